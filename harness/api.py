@@ -1,0 +1,241 @@
+"""What a method may say and do: the whole contract between methods and the harness.
+
+Axes: B sequences, T response tokens, V vocabulary. Log-probabilities are float32 nats of the distribution
+that was actually sampled. A hook maps a value to a value of its own type, so a method is its parts composed
+left to right and a hook left out is the identity. `harness.compose` folds the hooks and refuses conflicts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Protocol
+
+from torch import Tensor, nn
+
+from harness.numerics.formats import Adapters, Format
+
+WeightStream = Iterator[tuple[str, Tensor]]
+"""(checkpoint name, whole tensor) pairs, read once."""
+Fixed = Mapping[str, Tensor]
+"""What a part prepared once: profiles, scales, latents, adapters."""
+Memory = dict[str, float]
+"""The little state a part keeps between steps; logged and checkpointed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """Where in the run a hook is called. Schedules are functions of it."""
+
+    index: int
+    """Policy steps already taken: 0 before the first update."""
+    total: int
+    seed: int
+    purpose: Literal["rollout", "eval"] = "rollout"
+    """Noise is off in evaluation; weights are pushed again around it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Which format lives where. None: no opinion. Two different opinions are an error."""
+
+    train_weights: Format | None = None
+    """What the optimizer (or the frozen base) holds."""
+    train_compute: Format | None = None
+    """Forward and backward matmuls of the trainer."""
+    rollout_weights: Format | None = None
+    rollout_acts: Format | None = None
+    rollout_kv: Format | None = None
+    lm_head: Format | None = None
+    """Both sites."""
+    adapters: Adapters | None = None
+    sampler: Literal["cached", "trainer"] | None = None
+    """"trainer": the trainer's own forward without a cache, at the training batch shape."""
+    exceptions: tuple[tuple[str, Format | None], ...] = ()
+    """(tensor name pattern as in `fnmatch`, format) pairs that override `rollout_weights`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorRecord:
+    """One line of a passport: what a live tensor really is."""
+
+    name: str
+    format: str
+    dtype: str
+    """Storage dtype of the codes, or of the tensor where it is a plain cast."""
+    scale_shape: tuple[int, ...] | None
+    hash: str
+    """CRC-32 of the codes and scales, hexadecimal."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Passport:
+    """The realized plan: read back from the live engine, never remembered."""
+
+    engine: str
+    weights: tuple[TensorRecord, ...]
+    acts: Mapping[str, str]
+    """Activation format name per linear layer (a checkpoint weight name), read from the live module."""
+    kv: str | None
+    sampler: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenBatch:
+    """One rollout batch. Constants: no gradient flows into any field."""
+
+    token_ids: Tensor
+    """[B, T] int64, response only, right padded."""
+    mask: Tensor
+    """[B, T] bool, True where a token is trained on."""
+    adv: Tensor
+    """[B, T] float32."""
+    rollout_logp: Tensor
+    """[B, T] float32 nats, by the engine, while sampling."""
+    old_logp: Tensor
+    """[B, T] float32 nats, by the trainer, before any update on this batch (bypass modes: the rollout's)."""
+    step: Step
+    shadow: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])
+    """Reference-precision "old" and "current" log-probs, [B, T] each, if a part needs them."""
+    extras: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])
+    """Only what `Part.needs` names."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Correction:
+    """How a batch enters the objective. Constants, every field [B, T]."""
+
+    weight: Tensor
+    """float32, multiplies the token loss; starts as 1."""
+    keep: Tensor
+    """bool; starts as the mask."""
+    clip_low: Tensor
+    """float32; starts as 1 - eps_low."""
+    clip_high: Tensor
+    """float32; starts as 1 + eps_high."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rollout:
+    """What an engine sampled, in request order, samples of one prompt adjacent."""
+
+    token_ids: Tensor
+    """[B, T] int64, right padded with the pad id."""
+    logp: Tensor
+    """[B, T] float32 nats of the sampled distribution; 0 where padded."""
+    lengths: Tensor
+    """[B] int64, response tokens including the end token."""
+    truncated: Tensor
+    """[B] bool, True where the length limit came before the end token."""
+
+
+class RolloutEngine(Protocol):
+    """What generates. Every method travels across engines by this alone."""
+
+    supports: frozenset[str]
+    """Capabilities such as "rollout_weights:int8_channel"."""
+
+    def load_weights(self, weights: WeightStream) -> None: ...
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        *,
+        num_samples: int,
+        max_new_tokens: int,
+        temperature: float,
+        seed: int,
+    ) -> Rollout: ...
+    def calibrate_kv(self, prompts: Sequence[Sequence[int]]) -> None: ...
+    def realized_plan(self) -> Passport: ...
+    def sleep(self) -> None: ...
+    def wake(self) -> None: ...
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Site:
+    """What `Part.prepare` may use: the checkpoint, calibration prompts and the base seed, nothing of the run's state."""
+
+    checkpoint: Path
+    calibration: tuple[tuple[int, ...], ...]
+    seed: int
+    build: Callable[[Path], nn.Module]
+    """Checkpoint folder -> the trainer's module in float32, unwrapped."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """One mechanism: a frozen dataclass of its knobs. A hook left alone changes nothing."""
+
+    needs: ClassVar[frozenset[str]] = frozenset()
+    """Batch extras the trainer must compute."""
+    streams: ClassVar[tuple[str, ...]] = ()
+    """Patterns of frozen tensors to push at every sync."""
+    sets_weight: ClassVar[bool] = False
+    """True where the part sets `Correction.weight`; at most one part of a method may."""
+    owns_objective: ClassVar[bool] = False
+    """True where `token_loss` applies weight, keep and clips by itself."""
+
+    def plan(self, rollout: Plan) -> Plan:
+        """Data; `rollout` is what the precision axis says."""
+        return Plan()
+
+    def prepare(self, site: Site, plan: Plan) -> tuple[Path | None, dict[str, Tensor]]:
+        """Once, offline, cached by content hash: (a new checkpoint or None, the part's fixed tensors)."""
+        return None, {}
+
+    def wrap(self, model: nn.Module, plan: Plan, fixed: Fixed) -> nn.Module:
+        """Per process, before the optimizer is built."""
+        return model
+
+    def sync(self, weights: WeightStream, step: Step, plan: Plan, fixed: Fixed, memory: Memory) -> WeightStream:
+        """Per push. A `<tensor>.scale` in the stream is used as is by the engine's quantizer."""
+        return weights
+
+    def after_sync(self, engine: RolloutEngine, prompts: Sequence[Sequence[int]]) -> None:
+        """Per push, after the weights are loaded."""
+
+    def refit(self, model: nn.Module, step: Step, plan: Plan, fixed: Fixed, memory: Memory) -> Fixed | None:
+        """After an update, before the sync: new fixed tensors, or None to keep them."""
+        return None
+
+    def correct(self, c: Correction, b: TokenBatch, memory: Memory) -> Correction:
+        """Once per rollout batch, before any update. Sees the whole batch."""
+        return c
+
+    def correct_update(self, c: Correction, logp: Tensor, b: TokenBatch, memory: Memory) -> Correction:
+        """Per mini-batch; `logp` [B, T] is the detached current log-prob."""
+        return c
+
+    def token_loss(self, logp: Tensor, c: Correction, b: TokenBatch) -> Tensor | None:
+        """[B, T] loss per token in place of the clipped surrogate. At most one part of a method has it."""
+        return None
+
+    def aux_loss(self, logits: Tensor, b: TokenBatch) -> Tensor | None:
+        """[B, T], added to the loss."""
+        return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method:
+    """A named list of parts with the paper's own settings."""
+
+    name: str
+    paper: str
+    parts: tuple[Part, ...]
+    precisions: tuple[str, ...]
+    """Rollout precisions it may run at; the first is its default."""
+    agg: str | None = None
+    """A fixed aggregation, where the method demands one."""
+    summary: str = ""
+    """One line for `lowbit methods`."""
+    is_control: bool = False
+    reconstructed: str = ""
+    """What of the rule is ours because no source gives it; shown wherever the method is."""
+
+
+def knobs(part: Part) -> dict[str, Any]:
+    """The part's knobs by name, as plain JSON values (tuples become lists)."""
+    values = {name: getattr(part, name) for name in part.__dataclass_fields__}
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
