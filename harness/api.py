@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol
 
@@ -130,6 +131,25 @@ class Rollout:
     """[B] bool, True where the length limit came before the end token."""
 
 
+QUANTIZED = tuple(
+    f"*.{name}.weight"
+    for name in ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+)
+"""The linear layers a rollout format touches; embeddings, norms, biases and the head stay in high precision."""
+MERGED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+"""Layers that engines fuse into one matrix: formats with a tensor-level scale share it within such a group."""
+
+
+def weight_format(plan: Plan, name: str) -> Format | None:
+    """The rollout format of the checkpoint tensor `name`: the first matching exception, else `rollout_weights`."""
+    for pattern, fmt in plan.exceptions:
+        if fnmatchcase(name, pattern):
+            return fmt
+    if name == "lm_head.weight":
+        return plan.lm_head
+    return plan.rollout_weights if any(fnmatchcase(name, pattern) for pattern in QUANTIZED) else None
+
+
 class RolloutEngine(Protocol):
     """What generates. Every method travels across engines by this alone."""
 
@@ -190,7 +210,7 @@ class Part:
         return model
 
     def sync(self, weights: WeightStream, step: Step, plan: Plan, fixed: Fixed, memory: Memory) -> WeightStream:
-        """Per push. A `<tensor>.scale` in the stream is used as is by the engine's quantizer."""
+        """Per push. A `*.weight_scale` that precedes its `*.weight` in the stream is used as is by the engine."""
         return weights
 
     def after_sync(self, engine: RolloutEngine, prompts: Sequence[Sequence[int]]) -> None:
