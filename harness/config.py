@@ -1,0 +1,343 @@
+"""Run configuration: one tree of frozen dataclasses, composed by Hydra, stored as JSON, hashed into the run id.
+
+`RunConfig` holds only what changes numbers. Where things are kept, how many workers run and how large a micro-batch
+is live in `Launch`, outside the hash. Hydra needs mutable structured configs, so its schema is derived from the
+frozen dataclasses here and the composed tree is validated into them once. Nothing else sees OmegaConf types.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import types
+import typing
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal, TypeVar, Union
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from harness import NUMERICS_VERSION
+
+T = TypeVar("T")
+CONF = Path(__file__).parent / "conf"
+_STRICT = ConfigDict(extra="forbid")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrecisionConfig:
+    """A rollout plan by name; the values are names of formats (`harness.numerics.formats`)."""
+
+    __pydantic_config__ = _STRICT
+    name: str
+    weights: str | None = None
+    acts: str | None = None
+    kv: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """A decoder trained here, or (`path`) a Hugging Face folder, whose own config then gives the shape."""
+
+    __pydantic_config__ = _STRICT
+    name: str
+    family: Literal["qwen3", "qwen2"] = "qwen3"
+    num_layers: int | None = None
+    hidden_size: int | None = None
+    num_heads: int | None = None
+    num_kv_heads: int | None = None
+    head_dim: int | None = None
+    intermediate_size: int | None = None
+    vocab_size: int | None = None
+    rope_theta: float = 10000.0
+    spread: float = 0.5
+    """Sigma of the function-preserving channel spread; 0 leaves the weights alone."""
+    rl_lr: float = 1e-6
+    """Learning rate of RL that suits this size, where `trainer.lr` is null."""
+    sft_lr: float = 3e-3
+    """Learning rate that trains the base."""
+    path: str | None = field(default=None, metadata={"hashed": False})
+    content_hash: str | None = None
+    """Filled in from `path`: what is hashed in its place."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BaseConfig:
+    """How a base is trained from scratch: early stop at a sampled accuracy (embedded_default, section 2)."""
+
+    __pydantic_config__ = _STRICT
+    target_accuracy: float = 0.40
+    eval_every: int = 5
+    num_eval: int = 512
+    max_steps: int = 400
+    batch_size: int = 64
+    warmup_steps: int = 50
+    grad_clip: float = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskConfig:
+    """What is learnt and on how many held-out prompts it is scored."""
+
+    __pydantic_config__ = _STRICT
+    name: str
+    n: int | None = None
+    """Problem size, the generation-length axis of the embedded tasks."""
+    num_eval: int = 512
+    path: str | None = field(default=None, metadata={"hashed": False})
+    """Local data file or folder, for tasks that read one; its content hash is recorded."""
+    options: dict[str, Any] = field(default_factory=dict[str, Any])
+
+
+@dataclass(frozen=True, kw_only=True)
+class AlgoConfig:
+    """The policy-gradient algorithm (losses.md sections 2 to 5)."""
+
+    __pydantic_config__ = _STRICT
+    name: str
+    advantage: Literal["grpo", "dr_grpo", "loo", "batch"] = "grpo"
+    loss: Literal["ppo", "gspo", "cispo", "reinforce"] = "ppo"
+    mode: Literal["decoupled", "bypass_ppo", "bypass_pg"] = "decoupled"
+    """Correction mode: which policy is the denominator of the clipped ratio, and where a weight acts."""
+    eps_low: float = 0.2
+    eps_high: float = 0.28
+    dual_clip: float | None = 3.0
+    agg: Literal[
+        "token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-sum-norm", "seq-mean-token-mean"
+    ] = "token-mean"
+    denom: Literal["original", "kept"] = "original"
+    kl_coef: float = 0.0
+    kl_type: Literal["k1", "k2", "k3"] = "k3"
+    entropy_coef: float = 0.0
+    adv_eps: float = 1e-6
+    batch_normalize: Literal["none", "token", "sequence"] = "none"
+    num_prompts: int = 32
+    group_size: int = 8
+    num_minibatches: int = 1
+    num_epochs: int = 1
+    dynamic_sampling: bool = False
+    max_gen_batches: int = 10
+    """Dynamic sampling stops with an error after this many generation batches; 0 is unlimited."""
+    overlong_buffer: int = 0
+    """Tokens before the length limit over which the soft penalty grows; 0 is off."""
+    overlong_factor: float = 1.0
+    overlong_filter: bool = False
+    """Truncated responses leave the loss."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """The rollout engine and how it samples."""
+
+    __pydantic_config__ = _STRICT
+    name: Literal["embedded"] = "embedded"
+    temperature: float = 1.0
+    top_p: float = 1.0
+    max_new_tokens: int | None = None
+    """Null: the task's own limit."""
+    max_batch: int = 256
+    """Rows sampled at once; part of the random stream."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainerConfig:
+    """The optimizer and the length of the run."""
+
+    __pydantic_config__ = _STRICT
+    name: Literal["local"] = "local"
+    device: Literal["cpu", "cuda"] = "cpu"
+    steps: int = 80
+    lr: float | None = None
+    """Null: `model.rl_lr`, at most 2e-4 from n = 16 on."""
+    betas: tuple[float, float] = (0.9, 0.95)
+    weight_decay: float = 0.0
+    grad_clip: float = 1.0
+    warmup_steps: int = 0
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    eval_every: int = 20
+    loss_scale: float = 65536.0
+    """First loss scale of FP16 training; other formats ignore it."""
+    loss_scale_interval: int = 400
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """Everything that decides the numbers of one run."""
+
+    __pydantic_config__ = _STRICT
+    method: str
+    parts: tuple[str, ...] = ()
+    """Parts by `method.Part` in place of the method's own; empty keeps the method's."""
+    knobs: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
+    """Part -> knob -> value; after `compose.resolve` every knob of every part."""
+    precision: PrecisionConfig
+    model: ModelConfig
+    base: BaseConfig
+    task: TaskConfig
+    algo: AlgoConfig
+    engine: EngineConfig
+    trainer: TrainerConfig
+    base_seed: int = 0
+    seed: int = 0
+    numerics_version: int = NUMERICS_VERSION
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """Where and how a run happens; changes no number beyond float rounding."""
+
+    __pydantic_config__ = _STRICT
+    results: str = "results"
+    sweep: str = "runs"
+    micro_batch_tokens: int = 32768
+    checkpoint_every_s: float = 20.0
+    threads: int = 1
+    is_draft: bool = False
+
+
+def nearest(name: str, choices: typing.Iterable[str]) -> str:
+    """The closest valid names, then all of them where the list is short enough to read."""
+    names = sorted(set(choices))
+    close = get_close_matches(name, names, n=3, cutoff=0.5)
+    hints = [f"nearest: {', '.join(close)}"] if close else []
+    if len(names) <= 40 or not close:
+        hints.append(f"valid: {', '.join(names)}")
+    return "; ".join(hints)
+
+
+def parse(cls: type[T], values: dict[str, Any]) -> T:
+    """Validate plain values into a frozen dataclass. Raises ValueError: field, value and what is valid, one line."""
+    try:
+        return TypeAdapter(cls).validate_python(values)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False)[0]
+        path = ".".join(str(p) for p in first["loc"] if not str(p).startswith("function"))
+        if first["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
+            raise ValueError(f"unknown key {path}; {nearest(path, leaves(cls))}") from None
+        raise ValueError(f"{path}={first['input']!r}: {first['msg'].lower()}") from None
+
+
+def to_json(config: Any) -> dict[str, Any]:
+    """A config dataclass as plain JSON values; `parse` turns it back into an equal one."""
+    return json.loads(json.dumps(dataclasses.asdict(config)))
+
+
+def run_id(config: RunConfig) -> str:
+    """12 hexadecimal digits of the SHA-256 of every hashed field of a resolved config."""
+    values = to_json(config)
+    for section in dataclasses.fields(config):
+        kind = typing.get_type_hints(RunConfig)[section.name]
+        if dataclasses.is_dataclass(kind):
+            for f in dataclasses.fields(kind):
+                if not f.metadata.get("hashed", True):
+                    del values[section.name][f.name]
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def run_name(config: RunConfig) -> str:
+    """A readable name, computed from the config and never typed by hand."""
+    length = "" if config.task.n is None else str(config.task.n)
+    mode = "" if config.algo.mode == "decoupled" else f"-{config.algo.mode}"
+    seeds = f"b{config.base_seed}-s{config.seed}"
+    return f"{config.method}-{config.precision.name}-{config.model.name}-{config.task.name}{length}{mode}-{seeds}"
+
+
+def leaves(cls: type, prefix: str = "") -> list[str]:
+    """Dotted names of every field of a config dataclass."""
+    names: list[str] = []
+    for name, kind in typing.get_type_hints(cls).items():
+        if name.startswith("__"):
+            continue
+        names.append(prefix + name)
+        if dataclasses.is_dataclass(kind):
+            names += leaves(typing.cast(type, kind), f"{prefix}{name}.")
+    return names
+
+
+def groups() -> dict[str, list[str]]:
+    """Config group -> its choices, from the YAML files."""
+    return {d.name: sorted(p.stem for p in d.glob("*.yaml")) for d in sorted(CONF.iterdir()) if d.is_dir()}
+
+
+def _plain(kind: Any) -> Any:
+    """The nearest type that OmegaConf knows."""
+    origin = typing.get_origin(kind)
+    if dataclasses.is_dataclass(kind):
+        return _schema(typing.cast(type, kind))
+    if origin is Literal:
+        return str
+    if origin in (Union, types.UnionType):
+        (inner,) = (a for a in typing.get_args(kind) if a is not type(None))
+        return typing.Optional[_plain(inner)]  # noqa: UP045 - OmegaConf reads this form only
+    if origin in (tuple, list):
+        return list[typing.get_args(kind)[0]]
+    return dict[str, Any] if origin is dict else kind
+
+
+@cache
+def _schema(cls: type) -> type:
+    """The mutable twin of a frozen config dataclass, for Hydra."""
+    hints = {k: v for k, v in typing.get_type_hints(cls).items() if not k.startswith("__")}
+    fields: list[tuple[str, Any, Any]] = []
+    for f in dataclasses.fields(cls):
+        kind = _plain(hints[f.name])
+        if dataclasses.is_dataclass(kind):
+            default: Any = field(default_factory=kind)
+        elif f.default_factory is not dataclasses.MISSING:
+            default = field(default_factory=list if kind is list else f.default_factory)
+        elif isinstance(f.default, tuple):
+            default = field(default_factory=lambda values=f.default: list(values))
+        else:
+            default = field(default="???" if f.default is dataclasses.MISSING else f.default)
+        fields.append((f.name, kind, default))
+    return dataclasses.make_dataclass(f"{cls.__name__}Schema", fields, kw_only=True)
+
+
+def load(overrides: typing.Sequence[str]) -> RunConfig:
+    """Compose `conf/run.yaml` with Hydra overrides (`method=flashrl precision=int8+kv8 knobs.TIS.cap=4`).
+
+    Raises ValueError, one line, for an unknown key, group choice or value.
+    """
+    from hydra import compose, initialize_config_dir
+    from hydra.core.config_store import ConfigStore
+    from hydra.errors import HydraException
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    ConfigStore.instance().store(name="run_schema", node=_schema(RunConfig))
+    prepared, suffix = _prepare(overrides)
+    try:
+        with initialize_config_dir(str(CONF), version_base="1.3"):
+            tree = OmegaConf.to_container(compose("run", overrides=prepared), resolve=True)
+    except (HydraException, OmegaConfBaseException) as error:
+        cause = error.__cause__ if isinstance(error.__cause__, OmegaConfBaseException) else error
+        key = getattr(cause, "full_key", None)
+        raise ValueError(f"{key}: " * bool(key) + " ".join(str(cause).split("\n")[0].split())) from None
+    assert isinstance(tree, dict)
+    values = typing.cast(dict[str, Any], tree)
+    if suffix:
+        values["precision"].update(name=values["precision"]["name"] + "+kv8", kv="e4m3_kv")
+    return parse(RunConfig, values)
+
+
+def _prepare(overrides: typing.Sequence[str]) -> tuple[list[str], bool]:
+    """Check keys and group choices with our own words, add `++` for open dictionaries, take `+kv8` off."""
+    known, choices = set(leaves(RunConfig)), groups()
+    prepared, suffix = [], False
+    for override in overrides:
+        key, separator, value = override.partition("=")
+        bare = key.lstrip("+~")
+        if not separator and not key.startswith("~"):
+            raise ValueError(f"override {override!r} is not of the form key=value; {nearest(bare, known)}")
+        is_open = bare.startswith(("knobs.", "task.options."))
+        if not is_open and bare not in known:
+            raise ValueError(f"unknown key {bare}; {nearest(bare, known)}")
+        if bare == "precision" and value.endswith("+kv8"):
+            value, suffix = value.removesuffix("+kv8"), True
+        if bare in choices and value not in choices[bare]:
+            raise ValueError(f"{bare}={value}: no such choice; {nearest(value, choices[bare])}")
+        prepared.append(f"++{bare}={value}" if is_open else f"{key}{separator}{value}")
+    return prepared, suffix
