@@ -1,7 +1,8 @@
 """A character tokenizer for the embedded models: one token per character, as many tokens as the vocabulary.
 
-The folder that `save_tokenizer` writes is read unchanged by transformers, vLLM and verl; `encode` and `decode` are the
-same mapping in plain Python for the hot path. Left out: text outside the alphabet (an error here; transformers drops it).
+The folder that `save_tokenizer` writes is read unchanged by transformers, vLLM and verl; `encode` and `decode` are
+the same mapping in plain Python for the hot path. Left out: text outside the alphabet (an error here; transformers
+drops it).
 """
 
 from __future__ import annotations

@@ -1,0 +1,130 @@
+"""Tasks: prompts as token ids, reference answers, and the raw 0/1 metric of a response.
+
+A task is a value: what it samples is a function of (split, index) alone, so the loop owns all randomness by choosing
+indices. Left out: reward shaping (overlong penalty and filtering), which belongs to the algorithm.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+Split = Literal["train", "eval"]
+
+
+@dataclass(frozen=True)
+class Item:
+    """One question."""
+
+    index: int
+    prompt: tuple[int, ...]
+    """Token ids, no padding."""
+    reference: str
+    """What the score compares with; its form is the task's own."""
+    key: str
+    """Hash of the question's content: equal keys are the same question."""
+
+
+@dataclass(frozen=True)
+class Score:
+    """The raw metric of one response."""
+
+    reward: float
+    """1.0 right, 0.0 wrong; in between where a task grades."""
+    is_parsable: bool
+    """False where no answer could be read. Such a response earns 0 but is counted apart from a wrong one."""
+
+
+class Task(Protocol):
+    """What the loop, the base trainer and the reports use of a task."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def max_new_tokens(self) -> int: ...
+    @property
+    def eos_id(self) -> int: ...
+    @property
+    def pad_id(self) -> int: ...
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def num_train(self) -> int | None:
+        """Train indices are 0 <= i < num_train; None: any non-negative integer."""
+        ...
+
+    @property
+    def num_eval(self) -> int | None: ...
+
+    def sample(self, split: Split, indices: Sequence[int]) -> list[Item]:
+        """The items at `indices`. The same index is the same item on every machine; no train item is an eval item."""
+        ...
+
+    def score(self, items: Sequence[Item], responses: Sequence[Sequence[int]]) -> list[Score]:
+        """One score per (item, response) pair. A response is token ids without padding, its EOS included if sampled."""
+        ...
+
+    def content_hash(self) -> str:
+        """Changes whenever a question, a reference or the scoring rule changes."""
+        ...
+
+
+class Demonstrated(Task, Protocol):
+    """A task that can show how it is done: the embedded ones."""
+
+    def demonstrations(self, indices: Sequence[int], seed: int) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+        """(prompt, response with EOS) of train items, for supervised fine-tuning."""
+        ...
+
+
+def _sort() -> type:
+    from harness.tasks.sort import Sort
+
+    return Sort
+
+
+def _chain() -> type:
+    from harness.tasks.chain import Chain
+
+    return Chain
+
+
+EMBEDDED: Mapping[str, Callable[[], type]] = {"sort": _sort, "chain": _chain}
+"""Tasks that need no data and no text tokenizer."""
+MATH = ("gsm8k", "math500", "dapo_math_17k", "aime24", "aime25", "amc23")
+TASKS = (*EMBEDDED, *MATH, "reasoning_gym:<dataset>")
+
+
+def build_task(name: str, options: Mapping[str, Any], tokenizer_folder: Path | None = None) -> Task:
+    """The task `name` with `options` set. `tokenizer_folder` is the model folder whose tokenizer makes the prompts of
+    text tasks; the embedded ones bring their own. ValueError: an unknown name, option or value."""
+    if name in EMBEDDED:
+        kind = EMBEDDED[name]()
+        check_options(name, options, [f.name for f in dataclasses.fields(kind) if f.init])
+        return kind(**options)
+    if name in MATH:
+        from harness.tasks.math_data import build_math
+
+        return build_math(name, options, tokenizer_folder)
+    if name.startswith("reasoning_gym:"):
+        from harness.tasks.reasoning_gym import build_reasoning_gym
+
+        return build_reasoning_gym(name, options, tokenizer_folder)
+    raise ValueError(f"task {name!r} is unknown: {nearest(name, TASKS)}")
+
+
+def check_options(name: str, options: Mapping[str, Any], known: Sequence[str]) -> None:
+    """ValueError naming the first option that task `name` does not have."""
+    for option in options:
+        if option not in known:
+            raise ValueError(f"task {name!r} has no option {option!r}: {nearest(option, known)}")
+
+
+def nearest(word: str, choices: Sequence[str]) -> str:
+    """The end of an error message: the likely choice first, then all of them."""
+    close = difflib.get_close_matches(word, choices, n=1)
+    return (f"did you mean {close[0]!r}? " if close else "") + f"choose one of {', '.join(choices)}"

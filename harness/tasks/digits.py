@@ -1,0 +1,62 @@
+"""Questions made of n random digits: drawing, splitting and scoring, shared by the embedded tasks.
+
+There is any number of questions; which split one belongs to is decided by its own content.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+from harness.models.tokenizer import BOS_ID, DIGIT_0_ID, EOS_ID, char_tokenizer, encode
+from harness.seeds import stable_seed
+from harness.tasks import Item, Score, Split
+
+EVAL_SHARE = 16
+"""One in so many digit strings is an eval question, whoever draws it."""
+LENGTHS = range(2, 1025)
+RIGHT, WRONG, UNPARSABLE = Score(1.0, True), Score(0.0, True), Score(0.0, False)
+DIGITS = frozenset(range(DIGIT_0_ID, DIGIT_0_ID + 10))
+
+
+def split_of(task: str, digits: str) -> Split:
+    """The split this question belongs to: a function of its content, so the splits cannot share one."""
+    return "eval" if stable_seed(task, "split", digits) % EVAL_SHARE == 0 else "train"
+
+
+def draw_digits(task: str, n: int, split: Split, index: int) -> str:
+    """Question `index` of `split`: uniform over the strings of n digits of that split, by rejection."""
+    attempt = 0
+    while True:
+        seed = f"{task} {n} {split} {index} {attempt}".encode()
+        bits = int.from_bytes(hashlib.shake_256(seed).digest(n // 2 + 16), "little")
+        digits = str(bits % 10**n).zfill(n)  # 4n + 128 random bits: the remainder's bias is below 2^-128
+        if split_of(task, digits) == split:
+            return digits
+        attempt += 1
+
+
+def make_item(task: str, index: int, digits: str, marker: str, reference: str) -> Item:
+    """`<bos>`, the task's marker, the digits, `=`."""
+    prompt = (BOS_ID, *encode(f"{marker}{digits}="))
+    return Item(index, prompt, reference, f"{stable_seed(task, 'key', digits):016x}")
+
+
+def exact_match(items: Sequence[Item], responses: Sequence[Sequence[int]]) -> list[Score]:
+    """Right: the reference's characters, then EOS, and nothing else. Parsable: any digits, then EOS."""
+    scores: list[Score] = []
+    for item, response in zip(items, responses, strict=True):
+        answer = tuple(response)
+        if answer == (*encode(item.reference), EOS_ID):
+            scores.append(RIGHT)
+        else:
+            is_answer = len(answer) > 1 and answer[-1] == EOS_ID and DIGITS.issuperset(answer[:-1])
+            scores.append(WRONG if is_answer else UNPARSABLE)
+    return scores
+
+
+def check_options(task: str, n: int, vocab_size: int) -> None:
+    """ValueError unless the digit task `task` can ask for n digits with that vocabulary."""
+    if not isinstance(n, int) or n not in LENGTHS:
+        raise ValueError(f"task {task!r}: n={n!r} is not an integer from {LENGTHS.start} to {LENGTHS.stop - 1}")
+    char_tokenizer(vocab_size)
