@@ -1,0 +1,227 @@
+"""Result files: strict JSON, exact round trips, atomic writes, and errors that name the file."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from pydantic import ValidationError
+
+from harness import results
+from harness.results import (
+    EvalRecord,
+    RunResult,
+    import_results,
+    read_result,
+    read_results,
+    read_series,
+    summarise,
+    verify,
+    write_result,
+)
+from tests import result_factory as factory
+
+
+def minimal(**changes) -> RunResult:
+    fields = {"run_id": "a1", "name": "x", "sweep": "quick", "status": "ok", "config": {}, "method": {"name": "bf16"}}
+    return RunResult(**{**fields, "seed": 0, "base_seed": 0, **changes})
+
+
+def record(step: int, accuracy: float, site: str = "reference") -> EvalRecord:
+    return EvalRecord(step=step, precision="fp32", site=site, accuracy=accuracy, question_hash="q")  # pyright: ignore
+
+
+def test_a_result_reads_back_equal(tmp_path: Path) -> None:
+    result, series = factory.result("flashrl", "int4", seed=3)
+    path = write_result(tmp_path, result, series)
+    assert read_result(path) == result
+    back = read_series(tmp_path, result.run_id)
+    assert list(back) == list(series[0])
+    for column in series[0]:
+        assert back[column] == [row[column] for row in series]
+
+
+def test_json_is_what_every_parser_reads(tmp_path: Path) -> None:
+    def refuse(name: str) -> float:
+        raise AssertionError(name)
+
+    result = minimal(
+        peak_memory_gib=math.inf,
+        time_s={"generate": math.nan, "update": 1.5},
+        summary={"auc": -math.inf},
+        config={"knobs": {"MIS": {"high": math.inf, "bounds": (0.5, math.nan)}}},
+    )
+    text = write_result(tmp_path, result, None).read_text()
+    values = json.loads(text, parse_constant=refuse)
+    assert values["peak_memory_gib"] is None
+    assert values["time_s"] == {"generate": None, "update": 1.5}
+    assert values["summary"] == {"auc": None}
+    assert values["config"] == {"knobs": {"MIS": {"high": "inf", "bounds": [0.5, "nan"]}}}
+    assert values["schema_version"] == 1
+    assert read_result(tmp_path / "a1.json") == result
+
+
+def test_series_keeps_nonfinite_values_and_gaps(tmp_path: Path) -> None:
+    rows = [{"a": 1.0, "p": [1.0, 2.0]}, {"a": math.inf, "b": 3.0}, {"a": math.nan, "p": []}]
+    write_result(tmp_path, minimal(), rows)
+    back = read_series(tmp_path, "a1")
+    assert back["step"] == [0.0, 1.0, 2.0]
+    assert back["a"][:2] == [1.0, math.inf] and math.isnan(back["a"][2])
+    assert math.isnan(back["b"][0]) and back["b"][1] == 3.0
+    assert back["p"] == [[1.0, 2.0], [], []]
+
+
+def test_pandas_reads_the_series(tmp_path: Path) -> None:
+    write_result(tmp_path, minimal(), [{"a": 1.0, "p": [1.0, 2.0]}, {"a": 2.0, "p": [3.0]}])
+    frame = pd.read_parquet(tmp_path / "a1.parquet")
+    assert frame["a"].tolist() == [1.0, 2.0]
+    assert [list(value) for value in frame["p"]] == [[1.0, 2.0], [3.0]]
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"speed": 3}, "speed"),
+        ({"status": "fine"}, "status"),
+        ({"schema_version": 2}, "schema_version"),
+        (
+            {
+                "evals": [
+                    {
+                        "step": 0,
+                        "precision": "fp32",
+                        "site": "reference",
+                        "accuracy": 1.0,
+                        "question_hash": "q",
+                        "correct": [2],
+                    }
+                ]
+            },
+            "evals.0.correct.0",
+        ),
+        ({"method": {"name": "bf16", "colour": "red"}}, "method.colour"),
+    ],
+)
+def test_the_schema_refuses(changes: dict, word: str) -> None:
+    with pytest.raises(ValidationError) as caught:
+        minimal(**changes)
+    assert ".".join(str(part) for part in caught.value.errors()[0]["loc"]) == word
+
+
+def test_corrupt_files_are_named_with_a_reason(tmp_path: Path) -> None:
+    good, series = factory.result()
+    write_result(tmp_path, good, series)
+    assert verify(tmp_path) == []
+    whole = (tmp_path / f"{good.run_id}.json").read_text()
+    (tmp_path / "cut.json").write_text(whole[:200])
+    (tmp_path / "other.json").write_text(whole)
+    (tmp_path / "key.json").write_text(whole.replace('"reason"', '"cause"'))
+    (tmp_path / "orphan.parquet").write_bytes(b"PAR1")
+    write_result(tmp_path, minimal(run_id="quiet", status="failed"), None)
+    write_result(tmp_path, minimal(run_id="bare"), None)
+    write_result(tmp_path, minimal(run_id="torn"), [{"a": 1.0}])
+    (tmp_path / "torn.parquet").write_bytes((tmp_path / "torn.parquet").read_bytes()[:-9])
+    lines = {Path(line.split(":")[0]).name: line for line in verify(tmp_path)}
+    assert set(lines) == {
+        "cut.json",
+        "other.json",
+        "key.json",
+        "orphan.parquet",
+        "quiet.json",
+        "bare.json",
+        "torn.parquet",
+    }
+    assert "Invalid JSON" in lines["cut.json"]
+    assert good.run_id in lines["other.json"] and "'other'" in lines["other.json"]
+    assert "cause" in lines["key.json"]
+    assert "without a reason" in lines["quiet.json"]
+    assert "series bare.parquet is missing" in lines["bare.json"]
+    assert all("\n" not in line for line in lines.values())
+    with pytest.raises(ValueError, match=r"cut\.json: not a result file"):
+        read_results(tmp_path)
+    with pytest.raises(ValueError, match=r"gone\.json: cannot be read: No such file"):
+        read_result(tmp_path / "gone.json")
+    with pytest.raises(ValueError, match=r"gone\.parquet: cannot be read"):
+        read_series(tmp_path, "gone")
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_result(tmp_path, minimal(num_steps=1), [{"a": 1.0}])
+    before = path.read_bytes()
+
+    def full(_descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(results.os, "fsync", full)
+    with pytest.raises(ValueError, match=r"a1\.parquet: cannot be written: No space left on device"):
+        write_result(tmp_path, minimal(num_steps=2), [{"a": 2.0}])
+    assert path.read_bytes() == before
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a1.json", "a1.parquet"]
+    assert read_series(tmp_path, "a1")["a"] == [1.0]
+
+
+def test_a_file_in_place_of_the_folder_is_an_error_in_words(tmp_path: Path) -> None:
+    (tmp_path / "runs").write_text("")
+    with pytest.raises(ValueError, match=r"a1\.json: cannot be written"):
+        write_result(tmp_path / "runs" / "quick", minimal(), None)
+
+
+def test_a_result_without_series_removes_the_stale_one(tmp_path: Path) -> None:
+    write_result(tmp_path, minimal(), [{"a": 1.0}])
+    write_result(tmp_path, minimal(status="failed", reason="killed"), None)
+    assert [p.name for p in tmp_path.iterdir()] == ["a1.json"]
+
+
+def test_import_merges_by_identical_id(tmp_path: Path) -> None:
+    source, destination = tmp_path / "source", tmp_path / "runs"
+    for index in range(3):
+        write_result(source / "quick", minimal(run_id=f"r{index}"), [{"a": float(index)}])
+    assert import_results(source, destination) == (["r0", "r1", "r2"], [])
+    assert import_results(source, destination) == ([], ["r0", "r1", "r2"])
+    assert read_series(destination / "quick", "r2")["a"] == [2.0]
+
+    write_result(destination / "quick", minimal(run_id="r1", status="cancelled", reason="Ctrl-C"), None)
+    assert import_results(source, destination) == (["r1"], ["r0", "r2"])
+    assert read_result(destination / "quick" / "r1.json").status == "ok"
+    assert read_series(destination / "quick", "r1")["a"] == [1.0]
+
+    write_result(destination / "quick", minimal(run_id="r2", num_steps=5), [{"a": 9.0}])
+    write_result(source / "quick", minimal(run_id="r3"), [{"a": 3.0}])
+    with pytest.raises(ValueError, match="another result of quick/r2"):
+        import_results(source, destination)
+    assert not (destination / "quick" / "r3.json").exists()
+    with pytest.raises(ValueError, match="no such folder"):
+        import_results(tmp_path / "nothing", destination)
+
+
+def test_summary_by_hand() -> None:
+    evals = [record(0, 0.4), record(40, 0.8), record(20, 0.6), record(40, 0.7, "rollout"), record(0, 0.1, "rollout")]
+    rows = [
+        {"reward/mean": float(i), "mismatch/kl_k3": k3, "train/grad_norm": g, "mismatch/ess_token": 1 - k3}
+        for i, (k3, g) in enumerate([(0.1, 1.0), (0.5, math.nan), (0.2, 3.0), (0.3, 2.0), (0.4, 1.0), (0.1, math.inf)])
+    ]
+    summary = summarise(rows, evals)
+    assert summary["auc"] == pytest.approx(0.7)
+    assert (summary["base_accuracy"], summary["final_accuracy"]) == (0.4, 0.8)
+    assert (summary["base_accuracy_rollout"], summary["final_accuracy_rollout"]) == (0.1, 0.7)
+    assert summary["reward_last"] == 3.0  # mean of 1..5
+    assert summary["k3_max"] == 0.5 and summary["k3_median"] == 0.25
+    assert summary["ess_token_min"] == 0.5
+    assert summary["grad_norm_max"] == 3.0 and summary["num_nonfinite"] == 2
+    assert summary["entropy_last"] is None
+
+
+def test_summary_of_a_run_that_never_started() -> None:
+    summary = summarise([], [])
+    assert {value for name, value in summary.items() if name != "num_nonfinite"} == {None}
+
+
+def test_import_is_light() -> None:
+    code = "import sys, harness.results; print([m for m in ('torch','pandas','mlflow','pyarrow') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
