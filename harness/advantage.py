@@ -1,0 +1,80 @@
+"""Advantages of groups of samples, and the data rules of DAPO. Pure functions of scores, groups and lengths.
+
+A group is what one prompt produced, named by an id, wherever its members stand in the batch. Statistics run over all
+members, also those that a correction rejects later. Left out: value models, token-level rewards.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+AdvantageKind = Literal["grpo", "dr_grpo", "loo", "batch"]
+KINDS: tuple[AdvantageKind, ...] = ("grpo", "dr_grpo", "loo", "batch")
+
+
+def group_advantage(scores: Tensor, group: Tensor, kind: AdvantageKind = "grpo", eps: float = 1e-6) -> Tensor:
+    """Advantage of every sample against its group.
+
+    scores [B] float, group [B] int64 (any ids) -> [B] float32, constants. With mean and std (ddof 1) of the group:
+    grpo     (s - mean) / (std + eps)                  arXiv 2402.03300; eps 1e-6 in verl, 1e-4 in TRL
+    dr_grpo  s - mean                                  arXiv 2503.20783
+    loo      s - mean of the others, divided by their std + eps where that std > 0    NeMo-RL's default
+    batch    (s - mean) / (std of the whole batch + eps)    TRL, scale_rewards="batch"
+    A group of one has mean 0 and std 1 (verl), so a lone sample keeps its score. Two-pass and in float64: a group of
+    equal scores gives exactly 0, where float32 rounding would be blown up by 1/eps.
+    """
+    if kind not in KINDS:
+        raise ValueError(f"advantage kind: unknown {kind!r} (choose {', '.join(KINDS)})")
+    s = scores.float().double()
+    _, index, counts = torch.unique(group, return_inverse=True, return_counts=True)
+    size = counts.double()[index]
+    is_lone = size == 1
+    others = (size - 1).clamp(min=1)
+    mean = torch.where(is_lone, 0.0, _group_sum(s, index, counts) / size)
+    centred = s - mean
+    if kind == "dr_grpo":
+        return centred.float()
+    if kind == "batch":
+        spread = s.std() if s.numel() > 1 else torch.ones_like(s).sum()
+        return (centred / (spread + eps)).float()
+    squares = _group_sum(centred.square(), index, counts)
+    if kind == "grpo":
+        std = torch.where(is_lone, 1.0, (squares / others).sqrt())
+        return (centred / (std + eps)).float()
+    # Leaving s_i out of n values moves the mean by centred / (n - 1) and the squares by centred^2 * n / (n - 1).
+    left_out = torch.where(is_lone, s, centred * size / others)
+    rest = squares - centred.square() * size / others
+    std = (rest.clamp(min=0) / (size - 2).clamp(min=1)).sqrt()
+    has_spread = (size > 2) & (rest > 1e-12 * squares)
+    return torch.where(has_spread, left_out / (std + eps), left_out).float()
+
+
+def _group_sum(values: Tensor, index: Tensor, counts: Tensor) -> Tensor:
+    """[B] float64 -> [B], each entry the sum over its group."""
+    return torch.zeros(counts.shape[0], dtype=values.dtype, device=values.device).index_add(0, index, values)[index]
+
+
+def overlong_penalty(lengths: Tensor, max_len: int, buffer: int, factor: float = 1.0) -> Tensor:
+    """Soft penalty added to the score of long responses (DAPO, arXiv 2503.14476 eq. 13).
+
+    lengths [B] int, tokens -> [B] float32: 0 up to max_len - buffer, then linear, -factor from max_len on.
+    """
+    if not 0 < buffer <= max_len:
+        raise ValueError(f"overlong buffer: {buffer} tokens (choose 1 to the maximum length, {max_len})")
+    return ((max_len - buffer - lengths).float() / buffer).clamp(-1.0, 0.0) * factor
+
+
+def informative_groups(raw_metric: Tensor, group: Tensor) -> Tensor:
+    """Which groups dynamic sampling keeps: those whose raw task metric is not constant (DAPO, arXiv 2503.14476).
+
+    raw_metric [B] float, the accuracy and never the shaped reward: a length penalty would make every group look
+    informative. group [B] int64 -> [num_groups] bool in ascending order of the group id.
+    """
+    ids, index = torch.unique(group, return_inverse=True)
+    metric = raw_metric.float()
+    low = torch.full((ids.shape[0],), torch.inf, device=metric.device).scatter_reduce(0, index, metric, "amin")
+    high = torch.full((ids.shape[0],), -torch.inf, device=metric.device).scatter_reduce(0, index, metric, "amax")
+    return high > low

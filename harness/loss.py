@@ -1,0 +1,300 @@
+"""From log-probabilities to one scalar: surrogates, regularisers, aggregation with global denominators.
+
+A surrogate is a [B, T] matrix to minimise, before the correction weight; `policy_loss` multiplies the weight once,
+after the clip and the dual clip, drops what the correction rejected and aggregates. Denominators are arguments,
+counted over the whole optimizer batch, so the split into micro-batches or ranks cannot change the sum. Padding is
+removed by selection, never by multiplication, so it may hold NaN. Left out: the weights and masks themselves, which are
+`Part`s of methods, and TRL's KL term multiplied by the policy ratio.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from harness.api import Correction, TokenBatch
+
+LOG_RATIO_BOUND = 20.0
+"""Log-ratios are clamped to +-20 before exp, as in verl."""
+GSPO_LOG_RATIO_MAX = 10.0
+LOSSES = ("ppo", "gspo", "cispo", "reinforce")
+MODES = ("decoupled", "bypass_ppo", "bypass_pg")
+AGGREGATIONS = ("token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-sum-norm", "seq-mean-token-mean")
+KL_KINDS = ("k1", "k2", "k3", "k3+")
+
+
+class Algorithm(Protocol):
+    """What `policy_loss` reads from the algorithm's configuration."""
+
+    @property
+    def loss(self) -> str: ...
+    @property
+    def mode(self) -> str: ...
+    @property
+    def dual_clip(self) -> float | None: ...
+    @property
+    def agg(self) -> str: ...
+    @property
+    def denom(self) -> str: ...
+    @property
+    def kl_coef(self) -> float: ...
+    @property
+    def kl_type(self) -> str: ...
+    @property
+    def entropy_coef(self) -> float: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Totals:
+    """Denominators of one whole optimizer batch, over all micro-batches and ranks."""
+
+    num_tokens: int
+    """Tokens of the mask."""
+    num_sequences: int
+    """Sequences with at least one token of the mask."""
+    num_kept_tokens: int
+    num_kept_sequences: int
+    max_len: int
+    """The constant L of Dr.GRPO: the maximum response length, not the padded width."""
+    dp_size: int = 1
+    """Ranks whose gradients are averaged; multiplies the loss to cancel that."""
+
+
+def count_totals(mask: Tensor, keep: Tensor, max_len: int, dp_size: int = 1) -> Totals:
+    """Count `Totals` over a whole optimizer batch. mask, keep [B, T] bool. Sum the counts over ranks before use."""
+    kept = mask & keep
+    counts = torch.stack([mask.sum(), mask.any(-1).sum(), kept.sum(), kept.any(-1).sum()]).tolist()
+    names = ("num_tokens", "num_sequences", "num_kept_tokens", "num_kept_sequences")
+    return Totals(**dict(zip(names, counts, strict=True)), max_len=max_len, dp_size=dp_size)
+
+
+def start(batch: TokenBatch, eps_low: float, eps_high: float) -> Correction:
+    """The correction that changes nothing: weight 1, keep = mask, fixed clips; every field [B, T], no gradient.
+
+    A valid token without a finite sampler log-prob is not kept (AReaL and NeMo-RL set its ratio to 0).
+    """
+    ones = torch.ones_like(batch.rollout_logp)
+    keep = batch.mask & torch.isfinite(batch.rollout_logp)
+    return Correction(weight=ones, keep=keep, clip_low=ones * (1.0 - eps_low), clip_high=ones * (1.0 + eps_high))
+
+
+def cleaned(logp: Tensor, batch: TokenBatch, c: Correction) -> tuple[Tensor, TokenBatch, Correction]:
+    """The same values where a token counts, 0 elsewhere; a token counts if it is in the mask and has a finite sampler
+    log-prob. `mask` and `keep` shrink to those tokens; gradients of the entries replaced are exactly 0.
+    """
+    usable = batch.mask & torch.isfinite(batch.rollout_logp)
+
+    def select(x: Tensor) -> Tensor:
+        return torch.where(usable, x, 0.0)
+
+    old, rollout = select(batch.old_logp), select(batch.rollout_logp)
+    clean = replace(batch, mask=usable, adv=select(batch.adv), rollout_logp=rollout, old_logp=old)
+    low, high = select(c.clip_low), select(c.clip_high)
+    return select(logp), clean, Correction(weight=select(c.weight), keep=usable & c.keep, clip_low=low, clip_high=high)
+
+
+def log_ratio(logp: Tensor, other: Tensor) -> Tensor:
+    """logp - other, clamped to +-20. Shapes and gradients as the arguments."""
+    return (logp - other).clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
+
+
+def clipped_surrogate(logp: Tensor, old_logp: Tensor, adv: Tensor, c: Correction, *, dual_clip: float | None) -> Tensor:
+    """PPO's pessimistic clip with optional dual clip, before the weight (verl compute_policy_loss_vanilla).
+
+    logp [B, T] with gradient; old_logp, adv [B, T] and c's clips constants -> [B, T]. With R = exp(logp - old_logp):
+    max(-A R, -A clip(R, low, high)), and for A < 0 at most -A * dual_clip.
+    """
+    return _pessimistic(log_ratio(logp, old_logp).exp(), adv, c, dual_clip)
+
+
+def _pessimistic(ratio: Tensor, adv: Tensor, c: Correction, dual_clip: float | None) -> Tensor:
+    loss = torch.maximum(-adv * ratio, -adv * torch.clamp(ratio, c.clip_low, c.clip_high))
+    if dual_clip is None:
+        return loss
+    return torch.where(adv < 0, torch.minimum(loss, -adv * dual_clip), loss)
+
+
+def gspo_surrogate(logp: Tensor, old_logp: Tensor, adv: Tensor, mask: Tensor, c: Correction) -> Tensor:
+    """Sequence-level clip (GSPO, arXiv 2507.18071), before the weight: all tokens of a sequence clip together.
+
+    logp [B, T] with gradient, old_logp, adv constants, mask [B, T] bool -> [B, T]. The length-normalised sequence ratio
+    is carried on every token by exp(logp - sg[logp] + sg[log s]), log s at most 10 (verl). Padding must be finite.
+    Aggregate with seq-mean-token-mean; the paper's clips are 3e-4 and 4e-4.
+    """
+    return _pessimistic(_sequence_carrier(logp, old_logp, mask).exp(), adv, c, None)
+
+
+def _sequence_carrier(logp: Tensor, old_logp: Tensor, mask: Tensor) -> Tensor:
+    held = logp.detach()
+    mean = torch.where(mask, held - old_logp, 0.0).sum(-1) / mask.sum(-1).clamp(min=1)
+    return (logp - held + mean[:, None]).clamp(max=GSPO_LOG_RATIO_MAX)
+
+
+def cispo(logp: Tensor, old_logp: Tensor, adv: Tensor, c: Correction) -> Tensor:
+    """-sg[clip(R, low, high)] A logp (CISPO, arXiv 2506.13585), before the weight; [B, T]. No gradient is ever cut."""
+    ratio = log_ratio(logp.detach(), old_logp).exp()
+    return -torch.clamp(ratio, c.clip_low, c.clip_high) * adv * logp
+
+
+def reinforce(logp: Tensor, adv: Tensor) -> Tensor:
+    """-A logp, [B, T], before the weight. Only its gradient means something; the value is not for monitoring."""
+    return -adv * logp
+
+
+def kl_penalty(logp: Tensor, ref_logp: Tensor, kind: str) -> Tensor:
+    """KL to the reference per token, [B, T] nats, with x = logp - ref_logp (verl kl_penalty).
+
+    k1 x; k2 x^2/2; k3 exp(-x) + x - 1 with x clamped to +-20 and the result to +-10; k3+ the value of k3 with the
+    gradient of k2.
+    """
+    x = logp - ref_logp
+    if kind == "k1":
+        return x
+    if kind == "k2":
+        return 0.5 * x.square()
+    if kind not in KL_KINDS:
+        raise ValueError(f"kl_type: unknown {kind!r} (choose {', '.join(KL_KINDS)})")
+    bounded = x.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
+    k3 = (torch.exp(-bounded) + bounded - 1.0).clamp(-10.0, 10.0)
+    if kind == "k3":
+        return k3
+    k2 = 0.5 * x.square()
+    return k2 - k2.detach() + k3.detach()
+
+
+def aggregate(ell: Tensor, mask: Tensor, keep: Tensor, totals: Totals, *, agg: str, denom: str = "original") -> Tensor:
+    """A token matrix to its share of the optimizer batch's loss (verl agg_loss, with every denominator global).
+
+    ell [b, T] float with gradient, mask and keep [b, T] bool -> scalar. The numerator is always the kept tokens;
+    `denom` says what denominators count: "original" the mask (rejection shrinks the update), "kept" the kept tokens.
+    A sequence without a counted token does not count.
+    """
+    if denom not in ("original", "kept"):
+        raise ValueError(f"denom: unknown {denom!r} (choose original, kept)")
+    effective = mask & keep
+    x = torch.where(effective, ell, 0.0)
+    is_kept = denom == "kept"
+    num_sequences = max(totals.num_kept_sequences if is_kept else totals.num_sequences, 1)
+    if agg == "token-mean":
+        return x.sum() * (totals.dp_size / max(totals.num_kept_tokens if is_kept else totals.num_tokens, 1))
+    if agg == "token-sum":
+        return x.sum() * totals.dp_size
+    if agg == "seq-mean-token-sum":
+        return x.sum() * (totals.dp_size / num_sequences)
+    if agg == "seq-mean-token-sum-norm":
+        return x.sum() * (totals.dp_size / num_sequences / totals.max_len)
+    if agg == "seq-mean-token-mean":
+        lengths = (effective if is_kept else mask).sum(-1).clamp(min=1)
+        return (x.sum(-1) / lengths).sum() * (totals.dp_size / num_sequences)
+    raise ValueError(f"agg: unknown {agg!r} (choose {', '.join(AGGREGATIONS)})")
+
+
+def batch_normalize(weight: Tensor, mask: Tensor, level: Literal["token", "sequence"]) -> Tensor:
+    """Divide weights by their mean over the whole batch, after truncation (verl, slime). weight [B, T] -> [B, T].
+
+    token: mean over the tokens of the mask; sequence: every non-empty sequence counts once, with its mean weight.
+    Non-finite entries do not count. Nothing changes where the mean is at most 1e-8. Never call it on a micro-batch.
+    """
+    if level not in ("token", "sequence"):
+        raise ValueError(f"batch normalization level: unknown {level!r} (choose token, sequence)")
+    counted = mask & torch.isfinite(weight)
+    total = torch.where(counted, weight, 0.0)
+    if level == "token":
+        mean = total.sum() / counted.sum().clamp(min=1)
+    else:
+        lengths = counted.sum(-1)
+        mean = (total.sum(-1) / lengths.clamp(min=1)).sum() / (lengths > 0).sum().clamp(min=1)
+    return torch.where(mean > 1e-8, weight / mean, weight)
+
+
+def policy_loss(
+    logp: Tensor,
+    batch: TokenBatch,
+    c: Correction,
+    totals: Totals,
+    algo: Algorithm,
+    *,
+    part_loss: Tensor | None = None,
+    owns_objective: bool = False,
+    entropy: Tensor | None = None,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """One micro-batch's share of the loss, and sums for the clip metrics.
+
+    logp [b, T] float32 with gradient; batch and c of the same rows -> (scalar, {name: detached 0-d sum}). Summed over
+    the micro-batches of an optimizer batch it is the full loss. bypass_pg takes -A logp weight whatever `algo.loss` is;
+    bypass_ppo is the same surrogate, the trainer having put the sampler's log-probs in `old_logp`. GSPO aggregates by
+    seq-mean-token-mean. `part_loss` [b, T] (from `cleaned` inputs) replaces the surrogate; where `owns_objective`, it
+    has weight and keep in it. The KL term (extras["ref_logp"]) and the entropy bonus run over the whole mask.
+    """
+    if algo.mode not in MODES:
+        raise ValueError(f"mode: unknown {algo.mode!r} (choose {', '.join(MODES)})")
+    mask = batch.mask
+    logp, batch, clean = cleaned(logp, batch, c)
+    ell, log_r = _surrogate(logp, batch, clean, algo)
+    is_clipped = part_loss is None and algo.loss in ("ppo", "gspo") and algo.mode != "bypass_pg"
+    sums = _update_sums(log_r.detach(), logp.detach(), batch, clean, algo.dual_clip, is_clipped)
+    if part_loss is not None:
+        ell = part_loss
+    agg = "seq-mean-token-mean" if is_clipped and algo.loss == "gspo" else algo.agg
+    if owns_objective:
+        loss = aggregate(ell, mask, batch.mask, totals, agg=agg, denom=algo.denom)
+    else:
+        loss = aggregate(ell * clean.weight, mask, clean.keep, totals, agg=agg, denom=algo.denom)
+    if algo.kl_coef:
+        if "ref_logp" not in batch.extras:
+            raise ValueError(f"kl_coef: {algo.kl_coef} needs the reference's log-probs, extras['ref_logp']")
+        kl = kl_penalty(logp, torch.where(batch.mask, batch.extras["ref_logp"], 0.0), algo.kl_type)
+        sums["kl_ref"] = torch.where(batch.mask, kl.detach(), 0.0).sum()
+        loss = loss + algo.kl_coef * aggregate(kl, mask, batch.mask, totals, agg=agg)
+    if entropy is not None:
+        sums["entropy"] = torch.where(batch.mask, entropy.detach(), 0.0).sum()
+    if algo.entropy_coef:
+        if entropy is None or not entropy.requires_grad:
+            raise ValueError(f"entropy_coef: {algo.entropy_coef} needs an entropy with gradient")
+        loss = loss - algo.entropy_coef * aggregate(entropy, mask, batch.mask, totals, agg=agg)
+    return loss, sums
+
+
+def _surrogate(logp: Tensor, b: TokenBatch, c: Correction, algo: Algorithm) -> tuple[Tensor, Tensor]:
+    """(token loss before the weight, log-ratio that the clip sees) of cleaned inputs, [b, T] each."""
+    log_r = log_ratio(logp, b.old_logp)
+    if algo.mode == "bypass_pg" or algo.loss == "reinforce":
+        return reinforce(logp, b.adv), log_r
+    if algo.loss == "ppo":
+        return _pessimistic(log_r.exp(), b.adv, c, algo.dual_clip), log_r
+    if algo.loss == "gspo":
+        log_r = _sequence_carrier(logp, b.old_logp, b.mask)
+        return _pessimistic(log_r.exp(), b.adv, c, None), log_r
+    if algo.loss == "cispo":
+        return cispo(logp, b.old_logp, b.adv, c), log_r
+    raise ValueError(f"loss: unknown {algo.loss!r} (choose {', '.join(LOSSES)})")
+
+
+@torch.no_grad()
+def _update_sums(
+    log_r: Tensor, logp: Tensor, b: TokenBatch, c: Correction, dual_clip: float | None, is_clipped: bool
+) -> dict[str, Tensor]:
+    """Sums over the tokens of cleaned inputs, where every other entry has log-ratio and advantage 0."""
+    ratio = log_r.exp()
+    counted = torch.where(b.mask, ratio, 0.0)
+    is_up, is_down = b.adv > 0, b.adv < 0
+    skew = (1.0 - ratio) * b.adv
+    skew_total = (1.0 - log_ratio(logp, b.rollout_logp).exp()) * b.adv
+    sums = {
+        "tokens": b.mask.sum(),
+        "ppo_kl": (b.old_logp - logp).sum(),
+        "ratio": counted.sum(),
+        "ratio_sq": counted.square().sum(),
+        "skew_up": torch.where(is_up, skew, 0.0).sum(),
+        "skew_down": torch.where(is_down, skew, 0.0).sum(),
+        "skew_total_up": torch.where(is_up, skew_total, 0.0).sum(),
+        "skew_total_down": torch.where(is_down, skew_total, 0.0).sum(),
+    }
+    if is_clipped:
+        sums["clip_low"] = (is_down & (ratio < c.clip_low)).sum()
+        sums["clip_high"] = (is_up & (ratio > c.clip_high)).sum()
+        sums["clip_dual"] = (is_down & (ratio > (dual_clip or torch.inf))).sum()
+    return sums
