@@ -1,0 +1,274 @@
+"""From a configuration to a runnable method: merge plans, fold hooks, refuse what cannot work before anything starts.
+
+A method is its parts composed left to right. `plan` merges (differing opinions are errors), `token_loss` may come from
+one part, `aux_loss` adds up, `after_sync` has an effect, everything else maps a value to a value of its own type.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from torch import Tensor, nn
+
+from harness.api import (
+    Correction,
+    Fixed,
+    Memory,
+    Method,
+    Part,
+    Passport,
+    Plan,
+    RolloutEngine,
+    Step,
+    TokenBatch,
+    WeightStream,
+    knobs,
+    weight_format,
+)
+from harness.config import PrecisionConfig, RunConfig, nearest, parse
+from harness.numerics.formats import Format, format_named
+from methods import METHODS, method_named
+
+LONG_RESPONSES = 16
+"""From this problem size on, RL of the embedded tasks wants a learning rate of at most `LONG_LR` (embedded_default, 2)."""
+LONG_LR = 2e-4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Composed:
+    """A method ready to run: its parts, the merged plan, and what the parts keep between steps."""
+
+    method: Method
+    plan: Plan
+    parts: tuple[Part, ...]
+    fixed: list[dict[str, Tensor]]
+    """Per part; filled by `harness.prepare`, replaced by `refit`."""
+    memory: list[Memory]
+    """Per part; logged and checkpointed."""
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        """Fold `Part.wrap`."""
+        for part, fixed in zip(self.parts, self.fixed, strict=True):
+            model = part.wrap(model, self.plan, fixed)
+        return model
+
+    def sync(self, weights: WeightStream, step: Step) -> WeightStream:
+        """Fold `Part.sync`; frozen tensors named by `Part.streams` are the parts' own business."""
+        for part, fixed, memory in zip(self.parts, self.fixed, self.memory, strict=True):
+            weights = part.sync(weights, step, self.plan, fixed, memory)
+        return weights
+
+    def after_sync(self, engine: RolloutEngine, prompts: Sequence[Sequence[int]]) -> None:
+        """Run every `Part.after_sync`."""
+        for part in self.parts:
+            part.after_sync(engine, prompts)
+
+    def refit(self, model: nn.Module, step: Step) -> None:
+        """Run every `Part.refit`; a part that returns tensors has its fixed ones replaced."""
+        for i, part in enumerate(self.parts):
+            changed: Fixed | None = part.refit(model, step, self.plan, self.fixed[i], self.memory[i])
+            if changed is not None:
+                self.fixed[i] = dict(changed)
+
+    def correct(self, c: Correction, b: TokenBatch) -> Correction:
+        """Fold `Part.correct`."""
+        for part, memory in zip(self.parts, self.memory, strict=True):
+            c = part.correct(c, b, memory)
+        return c
+
+    def correct_update(self, c: Correction, logp: Tensor, b: TokenBatch) -> Correction:
+        """Fold `Part.correct_update`; `logp` is detached."""
+        for part, memory in zip(self.parts, self.memory, strict=True):
+            c = part.correct_update(c, logp, b, memory)
+        return c
+
+    def token_loss(self) -> Part | None:
+        """The one part that replaces the objective, or None."""
+        return next((p for p in self.parts if has_hook(p, "token_loss")), None)
+
+
+def has_hook(part: Part, hook: str) -> bool:
+    """True where the part's class overrides the hook."""
+    return getattr(type(part), hook) is not getattr(Part, hook)
+
+
+def rollout_plan(precision: PrecisionConfig) -> Plan:
+    """What the precision axis says, as a plan."""
+
+    def named(name: str | None) -> Format | None:
+        return None if name is None else format_named(name)
+
+    return Plan(
+        rollout_weights=named(precision.weights), rollout_acts=named(precision.acts), rollout_kv=named(precision.kv)
+    )
+
+
+def merge(plans: Sequence[tuple[str, Plan]]) -> Plan:
+    """One plan from (owner, plan) pairs. Raises ValueError where two owners have different opinions."""
+    chosen: dict[str, tuple[str, Any]] = {}
+    exceptions: dict[str, tuple[str, Format | None]] = {}
+    for owner, plan in plans:
+        for f in fields(Plan):
+            value = getattr(plan, f.name)
+            if f.name == "exceptions":
+                for pattern, fmt in value:
+                    other, previous = exceptions.setdefault(pattern, (owner, fmt))
+                    if previous != fmt:
+                        raise ValueError(f"{owner} and {other} disagree on the format of {pattern}")
+            elif value is not None:
+                other, previous = chosen.setdefault(f.name, (owner, value))
+                if previous != value:
+                    names = [getattr(v, "name", v) for v in (previous, value)]
+                    raise ValueError(f"{other} wants {f.name}={names[0]}, {owner} wants {names[1]}")
+    pairs = tuple((pattern, fmt) for pattern, (_, fmt) in exceptions.items())
+    return Plan(**{name: value for name, (_, value) in chosen.items()}, exceptions=pairs)
+
+
+def choose_parts(config: RunConfig) -> tuple[Part, ...]:
+    """The method's parts, or those `parts` names, with the knobs set. Raises ValueError for unknown names or values."""
+    if config.parts:
+        parts = tuple(_part_named(name) for name in config.parts)
+    else:
+        parts = method_named(config.method).parts
+    names = [type(part).__name__ for part in parts]
+    if len(set(names)) < len(names):
+        raise ValueError(f"parts={names}: the same part twice")
+    for name in config.knobs:
+        if name not in names:
+            raise ValueError(f"knobs.{name}: {config.method} has no such part; {nearest(name, names)}")
+    return tuple(_with_knobs(part, config.knobs.get(type(part).__name__, {})) for part in parts)
+
+
+def _part_named(dotted: str) -> Part:
+    offered = {f"{m.name}.{type(p).__name__}": p for m in METHODS.values() for p in m.parts}
+    if dotted not in offered:
+        raise ValueError(f"parts: unknown part {dotted}; {nearest(dotted, offered)}")
+    return offered[dotted]
+
+
+def _with_knobs(part: Part, values: Mapping[str, Any]) -> Part:
+    name, known = type(part).__name__, knobs(part)
+    for knob in values:
+        if knob not in known:
+            raise ValueError(f"knobs.{name}.{knob}: unknown knob; {nearest(knob, known)}")
+    try:
+        return parse(type(part), known | dict(values))
+    except ValueError as error:
+        raise ValueError(f"knobs.{name}.{error}") from None
+
+
+def resolve(config: RunConfig, content_hash: Callable[[str], str] | None = None) -> RunConfig:
+    """Fill in everything that is implied, so that the run id covers it: knobs, learning rate, aggregation, hashes."""
+    method = method_named(config.method)
+    parts = choose_parts(config)
+    lr = config.trainer.lr
+    if lr is None:
+        is_long = (config.task.n or 0) >= LONG_RESPONSES
+        lr = min(config.model.rl_lr, LONG_LR) if is_long else config.model.rl_lr
+    model = config.model
+    if model.path is not None and content_hash is not None:
+        model = replace(model, content_hash=content_hash(model.path))
+    return replace(
+        config,
+        knobs={type(p).__name__: knobs(p) for p in parts if knobs(p)},
+        model=model,
+        trainer=replace(config.trainer, lr=lr),
+        algo=replace(config.algo, agg=method.agg or config.algo.agg),
+    )
+
+
+def compose(config: RunConfig) -> Composed:
+    """Build the method of a config and merge its plan with the precision's. Raises ValueError on any conflict."""
+    method, parts = method_named(config.method), choose_parts(config)
+    allowed = config.precision.name.removesuffix("+kv8")
+    if allowed not in method.precisions:
+        raise ValueError(
+            f"precision={config.precision.name}: method {method.name} cannot use it; {nearest(allowed, method.precisions)}"
+        )
+    rollout = rollout_plan(config.precision)
+    plan = merge([(f"precision {config.precision.name}", rollout)] + [(type(p).__name__, p.plan(rollout)) for p in parts])
+    composed = Composed(
+        method=method, plan=plan, parts=parts, fixed=[{} for _ in parts], memory=[{} for _ in parts]
+    )
+    _check_parts(config, composed)
+    return composed
+
+
+def _check_parts(config: RunConfig, composed: Composed) -> None:
+    """Conflicts between parts, and between parts and the algorithm."""
+    parts = composed.parts
+    for what, owners in (
+        ("set the correction weight", [p for p in parts if p.sets_weight]),
+        ("replace the objective", [p for p in parts if has_hook(p, "token_loss")]),
+    ):
+        if len(owners) > 1:
+            raise ValueError(f"parts {' and '.join(type(p).__name__ for p in owners)} both {what}; choose one")
+    weighting = [type(p).__name__ for p in parts if p.sets_weight]
+    if config.algo.mode == "bypass_ppo" and weighting:
+        raise ValueError(
+            f"algo.mode=bypass_ppo: the ratio already has the rollout policy in it, so the weight of {weighting[0]} "
+            "would count it twice; valid: decoupled, bypass_pg"
+        )
+    if config.algo.mode != "decoupled" and config.algo.loss not in ("ppo", "gspo"):
+        raise ValueError(f"algo.mode={config.algo.mode} with algo.loss={config.algo.loss}; valid losses: gspo, ppo")
+    if composed.plan.sampler == "trainer" and config.precision.kv is not None:
+        raise ValueError(f"precision={config.precision.name}: method {composed.method.name} samples without a cache")
+    if config.engine.top_p != 1.0:
+        raise ValueError(f"engine.top_p={config.engine.top_p}: truncated sampling is not what is scored; valid: 1.0")
+    if config.engine.temperature <= 0:
+        raise ValueError(f"engine.temperature={config.engine.temperature}: must be above 0")
+    samples = config.algo.num_prompts * config.algo.group_size
+    if not 1 <= config.algo.num_minibatches <= config.algo.num_prompts:
+        raise ValueError(f"algo.num_minibatches={config.algo.num_minibatches}: must be 1 to num_prompts")
+    if samples < 1 or config.algo.num_epochs < 1:
+        raise ValueError("algo.num_prompts, algo.group_size and algo.num_epochs must be at least 1")
+
+
+def check_supported(composed: Composed, supports: frozenset[str], engine: str, extras: frozenset[str]) -> None:
+    """Refuse what the backend cannot do: formats the engine lacks, batch extras the trainer cannot compute."""
+    plan = composed.plan
+    wanted = {
+        f"{name}:{fmt.name}"
+        for name in ("rollout_weights", "rollout_acts", "rollout_kv")
+        if (fmt := getattr(plan, name)) is not None
+    }
+    wanted |= {f"rollout_weights:{fmt.name}" for _, fmt in plan.exceptions if fmt is not None}
+    wanted.add(f"sampler:{plan.sampler or 'cached'}")
+    if plan.adapters is not None:
+        wanted.add("adapters")
+    if missing := sorted(wanted - supports):
+        raise ValueError(f"engine={engine}: cannot do {', '.join(missing)} of method {composed.method.name}")
+    for part in composed.parts:
+        if lacking := sorted(part.needs - extras):
+            raise ValueError(f"{type(part).__name__} needs {', '.join(lacking)}; the trainer offers {sorted(extras)}")
+
+
+def check_passport(plan: Plan, passport: Passport) -> None:
+    """The realized plan must be the planned one. Raises RuntimeError naming the first tensor that is not."""
+    wrong: list[str] = []
+    for record in passport.weights:
+        fmt = weight_format(plan, record.name)
+        if fmt is not None and record.format != fmt.name:
+            wrong.append(f"{record.name} is {record.format}, planned {fmt.name}")
+    acts = plan.rollout_acts.name if plan.rollout_acts is not None else None
+    for name, realized in passport.acts.items():
+        if acts is not None and weight_format(plan, name) is not None and realized != acts:
+            wrong.append(f"inputs of {name} are {realized}, planned {acts}")
+    kv = plan.rollout_kv.name if plan.rollout_kv is not None else None
+    if passport.kv != kv:
+        wrong.append(f"the KV cache is {passport.kv}, planned {kv}")
+    if passport.sampler != (plan.sampler or "cached"):
+        wrong.append(f"the sampler is {passport.sampler}, planned {plan.sampler}")
+    if wrong:
+        raise RuntimeError(f"a format did not take effect: {wrong[0]} ({len(wrong)} differences)")
+
+
+def plan_json(plan: Plan) -> dict[str, Any]:
+    """A plan by format names, for records and tables."""
+    named = {f.name: getattr(plan, f.name) for f in fields(Plan) if f.name not in ("exceptions", "adapters")}
+    values: dict[str, Any] = {name: getattr(value, "name", value) for name, value in named.items()}
+    values["adapters"] = None if plan.adapters is None else vars(plan.adapters)
+    values["exceptions"] = {pattern: None if fmt is None else fmt.name for pattern, fmt in plan.exceptions}
+    return values

@@ -1,0 +1,1 @@
+"""Trainers: who holds the weights and takes the optimizer steps."""

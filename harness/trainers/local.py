@@ -1,0 +1,217 @@
+"""The one-process trainer: float32 masters, micro-batches that cannot change the result, loss scaling for FP16.
+
+It scores sequences and takes optimizer steps; what the loss is, the loop says. Left out: sharding (that is verl's).
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from harness.api import Plan, WeightStream
+from harness.config import TrainerConfig
+from harness.models.decoder import Decoder, response_hidden
+from harness.numerics.linear import wrap_linears
+from harness.numerics.logprobs import selected_logp
+
+EXTRAS = frozenset({"ref_logp"})
+"""What a part's `needs` may name."""
+
+
+class Diverged(RuntimeError):
+    """A loss or a log-probability is not finite."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sequences:
+    """Prompts and responses as the trainer reads them."""
+
+    ids: Tensor
+    """[B, L] int64: prompt, response, right padding."""
+    prompt_lens: int | Tensor
+    """One length for all rows, or [B] int64."""
+    token_ids: Tensor
+    """[B, T] int64: the responses alone."""
+    sampled: Tensor
+    """[B, T] bool: True where a token was sampled."""
+
+    def take(self, rows: Tensor) -> Sequences:
+        """The same of some rows, [b] int64."""
+        lens = self.prompt_lens if isinstance(self.prompt_lens, int) else self.prompt_lens[rows]
+        return Sequences(
+            ids=self.ids[rows], prompt_lens=lens, token_ids=self.token_ids[rows], sampled=self.sampled[rows]
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scores:
+    """What the current policy says of sampled tokens; 0 where nothing was sampled."""
+
+    logp: Tensor
+    """[B, T] float32 nats; carries the graph where the scorer was asked to keep it."""
+    entropy: Tensor
+    """[B, T] float32 nats."""
+    logits: Tensor | None = None
+    """[B, T, V], only when asked for."""
+
+
+LossOf = Callable[[Tensor, Scores], tuple[Tensor, dict[str, Tensor]]]
+"""(rows of the mini-batch [b] int64, their scores) -> (scalar loss share, {name: 0-d sum})."""
+
+
+class LocalTrainer:
+    """Owns the policy, its optimizer and the loss scaler."""
+
+    def __init__(
+        self,
+        model: Decoder,
+        config: TrainerConfig,
+        plan: Plan,
+        *,
+        temperature: float,
+        micro_batch_rows: int | None,
+        micro_batch_tokens: int,
+        wants_entropy_grad: bool = False,
+        wants_reference: bool = False,
+    ) -> None:
+        """`micro_batch_rows` fixes the rows of every forward pass; None derives them from `micro_batch_tokens`."""
+        self.config, self.temperature = config, temperature
+        self.micro_batch_rows, self.micro_batch_tokens = micro_batch_rows, micro_batch_tokens
+        self.wants_entropy_grad = wants_entropy_grad
+        self.reference = copy.deepcopy(model).requires_grad_(False) if wants_reference else None
+        compute = plan.train_compute
+        if compute is not None and compute.tile is None and compute.element != "fp32":
+            model = wrap_linears(model, compute)
+        self.model = model
+        self.is_fp16 = compute is not None and compute.name == "fp16"
+        self.parameters = [p for p in model.parameters() if p.requires_grad]
+        assert config.lr is not None, "the config must be resolved"
+        self.optimizer = torch.optim.AdamW(
+            self.parameters, lr=config.lr, betas=config.betas, eps=1e-8, weight_decay=config.weight_decay, fused=True
+        )
+        device = self.parameters[0].device.type
+        self.scaler = torch.amp.GradScaler(
+            device, init_scale=config.loss_scale, growth_interval=config.loss_scale_interval, enabled=self.is_fp16
+        )
+        self.num_updates = 0
+        self.num_skipped = 0
+
+    def weights(self) -> WeightStream:
+        """Float32 masters under checkpoint names; tied tensors once."""
+        for name, tensor in self.model.named_parameters():
+            yield name, tensor.detach()
+
+    def rows_per_pass(self, length: int) -> int:
+        """Rows of one forward pass over sequences of `length` tokens."""
+        return self.micro_batch_rows or max(1, self.micro_batch_tokens // length)
+
+    def score(self, seqs: Sequences, *, keep_graph: bool = False, model: Decoder | None = None) -> Scores:
+        """Log-probabilities and entropies of every sampled token, micro-batch by micro-batch.
+
+        With `keep_graph`, and where one pass holds all rows, the result carries the graph and `accumulate` reuses it:
+        a single update per batch then needs one forward pass (losses.md section 5).
+        """
+        count, rows = len(seqs.ids), self.rows_per_pass(seqs.ids.shape[1])
+        if keep_graph and count <= rows and model is None:
+            return self._forward(seqs)
+        with torch.no_grad():
+            pieces = [self._forward(seqs.take(r), model=model) for r in _splits(count, rows, seqs.ids.device)]
+        return Scores(logp=torch.cat([p.logp for p in pieces]), entropy=torch.cat([p.entropy for p in pieces]))
+
+    def reference_logp(self, seqs: Sequences) -> Tensor:
+        """[B, T] float32 nats under the frozen initial policy."""
+        assert self.reference is not None
+        return self.score(seqs, model=self.reference).logp
+
+    def _forward(self, seqs: Sequences, *, model: Decoder | None = None, wants_logits: bool = False) -> Scores:
+        model = model or self.model
+        h = response_hidden(model, seqs.ids, seqs.prompt_lens, seqs.token_ids.shape[1])
+        if self.micro_batch_rows is not None or wants_logits:  # fixed shapes: the zero-mismatch sampler's
+            logits = model.head(h)
+            flat = (logits.flatten(0, 1), seqs.token_ids.flatten())
+            logp, entropy = selected_logp(*flat, self.temperature, entropy_grad=self.wants_entropy_grad)
+            logp, entropy = (torch.where(seqs.sampled, x.view_as(seqs.token_ids), 0.0) for x in (logp, entropy))
+            return Scores(logp=logp, entropy=entropy, logits=logits if wants_logits else None)
+        logp, entropy = selected_logp(
+            model.head(h[seqs.sampled]),
+            seqs.token_ids[seqs.sampled],
+            self.temperature,
+            entropy_grad=self.wants_entropy_grad,
+        )
+        empty = torch.zeros(seqs.token_ids.shape, dtype=logp.dtype, device=logp.device)
+        return Scores(
+            logp=empty.masked_scatter(seqs.sampled, logp), entropy=empty.masked_scatter(seqs.sampled, entropy)
+        )
+
+    def accumulate(
+        self, seqs: Sequences, loss_of: LossOf, scores: Scores | None = None, *, wants_logits: bool = False
+    ) -> tuple[float, dict[str, float]]:
+        """Backward over one optimizer batch; returns the loss and the summed sums. Raises Diverged on a non-finite loss."""
+        rows_list = list(_splits(len(seqs.ids), self.rows_per_pass(seqs.ids.shape[1]), seqs.ids.device))
+        reusable = scores if scores is not None and scores.logp.requires_grad and not wants_logits else None
+        total, sums = torch.zeros((), device=seqs.ids.device), dict[str, Tensor]()
+        for rows in rows_list:
+            found = reusable or self._forward(seqs.take(rows), wants_logits=wants_logits)
+            loss, parts = loss_of(rows, found)
+            if not torch.isfinite(loss):
+                raise Diverged(f"the loss is {loss.item()}")
+            self.scaler.scale(loss).backward()
+            total += loss.detach()
+            for name, value in parts.items():
+                sums[name] = sums[name] + value if name in sums else value
+        stacked = torch.stack([total, *(v.to(total) for v in sums.values())]).tolist()
+        return stacked[0], dict(zip(sums, stacked[1:], strict=True))
+
+    def step(self) -> dict[str, float]:
+        """Unscale, clip, step, zero. A step with non-finite gradients under loss scaling is skipped and counted."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.config.lr * schedule(self.config, self.num_updates)
+        self.scaler.unscale_(self.optimizer)
+        norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, self.config.grad_clip))
+        if not math.isfinite(norm) and not self.is_fp16:
+            raise Diverged(f"the gradient norm is {norm}")
+        scale = self.scaler.get_scale()
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        is_skipped = self.is_fp16 and not math.isfinite(norm)
+        self.num_skipped += is_skipped
+        self.num_updates += not is_skipped
+        self.optimizer.zero_grad(set_to_none=True)
+        return {"train/grad_norm": norm, "train/loss_scale": scale, "train/skipped": float(is_skipped)}
+
+    def state(self) -> dict[str, Any]:
+        """Everything that a bit-exact resume needs: tensors and plain values only."""
+        return {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "scaler": self.scaler.state_dict(),
+            "num_updates": self.num_updates,
+            "num_skipped": self.num_skipped,
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """The inverse of `state`."""
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.scaler.load_state_dict(state["scaler"])
+        self.num_updates, self.num_skipped = state["num_updates"], state["num_skipped"]
+
+
+def schedule(config: TrainerConfig, update: int) -> float:
+    """Factor on the learning rate at an optimizer update: linear warm-up, then constant, linear or cosine decay."""
+    if update < config.warmup_steps:
+        return (update + 1) / config.warmup_steps
+    if config.schedule == "constant":
+        return 1.0
+    progress = min(1.0, (update - config.warmup_steps) / max(1, config.steps - config.warmup_steps))
+    return 1.0 - progress if config.schedule == "linear" else 0.5 * (1.0 + math.cos(math.pi * progress))
+
+
+def _splits(count: int, rows: int, device: torch.device) -> Iterator[Tensor]:
+    yield from torch.arange(count, device=device).split(rows)
