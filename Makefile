@@ -1,0 +1,89 @@
+# Every target works from a bare clone: `setup` comes first, and costs a file read when nothing changed.
+# Variables: NAME (of a sweep, or of an oracle), ARGS (passed on to the command), EXTRAS (extras of pyproject.toml),
+# PYTHON (the interpreter to build .venv on).
+
+.DEFAULT_GOAL := help
+.PHONY: help setup sweep smoke base figures report browse bench test test-gpu golden oracles check lint types spelling \
+	rules format clean
+
+PY := .venv/bin/python
+LOWBIT := .venv/bin/lowbit
+HOST_PYTHON := $(or $(PYTHON),python3)
+EXTRAS ?= dev
+SWEEP := $(or $(NAME),quick)
+# nproc answers with OMP_NUM_THREADS where that is set, so it is asked without.
+JOBS ?= $(shell env -u OMP_NUM_THREADS nproc 2>/dev/null || getconf _NPROCESSORS_ONLN)
+ORACLES := $(or $(NAME),$(patsubst requirements/oracle-%.txt,%,$(wildcard requirements/oracle-*.txt)))
+
+# Small matrices: one thread per process and one process per core beats two threads in one process.
+export OMP_NUM_THREADS ?= 1
+# glibc otherwise returns every large tensor to the system and faults it in again at the next step.
+export MALLOC_MMAP_THRESHOLD_ ?= 1073741824
+export MALLOC_TRIM_THRESHOLD_ ?= 1073741824
+export MALLOC_TOP_PAD_ ?= 268435456
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: ## .venv with the package and its development tools (EXTRAS=dev,tasks,... PYTHON=...)
+	@command -v $(HOST_PYTHON) >/dev/null || { echo "setup: $(HOST_PYTHON) not found; install Python 3.11 or 3.12"; exit 2; }
+	@$(HOST_PYTHON) -I harness/setup_env.py --extras "$(EXTRAS)" --python "$(PYTHON)"
+
+sweep: setup ## run sweeps/NAME.yaml (default quick): only cells without a result, then table and figures
+	@$(LOWBIT) sweep $(SWEEP) $(ARGS)
+
+smoke: setup ## the smallest sweep, some 15 seconds
+	@$(LOWBIT) sweep smoke $(ARGS)
+
+base: setup ## train the base models that are not there yet
+	@$(LOWBIT) base $(ARGS)
+
+report: setup ## verdict tables of NAME (default quick) from results/
+	@$(LOWBIT) report $(SWEEP) $(ARGS)
+
+figures: setup ## figures of NAME (default quick) from results/
+	@$(LOWBIT) figures $(SWEEP) $(ARGS)
+
+browse: setup ## open the runs in MLflow
+	@$(LOWBIT) browse $(ARGS)
+
+bench: setup ## speed ratios against transformers and TRL in one run
+	@$(PY) -m harness.bench $(ARGS)
+
+test: setup ## the default test suite on CPU (ARGS='-m slow' for the slow ones)
+	@$(PY) -m pytest -n $(JOBS) --dist loadfile $(ARGS)
+
+test-gpu: setup ## the tests that need a CUDA device
+	@$(PY) -m pytest -m gpu -n 0 $(ARGS)
+
+golden: setup ## rewrite tests/golden; in a commit of its own, with a CHANGELOG line
+	@$(PY) -m pytest -m golden -n 0 --rewrite-golden $(ARGS)
+
+oracles: setup $(addprefix oracle-,$(ORACLES)) ## rewrite tests/oracles/*.npz, each library in its own environment (NAME=verl)
+
+oracle-%: requirements/oracle-%.txt
+	@$(PY) -I harness/setup_env.py --venv .venv-oracle-$* --requirements $<
+	.venv-oracle-$*/bin/python tests/oracles/make_$*.py
+
+check: lint types spelling rules ## linters, types, spelling and house rules: what CI and pre-commit run
+
+lint: setup ## ruff, both the rules and the format
+	@.venv/bin/ruff check .
+	@.venv/bin/ruff format --check .
+
+types: setup ## pyright
+	@.venv/bin/pyright
+
+spelling: setup ## codespell
+	@.venv/bin/codespell
+
+rules: setup ## the house rules and the import rules
+	@$(PY) -m pytest -q -n 0 tests/test_house_rules.py tests/test_imports.py
+
+format: setup ## let ruff rewrite the sources
+	@.venv/bin/ruff check --fix .
+	@.venv/bin/ruff format .
+
+clean: ## remove caches and build leftovers; .venv and results/ stay
+	rm -rf build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+	find harness methods tests -name __pycache__ -type d -prune -exec rm -rf {} +
