@@ -1,0 +1,1 @@
+"""Speed measurements: ratios inside one interleaved run, never single timings."""

@@ -1,0 +1,1 @@
+"""What generates: the embedded engine here, vLLM beside it."""

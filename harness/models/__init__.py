@@ -1,0 +1,1 @@
+"""Models: the decoder and its Hugging Face folders."""

@@ -1,0 +1,261 @@
+"""Hugging Face folders, both ways: config.json and safetensors of Qwen2, Qwen3 and bias-free Llama decoders.
+
+What is written loads unchanged in transformers 4 and 5, vLLM and verl. Pickled weights, quantized checkpoints,
+sliding windows in use, rope scaling and mixtures of experts are refused by name; tokenizers are not read here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from harness.models.decoder import Decoder, DecoderConfig, tensor_shapes
+from harness.seeds import generator
+
+CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+MODEL_TYPES = ("qwen2", "qwen3", "llama")
+REFUSED: tuple[tuple[str, Callable[[Any], bool]], ...] = (
+    ("hidden_act", lambda v: v not in (None, "silu")),
+    ("use_sliding_window", bool),
+    ("layer_types", lambda v: any(kind != "full_attention" for kind in v or ())),
+    ("attention_bias", bool),
+    ("mlp_bias", bool),
+    ("num_experts", bool),
+    ("num_local_experts", bool),
+    ("quantization_config", bool),
+    ("partial_rotary_factor", lambda v: v not in (None, 1, 1.0)),
+)
+"""config.json keys whose value, where the test holds, asks for something the decoder does not do."""
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text())
+    except OSError as error:
+        raise ValueError(f"cannot read {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise ValueError(f"{path} is not valid JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ValueError(f"{path} holds no JSON object")
+    return value
+
+
+def _rope_theta(raw: dict[str, Any], path: Path) -> float:
+    """From `rope_parameters` (transformers 5), else `rope_theta` (4); any kind of scaling is refused."""
+    rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind != "default" or any(isinstance(value, dict) for value in rope.values()):
+        raise ValueError(f"{path}: rope scaling {kind!r} is not supported (only 'default')")
+    return float(rope.get("rope_theta", raw.get("rope_theta", 10000.0)))
+
+
+def load_config(folder: Path | str) -> DecoderConfig:
+    """The decoder's shape from `<folder>/config.json`. ValueError names what is missing or unsupported."""
+    path = Path(folder) / CONFIG
+    raw = _read_json(path)
+    kind = raw.get("model_type")
+    if kind not in MODEL_TYPES:
+        raise ValueError(f"{path}: model_type={kind!r} is not supported (choose from {', '.join(MODEL_TYPES)})")
+    for key, is_refused in REFUSED:
+        if is_refused(raw.get(key)):
+            raise ValueError(f"{path}: {key}={raw[key]!r} is not supported")
+    try:
+        d, heads = int(raw["hidden_size"]), int(raw["num_attention_heads"])
+        eos = raw.get("eos_token_id")
+        return DecoderConfig(
+            vocab_size=int(raw["vocab_size"]),
+            num_layers=int(raw["num_hidden_layers"]),
+            hidden_size=d,
+            num_heads=heads,
+            num_kv_heads=int(raw.get("num_key_value_heads") or heads),
+            head_dim=int(raw.get("head_dim") or (128 if kind == "qwen3" else d // heads)),
+            intermediate_size=int(raw["intermediate_size"]),
+            rope_theta=_rope_theta(raw, path),
+            rms_eps=float(raw.get("rms_norm_eps", 1e-6)),
+            qk_norm=kind == "qwen3",
+            attention_bias=kind == "qwen2",
+            tie_embeddings=bool(raw.get("tie_word_embeddings", False)),
+            max_positions=int(raw.get("max_position_embeddings", 2048 if kind == "llama" else 32768)),
+            bos_id=raw.get("bos_token_id"),
+            eos_id=eos[0] if isinstance(eos, list) else eos,
+            pad_id=raw.get("pad_token_id"),
+        )
+    except KeyError as error:
+        raise ValueError(f"{path}: {error.args[0]} is missing") from error
+    except TypeError as error:
+        raise ValueError(f"{path}: a field that should be a number is not ({error})") from error
+
+
+def config_json(config: DecoderConfig, dtype: torch.dtype) -> dict[str, Any]:
+    """The config.json of a decoder. Both spellings of the rotary base are written: old and new readers differ.
+
+    Raises ValueError for a shape that no supported architecture has.
+    """
+    kind = {(True, False): "qwen3", (False, True): "qwen2", (False, False): "llama"}.get(
+        (config.qk_norm, config.attention_bias)
+    )
+    if kind is None:
+        raise ValueError("qk_norm=True with attention_bias=True: no Hugging Face architecture has this shape")
+    if kind == "qwen2" and config.head_dim * config.num_heads != config.hidden_size:
+        raise ValueError(f"head_dim={config.head_dim}: Qwen2 needs hidden_size / num_heads")
+    values: dict[str, Any] = {
+        "architectures": [{"qwen3": "Qwen3", "qwen2": "Qwen2", "llama": "Llama"}[kind] + "ForCausalLM"],
+        "model_type": kind,
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "num_hidden_layers": config.num_layers,
+        "num_attention_heads": config.num_heads,
+        "num_key_value_heads": config.num_kv_heads,
+        "head_dim": config.head_dim,
+        "hidden_act": "silu",
+        "max_position_embeddings": config.max_positions,
+        "rms_norm_eps": config.rms_eps,
+        "rope_theta": config.rope_theta,
+        "rope_parameters": {"rope_type": "default", "rope_theta": config.rope_theta},
+        "tie_word_embeddings": config.tie_embeddings,
+        "initializer_range": 0.02,
+        "attention_dropout": 0.0,
+        "use_cache": True,
+        "torch_dtype": str(dtype).removeprefix("torch."),
+        "bos_token_id": config.bos_id,
+        "eos_token_id": config.eos_id,
+        "pad_token_id": config.pad_id,
+    }
+    if kind != "qwen2":
+        values["attention_bias"] = False
+    if kind != "llama":
+        values |= {"use_sliding_window": False, "sliding_window": None, "max_window_layers": config.num_layers}
+    return values
+
+
+def _files(folder: Path) -> list[Path]:
+    """The weight files of a folder: those its index names, or the single one."""
+    index = folder / INDEX
+    names = sorted(set(_read_json(index).get("weight_map", {}).values())) if index.exists() else [WEIGHTS]
+    files = [folder / name for name in names]
+    for file in files:
+        if not file.is_file():
+            raise ValueError(f"{file} is missing (only safetensors checkpoints are read)")
+    return files
+
+
+def read_tensors(folder: Path | str) -> Iterator[tuple[str, Tensor]]:
+    """(name, tensor as stored) for every tensor of a folder, one in memory at a time. ValueError if unreadable."""
+    for file in _files(Path(folder)):
+        try:
+            with safe_open(file, framework="pt") as handle:
+                for name in sorted(handle.keys()):
+                    yield name, handle.get_tensor(name)
+        except (SafetensorError, OSError) as error:
+            raise ValueError(f"{file} is not a readable safetensors file: {error}") from error
+
+
+def load_decoder(folder: Path | str, device: torch.device | str = "cpu") -> Decoder:
+    """The decoder of a folder, float32, in training mode. Missing, unknown or misshapen tensors are a ValueError."""
+    config = load_config(folder)
+    shapes = tensor_shapes(config)
+    model = Decoder(config)
+    params = dict(model.named_parameters())
+    unknown: list[str] = []
+    tied: Tensor | None = None
+    with torch.no_grad():
+        for name, tensor in read_tensors(folder):
+            if name == "lm_head.weight" and config.tie_embeddings:
+                tied = tensor
+            elif name not in shapes:
+                unknown += [] if name.endswith("rotary_emb.inv_freq") else [name]
+            elif tuple(tensor.shape) != shapes[name] or not tensor.is_floating_point():
+                found = f"{tuple(tensor.shape)} {tensor.dtype}"
+                raise ValueError(f"{folder}: {name} is {found}, its config says {shapes[name]} of a float dtype")
+            else:
+                params[name].copy_(tensor.to(torch.float32))
+                del shapes[name]
+    if shapes or unknown:
+        raise ValueError(f"{folder}: missing tensors {_some(shapes)}; unknown tensors {_some(unknown)}")
+    if tied is not None and not torch.equal(tied.to(torch.float32), model.lm_head.weight):
+        raise ValueError(f"{folder}: tie_word_embeddings is true but lm_head.weight differs from the embedding")
+    return model.to(device)
+
+
+def _some(names: list[str] | dict[str, tuple[int, ...]]) -> str:
+    listed = sorted(names)
+    return ", ".join(listed[:4]) + (f" and {len(listed) - 4} more" if len(listed) > 4 else "") if listed else "none"
+
+
+@torch.no_grad()
+def save_decoder(model: Decoder, folder: Path | str, dtype: torch.dtype = torch.float32) -> None:
+    """Write config.json and model.safetensors; other files already in the folder (a tokenizer) are kept.
+
+    Everything is written beside the folder and renamed, so a killed process leaves no half-written folder.
+    ValueError if the model's tensors are not those of its config (a wrapped or adapted model).
+    """
+    folder = Path(folder)
+    shapes = tensor_shapes(model.config)
+    state = {name: tensor for name, tensor in model.state_dict().items() if name in shapes}
+    wrong = [name for name, shape in shapes.items() if name not in state or tuple(state[name].shape) != shape]
+    if wrong:
+        raise ValueError(f"the model is not a plain decoder: {_some(wrong)} missing or misshapen")
+    values = config_json(model.config, dtype)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    scratch, old = (folder.with_name(f".{folder.name}.{kind}-{os.getpid()}") for kind in ("new", "old"))
+    shutil.rmtree(scratch, ignore_errors=True)
+    scratch.mkdir()
+    try:
+        for file in folder.iterdir() if folder.is_dir() else ():
+            if file.is_file() and file.name not in (CONFIG, INDEX) and file.suffix not in (".safetensors", ".bin"):
+                shutil.copy2(file, scratch / file.name)
+        tensors = {name: state[name].to("cpu", dtype).contiguous() for name in shapes}
+        save_file(tensors, scratch / WEIGHTS, metadata={"format": "pt"})
+        (scratch / CONFIG).write_text(json.dumps(values, indent=2) + "\n")
+        if folder.exists():
+            folder.rename(old)
+        scratch.rename(folder)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+@torch.no_grad()
+def spread_channels(model: Decoder, sigma: float, seed: int) -> None:
+    """Imitate the outlier channels of large models without changing the function, in place.
+
+    Each gain of `input_layernorm` and `post_attention_layernorm` is multiplied by exp(sigma z), z ~ N(0, 1), and the
+    matching columns of the matrices that read it are divided by the same, so float32 logits stay equal up to rounding.
+    """
+    for i, layer in enumerate(model.model.layers):
+        for norm, module, readers in (
+            ("input_layernorm", layer.self_attn, ("q_proj", "k_proj", "v_proj")),
+            ("post_attention_layernorm", layer.mlp, ("gate_proj", "up_proj")),
+        ):
+            gain = getattr(layer, norm).weight
+            z = torch.randn(gain.shape, generator=generator("cpu", seed, "spread_channels", i, norm))
+            factor = (sigma * z).exp().to(gain.device)
+            gain.mul_(factor)
+            for reader in readers:
+                getattr(module, reader).weight.div_(factor)
+
+
+def content_hash(folder: Path | str) -> str:
+    """SHA-256 (hexadecimal) of config and tensors: the same however the tensors are spread over files."""
+    raw = _read_json(Path(folder) / CONFIG)
+    for key in ("transformers_version", "_name_or_path"):
+        raw.pop(key, None)
+    digest = hashlib.sha256(json.dumps(raw, sort_keys=True).encode())
+    per_tensor: dict[str, str] = {}
+    for name, tensor in read_tensors(folder):
+        data = tensor.contiguous().flatten().view(torch.uint8).numpy()
+        head = f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode()
+        per_tensor[name] = hashlib.sha256(head + data.tobytes()).hexdigest()
+    digest.update(json.dumps(per_tensor, sort_keys=True).encode())
+    return digest.hexdigest()

@@ -1,0 +1,234 @@
+"""The decoder of every embedded run: Qwen2, Qwen3 and bias-free Llama, written for one CPU thread.
+
+Module and parameter names are those of Hugging Face, so a state dict is a checkpoint and adapter targets work.
+Float32 masters, causal attention over right-padded rows, no cache (`harness.engines.embedded` has it), no dropout,
+no sliding window, no rope scaling. Axes: B rows, L positions, d hidden, H heads, K key-value heads, D head dim.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils import skip_init
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecoderConfig:
+    """The shape of a decoder; `harness.models.checkpoint.load_config` reads one from a folder."""
+
+    vocab_size: int
+    num_layers: int
+    hidden_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    intermediate_size: int
+    rope_theta: float = 10000.0
+    rms_eps: float = 1e-6
+    qk_norm: bool = True
+    """RMSNorm over the head dimension of queries and keys: Qwen3."""
+    attention_bias: bool = False
+    """Biases on q, k and v, none on o: Qwen2."""
+    tie_embeddings: bool = True
+    max_positions: int = 4096
+    bos_id: int | None = None
+    eos_id: int | None = None
+    pad_id: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.num_heads % self.num_kv_heads:
+            raise ValueError(f"num_heads={self.num_heads} is not a multiple of num_kv_heads={self.num_kv_heads}")
+        if self.head_dim % 2:
+            raise ValueError(f"head_dim={self.head_dim} is odd; rotary embedding needs an even one")
+
+
+def tensor_shapes(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
+    """Every tensor of the checkpoint, by Hugging Face name, in model order. A tied head is not a tensor of its own."""
+    d, hd, ff = config.hidden_size, config.head_dim, config.intermediate_size
+    heads = {"q": config.num_heads * hd, "k": config.num_kv_heads * hd, "v": config.num_kv_heads * hd}
+    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (config.vocab_size, d)}
+    for i in range(config.num_layers):
+        at = f"model.layers.{i}."
+        for name, rows in heads.items():
+            shapes[f"{at}self_attn.{name}_proj.weight"] = (rows, d)
+            if config.attention_bias:
+                shapes[f"{at}self_attn.{name}_proj.bias"] = (rows,)
+        shapes[f"{at}self_attn.o_proj.weight"] = (d, heads["q"])
+        if config.qk_norm:
+            shapes[f"{at}self_attn.q_norm.weight"] = shapes[f"{at}self_attn.k_norm.weight"] = (hd,)
+        shapes[f"{at}mlp.gate_proj.weight"] = shapes[f"{at}mlp.up_proj.weight"] = (ff, d)
+        shapes[f"{at}mlp.down_proj.weight"] = (d, ff)
+        shapes[f"{at}input_layernorm.weight"] = shapes[f"{at}post_attention_layernorm.weight"] = (d,)
+    shapes["model.norm.weight"] = (d,)
+    if not config.tie_embeddings:
+        shapes["lm_head.weight"] = (config.vocab_size, d)
+    return shapes
+
+
+def rope_tables(config: DecoderConfig, length: int, device: torch.device | str = "cpu") -> tuple[Tensor, Tensor]:
+    """Rotary tables for positions 0..length-1: cos and signed sin, [length, 1, D] float32.
+
+    With them the rotation is `x * cos + x.roll(D / 2) * sin`: the sine of the first half carries the minus sign
+    (RoFormer, arXiv 2104.09864, eq. 34, in the half-split layout that Hugging Face checkpoints use).
+    """
+    inverse = 1.0 / config.rope_theta ** (torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim)
+    angle = torch.arange(length, dtype=torch.float32)[:, None] * inverse
+    cos = torch.cat((angle.cos(), angle.cos()), -1)
+    sin = torch.cat((-angle.sin(), angle.sin()), -1)
+    return cos[:, None].to(device), sin[:, None].to(device)
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary embedding of [..., heads, D] by tables that broadcast against it."""
+    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)
+
+
+class Attention(nn.Module):
+    """Causal grouped-query attention."""
+
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__()
+        d, hd = config.hidden_size, config.head_dim
+        self.head_dim = hd
+        self.repeats = config.num_heads // config.num_kv_heads
+        self.q_proj = skip_init(nn.Linear, d, config.num_heads * hd, bias=config.attention_bias)
+        self.k_proj = skip_init(nn.Linear, d, config.num_kv_heads * hd, bias=config.attention_bias)
+        self.v_proj = skip_init(nn.Linear, d, config.num_kv_heads * hd, bias=config.attention_bias)
+        self.o_proj = skip_init(nn.Linear, config.num_heads * hd, d, bias=False)
+        self.q_norm = nn.RMSNorm(hd, config.rms_eps) if config.qk_norm else nn.Identity()
+        self.k_norm = nn.RMSNorm(hd, config.rms_eps) if config.qk_norm else nn.Identity()
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """[B, L, d] and tables that broadcast against [B, L, heads, D] -> [B, L, d]."""
+        heads = (*x.shape[:2], -1, self.head_dim)
+        q = rotate(self.q_norm(self.q_proj(x).view(heads)), cos, sin).transpose(1, 2)
+        k = rotate(self.k_norm(self.k_proj(x).view(heads)), cos, sin).transpose(1, 2)
+        v = self.v_proj(x).view(heads).transpose(1, 2)
+        grouped = self.repeats > 1
+        if grouped and x.is_cuda:  # float32 kernels on CUDA have no grouped form; the CPU kernel has
+            k, v = k.repeat_interleave(self.repeats, 1), v.repeat_interleave(self.repeats, 1)
+            grouped = False
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
+        return self.o_proj(out.transpose(1, 2).flatten(2))
+
+
+class MLP(nn.Module):
+    """SwiGLU."""
+
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__()
+        self.gate_proj = skip_init(nn.Linear, config.hidden_size, config.intermediate_size, bias=False)
+        self.up_proj = skip_init(nn.Linear, config.hidden_size, config.intermediate_size, bias=False)
+        self.down_proj = skip_init(nn.Linear, config.intermediate_size, config.hidden_size, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., d] -> [..., d]."""
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class Layer(nn.Module):
+    """One pre-norm transformer block."""
+
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__()
+        self.self_attn = Attention(config)
+        self.mlp = MLP(config)
+        self.input_layernorm = nn.RMSNorm(config.hidden_size, config.rms_eps)
+        self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, config.rms_eps)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """[B, L, d] -> [B, L, d]."""
+        x = x + self.self_attn(self.input_layernorm(x), cos, sin)
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+class Backbone(nn.Module):
+    """Embedding, blocks, final norm: the `model.` prefix of the checkpoint."""
+
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__()
+        self.embed_tokens = skip_init(nn.Embedding, config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_layers))
+        self.norm = nn.RMSNorm(config.hidden_size, config.rms_eps)
+
+
+class Decoder(nn.Module):
+    """The whole model. `hidden` and `head` apart, so that a trainer computes logits only where it needs them."""
+
+    _cos: Tensor
+    _sin: Tensor
+
+    def __init__(self, config: DecoderConfig, generator: torch.Generator | None = None, init_std: float = 0.02) -> None:
+        """Linear and embedding weights from N(0, init_std^2), biases 0, gains 1, as Hugging Face initialises.
+
+        Without a generator the weights are left uninitialised, for a loader to fill. Draws happen on the CPU
+        generator given, whatever device the model moves to later, and leave the global generator alone.
+        """
+        super().__init__()
+        self.config = config
+        self.model = Backbone(config)
+        self.lm_head = skip_init(nn.Linear, config.hidden_size, config.vocab_size, bias=False)
+        if config.tie_embeddings:
+            self.lm_head.weight = self.model.embed_tokens.weight
+        cos, sin = rope_tables(config, min(64, config.max_positions))
+        self.register_buffer("_cos", cos, persistent=False)
+        self.register_buffer("_sin", sin, persistent=False)
+        if generator is not None:
+            self._initialise(generator, init_std)
+
+    @torch.no_grad()
+    def _initialise(self, generator: torch.Generator, std: float) -> None:
+        for name, tensor in self.named_parameters():
+            if name.endswith(".bias"):
+                tensor.zero_()
+            elif tensor.dim() == 2:
+                tensor.normal_(0.0, std, generator=generator)
+
+    def _tables(self, length: int) -> tuple[Tensor, Tensor]:
+        if length > self._cos.shape[0]:
+            if length > self.config.max_positions:
+                raise ValueError(f"sequence length {length} exceeds max_positions={self.config.max_positions}")
+            size = min(max(2 * self._cos.shape[0], length), self.config.max_positions)
+            with torch.inference_mode(False):  # a table made inside inference mode could not be used in training
+                self._cos, self._sin = rope_tables(self.config, size, self._cos.device)
+        return self._cos, self._sin
+
+    def hidden(self, ids: Tensor, positions: Tensor | None = None) -> Tensor:
+        """Token ids [B, L] int64, right padded -> final-norm output [B, L, d] float32.
+
+        `positions` [B, L] int64 overrides 0..L-1. Raises ValueError past `max_positions`.
+        """
+        length = ids.shape[1] if positions is None else int(positions.max()) + 1
+        cos, sin = self._tables(length)
+        cos, sin = (cos[:length], sin[:length]) if positions is None else (cos[positions], sin[positions])
+        x = self.model.embed_tokens(ids)
+        for layer in self.model.layers:
+            x = layer(x, cos, sin)
+        return self.model.norm(x)
+
+    def head(self, h: Tensor) -> Tensor:
+        """[..., d] -> logits [..., V] float32."""
+        return self.lm_head(h)
+
+    def forward(self, ids: Tensor, positions: Tensor | None = None) -> Tensor:
+        """Token ids [B, L] -> logits [B, L, V] float32."""
+        return self.head(self.hidden(ids, positions))
+
+
+def response_hidden(model: Decoder, ids: Tensor, prompt_lens: int | Tensor, num_tokens: int) -> Tensor:
+    """The hidden states that predict each response token: [B, T, d] float32.
+
+    `ids` [B, L] int64 holds prompt then response, right padded; `prompt_lens` is one length for all rows or [B]
+    int64. Entry t comes from position prompt_len + t - 1; positions past the row end repeat its last one.
+    The zero-mismatch sampler and the trainer both go through here, at equal shapes [B, L] and [B, T]: that is what
+    makes their log-probabilities equal bit for bit, so a caller that wants this must not trim either axis.
+    """
+    h = model.hidden(ids)
+    if isinstance(prompt_lens, int):
+        return h[:, prompt_lens - 1 : prompt_lens - 1 + num_tokens].contiguous()
+    index = prompt_lens[:, None] - 1 + torch.arange(num_tokens, device=ids.device)
+    index = index.clamp(max=ids.shape[1] - 1)
+    return h.gather(1, index[:, :, None].expand(-1, -1, h.shape[2]))

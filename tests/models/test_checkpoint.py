@@ -1,0 +1,202 @@
+"""Folders both ways: logits against transformers, errors by name, the channel spread, the content hash."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from harness.models.checkpoint import (
+    content_hash,
+    load_config,
+    load_decoder,
+    read_tensors,
+    save_decoder,
+    spread_channels,
+)
+from harness.models.decoder import Decoder, DecoderConfig
+
+QWEN3 = DecoderConfig(
+    vocab_size=40, num_layers=2, hidden_size=32, num_heads=4, num_kv_heads=2, head_dim=16, intermediate_size=48,
+    rope_theta=5000.0, eos_id=1, pad_id=0, bos_id=2, max_positions=512,
+)  # fmt: skip
+QWEN2 = replace(QWEN3, qk_norm=False, attention_bias=True, head_dim=8)
+LLAMA = replace(QWEN3, qk_norm=False, attention_bias=False)
+IDS = torch.randint(0, 40, (3, 21), generator=torch.Generator().manual_seed(5))
+
+
+def _noisy(config: DecoderConfig, std: float = 0.3) -> Decoder:
+    """Every tensor random, gains and biases included, so that a dropped one shows in the logits."""
+    generator = torch.Generator().manual_seed(3)
+    model = Decoder(config, generator, init_std=std)
+    with torch.no_grad():
+        for tensor in model.parameters():
+            if tensor.dim() == 1:
+                tensor.add_(torch.randn(tensor.shape, generator=generator), alpha=0.3)
+    return model
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    save_decoder(_noisy(QWEN3), tmp_path / "base")
+    return tmp_path / "base"
+
+
+def _edit(folder: Path, **changes: object) -> None:
+    values = json.loads((folder / "config.json").read_text()) | changes
+    (folder / "config.json").write_text(json.dumps(values))
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("config", [QWEN3, QWEN2, LLAMA], ids=["qwen3", "qwen2", "llama"])
+def test_transformers_reads_what_we_write_and_back(config: DecoderConfig, tied: bool, tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    config = replace(config, tie_embeddings=tied)
+    ours = _noisy(config)
+    save_decoder(ours, tmp_path / "ours")
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "ours", dtype=torch.float32)
+    with torch.no_grad():
+        expected = theirs(IDS).logits
+        torch.testing.assert_close(ours(IDS), expected, atol=1e-5, rtol=1e-5)
+        assert (expected - expected.roll(1, 0)).abs().max() > 1  # the logits are not trivially equal
+    assert set(theirs.state_dict()) == set(ours.state_dict())
+
+    theirs.save_pretrained(tmp_path / "theirs", max_shard_size="10KB")  # several shards and an index
+    assert len(list((tmp_path / "theirs").glob("*.safetensors"))) > 1
+    assert load_config(tmp_path / "theirs") == config
+    again = load_decoder(tmp_path / "theirs")
+    with torch.no_grad():
+        assert torch.equal(again(IDS), ours(IDS))
+
+
+def test_low_precision_files_load_as_float32(tmp_path: Path) -> None:
+    model = _noisy(QWEN3)
+    save_decoder(model, tmp_path / "b", torch.bfloat16)
+    loaded = load_decoder(tmp_path / "b")
+    for a, b in zip(model.parameters(), loaded.parameters(), strict=True):
+        assert b.dtype == torch.float32 and torch.equal(a.bfloat16().float(), b)
+
+
+def test_saving_over_a_folder_keeps_its_tokenizer_and_drops_stale_shards(folder: Path) -> None:
+    (folder / "tokenizer.json").write_text("{}")
+    (folder / "model-00001-of-00001.safetensors").write_bytes(b"stale")
+    (folder / "model.safetensors.index.json").write_text("stale")
+    save_decoder(_noisy(QWEN3, std=0.1), folder)
+    assert sorted(path.name for path in folder.iterdir()) == ["config.json", "model.safetensors", "tokenizer.json"]
+    assert torch.equal(load_decoder(folder)(IDS), _noisy(QWEN3, std=0.1)(IDS))
+    assert [path.name for path in folder.parent.iterdir()] == [folder.name]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"model_type": "mixtral"}, "model_type='mixtral'.*qwen2, qwen3, llama"),
+        ({"use_sliding_window": True}, "use_sliding_window=True"),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types"),
+        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "rope scaling 'yarn'"),
+        ({"rope_parameters": None, "rope_scaling": {"type": "linear", "factor": 2.0}}, "rope scaling 'linear'"),
+        ({"num_experts": 8}, "num_experts=8"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config"),
+        ({"hidden_act": "gelu"}, "hidden_act='gelu'"),
+        ({"attention_bias": True}, "attention_bias=True"),
+        ({"hidden_size": None}, "should be a number"),
+    ],
+)
+def test_unsupported_configs_are_named(folder: Path, changes: dict[str, object], words: str) -> None:
+    _edit(folder, **changes)
+    with pytest.raises(ValueError, match=words):
+        load_decoder(folder)
+
+
+def test_rope_theta_is_read_from_either_place(folder: Path) -> None:
+    _edit(folder, rope_parameters=None, rope_theta=777.0)
+    assert load_config(folder).rope_theta == 777.0
+    _edit(folder, rope_parameters={"rope_type": "default", "rope_theta": 888.0})
+    assert load_config(folder).rope_theta == 888.0
+
+
+def test_bad_folders_are_one_clear_error(folder: Path, tmp_path: Path) -> None:
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    with pytest.raises(ValueError, match="config.json"):
+        load_decoder(tmp_path / "nowhere")
+
+    save_file({n: t for n, t in tensors.items() if n != "model.norm.weight"} | {"extra": torch.ones(1)}, file)
+    with pytest.raises(ValueError, match="missing tensors model.norm.weight; unknown tensors extra"):
+        load_decoder(folder)
+
+    save_file(tensors | {"model.norm.weight": torch.ones(7)}, file)
+    with pytest.raises(ValueError, match=r"model.norm.weight is \(7,\)"):
+        load_decoder(folder)
+
+    save_file(tensors | {"lm_head.weight": torch.ones(40, 32)}, file)
+    with pytest.raises(ValueError, match="lm_head.weight differs"):
+        load_decoder(folder)
+
+    file.write_bytes(b"not a tensor file")
+    with pytest.raises(ValueError, match="not a readable safetensors file"):
+        load_decoder(folder)
+
+    file.unlink()
+    with pytest.raises(ValueError, match="model.safetensors is missing"):
+        load_decoder(folder)
+
+    (folder / "config.json").write_text("{")
+    with pytest.raises(ValueError, match="not valid JSON"):
+        load_decoder(folder)
+
+
+def test_saving_refuses_what_no_architecture_has(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="qk_norm=True with attention_bias=True"):
+        save_decoder(_noisy(replace(QWEN3, attention_bias=True)), tmp_path / "x")
+    with pytest.raises(ValueError, match="head_dim=16: Qwen2"):
+        save_decoder(_noisy(replace(QWEN2, head_dim=16)), tmp_path / "x")
+    model = _noisy(QWEN3)
+    model.model.layers[0].mlp = torch.nn.Identity()
+    with pytest.raises(ValueError, match="not a plain decoder.*gate_proj"):
+        save_decoder(model, tmp_path / "x")
+    assert not list(tmp_path.iterdir())
+
+
+def test_spread_keeps_the_function_and_spreads_the_channels() -> None:
+    plain, spread, same = _noisy(QWEN2), _noisy(QWEN2), _noisy(QWEN2)
+    spread_channels(spread, 0.5, seed=7)
+    spread_channels(same, 0.5, seed=7)
+    with torch.no_grad():
+        torch.testing.assert_close(spread(IDS), plain(IDS), atol=2e-5, rtol=2e-5)
+    assert torch.equal(spread(IDS), same(IDS))
+    ratios: list[torch.Tensor] = []
+    for before, after in zip(plain.model.layers, spread.model.layers, strict=True):
+        ratios.append(after.input_layernorm.weight / before.input_layernorm.weight)
+        ratios.append(after.post_attention_layernorm.weight / before.post_attention_layernorm.weight)
+        torch.testing.assert_close(
+            before.self_attn.k_proj.weight / after.self_attn.k_proj.weight, ratios[-2].expand(16, -1)
+        )
+        torch.testing.assert_close(before.mlp.up_proj.weight / after.mlp.up_proj.weight, ratios[-1].expand(48, -1))
+        assert torch.equal(before.mlp.down_proj.weight, after.mlp.down_proj.weight)
+        assert torch.equal(before.self_attn.q_proj.bias, after.self_attn.q_proj.bias)
+    assert torch.cat(ratios).log().std().item() == pytest.approx(0.5, rel=0.25)
+    assert torch.unique(torch.cat(ratios)).numel() == 4 * 32  # independent draws per layer and norm
+
+
+def test_content_hash_follows_content_alone(folder: Path, tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    first = content_hash(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    model.save_pretrained(tmp_path / "sharded", max_shard_size="10KB")
+    (tmp_path / "sharded" / "config.json").write_text((folder / "config.json").read_text())
+    assert content_hash(tmp_path / "sharded") == first
+    tensors = dict(read_tensors(folder))
+    tensors["model.norm.weight"][0] += 1e-6
+    save_file(tensors, folder / "model.safetensors")
+    assert content_hash(folder) != first
+    save_decoder(_noisy(QWEN3), folder)
+    assert content_hash(folder) == first
+    _edit(folder, rms_norm_eps=1e-5)
+    assert content_hash(folder) != first

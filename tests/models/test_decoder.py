@@ -1,0 +1,91 @@
+"""The decoder against transformers (an independent implementation) and against its own invariances."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from harness.models.decoder import Decoder, DecoderConfig, response_hidden, rotate, rope_tables, tensor_shapes
+
+CONFIG = DecoderConfig(
+    vocab_size=32, num_layers=2, hidden_size=32, num_heads=4, num_kv_heads=2, head_dim=8, intermediate_size=48
+)
+
+
+def _model(**changes: object) -> Decoder:
+    return Decoder(replace(CONFIG, **changes), torch.Generator().manual_seed(1), init_std=0.2)  # pyright: ignore
+
+
+def test_rotation_turns_pairs_by_position_times_frequency() -> None:
+    cos, sin = rope_tables(replace(CONFIG, head_dim=4, rope_theta=100.0), 3)
+    x = torch.tensor([1.0, 0.0, 0.0, 2.0]).expand(3, 1, 4)
+    angle = torch.tensor([0.0, 1.0, 2.0])
+    # half-split layout: pairs are (0, 2) at frequency 1 and (1, 3) at frequency 1/10
+    expected = torch.stack((angle.cos(), -2 * (angle / 10).sin(), angle.sin(), 2 * (angle / 10).cos()), -1)
+    torch.testing.assert_close(rotate(x, cos, sin)[:, 0], expected)
+
+
+def test_later_tokens_change_nothing_bit_for_bit() -> None:
+    model = _model()
+    ids = torch.randint(0, 32, (5, 12), generator=torch.Generator().manual_seed(0))
+    changed = ids.clone()
+    changed[:, 7:] = 3
+    assert torch.equal(model(ids)[:, :7], model(changed)[:, :7])
+    assert not torch.equal(model(ids)[:, 7:], model(changed)[:, 7:])
+
+
+def test_positions_default_to_the_column_and_shift_only_rotates() -> None:
+    model = _model()
+    ids = torch.randint(0, 32, (2, 6), generator=torch.Generator().manual_seed(0))
+    positions = torch.arange(6).expand(2, 6)
+    assert torch.equal(model(ids), model(ids, positions))
+    # rotary attention depends on position differences alone
+    torch.testing.assert_close(model(ids), model(ids, positions + 100), atol=1e-5, rtol=1e-5)
+
+
+def test_tables_grow_and_end_at_max_positions() -> None:
+    model = _model(max_positions=100)
+    with torch.inference_mode():
+        model(torch.zeros(1, 70, dtype=torch.long))
+    model(torch.zeros(1, 90, dtype=torch.long)).sum().backward()  # the table made above is usable in training
+    with pytest.raises(ValueError, match="101 exceeds max_positions=100"):
+        model(torch.zeros(1, 101, dtype=torch.long))
+
+
+def test_initialisation_is_the_generators_and_nobody_elses() -> None:
+    state = torch.get_rng_state()
+    first, second = _model(), _model()
+    assert torch.equal(state, torch.get_rng_state())
+    assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
+    assert first.model.embed_tokens.weight.std().item() == pytest.approx(0.2, rel=0.1)
+    assert torch.equal(first.model.norm.weight, torch.ones(32))
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("biased", [True, False])
+def test_tensor_shapes_are_those_of_the_module(tied: bool, biased: bool) -> None:
+    model = _model(tie_embeddings=tied, attention_bias=biased, qk_norm=not biased)
+    assert {name: tuple(p.shape) for name, p in model.named_parameters()} == tensor_shapes(model.config)
+
+
+@pytest.mark.parametrize("equal", [True, False])
+def test_response_hidden_predicts_each_response_token(equal: bool) -> None:
+    model = _model()
+    ids = torch.randint(0, 32, (3, 10), generator=torch.Generator().manual_seed(0))
+    lens = torch.tensor([4, 4, 4] if equal else [2, 4, 9])
+    got = response_hidden(model, ids, 4 if equal else lens, 3)
+    full = model.hidden(ids)
+    for row in range(3):
+        for t in range(3):
+            assert torch.equal(got[row, t], full[row, min(int(lens[row]) - 1 + t, 9)])
+    if equal:
+        assert torch.equal(got, response_hidden(model, ids, lens, 3))
+
+
+def test_bad_shapes_are_refused() -> None:
+    with pytest.raises(ValueError, match="num_heads=4 is not a multiple of num_kv_heads=3"):
+        replace(CONFIG, num_kv_heads=3)
+    with pytest.raises(ValueError, match="head_dim=7"):
+        replace(CONFIG, head_dim=7)
