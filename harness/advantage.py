@@ -23,8 +23,8 @@ def group_advantage(scores: Tensor, group: Tensor, kind: AdvantageKind = "grpo",
     dr_grpo  s - mean                                  arXiv 2503.20783
     loo      s - mean of the others, divided by their std + eps where that std > 0    NeMo-RL's default
     batch    (s - mean) / (std of the whole batch + eps)    TRL, scale_rewards="batch"
-    A group of one has mean 0 and std 1 (verl), so a lone sample keeps its score. Two-pass and in float64: a group of
-    equal scores gives exactly 0, where float32 rounding would be blown up by 1/eps.
+    A group of one keeps its score, with mean 0 and std 1, in grpo and dr_grpo (verl) and gets 0 in loo and batch
+    (NeMo-RL, TRL). Two-pass and in float64: equal scores give exactly 0, where 1/eps would blow up float32 rounding.
     """
     if kind not in KINDS:
         raise ValueError(f"advantage kind: unknown {kind!r} (choose {', '.join(KINDS)})")
@@ -33,19 +33,17 @@ def group_advantage(scores: Tensor, group: Tensor, kind: AdvantageKind = "grpo",
     size = counts.double()[index]
     is_lone = size == 1
     others = (size - 1).clamp(min=1)
-    mean = torch.where(is_lone, 0.0, _group_sum(s, index, counts) / size)
-    centred = s - mean
-    if kind == "dr_grpo":
-        return centred.float()
+    centred = s - _group_sum(s, index, counts) / size
     if kind == "batch":
-        spread = s.std() if s.numel() > 1 else torch.ones_like(s).sum()
+        spread = s.std() if s.numel() > 1 else s.new_ones(())
         return (centred / (spread + eps)).float()
     squares = _group_sum(centred.square(), index, counts)
-    if kind == "grpo":
+    if kind != "loo":
+        centred = torch.where(is_lone, s, centred)
         std = torch.where(is_lone, 1.0, (squares / others).sqrt())
-        return (centred / (std + eps)).float()
+        return (centred if kind == "dr_grpo" else centred / (std + eps)).float()
     # Leaving s_i out of n values moves the mean by centred / (n - 1) and the squares by centred^2 * n / (n - 1).
-    left_out = torch.where(is_lone, s, centred * size / others)
+    left_out = centred * size / others
     rest = squares - centred.square() * size / others
     std = (rest.clamp(min=0) / (size - 2).clamp(min=1)).sqrt()
     has_spread = (size > 2) & (rest > 1e-12 * squares)
