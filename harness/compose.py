@@ -27,8 +27,9 @@ from harness.api import (
     knobs,
     weight_format,
 )
-from harness.config import PrecisionConfig, RunConfig, nearest, parse
+from harness.config import nearest, parse
 from harness.numerics.formats import Format, format_named
+from harness.run_config import PrecisionConfig, RunConfig
 from methods import METHODS, method_named
 
 LONG_RESPONSES = 16
@@ -188,10 +189,10 @@ def compose(config: RunConfig) -> Composed:
             f"precision={config.precision.name}: method {method.name} cannot use it; {nearest(allowed, method.precisions)}"
         )
     rollout = rollout_plan(config.precision)
-    plan = merge([(f"precision {config.precision.name}", rollout)] + [(type(p).__name__, p.plan(rollout)) for p in parts])
-    composed = Composed(
-        method=method, plan=plan, parts=parts, fixed=[{} for _ in parts], memory=[{} for _ in parts]
+    plan = merge(
+        [(f"precision {config.precision.name}", rollout)] + [(type(p).__name__, p.plan(rollout)) for p in parts]
     )
+    composed = Composed(method=method, plan=plan, parts=parts, fixed=[{} for _ in parts], memory=[{} for _ in parts])
     _check_parts(config, composed)
     return composed
 

@@ -1,8 +1,7 @@
-"""Run configuration: one tree of frozen dataclasses, composed by Hydra, stored as JSON, hashed into the run id.
+"""Run configurations: composed by Hydra, stored as JSON, hashed into the run id.
 
-`RunConfig` holds only what changes numbers. Where things are kept, how many workers run and how large a micro-batch
-is live in `Launch`, outside the hash. Hydra needs mutable structured configs, so its schema is derived from the
-frozen dataclasses here and the composed tree is validated into them once. Nothing else sees OmegaConf types.
+Hydra needs mutable structured configs, so its schema is derived from the frozen dataclasses of `harness.run_config`,
+and the composed tree is validated into them once. Nothing else sees OmegaConf types.
 """
 
 from __future__ import annotations
@@ -12,191 +11,18 @@ import hashlib
 import json
 import types
 import typing
-from dataclasses import dataclass, field
+from dataclasses import field
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import TypeAdapter, ValidationError
 
-from harness import NUMERICS_VERSION
+from harness.run_config import RunConfig
 
 T = TypeVar("T")
 CONF = Path(__file__).parent / "conf"
-_STRICT = ConfigDict(extra="forbid")
-
-
-@dataclass(frozen=True, kw_only=True)
-class PrecisionConfig:
-    """A rollout plan by name; the values are names of formats (`harness.numerics.formats`)."""
-
-    __pydantic_config__ = _STRICT
-    name: str
-    weights: str | None = None
-    acts: str | None = None
-    kv: str | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModelConfig:
-    """A decoder trained here, or (`path`) a Hugging Face folder, whose own config then gives the shape."""
-
-    __pydantic_config__ = _STRICT
-    name: str
-    family: Literal["qwen3", "qwen2"] = "qwen3"
-    num_layers: int | None = None
-    hidden_size: int | None = None
-    num_heads: int | None = None
-    num_kv_heads: int | None = None
-    head_dim: int | None = None
-    intermediate_size: int | None = None
-    vocab_size: int | None = None
-    rope_theta: float = 10000.0
-    spread: float = 0.5
-    """Sigma of the function-preserving channel spread; 0 leaves the weights alone."""
-    rl_lr: float = 1e-6
-    """Learning rate of RL that suits this size, where `trainer.lr` is null."""
-    sft_lr: float = 3e-3
-    """Learning rate that trains the base."""
-    path: str | None = field(default=None, metadata={"hashed": False})
-    content_hash: str | None = None
-    """Filled in from `path`: what is hashed in its place."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class BaseConfig:
-    """How a base is trained from scratch: early stop at a sampled accuracy (embedded_default, section 2)."""
-
-    __pydantic_config__ = _STRICT
-    target_accuracy: float = 0.40
-    eval_every: int = 5
-    num_eval: int = 512
-    max_steps: int = 400
-    batch_size: int = 64
-    warmup_steps: int = 50
-    grad_clip: float = 1.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class TaskConfig:
-    """What is learnt and on how many held-out prompts it is scored."""
-
-    __pydantic_config__ = _STRICT
-    name: str
-    n: int | None = None
-    """Problem size, the generation-length axis of the embedded tasks."""
-    num_eval: int = 512
-    path: str | None = field(default=None, metadata={"hashed": False})
-    """Local data file or folder, for tasks that read one; its content hash is recorded."""
-    options: dict[str, Any] = field(default_factory=dict[str, Any])
-
-
-@dataclass(frozen=True, kw_only=True)
-class AlgoConfig:
-    """The policy-gradient algorithm (losses.md sections 2 to 5)."""
-
-    __pydantic_config__ = _STRICT
-    name: str
-    advantage: Literal["grpo", "dr_grpo", "loo", "batch"] = "grpo"
-    loss: Literal["ppo", "gspo", "cispo", "reinforce"] = "ppo"
-    mode: Literal["decoupled", "bypass_ppo", "bypass_pg"] = "decoupled"
-    """Correction mode: which policy is the denominator of the clipped ratio, and where a weight acts."""
-    eps_low: float = 0.2
-    eps_high: float = 0.28
-    dual_clip: float | None = 3.0
-    agg: Literal[
-        "token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-sum-norm", "seq-mean-token-mean"
-    ] = "token-mean"
-    denom: Literal["original", "kept"] = "original"
-    kl_coef: float = 0.0
-    kl_type: Literal["k1", "k2", "k3"] = "k3"
-    entropy_coef: float = 0.0
-    adv_eps: float = 1e-6
-    batch_normalize: Literal["none", "token", "sequence"] = "none"
-    num_prompts: int = 32
-    group_size: int = 8
-    num_minibatches: int = 1
-    num_epochs: int = 1
-    dynamic_sampling: bool = False
-    max_gen_batches: int = 10
-    """Dynamic sampling stops with an error after this many generation batches; 0 is unlimited."""
-    overlong_buffer: int = 0
-    """Tokens before the length limit over which the soft penalty grows; 0 is off."""
-    overlong_factor: float = 1.0
-    overlong_filter: bool = False
-    """Truncated responses leave the loss."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class EngineConfig:
-    """The rollout engine and how it samples."""
-
-    __pydantic_config__ = _STRICT
-    name: Literal["embedded"] = "embedded"
-    temperature: float = 1.0
-    top_p: float = 1.0
-    max_new_tokens: int | None = None
-    """Null: the task's own limit."""
-    max_batch: int = 256
-    """Rows sampled at once; part of the random stream."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainerConfig:
-    """The optimizer and the length of the run."""
-
-    __pydantic_config__ = _STRICT
-    name: Literal["local"] = "local"
-    device: Literal["cpu", "cuda"] = "cpu"
-    steps: int = 80
-    lr: float | None = None
-    """Null: `model.rl_lr`, at most 2e-4 from n = 16 on."""
-    betas: tuple[float, float] = (0.9, 0.95)
-    weight_decay: float = 0.0
-    grad_clip: float = 1.0
-    warmup_steps: int = 0
-    schedule: Literal["constant", "linear", "cosine"] = "constant"
-    eval_every: int = 20
-    loss_scale: float = 65536.0
-    """First loss scale of FP16 training; other formats ignore it."""
-    loss_scale_interval: int = 400
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunConfig:
-    """Everything that decides the numbers of one run."""
-
-    __pydantic_config__ = _STRICT
-    method: str
-    parts: tuple[str, ...] = ()
-    """Parts by `method.Part` in place of the method's own; empty keeps the method's."""
-    knobs: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
-    """Part -> knob -> value; after `compose.resolve` every knob of every part."""
-    precision: PrecisionConfig
-    model: ModelConfig
-    base: BaseConfig
-    task: TaskConfig
-    algo: AlgoConfig
-    engine: EngineConfig
-    trainer: TrainerConfig
-    base_seed: int = 0
-    seed: int = 0
-    numerics_version: int = NUMERICS_VERSION
-
-
-@dataclass(frozen=True, kw_only=True)
-class Launch:
-    """Where and how a run happens; changes no number beyond float rounding."""
-
-    __pydantic_config__ = _STRICT
-    results: str = "results"
-    sweep: str = "runs"
-    micro_batch_tokens: int = 32768
-    checkpoint_every_s: float = 20.0
-    threads: int = 1
-    is_draft: bool = False
-
 
 def nearest(name: str, choices: typing.Iterable[str]) -> str:
     """The closest valid names, then all of them where the list is short enough to read."""

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from harness.api import Plan, WeightStream
-from harness.config import TrainerConfig
+from harness.run_config import TrainerConfig
 from harness.models.decoder import Decoder, response_hidden
 from harness.numerics.linear import wrap_linears
 from harness.numerics.logprobs import selected_logp
@@ -24,7 +24,7 @@ EXTRAS = frozenset({"ref_logp"})
 """What a part's `needs` may name."""
 
 
-class Diverged(RuntimeError):
+class Diverged(RuntimeError):  # noqa: N818 - a status of runs, not a defect
     """A loss or a log-probability is not finite."""
 
 
@@ -77,10 +77,15 @@ class LocalTrainer:
         temperature: float,
         micro_batch_rows: int | None,
         micro_batch_tokens: int,
+        num_updates: int,
         wants_entropy_grad: bool = False,
         wants_reference: bool = False,
     ) -> None:
-        """`micro_batch_rows` fixes the rows of every forward pass; None derives them from `micro_batch_tokens`."""
+        """`micro_batch_rows` fixes the rows of every forward pass; None derives them from `micro_batch_tokens`.
+
+        `num_updates` is how many optimizer updates the run will take, for the learning-rate schedule.
+        """
+        self.total_updates = num_updates
         self.config, self.temperature = config, temperature
         self.micro_batch_rows, self.micro_batch_tokens = micro_batch_rows, micro_batch_tokens
         self.wants_entropy_grad = wants_entropy_grad
@@ -171,7 +176,7 @@ class LocalTrainer:
     def step(self) -> dict[str, float]:
         """Unscale, clip, step, zero. A step with non-finite gradients under loss scaling is skipped and counted."""
         for group in self.optimizer.param_groups:
-            group["lr"] = self.config.lr * schedule(self.config, self.num_updates)
+            group["lr"] = self.config.lr * schedule(self.config, self.num_updates, self.total_updates)
         self.scaler.unscale_(self.optimizer)
         norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, self.config.grad_clip))
         if not math.isfinite(norm) and not self.is_fp16:
@@ -203,13 +208,13 @@ class LocalTrainer:
         self.num_updates, self.num_skipped = state["num_updates"], state["num_skipped"]
 
 
-def schedule(config: TrainerConfig, update: int) -> float:
-    """Factor on the learning rate at an optimizer update: linear warm-up, then constant, linear or cosine decay."""
+def schedule(config: TrainerConfig, update: int, total: int) -> float:
+    """Factor on the learning rate at update 0..total-1: linear warm-up, then constant, linear or cosine decay."""
     if update < config.warmup_steps:
         return (update + 1) / config.warmup_steps
     if config.schedule == "constant":
         return 1.0
-    progress = min(1.0, (update - config.warmup_steps) / max(1, config.steps - config.warmup_steps))
+    progress = min(1.0, (update - config.warmup_steps) / max(1, total - config.warmup_steps))
     return 1.0 - progress if config.schedule == "linear" else 0.5 * (1.0 + math.cos(math.pi * progress))
 
 

@@ -1,0 +1,192 @@
+"""One cell in one process: build, resume, train, and leave a result whatever happens.
+
+    python -m harness.cell CELL.json      (written by the launcher: {"config": ..., "launch": ...})
+
+Exit codes: 0 a result was written, whatever its status; 3 cancelled, a state to resume from was written. This is a
+process edge, so here alone any exception becomes a record.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from harness import provenance
+from harness.api import Plan, knobs
+from harness.clock import STAGES
+from harness.compose import check_supported, compose, plan_json
+from harness.config import parse, run_id, run_name, to_json
+from harness.engines.embedded import EmbeddedEngine
+from harness.loop import REFERENCE, train
+from harness.models.checkpoint import content_hash
+from harness.numerics.formats import format_named
+from harness.prepare import load_state, prepare, save_state, start_of
+from harness.results import RunResult, summarise, write_result
+from harness.run import Run
+from harness.run_config import Launch, RunConfig
+from harness.trainers.local import EXTRAS, Diverged, LocalTrainer
+
+CANCELLED = 3
+
+
+class Cancelled(Exception):  # noqa: N818 - a request, not a defect
+    """The launcher asked the cell to stop, or is gone."""
+
+
+def work_folder(launch: Launch, cell_id: str) -> Path:
+    """Where a cell keeps its state, its progress and its log until it has a result."""
+    return Path(launch.results) / "work" / cell_id
+
+
+def build(config: RunConfig, launch: Launch) -> tuple[Run, dict[str, str | None]]:
+    """Everything alive in a run, at step 0, and the hashes of what it starts from. Raises ValueError on bad input."""
+    composed = compose(config)
+    check_supported(composed, EmbeddedEngine.supports, config.engine.name, EXTRAS)
+    device = config.trainer.device
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("trainer.device=cuda: no CUDA device is visible; valid: cpu")
+    start = start_of(config, launch)
+    model = composed.wrap(prepare(composed, config, start, launch).to(device))
+    algo = config.algo
+    is_exact = composed.plan.sampler == "trainer"
+    trainer = LocalTrainer(
+        model, config.trainer, composed.plan, temperature=config.engine.temperature,
+        micro_batch_rows=config.engine.max_batch if is_exact else None, micro_batch_tokens=launch.micro_batch_tokens,
+        num_updates=config.trainer.steps * algo.num_minibatches * algo.num_epochs,
+        wants_entropy_grad=algo.entropy_coef != 0, wants_reference=algo.kl_coef != 0,
+    )  # fmt: skip
+    ids = {"eos_id": start.task.eos_id, "pad_id": start.task.pad_id, "device": device}
+    engine = EmbeddedEngine(
+        model.config, composed.plan, trainer_model=trainer.model if is_exact else None,
+        max_batch=config.engine.max_batch, **ids,
+    )  # fmt: skip
+    reference = EmbeddedEngine(model.config, Plan(rollout_weights=format_named(REFERENCE)), max_batch=512, **ids)
+    count = min(config.task.num_eval, start.task.num_eval or config.task.num_eval)
+    eval_items = start.task.sample("eval", range(count))
+    run = Run(
+        config=config, composed=composed, task=start.task, trainer=trainer, engine=engine, reference=reference,
+        max_new_tokens=config.engine.max_new_tokens or start.task.max_new_tokens, eval_items=eval_items,
+        question_hash=provenance.text_hash(item.key for item in eval_items),
+    )  # fmt: skip
+    return run, {"model": content_hash(start.folder), "task": start.task.content_hash()}
+
+
+def run_cell(config: RunConfig, launch: Launch, should_stop: Callable[[], bool] = lambda: False) -> RunResult:
+    """Train one cell to its end and write its result; resumes from the cell's own state. Raises Cancelled."""
+    started, began = datetime.now(UTC), time.perf_counter()
+    work = work_folder(launch, run_id(config))
+    work.mkdir(parents=True, exist_ok=True)
+    run: Run | None = None
+    hashes: dict[str, str | None] = {}
+    status, reason, error = "ok", None, None
+    try:
+        run, hashes = build(config, launch)
+        state = work / "state.pt"
+        if state.exists():
+            run.restore(load_state(state))
+        train(run, _after_step(run, work, launch, should_stop))
+        hashes["final"] = provenance.tensors_hash(run.trainer.weights())
+    except Cancelled:
+        raise
+    except Diverged as divergence:
+        status, reason = "diverged", f"step {run.step if run else 0}: {divergence}"
+    except Exception as failure:  # process edge: the record must tell what happened, and the sweep must go on
+        status, reason, error = "failed", f"{type(failure).__name__}: {failure}", traceback.format_exc()
+    result = record(config, launch, run, hashes, status, reason, error)
+    total = sum(v or 0.0 for name, v in result.time_s.items() if name != "total")
+    result = result.model_copy(
+        update={
+            "started_at": started.isoformat(timespec="seconds"),
+            "ended_at": datetime.now(UTC).isoformat(timespec="seconds"),
+            "time_s": result.time_s | {"total": max(total, time.perf_counter() - began)},
+        }
+    )
+    write_result(Path(launch.results) / "runs" / launch.sweep, result, run.series if run else None)
+    return result
+
+
+def record(
+    config: RunConfig, launch: Launch, run: Run | None, hashes: dict[str, str | None], status: str, reason: str | None,
+    error: str | None,
+) -> RunResult:  # fmt: skip
+    """The result of what was reached."""
+    composed = run.composed if run is not None else None
+    series = run.series if run is not None else []
+    evals = run.evals if run is not None else []
+    time_s = {stage: sum(row[f"time/{stage}_s"] for row in series) for stage in STAGES}
+    time_s["eval"] = run.eval_s if run is not None else 0.0
+    tokens = sum(row["rollout/tokens"] for row in series)
+    method = {"name": config.method, "parts": config.knobs}
+    if composed is not None:
+        method |= {"paper": composed.method.paper, "reconstructed": composed.method.reconstructed}
+        method["parts"] = {type(p).__name__: knobs(p) for p in composed.parts}
+    return RunResult.model_validate(
+        {
+            "run_id": run_id(config), "name": run_name(config), "sweep": launch.sweep, "status": status,
+            "reason": reason, "is_draft": launch.is_dirty, "config": to_json(config), "method": method,
+            "planned": plan_json(composed.plan) if composed is not None else {},
+            "passport": None if run is None or run.passport is None else json.loads(json.dumps(asdict(run.passport))),
+            "seed": config.seed, "base_seed": config.base_seed, "commit": launch.commit, "is_dirty": launch.is_dirty,
+            "packages": provenance.packages(), "hardware": provenance.hardware(config.trainer.device),
+            "hashes": hashes, "time_s": time_s, "peak_memory_gib": provenance.peak_memory_gib(config.trainer.device),
+            "tokens_per_s": {
+                "rollout": tokens / time_s["generate"] if time_s["generate"] else None,
+                "end_to_end": tokens / sum(time_s.values()) if sum(time_s.values()) else None,
+            },
+            "num_steps": len(series), "evals": [e.model_dump() for e in evals], "summary": summarise(series, evals),
+            "error": error,
+        }
+    )  # fmt: skip
+
+
+def _after_step(run: Run, work: Path, launch: Launch, should_stop: Callable[[], bool]) -> Callable[[Run], None]:
+    """Save the state now and then, tell the launcher how far it is, stop when asked."""
+    last = [time.perf_counter(), 0.0]
+
+    def after_step(run: Run) -> None:
+        now = time.perf_counter()
+        is_stopping = should_stop()
+        if is_stopping or now - last[0] >= launch.checkpoint_every_s:
+            save_state(work / "state.pt", run.state())
+            last[0] = now
+        if now - last[1] >= 0.5:
+            row: dict[str, Any] = run.series[-1]
+            shown = {"step": run.step, "steps": run.config.trainer.steps, "reward": row["reward/accuracy"]}
+            temporary = work / "progress.part"
+            temporary.write_text(json.dumps(shown), encoding="utf-8")
+            os.replace(temporary, work / "progress.json")
+            last[1] = now
+        if is_stopping:
+            raise Cancelled
+
+    return after_step
+
+
+def main(path: str) -> int:
+    """Run the cell that a JSON file describes."""
+    cell = json.loads(Path(path).read_text(encoding="utf-8"))
+    config, launch = parse(RunConfig, cell["config"]), parse(Launch, cell["launch"])
+    torch.set_num_threads(launch.threads)
+    parent, stops = os.getppid(), list[int]()
+    signal.signal(signal.SIGTERM, lambda number, frame: stops.append(number))
+    signal.signal(signal.SIGINT, lambda number, frame: stops.append(number))
+    try:
+        run_cell(config, launch, should_stop=lambda: bool(stops) or os.getppid() != parent)
+    except Cancelled:
+        return CANCELLED
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

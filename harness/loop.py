@@ -1,0 +1,195 @@
+"""The GRPO/DAPO step, start to end, in one file.
+
+    push weights -> generate -> reward -> advantage -> score -> correct -> update (mini-batches) -> refit -> metrics
+
+`train` is the whole experiment, `harness.run.Run` what is alive in it. All randomness is a hash of (run seed, purpose,
+index), so a run resumed from `Run.state` goes on bit for bit. Left out: how a rollout batch is made
+(`harness.collect`) and how processes start and end (`harness.cell`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from harness.api import Correction, Part, RolloutEngine, Step, TokenBatch
+from harness.clock import Clock
+from harness.collect import collect, minibatches, responses, take_batch, take_correction
+from harness.compose import check_passport, has_hook
+from harness.loss import aggregate, batch_normalize, cleaned, count_totals, policy_loss, start
+from harness.metrics import by_entropy, by_position, clip_metrics, mismatch_metrics
+from harness.results import EvalRecord
+from harness.run import Run
+from harness.seeds import stable_seed
+from harness.trainers.local import Diverged, Scores, Sequences
+
+REFERENCE = "fp32"
+"""The precision in which runs are compared."""
+METRIC_CAP = 2.0
+"""Where the truncated metrics cut a ratio, whatever a method's own cap is, so that runs compare."""
+
+
+def train(run: Run, after_step: Callable[[Run], None]) -> None:
+    """Evaluate, then step and evaluate to the end. Raises Diverged; `run.series` keeps what was measured."""
+    trainer = run.config.trainer
+    while run.step < trainer.steps:
+        if run.step % trainer.eval_every == 0 and not _is_evaluated(run):
+            evaluate(run)
+        run.series.append(grpo_step(run))
+        run.step += 1
+        after_step(run)
+    if not _is_evaluated(run):
+        evaluate(run)
+
+
+def grpo_step(run: Run) -> dict[str, Any]:
+    """One rollout batch and its updates. Returns the step's metrics."""
+    algo, trainer, composed = run.config.algo, run.trainer, run.composed
+    clock = Clock(run.config.trainer.device)
+    step = Step(index=run.step, total=run.config.trainer.steps, seed=run.config.seed)
+    with clock("sync"):
+        row = push_weights(run, run.engine, step)
+    seqs, mask, adv, rollout_logp, measured = collect(run, step, clock)
+    row |= measured
+
+    is_single = algo.num_minibatches * algo.num_epochs == 1
+    with clock("old_logp"):
+        scores = trainer.score(seqs, keep_graph=is_single)
+        train_logp = scores.logp.detach()
+        if not torch.isfinite(train_logp[seqs.sampled]).all():
+            raise Diverged("a log-probability of the trainer is not finite")
+        extras = {"ref_logp": trainer.reference_logp(seqs)} if trainer.reference is not None else {}
+    old_logp = train_logp if algo.mode == "decoupled" else rollout_logp
+    batch = TokenBatch(
+        token_ids=seqs.token_ids,
+        mask=mask,
+        adv=adv,
+        rollout_logp=rollout_logp,
+        old_logp=old_logp,
+        step=step,
+        extras=extras,
+    )
+    row |= mismatch_metrics(train_logp, rollout_logp, mask, cap=METRIC_CAP, entropy=scores.entropy.detach())
+    row |= by_position(train_logp, rollout_logp, mask) | by_entropy(
+        train_logp, rollout_logp, mask, scores.entropy.detach()
+    )
+
+    with clock("update"):
+        correction = normalized(run, composed.correct(start(batch, algo.eps_low, algo.eps_high), batch), batch.mask)
+        for rows in minibatches(run, step):
+            updated = update(run, seqs, batch, correction, rows, scores if is_single else None)
+        row |= updated
+        composed.refit(trainer.model, replace(step, index=step.index + 1))
+    row |= {f"part/{name}": value for memory in composed.memory for name, value in memory.items()}
+    seconds = clock.stop()
+    tokens = row["rollout/tokens"]
+    row |= {f"time/{stage}_s": value for stage, value in seconds.items()}
+    return row | {"rollout/tokens_per_s": tokens / max(seconds["generate"], 1e-9)}
+
+
+def push_weights(run: Run, engine: RolloutEngine, step: Step) -> dict[str, float]:
+    """Trainer weights through every part into the engine; the realized plan must then be the planned one."""
+    engine.load_weights(run.composed.sync(run.trainer.weights(), step))
+    prompts = [item.prompt for item in run.task.sample("train", range(run.config.algo.num_prompts))]
+    run.composed.after_sync(engine, prompts)
+    run.passport = engine.realized_plan()
+    check_passport(run.composed.plan, run.passport)
+    return {f"sync/{name}": value for name, value in engine.sync_metrics().items()}
+
+
+def update(
+    run: Run, seqs: Sequences, batch: TokenBatch, correction: Correction, rows: Tensor, scores: Scores | None
+) -> dict[str, float]:
+    """One optimizer update on some rows of the batch. `scores` may carry the graph of exactly these rows."""
+    algo, trainer, composed = run.config.algo, run.trainer, run.composed
+    rows = rows.to(seqs.ids.device)
+    if len(rows) < len(seqs.ids) or scores is None:
+        seqs, batch, correction = seqs.take(rows), take_batch(batch, rows), take_correction(correction, rows)
+    if algo.mode == "bypass_pg" or any(has_hook(part, "correct_update") for part in composed.parts):
+        scores = scores or trainer.score(seqs, keep_graph=True)
+        current = scores.logp.detach()
+        if algo.mode == "bypass_pg":  # the weight is that of the live policy, as a constant (losses.md section 5)
+            batch = replace(batch, old_logp=current)
+            correction = normalized(run, composed.correct(start(batch, algo.eps_low, algo.eps_high), batch), batch.mask)
+        correction = composed.correct_update(correction, current, batch)
+    totals = count_totals(batch.mask, correction.keep, run.max_new_tokens)
+    objective = composed.token_loss()
+    adds = [part for part in composed.parts if has_hook(part, "aux_loss")]
+
+    def loss_of(some: Tensor, found: Scores) -> tuple[Tensor, dict[str, Tensor]]:
+        b, c = (batch, correction)
+        if len(some) < len(rows):
+            b, c = take_batch(batch, some), take_correction(correction, some)
+        loss, sums = policy_loss(
+            found.logp, b, c, totals, algo,
+            part_loss=None if objective is None else part_loss(objective, found.logp, b, c),
+            owns_objective=objective is not None and objective.owns_objective,
+            entropy=found.entropy,
+        )  # fmt: skip
+        for part in adds:
+            assert found.logits is not None
+            aux = part.aux_loss(found.logits, b)
+            if aux is not None:
+                loss = loss + aggregate(aux, b.mask, b.mask, totals, agg=algo.agg, denom="original")
+        return loss, sums
+
+    loss, sums = trainer.accumulate(seqs, loss_of, scores, wants_logits=bool(adds))
+    return {"train/loss": loss} | trainer.step() | clip_metrics(sums)
+
+
+def part_loss(part: Part, logp: Tensor, b: TokenBatch, c: Correction) -> Tensor | None:
+    """The part's own objective on inputs whose padding is neutral."""
+    logp, b, c = cleaned(logp, b, c)
+    return part.token_loss(logp, c, b)
+
+
+def normalized(run: Run, c: Correction, mask: Tensor) -> Correction:
+    """Batch normalisation of weights, last and by the algorithm (losses.md section 6.9)."""
+    level = run.config.algo.batch_normalize
+    return c if level == "none" else replace(c, weight=batch_normalize(c.weight, mask, level))
+
+
+def evaluate(run: Run) -> None:
+    """Sampled accuracy on fixed held-out questions with one fixed seed: reference precision, then the run's own rollout."""
+    started = time.perf_counter()
+    step = Step(index=run.step, total=run.config.trainer.steps, seed=run.config.seed, purpose="eval")
+    run.reference.load_weights(run.trainer.weights())
+    push_weights(run, run.engine, step)
+    for site, engine in (("reference", run.reference), ("rollout", run.engine)):
+        run.evals.append(evaluation(run, engine, site))
+    run.eval_s += time.perf_counter() - started
+
+
+def evaluation(run: Run, engine: RolloutEngine, site: str) -> EvalRecord:
+    """One pass over the held-out questions."""
+    items = run.eval_items
+    rollout = engine.generate(
+        [item.prompt for item in items],
+        num_samples=1,
+        max_new_tokens=run.max_new_tokens,
+        temperature=run.config.engine.temperature,
+        seed=stable_seed("eval"),
+    )
+    scores = run.task.score(items, responses(rollout))
+    return EvalRecord.model_validate(
+        {
+            "step": run.step,
+            "precision": REFERENCE if site == "reference" else run.config.precision.name,
+            "site": site,
+            "accuracy": sum(s.reward for s in scores) / len(scores),
+            "correct": [int(s.reward >= 1.0) for s in scores],
+            "question_hash": run.question_hash,
+            "length_mean": float(rollout.lengths.float().mean()),
+            "truncated_frac": float(rollout.truncated.float().mean()),
+            "unparsable_frac": sum(not s.is_parsable for s in scores) / len(scores),
+        }
+    )
+
+
+def _is_evaluated(run: Run) -> bool:
+    return any(record.step == run.step for record in run.evals)

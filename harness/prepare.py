@@ -1,0 +1,135 @@
+"""What happens once before a run: the base checkpoint, and every part's offline preparation, cached by content."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from harness.api import Site, knobs
+from harness.base import BaseRecipe, ensure_base
+from harness.compose import Composed, has_hook, plan_json
+from harness.models.checkpoint import content_hash, load_config, load_decoder, spread_channels
+from harness.models.decoder import Decoder, DecoderConfig
+from harness.run_config import Launch, ModelConfig, RunConfig
+from harness.seeds import stable_seed
+from harness.tasks import Task, build_task
+
+NUM_CALIBRATION = 128
+"""Calibration prompts offered to `Part.prepare`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Start:
+    """Where a run starts from."""
+
+    folder: Path
+    """Hugging Face folder of the base."""
+    task: Task
+    spread: float
+    spread_seed: int
+
+    def build(self, folder: Path) -> Decoder:
+        """The module of a checkpoint; the base's channels are spread, a prepared checkpoint's already are."""
+        model = load_decoder(folder)
+        if folder == self.folder and self.spread:
+            spread_channels(model, self.spread, self.spread_seed)
+        return model
+
+
+def decoder_config(model: ModelConfig) -> DecoderConfig:
+    """The shape of a model trained here. Raises ValueError for one that gives none."""
+    names = ("vocab_size", "num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_dim", "intermediate_size")
+    values = {name: getattr(model, name) for name in names}
+    if missing := [name for name, value in values.items() if value is None]:
+        raise ValueError(f"model={model.name}: {', '.join(missing)} not given, and no model.path to read them from")
+    is_qwen3 = model.family == "qwen3"
+    return DecoderConfig(**values, rope_theta=model.rope_theta, qk_norm=is_qwen3, attention_bias=not is_qwen3)
+
+
+def start_of(config: RunConfig, launch: Launch) -> Start:
+    """The task and the base of a run; trains the base where it is not there yet."""
+    options = dict(config.task.options)
+    if config.task.n is not None:
+        options["n"] = config.task.n
+    if config.task.path is not None:
+        options["path"] = config.task.path
+    path = Path(config.model.path) if config.model.path is not None else None
+    if path is not None:
+        load_config(path)
+    elif config.model.vocab_size is not None and config.task.name in ("sort", "chain"):
+        options["vocab_size"] = config.model.vocab_size
+    task = build_task(config.task.name, options, path)
+    if path is None:
+        base = config.base
+        recipe = BaseRecipe(
+            target_accuracy=base.target_accuracy, eval_every=base.eval_every, num_eval=base.num_eval,
+            max_steps=base.max_steps, batch_size=base.batch_size, warmup_steps=base.warmup_steps,
+            grad_clip=base.grad_clip, lr=config.model.sft_lr,
+        )  # fmt: skip
+        shape, root = decoder_config(config.model), Path(launch.results) / "bases"
+        path = ensure_base(config.model.name, shape, task, recipe, config.base_seed, root)
+    seed = stable_seed(config.base_seed, "spread")
+    return Start(folder=path, task=task, spread=config.model.spread, spread_seed=seed)
+
+
+def prepare(composed: Composed, config: RunConfig, start: Start, launch: Launch) -> Decoder:
+    """Run every `Part.prepare` in order, or read what it left; fills `composed.fixed` and returns the module to train."""
+    folder = start.folder
+    calibration = _calibration(start.task)
+    for i, part in enumerate(composed.parts):
+        if not has_hook(part, "prepare"):
+            continue
+        identity = [
+            content_hash(folder), start.spread, start.spread_seed, type(part).__name__, knobs(part),
+            plan_json(composed.plan), config.base_seed, start.task.content_hash(), config.numerics_version,
+        ]  # fmt: skip
+        key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
+        cache = Path(launch.results) / "work" / "prepared" / key
+        if not cache.is_dir():
+            site = Site(checkpoint=folder, calibration=calibration, seed=config.base_seed, build=start.build)
+            _store(cache, *part.prepare(site, composed.plan))
+        composed.fixed[i] = load_file(str(cache / "fixed.safetensors"))
+        folder = cache / "checkpoint" if (cache / "checkpoint").is_dir() else folder
+    return start.build(folder)
+
+
+def _calibration(task: Task) -> tuple[tuple[int, ...], ...]:
+    count = min(NUM_CALIBRATION, task.num_train or NUM_CALIBRATION)
+    return tuple(item.prompt for item in task.sample("train", range(count)))
+
+
+def _store(cache: Path, checkpoint: Path | None, fixed: dict[str, Tensor]) -> None:
+    """The folder appears whole or not at all; who comes second keeps what is there."""
+    part = cache.with_name(f".{cache.name}.{os.getpid()}.part")
+    shutil.rmtree(part, ignore_errors=True)
+    part.mkdir(parents=True)
+    save_file({name: tensor.contiguous() for name, tensor in fixed.items()}, str(part / "fixed.safetensors"))
+    if checkpoint is not None:
+        shutil.copytree(checkpoint, part / "checkpoint")
+    try:
+        part.rename(cache)
+    except OSError:
+        if not cache.is_dir():
+            raise
+        shutil.rmtree(part)
+
+
+def save_state(path: Path, state: dict[str, Any]) -> None:
+    """Write a trainer state atomically; readable with `weights_only=True`."""
+    temporary = path.with_suffix(".part")
+    torch.save(state, temporary)
+    os.replace(temporary, path)
+
+
+load_state = partial(torch.load, weights_only=True, map_location="cpu")
+"""Read what `save_state` wrote: tensors and plain values, nothing is executed."""

@@ -1,0 +1,58 @@
+"""What is alive during one run, and what of it a bit-exact resume needs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from harness.api import Passport, RolloutEngine
+from harness.compose import Composed
+from harness.run_config import RunConfig
+from harness.results import EvalRecord
+from harness.tasks import Item, Task
+from harness.trainers.local import LocalTrainer
+
+
+@dataclass(kw_only=True)
+class Run:
+    """The live parts of one run and its progress. Owned by the cell's process."""
+
+    config: RunConfig
+    composed: Composed
+    task: Task
+    trainer: LocalTrainer
+    engine: RolloutEngine
+    reference: RolloutEngine
+    """Samples in the reference precision, for evaluation alone."""
+    max_new_tokens: int
+    eval_items: list[Item]
+    question_hash: str
+    """Hash of the held-out questions in order."""
+    step: int = 0
+    next_prompt: int = 0
+    eval_s: float = 0.0
+    series: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    evals: list[EvalRecord] = field(default_factory=list[EvalRecord])
+    passport: Passport | None = None
+
+    def state(self) -> dict[str, Any]:
+        """All that resume needs, as tensors and plain values."""
+        return {
+            "trainer": self.trainer.state(),
+            "step": self.step,
+            "next_prompt": self.next_prompt,
+            "eval_s": self.eval_s,
+            "series": self.series,
+            "evals": [record.model_dump() for record in self.evals],
+            "fixed": self.composed.fixed,
+            "memory": self.composed.memory,
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """The inverse of `state`."""
+        self.trainer.restore(state["trainer"])
+        self.step, self.next_prompt, self.eval_s = state["step"], state["next_prompt"], state["eval_s"]
+        self.series = state["series"]
+        self.evals = [EvalRecord(**record) for record in state["evals"]]
+        self.composed.fixed[:] = state["fixed"]
+        self.composed.memory[:] = state["memory"]
