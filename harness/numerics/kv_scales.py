@@ -1,0 +1,74 @@
+"""FP8 KV cache: one float32 scale per attention layer for K, for V and (with FP8 attention) for Q.
+
+K is taken after q/k-norm and RoPE. Two protocols renew the scales after every weight change: on the inference side
+from the first forward (vLLM <= 0.27.1: amax over a constant), on the trainer's side from a percentile of the
+micro-batch maxima (NeMo-RL models/policy/workers/megatron_policy_worker.py `calibrate_qkv_fp8_scales`, described in
+2601.18150). Left out: where an engine keeps them (device buffer and host copies) and per-token-head caches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from harness.numerics.formats import Format
+from harness.numerics.quantize import fake_quantize
+from harness.numerics.rounding import FLOAT_MAX
+
+Role = Literal["q", "k", "v"]
+INFERENCE_DIVISOR: dict[Role, float] = {"q": 200.0, "k": 200.0, "v": 100.0}
+"""vLLM's defaults of Q_SCALE_CONSTANT, K_SCALE_CONSTANT, V_SCALE_CONSTANT: not 448."""
+MARGIN = 1.05
+"""NeMo-RL's head room over the calibrated maximum."""
+PERCENTILE = 0.999
+SMALLEST_SCALE = 1e-6
+"""Engines reject a scale of 0."""
+
+
+def kv_scale(amax: Tensor, fmt: Format, *, margin: float = MARGIN, divisor: float | None = None) -> Tensor:
+    """max(amax * margin / divisor, 1e-6), float32 of `amax`'s shape; `divisor` None: the largest code of `fmt`."""
+    top = FLOAT_MAX[fmt.element] if divisor is None else divisor
+    return (amax.to(torch.float32) * margin / top).clamp(min=SMALLEST_SCALE)
+
+
+def inference_scale(amax: Tensor, fmt: Format, role: Role) -> Tensor:
+    """The scale that vLLM's own calibration of the first forward gives: amax over a constant, no margin."""
+    return kv_scale(amax, fmt, margin=1.0, divisor=INFERENCE_DIVISOR[role])
+
+
+def quantize_kv(x: Tensor, fmt: Format, scale: Tensor) -> Tensor:
+    """What is read back after storing `x` (K, V or Q, any shape and float dtype) under one `scale` float32 []:
+    cast(clamp(x / scale)) * scale, float32. Values beyond scale times the largest code saturate."""
+    return fake_quantize(x, fmt, scale=scale)
+
+
+def percentile_amax(amaxes: Sequence[float] | Tensor, percentile: float = PERCENTILE) -> Tensor:
+    """The `percentile` of the maxima of n micro-batches: the sorted value at round(percentile * (n - 1)), float32 [].
+
+    For n <= 500 at 0.999 this is the maximum itself. Raises ValueError where there is none.
+    """
+    values = torch.as_tensor(amaxes, dtype=torch.float32).reshape(-1)
+    if values.numel() == 0:
+        raise ValueError("amaxes is empty: no micro-batch was recorded")
+    return values.sort().values[round(percentile * (values.numel() - 1))]
+
+
+def trainer_scales(
+    amaxes: Mapping[str, Sequence[float] | Tensor],
+    fmt: Format,
+    *,
+    margin: float = MARGIN,
+    percentile: float = PERCENTILE,
+) -> dict[str, Tensor]:
+    """Scales float32 [] by name from recorded micro-batch maxima by name, over all heads (several ranks: join their
+    lists' results by the maximum before)."""
+    return {name: kv_scale(percentile_amax(values, percentile), fmt, margin=margin) for name, values in amaxes.items()}
+
+
+def scale_names(layer: int) -> dict[Role, str]:
+    """The checkpoint names under which vLLM loads the scales of decoder layer `layer` (global index)."""
+    prefix = f"model.layers.{layer}.self_attn"
+    return {"q": f"{prefix}.attn.q_scale", "k": f"{prefix}.k_scale", "v": f"{prefix}.v_scale"}

@@ -1,0 +1,154 @@
+"""Linear layers that compute as a low-precision engine or trainer would, in float32 arithmetic.
+
+`EmulatedLinear` is the sampler's: codes times scales are multiplied out and the product is taken in float32, which is
+what int8 x int8 (exact integer sums) and FP8 (float32 accumulation) kernels approximate up to summation order. Where a
+kernel applies the scales after the sum, the result differs in the last float32 bits only.
+`CastLinear` is the trainer's: 16-bit operands, results and gradients around a float32 master weight.
+Left out: the three-GEMM FP8 training flow, and any real low-precision kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from harness.numerics.formats import Format
+from harness.numerics.quantize import fake_quantize
+from harness.numerics.rounding import CASTS
+
+
+def cast_dtype(fmt: Format | None) -> torch.dtype | None:
+    """The torch dtype of a plain cast that rounds; None for fp32 and for no format. Raises ValueError for any other."""
+    if fmt is None or fmt.element == "fp32":
+        return None
+    if fmt.tile is not None:
+        raise ValueError(f"format {fmt.name} is not a plain cast; choose fp32, bf16 or fp16")
+    return CASTS[fmt.element]
+
+
+class EmulatedLinear(nn.Module):
+    """y = base(acts(base(x)) W^T + b): `weight` float32 [N, K] is dequantized already, `bias` float32 [N] or None.
+
+    `base` (bf16, fp16; None or fp32: no rounding) rounds what enters and leaves; `acts` fake-quantizes what enters the
+    product, a plain cast being one more rounding. Round `weight` and `bias` to `base` yourself where the engine holds
+    them so. Neither carries a gradient. Raises ValueError where `base` is not a plain cast.
+    """
+
+    weight: Tensor
+    bias: Tensor | None
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, *, acts: Format | None, base: Format | None) -> None:
+        super().__init__()
+        self.register_buffer("weight", weight.detach().to(torch.float32).clone())
+        self.register_buffer("bias", None if bias is None else bias.detach().to(torch.float32).clone())
+        self.acts = acts
+        self.base = base
+        self._base_dtype = cast_dtype(base)
+
+    @torch.no_grad()
+    def set_weight(self, weight: Tensor) -> None:
+        """Overwrite the weight in place, any float dtype [N, K]."""
+        self.weight.copy_(weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., K] of any float dtype -> float32 [..., N]."""
+        dtype = self._base_dtype
+        x = x.to(torch.float32) if dtype is None else x.to(dtype).to(torch.float32)
+        if self.acts is not None:
+            x = fake_quantize(x, self.acts)
+        y = F.linear(x, self.weight, self.bias)
+        return y if dtype is None else y.to(dtype).to(torch.float32)
+
+    def extra_repr(self) -> str:
+        """Shape and formats, for printing."""
+        n, k = self.weight.shape
+        acts = self.acts.name if self.acts else None
+        return f"{k} -> {n}, acts={acts}, base={self.base.name if self.base else None}"
+
+
+class _Round(torch.autograd.Function):
+    """Round to a 16-bit dtype and back, the gradient likewise. Overflow becomes inf on both ways, so that a loss
+    scaler sees it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, dtype: torch.dtype) -> Tensor:
+        ctx.dtype = dtype
+        return x.to(dtype).to(torch.float32)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        return grads[0].to(ctx.dtype).to(torch.float32), None
+
+
+def round_both_ways(x: Tensor, fmt: Format) -> Tensor:
+    """Float32 `x` rounded to a plain cast, with the gradient rounded to it as well; overflow to inf is kept."""
+    dtype = cast_dtype(fmt)
+    return x if dtype is None else _round(x, dtype)
+
+
+def _round(x: Tensor, dtype: torch.dtype) -> Tensor:
+    out = _Round.apply(x, dtype)
+    assert isinstance(out, Tensor)
+    return out
+
+
+class CastLinear(nn.Linear):
+    """An nn.Linear whose weight, input, output and their gradients are rounded to a plain cast (2510.26788, section 3:
+    16-bit compute, float32 master weight). The parameters and their names stay those of the layer it stands for.
+    """
+
+    def __init__(self, linear: nn.Linear, fmt: Format) -> None:
+        super().__init__(linear.in_features, linear.out_features, bias=linear.bias is not None, device="meta")
+        self.weight = linear.weight
+        self.bias = linear.bias
+        self.fmt = fmt
+        self._dtype = cast_dtype(fmt)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """float32 [..., K] -> float32 [..., N] that a 16-bit tensor could hold."""
+        dtype = self._dtype
+        if dtype is None:
+            return super().forward(input)
+        bias = None if self.bias is None else _round(self.bias, dtype)
+        return _round(F.linear(_round(input, dtype), _round(self.weight, dtype), bias), dtype)
+
+
+def wrap_linears(model: nn.Module, fmt: Format, patterns: Sequence[str]) -> nn.Module:
+    """Replace, in place, every nn.Linear whose `<module>.weight` name matches one of `patterns` (as in `fnmatch`) by a
+    `CastLinear` that shares its parameters; returns `model`. Raises ValueError where nothing matches."""
+    chosen = [
+        (name, module)
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear) and any(fnmatchcase(f"{name}.weight", pattern) for pattern in patterns)
+    ]
+    if not chosen:
+        raise ValueError(f"patterns {list(patterns)} match no linear layer of {type(model).__name__}")
+    for name, module in chosen:
+        parent, _, child = name.rpartition(".")
+        setattr(model.get_submodule(parent), child, CastLinear(module, fmt))
+    return model
+
+
+class _StraightThrough(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, fmt: Format) -> Tensor:
+        return fake_quantize(x, fmt).to(x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        return grads[0], None
+
+
+def ste(x: Tensor, fmt: Format) -> Tensor:
+    """Straight-through fake quantization: the value of `fake_quantize(x, fmt)` in the dtype of `x`, gradient 1.
+
+    x + (fake_quantize(x) - x).detach() without its second rounding (Bengio et al., 1308.3432).
+    """
+    out = _StraightThrough.apply(x, fmt)
+    assert isinstance(out, Tensor)
+    return out

@@ -1,0 +1,222 @@
+"""How the largest magnitude of a tile becomes its scale, rule by rule.
+
+A rule is named after who uses it; two rules of one element must not be compared bit for bit with each other.
+Rules of fp32 scales are rows of `RULES`, rules of E8M0 scales rows of `MX_RULES`; NVFP4 has "ct" (with "ct_token",
+one tensor-level scale per row) and "torchao". An all-zero tile gives zero codes and a finite scale under every rule.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from harness.numerics import tiles
+from harness.numerics.formats import Format
+from harness.numerics.rounding import FLOAT_MAX, INT_BITS, decode, e8m0_value, power_of_two_at_least, round_float_
+
+FLOAT32_EPS = torch.finfo(torch.float32).eps
+FLOAT32_TINY = torch.finfo(torch.float32).tiny
+NVFP4_RANGE = FLOAT_MAX["e4m3"] * FLOAT_MAX["e2m1"]
+"""2688: the largest magnitude that a block scale and a code reach together."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rule:
+    """scale = max(max(amax, amax_floor) * margin / largest code, scale_floor), in float32."""
+
+    amax_floor: float = 0.0
+    scale_floor: float = 0.0
+    zero_scale: float | None = None
+    """The scale of an all-zero tile, where the floors do not already make it positive."""
+    margin: float = 1.0
+    is_half_range: bool = False
+    """Integers: the largest code is (2^bits - 1) / 2, half of the range, not 2^(bits - 1) - 1."""
+    is_power_of_two: bool = False
+    """Rounded up to a power of two."""
+    form: Literal["divide", "reciprocal", "inverse"] = "divide"
+    """code = x / scale, or x * (1 / scale), or x * (largest code / amax)."""
+
+
+RULES: dict[str, Rule] = {
+    # vLLM csrc/quantization/w8a8/fp8/common.cu (dynamic, per tensor); the zero rule is ours, vLLM leaves 0 * inf.
+    "tensor": Rule(zero_scale=1.0, form="reciprocal"),
+    # vLLM model_executor/layers/quantization/online/fp8.py (channels) and its per-token kernel.
+    "vllm": Rule(scale_floor=1.0 / (448.0 * 512.0)),
+    # vLLM csrc per_token_group_quant.cu.
+    "vllm_group": Rule(amax_floor=1e-10),
+    # compressed-tensors quantization/utils/helpers.py `calculate_qparams`.
+    "ct": Rule(zero_scale=FLOAT32_EPS, is_half_range=True),
+    # verl utils/kernel/fp8_kernel.py, the Triton path.
+    "verl": Rule(amax_floor=1e-10, form="reciprocal"),
+    # verl's PyTorch path and NeMo-RL models/generation/vllm/quantization/fp8.py: 448 / amax, its inverse stored.
+    "inverse": Rule(zero_scale=1.0, form="inverse"),
+    # Power-of-two scales as vLLM makes for DeepGEMM: 2^ceil(log2(max(amax / 448, 1e-10))).
+    "ue8m0": Rule(scale_floor=1e-10, is_power_of_two=True),
+    # vLLM csrc int8/scaled_quant.cu; also the textbook weight rule. Zero rows store scale 0.
+    "int_kernel": Rule(zero_scale=0.0, form="inverse"),
+    # The INT4 QAT stacks (miles int4_qat/fake_int4_quant_cuda.cu): codes in +-(2^(bits - 1) - 1).
+    "qat": Rule(scale_floor=1e-5),
+    # FP8 KV cache; margin and floor as in NeMo-RL's calibrated scales (`kv_scales.py`).
+    "kv": Rule(margin=1.05, scale_floor=1e-6),
+}
+
+MX_RULES: dict[str, dict[str, int]] = {
+    # What to add to the float32 bits of amax so that the exponent field becomes the one the rule wants:
+    # 2^23 minus the first mantissa that moves up. OCP microscaling (floor), torchao prototype/mx_formats, CT.
+    "floor": {"e2m1": 0, "e4m3": 0},
+    "even": {"e2m1": 0x200000, "e4m3": 0x080000},  # m >= 1.75, m >= 1.9375
+    "ceil": {"e2m1": 0x7FFFFF, "e4m3": 0x7FFFFF},  # m > 1
+    "rceil": {"e2m1": 0x3FFFFF, "e4m3": 0x1FFFFF},  # m > 1.5, m > 1.75
+    "ct": {"e2m1": 0x200000, "e4m3": 0x200000},  # m >= 1.75 for both
+}
+_MX_EMAX = {"e2m1": 2, "e4m3": 8}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scales:
+    """What a tensor is quantized with. Everything but `stored` broadcasts against its `tiles.split` view."""
+
+    multiplier: Tensor
+    """float32: value = (code - zero) * multiplier."""
+    factor: Tensor | None
+    """float32: code = x * factor; None: code = x / multiplier."""
+    zero: Tensor | None
+    """float32 integers."""
+    block: Tensor
+    """What is stored per tile: float32, float32 values of e4m3, or uint8 exponents."""
+    tensor_level: Tensor | None
+    """NVFP4: float32, a quant multiplier under "ct" and a dequant multiplier under "torchao"."""
+
+
+def int_range(fmt: Format) -> tuple[int, int]:
+    """(smallest, largest) code of an integer format: -2^(b-1)..2^(b-1)-1, except the "qat" rule, which has
+    +-(2^(b-1)-1) where symmetric and 0..2^b-1 where not."""
+    half = 2 ** (INT_BITS[fmt.element] - 1)
+    if fmt.rule != "qat":
+        return -half, half - 1
+    return (1 - half, half - 1) if fmt.symmetric else (0, 2 * half - 1)
+
+
+def largest_code(fmt: Format) -> float:
+    """The code (or half range) that a tile's largest magnitude is mapped to."""
+    if fmt.element in FLOAT_MAX:
+        return FLOAT_MAX[fmt.element]
+    half = 2 ** (INT_BITS[fmt.element] - 1)
+    return half - 0.5 if RULES[fmt.rule].is_half_range else half - 1.0
+
+
+def make(
+    view: Tensor, fmt: Format, scale: Tensor | None, zero_point: Tensor | None, tensor_amax: Tensor | None
+) -> Scales:
+    """Scales for a `tiles.split` view (float32): `scale`, spread already, where it is given, else computed."""
+    if fmt.scale_dtype == "e8m0":
+        return _mx(view, fmt, scale)
+    if fmt.scale_dtype == "e4m3":
+        return _nvfp4(view, fmt, scale, tensor_amax)
+    if scale is not None:
+        rule = RULES[fmt.rule]
+        factor = None if rule.form == "divide" else torch.where(scale == 0, 0.0, 1.0 / scale)
+        return Scales(multiplier=scale, factor=factor, zero=zero_point, block=scale, tensor_level=None)
+    return _symmetric(view, fmt, tensor_amax) if fmt.symmetric else _asymmetric(view, fmt)
+
+
+def _symmetric(view: Tensor, fmt: Format, tensor_amax: Tensor | None) -> Scales:
+    rule, top = RULES[fmt.rule], largest_code(fmt)
+    amax = tiles.amax(view, fmt.tile or (0, 0)) if tensor_amax is None else tensor_amax
+    if rule.form == "inverse":
+        is_zero = amax == 0
+        assert rule.zero_scale is not None
+        factor = torch.where(is_zero, rule.zero_scale, top / amax)
+        # The kernel stores amax / 127; verl's PyTorch path stores the inverse of its factor.
+        scale = amax / top if fmt.rule == "int_kernel" else 1.0 / factor
+        return Scales(multiplier=scale, factor=factor, zero=None, block=scale, tensor_level=None)
+    if rule.amax_floor:
+        amax = amax.clamp(min=rule.amax_floor)
+    scale = (amax * rule.margin if rule.margin != 1.0 else amax) / top
+    if rule.scale_floor:
+        scale = scale.clamp(min=rule.scale_floor)
+    if rule.zero_scale is not None:
+        scale = torch.where(scale == 0, rule.zero_scale, scale)
+    if rule.is_power_of_two:
+        scale = power_of_two_at_least(scale)
+    factor = 1.0 / scale if rule.form == "reciprocal" else None
+    return Scales(multiplier=scale, factor=factor, zero=None, block=scale, tensor_level=None)
+
+
+def _asymmetric(view: Tensor, fmt: Format) -> Scales:
+    """Integers with a zero point: (max - min) / (2^bits - 1), both ends forced to include 0 under "ct"."""
+    assert fmt.tile is not None
+    low, high = tiles.extremes(view, fmt.tile)
+    bottom, top = int_range(fmt)
+    if fmt.rule == "qat":
+        scale = ((high - low) / (top - bottom)).clamp(min=RULES["qat"].scale_floor)
+        zero = (low / scale).round().neg().clamp(bottom, top)
+    else:
+        low, high = low.clamp(max=0.0), high.clamp(min=0.0)
+        scale = (high - low) / (top - bottom)
+        # A zero tile divides 0 by 0 here: its zero point is 0 and its scale the smallest increment of 1.
+        zero = torch.where(scale == 0, 0.0, (bottom - low / scale).clamp(bottom, top).round())
+        scale = torch.where(scale == 0, FLOAT32_EPS, scale)
+    return Scales(multiplier=scale, factor=None, zero=zero, block=scale, tensor_level=None)
+
+
+def _mx(view: Tensor, fmt: Format, scale: Tensor | None) -> Scales:
+    """Microscaling: exponent X = E(amax) - emax in [-127, 127], stored as the byte X + 127; NaN or inf gives 255."""
+    assert fmt.tile is not None
+    byte = scale
+    if byte is None:
+        bits = tiles.amax(view, fmt.tile).view(torch.int32)
+        exponent = ((bits + MX_RULES[fmt.rule][fmt.element]) >> 23) - _MX_EMAX[fmt.element]
+        byte = torch.where(bits >= 0x7F800000, 255, exponent.clamp(0, 254)).to(torch.uint8)
+    return Scales(multiplier=e8m0_value(byte), factor=None, zero=None, block=byte, tensor_level=None)
+
+
+def _nvfp4(view: Tensor, fmt: Format, scale: Tensor | None, tensor_amax: Tensor | None) -> Scales:
+    """E4M3 scales of blocks times a float32 scale of the tensor.
+
+    `scale` of one dimension or none is a frozen tensor-level scale in the format's own convention; otherwise it holds
+    frozen block scales, and `tensor_amax` tells the tensor-level one.
+    """
+    assert fmt.tile is not None
+    amax = tiles.amax(view, fmt.tile)
+    given = scale is not None and scale.ndim <= 1
+    level = scale.reshape(()) if given and scale is not None else _tensor_level(amax, fmt, tensor_amax)
+    if scale is not None and not given:
+        block = scale
+    elif fmt.rule == "torchao":
+        block = round_float_((amax / FLOAT_MAX["e2m1"] / level).clamp(min=2.0**-6), "e4m3")
+    else:
+        block = round_float_((amax / FLOAT_MAX["e2m1"]).mul_(level), "e4m3")
+        block = torch.where(block == 0, 0.125, block)
+    factor = (1.0 / level) / block if fmt.rule == "torchao" else None
+    return Scales(
+        multiplier=nvfp4_multiplier(block, level, fmt), factor=factor, zero=None, block=block, tensor_level=level
+    )
+
+
+def _tensor_level(block_amax: Tensor, fmt: Format, tensor_amax: Tensor | None) -> Tensor:
+    if tensor_amax is not None:
+        amax = tensor_amax.to(torch.float32).reshape(())
+    else:
+        amax = block_amax.amax(-2, keepdim=True) if fmt.rule == "ct_token" else block_amax.amax()
+    if fmt.rule == "torchao":
+        return torch.where(amax == 0, 1.0, amax / NVFP4_RANGE)
+    return torch.nan_to_num(NVFP4_RANGE / amax.clamp(min=FLOAT32_TINY), nan=1.0, posinf=1.0, neginf=1.0)
+
+
+def nvfp4_multiplier(block: Tensor, level: Tensor, fmt: Format) -> Tensor:
+    """Effective dequant multiplier of NVFP4 blocks: float32 block scales and tensor-level scale that broadcast."""
+    return block * level if fmt.rule == "torchao" else block / level
+
+
+def stored_multiplier(stored: Tensor, level: Tensor | None, fmt: Format) -> Tensor:
+    """Stored block scales (and the tensor-level scale) -> float32 dequant multipliers of the same shape."""
+    if fmt.scale_dtype == "e8m0":
+        return e8m0_value(stored.view(torch.uint8))
+    if fmt.scale_dtype == "e4m3":
+        assert level is not None
+        return nvfp4_multiplier(decode(stored, "e4m3"), level, fmt)
+    return stored
