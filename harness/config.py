@@ -88,6 +88,21 @@ def groups() -> dict[str, list[str]]:
     return {d.name: sorted(p.stem for p in d.glob("*.yaml")) for d in sorted(CONF.iterdir()) if d.is_dir()}
 
 
+def read_yaml(path: Path) -> dict[str, Any]:
+    """A YAML file as plain values, loaded safely. Raises ValueError naming the file and the line."""
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+    from yaml import YAMLError
+
+    try:
+        values = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
+    except (YAMLError, OmegaConfBaseException) as error:
+        raise ValueError(f"{path}: {' '.join(str(error).split())}") from None
+    if not isinstance(values, dict):
+        raise ValueError(f"{path}: a mapping of keys to values is expected")
+    return typing.cast(dict[str, Any], values)
+
+
 def _plain(kind: Any) -> Any:
     """The nearest type that OmegaConf knows."""
     origin = typing.get_origin(kind)

@@ -1,0 +1,185 @@
+"""The command `lowbit`: parse, dispatch, and turn bad input into one line and exit code 2."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+OVERRIDES = "Hydra overrides, e.g. model=m task.n=16 algo.mode=bypass_pg knobs.TIS.cap=4.0"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command. Returns the exit code: 0 done, 1 something failed, 2 bad input, 130 interrupted."""
+    arguments = parser().parse_args(argv)
+    try:
+        return arguments.run(arguments)
+    except ValueError as error:
+        if os.environ.get("LOWBIT_TRACEBACK"):
+            raise
+        print(f"lowbit: error: {error}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except KeyboardInterrupt:
+        print("\nlowbit: interrupted", file=sys.stderr)
+        return 130
+
+
+def parser() -> argparse.ArgumentParser:
+    """Every command and its options."""
+    top = argparse.ArgumentParser(
+        prog="lowbit",
+        description="Compare methods of reinforcement learning with low-precision rollouts, side by side.",
+        epilog="LOWBIT_TRACEBACK=1 shows where an error came from.",
+    )
+    commands = top.add_subparsers(metavar="command", required=True)
+
+    sweep = _command(commands, "sweep", "run a sweep; finished cells are skipped, so starting again resumes", _sweep)
+    sweep.add_argument("name", help="a file of sweeps/ without its ending, or a path to a YAML file")
+    sweep.add_argument("overrides", nargs="*", help=f"{OVERRIDES}; they apply to every cell and come last")
+    sweep.add_argument("--dry-run", action="store_true", help="list cells and an estimate of time, run nothing")
+    sweep.add_argument("--workers", type=_positive, default=os.cpu_count(), help="cells at a time (default: cores)")
+    sweep.add_argument("--seeds", type=_seeds, help="comma-separated seeds in place of the file's")
+    sweep.add_argument("--no-tracking", action="store_true", help="do not log to MLflow")
+    _places(sweep)
+
+    run = _command(commands, "run", "run one cell", _run)
+    run.add_argument("overrides", nargs="*", help=OVERRIDES)
+    run.add_argument("--dry-run", action="store_true", help="print the resolved configuration, run nothing")
+    _places(run)
+
+    base = _command(commands, "base", "train the base models that sweeps start from, where they are missing", _base)
+    base.add_argument("sweeps", nargs="*", default=[], help="sweeps whose bases to train (default: all)")
+    base.add_argument("--workers", type=_positive, default=os.cpu_count(), help="bases at a time (default: cores)")
+    _places(base)
+
+    report = _command(commands, "report", "write tables and figures of a sweep from its results", _report)
+    report.add_argument("name", help="a sweep with results")
+    report.add_argument("--only", choices=("tables", "figures"), help="write one of the two")
+    _places(report)
+
+    methods = _command(commands, "methods", "list the methods: parts, precisions, paper", _methods)
+    methods.add_argument("--json", action="store_true", help="machine-readable")
+
+    metrics = _command(commands, "metrics", "list the metrics: unit, direction, definition", _metrics)
+    metrics.add_argument("--translate", action="store_true", help="our names beside those of other frameworks")
+
+    _places(_command(commands, "doctor", "check this installation and machine", _doctor))
+
+    passport = _command(commands, "passport", "show planned and realized formats of a run, tensor by tensor", _passport)
+    passport.add_argument("run", help="a run id or the beginning of one")
+    _places(passport)
+
+    results = _command(commands, "results", "verify, import or track result files", _results)
+    results.add_argument("action", choices=("verify", "import"), help="verify all files, or import a folder of runs")
+    results.add_argument("source", nargs="?", help="import: a results folder; without it MLflow is rebuilt from ours")
+    _places(results)
+
+    browse = _command(commands, "browse", "open the MLflow UI on the results", _browse)
+    browse.add_argument("--port", type=_positive, default=5000)
+    _places(browse)
+    return top
+
+
+def _command(
+    commands: argparse._SubParsersAction[argparse.ArgumentParser],
+    name: str,
+    words: str,
+    run: Callable[[argparse.Namespace], int],
+) -> argparse.ArgumentParser:
+    sub = commands.add_parser(name, help=words, description=words[0].upper() + words[1:] + ".")
+    sub.set_defaults(run=run)
+    return sub
+
+
+def _places(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument("--results", type=Path, default=Path("results"), help="results folder (default: results)")
+
+
+def _positive(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: a whole number above 0 is expected")
+    return int(text)
+
+
+def _seeds(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r}: whole numbers separated by commas are expected") from None
+
+
+def _sweep(a: argparse.Namespace) -> int:
+    from harness.commands.sweeping import sweep
+
+    return sweep(
+        a.name,
+        a.overrides,
+        results=a.results,
+        workers=a.workers,
+        is_dry=a.dry_run,
+        seeds=a.seeds,
+        is_tracked=not a.no_tracking,
+    )
+
+
+def _run(a: argparse.Namespace) -> int:
+    from harness.commands.sweeping import run
+
+    return run(a.overrides, results=a.results, is_dry=a.dry_run)
+
+
+def _base(a: argparse.Namespace) -> int:
+    from harness.commands.sweeping import base
+
+    return base(a.sweeps, results=a.results, workers=a.workers)
+
+
+def _report(a: argparse.Namespace) -> int:
+    from harness.commands.sweeping import report
+
+    return report(a.name, a.results, only=a.only)
+
+
+def _methods(a: argparse.Namespace) -> int:
+    from harness.commands.inspecting import methods
+
+    return methods(is_json=a.json)
+
+
+def _metrics(a: argparse.Namespace) -> int:
+    from harness.commands.inspecting import metrics
+
+    return metrics(is_translated=a.translate)
+
+
+def _doctor(a: argparse.Namespace) -> int:
+    from harness.commands.inspecting import doctor
+
+    return doctor(a.results)
+
+
+def _passport(a: argparse.Namespace) -> int:
+    from harness.commands.inspecting import passport
+
+    return passport(a.run, a.results)
+
+
+def _results(a: argparse.Namespace) -> int:
+    from harness.commands.inspecting import import_all, verify_all
+
+    return verify_all(a.results) if a.action == "verify" else import_all(a.source, a.results)
+
+
+def _browse(a: argparse.Namespace) -> int:
+    from harness.tracking import browse
+
+    return browse(a.results, a.port)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
