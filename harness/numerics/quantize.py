@@ -14,7 +14,7 @@ from torch import Tensor
 
 from harness.numerics import nf4, scales, tiles
 from harness.numerics.formats import Format
-from harness.numerics.rounding import CASTS, FLOAT_MAX, decode, encode, round_float_
+from harness.numerics.rounding import CASTS, FLOAT_MAX, decode, e8m0_byte, e8m0_value, encode_, round_float_
 
 _MERGED_SCALE = ("tensor", "ct", "torchao")
 
@@ -56,7 +56,7 @@ def quantize(
     if fmt.tile is None:
         return Quantized(codes=w.to(CASTS[fmt.element]), scale=None, zero_point=None, global_scale=None, fmt=fmt,
                          shape=tuple(w.shape))  # fmt: skip
-    w = w.to(torch.float32)
+    w = w.float()
     if fmt.element == "nf4":
         codes, absmax, offset, outer = nf4.quantize_nf4(w, fmt.double_quant, scale)
         return Quantized(codes=codes, scale=absmax, zero_point=offset, global_scale=outer, fmt=fmt,
@@ -67,7 +67,7 @@ def quantize(
     if fmt.scale_dtype == "e4m3":
         stored = stored.to(torch.float8_e4m3fn)
     elif fmt.scale_dtype == "e8m0":
-        stored = stored.view(torch.float8_e8m0fnu)
+        stored = e8m0_byte(stored).view(torch.float8_e8m0fnu)
     level = s.tensor_level
     return Quantized(
         codes=tiles.join(codes, fmt.tile, w.shape),
@@ -100,14 +100,16 @@ def fake_quantize(x: Tensor, fmt: Format, *, scale: Tensor | None = None, zero_p
     x = x.detach()
     if fmt.tile is None:
         return x.to(CASTS[fmt.element]).to(torch.float32)
-    x = x.to(torch.float32)
+    x = x.float()
     if fmt.element == "nf4":
         return dequantize(quantize(x, fmt, scale=scale))
     v, s = _scaled(x, fmt, scale, zero_point, None)
     if fmt.element in FLOAT_MAX:
-        v = round_float_(v, fmt.element)
+        round_float_(v, fmt.element, s.is_bounded)
     else:
-        v.round_().clamp_(*scales.int_range(fmt))
+        v.round_()
+        if not s.is_bounded:
+            v.clamp_(*scales.int_range(fmt))
         if s.zero is not None:
             v.sub_(s.zero)
     return tiles.join(v.mul_(s.multiplier), fmt.tile, x.shape)
@@ -178,13 +180,13 @@ def _spread_given(scale: Tensor, fmt: Format, shape: torch.Size) -> Tensor:
         level = scale.to(torch.float32)
         return level if scale.ndim <= 1 else tiles.spread(level, fmt.tile, shape)
     if fmt.scale_dtype == "e8m0":
-        return tiles.spread(scale.view(torch.uint8), fmt.tile, shape)
+        return tiles.spread(e8m0_value(scale.view(torch.uint8)), fmt.tile, shape)
     return tiles.spread(scale.to(torch.float32), fmt.tile, shape)
 
 
 def _encode_(v: Tensor, fmt: Format) -> Tensor:
     if fmt.element in FLOAT_MAX:
-        return encode(v, fmt.element)
+        return encode_(v, fmt.element)
     low, high = scales.int_range(fmt)
     return v.round_().clamp_(low, high).to(torch.uint8 if low == 0 else torch.int8)
 

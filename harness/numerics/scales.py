@@ -15,10 +15,20 @@ from torch import Tensor
 
 from harness.numerics import tiles
 from harness.numerics.formats import Format
-from harness.numerics.rounding import FLOAT_MAX, INT_BITS, decode, e8m0_value, power_of_two_at_least, round_float_
+from harness.numerics.rounding import (
+    FLOAT_MAX,
+    INT_BITS,
+    binades,
+    constant,
+    decode,
+    e8m0_value,
+    power_of_two_at_least,
+    round_float_,
+)
 
 FLOAT32_EPS = torch.finfo(torch.float32).eps
 FLOAT32_TINY = torch.finfo(torch.float32).tiny
+FLOAT32_INF_BITS = 0x7F800000
 NVFP4_RANGE = FLOAT_MAX["e4m3"] * FLOAT_MAX["e2m1"]
 """2688: the largest magnitude that a block scale and a code reach together."""
 
@@ -81,14 +91,16 @@ class Scales:
 
     multiplier: Tensor
     """float32: value = (code - zero) * multiplier."""
-    factor: Tensor | None
+    factor: Tensor | None = None
     """float32: code = x * factor; None: code = x / multiplier."""
-    zero: Tensor | None
+    zero: Tensor | None = None
     """float32 integers."""
     block: Tensor
-    """What is stored per tile: float32, float32 values of e4m3, or uint8 exponents."""
-    tensor_level: Tensor | None
+    """What is stored per tile, as float32 still; differs from `multiplier` under NVFP4 alone."""
+    tensor_level: Tensor | None = None
     """NVFP4: float32, a quant multiplier under "ct" and a dequant multiplier under "torchao"."""
+    is_bounded: bool = False
+    """No element can round beyond the largest code."""
 
 
 def int_range(fmt: Format) -> tuple[int, int]:
@@ -117,33 +129,34 @@ def make(
     if fmt.scale_dtype == "e4m3":
         return _nvfp4(view, fmt, scale, tensor_amax)
     if scale is not None:
-        rule = RULES[fmt.rule]
-        factor = None if rule.form == "divide" else torch.where(scale == 0, 0.0, 1.0 / scale)
-        return Scales(multiplier=scale, factor=factor, zero=zero_point, block=scale, tensor_level=None)
+        factor = None if RULES[fmt.rule].form == "divide" else torch.where(scale == 0, 0.0, 1.0 / scale)
+        return Scales(multiplier=scale, factor=factor, zero=zero_point, block=scale)
     return _symmetric(view, fmt, tensor_amax) if fmt.symmetric else _asymmetric(view, fmt)
 
 
 def _symmetric(view: Tensor, fmt: Format, tensor_amax: Tensor | None) -> Scales:
-    rule, top = RULES[fmt.rule], largest_code(fmt)
-    amax = tiles.amax(view, fmt.tile or (0, 0)) if tensor_amax is None else tensor_amax
+    rule, top = RULES[fmt.rule], constant(largest_code(fmt))
+    assert fmt.tile is not None
+    amax = tiles.amax(view, fmt.tile) if tensor_amax is None else tensor_amax.to(torch.float32)
+    # A tile's own maximum lands on the largest code but for float32 error; half a range lands on a tie beyond it.
+    is_bounded = tensor_amax is None and not (rule.is_half_range and fmt.element in INT_BITS)
     if rule.form == "inverse":
-        is_zero = amax == 0
         assert rule.zero_scale is not None
-        factor = torch.where(is_zero, rule.zero_scale, top / amax)
+        factor = torch.where(amax == constant(0.0), constant(rule.zero_scale), top / amax)
         # The kernel stores amax / 127; verl's PyTorch path stores the inverse of its factor.
         scale = amax / top if fmt.rule == "int_kernel" else 1.0 / factor
-        return Scales(multiplier=scale, factor=factor, zero=None, block=scale, tensor_level=None)
+        return Scales(multiplier=scale, factor=factor, block=scale, is_bounded=is_bounded)
     if rule.amax_floor:
         amax = amax.clamp(min=rule.amax_floor)
     scale = (amax * rule.margin if rule.margin != 1.0 else amax) / top
     if rule.scale_floor:
-        scale = scale.clamp(min=rule.scale_floor)
+        scale.clamp_min_(rule.scale_floor)
     if rule.zero_scale is not None:
-        scale = torch.where(scale == 0, rule.zero_scale, scale)
+        scale = _replace_zero(scale, rule.zero_scale)
     if rule.is_power_of_two:
         scale = power_of_two_at_least(scale)
     factor = 1.0 / scale if rule.form == "reciprocal" else None
-    return Scales(multiplier=scale, factor=factor, zero=None, block=scale, tensor_level=None)
+    return Scales(multiplier=scale, factor=factor, block=scale, is_bounded=is_bounded)
 
 
 def _asymmetric(view: Tensor, fmt: Format) -> Scales:
@@ -151,27 +164,28 @@ def _asymmetric(view: Tensor, fmt: Format) -> Scales:
     assert fmt.tile is not None
     low, high = tiles.extremes(view, fmt.tile)
     bottom, top = int_range(fmt)
+    steps = constant(float(top - bottom))
     if fmt.rule == "qat":
-        scale = ((high - low) / (top - bottom)).clamp(min=RULES["qat"].scale_floor)
-        zero = (low / scale).round().neg().clamp(bottom, top)
+        scale = ((high - low) / steps).clamp_min_(RULES["qat"].scale_floor)
+        zero = (low / scale).round_().neg_().clamp_(bottom, top)
     else:
-        low, high = low.clamp(max=0.0), high.clamp(min=0.0)
-        scale = (high - low) / (top - bottom)
-        # A zero tile divides 0 by 0 here: its zero point is 0 and its scale the smallest increment of 1.
-        zero = torch.where(scale == 0, 0.0, (bottom - low / scale).clamp(bottom, top).round())
-        scale = torch.where(scale == 0, FLOAT32_EPS, scale)
-    return Scales(multiplier=scale, factor=None, zero=zero, block=scale, tensor_level=None)
+        low, high = low.clamp_max_(0.0), high.clamp_min_(0.0)
+        # A zero tile has scale 0 in the source, and 0 / 0 for a zero point; here the zero point is then 0.
+        scale = (high - low) / steps
+        zero = torch.where(scale == constant(0.0), constant(0.0), bottom - low / scale).clamp_(bottom, top).round_()
+        scale = _replace_zero(scale, FLOAT32_EPS)
+    return Scales(multiplier=scale, zero=zero, block=scale)
 
 
 def _mx(view: Tensor, fmt: Format, scale: Tensor | None) -> Scales:
-    """Microscaling: exponent X = E(amax) - emax in [-127, 127], stored as the byte X + 127; NaN or inf gives 255."""
+    """Microscaling: 2^X, X = E(amax) - emax in [-127, 127]; inf (byte 255, NaN) where amax is not finite."""
     assert fmt.tile is not None
-    byte = scale
-    if byte is None:
-        bits = tiles.amax(view, fmt.tile).view(torch.int32)
-        exponent = ((bits + MX_RULES[fmt.rule][fmt.element]) >> 23) - _MX_EMAX[fmt.element]
-        byte = torch.where(bits >= 0x7F800000, 255, exponent.clamp(0, 254)).to(torch.uint8)
-    return Scales(multiplier=e8m0_value(byte), factor=None, zero=None, block=byte, tensor_level=None)
+    if scale is None:
+        shifted = tiles.amax(view, fmt.tile).mul_(constant(2.0 ** -_MX_EMAX[fmt.element]))
+        bits = shifted.view(torch.int32).clamp_(max=FLOAT32_INF_BITS)
+        bits = bits.add_(constant(MX_RULES[fmt.rule][fmt.element], torch.int32))
+        scale = binades(bits.view(torch.float32)).clamp_min_(2.0**-127)
+    return Scales(multiplier=scale, block=scale)
 
 
 def _nvfp4(view: Tensor, fmt: Format, scale: Tensor | None, tensor_amax: Tensor | None) -> Scales:
@@ -182,19 +196,16 @@ def _nvfp4(view: Tensor, fmt: Format, scale: Tensor | None, tensor_amax: Tensor 
     """
     assert fmt.tile is not None
     amax = tiles.amax(view, fmt.tile)
-    given = scale is not None and scale.ndim <= 1
-    level = scale.reshape(()) if given and scale is not None else _tensor_level(amax, fmt, tensor_amax)
-    if scale is not None and not given:
+    is_level = scale is not None and scale.ndim <= 1
+    level = scale.reshape(()) if scale is not None and is_level else _tensor_level(amax, fmt, tensor_amax)
+    if scale is not None and not is_level:
         block = scale
     elif fmt.rule == "torchao":
-        block = round_float_((amax / FLOAT_MAX["e2m1"] / level).clamp(min=2.0**-6), "e4m3")
+        block = round_float_((amax / constant(6.0)).div_(level).clamp_min_(2.0**-6), "e4m3")
     else:
-        block = round_float_((amax / FLOAT_MAX["e2m1"]).mul_(level), "e4m3")
-        block = torch.where(block == 0, 0.125, block)
+        block = _replace_zero(round_float_((amax / constant(6.0)).mul_(level), "e4m3"), 0.125)
     factor = (1.0 / level) / block if fmt.rule == "torchao" else None
-    return Scales(
-        multiplier=nvfp4_multiplier(block, level, fmt), factor=factor, zero=None, block=block, tensor_level=level
-    )
+    return Scales(multiplier=nvfp4_multiplier(block, level, fmt), factor=factor, block=block, tensor_level=level)
 
 
 def _tensor_level(block_amax: Tensor, fmt: Format, tensor_amax: Tensor | None) -> Tensor:
@@ -204,7 +215,12 @@ def _tensor_level(block_amax: Tensor, fmt: Format, tensor_amax: Tensor | None) -
         amax = block_amax.amax(-2, keepdim=True) if fmt.rule == "ct_token" else block_amax.amax()
     if fmt.rule == "torchao":
         return torch.where(amax == 0, 1.0, amax / NVFP4_RANGE)
-    return torch.nan_to_num(NVFP4_RANGE / amax.clamp(min=FLOAT32_TINY), nan=1.0, posinf=1.0, neginf=1.0)
+    return (constant(NVFP4_RANGE) / amax.clamp(min=FLOAT32_TINY)).nan_to_num_(nan=1.0, posinf=1.0)
+
+
+def _replace_zero(scale: Tensor, value: float) -> Tensor:
+    """`scale` >= 0 with `value` where it is 0, in place: an addition is a third cheaper than a choice."""
+    return scale.add_(scale == constant(0.0), alpha=value)
 
 
 def nvfp4_multiplier(block: Tensor, level: Tensor, fmt: Format) -> Tensor:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 Tile = tuple[int, int]
+_NARROW = 16
 
 
 def split(x: Tensor, tile: Tile) -> Tensor:
@@ -49,9 +50,13 @@ def join(view: Tensor, tile: Tile, shape: torch.Size | tuple[int, ...]) -> Tenso
 
 def amax(view: Tensor, tile: Tile) -> Tensor:
     """Largest magnitude of every tile of a `split` view, broadcastable against it."""
-    magnitude = view.abs()
     if tile == (0, 0):
-        return magnitude.amax()
+        low, high = torch.aminmax(view)
+        return torch.maximum(low.neg(), high)
+    magnitude = view.abs()
+    if tile[0] == 1 and view.shape[-1] == _NARROW:
+        # torch reduces a last axis of fewer than 32 elements one by one on a CPU.
+        magnitude = torch.maximum(magnitude[..., : _NARROW // 2], magnitude[..., _NARROW // 2 :])
     return magnitude.amax(_dims(tile), keepdim=True)
 
 
