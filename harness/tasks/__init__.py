@@ -74,7 +74,16 @@ class Task(Protocol):
 
 
 class Demonstrated(Task, Protocol):
-    """A task that can show how it is done: the embedded ones."""
+    """A task with one right answer, which it can show: the embedded ones."""
+
+    @property
+    def ceiling(self) -> float:
+        """Accuracy of the demonstrations."""
+        ...
+
+    def answers(self, items: Sequence[Item]) -> list[tuple[int, ...]]:
+        """The right response of each item, EOS included."""
+        ...
 
     def demonstrations(self, indices: Sequence[int], seed: int) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
         """(prompt, response with EOS) of train items, for supervised fine-tuning."""

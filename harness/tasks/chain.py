@@ -19,7 +19,7 @@ import numpy as np
 from harness.models.tokenizer import EOS_ID, PAD_ID, encode
 from harness.seeds import stable_seed
 from harness.tasks import Item, Score, Split
-from harness.tasks.digits import check_options, draw_digits, exact_match, make_item
+from harness.tasks.digits import answer_ids, check_options, draw_digits, exact_match, make_item
 
 RULE = 1
 """Version of the questions, the demonstrator and the scoring."""
@@ -118,6 +118,10 @@ class Chain:
         demonstrator(self.n, self.accuracy, self.misconceptions)
 
     @property
+    def ceiling(self) -> float:
+        return self.accuracy
+
+    @property
     def max_new_tokens(self) -> int:
         return self.n + 1
 
@@ -127,6 +131,9 @@ class Chain:
 
     def score(self, items: Sequence[Item], responses: Sequence[Sequence[int]]) -> list[Score]:
         return exact_match(items, responses)
+
+    def answers(self, items: Sequence[Item]) -> list[tuple[int, ...]]:
+        return [answer_ids(item) for item in items]
 
     def demonstrations(self, indices: Sequence[int], seed: int) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
         """The demonstrator's answers to train questions; its errors are a function of (seed, index)."""

@@ -42,12 +42,17 @@ def make_item(task: str, index: int, digits: str, marker: str, reference: str) -
     return Item(index, prompt, reference, f"{stable_seed(task, 'key', digits):016x}")
 
 
+def answer_ids(item: Item) -> tuple[int, ...]:
+    """The one right response, EOS included."""
+    return (*encode(item.reference), EOS_ID)
+
+
 def exact_match(items: Sequence[Item], responses: Sequence[Sequence[int]]) -> list[Score]:
     """Right: the reference's characters, then EOS, and nothing else. Parsable: any digits, then EOS."""
     scores: list[Score] = []
     for item, response in zip(items, responses, strict=True):
         answer = tuple(response)
-        if answer == (*encode(item.reference), EOS_ID):
+        if answer == answer_ids(item):
             scores.append(RIGHT)
         else:
             is_answer = len(answer) > 1 and answer[-1] == EOS_ID and DIGITS.issuperset(answer[:-1])

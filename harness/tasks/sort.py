@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from harness.models.tokenizer import EOS_ID, PAD_ID, encode
+from harness.models.tokenizer import EOS_ID, PAD_ID
 from harness.seeds import stable_seed
 from harness.tasks import Item, Score, Split
-from harness.tasks.digits import check_options, draw_digits, exact_match, make_item
+from harness.tasks.digits import answer_ids, check_options, draw_digits, exact_match, make_item
 
 RULE = 1
 """Version of the questions and the scoring."""
@@ -27,6 +27,7 @@ class Sort:
     pad_id: int = field(default=PAD_ID, init=False)
     num_train: int | None = field(default=None, init=False)
     num_eval: int | None = field(default=None, init=False)
+    ceiling: float = field(default=1.0, init=False)
 
     def __post_init__(self) -> None:
         check_options(self.name, self.n, self.vocab_size)
@@ -42,9 +43,12 @@ class Sort:
     def score(self, items: Sequence[Item], responses: Sequence[Sequence[int]]) -> list[Score]:
         return exact_match(items, responses)
 
+    def answers(self, items: Sequence[Item]) -> list[tuple[int, ...]]:
+        return [answer_ids(item) for item in items]
+
     def demonstrations(self, indices: Sequence[int], seed: int) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
         """Flawless ones: `seed` has nothing to decide."""
-        return [(item.prompt, (*encode(item.reference), EOS_ID)) for item in self.sample("train", indices)]
+        return [(item.prompt, answer_ids(item)) for item in self.sample("train", indices)]
 
     def content_hash(self) -> str:
         return f"{stable_seed(self.name, RULE, self.n):016x}"

@@ -46,7 +46,7 @@ def test_known_ids():
 def test_bad_input_is_named():
     with pytest.raises(ValueError, match="character 'z' is not in the 32-token vocabulary"):
         encode("12z")
-    with pytest.raises(ValueError, match="vocab_size 64 .*32, 128"):
+    with pytest.raises(ValueError, match=r"vocab_size 64 .*32, 128"):
         char_tokenizer(64)
 
 
