@@ -21,7 +21,7 @@ POSITION_BUCKETS = 64
 ENTROPY_EDGES = (0.0, 0.001, 0.01, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0)
 """Lower edges of the entropy buckets, nats; the last bucket is open."""
 
-_MEANS = ("k1", "k2", "k3", "k3_reverse", "js", "logp_absdiff_mean", "prob_absdiff_mean", "mult_prob_error")
+_MEANS = ("kl_k1", "kl_k2", "kl_k3", "kl_k3_reverse", "js", "logp_absdiff_mean", "prob_absdiff_mean", "mult_prob_error")
 _RATIOS = ("rho", "rho_sq", "weight", "weight_sq", "frac_high", "frac_low")
 _EXTREMES = ("logp_absdiff_max", "logp_absdiff_p99", "logp_absdiff_p999", "prob_absdiff_max", "d_max", "d_min")
 _SEQUENCES = ("train_ppl", "rollout_ppl", "train_log_ppl", "rollout_log_ppl", "log_ppl_diff", "log_ppl_absdiff")
@@ -65,9 +65,10 @@ def mismatch_metrics(
     token = _token_statistics(old, rollout, cap, None if entropy is None else entropy.take(index).double())
     sequence = _sequence_statistics(old_logp, rollout_logp, valid, cap)
     values = torch.cat([token, sequence]).tolist()
-    x = dict(zip((*_MEANS, *_RATIOS, *_EXTREMES, *_PAIRS, *_SEQUENCES, *_PRODUCTS), values, strict=True))
+    keys: list[str] = [*_MEANS, *_RATIOS, *_EXTREMES, *_PAIRS, *_SEQUENCES, *_PRODUCTS]
+    x = dict(zip(keys, values, strict=True))
     x["invalid_frac"] = 1.0 - num / num_masked
-    x["m2"] = 2.0 * x["k2"]
+    x["m2"] = 2.0 * x["kl_k2"]
     x["chi2_token"] = x["rho_sq"] - 1.0
     x["chi2_seq"] = x["seq_rho_sq"] - 1.0
     x["ess_token_raw"] = x["rho"] ** 2 / x["rho_sq"]
@@ -136,25 +137,26 @@ def _sequence_statistics(old_logp: Tensor, rollout_logp: Tensor, valid: Tensor, 
 def by_position(old_logp: Tensor, rollout_logp: Tensor, mask: Tensor) -> dict[str, list[float]]:
     """Mismatch along the response. [B, T] each -> lists over at most 64 buckets of equal width, ceil(T / 64) positions.
 
-    position: first position of the bucket, from 0; k3: mean exp(d) - d - 1; absdiff: mean |d|, nats; count: tokens.
-    An empty bucket has NaN means. Right padding makes the column the position.
+    Names have the prefix `by_position/`. position: first position of the bucket, from 0; k3: mean exp(d) - d - 1;
+    absdiff: mean |d|, nats; count: tokens. An empty bucket has NaN means. The column is the position.
     """
     width = -(-mask.shape[1] // POSITION_BUCKETS)
     index = torch.arange(mask.shape[1], device=mask.device) // width
     num = -(-mask.shape[1] // width)
     buckets = _bucketed(old_logp, rollout_logp, mask, index.expand(mask.shape), num)
-    return {"position": [float(i * width) for i in range(num)], **buckets}
+    starts = [float(i * width) for i in range(num)]
+    return {f"by_position/{name}": values for name, values in {"position": starts, **buckets}.items()}
 
 
 @torch.no_grad()
 def by_entropy(old_logp: Tensor, rollout_logp: Tensor, mask: Tensor, entropy: Tensor) -> dict[str, list[float]]:
     """Mismatch against the trainer's entropy [B, T], nats, in buckets with the lower edges `ENTROPY_EDGES`.
 
-    entropy: lower edge of the bucket; k3, absdiff, count as in `by_position`.
+    Names have the prefix `by_entropy/`. entropy: lower edge of the bucket; k3, absdiff, count as in `by_position`.
     """
     edges = torch.tensor(ENTROPY_EDGES[1:], dtype=entropy.dtype, device=entropy.device)
     buckets = _bucketed(old_logp, rollout_logp, mask, torch.bucketize(entropy, edges, right=True), len(ENTROPY_EDGES))
-    return {"entropy": list(ENTROPY_EDGES), **buckets}
+    return {f"by_entropy/{name}": values for name, values in {"entropy": list(ENTROPY_EDGES), **buckets}.items()}
 
 
 def _bucketed(old_logp: Tensor, rollout_logp: Tensor, mask: Tensor, index: Tensor, num: int) -> dict[str, list[float]]:
@@ -193,14 +195,14 @@ def correction_metrics(c: Correction, mask: Tensor) -> dict[str, float]:
     }
 
 
-def clip_metrics(sums: Mapping[str, Tensor]) -> dict[str, float]:
-    """Means from the sums that `loss.policy_loss` returns, added over the micro-batches of an update; prefix `train/`.
+def clip_metrics(sums: Mapping[str, float]) -> dict[str, float]:
+    """Means from the sums of `loss.policy_loss`, added over the micro-batches of an update, as floats; prefix `train/`.
 
     Fractions and means are per token of the mask. ess_ppo is the effective sample size of the policy ratio R: drift of
     the policy within the batch, not precision. skew is the mean of -(R - 1) A, split by the sign of A; skew_total takes
     current over sampler in place of R.
     """
-    x = dict(zip(sums, torch.stack([value.double() for value in sums.values()]).tolist(), strict=True))
+    x = dict(sums)
     n = x.pop("tokens")
     if n == 0:
         return {}

@@ -6,9 +6,11 @@ top-k are left out on purpose: a truncated sampler has another support than the 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint  # pyright: ignore[reportUnknownVariableType]
 
 
 def selected_logp(
@@ -31,14 +33,17 @@ def selected_logp(
     if chunk < 1:
         raise ValueError(f"chunk: {chunk} is not a number of rows (choose >= 1 or None)")
     pieces: list[tuple[Tensor, Tensor]] = []
-    for part, ids in zip(logits.split(chunk), token_ids.split(chunk), strict=True):
-        if torch.is_grad_enabled() and logits.requires_grad:
-            pieces.append(
-                checkpoint(_rows, part, ids, temperature, entropy_grad, use_reentrant=False, preserve_rng_state=False)
-            )
-        else:
-            pieces.append(_rows(part, ids, temperature, entropy_grad))
+    for first in range(0, logits.shape[0], chunk):
+        rows = slice(first, first + chunk)
+        pieces.append(_recomputed(logits[rows], token_ids[rows], temperature, entropy_grad))
     return torch.cat([logp for logp, _ in pieces]), torch.cat([entropy for _, entropy in pieces])
+
+
+def _recomputed(logits: Tensor, token_ids: Tensor, temperature: float, entropy_grad: bool) -> tuple[Tensor, Tensor]:
+    if not (torch.is_grad_enabled() and logits.requires_grad):
+        return _rows(logits, token_ids, temperature, entropy_grad)
+    run: Callable[..., tuple[Tensor, Tensor]] = checkpoint  # pyright: ignore[reportUnknownVariableType]
+    return run(_rows, logits, token_ids, temperature, entropy_grad, use_reentrant=False, preserve_rng_state=False)
 
 
 def _rows(logits: Tensor, token_ids: Tensor, temperature: float, entropy_grad: bool) -> tuple[Tensor, Tensor]:

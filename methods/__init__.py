@@ -1,0 +1,59 @@
+"""Every method by name: the explicit dict, joined by what other packages offer as entry points `lowbit.methods`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+from importlib.metadata import EntryPoint, entry_points
+
+from harness.api import Method
+from methods import bf16, bf16_tis, flashrl, fp16, icepop, mis, naive, zero_mismatch
+
+GROUP = "lowbit.methods"
+_OWN = (
+    bf16.METHOD,
+    naive.METHOD,
+    zero_mismatch.METHOD,
+    bf16_tis.METHOD,
+    fp16.METHOD,
+    flashrl.METHOD,
+    mis.METHOD,
+    mis.GEO_RS,
+    mis.GEO_RS_TIS,
+    mis.K3_RS,
+    mis.K3_RS_TIS,
+    icepop.METHOD,
+)
+
+
+def joined(own: Iterable[Method], offered: Iterable[EntryPoint]) -> dict[str, Method]:
+    """Name -> method. Raises ValueError for two methods of one name and for an entry point that is no method."""
+    found: dict[str, Method] = {}
+    sources: dict[str, str] = {}
+    for source, method in [("methods", m) for m in own] + [(f"entry point {e.value}", _loaded(e)) for e in offered]:
+        if method.name in found:
+            raise ValueError(f"method {method.name}: offered by {sources[method.name]} and by {source}")
+        found[method.name], sources[method.name] = method, source
+    return found
+
+
+def _loaded(entry: EntryPoint) -> Method:
+    try:
+        method = entry.load()
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"entry point {entry.name} = {entry.value} of {GROUP} does not load: {error}") from error
+    if not isinstance(method, Method):
+        raise ValueError(f"entry point {entry.name} = {entry.value} of {GROUP} is not a Method")
+    return method
+
+
+METHODS: dict[str, Method] = joined(_OWN, entry_points(group=GROUP))
+
+
+def method_named(name: str) -> Method:
+    """The method called `name`. Raises ValueError with the nearest names and all of them."""
+    if name not in METHODS:
+        near = get_close_matches(name, METHODS, n=3, cutoff=0.4)
+        hint = f"nearest: {', '.join(near)}; " if near else ""
+        raise ValueError(f"method={name}: unknown; {hint}valid: {', '.join(METHODS)}")
+    return METHODS[name]

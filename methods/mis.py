@@ -1,0 +1,148 @@
+"""Masked importance sampling and rejection by divergence: what is too far off is dropped, not truncated.
+
+Papers: "When Speed Kills Stability" (Liu, Li et al., blog, 2025) for MIS and geometric rejection; arXiv 2512.23075 for
+the statistics; code verl rollout_corr_helper.py, TRL (default: sequence, cap 3), slime train_infer_mismatch_helper.
+Claim: sequence-level masking is unbiased where token weights are not, and outlives them when the mismatch grows.
+Bounds are stated on rho = pi_old / pi_rollout. verl's k1 options act on its inverse: `is_inverse` reproduces that.
+Rejected tokens leave the numerator; whether denominators count them is the algorithm's `denom`.
+The published bounds of the geometric mean are for BF16 and reject nearly every low-bit rollout: `reject_frac`
+calibrates them once, on the first batch (ours). Left out: full-vocabulary divergences (trust region masking).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import inf, log
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from harness.api import Correction, Memory, Method, Part, TokenBatch
+from methods.flashrl import BOUND, TIS, Level, log_rho, truncated_weight
+from methods.naive import LOW_BIT
+
+Stat = Literal["k1", "k2", "k3"]
+Over = Literal["token", "seq_sum", "seq_mean", "seq_max"]
+
+
+def divergence(d: Tensor, mask: Tensor, stat: Stat, over: Over) -> Tensor:
+    """k1 = d, k2 = d^2 / 2 or k3 = exp(d) - 1 - d, per token or over the sequence. d [B, T] = log rho -> [B, T] nats.
+
+    d is clamped to +-20 and must be 0 outside the mask [B, T] bool. verl's k1 is the negative of this one.
+    """
+    d = d.clamp(-BOUND, BOUND)
+    value = d if stat == "k1" else 0.5 * d.square() if stat == "k2" else torch.expm1(d) - d
+    if over == "token":
+        return value
+    if over == "seq_max":
+        return value.amax(-1, keepdim=True).expand_as(d)
+    total = value.sum(-1, keepdim=True)
+    if over == "seq_mean":
+        total = total / mask.sum(-1, keepdim=True).clamp(min=1)
+    return total.expand_as(d)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MIS(Part):
+    """Keep what has lo <= rho <= hi at a level; kept tokens carry the untruncated ratio of `weight`."""
+
+    sets_weight: ClassVar[bool] = True
+    level: Level = "sequence"
+    """token; sequence: product of the ratios; geometric: their geometric mean, independent of the length."""
+    lo: float | None = None
+    hi: float = 3.0
+    weight: Literal["token", "sequence", "geometric", "none"] = "sequence"
+    veto: float | None = None
+    """Reject a sequence with any token ratio below this; slime and miles use 1e-4."""
+
+    def __post_init__(self) -> None:
+        if not (self.lo or 0.0) < self.hi:
+            raise ValueError(f"MIS.lo, hi: {self.lo}, {self.hi} is not a band (choose lo < hi)")
+
+    def correct(self, c: Correction, b: TokenBatch, memory: Memory) -> Correction:
+        rho = truncated_weight(log_rho(b.old_logp, b.rollout_logp, b.mask, self.level), inf)
+        keep = c.keep & (rho >= (self.lo or 0.0)) & (rho <= self.hi)
+        if self.veto is not None:
+            d = log_rho(b.old_logp, b.rollout_logp, b.mask, "token")
+            keep = keep & (d.amin(-1, keepdim=True).exp() >= self.veto)
+        if self.weight == "none":
+            return replace(c, keep=keep)
+        log_ratio = log_rho(b.old_logp, b.rollout_logp, b.mask, self.weight)
+        return replace(c, keep=keep, weight=truncated_weight(log_ratio, inf))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reject(Part):
+    """Keep tokens or sequences whose divergence is inside the bounds. Weights are another part's business."""
+
+    stat: Stat = "k3"
+    over: Over = "seq_mean"
+    lo: float | None = None
+    """k1 only: lower bound on rho (of the product or geometric mean); k2 and k3 have none."""
+    hi: float = 0.01
+    """k1: upper bound on rho; k2 and k3: upper bound in nats."""
+    is_inverse: bool = False
+    """k1 bounds act on 1 / rho, as in verl."""
+    reject_frac: float | None = None
+    """Replace the bounds by those that reject this fraction of the first batch; None keeps them."""
+
+    def __post_init__(self) -> None:
+        name = type(self).__name__
+        if self.stat == "k1" and (self.lo is None or not 0 < self.lo < self.hi or self.over == "seq_max"):
+            raise ValueError(f"{name}.lo, hi: k1 over {self.over} needs 0 < lo < hi and token, seq_sum or seq_mean")
+        if self.stat != "k1" and self.lo is not None:
+            raise ValueError(f"{name}.lo: {self.lo} means nothing for {self.stat} (choose null)")
+
+    def correct(self, c: Correction, b: TokenBatch, memory: Memory) -> Correction:
+        valid = b.mask & torch.isfinite(b.old_logp - b.rollout_logp)
+        value = divergence(log_rho(b.old_logp, b.rollout_logp, b.mask, "token"), valid, self.stat, self.over)
+        low, high = -inf, self.hi
+        if self.stat == "k1":
+            assert self.lo is not None
+            low, high = (-log(self.hi), -log(self.lo)) if self.is_inverse else (log(self.lo), log(self.hi))
+        if self.reject_frac is not None:
+            high = self._calibrated(value.abs(), valid, memory)
+            low = -high
+        return replace(c, keep=c.keep & (value >= low) & (value <= high))
+
+    def _calibrated(self, size: Tensor, valid: Tensor, memory: Memory) -> float:
+        name = f"{type(self).__name__}_bound"
+        sample = size[valid] if self.over == "token" else size[valid.any(-1), 0]
+        if name not in memory and sample.numel():
+            memory[name] = float(sample.quantile(1.0 - (self.reject_frac or 0.0)))
+        return memory.get(name, inf)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GeoRS(Reject):
+    """Geometric mean of the ratios; verl's bounds. NeMo-RL takes 0.999 to 1.002, SkyRL 0.99 to 1.01."""
+
+    stat: Stat = "k1"
+    lo: float | None = 0.999
+    hi: float = 1.001
+
+
+@dataclass(frozen=True, kw_only=True)
+class K3RS(Reject):
+    """Mean k3 of the response; verl's preset."""
+
+
+PAPER = "blog, When Speed Kills Stability (2025)"
+PRECISIONS = (*LOW_BIT, "bf16")
+METHOD = Method(
+    name="mis", paper=PAPER, parts=(MIS(),), precisions=PRECISIONS, summary="sequence MIS, ratios above 3 are dropped"
+)
+GEO_RS = Method(
+    name="geo_rs", paper=PAPER, parts=(GeoRS(),), precisions=PRECISIONS, summary="rejection by the geometric mean ratio"
+)
+GEO_RS_TIS = replace(GEO_RS, name="geo_rs_tis", parts=(GeoRS(), TIS()), summary="geo_rs with token TIS")
+K3_RS = replace(GEO_RS, name="k3_rs", parts=(K3RS(),), summary="rejection by the mean k3 of a response")
+K3_RS_TIS = replace(
+    K3_RS,
+    name="k3_rs_tis",
+    paper="arXiv 2605.14220",
+    parts=(K3RS(hi=0.001), TIS()),
+    summary="k3_rs with token TIS",
+    reconstructed="which divergence the paper's threshold of 0.001 is of; here the mean k3",
+)
