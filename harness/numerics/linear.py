@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -92,9 +92,7 @@ def round_both_ways(x: Tensor, fmt: Format) -> Tensor:
 
 
 def _round(x: Tensor, dtype: torch.dtype) -> Tensor:
-    out = _Round.apply(x, dtype)
-    assert isinstance(out, Tensor)
-    return out
+    return cast(Tensor, _Round.apply(x, dtype))  # pyright: ignore[reportUnknownMemberType]
 
 
 class CastLinear(nn.Linear):
@@ -103,27 +101,31 @@ class CastLinear(nn.Linear):
     """
 
     def __init__(self, linear: nn.Linear, fmt: Format) -> None:
-        super().__init__(linear.in_features, linear.out_features, bias=linear.bias is not None, device="meta")
+        nn.Module.__init__(self)
+        self.in_features, self.out_features = linear.in_features, linear.out_features
         self.weight = linear.weight
-        self.bias = linear.bias
+        self.register_parameter("bias", linear.bias)
         self.fmt = fmt
         self._dtype = cast_dtype(fmt)
+        self.train(linear.training)
 
     def forward(self, input: Tensor) -> Tensor:
         """float32 [..., K] -> float32 [..., N] that a 16-bit tensor could hold."""
         dtype = self._dtype
         if dtype is None:
             return super().forward(input)
-        bias = None if self.bias is None else _round(self.bias, dtype)
+        bias = cast(Tensor | None, self.bias)
+        bias = None if bias is None else _round(bias, dtype)
         return _round(F.linear(_round(input, dtype), _round(self.weight, dtype), bias), dtype)
 
 
 def wrap_linears(model: nn.Module, fmt: Format, patterns: Sequence[str]) -> nn.Module:
     """Replace, in place, every nn.Linear whose `<module>.weight` name matches one of `patterns` (as in `fnmatch`) by a
     `CastLinear` that shares its parameters; returns `model`. Raises ValueError where nothing matches."""
+    modules: list[tuple[str, nn.Module]] = list(model.named_modules())  # pyright: ignore[reportUnknownArgumentType]
     chosen = [
         (name, module)
-        for name, module in model.named_modules()
+        for name, module in modules
         if isinstance(module, nn.Linear) and any(fnmatchcase(f"{name}.weight", pattern) for pattern in patterns)
     ]
     if not chosen:
@@ -149,6 +151,4 @@ def ste(x: Tensor, fmt: Format) -> Tensor:
 
     x + (fake_quantize(x) - x).detach() without its second rounding (Bengio et al., 1308.3432).
     """
-    out = _StraightThrough.apply(x, fmt)
-    assert isinstance(out, Tensor)
-    return out
+    return cast(Tensor, _StraightThrough.apply(x, fmt))  # pyright: ignore[reportUnknownMemberType]
