@@ -1,0 +1,250 @@
+"""The house style as tests on the syntax trees. An exception is a line in EXCEPTIONS, with its reason."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import PurePosixPath
+
+import pytest
+
+from tests.source_tree import ROOT, Function, Scope, Source, dotted, scopes, sources
+
+Finding = tuple[str, str]
+"""(key, message); the key is the path, or path::name of the function or class."""
+Rule = Callable[[Source], Iterator[Finding]]
+
+EXCEPTIONS: dict[tuple[str, str], str] = {
+    (
+        "broad_except",
+        "harness/cell.py::run_cell",
+    ): "process edge: the record must say what happened and the sweep goes on",
+    ("mutable_dataclass", "harness/run.py::Run"): "owns what is alive during a run; its progress moves with the steps",
+}
+"""(rule, key) -> why this one place may break it."""
+
+VAGUE = {"util", "utils", "helper", "helpers", "common", "misc"}
+FORBIDDEN_CALLS = {
+    "eval": "nothing read or generated is executed",
+    "exec": "nothing read or generated is executed",
+    "hash": "differs between processes; use harness.seeds or hashlib",
+    "np.random.seed": "global generator; pass one from harness.seeds.generator",
+    "numpy.random.seed": "global generator; pass one from harness.seeds.generator",
+    "pickle.load": "nothing is unpickled from disk",
+    "pickle.loads": "nothing is unpickled from disk",
+    "random.seed": "global generator; pass one from harness.seeds.generator",
+    "torch.amp.autocast": "precision is explicit at every boundary",
+    "torch.autocast": "precision is explicit at every boundary",
+    "torch.manual_seed": "global generator; pass one from harness.seeds.generator",
+    "torch.set_default_dtype": "precision is explicit at every boundary",
+    "yaml.load": "YAML is loaded safely",
+}
+FRAMEWORK_METHODS = {"forward", "backward", "setup_context"}
+"""Documented by torch, for every module and every autograd function."""
+# Written in two halves, so that this file is no finding of its own.
+MACHINE_WORDS = re.compile(
+    r"(?<![\w.])/(wo{}rk|fa{}rm|roo{}t|tm{}p|ho{}me/\w+|Us{}ers/\w+)/|\.py{}env|pypi\.o{}rg|files\.python{}hosted"
+    r"|registry\.np{}mjs|deb\.deb{}ian".replace("{}", "()")
+)
+
+
+@cache
+def documented_hooks() -> set[str]:
+    """Method names that `Part` or a protocol of ours documents, so that an override need not say it again."""
+    bases = ("Part", "Protocol")
+    return {
+        scope.node.name
+        for source in sources("harness")
+        for scope in scopes(source.tree)
+        if isinstance(scope.parent, ast.ClassDef) and ast.get_docstring(scope.node)
+        if scope.parent.name in bases or any(dotted(base) in bases for base in scope.parent.bases)
+    }
+
+
+def functions(source: Source) -> Iterator[tuple[Scope, Function]]:
+    """Every function and method of the file."""
+    for scope in scopes(source.tree):
+        if not isinstance(scope.node, ast.ClassDef):
+            yield scope, scope.node
+
+
+def enclosing(source: Source, line: int) -> str:
+    """Key of the innermost function or class around `line`, or of the file."""
+    around = [s.name for s in scopes(source.tree) if s.node.lineno <= line <= (s.node.end_lineno or 0)]
+    return f"{source.path}::{around[-1]}" if around else source.path
+
+
+def file_length(source: Source) -> Iterator[Finding]:
+    """A file has at most 300 lines, a method file 150."""
+    path, lines = PurePosixPath(source.path), len(source.text.splitlines())
+    limit = 150 if path.parts[0] == "methods" and path.name != "__init__.py" else 300
+    if lines > limit:
+        yield source.path, f"{lines} lines, at most {limit}"
+
+
+def function_length(source: Source) -> Iterator[Finding]:
+    """A function has at most 50 lines, its docstring included."""
+    for scope, node in functions(source):
+        lines = (node.end_lineno or 0) - node.lineno + 1
+        if lines > 50:
+            yield f"{source.path}::{scope.name}", f"{lines} lines, at most 50"
+
+
+def vague_name(source: Source) -> Iterator[Finding]:
+    """A module is named for the one thing in it."""
+    words = {word for part in PurePosixPath(source.path).with_suffix("").parts for word in part.split("_")}
+    if words & VAGUE:
+        yield source.path, f"named {', '.join(sorted(words & VAGUE))}; name it for the one thing in it"
+
+
+def broad_except(source: Source) -> Iterator[Finding]:
+    """Errors travel: what is caught is named."""
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.ExceptHandler):
+            caught = node.type.elts if isinstance(node.type, ast.Tuple) else [node.type]
+            if any(kind is None or dotted(kind) in ("Exception", "BaseException") for kind in caught):
+                yield enclosing(source, node.lineno), f"line {node.lineno} catches everything"
+
+
+def docstrings(source: Source) -> Iterator[Finding]:
+    """Modules, public functions and public classes say what they are; a property is a field and need not."""
+    if source.text.strip() and not ast.get_docstring(source.tree):
+        yield source.path, "the module has no docstring"
+    inherited = documented_hooks() | FRAMEWORK_METHODS
+    for scope in scopes(source.tree):
+        is_public = not any(part.startswith("_") for part in scope.name.split("."))
+        is_inner = any(not isinstance(outer, ast.ClassDef) for outer in scope.outer)
+        is_known = isinstance(scope.parent, ast.ClassDef) and scope.node.name in inherited
+        is_field = any(dotted(mark) in ("property", "cached_property") for mark in scope.node.decorator_list)
+        if is_public and not (is_inner or is_known or is_field) and not ast.get_docstring(scope.node):
+            yield f"{source.path}::{scope.name}", "no docstring"
+
+
+def seed_arithmetic(source: Source) -> Iterator[Finding]:
+    """Seeds are hashed from their parts; neighbouring seeds share random streams."""
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.BinOp) and not isinstance(node.op, ast.BitOr | ast.BitAnd):
+            names = [dotted(side).rpartition(".")[2] for side in (node.left, node.right)]
+            if any(name == "seed" or name.endswith("_seed") for name in names):
+                yield enclosing(source, node.lineno), f"line {node.lineno} computes with a seed; use stable_seed"
+
+
+def forbidden_call(source: Source) -> Iterator[Finding]:
+    """Calls that break reproducibility, explicit precision or safety."""
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.Call):
+            name = dotted(node.func)
+            reason = FORBIDDEN_CALLS.get(name)
+            safe = any(word.arg == "weights_only" and dotted_true(word.value) for word in node.keywords)
+            if name == "torch.load" and not safe:
+                reason = "only with weights_only=True"
+            if reason:
+                yield enclosing(source, node.lineno), f"line {node.lineno} calls {name}: {reason}"
+
+
+def dotted_true(node: ast.AST) -> bool:
+    """Is the expression the constant True?"""
+    return isinstance(node, ast.Constant) and node.value is True
+
+
+def mutable_dataclass(source: Source) -> Iterator[Finding]:
+    """Data is frozen. The owner of a live resource is an exception with its reason."""
+    for scope in scopes(source.tree):
+        for mark in scope.node.decorator_list if isinstance(scope.node, ast.ClassDef) else []:
+            call = mark.func if isinstance(mark, ast.Call) else mark
+            words = mark.keywords if isinstance(mark, ast.Call) else []
+            is_frozen = any(word.arg == "frozen" and dotted_true(word.value) for word in words)
+            if dotted(call).endswith("dataclass") and not is_frozen:
+                yield f"{source.path}::{scope.name}", "a dataclass that is not frozen"
+
+
+def method_branch(source: Source) -> Iterator[Finding]:
+    """What only one method does is in its own file, never behind a test of the method's name."""
+    for node in ast.walk(source.tree):
+        if source.path.startswith("harness/") and isinstance(node, ast.Compare):
+            sides = [node.left, *node.comparators]
+            names = {dotted(side) for side in sides}
+            if any(re.search(r"(^|\.)method(_name|\.name)?$", name) for name in names) and any(
+                isinstance(side, ast.Constant) and isinstance(side.value, str) for side in sides
+            ):
+                yield enclosing(source, node.lineno), f"line {node.lineno} branches on the name of a method"
+
+
+def silent_skip(source: Source) -> Iterator[Finding]:
+    """A test that is skipped says why, and none is skipped always."""
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.Attribute) and dotted(node) == "pytest.mark.skip":
+            yield enclosing(source, node.lineno), f"line {node.lineno} skips always"
+        if isinstance(node, ast.Call) and dotted(node.func) in ("pytest.skip", "pytest.mark.skipif"):
+            has_reason = bool(node.args if dotted(node.func) == "pytest.skip" else node.keywords)
+            if not has_reason:
+                yield enclosing(source, node.lineno), f"line {node.lineno} skips without a reason"
+
+
+EVERYWHERE = (file_length, function_length, vague_name, broad_except, seed_arithmetic)
+PACKAGES = (docstrings, forbidden_call, mutable_dataclass, method_branch)
+RULES: dict[Rule, tuple[str, ...]] = {
+    **dict.fromkeys(EVERYWHERE, ("harness", "methods", "tests")),
+    **dict.fromkeys(PACKAGES, ("harness", "methods")),
+    silent_skip: ("tests",),
+}
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
+def test_rule_holds(rule):
+    found = {(rule.__name__, key): said for source in sources(*RULES[rule]) for key, said in rule(source)}
+    broken = [f"{key}: {said}" for (name, key), said in found.items() if (name, key) not in EXCEPTIONS]
+    assert not broken, f"\n{rule.__doc__}\n" + "\n".join(broken)
+    stale = [key for name, key in EXCEPTIONS if name == rule.__name__ and (name, key) not in found]
+    assert not stale, f"these need no exception from {rule.__name__} any more: {stale}"
+
+
+@pytest.mark.parametrize(
+    ("rule", "path", "text"),
+    [
+        (file_length, "harness/x.py", "\n" * 301),
+        (file_length, "methods/x.py", "\n" * 151),
+        (function_length, "harness/x.py", "class A:\n    def f(self):\n" + "        pass\n" * 50),
+        (vague_name, "harness/tensor_utils.py", ""),
+        (vague_name, "harness/common/x.py", ""),
+        (broad_except, "harness/x.py", "try:\n    f()\nexcept (KeyError, Exception):\n    g()"),
+        (broad_except, "harness/x.py", "try:\n    f()\nexcept:\n    g()"),
+        (docstrings, "harness/x.py", '"""Doc."""\nclass A:\n    """Doc."""\n    def f(self): ...'),
+        (docstrings, "harness/x.py", "X = 1"),
+        (seed_arithmetic, "harness/x.py", "f(config.seed + i)"),
+        (seed_arithmetic, "tests/x.py", "g(1000 * base_seed)"),
+        (forbidden_call, "harness/x.py", "torch.load(path, weights_only=False)"),
+        (forbidden_call, "harness/x.py", "torch.manual_seed(0)"),
+        (mutable_dataclass, "harness/x.py", "@dataclass(kw_only=True)\nclass A:\n    x: int"),
+        (method_branch, "harness/x.py", 'if config.method.name == "qurl":\n    pass'),
+        (method_branch, "harness/x.py", 'if "qurl" == method:\n    pass'),
+        (silent_skip, "tests/x.py", "@pytest.mark.skip(reason='no')\ndef test_a(): ..."),
+        (silent_skip, "tests/x.py", "pytest.skip()"),
+    ],
+)
+def test_a_broken_rule_is_found(rule, path, text):
+    assert list(rule(Source(path, text)))
+
+
+def test_clean_code_passes():
+    text = '"""Doc."""\n\n\ndef f(seed: int) -> int:\n    """Doc."""\n    return stable_seed(seed, "rollout", 1)\n'
+    assert not [finding for rule in RULES for finding in rule(Source("harness/x.py", text))]
+
+
+def test_no_machine_or_registry_is_named():
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=ROOT, capture_output=True
+    )
+    if listed.returncode:
+        pytest.skip("not a git checkout, so there is no list of the project's own files")
+    found = []
+    for name in filter(None, listed.stdout.decode().split("\0")):
+        content = (ROOT / name).read_bytes() if (ROOT / name).is_file() else b""
+        if b"\0" not in content:
+            lines = enumerate(content.decode(errors="replace").splitlines(), start=1)
+            found += [f"{name}:{number}: {line.strip()}" for number, line in lines if MACHINE_WORDS.search(line)]
+    assert not found, "\n" + "\n".join(found)
+    assert MACHINE_WORDS.search("see /{}/x".format("root")) and not MACHINE_WORDS.search("tests/tmp_path and roots/")
