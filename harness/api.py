@@ -8,7 +8,7 @@ left to right and a hook left out is the identity. `harness.compose` folds the h
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol
@@ -260,5 +260,5 @@ class Method:
 
 def knobs(part: Part) -> dict[str, Any]:
     """The part's knobs by name, as plain JSON values (tuples become lists)."""
-    values = {name: getattr(part, name) for name in part.__dataclass_fields__}
+    values = {f.name: getattr(part, f.name) for f in fields(part)}
     return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}

@@ -22,7 +22,7 @@ from harness.clock import Clock
 from harness.collect import collect, minibatches, responses, take_batch, take_correction
 from harness.compose import check_passport, has_hook
 from harness.loss import aggregate, batch_normalize, cleaned, count_totals, policy_loss, start
-from harness.metrics import by_entropy, by_position, clip_metrics, mismatch_metrics
+from harness.metrics import by_entropy, by_position, clip_metrics, correction_metrics, mismatch_metrics
 from harness.results import EvalRecord
 from harness.run import Run
 from harness.seeds import stable_seed
@@ -64,7 +64,7 @@ def grpo_step(run: Run) -> dict[str, Any]:
         if not torch.isfinite(train_logp[seqs.sampled]).all():
             raise Diverged("a log-probability of the trainer is not finite")
         extras = {"ref_logp": trainer.reference_logp(seqs)} if trainer.reference is not None else {}
-    old_logp = train_logp if algo.mode == "decoupled" else rollout_logp
+    old_logp = rollout_logp if algo.mode == "bypass_ppo" else train_logp
     batch = TokenBatch(
         token_ids=seqs.token_ids,
         mask=mask,
@@ -80,16 +80,17 @@ def grpo_step(run: Run) -> dict[str, Any]:
     )
 
     with clock("update"):
-        correction = normalized(run, composed.correct(start(batch, algo.eps_low, algo.eps_high), batch), batch.mask)
-        for rows in minibatches(run, step):
-            updated = update(run, seqs, batch, correction, rows, scores if is_single else None)
-        row |= updated
+        correction = normalized(run, composed.correct(start(batch, algo.eps_low, algo.eps_high), batch), mask)
+        row |= correction_metrics(correction, mask)
+        updates = [
+            update(run, seqs, batch, correction, rows, scores if is_single else None) for rows in minibatches(run, step)
+        ]
         composed.refit(trainer.model, replace(step, index=step.index + 1))
+    row |= update_metrics(updates)
     row |= {f"part/{name}": value for memory in composed.memory for name, value in memory.items()}
     seconds = clock.stop()
-    tokens = row["rollout/tokens"]
     row |= {f"time/{stage}_s": value for stage, value in seconds.items()}
-    return row | {"rollout/tokens_per_s": tokens / max(seconds["generate"], 1e-9)}
+    return row | {"rollout/tokens_per_s": row["rollout/tokens"] / max(seconds["generate"], 1e-9)}
 
 
 def push_weights(run: Run, engine: RolloutEngine, step: Step) -> dict[str, float]:
@@ -105,7 +106,10 @@ def push_weights(run: Run, engine: RolloutEngine, step: Step) -> dict[str, float
 def update(
     run: Run, seqs: Sequences, batch: TokenBatch, correction: Correction, rows: Tensor, scores: Scores | None
 ) -> dict[str, float]:
-    """One optimizer update on some rows of the batch. `scores` may carry the graph of exactly these rows."""
+    """One optimizer update on some rows of the batch: (its metrics, its sums over tokens).
+
+    `scores` may carry the graph of exactly these rows.
+    """
     algo, trainer, composed = run.config.algo, run.trainer, run.composed
     rows = rows.to(seqs.ids.device)
     if len(rows) < len(seqs.ids) or scores is None:
@@ -139,7 +143,14 @@ def update(
         return loss, sums
 
     loss, sums = trainer.accumulate(seqs, loss_of, scores, wants_logits=bool(adds))
-    return {"train/loss": loss} | trainer.step() | clip_metrics(sums)
+    return {"train/loss": loss} | trainer.step(), sums
+
+
+def update_metrics(updates: list[tuple[dict[str, float], dict[str, float]]]) -> dict[str, float]:
+    """Means over the updates of one batch, and clip fractions over all their tokens."""
+    rows, sums = [row for row, _ in updates], [sums for _, sums in updates]
+    means = {name: sum(row[name] for row in rows) / len(rows) for name in rows[0]}
+    return means | clip_metrics({name: sum(s[name] for s in sums) for name in sums[0]})
 
 
 def part_loss(part: Part, logp: Tensor, b: TokenBatch, c: Correction) -> Tensor | None:
@@ -155,7 +166,7 @@ def normalized(run: Run, c: Correction, mask: Tensor) -> Correction:
 
 
 def evaluate(run: Run) -> None:
-    """Sampled accuracy on fixed held-out questions with one fixed seed: reference precision, then the run's own rollout."""
+    """Sampled accuracy on fixed held-out questions, one fixed seed: reference precision, then the run's own rollout."""
     started = time.perf_counter()
     step = Step(index=run.step, total=run.config.trainer.steps, seed=run.config.seed, purpose="eval")
     run.reference.load_weights(run.trainer.weights())

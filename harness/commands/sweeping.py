@@ -68,7 +68,7 @@ def summary_line(result: RunResult) -> str:
     s = result.summary
     scores = ", ".join(
         f"{name} {value:.3f}"
-        for name, key in (("accuracy", "final_accuracy"), ("in rollout format", "final_rollout_accuracy"))
+        for name, key in (("accuracy", "final_accuracy"), ("in rollout format", "final_accuracy_rollout"))
         if (value := s.get(key)) is not None
     )
     return f"ok  {result.name}: {scores}, {result.time_s['total'] or 0:.0f} s"

@@ -1,0 +1,177 @@
+"""`lowbit methods | metrics | doctor | passport | results`: look, change nothing but on request."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from harness import provenance
+from harness.api import knobs
+from harness.metric_names import METRICS, translate
+from harness.results import RunResult, import_results, read_results, verify
+from methods import METHODS
+
+
+def table(rows: Sequence[Sequence[str]], header: Sequence[str]) -> str:
+    """Columns aligned by width, header underlined."""
+    widths = [max(len(row[i]) for row in (header, *rows)) for i in range(len(header))]
+    lines = ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in (header, *rows)]
+    return "\n".join([lines[0], "  ".join("-" * w for w in widths), *lines[1:]])
+
+
+def methods(*, is_json: bool) -> int:
+    """Every method: kind, parts with knobs, precisions, paper, and what of it is reconstructed."""
+    if is_json:
+        values = {
+            m.name: {
+                "paper": m.paper,
+                "summary": m.summary,
+                "is_control": m.is_control,
+                "parts": {type(p).__name__: knobs(p) for p in m.parts},
+                "precisions": list(m.precisions),
+                "reconstructed": m.reconstructed,
+            }
+            for m in METHODS.values()
+        }
+        print(json.dumps(values, indent=2))
+        return 0
+    for m in METHODS.values():
+        print(f"{m.name}{'  (control)' if m.is_control else ''}: {m.summary}")
+        print(f"    paper       {m.paper}")
+        for p in m.parts:
+            settings = ", ".join(f"{name}={value}" for name, value in knobs(p).items())
+            print(f"    part        {type(p).__name__}({settings})")
+        print(f"    precisions  {' '.join(m.precisions)}")
+        if m.reconstructed:
+            print(f"    reconstructed: {m.reconstructed}")
+    return 0
+
+
+def metrics(*, is_translated: bool) -> int:
+    """What is logged at every step; with `is_translated` beside the names other frameworks use."""
+    if is_translated:
+        rows = translate()
+        header = list(rows[0])
+        print(table([[row[name] or "-" for name in header] for row in rows], header))
+        return 0
+    header = ("metric", "unit", "better", "definition")
+    print(table([(m.name, m.unit, m.direction, m.definition) for m in METRICS.values()], header))
+    return 0
+
+
+def doctor(results: Path) -> int:
+    """Checks that this installation can run the laptop default; exit code 1 if one fails."""
+    checks = [_python(), _torch(), _numerics(), _space(results), _bases(results), _tracking()]
+    for is_good, name, words in checks:
+        print(f"{'ok  ' if is_good else 'FAIL'}  {name:<10} {words}")
+    for name, value in provenance.packages().items():
+        print(f"      {name:<12} {value}")
+    return 0 if all(is_good for is_good, _, _ in checks) else 1
+
+
+Check = tuple[bool, str, str]
+
+
+def _python() -> Check:
+    found = ".".join(map(str, sys.version_info[:3]))
+    return (3, 11) <= sys.version_info[:2] <= (3, 12), "python", f"{found} (3.11 or 3.12 wanted)"
+
+
+def _torch() -> Check:
+    major, minor = (int(x) for x in torch.__version__.split(".")[:2])
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
+    words = f"{torch.__version__} (2.11 to 2.13 wanted), {provenance.cpu_name()}, {os.cpu_count()} cores, {gpu}"
+    return (2, 11) <= (major, minor) <= (2, 13), "torch", words
+
+
+def _numerics() -> Check:
+    """The golden rows of precision.md sections 1.3 and 1.4, through our quantizer, on this machine."""
+    from harness.numerics.formats import format_named
+    from harness.numerics.quantize import quantize
+
+    row = torch.tensor([[1.0, -0.5, 0.25, 0.1]])
+    fp8 = quantize(row, format_named("e4m3_channel")).codes.float().flatten().tolist()
+    int8 = quantize(row, format_named("int8_channel_ct")).codes.flatten().tolist()
+    is_good = fp8 == [448.0, -224.0, 112.0, 44.0] and int8 == [127, -64, 32, 13]
+    return is_good, "numerics", f"golden codes fp8 {fp8}, int8 {int8}"
+
+
+def _space(results: Path) -> Check:
+    parent = results if results.exists() else results.absolute().parent
+    free_gib = shutil.disk_usage(parent).free / 2**30
+    is_good = os.access(parent, os.W_OK) and free_gib > 1
+    return (
+        is_good,
+        "results",
+        f"{results}: {'writable' if os.access(parent, os.W_OK) else 'NOT writable'}, {free_gib:.0f} GiB free",
+    )
+
+
+def _bases(results: Path) -> Check:
+    names = sorted(path.name for path in (results / "bases").glob("*") if path.is_dir())
+    return True, "bases", f"{len(names)} trained ({', '.join(names[:3])}{', ...' if len(names) > 3 else ''})"
+
+
+def _tracking() -> Check:
+    from importlib.util import find_spec
+
+    is_good = find_spec("mlflow") is not None
+    return is_good, "mlflow", "installed" if is_good else "not installed: runs are kept, browsing is not possible"
+
+
+def find_run(beginning: str, results: Path) -> RunResult:
+    """The one result whose id starts with `beginning`. Raises ValueError for none or several."""
+    found = [r for r in read_results(results / "runs") if r.run_id.startswith(beginning)]
+    if len({r.run_id for r in found}) != 1:
+        names = ", ".join(f"{r.run_id} ({r.name})" for r in found[:8]) or "none"
+        raise ValueError(f"run {beginning!r} matches {len(found)} results in {results}/runs: {names}")
+    return found[0]
+
+
+def passport(beginning: str, results: Path) -> int:
+    """Planned and realized formats of a run."""
+    result = find_run(beginning, results)
+    print(f"{result.run_id}  {result.name}  {result.status}")
+    print("planned:  " + ", ".join(f"{k}={v}" for k, v in result.planned.items() if v))
+    if result.passport is None:
+        print("realized: nothing was loaded")
+        return 0
+    realized = result.passport
+    print(
+        f"realized: engine={realized['engine']}, sampler={realized['sampler']}, kv={realized['kv'] or 'base precision'}"
+    )
+    rows = [
+        (t["name"], t["format"], t["dtype"], "x".join(map(str, t["scale_shape"])) if t["scale_shape"] else "-",
+         realized["acts"].get(t["name"]) or "-", t["hash"])
+        for t in realized["weights"]
+    ]  # fmt: skip
+    print(table(rows, ("tensor", "format", "codes", "scales", "inputs", "crc-32")))
+    return 0
+
+
+def verify_all(results: Path) -> int:
+    """Every result file that is corrupt or incomplete; exit code 1 if there is one."""
+    problems = verify(results / "runs")
+    for problem in problems:
+        print(problem)
+    print(f"{len(list((results / 'runs').rglob('*.json')))} result files, {len(problems)} problems")
+    return 1 if problems else 0
+
+
+def import_all(source: str | None, results: Path) -> int:
+    """Merge the runs of another results folder into ours, or, without one, rebuild MLflow from ours."""
+    if source is None:
+        from harness.tracking import rebuild
+
+        print(f"logged {rebuild(results)} runs to MLflow")
+        return 0
+    runs = Path(source) / "runs" if (Path(source) / "runs").is_dir() else Path(source)
+    added, known = import_results(runs, results / "runs")
+    print(f"{len(added)} runs imported, {len(known)} were there already")
+    return 0

@@ -1,0 +1,136 @@
+"""Plans merge or conflict, knobs are checked, hooks fold left to right, a passport that differs is fatal."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+
+from harness.api import Correction, Memory, Part, Passport, Plan, Step, TensorRecord, TokenBatch
+from harness.compose import Composed, check_passport, check_supported, compose, merge, plan_json, resolve
+from harness.config import load
+from harness.numerics.formats import format_named
+from methods import METHODS
+
+
+def test_plans_merge_where_opinions_agree_or_are_missing() -> None:
+    int8, fp16 = format_named("int8_channel"), format_named("fp16")
+    merged = merge(
+        [("a", Plan(rollout_weights=int8)), ("b", Plan(train_compute=fp16)), ("c", Plan(rollout_weights=int8))]
+    )
+    assert merged == Plan(rollout_weights=int8, train_compute=fp16)
+
+
+def test_plans_conflict_by_name() -> None:
+    plans = [
+        ("A", Plan(rollout_weights=format_named("int8_channel"))),
+        ("B", Plan(rollout_weights=format_named("nvfp4"))),
+    ]
+    with pytest.raises(ValueError, match=r"A wants rollout_weights=int8_channel, B wants nvfp4"):
+        merge(plans)
+    exceptions = [
+        ("A", Plan(exceptions=(("*.o_proj.weight", None),))),
+        ("B", Plan(exceptions=(("*.o_proj.weight", format_named("bf16")),))),
+    ]
+    with pytest.raises(ValueError, match=r"disagree on the format of \*.o_proj.weight"):
+        merge(exceptions)
+
+
+def test_every_method_composes_at_every_precision_it_declares() -> None:
+    config = load([])
+    precisions = {
+        name: load([f"precision={name}"]).precision for name in {p for m in METHODS.values() for p in m.precisions}
+    }
+    for name, method in METHODS.items():
+        for precision in method.precisions:
+            composed = compose(replace(config, method=name, precision=precisions[precision]))
+            assert composed.method is method
+            assert set(plan_json(composed.plan)) == {
+                "train_weights", "train_compute", "rollout_weights", "rollout_acts", "rollout_kv", "lm_head", "sampler",
+                "adapters", "exceptions",
+            }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["method=naiv"], ["naiv", "naive"]),
+        (["method=bf16", "precision=int4"], ["int4", "bf16"]),
+        (["method=flashrl", "precision=int8", "knobs.TIS.caps=2"], ["knobs.TIS.caps", "cap"]),
+        (["method=flashrl", "precision=int8", "knobs.TIZ.cap=2"], ["knobs.TIZ", "TIS"]),
+        (["method=flashrl", "precision=int8", "knobs.TIS.cap=high"], ["knobs.TIS.cap", "high"]),
+        (["method=flashrl", "precision=int8", "algo.mode=bypass_ppo"], ["bypass_ppo", "TIS", "decoupled"]),
+        (["method=bf16", "parts=[flashrl.TSI]"], ["flashrl.TSI", "flashrl.TIS"]),
+        (["method=bf16", "parts=[flashrl.TIS,icepop.IcePop]"], ["TIS", "IcePop", "weight"]),
+        (["method=bf16", "engine.top_p=0.9"], ["top_p", "0.9"]),
+        (["method=zero_mismatch", "precision=fp32+kv8"], ["cache"]),
+    ],
+)  # fmt: skip
+def test_what_cannot_work_is_refused_before_anything_starts(overrides: list[str], words: list[str]) -> None:
+    with pytest.raises(ValueError) as caught:
+        compose(load(overrides))
+    assert all(word in str(caught.value) for word in words), str(caught.value)
+
+
+def test_knobs_reach_the_part_and_resolve_lists_all_of_them() -> None:
+    config = resolve(load(["method=flashrl", "precision=int8", "knobs.TIS.cap=4"]))
+    assert config.knobs["TIS"]["cap"] == 4.0
+    part = next(p for p in compose(config).parts if type(p).__name__ == "TIS")
+    assert part.cap == 4.0
+    default = resolve(load(["method=flashrl", "precision=int8"]))
+    assert set(default.knobs["TIS"]) == set(config.knobs["TIS"])
+
+
+def test_parts_of_other_methods_compose_by_name() -> None:
+    composed = compose(load(["method=bf16", "parts=[flashrl.TIS]"]))
+    assert [type(p).__name__ for p in composed.parts] == ["TIS"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Add(Part):
+    by: float = 1.0
+
+    def correct(self, c: Correction, b: TokenBatch, memory: Memory) -> Correction:
+        memory["calls"] = memory.get("calls", 0.0) + 1.0
+        return replace(c, clip_high=c.clip_high + self.by)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Double(Part):
+    def correct(self, c: Correction, b: TokenBatch, memory: Memory) -> Correction:
+        return replace(c, clip_high=c.clip_high * 2)
+
+
+def test_hooks_fold_left_to_right_and_keep_memory_apart() -> None:
+    ones = torch.ones(1, 1)
+    batch = TokenBatch(
+        token_ids=torch.zeros(1, 1, dtype=torch.int64), mask=ones.bool(), adv=ones, rollout_logp=-ones, old_logp=-ones,
+        step=Step(index=0, total=1, seed=0),
+    )  # fmt: skip
+    start = Correction(weight=ones, keep=ones.bool(), clip_low=ones, clip_high=ones)
+    for parts, expected in (((Add(by=3), Double()), 8.0), ((Double(), Add(by=3)), 5.0)):
+        composed = Composed(method=METHODS["bf16"], plan=Plan(), parts=parts, fixed=[{}, {}], memory=[{}, {}])
+        assert composed.correct(start, batch).clip_high.item() == expected
+        assert [m.get("calls") for m in composed.memory if m] == [1.0]
+
+
+def passport(fmt: str, acts: str = "int8_token", kv: str | None = None) -> Passport:
+    name = "model.layers.0.self_attn.q_proj.weight"
+    record = TensorRecord(name=name, format=fmt, dtype="int8", scale_shape=(4, 1), hash="0")
+    return Passport(engine="test", weights=(record,), acts={name: acts}, kv=kv, sampler="cached")
+
+
+def test_a_format_that_did_not_take_effect_is_fatal() -> None:
+    plan = Plan(rollout_weights=format_named("int8_channel"), rollout_acts=format_named("int8_token"))
+    check_passport(plan, passport("int8_channel"))
+    for wrong in (passport("bf16"), passport("int8_channel", acts="bf16"), passport("int8_channel", kv="e4m3_kv")):
+        with pytest.raises(RuntimeError, match="did not take effect"):
+            check_passport(plan, wrong)
+
+
+def test_missing_capabilities_and_needs_are_named() -> None:
+    composed = compose(load(["method=naive", "precision=int4"]))
+    with pytest.raises(ValueError, match="rollout_weights:int4_g32"):
+        check_supported(composed, frozenset({"sampler:cached"}), "toy", frozenset())
+    check_supported(composed, frozenset({"sampler:cached", "rollout_weights:int4_g32"}), "toy", frozenset())

@@ -1,0 +1,101 @@
+"""Composition, validation, JSON both ways, and what the run id covers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from harness.compose import resolve
+from harness.config import groups, load, parse, run_id, run_name, to_json
+from harness.run_config import RunConfig
+
+
+def test_defaults_are_the_measured_recommendation() -> None:
+    config = resolve(load([]))
+    assert (config.method, config.precision.weights, config.model.num_layers, config.model.hidden_size) == (
+        "bf16",
+        "bf16",
+        4,
+        64,
+    )
+    assert (config.trainer.lr, config.trainer.betas, config.algo.eps_low, config.algo.eps_high) == (
+        3e-4,
+        (0.9, 0.95),
+        0.2,
+        0.28,
+    )
+    assert (config.algo.num_prompts, config.algo.group_size, config.algo.dual_clip) == (32, 8, 3.0)
+
+
+def test_json_round_trip_is_equal_and_keeps_the_id() -> None:
+    config = resolve(load(["method=flashrl", "precision=int8+kv8", "knobs.TIS.cap=4.0", "trainer.betas=[0.9,0.99]"]))
+    again = parse(RunConfig, to_json(config))
+    assert again == config
+    assert run_id(again) == run_id(config)
+
+
+def test_every_field_but_paths_is_in_the_id() -> None:
+    config = resolve(load([]))
+    edited = [
+        replace(config, seed=1),
+        replace(config, base_seed=1),
+        replace(config, algo=replace(config.algo, eps_high=0.2)),
+        replace(config, trainer=replace(config.trainer, lr=1e-4)),
+        replace(config, model=replace(config.model, spread=0.0)),
+        replace(config, numerics_version=config.numerics_version + 1),
+    ]
+    assert len({run_id(c) for c in [config, *edited]}) == 1 + len(edited)
+    moved = replace(config, model=replace(config.model, path="/elsewhere"))
+    assert run_id(moved) == run_id(config)
+
+
+def test_the_id_is_pinned() -> None:
+    """A change here renames every committed result: bump NUMERICS_VERSION only with a CHANGELOG line."""
+    first, second = run_id(resolve(load([]))), run_id(resolve(load([])))
+    assert first == second
+    assert len(first) == 12
+
+
+def test_kv8_suffix_adds_the_cache_format() -> None:
+    plain, cached = load(["precision=int8"]).precision, load(["precision=int8+kv8"]).precision
+    assert (plain.kv, cached.kv, cached.name) == (None, "e4m3_kv", "int8+kv8")
+    assert (plain.weights, plain.acts) == (cached.weights, cached.acts)
+
+
+def test_long_problems_get_the_smaller_learning_rate() -> None:
+    assert resolve(load(["task.n=16"])).trainer.lr == 2e-4
+    assert resolve(load(["task.n=16", "trainer.lr=5e-4"])).trainer.lr == 5e-4
+
+
+def test_every_choice_of_every_group_composes() -> None:
+    for group, choices in groups().items():
+        for choice in choices:
+            config = load([f"{group}={choice}"])
+            assert getattr(config, group) is not None
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("metod=x", ["metod", "method"]),
+        ("precision=int9", ["int9", "int8"]),
+        ("algo.mode=bypass", ["algo.mode", "bypass", "bypass_ppo"]),
+        ("trainer.steps=many", ["trainer.steps", "many"]),
+        ("algo.eps_hi=1", ["algo.eps_hi", "algo.eps_high"]),
+        ("trainer.betas=[1]", ["trainer.betas"]),
+        ("model=xxl", ["model=xxl", "xs"]),
+        ("steps", ["steps", "key=value"]),
+    ],
+)
+def test_bad_input_is_one_line_that_names_it(override: str, words: list[str]) -> None:
+    with pytest.raises(ValueError) as caught:
+        load([override])
+    text = str(caught.value)
+    assert "\n" not in text
+    assert all(word in text for word in words)
+
+
+def test_the_name_tells_what_differs() -> None:
+    config = resolve(load(["method=naive", "precision=int4", "algo.mode=bypass_ppo", "seed=2", "base_seed=2"]))
+    assert run_name(config) == "naive-int4-s-sort8-bypass_ppo-b2-s2"
