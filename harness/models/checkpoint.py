@@ -183,7 +183,7 @@ def load_decoder(folder: Path | str, device: torch.device | str = "cpu") -> Deco
                 del shapes[name]
     if shapes or unknown:
         raise ValueError(f"{folder}: missing tensors {_some(shapes)}; unknown tensors {_some(unknown)}")
-    if tied is not None and not torch.equal(tied.to(torch.float32), model.lm_head.weight):
+    if tied is not None and not torch.equal(tied.to(torch.float32), params["model.embed_tokens.weight"]):
         raise ValueError(f"{folder}: tie_word_embeddings is true but lm_head.weight differs from the embedding")
     return model.to(device)
 

@@ -123,11 +123,11 @@ def test_rope_theta_is_read_from_either_place(folder: Path) -> None:
 def test_bad_folders_are_one_clear_error(folder: Path, tmp_path: Path) -> None:
     file = folder / "model.safetensors"
     tensors = load_file(file)
-    with pytest.raises(ValueError, match="config.json"):
+    with pytest.raises(ValueError, match=r"config.json"):
         load_decoder(tmp_path / "nowhere")
 
     save_file({n: t for n, t in tensors.items() if n != "model.norm.weight"} | {"extra": torch.ones(1)}, file)
-    with pytest.raises(ValueError, match="missing tensors model.norm.weight; unknown tensors extra"):
+    with pytest.raises(ValueError, match=r"missing tensors model.norm.weight; unknown tensors extra"):
         load_decoder(folder)
 
     save_file(tensors | {"model.norm.weight": torch.ones(7)}, file)
@@ -135,7 +135,7 @@ def test_bad_folders_are_one_clear_error(folder: Path, tmp_path: Path) -> None:
         load_decoder(folder)
 
     save_file(tensors | {"lm_head.weight": torch.ones(40, 32)}, file)
-    with pytest.raises(ValueError, match="lm_head.weight differs"):
+    with pytest.raises(ValueError, match=r"lm_head.weight differs"):
         load_decoder(folder)
 
     file.write_bytes(b"not a tensor file")
@@ -143,7 +143,7 @@ def test_bad_folders_are_one_clear_error(folder: Path, tmp_path: Path) -> None:
         load_decoder(folder)
 
     file.unlink()
-    with pytest.raises(ValueError, match="model.safetensors is missing"):
+    with pytest.raises(ValueError, match=r"model.safetensors is missing"):
         load_decoder(folder)
 
     (folder / "config.json").write_text("{")
@@ -158,7 +158,7 @@ def test_saving_refuses_what_no_architecture_has(tmp_path: Path) -> None:
         save_decoder(_noisy(replace(QWEN2, head_dim=16)), tmp_path / "x")
     model = _noisy(QWEN3)
     model.model.layers[0].mlp = torch.nn.Identity()
-    with pytest.raises(ValueError, match="not a plain decoder.*gate_proj"):
+    with pytest.raises(ValueError, match=r"not a plain decoder.*gate_proj"):
         save_decoder(model, tmp_path / "x")
     assert not list(tmp_path.iterdir())
 

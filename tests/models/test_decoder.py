@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from harness.models.decoder import Decoder, DecoderConfig, response_hidden, rotate, rope_tables, tensor_shapes
+from harness.models.decoder import Decoder, DecoderConfig, response_hidden, rope_tables, rotate, tensor_shapes
 
 CONFIG = DecoderConfig(
     vocab_size=32, num_layers=2, hidden_size=32, num_heads=4, num_kv_heads=2, head_dim=8, intermediate_size=48

@@ -1,0 +1,227 @@
+"""The embedded rollout engine: batched sampling in plain torch with every number format emulated in float32.
+
+    load_weights -> LiveWeights (quantize, dequantize into fused matrices)
+    generate     -> per chunk of max_batch rows: prefill distinct prompts once, then decode against a static cache,
+                    dropping rows that have ended
+    realized_plan -> what the live memory holds, checked bit for bit against codes and scales
+
+It separates the format gap from the engine gap: one framework, one thread if asked, no kernel noise. Emulated formats
+are slower than float32, never faster. With `plan.sampler == "trainer"` it samples from the trainer's own forward pass
+(`exact.py`). Left out: adapters, paged or shared caches, and requests that arrive while others run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from harness.api import Passport, Plan, Rollout, WeightStream
+from harness.engines.exact import check_same_weights, parameter_records, sample_exact
+from harness.engines.forward import decode, fold, head_gains, prefill
+from harness.engines.kv_cache import KVCache, KVScales
+from harness.engines.live_weights import FUSED, LiveWeights
+from harness.engines.requests import Requests, requests_of
+from harness.engines.sampling import Transcript, draw, join, race_noise
+from harness.engines.support import SUPPORTS
+from harness.models.decoder import Decoder, DecoderConfig, rope_tables
+from harness.seeds import generator
+
+RETIRE_AT = 0.125
+"""Ended rows are dropped once they are this share of those computed: copying the cache costs about one step."""
+"""How often a GPU is asked whether rows have ended, in steps; a CPU is asked at every step."""
+GPU_CHECK_EVERY = 8
+
+
+class EmbeddedEngine:
+    """`harness.api.RolloutEngine` on one device."""
+
+    supports: ClassVar[frozenset[str]] = SUPPORTS
+
+    def __init__(
+        self,
+        config: DecoderConfig,
+        plan: Plan,
+        *,
+        eos_id: int,
+        pad_id: int,
+        device: torch.device | str = "cpu",
+        trainer_model: Decoder | None = None,
+        max_batch: int | None = None,
+        retire_at: float | None = RETIRE_AT,
+    ) -> None:
+        """`max_batch` rows are sampled at once (None: all); it is part of the random stream. `retire_at` None: ended
+        rows are computed to the end. Raises ValueError for a plan this engine cannot follow."""
+        if plan.sampler == "trainer" and trainer_model is None:
+            raise ValueError("sampler=trainer needs trainer_model, the module to sample from")
+        if plan.adapters is not None:
+            raise ValueError("adapters: the embedded engine takes none yet")
+        self.config, self.plan, self.device = config, plan, torch.device(device)
+        self.eos_id, self.pad_id = eos_id, pad_id
+        self.max_batch, self.retire_at = max_batch, retire_at
+        self.trainer_model = trainer_model if plan.sampler == "trainer" else None
+        self.weights = LiveWeights(config, plan, self.device)
+        self.kv = KVScales(plan.rollout_kv, config.num_layers, self.device)
+        self.cache = KVCache(config.num_layers, config.num_kv_heads, config.head_dim, self.device)
+        self.tables = rope_tables(config, 1, self.device)
+        self.is_awake = True
+
+    def load_weights(self, weights: WeightStream) -> None:
+        """Quantize and take over a stream of checkpoint tensors; ValueError leaves the old weights in place."""
+        if self.trainer_model is not None:
+            weights = check_same_weights(self.trainer_model, weights)
+        for name, scale in self.weights.load(weights).items():
+            layer = int(name.removeprefix("model.layers.").partition(".")[0])
+            self.kv.scales[layer, int(name.endswith("v_scale"))] = scale.to(self.device, torch.float32).reshape(())
+
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        *,
+        num_samples: int,
+        max_new_tokens: int,
+        temperature: float,
+        seed: int,
+    ) -> Rollout:
+        """`num_samples` responses per prompt, adjacent. Token ids are as wide as the longest response; under
+        `sampler=trainer` as wide as `max_new_tokens`, the shape the trainer must score them at.
+
+        Temperature 0 is greedy. Raises ValueError for requests that do not fit the model, RuntimeError before the
+        first load or while asleep.
+        """
+        self._check_ready()
+        requests = requests_of(prompts, num_samples, max_new_tokens, temperature, self.config)
+        size = self.max_batch or len(requests.rows)
+        parts: list[Rollout] = []
+        with torch.inference_mode():
+            for chunk, rows in enumerate(requests.rows.split(size)):
+                draws = generator(self.device, seed, "sample", chunk) if temperature > 0 else None
+                if self.trainer_model is not None:
+                    out = sample_exact(self.trainer_model, requests, rows, draws, self._transcript(rows, requests))
+                else:
+                    out = self._sample(requests, rows, draws)
+                parts.append(out.rollout())
+        return join(parts, None if self.trainer_model is None else max_new_tokens)
+
+    def _transcript(self, rows: Tensor, requests: Requests) -> Transcript:
+        return Transcript(len(rows), requests.max_new_tokens, self.eos_id, self.pad_id, self.device)
+
+    def _sample(self, requests: Requests, rows: Tensor, draws: torch.Generator | None) -> Transcript:
+        """One chunk: `rows` [R] int64 are its prompts' numbers."""
+        ids, lens, index = requests.left_padded(rows, self.pad_id, self.device)
+        length, steps = ids.shape[1], requests.max_new_tokens
+        out = self._transcript(rows, requests)
+        cos, sin = self._tables(length + steps)
+        gains = head_gains(self.weights)
+        pad = None if int(lens.min()) == length else length - lens
+        self.cache.reserve(len(rows), length + steps - 1)
+        place = (
+            slice(0, length) if pad is None else (torch.arange(length, device=self.device) - pad[:, None]).clamp(min=0)
+        )
+        hidden = prefill(self.weights, self.kv, ids, pad, fold(gains, cos[place], sin[place]), self.cache, index)
+        logits = self.weights.head(hidden)
+        if index is not None:
+            logits, lens, pad = logits[index], lens[index], None if pad is None else pad[index]
+        mask = None
+        if pad is not None:
+            is_empty = torch.arange(length + steps - 1, device=self.device) < pad[:, None]
+            mask = torch.zeros(is_empty.shape, device=self.device).masked_fill_(is_empty, float("-inf"))[:, None]
+        for t in range(steps):
+            noise = None
+            if draws is not None:  # for every row of the chunk, so that dropping rows changes no other row's draw
+                noise = race_noise(len(rows), logits.shape[1], draws)
+                noise = noise if out.rows is None else noise[out.rows]
+            token, logp = draw(logits, requests.temperature, noise)
+            out.record(token, logp)
+            if t == steps - 1:
+                break
+            if self.device.type == "cpu" or t % GPU_CHECK_EVERY == 0:
+                kept = self._retire(out, length + t)
+                if kept is not None:
+                    if len(kept) == 0:
+                        break
+                    token, lens = token[kept], lens[kept]
+                    mask = None if mask is None else mask[kept]
+            at = slice(length + t, length + t + 1) if mask is None else lens + t
+            hidden = decode(self.weights, self.kv, token, length + t, mask, fold(gains, cos[at], sin[at]), self.cache)
+            logits = self.weights.head(hidden)
+        return out
+
+    def _retire(self, out: Transcript, length: int) -> Tensor | None:
+        """Drop ended rows where it pays: the computed rows that stay, or None where nothing was dropped."""
+        computed, alive = len(out.is_alive), int(out.is_alive.sum())
+        if alive and (self.retire_at is None or computed - alive < max(1.0, self.retire_at * computed)):
+            return None
+        kept = out.retire()
+        if alive:
+            self.cache.keep(kept, length)
+        return kept
+
+    def _tables(self, length: int) -> tuple[Tensor, Tensor]:
+        if len(self.tables[0]) < length:
+            self.tables = rope_tables(self.config, length, self.device)
+        return self.tables
+
+    def calibrate_kv(self, prompts: Sequence[Sequence[int]]) -> None:
+        """Set every layer's K and V scale from the largest magnitudes of one exact prefill. Without a quantized cache
+        there is nothing to set."""
+        self._check_ready()
+        if self.kv.fmt is None:
+            return
+        requests = requests_of(prompts, 1, 1, 0.0, self.config)
+        self.kv.observe()
+        with torch.inference_mode():
+            for rows in requests.rows.split(self.max_batch or len(requests.rows)):
+                ids, lens, _ = requests.left_padded(rows, self.pad_id, self.device)
+                cos, sin = self._tables(ids.shape[1])
+                pad = ids.shape[1] - lens
+                place = (torch.arange(ids.shape[1], device=self.device) - pad[:, None]).clamp(min=0)
+                prefill(
+                    self.weights, self.kv, ids, pad, fold(head_gains(self.weights), cos[place], sin[place]), None, None
+                )
+        self.kv.settle()
+
+    def realized_plan(self) -> Passport:
+        """Read back from live memory. RuntimeError where a format did not take effect or the weights were changed."""
+        self._check_ready()
+        acts = {}
+        for key, linear in self.weights.linears.items():
+            layer, name = key.split(".")
+            block = "self_attn" if name in ("qkv", "out") else "mlp"
+            entering = linear.acts or linear.base
+            for part in FUSED[name]:
+                acts[f"model.layers.{layer}.{block}.{part}.weight"] = entering.name if entering else "fp32"
+        is_exact = self.trainer_model is not None
+        return Passport(
+            engine="embedded",
+            weights=parameter_records(self.trainer_model) if is_exact else self.weights.records(),
+            acts=acts,
+            kv=None if self.kv.fmt is None else self.kv.fmt.name,
+            sampler="trainer" if is_exact else "cached",
+        )
+
+    def sync_metrics(self) -> dict[str, float]:
+        """Of the last load: "code_flip_rate" since the load before, "saturated_frac"."""
+        return self.weights.metrics()
+
+    def sleep(self) -> None:
+        """Give the cache's memory back."""
+        self.cache = KVCache(self.config.num_layers, self.config.num_kv_heads, self.config.head_dim, self.device)
+        self.is_awake = False
+
+    def wake(self) -> None:
+        """The opposite of `sleep`; the cache is made again by the next `generate`."""
+        self.is_awake = True
+
+    def close(self) -> None:
+        """Free everything; the engine cannot be used afterwards."""
+        self.sleep()
+        self.weights = LiveWeights(self.config, self.plan, torch.device("meta"))
+
+    def _check_ready(self) -> None:
+        if not self.is_awake:
+            raise RuntimeError("the engine is asleep: call wake() first")
+        if not self.weights.loaded:
+            raise RuntimeError("the engine has no weights: call load_weights first")

@@ -1,0 +1,122 @@
+"""The rollout forward pass: prefill of distinct prompts, then one token per row and step against the cache.
+
+It computes what `harness.models.decoder` computes, in fewer and larger operations: fused qkv and gate_up, the rotary
+tables multiplied by the head norms' gains and by 1/sqrt(D), the last layer of a prefill at its last position only.
+Attention reads what the cache gives back, so a quantized cache acts in the prefill too.
+Axes: P distinct prompts, R rows, L prompt slots (left padded), H heads, K key-value heads, D head dim, d hidden.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from harness.engines.kv_cache import KVCache, KVScales
+from harness.engines.live_weights import FusedLayer, LiveWeights
+from harness.models.decoder import DecoderConfig, rotate
+
+Tables = Sequence[tuple[Tensor, Tensor]]
+"""Per layer: the rotary cos and sin with the gains of the head norms in them."""
+
+
+def head_gains(weights: LiveWeights) -> tuple[Tensor, Tensor]:
+    """(gain, rolled gain) [layers, H + K, D]: what `fold` multiplies into cos and sin."""
+    c = weights.config
+    scale = c.head_dim**-0.5
+    if c.qk_norm:
+        q, k = weights.stacks["q_gain"] * scale, weights.stacks["k_gain"]
+    else:
+        k = torch.ones(c.num_layers, c.head_dim, device=weights.device)
+        q = k * scale
+    sizes = (-1, c.num_heads, -1), (-1, c.num_kv_heads, -1)
+    gain = torch.cat((q[:, None].expand(*sizes[0]), k[:, None].expand(*sizes[1])), 1)
+    return gain, gain.roll(c.head_dim // 2, -1)
+
+
+def fold(gains: tuple[Tensor, Tensor], cos: Tensor, sin: Tensor) -> Tables:
+    """Rotary tables [..., 1, D] times the gains: per layer [..., H + K, D]."""
+    gain, rolled = gains
+    if cos.shape[0] == 1:  # one position for every row: all layers in one operation
+        return list(zip((cos * gain).unbind(0), (sin * rolled).unbind(0), strict=True))
+    return [(cos * gain[i], sin * rolled[i]) for i in range(gain.shape[0])]
+
+
+def heads(config: DecoderConfig, layer: FusedLayer, x: Tensor, tables: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:
+    """Residual [..., d] -> rotated and scaled q [..., H, D], rotated k [..., K, D], v [..., K, D]."""
+    c = config
+    qkv = layer.qkv(F.rms_norm(x, (c.hidden_size,), layer.input_gain, c.rms_eps))
+    qk, v = qkv.view(*x.shape[:-1], -1, c.head_dim).split((c.num_heads + c.num_kv_heads, c.num_kv_heads), -2)
+    if c.qk_norm:
+        qk = F.rms_norm(qk, (c.head_dim,), None, c.rms_eps)
+    q, k = rotate(qk, *tables).split((c.num_heads, c.num_kv_heads), -2)
+    return q, k, v
+
+
+def mlp_(config: DecoderConfig, layer: FusedLayer, x: Tensor) -> Tensor:
+    """Add the block's MLP to the residual [..., d], in place."""
+    h = layer.gate_up(F.rms_norm(x, (config.hidden_size,), layer.post_gain, config.rms_eps))
+    gate, up = h.split(config.intermediate_size, -1)
+    return x.add_(layer.down(F.silu(gate).mul_(up)))
+
+
+def prefill(
+    weights: LiveWeights, kv: KVScales, ids: Tensor, pad: Tensor | None, tables: Tables, cache: KVCache | None,
+    index: Tensor | None,
+) -> Tensor:  # fmt: skip
+    """Prompts [P, L] int64 -> final-norm hidden state of the last slot [P, d]; K and V of row r's prompt in the cache.
+
+    `pad` [P] int64: empty slots at the left of each prompt (None: none anywhere). Without a cache nothing is stored.
+    """
+    c, length = weights.config, ids.shape[1]
+    mask = None
+    if pad is not None:
+        slot = torch.arange(length, device=ids.device)
+        own = slot[:, None] == slot  # an empty slot sees itself, or its softmax would be over nothing
+        mask = ((slot >= pad[:, None])[:, None, :] & (slot[:, None] >= slot) | own)[:, None]
+    x = F.embedding(ids, weights.stacks["embed"])
+    for i, layer in enumerate(weights.layers):
+        q, k, v = (t.transpose(1, 2) for t in heads(c, layer, x, tables[i]))
+        k, v = kv.stored(i, k, v)
+        if cache is not None:
+            cache.fill(i, k, v, index)
+        is_last = i == c.num_layers - 1
+        if is_last:
+            x, q, mask = x[:, -1:], q[:, :, -1:], None if mask is None else mask[:, :, -1:]
+        x = x + layer.out(_attend(q, k, v, mask, is_causal=mask is None and not is_last).transpose(1, 2).flatten(2))
+        x = mlp_(c, layer, x)
+    return F.rms_norm(x[:, -1], (c.hidden_size,), weights.stacks["norm"], c.rms_eps)
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, is_causal: bool) -> Tensor:
+    repeats = q.shape[1] // k.shape[1]
+    if repeats > 1 and q.is_cuda:  # float32 kernels on CUDA have no grouped form
+        k, v = k.repeat_interleave(repeats, 1), v.repeat_interleave(repeats, 1)
+    return F.scaled_dot_product_attention(
+        q, k, v, mask, is_causal=is_causal, scale=1.0, enable_gqa=k.shape[1] != q.shape[1]
+    )
+
+
+def decode(
+    weights: LiveWeights, kv: KVScales, tokens: Tensor, slot: int, mask: Tensor | None, tables: Tables, cache: KVCache
+) -> Tensor:
+    """One step: tokens [R] int64, stored at `slot` -> final-norm hidden state [R, d].
+
+    `mask` [R, 1, S] float32 is -inf at empty slots (None: there are none).
+    """
+    c, rows = weights.config, len(tokens)
+    groups, repeats = rows * c.num_kv_heads, c.num_heads // c.num_kv_heads
+    x = F.embedding(tokens, weights.stacks["embed"])
+    for i, layer in enumerate(weights.layers):
+        q, k, v = heads(c, layer, x, tables[i])
+        cache.append(i, slot, *kv.stored(i, k, v))
+        seen_k, seen_v = cache.k[i][:, : slot + 1], cache.v[i][:, : slot + 1]
+        scores = torch.bmm(q.reshape(groups, repeats, c.head_dim), seen_k.transpose(1, 2))
+        if mask is not None:
+            scores.view(rows, -1, slot + 1).add_(mask[:, :, : slot + 1])
+        out = torch.bmm(torch.softmax(scores, -1), seen_v)
+        x.add_(layer.out(out.view(rows, -1)))
+        x = mlp_(c, layer, x)
+    return F.rms_norm(x, (c.hidden_size,), weights.stacks["norm"], c.rms_eps)

@@ -1,0 +1,85 @@
+"""Drawing tokens: an exponential race over the full softmax, and the record of what was drawn.
+
+Temperature is inside the log-probability. There is no top-p or top-k: what is scored is what was sampled.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from harness.api import Rollout
+
+
+def race_noise(rows: int, vocab_size: int, generator: torch.Generator) -> Tensor:
+    """Exponential(1) noise [rows, V] float32 for one step.
+
+    It comes from 24-bit uniforms, the fast generator on a CPU: probabilities below 2^-24 are not resolved.
+    """
+    u = torch.rand(rows, vocab_size, generator=generator, device=generator.device)
+    return u.log_().neg_()
+
+
+def draw(logits: Tensor, temperature: float, noise: Tensor | None) -> tuple[Tensor, Tensor]:
+    """(token [R] int64, its log-probability [R] float32 nats) from logits [R, V] float32.
+
+    The token with the largest p / noise wins, which happens with probability p (the "exponential race").
+    Temperature 0 takes the largest logit and reports its log-probability at temperature 1; `noise` is then None.
+    """
+    return pick(torch.log_softmax(logits if temperature in (0.0, 1.0) else logits / temperature, -1), noise)
+
+
+def pick(log_probs: Tensor, noise: Tensor | None) -> tuple[Tensor, Tensor]:
+    """`draw` from log-probabilities [R, V]."""
+    token = log_probs.argmax(-1) if noise is None else log_probs.exp().div_(noise).argmax(-1)
+    return token, log_probs.gather(1, token[:, None])[:, 0]
+
+
+class Transcript:
+    """What the rows of one batch have sampled so far, and which of them go on."""
+
+    def __init__(self, rows: int, max_new_tokens: int, eos_id: int, pad_id: int, device: torch.device) -> None:
+        self.eos_id, self.pad_id = eos_id, pad_id
+        self.tokens = torch.full((max_new_tokens, rows), pad_id, dtype=torch.int64, device=device)
+        self.logp = torch.zeros(max_new_tokens, rows, device=device)
+        self.is_alive = torch.ones(rows, dtype=torch.bool, device=device)
+        """By computed row, like `rows`."""
+        self.rows: Tensor | None = None
+        """Original row of every row still computed, [n] int64; None while that is all of them."""
+        self.num_steps = 0
+
+    def record(self, token: Tensor, logp: Tensor) -> None:
+        """One step of every computed row; rows that have ended keep their padding."""
+        token = torch.where(self.is_alive, token, self.pad_id)
+        logp = torch.where(self.is_alive, logp, 0.0)
+        t, self.num_steps = self.num_steps, self.num_steps + 1
+        if self.rows is None:
+            self.tokens[t], self.logp[t] = token, logp
+        else:
+            self.tokens[t].index_copy_(0, self.rows, token)
+            self.logp[t].index_copy_(0, self.rows, logp)
+        self.is_alive &= token != self.eos_id
+
+    def retire(self) -> Tensor:
+        """Stop computing rows that have ended; returns the computed rows that stay, [n] int64, ascending."""
+        kept = self.is_alive.nonzero()[:, 0]
+        self.rows = kept if self.rows is None else self.rows[kept]
+        self.is_alive = self.is_alive[kept]
+        return kept
+
+    def rollout(self) -> Rollout:
+        """Tokens and log-probs [B, T] of the whole batch; T is the limit, not the longest response."""
+        tokens, logp = self.tokens.t().contiguous(), self.logp.t().contiguous()
+        is_end = tokens == self.eos_id
+        truncated = ~is_end.any(1)
+        lengths = torch.where(truncated, tokens.shape[1], is_end.int().argmax(1) + 1)
+        return Rollout(token_ids=tokens, logp=logp, lengths=lengths, truncated=truncated)
+
+
+def join(parts: list[Rollout], width: int | None) -> Rollout:
+    """Batches of one call as one rollout, `width` tokens wide (None: the longest response)."""
+    fields = {name: torch.cat([getattr(part, name) for part in parts]) for name in Rollout.__dataclass_fields__}
+    width = int(fields["lengths"].max()) if width is None else width
+    for name in ("token_ids", "logp"):
+        fields[name] = fields[name][:, :width].contiguous()
+    return Rollout(**fields)

@@ -1,0 +1,59 @@
+"""Reading a weight stream: every tensor once, by checkpoint name, or a ValueError that names what is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from harness.api import WeightStream
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stream:
+    """A whole stream, sorted by what its tensors are. References, not copies."""
+
+    tensors: dict[str, Tensor]
+    scales: dict[str, Tensor]
+    """`*.weight_scale`, by the name of the weight."""
+    zeros: dict[str, Tensor]
+    """`*.weight_zero_point`, by the name of the weight."""
+    kv: dict[str, Tensor]
+    """`*.k_scale` and `*.v_scale` of attention layers, by their own name."""
+
+
+def read_stream(weights: WeightStream, shapes: Mapping[str, tuple[int, ...]], *, has_kv: bool) -> Stream:
+    """Sort a stream and check it against the checkpoint's `shapes`; KV scales are welcome where `has_kv`.
+
+    Raises ValueError for missing, unexpected, repeated or misshapen tensors, and for adapters.
+    """
+    stream = Stream(tensors={}, scales={}, zeros={}, kv={})
+    unexpected: list[str] = []
+    for name, tensor in weights:
+        kind, key = stream.tensors, name
+        if name.endswith(".weight_scale"):
+            kind, key = stream.scales, name.removesuffix("_scale")
+        elif name.endswith(".weight_zero_point"):
+            kind, key = stream.zeros, name.removesuffix("_zero_point")
+        elif has_kv and name.endswith((".self_attn.k_scale", ".self_attn.v_scale")):
+            kind = stream.kv
+        elif name.endswith((".lora_A.weight", ".lora_B.weight")):
+            raise ValueError(f"{name}: the embedded engine takes no adapters yet; stream merged weights")
+        if kind is not stream.kv and key not in shapes:
+            unexpected.append(name)
+        elif key in kind:
+            raise ValueError(f"{name} is in the stream twice")
+        elif kind is stream.tensors and tuple(tensor.shape) != shapes[key]:
+            raise ValueError(f"{name} has shape {tuple(tensor.shape)}, the model needs {shapes[key]}")
+        else:
+            kind[key] = tensor
+    missing = [name for name in shapes if name not in stream.tensors]
+    if missing or unexpected:
+        raise ValueError(f"weight stream: missing {listed(missing)}; unexpected {listed(unexpected)}")
+    return stream
+
+
+def listed(names: list[str]) -> str:
+    """The first few names, and how many more."""
+    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "") if names else "none"
