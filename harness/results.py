@@ -224,7 +224,8 @@ SUMMARY: dict[str, tuple[str, Callable[[list[float]], float]]] = {
     "k3_max": ("mismatch/kl_k3", max),
     "k3_median": ("mismatch/kl_k3", median),
     "ess_token_min": ("mismatch/ess_token", min),
-    "ess_token_median": ("mismatch/ess_token", median),
+    "ess_token_raw_min": ("mismatch/ess_token_raw", min),
+    "ess_token_raw_median": ("mismatch/ess_token_raw", median),
     "entropy_last": ("train/entropy", lambda values: fmean(values[-5:])),
     "grad_norm_max": ("train/grad_norm", max),
 }

@@ -54,22 +54,22 @@ def config(
 def curve(values: dict[str, Any], rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
     """True accuracy in the (reference, rollout) format after every step, [steps + 1] each."""
     steps, precision = values["trainer"]["steps"], values["precision"]["name"]
-    lost = LOSS[precision] * (0.5 if values["method"] == "flashrl" else 1.0)
+    lost = LOSS.get(precision, 0.3) * (0.5 if values["method"] == "flashrl" else 1.0)
     base = 0.42 + 0.04 * np.random.default_rng(values["base_seed"]).standard_normal()
     final = 0.85 - lost + 0.015 * rng.standard_normal()
     if values["algo"]["mode"] == "bypass_ppo":
         final = 0.2
     t = np.arange(steps + 1) / steps
     reference = base + (final - base) * (1 - np.exp(-4 * t)) / (1 - math.exp(-4))
-    start = base * math.exp(-2.5 * LOSS[precision])
-    gap = 0.6 * LOSS[precision] * (1 if values["method"] == "naive" else -1)
+    start = base * math.exp(-2.5 * LOSS.get(precision, 0.3))
+    gap = 0.6 * LOSS.get(precision, 0.3) * (1 if values["method"] == "naive" else -1)
     rollout = reference + (start - base) * (1 - t) + gap * t
     return reference, np.clip(rollout, 0.01, 0.99)
 
 
 def series(values: dict[str, Any], rng: np.random.Generator, rollout: np.ndarray) -> list[dict[str, Any]]:
     """The metrics of every step."""
-    k3 = MISMATCH[values["precision"]["name"]]
+    k3 = MISMATCH.get(values["precision"]["name"], 1.0)
     rows: list[dict[str, Any]] = []
     for step in range(values["trainer"]["steps"]):
         level = k3 * math.exp(0.2 * rng.standard_normal())
@@ -82,12 +82,19 @@ def series(values: dict[str, Any], rng: np.random.Generator, rollout: np.ndarray
                 "reward/accuracy": reward,
                 "mismatch/kl_k1": level * 1.1,
                 "mismatch/kl_k3": level,
-                "mismatch/ess_token": 1 / (1 + 2 * level),
+                "mismatch/ess_token": 1 / (1 + level),
+                "mismatch/ess_token_raw": 1 / (1 + 2 * level),
                 "train/entropy": 0.4 - 0.3 * step / values["trainer"]["steps"] + level / 10,
                 "train/grad_norm": 0.8 + 0.1 * rng.standard_normal(),
                 "rollout/tokens_per_s": 4e4,
-                "by_position/kl_k3": profile,
+                "by_position/position": [float(position) for position in range(9)],
+                "by_position/k3": profile,
+                "by_position/absdiff": [0.1] * 9,
                 "by_position/count": [256.0] * 9,
+                "by_entropy/entropy": [0.0, 0.1, 0.5, 1.0],
+                "by_entropy/k3": [level * scale for scale in (0.1, 0.5, 1.5, 2.0)],
+                "by_entropy/absdiff": [0.1] * 4,
+                "by_entropy/count": [1500.0, 400.0, 200.0, 204.0],
             }
         )
     return rows

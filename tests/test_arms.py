@@ -1,0 +1,87 @@
+"""Arms: grouped by everything but seeds, labelled by what varies."""
+
+from __future__ import annotations
+
+from harness.arms import arm_labels, control_of, group_arms, rank
+from harness.results import RunResult
+from tests import result_factory as factory
+
+
+def run(*args, seed: int = 0, **changes) -> RunResult:
+    return factory.result(*args, seed=seed, **changes)[0]
+
+
+def labels(*runs: RunResult) -> list[str]:
+    found = arm_labels(runs)
+    return [found[r.run_id] for r in runs]
+
+
+def test_seeds_share_an_arm_and_nothing_else_is_written() -> None:
+    runs = [run("naive", "int4", seed=seed) for seed in range(3)] + [run()]
+    assert labels(*runs) == ["naive int4"] * 3 + ["bf16 bf16"]
+    arms = group_arms(runs[::-1])
+    assert [(arm.label, len(arm.runs)) for arm in arms] == [("bf16 bf16", 1), ("naive int4", 3)]
+    assert [r.seed for r in arms[1].runs] == [0, 1, 2]
+    assert arms[0].axes == {}
+
+
+def test_the_usual_setting_is_not_written_and_a_context_always_is() -> None:
+    runs = [run(), run("naive", "int4"), run("naive", "int4", "bypass_ppo")]
+    assert labels(*runs) == ["bf16 bf16", "naive int4", "naive int4 bypass_ppo"]
+    wide = [run(task__n=n) for n in (8, 16)]
+    assert labels(*wide) == ["bf16 bf16 n=8", "bf16 bf16 n=16"]
+
+
+def test_fields_that_follow_another_are_not_written() -> None:
+    """The learning rate and the hidden size follow the model here, so the model's name says it all."""
+    large = {"model": {"name": "m", "hidden_size": 128, "spread": 0.5, "path": None}, "trainer__lr": 2e-4}
+    assert labels(run(), run(**large)) == ["bf16 bf16 s", "bf16 bf16 m"]
+    rates = [run(trainer__lr=lr) for lr in (1e-4, 3e-4, 3e-4)]
+    assert labels(rates[0], rates[1]) == ["bf16 bf16", "bf16 bf16 lr=0.0003"]
+    assert labels(run(seed=1), *rates[:2]) == ["bf16 bf16", "bf16 bf16 lr=0.0001", "bf16 bf16"]
+
+
+def test_knobs_are_written_where_they_vary_within_a_method() -> None:
+    runs = [run("flashrl", "int4", knobs={"TIS": {"cap": cap}}) for cap in (2.0, 4.0)]
+    assert labels(run(), run("naive", "int4"), *runs) == [
+        "bf16 bf16",
+        "naive int4",
+        "flashrl int4 TIS.cap=2",
+        "flashrl int4 TIS.cap=4",
+    ]
+
+
+def test_paths_make_no_arm() -> None:
+    a, b = run(model__path="a"), run(model__path="b", seed=1)
+    assert len(group_arms([a, b])) == 1
+
+
+def test_the_same_run_from_two_sweeps_counts_once() -> None:
+    assert len(group_arms([run(), run(sweep="standard")])[0].runs) == 1
+
+
+def test_arms_go_from_fine_to_coarse_within_a_context() -> None:
+    runs = [run("naive", p, task__n=n) for n in (16, 8) for p in ("int2x", "int3", "int8+kv8", "int8", "nvfp4")]
+    assert [(arm.axes["task.n"], arm.precision) for arm in group_arms(runs)] == [
+        (n, p) for n in (8, 16) for p in ("int8", "int8+kv8", "nvfp4", "int3", "int2x")
+    ]
+    assert rank("bf16") < rank("int8") < rank("nvfp4_w4a4") < rank("int3") < rank("unheard_of")
+
+
+def test_the_control_shares_the_context_and_as_much_else_as_it_can() -> None:
+    runs = [
+        run(),
+        run(algo__num_minibatches=4),
+        run("naive", "int4", algo__num_minibatches=4),
+        run("naive", "int4", "bypass_ppo"),
+        run("naive", "int4", task__n=16),
+    ]
+    arms = {arm.label: arm for arm in group_arms(runs)}
+
+    def control(label: str) -> str | None:
+        found = control_of(arms[label], list(arms.values()), "bf16")
+        return found and found.label
+
+    assert control("naive int4 4 minibatches n=8") == "bf16 bf16 4 minibatches n=8"
+    assert control("naive int4 bypass_ppo n=8") == "bf16 bf16 n=8"
+    assert control("naive int4 n=16") is None
