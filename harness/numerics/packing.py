@@ -12,7 +12,6 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from harness.numerics.formats import Format
 from harness.numerics.quantize import Quantized
 from harness.numerics.rounding import INT_BITS
 
@@ -81,27 +80,26 @@ def unpack_nf4(packed: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 def pack(q: Quantized) -> dict[str, Tensor]:
-    """A quantized weight [N, K] as checkpoint tensors by suffix (`weight_packed`, `weight_scale`, ...).
+    """A quantized weight [N, K] as checkpoint tensors by name after the module's: `weight_packed`, `weight_scale`, ...
 
-    compressed-tensors' names for integers in groups, NVFP4 and MXFP4; `weight` and `weight_scale` for codes that need no
-    packing (float8, int8 per channel; `weight_scale_inv`, a multiplier, for 128 x 128 tiles); `weight`, `absmax`,
-    `nested_absmax` and `nested_offset` for NF4.
+    compressed-tensors' names for integers in groups, NVFP4 and MXFP4; ModelOpt's for NVFP4 under "torchao"; `weight` and
+    `weight_scale` (`weight_scale_inv`, a multiplier, for 128 x 128 tiles) where codes need no packing.
+    Raises ValueError for NF4, which no engine loads packed any more (`pack_nf4`).
     """
     fmt = q.fmt
-    if fmt.tile is None:
-        return {"weight": q.codes}
-    assert q.scale is not None
     if fmt.element == "nf4":
-        tensors = {"weight": pack_nf4(q.codes), "absmax": q.scale}
-        if q.global_scale is not None and q.zero_point is not None:
-            tensors |= {"nested_absmax": q.global_scale, "nested_offset": q.zero_point}
-        return tensors
-    if fmt.element == "e2m1":
-        tensors = {"weight_packed": pack_fp4(q.codes), "weight_scale": q.scale}
-        if q.global_scale is not None:
-            tensors["weight_global_scale"] = q.global_scale.reshape(-1)
-        return tensors
-    if fmt.element in INT_BITS and fmt.tile[1] != 0:
+        raise ValueError(f"format {fmt.name} has no checkpoint layout here; dequantize it")
+    if q.scale is None:
+        return {"weight": q.codes}
+    if fmt.element == "e2m1" and q.global_scale is not None:
+        level = q.global_scale.reshape(-1)
+        if fmt.rule == "torchao":
+            return {"weight": pack_fp4(q.codes), "weight_scale": q.scale, "weight_scale_2": level}
+        return {"weight_packed": pack_fp4(q.codes), "weight_scale": q.scale, "weight_global_scale": level}
+    if fmt.scale_dtype == "e8m0":
+        codes = {"weight_packed": pack_fp4(q.codes)} if fmt.element == "e2m1" else {"weight": q.codes}
+        return codes | {"weight_scale": q.scale.view(torch.uint8)}
+    if fmt.element in INT_BITS and fmt.tile != (1, 0):
         return _pack_groups(q, INT_BITS[fmt.element])
     return {"weight": q.codes, "weight_scale_inv" if fmt.tile == (128, 128) else "weight_scale": q.scale}
 
