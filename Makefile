@@ -38,11 +38,11 @@ smoke: setup ## the smallest sweep, some 15 seconds
 base: setup ## train the base models that are not there yet
 	@$(LOWBIT) base $(ARGS)
 
-report: setup ## verdict tables of NAME (default quick) from results/
+report: setup ## tables and figures of NAME (default quick) from results/
 	@$(LOWBIT) report $(SWEEP) $(ARGS)
 
-figures: setup ## figures of NAME (default quick) from results/
-	@$(LOWBIT) figures $(SWEEP) $(ARGS)
+figures: setup ## the figures alone
+	@$(LOWBIT) report $(SWEEP) --only figures $(ARGS)
 
 browse: setup ## open the runs in MLflow
 	@$(LOWBIT) browse $(ARGS)
