@@ -38,7 +38,7 @@ _PAIRS = ("prob_var", "rollout_prob_var", "prob_cov", "prob_absdiff_var", "entro
 _LOGGED = (*_MEANS, *_EXTREMES[:4], "frac_high", "frac_low", *_SEQUENCES, "ppl_ratio", *_PRODUCTS[5:])
 _DERIVED = (
     "invalid_frac", "m2", "chi2_token", "chi2_seq", "ess_token_raw", "ess_token", "ess_seq_raw", "ess_seq", "is_mean",
-    "is_std", "is_min", "is_max", "is_raw_max", "oob", "prob_absdiff_std", "prob_pearson",
+    "is_std", "is_min", "is_max", "is_raw_mean", "is_raw_max", "oob", "prob_absdiff_std", "prob_pearson",
 )  # fmt: skip
 
 
@@ -77,7 +77,7 @@ def mismatch_metrics(
     x["ess_seq"] = x["seq_weight"] ** 2 / x["seq_weight_sq"]
     x["is_mean"] = x["weight"]
     x["is_std"] = math.sqrt(max(x["weight_sq"] - x["weight"] ** 2, 0.0))
-    x["is_raw_max"] = math.exp(x["d_max"])
+    x["is_raw_mean"], x["is_raw_max"] = x["rho"], math.exp(x["d_max"])
     x["is_min"], x["is_max"] = min(math.exp(x["d_min"]), cap), min(x["is_raw_max"], cap)
     x["oob"] = x["frac_high"] + x["frac_low"]
     x["prob_absdiff_std"] = math.sqrt(x["prob_absdiff_var"] * num / (num - 1)) if num > 1 else math.nan
