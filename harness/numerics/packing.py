@@ -17,37 +17,45 @@ from harness.numerics.rounding import INT_BITS
 
 
 def pack_int32(codes: Tensor, num_bits: int, *, dim: Literal[0, 1] = 1) -> Tensor:
-    """Signed codes int8 [N, K] -> int32 words along `dim`: [N, ceil(K / p)] or [ceil(N / p), K], p = 32 // num_bits.
+    """Signed codes int8 [N, K] -> int32 words along `dim`: [N, ceil(K num_bits / 32)] or [ceil(N num_bits / 32), K].
 
-    The axis is filled up with the stored value 0 (the code -2^(bits-1)), as compressed-tensors does.
+    Dense: where the bits do not divide 32, a code may straddle two words. The axis is filled up with zero bits.
+    Layout of compressed-tensors 0.20 compressors/pack_quantized/helpers.py.
     Raises ValueError for a bit width outside 1..8 or a code outside its range.
     """
-    per_word = _per_word(num_bits)
+    _check_bits(num_bits)
     half = 2 ** (num_bits - 1)
     if bool(((codes < -half) | (codes > half - 1)).any()):
-        raise ValueError(f"codes leave the range of {num_bits} bits: [{int(codes.min())}, {int(codes.max())}]")
-    unsigned = codes.to(torch.int64) + half
-    if dim == 0:
-        unsigned = unsigned.T
+        raise ValueError(f"codes leave the range of {num_bits} bits: {int(codes.min())}..{int(codes.max())}")
+    unsigned = (codes.T if dim == 0 else codes).to(torch.int32) + half
     rows, length = unsigned.shape
-    words = -(-length // per_word)
-    full = torch.nn.functional.pad(unsigned, (0, words * per_word - length)).view(rows, words, per_word)
-    shifts = torch.arange(per_word, device=codes.device) * num_bits
-    packed = (full << shifts).sum(-1)
-    # Sums reach 2^32 - 1; as int32 the upper half wraps to negative words.
-    packed = torch.where(packed >= 2**31, packed - 2**32, packed).to(torch.int32)
-    return packed.T.contiguous() if dim == 0 else packed
+    groups = torch.nn.functional.pad(unsigned, (0, -length % 32)).view(rows, -1, 32)
+    words = torch.zeros(rows, groups.shape[1], num_bits, dtype=torch.int32, device=codes.device)
+    for i in range(32):
+        word, offset = divmod(i * num_bits, 32)
+        words[..., word] |= groups[..., i] << offset
+        if offset + num_bits > 32:
+            words[..., word + 1] |= groups[..., i] >> (32 - offset)
+    packed = words.view(rows, -1)[:, : -(-length * num_bits // 32)]
+    return (packed.T if dim == 0 else packed).contiguous()
 
 
 def unpack_int32(packed: Tensor, num_bits: int, shape: tuple[int, int], *, dim: Literal[0, 1] = 1) -> Tensor:
     """What `pack_int32` returns -> the codes, int8 of `shape` [N, K]."""
-    per_word = _per_word(num_bits)
-    words = (packed.T if dim == 0 else packed).to(torch.int64)
-    shifts = torch.arange(per_word, device=packed.device) * num_bits
-    unsigned = (words.unsqueeze(-1) >> shifts) & (2**num_bits - 1)
-    length = shape[0] if dim == 0 else shape[1]
-    codes = (unsigned.flatten(-2)[:, :length] - 2 ** (num_bits - 1)).to(torch.int8)
-    return codes.T.contiguous() if dim == 0 else codes
+    _check_bits(num_bits)
+    flat = packed.T if dim == 0 else packed
+    rows, length = flat.shape[0], shape[dim]
+    words = torch.nn.functional.pad(flat, (0, -flat.shape[1] % num_bits)).view(rows, -1, num_bits)
+    groups = torch.empty(rows, words.shape[1], 32, dtype=torch.int32, device=packed.device)
+    for i in range(32):
+        word, offset = divmod(i * num_bits, 32)
+        part = words[..., word] >> offset
+        if offset + num_bits > 32:
+            # The shift repeats the sign: keep the bits that came from this word.
+            part = (part & (2 ** (32 - offset) - 1)) | (words[..., word + 1] << (32 - offset))
+        groups[..., i] = part & (2**num_bits - 1)
+    codes = (groups.view(rows, -1)[:, :length] - 2 ** (num_bits - 1)).to(torch.int8)
+    return (codes.T if dim == 0 else codes).contiguous()
 
 
 def pack_fp4(codes: Tensor) -> Tensor:
@@ -82,8 +90,8 @@ def unpack_nf4(packed: Tensor, shape: tuple[int, ...]) -> Tensor:
 def pack(q: Quantized) -> dict[str, Tensor]:
     """A quantized weight [N, K] as checkpoint tensors by name after the module's: `weight_packed`, `weight_scale`, ...
 
-    compressed-tensors' names for integers in groups, NVFP4 and MXFP4; ModelOpt's for NVFP4 under "torchao"; `weight` and
-    `weight_scale` (`weight_scale_inv`, a multiplier, for 128 x 128 tiles) where codes need no packing.
+    compressed-tensors' names for integers in groups, NVFP4 and MXFP4; ModelOpt's for NVFP4 under "torchao"; `weight`
+    and `weight_scale` (`weight_scale_inv`, a multiplier, for 128 x 128 tiles) where codes need no packing.
     Raises ValueError for NF4, which no engine loads packed any more (`pack_nf4`).
     """
     fmt = q.fmt
@@ -122,10 +130,9 @@ def _signed(codes: Tensor, half: int) -> Tensor:
     return codes if codes.dtype == torch.int8 else (codes.to(torch.int16) - half).to(torch.int8)
 
 
-def _per_word(num_bits: int) -> int:
+def _check_bits(num_bits: int) -> None:
     if not 1 <= num_bits <= 8:
         raise ValueError(f"num_bits is {num_bits}; it must lie in 1..8")
-    return 32 // num_bits
 
 
 def _pairs(codes: Tensor) -> tuple[Tensor, Tensor]:
