@@ -71,7 +71,9 @@ def build(config: RunConfig, launch: Launch) -> tuple[Run, dict[str, str | None]
         model.config, composed.plan, trainer_model=trainer.model if is_exact else None,
         max_batch=config.engine.max_batch, **ids,
     )  # fmt: skip
-    reference = EmbeddedEngine(model.config, Plan(rollout_weights=format_named(REFERENCE)), max_batch=512, **ids)
+    reference = EmbeddedEngine(
+        model.config, Plan(rollout_weights=format_named(REFERENCE)), max_batch=config.engine.max_batch, **ids
+    )
     count = min(config.task.num_eval, start.task.num_eval or config.task.num_eval)
     eval_items = start.task.sample("eval", range(count))
     run = Run(
