@@ -18,7 +18,7 @@ from torch import Tensor
 from harness.api import Correction, TokenBatch
 
 LOG_RATIO_BOUND = 20.0
-"""Log-ratios are clamped to +-20 before exp, as in verl."""
+"""Log-ratios are clamped to +-20 before exp, as in verl; GSPO's is only capped."""
 GSPO_LOG_RATIO_MAX = 10.0
 LOSSES = ("ppo", "gspo", "cispo", "reinforce")
 MODES = ("decoupled", "bypass_ppo", "bypass_pg")
@@ -83,17 +83,18 @@ def start(batch: TokenBatch, eps_low: float, eps_high: float) -> Correction:
 
 def cleaned(logp: Tensor, batch: TokenBatch, c: Correction) -> tuple[Tensor, TokenBatch, Correction]:
     """The same values where a token counts, 0 elsewhere; a token counts if it is in the mask and has a finite sampler
-    log-prob. `mask` and `keep` shrink to those tokens; gradients of the entries replaced are exactly 0.
+    log-prob. `mask` and `keep` shrink to those tokens. Only `logp` keeps its gradient, exactly 0 where replaced.
     """
     usable = batch.mask & torch.isfinite(batch.rollout_logp)
 
     def select(x: Tensor) -> Tensor:
-        return torch.where(usable, x, 0.0)
+        return torch.where(usable, x.detach(), 0.0)
 
-    old, rollout = select(batch.old_logp), select(batch.rollout_logp)
-    clean = replace(batch, mask=usable, adv=select(batch.adv), rollout_logp=rollout, old_logp=old)
+    old, rollout, adv = select(batch.old_logp), select(batch.rollout_logp), select(batch.adv)
+    clean = replace(batch, mask=usable, adv=adv, rollout_logp=rollout, old_logp=old)
     low, high = select(c.clip_low), select(c.clip_high)
-    return select(logp), clean, Correction(weight=select(c.weight), keep=usable & c.keep, clip_low=low, clip_high=high)
+    correction = Correction(weight=select(c.weight), keep=usable & c.keep, clip_low=low, clip_high=high)
+    return torch.where(usable, logp, 0.0), clean, correction
 
 
 def log_ratio(logp: Tensor, other: Tensor) -> Tensor:
@@ -176,10 +177,11 @@ def aggregate(ell: Tensor, mask: Tensor, keep: Tensor, totals: Totals, *, agg: s
         raise ValueError(f"denom: unknown {denom!r} (choose original, kept)")
     effective = mask & keep
     x = torch.where(effective, ell, 0.0)
-    is_kept = denom == "kept"
-    num_sequences = max(totals.num_kept_sequences if is_kept else totals.num_sequences, 1)
+    counted, num_tokens, num_sequences = mask, totals.num_tokens, max(totals.num_sequences, 1)
+    if denom == "kept":
+        counted, num_tokens, num_sequences = effective, totals.num_kept_tokens, max(totals.num_kept_sequences, 1)
     if agg == "token-mean":
-        return x.sum() * (totals.dp_size / max(totals.num_kept_tokens if is_kept else totals.num_tokens, 1))
+        return x.sum() * (totals.dp_size / max(num_tokens, 1))
     if agg == "token-sum":
         return x.sum() * totals.dp_size
     if agg == "seq-mean-token-sum":
@@ -187,8 +189,7 @@ def aggregate(ell: Tensor, mask: Tensor, keep: Tensor, totals: Totals, *, agg: s
     if agg == "seq-mean-token-sum-norm":
         return x.sum() * (totals.dp_size / num_sequences / totals.max_len)
     if agg == "seq-mean-token-mean":
-        lengths = (effective if is_kept else mask).sum(-1).clamp(min=1)
-        return (x.sum(-1) / lengths).sum() * (totals.dp_size / num_sequences)
+        return (x.sum(-1) / counted.sum(-1).clamp(min=1)).sum() * (totals.dp_size / num_sequences)
     raise ValueError(f"agg: unknown {agg!r} (choose {', '.join(AGGREGATIONS)})")
 
 

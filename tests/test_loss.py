@@ -1,0 +1,251 @@
+"""Losses: golden values and gradients, identities between rules, and what must not change a result."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import inf, nan
+
+import pytest
+import torch
+from torch import Tensor
+
+from harness.api import TokenBatch
+from harness.loss import (
+    AGGREGATIONS,
+    aggregate,
+    batch_normalize,
+    cispo,
+    clipped_surrogate,
+    count_totals,
+    gspo_surrogate,
+    kl_penalty,
+    policy_loss,
+    reinforce,
+    start,
+)
+from tests.loss_cases import ADV, MASK, Algo, golden_batch, golden_logp, random_batch, rows_of, value_and_gradient
+
+EXACT = {"rtol": 1e-10, "atol": 1e-10}
+PUBLISHED = {"rtol": 0.0, "atol": 6e-7}
+
+
+def plain(logp: Tensor, batch: TokenBatch, algo: Algo, max_len: int = 4) -> tuple[Tensor, Tensor]:
+    """(loss, gradient) without any correction."""
+    return value_and_gradient(logp, batch, start(batch, algo.eps_low, algo.eps_high), algo, max_len=max_len)
+
+
+@pytest.mark.parametrize(
+    ("algo", "value"),
+    [
+        (Algo(), -0.176347),
+        (Algo(agg="seq-mean-token-sum"), -0.529042),
+        (Algo(agg="seq-mean-token-mean"), -0.116891),
+        (Algo(agg="seq-mean-token-sum-norm"), -0.132261),
+        (Algo(agg="token-sum"), -0.176347338 * 9),
+        (Algo(loss="gspo", eps_low=3e-4, eps_high=4e-4), -0.143820),
+        (Algo(loss="gspo", agg="token-sum"), -0.165185),
+        (Algo(loss="cispo", eps_high=0.28), 0.152581),
+    ],
+)
+def test_golden_values(algo: Algo, value: float) -> None:
+    loss, _ = plain(golden_logp(), golden_batch(), algo)
+    torch.testing.assert_close(loss.item(), value, **PUBLISHED)
+
+
+def test_golden_gradient() -> None:
+    _, grad = plain(golden_logp(), golden_batch(), Algo())
+    rows = [[-0.11111, 0, 0, -0.08231], [0.12280, 0, 0.18319, 0], [-0.05668, -0.05446, 0, 0]]
+    torch.testing.assert_close(grad, torch.tensor(rows, dtype=torch.float64), rtol=0, atol=5e-6)
+
+
+def test_golden_bypass() -> None:
+    batch = replace(golden_batch(), old_logp=golden_batch().rollout_logp)
+    loss, grad = plain(golden_logp(), batch, Algo(mode="bypass_ppo"))
+    torch.testing.assert_close(loss.item(), -0.108136, **PUBLISHED)
+    rows = [[-0.11111, 0, 0, -0.06098], [0.12909, 0, 0.22375, 0], [-0.05556, -0.05556, 0, 0]]
+    torch.testing.assert_close(grad, torch.tensor(rows, dtype=torch.float64), rtol=0, atol=5e-6)
+
+
+@pytest.mark.parametrize(("ratio", "adv", "dual", "value"), [(4.0, -1.0, 3.0, 3.0), (4.0, -1.0, None, 4.0),
+                                                             (4.0, 1.0, 3.0, -1.2), (0.5, -1.0, 3.0, 0.8)])  # fmt: skip
+def test_clip_and_dual_clip_of_one_token(ratio: float, adv: float, dual: float | None, value: float) -> None:
+    logp, batch = random_batch("one", size=(2, 1))
+    old = logp.detach() - torch.tensor(ratio, dtype=torch.float64).log()
+    c = start(batch, 0.2, 0.2)
+    found = clipped_surrogate(logp, old, torch.full_like(old, adv), c, dual_clip=dual)
+    torch.testing.assert_close(found.detach(), torch.full_like(old, value), **EXACT)
+
+
+def test_gradient_is_nonzero_exactly_where_the_ratio_is_inside() -> None:
+    ratio = torch.tensor([[0.5, 0.79, 0.81, 1.0, 1.19, 1.21, 2.9, 3.1]], dtype=torch.float64)
+    logp = ratio.log().requires_grad_()
+    zero, batch = torch.zeros_like(ratio), random_batch("clip", size=(2, 8))[1]
+    _, c = rows_of(batch, start(batch, 0.2, 0.2), slice(0, 1))
+    for sign, active in ((1.0, ratio <= 1.2), (-1.0, (ratio >= 0.8) & (ratio <= 3.0))):
+        (grad,) = torch.autograd.grad(clipped_surrogate(logp, zero, zero + sign, c, dual_clip=3.0).sum(), logp)
+        torch.testing.assert_close(grad, torch.where(active, -sign * ratio, 0.0), **EXACT)
+
+
+def test_on_policy_value_and_gradient() -> None:
+    """Current = old: the value is -agg(A), the gradient -A / denominator, and GSPO has GRPO's gradient."""
+    logp, batch = random_batch("on-policy")
+    batch = replace(batch, old_logp=logp.detach())
+    for agg in AGGREGATIONS:
+        c, algo = start(batch, 0.2, 0.2), Algo(agg=agg)
+        totals = count_totals(batch.mask, c.keep, 7)
+        loss, grad = value_and_gradient(logp, batch, c, algo, totals)
+        torch.testing.assert_close(loss, -aggregate(batch.adv, batch.mask, c.keep, totals, agg=agg), **EXACT)
+        (expected,) = torch.autograd.grad(aggregate(-batch.adv * logp, batch.mask, c.keep, totals, agg=agg), logp)
+        torch.testing.assert_close(grad, expected, **EXACT)
+    _, grad = plain(logp, batch, Algo(agg="seq-mean-token-mean"))
+    _, gspo = plain(logp, batch, Algo(loss="gspo"))
+    torch.testing.assert_close(gspo, grad, **EXACT)
+
+
+def test_on_policy_bypass_gradients_agree() -> None:
+    """Current = old = rollout: bypass PPO, REINFORCE and decoupled have one gradient; the values differ."""
+    logp, batch = random_batch("bypass")
+    batch = replace(batch, old_logp=logp.detach(), rollout_logp=logp.detach())
+    value, grad = plain(logp, batch, Algo())
+    for algo in (Algo(mode="bypass_ppo"), Algo(mode="bypass_pg"), Algo(loss="reinforce"), Algo(loss="cispo")):
+        other, same = plain(logp, batch, algo)
+        torch.testing.assert_close(same, grad, **EXACT)
+        assert (other - value).abs() > 1e-3 or algo.mode == "bypass_ppo"
+
+
+def test_unclipped_untruncated_value_is_the_importance_sampling_estimate() -> None:
+    logp, batch = random_batch("unclipped")
+    algo = Algo(eps_low=inf, eps_high=inf, dual_clip=None)
+    c = replace(start(batch, inf, inf), weight=(batch.old_logp - batch.rollout_logp).exp())
+    loss, _ = value_and_gradient(logp, batch, c, algo)
+    total = (logp.detach() - batch.rollout_logp).exp()
+    torch.testing.assert_close(loss, -(total * batch.adv)[batch.mask].mean(), **EXACT)
+
+
+def test_gspo_value_is_the_sequence_ratio() -> None:
+    logp, batch = random_batch("gspo", spread=0.0)
+    loss, _ = plain(logp, batch, Algo(loss="gspo", eps_low=0.05, eps_high=0.05))
+    terms = []
+    for mask, current, old, adv in zip(batch.mask, logp.detach(), batch.old_logp, batch.adv, strict=True):
+        if mask.any():
+            s = (current - old)[mask].mean().exp()
+            terms.append(torch.maximum(-adv[0] * s, -adv[0] * s.clamp(0.95, 1.05)))
+    torch.testing.assert_close(loss, torch.stack(terms).mean(), **EXACT)
+
+
+def test_aggregations_agree_on_equal_lengths_and_denominators_by_the_kept_share() -> None:
+    logp, batch = random_batch("equal")
+    batch = replace(batch, mask=torch.ones_like(batch.mask))
+    values = {agg: plain(logp, batch, Algo(agg=agg), max_len=21)[0] for agg in AGGREGATIONS}
+    torch.testing.assert_close(values["token-mean"], values["seq-mean-token-mean"], **EXACT)
+    torch.testing.assert_close(values["token-mean"], values["seq-mean-token-sum"] / 7, **EXACT)
+    torch.testing.assert_close(values["token-mean"], values["seq-mean-token-sum-norm"] * 3, **EXACT)
+    torch.testing.assert_close(values["token-mean"], values["token-sum"] / 42, **EXACT)
+    c = start(batch, 0.2, 0.2)
+    c = replace(c, keep=c.keep & (batch.rollout_logp < -1.5))
+    original = value_and_gradient(logp, batch, c, Algo())[0]
+    kept = value_and_gradient(logp, batch, c, Algo(denom="kept"))[0]
+    torch.testing.assert_close(kept, original * (42 / c.keep.sum()), **EXACT)
+
+
+def test_batch_normalization() -> None:
+    _, batch = random_batch("normalize")
+    weight = (batch.old_logp - batch.rollout_logp).exp().clamp(max=2.0)
+    normal = batch_normalize(weight, batch.mask, "token")
+    torch.testing.assert_close(normal[batch.mask].mean().item(), 1.0, **EXACT)
+    per_sequence = weight[:, :1].expand_as(weight)
+    normal = batch_normalize(per_sequence, batch.mask, "sequence")
+    torch.testing.assert_close(normal[batch.mask.any(-1), 0].mean().item(), 1.0, **EXACT)
+    zero = torch.zeros_like(weight)
+    assert torch.equal(batch_normalize(zero, batch.mask, "token"), zero)
+    spoilt = torch.where(batch.mask, weight, nan)
+    assert torch.equal(
+        batch_normalize(spoilt, batch.mask, "token")[batch.mask],
+        batch_normalize(weight, batch.mask, "token")[batch.mask],
+    )
+
+
+def test_constant_weights_scale_the_loss_and_normalization_undoes_it() -> None:
+    logp, batch = random_batch("constant weight")
+    c = start(batch, 0.2, 0.2)
+    loss, grad = value_and_gradient(logp, batch, c, Algo())
+    for level in ("token", "sequence"):
+        low = replace(c, weight=0.25 * c.weight)
+        quarter, quarter_grad = value_and_gradient(logp, batch, low, Algo())
+        torch.testing.assert_close(quarter, 0.25 * loss, **EXACT)
+        torch.testing.assert_close(quarter_grad, 0.25 * grad, **EXACT)
+        normal = replace(low, weight=batch_normalize(low.weight, batch.mask, level))
+        torch.testing.assert_close(value_and_gradient(logp, batch, normal, Algo())[0], loss, **EXACT)
+
+
+def test_kl_penalties() -> None:
+    x = torch.tensor([[-0.7, 0.0, 0.3, 30.0, -30.0]], dtype=torch.float64, requires_grad=True)
+    zero = torch.zeros_like(x)
+    values = {kind: kl_penalty(x, zero, kind) for kind in ("k1", "k2", "k3", "k3+")}
+    torch.testing.assert_close(values["k1"], x)
+    torch.testing.assert_close(values["k2"], 0.5 * x**2)
+    expected = [0.5 * 0.0 + 2.0137527 - 0.7 - 1.0, 0.0, 0.7408182 + 0.3 - 1.0, 10.0, 10.0]
+    torch.testing.assert_close(values["k3"][0].tolist(), expected, rtol=0, atol=1e-7)
+    assert torch.equal(values["k3+"], values["k3"])
+    (straight,) = torch.autograd.grad(values["k3+"].sum(), x)
+    torch.testing.assert_close(straight, x.detach(), **EXACT)
+
+
+def test_regularisers_run_over_the_mask_untouched_by_weight_and_rejection() -> None:
+    logp, batch = random_batch("kl")
+    batch = replace(batch, extras={"ref_logp": batch.old_logp - 0.2})
+    c = start(batch, 0.2, 0.2)
+    c = replace(c, keep=torch.zeros_like(c.keep), weight=3 * c.weight)
+    totals = count_totals(batch.mask, c.keep, 7)
+    entropy = (-logp).exp()
+    algo = Algo(kl_coef=0.5, kl_type="k2", entropy_coef=0.25, denom="kept")
+    loss, sums = policy_loss(logp, batch, c, totals, algo, entropy=entropy)
+    kl = 0.5 * (logp - batch.old_logp + 0.2).square()
+    torch.testing.assert_close(loss, 0.5 * kl[batch.mask].mean() - 0.25 * entropy[batch.mask].mean(), **EXACT)
+    torch.testing.assert_close(sums["kl_ref"], kl[batch.mask].sum().detach(), **EXACT)
+    with pytest.raises(ValueError, match="ref_logp"):
+        policy_loss(logp, replace(batch, extras={}), c, totals, algo, entropy=entropy)
+    with pytest.raises(ValueError, match="entropy"):
+        policy_loss(logp, batch, c, totals, algo, entropy=entropy.detach())
+
+
+def test_a_parts_own_loss_gets_weight_and_keep_unless_it_owns_the_objective() -> None:
+    logp, batch = random_batch("own")
+    c = start(batch, 0.2, 0.2)
+    c = replace(c, weight=2 * c.weight, keep=c.keep & (batch.rollout_logp < -1.5))
+    totals = count_totals(batch.mask, c.keep, 7)
+    own = torch.where(batch.mask, logp.square(), nan)
+    shared, _ = policy_loss(logp, batch, c, totals, Algo(), part_loss=own)
+    owned, _ = policy_loss(logp, batch, c, totals, Algo(), part_loss=own, owns_objective=True)
+    torch.testing.assert_close(shared, 2 * own[c.keep].sum() / batch.mask.sum(), **EXACT)
+    torch.testing.assert_close(owned, own[batch.mask].mean(), **EXACT)
+
+
+def test_pure_surrogates_are_what_the_loss_aggregates() -> None:
+    logp, batch, c = golden_logp(), golden_batch(), start(golden_batch(), 0.2, 0.2)
+    totals = count_totals(MASK, c.keep, 4)
+    old = batch.old_logp
+    rows = {
+        "ppo": clipped_surrogate(logp, old, ADV, c, dual_clip=3.0),
+        "gspo": gspo_surrogate(logp, old, ADV, MASK, c),
+        "cispo": cispo(logp, old, ADV, c),
+        "reinforce": reinforce(logp, ADV),
+    }
+    for name, ell in rows.items():
+        agg = "seq-mean-token-mean" if name == "gspo" else "token-mean"
+        loss, _ = policy_loss(logp, batch, c, totals, Algo(loss=name))
+        torch.testing.assert_close(loss, aggregate(ell, MASK, c.keep, totals, agg=agg), **EXACT)
+
+
+@pytest.mark.parametrize(("name", "value"), [("loss", "pppo"), ("mode", "bypass"), ("agg", "mean"), ("denom", "all")])
+def test_unknown_choices_name_the_field_the_value_and_the_choices(name: str, value: str) -> None:
+    with pytest.raises(ValueError, match=f"{name}: unknown '{value}' .choose "):
+        plain(golden_logp(), golden_batch(), replace(Algo(), **{name: value}))
+
+
+def test_totals_count_tokens_and_nonempty_sequences() -> None:
+    keep = MASK.clone()
+    keep[2] = False
+    totals = count_totals(MASK, keep, 9, dp_size=2)
+    assert (totals.num_tokens, totals.num_sequences, totals.num_kept_tokens) == (9, 3, 7)
+    assert (totals.num_kept_sequences, totals.max_len, totals.dp_size) == (2, 9, 2)
