@@ -121,9 +121,8 @@ def _pessimistic(ratio: Tensor, adv: Tensor, c: Correction, dual_clip: float | N
 def gspo_surrogate(logp: Tensor, old_logp: Tensor, adv: Tensor, mask: Tensor, c: Correction) -> Tensor:
     """Sequence-level clip (GSPO, arXiv 2507.18071), before the weight: all tokens of a sequence clip together.
 
-    logp [B, T] with gradient, old_logp, adv constants, mask [B, T] bool -> [B, T]. The length-normalised sequence ratio
-    is carried on every token by exp(logp - sg[logp] + sg[log s]), log s at most 10 (verl). Padding must be finite.
-    Aggregate with seq-mean-token-mean; the paper's clips are 3e-4 and 4e-4.
+    logp [B, T] with gradient and finite padding, old_logp, adv constants, mask [B, T] bool -> [B, T]. Tokens carry the
+    length-normalised ratio: exp(logp - sg[logp] + sg[log s]), log s at most 10 (verl). Paper's clips: 3e-4 and 4e-4.
     """
     return _pessimistic(_sequence_carrier(logp, old_logp, mask).exp(), adv, c, None)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -21,6 +22,9 @@ ROLLOUT = torch.tensor([[-0.5, -1.0, -3.0, -0.2], [-0.7, -2.0, -0.4, 0.0], [-0.1
 LOG_RHO = torch.tensor([[0, 0.1, 1.2, -0.3], [0.05, -0.9, 0.2, 0], [-0.02, 0.02, 0, 0]], dtype=torch.float64)
 LOG_RATIO = torch.tensor([[0, 0.3, 0.25, -0.3], [0.1, -0.4, 0.5, 0], [0.02, -0.02, 0, 0]], dtype=torch.float64)
 ADV = torch.tensor([[1.0], [-1.0], [0.5]], dtype=torch.float64).expand(3, 4)
+assert_exact = partial(torch.testing.assert_close, rtol=1e-10, atol=1e-10)
+assert_published = partial(torch.testing.assert_close, rtol=0.0, atol=6e-7)
+"""For values given to six decimals."""
 STEP = Step(index=0, total=10, seed=0)
 
 

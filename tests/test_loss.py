@@ -23,10 +23,18 @@ from harness.loss import (
     reinforce,
     start,
 )
-from tests.loss_cases import ADV, MASK, Algo, golden_batch, golden_logp, random_batch, rows_of, value_and_gradient
-
-EXACT = {"rtol": 1e-10, "atol": 1e-10}
-PUBLISHED = {"rtol": 0.0, "atol": 6e-7}
+from tests.loss_cases import (
+    ADV,
+    MASK,
+    Algo,
+    assert_exact,
+    assert_published,
+    golden_batch,
+    golden_logp,
+    random_batch,
+    rows_of,
+    value_and_gradient,
+)
 
 
 def plain(logp: Tensor, batch: TokenBatch, algo: Algo, max_len: int = 4) -> tuple[Tensor, Tensor]:
@@ -49,7 +57,7 @@ def plain(logp: Tensor, batch: TokenBatch, algo: Algo, max_len: int = 4) -> tupl
 )
 def test_golden_values(algo: Algo, value: float) -> None:
     loss, _ = plain(golden_logp(), golden_batch(), algo)
-    torch.testing.assert_close(loss.item(), value, **PUBLISHED)
+    assert_published(loss.item(), value)
 
 
 def test_golden_gradient() -> None:
@@ -61,7 +69,7 @@ def test_golden_gradient() -> None:
 def test_golden_bypass() -> None:
     batch = replace(golden_batch(), old_logp=golden_batch().rollout_logp)
     loss, grad = plain(golden_logp(), batch, Algo(mode="bypass_ppo"))
-    torch.testing.assert_close(loss.item(), -0.108136, **PUBLISHED)
+    assert_published(loss.item(), -0.108136)
     rows = [[-0.11111, 0, 0, -0.06098], [0.12909, 0, 0.22375, 0], [-0.05556, -0.05556, 0, 0]]
     torch.testing.assert_close(grad, torch.tensor(rows, dtype=torch.float64), rtol=0, atol=5e-6)
 
@@ -73,7 +81,7 @@ def test_clip_and_dual_clip_of_one_token(ratio: float, adv: float, dual: float |
     old = logp.detach() - torch.tensor(ratio, dtype=torch.float64).log()
     c = start(batch, 0.2, 0.2)
     found = clipped_surrogate(logp, old, torch.full_like(old, adv), c, dual_clip=dual)
-    torch.testing.assert_close(found.detach(), torch.full_like(old, value), **EXACT)
+    assert_exact(found.detach(), torch.full_like(old, value))
 
 
 def test_gradient_is_nonzero_exactly_where_the_ratio_is_inside() -> None:
@@ -83,7 +91,7 @@ def test_gradient_is_nonzero_exactly_where_the_ratio_is_inside() -> None:
     _, c = rows_of(batch, start(batch, 0.2, 0.2), slice(0, 1))
     for sign, active in ((1.0, ratio <= 1.2), (-1.0, (ratio >= 0.8) & (ratio <= 3.0))):
         (grad,) = torch.autograd.grad(clipped_surrogate(logp, zero, zero + sign, c, dual_clip=3.0).sum(), logp)
-        torch.testing.assert_close(grad, torch.where(active, -sign * ratio, 0.0), **EXACT)
+        assert_exact(grad, torch.where(active, -sign * ratio, 0.0))
 
 
 def test_on_policy_value_and_gradient() -> None:
@@ -94,12 +102,12 @@ def test_on_policy_value_and_gradient() -> None:
         c, algo = start(batch, 0.2, 0.2), Algo(agg=agg)
         totals = count_totals(batch.mask, c.keep, 7)
         loss, grad = value_and_gradient(logp, batch, c, algo, totals)
-        torch.testing.assert_close(loss, -aggregate(batch.adv, batch.mask, c.keep, totals, agg=agg), **EXACT)
+        assert_exact(loss, -aggregate(batch.adv, batch.mask, c.keep, totals, agg=agg))
         (expected,) = torch.autograd.grad(aggregate(-batch.adv * logp, batch.mask, c.keep, totals, agg=agg), logp)
-        torch.testing.assert_close(grad, expected, **EXACT)
+        assert_exact(grad, expected)
     _, grad = plain(logp, batch, Algo(agg="seq-mean-token-mean"))
     _, gspo = plain(logp, batch, Algo(loss="gspo"))
-    torch.testing.assert_close(gspo, grad, **EXACT)
+    assert_exact(gspo, grad)
 
 
 def test_on_policy_bypass_gradients_agree() -> None:
@@ -109,7 +117,7 @@ def test_on_policy_bypass_gradients_agree() -> None:
     value, grad = plain(logp, batch, Algo())
     for algo in (Algo(mode="bypass_ppo"), Algo(mode="bypass_pg"), Algo(loss="reinforce"), Algo(loss="cispo")):
         other, same = plain(logp, batch, algo)
-        torch.testing.assert_close(same, grad, **EXACT)
+        assert_exact(same, grad)
         assert (other - value).abs() > 1e-3 or algo.mode == "bypass_ppo"
 
 
@@ -119,7 +127,7 @@ def test_unclipped_untruncated_value_is_the_importance_sampling_estimate() -> No
     c = replace(start(batch, inf, inf), weight=(batch.old_logp - batch.rollout_logp).exp())
     loss, _ = value_and_gradient(logp, batch, c, algo)
     total = (logp.detach() - batch.rollout_logp).exp()
-    torch.testing.assert_close(loss, -(total * batch.adv)[batch.mask].mean(), **EXACT)
+    assert_exact(loss, -(total * batch.adv)[batch.mask].mean())
 
 
 def test_gspo_value_is_the_sequence_ratio() -> None:
@@ -130,32 +138,32 @@ def test_gspo_value_is_the_sequence_ratio() -> None:
         if mask.any():
             s = (current - old)[mask].mean().exp()
             terms.append(torch.maximum(-adv[0] * s, -adv[0] * s.clamp(0.95, 1.05)))
-    torch.testing.assert_close(loss, torch.stack(terms).mean(), **EXACT)
+    assert_exact(loss, torch.stack(terms).mean())
 
 
 def test_aggregations_agree_on_equal_lengths_and_denominators_by_the_kept_share() -> None:
     logp, batch = random_batch("equal")
     batch = replace(batch, mask=torch.ones_like(batch.mask))
     values = {agg: plain(logp, batch, Algo(agg=agg), max_len=21)[0] for agg in AGGREGATIONS}
-    torch.testing.assert_close(values["token-mean"], values["seq-mean-token-mean"], **EXACT)
-    torch.testing.assert_close(values["token-mean"], values["seq-mean-token-sum"] / 7, **EXACT)
-    torch.testing.assert_close(values["token-mean"], values["seq-mean-token-sum-norm"] * 3, **EXACT)
-    torch.testing.assert_close(values["token-mean"], values["token-sum"] / 42, **EXACT)
+    assert_exact(values["token-mean"], values["seq-mean-token-mean"])
+    assert_exact(values["token-mean"], values["seq-mean-token-sum"] / 7)
+    assert_exact(values["token-mean"], values["seq-mean-token-sum-norm"] * 3)
+    assert_exact(values["token-mean"], values["token-sum"] / 42)
     c = start(batch, 0.2, 0.2)
     c = replace(c, keep=c.keep & (batch.rollout_logp < -1.5))
     original = value_and_gradient(logp, batch, c, Algo())[0]
     kept = value_and_gradient(logp, batch, c, Algo(denom="kept"))[0]
-    torch.testing.assert_close(kept, original * (42 / c.keep.sum()), **EXACT)
+    assert_exact(kept, original * (42 / c.keep.sum()))
 
 
 def test_batch_normalization() -> None:
     _, batch = random_batch("normalize")
     weight = (batch.old_logp - batch.rollout_logp).exp().clamp(max=2.0)
     normal = batch_normalize(weight, batch.mask, "token")
-    torch.testing.assert_close(normal[batch.mask].mean().item(), 1.0, **EXACT)
+    assert_exact(normal[batch.mask].mean().item(), 1.0)
     per_sequence = weight[:, :1].expand_as(weight)
     normal = batch_normalize(per_sequence, batch.mask, "sequence")
-    torch.testing.assert_close(normal[batch.mask.any(-1), 0].mean().item(), 1.0, **EXACT)
+    assert_exact(normal[batch.mask.any(-1), 0].mean().item(), 1.0)
     zero = torch.zeros_like(weight)
     assert torch.equal(batch_normalize(zero, batch.mask, "token"), zero)
     spoilt = torch.where(batch.mask, weight, nan)
@@ -172,10 +180,10 @@ def test_constant_weights_scale_the_loss_and_normalization_undoes_it() -> None:
     for level in ("token", "sequence"):
         low = replace(c, weight=0.25 * c.weight)
         quarter, quarter_grad = value_and_gradient(logp, batch, low, Algo())
-        torch.testing.assert_close(quarter, 0.25 * loss, **EXACT)
-        torch.testing.assert_close(quarter_grad, 0.25 * grad, **EXACT)
+        assert_exact(quarter, 0.25 * loss)
+        assert_exact(quarter_grad, 0.25 * grad)
         normal = replace(low, weight=batch_normalize(low.weight, batch.mask, level))
-        torch.testing.assert_close(value_and_gradient(logp, batch, normal, Algo())[0], loss, **EXACT)
+        assert_exact(value_and_gradient(logp, batch, normal, Algo())[0], loss)
 
 
 def test_kl_penalties() -> None:
@@ -188,7 +196,7 @@ def test_kl_penalties() -> None:
     torch.testing.assert_close(values["k3"][0].tolist(), expected, rtol=0, atol=1e-7)
     assert torch.equal(values["k3+"], values["k3"])
     (straight,) = torch.autograd.grad(values["k3+"].sum(), x)
-    torch.testing.assert_close(straight, x.detach(), **EXACT)
+    assert_exact(straight, x.detach())
 
 
 def test_regularisers_run_over_the_mask_untouched_by_weight_and_rejection() -> None:
@@ -201,8 +209,8 @@ def test_regularisers_run_over_the_mask_untouched_by_weight_and_rejection() -> N
     algo = Algo(kl_coef=0.5, kl_type="k2", entropy_coef=0.25, denom="kept")
     loss, sums = policy_loss(logp, batch, c, totals, algo, entropy=entropy)
     kl = 0.5 * (logp - batch.old_logp + 0.2).square()
-    torch.testing.assert_close(loss, 0.5 * kl[batch.mask].mean() - 0.25 * entropy[batch.mask].mean(), **EXACT)
-    torch.testing.assert_close(sums["kl_ref"], kl[batch.mask].sum().detach(), **EXACT)
+    assert_exact(loss, 0.5 * kl[batch.mask].mean() - 0.25 * entropy[batch.mask].mean())
+    assert_exact(sums["kl_ref"], kl[batch.mask].sum().detach())
     with pytest.raises(ValueError, match="ref_logp"):
         policy_loss(logp, replace(batch, extras={}), c, totals, algo, entropy=entropy)
     with pytest.raises(ValueError, match="entropy"):
@@ -217,8 +225,8 @@ def test_a_parts_own_loss_gets_weight_and_keep_unless_it_owns_the_objective() ->
     own = torch.where(batch.mask, logp.square(), nan)
     shared, _ = policy_loss(logp, batch, c, totals, Algo(), part_loss=own)
     owned, _ = policy_loss(logp, batch, c, totals, Algo(), part_loss=own, owns_objective=True)
-    torch.testing.assert_close(shared, 2 * own[c.keep].sum() / batch.mask.sum(), **EXACT)
-    torch.testing.assert_close(owned, own[batch.mask].mean(), **EXACT)
+    assert_exact(shared, 2 * own[c.keep].sum() / batch.mask.sum())
+    assert_exact(owned, own[batch.mask].mean())
 
 
 def test_pure_surrogates_are_what_the_loss_aggregates() -> None:
@@ -234,7 +242,7 @@ def test_pure_surrogates_are_what_the_loss_aggregates() -> None:
     for name, ell in rows.items():
         agg = "seq-mean-token-mean" if name == "gspo" else "token-mean"
         loss, _ = policy_loss(logp, batch, c, totals, Algo(loss=name))
-        torch.testing.assert_close(loss, aggregate(ell, MASK, c.keep, totals, agg=agg), **EXACT)
+        assert_exact(loss, aggregate(ell, MASK, c.keep, totals, agg=agg))
 
 
 @pytest.mark.parametrize(("name", "value"), [("loss", "pppo"), ("mode", "bypass"), ("agg", "mean"), ("denom", "all")])

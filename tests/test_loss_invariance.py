@@ -10,9 +10,7 @@ import torch
 from torch import Tensor
 
 from harness.loss import AGGREGATIONS, count_totals, policy_loss, start
-from tests.loss_cases import Algo, random_batch, rows_of, value_and_gradient
-
-EXACT = {"rtol": 1e-10, "atol": 1e-10}
+from tests.loss_cases import Algo, assert_exact, random_batch, rows_of, value_and_gradient
 
 
 def test_constants_have_no_gradient() -> None:
@@ -85,8 +83,8 @@ def test_splits_permutations_and_ranks_change_nothing(agg: str, denom: str) -> N
     order = torch.tensor([3, 7, 1, 0, 6, 2, 5, 4])
     for pieces, ranks in ((order.split(8), 1), (order.split(3), 1), (torch.arange(8).split(1), 1), (order.split(4), 2)):
         other, other_grad = in_pieces(pieces, ranks)
-        torch.testing.assert_close(other, loss, **EXACT)
-        torch.testing.assert_close(other_grad, grad, **EXACT)
+        assert_exact(other, loss)
+        assert_exact(other_grad, grad)
 
 
 @pytest.mark.parametrize("agg", AGGREGATIONS)
