@@ -179,9 +179,9 @@ def correction_metrics(c: Correction, mask: Tensor) -> dict[str, float]:
         return {}
     kept = c.keep & mask
     rows = torch.stack([weight, weight * weight, (weight == 0).double()]).mean(1)
-    fractions = [kept.sum() / mask.sum(), kept.any(-1).sum() / mask.any(-1).sum(), c.clip_high[mask].max()]
-    ends = torch.stack([weight.min(), weight.max(), *(x.double() for x in fractions)])
-    mean, square, zero, low, high, tokens, sequences, clip_high = torch.cat([rows, ends]).tolist()
+    tokens, sequences = kept.double().sum() / mask.sum(), kept.any(-1).double().sum() / mask.any(-1).sum()
+    ends = torch.stack([weight.min(), weight.max(), tokens, sequences, c.clip_high[mask].max().double()])
+    mean, square, zero, low, high, token_frac, seq_frac, clip_high = torch.cat([rows, ends]).tolist()
     return {
         "correction/weight_mean": mean,
         "correction/weight_std": math.sqrt(max(square - mean * mean, 0.0)),
@@ -189,8 +189,8 @@ def correction_metrics(c: Correction, mask: Tensor) -> dict[str, float]:
         "correction/weight_max": high,
         "correction/ess": mean * mean / square if square > 0 else math.nan,
         "correction/zero_frac": zero,
-        "correction/token_kept_frac": tokens,
-        "correction/seq_kept_frac": sequences,
+        "correction/token_kept_frac": token_frac,
+        "correction/seq_kept_frac": seq_frac,
         "correction/clip_high_max": clip_high,
     }
 
