@@ -44,7 +44,7 @@ def quantize_nf4(
     offset = absmax.mean()
     inner = _by_blocks(absmax - offset, OUTER_BLOCK)
     outer = inner.abs().amax(-1)
-    indices = _nearest_dynamic(inner * (1.0 / outer.clamp(min=1e-38)).unsqueeze(1))
+    indices = nearest_dynamic(inner * (1.0 / outer.clamp(min=1e-38)).unsqueeze(1))
     return codes, indices.reshape(-1)[: absmax.numel()], offset, outer
 
 
@@ -92,7 +92,11 @@ def _nearest(v: Tensor) -> Tensor:
     return first.index_select(0, bins).add_(v.reshape(-1) > inside.index_select(0, bins)).view(v.shape)
 
 
-def _nearest_dynamic(v: Tensor) -> Tensor:
+def nearest_dynamic(v: Tensor) -> Tensor:
+    """Index uint8 of the level of `dynamic_map` nearest to `v` in [-1, 1], float32 of any shape.
+
+    Exact, as bitsandbytes' CUDA kernel is; its CPU code first rounds `v` to 65536 equal steps.
+    """
     levels = dynamic_map(v.device)
     return torch.bucketize(v, (levels[:-1] + levels[1:]) / 2).to(torch.uint8)
 

@@ -215,7 +215,9 @@ def _tensor_level(block_amax: Tensor, fmt: Format, tensor_amax: Tensor | None) -
         amax = block_amax.amax(-2, keepdim=True) if fmt.rule == "ct_token" else block_amax.amax()
     if fmt.rule == "torchao":
         return torch.where(amax == 0, 1.0, amax / NVFP4_RANGE)
-    return (constant(NVFP4_RANGE) / amax.clamp(min=FLOAT32_TINY)).nan_to_num_(nan=1.0, posinf=1.0)
+    # compressed-tensors divides a number by a tensor, which torch does by a reciprocal: the last bit depends on it.
+    level = amax.clamp(min=FLOAT32_TINY).reciprocal_().mul_(constant(NVFP4_RANGE))
+    return level.nan_to_num_(nan=1.0, posinf=1.0)
 
 
 def _replace_zero(scale: Tensor, value: float) -> Tensor:
