@@ -16,6 +16,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from pydantic import ConfigDict
+
 from harness import compose
 from harness.config import load, nearest, parse, read_yaml, run_id, run_name
 from harness.launchers.local import Event, run_cells
@@ -33,6 +35,7 @@ FINISHED = ("ok", "diverged", "skipped")
 class Sweep:
     """One YAML file of `sweeps/`."""
 
+    __pydantic_config__ = ConfigDict(extra="forbid")
     name: str
     question: str
     """Which question it answers."""
@@ -64,9 +67,12 @@ def read_sweep(name: str, folder: Path = SWEEPS) -> Sweep:
         raise ValueError(f"sweep {name!r} not found; {nearest(name, [p.stem for p in folder.glob('*.yaml')])}")
     values = read_yaml(path)
     try:
-        return parse(Sweep, {"name": path.stem} | values)
+        sweep = parse(Sweep, {"name": path.stem} | values)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
+    if not sweep.arms or not sweep.seeds:
+        raise ValueError(f"{path}: arms and seeds need at least one entry each")
+    return sweep
 
 
 def _settings(values: dict[str, Any]) -> Iterator[tuple[str, ...]]:

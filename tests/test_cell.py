@@ -1,0 +1,127 @@
+"""A cell's life: record, resume after being killed, cancel, divergence and failure as records."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from harness.cell import CANCELLED, Cancelled, run_cell, work_folder
+from harness.config import run_id, to_json
+from harness.results import read_result, read_series
+from harness.run_config import Launch, RunConfig
+from tests.toy import small_config, small_launch
+
+
+def spawn(config: RunConfig, launch: Launch) -> subprocess.Popen[bytes]:
+    folder = work_folder(launch, run_id(config))
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "cell.json"
+    path.write_text(json.dumps({"config": to_json(config), "launch": to_json(launch)}))
+    return subprocess.Popen(
+        [sys.executable, "-m", "harness.cell", str(path)], env=os.environ | {"OMP_NUM_THREADS": "1"}
+    )
+
+
+def killed_until_done(config: RunConfig, launch: Launch, kills: int, first_s: float, span_s: float) -> int:
+    """Start the cell, kill it at random moments, `kills` times; then let it finish. Returns the kills that hit."""
+    moments, hits = random.Random(0), 0
+    for _ in range(kills):
+        process = spawn(config, launch)
+        time.sleep(first_s + span_s * moments.random())
+        hits += process.poll() is None
+        process.kill()
+        process.wait()
+        if (Path(launch.results) / "runs" / "test" / f"{run_id(config)}.json").exists():
+            break
+    assert spawn(config, launch).wait() == 0
+    return hits
+
+
+def check_killed_equals_straight(tmp_path: Path, kills: int, steps: int, span_s: float) -> int:
+    config = small_config("method=flashrl", "precision=int8", f"trainer.steps={steps}", "algo.num_minibatches=2")
+    straight = run_cell(config, small_launch(tmp_path / "straight"))
+    launch = small_launch(tmp_path / "killed", checkpoint_every_s=0.0)
+    hits = killed_until_done(config, launch, kills, first_s=1.5, span_s=span_s)
+    folders = [Path(x.results) / "runs" / "test" for x in (small_launch(tmp_path / "straight"), launch)]
+    survivor = read_result(folders[1] / f"{run_id(config)}.json")
+    assert survivor.hashes["final"] == straight.hashes["final"]
+    assert survivor.evals == straight.evals
+    series = [read_series(folder, run_id(config)) for folder in folders]
+    for name in ("train/loss", "mismatch/kl_k3", "reward/accuracy", "train/grad_norm"):
+        assert series[0][name] == series[1][name], name
+    return hits
+
+
+def test_a_killed_cell_resumes_bit_for_bit(tmp_path: Path) -> None:
+    assert check_killed_equals_straight(tmp_path, kills=2, steps=12, span_s=1.0) >= 1
+
+
+@pytest.mark.slow
+def test_twenty_kills_at_random_moments_change_nothing(tmp_path: Path) -> None:
+    assert check_killed_equals_straight(tmp_path, kills=20, steps=400, span_s=4.0) == 20
+
+
+def test_a_record_holds_what_a_reader_needs(tmp_path: Path) -> None:
+    config = small_config("method=flashrl", "precision=int8")
+    result = run_cell(config, small_launch(tmp_path))
+    assert (result.status, result.num_steps, result.run_id) == ("ok", 4, run_id(config))
+    assert [(e.step, e.site) for e in result.evals] == [(s, w) for s in (0, 2, 4) for w in ("reference", "rollout")]
+    assert result.planned["rollout_weights"] == "int8_channel"
+    assert result.passport is not None
+    formats = {t["name"]: t["format"] for t in result.passport["weights"]}
+    assert formats["model.layers.0.self_attn.q_proj.weight"] == "int8_channel"
+    assert formats["model.embed_tokens.weight"] == "bf16"
+    assert result.method.parts["TIS"]["cap"] == 2.0
+    stages = {"generate", "reward", "sync", "old_logp", "update", "eval", "other", "total"}
+    assert set(result.time_s) == stages
+    assert 0.05 < (result.peak_memory_gib or 0) < 1.0
+    assert (result.tokens_per_s["rollout"] or 0) > 100
+
+
+def test_divergence_is_a_status_and_the_series_stays(tmp_path: Path) -> None:
+    config = small_config("method=bf16", "trainer.lr=3e38", "trainer.steps=6")
+    result = run_cell(config, small_launch(tmp_path))
+    assert result.status == "diverged"
+    assert result.reason is not None and "finite" in result.reason
+    assert result.num_steps >= 1
+    assert len(read_series(tmp_path / "runs" / "test", result.run_id)["train/loss"]) == result.num_steps
+
+
+def test_a_failure_is_a_record_with_its_traceback(tmp_path: Path) -> None:
+    config = small_config("method=bf16")
+    broken = replace(config, model=replace(config.model, path=str(tmp_path / "nowhere")))
+    result = run_cell(broken, small_launch(tmp_path))
+    assert result.status == "failed"
+    assert result.reason is not None and "nowhere" in result.reason
+    assert result.error is not None and "Traceback" in result.error
+
+
+def test_a_stop_saves_a_state_and_writes_no_record(tmp_path: Path) -> None:
+    config, launch = small_config("method=bf16"), small_launch(tmp_path)
+    with pytest.raises(Cancelled):
+        run_cell(config, launch, should_stop=lambda: True)
+    assert (work_folder(launch, run_id(config)) / "state.pt").exists()
+    assert not (tmp_path / "runs").exists()
+    assert run_cell(config, launch).num_steps == 4
+
+
+def test_sigterm_cancels_cleanly(tmp_path: Path) -> None:
+    config, launch = small_config("method=bf16", "trainer.steps=100000"), small_launch(tmp_path)
+    process = spawn(config, launch)
+    progress = work_folder(launch, run_id(config)) / "progress.json"
+    for _ in range(600):
+        if progress.exists():
+            break
+        time.sleep(0.1)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(60) == CANCELLED
+    assert (progress.parent / "state.pt").exists()

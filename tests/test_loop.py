@@ -1,0 +1,196 @@
+"""The step as a whole: zero mismatch, invariance to micro-batches, modes that must coincide, divergence, FP16."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from harness.collect import chosen_rows
+from harness.loop import evaluate, grpo_step, train
+from harness.provenance import tensors_hash
+from harness.run import Run
+from harness.tasks import Score
+from harness.trainers.local import Diverged, schedule
+from tests.toy import small_config, small_run
+
+
+def stepped(folder: Path, *overrides: str, steps: int = 2, **launch: object) -> tuple[Run, list[dict[str, float]]]:
+    run = small_run(folder, overrides, **launch)
+    rows: list[dict[str, float]] = []
+    for _ in range(steps):
+        rows.append(grpo_step(run))
+        run.step += 1
+    return run, rows
+
+
+def parameters(run: Run) -> torch.Tensor:
+    return torch.cat([t.flatten() for _, t in run.trainer.weights()])
+
+
+def test_zero_mismatch_is_exactly_zero(tmp_path: Path) -> None:
+    _, rows = stepped(tmp_path, "method=zero_mismatch", "engine.max_batch=16", steps=3)
+    assert [row["mismatch/logp_absdiff_max"] for row in rows] == [0.0, 0.0, 0.0]
+    assert [row["mismatch/kl_k3"] for row in rows] == [0.0, 0.0, 0.0]
+
+
+def test_cached_sampler_in_fp32_is_within_1e_5(tmp_path: Path) -> None:
+    _, rows = stepped(tmp_path, "method=bf16", "precision=fp32")
+    assert all(0.0 < row["mismatch/logp_absdiff_max"] < 1e-5 for row in rows)
+
+
+def test_low_bits_differ_more_than_high_bits(tmp_path: Path) -> None:
+    k3 = {}
+    for precision in ("int8", "int4", "int2"):
+        _, rows = stepped(tmp_path, "method=naive", f"precision={precision}", steps=1)
+        k3[precision] = rows[0]["mismatch/kl_k3"]
+    assert 0 < k3["int8"] < k3["int4"] < k3["int2"]
+
+
+@pytest.mark.parametrize("agg", ["token-mean", "seq-mean-token-mean", "seq-mean-token-sum-norm"])
+def test_micro_batches_cannot_change_the_result(tmp_path: Path, agg: str) -> None:
+    words = ("method=flashrl", "precision=int4", f"algo.agg={agg}", "algo.num_minibatches=2")
+    whole, _ = stepped(tmp_path, *words)
+    split, _ = stepped(tmp_path, *words, micro_batch_tokens=60)
+    assert split.trainer.rows_per_pass(19) == 3
+    # Adam turns float noise of tiny gradients into parts of an update (lr 5e-4); a wrong denominator moves everything.
+    assert (parameters(whole) - parameters(split)).abs().max() < 2e-5
+
+
+def test_on_policy_decoupled_and_bypass_pg_take_the_same_first_step(tmp_path: Path) -> None:
+    """losses.md invariant 4: one update, token TIS, equal gradients; the loss values differ."""
+    words = ("method=flashrl", "precision=int4")
+    decoupled, a = stepped(tmp_path, *words, steps=1)
+    bypass, b = stepped(tmp_path, *words, "algo.mode=bypass_pg", steps=1)
+    assert a[0]["train/grad_norm"] == pytest.approx(b[0]["train/grad_norm"], rel=1e-5)
+    assert a[0]["train/loss"] != pytest.approx(b[0]["train/loss"], rel=1e-3)
+    assert (parameters(decoupled) - parameters(bypass)).abs().max() < 1e-6
+
+
+def test_without_mismatch_a_correction_changes_nothing(tmp_path: Path) -> None:
+    """losses.md invariant 1, through the whole loop, bit for bit."""
+    exact = ("method=zero_mismatch", "engine.max_batch=16")
+    plain, _ = stepped(tmp_path, *exact)
+    weighted, _ = stepped(tmp_path, *exact, "parts=[zero_mismatch.TrainerSampler,flashrl.TIS]")
+    assert torch.equal(parameters(plain), parameters(weighted))
+
+
+def test_with_mismatch_the_correction_changes_the_step(tmp_path: Path) -> None:
+    plain, _ = stepped(tmp_path, "method=naive", "precision=int4", steps=1)
+    weighted, rows = stepped(tmp_path, "method=flashrl", "precision=int4", steps=1)
+    assert rows[0]["correction/weight_max"] <= 2.0
+    assert rows[0]["correction/weight_std"] > 0.05
+    assert not torch.equal(parameters(plain), parameters(weighted))
+
+
+def test_several_updates_move_the_ratio_from_one(tmp_path: Path) -> None:
+    _, once = stepped(tmp_path, "method=bf16", steps=1)
+    _, often = stepped(tmp_path, "method=bf16", "algo.num_minibatches=2", "algo.num_epochs=3", steps=1)
+    assert once[0]["train/ess_ppo"] == pytest.approx(1.0, abs=1e-6)
+    assert often[0]["train/ess_ppo"] < 1 - 1e-6
+
+
+def test_kl_term_pulls_towards_the_reference(tmp_path: Path) -> None:
+    _, rows = stepped(tmp_path, "method=bf16", "algo.kl_coef=0.1", "trainer.lr=3e-3", steps=3)
+    assert rows[0]["train/kl_ref"] == pytest.approx(0.0, abs=1e-6)
+    assert rows[2]["train/kl_ref"] > 1e-4
+
+
+def test_a_non_finite_weight_ends_the_run_as_diverged(tmp_path: Path) -> None:
+    run = small_run(tmp_path, ["method=bf16", "precision=fp32"])
+
+    def break_it(run: Run) -> None:
+        if run.step == 2:
+            next(run.trainer.model.parameters()).data.fill_(math.nan)
+
+    with pytest.raises(Diverged, match="not finite"):
+        train(run, break_it)
+    assert len(run.series) == 2
+
+
+def test_fp16_overflow_halves_the_scale_and_skips_the_step(tmp_path: Path) -> None:
+    run, rows = stepped(tmp_path, "method=fp16", "trainer.loss_scale=1e30", steps=1)
+    assert rows[0]["train/skipped"] == 1.0
+    assert run.trainer.scaler.get_scale() == pytest.approx(5e29)
+    assert (run.trainer.num_updates, run.trainer.num_skipped) == (0, 1)
+    before, _ = stepped(tmp_path, "method=fp16", steps=0)
+    assert torch.equal(parameters(run), parameters(before))
+
+
+def test_fp16_scaling_leaves_the_clip_norm_alone(tmp_path: Path) -> None:
+    _, low = stepped(tmp_path, "method=fp16", "trainer.loss_scale=1024", steps=1)
+    _, high = stepped(tmp_path, "method=fp16", "trainer.loss_scale=4096", steps=1)
+    assert low[0]["train/grad_norm"] == pytest.approx(high[0]["train/grad_norm"], rel=1e-3)
+    assert low[0]["train/skipped"] == high[0]["train/skipped"] == 0.0
+
+
+def test_restored_state_continues_bit_for_bit(tmp_path: Path) -> None:
+    words = ("method=flashrl", "precision=int8", "algo.num_minibatches=2", "trainer.schedule=cosine")
+    straight, rows = stepped(tmp_path, *words, steps=4)
+    first, _ = stepped(tmp_path, *words, steps=2)
+    second = small_run(tmp_path, words)
+    second.restore(first.state())
+    resumed: list[dict[str, float]] = []
+    for _ in range(2):
+        resumed.append(grpo_step(second))
+        second.step += 1
+    assert tensors_hash(straight.trainer.weights()) == tensors_hash(second.trainer.weights())
+    assert resumed[1]["train/loss"] == rows[3]["train/loss"]
+    assert resumed[1]["mismatch/kl_k3"] == rows[3]["mismatch/kl_k3"]
+
+
+def test_dynamic_sampling_keeps_groups_that_differ() -> None:
+    def scores(values: Sequence[float]) -> list[Score]:
+        return [Score(reward=v, is_parsable=True) for v in values]
+
+    found = scores([1, 1, 0, 1, 0, 0, 1, 0])
+    assert chosen_rows(found, 2, 5) == [2, 3, 6, 7]
+    assert chosen_rows(found, 2, 1) == [2, 3]
+
+
+def test_dynamic_sampling_fills_the_batch_with_informative_groups(tmp_path: Path) -> None:
+    _, rows = stepped(tmp_path, "method=bf16", "algo=dapo", steps=1)
+    assert rows[0]["reward/informative_frac"] == 1.0
+    assert rows[0]["rollout/gen_batches"] >= 1.0
+
+
+def test_dynamic_sampling_gives_up_with_the_numbers(tmp_path: Path) -> None:
+    run = small_run(tmp_path, ["method=bf16", "algo=dapo", "algo.max_gen_batches=1", "algo.group_size=2"])
+    with pytest.raises(ValueError, match=r"algo.max_gen_batches=1: only \d of 4 prompts"):
+        for _ in range(20):
+            grpo_step(run)
+
+
+def test_soft_overlong_penalty_lowers_the_shaped_reward_only(tmp_path: Path) -> None:
+    _, plain = stepped(tmp_path, "method=bf16", steps=1)
+    _, penalized = stepped(tmp_path, "method=bf16", "algo.overlong_buffer=4", steps=1)
+    assert penalized[0]["reward/accuracy"] == plain[0]["reward/accuracy"]
+    assert penalized[0]["reward/mean"] < plain[0]["reward/mean"] - 0.5
+
+
+def test_overlong_filter_takes_truncated_responses_out_of_the_loss(tmp_path: Path) -> None:
+    _, rows = stepped(tmp_path, "method=bf16", "engine.max_new_tokens=4", "algo.overlong_filter=true", steps=1)
+    assert rows[0]["rollout/truncated_frac"] == 1.0
+    assert rows[0]["train/loss"] == 0.0
+
+
+def test_evaluation_is_the_same_for_equal_weights_and_covers_both_sites(tmp_path: Path) -> None:
+    run = small_run(tmp_path, ["method=naive", "precision=int4"])
+    evaluate(run)
+    run.evals[:0] = []
+    evaluate(run)
+    first, second = run.evals[:2], run.evals[2:]
+    assert [e.site for e in first] == ["reference", "rollout"]
+    assert [e.precision for e in first] == ["fp32", "int4"]
+    assert [e.correct for e in first] == [e.correct for e in second]
+    assert len(first[0].correct) == 32
+
+
+def test_schedules_start_and_end_where_they_should() -> None:
+    warm = small_config("trainer.warmup_steps=4", "trainer.schedule=linear").trainer
+    assert [schedule(warm, i, 12) for i in (0, 3, 4, 8)] == [0.25, 1.0, 1.0, 0.5]
+    assert schedule(small_config("trainer.schedule=cosine").trainer, 6, 12) == pytest.approx(0.5)
+    assert schedule(small_config().trainer, 11, 12) == 1.0

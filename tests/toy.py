@@ -1,0 +1,40 @@
+"""Small real runs for tests: size xs, task chain, the committed base, a results folder of their own."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from harness.cell import build
+from harness.compose import resolve
+from harness.config import load
+from harness.provenance import ROOT
+from harness.run import Run
+from harness.run_config import Launch, RunConfig
+from harness.sweep import with_default_precision
+
+SMALL = (
+    "model=xs", "task=chain", "model.spread=0", "trainer.steps=4", "trainer.eval_every=2", "task.num_eval=32",
+    "algo.num_prompts=4", "algo.group_size=4",
+)  # fmt: skip
+
+
+def small_config(*overrides: str) -> RunConfig:
+    """A resolved config of a run of seconds."""
+    return resolve(load([*SMALL, *with_default_precision(overrides)]))
+
+
+def small_launch(folder: Path, **values: object) -> Launch:
+    """A launch into `folder`, with the committed bases at hand."""
+    target = folder / "bases"
+    if not target.exists():
+        target.mkdir(parents=True)
+        for base in (ROOT / "results" / "bases").glob("xs-chain8-b[01]-*"):
+            shutil.copytree(base, target / base.name)
+    return Launch(results=str(folder), sweep="test", **values)  # type: ignore[arg-type]
+
+
+def small_run(folder: Path, overrides: Sequence[str] = (), **values: object) -> Run:
+    """A run at step 0."""
+    return build(small_config(*overrides), small_launch(folder, **values))[0]
