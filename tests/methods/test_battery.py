@@ -1,0 +1,139 @@
+"""One battery over every method of the registry, and the registry itself."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import subprocess
+import sys
+from dataclasses import replace
+from importlib.metadata import EntryPoint
+
+import pytest
+import torch
+
+from harness.api import Method, Part, Plan, knobs
+from harness.config import parse
+from harness.loss import batch_normalize, start
+from harness.numerics.formats import format_named
+from methods import METHODS, joined, method_named
+from methods.naive import LOW_BIT
+from tests.loss_cases import Algo, assert_exact, corrected, random_batch, value_and_gradient
+
+PRECISIONS = {*LOW_BIT, "bf16", "fp16", "fp32"}
+METHOD_NAMES = sorted(METHODS)
+
+
+def own_loss(method: Method) -> bool:
+    """True where a part replaces the objective."""
+    return any(type(part).token_loss is not Part.token_loss for part in method.parts)
+
+
+@pytest.mark.parametrize("name", METHOD_NAMES)
+def test_form(name: str) -> None:
+    method = METHODS[name]
+    assert method.name == name and method.summary and "\n" not in method.summary
+    assert method.paper or method.is_control
+    assert method.precisions and set(method.precisions) <= PRECISIONS
+    names = [type(part).__name__ for part in method.parts]
+    assert len(set(names)) == len(names)
+    assert sum(part.sets_weight for part in method.parts) <= 1
+    assert sum(own_loss(replace(method, parts=(part,))) for part in method.parts) <= 1
+
+
+@pytest.mark.parametrize("name", METHOD_NAMES)
+def test_parts_travel_and_survive_json(name: str) -> None:
+    method = METHODS[name]
+    assert pickle.loads(pickle.dumps(method)) == method
+    for part in method.parts:
+        assert parse(type(part), json.loads(json.dumps(knobs(part)))) == part
+
+
+@pytest.mark.parametrize("name", METHOD_NAMES)
+@pytest.mark.parametrize("mode", ["decoupled", "bypass_pg"])
+def test_equal_policies_are_left_alone_bit_for_bit(name: str, mode: str) -> None:
+    method = METHODS[name]
+    logp, batch = random_batch("battery", dtype=torch.float32)
+    batch = replace(batch, rollout_logp=batch.old_logp)
+    algo = Algo(mode=mode)
+    value, grad = value_and_gradient(logp, batch, start(batch, 0.2, 0.2), algo)
+    c = corrected(method.parts, batch)
+    for part in method.parts:
+        if not own_loss(method):
+            c = part.correct_update(c, batch.old_logp, batch, {})
+    assert torch.equal(c.keep, batch.mask) and (c.weight[batch.mask] == 1).all()
+    for level in ("token", "sequence"):
+        for weight in (c.weight, batch_normalize(c.weight, batch.mask, level)):
+            same, same_grad = value_and_gradient(logp, batch, replace(c, weight=weight), algo)
+            assert torch.equal(same, value) and torch.equal(same_grad, grad)
+
+
+@pytest.mark.parametrize("name", METHOD_NAMES)
+def test_padding_and_part_order_change_nothing(name: str) -> None:
+    parts = METHODS[name].parts
+    logp, batch = random_batch("padding", spread=0.8)
+    c = corrected(parts, batch)
+    value, grad = value_and_gradient(logp, batch, c, Algo())
+    fields = {n: torch.where(batch.mask, getattr(batch, n), torch.nan) for n in ("adv", "rollout_logp", "old_logp")}
+    spoilt = replace(batch, **fields)
+    for order in (parts, parts[::-1]):
+        same, same_grad = value_and_gradient(logp, spoilt, corrected(order, spoilt), Algo())
+        assert_exact(same, value)
+        assert_exact(same_grad, grad)
+    assert not c.weight.requires_grad and c.weight.shape == c.keep.shape == batch.mask.shape
+
+
+@pytest.mark.parametrize("name", METHOD_NAMES)
+def test_nothing_to_train_on(name: str) -> None:
+    logp, batch = random_batch("empty")
+    nothing = replace(batch, mask=torch.zeros_like(batch.mask))
+    invalid = replace(batch, rollout_logp=torch.full_like(batch.rollout_logp, torch.nan))
+    for b in (nothing, invalid):
+        c = corrected(METHODS[name].parts, b)
+        loss, grad = value_and_gradient(logp, b, c, Algo())
+        assert loss == 0 and torch.equal(grad, torch.zeros_like(grad)) and not c.keep.any()
+
+
+def test_plans() -> None:
+    rollout = Plan(rollout_weights=format_named("fp16"), rollout_acts=format_named("fp16"))
+    plans = {
+        name: [part.plan(rollout) for part in METHODS[name].parts] for name in ("fp16", "zero_mismatch", "flashrl")
+    }
+    assert plans["fp16"] == [Plan(train_compute=format_named("fp16"))]
+    assert plans["zero_mismatch"] == [Plan(sampler="trainer")]
+    assert plans["flashrl"] == [Plan(), Plan()]
+
+
+def test_controls() -> None:
+    controls = {name for name, method in METHODS.items() if method.is_control}
+    assert {"bf16", "naive", "zero_mismatch", "bf16_tis"} <= controls
+    assert METHODS["bf16"].parts == METHODS["naive"].parts == ()
+    assert METHODS["naive"].precisions == LOW_BIT and METHODS["bf16"].precisions == ("bf16", "fp32")
+    assert METHODS["zero_mismatch"].precisions == ("fp32",) and METHODS["fp16"].precisions == ("fp16",)
+
+
+def test_unknown_method_names_the_nearest() -> None:
+    with pytest.raises(ValueError, match=r"method=flash_rl: unknown; nearest: flashrl.*valid: bf16, naive"):
+        method_named("flash_rl")
+    assert method_named("mis") is METHODS["mis"]
+
+
+def test_entry_points_join_and_duplicates_are_refused() -> None:
+    def offered(value: str) -> EntryPoint:
+        return EntryPoint(name="extra", value=value, group="lowbit.methods")
+
+    own = [METHODS["bf16"]]
+    assert list(joined(own, [offered("methods.icepop:METHOD")])) == ["bf16", "icepop"]
+    with pytest.raises(ValueError, match=r"method bf16: offered by methods and by entry point methods.bf16:METHOD"):
+        joined(own, [offered("methods.bf16:METHOD")])
+    with pytest.raises(ValueError, match="does not load"):
+        joined(own, [offered("methods.nothing_here:METHOD")])
+    with pytest.raises(ValueError, match="is not a Method"):
+        joined(own, [offered("methods.naive:LOW_BIT")])
+
+
+def test_import_is_light() -> None:
+    heavy = ("mlflow", "vllm", "ray", "verl", "pandas", "transformers")
+    code = f"import sys, methods; print([m for m in {heavy} if m in sys.modules])"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "[]"
