@@ -71,7 +71,7 @@ def parser() -> argparse.ArgumentParser:
     _places(_command(commands, "doctor", "check this installation and machine", _doctor))
 
     passport = _command(commands, "passport", "show planned and realized formats of a run, tensor by tensor", _passport)
-    passport.add_argument("run", help="a run id or the beginning of one")
+    passport.add_argument("run_id", help="a run id or the beginning of one")
     _places(passport)
 
     results = _command(commands, "results", "verify, import or track result files", _results)
@@ -166,7 +166,7 @@ def _doctor(a: argparse.Namespace) -> int:
 def _passport(a: argparse.Namespace) -> int:
     from harness.commands.inspecting import passport
 
-    return passport(a.run, a.results)
+    return passport(a.run_id, a.results)
 
 
 def _results(a: argparse.Namespace) -> int:

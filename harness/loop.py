@@ -30,6 +30,8 @@ from harness.trainers.local import Diverged, Scores, Sequences
 
 REFERENCE = "fp32"
 """The precision in which runs are compared."""
+NUM_AFTER_SYNC = 32
+"""Prompts that `Part.after_sync` may calibrate on: held-out ones, the same at every push."""
 METRIC_CAP = 2.0
 """Where the truncated metrics cut a ratio, whatever a method's own cap is, so that runs compare."""
 
@@ -96,8 +98,8 @@ def grpo_step(run: Run) -> dict[str, Any]:
 def push_weights(run: Run, engine: RolloutEngine, step: Step) -> dict[str, float]:
     """Trainer weights through every part into the engine; the realized plan must then be the planned one."""
     engine.load_weights(run.composed.sync(run.trainer.weights(), step))
-    prompts = [item.prompt for item in run.task.sample("train", range(run.config.algo.num_prompts))]
-    run.composed.after_sync(engine, prompts)
+    if any(has_hook(part, "after_sync") for part in run.composed.parts):
+        run.composed.after_sync(engine, [item.prompt for item in run.eval_items[:NUM_AFTER_SYNC]])
     run.passport = engine.realized_plan()
     check_passport(run.composed.plan, run.passport)
     return {f"sync/{name}": value for name, value in engine.sync_metrics().items()}
