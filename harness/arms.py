@@ -64,7 +64,7 @@ class Arm:
 
 
 def group_arms(results: Sequence[RunResult]) -> list[Arm]:
-    """The arms of a sweep: by context, then by precision from fine to coarse, then in the order they are given."""
+    """The arms of a sweep: by context, by precision from fine to coarse, plain settings before variants."""
     groups: dict[str, list[RunResult]] = {}
     for result in {result.run_id: result for result in results}.values():
         groups.setdefault(json.dumps(setting(result), sort_keys=True), []).append(result)
@@ -89,7 +89,7 @@ def group_arms(results: Sequence[RunResult]) -> list[Arm]:
                 runs=tuple(sorted(group, key=lambda run: (run.base_seed, run.seed))),
             )
         )
-    return sorted(arms, key=lambda arm: (_order(arm.context.values()), rank(arm.precision)))
+    return sorted(arms, key=lambda arm: (_order(arm.context.values()), rank(arm.precision), arm.variant, arm.label))
 
 
 def arm_labels(results: Sequence[RunResult]) -> dict[str, str]:
@@ -98,10 +98,13 @@ def arm_labels(results: Sequence[RunResult]) -> dict[str, str]:
 
 
 def control_of(arm: Arm, arms: Sequence[Arm], method: str) -> Arm | None:
-    """The arm of `method` in the same context that shares most other settings with `arm`; None where there is none."""
+    """The arm of `method` in the same context: at its precision if there is one, then with most shared settings."""
     candidates = [other for other in arms if other.method == method and other.context == arm.context]
-    shared = [sum(other.axes[name] == value for name, value in arm.axes.items()) for other in candidates]
-    return candidates[shared.index(max(shared))] if candidates else None
+
+    def likeness(other: Arm) -> tuple[bool, int]:
+        return other.precision == arm.precision, sum(other.axes[name] == value for name, value in arm.axes.items())
+
+    return max(candidates, key=likeness, default=None)
 
 
 def setting(result: RunResult) -> Fields:

@@ -119,10 +119,10 @@ def write_result(folder: Path, result: RunResult, series: Sequence[Row] | None) 
     """
     path = folder / f"{result.run_id}.json"
     if series:
-        _write_atomic(path.with_suffix(".parquet"), _parquet(series))
+        write_atomic(path.with_suffix(".parquet"), _parquet(series))
     elif path.with_suffix(".parquet").exists():
         path.with_suffix(".parquet").unlink()
-    _write_atomic(path, _json(result))
+    write_atomic(path, _json(result))
     return path
 
 
@@ -213,8 +213,8 @@ def import_results(source: Path, destination: Path) -> tuple[list[str], list[str
     for path, result in added:
         target, series = destination / result.sweep / path.name, path.with_suffix(".parquet")
         if series.exists():
-            _write_atomic(target.with_suffix(".parquet"), series.read_bytes())
-        _write_atomic(target, path.read_bytes())
+            write_atomic(target.with_suffix(".parquet"), series.read_bytes())
+        write_atomic(target, path.read_bytes())
     return [result.run_id for _, result in added], known
 
 
@@ -278,7 +278,7 @@ def _parquet(series: Sequence[Row]) -> bytes:
     return sink.getvalue()
 
 
-def _write_atomic(path: Path, data: bytes) -> None:
+def write_atomic(path: Path, data: bytes) -> None:
     """Write beside, flush to disk, rename: a reader sees the old file or the new one, never a part of one."""
     temporary = path.with_name(path.name + ".tmp")
     try:

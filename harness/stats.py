@@ -12,12 +12,13 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from statistics import NormalDist
-from typing import Literal
+from typing import Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
+Key = TypeVar("Key", bound=Hashable)
 Verdict = Literal["better", "equal", "worse", "cannot tell"]
 
 MIN_SEEDS = 3
@@ -43,37 +44,45 @@ def mean(values: Floats, axis: int = -1) -> Floats:
     return values.mean(axis=axis)
 
 
-def bootstrap(
-    scores: Floats,
-    rng: np.random.Generator,
-    statistic: Callable[[Floats, int], Floats] = mean,
-    level: float = 0.95,
-    draws: int = 1000,
-) -> tuple[float, float]:
-    """Percentile interval of `statistic` over seeds of their mean over questions; `scores` is [S, Q] in [0, 1].
+@dataclass(frozen=True, kw_only=True)
+class Draws:
+    """Bootstrap resamples of a matrix's rows and columns; matrices of one shape may share them."""
 
-    Two strata are resampled with replacement, seeds as whole runs and questions, and their deviations add up. A plain
+    seeds: NDArray[np.int64]
+    """[draws, S] row indices."""
+    questions: Floats
+    """[draws, Q] weights that sum to 1 per draw."""
+
+
+def resample(num_seeds: int, num_questions: int, rng: np.random.Generator, draws: int = 1000) -> Draws:
+    """Draw rows and columns with replacement."""
+    counts = rng.multinomial(num_questions, np.full(num_questions, 1 / num_questions), size=draws)
+    return Draws(seeds=rng.integers(num_seeds, size=(draws, num_seeds)), questions=counts / num_questions)
+
+
+def bootstrap(
+    scores: Floats, draws: Draws, statistic: Callable[[Floats, int], Floats] = mean, level: float = 0.95
+) -> tuple[float, float]:
+    """Percentile interval of `statistic` over seeds of their mean over questions; `scores` is [S, Q].
+
+    Two strata are resampled, seeds as whole runs and questions, and their deviations add up. A plain
     bootstrap of n runs is too narrow by sqrt((n - 1) / n) and uses the normal in place of Student's t (Hesterberg,
     "What teachers should know about the bootstrap", arXiv 1411.5279); the seeds' deviations are stretched by both.
     Simulated coverage of 95 % intervals from 2 to 8 seeds: 93 to 97 % for the mean, 95 to 98 % for the IQM.
-    One seed: questions alone, which says nothing about another run. Clipped to [0, 1].
+    One seed: questions alone, which says nothing about another run. Fractions stay in [0, 1].
     """
-    size, num_questions = scores.shape
+    size = len(scores)
     per_seed = scores.mean(axis=1)
     point = float(statistic(per_seed, -1))
-    deviation = np.zeros(draws)
+    deviation = _question_share(scores) * (statistic(draws.questions @ scores.T, -1) - point)
     if size > 1:
-        picks = rng.integers(size, size=(draws, size))
         normal = NormalDist().inv_cdf(0.5 + level / 2)
         stretch = t_quantile(0.5 + level / 2, size - 1) / normal * math.sqrt(size / (size - 1))
-        deviation += stretch * (statistic(per_seed[picks], -1) - point)
-    if num_questions > 1:
-        # Questions that every seed answered alike are interchangeable: drawing their counts is the same and quicker.
-        patterns, copies = np.unique(scores, axis=1, return_counts=True)
-        counts = rng.multinomial(num_questions, copies / num_questions, size=draws)
-        deviation += _question_share(scores) * (statistic(counts @ patterns.T / num_questions, -1) - point)
-    low, high = np.quantile(point + deviation, [0.5 - level / 2, 0.5 + level / 2])
-    return float(np.clip(low, 0, 1)), float(np.clip(high, 0, 1))
+        deviation += stretch * (statistic(per_seed[draws.seeds], -1) - point)
+    bounds = np.quantile(point + deviation, [0.5 - level / 2, 0.5 + level / 2])
+    if scores.min() >= 0 and scores.max() <= 1:
+        bounds = bounds.clip(0, 1)
+    return float(bounds[0]), float(bounds[1])
 
 
 def _question_share(scores: Floats) -> float:
@@ -83,7 +92,7 @@ def _question_share(scores: Floats) -> float:
     replication: 1 - MS(residual) / MS(questions).
     """
     size, num_questions = scores.shape
-    if size < 2:
+    if size < 2 or num_questions < 2:
         return 1.0
     of_questions = scores.mean(axis=0)
     residual = scores - of_questions - scores.mean(axis=1, keepdims=True) + scores.mean()
@@ -143,7 +152,7 @@ class Difference:
     """Two-sided, exact sign-flip permutation; cannot fall below 2^(1 - n). NaN beyond `MAX_EXACT` pairs."""
 
 
-def paired(arm: Mapping[Hashable, float], control: Mapping[Hashable, float], level: float = 0.95) -> Difference:
+def paired(arm: Mapping[Key, float], control: Mapping[Key, float], level: float = 0.95) -> Difference:
     """The mean difference over the common keys (base seed, seed), with a t interval."""
     keys = [key for key in arm if key in control]
     d = np.array([arm[key] - control[key] for key in keys], dtype=np.float64)
@@ -204,16 +213,16 @@ def verdict(
 
 
 def further_seeds(
-    sd: float, num_pairs: int, delta: float = DELTA, level: float = 0.95, power: float = 0.8
+    sd: float, num_pairs: int, effect: float = DELTA, level: float = 0.95, power: float = 0.8
 ) -> int | None:
-    """How many more pairs would show a true difference of `delta` with the given power, by the paired s.d. so far.
+    """How many more pairs would show a true difference of `effect` with the given power, by the paired s.d. so far.
 
-    Smallest n with (t_{1 - alpha/2, n - 1} + t_{power, n - 1}) sd / sqrt(n) <= delta, less what is there, at least 1.
+    Smallest n with (t_{1 - alpha/2, n - 1} + t_{power, n - 1}) sd / sqrt(n) <= effect, less what is there, at least 1.
     None where the s.d. is not known.
     """
     if math.isnan(sd):
         return None
     n = max(num_pairs + 1, 2)
-    while (t_quantile(0.5 + level / 2, n - 1) + t_quantile(power, n - 1)) * sd > delta * math.sqrt(n) and n < 1000:
+    while (t_quantile(0.5 + level / 2, n - 1) + t_quantile(power, n - 1)) * sd > effect * math.sqrt(n) and n < 1000:
         n += 1
     return n - num_pairs

@@ -141,11 +141,12 @@ def simulate(num_seeds: int, seed_sd: float, num_questions: int, statistic, runs
     """Share of intervals that cover the true accuracy of the task, seeds and questions both drawn afresh."""
     rng = np.random.default_rng(num_seeds)
     truth, covered = 0.7, 0
+    draws = stats.resample(num_seeds, num_questions, rng, 400)
     for _ in range(runs):
         difficulty = rng.normal(0, 0.15, num_questions)
         chance = np.clip(truth + rng.normal(0, seed_sd, (num_seeds, 1)) + difficulty, 0, 1)
         scores = (rng.random((num_seeds, num_questions)) < chance).astype(float)
-        low, high = stats.bootstrap(scores, rng, statistic, draws=400)
+        low, high = stats.bootstrap(scores, draws, statistic)
         covered += low <= truth <= high
     return covered / runs
 
@@ -175,15 +176,21 @@ def test_bootstrap_question_by_question_would_not_cover() -> None:
 def test_bootstrap_width_without_question_noise_is_the_t_interval() -> None:
     """Seeds alone, many of them, nearly normal: the interval is Student's."""
     values = np.random.default_rng(1).normal(0.5, 0.05, 30)
-    low, high = stats.bootstrap(values[:, None], np.random.default_rng(2), draws=20_000)
+    low, high = stats.bootstrap(values[:, None], stats.resample(30, 1, np.random.default_rng(2), 20_000))
     expected = scipy_stats.t.interval(0.95, 29, values.mean(), scipy_stats.sem(values))
     assert (low, high) == pytest.approx(expected, abs=0.002)
 
 
 def test_bootstrap_is_reproducible_and_inside_the_unit_interval() -> None:
     scores = np.array([[1.0, 1.0, 0.0], [1.0, 1.0, 1.0]])
-    first = stats.bootstrap(scores, np.random.default_rng(5))
-    assert first == stats.bootstrap(scores, np.random.default_rng(5))
+    first = stats.bootstrap(scores, stats.resample(2, 3, np.random.default_rng(5)))
+    assert first == stats.bootstrap(scores, stats.resample(2, 3, np.random.default_rng(5)))
     assert 0 <= first[0] < first[1] <= 1
-    one = stats.bootstrap(scores[:1], np.random.default_rng(5))
-    assert one == (0.0, 1.0)  # three questions and one run
+    assert stats.bootstrap(scores[:1], stats.resample(1, 3, np.random.default_rng(5))) == (0.0, 1.0)
+
+
+def test_resamples() -> None:
+    draws = stats.resample(4, 50, np.random.default_rng(0), 2000)
+    assert set(np.unique(draws.seeds)) == {0, 1, 2, 3}
+    np.testing.assert_allclose(draws.questions.sum(axis=1), 1)
+    np.testing.assert_allclose(draws.questions.var(axis=0).mean(), (1 - 1 / 50) / 50**2, rtol=0.05)

@@ -1,0 +1,134 @@
+"""The leaderboard: numbers worked out by hand, pairing, failures, and verdicts that the truth supports."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import stats as scipy_stats
+
+from harness.leaderboard import contrasts, leaderboard
+from harness.results import EvalRecord, RunResult
+from tests import result_factory as factory
+
+
+def run(method: str, precision: str, seed: int, curve: list[list[int]], **changes: Any) -> RunResult:
+    """A run with given answers per evaluation (steps 0, 20, 40) in the reference precision, all wrong as rolled."""
+    status = changes.pop("status", "ok")
+    question_hash = changes.pop("question_hash", "q")
+    values = factory.config(method, precision, base_seed=seed, seed=seed, trainer__steps=40, trainer__eval_every=20)
+    evals = [
+        EvalRecord(
+            step=20 * index,
+            precision="fp32",
+            site=site,  # pyright: ignore[reportArgumentType]
+            accuracy=float(np.mean(answers)) if site == "reference" else 0.0,
+            correct=answers if site == "reference" else [0] * len(answers),
+            question_hash=question_hash,
+        )
+        for index, answers in enumerate(curve)
+        for site in ("reference", "rollout")
+    ]
+    fields = {"name": "x", "sweep": "quick", "config": values, "method": {"name": method}, "status": status}
+    fields |= {"seed": seed, "base_seed": seed, "evals": evals, "summary": {"reward_last": 0.5, "k3_max": 0.1 * seed}}
+    return RunResult.model_validate({"run_id": f"{method}{precision}{seed}", **fields, **changes})
+
+
+def rows(board: pd.DataFrame) -> dict[str, dict[str, Any]]:
+    return {str(row["arm"]): row for row in board.to_dict("records")}
+
+
+def test_scores_by_hand() -> None:
+    board = leaderboard([
+        run("bf16", "bf16", 0, [[0, 0, 0, 1], [1, 1, 0, 0], [1, 1, 1, 0]]),
+        run("bf16", "bf16", 1, [[0, 0, 0, 0], [1, 0, 0, 0], [1, 1, 1, 1]]),
+        run("naive", "int4", 0, [[0, 0, 0, 1], [1, 0, 0, 0], [1, 1, 0, 0]]),
+        run("naive", "int4", 1, [[0, 0, 0, 0], [0, 0, 0, 0], [1, 0, 0, 0]]),
+    ])  # fmt: skip
+    bf16, int4 = rows(board).values()
+    assert bf16["accuracy"] == 0.875 and bf16["auc"] == pytest.approx((0.625 + 0.625) / 2)
+    assert bf16["base_accuracy"] == 0.125
+    assert int4["auc"] == pytest.approx((0.375 + 0.125) / 2)
+    assert (int4["rollout_accuracy"], int4["reward"], int4["k3_max"]) == (0.0, 0.5, 0.1)
+    expected = scipy_stats.ttest_rel([0.375, 0.125], [0.625, 0.625])
+    assert int4["difference"] == pytest.approx(-0.375)
+    assert int4["p"] == pytest.approx(expected.pvalue) and int4["p_holm"] == pytest.approx(expected.pvalue)
+    assert (bf16["verdict"], int4["verdict"]) == ("control", "cannot tell")
+    assert int4["is_preliminary"] and int4["control"] == "bf16 bf16"
+    assert bf16["accuracy_low"] <= 0.875 <= bf16["accuracy_high"] <= 1
+
+
+def test_an_arm_cannot_gain_by_diverging() -> None:
+    whole = [run("bf16", "bf16", seed, [[0, 1], [1, 1], [1, 1]]) for seed in range(2)]
+    broken = run("naive", "int3", 1, [[0, 1], [1, 1]], status="diverged", reason="loss is nan")
+    board = rows(leaderboard([*whole, run("naive", "int3", 0, [[0, 1], [1, 1], [1, 1]]), broken]))["naive int3"]
+    assert board["status"] == "1 ok, 1 diverged" and board["seeds"] == 2
+    assert board["accuracy"] == 0.5  # 1 and 0
+    assert board["auc"] == 0.75  # (1 + 1) / 2 and (1 + 0) / 2
+    assert board["reward"] == 0.25
+    assert board["difference"] == pytest.approx(-0.25)
+
+
+def test_what_did_not_finish_is_counted_and_not_scored() -> None:
+    lost = [run("naive", "int4", seed, [], status=s, reason="x") for seed, s in enumerate(["failed", "cancelled"])]
+    board = rows(leaderboard([run("bf16", "bf16", 0, [[0], [1], [1]]), *lost]))["naive int4"]
+    assert (board["seeds"], board["failed"], board["cancelled"], board["verdict"]) == (0, 1, 1, "no result")
+    assert math.isnan(board["accuracy"]) and math.isnan(board["difference"])
+
+
+def test_pairs_need_equal_seeds_and_questions() -> None:
+    control = [run("bf16", "bf16", seed, [[0], [1], [1]]) for seed in (0, 1, 2)]
+    other = [run("naive", "int8", seed, [[0], [0], [1]]) for seed in (2, 3)]
+    asked = run("naive", "int8", 1, [[0], [0], [1]], question_hash="other")
+    board = rows(leaderboard([*control, *other, asked]))["naive int8"]
+    assert (board["seeds"], board["pairs"], board["difference"]) == (3, 1, -0.5)
+    assert board["verdict"] == "cannot tell"
+    assert rows(leaderboard(other))["naive int8"]["verdict"] == "no control"
+
+
+def test_verdicts_with_enough_seeds_find_the_truth() -> None:
+    board = rows(leaderboard([result for result, _ in factory.sweep_results(seeds=8)]))
+    assert board["naive int4"]["verdict"] == "worse"
+    assert board["naive int4 bypass_ppo"]["verdict"] == "worse"
+    assert board["naive int8"]["verdict"] in ("equal", "cannot tell")
+    assert board["bf16 bf16"]["verdict"] == "control"
+    for row in board.values():
+        assert row["accuracy_low"] < row["accuracy"] < row["accuracy_high"]
+        assert not row["p_holm"] < row["p"]
+    assert board["flashrl int4"]["accuracy"] > board["naive int4"]["accuracy"]
+    assert board["flashrl int4"]["rollout_accuracy"] < board["naive int4"]["rollout_accuracy"]
+
+
+def test_cannot_tell_comes_with_a_number_of_seeds() -> None:
+    board = rows(leaderboard([result for result, _ in factory.sweep_results(seeds=3)]))
+    assert all((row["verdict"] == "cannot tell") == (row["further_seeds"] >= 1) for row in board.values())
+
+
+def test_contrasts_are_within_a_precision() -> None:
+    found = contrasts([result for result, _ in factory.sweep_results(seeds=8)]).to_dict("records")
+    assert [(row["arm"], row["control"]) for row in found] == [
+        ("flashrl nvfp4", "naive nvfp4"),
+        ("flashrl int4", "naive int4"),
+        ("naive int4 bypass_ppo", "naive int4"),
+    ]
+    assert [row["verdict"] for row in found][1:] == ["better", "worse"]
+    assert contrasts([factory.result()[0]]).empty
+
+
+def test_the_table_does_not_depend_on_the_order_of_files() -> None:
+    results = [result for result, _ in factory.sweep_results(factory.QUICK)]
+    assert list(leaderboard(results)["arm"]) == [
+        "bf16 bf16", "naive int8", "naive fp8_block", "flashrl nvfp4", "naive nvfp4", "flashrl int4", "naive int4",
+        "naive int4 bypass_ppo",
+    ]  # fmt: skip
+    pd.testing.assert_frame_equal(leaderboard(results), leaderboard(results[::-1]))
+
+
+def test_marks() -> None:
+    plain = run("bf16", "bf16", 0, [[0], [1], [1]], is_draft=True)
+    marked = plain.model_copy(update={"method": plain.method.model_copy(update={"reconstructed": "all of it"})})
+    row = rows(leaderboard([marked]))["bf16 bf16"]
+    assert row["is_draft"] and row["reconstructed"] == "all of it" and row["is_preliminary"]

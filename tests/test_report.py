@@ -1,0 +1,143 @@
+"""Tables as Markdown, CSV and terminal text: the numbers of the leaderboard, the marks, and nothing too wide."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from harness.findings import EXPECTATIONS, findings
+from harness.report import WIDTH, leaderboard, markdown, render_terminal, runs_table, setup_lines, write_tables
+from harness.results import RunResult
+from tests import result_factory as factory
+
+
+def sweep(seeds: int = 3) -> list[RunResult]:
+    return [result for result, _ in factory.sweep_results(seeds=seeds)]
+
+
+def cells(line: str) -> list[str]:
+    return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+def test_csv_holds_the_leaderboard(tmp_path: Path) -> None:
+    results = sweep()
+    paths = write_tables(results, tmp_path / "tables", "quick")
+    assert [path.name for path in paths] == ["quick.md", "quick.csv", "quick_runs.csv"]
+    board, back = leaderboard(results), pd.read_csv(paths[1])
+    assert list(back.columns) == list(board.columns)
+    assert back["auc"].tolist() == pytest.approx(board["auc"].tolist(), rel=1e-5)
+    runs = pd.read_csv(paths[2])
+    assert len(runs) == len(results) and not runs["auc"].isna().to_numpy().any()
+    assert set(runs["run_id"]) == {run.run_id for run in results}
+
+
+def test_markdown_shows_the_numbers_the_verdicts_and_the_setting() -> None:
+    results = sweep()
+    board = leaderboard(results)
+    text = markdown(board, results, "quick")
+    lines = text.partition("## What changes")[0].splitlines()
+    head = next(cells(line) for line in lines if line.startswith("| arm"))
+    table = {cells(line)[0]: dict(zip(head, cells(line), strict=True)) for line in lines if line.startswith("| naive")}
+    row = board[board["arm"] == "naive int4"].iloc[0]
+    shown = table["naive int4"]
+    assert shown["accuracy, reference"].startswith(f"{row['accuracy']:.3f} [{row['accuracy_low']:.2f}, ")
+    assert shown["accuracy, rollout format"].startswith(f"{row['rollout_accuracy']:.3f} [")
+    assert shown["sampler reward"].startswith(f"{row['reward']:.3f} [")
+    assert shown["AUC"].endswith(f"{row['auc_high']:.2f}]")
+    assert shown["verdict"].startswith(row["verdict"])
+    assert shown["runs"] == "3 ok"
+    for words in ("sort n=8", "s (4 layers x 64)", "sigma 0.5", "80 steps", "3 pairs of base seed", "no kernel noise"):
+        assert words in text, words
+    assert "slower than BF16" in text and "Control: bf16 bf16." in text
+
+
+def test_the_setting_lists_every_axis() -> None:
+    lines = "\n".join(setup_lines([factory.result(task__n=n)[0] for n in (8, 16)]))
+    assert "sort n=8 (512 held-out questions), sort n=16 (512" in lines
+    assert "32 prompts x 8 samples" in lines
+
+
+def test_failures_stay_in_the_table() -> None:
+    bad = [
+        factory.result("flashrl", "int3", seed=s, status=k)[0] for s, k in enumerate(["diverged", "failed", "skipped"])
+    ]
+    results = sweep() + bad
+    text = markdown(leaderboard(results), results, "quick")
+    row = next(cells(line) for line in text.splitlines() if line.startswith("| flashrl int3*"))
+    assert row[1] == "1/3" and row[-1] == "1 diverged, 1 failed, 1 skipped"
+    assert f"flashrl int3, seed 1: failed, failed for the test (`{bad[1].run_id}`)" in text
+    lonely = [bad[1]]
+    assert "no result" in render_terminal(leaderboard(lonely))
+    assert "- | - |" in markdown(leaderboard(lonely), lonely, "quick")
+
+
+def test_marks_are_explained_where_they_are_used() -> None:
+    plain, _ = factory.result()
+    method = plain.method.model_copy(update={"reconstructed": "the threshold"})
+    marked = plain.model_copy(update={"is_draft": True, "method": method})
+    for text in (markdown(leaderboard([marked]), [marked], "quick"), render_terminal(leaderboard([marked]))):
+        assert "bf16 bf16*†‡" in text
+        assert "* preliminary" in text and "† reconstructed" in text and "‡ draft" in text
+    assert "†" not in render_terminal(leaderboard(sweep()))
+
+
+@pytest.mark.parametrize("seeds", [1, 2, 3])
+def test_terminal_fits(seeds: int) -> None:
+    wide = [
+        factory.result(method, precision, mode, seed, task__n=n, knobs={"Some": {"long_knob_name": n}})[0]
+        for method, precision, mode in [*factory.QUICK, ("calibrated_clipping", "mxfp4_w4a4+kv8", "bypass_pg")]
+        for n in (8, 16)
+        for seed in range(seeds)
+    ]
+    text = render_terminal(leaderboard(wide))
+    assert max(map(len, text.splitlines())) <= WIDTH
+    assert text.count("arm ") == 2 and "n=8" in text and "n=16" in text
+    assert len({line.rstrip()[-9:] for line in text.splitlines()}) > 3
+
+
+def test_terminal_line_by_hand() -> None:
+    results = sweep(8)
+    board = leaderboard(results)
+    row = board[board["arm"] == "naive int4"].iloc[0]
+    line = next(line for line in render_terminal(board).splitlines() if line.startswith("naive int4  "))
+    half = max(row["accuracy_high"] - row["accuracy"], row["accuracy"] - row["accuracy_low"])
+    assert f"{row['accuracy']:.3f}±{half:.3f}".replace("±0.", "±.") in line
+    assert f"{row['difference']:+.3f}±" in line and "<.001" in line and line.endswith("worse")
+
+
+def test_runs_are_sorted_by_arm_and_seed() -> None:
+    table = runs_table(sweep()[::-1])
+    assert table["seed"].tolist()[:3] == [0, 1, 2] and table["arm"].is_monotonic_increasing
+
+
+def test_no_results_is_an_error_in_words(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="'quick' has no results"):
+        write_tables([], tmp_path, "quick")
+
+
+def test_findings_name_reversals_collapses_and_expectations() -> None:
+    results = sweep(8)
+    said = findings(leaderboard(results), results)
+    assert any(line.startswith("naive int4 bypass_ppo: training ends below its start") for line in said)
+    reversal = [line for line in said if line.startswith("int4: flashrl int4 is ahead of naive int4 in the reference")]
+    assert len(reversal) == 1 and "behind it in the rollout format" in reversal[0]
+    expected = [line for line in said if "as expected" in line]
+    assert len(expected) == len(EXPECTATIONS) and all(line.startswith("as expected") for line in expected)
+
+
+def test_findings_say_what_was_not_as_expected() -> None:
+    """The arms' places swapped: the same sentences, the other way round."""
+    swap = {"naive": "flashrl", "flashrl": "naive"}
+    results = [
+        run.model_copy(update={"config": run.config | {"method": swap.get(run.method.name, run.method.name)}})
+        for run in sweep()
+    ]
+    said = findings(leaderboard(results), results)
+    assert any(line.startswith("NOT as expected: TIS repairs part of int4") for line in said)
+
+
+def test_findings_of_another_task_expect_nothing() -> None:
+    results = [factory.result(*arm, seed=s, task__name="chain")[0] for arm in factory.QUICK for s in range(2)]
+    assert not any("expected" in line for line in findings(leaderboard(results), results))
