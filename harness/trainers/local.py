@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harness.api import QUANTIZED, Plan, WeightStream
+from harness.api import Plan, WeightStream
 from harness.run_config import TrainerConfig
 from harness.models.decoder import Decoder, response_hidden
-from harness.numerics.linear import wrap_linears
+from harness.numerics.casting import cast_model
 from harness.numerics.logprobs import selected_logp
 
 EXTRAS = frozenset({"ref_logp"})
@@ -92,7 +92,7 @@ class LocalTrainer:
         self.reference = copy.deepcopy(model).requires_grad_(False) if wants_reference else None
         compute = plan.train_compute
         if compute is not None and compute.tile is None and compute.element != "fp32":
-            model = wrap_linears(model, compute, (*QUANTIZED, "lm_head.weight"))
+            model = cast_model(model, compute)
         self.model = model
         self.is_fp16 = compute is not None and compute.name == "fp16"
         self.parameters = [p for p in model.parameters() if p.requires_grad]
