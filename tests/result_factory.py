@@ -100,32 +100,20 @@ def series(values: dict[str, Any], rng: np.random.Generator, rollout: np.ndarray
     return rows
 
 
-def result(
-    method: str = "bf16",
-    precision: str = "bf16",
-    mode: str = "decoupled",
-    seed: int = 0,
-    status: str = "ok",
-    sweep: str = "quick",
-    **changes: Any,
-) -> tuple[RunResult, list[dict[str, Any]]]:
-    """A run and its series. The questions' difficulty is shared by all runs; base seed and seed vary together."""
-    values = config(method, precision, mode, seed, seed, **changes)
-    run_id = hashlib.sha256(repr(values).encode()).hexdigest()[:12]
-    rng = np.random.default_rng(int(run_id, 16))
-    reference, rollout = curve(values, rng)
+def evaluations(
+    values: dict[str, Any], rng: np.random.Generator, curves: dict[str, np.ndarray], last: int
+) -> list[EvalRecord]:
+    """Answers at both sites up to step `last`. The questions' difficulty is shared by all runs."""
     difficulty = np.random.default_rng(7).standard_normal(values["task"]["num_eval"])
-    rows = series(values, rng, rollout)
-    evals: list[EvalRecord] = []
-    last = values["trainer"]["steps"] if status == "ok" else 30
+    records: list[EvalRecord] = []
     for step in range(0, last + 1, values["trainer"]["eval_every"]):
-        for site, truth in (("reference", reference[step]), ("rollout", rollout[step])):
-            easy = 1 / (1 + np.exp(-(math.log(truth / (1 - truth)) * 1.15 + difficulty)))
-            correct = (rng.random(len(easy)) < easy).astype(int)
-            evals.append(
+        for site, curve in curves.items():
+            odds = math.log(curve[step] / (1 - curve[step]))
+            correct = (rng.random(len(difficulty)) < 1 / (1 + np.exp(-(1.15 * odds + difficulty)))).astype(int)
+            records.append(
                 EvalRecord(
                     step=step,
-                    precision="fp32" if site == "reference" else precision,
+                    precision="fp32" if site == "reference" else values["precision"]["name"],
                     site=site,  # pyright: ignore[reportArgumentType]
                     accuracy=float(correct.mean()),
                     correct=correct.tolist(),
@@ -135,34 +123,53 @@ def result(
                     unparsable_frac=0.0,
                 )
             )
-    if status != "ok":
-        rows = rows[:last]
-    if status in ("failed", "cancelled", "skipped"):
-        rows, evals = [], []
-    outcome = RunResult(
-        run_id=run_id,
-        name=f"{method}-{precision}-{mode}-s{seed}",
-        sweep=sweep,
-        status=status,  # pyright: ignore[reportArgumentType]
-        reason=None if status == "ok" else f"{status} for the test",
-        config=values,
-        method={"name": method, "paper": "arXiv 0000.00000", "parts": values["knobs"]},  # pyright: ignore[reportArgumentType]
-        seed=seed,
-        base_seed=seed,
-        commit="0" * 40,
-        packages={"torch": "2.13.0"},
-        hardware={"cpu": "a CPU", "gpu": None, "num_threads": 1},
-        hashes={"model": "aa", "task": "bb"},
-        time_s={"generate": 6.0, "update": 8.0, "eval": 2.0, "total": 19.0},
-        tokens_per_s={"rollout": 4e4, "end_to_end": 9e3},
-        peak_memory_gib=0.5,
-        num_steps=len(rows),
-        evals=evals,
-        summary=summarise(rows, evals),
-        started_at="2026-01-01T00:00:00+00:00",
-        ended_at="2026-01-01T00:00:19+00:00",
-    )
-    return outcome, rows
+    return records
+
+
+def result(
+    method: str = "bf16",
+    precision: str = "bf16",
+    mode: str = "decoupled",
+    seed: int = 0,
+    status: str = "ok",
+    sweep: str = "quick",
+    **changes: Any,
+) -> tuple[RunResult, list[dict[str, Any]]]:
+    """A run and its series; base seed and seed vary together. Diverged runs stop at step 30, others never started."""
+    values = config(method, precision, mode, seed, seed, **changes)
+    run_id = hashlib.sha256(repr(values).encode()).hexdigest()[:12]
+    rng = np.random.default_rng(int(run_id, 16))
+    reference, rollout = curve(values, rng)
+    rows, evals = series(values, rng, rollout), list[EvalRecord]()
+    if status in ("ok", "diverged"):
+        last = values["trainer"]["steps"] if status == "ok" else 30
+        rows, evals = rows[:last], evaluations(values, rng, {"reference": reference, "rollout": rollout}, last)
+    else:
+        rows = []
+    fields = {
+        "run_id": run_id,
+        "name": f"{method}-{precision}-{mode}-s{seed}",
+        "sweep": sweep,
+        "status": status,
+        "reason": None if status == "ok" else f"{status} for the test",
+        "config": values,
+        "method": {"name": method, "paper": "arXiv 0000.00000", "parts": values["knobs"]},
+        "seed": seed,
+        "base_seed": seed,
+        "commit": "0" * 40,
+        "packages": {"torch": "2.13.0"},
+        "hardware": {"cpu": "a CPU", "gpu": None, "num_threads": 1},
+        "hashes": {"model": "aa", "task": "bb"},
+        "time_s": {"generate": 6.0, "update": 8.0, "eval": 2.0, "total": 19.0},
+        "tokens_per_s": {"rollout": 4e4, "end_to_end": 9e3},
+        "peak_memory_gib": 0.5,
+        "num_steps": len(rows),
+        "evals": evals,
+        "summary": summarise(rows, evals),
+        "started_at": "2026-01-01T00:00:00+00:00",
+        "ended_at": "2026-01-01T00:00:19+00:00",
+    }
+    return RunResult(**fields), rows
 
 
 def sweep_results(

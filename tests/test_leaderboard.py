@@ -33,7 +33,12 @@ def run(method: str, precision: str, seed: int, curve: list[list[int]], **change
         for site in ("reference", "rollout")
     ]
     fields = {"name": "x", "sweep": "quick", "config": values, "method": {"name": method}, "status": status}
-    fields |= {"seed": seed, "base_seed": seed, "evals": evals, "summary": {"reward_last": 0.5, "k3_max": 0.1 * seed}}
+    fields |= {
+        "seed": seed,
+        "base_seed": seed,
+        "evals": evals,
+        "summary": {"reward_last": 0.5, "k3_max": [0.0, 0.1, 0.2, 0.3][seed]},
+    }
     return RunResult.model_validate({"run_id": f"{method}{precision}{seed}", **fields, **changes})
 
 
