@@ -104,13 +104,16 @@ def _chain() -> type:
 
 EMBEDDED: Mapping[str, Callable[[], type]] = {"sort": _sort, "chain": _chain}
 """Tasks that need no data and no text tokenizer."""
-MATH = ("gsm8k", "math500", "dapo_math_17k", "aime24", "aime25", "amc23")
-TASKS = (*EMBEDDED, *MATH, "reasoning_gym:<dataset>")
+MATH = ("gsm8k", "math500", "dapo_math_17k", "aime", "amc")
+TASKS = (*EMBEDDED, *MATH, "reasoning_gym")
 
 
 def build_task(name: str, options: Mapping[str, Any], tokenizer_folder: Path | None = None) -> Task:
-    """The task `name` with `options` set. `tokenizer_folder` is the model folder whose tokenizer makes the prompts of
-    text tasks; the embedded ones bring their own. ValueError: an unknown name, option or value."""
+    """The task `name` with `options` set. ValueError, one line: an unknown name, option or value, or bad data.
+
+    `tokenizer_folder` is the model folder whose tokenizer makes the prompts of text tasks; the embedded tasks bring
+    their own. `reasoning_gym:leg_counting` is short for `reasoning_gym` with the option dataset=leg_counting.
+    """
     if name in EMBEDDED:
         kind = EMBEDDED[name]()
         check_options(name, options, [f.name for f in dataclasses.fields(kind) if f.init])
@@ -119,7 +122,7 @@ def build_task(name: str, options: Mapping[str, Any], tokenizer_folder: Path | N
         from harness.tasks.math_data import build_math
 
         return build_math(name, options, tokenizer_folder)
-    if name.startswith("reasoning_gym:"):
+    if name.split(":")[0] == "reasoning_gym":
         from harness.tasks.reasoning_gym import build_reasoning_gym
 
         return build_reasoning_gym(name, options, tokenizer_folder)

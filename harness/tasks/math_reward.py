@@ -1,0 +1,149 @@
+"""Scores of mathematical answers: what the answer is, and whether math-verify finds it equal to the reference.
+
+math-verify's own timeouts work in a main thread alone: elsewhere it returns nothing, and they cannot stop arithmetic
+that runs inside one C call. So formulas are compared in processes (`math_worker`) that a timer ends; plain integers
+are compared here, which is most of GSM8K, DAPO and AIME.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import weakref
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from queue import SimpleQueue
+
+from harness.tasks import Score
+
+WORKER = Path(__file__).with_name("math_worker.py")
+TAIL = 2000
+"""Characters at the end of a response in which a final answer in prose is looked for."""
+INTEGER = re.compile(r"[-+]?\d+")
+_BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
+_NUMBER = re.compile(r"-?\$?-?(?:\d[\d,]*(?:\.\d+)?|\.\d+)")
+_THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
+
+
+def last_boxed(text: str) -> str | None:
+    r"""The content of the last `\boxed{...}` (or `\fbox`) whose braces close; None if there is none."""
+    for match in reversed(list(_BOX.finditer(text))):
+        depth = 1
+        for end in range(match.end(), len(text)):
+            is_escaped = text[end - 1] == "\\"
+            depth += 0 if is_escaped else (text[end] == "{") - (text[end] == "}")
+            if depth == 0:
+                return text[match.end() : end]
+    return None
+
+
+def last_hashed(text: str) -> str | None:
+    """What GSM8K writes after its last `####`: its first word if a number, else the line. None if there is none."""
+    _, mark, rest = text.rpartition("####")
+    line = rest.strip().split("\n")[0].strip()
+    if not mark or not line:
+        return None
+    word = line.split()[0].rstrip(".,;:")
+    return word.replace("$", "").replace(",", "") if _NUMBER.fullmatch(word) else line
+
+
+def extract_answer(text: str) -> tuple[str, bool]:
+    """(answer, True) from a box or a `####` line, whichever comes last; else (the end of the text, False)."""
+    boxed, hashed = last_boxed(text), last_hashed(text)
+    if boxed is not None and (hashed is None or text.rfind("\\boxed") >= text.rfind("####")):
+        return boxed.strip(), True
+    return (hashed, True) if hashed is not None else (text[-TAIL:], False)
+
+
+def compare_integers(reference: str, answer: str) -> Score | None:
+    """The score where both are plain integers (thousands separators allowed), else None: a formula to be compared."""
+    ours, theirs = (_THOUSANDS.sub("", text.strip().lstrip("$")) for text in (reference, answer))
+    if not (INTEGER.fullmatch(ours) and INTEGER.fullmatch(theirs)) or len(theirs) > 1000:
+        return None
+    return Score(float(int(ours) == int(theirs)), True)
+
+
+class MathGrader:
+    """Owns the grading processes; they start when a formula first needs them and end with it."""
+
+    def __init__(self, num_workers: int | None = None, timeout_s: float = 3.0) -> None:
+        """`timeout_s` is CPU seconds per answer; wall-clock time may be ten times that."""
+        self.num_workers = num_workers or min(8, os.cpu_count() or 1)
+        self.timeout_s = timeout_s
+        self.num_killed = 0
+        """Answers that ended their process: too slow, or too large."""
+        self._idle: SimpleQueue[list[subprocess.Popen[str]]] = SimpleQueue()
+        self._slots: list[list[subprocess.Popen[str]]] = [[] for _ in range(self.num_workers)]
+        for slot in self._slots:
+            self._idle.put(slot)
+        self._threads = ThreadPoolExecutor(self.num_workers, thread_name_prefix="math-grader")
+        self._stop = weakref.finalize(self, _end, self._slots, self._threads)
+
+    def grade(self, references: Sequence[str], texts: Sequence[str]) -> list[Score]:
+        """One score per pair. An answer that hangs, or takes its process down, is unparsable. Any thread may call."""
+        scores: list[Score | None] = []
+        formulas: list[tuple[str, str, bool]] = []
+        for reference, text in zip(references, texts, strict=True):
+            answer, is_extracted = extract_answer(text)
+            score = compare_integers(reference, answer) if is_extracted else None
+            if score is None and not answer.strip():
+                score = Score(0.0, False)
+            scores.append(score)
+            if score is None:
+                formulas.append((reference, answer, is_extracted))
+        graded = iter(list(self._threads.map(self._ask, formulas)) if formulas else [])
+        return [next(graded) if score is None else score for score in scores]
+
+    def close(self) -> None:
+        """End the processes. Grading again is an error."""
+        self._stop()
+
+    def _ask(self, request: tuple[str, str, bool]) -> Score:
+        slot = self._idle.get()
+        try:
+            if slot and slot[0].poll() is not None:
+                slot.clear()
+            if not slot:
+                slot.append(_start(self.timeout_s))
+            line = _exchange(slot[0], json.dumps(request))
+            if line:
+                reward, is_parsable = json.loads(line)
+                return Score(reward, is_parsable)
+            slot.pop().wait()
+            self.num_killed += 1
+            return Score(0.0, False)
+        finally:
+            self._idle.put(slot)
+
+
+def _start(timeout_s: float) -> subprocess.Popen[str]:
+    """A worker that has said it is ready. RuntimeError with its complaint if it does not."""
+    # -P: this folder must not come before the installed packages on the module path.
+    command = [sys.executable, "-P", str(WORKER), str(timeout_s)]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, encoding="utf-8")
+    assert process.stdout is not None
+    if process.stdout.readline().strip() != "ready":
+        raise RuntimeError(f"the math grading process ended with status {process.wait()}: see its message above")
+    return process
+
+
+def _exchange(process: subprocess.Popen[str], line: str) -> str:
+    """The process's answer to a line; empty if it died."""
+    assert process.stdin is not None and process.stdout is not None
+    try:
+        process.stdin.write(line + "\n")
+        process.stdin.flush()
+    except BrokenPipeError:
+        return ""
+    return process.stdout.readline()
+
+
+def _end(slots: list[list[subprocess.Popen[str]]], threads: ThreadPoolExecutor) -> None:
+    for process in (process for slot in slots for process in slot):
+        process.kill()
+        process.communicate()
+    threads.shutdown(wait=False)

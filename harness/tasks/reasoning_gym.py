@@ -1,0 +1,203 @@
+"""Tasks of the reasoning-gym library by name (extra `tasks`): generated questions, each scored by its own data set.
+
+Left out: data sets whose scoring runs Python's `eval` or sympy's parser over the model's answer. Questions come from a
+pool of `size` (the library's neighbouring seeds share almost all questions, so one seed is used); the hash of a
+question's text decides its split. Response form: the answer between <answer> and </answer>.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import inspect
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from harness.seeds import stable_seed
+from harness.tasks import Item, Score, Split, check_options, nearest
+from harness.tasks.text_tokens import TextTokenizer, load_text_tokenizer, prompt_ids, response_text
+
+RULE = 1
+"""Version of the prompts and of how questions are drawn."""
+EVAL_SHARE = 8
+"""One question in so many is an eval question."""
+TEMPLATE = "{question}\n\nThink first, then give only the answer between <answer> and </answer>."
+EXECUTING = frozenset({"eval", "exec", "compile", "parse_expr", "sympify"})
+"""Calls that can run what they are given."""
+REVIEWED = frozenset({"basic_arithmetic", "bitwise_arithmetic", "number_sorting", "propositional_logic"})
+"""Data sets that call one of them on their own questions only (read in version 0.1.25)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GymOptions:
+    """The options of a reasoning-gym task."""
+
+    dataset: str
+    config: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """The data set's own settings."""
+    size: int = 10000
+    """Questions in the pool; word_ladder allows 20000."""
+    template: str = TEMPLATE
+    system: str | None = None
+    chat: bool | None = None
+    """Use the model's chat template; null: if it has one."""
+    chat_options: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    max_new_tokens: int = 512
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class GymTask:
+    """The task. Train indices are any integers; eval indices count the eval questions of the pool."""
+
+    name: str
+    options: GymOptions
+    dataset: Any
+    """A `reasoning_gym` procedural data set."""
+    version: str
+    """Of the library: a new one may ask other questions."""
+    tokens: TextTokenizer
+    num_train: None = None
+    evaluated: list[int] = field(default_factory=list[int])
+    """Pool positions of the eval questions found so far, in order."""
+
+    @property
+    def num_eval(self) -> None:
+        return None
+
+    @property
+    def max_new_tokens(self) -> int:
+        return self.options.max_new_tokens
+
+    @property
+    def eos_id(self) -> int:
+        return self.tokens.eos_id
+
+    @property
+    def pad_id(self) -> int:
+        return self.tokens.pad_id
+
+    @property
+    def vocab_size(self) -> int:
+        return self.tokens.vocab_size
+
+    def sample(self, split: Split, indices: Sequence[int]) -> list[Item]:
+        """Raises ValueError for an eval index beyond the pool."""
+        find = self._eval_position if split == "eval" else self._train_position
+        return [self._item(index, find(index)) for index in indices]
+
+    def score(self, items: Sequence[Item], responses: Sequence[Sequence[int]]) -> list[Score]:
+        """The data set's own grade of what stands in the last <answer>; without one, unparsable."""
+        scores: list[Score] = []
+        for item, response in zip(items, responses, strict=True):
+            answer = extract_tagged(response_text(self.tokens, response))
+            if answer is None:
+                scores.append(Score(0.0, False))
+            else:
+                entry = self.dataset[json.loads(item.reference)["position"]]
+                scores.append(Score(float(self.dataset.score_answer(answer, entry)), True))
+        return scores
+
+    def content_hash(self) -> str:
+        parts = [RULE, self.version, self.options.dataset, dict(self.options.config), self.options.size]
+        parts += [self.options.template, self.options.system]
+        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
+
+    def _item(self, index: int, position: int) -> Item:
+        entry = self.dataset[position]
+        content = self.options.template.replace("{question}", entry["question"])
+        messages = [{"role": "user", "content": content}]
+        if self.options.system is not None:
+            messages.insert(0, {"role": "system", "content": self.options.system})
+        reference = json.dumps({"position": position, "answer": str(entry["answer"])})
+        return Item(index, prompt_ids(self.tokens, messages, **self.options.chat_options), reference, _key(entry))
+
+    def _train_position(self, index: int) -> int:
+        attempt = 0
+        while True:
+            position = stable_seed("reasoning_gym", self.options.dataset, index, attempt) % self.options.size
+            if not _is_eval(self.dataset[position]):
+                return position
+            attempt += 1
+
+    def _eval_position(self, index: int) -> int:
+        while len(self.evaluated) <= index:
+            start = self.evaluated[-1] + 1 if self.evaluated else 0
+            found = next((p for p in range(start, self.options.size) if _is_eval(self.dataset[p])), None)
+            if found is None:
+                raise ValueError(
+                    f"task {self.name!r} has {len(self.evaluated)} eval questions at size={self.options.size}: "
+                    f"index {index} is none"
+                )
+            self.evaluated.append(found)
+        return self.evaluated[index]
+
+
+def build_reasoning_gym(name: str, options: Mapping[str, Any], tokenizer_folder: Path | None) -> GymTask:
+    """`reasoning_gym` with the option `dataset`, or `reasoning_gym:<dataset>`. ValueError says what is wrong."""
+    short = name.partition(":")[2]
+    values = {**({"dataset": short} if short else {}), **options}
+    check_options(name, values, list(GymOptions.__dataclass_fields__))
+    if not values.get("dataset"):
+        raise ValueError(f"task {name!r} needs the option dataset: task.options.dataset=leg_counting, for example")
+    try:
+        settings = TypeAdapter(GymOptions).validate_python(values)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        raise ValueError(f"task {name!r}: {where}={first['input']!r}: {first['msg'].lower()}") from error
+    if "{question}" not in settings.template:
+        raise ValueError(f"task {name!r}: template={settings.template!r} has no {{question}}")
+    dataset, version = _create(name, settings)
+    tokens = load_text_tokenizer(tokenizer_folder, name, settings.chat)
+    return GymTask(
+        name=f"reasoning_gym:{settings.dataset}", options=settings, dataset=dataset, version=version, tokens=tokens
+    )
+
+
+def extract_tagged(text: str) -> str | None:
+    """What stands between the last <answer> and the </answer> after it, stripped; None if either is missing."""
+    _before, opened, rest = text.rpartition("<answer>")
+    answer, closed, _ = rest.partition("</answer>")
+    return answer.strip() if opened and closed else None
+
+
+def executes_answers(source: str) -> bool:
+    """Whether Python source calls anything that could run a string it is given."""
+    calls = (node.func for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call))
+    names = {call.id if isinstance(call, ast.Name) else getattr(call, "attr", "") for call in calls}
+    return bool(names & EXECUTING)
+
+
+def _create(name: str, options: GymOptions) -> tuple[Any, str]:
+    try:
+        from importlib.metadata import version
+
+        from reasoning_gym.factory import DATASETS, create_dataset
+    except ImportError as error:
+        raise ValueError(f"task {name!r} needs the extra 'tasks': pip install 'lowbit-rl-bench[tasks]'") from error
+    if options.dataset not in DATASETS:
+        raise ValueError(
+            f"reasoning-gym has no data set {options.dataset!r}: {nearest(options.dataset, list(DATASETS))}"
+        )
+    kind = DATASETS[options.dataset][0]
+    if options.dataset not in REVIEWED and executes_answers(inspect.getsource(inspect.getmodule(kind) or kind)):
+        raise ValueError(f"reasoning-gym data set {options.dataset!r} is refused: its scoring could execute an answer")
+    seed = stable_seed("reasoning_gym", "pool", RULE) % 2**31
+    try:
+        dataset = create_dataset(options.dataset, seed=seed, size=options.size, **options.config)
+    except (TypeError, ValueError, AssertionError) as error:
+        raise ValueError(f"task {name!r}: config={dict(options.config)}: {error}") from error
+    return dataset, version("reasoning-gym")
+
+
+def _key(entry: Mapping[str, Any]) -> str:
+    return hashlib.blake2b(str(entry["question"]).encode(), digest_size=8).hexdigest()
+
+
+def _is_eval(entry: Mapping[str, Any]) -> bool:
+    return int(_key(entry), 16) % EVAL_SHARE == 0

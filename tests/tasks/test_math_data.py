@@ -1,0 +1,252 @@
+"""Math question sets: the published columns, splits, prompts, scores through the tokenizer, and bad files."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from harness.models.tokenizer import decode, encode, save_tokenizer
+from harness.tasks import Score, build_task
+from harness.tasks.math_data import EVAL_SHARE, TEMPLATE, MathTask
+
+DATA = Path(__file__).parent / "data"
+PATHS = {"gsm8k": "gsm8k", "math500": "math500", "dapo_math_17k": "dapo", "aime": "aime24", "amc": "amc23"}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """A model folder with the 128-character tokenizer and no chat template."""
+    folder = tmp_path_factory.mktemp("model")
+    save_tokenizer(folder, 128)
+    path = folder / "tokenizer_config.json"
+    settings = json.loads(path.read_text())
+    del settings["chat_template"]
+    path.write_text(json.dumps(settings))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def chat_model(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("chat")
+    save_tokenizer(folder, 128)
+    return folder
+
+
+def build(name, model, path=None, **options) -> MathTask:
+    task = build_task(name, {"path": str(path or DATA / PATHS[name]), "num_workers": 1, **options}, model)
+    assert isinstance(task, MathTask)
+    return task
+
+
+def test_gsm8k_reads_its_own_splits_and_the_marked_answer(model):
+    task = build("gsm8k", model)
+    assert (task.num_train, task.num_eval) == (6, 3)  # the socratic folder is another set
+    items = task.sample("eval", [0, 2])
+    assert [item.reference for item in items] == ["8020", "8822"]  # "#### 8,020"
+    question = "Mia has 20 shells and finds 8000 more. How many shells does she have?"
+    assert decode(items[0].prompt, 128) == TEMPLATE.replace("{question}", question)
+    assert task.sample("train", [5])[0].reference == "2807"
+
+
+@pytest.mark.parametrize(
+    ("name", "path", "options", "count", "references"),
+    [
+        ("math500", "math500", {}, 3, ["\\frac{1}{2}", "x^2 + 2x + 1", "(1,2)"]),
+        ("aime", "aime24", {}, 2, ["25", "9"]),
+        ("aime", "aime24/aime_2024_problems.parquet", {"year": 2024}, 2, ["25", "9"]),
+        ("aime", "aime25", {"year": 2025}, 1, ["21"]),
+        ("amc", "amc23", {}, 1, ["32.0"]),
+    ],
+)
+def test_evaluation_sets_have_no_train_split(model, name, path, options, count, references):
+    task = build(name, model, DATA / path, **options)
+    assert (task.num_train, task.num_eval) == (0, count)
+    assert [item.reference for item in task.sample("eval", range(count))] == references
+    with pytest.raises(ValueError, match=f"task '{name}' has 0 train questions: index 0 is none"):
+        task.sample("train", [0])
+
+
+def test_dapo_keeps_one_of_each_index_and_its_own_messages(model):
+    task = build("dapo_math_17k", model)
+    assert task.num_train + task.num_eval == 40 and task.num_eval > 0
+    items = [*task.sample("train", range(task.num_train)), *task.sample("eval", range(task.num_eval))]
+    assert sorted(int(item.reference) for item in items) == [k * (k + 1) // 2 for k in range(1, 41)]
+    assert len({item.key for item in items}) == 40
+    evaluated = {item.key for item in task.sample("eval", range(task.num_eval))}
+    assert {item.key for item in items if int(item.key, 16) % EVAL_SHARE == 0} == evaluated
+    text = decode(task.sample("train", [0])[0].prompt, 128)
+    assert text.startswith("Solve the problem step by step.") and "boxed" not in text
+
+
+def test_one_file_for_both_splits_is_divided_by_content(model, tmp_path):
+    rows = [{"question": f"What is {k}+{k}?", "answer": f"#### {2 * k}"} for k in range(200)]
+    path = tmp_path / "all.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    task = build("gsm8k", model, path)
+    keys = {split: {q.key for q in task.questions[split]} for split in ("train", "eval")}
+    assert len(keys["train"]) + len(keys["eval"]) == 200 and not keys["train"] & keys["eval"]
+    assert 3 <= len(keys["eval"]) <= 25
+    path.write_text("".join(json.dumps(row) + "\n" for row in reversed(rows)))
+    again = build("gsm8k", model, path)
+    assert {q.key for q in again.questions["eval"]} == keys["eval"]
+    assert again.content_hash() != task.content_hash()  # index 0 is another question
+
+
+def test_a_train_question_that_is_also_in_eval_is_dropped(model, tmp_path):
+    for split, numbers in (("train", (1, 2, 3)), ("test", (3, 4))):
+        rows = [
+            {"question": f"What is  {k}?" if split == "test" else f"What is {k}?", "answer": f"#### {k}"}
+            for k in numbers
+        ]
+        (tmp_path / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    task = build("gsm8k", model, tmp_path)
+    assert [q.reference for q in task.questions["train"]] == ["1", "2"]
+    assert [q.reference for q in task.questions["eval"]] == ["3", "4"]
+
+
+def test_chat_template_of_the_model_is_used(model, chat_model):
+    plain = build("gsm8k", chat_model, chat=False).sample("eval", [0])[0]
+    chat = build("gsm8k", chat_model).sample("eval", [0])[0]
+    assert chat.prompt == (2, *plain.prompt)  # this template adds only the begin token
+    system = build("gsm8k", chat_model, system="Be brief.").sample("eval", [0])[0]
+    assert decode(system.prompt, 128).startswith("<bos>Be brief.Mia has 20")
+    with pytest.raises(ValueError, match=r"chat=true, but .* has no chat template"):
+        build("gsm8k", model, chat=True)
+
+
+def test_long_prompts_are_left_out(model):
+    lengths = [len(item.prompt) for item in build("gsm8k", model).sample("train", range(6))]
+    task = build("gsm8k", model, max_prompt_tokens=min(lengths))
+    assert task.num_train == lengths.count(min(lengths)) and task.num_left_out == 9 - task.num_train - task.num_eval
+    assert all(len(item.prompt) <= min(lengths) for item in task.sample("train", range(task.num_train)))
+    with pytest.raises(ValueError, match="no question has at most max_prompt_tokens=3"):
+        build("gsm8k", model, max_prompt_tokens=3)
+
+
+def test_scores_go_through_the_tokenizer(model):
+    task = build("math500", model)
+    items = task.sample("eval", [0, 0, 0, 1])
+    texts = [r"\boxed{0.5}", r"\boxed{0.6}", "half", r"\boxed{(1+x)^2}"]
+    responses = [[*encode(text, 128), task.eos_id] for text in texts]
+    assert task.score(items, responses) == [Score(1.0, True), Score(0.0, True), Score(0.0, False), Score(1.0, True)]
+    amc = build("amc", model)
+    assert amc.score(amc.sample("eval", [0]), [encode(r"so \boxed{32}", 128)]) == [Score(1.0, True)]
+    task.grader.close()
+    amc.grader.close()
+
+
+def test_ids_and_sizes_come_from_the_folder(model, tmp_path):
+    assert (build("aime", model).eos_id, build("aime", model).pad_id, build("aime", model).vocab_size) == (1, 0, 128)
+    shutil.copytree(model, tmp_path / "copy")
+    (tmp_path / "copy" / "config.json").write_text(json.dumps({"vocab_size": 256, "eos_token_id": [5, 6]}))
+    settings = {"pad_token": None, "eos_token": {"content": "<eos>"}}
+    (tmp_path / "copy" / "tokenizer_config.json").write_text(json.dumps(settings))
+    task = build("aime", tmp_path / "copy", max_new_tokens=7)
+    assert (task.eos_id, task.pad_id, task.vocab_size, task.max_new_tokens) == (1, 1, 256, 7)
+    (tmp_path / "copy" / "tokenizer_config.json").write_text("{}")
+    assert build("aime", tmp_path / "copy").eos_id == 5
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("gsm8k", {"templat": "x"}, "task 'gsm8k' has no option 'templat': did you mean 'template'"),
+        ("gsm8k", {"year": 2024}, "task 'gsm8k' has no option 'year'"),
+        ("gsm8k", {"template": "x"}, "template='x' has no {question}"),
+        ("aime", {"year": 2023}, "year=2023 is not one of 2024, 2025"),
+        ("gsm8k", {"path": "nowhere"}, "data path nowhere does not exist: task 'gsm8k' expects .* openai/gsm8k"),
+        ("gsm8k", {"eval_split": "dev"}, "has no split 'dev': it has test, train"),
+        ("amc", {"path": str(DATA / "make_files.py")}, "make_files.py: expected one of .parquet, .jsonl"),
+        (
+            "math500",
+            {"path": str(DATA / "amc23")},
+            r"test-00000-of-00001.parquet has no column 'problem': it has answer",
+        ),
+        ("gsm8k", {"path": str(DATA / "math500")}, "has no split 'train': it has test"),
+        (
+            "gsm8k",
+            {"path": str(DATA / "math500" / "test.jsonl")},
+            "data file .*test.jsonl row 1 has no 'question': it has answer, level",
+        ),
+        ("gsm8k", {"max_prompt_tokens": "x"}, "task 'gsm8k': max_prompt_tokens='x': input should be a valid integer"),
+    ],
+)
+def test_bad_options_and_data_are_named_in_one_line(model, name, options, message):
+    with pytest.raises(ValueError, match=message) as error:
+        build(name, model, **{"path": str(DATA / PATHS[name]), **options})
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("a.jsonl", b'{"question": "1?", "answer": "#### 1"}\n{"quest', "a.jsonl is not valid JSON lines: "),
+        ("a.jsonl", b"[1]\n", "a.jsonl is not valid JSON lines: line 1 is not an object"),
+        ("a.jsonl", b"\xff\xfe", "a.jsonl is not valid JSON lines: "),
+        ("a.jsonl", b'{"question": "1?", "answer": "1"}\n', "a.jsonl row 1: no answer after '####'"),
+        ("a.jsonl", b'{"question": "", "answer": "#### 1"}\n', "a.jsonl row 1: no question"),
+        ("a.parquet", b"PAR1 nonsense", "a.parquet is not readable parquet: "),
+        ("a.parquet", b"", "a.parquet is not readable parquet: "),
+        ("a.txt", b"", "has no .parquet or .jsonl file: task 'gsm8k' expects those of openai/gsm8k"),
+    ],
+)
+def test_damaged_files_are_named(model, tmp_path, file, content, message):
+    (tmp_path / file).write_bytes(content)
+    with pytest.raises(ValueError, match=message) as error:
+        build("gsm8k", model, tmp_path)
+    assert "\n" not in str(error.value)
+
+
+def test_a_missing_tokenizer_is_named(model, tmp_path):
+    with pytest.raises(ValueError, match="task 'gsm8k' needs a model folder with a tokenizer"):
+        build("gsm8k", None)
+    with pytest.raises(ValueError, match=r"tokenizer.json is missing: task 'gsm8k'"):
+        build("gsm8k", tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{")
+    with pytest.raises(ValueError, match=r"tokenizer.json is not valid JSON"):
+        build("gsm8k", tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(ValueError, match="is not a tokenizer file"):
+        build("gsm8k", tmp_path)
+    shutil.copy(model / "tokenizer.json", tmp_path / "tokenizer.json")
+    with pytest.raises(ValueError, match="names no end-of-sequence token"):
+        build("gsm8k", tmp_path)
+
+
+def test_the_hub_is_named_when_it_cannot_be_reached(model, tmp_path):
+    code = (
+        "import sys; from pathlib import Path; from harness.tasks import build_task\n"
+        "try: build_task('aime', {}, Path(sys.argv[1]))\nexcept ValueError as error: print(error)"
+    )
+    environment = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}
+    command = [sys.executable, "-c", code, str(model)]
+    told = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, cwd=DATA.parents[2])
+    assert told.stdout.startswith("task 'aime': cannot fetch data set Maxwell-Jia/AIME_2024 from the hub (")
+    assert told.stdout.strip().endswith("set the path of a local copy") and told.stdout.count("\n") == 1
+
+
+def test_a_snapshot_of_the_hub_is_read_like_a_folder(model, monkeypatch):
+    asked = {}
+
+    def snapshot_download(repo, **options):
+        asked.update(repo=repo, **options)
+        return str(DATA / "gsm8k")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
+    task = build_task("gsm8k", {"revision": "abc"}, model)
+    assert (task.num_train, task.num_eval) == (6, 3)
+    assert asked["repo"] == "openai/gsm8k" and asked["repo_type"] == "dataset" and asked["revision"] == "abc"
+    assert asked["allow_patterns"] == ["main/*.parquet", "main/*.jsonl"]
+
+
+def test_a_large_repetitive_file_is_read_quickly(model, tmp_path):
+    """DAPO-Math-17k is a hundred copies of its questions; only the first copy is converted."""
+    table = pq.read_table(DATA / "dapo" / "dapo-math-17k.parquet")
+    pq.write_table(pa.concat_tables([table] * 500), tmp_path / "dapo-math-17k.parquet")
+    task = build("dapo_math_17k", model, tmp_path)
+    assert task.num_train + task.num_eval == 40
