@@ -16,7 +16,6 @@ from torch import Tensor
 
 from harness.engines.kv_cache import KVCache, KVScales
 from harness.engines.live_weights import FusedLayer, LiveWeights
-from harness.models.decoder import DecoderConfig, rotate
 
 Tables = Sequence[tuple[Tensor, Tensor]]
 """Per layer: the rotary cos and sin with the gains of the head norms in them."""
@@ -44,21 +43,31 @@ def fold(gains: tuple[Tensor, Tensor], cos: Tensor, sin: Tensor) -> Tables:
     return [(cos * gain[i], sin * rolled[i]) for i in range(gain.shape[0])]
 
 
-def heads(config: DecoderConfig, layer: FusedLayer, x: Tensor, tables: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:
+def rms_norm(x: Tensor, gain: Tensor | None, eps: Tensor) -> Tensor:
+    """x / sqrt(mean(x^2) + eps) * gain over the last axis, float32, `eps` []: fewer passes than torch's own."""
+    norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    out = x * torch.addcmul(eps, norm, norm, value=1.0 / x.shape[-1]).rsqrt_()
+    return out if gain is None else out.mul_(gain)
+
+
+def heads(weights: LiveWeights, layer: FusedLayer, x: Tensor, tables: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:
     """Residual [..., d] -> rotated and scaled q [..., H, D], rotated k [..., K, D], v [..., K, D]."""
-    c = config
-    qkv = layer.qkv(F.rms_norm(x, (c.hidden_size,), layer.input_gain, c.rms_eps))
-    qk, v = qkv.view(*x.shape[:-1], -1, c.head_dim).split((c.num_heads + c.num_kv_heads, c.num_kv_heads), -2)
+    c = weights.config
+    qkv = layer.qkv(rms_norm(x, layer.input_gain, weights.eps)).view(*x.shape[:-1], -1, c.head_dim)
+    sizes = (c.num_heads, c.num_kv_heads)
+    qk, v = qkv.split((sum(sizes), c.num_kv_heads), -2)
     if c.qk_norm:
-        qk = F.rms_norm(qk, (c.head_dim,), None, c.rms_eps)
-    q, k = rotate(qk, *tables).split((c.num_heads, c.num_kv_heads), -2)
+        qk = rms_norm(qk, None, weights.eps)
+    cos, sin = tables  # q and k end apart, so that both come out contiguous
+    straight, rolled = (qk * cos).split(sizes, -2), qk.roll(c.head_dim // 2, -1).split(sizes, -2)
+    q, k = (torch.addcmul(a, b, s) for a, b, s in zip(straight, rolled, sin.split(sizes, -2), strict=True))
     return q, k, v
 
 
-def mlp_(config: DecoderConfig, layer: FusedLayer, x: Tensor) -> Tensor:
+def mlp_(weights: LiveWeights, layer: FusedLayer, x: Tensor) -> Tensor:
     """Add the block's MLP to the residual [..., d], in place."""
-    h = layer.gate_up(F.rms_norm(x, (config.hidden_size,), layer.post_gain, config.rms_eps))
-    gate, up = h.split(config.intermediate_size, -1)
+    h = layer.gate_up(rms_norm(x, layer.post_gain, weights.eps))
+    gate, up = h.split(weights.config.intermediate_size, -1)
     return x.add_(layer.down(F.silu(gate).mul_(up)))
 
 
@@ -78,7 +87,7 @@ def prefill(
         mask = ((slot >= pad[:, None])[:, None, :] & (slot[:, None] >= slot) | own)[:, None]
     x = F.embedding(ids, weights.stacks["embed"])
     for i, layer in enumerate(weights.layers):
-        q, k, v = (t.transpose(1, 2) for t in heads(c, layer, x, tables[i]))
+        q, k, v = (t.transpose(1, 2) for t in heads(weights, layer, x, tables[i]))
         k, v = kv.stored(i, k, v)
         if cache is not None:
             cache.fill(i, k, v, index)
@@ -86,8 +95,8 @@ def prefill(
         if is_last:
             x, q, mask = x[:, -1:], q[:, :, -1:], None if mask is None else mask[:, :, -1:]
         x = x + layer.out(_attend(q, k, v, mask, is_causal=mask is None and not is_last).transpose(1, 2).flatten(2))
-        x = mlp_(c, layer, x)
-    return F.rms_norm(x[:, -1], (c.hidden_size,), weights.stacks["norm"], c.rms_eps)
+        x = mlp_(weights, layer, x)
+    return rms_norm(x[:, -1], weights.stacks["norm"], weights.eps)
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, is_causal: bool) -> Tensor:
@@ -108,15 +117,16 @@ def decode(
     """
     c, rows = weights.config, len(tokens)
     groups, repeats = rows * c.num_kv_heads, c.num_heads // c.num_kv_heads
+    cache.ensure(slot)
     x = F.embedding(tokens, weights.stacks["embed"])
     for i, layer in enumerate(weights.layers):
-        q, k, v = heads(c, layer, x, tables[i])
+        q, k, v = heads(weights, layer, x, tables[i])
         cache.append(i, slot, *kv.stored(i, k, v))
         seen_k, seen_v = cache.k[i][:, : slot + 1], cache.v[i][:, : slot + 1]
-        scores = torch.bmm(q.reshape(groups, repeats, c.head_dim), seen_k.transpose(1, 2))
+        scores = torch.bmm(q.view(groups, repeats, c.head_dim), seen_k.transpose(1, 2))
         if mask is not None:
             scores.view(rows, -1, slot + 1).add_(mask[:, :, : slot + 1])
         out = torch.bmm(torch.softmax(scores, -1), seen_v)
         x.add_(layer.out(out.view(rows, -1)))
-        x = mlp_(c, layer, x)
-    return F.rms_norm(x, (c.hidden_size,), weights.stacks["norm"], c.rms_eps)
+        x = mlp_(weights, layer, x)
+    return rms_norm(x, weights.stacks["norm"], weights.eps)

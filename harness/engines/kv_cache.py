@@ -1,11 +1,16 @@
-"""A static, in-place key-value cache for a batch of rows of equal length, kept in float32.
+"""An in-place key-value cache for a batch of rows of equal length, kept in float32.
 
-Rows that have finished are dropped by copying the others together (`keep`). A quantized cache format is emulated:
+The memory is reserved once for the final length, but laid out with little more than the slots in use: batched matrix
+products over nearly contiguous rows are up to twice as fast on a CPU as over the first slots of long ones. Now and
+then everything moves to a longer layout (`ensure`), and rows that have ended are dropped the same way (`keep`).
+A quantized cache format is emulated:
 what is stored is rounded under one scale per layer for K and for V, and read back as float32.
 Axes: R rows, K key-value heads, S slots, D head dim.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -44,36 +49,46 @@ class KVScales:
 
 
 class KVCache:
-    """Buffers [layers][2] of [R * K, S, D] float32, reused from one batch to the next where they are large enough."""
+    """Buffers [layers] of [R * K, S, D] float32, reused from one batch to the next where they are large enough."""
 
     def __init__(self, num_layers: int, num_kv_heads: int, head_dim: int, device: torch.device) -> None:
         self.num_layers, self.heads, self.head_dim, self.device = num_layers, num_kv_heads, head_dim, device
-        self.rows = self.slots = 0
-        self._storage: list[Tensor] = []
-        self._spare = torch.empty(0)
+        self.rows = self.slots = self.max_slots = 0
         self.k: list[Tensor] = []
         self.v: list[Tensor] = []
+        self._storage: list[Tensor] = []
+        self._spare = torch.empty(0)
 
-    def reserve(self, rows: int, slots: int) -> None:
-        """Make room for `rows` x `slots`; what was stored is lost."""
-        size = rows * self.heads * slots * self.head_dim
+    def reserve(self, rows: int, length: int, max_slots: int) -> None:
+        """Make room for `rows` that hold `length` slots now and at most `max_slots`; what was stored is lost."""
+        size = rows * self.heads * max_slots * self.head_dim
         if not self._storage or self._storage[0].numel() < size:
             self._storage = [torch.empty(size, device=self.device) for _ in range(2 * self.num_layers)]
             self._spare = torch.empty(size, device=self.device)
-        self.rows, self.slots = rows, slots
-        self._view()
+        self.max_slots = max_slots
+        self._lay_out(rows, self._roomy(length))
 
-    def _view(self) -> None:
-        shape = (self.rows * self.heads, self.slots, self.head_dim)
-        size = shape[0] * shape[1] * shape[2]
-        views = [buffer[:size].view(shape) for buffer in self._storage]
+    def num_bytes(self) -> int:
+        """Memory held."""
+        return sum(buffer.nbytes for buffer in (*self._storage, self._spare))
+
+    def _roomy(self, length: int) -> int:
+        return min(self.max_slots, length + max(8, length // 4))
+
+    def _lay_out(self, rows: int, slots: int) -> None:
+        self.rows, self.slots = rows, slots
+        views = [self._view(buffer).flatten(0, 1) for buffer in self._storage]
         self.k, self.v = views[: self.num_layers], views[self.num_layers :]
+
+    def _view(self, buffer: Tensor) -> Tensor:
+        shape = (self.rows, self.heads, self.slots, self.head_dim)
+        return buffer[: shape[0] * shape[1] * shape[2] * shape[3]].view(shape)
 
     def fill(self, layer: int, k: Tensor, v: Tensor, index: Tensor | None) -> None:
         """Store prompts [P, K, L, D]; row r takes prompt `index[r]` (None: one prompt per row)."""
         for buffer, x in ((self.k[layer], k), (self.v[layer], v)):
             x = x if index is None else x.index_select(0, index)
-            buffer.view(self.rows, self.heads, self.slots, self.head_dim)[:, :, : x.shape[2]].copy_(x)
+            self._view(buffer.flatten())[:, :, : x.shape[2]].copy_(x)
 
     def append(self, layer: int, slot: int, k: Tensor, v: Tensor) -> None:
         """Store one position [R, K, D] of every row at `slot`."""
@@ -81,14 +96,25 @@ class KVCache:
         self.k[layer].select(1, slot).view(shape).copy_(k)
         self.v[layer].select(1, slot).view(shape).copy_(v)
 
+    def ensure(self, slot: int) -> None:
+        """Make room for `slot`, where the slots before it are in use."""
+        if slot >= self.slots:
+            self._move(self.rows, self._roomy(slot), lambda old: old[:, :, :slot])
+
     def keep(self, rows: Tensor, length: int) -> None:
         """Keep only `rows` [n] int64, ascending; the first `length` slots of each."""
-        n = len(rows)
-        for i, buffer in enumerate(self._storage):
-            old = buffer[: self.rows * self.heads * self.slots * self.head_dim]
-            old = old.view(self.rows, self.heads, self.slots, self.head_dim)[:, :, :length]
-            new = self._spare[: n * self.heads * self.slots * self.head_dim]
-            torch.index_select(old, 0, rows, out=new.view(n, self.heads, self.slots, self.head_dim)[:, :, :length])
-            self._storage[i], self._spare = self._spare, buffer
-        self.rows = n
-        self._view()
+        self._move(len(rows), self.slots, lambda old: old[:, :, :length].index_select(0, rows))
+
+    def _move(self, rows: int, slots: int, kept: Callable[[Tensor], Tensor]) -> None:
+        """Copy what `kept` [rows, K, length, D] takes of every buffer into another layout."""
+        found: list[Tensor] = []
+        old_shape, new_shape = (self.rows, self.slots), (rows, slots)
+        for buffer in self._storage:
+            self.rows, self.slots = old_shape
+            x = kept(self._view(buffer))
+            self.rows, self.slots = new_shape
+            self._view(self._spare)[:, :, : x.shape[2]].copy_(x)
+            found.append(self._spare)
+            self._spare = buffer
+        self._storage = found
+        self._lay_out(rows, slots)

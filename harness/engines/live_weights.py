@@ -72,6 +72,7 @@ class LiveWeights:
         """Raises ValueError where the plan's exceptions split a fused matrix between quantized and plain inputs."""
         self.config, self.plan, self.device = config, plan, device
         self.base = base_format(plan)
+        self.eps = torch.tensor(config.rms_eps, device=device)
         self.shapes = tensor_shapes(config)
         self.stacks = self._allocate()
         self.linears = {f"{i}.{name}": self._linear(i, name) for i in range(config.num_layers) for name in FUSED}

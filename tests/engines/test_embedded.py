@@ -1,0 +1,253 @@
+"""The embedded engine: against the trainer's forward pass, against itself asked differently, and against chance."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from scipy.stats import chisquare
+from torch import Tensor
+
+from harness.api import Plan, Rollout
+from harness.engines.embedded import EmbeddedEngine
+from harness.models.decoder import Decoder, DecoderConfig, response_hidden
+from harness.numerics.formats import format_named
+from harness.numerics.logprobs import selected_logp
+
+QWEN3 = DecoderConfig(
+    vocab_size=24, num_layers=3, hidden_size=32, num_heads=4, num_kv_heads=2, head_dim=16, intermediate_size=64,
+    max_positions=128,
+)  # fmt: skip
+QWEN2 = replace(QWEN3, qk_norm=False, attention_bias=True, head_dim=8, tie_embeddings=False)
+FP32 = Plan(rollout_weights=format_named("fp32"))
+EOS, PAD = 1, 0
+EVEN = [[3, 4, 5, 6], [7, 8, 9, 10], [11, 3, 12, 4]]
+UNEVEN = [[3], [4, 5, 6, 7, 8, 9], [10, 11, 12], [4, 5, 6, 7, 8, 9]]
+
+
+def decoder(config: DecoderConfig = QWEN3, seed: int = 0, std: float = 0.2) -> Decoder:
+    """A random decoder with random gains and biases; a large `std` makes sharp distributions, as training does."""
+    generator = torch.Generator().manual_seed(seed)
+    model = Decoder(config, generator, init_std=std)
+    with torch.no_grad():
+        for tensor in model.parameters():
+            if tensor.dim() == 1:
+                tensor.add_(torch.randn(tensor.shape, generator=generator), alpha=0.2)
+    return model
+
+
+def weights(model: Decoder) -> Iterator[tuple[str, Tensor]]:
+    """The stream a trainer sends."""
+    return ((name, tensor.detach()) for name, tensor in model.named_parameters())
+
+
+def loaded(model: Decoder, plan: Plan = FP32, **options: Any) -> EmbeddedEngine:
+    """An engine with the model's weights."""
+    engine = EmbeddedEngine(model.config, plan, eos_id=EOS, pad_id=PAD, **options)
+    engine.load_weights(weights(model))
+    return engine
+
+
+def sample(engine: EmbeddedEngine, prompts: list[list[int]], **options: Any) -> Rollout:
+    """`generate` with defaults."""
+    return engine.generate(
+        prompts, **({"num_samples": 4, "max_new_tokens": 12, "temperature": 1.0, "seed": 5} | options)
+    )
+
+
+def trainer_logp(model: Decoder, prompts: list[list[int]], out: Rollout, temperature: float = 1.0) -> Tensor:
+    """[B, T] by one full forward pass over right-padded rows, 0 where padded."""
+    samples, num_tokens = len(out.lengths) // len(prompts), out.token_ids.shape[1]
+    rows = [prompt for prompt in prompts for _ in range(samples)]
+    ids = torch.full((len(rows), max(map(len, rows)) + num_tokens), PAD)
+    for i, prompt in enumerate(rows):
+        ids[i, : len(prompt)] = torch.tensor(prompt)
+        ids[i, len(prompt) : len(prompt) + num_tokens] = out.token_ids[i]
+    lens = torch.tensor([len(row) for row in rows])
+    with torch.no_grad():
+        logits = model.head(response_hidden(model, ids, lens, num_tokens))
+        logp, _ = selected_logp(logits.flatten(0, 1), out.token_ids.flatten(), temperature)
+    return torch.where(torch.arange(num_tokens) < out.lengths[:, None], logp.view_as(out.logp), 0.0)
+
+
+@pytest.mark.parametrize("std", [0.05, 0.2])
+@pytest.mark.parametrize("prompts", [EVEN, UNEVEN], ids=["even", "uneven"])
+@pytest.mark.parametrize("config", [QWEN3, QWEN2], ids=["qwen3", "qwen2"])
+def test_log_probs_are_the_trainers(config: DecoderConfig, prompts: list[list[int]], std: float) -> None:
+    model = decoder(config, std=std)
+    out = sample(loaded(model), prompts, num_samples=16, temperature=0.8)
+    expected = trainer_logp(model, prompts, out, temperature=0.8)
+    assert (expected - out.logp).abs().max() < 1e-5
+    assert expected.min() < -1.0
+    for row, length, cut in zip(out.token_ids.tolist(), out.lengths.tolist(), out.truncated.tolist(), strict=True):
+        assert EOS not in row[: length - 1] and set(row[length:]) <= {PAD}
+        assert (row[length - 1] != EOS) == cut and (not cut or length == 12)
+    assert out.truncated.any() and not out.truncated.all()
+    assert out.token_ids.shape[1] == out.lengths.max()
+
+
+def test_greedy_takes_the_trainers_argmax_and_reports_temperature_one() -> None:
+    model = decoder()
+    out = sample(loaded(model), UNEVEN, num_samples=1, temperature=0.0)
+    for prompt, row, length in zip(UNEVEN, out.token_ids.tolist(), out.lengths.tolist(), strict=True):
+        ids = list(prompt)
+        for token in row[:length]:
+            with torch.no_grad():
+                assert int(model(torch.tensor([ids]))[0, -1].argmax()) == token
+            ids.append(token)
+    assert (trainer_logp(model, UNEVEN, out) - out.logp).abs().max() < 1e-5
+
+
+def test_dropping_ended_rows_changes_nothing() -> None:
+    model = decoder(std=0.15)
+    options: dict[str, Any] = {"num_samples": 32, "max_new_tokens": 40}
+    eager = sample(loaded(model, retire_at=1e-9), UNEVEN, **options)
+    never = sample(loaded(model, retire_at=None), UNEVEN, **options)
+    default = sample(loaded(model), UNEVEN, **options)
+    assert len(set(eager.lengths.tolist())) > 5  # rows end at many different steps
+    for out in (never, default):
+        assert torch.equal(eager.token_ids, out.token_ids) and torch.equal(eager.lengths, out.lengths)
+        torch.testing.assert_close(eager.logp, out.logp, atol=1e-5, rtol=0)
+
+
+def test_prompts_of_other_lengths_do_not_matter() -> None:
+    """Left padding: a row samples the same tokens beside longer and shorter prompts as beside equal ones."""
+    engine = loaded(decoder())
+    mixed = sample(engine, UNEVEN)
+    for i, prompt in enumerate(UNEVEN):
+        alike = sample(engine, [prompt] * len(UNEVEN))  # the same rows draw the same noise
+        rows = slice(4 * i, 4 * i + 4)
+        width = min(mixed.token_ids.shape[1], alike.token_ids.shape[1])
+        assert torch.equal(mixed.token_ids[rows, :width], alike.token_ids[rows, :width])
+        assert torch.equal(mixed.lengths[rows], alike.lengths[rows])
+        torch.testing.assert_close(mixed.logp[rows, :width], alike.logp[rows, :width], atol=1e-5, rtol=0)
+
+
+def test_greedy_rows_of_a_mixed_batch_equal_runs_of_one_prompt() -> None:
+    engine = loaded(decoder())
+    mixed = sample(engine, UNEVEN, num_samples=2, temperature=0.0)
+    for i, prompt in enumerate(UNEVEN):
+        alone = sample(engine, [prompt], num_samples=1, temperature=0.0)
+        length = int(alone.lengths[0])
+        for row in (2 * i, 2 * i + 1):
+            assert mixed.lengths[row] == length
+            assert torch.equal(mixed.token_ids[row, :length], alone.token_ids[0, :length])
+            torch.testing.assert_close(mixed.logp[row, :length], alone.logp[0, :length], atol=1e-5, rtol=0)
+
+
+def test_shared_prompts_equal_repeated_ones() -> None:
+    engine = loaded(decoder())
+    shared = sample(engine, EVEN, num_samples=5)
+    repeated = sample(engine, [prompt for prompt in EVEN for _ in range(5)], num_samples=1)
+    assert torch.equal(shared.token_ids, repeated.token_ids) and torch.equal(shared.logp, repeated.logp)
+    assert len(shared.token_ids[:5].unique(dim=0)) > 1  # samples of one prompt differ
+
+
+def test_seeds_and_chunks_make_the_stream() -> None:
+    model = decoder()
+    first, again = sample(loaded(model), EVEN), sample(loaded(model), EVEN)
+    assert torch.equal(first.token_ids, again.token_ids) and torch.equal(first.logp, again.logp)
+    assert not torch.equal(first.token_ids[:, :4], sample(loaded(model), EVEN, seed=6).token_ids[:, :4])
+    chunked = sample(loaded(model, max_batch=5), EVEN)  # 12 rows in chunks of 5, 5, 2
+    assert chunked.token_ids.shape[0] == 12
+    assert (trainer_logp(model, EVEN, chunked) - chunked.logp).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("temperature", [0.7, 1.0, 1.5])
+def test_tokens_are_drawn_from_the_reported_distribution(temperature: float) -> None:
+    model = decoder(std=0.15)
+    count = 6000
+    out = sample(loaded(model), [EVEN[0]], num_samples=count, max_new_tokens=1, temperature=temperature)
+    with torch.no_grad():
+        probability = torch.softmax(model(torch.tensor([EVEN[0]]))[0, -1] / temperature, -1).double()
+    torch.testing.assert_close(out.logp[:, 0].exp().double(), probability[out.token_ids[:, 0]], rtol=1e-4, atol=1e-6)
+    expected, observed = probability * count, torch.bincount(out.token_ids[:, 0], minlength=24).double()
+    is_rare = (expected < 5) | (expected == expected.min())  # chi-square wants its cells filled
+    cells = [torch.cat((x[~is_rare], x[is_rare].sum(0, keepdim=True))) for x in (observed, expected)]
+    assert (~is_rare).sum() >= 5
+    assert chisquare(cells[0].numpy(), cells[1].numpy() * (count / cells[1].sum().item())).pvalue > 1e-3
+
+
+def test_generation_does_not_touch_the_global_generator() -> None:
+    engine = loaded(decoder())
+    state = torch.get_rng_state()
+    sample(engine, EVEN)
+    assert torch.equal(state, torch.get_rng_state())
+
+
+def test_trainer_sampler_is_exact_bit_for_bit() -> None:
+    model = decoder(std=0.15)
+    engine = loaded(
+        model, Plan(rollout_weights=format_named("fp32"), sampler="trainer"), trainer_model=model, max_batch=8
+    )
+    for prompts, temperature in ((EVEN, 1.0), (EVEN, 0.7), (UNEVEN, 1.0)):
+        out = sample(engine, prompts, num_samples=4, max_new_tokens=9, temperature=temperature)
+        assert out.token_ids.shape == (4 * len(prompts), 9)
+        rows = [prompt for prompt in prompts for _ in range(4)]
+        ids = torch.full((len(rows), max(map(len, rows)) + 9), PAD)
+        for i, prompt in enumerate(rows):
+            ids[i, : len(prompt) + 9] = torch.cat((torch.tensor(prompt), out.token_ids[i]))
+        even = prompts is EVEN
+        lens = torch.tensor([len(row) for row in rows])
+        logp: list[Tensor] = []
+        for part in torch.arange(len(rows)).split(
+            8
+        ):  # the trainer's micro-batches: the sampler's chunks, with gradient
+            logits = model.head(response_hidden(model, ids[part], len(rows[0]) if even else lens[part], 9))
+            assert logits.requires_grad
+            logp.append(selected_logp(logits.flatten(0, 1), out.token_ids[part].flatten(), temperature)[0].view(-1, 9))
+        sampled = torch.arange(9) < out.lengths[:, None]
+        assert torch.equal(torch.cat(logp)[sampled], out.logp[sampled])  # exactly 0 difference
+        assert out.lengths.float().mean() > 2
+    # the cached sampler is close, but not this: the equality above is not trivial
+    cached = sample(loaded(model), UNEVEN, num_samples=16)
+    assert not torch.equal(trainer_logp(model, UNEVEN, cached), cached.logp)
+
+
+def test_trainer_sampler_refuses_a_stream_that_is_not_the_trainers() -> None:
+    model = decoder()
+    plan = Plan(rollout_weights=format_named("fp32"), sampler="trainer")
+    with pytest.raises(ValueError, match="needs trainer_model"):
+        EmbeddedEngine(model.config, plan, eos_id=EOS, pad_id=PAD)
+    engine = loaded(model, plan, trainer_model=model)
+    passport = engine.realized_plan()
+    assert passport.sampler == "trainer" and {record.format for record in passport.weights} == {"fp32"}
+    noisy = ((name, tensor + 1e-6 if "norm" in name else tensor) for name, tensor in weights(model))
+    with pytest.raises(ValueError, match="the stream changes"):
+        engine.load_weights(noisy)
+
+
+def test_bad_requests_are_named() -> None:
+    engine = loaded(decoder())
+    for change, words in (
+        ({"num_samples": 0}, "num_samples=0"),
+        ({"max_new_tokens": 0}, "max_new_tokens=0"),
+        ({"temperature": -1.0}, "temperature=-1.0"),
+        ({"max_new_tokens": 125}, "max_positions=128"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            sample(engine, EVEN, **change)
+    for prompts, words in (([], "there is none"), ([[3], []], "number 1 is empty"), ([[24]], "token 24 is outside")):
+        with pytest.raises(ValueError, match=words):
+            sample(engine, prompts)
+
+
+def test_sleep_frees_the_cache_and_close_the_weights() -> None:
+    model = decoder()
+    with pytest.raises(RuntimeError, match="no weights"):
+        sample(EmbeddedEngine(QWEN3, FP32, eos_id=EOS, pad_id=PAD), EVEN)
+    engine = loaded(model)
+    before = sample(engine, EVEN)
+    assert engine.cache.num_bytes() > 0
+    engine.sleep()
+    assert engine.cache.num_bytes() == 0
+    with pytest.raises(RuntimeError, match="asleep"):
+        sample(engine, EVEN)
+    engine.wake()
+    assert torch.equal(sample(engine, EVEN).token_ids, before.token_ids)
+    engine.close()
+    with pytest.raises(RuntimeError):
+        sample(engine, EVEN)

@@ -1,0 +1,281 @@
+"""What is loaded is what the plan says, tensor by tensor, and nothing else is ever used."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from harness.api import MERGED, Passport, Plan, weight_format
+from harness.engines.embedded import EmbeddedEngine
+from harness.engines.live_weights import FUSED
+from harness.engines.support import SUPPORTS
+from harness.models.decoder import Decoder, DecoderConfig, tensor_shapes
+from harness.numerics.formats import Format, format_named
+from harness.numerics.quantize import dequantize, quantize
+
+CONFIG = DecoderConfig(
+    vocab_size=20, num_layers=3, hidden_size=64, num_heads=4, num_kv_heads=2, head_dim=16, intermediate_size=96
+)
+WEIGHTS = (
+    "fp32", "bf16", "fp16", "e4m3_tensor", "e4m3_channel", "e4m3_block", "int8_channel", "int8_channel_ct",
+    "int4_g32", "int4_g32_asym", "int3_g32", "int2_g16_asym", "int4_g32_qat", "nvfp4", "nvfp4_torchao", "mxfp4",
+    "mxfp8",
+    "nf4", "nf4_dq",
+)  # fmt: skip
+PAIRS = (
+    ("int8_channel", "int8_token"), ("e4m3_channel", "e4m3_token"), ("e4m3_block", "e4m3_1x128"),
+    ("nvfp4", "nvfp4_act"), ("mxfp8", "mxfp8"), ("bf16", "bf16"), ("fp16", "fp16"),
+)  # fmt: skip
+
+
+def model_of(config: DecoderConfig = CONFIG, seed: int = 0) -> Decoder:
+    """Random, with outliers of different size in every tensor so that shared scales show."""
+    generator = torch.Generator().manual_seed(seed)
+    model = Decoder(config, generator, init_std=0.1)
+    with torch.no_grad():
+        for tensor in model.parameters():
+            tensor.view(-1)[0] += torch.rand((), generator=generator)
+    return model
+
+
+def weights(model: Decoder) -> Iterator[tuple[str, Tensor]]:
+    """The stream a trainer sends."""
+    return ((name, tensor.detach()) for name, tensor in model.named_parameters())
+
+
+def loaded(plan: Plan, model: Decoder) -> EmbeddedEngine:
+    """An engine with the model's weights."""
+    engine = EmbeddedEngine(model.config, plan, eos_id=1, pad_id=0)
+    engine.load_weights(weights(model))
+    return engine
+
+
+def plan_of(name: str, acts: str | None = None, **more: object) -> Plan:
+    """A rollout plan by format names."""
+    values = {"rollout_weights": format_named(name), "rollout_acts": format_named(acts) if acts else None} | more
+    return Plan(**values)  # pyright: ignore[reportArgumentType]
+
+
+def live(engine: EmbeddedEngine, name: str) -> Tensor:
+    """The rows of the fused matrix that hold a checkpoint's linear layer."""
+    _, _, layer, _, part, _ = name.split(".")
+    fused = next(fused for fused, parts in FUSED.items() if part in parts)
+    shapes = tensor_shapes(engine.config)
+    sizes = [shapes[name.replace(part, other)][0] for other in FUSED[fused]]
+    matrix = engine.weights.linears[f"{layer}.{fused}"].weight
+    return matrix.split(sizes)[FUSED[fused].index(part)]
+
+
+def formats_of(passport: Passport) -> dict[str, str]:
+    """Format name by tensor."""
+    return {record.name: record.format for record in passport.weights}
+
+
+def expected(model: Decoder, name: str, fmt: Format) -> Tensor:
+    """The values one tensor alone should have, from the written rule: bf16 source, amax shared by merged layers."""
+    source = {n: p.detach().to(torch.bfloat16) for n, p in model.named_parameters()}
+    part = name.split(".")[-2]
+    amax = None
+    if fmt.name in ("e4m3_tensor", "nvfp4", "nvfp4_torchao"):
+        members = next((m for m in MERGED if part in m), (part,))
+        amax = torch.stack([source[name.replace(part, m)].float().abs().amax() for m in members]).amax()
+    return dequantize(quantize(source[name], fmt, tensor_amax=amax))
+
+
+@pytest.mark.parametrize("name", WEIGHTS)
+def test_every_linear_holds_its_own_quantization(name: str) -> None:
+    model, fmt = model_of(), format_named(name)
+    engine = loaded(plan_of(name), model)
+    base = {"fp32": torch.float32, "fp16": torch.float16}.get(name, torch.bfloat16)
+    found = formats_of(engine.realized_plan())
+    assert set(found) == set(tensor_shapes(CONFIG))
+    for tensor, parameter in model.named_parameters():
+        is_linear = tensor.endswith("_proj.weight")
+        assert found[tensor] == (
+            fmt.name if is_linear else str(base).removeprefix("torch.").replace("float", "fp").replace("bfp", "bf")
+        )
+        if is_linear:
+            want = parameter.detach().to(base).float() if fmt.tile is None else expected(model, tensor, fmt)
+            assert torch.equal(live(engine, tensor), want), tensor
+    embedding = model.model.embed_tokens.weight.detach()
+    assert torch.equal(engine.weights.stacks["embed"], embedding.to(base).float())
+    gains = torch.stack([layer.input_layernorm.weight.detach() for layer in model.model.layers])
+    assert torch.equal(engine.weights.stacks["input_gain"], gains.to(base).float())
+    assert {record.format for record in engine.realized_plan().weights} <= {fmt.name, "bf16", "fp16", "fp32"}
+    engine.generate([[3, 4]], num_samples=2, max_new_tokens=3, temperature=1.0, seed=0)
+    engine.realized_plan()  # sampling leaves the weights alone
+
+
+def test_passport_lines_are_the_codes() -> None:
+    model = model_of()
+    name = "model.layers.1.mlp.up_proj.weight"
+    engine = loaded(plan_of("int8_channel", "int8_token"), model)
+    record = next(r for r in engine.realized_plan().weights if r.name == name)
+    q = quantize(dict(model.named_parameters())[name].detach().to(torch.bfloat16), format_named("int8_channel"))
+    assert q.scale is not None
+    crc = zlib.crc32(q.scale.numpy().tobytes(), zlib.crc32(q.codes.numpy().tobytes()))
+    assert (record.format, record.dtype, record.scale_shape) == ("int8_channel", "int8", (96, 1))
+    assert record.hash == f"{crc:08x}"
+    shapes = {
+        "int4_g32": ("int8", (96, 2)), "e4m3_block": ("float8_e4m3fn", (1, 1)), "nvfp4": ("uint8", (96, 4)),
+        "e4m3_tensor": ("float8_e4m3fn", ()), "bf16": ("bfloat16", None), "mxfp4": ("uint8", (96, 2)),
+    }  # fmt: skip
+    for fmt, (dtype, shape) in shapes.items():
+        record = next(r for r in loaded(plan_of(fmt), model).realized_plan().weights if r.name == name)
+        assert (record.dtype, record.scale_shape) == (dtype, shape), fmt
+    other = model_of(seed=1)
+    hashes = [
+        {r.name: r.hash for r in loaded(plan_of("bf16"), m).realized_plan().weights} for m in (model, model, other)
+    ]
+    assert hashes[0] == hashes[1] and all(hashes[0][n] != hashes[2][n] for n in hashes[0])
+
+
+@pytest.mark.parametrize(("name", "acts"), PAIRS)
+def test_activation_formats_are_read_from_the_layers(name: str, acts: str) -> None:
+    engine = loaded(plan_of(name, acts), model_of())
+    passport = engine.realized_plan()
+    assert set(passport.acts) == {n for n in tensor_shapes(CONFIG) if n.endswith("_proj.weight")}
+    assert set(passport.acts.values()) == {format_named(acts).name}
+    plain = loaded(plan_of(name), model_of())
+    if format_named(acts).tile is not None:
+        x = torch.randn(5, 64, generator=torch.Generator().manual_seed(0))
+        assert not torch.equal(engine.weights.linears["0.qkv"](x), plain.weights.linears["0.qkv"](x))
+        assert set(plain.realized_plan().acts.values()) == {"bf16"}
+        engine.weights.linears["1.down"].acts = None
+        assert engine.realized_plan().acts["model.layers.1.mlp.down_proj.weight"] == "bf16"
+
+
+def test_corrupted_or_replaced_weights_are_found() -> None:
+    for corrupt in (
+        lambda e: e.weights.linears["2.gate_up"].weight[0, 0].add_(1e-3),
+        lambda e: e.weights.stacks["norm"].mul_(1.001),
+        lambda e: setattr(e.weights.linears["0.out"], "weight", e.weights.linears["0.out"].weight.clone()),
+        lambda e: e.weights.stacks["embed"].view(-1)[5].neg_(),
+    ):
+        engine = loaded(plan_of("int4_g32"), model_of())
+        engine.realized_plan()
+        corrupt(engine)
+        with pytest.raises(RuntimeError, match=r"was replaced|is not the .* tensor that was loaded"):
+            engine.realized_plan()
+
+
+def test_trainer_updates_do_not_reach_the_engine() -> None:
+    model = model_of()
+    engine = loaded(plan_of("fp32"), model)
+    before = engine.realized_plan()
+    with torch.no_grad():
+        for tensor in model.parameters():
+            tensor.add_(1.0)
+    assert engine.realized_plan() == before
+
+
+def test_exceptions_and_the_head() -> None:
+    model = model_of()
+    exceptions = (("model.layers.0.*_proj.weight", None), ("*.down_proj.weight", format_named("int8_channel")))
+    plan = plan_of("int4_g32", exceptions=exceptions, lm_head=format_named("fp32"))
+    engine = loaded(plan, model)
+    found = formats_of(engine.realized_plan())
+    assert found["lm_head.weight"] == "fp32" and found["model.embed_tokens.weight"] == "bf16"
+    assert found["model.layers.0.mlp.down_proj.weight"] == "bf16"  # the first matching pattern wins
+    assert found["model.layers.1.mlp.down_proj.weight"] == "int8_channel"
+    assert found["model.layers.2.self_attn.q_proj.weight"] == "int4_g32"
+    for name, fmt in found.items():
+        wanted = weight_format(plan, name)
+        assert wanted is None or wanted.name == fmt
+    embedding = model.model.embed_tokens.weight.detach()
+    assert torch.equal(engine.weights.head.weight, embedding) and engine.weights.head.base == format_named("fp32")
+    assert torch.equal(engine.weights.stacks["embed"], embedding.bfloat16().float())
+    quantized_head = loaded(plan_of("bf16", lm_head=format_named("int8_channel")), model)
+    assert formats_of(quantized_head.realized_plan())["lm_head.weight"] == "int8_channel"
+    with pytest.raises(ValueError, match="one fused matrix"):
+        EmbeddedEngine(
+            CONFIG, plan_of("int8_channel", "int8_token", exceptions=(("*.q_proj.weight", None),)), eos_id=1, pad_id=0
+        )
+
+
+def test_a_streamed_scale_is_used_as_is() -> None:
+    model = model_of()
+    fmt = format_named("int8_channel")
+    source = {n: p.detach() for n, p in model.named_parameters()}
+    scale = {n: quantize(t, fmt).scale for n, t in source.items() if n.endswith("_proj.weight")}
+    halved = {n: s * 0.5 for n, s in scale.items() if s is not None}  # half of the range saturates
+
+    def stream() -> Iterator[tuple[str, Tensor]]:
+        for name, tensor in source.items():
+            if name in halved:
+                yield f"{name}_scale", halved[name]
+            yield name, tensor
+
+    engine = EmbeddedEngine(CONFIG, plan_of("int8_channel", "int8_token"), eos_id=1, pad_id=0)
+    engine.load_weights(stream())
+    name = "model.layers.1.self_attn.k_proj.weight"
+    want = dequantize(quantize(source[name].to(torch.bfloat16), fmt, scale=halved[name]))
+    assert torch.equal(live(engine, name), want)
+    assert not torch.equal(want, expected(model, name, fmt))
+    assert engine.sync_metrics()["saturated_frac"] > 0.02
+    with pytest.raises(ValueError, match="comes without a scale"):
+        engine.load_weights(item for item in stream() if item[0] != f"{name}_scale")
+
+
+def test_bad_streams_are_named_and_change_nothing() -> None:
+    model = model_of()
+    engine = loaded(plan_of("int4_g32"), model)
+    before = engine.realized_plan()
+    other = dict(weights(model_of(seed=1)))
+    norm = "model.norm.weight"
+    for stream, words in (
+        ({n: t for n, t in other.items() if n != norm}, f"missing {norm}; unexpected none"),
+        (other | {"model.layers.7.mlp.up_proj.weight": torch.ones(2, 2)}, "missing none; unexpected model.layers.7"),
+        (other | {norm: torch.ones(3)}, r"model.norm.weight has shape \(3,\), the model needs \(64,\)"),
+        (other | {"model.layers.0.mlp.up_proj.lora_A.weight": torch.ones(2, 2)}, "no adapters yet"),
+        (other | {"model.layers.0.self_attn.k_scale": torch.ones(())}, "unexpected model.layers.0.self_attn.k_scale"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            engine.load_weights(iter(stream.items()))
+        assert engine.realized_plan() == before
+    with pytest.raises(ValueError, match="twice"):
+        engine.load_weights(iter([*other.items(), (norm, other[norm])]))
+    engine.load_weights(iter(other.items()))
+    assert engine.realized_plan() != before
+
+
+def test_sync_metrics_count_changed_codes() -> None:
+    model = model_of()
+    engine = loaded(plan_of("int8_channel", "int8_token"), model)
+    assert engine.sync_metrics() == {"code_flip_rate": 0.0, "saturated_frac": 0.0}
+    engine.load_weights(weights(model))
+    assert engine.sync_metrics()["code_flip_rate"] == 0.0
+    with torch.no_grad():
+        model.model.layers[1].mlp.up_proj.weight.neg_()
+    engine.load_weights(weights(model))
+    linears = sum(t.numel() for n, t in model.named_parameters() if n.endswith("_proj.weight"))
+    changed = model.model.layers[1].mlp.up_proj.weight.numel() / linears
+    assert engine.sync_metrics()["code_flip_rate"] == pytest.approx(changed, rel=0.05)
+
+
+def test_capabilities_cover_the_precisions_and_nothing_odd() -> None:
+    for name in WEIGHTS:
+        assert f"rollout_weights:{format_named(name).name}" in SUPPORTS
+    for _, acts in PAIRS:
+        assert f"rollout_acts:{format_named(acts).name}" in SUPPORTS
+    assert {"rollout_kv:e4m3_kv", "rollout_kv:e5m2_kv", "sampler:cached", "sampler:trainer"} <= SUPPORTS
+    assert "rollout_acts:int4_g32" not in SUPPORTS and "rollout_weights:e4m3_kv" not in SUPPORTS
+
+
+def test_qwen2_biases_and_an_untied_head_are_loaded() -> None:
+    config = replace(CONFIG, qk_norm=False, attention_bias=True, tie_embeddings=False)
+    model = model_of(config)
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.self_attn.k_proj.bias.normal_(generator=torch.Generator().manual_seed(1))
+    engine = loaded(plan_of("int4_g32"), model)
+    assert set(formats_of(engine.realized_plan())) == set(tensor_shapes(config))
+    bias = engine.weights.linears["2.qkv"].bias
+    assert bias is not None
+    assert torch.equal(bias[64:96], model.model.layers[2].self_attn.k_proj.bias.detach().bfloat16().float())
+    assert torch.equal(engine.weights.head.weight, model.lm_head.weight.detach().bfloat16().float())
