@@ -31,7 +31,7 @@ SMALLEST_SCALE = 1e-6
 def kv_scale(amax: Tensor, fmt: Format, *, margin: float = MARGIN, divisor: float | None = None) -> Tensor:
     """max(amax * margin / divisor, 1e-6), float32 of `amax`'s shape; `divisor` None: the largest code of `fmt`."""
     top = FLOAT_MAX[fmt.element] if divisor is None else divisor
-    return (amax.to(torch.float32) * margin / top).clamp(min=SMALLEST_SCALE)
+    return (amax.to(torch.float32) / top * margin).clamp(min=SMALLEST_SCALE)
 
 
 def inference_scale(amax: Tensor, fmt: Format, role: Role) -> Tensor:

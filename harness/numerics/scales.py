@@ -29,6 +29,8 @@ from harness.numerics.rounding import (
 FLOAT32_EPS = torch.finfo(torch.float32).eps
 FLOAT32_TINY = torch.finfo(torch.float32).tiny
 FLOAT32_INF_BITS = 0x7F800000
+SMALLEST = 2.0**-149
+"""The smallest float32 above 0."""
 NVFP4_RANGE = FLOAT_MAX["e4m3"] * FLOAT_MAX["e2m1"]
 """2688: the largest magnitude that a block scale and a code reach together."""
 
@@ -138,21 +140,25 @@ def _symmetric(view: Tensor, fmt: Format, tensor_amax: Tensor | None) -> Scales:
     rule, top = RULES[fmt.rule], constant(largest_code(fmt))
     assert fmt.tile is not None
     amax = tiles.amax(view, fmt.tile) if tensor_amax is None else tensor_amax.to(torch.float32)
-    # A tile's own maximum lands on the largest code but for float32 error; half a range lands on a tie beyond it.
-    is_bounded = tensor_amax is None and not (rule.is_half_range and fmt.element in INT_BITS)
+    # A tile's own maximum lands on the largest code but for float32 error. Not so with half a range, nor with the
+    # subnormal scales that "ct" allows.
+    is_bounded = tensor_amax is None and fmt.rule != "ct"
     if rule.form == "inverse":
         assert rule.zero_scale is not None
-        factor = torch.where(amax == constant(0.0), constant(rule.zero_scale), top / amax)
+        factor = top / amax
+        factor = torch.where(factor.isinf(), constant(rule.zero_scale), factor)
         # The kernel stores amax / 127; verl's PyTorch path stores the inverse of its factor.
         scale = amax / top if fmt.rule == "int_kernel" else 1.0 / factor
         return Scales(multiplier=scale, factor=factor, block=scale, is_bounded=is_bounded)
     if rule.amax_floor:
         amax = amax.clamp(min=rule.amax_floor)
-    scale = (amax * rule.margin if rule.margin != 1.0 else amax) / top
+    scale = amax / top
+    if rule.margin != 1.0:
+        scale.mul_(rule.margin)
     if rule.scale_floor:
         scale.clamp_min_(rule.scale_floor)
     if rule.zero_scale is not None:
-        scale = _replace_zero(scale, rule.zero_scale)
+        _lift_(scale, rule.zero_scale, below=FLOAT32_TINY if rule.form == "reciprocal" else SMALLEST)
     if rule.is_power_of_two:
         scale = power_of_two_at_least(scale)
     factor = 1.0 / scale if rule.form == "reciprocal" else None
@@ -160,20 +166,22 @@ def _symmetric(view: Tensor, fmt: Format, tensor_amax: Tensor | None) -> Scales:
 
 
 def _asymmetric(view: Tensor, fmt: Format) -> Scales:
-    """Integers with a zero point: (max - min) / (2^bits - 1), both ends forced to include 0 under "ct"."""
+    """Integers with a zero point: (max - min) / (2^bits - 1), both ends forced to include 0.
+
+    The QAT sources leave that out, and their zero point leaves its range in a group of one sign.
+    """
     assert fmt.tile is not None
     low, high = tiles.extremes(view, fmt.tile)
+    low, high = low.clamp_max_(0.0), high.clamp_min_(0.0)
     bottom, top = int_range(fmt)
-    steps = constant(float(top - bottom))
+    scale = (high - low) / constant(float(top - bottom))
     if fmt.rule == "qat":
-        scale = ((high - low) / steps).clamp_min_(RULES["qat"].scale_floor)
+        scale.clamp_min_(RULES["qat"].scale_floor)
         zero = (low / scale).round_().neg_().clamp_(bottom, top)
     else:
-        low, high = low.clamp_max_(0.0), high.clamp_min_(0.0)
         # A zero tile has scale 0 in the source, and 0 / 0 for a zero point; here the zero point is then 0.
-        scale = (high - low) / steps
         zero = torch.where(scale == constant(0.0), constant(0.0), bottom - low / scale).clamp_(bottom, top).round_()
-        scale = _replace_zero(scale, FLOAT32_EPS)
+        _lift_(scale, FLOAT32_EPS, below=SMALLEST)
     return Scales(multiplier=scale, zero=zero, block=scale)
 
 
@@ -203,7 +211,7 @@ def _nvfp4(view: Tensor, fmt: Format, scale: Tensor | None, tensor_amax: Tensor 
     elif fmt.rule == "torchao":
         block = round_float_((amax / constant(6.0)).div_(level).clamp_min_(2.0**-6), "e4m3")
     else:
-        block = _replace_zero(round_float_((amax / constant(6.0)).mul_(level), "e4m3"), 0.125)
+        block = _lift_(round_float_((amax / constant(6.0)).mul_(level), "e4m3"), 0.125, below=SMALLEST)
     factor = (1.0 / level) / block if fmt.rule == "torchao" else None
     return Scales(multiplier=nvfp4_multiplier(block, level, fmt), factor=factor, block=block, tensor_level=level)
 
@@ -214,15 +222,17 @@ def _tensor_level(block_amax: Tensor, fmt: Format, tensor_amax: Tensor | None) -
     else:
         amax = block_amax.amax(-2, keepdim=True) if fmt.rule == "ct_token" else block_amax.amax()
     if fmt.rule == "torchao":
-        return torch.where(amax == 0, 1.0, amax / NVFP4_RANGE)
+        # Below this the factor (1 / level) / block would overflow: the tensor counts as zero.
+        return _lift_(amax / NVFP4_RANGE, 1.0, below=2.0**-119)
     # compressed-tensors divides a number by a tensor, which torch does by a reciprocal: the last bit depends on it.
     level = amax.clamp(min=FLOAT32_TINY).reciprocal_().mul_(constant(NVFP4_RANGE))
     return level.nan_to_num_(nan=1.0, posinf=1.0)
 
 
-def _replace_zero(scale: Tensor, value: float) -> Tensor:
-    """`scale` >= 0 with `value` where it is 0, in place: an addition is a third cheaper than a choice."""
-    return scale.add_(scale == constant(0.0), alpha=value)
+def _lift_(scale: Tensor, value: float, *, below: float) -> Tensor:
+    """Add `value` in place where `scale` >= 0 lies `below` a bound so small that the sum is `value`: a third cheaper
+    than a choice."""
+    return scale.add_(scale < constant(below), alpha=value)
 
 
 def nvfp4_multiplier(block: Tensor, level: Tensor, fmt: Format) -> Tensor:
