@@ -27,8 +27,8 @@ RULE = 1
 EVAL_SHARE = 8
 """One question in so many is an eval question."""
 TEMPLATE = "{question}\n\nThink first, then give only the answer between <answer> and </answer>."
-EXECUTING = frozenset({"eval", "exec", "compile", "parse_expr", "sympify"})
-"""Calls that can run what they are given."""
+EXECUTING = frozenset({"eval", "exec", "parse_expr", "sympify"})
+"""Functions that run what they are given, by any module's name."""
 REVIEWED = frozenset({"basic_arithmetic", "bitwise_arithmetic", "number_sorting", "propositional_logic"})
 """Data sets that call one of them on their own questions only (read in version 0.1.25)."""
 

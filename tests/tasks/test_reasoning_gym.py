@@ -48,6 +48,7 @@ def test_extract_tagged(text, answer):
         ("import sympy\nx = sympy.parse_expr(answer)", True),
         ("from sympy.parsing.sympy_parser import parse_expr as p, parse_expr\nparse_expr(a)", True),
         ("def score(answer): return float(answer) == 1", False),
+        ("import re\nre.compile(answer)", False),
         ("def evaluate(answer): return retrieval(answer)", False),
     ],
 )
