@@ -121,7 +121,8 @@ def test_codes_are_idempotent(fmt: Format, w: Tensor) -> None:
     assert torch.equal(again.codes.float(), first.codes.float())
 
 
-@by_name([f for f in SCALED if f.scale_dtype == "e8m0" or f.rule == "ue8m0"])
+# mxfp8_ct is left out: 432..448 rounds to 448 = 1.75 * 2^8, where that rule takes the next exponent.
+@by_name([f for f in SCALED if (f.scale_dtype == "e8m0" or f.rule == "ue8m0") and f.name != "mxfp8_ct"])
 @settings(max_examples=10)
 @given(w=matrix())
 def test_values_are_idempotent_under_power_of_two_scales(fmt: Format, w: Tensor) -> None:
