@@ -143,11 +143,6 @@ def train_base(
             f"the base for task {task.name!r} reached accuracy {accuracy:.3f} after max_steps={recipe.max_steps}, less "
             f"than half of its target {target:.3f}: allow more steps or ask for a smaller problem"
         )
-    part = folder.with_name(f".{folder.name}.part")
-    shutil.rmtree(part, ignore_errors=True)
-    part.mkdir(parents=True)
-    save_decoder(model, part, torch.bfloat16)
-    save_tokenizer(part, config.vocab_size)
     record = {
         "key": base_key(config, task, recipe, base_seed),
         "rule": RULE,
@@ -161,9 +156,19 @@ def train_base(
         "accuracy": round(accuracy, 6),
         "greedy_accuracy": round(greedy, 6),
         "curve": [[step, round(sampled, 6), round(top, 6)] for step, sampled, top in curve],
-        "content_hash": content_hash(part),
         "torch": torch.__version__,
     }
+    return _store(model, record, folder)
+
+
+def _store(model: Decoder, record: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Write the folder beside its place, then move it there; the record, with the content hash."""
+    part = folder.with_name(f".{folder.name}.part")
+    shutil.rmtree(part, ignore_errors=True)
+    part.mkdir(parents=True)
+    save_decoder(model, part, torch.bfloat16)
+    save_tokenizer(part, model.config.vocab_size)
+    record = {**record, "content_hash": content_hash(part)}
     (part / RECORD).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
     part.rename(folder)
     return record
