@@ -140,7 +140,7 @@ MERGED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
 
 def weight_format(plan: Plan, name: str) -> Format | None:
-    """The rollout format of the checkpoint tensor `name`: the first matching exception, else `rollout_weights`."""
+    """The rollout format of checkpoint tensor `name`: the first matching exception, else `rollout_weights`."""
     for pattern, fmt in plan.exceptions:
         if fnmatchcase(name, pattern):
             return fmt
@@ -152,10 +152,13 @@ def weight_format(plan: Plan, name: str) -> Format | None:
 class RolloutEngine(Protocol):
     """What generates. Every method travels across engines by this alone."""
 
-    supports: frozenset[str]
+    supports: ClassVar[frozenset[str]]
     """Capabilities such as "rollout_weights:int8_channel"."""
 
-    def load_weights(self, weights: WeightStream) -> None: ...
+    def load_weights(self, weights: WeightStream) -> None:
+        """Quantize and take over a whole stream; ValueError leaves the old weights in place."""
+        ...
+
     def generate(
         self,
         prompts: Sequence[Sequence[int]],
@@ -164,21 +167,38 @@ class RolloutEngine(Protocol):
         max_new_tokens: int,
         temperature: float,
         seed: int,
-    ) -> Rollout: ...
-    def calibrate_kv(self, prompts: Sequence[Sequence[int]]) -> None: ...
-    def realized_plan(self) -> Passport: ...
+    ) -> Rollout:
+        """`num_samples` responses to each prompt (token ids). Temperature 0 is greedy."""
+        ...
+
+    def calibrate_kv(self, prompts: Sequence[Sequence[int]]) -> None:
+        """Set the scales of a quantized KV cache from these prompts."""
+        ...
+
+    def realized_plan(self) -> Passport:
+        """What the live weights, inputs and cache are, read back."""
+        ...
+
     def sync_metrics(self) -> dict[str, float]:
         """Of the last `load_weights`: "code_flip_rate" since the load before, "saturated_frac"."""
         ...
 
-    def sleep(self) -> None: ...
-    def wake(self) -> None: ...
-    def close(self) -> None: ...
+    def sleep(self) -> None:
+        """Give memory back until `wake`."""
+        ...
+
+    def wake(self) -> None:
+        """The opposite of `sleep`."""
+        ...
+
+    def close(self) -> None:
+        """Free everything."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class Site:
-    """What `Part.prepare` may use: the checkpoint, calibration prompts and the base seed, nothing of the run's state."""
+    """What `Part.prepare` may use: the checkpoint, calibration prompts, the base seed; nothing of the run's state."""
 
     checkpoint: Path
     calibration: tuple[tuple[int, ...], ...]
@@ -260,5 +280,9 @@ class Method:
 
 def knobs(part: Part) -> dict[str, Any]:
     """The part's knobs by name, as plain JSON values (tuples become lists)."""
-    values = {f.name: getattr(part, f.name) for f in fields(part)}
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+    values: dict[str, Any] = {f.name: getattr(part, f.name) for f in fields(part)}
+    return {name: _plain(value) for name, value in values.items()}
+
+
+def _plain(value: Any) -> Any:
+    return [*value] if isinstance(value, tuple) else value

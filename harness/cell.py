@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -30,6 +30,7 @@ from harness.config import parse, run_id, run_name, to_json
 from harness.engines.embedded import EmbeddedEngine
 from harness.loop import REFERENCE, train
 from harness.models.checkpoint import content_hash
+from harness.models.decoder import Decoder
 from harness.numerics.formats import format_named
 from harness.prepare import load_state, prepare, save_state, start_of
 from harness.results import RunResult, summarise, write_result
@@ -57,7 +58,9 @@ def build(config: RunConfig, launch: Launch) -> tuple[Run, dict[str, str | None]
     if device == "cuda" and not torch.cuda.is_available():
         raise ValueError("trainer.device=cuda: no CUDA device is visible; valid: cpu")
     start = start_of(config, launch)
-    model = composed.wrap(prepare(composed, config, start, launch).to(device))
+    model = prepare(composed, config, start, launch).to(device)
+    shape = model.config
+    model = cast(Decoder, composed.wrap(model))
     algo = config.algo
     is_exact = composed.plan.sampler == "trainer"
     trainer = LocalTrainer(
@@ -68,11 +71,11 @@ def build(config: RunConfig, launch: Launch) -> tuple[Run, dict[str, str | None]
     )  # fmt: skip
     ids = {"eos_id": start.task.eos_id, "pad_id": start.task.pad_id, "device": device}
     engine = EmbeddedEngine(
-        model.config, composed.plan, trainer_model=trainer.model if is_exact else None,
+        shape, composed.plan, trainer_model=trainer.model if is_exact else None,
         max_batch=config.engine.max_batch, **ids,
     )  # fmt: skip
     reference = EmbeddedEngine(
-        model.config, Plan(rollout_weights=format_named(REFERENCE)), max_batch=config.engine.max_batch, **ids
+        shape, Plan(rollout_weights=format_named(REFERENCE)), max_batch=config.engine.max_batch, **ids
     )
     count = min(config.task.num_eval, start.task.num_eval or config.task.num_eval)
     eval_items = start.task.sample("eval", range(count))
@@ -126,7 +129,7 @@ def record(
     composed = run.composed if run is not None else None
     series = run.series if run is not None else []
     evals = run.evals if run is not None else []
-    time_s = {stage: sum(row[f"time/{stage}_s"] for row in series) for stage in STAGES}
+    time_s: dict[str, float] = {stage: sum(row[f"time/{stage}_s"] for row in series) for stage in STAGES}
     time_s["eval"] = run.eval_s if run is not None else 0.0
     tokens = sum(row["rollout/tokens"] for row in series)
     method = {"name": config.method, "parts": config.knobs}
@@ -167,7 +170,7 @@ def _after_step(run: Run, work: Path, launch: Launch, should_stop: Callable[[], 
             shown = {"step": run.step, "steps": run.config.trainer.steps, "reward": row["reward/accuracy"]}
             temporary = work / "progress.part"
             temporary.write_text(json.dumps(shown), encoding="utf-8")
-            os.replace(temporary, work / "progress.json")
+            temporary.replace(work / "progress.json")
             last[1] = now
         if is_stopping:
             raise Cancelled

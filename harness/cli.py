@@ -37,7 +37,16 @@ def parser() -> argparse.ArgumentParser:
         epilog="LOWBIT_TRACEBACK=1 shows where an error came from.",
     )
     commands = top.add_subparsers(metavar="command", required=True)
+    _add_long(commands)
+    _add_looking(commands)
+    return top
 
+
+Commands = argparse._SubParsersAction[argparse.ArgumentParser]  # pyright: ignore[reportPrivateUsage]
+
+
+def _add_long(commands: Commands) -> None:
+    """Commands that compute."""
     sweep = _command(commands, "sweep", "run a sweep; finished cells are skipped, so starting again resumes", _sweep)
     sweep.add_argument("name", help="a file of sweeps/ without its ending, or a path to a YAML file")
     sweep.add_argument("overrides", nargs="*", help=f"{OVERRIDES}; they apply to every cell and come last")
@@ -62,6 +71,9 @@ def parser() -> argparse.ArgumentParser:
     report.add_argument("--only", choices=("tables", "figures"), help="write one of the two")
     _places(report)
 
+
+def _add_looking(commands: Commands) -> None:
+    """Commands that look at methods, results and this machine."""
     methods = _command(commands, "methods", "list the methods: parts, precisions, paper", _methods)
     methods.add_argument("--json", action="store_true", help="machine-readable")
 
@@ -82,14 +94,10 @@ def parser() -> argparse.ArgumentParser:
     browse = _command(commands, "browse", "open the MLflow UI on the results", _browse)
     browse.add_argument("--port", type=_positive, default=5000)
     _places(browse)
-    return top
 
 
 def _command(
-    commands: argparse._SubParsersAction[argparse.ArgumentParser],
-    name: str,
-    words: str,
-    run: Callable[[argparse.Namespace], int],
+    commands: Commands, name: str, words: str, run: Callable[[argparse.Namespace], int]
 ) -> argparse.ArgumentParser:
     sub = commands.add_parser(name, help=words, description=words[0].upper() + words[1:] + ".")
     sub.set_defaults(run=run)

@@ -16,7 +16,7 @@ class Clock:
 
     def __init__(self, device: str) -> None:
         self.is_cuda = device == "cuda"
-        self.seconds = dict.fromkeys(STAGES, 0.0)
+        self.seconds: dict[str, float] = dict.fromkeys(STAGES, 0.0)
         self._start = self._now()
 
     def _now(self) -> float:

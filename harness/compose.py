@@ -33,7 +33,7 @@ from harness.run_config import PrecisionConfig, RunConfig
 from methods import METHODS, method_named
 
 LONG_RESPONSES = 16
-"""From this problem size on, RL of the embedded tasks wants a learning rate of at most `LONG_LR` (embedded_default, 2)."""
+"""From this problem size on, RL of the embedded tasks wants a learning rate of at most `LONG_LR`."""
 LONG_LR = 2e-4
 
 
@@ -185,9 +185,8 @@ def compose(config: RunConfig) -> Composed:
     method, parts = method_named(config.method), choose_parts(config)
     allowed = config.precision.name.removesuffix("+kv8")
     if allowed not in method.precisions:
-        raise ValueError(
-            f"precision={config.precision.name}: method {method.name} cannot use it; {nearest(allowed, method.precisions)}"
-        )
+        hint = nearest(allowed, method.precisions)
+        raise ValueError(f"precision={config.precision.name}: method {method.name} cannot use it; {hint}")
     rollout = rollout_plan(config.precision)
     plan = merge(
         [(f"precision {config.precision.name}", rollout)] + [(type(p).__name__, p.plan(rollout)) for p in parts]

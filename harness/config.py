@@ -24,6 +24,7 @@ from harness.run_config import RunConfig
 T = TypeVar("T")
 CONF = Path(__file__).parent / "conf"
 
+
 def nearest(name: str, choices: typing.Iterable[str]) -> str:
     """The closest valid names, then all of them where the list is short enough to read."""
     names = sorted(set(choices))
@@ -126,9 +127,9 @@ def _schema(cls: type) -> type:
     for f in dataclasses.fields(cls):
         kind = _plain(hints[f.name])
         if dataclasses.is_dataclass(kind):
-            default: Any = field(default_factory=kind)
+            default: Any = field(default_factory=typing.cast(type, kind))
         elif f.default_factory is not dataclasses.MISSING:
-            default = field(default_factory=list if kind is list else f.default_factory)
+            default = field(default_factory=typing.cast(typing.Callable[[], Any], f.default_factory))
         elif isinstance(f.default, tuple):
             default = field(default_factory=lambda values=f.default: list(values))
         else:

@@ -55,7 +55,7 @@ def grpo_step(run: Run) -> dict[str, Any]:
     clock = Clock(run.config.trainer.device)
     step = Step(index=run.step, total=run.config.trainer.steps, seed=run.config.seed)
     with clock("sync"):
-        row = push_weights(run, run.engine, step)
+        row: dict[str, Any] = {**push_weights(run, run.engine, step)}
     seqs, mask, adv, rollout_logp, measured = collect(run, step, clock)
     row |= measured
 
@@ -107,7 +107,7 @@ def push_weights(run: Run, engine: RolloutEngine, step: Step) -> dict[str, float
 
 def update(
     run: Run, seqs: Sequences, batch: TokenBatch, correction: Correction, rows: Tensor, scores: Scores | None
-) -> dict[str, float]:
+) -> tuple[dict[str, float], dict[str, float]]:
     """One optimizer update on some rows of the batch: (its metrics, its sums over tokens).
 
     `scores` may carry the graph of exactly these rows.

@@ -9,7 +9,7 @@ import shutil
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -22,7 +22,7 @@ from harness.models.checkpoint import content_hash, load_config, load_decoder, s
 from harness.models.decoder import Decoder, DecoderConfig
 from harness.run_config import Launch, ModelConfig, RunConfig
 from harness.seeds import stable_seed
-from harness.tasks import Task, build_task
+from harness.tasks import Demonstrated, Task, build_task
 
 NUM_CALIBRATION = 128
 """Calibration prompts offered to `Part.prepare`."""
@@ -70,6 +70,10 @@ def start_of(config: RunConfig, launch: Launch) -> Start:
         options["vocab_size"] = config.model.vocab_size
     task = build_task(config.task.name, options, path)
     if path is None:
+        if not hasattr(task, "demonstrations"):
+            raise ValueError(
+                f"task={config.task.name}: no base can be trained for it here; give model=hf model.path=..."
+            )
         base = config.base
         recipe = BaseRecipe(
             target_accuracy=base.target_accuracy, eval_every=base.eval_every, num_eval=base.num_eval,
@@ -77,13 +81,13 @@ def start_of(config: RunConfig, launch: Launch) -> Start:
             grad_clip=base.grad_clip, lr=config.model.sft_lr,
         )  # fmt: skip
         shape, root = decoder_config(config.model), Path(launch.results) / "bases"
-        path = ensure_base(config.model.name, shape, task, recipe, config.base_seed, root)
+        path = ensure_base(config.model.name, shape, cast(Demonstrated, task), recipe, config.base_seed, root)
     seed = stable_seed(config.base_seed, "spread")
     return Start(folder=path, task=task, spread=config.model.spread, spread_seed=seed)
 
 
 def prepare(composed: Composed, config: RunConfig, start: Start, launch: Launch) -> Decoder:
-    """Run every `Part.prepare` in order, or read what it left; fills `composed.fixed` and returns the module to train."""
+    """Run every `Part.prepare` in order, or read what it left: fills `composed.fixed`, returns the module to train."""
     folder = start.folder
     calibration = _calibration(start.task)
     for i, part in enumerate(composed.parts):
@@ -128,7 +132,7 @@ def save_state(path: Path, state: dict[str, Any]) -> None:
     """Write a trainer state atomically; readable with `weights_only=True`."""
     temporary = path.with_suffix(".part")
     torch.save(state, temporary)
-    os.replace(temporary, path)
+    temporary.replace(path)
 
 
 load_state = partial(torch.load, weights_only=True, map_location="cpu")

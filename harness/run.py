@@ -7,8 +7,8 @@ from typing import Any
 
 from harness.api import Passport, RolloutEngine
 from harness.compose import Composed
-from harness.run_config import RunConfig
 from harness.results import EvalRecord
+from harness.run_config import RunConfig
 from harness.tasks import Item, Task
 from harness.trainers.local import LocalTrainer
 

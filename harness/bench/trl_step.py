@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 import tempfile
@@ -47,7 +48,7 @@ def main(folder: str) -> None:
             callbacks=[Marks()],
         )
         trainer.train()
-    steps = [b - a for a, b in zip(marks, marks[1:], strict=False)]
+    steps = [b - a for a, b in itertools.pairwise(marks)]
     print(json.dumps(steps[WARM_UP - 1 :]))
 
 

@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -45,7 +45,7 @@ class Event:
     """Its record (finished)."""
 
 
-def run_cells(configs: Sequence[RunConfig], launch: Launch, workers: int) -> Iterator[Event]:
+def run_cells(configs: Sequence[RunConfig], launch: Launch, workers: int) -> Generator[Event, None, None]:
     """Run every cell, `workers` at a time, in order. Closing the iterator stops the running cells cleanly."""
     waiting = list(configs)
     running: dict[str, tuple[RunConfig, subprocess.Popen[bytes]]] = {}

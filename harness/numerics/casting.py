@@ -4,6 +4,8 @@
 the function that turns a model around. Left out: activations between layers, which stay float32 at both sites.
 """
 
+# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false
+
 from __future__ import annotations
 
 from typing import TypeVar
@@ -32,23 +34,33 @@ class CastNorm(nn.RMSNorm):
     """An RMSNorm whose gain is rounded; the normalisation itself stays float32, as engines compute it."""
 
     def __init__(self, norm: nn.RMSNorm, fmt: Format) -> None:
-        super().__init__(norm.normalized_shape, norm.eps, device="meta")
+        super().__init__(list(norm.normalized_shape), norm.eps, device="meta")
         self.weight = norm.weight
         self.fmt = fmt
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., d] -> float32 [..., d]."""
-        return F.rms_norm(x, self.normalized_shape, round_both_ways(self.weight, self.fmt), self.eps)
+        return F.rms_norm(x, list(self.normalized_shape), round_both_ways(self.weight, self.fmt), self.eps)
 
 
 Module = TypeVar("Module", bound=nn.Module)
-CASTS = {nn.Linear: CastLinear, nn.Embedding: CastEmbedding, nn.RMSNorm: CastNorm}
+
+
+def _twin(module: nn.Module, fmt: Format) -> nn.Module | None:
+    """The rounding twin of a module that holds parameters of its own; None for a container."""
+    if type(module) is nn.Linear:
+        return CastLinear(module, fmt)
+    if type(module) is nn.Embedding:
+        return CastEmbedding(module, fmt)
+    return CastNorm(module, fmt) if type(module) is nn.RMSNorm else None
 
 
 def cast_model(model: Module, fmt: Format) -> Module:
     """Replace, in place, every linear layer, embedding and RMSNorm by its rounding twin; parameters and names stay."""
-    for name, module in list(model.named_modules()):
-        if type(module) in CASTS:
+    modules: list[tuple[str, nn.Module]] = list(model.named_modules())
+    for name, module in modules:
+        twin = _twin(module, fmt)
+        if twin is not None:
             parent, _, child = name.rpartition(".")
-            setattr(model.get_submodule(parent), child, CASTS[type(module)](module, fmt))
+            setattr(model.get_submodule(parent), child, twin)
     return model

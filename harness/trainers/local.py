@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from harness.api import Plan, WeightStream
-from harness.run_config import TrainerConfig
 from harness.models.decoder import Decoder, response_hidden
 from harness.numerics.casting import cast_model
 from harness.numerics.logprobs import selected_logp
+from harness.run_config import TrainerConfig
 
 EXTRAS = frozenset({"ref_logp"})
 """What a part's `needs` may name."""
@@ -97,6 +97,7 @@ class LocalTrainer:
         self.is_fp16 = compute is not None and compute.name == "fp16"
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         assert config.lr is not None, "the config must be resolved"
+        self.lr = config.lr
         self.optimizer = torch.optim.AdamW(
             self.parameters, lr=config.lr, betas=config.betas, eps=1e-8, weight_decay=config.weight_decay, fused=True
         )
@@ -157,7 +158,7 @@ class LocalTrainer:
     def accumulate(
         self, seqs: Sequences, loss_of: LossOf, scores: Scores | None = None, *, wants_logits: bool = False
     ) -> tuple[float, dict[str, float]]:
-        """Backward over one optimizer batch; returns the loss and the summed sums. Raises Diverged on a non-finite loss."""
+        """Backward over one optimizer batch: (loss, summed sums). Raises Diverged on a non-finite loss."""
         rows_list = list(_splits(len(seqs.ids), self.rows_per_pass(seqs.ids.shape[1]), seqs.ids.device))
         reusable = scores if scores is not None and scores.logp.requires_grad and not wants_logits else None
         total, sums = torch.zeros((), device=seqs.ids.device), dict[str, Tensor]()
@@ -176,7 +177,7 @@ class LocalTrainer:
     def step(self) -> dict[str, float]:
         """Unscale, clip, step, zero. A step with non-finite gradients under loss scaling is skipped and counted."""
         for group in self.optimizer.param_groups:
-            group["lr"] = self.config.lr * schedule(self.config, self.num_updates, self.total_updates)
+            group["lr"] = self.lr * schedule(self.config, self.num_updates, self.total_updates)
         self.scaler.unscale_(self.optimizer)
         norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, self.config.grad_clip))
         if not math.isfinite(norm) and not self.is_fp16:
