@@ -156,6 +156,26 @@ def test_aggregations_agree_on_equal_lengths_and_denominators_by_the_kept_share(
     assert_exact(kept, original * (42 / c.keep.sum()))
 
 
+@pytest.mark.parametrize(
+    ("agg", "original", "kept"),
+    [
+        ("token-mean", 9 / 6, 9 / 3),
+        ("token-sum", 9.0, 9.0),
+        ("seq-mean-token-sum", 9 / 3, 9 / 2),
+        ("seq-mean-token-sum-norm", 9 / 3 / 8, 9 / 2 / 8),
+        ("seq-mean-token-mean", (3 / 3 + 6 / 2) / 3, (3 / 2 + 6 / 1) / 2),
+    ],
+)
+def test_denominators_by_hand(agg: str, original: float, kept: float) -> None:
+    """Three sequences with 3, 2, 1 tokens and an empty one; 2, 1, 0 tokens are kept."""
+    ell = torch.tensor([[1.0, 2, 50], [6, 60, 90], [70, 90, 90], [90, 90, 90]], dtype=torch.float64)
+    mask = torch.tensor([[1, 1, 1], [1, 1, 0], [1, 0, 0], [0, 0, 0]]).bool()
+    keep = torch.tensor([[1, 1, 0], [1, 0, 1], [0, 1, 1], [1, 1, 1]]).bool()
+    totals = count_totals(mask, keep, 8)
+    for denom, expected in (("original", original), ("kept", kept)):
+        assert_exact(aggregate(ell, mask, keep, totals, agg=agg, denom=denom).item(), expected)
+
+
 def test_batch_normalization() -> None:
     _, batch = random_batch("normalize")
     weight = (batch.old_logp - batch.rollout_logp).exp().clamp(max=2.0)
@@ -167,6 +187,11 @@ def test_batch_normalization() -> None:
     zero = torch.zeros_like(weight)
     assert torch.equal(batch_normalize(zero, batch.mask, "token"), zero)
     spoilt = torch.where(batch.mask, weight, nan)
+    broken = weight.clone()
+    broken[0, 1] = nan
+    rest = batch.mask.clone()
+    rest[0, 1] = False
+    assert_exact(batch_normalize(broken, batch.mask, "token")[rest].mean().item(), 1.0)
     assert torch.equal(
         batch_normalize(spoilt, batch.mask, "token")[batch.mask],
         batch_normalize(weight, batch.mask, "token")[batch.mask],

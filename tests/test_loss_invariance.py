@@ -47,16 +47,20 @@ def test_padding_changes_nothing(loss: str, bad: float) -> None:
     assert torch.equal(same, value) and torch.equal(same_grad, grad)
 
 
-def test_invalid_rollout_logp_drops_the_token_and_invalid_trainer_logp_shows() -> None:
+@pytest.mark.parametrize("loss", ["ppo", "gspo", "cispo"])
+def test_invalid_rollout_logp_drops_the_token_and_invalid_trainer_logp_shows(loss: str) -> None:
     logp, batch = random_batch("invalid")
     broken = batch.rollout_logp.clone()
     broken[0, 2] = nan
     for mode, old in (("decoupled", batch.old_logp), ("bypass_ppo", broken)):
-        dirty = replace(batch, rollout_logp=broken, old_logp=old)
+        dirty, algo = replace(batch, rollout_logp=broken, old_logp=old), Algo(mode=mode, loss=loss)
         c = start(dirty, 0.2, 0.2)
         assert not c.keep[0, 2] and int(c.keep.sum()) == int(batch.mask.sum()) - 1
-        loss, grad = value_and_gradient(logp, dirty, c, Algo(mode=mode))
-        assert torch.isfinite(loss) and torch.isfinite(grad).all() and grad[0, 2] == 0
+        value, sums = policy_loss(logp, dirty, c, count_totals(batch.mask, c.keep, 7), algo)
+        (grad,) = torch.autograd.grad(value, logp)
+        assert torch.isfinite(value) and torch.isfinite(grad).all() and grad[0, 2] == 0
+        assert all(torch.isfinite(total) for total in sums.values())
+        assert sums["tokens"] == batch.mask.sum() - 1
     spoilt = logp.detach().clone()
     spoilt[0, 2] = nan
     assert value_and_gradient(spoilt.requires_grad_(), batch, start(batch, 0.2, 0.2), Algo())[0].isnan()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -38,8 +40,9 @@ def test_weights_are_zero_or_the_ratio_inside_the_band() -> None:
     inside = (rho >= 0.5) & (rho <= 5.0)
     assert torch.equal(c.keep, batch.mask) and 0 < (inside & batch.mask).sum() < batch.mask.sum()
     assert_exact(c.weight[batch.mask], torch.where(inside, rho, 0.0)[batch.mask])
-    edge = float(rho[0, 0])
-    assert corrected([IcePop(alpha=edge * (1 - 1e-12), beta=edge + 1)], batch).weight[0, 0] > 0
+    agreeing = replace(batch, rollout_logp=batch.old_logp)
+    for part in (IcePop(alpha=1.0, beta=2.0), IcePop(alpha=0.5, beta=1.0)):
+        assert (corrected([part], agreeing).weight == 1.0).all()
 
 
 def test_without_a_lower_bound_it_pops_where_tis_clips() -> None:
