@@ -1,27 +1,24 @@
 """The weights a rollout engine computes with: checkpoint tensors in, quantized, dequantized into fused matrices.
 
-A slab is what is quantized in one call: the tensors of one role in consecutive layers that share a format. Per tensor
-the result is the same as alone, because no scale reaches across tensors; where one does, a slab holds one tensor.
 What is quantized is the tensor rounded to the engine's base dtype first, as an engine receives it (precision.md 8.3);
 plain casts are taken from the float32 master. Left out: adapters, and kernels that read packed codes.
 """
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import groupby
 
 import torch
 from torch import Tensor
 
-from harness.api import MERGED, Plan, TensorRecord, WeightStream, weight_format
+from harness.api import Plan, TensorRecord, WeightStream, weight_format
+from harness.engines.slabs import Slab, cut, gather, given_scales, records
 from harness.engines.stream import read_stream
 from harness.models.decoder import DecoderConfig, tensor_shapes
 from harness.numerics.formats import Format, format_named
 from harness.numerics.linear import EmulatedLinear
-from harness.numerics.quantize import Quantized, code_flips, dequantize, has_tensor_scale, quantize, saturated_frac
+from harness.numerics.quantize import Quantized, code_flips, dequantize, quantize, saturated_frac
 from harness.numerics.rounding import CASTS
 
 FUSED = {"qkv": ("q_proj", "k_proj", "v_proj"), "out": ("o_proj",), "gate_up": ("gate_proj", "up_proj"),
@@ -30,21 +27,6 @@ FUSED = {"qkv": ("q_proj", "k_proj", "v_proj"), "out": ("o_proj",), "gate_up": (
 SINGLE = {"embed": "model.embed_tokens.weight", "norm": "model.norm.weight", "head": "lm_head.weight"}
 PER_LAYER = {"input_gain": "input_layernorm.weight", "post_gain": "post_attention_layernorm.weight",
              "q_gain": "self_attn.q_norm.weight", "k_gain": "self_attn.k_norm.weight"}  # fmt: skip
-
-
-@dataclass(frozen=True, kw_only=True)
-class Slab:
-    """Tensors quantized in one call, and where their values live."""
-
-    names: tuple[str, ...]
-    """As the passport calls them."""
-    sources: tuple[str, ...]
-    """As the stream calls them: the head of a tied model comes from the embedding."""
-    fmt: Format
-    live: Tensor
-    """[n, ...] view of the memory that the forward pass reads; [...] where the stack has no layer axis."""
-    merged: str | None
-    """Tensors that name the same group share a tensor-level scale."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,40 +107,24 @@ class LiveWeights:
         linear.weight, linear.bias = weight, bias  # views of the stacks, so that one copy fills all layers
         return linear
 
-    def _slabs(self) -> Iterable[Slab]:
-        c = self.config
-        for name, parts in FUSED.items():
-            row = 0
-            for part in parts:
-                rows = self.shapes[f"model.layers.0.{_module(part)}.weight"][0]
-                group = next((name for members in MERGED if part in members), None)
-                yield from self._runs(f"{_module(part)}.weight", self.stacks[name][:, row : row + rows], group)
-                if name == "qkv" and c.attention_bias:
-                    yield from self._runs(f"{_module(part)}.bias", self.stacks["qkv_bias"][:, row : row + rows], None)
-                row += rows
-        for name, suffix in PER_LAYER.items():
-            if name in self.stacks:
-                yield from self._runs(suffix, self.stacks[name], None)
-        for name, tensor in SINGLE.items():
-            source = "model.embed_tokens.weight" if tensor not in self.shapes else tensor
-            if name == "head" and self.stacks["head"] is self.stacks["embed"]:
+    def _slabs(self) -> Iterator[Slab]:
+        layers = range(self.config.num_layers)
+        stacked = {name: [f"{_module(part)}.weight" for part in parts] for name, parts in FUSED.items()}
+        stacked["qkv_bias"] = [f"{_module(part)}.bias" for part in FUSED["qkv"]]
+        stacked |= {name: [suffix] for name, suffix in PER_LAYER.items()}
+        for stack, suffixes in stacked.items():
+            if stack in self.stacks:
+                names = [[f"model.layers.{i}.{suffix}" for suffix in suffixes] for i in layers]
+                formats = {name: weight_format(self.plan, name) or self.base for layer in names for name in layer}
+                yield from cut(self.stacks[stack], names, [self.shapes[name][0] for name in names[0]], formats)
+        for stack, name in SINGLE.items():
+            if stack == "head" and self.stacks["head"] is self.stacks["embed"]:
                 continue
-            fmt = weight_format(self.plan, tensor) or self.base
-            yield Slab(names=(tensor,), sources=(source,), fmt=fmt, live=self.stacks[name], merged=None)
-
-    def _runs(self, suffix: str, stack: Tensor, group: str | None) -> Iterable[Slab]:
-        """Slabs of consecutive layers with one format; single layers where a scale would reach across."""
-        names = [f"model.layers.{i}.{suffix}" for i in range(self.config.num_layers)]
-        formats = [weight_format(self.plan, name) or self.base for name in names]
-        for fmt, run in groupby(range(len(names)), key=formats.__getitem__):
-            indices = list(run)
-            chunks = [indices] if _is_stackable(fmt) else [[i] for i in indices]
-            for chunk in chunks:
-                chosen = tuple(names[i] for i in chunk)
-                shared = f"{chunk[0]}.{group}.{fmt.name}" if group and has_tensor_scale(fmt) else None
-                live = stack[chunk[0] : chunk[-1] + 1]
-                live = live if _is_stackable(fmt) else live[0]
-                yield Slab(names=chosen, sources=chosen, fmt=fmt, live=live, merged=shared)
+            yield Slab(
+                names=((name,),), sources=(name if name in self.shapes else SINGLE["embed"],),
+                rows=(len(self.stacks[stack]),), fmt=weight_format(self.plan, name) or self.base,
+                live=self.stacks[stack], is_stacked=False,
+            )  # fmt: skip
 
     @torch.no_grad()
     def load(self, weights: WeightStream) -> dict[str, Tensor]:
@@ -167,13 +133,13 @@ class LiveWeights:
         Raises ValueError for missing, unexpected, repeated or misshapen tensors; the old weights then stay.
         """
         stream = read_stream(weights, self.shapes, has_kv=self.plan.rollout_kv is not None)
-        shared = self._shared_amax(stream.tensors)
         fresh: list[tuple[Slab, Quantized]] = []
         saturated: list[tuple[int, float]] = []
         for slab in self.slabs:
-            w = self._source(stream.tensors, slab)
-            scale, zero = (_given(given, slab) for given in (stream.scales, stream.zeros))
-            q = quantize(w, slab.fmt, scale=scale, zero_point=zero, tensor_amax=shared.get(slab.merged or ""))
+            received = torch.float32 if slab.fmt.tile is None else CASTS[self.base.element]
+            w = gather(stream.tensors, slab, received)
+            scale, zero = given_scales(stream.scales, slab), given_scales(stream.zeros, slab)
+            q = quantize(w, slab.fmt, scale=scale, zero_point=zero)
             if scale is not None:
                 saturated.append((w.numel(), saturated_frac(w, q)))
             fresh.append((slab, q))
@@ -182,21 +148,6 @@ class LiveWeights:
         self.previous, self.loaded, self.saturated = self.loaded, fresh, saturated
         return stream.kv
 
-    def _source(self, tensors: Mapping[str, Tensor], slab: Slab) -> Tensor:
-        """What the slab quantizes; never memory of the stream, which belongs to a trainer that goes on updating it."""
-        some = [tensors[name] for name in slab.sources]
-        w = torch.stack(some) if slab.live.ndim > some[0].ndim else some[0].clone()
-        return w.to(self.device, torch.float32 if slab.fmt.tile is None else CASTS[self.base.element])
-
-    def _shared_amax(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Largest magnitude per group of merged tensors."""
-        found: dict[str, Tensor] = {}
-        for slab in self.slabs:
-            if slab.merged is not None:
-                amax = self._source(tensors, slab).abs().amax().to(torch.float32)
-                found[slab.merged] = torch.maximum(found[slab.merged], amax) if slab.merged in found else amax
-        return found
-
     def metrics(self) -> dict[str, float]:
         """Of the last load: "code_flip_rate" since the load before, over the linear layers (0 at the first), and
         "saturated_frac" of the tensors that came with a scale (0 where none did)."""
@@ -204,7 +155,7 @@ class LiveWeights:
         flips = [
             (q.codes.numel(), code_flips(q, before[slab.names]))
             for slab, q in self.loaded
-            if slab.names in before and slab.names[0].endswith("_proj.weight")
+            if slab.names in before and slab.sources[0].endswith("_proj.weight")
         ]
         return {"code_flip_rate": _mean(flips), "saturated_frac": _mean(self.saturated)}
 
@@ -219,44 +170,9 @@ class LiveWeights:
         found: list[TensorRecord] = []
         for slab, q in self.loaded:
             if not torch.equal(dequantize(q).view(torch.int32), slab.live.view(torch.int32)):
-                raise RuntimeError(f"{slab.names[0]} is not the {slab.fmt.name} tensor that was loaded")
-            found += slab_records(slab, q)
+                raise RuntimeError(f"{slab.sources[0]} is not the {slab.fmt.name} tensor that was loaded")
+            found += records(slab, q)
         return tuple(sorted(found, key=lambda record: record.name))
-
-
-def slab_records(slab: Slab, q: Quantized) -> list[TensorRecord]:
-    """One passport line per tensor of a slab."""
-    many = len(slab.names)
-    parts = [part.cpu() for part in (q.codes, q.scale, q.zero_point, q.global_scale) if part is not None]
-    stored = [part.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() for part in parts]
-    records: list[TensorRecord] = []
-    for i, name in enumerate(slab.names):
-        crc = 0
-        for part in stored:
-            size = len(part) // many
-            crc = zlib.crc32(part[i * size : (i + 1) * size], crc)
-        shape = None if q.scale is None else tuple(q.scale.shape)
-        if shape is not None and q.codes.ndim > 2:
-            shape = shape[1:]
-        dtype = str(q.codes.dtype).removeprefix("torch.")
-        records.append(TensorRecord(name=name, format=slab.fmt.name, dtype=dtype, scale_shape=shape, hash=f"{crc:08x}"))
-    return records
-
-
-def _is_stackable(fmt: Format) -> bool:
-    """True where quantizing a stack of tensors equals quantizing each: no scale reaches across tensors."""
-    return fmt.tile is None or not (fmt.tile == (0, 0) or fmt.scale_dtype == "e4m3" or fmt.element == "nf4")
-
-
-def _given(given: Mapping[str, Tensor], slab: Slab) -> Tensor | None:
-    """The stream's scales (or zero points) of a slab, or None. Raises ValueError where only some tensors have one."""
-    some = [given[name] for name in slab.names if name in given]
-    if not some:
-        return None
-    if len(some) < len(slab.names):
-        lacking = next(name for name in slab.names if name not in given)
-        raise ValueError(f"{lacking} comes without a scale, other layers with one")
-    return torch.stack(some) if len(slab.names) > 1 or slab.live.ndim > 2 else some[0]
 
 
 def _mean(pairs: list[tuple[int, float]]) -> float:
