@@ -16,7 +16,7 @@ from torch import Tensor
 
 from harness.numerics.formats import Format
 from harness.numerics.quantize import fake_quantize
-from harness.numerics.rounding import FLOAT_MAX
+from harness.numerics.rounding import FLOAT_MAX, constant
 
 Role = Literal["q", "k", "v"]
 INFERENCE_DIVISOR: dict[Role, float] = {"q": 200.0, "k": 200.0, "v": 100.0}
@@ -31,7 +31,8 @@ SMALLEST_SCALE = 1e-6
 def kv_scale(amax: Tensor, fmt: Format, *, margin: float = MARGIN, divisor: float | None = None) -> Tensor:
     """max(amax * margin / divisor, 1e-6), float32 of `amax`'s shape; `divisor` None: the largest code of `fmt`."""
     top = FLOAT_MAX[fmt.element] if divisor is None else divisor
-    return (amax.to(torch.float32) / top * margin).clamp(min=SMALLEST_SCALE)
+    amax = amax.to(torch.float32)
+    return (amax / constant(top, amax) * margin).clamp(min=SMALLEST_SCALE)
 
 
 def inference_scale(amax: Tensor, fmt: Format, role: Role) -> Tensor:

@@ -23,12 +23,19 @@ _EXPONENT_BITS = 0x7F800000
 _E2M1_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 
-@lru_cache(maxsize=256)
-def constant(value: float, dtype: torch.dtype = torch.float32) -> Tensor:
-    """`value` as a CPU tensor of no dimension, which mixes with tensors of any device. Small tensors spend half of an
-    operation's time on wrapping a Python number; these are wrapped once."""
+def constant(value: float, like: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    """`value` as a tensor of no dimension on the device of `like`, made once.
+
+    Small tensors spend half of an operation's time on wrapping a Python number. On a GPU, torch divides by a number (or
+    a CPU tensor) as a product with its reciprocal, which moves the last bit; a tensor of the device divides truly.
+    """
+    return _constant(value, dtype, like.device)
+
+
+@lru_cache(maxsize=512)
+def _constant(value: float, dtype: torch.dtype, device: torch.device) -> Tensor:
     with torch.inference_mode(False):
-        return torch.tensor(value, dtype=dtype)
+        return torch.tensor(value, dtype=dtype, device=device)
 
 
 def round_float_(v: Tensor, element: Element, is_bounded: bool = False) -> Tensor:
@@ -48,7 +55,7 @@ def round_float_(v: Tensor, element: Element, is_bounded: bool = False) -> Tenso
 
 def binades(v: Tensor) -> Tensor:
     """2^floor(log2 |v|) of float32 `v`, by its exponent bits: 0 where |v| is 0 or subnormal, inf where inf or NaN."""
-    return torch.bitwise_and(v.view(torch.int32), constant(_EXPONENT_BITS, torch.int32)).view(torch.float32)
+    return torch.bitwise_and(v.view(torch.int32), constant(_EXPONENT_BITS, v, torch.int32)).view(torch.float32)
 
 
 def encode_(v: Tensor, element: Element) -> Tensor:
@@ -61,11 +68,11 @@ def encode_(v: Tensor, element: Element) -> Tensor:
     if element == "e5m2":
         return v.clamp_(-57344.0, 57344.0).to(torch.float8_e5m2)
     assert element == "e2m1"
-    codes = torch.signbit(v).view(torch.uint8).mul_(constant(8, torch.uint8))
+    codes = torch.signbit(v).view(torch.uint8).mul_(constant(8, v, torch.uint8))
     magnitude = round_float_(v, element).abs_()
     # Magnitudes 0 .5 1 1.5 2 3 4 6 have codes 0..7: a concave curve of three straight pieces, cheaper than a look-up.
-    low = torch.minimum(magnitude + magnitude, magnitude + constant(2.0))
-    high = torch.add(constant(4.0), magnitude, alpha=0.5)
+    low = torch.minimum(magnitude + magnitude, magnitude + constant(2.0, v))
+    high = torch.add(constant(4.0, v), magnitude, alpha=0.5)
     return codes.add_(torch.minimum(low, high, out=low).to(torch.uint8))
 
 
@@ -100,4 +107,4 @@ def e8m0_value(byte: Tensor) -> Tensor:
 
 def e8m0_byte(power: Tensor) -> Tensor:
     """Float32 powers of two from 2^-127 on -> uint8 E8M0 exponents; inf gives 255."""
-    return (power.view(torch.int32) >> constant(23, torch.int32)).to(torch.uint8)
+    return (power.view(torch.int32) >> constant(23, power, torch.int32)).to(torch.uint8)

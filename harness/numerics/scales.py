@@ -137,7 +137,7 @@ def make(
 
 
 def _symmetric(view: Tensor, fmt: Format, tensor_amax: Tensor | None) -> Scales:
-    rule, top = RULES[fmt.rule], constant(largest_code(fmt))
+    rule, top = RULES[fmt.rule], constant(largest_code(fmt), view)
     assert fmt.tile is not None
     amax = tiles.amax(view, fmt.tile) if tensor_amax is None else tensor_amax.to(torch.float32)
     # A tile's own maximum lands on the largest code but for float32 error. Not so with half a range, nor with the
@@ -146,7 +146,7 @@ def _symmetric(view: Tensor, fmt: Format, tensor_amax: Tensor | None) -> Scales:
     if rule.form == "inverse":
         assert rule.zero_scale is not None
         factor = top / amax
-        factor = torch.where(factor.isinf(), constant(rule.zero_scale), factor)
+        factor = torch.where(factor.isinf(), constant(rule.zero_scale, view), factor)
         # The kernel stores amax / 127; verl's PyTorch path stores the inverse of its factor.
         scale = amax / top if fmt.rule == "int_kernel" else 1.0 / factor
         return Scales(multiplier=scale, factor=factor, block=scale, is_bounded=is_bounded)
@@ -174,13 +174,17 @@ def _asymmetric(view: Tensor, fmt: Format) -> Scales:
     low, high = tiles.extremes(view, fmt.tile)
     low, high = low.clamp_max_(0.0), high.clamp_min_(0.0)
     bottom, top = int_range(fmt)
-    scale = (high - low) / constant(float(top - bottom))
+    scale = (high - low) / constant(float(top - bottom), view)
     if fmt.rule == "qat":
         scale.clamp_min_(RULES["qat"].scale_floor)
         zero = (low / scale).round_().neg_().clamp_(bottom, top)
     else:
         # A zero tile has scale 0 in the source, and 0 / 0 for a zero point; here the zero point is then 0.
-        zero = torch.where(scale == constant(0.0), constant(0.0), bottom - low / scale).clamp_(bottom, top).round_()
+        zero = (
+            torch.where(scale == constant(0.0, view), constant(0.0, view), bottom - low / scale)
+            .clamp_(bottom, top)
+            .round_()
+        )
         _lift_(scale, FLOAT32_EPS, below=SMALLEST)
     return Scales(multiplier=scale, zero=zero, block=scale)
 
@@ -189,9 +193,9 @@ def _mx(view: Tensor, fmt: Format, scale: Tensor | None) -> Scales:
     """Microscaling: 2^X, X = E(amax) - emax in [-127, 127]; inf (byte 255, NaN) where amax is not finite."""
     assert fmt.tile is not None
     if scale is None:
-        shifted = tiles.amax(view, fmt.tile).mul_(constant(2.0 ** -_MX_EMAX[fmt.element]))
+        shifted = tiles.amax(view, fmt.tile).mul_(constant(2.0 ** -_MX_EMAX[fmt.element], view))
         bits = shifted.view(torch.int32).clamp_(max=FLOAT32_INF_BITS)
-        bits = bits.add_(constant(MX_RULES[fmt.rule][fmt.element], torch.int32))
+        bits = bits.add_(constant(MX_RULES[fmt.rule][fmt.element], view, torch.int32))
         scale = binades(bits.view(torch.float32)).clamp_min_(2.0**-127)
     return Scales(multiplier=scale, block=scale)
 
@@ -209,9 +213,9 @@ def _nvfp4(view: Tensor, fmt: Format, scale: Tensor | None, tensor_amax: Tensor 
     if scale is not None and not is_level:
         block = scale
     elif fmt.rule == "torchao":
-        block = round_float_((amax / constant(6.0)).div_(level).clamp_min_(2.0**-6), "e4m3")
+        block = round_float_((amax / constant(6.0, view)).div_(level).clamp_min_(2.0**-6), "e4m3")
     else:
-        block = _lift_(round_float_((amax / constant(6.0)).mul_(level), "e4m3"), 0.125, below=SMALLEST)
+        block = _lift_(round_float_((amax / constant(6.0, view)).mul_(level), "e4m3"), 0.125, below=SMALLEST)
     factor = (1.0 / level) / block if fmt.rule == "torchao" else None
     return Scales(multiplier=nvfp4_multiplier(block, level, fmt), factor=factor, block=block, tensor_level=level)
 
@@ -223,16 +227,16 @@ def _tensor_level(block_amax: Tensor, fmt: Format, tensor_amax: Tensor | None) -
         amax = block_amax.amax(-2, keepdim=True) if fmt.rule == "ct_token" else block_amax.amax()
     if fmt.rule == "torchao":
         # Below this the factor (1 / level) / block would overflow: the tensor counts as zero.
-        return _lift_(amax / NVFP4_RANGE, 1.0, below=2.0**-119)
+        return _lift_(amax / constant(NVFP4_RANGE, amax), 1.0, below=2.0**-119)
     # compressed-tensors divides a number by a tensor, which torch does by a reciprocal: the last bit depends on it.
-    level = amax.clamp(min=FLOAT32_TINY).reciprocal_().mul_(constant(NVFP4_RANGE))
+    level = amax.clamp(min=FLOAT32_TINY).reciprocal_().mul_(constant(NVFP4_RANGE, amax))
     return level.nan_to_num_(nan=1.0, posinf=1.0)
 
 
 def _lift_(scale: Tensor, value: float, *, below: float) -> Tensor:
     """Add `value` in place where `scale` >= 0 lies `below` a bound so small that the sum is `value`: a third cheaper
     than a choice."""
-    return scale.add_(scale < constant(below), alpha=value)
+    return scale.add_(scale < constant(below, scale), alpha=value)
 
 
 def nvfp4_multiplier(block: Tensor, level: Tensor, fmt: Format) -> Tensor:
