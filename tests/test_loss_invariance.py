@@ -9,7 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.loss import AGGREGATIONS, count_totals, policy_loss, start
+from harness.advantage import KINDS, group_advantage, informative_groups, overlong_penalty
+from harness.loss import AGGREGATIONS, batch_normalize, count_totals, policy_loss, start
+from harness.metrics import by_entropy, by_position, correction_metrics, mismatch_metrics
+from harness.numerics.logprobs import selected_logp
+from methods import METHODS
 from tests.loss_cases import Algo, assert_exact, random_batch, rows_of, value_and_gradient
 
 
@@ -100,3 +104,30 @@ def test_nothing_kept_gives_zero_connected_to_the_graph(agg: str, denom: str) ->
         c = replace(start(b, 0.2, 0.2), keep=torch.zeros_like(mask))
         loss, grad = value_and_gradient(logp, b, c, Algo(agg=agg, denom=denom))
         assert loss == 0 and torch.equal(grad, torch.zeros_like(grad))
+
+
+def test_every_tensor_is_made_on_the_device_of_the_arguments() -> None:
+    """With another default device, a tensor made without naming one cannot meet the arguments."""
+    logp, batch = random_batch("device", dtype=torch.float32)
+    batch = replace(batch, extras={"ref_logp": batch.old_logp})
+    logits, ids = torch.zeros(5, 7, requires_grad=True), torch.zeros(5, dtype=torch.int64)
+    scores, group = torch.arange(6.0), torch.tensor([0, 0, 1, 1, 2, 2])
+    with torch.device("meta"):
+        for loss in ("ppo", "gspo", "cispo", "reinforce"):
+            for agg in AGGREGATIONS:
+                c = start(batch, 0.2, 0.2)
+                for method in METHODS.values():
+                    for part in method.parts:
+                        c = part.correct(c, batch, {})
+                c = replace(c, weight=batch_normalize(c.weight, batch.mask, "sequence"))
+                algo = Algo(loss=loss, agg=agg, kl_coef=0.1, kl_type="k3+")
+                value_and_gradient(logp, batch, c, algo)
+        correction_metrics(c, batch.mask)
+        mismatch_metrics(batch.old_logp, batch.rollout_logp, batch.mask, cap=2.0, entropy=-batch.old_logp)
+        by_position(batch.old_logp, batch.rollout_logp, batch.mask)
+        by_entropy(batch.old_logp, batch.rollout_logp, batch.mask, -batch.old_logp)
+        for chunk in (None, 2):
+            selected_logp(logits, ids, 0.5, chunk=chunk)[0].sum().backward()
+        for kind in KINDS:
+            assert group_advantage(scores, group, kind, 1e-6).device.type == "cpu"
+        assert informative_groups(scores, group).all() and overlong_penalty(group, 4, 2).device.type == "cpu"

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from harness.api import Plan, Site, Step
 from harness.loss import batch_normalize
+from harness.metrics import correction_metrics
 from harness.numerics.formats import format_named
 from harness.numerics.quantize import dequantize, quantize
 from harness.seeds import generator
@@ -58,6 +59,7 @@ def test_golden_sequence_weights() -> None:
     c = corrected([TIS(cap=2.0, level="sequence")], batch)
     assert_published(c.weight[:, 0], torch.tensor([2, 0.522046, 1], dtype=torch.float64))
     assert_published(value_and_gradient(logp, batch, c, Algo())[0].item(), -0.825171)
+    assert_published(correction_metrics(c, batch.mask)["correction/ess"], 0.789896)
     normal = replace(c, weight=batch_normalize(c.weight, batch.mask, "sequence"))
     assert_published(value_and_gradient(logp, batch, normal, Algo())[0].item(), -0.702863)
     ratios = log_rho(batch.old_logp, batch.rollout_logp, batch.mask, "sequence").exp()
