@@ -30,6 +30,8 @@ from harness.trainers.local import Diverged, Scores, Sequences
 
 REFERENCE = "fp32"
 """The precision in which runs are compared."""
+PROFILE_EVERY = 5
+"""Steps between profiles of the mismatch over positions and entropies."""
 NUM_AFTER_SYNC = 32
 """Prompts that `Part.after_sync` may calibrate on: held-out ones, the same at every push."""
 METRIC_CAP = 2.0
@@ -76,10 +78,10 @@ def grpo_step(run: Run) -> dict[str, Any]:
         step=step,
         extras=extras,
     )
-    row |= mismatch_metrics(train_logp, rollout_logp, mask, cap=METRIC_CAP, entropy=scores.entropy.detach())
-    row |= by_position(train_logp, rollout_logp, mask) | by_entropy(
-        train_logp, rollout_logp, mask, scores.entropy.detach()
-    )
+    entropy = scores.entropy.detach()
+    row |= mismatch_metrics(train_logp, rollout_logp, mask, cap=METRIC_CAP, entropy=entropy)
+    if step.index % PROFILE_EVERY == 0:
+        row |= by_position(train_logp, rollout_logp, mask) | by_entropy(train_logp, rollout_logp, mask, entropy)
 
     with clock("update"):
         correction = normalized(run, composed.correct(start(batch, algo.eps_low, algo.eps_high), batch), mask)
@@ -89,7 +91,8 @@ def grpo_step(run: Run) -> dict[str, Any]:
         ]
         composed.refit(trainer.model, replace(step, index=step.index + 1))
     row |= update_metrics(updates)
-    row |= {f"part/{name}": value for memory in composed.memory for name, value in memory.items()}
+    for part, memory in zip(composed.parts, composed.memory, strict=True):
+        row |= {f"part/{type(part).__name__}.{name}": value for name, value in memory.items()}
     seconds = clock.stop()
     row |= {f"time/{stage}_s": value for stage, value in seconds.items()}
     return row | {"rollout/tokens_per_s": row["rollout/tokens"] / max(seconds["generate"], 1e-9)}
