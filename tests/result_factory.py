@@ -91,7 +91,7 @@ def series(values: dict[str, Any], rng: np.random.Generator, rollout: np.ndarray
                 "by_position/k3": profile,
                 "by_position/absdiff": [0.1] * 9,
                 "by_position/count": [256.0] * 9,
-                "by_entropy/entropy": [0.0, 0.1, 0.5, 1.0],
+                "by_entropy/entropy": [0.0, 0.01, 0.1, 1.0],
                 "by_entropy/k3": [level * scale for scale in (0.1, 0.5, 1.5, 2.0)],
                 "by_entropy/absdiff": [0.1] * 4,
                 "by_entropy/count": [1500.0, 400.0, 200.0, 204.0],

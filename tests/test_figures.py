@@ -1,0 +1,210 @@
+"""Figures: curves against numbers by hand, looks that stay apart, and drawings that hold the data they show."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+import pytest
+from matplotlib.colors import to_rgb
+
+from harness.arms import Arm, group_arms
+from harness.curves import load_series, over_evaluations, over_profile, over_steps
+from harness.figures import STYLE, draw_all, overview, scores
+from harness.leaderboard import leaderboard
+from harness.panels import INK, looks_of, small_multiples, style_name
+from harness.results import RunResult, write_result
+from tests import result_factory as factory
+
+MANY = (
+    *factory.QUICK,
+    ("bf16_tis", "bf16", "decoupled"),
+    ("mis", "int4", "decoupled"),
+    ("icepop", "int4", "decoupled"),
+    ("naive", "int3", "decoupled"),
+)
+
+
+def arm_of(*results: RunResult) -> Arm:
+    (arm,) = group_arms(results)
+    return arm
+
+
+def two_seeds() -> tuple[Arm, list[RunResult]]:
+    results = [factory.result("naive", "int4", seed=seed)[0] for seed in range(2)]
+    return arm_of(*results), results
+
+
+def test_over_steps_by_hand() -> None:
+    arm, (a, b) = two_seeds()
+    series = {a.run_id: {"x": [1.0, 3.0, np.nan, 8.0]}, b.run_id: {"x": [3.0, np.inf]}}
+    band = over_steps(arm, series, "x")
+    np.testing.assert_array_equal(band.x, [1, 2, 3, 4])
+    np.testing.assert_array_equal(band.middle, [2, 3, np.nan, 8])
+    np.testing.assert_array_equal(band.low, [1, 3, np.nan, 8])
+    np.testing.assert_array_equal(band.high, [3, 3, np.nan, 8])
+    smooth = over_steps(arm, {a.run_id: {"x": [1.0, 3.0, np.nan, 8.0]}}, "x", "median", window=2)
+    np.testing.assert_array_equal(smooth.middle, [1, 2, 3, 8])
+    assert len(over_steps(arm, series, "y").x) == 0
+
+
+def test_a_diverged_run_ends_with_a_mark() -> None:
+    ok, broken = factory.result("naive", "int4")[0], factory.result("naive", "int4", seed=1, status="diverged")[0]
+    series = {ok.run_id: {"x": [1.0] * 5}, broken.run_id: {"x": [2.0, 7.0, np.nan]}}
+    assert over_steps(arm_of(ok, broken), series, "x").ends == ((2.0, 7.0),)
+    last = max(broken.evals, key=lambda record: record.step)
+    assert over_evaluations(arm_of(ok, broken), last.site).ends == ((20.0, last.accuracy),)
+
+
+def test_over_evaluations_is_the_mean_over_seeds() -> None:
+    arm, results = two_seeds()
+    band = over_evaluations(arm, "rollout")
+    assert band.x.tolist() == [0, 20, 40, 60, 80]
+    values = np.array([[r.accuracy for r in run.evals if r.site == "rollout"] for run in results], dtype=np.float64)
+    np.testing.assert_allclose(band.middle, values.mean(axis=0))
+    np.testing.assert_allclose(band.high, values.max(axis=0))
+
+
+def test_a_profile_weighs_steps_by_their_tokens() -> None:
+    arm, (a, b) = two_seeds()
+    columns = {
+        "by_position/position": [[0.0, 1.0], [0.0, 1.0, 2.0]],
+        "by_position/k3": [[1.0, 5.0], [4.0, np.nan, 7.0]],
+        "by_position/count": [[10.0, 10.0], [20.0, 0.0, 1.0]],
+    }
+    band = over_profile(arm, {a.run_id: columns}, "by_position", "position", "k3")
+    assert band.x.tolist() == [0, 1, 2] and band.middle.tolist() == [3, 5, 7]
+    assert len(over_profile(arm, {b.run_id: {"reward/mean": [1.0]}}, "by_position", "position", "k3").x) == 0
+
+
+def drawn(ax: Any, colour: str) -> list[np.ndarray]:
+    """y data of the lines of a colour, crosses left out."""
+    lines = [np.array(line.get_xydata())[:, 1] for line in ax.lines if to_rgb(line.get_color()) == to_rgb(colour)]
+    return [values for values in lines if len(values) > 1]
+
+
+def test_panels_hold_their_data_and_the_control() -> None:
+    pairs = factory.sweep_results(MANY, seeds=2)
+    arms = group_arms([result for result, _ in pairs])
+    looks = looks_of(arms, "bf16")
+    with mpl.rc_context(fname=STYLE):
+        figure = small_multiples(
+            arms, lambda arm: over_evaluations(arm, "reference"), "x", "y", looks=looks, control="bf16"
+        )
+    assert figure is not None
+    axes = {ax.get_title(loc="left"): ax for ax in figure.axes if ax.get_title(loc="left")}
+    assert list(axes) == ["bf16", "int8", "fp8_block", "nvfp4", "int4", "int3"]
+    control = next(arm for arm in arms if arm.method == "bf16")
+    for ax in axes.values():
+        np.testing.assert_array_equal(drawn(ax, INK), [over_evaluations(control, "reference").middle])
+    for arm in arms:
+        expected = over_evaluations(arm, "reference").middle
+        assert any(np.array_equal(line, expected) for line in drawn(axes[arm.precision], looks[style_name(arm)].colour))
+    assert [text.get_text() for text in figure.legends[0].texts][:2] == ["bf16", "bf16_tis"]
+    assert len(figure.legends[0].texts) == len(looks)
+
+
+def test_looks_differ_in_colour_and_in_grey_and_stay_the_same_between_sweeps() -> None:
+    few, many = (
+        looks_of(group_arms([r for r, _ in factory.sweep_results(a, 1)]), "bf16") for a in (factory.QUICK, MANY)
+    )
+    for name in ("bf16", "naive", "flashrl", "naive bypass_ppo"):
+        assert few[name] == many[name]
+    assert len({look.colour for look in many.values()}) == len(many)
+    assert len({look.marker for look in many.values()}) == len(many)
+    assert len({str(look.dash) for look in many.values()}) >= len(many) - 1  # the control and TIS are solid
+
+
+def test_a_logarithmic_panel_says_what_is_exactly_zero() -> None:
+    results = [factory.result()[0], factory.result("zero_mismatch")[0]]
+    arms = group_arms(results)
+    series = {results[0].run_id: {"k": [1e-4, 2e-4]}, results[1].run_id: {"k": [0.0, 0.0]}}
+    figure = small_multiples(
+        arms,
+        lambda arm: over_steps(arm, series, "k"),
+        "x",
+        "y",
+        looks=looks_of(arms, "bf16"),
+        control="bf16",
+        is_log=True,
+    )
+    assert figure is not None
+    assert [text.get_text() for text in figure.axes[0].texts] == ["zero_mismatch: exactly 0"]
+    assert small_multiples(arms, lambda arm: over_steps(arm, {}, "k"), "x", "y", looks={}, control="bf16") is None
+
+
+def test_scores_stand_side_by_side() -> None:
+    results = [result for result, _ in factory.sweep_results(seeds=2)]
+    arms, board = group_arms(results), {str(r["arm"]): r for r in leaderboard(results).to_dict("records")}
+    (ax,) = scores(arms, board).axes
+    assert [label.get_text() for label in ax.get_yticklabels()][:2] == ["bf16  bf16", "int8  naive"]
+    dots = [np.array(line.get_xydata()) for line in ax.lines if len(np.array(line.get_xydata())) == 1]
+    points = {(round(float(dot[0, 1])), float(dot[0, 0])) for dot in dots}
+    for y, arm in enumerate(arms):
+        for column in ("accuracy", "rollout_accuracy", "reward"):
+            assert (y, board[arm.label][column]) in points
+
+
+def test_the_overview_focuses_on_the_precision_with_most_arms() -> None:
+    pairs = factory.sweep_results(MANY, seeds=1)
+    results = [result for result, _ in pairs]
+    arms = group_arms(results)
+    board = {str(r["arm"]): r for r in leaderboard(results).to_dict("records")}
+    with mpl.rc_context(fname=STYLE):
+        figure = overview(arms, {r.run_id: _columns(s) for r, s in pairs}, board, looks_of(arms, "bf16"), "bf16")
+        figure.draw_without_rendering()
+    left, top, bottom = figure.axes
+    assert "int4" in top.get_title(loc="left")
+    assert len(top.lines) == len(bottom.lines) == 6
+    assert bottom.get_yscale() == "log"
+    for legend, ax in zip(figure.subfigs[0].legends + figure.subfigs[1].legends, (left, top), strict=True):
+        assert legend.get_window_extent().y0 >= ax.get_window_extent().y1, "legend over the data"
+
+
+def _columns(rows: list[dict[str, Any]]) -> dict[str, list[Any]]:
+    return {name: [row[name] for row in rows] for name in rows[0]}
+
+
+def write(folder: Path, pairs: list[tuple[RunResult, list[dict[str, Any]]]]) -> None:
+    for result, series in pairs:
+        write_result(folder / "runs" / "quick", result, series)
+
+
+def test_draw_all(tmp_path: Path) -> None:
+    pairs = factory.sweep_results((*factory.QUICK[:2], factory.QUICK[5]), seeds=2)
+    write(
+        tmp_path,
+        [*pairs, factory.result("naive", "int3", status="failed"), factory.result("mis", "int4", status="diverged")],
+    )
+    paths = draw_all(tmp_path, tmp_path / "out", "quick")
+    names = ["overview", "scores", "accuracy", "reward", "mismatch", "mismatch_position", "mismatch_entropy"]
+    assert paths == [tmp_path / "out" / f"{name}.png" for name in names]
+    for path in paths:
+        data = path.read_bytes()
+        width, height = struct.unpack(">II", data[16:24])
+        assert width == (1480 if path.stem == "overview" else 1350) and 300 < height < 1500
+    pixels = mpl.image.imread(paths[0])  # pyright: ignore[reportAttributeAccessIssue]
+    assert 0.005 < np.mean(pixels[..., :3].min(axis=-1) < 0.5) < 0.3
+    before = paths[2].read_bytes()
+    draw_all(tmp_path, tmp_path / "out", "quick")
+    assert paths[2].read_bytes() == before
+
+
+def test_one_set_per_context(tmp_path: Path) -> None:
+    write(tmp_path, [factory.result(task__n=n, seed=s) for n in (8, 16) for s in range(2)])
+    names = {path.name for path in draw_all(tmp_path, tmp_path / "out", "quick", formats=("svg",))}
+    assert {"accuracy-n8.svg", "accuracy-n16.svg"} <= names and len(names) == 14
+
+
+def test_nothing_but_failures_is_drawn_empty(tmp_path: Path) -> None:
+    write(tmp_path, [factory.result(status="failed")])
+    assert [path.stem for path in draw_all(tmp_path, tmp_path / "out", "quick")] == ["overview", "scores"]
+    assert load_series(tmp_path / "runs" / "quick", [factory.result(status="failed")[0]]) == {}
+
+
+def test_no_results_is_an_error_in_words(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="'quick' has no results"):
+        draw_all(tmp_path, tmp_path / "out", "quick")
