@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,66 +9,25 @@ import torch
 from scipy.stats import chisquare
 from torch import Tensor
 
-from harness.api import Plan, Rollout
+from harness.api import Plan
 from harness.engines.embedded import EmbeddedEngine
-from harness.models.decoder import Decoder, DecoderConfig, response_hidden
+from harness.models.decoder import DecoderConfig, response_hidden
 from harness.numerics.formats import format_named
 from harness.numerics.logprobs import selected_logp
-
-QWEN3 = DecoderConfig(
-    vocab_size=24, num_layers=3, hidden_size=32, num_heads=4, num_kv_heads=2, head_dim=16, intermediate_size=64,
-    max_positions=128,
-)  # fmt: skip
-QWEN2 = replace(QWEN3, qk_norm=False, attention_bias=True, head_dim=8, tie_embeddings=False)
-FP32 = Plan(rollout_weights=format_named("fp32"))
-EOS, PAD = 1, 0
-EVEN = [[3, 4, 5, 6], [7, 8, 9, 10], [11, 3, 12, 4]]
-UNEVEN = [[3], [4, 5, 6, 7, 8, 9], [10, 11, 12], [4, 5, 6, 7, 8, 9]]
-
-
-def decoder(config: DecoderConfig = QWEN3, seed: int = 0, std: float = 0.2) -> Decoder:
-    """A random decoder with random gains and biases; a large `std` makes sharp distributions, as training does."""
-    generator = torch.Generator().manual_seed(seed)
-    model = Decoder(config, generator, init_std=std)
-    with torch.no_grad():
-        for tensor in model.parameters():
-            if tensor.dim() == 1:
-                tensor.add_(torch.randn(tensor.shape, generator=generator), alpha=0.2)
-    return model
-
-
-def weights(model: Decoder) -> Iterator[tuple[str, Tensor]]:
-    """The stream a trainer sends."""
-    return ((name, tensor.detach()) for name, tensor in model.named_parameters())
-
-
-def loaded(model: Decoder, plan: Plan = FP32, **options: Any) -> EmbeddedEngine:
-    """An engine with the model's weights."""
-    engine = EmbeddedEngine(model.config, plan, eos_id=EOS, pad_id=PAD, **options)
-    engine.load_weights(weights(model))
-    return engine
-
-
-def sample(engine: EmbeddedEngine, prompts: list[list[int]], **options: Any) -> Rollout:
-    """`generate` with defaults."""
-    return engine.generate(
-        prompts, **({"num_samples": 4, "max_new_tokens": 12, "temperature": 1.0, "seed": 5} | options)
-    )
-
-
-def trainer_logp(model: Decoder, prompts: list[list[int]], out: Rollout, temperature: float = 1.0) -> Tensor:
-    """[B, T] by one full forward pass over right-padded rows, 0 where padded."""
-    samples, num_tokens = len(out.lengths) // len(prompts), out.token_ids.shape[1]
-    rows = [prompt for prompt in prompts for _ in range(samples)]
-    ids = torch.full((len(rows), max(map(len, rows)) + num_tokens), PAD)
-    for i, prompt in enumerate(rows):
-        ids[i, : len(prompt)] = torch.tensor(prompt)
-        ids[i, len(prompt) : len(prompt) + num_tokens] = out.token_ids[i]
-    lens = torch.tensor([len(row) for row in rows])
-    with torch.no_grad():
-        logits = model.head(response_hidden(model, ids, lens, num_tokens))
-        logp, _ = selected_logp(logits.flatten(0, 1), out.token_ids.flatten(), temperature)
-    return torch.where(torch.arange(num_tokens) < out.lengths[:, None], logp.view_as(out.logp), 0.0)
+from tests.engines.engine_cases import (
+    EOS,
+    EVEN,
+    FP32,
+    PAD,
+    QWEN2,
+    QWEN3,
+    UNEVEN,
+    decoder,
+    loaded,
+    sample,
+    trainer_logp,
+    weights,
+)
 
 
 @pytest.mark.parametrize("std", [0.05, 0.2])

@@ -10,27 +10,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.api import MERGED, Passport, Plan, weight_format
+from harness.api import MERGED, Passport, weight_format
 from harness.engines.embedded import EmbeddedEngine
 from harness.engines.live_weights import FUSED
 from harness.engines.support import SUPPORTS
 from harness.models.decoder import Decoder, DecoderConfig, tensor_shapes
 from harness.numerics.formats import Format, format_named
 from harness.numerics.quantize import dequantize, quantize
+from tests.engines.engine_cases import PAIRS, WEIGHTS, loaded, plan_of, weights
 
 CONFIG = DecoderConfig(
     vocab_size=20, num_layers=3, hidden_size=64, num_heads=4, num_kv_heads=2, head_dim=16, intermediate_size=96
 )
-WEIGHTS = (
-    "fp32", "bf16", "fp16", "e4m3_tensor", "e4m3_channel", "e4m3_block", "int8_channel", "int8_channel_ct",
-    "int4_g32", "int4_g32_asym", "int3_g32", "int2_g16_asym", "int4_g32_qat", "nvfp4", "nvfp4_torchao", "mxfp4",
-    "mxfp8",
-    "nf4", "nf4_dq",
-)  # fmt: skip
-PAIRS = (
-    ("int8_channel", "int8_token"), ("e4m3_channel", "e4m3_token"), ("e4m3_block", "e4m3_1x128"),
-    ("nvfp4", "nvfp4_act"), ("mxfp8", "mxfp8"), ("bf16", "bf16"), ("fp16", "fp16"),
-)  # fmt: skip
 
 
 def model_of(config: DecoderConfig = CONFIG, seed: int = 0) -> Decoder:
@@ -41,24 +32,6 @@ def model_of(config: DecoderConfig = CONFIG, seed: int = 0) -> Decoder:
         for tensor in model.parameters():
             tensor.view(-1)[0] += torch.rand((), generator=generator)
     return model
-
-
-def weights(model: Decoder) -> Iterator[tuple[str, Tensor]]:
-    """The stream a trainer sends."""
-    return ((name, tensor.detach()) for name, tensor in model.named_parameters())
-
-
-def loaded(plan: Plan, model: Decoder) -> EmbeddedEngine:
-    """An engine with the model's weights."""
-    engine = EmbeddedEngine(model.config, plan, eos_id=1, pad_id=0)
-    engine.load_weights(weights(model))
-    return engine
-
-
-def plan_of(name: str, acts: str | None = None, **more: object) -> Plan:
-    """A rollout plan by format names."""
-    values = {"rollout_weights": format_named(name), "rollout_acts": format_named(acts) if acts else None} | more
-    return Plan(**values)  # pyright: ignore[reportArgumentType]
 
 
 def live(engine: EmbeddedEngine, name: str) -> Tensor:
@@ -90,7 +63,7 @@ def expected(model: Decoder, name: str, fmt: Format) -> Tensor:
 @pytest.mark.parametrize("name", WEIGHTS)
 def test_every_linear_holds_its_own_quantization(name: str) -> None:
     model, fmt = model_of(), format_named(name)
-    engine = loaded(plan_of(name), model)
+    engine = loaded(model, plan_of(name))
     base = {"fp32": torch.float32, "fp16": torch.float16}.get(name, torch.bfloat16)
     found = formats_of(engine.realized_plan())
     assert set(found) == set(tensor_shapes(CONFIG))
@@ -114,7 +87,7 @@ def test_every_linear_holds_its_own_quantization(name: str) -> None:
 def test_passport_lines_are_the_codes() -> None:
     model = model_of()
     name = "model.layers.1.mlp.up_proj.weight"
-    engine = loaded(plan_of("int8_channel", "int8_token"), model)
+    engine = loaded(model, plan_of("int8_channel", "int8_token"))
     record = next(r for r in engine.realized_plan().weights if r.name == name)
     q = quantize(dict(model.named_parameters())[name].detach().to(torch.bfloat16), format_named("int8_channel"))
     assert q.scale is not None
@@ -126,22 +99,22 @@ def test_passport_lines_are_the_codes() -> None:
         "e4m3_tensor": ("float8_e4m3fn", ()), "bf16": ("bfloat16", None), "mxfp4": ("uint8", (96, 2)),
     }  # fmt: skip
     for fmt, (dtype, shape) in shapes.items():
-        record = next(r for r in loaded(plan_of(fmt), model).realized_plan().weights if r.name == name)
+        record = next(r for r in loaded(model, plan_of(fmt)).realized_plan().weights if r.name == name)
         assert (record.dtype, record.scale_shape) == (dtype, shape), fmt
     other = model_of(seed=1)
     hashes = [
-        {r.name: r.hash for r in loaded(plan_of("bf16"), m).realized_plan().weights} for m in (model, model, other)
+        {r.name: r.hash for r in loaded(m, plan_of("bf16")).realized_plan().weights} for m in (model, model, other)
     ]
     assert hashes[0] == hashes[1] and all(hashes[0][n] != hashes[2][n] for n in hashes[0])
 
 
 @pytest.mark.parametrize(("name", "acts"), PAIRS)
 def test_activation_formats_are_read_from_the_layers(name: str, acts: str) -> None:
-    engine = loaded(plan_of(name, acts), model_of())
+    engine = loaded(model_of(), plan_of(name, acts))
     passport = engine.realized_plan()
     assert set(passport.acts) == {n for n in tensor_shapes(CONFIG) if n.endswith("_proj.weight")}
     assert set(passport.acts.values()) == {format_named(acts).name}
-    plain = loaded(plan_of(name), model_of())
+    plain = loaded(model_of(), plan_of(name))
     if format_named(acts).tile is not None:
         x = torch.randn(5, 64, generator=torch.Generator().manual_seed(0))
         assert not torch.equal(engine.weights.linears["0.qkv"](x), plain.weights.linears["0.qkv"](x))
@@ -157,7 +130,7 @@ def test_corrupted_or_replaced_weights_are_found() -> None:
         lambda e: setattr(e.weights.linears["0.out"], "weight", e.weights.linears["0.out"].weight.clone()),
         lambda e: e.weights.stacks["embed"].view(-1)[5].neg_(),
     ):
-        engine = loaded(plan_of("int4_g32"), model_of())
+        engine = loaded(model_of(), plan_of("int4_g32"))
         engine.realized_plan()
         corrupt(engine)
         with pytest.raises(RuntimeError, match=r"was replaced|is not the .* tensor that was loaded"):
@@ -166,7 +139,7 @@ def test_corrupted_or_replaced_weights_are_found() -> None:
 
 def test_trainer_updates_do_not_reach_the_engine() -> None:
     model = model_of()
-    engine = loaded(plan_of("fp32"), model)
+    engine = loaded(model, plan_of("fp32"))
     before = engine.realized_plan()
     with torch.no_grad():
         for tensor in model.parameters():
@@ -178,7 +151,7 @@ def test_exceptions_and_the_head() -> None:
     model = model_of()
     exceptions = (("model.layers.0.*_proj.weight", None), ("*.down_proj.weight", format_named("int8_channel")))
     plan = plan_of("int4_g32", exceptions=exceptions, lm_head=format_named("fp32"))
-    engine = loaded(plan, model)
+    engine = loaded(model, plan)
     found = formats_of(engine.realized_plan())
     assert found["lm_head.weight"] == "fp32" and found["model.embed_tokens.weight"] == "bf16"
     assert found["model.layers.0.mlp.down_proj.weight"] == "bf16"  # the first matching pattern wins
@@ -190,7 +163,7 @@ def test_exceptions_and_the_head() -> None:
     embedding = model.model.embed_tokens.weight.detach()
     assert torch.equal(engine.weights.head.weight, embedding) and engine.weights.head.base == format_named("fp32")
     assert torch.equal(engine.weights.stacks["embed"], embedding.bfloat16().float())
-    quantized_head = loaded(plan_of("bf16", lm_head=format_named("int8_channel")), model)
+    quantized_head = loaded(model, plan_of("bf16", lm_head=format_named("int8_channel")))
     assert formats_of(quantized_head.realized_plan())["lm_head.weight"] == "int8_channel"
     with pytest.raises(ValueError, match="one fused matrix"):
         EmbeddedEngine(
@@ -224,7 +197,7 @@ def test_a_streamed_scale_is_used_as_is() -> None:
 
 def test_bad_streams_are_named_and_change_nothing() -> None:
     model = model_of()
-    engine = loaded(plan_of("int4_g32"), model)
+    engine = loaded(model, plan_of("int4_g32"))
     before = engine.realized_plan()
     other = dict(weights(model_of(seed=1)))
     norm = "model.norm.weight"
@@ -246,7 +219,7 @@ def test_bad_streams_are_named_and_change_nothing() -> None:
 
 def test_sync_metrics_count_changed_codes() -> None:
     model = model_of()
-    engine = loaded(plan_of("int8_channel", "int8_token"), model)
+    engine = loaded(model, plan_of("int8_channel", "int8_token"))
     assert engine.sync_metrics() == {"code_flip_rate": 0.0, "saturated_frac": 0.0}
     engine.load_weights(weights(model))
     assert engine.sync_metrics()["code_flip_rate"] == 0.0
@@ -273,7 +246,7 @@ def test_qwen2_biases_and_an_untied_head_are_loaded() -> None:
     with torch.no_grad():
         for layer in model.model.layers:
             layer.self_attn.k_proj.bias.normal_(generator=torch.Generator().manual_seed(1))
-    engine = loaded(plan_of("int4_g32"), model)
+    engine = loaded(model, plan_of("int4_g32"))
     assert set(formats_of(engine.realized_plan())) == set(tensor_shapes(config))
     bias = engine.weights.linears["2.qkv"].bias
     assert bias is not None
