@@ -85,12 +85,8 @@ def small_multiples(
     """
     bands = {arm.label: band for arm in arms if len((band := curve(arm)).x)}
     reference = [arm for arm in arms if arm.method == control and arm.label in bands]
-    panels: dict[str, list[Arm]] = {}
-    for arm in arms:
-        if arm.label in bands and arm not in reference:
-            panels.setdefault(arm.precision, []).append(arm)
-    if not panels:
-        panels = {arm.precision: [] for arm in reference}
+    others = [arm for arm in arms if arm.label in bands and arm not in reference]
+    panels = {arm.precision: [a for a in others if a.precision == arm.precision] for arm in others or reference}
     if not panels:
         return None
     columns = min((4, 3), key=lambda n: (-len(panels) % n, -n)) if len(panels) > 4 else len(panels)
@@ -102,12 +98,7 @@ def small_multiples(
         for arm in [*reference, *inside]:
             draw_band(ax, bands[arm.label], looks[style_name(arm)], is_log, marked)
         if is_log:
-            ax.set_yscale("log")
-            ax.minorticks_off()
-            zeros = [style_name(arm) for arm in inside if not (bands[arm.label].middle > 0).any()]
-            ax.text(
-                0.04, 0.98, "\n".join(f"{n}: exactly 0" for n in zeros), transform=ax.transAxes, fontsize=6.5, va="top"
-            )
+            _log_scale(ax, [style_name(arm) for arm in inside if not (bands[arm.label].middle > 0).any()])
         if x_linear_below is None:
             ax.xaxis.set_major_locator(MaxNLocator(5, integer=True))
         else:
@@ -118,7 +109,7 @@ def small_multiples(
         above.xaxis.set_tick_params(labelbottom=True)
     figure.supxlabel(x_label, fontsize=8)
     figure.supylabel(y_label, fontsize=8)
-    shown = [style_name(arm) for arm in [*reference, *(arm for inside in panels.values() for arm in inside)]]
+    shown = [style_name(arm) for arm in [*reference, *others]]
     legend(figure, {name: looks[name] for name in dict.fromkeys(shown)}, marked)
     return figure
 
@@ -135,6 +126,14 @@ def draw_band(ax: Axes, band: Band, look: Look, is_log: bool = False, marked: bo
     ax.plot(band.x, middle, color=look.colour, linestyle=look.dash, marker=marker, linewidth=width, zorder=front)
     for x, y in band.ends:
         ax.plot(x, y, marker="x", markersize=6, color=look.colour, zorder=4)
+
+
+def _log_scale(ax: Axes, zeros: Sequence[str]) -> None:
+    """A logarithmic y axis, which cannot show the arms that are exactly 0: they are named."""
+    ax.set_yscale("log")
+    ax.minorticks_off()
+    said = "\n".join(f"{name}: exactly 0" for name in zeros)
+    ax.text(0.04, 0.98, said, transform=ax.transAxes, fontsize=6.5, va="top")
 
 
 def legend(figure: Figure | SubFigure, looks: Looks, marked: bool, columns: int = 5) -> None:
