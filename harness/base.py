@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from harness.models.checkpoint import content_hash, save_decoder
-from harness.models.decoder import Decoder, DecoderConfig, response_hidden
+from harness.models.decoder import Decoder, DecoderConfig
 from harness.models.tokenizer import BOS_ID, save_tokenizer
 from harness.seeds import generator, stable_seed
 from harness.tasks import Demonstrated, Item
@@ -227,7 +227,7 @@ def _answer_logits(
     assert len({(len(p), len(a)) for p, a in zip(prompts, answers, strict=True)}) == 1
     ids = torch.tensor([[*p, *a] for p, a in zip(prompts, answers, strict=True)])
     size = len(prompts[0])
-    return model.head(response_hidden(model, ids[:, :-1], size, ids.shape[1] - size)), ids[:, size:]
+    return model.head(model.hidden(ids[:, :-1])[:, size - 1 :]), ids[:, size:]
 
 
 def _complete(config: DecoderConfig, task: Demonstrated) -> DecoderConfig:
