@@ -68,13 +68,12 @@ def grpo_step(run: Run) -> dict[str, Any]:
         if not torch.isfinite(train_logp[seqs.sampled]).all():
             raise Diverged("a log-probability of the trainer is not finite")
         extras = {"ref_logp": trainer.reference_logp(seqs)} if trainer.reference is not None else {}
-    old_logp = rollout_logp if algo.mode == "bypass_ppo" else train_logp
     batch = TokenBatch(
         token_ids=seqs.token_ids,
         mask=mask,
         adv=adv,
         rollout_logp=rollout_logp,
-        old_logp=old_logp,
+        old_logp=train_logp,
         step=step,
         extras=extras,
     )
@@ -84,8 +83,9 @@ def grpo_step(run: Run) -> dict[str, Any]:
         row |= by_position(train_logp, rollout_logp, mask) | by_entropy(train_logp, rollout_logp, mask, entropy)
 
     with clock("update"):
-        correction = normalized(run, composed.correct(start(batch, algo.eps_low, algo.eps_high), batch), mask)
-        row |= correction_metrics(correction, mask)
+        correction = start(batch, algo.eps_low, algo.eps_high)
+        if algo.mode == "decoupled":
+            correction = normalized(run, composed.correct(correction, batch), mask)
         updates = [
             update(run, seqs, batch, correction, rows, scores if is_single else None) for rows in minibatches(run, step)
         ]
@@ -119,13 +119,16 @@ def update(
     rows = rows.to(seqs.ids.device)
     if len(rows) < len(seqs.ids) or scores is None:
         seqs, batch, correction = seqs.take(rows), take_batch(batch, rows), take_correction(correction, rows)
-    if algo.mode == "bypass_pg" or any(has_hook(part, "correct_update") for part in composed.parts):
+    is_bypass = algo.mode != "decoupled"
+    hooks = ("correct", "correct_update") if is_bypass else ("correct_update",)
+    if any(has_hook(part, hook) for part in composed.parts for hook in hooks):
         scores = scores or trainer.score(seqs, keep_graph=True)
-        current = scores.logp.detach()
-        if algo.mode == "bypass_pg":  # the weight is that of the live policy, as a constant (losses.md section 5)
-            batch = replace(batch, old_logp=current)
-            correction = normalized(run, composed.correct(start(batch, algo.eps_low, algo.eps_high), batch), batch.mask)
-        correction = composed.correct_update(correction, current, batch)
+        live = replace(batch, old_logp=scores.logp.detach())
+        if is_bypass:  # there is no policy before the update: rules see the live one, as a constant (losses.md 5)
+            correction = normalized(run, composed.correct(start(live, algo.eps_low, algo.eps_high), live), batch.mask)
+        correction = composed.correct_update(correction, live.old_logp, batch)
+    if algo.mode == "bypass_ppo":
+        batch = replace(batch, old_logp=batch.rollout_logp)
     totals = count_totals(batch.mask, correction.keep, run.max_new_tokens)
     objective = composed.token_loss()
     adds = [part for part in composed.parts if has_hook(part, "aux_loss")]
@@ -148,13 +151,14 @@ def update(
         return loss, sums
 
     loss, sums = trainer.accumulate(seqs, loss_of, scores, wants_logits=bool(adds))
-    return {"train/loss": loss} | trainer.step(), sums
+    return {"train/loss": loss} | trainer.step() | correction_metrics(correction, batch.mask), sums
 
 
 def update_metrics(updates: list[tuple[dict[str, float], dict[str, float]]]) -> dict[str, float]:
     """Means over the updates of one batch, and clip fractions over all their tokens."""
     rows, sums = [row for row, _ in updates], [sums for _, sums in updates]
-    means = {name: sum(row[name] for row in rows) / len(rows) for name in rows[0]}
+    shared = [name for name in rows[0] if all(name in row for row in rows)]
+    means = {name: sum(row[name] for row in rows) / len(rows) for name in shared}
     return means | clip_metrics({name: sum(s[name] for s in sums) for name in sums[0]})
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -11,7 +11,7 @@ import torch
 
 from harness.collect import chosen_rows
 from harness.loop import evaluate, grpo_step, train
-from harness.provenance import tensors_hash
+from harness.provenance import ROOT, tensors_hash
 from harness.run import Run
 from harness.tasks import Score
 from harness.trainers.local import Diverged, schedule
@@ -68,6 +68,14 @@ def test_on_policy_decoupled_and_bypass_pg_take_the_same_first_step(tmp_path: Pa
     assert a[0]["train/grad_norm"] == pytest.approx(b[0]["train/grad_norm"], rel=1e-5)
     assert a[0]["train/loss"] != pytest.approx(b[0]["train/loss"], rel=1e-3)
     assert (parameters(decoupled) - parameters(bypass)).abs().max() < 1e-6
+
+
+def test_rejection_acts_in_every_mode(tmp_path: Path) -> None:
+    """In the bypass modes the rule compares the live policy with the sampler; the clip's denominator is the sampler."""
+    for mode in ("decoupled", "bypass_ppo", "bypass_pg"):
+        words = ("method=k3_rs", "precision=int4", f"algo.mode={mode}", "knobs.K3RS.hi=0.002")
+        _, rows = stepped(tmp_path, *words, steps=1)
+        assert 0.0 < rows[0]["correction/seq_kept_frac"] < 1.0, mode
 
 
 def test_without_mismatch_a_correction_changes_nothing(tmp_path: Path) -> None:
@@ -187,6 +195,33 @@ def test_evaluation_is_the_same_for_equal_weights_and_covers_both_sites(tmp_path
     assert [e.precision for e in first] == ["fp32", "int4"]
     assert [e.correct for e in first] == [e.correct for e in second]
     assert len(first[0].correct) == 32
+
+
+@pytest.mark.golden
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("method=bf16",),
+        ("method=flashrl", "precision=int8"),
+        ("method=naive", "precision=nvfp4", "algo.mode=bypass_ppo", "algo.num_minibatches=2"),
+        ("method=fp16",),
+    ],
+    ids=lambda words: "-".join(word.partition("=")[2] for word in words),
+)
+def test_losses_are_the_committed_ones(
+    tmp_path: Path, golden: Callable[[str, object], None], request: pytest.FixtureRequest, words: tuple[str, ...]
+) -> None:
+    """Per-step numbers to the last bit, by CPU instruction set and torch version, where float kernels are the same."""
+    _, rows = stepped(tmp_path, *words, steps=3)
+    names = ("train/loss", "train/grad_norm", "mismatch/kl_k3", "reward/accuracy")
+    where = (
+        f"{torch.backends.cpu.get_cpu_capability().lower().replace(' ', '')}-torch{torch.__version__.partition('+')[0]}"
+    )
+    name = f"loop-{request.node.callspec.id}.{where}"
+    path = ROOT / "tests" / "golden" / f"{name}.json"
+    if not path.exists() and not request.config.getoption("--rewrite-golden"):
+        pytest.skip(f"no golden numbers for {where}; `make golden` writes them")
+    golden(name, [[row[key] for key in names] for row in rows])
 
 
 def test_schedules_start_and_end_where_they_should() -> None:
