@@ -50,8 +50,10 @@ def sample_exact(
     width = max(map(len, requests.prompts)) + steps  # of the whole call, so that every chunk has one shape
     ids = torch.tensor([[*prompt, *[out.pad_id] * (width - len(prompt))] for prompt in chosen], device=device)
     lens = torch.tensor([len(prompt) for prompt in chosen], device=device)
+    shortest = min(map(len, requests.prompts))  # the trainer gives one number where all prompts are of one length
+    prompt_lens = lens if shortest + steps < width else shortest
     for t in range(steps):
-        logits = model.head(response_hidden(model, ids, lens, steps))
+        logits = model.head(response_hidden(model, ids, prompt_lens, steps))
         log_probs = log_probs_of(logits, requests.temperature)
         noise = None if draws is None else race_noise(len(rows), logits.shape[2], draws)
         token, logp = pick(log_probs[:, t], noise)

@@ -86,6 +86,22 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Queries:
+    """The positions that a last layer computes: keys and values need all of them, its output only these."""
+
+    index: slice | Tensor
+    """Columns, the same for every row, or [B, T] int64."""
+    mask: Tensor
+    """[T, L] or [B, 1, T, L] bool: the keys that each may see."""
+
+    def take(self, x: Tensor) -> Tensor:
+        """[B, L, d] -> [B, T, d]."""
+        if isinstance(self.index, slice):
+            return x[:, self.index]
+        return x.gather(1, self.index[:, :, None].expand(-1, -1, x.shape[2]))
+
+
 class Attention(nn.Module):
     """Causal grouped-query attention."""
 
@@ -101,18 +117,23 @@ class Attention(nn.Module):
         self.q_norm = nn.RMSNorm(hd, config.rms_eps) if config.qk_norm else nn.Identity()
         self.k_norm = nn.RMSNorm(hd, config.rms_eps) if config.qk_norm else nn.Identity()
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """[B, L, d] and tables that broadcast against [B, L, heads, D] -> [B, L, d]."""
-        heads = (*x.shape[:2], -1, self.head_dim)
-        q = rotate(self.q_norm(self.q_proj(x).view(heads)), cos, sin).transpose(1, 2)
-        k = rotate(self.k_norm(self.k_proj(x).view(heads)), cos, sin).transpose(1, 2)
-        v = self.v_proj(x).view(heads).transpose(1, 2)
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, queries: Queries | None = None) -> Tensor:
+        """[B, L, d] and tables that broadcast against [B, L, heads, D] -> [B, L, d], or [B, T, d] at `queries`."""
+        k = rotate(self.k_norm(self._heads(self.k_proj(x))), cos, sin).transpose(1, 2)
+        v = self._heads(self.v_proj(x)).transpose(1, 2)
+        if queries is not None:
+            x, cos, sin = queries.take(x), cos[queries.index], sin[queries.index]
+        q = rotate(self.q_norm(self._heads(self.q_proj(x))), cos, sin).transpose(1, 2)
         grouped = self.repeats > 1
         if grouped and x.is_cuda:  # float32 kernels on CUDA have no grouped form; the CPU kernel has
             k, v = k.repeat_interleave(self.repeats, 1), v.repeat_interleave(self.repeats, 1)
             grouped = False
-        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
+        mask = None if queries is None else queries.mask
+        out = F.scaled_dot_product_attention(q, k, v, mask, is_causal=mask is None, enable_gqa=grouped)
         return self.o_proj(out.transpose(1, 2).flatten(2))
+
+    def _heads(self, x: Tensor) -> Tensor:
+        return x.view(*x.shape[:2], -1, self.head_dim)
 
 
 class MLP(nn.Module):
@@ -139,9 +160,10 @@ class Layer(nn.Module):
         self.input_layernorm = nn.RMSNorm(config.hidden_size, config.rms_eps)
         self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, config.rms_eps)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """[B, L, d] -> [B, L, d]."""
-        x = x + self.self_attn(self.input_layernorm(x), cos, sin)
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, queries: Queries | None = None) -> Tensor:
+        """[B, L, d] -> [B, L, d], or [B, T, d] at `queries`."""
+        attended = self.self_attn(self.input_layernorm(x), cos, sin, queries)
+        x = (x if queries is None else queries.take(x)) + attended
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
@@ -196,17 +218,18 @@ class Decoder(nn.Module):
                 self._cos, self._sin = rope_tables(self.config, size, self._cos.device)
         return self._cos, self._sin
 
-    def hidden(self, ids: Tensor, positions: Tensor | None = None) -> Tensor:
-        """Token ids [B, L] int64, right padded -> final-norm output [B, L, d] float32.
+    def hidden(self, ids: Tensor, positions: Tensor | None = None, queries: Queries | None = None) -> Tensor:
+        """Token ids [B, L] int64, right padded -> final-norm output [B, L, d] float32, or [B, T, d] at `queries`.
 
-        `positions` [B, L] int64 overrides 0..L-1. Raises ValueError past `max_positions`.
+        `positions` [B, L] int64 overrides 0..L-1 (not together with `queries`). Raises ValueError past `max_positions`.
         """
         length = ids.shape[1] if positions is None else int(positions.max()) + 1
         cos, sin = self._tables(length)
         cos, sin = (cos[:length], sin[:length]) if positions is None else (cos[positions], sin[positions])
         x = self.model.embed_tokens(ids)
-        for layer in self.model.layers:
-            x = layer(x, cos, sin)
+        last = len(self.model.layers) - 1
+        for i, layer in enumerate(self.model.layers):
+            x = layer(x, cos, sin, queries if i == last else None)
         return self.model.norm(x)
 
     def head(self, h: Tensor) -> Tensor:
@@ -222,13 +245,17 @@ def response_hidden(model: Decoder, ids: Tensor, prompt_lens: int | Tensor, num_
     """The hidden states that predict each response token: [B, T, d] float32.
 
     `ids` [B, L] int64 holds prompt then response, right padded; `prompt_lens` is one length for all rows or [B]
-    int64. Entry t comes from position prompt_len + t - 1; positions past the row end repeat its last one.
-    The zero-mismatch sampler and the trainer both go through here, at equal shapes [B, L] and [B, T]: that is what
-    makes their log-probabilities equal bit for bit, so a caller that wants this must not trim either axis.
+    int64. Entry t comes from position prompt_len + t - 1; positions past the row end repeat its last one. The last
+    layer computes nothing else, and columns that predict nothing are left out where the length is one for all.
+    The zero-mismatch sampler and the trainer both go through here, with the same kind of `prompt_lens` and at equal
+    shapes [B, L] and [B, T]: that is what makes their log-probabilities equal bit for bit.
     """
-    h = model.hidden(ids)
     if isinstance(prompt_lens, int):
-        return h[:, prompt_lens - 1 : prompt_lens - 1 + num_tokens].contiguous()
+        first, end = prompt_lens - 1, prompt_lens - 1 + num_tokens
+        ids = ids[:, :end]
+        at = torch.arange(ids.shape[1], device=ids.device)
+        return model.hidden(ids, queries=Queries(index=slice(first, end), mask=at[first:, None] >= at))
+    at = torch.arange(ids.shape[1], device=ids.device)
     index = prompt_lens[:, None] - 1 + torch.arange(num_tokens, device=ids.device)
     index = index.clamp(max=ids.shape[1] - 1)
-    return h.gather(1, index[:, :, None].expand(-1, -1, h.shape[2]))
+    return model.hidden(ids, queries=Queries(index=index, mask=(index[:, :, None] >= at)[:, None]))

@@ -83,9 +83,9 @@ def test_calibration_measures_keys_after_norm_and_rotation(seed: int, monkeypatc
     seen: list[tuple[torch.Tensor, ...]] = []
     original = torch.nn.functional.scaled_dot_product_attention
 
-    def spy(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any) -> torch.Tensor:
+    def spy(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *rest: Any, **options: Any) -> torch.Tensor:
         seen.append((k.abs().amax(), v.abs().amax()))
-        return original(q, k, v, **options)
+        return original(q, k, v, *rest, **options)
 
     with monkeypatch.context() as patched, torch.no_grad():
         patched.setattr(torch.nn.functional, "scaled_dot_product_attention", spy)

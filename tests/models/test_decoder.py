@@ -74,14 +74,36 @@ def test_tensor_shapes_are_those_of_the_module(tied: bool, biased: bool) -> None
 def test_response_hidden_predicts_each_response_token(equal: bool) -> None:
     model = _model()
     ids = torch.randint(0, 32, (3, 10), generator=torch.Generator().manual_seed(0))
-    lens = torch.tensor([4, 4, 4] if equal else [2, 4, 9])
-    got = response_hidden(model, ids, 4 if equal else lens, 3)
+    lens = torch.tensor([7, 7, 7] if equal else [2, 4, 7])
+    got = response_hidden(model, ids, 7 if equal else lens, 3)
     full = model.hidden(ids)
-    for row in range(3):
-        for t in range(3):
-            assert torch.equal(got[row, t], full[row, min(int(lens[row]) - 1 + t, 9)])
-    if equal:
-        assert torch.equal(got, response_hidden(model, ids, lens, 3))
+    want = torch.stack([full[row, int(lens[row]) - 1 : int(lens[row]) + 2] for row in range(3)])
+    if equal:  # the last column predicts nothing and may be missing
+        assert torch.equal(response_hidden(model, ids[:, :-1], 7, 3), got)
+    torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-5)
+    grads = [torch.autograd.grad(x.square().sum(), list(model.model.parameters())) for x in (got, want)]
+    for a, b in zip(*grads, strict=True):
+        torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-4)
+
+
+def test_response_hidden_ignores_what_comes_later_bit_for_bit() -> None:
+    model = _model()
+    ids = torch.randint(0, 32, (3, 10), generator=torch.Generator().manual_seed(0))
+    for lens in (4, torch.tensor([4, 5, 6])):
+        full = response_hidden(model, ids, lens, 4)
+        for t in range(4):
+            seen = ids.clone()
+            for row in range(3):
+                seen[row, (lens if isinstance(lens, int) else int(lens[row])) + t :] = 0
+            assert torch.equal(response_hidden(model, seen, lens, 4)[:, t], full[:, t])
+
+
+def test_rows_shorter_than_the_others_are_clamped() -> None:
+    model = _model()
+    ids = torch.randint(0, 32, (2, 8), generator=torch.Generator().manual_seed(0))
+    got = response_hidden(model, ids, torch.tensor([2, 6]), 4)
+    torch.testing.assert_close(got[1, 3], got[1, 2])  # position 8 does not exist: 7 stands in
+    assert torch.isfinite(got).all()
 
 
 def test_bad_shapes_are_refused() -> None:
