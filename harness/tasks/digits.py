@@ -50,9 +50,10 @@ def answer_ids(item: Item) -> tuple[int, ...]:
 def exact_match(items: Sequence[Item], responses: Sequence[Sequence[int]]) -> list[Score]:
     """Right: the reference's characters, then EOS, and nothing else. Parsable: any digits, then EOS."""
     scores: list[Score] = []
+    right = {item.reference: answer_ids(item) for item in {id(item): item for item in items}.values()}
     for item, response in zip(items, responses, strict=True):
         answer = tuple(response)
-        if answer == answer_ids(item):
+        if answer == right[item.reference]:
             scores.append(RIGHT)
         else:
             is_answer = len(answer) > 1 and answer[-1] == EOS_ID and DIGITS.issuperset(answer[:-1])
