@@ -8,7 +8,7 @@ Axes: P distinct prompts, R rows, L prompt slots (left padded), H heads, K key-v
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -71,13 +71,16 @@ def mlp_(weights: LiveWeights, layer: FusedLayer, x: Tensor) -> Tensor:
     return x.add_(layer.down(F.silu(gate).mul_(up)))
 
 
-def prefill(
-    weights: LiveWeights, kv: KVScales, ids: Tensor, pad: Tensor | None, tables: Tables, cache: KVCache | None,
-    index: Tensor | None,
-) -> Tensor:  # fmt: skip
-    """Prompts [P, L] int64 -> final-norm hidden state of the last slot [P, d]; K and V of row r's prompt in the cache.
+Store = Callable[[int, Tensor, Tensor], None]
+"""(layer, K, V), both [P, K, L, D]: where a prefill leaves them."""
 
-    `pad` [P] int64: empty slots at the left of each prompt (None: none anywhere). Without a cache nothing is stored.
+
+def prefill(
+    weights: LiveWeights, kv: KVScales, ids: Tensor, pad: Tensor | None, tables: Tables, store: Store
+) -> Tensor:
+    """Prompts [P, L] int64 -> final-norm hidden state of the last slot [P, d].
+
+    `pad` [P] int64: empty slots at the left of each prompt (None: none anywhere).
     """
     c, length = weights.config, ids.shape[1]
     mask = None
@@ -89,8 +92,7 @@ def prefill(
     for i, layer in enumerate(weights.layers):
         q, k, v = (t.transpose(1, 2) for t in heads(weights, layer, x, tables[i]))
         k, v = kv.stored(i, k, v)
-        if cache is not None:
-            cache.fill(i, k, v, index)
+        store(i, k, v)
         is_last = i == c.num_layers - 1
         if is_last:
             x, q, mask = x[:, -1:], q[:, :, -1:], None if mask is None else mask[:, :, -1:]

@@ -84,11 +84,11 @@ class KVCache:
         shape = (self.rows, self.heads, self.slots, self.head_dim)
         return buffer[: shape[0] * shape[1] * shape[2] * shape[3]].view(shape)
 
-    def fill(self, layer: int, k: Tensor, v: Tensor, index: Tensor | None) -> None:
-        """Store prompts [P, K, L, D]; row r takes prompt `index[r]` (None: one prompt per row)."""
+    def fill(self, layer: int, k: Tensor, v: Tensor, rows: slice, index: Tensor | None) -> None:
+        """Store prompts [P, K, L, D] in `rows`; the r-th of them takes prompt `index[r]` (None: one prompt per row)."""
         for buffer, x in ((self.k[layer], k), (self.v[layer], v)):
             x = x if index is None else x.index_select(0, index)
-            self._view(buffer.flatten())[:, :, : x.shape[2]].copy_(x)
+            self._view(buffer.flatten())[rows, :, : x.shape[2]].copy_(x)
 
     def append(self, layer: int, slot: int, k: Tensor, v: Tensor) -> None:
         """Store one position [R, K, D] of every row at `slot`."""

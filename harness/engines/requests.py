@@ -23,15 +23,14 @@ class Requests:
     temperature: float
 
     def left_padded(self, rows: Tensor, pad_id: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor | None]:
-        """The distinct prompts of `rows` [R]: (ids [P, L] int64, lengths [P] int64, prompt of each row [R] or None
-        where every row has its own, in order)."""
-        numbers, index = rows.unique(return_inverse=True)
+        """The distinct prompts of `rows` [R]: (ids [P, L] int64, lengths [P] int64, prompt of each row [R],
+        ascending, or None where every row has its own)."""
+        numbers, index = rows.unique_consecutive(return_inverse=True)
         chosen = [self.prompts[i] for i in numbers.tolist()]
         lens = [len(prompt) for prompt in chosen]
         longest = max(lens)
         ids = torch.tensor([[pad_id] * (longest - len(prompt)) + list(prompt) for prompt in chosen], device=device)
-        is_own = len(numbers) == len(rows) and bool((rows[1:] > rows[:-1]).all())
-        return ids, torch.tensor(lens, device=device), None if is_own else index.to(device)
+        return ids, torch.tensor(lens, device=device), None if len(numbers) == len(rows) else index.to(device)
 
 
 def requests_of(

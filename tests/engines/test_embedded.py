@@ -10,6 +10,7 @@ from scipy.stats import chisquare
 from torch import Tensor
 
 from harness.api import Plan
+from harness.engines import embedded
 from harness.engines.embedded import EmbeddedEngine
 from harness.models.decoder import DecoderConfig, response_hidden
 from harness.numerics.formats import format_named
@@ -101,6 +102,19 @@ def test_shared_prompts_equal_repeated_ones() -> None:
     repeated = sample(engine, [prompt for prompt in EVEN for _ in range(5)], num_samples=1)
     assert torch.equal(shared.token_ids, repeated.token_ids) and torch.equal(shared.logp, repeated.logp)
     assert len(shared.token_ids[:5].unique(dim=0)) > 1  # samples of one prompt differ
+
+
+@pytest.mark.parametrize("prompts", [EVEN, UNEVEN], ids=["even", "uneven"])
+@pytest.mark.parametrize("num_samples", [1, 3])
+def test_prefill_blocks_change_nothing(
+    prompts: list[list[int]], num_samples: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = loaded(decoder())
+    whole = sample(engine, prompts * 3, num_samples=num_samples)
+    monkeypatch.setattr(embedded, "CPU_BLOCK_TOKENS", 13)  # two or three prompts at a time
+    parts = sample(engine, prompts * 3, num_samples=num_samples)
+    assert torch.equal(whole.token_ids, parts.token_ids)
+    torch.testing.assert_close(whole.logp, parts.logp, atol=1e-5, rtol=0)
 
 
 def test_seeds_and_chunks_make_the_stream() -> None:

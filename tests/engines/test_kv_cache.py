@@ -36,9 +36,9 @@ def test_cache_equals_a_plain_list_through_growth_and_dropped_rows() -> None:
     cache.reserve(1, 1, 2)  # memory of an earlier, smaller batch
     cache.reserve(5, 6, 60)
     plain = [[torch.randn(5, 3, 6, 4, generator=generator) for _ in "kv"] for _ in range(2)]
-    index = torch.tensor([0, 1, 2, 3, 4])
     for layer in range(2):
-        cache.fill(layer, *plain[layer], index)
+        for rows in (slice(0, 2), slice(2, 5)):
+            cache.fill(layer, *(x[rows] for x in plain[layer]), rows, None)
     for slot in range(6, 60):
         if slot in (9, 30):
             rows = torch.arange(len(plain[0][0]))[::2]
@@ -58,14 +58,15 @@ def test_cache_equals_a_plain_list_through_growth_and_dropped_rows() -> None:
 def test_fill_repeats_shared_prompts() -> None:
     cache = KVCache(1, 2, 4, CPU)
     cache.reserve(4, 3, 10)
-    k, v = torch.randn(2, 2, 2, 3, 4).unbind(0)
-    cache.fill(0, k, v, torch.tensor([1, 0, 1, 1]))
+    k, v = torch.randn(2, 2, 2, 3, 4, generator=torch.Generator().manual_seed(0)).unbind(0)
+    cache.fill(0, k, v, slice(0, 4), torch.tensor([1, 0, 1, 1]))
     assert torch.equal(cache.k[0][:, :3].unflatten(0, (-1, 2)), k[[1, 0, 1, 1]])
     assert torch.equal(cache.v[0][:, :3].unflatten(0, (-1, 2)), v[[1, 0, 1, 1]])
 
 
 def test_stored_values_are_those_of_the_format() -> None:
-    x, y = torch.randn(2, 4, 8) * 3
+    x, y = torch.randn(2, 4, 8, generator=torch.Generator().manual_seed(0)) * 3
+    x[0, 0] = 100.0
     fmt = format_named("e4m3_kv")
     kv = KVScales(fmt, 2, CPU)
     kv.scales[1] = torch.tensor([0.01, 0.5])
