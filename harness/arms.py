@@ -109,7 +109,7 @@ def control_of(arm: Arm, arms: Sequence[Arm], method: str) -> Arm | None:
 
 def setting(result: RunResult) -> Fields:
     """The config of a run as dotted fields, without seeds and paths."""
-    return {name: value for name, value in _flatten(result.config).items() if name not in (*SEEDS, *PLACES)}
+    return {name: value for name, value in flatten(result.config).items() if name not in (*SEEDS, *PLACES)}
 
 
 def rank(precision: str) -> tuple[int, str]:
@@ -127,13 +127,14 @@ def label(axes: Fields) -> str:
     return " ".join(words)
 
 
-def _flatten(value: Any, prefix: str = "") -> Fields:
+def flatten(value: Any, prefix: str = "") -> Fields:
+    """Nested dictionaries as one with dotted names."""
     if not isinstance(value, Mapping):
         return {prefix: value}
     return {
         name: leaf
         for key, item in value.items()
-        for name, leaf in _flatten(item, f"{prefix}.{key}" if prefix else str(key)).items()
+        for name, leaf in flatten(item, f"{prefix}.{key}" if prefix else str(key)).items()
     }
 
 

@@ -133,7 +133,7 @@ def draw_scores(figure: Figure | SubFigure, arms: Sequence[Arm], board: dict[str
             ax.axvline(value, color="#707070", linewidth=0.8, linestyle=style, zorder=1)
     ax.set_yticks(range(len(arms)), [f"{arm.precision}  {style_name(arm)}" for arm in arms])
     ax.set_ylim(len(arms) - 0.5, -0.5)
-    ax.set_xlabel("fraction of right answers after training, 95 % intervals")
+    ax.set_xlabel("fraction right after training, 95 % intervals")
     ax.grid(axis="y", visible=False)
     ax.tick_params(axis="y", length=0)
     handles = [

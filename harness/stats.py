@@ -217,12 +217,12 @@ def further_seeds(
 ) -> int | None:
     """How many more pairs would show a true difference of `effect` with the given power, by the paired s.d. so far.
 
-    Smallest n with (t_{1 - alpha/2, n - 1} + t_{power, n - 1}) sd / sqrt(n) <= effect, less what is there, at least 1.
-    None where the s.d. is not known.
+    Smallest n >= MIN_SEEDS with (t_{1 - alpha/2, n - 1} + t_{power, n - 1}) sd / sqrt(n) <= effect, less what is there.
+    At least 1; None where the s.d. is not known.
     """
     if math.isnan(sd):
         return None
-    n = max(num_pairs + 1, 2)
+    n = max(num_pairs + 1, MIN_SEEDS)
     while (t_quantile(0.5 + level / 2, n - 1) + t_quantile(power, n - 1)) * sd > effect * math.sqrt(n) and n < 1000:
         n += 1
     return n - num_pairs
