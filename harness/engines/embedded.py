@@ -20,10 +20,10 @@ import torch
 from torch import Tensor
 
 from harness.api import Passport, Plan, Rollout, WeightStream
-from harness.engines.exact import check_same_weights, parameter_records, sample_exact
+from harness.engines.exact import check_same_weights, input_formats, parameter_records, sample_exact
 from harness.engines.forward import decode, fold, head_gains, prefill
 from harness.engines.kv_cache import KVCache, KVScales
-from harness.engines.live_weights import FUSED, LiveWeights
+from harness.engines.live_weights import LiveWeights
 from harness.engines.requests import Requests, requests_of
 from harness.engines.sampling import Transcript, draw, join, race_noise
 from harness.engines.support import SUPPORTS
@@ -197,29 +197,25 @@ class EmbeddedEngine:
             return
         requests = requests_of(prompts, 1, 1, 0.0, self.config)
         self.kv.observe()
-        with torch.inference_mode():
-            for length in sorted({len(prompt) for prompt in requests.prompts}):  # by length: padding must not count
-                alike = torch.tensor([prompt for prompt in requests.prompts if len(prompt) == length])
-                for ids in alike.to(self.device).split(self.max_batch or len(alike)):
-                    self.cache.reserve(len(ids), length, length)
-                    list(self._prefill(ids, None, None))
-        self.kv.settle()
+        try:
+            with torch.inference_mode():
+                for length in sorted({len(prompt) for prompt in requests.prompts}):  # by length: padding must not count
+                    alike = torch.tensor([prompt for prompt in requests.prompts if len(prompt) == length])
+                    for ids in alike.to(self.device).split(self.max_batch or len(alike)):
+                        self.cache.reserve(len(ids), length, length)
+                        list(self._prefill(ids, None, None))
+            self.kv.settle()
+        finally:
+            self.kv.amax = None  # an observing cache stores exactly
 
     def realized_plan(self) -> Passport:
         """Read back from live memory. RuntimeError where a format did not take effect or the weights were changed."""
         self._check_ready()
-        acts = {}
-        for key, linear in self.weights.linears.items():
-            layer, name = key.split(".")
-            block = "self_attn" if name in ("qkv", "out") else "mlp"
-            entering = linear.acts or linear.base
-            for part in FUSED[name]:
-                acts[f"model.layers.{layer}.{block}.{part}.weight"] = entering.name if entering else "fp32"
         model = self.trainer_model
         return Passport(
             engine="embedded",
             weights=self.weights.records() if model is None else parameter_records(model),
-            acts=acts,
+            acts=self.weights.acts() if model is None else input_formats(model),
             kv=None if self.kv.fmt is None else self.kv.fmt.name,
             sampler="cached" if model is None else "trainer",
         )

@@ -18,6 +18,7 @@ from harness.api import TensorRecord, WeightStream
 from harness.engines.requests import Requests
 from harness.engines.sampling import Transcript, pick, race_noise
 from harness.models.decoder import Decoder, response_hidden
+from harness.numerics.formats import Format
 
 
 def check_same_weights(model: Decoder, weights: WeightStream) -> Iterator[tuple[str, Tensor]]:
@@ -39,6 +40,13 @@ def parameter_records(model: Decoder) -> tuple[TensorRecord, ...]:
         fmt = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}.get(dtype, dtype)
         records.append(TensorRecord(name=name, format=fmt, dtype=dtype, scale_shape=None, hash=f"{crc:08x}"))
     return tuple(records)
+
+
+def input_formats(model: Decoder) -> dict[str, str]:
+    """What enters each linear layer of the blocks, by the weight's name: the module's own format, else fp32."""
+    linears = [(name, module) for name, module in model.named_modules() if name.endswith("_proj")]
+    formats = {name: getattr(module, "fmt", None) for name, module in linears}
+    return {f"{name}.weight": fmt.name if isinstance(fmt, Format) else "fp32" for name, fmt in formats.items()}
 
 
 def sample_exact(

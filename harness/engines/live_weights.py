@@ -159,6 +159,16 @@ class LiveWeights:
         ]
         return {"code_flip_rate": _mean(flips), "saturated_frac": _mean(self.saturated)}
 
+    def acts(self) -> dict[str, str]:
+        """What enters each linear layer, by the weight's name: read from the live modules."""
+        found: dict[str, str] = {}
+        for key, linear in self.linears.items():
+            layer, name = key.split(".")
+            entering = linear.acts or linear.base
+            for part in FUSED[name]:
+                found[f"model.layers.{layer}.{_module(part)}.weight"] = entering.name if entering else "fp32"
+        return found
+
     @torch.no_grad()
     def records(self) -> tuple[TensorRecord, ...]:
         """What every live tensor is. Raises RuntimeError where the memory that the forward pass reads is not, bit for

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from harness.api import Plan
 from harness.engines import embedded
 from harness.engines.embedded import EmbeddedEngine
 from harness.models.decoder import DecoderConfig, response_hidden
+from harness.numerics.casting import cast_model
 from harness.numerics.formats import format_named
 from harness.numerics.logprobs import selected_logp
 from tests.engines.engine_cases import (
@@ -186,6 +188,10 @@ def test_trainer_sampler_refuses_a_stream_that_is_not_the_trainers() -> None:
     engine = loaded(model, plan, trainer_model=model)
     passport = engine.realized_plan()
     assert passport.sampler == "trainer" and {record.format for record in passport.weights} == {"fp32"}
+    assert passport.acts["model.layers.2.mlp.up_proj.weight"] == "fp32" and len(passport.acts) == 7 * 3
+    cast = cast_model(decoder(), format_named("fp16"))
+    half = loaded(cast, replace(plan, rollout_weights=format_named("fp16")), trainer_model=cast).realized_plan()
+    assert set(half.acts.values()) == {"fp16"} and half.acts.keys() == passport.acts.keys()
     noisy = ((name, tensor + 1e-6 if "norm" in name else tensor) for name, tensor in weights(model))
     with pytest.raises(ValueError, match="the stream changes"):
         engine.load_weights(noisy)
