@@ -14,6 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import skip_init
 
+from harness.numerics.rms_norm import RMSNorm
+
 
 @dataclass(frozen=True, kw_only=True)
 class DecoderConfig:
@@ -114,8 +116,8 @@ class Attention(nn.Module):
         self.k_proj = skip_init(nn.Linear, d, config.num_kv_heads * hd, bias=config.attention_bias)
         self.v_proj = skip_init(nn.Linear, d, config.num_kv_heads * hd, bias=config.attention_bias)
         self.o_proj = skip_init(nn.Linear, config.num_heads * hd, d, bias=False)
-        self.q_norm = nn.RMSNorm(hd, config.rms_eps) if config.qk_norm else nn.Identity()
-        self.k_norm = nn.RMSNorm(hd, config.rms_eps) if config.qk_norm else nn.Identity()
+        self.q_norm = RMSNorm(hd, config.rms_eps) if config.qk_norm else nn.Identity()
+        self.k_norm = RMSNorm(hd, config.rms_eps) if config.qk_norm else nn.Identity()
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, queries: Queries | None = None) -> Tensor:
         """[B, L, d] and tables that broadcast against [B, L, heads, D] -> [B, L, d], or [B, T, d] at `queries`."""
@@ -157,8 +159,8 @@ class Layer(nn.Module):
         super().__init__()
         self.self_attn = Attention(config)
         self.mlp = MLP(config)
-        self.input_layernorm = nn.RMSNorm(config.hidden_size, config.rms_eps)
-        self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, config.rms_eps)
+        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_eps)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_eps)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, queries: Queries | None = None) -> Tensor:
         """[B, L, d] -> [B, L, d], or [B, T, d] at `queries`."""
@@ -174,7 +176,7 @@ class Backbone(nn.Module):
         super().__init__()
         self.embed_tokens = skip_init(nn.Embedding, config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_layers))
-        self.norm = nn.RMSNorm(config.hidden_size, config.rms_eps)
+        self.norm = RMSNorm(config.hidden_size, config.rms_eps)
 
 
 class Decoder(nn.Module):

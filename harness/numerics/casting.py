@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from harness.numerics.formats import Format
 from harness.numerics.linear import CastLinear, round_both_ways
+from harness.numerics.rms_norm import RMSNorm, rms_norm
 
 
 class CastEmbedding(nn.Embedding):
@@ -30,17 +31,17 @@ class CastEmbedding(nn.Embedding):
         return F.embedding(input, round_both_ways(self.weight, self.fmt))
 
 
-class CastNorm(nn.RMSNorm):
+class CastNorm(RMSNorm):
     """An RMSNorm whose gain is rounded; the normalisation itself stays float32, as engines compute it."""
 
-    def __init__(self, norm: nn.RMSNorm, fmt: Format) -> None:
-        super().__init__(list(norm.normalized_shape), norm.eps, device="meta")
+    def __init__(self, norm: RMSNorm, fmt: Format) -> None:
+        super().__init__(norm.normalized_shape[0], norm.epsilon)
         self.weight = norm.weight
         self.fmt = fmt
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., d] -> float32 [..., d]."""
-        return F.rms_norm(x, list(self.normalized_shape), round_both_ways(self.weight, self.fmt), self.eps)
+        return rms_norm(x, round_both_ways(self.weight, self.fmt), self.epsilon)
 
 
 Module = TypeVar("Module", bound=nn.Module)
@@ -52,7 +53,7 @@ def _twin(module: nn.Module, fmt: Format) -> nn.Module | None:
         return CastLinear(module, fmt)
     if type(module) is nn.Embedding:
         return CastEmbedding(module, fmt)
-    return CastNorm(module, fmt) if type(module) is nn.RMSNorm else None
+    return CastNorm(module, fmt) if type(module) is RMSNorm else None
 
 
 def cast_model(model: Module, fmt: Format) -> Module:
