@@ -97,7 +97,9 @@ def markdown(board: pd.DataFrame, results: Sequence[RunResult], sweep: str) -> s
         lines = [f"- {labels[run.run_id]}, seed {run.seed}: {run.status}, {run.reason} (`{run.run_id}`)" for run in bad]
         blocks += ["## Runs that did not finish", "\n".join(lines)]
     return (
-        "\n\n".join([*blocks, "## How to read it", "\n".join(f"- {line}" for line in [*READING, *_marks(board)])])
+        "\n\n".join(
+            [*blocks, "## How to read it", "\n".join(f"- {line}" for line in [*READING, *_marks(board, "`{}`")])]
+        )
         + "\n"
     )
 
@@ -115,7 +117,7 @@ def setup_lines(results: Sequence[RunResult]) -> list[str]:
         "Task " + values("task.name", "task.n", "task.num_eval", form=_task) + "; model "
         + values("model.name", "model.num_layers", "model.hidden_size", form=_model) + "; channel spread sigma "
         + values("model.spread", form=lambda spread: f"{spread:g}"),
-        values("algo.name", form=str.upper) + ", "
+        values("algo.name", form=str) + ", "
         + values("algo.num_prompts", "algo.group_size", form=lambda p, g: f"{p} prompts x {g} samples per step, ")
         + values("trainer.steps", form=lambda steps: f"{steps} steps")
         + f"; {len(pairs)} pairs of base seed and RL seed",
@@ -155,8 +157,9 @@ def _arm_name(row: Row) -> str:
     return " ".join(filter(None, [row["method"], row["precision"], row["variant"]])) + marks
 
 
-def _marks(board: pd.DataFrame) -> list[str]:
-    return [f"{mark} {text}" for column, (mark, text) in MARKS.items() if any(board[column])]
+def _marks(board: pd.DataFrame, form: str = "{}") -> list[str]:
+    """The marks in use; Markdown quotes them, since a star at the start of a line makes a list there."""
+    return [f"{form.format(mark)} {text}" for column, (mark, text) in MARKS.items() if any(board[column])]
 
 
 def _number(value: float, form: str = ".3f") -> str:

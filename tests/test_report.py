@@ -77,9 +77,11 @@ def test_marks_are_explained_where_they_are_used() -> None:
     plain, _ = factory.result()
     method = plain.method.model_copy(update={"reconstructed": "the threshold"})
     marked = plain.model_copy(update={"is_draft": True, "method": method})
-    for text in (markdown(leaderboard([marked]), [marked], "quick"), render_terminal(leaderboard([marked]))):
+    board = leaderboard([marked])
+    for text, form in ((markdown(board, [marked], "quick"), "`{}` {}"), (render_terminal(board), "{} {}")):
         assert "bf16 bf16*†‡" in text
-        assert "* preliminary" in text and "† reconstructed" in text and "‡ draft" in text
+        for mark, word in (("*", "preliminary"), ("†", "reconstructed"), ("‡", "draft")):
+            assert form.format(mark, word) in text
     assert "†" not in render_terminal(leaderboard(sweep()))
 
 
