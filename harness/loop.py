@@ -57,7 +57,8 @@ def grpo_step(run: Run) -> dict[str, Any]:
     clock = Clock(run.config.trainer.device)
     step = Step(index=run.step, total=run.config.trainer.steps, seed=run.config.seed)
     with clock("sync"):
-        row: dict[str, Any] = {**push_weights(run, run.engine, step)}
+        row: dict[str, Any] = {**push_weights(run, run.engine, step), **run.evaluated_sync}
+        run.evaluated_sync = {}
     seqs, mask, adv, rollout_logp, measured = collect(run, step, clock)
     row |= measured
 
@@ -179,7 +180,7 @@ def evaluate(run: Run) -> None:
     started = time.perf_counter()
     step = Step(index=run.step, total=run.config.trainer.steps, seed=run.config.seed, purpose="eval")
     run.reference.load_weights(run.trainer.weights())
-    push_weights(run, run.engine, step)
+    run.evaluated_sync = push_weights(run, run.engine, step)
     for site, engine in (("reference", run.reference), ("rollout", run.engine)):
         run.evals.append(evaluation(run, engine, site))
     run.eval_s += time.perf_counter() - started

@@ -34,6 +34,8 @@ class Run:
     series: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     evals: list[EvalRecord] = field(default_factory=list[EvalRecord])
     passport: Passport | None = None
+    evaluated_sync: dict[str, float] = field(default_factory=dict[str, float])
+    """What an evaluation's push measured: the push of the step that follows moves nothing."""
 
     def state(self) -> dict[str, Any]:
         """All that resume needs, as tensors and plain values."""

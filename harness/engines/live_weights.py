@@ -6,6 +6,7 @@ plain casts are taken from the float32 master. Left out: adapters, and kernels t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -149,7 +150,7 @@ class LiveWeights:
         return stream.kv
 
     def metrics(self) -> dict[str, float]:
-        """Of the last load: "code_flip_rate" since the load before, over the linear layers (0 at the first), and
+        """Of the last load: "code_flip_rate" since the load before, over the linear layers (NaN at the first), and
         "saturated_frac" of the tensors that came with a scale (0 where none did)."""
         before = {slab.names: q for slab, q in self.previous}
         flips = [
@@ -157,7 +158,7 @@ class LiveWeights:
             for slab, q in self.loaded
             if slab.names in before and slab.sources[0].endswith("_proj.weight")
         ]
-        return {"code_flip_rate": _mean(flips), "saturated_frac": _mean(self.saturated)}
+        return {"code_flip_rate": _mean(flips) if flips else math.nan, "saturated_frac": _mean(self.saturated)}
 
     def acts(self) -> dict[str, str]:
         """What enters each linear layer, by the weight's name: read from the live modules."""
