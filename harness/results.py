@@ -258,7 +258,8 @@ def _json(result: RunResult) -> bytes:
     """One line per field and per evaluation, so that a diff of two results can be read."""
     dumps = partial(json.dumps, allow_nan=False, ensure_ascii=False)
     fields = result.model_dump(mode="json")
-    evals = "[" + ",".join(f"\n  {dumps(record)}" for record in fields["evals"]) + "]"
+    dense = partial(dumps, separators=(",", ":"))  # hundreds of answers per evaluation
+    evals = "[" + ",".join(f"\n  {dense(record)}" for record in fields["evals"]) + "]"
     lines = [f' "{key}": {evals if key == "evals" else dumps(value)}' for key, value in fields.items()]
     return ("{\n" + ",\n".join(lines) + "\n}\n").encode()
 
@@ -268,11 +269,11 @@ def _parquet(series: Sequence[Row]) -> bytes:
     import pyarrow.parquet as pq
 
     names = list(dict.fromkeys(name for row in series for name in row))
-    columns: dict[str, Any] = {} if "step" in names else {"step": pa.array(range(len(series)), pa.float64())}
+    columns: dict[str, Any] = {} if "step" in names else {"step": pa.array(range(len(series)), pa.float32())}
     for name in names:
         values: list[Any] = [row.get(name) for row in series]
         is_list = any(isinstance(value, Sequence) for value in values)
-        columns[name] = pa.array(values, pa.list_(pa.float64()) if is_list else pa.float64(), from_pandas=False)
+        columns[name] = pa.array(values, pa.list_(pa.float32()) if is_list else pa.float32(), from_pandas=False)
     sink = io.BytesIO()
     pq.write_table(pa.table(columns), sink, compression="zstd", use_dictionary=False, write_statistics=False)
     return sink.getvalue()

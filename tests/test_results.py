@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+import torch
 from pydantic import ValidationError
 
 from harness import results
@@ -43,7 +44,8 @@ def test_a_result_reads_back_equal(tmp_path: Path) -> None:
     back = read_series(tmp_path, result.run_id)
     assert list(back) == list(series[0])
     for column in series[0]:
-        assert back[column] == [row[column] for row in series]
+        expected = torch.tensor([row[column] for row in series]).tolist()  # stored as float32
+        assert back[column] == expected
 
 
 def test_json_is_what_every_parser_reads(tmp_path: Path) -> None:
