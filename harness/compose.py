@@ -27,7 +27,8 @@ from harness.api import (
     knobs,
     weight_format,
 )
-from harness.config import nearest, parse
+from harness.config import parse
+from harness.nearest import nearest
 from harness.numerics.formats import Format, format_named
 from harness.run_config import PrecisionConfig, RunConfig
 from methods import METHODS, method_named

@@ -12,27 +12,17 @@ import json
 import types
 import typing
 from dataclasses import field
-from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union
 
 from pydantic import TypeAdapter, ValidationError
 
+from harness.nearest import nearest
 from harness.run_config import RunConfig
 
 T = TypeVar("T")
 CONF = Path(__file__).parent / "conf"
-
-
-def nearest(name: str, choices: typing.Iterable[str]) -> str:
-    """The closest valid names, then all of them where the list is short enough to read."""
-    names = sorted(set(choices))
-    close = get_close_matches(name, names, n=3, cutoff=0.5)
-    hints = [f"nearest: {', '.join(close)}"] if close else []
-    if len(names) <= 40 or not close:
-        hints.append(f"valid: {', '.join(names)}")
-    return "; ".join(hints)
 
 
 def parse(cls: type[T], values: dict[str, Any]) -> T:

@@ -19,9 +19,10 @@ from typing import Any
 from pydantic import ConfigDict
 
 from harness import compose
-from harness.config import load, nearest, parse, read_yaml, run_id, run_name
+from harness.config import load, parse, read_yaml, run_id, run_name
 from harness.launchers.local import Event, run_cells
 from harness.models.checkpoint import content_hash
+from harness.nearest import nearest
 from harness.provenance import commit
 from harness.results import RunResult, read_result, read_results
 from harness.run_config import Launch, RunConfig

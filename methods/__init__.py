@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from difflib import get_close_matches
 from importlib.metadata import EntryPoint, entry_points
 
 from harness.api import Method
+from harness.nearest import nearest
 from methods import bf16, bf16_tis, flashrl, fp16, icepop, mis, naive, zero_mismatch
 
 GROUP = "lowbit.methods"
@@ -53,7 +53,5 @@ METHODS: dict[str, Method] = joined(_OWN, entry_points(group=GROUP))
 def method_named(name: str) -> Method:
     """The method called `name`. Raises ValueError with the nearest names and all of them."""
     if name not in METHODS:
-        near = get_close_matches(name, METHODS, n=3, cutoff=0.4)
-        hint = f"nearest: {', '.join(near)}; " if near else ""
-        raise ValueError(f"method={name}: unknown; {hint}valid: {', '.join(METHODS)}")
+        raise ValueError(f"method={name}: unknown; {nearest(name, METHODS)}")
     return METHODS[name]

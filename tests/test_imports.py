@@ -11,7 +11,7 @@ import pytest
 from tests.source_tree import ROOT, Source, imported, sources
 
 LAYERS = (
-    "harness harness.metric_names harness.seeds harness.clock harness.provenance harness.setup_env",
+    "harness harness.metric_names harness.nearest harness.seeds harness.clock harness.provenance harness.setup_env",
     "harness.numerics",
     "harness.api",
     "harness.loss harness.advantage harness.metrics methods",
@@ -25,7 +25,7 @@ LAYERS = (
 )
 """Bottom to top. A module imports from its own layer and from those below; the longest prefix places a module."""
 PURE = ("harness/numerics/", "harness/loss.py", "harness/advantage.py")
-PURE_MAY = ("torch", "harness.api", "harness.numerics")
+PURE_MAY = ("torch", "harness.api", "harness.nearest", "harness.numerics")
 IMPURE_STDLIB = ("logging", "os", "random")
 """Logging, the environment and global randomness: a pure module gets what it needs as arguments."""
 DOORS = {

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Literal
+
+from harness.nearest import nearest
 
 Element = Literal["fp32", "bf16", "fp16", "e4m3", "e5m2", "e2m1", "int8", "int4", "int3", "int2", "nf4"]
 ScaleDtype = Literal["fp32", "e4m3", "e8m0"]
@@ -112,6 +113,5 @@ def format_named(name: str) -> Format:
     """
     fmt = FORMATS.get(name) or _int_groups(name)
     if fmt is None:
-        near = get_close_matches(name, FORMATS, n=4, cutoff=0.4) or sorted(FORMATS)
-        raise ValueError(f"format {name!r} is unknown; nearest: {', '.join(near)}")
+        raise ValueError(f"format {name!r} is unknown; {nearest(name, FORMATS)}")
     return fmt

@@ -9,8 +9,6 @@ Left out: the three-GEMM FP8 training flow, and any real low-precision kernel.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from fnmatch import fnmatchcase
 from typing import Any, cast
 
 import torch
@@ -117,23 +115,6 @@ class CastLinear(nn.Linear):
         bias = cast(Tensor | None, self.bias)
         bias = None if bias is None else _round(bias, dtype)
         return _round(F.linear(_round(input, dtype), _round(self.weight, dtype), bias), dtype)
-
-
-def wrap_linears(model: nn.Module, fmt: Format, patterns: Sequence[str]) -> nn.Module:
-    """Replace, in place, every nn.Linear whose `<module>.weight` name matches one of `patterns` (as in `fnmatch`) by a
-    `CastLinear` that shares its parameters; returns `model`. Raises ValueError where nothing matches."""
-    modules: list[tuple[str, nn.Module]] = list(model.named_modules())  # pyright: ignore[reportUnknownArgumentType]
-    chosen = [
-        (name, module)
-        for name, module in modules
-        if isinstance(module, nn.Linear) and any(fnmatchcase(f"{name}.weight", pattern) for pattern in patterns)
-    ]
-    if not chosen:
-        raise ValueError(f"patterns {list(patterns)} match no linear layer of {type(model).__name__}")
-    for name, module in chosen:
-        parent, _, child = name.rpartition(".")
-        setattr(model.get_submodule(parent), child, CastLinear(module, fmt))
-    return model
 
 
 class _StraightThrough(torch.autograd.Function):

@@ -7,11 +7,12 @@ indices. Left out: reward shaping (overlong penalty and filtering), which belong
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
+
+from harness.nearest import nearest
 
 Split = Literal["train", "eval"]
 
@@ -134,9 +135,3 @@ def check_options(name: str, options: Mapping[str, Any], known: Sequence[str]) -
     for option in options:
         if option not in known:
             raise ValueError(f"task {name!r} has no option {option!r}: {nearest(option, known)}")
-
-
-def nearest(word: str, choices: Sequence[str]) -> str:
-    """The end of an error message: the likely choice first, then all of them."""
-    close = difflib.get_close_matches(word, choices, n=1)
-    return (f"did you mean {close[0]!r}? " if close else "") + f"choose one of {', '.join(choices)}"

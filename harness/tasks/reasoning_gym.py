@@ -18,8 +18,9 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from harness.nearest import nearest
 from harness.seeds import stable_seed
-from harness.tasks import Item, Score, Split, check_options, nearest
+from harness.tasks import Item, Score, Split, check_options
 from harness.tasks.text_tokens import TextTokenizer, load_text_tokenizer, prompt_ids, response_text
 
 RULE = 1

@@ -1,14 +1,11 @@
 from __future__ import annotations
 
-import copy
-import pickle
-
 import pytest
 import torch
 from torch import Tensor, nn
 
 from harness.numerics.formats import format_named
-from harness.numerics.linear import CastLinear, EmulatedLinear, round_both_ways, ste, wrap_linears
+from harness.numerics.linear import CastLinear, EmulatedLinear, round_both_ways, ste
 from harness.numerics.quantize import dequantize, fake_quantize, quantize
 
 
@@ -98,31 +95,6 @@ def test_fp32_cast_linear_is_the_plain_layer() -> None:
     x = gaussian(5, 16)
     assert torch.equal(CastLinear(plain, format_named("fp32"))(x), plain(x))
     assert round_both_ways(x, format_named("fp32")) is x
-
-
-def test_wrapping_keeps_checkpoints_and_the_rest_of_the_model() -> None:
-    class Block(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.q_proj = nn.Linear(8, 8, bias=False)
-            self.norm = nn.LayerNorm(8)
-            self.lm_head = nn.Linear(8, 3)
-
-    model = nn.Sequential(Block(), Block()).eval()
-    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    parameters = dict(model.named_parameters())
-    wrapped = wrap_linears(model, format_named("fp16"), ["*.q_proj.weight"])
-    assert wrapped is model
-    assert [name for name, m in model.named_modules() if isinstance(m, CastLinear)] == ["0.q_proj", "1.q_proj"]
-    assert dict(model.named_parameters()).keys() == parameters.keys()
-    assert all(p is parameters[name] for name, p in model.named_parameters())
-    assert list(model.state_dict()) == list(before)
-    first = model.get_submodule("0.q_proj")
-    assert not first.training
-    for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(first))):
-        assert any(isinstance(m, CastLinear) for m in copied.modules())
-    with pytest.raises(ValueError, match="match no linear layer"):
-        wrap_linears(model, format_named("fp16"), ["*.o_proj.weight"])
 
 
 @pytest.mark.parametrize("name", ["int4_g32", "nvfp4", "e4m3_block", "bf16", "nf4"])

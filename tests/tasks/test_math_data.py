@@ -155,7 +155,7 @@ def test_ids_and_sizes_come_from_the_folder(model, tmp_path):
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("gsm8k", {"templat": "x"}, "task 'gsm8k' has no option 'templat': did you mean 'template'"),
+        ("gsm8k", {"templat": "x"}, "task 'gsm8k' has no option 'templat': nearest: template"),
         ("gsm8k", {"year": 2024}, "task 'gsm8k' has no option 'year'"),
         ("gsm8k", {"template": "x"}, "template='x' has no {question}"),
         ("aime", {"year": 2023}, "year=2023 is not one of 2024, 2025"),

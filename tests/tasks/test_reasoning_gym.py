@@ -71,7 +71,7 @@ def test_without_the_library_the_extra_is_named(model):
     ("name", "options", "message"),
     [
         ("reasoning_gym", {}, "needs the option dataset"),
-        ("reasoning_gym:leg_counting", {"sizes": 3}, "has no option 'sizes': did you mean 'size'"),
+        ("reasoning_gym:leg_counting", {"sizes": 3}, "has no option 'sizes': nearest: size"),
         ("reasoning_gym:leg_counting", {"size": "x"}, "size='x': input should be a valid integer"),
         ("reasoning_gym:leg_counting", {"template": "x"}, "template='x' has no {question}"),
     ],
@@ -82,7 +82,7 @@ def test_bad_options(name, options, message, model):
 
 
 def test_bad_datasets(gym, model):
-    with pytest.raises(ValueError, match="no data set 'leg_countin': did you mean 'leg_counting'"):
+    with pytest.raises(ValueError, match="no data set 'leg_countin': nearest: leg_counting"):
         build_task("reasoning_gym:leg_countin", {}, model)
     with pytest.raises(ValueError, match=r"task 'reasoning_gym:leg_counting': config=\{'legs': 3\}"):
         build_task("reasoning_gym:leg_counting", {"config": {"legs": 3}}, model)

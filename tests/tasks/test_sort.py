@@ -118,10 +118,10 @@ def test_content_hash_follows_what_is_asked():
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("srot", {}, "task 'srot' is unknown: did you mean 'sort'\\? choose one of sort, chain, gsm8k"),
-        ("sort", {"m": 8}, "task 'sort' has no option 'm': choose one of n, vocab_size"),
+        ("srot", {}, "task 'srot' is unknown: nearest: sort; valid: sort, chain, gsm8k"),
+        ("sort", {"m": 8}, "task 'sort' has no option 'm': valid: n, vocab_size"),
         ("sort", {"name": "x"}, "has no option 'name'"),
-        ("chain", {"acuracy": 1}, "did you mean 'accuracy'\\? choose one of n, accuracy"),
+        ("chain", {"acuracy": 1}, "nearest: accuracy; valid: n, accuracy"),
         ("sort", {"n": 1}, "n=1 is not an integer from 2 to 1024"),
         ("sort", {"n": "8"}, "n='8' is not an integer"),
         ("sort", {"vocab_size": 33}, "vocab_size 33"),

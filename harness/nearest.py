@@ -1,0 +1,19 @@
+"""The end of every error message about a name: what was probably meant, and what is valid."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+LONG = 40
+"""A longer list of valid names is not printed where something close was found."""
+
+
+def nearest(name: str, choices: Iterable[str]) -> str:
+    """The closest valid names, then all of them where the list is short enough to read."""
+    names = list(dict.fromkeys(choices))
+    close = get_close_matches(name, names, n=3, cutoff=0.5)
+    hints = [f"nearest: {', '.join(close)}"] if close else []
+    if len(names) <= LONG or not close:
+        hints.append(f"valid: {', '.join(names)}")
+    return "; ".join(hints)
