@@ -25,7 +25,7 @@ import torch
 from harness import provenance
 from harness.api import Plan, knobs
 from harness.clock import STAGES
-from harness.compose import check_supported, compose, plan_json
+from harness.compose import Composed, check_supported, compose, plan_json
 from harness.config import parse, run_id, run_name, to_json
 from harness.engines.embedded import EmbeddedEngine
 from harness.loop import REFERENCE, train
@@ -50,13 +50,18 @@ def work_folder(launch: Launch, cell_id: str) -> Path:
     return Path(launch.results) / "work" / cell_id
 
 
-def build(config: RunConfig, launch: Launch) -> tuple[Run, dict[str, str | None]]:
-    """Everything alive in a run, at step 0, and the hashes of what it starts from. Raises ValueError on bad input."""
+def check(config: RunConfig) -> Composed:
+    """The composed method of a run that can work here. Raises ValueError, one line, before anything is loaded."""
     composed = compose(config)
     check_supported(composed, EmbeddedEngine.supports, config.engine.name, EXTRAS)
-    device = config.trainer.device
-    if device == "cuda" and not torch.cuda.is_available():
+    if config.trainer.device == "cuda" and not torch.cuda.is_available():
         raise ValueError("trainer.device=cuda: no CUDA device is visible; valid: cpu")
+    return composed
+
+
+def build(config: RunConfig, launch: Launch) -> tuple[Run, dict[str, str | None]]:
+    """Everything alive in a run, at step 0, and the hashes of what it starts from. Raises ValueError on bad input."""
+    composed, device = check(config), config.trainer.device
     start = start_of(config, launch)
     model = prepare(composed, config, start, launch).to(device)
     shape = model.config

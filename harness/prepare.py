@@ -56,8 +56,8 @@ def decoder_config(model: ModelConfig) -> DecoderConfig:
     return DecoderConfig(**values, rope_theta=model.rope_theta, qk_norm=is_qwen3, attention_bias=not is_qwen3)
 
 
-def start_of(config: RunConfig, launch: Launch) -> Start:
-    """The task and the base of a run; trains the base where it is not there yet."""
+def task_of(config: RunConfig) -> Task:
+    """The task of a run, its data read. Raises ValueError, one line, for missing or corrupt data and models."""
     options = dict(config.task.options)
     if config.task.n is not None:
         options["n"] = config.task.n
@@ -68,7 +68,13 @@ def start_of(config: RunConfig, launch: Launch) -> Start:
         load_config(path)
     elif config.model.vocab_size is not None and config.task.name in ("sort", "chain"):
         options["vocab_size"] = config.model.vocab_size
-    task = build_task(config.task.name, options, path)
+    return build_task(config.task.name, options, path)
+
+
+def start_of(config: RunConfig, launch: Launch) -> Start:
+    """The task and the base of a run; trains the base where it is not there yet."""
+    task = task_of(config)
+    path = Path(config.model.path) if config.model.path is not None else None
     if path is None:
         if not hasattr(task, "demonstrations"):
             raise ValueError(

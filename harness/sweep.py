@@ -19,10 +19,12 @@ from typing import Any
 from pydantic import ConfigDict
 
 from harness import compose
+from harness.cell import check
 from harness.config import load, parse, read_yaml, run_id, run_name
 from harness.launchers.local import Event, run_cells
 from harness.models.checkpoint import content_hash
 from harness.nearest import nearest
+from harness.prepare import task_of
 from harness.provenance import commit
 from harness.results import RunResult, read_result, read_results
 from harness.run_config import Launch, RunConfig
@@ -87,6 +89,7 @@ def _settings(values: dict[str, Any]) -> Iterator[tuple[str, ...]]:
 def plan(sweep: Sweep, extra: Sequence[str] = ()) -> Planned:
     """The cells of a sweep, seeds outermost so that whole comparisons finish early. `extra` overrides come last."""
     arms: list[RunConfig] = []
+    tasks: set[tuple[str, str | None]] = set()
     skipped: list[tuple[str, str]] = []
     for axis in _settings(sweep.axes):
         for arm in sweep.arms:
@@ -94,11 +97,14 @@ def plan(sweep: Sweep, extra: Sequence[str] = ()) -> Planned:
                 words = [*sweep.overrides, *axis, *with_default_precision(setting), *extra]
                 config = load(words)
                 try:
-                    compose.compose(config)
+                    check(config)
                 except ValueError as error:
                     skipped.append((" ".join([*axis, *setting]), str(error)))
                     continue
                 arms.append(compose.resolve(config, lambda path: content_hash(Path(path))))
+                if (data := (str(config.task), config.model.path)) not in tasks:
+                    task_of(config)
+                    tasks.add(data)
     cells = [replace(arm, seed=seed, base_seed=seed) for seed in sweep.seeds for arm in arms]
     unique = {run_id(cell): cell for cell in cells}
     return Planned(sweep=sweep, cells=tuple(unique.values()), skipped=tuple(skipped))

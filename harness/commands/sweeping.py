@@ -13,10 +13,11 @@ from pathlib import Path
 from tqdm import tqdm
 
 from harness import compose
+from harness.cell import check
 from harness.config import load, run_id, run_name, to_json
 from harness.launchers.local import Event
 from harness.models.checkpoint import content_hash
-from harness.prepare import start_of
+from harness.prepare import start_of, task_of
 from harness.results import RunResult, read_results
 from harness.run_config import Launch, RunConfig
 from harness.sweep import (
@@ -135,7 +136,8 @@ def _dry_run(planned: Planned, todo: Sequence[RunConfig], launch: Launch, worker
 def run(overrides: Sequence[str], *, results: Path, is_dry: bool) -> int:
     """One cell, as a sweep of one. Exit code 1 if it did not end well."""
     config = compose.resolve(load(with_default_precision(overrides)), lambda path: content_hash(Path(path)))
-    compose.compose(config)
+    check(config)
+    task_of(config)
     if is_dry:
         print(json.dumps({"run_id": run_id(config), "name": run_name(config), "config": to_json(config)}, indent=2))
         return 0

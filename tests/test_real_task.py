@@ -1,0 +1,92 @@
+"""A math data set and a Hugging Face folder through the whole loop: prompts of different lengths, graded in workers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from harness.cell import run_cell
+from harness.collect import sequences
+from harness.compose import resolve
+from harness.config import load, run_id
+from harness.loop import grpo_step
+from harness.models.checkpoint import content_hash, save_decoder
+from harness.models.decoder import Decoder, DecoderConfig
+from harness.models.tokenizer import save_tokenizer
+from harness.run_config import Launch, RunConfig
+from harness.seeds import generator
+from harness.tasks import Item
+from tests.source_tree import ROOT
+from tests.toy import small_launch
+
+DATA = ROOT / "tests" / "tasks" / "data"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random Qwen2-style model with the 128-character tokenizer."""
+    path = tmp_path_factory.mktemp("models") / "toy"
+    config = DecoderConfig(
+        vocab_size=128, num_layers=2, hidden_size=64, num_heads=4, num_kv_heads=2, head_dim=16, intermediate_size=96,
+        qk_norm=False, attention_bias=True, max_positions=512, eos_id=1, pad_id=0, bos_id=2,
+    )  # fmt: skip
+    save_decoder(Decoder(config, generator=generator("cpu", 0, "real")), path)
+    save_tokenizer(path, 128)
+    return path
+
+
+def config_of(folder: Path, *words: str) -> RunConfig:
+    overrides = [
+        "model=hf", f"model.path={folder}", "task=gsm8k", f"task.path={DATA / 'gsm8k'}", "task.options.num_workers=1",
+        "task.num_eval=3", "algo.num_prompts=2", "algo.group_size=2", "engine.max_new_tokens=12", "trainer.steps=1",
+        "trainer.eval_every=1",
+    ]  # fmt: skip
+    return resolve(load([*overrides, *words]), lambda path: content_hash(Path(path)))
+
+
+def test_gsm8k_runs_on_a_hugging_face_folder(folder: Path, tmp_path: Path) -> None:
+    config = config_of(folder, "method=flashrl", "precision=fp8_channel")
+    result = run_cell(config, Launch(results=str(tmp_path), sweep="test"))
+    assert result.status == "ok", result.error
+    assert len(result.evals[0].correct) == 3
+    assert result.evals[0].unparsable_frac == 1.0  # a random model states no answer, which is not a wrong answer
+    assert result.hashes["model"] == content_hash(folder)
+
+
+def test_the_id_follows_the_weights_and_not_the_path(folder: Path, tmp_path: Path) -> None:
+    moved = tmp_path / "elsewhere"
+    moved.symlink_to(folder)
+    assert run_id(config_of(folder)) == run_id(config_of(moved))
+
+
+def test_prompts_of_different_lengths_score_as_alone(folder: Path, tmp_path: Path) -> None:
+    from harness.cell import build
+
+    run, _ = build(config_of(folder, "method=bf16", "precision=fp32"), small_launch(tmp_path))
+    row = grpo_step(run)
+    assert row["mismatch/logp_absdiff_max"] < 1e-5
+    items = [Item(index=i, prompt=tuple(range(3, 3 + n)), reference="", key=str(i)) for i, n in enumerate((4, 9))]
+    rollout = run.engine.generate(
+        [item.prompt for item in items], num_samples=1, max_new_tokens=6, temperature=1.0, seed=0
+    )
+    device = torch.device("cpu")
+    both = run.trainer.score(sequences(items, rollout, 0, device)).logp
+    assert (both - rollout.logp).abs().max() < 1e-5
+
+
+def test_a_missing_data_file_is_one_line_before_anything_runs(folder: Path, tmp_path: Path) -> None:
+    from harness.prepare import start_of
+
+    config = config_of(folder, f"task.path={tmp_path / 'nowhere.parquet'}")
+    with pytest.raises(ValueError, match=r"nowhere\.parquet") as caught:
+        start_of(config, Launch(results=str(tmp_path)))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_task_without_demonstrations_needs_a_model(tmp_path: Path) -> None:
+    from harness.prepare import start_of
+
+    with pytest.raises(ValueError, match="model"):
+        start_of(resolve(load(["task=gsm8k", f"task.path={DATA / 'gsm8k'}"])), Launch(results=str(tmp_path)))
