@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from fnmatch import fnmatchcase
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol
 
@@ -139,6 +140,7 @@ MERGED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 """Layers that engines fuse into one matrix: formats with a tensor-level scale share it within such a group."""
 
 
+@lru_cache(maxsize=4096)
 def weight_format(plan: Plan, name: str) -> Format | None:
     """The rollout format of checkpoint tensor `name`: the first matching exception, else `rollout_weights`."""
     for pattern, fmt in plan.exceptions:

@@ -120,7 +120,10 @@ def sequences(items: Sequence[Item], rollout: Rollout, pad_id: int, device: torc
     lens = [len(item.prompt) for item in items]
     sampled = torch.arange(tokens.shape[1], device=device) < rollout.lengths.to(device)[:, None]
     longest = max(lens)
-    prompts = torch.tensor([(*item.prompt, *[pad_id] * (longest - len(item.prompt))) for item in items], device=device)
+    distinct = {id(item): item.prompt for item in items}  # samples of one prompt share their item
+    place = {key: i for i, key in enumerate(distinct)}
+    padded = [(*prompt, *[pad_id] * (longest - len(prompt))) for prompt in distinct.values()]
+    prompts = torch.tensor(padded, device=device)[[place[id(item)] for item in items]]
     if min(lens) == longest:
         return Sequences(ids=torch.cat((prompts, tokens), 1), prompt_lens=longest, token_ids=tokens, sampled=sampled)
     prompt_lens = torch.tensor(lens, device=device)

@@ -1,7 +1,7 @@
 """One GRPO step against TRL's GRPOTrainer and against the bare forward + backward + AdamW, one thread each.
 
 Same Hugging Face folder (Qwen2 style, 2 layers, hidden 128), 8 prompts x 8 completions x 64 tokens, float32, one
-update per batch, no KL. The programs run one after the other in processes of their own. TRL needs its own environment
+update per batch, no KL, the same allocator settings. The programs run one after the other in processes of their own. TRL needs its own environment
 (`make oracles NAME=trl` makes it); without it the comparison is reported as missing, not as a number.
 """
 
@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from harness.launchers.local import ENVIRONMENT
 from harness.models.checkpoint import load_decoder, save_decoder
 from harness.models.decoder import Decoder, DecoderConfig
 from harness.models.tokenizer import save_tokenizer
@@ -73,7 +74,7 @@ def _timed(step: Any) -> float:
 
 
 def _process(python: str, script: list[str], folder: Path) -> list[float]:
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)}
+    environment = os.environ | ENVIRONMENT | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         [python, *script, str(folder)], capture_output=True, text=True, check=False, env=environment, cwd=folder
     )

@@ -95,6 +95,7 @@ class LocalTrainer:
             model = cast_model(model, compute)
         self.model = model
         self.is_fp16 = compute is not None and compute.name == "fp16"
+        self.named = list(model.named_parameters())
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         assert config.lr is not None, "the config must be resolved"
         self.lr = config.lr
@@ -110,7 +111,7 @@ class LocalTrainer:
 
     def weights(self) -> WeightStream:
         """Float32 masters under checkpoint names; tied tensors once."""
-        for name, tensor in self.model.named_parameters():
+        for name, tensor in self.named:
             yield name, tensor.detach()
 
     def rows_per_pass(self, length: int) -> int:
