@@ -1,8 +1,9 @@
 """One GRPO step against TRL's GRPOTrainer and against the bare forward + backward + AdamW, one thread each.
 
 Same Hugging Face folder (Qwen2 style, 2 layers, hidden 128), 8 prompts x 8 completions x 64 tokens, float32, one
-update per batch, no KL, the same allocator settings. The programs run one after the other in processes of their own. TRL needs its own environment
-(`make oracles NAME=trl` makes it); without it the comparison is reported as missing, not as a number.
+update per batch, no KL, the same allocator settings. The programs run one after the other in processes of their own.
+TRL needs its own environment (`make oracles NAME=trl` makes it); without it the comparison is reported as missing, not
+as a number.
 """
 
 from __future__ import annotations
