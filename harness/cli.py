@@ -22,9 +22,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         print(f"lowbit: error: {error}", file=sys.stderr)
         return 2
-    except BrokenPipeError:
+    except BrokenPipeError:  # the reader of a pipe has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:  # no space, no permission: what is on disk is whole, for every file is written atomically
+        if os.environ.get("LOWBIT_TRACEBACK"):
+            raise
+        print(f"lowbit: error: {error.filename or 'writing'}: {error.strerror or error}", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         print("\nlowbit: interrupted", file=sys.stderr)
         return 130

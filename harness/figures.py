@@ -62,7 +62,9 @@ def _save(figure: Figure, stem: Path, formats: Sequence[str]) -> list[Path]:
     paths = [stem.with_name(f"{stem.name}.{kind}") for kind in formats]
     for path in paths:
         dates = {"png": {}, "pdf": {"CreationDate": None}, "svg": {"Date": None}}
-        figure.savefig(path, metadata=dates[path.suffix[1:]])
+        temporary = path.with_name(f".{path.name}.part")  # a full disk must not leave half a figure
+        figure.savefig(temporary, format=path.suffix[1:], metadata=dates[path.suffix[1:]])
+        temporary.replace(path)
         figure.set_layout_engine("none")  # laid out once, by the first format
     return paths
 
