@@ -112,13 +112,13 @@ def test_a_killed_cell_fails_alone_and_runs_again(tmp_path: Path) -> None:
     planned = plan(sweep_of({"method": "bf16", "trainer.steps": [2, 100000]}))
     long = next(c for c in planned.cells if c.trainer.steps > 2)
 
+    pids: list[int] = []
+
     def kill_the_long_one(event: Event) -> None:
+        if event.kind == "started" and event.config is long:
+            pids.append(event.pid)
         if event.kind == "progress" and event.config is long and event.step > 0:
-            for entry in Path("/proc").iterdir():
-                if entry.name.isdigit() and (entry / "cmdline").exists():
-                    words = (entry / "cmdline").read_bytes().split(b"\0")
-                    if any(run_id(long).encode() in w for w in words) and b"harness.cell" in words:
-                        os.kill(int(entry.name), signal.SIGKILL)
+            os.kill(pids[0], signal.SIGKILL)
 
     records, _ = run_sweep(planned, launch, 2, kill_the_long_one)
     by_steps = {r.config["trainer"]["steps"]: r for r in records}

@@ -39,6 +39,8 @@ class Event:
 
     kind: Literal["started", "progress", "finished"]
     config: RunConfig
+    pid: int = 0
+    """Of the cell's process (started)."""
     step: int = 0
     """Steps done so far (progress)."""
     result: RunResult | None = None
@@ -53,8 +55,9 @@ def run_cells(configs: Sequence[RunConfig], launch: Launch, workers: int) -> Gen
         while waiting or running:
             while waiting and len(running) < workers:
                 config = waiting.pop(0)
-                running[run_id(config)] = (config, _spawn(config, launch))
-                yield Event(kind="started", config=config)
+                process = _spawn(config, launch)
+                running[run_id(config)] = (config, process)
+                yield Event(kind="started", config=config, pid=process.pid)
             time.sleep(POLL_S)
             for cell_id, (config, process) in list(running.items()):
                 if process.poll() is None:
