@@ -14,7 +14,12 @@ OVERRIDES = "Hydra overrides, e.g. model=m task.n=16 algo.mode=bypass_pg knobs.T
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command. Returns the exit code: 0 done, 1 something failed, 2 bad input, 130 interrupted."""
-    arguments = parser().parse_args(argv)
+    top = parser()
+    arguments, rest = top.parse_known_args(argv)
+    if rest:  # argparse gives up on positional words that follow an option; overrides may stand anywhere
+        if not hasattr(arguments, "overrides") or any(word.startswith("-") for word in rest):
+            top.error(f"unrecognized arguments: {' '.join(rest)}")
+        arguments.overrides += rest
     try:
         return arguments.run(arguments)
     except ValueError as error:

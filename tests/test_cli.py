@@ -47,6 +47,17 @@ def test_bad_input_is_one_line_and_code_2(
     assert expected in err
 
 
+def test_overrides_may_follow_options(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["run", "method=bf16", "--results", str(tmp_path), "--dry-run", "trainer.steps=7", "seed=3"]
+    assert cli.main(words) == 0
+    config = json.loads(capsys.readouterr().out)["config"]
+    assert (config["trainer"]["steps"], config["seed"]) == (7, 3)
+    with pytest.raises(SystemExit) as left:
+        cli.main([*words, "--colour"])
+    assert left.value.code == 2
+    assert "--colour" in capsys.readouterr().err
+
+
 def test_a_full_disk_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def full(*_: object, **__: object) -> int:
         raise OSError(errno.ENOSPC, "No space left on device", "results/figures/x.png")

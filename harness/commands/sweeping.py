@@ -106,7 +106,7 @@ def sweep(
     finally:
         progress.close()
     if is_interrupted:
-        print(f"\ninterrupted; `lowbit sweep {name}` goes on from here")
+        print("\ninterrupted; the same command goes on from here")
         return 130
     code = _present(found, results, is_tracked)
     failed = [r for r in records if r.status == "failed"]
