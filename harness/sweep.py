@@ -20,7 +20,7 @@ from pydantic import ConfigDict
 
 from harness import compose
 from harness.cell import check
-from harness.config import load, parse, read_yaml, run_id, run_name
+from harness.config import load, parse, read_yaml, run_id
 from harness.launchers.local import Event, run_cells
 from harness.models.checkpoint import content_hash
 from harness.nearest import nearest
@@ -193,8 +193,3 @@ def _lock(results: Path) -> Iterator[None]:
         handle.write(str(os.getpid()))
         handle.flush()
         yield
-
-
-def describe(config: RunConfig) -> str:
-    """A cell in a few words."""
-    return f"{run_id(config)}  {run_name(config)}"
