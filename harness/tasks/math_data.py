@@ -27,7 +27,7 @@ from pydantic import TypeAdapter, ValidationError
 from harness.tasks import Item, Score, Split, check_options
 from harness.tasks.data_files import find_files, read_rows
 from harness.tasks.math_reward import MathGrader
-from harness.tasks.text_tokens import Message, TextTokenizer, load_text_tokenizer, prompt_ids, response_text
+from harness.tasks.text_tokens import Message, TextTask, TextTokenizer, load_text_tokenizer, prompt_ids, response_text
 
 RULE = 1
 """Version of the prompts and the scoring."""
@@ -142,7 +142,7 @@ class Question:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class MathTask:
+class MathTask(TextTask):
     """The task; owns its grading processes through `grader`."""
 
     name: str
@@ -152,22 +152,6 @@ class MathTask:
     grader: MathGrader
     num_left_out: int = 0
     """Questions whose prompts are too long."""
-
-    @property
-    def max_new_tokens(self) -> int:
-        return self.options.max_new_tokens
-
-    @property
-    def eos_id(self) -> int:
-        return self.tokens.eos_id
-
-    @property
-    def pad_id(self) -> int:
-        return self.tokens.pad_id
-
-    @property
-    def vocab_size(self) -> int:
-        return self.tokens.vocab_size
 
     @property
     def num_train(self) -> int:

@@ -21,7 +21,7 @@ from pydantic import TypeAdapter, ValidationError
 from harness.nearest import nearest
 from harness.seeds import stable_seed
 from harness.tasks import Item, Score, Split, check_options
-from harness.tasks.text_tokens import TextTokenizer, load_text_tokenizer, prompt_ids, response_text
+from harness.tasks.text_tokens import TextTask, TextTokenizer, load_text_tokenizer, prompt_ids, response_text
 
 RULE = 1
 """Version of the prompts and of how questions are drawn."""
@@ -52,7 +52,7 @@ class GymOptions:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class GymTask:
+class GymTask(TextTask):
     """The task. Train indices are any integers; eval indices count the eval questions of the pool."""
 
     name: str
@@ -69,22 +69,6 @@ class GymTask:
     @property
     def num_eval(self) -> None:
         return None
-
-    @property
-    def max_new_tokens(self) -> int:
-        return self.options.max_new_tokens
-
-    @property
-    def eos_id(self) -> int:
-        return self.tokens.eos_id
-
-    @property
-    def pad_id(self) -> int:
-        return self.tokens.pad_id
-
-    @property
-    def vocab_size(self) -> int:
-        return self.tokens.vocab_size
 
     def sample(self, split: Split, indices: Sequence[int]) -> list[Item]:
         """Raises ValueError for an eval index beyond the pool."""

@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 Message = Mapping[str, str]
 """{"role": ..., "content": ...}"""
@@ -26,6 +26,36 @@ class TextTokenizer:
     eos_id: int
     pad_id: int
     vocab_size: int
+
+
+class Limited(Protocol):
+    """Options of a text task that bound its responses."""
+
+    @property
+    def max_new_tokens(self) -> int: ...
+
+
+class TextTask:
+    """What every text task takes from its options and its tokenizer. A base of frozen dataclasses, without state."""
+
+    options: Limited
+    tokens: TextTokenizer
+
+    @property
+    def max_new_tokens(self) -> int:
+        return self.options.max_new_tokens
+
+    @property
+    def eos_id(self) -> int:
+        return self.tokens.eos_id
+
+    @property
+    def pad_id(self) -> int:
+        return self.tokens.pad_id
+
+    @property
+    def vocab_size(self) -> int:
+        return self.tokens.vocab_size
 
 
 def load_text_tokenizer(folder: Path | None, task: str, has_chat: bool | None = None) -> TextTokenizer:
