@@ -16,6 +16,7 @@ import pytest
 
 from harness.cell import CANCELLED, Cancelled, run_cell, work_folder
 from harness.config import run_id, to_json
+from harness.provenance import peak_memory_gib
 from harness.results import read_result, read_series
 from harness.run_config import Launch, RunConfig
 from tests.toy import small_config, small_launch
@@ -83,7 +84,7 @@ def test_a_record_holds_what_a_reader_needs(tmp_path: Path) -> None:
     assert result.method.parts["TIS"]["cap"] == 2.0
     stages = {"generate", "reward", "sync", "old_logp", "update", "eval", "other", "total"}
     assert set(result.time_s) == stages
-    assert 0.05 < (result.peak_memory_gib or 0) < 1.0
+    assert 0.05 < (result.peak_memory_gib or 0) <= peak_memory_gib("cpu")
     assert (result.tokens_per_s["rollout"] or 0) > 100
 
 
