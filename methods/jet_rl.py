@@ -8,6 +8,8 @@ quantized is BF16 at both sites: embeddings, norm gains, biases, the head, gradi
 float32. Left out: fused norm and activation quantizers, and FP8 weights on the wire (the engine makes the same codes).
 """
 
+# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -49,11 +51,12 @@ class FP8Flow(Part):
 
     def wrap(self, model: nn.Module, plan: Plan, fixed: Fixed) -> nn.Module:
         modules: list[tuple[str, nn.Module]] = list(model.named_modules())
-        for name, module in modules:
-            twin = self._twin(name, module, plan)
-            if twin is not None:
-                parent, _, child = name.rpartition(".")
-                setattr(model.get_submodule(parent), child, twin)
+        twins = [(name, twin) for name, module in modules if (twin := self._twin(name, module, plan)) is not None]
+        if not any(isinstance(twin, FP8Linear) for _, twin in twins):
+            raise ValueError("FP8Flow: the model has no plain linear layer under a name that the rollout quantizes")
+        for name, twin in twins:
+            parent, _, child = name.rpartition(".")
+            setattr(model.get_submodule(parent), child, twin)
         return cast_model(model, format_named("bf16"))
 
     def _twin(self, name: str, module: nn.Module, plan: Plan) -> nn.Module | None:

@@ -3,22 +3,27 @@
 K is taken after q/k-norm and RoPE. Two protocols renew the scales after every weight change: on the inference side
 from the first forward (vLLM <= 0.27.1: amax over a constant), on the trainer's side from a percentile of the
 micro-batch maxima (NeMo-RL models/policy/workers/megatron_policy_worker.py `calibrate_qkv_fp8_scales`, described in
-2601.18150). Left out: where an engine keeps them (device buffer and host copies) and per-token-head caches.
+2601.18150). `kv_amaxes` records those maxima from a module's own attention. Left out: where an engine keeps the scales
+(device buffer and host copies), per-token-head caches, and Q, which the embedded engine does not quantize.
 """
+
+# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Literal
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from harness.numerics.formats import Format
 from harness.numerics.quantize import fake_quantize
 from harness.numerics.rounding import FLOAT_MAX, constant
 
 Role = Literal["q", "k", "v"]
+KV: tuple[Role, Role] = ("k", "v")
 INFERENCE_DIVISOR: dict[Role, float] = {"q": 200.0, "k": 200.0, "v": 100.0}
 """vLLM's defaults of Q_SCALE_CONSTANT, K_SCALE_CONSTANT, V_SCALE_CONSTANT: not 448."""
 MARGIN = 1.05
@@ -26,6 +31,8 @@ MARGIN = 1.05
 PERCENTILE = 0.999
 SMALLEST_SCALE = 1e-6
 """Engines reject a scale of 0."""
+CORE = re.compile(r"(?:^|\.)layers\.(\d+)\.self_attn\.core$")
+"""The modules called with (q, k, v, mask) after the norms and the rotation."""
 
 
 def kv_scale(amax: Tensor, fmt: Format, *, margin: float = MARGIN, divisor: float | None = None) -> Tensor:
@@ -73,3 +80,39 @@ def scale_names(layer: int) -> dict[Role, str]:
     """The checkpoint names under which vLLM loads the scales of decoder layer `layer` (global index)."""
     prefix = f"model.layers.{layer}.self_attn"
     return {"q": f"{prefix}.attn.q_scale", "k": f"{prefix}.k_scale", "v": f"{prefix}.v_scale"}
+
+
+@torch.no_grad()
+def kv_amaxes(model: nn.Module, ids: Tensor, lengths: Tensor, *, rows: int) -> dict[str, list[Tensor]]:
+    """Largest magnitudes of K and of V, float32 [], per layer and micro-batch of `rows` rows, by `scale_names`.
+
+    `ids` [B, L] int64, right padded; of each row only the first `lengths` [B] int64 positions count. Runs the module up
+    to its head. Raises ValueError where it has no attention `core` to look into, or where there are no rows.
+    """
+    modules: list[tuple[str, nn.Module]] = list(model.named_modules())
+    cores = {int(m.group(1)): core for name, core in modules if (m := CORE.search(name))}
+    if not cores or not len(ids):
+        raise ValueError(f"KV scales: {len(cores)} attention cores to look into, {len(ids)} rows")
+    found: dict[str, list[Tensor]] = {scale_names(layer)[role]: [] for layer in sorted(cores) for role in KV}
+    counts = torch.empty(0)  # [b, 1, L, 1] bool of the micro-batch under way
+
+    def recorder(layer: int) -> Callable[[nn.Module, tuple[Any, ...]], None]:
+        names = scale_names(layer)
+
+        def record(module: nn.Module, args: tuple[Any, ...]) -> None:
+            for role, x in zip(KV, args[1:3], strict=True):
+                found[names[role]].append(torch.where(counts, x.abs(), 0.0).amax())
+
+        return record
+
+    handles = [core.register_forward_pre_hook(recorder(layer)) for layer, core in cores.items()]
+    run = getattr(model, "hidden", model)
+    try:
+        for part, ends in zip(ids.split(rows), lengths.split(rows), strict=True):
+            part = part[:, : int(ends.max())]
+            counts = (torch.arange(part.shape[1], device=ids.device) < ends[:, None])[:, None, :, None]
+            run(part)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return found
