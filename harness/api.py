@@ -52,6 +52,8 @@ class Plan:
     lm_head: Format | None = None
     """Both sites."""
     adapters: Adapters | None = None
+    residual: float | None = None
+    """Share of the input channels whose rounding error the rollout's linears read in a second pass (QUADS)."""
     sampler: Literal["cached", "trainer"] | None = None
     """"trainer": the trainer's own forward without a cache, at the training batch shape."""
     exceptions: tuple[tuple[str, Format | None], ...] = ()
@@ -101,7 +103,29 @@ class TokenBatch:
     shadow: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])
     """Reference-precision "old" and "current" log-probs, [B, T] each, if a part needs them."""
     extras: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])
-    """Only what `Part.needs` names."""
+    """Only what `Part.needs` names: "ref_logp" [B, T] nats; "rollout_kl" [B, T] nats, KL of the sampler's whole
+    distribution against the trainer's."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sequences:
+    """Prompts and responses as the trainer reads them."""
+
+    ids: Tensor
+    """[B, L] int64: prompt, response, right padding."""
+    prompt_lens: int | Tensor
+    """One length for all rows, or [B] int64."""
+    token_ids: Tensor
+    """[B, T] int64: the responses alone."""
+    sampled: Tensor
+    """[B, T] bool: True where a token was sampled."""
+
+    def take(self, rows: Tensor) -> Sequences:
+        """The same of some rows, [b] int64."""
+        lens = self.prompt_lens if isinstance(self.prompt_lens, int) else self.prompt_lens[rows]
+        return Sequences(
+            ids=self.ids[rows], prompt_lens=lens, token_ids=self.token_ids[rows], sampled=self.sampled[rows]
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,6 +154,8 @@ class Rollout:
     """[B] int64, response tokens including the end token."""
     truncated: Tensor
     """[B] bool, True where the length limit came before the end token."""
+    log_probs: Tensor | None = None
+    """[B, T, V] float32 nats of the whole sampled distribution, where the engine was asked to keep it."""
 
 
 QUANTIZED = tuple(
@@ -149,6 +175,10 @@ def weight_format(plan: Plan, name: str) -> Format | None:
     if name == "lm_head.weight":
         return plan.lm_head
     return plan.rollout_weights if any(fnmatchcase(name, pattern) for pattern in QUANTIZED) else None
+
+
+KVProtocol = Literal["trainer", "inference"]
+"""trainer: largest magnitude times a margin over the largest code (NeMo-RL); inference: over a constant (vLLM)."""
 
 
 class RolloutEngine(Protocol):
@@ -173,8 +203,8 @@ class RolloutEngine(Protocol):
         """`num_samples` responses to each prompt (token ids). Temperature 0 is greedy."""
         ...
 
-    def calibrate_kv(self, prompts: Sequence[Sequence[int]]) -> None:
-        """Set the scales of a quantized KV cache from these prompts."""
+    def calibrate_kv(self, prompts: Sequence[Sequence[int]], protocol: KVProtocol = "trainer") -> None:
+        """Set the scales of a quantized KV cache from these prompts by one of two rules (precision.md 6.2)."""
         ...
 
     def realized_plan(self) -> Passport:
@@ -200,49 +230,73 @@ class RolloutEngine(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Site:
-    """What `Part.prepare` may use: the checkpoint, calibration prompts, the base seed; nothing of the run's state."""
+    """What `Part.prepare` may use: the checkpoint, training data, the base seed; nothing of the run's state."""
 
     checkpoint: Path
+    """As earlier parts left it."""
+    original: Path
+    """The base."""
     calibration: tuple[tuple[int, ...], ...]
+    """Prompts of the task's training split."""
+    demonstrations: Callable[[int], Sequence[tuple[tuple[int, ...], tuple[int, ...]]]]
+    """Count -> at most so many (prompt, reference response) pairs of the training split; the task may have none."""
+    sample: Callable[[nn.Module, Sequence[Sequence[int]], int], Rollout]
+    """(unwrapped module, prompts, seed) -> one response of its own float32 policy to each prompt."""
     seed: int
     build: Callable[[Path], nn.Module]
     """Checkpoint folder -> the trainer's module in float32, unwrapped."""
+    wrap: Callable[[nn.Module], nn.Module]
+    """A module as the earlier parts wrap it."""
+    fixed: Fixed
+    """What earlier parts prepared."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """One mechanism: a frozen dataclass of its knobs. A hook left alone changes nothing."""
+    """One mechanism: a frozen dataclass of its knobs. A hook left alone changes nothing.
 
-    needs: ClassVar[frozenset[str]] = frozenset()
-    """Batch extras the trainer must compute."""
-    streams: ClassVar[tuple[str, ...]] = ()
-    """Patterns of frozen tensors to push at every sync."""
+    `fixed` is one namespace for all parts of a method, named like companions of the checkpoint's tensors
+    ("<module>.weight_scale", "<module>.lora_A.weight"): a later part's tensor replaces an earlier one's of its name.
+    """
+
     sets_weight: ClassVar[bool] = False
     """True where the part sets `Correction.weight`; at most one part of a method may."""
     owns_objective: ClassVar[bool] = False
     """True where `token_loss` applies weight, keep and clips by itself."""
+    needs_updates: ClassVar[int] = 1
+    """Updates per rollout batch below which the part changes nothing; fewer are warned of."""
+
+    def needs(self, step: Step) -> frozenset[str]:
+        """What the trainer must compute for this step: "ref_logp" and "rollout_kl" (`TokenBatch.extras`), "shadow"."""
+        return frozenset()
 
     def plan(self, rollout: Plan) -> Plan:
         """Data; `rollout` is what the precision axis says."""
         return Plan()
 
-    def prepare(self, site: Site, plan: Plan) -> tuple[Path | None, dict[str, Tensor]]:
-        """Once, offline, cached by content hash: (a new checkpoint or None, the part's fixed tensors)."""
+    def prepare(self, site: Site, plan: Plan) -> tuple[nn.Module | None, dict[str, Tensor]]:
+        """Once, offline, cached by content hash: (the changed module or None, fixed tensors). May train."""
         return None, {}
 
     def wrap(self, model: nn.Module, plan: Plan, fixed: Fixed) -> nn.Module:
-        """Per process, before the optimizer is built."""
+        """Per process, before the optimizer is built. Parameters keep their checkpoint names."""
         return model
 
+    def lr_factor(self, name: str) -> float:
+        """Factor on the learning rate of the trainer's parameter `name`."""
+        return 1.0
+
     def sync(self, weights: WeightStream, step: Step, plan: Plan, fixed: Fixed, memory: Memory) -> WeightStream:
-        """Per push. A `*.weight_scale` that precedes its `*.weight` in the stream is used as is by the engine."""
+        """Per push. The engine uses a `*.weight_scale` (and `*.weight_zero_point`) in the stream as it is."""
         return weights
 
     def after_sync(self, engine: RolloutEngine, prompts: Sequence[Sequence[int]]) -> None:
         """Per push, after the weights are loaded."""
 
-    def refit(self, model: nn.Module, step: Step, plan: Plan, fixed: Fixed, memory: Memory) -> Fixed | None:
-        """After an update, before the sync: new fixed tensors, or None to keep them."""
+    def refit(
+        self, model: nn.Module, seqs: Sequences, batch: TokenBatch, step: Step, plan: Plan, fixed: Fixed, memory: Memory
+    ) -> Fixed | None:
+        """After a batch's updates, before the sync: fixed tensors that replace those of their names, or None."""
         return None
 
     def correct(self, c: Correction, b: TokenBatch, memory: Memory) -> Correction:
@@ -270,9 +324,13 @@ class Method:
     paper: str
     parts: tuple[Part, ...]
     precisions: tuple[str, ...]
-    """Rollout precisions it may run at; the first is its default."""
+    """Rollout precisions it may run at, each also with "+kv8"; the first is its default."""
     agg: str | None = None
     """A fixed aggregation, where the method demands one."""
+    mode: str | None = None
+    """A fixed correction mode, where the method is one."""
+    denom: str | None = None
+    """A fixed denominator after rejection, where the method demands one."""
     summary: str = ""
     """One line for `lowbit methods`."""
     is_control: bool = False

@@ -23,12 +23,13 @@ from typing import Any, cast
 import torch
 
 from harness import provenance
-from harness.api import Plan, knobs
+from harness.api import Plan, Step, knobs
 from harness.clock import STAGES
 from harness.compose import Composed, check_supported, compose, plan_json
 from harness.config import parse, run_id, run_name, to_json
 from harness.engines.embedded import EmbeddedEngine
 from harness.loop import REFERENCE, train
+from harness.models.adapters import add_adapters, freeze_base
 from harness.models.checkpoint import content_hash
 from harness.models.decoder import Decoder
 from harness.numerics.formats import format_named
@@ -64,20 +65,25 @@ def build(config: RunConfig, launch: Launch) -> tuple[Run, dict[str, str | None]
     composed, device = check(config), config.trainer.device
     start = start_of(config, launch)
     model = prepare(composed, config, start, launch).to(device)
-    shape = model.config
+    shape, adapters = model.config, composed.plan.adapters
+    if composed.plan.train_weights is not None and composed.plan.train_weights.tile is not None:
+        model = freeze_base(model, composed.plan)
     model = cast(Decoder, composed.wrap(model))
-    algo = config.algo
+    if adapters is not None and adapters.is_trained:
+        model = add_adapters(model, adapters, composed.fixed, config.base_seed).to(device)
+    algo, needs = config.algo, composed.needs(Step(index=0, total=config.trainer.steps, seed=config.seed))
     is_exact = composed.plan.sampler == "trainer"
     trainer = LocalTrainer(
         model, config.trainer, composed.plan, temperature=config.engine.temperature,
         micro_batch_rows=config.engine.max_batch if is_exact else None, micro_batch_tokens=launch.micro_batch_tokens,
         num_updates=config.trainer.steps * algo.num_minibatches * algo.num_epochs,
-        wants_entropy_grad=algo.entropy_coef != 0, wants_reference=algo.kl_coef != 0,
+        wants_entropy_grad=algo.entropy_coef != 0, wants_reference=algo.kl_coef != 0 or "ref_logp" in needs,
+        wants_shadow="shadow" in needs, lr_factor=composed.lr_factor,
     )  # fmt: skip
     ids = {"eos_id": start.task.eos_id, "pad_id": start.task.pad_id, "device": device}
     engine = EmbeddedEngine(
         shape, composed.plan, trainer_model=trainer.model if is_exact else None,
-        max_batch=config.engine.max_batch, **ids,
+        max_batch=config.engine.max_batch, keeps_log_probs="rollout_kl" in needs, **ids,
     )  # fmt: skip
     reference = EmbeddedEngine(
         shape, Plan(rollout_weights=format_named(REFERENCE)), max_batch=config.engine.max_batch, **ids

@@ -9,16 +9,15 @@ import torch
 from torch import Tensor
 
 from harness.advantage import group_advantage, informative_groups, overlong_penalty
-from harness.api import Correction, Rollout, Step, TokenBatch
+from harness.api import Correction, Rollout, Sequences, Step, TokenBatch
 from harness.clock import Clock
 from harness.run import Run
 from harness.seeds import generator, stable_seed
 from harness.tasks import Item, Score
-from harness.trainers.local import Sequences
 
 
-def collect(run: Run, step: Step, clock: Clock) -> tuple[Sequences, Tensor, Tensor, Tensor, dict[str, float]]:
-    """Sample, score and shape one rollout batch: (sequences, mask, adv, rollout_logp, metrics).
+def collect(run: Run, step: Step, clock: Clock) -> tuple[Sequences, Tensor, Tensor, Rollout, dict[str, float]]:
+    """Sample, score and shape one rollout batch: (sequences, mask, adv, rollout, metrics).
 
     With dynamic sampling (DAPO), prompts whose samples all earn the same raw reward are dropped and more are sampled
     until the batch is full. Raises ValueError after `max_gen_batches`.
@@ -57,7 +56,7 @@ def collect(run: Run, step: Step, clock: Clock) -> tuple[Sequences, Tensor, Tens
         seqs = sequences(items, rollout, run.task.pad_id, device)
         mask, adv, metrics = shape_rewards(run, scores, rollout, seqs.sampled)
     metrics |= {"rollout/tokens": float(num_tokens), "rollout/gen_batches": float(num_batches)}
-    return seqs, mask, adv, rollout.logp.to(device), metrics
+    return seqs, mask, adv, rollout, metrics
 
 
 def next_items(run: Run) -> list[Item]:
@@ -97,6 +96,7 @@ def take_rollout(rollout: Rollout, rows: list[int]) -> Rollout:
         logp=rollout.logp[index],
         lengths=rollout.lengths[index],
         truncated=rollout.truncated[index],
+        log_probs=None if rollout.log_probs is None else rollout.log_probs[index],
     )
 
 
@@ -106,11 +106,13 @@ def join_rollouts(rollouts: Sequence[Rollout], pad_id: int) -> Rollout:
         return rollouts[0]
     width = max(r.token_ids.shape[1] for r in rollouts)
     pad = torch.nn.functional.pad
+    wide = [(r.log_probs, width - r.token_ids.shape[1]) for r in rollouts if r.log_probs is not None]
     return Rollout(
         token_ids=torch.cat([pad(r.token_ids, (0, width - r.token_ids.shape[1]), value=pad_id) for r in rollouts]),
         logp=torch.cat([pad(r.logp, (0, width - r.logp.shape[1])) for r in rollouts]),
         lengths=torch.cat([r.lengths for r in rollouts]),
         truncated=torch.cat([r.truncated for r in rollouts]),
+        log_probs=torch.cat([pad(x, (0, 0, 0, more)) for x, more in wide]) if wide else None,
     )
 
 

@@ -8,19 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from math import prod
 from typing import Any
 
 from torch import Tensor, nn
 
 from harness.api import (
     Correction,
-    Fixed,
     Memory,
     Method,
     Part,
     Passport,
     Plan,
     RolloutEngine,
+    Sequences,
     Step,
     TokenBatch,
     WeightStream,
@@ -30,7 +31,7 @@ from harness.api import (
 from harness.config import parse
 from harness.nearest import nearest
 from harness.numerics.formats import Format, format_named
-from harness.run_config import PrecisionConfig, RunConfig
+from harness.run_config import AlgoConfig, PrecisionConfig, RunConfig
 from methods import METHODS, method_named
 
 LONG_RESPONSES = 16
@@ -45,21 +46,29 @@ class Composed:
     method: Method
     plan: Plan
     parts: tuple[Part, ...]
-    fixed: list[dict[str, Tensor]]
-    """Per part; filled by `harness.prepare`, replaced by `refit`."""
+    fixed: dict[str, Tensor]
+    """Of all parts; filled by `harness.prepare`, updated by `refit`."""
     memory: list[Memory]
     """Per part; logged and checkpointed."""
 
     def wrap(self, model: nn.Module) -> nn.Module:
         """Fold `Part.wrap`."""
-        for part, fixed in zip(self.parts, self.fixed, strict=True):
-            model = part.wrap(model, self.plan, fixed)
+        for part in self.parts:
+            model = part.wrap(model, self.plan, self.fixed)
         return model
 
+    def lr_factor(self, name: str) -> float:
+        """Product of every `Part.lr_factor`."""
+        return prod(part.lr_factor(name) for part in self.parts)
+
+    def needs(self, step: Step) -> frozenset[str]:
+        """Union of every `Part.needs`."""
+        return frozenset[str]().union(*(part.needs(step) for part in self.parts))
+
     def sync(self, weights: WeightStream, step: Step) -> WeightStream:
-        """Fold `Part.sync`; frozen tensors named by `Part.streams` are the parts' own business."""
-        for part, fixed, memory in zip(self.parts, self.fixed, self.memory, strict=True):
-            weights = part.sync(weights, step, self.plan, fixed, memory)
+        """Fold `Part.sync`."""
+        for part, memory in zip(self.parts, self.memory, strict=True):
+            weights = part.sync(weights, step, self.plan, self.fixed, memory)
         return weights
 
     def after_sync(self, engine: RolloutEngine, prompts: Sequence[Sequence[int]]) -> None:
@@ -67,12 +76,10 @@ class Composed:
         for part in self.parts:
             part.after_sync(engine, prompts)
 
-    def refit(self, model: nn.Module, step: Step) -> None:
-        """Run every `Part.refit`; a part that returns tensors has its fixed ones replaced."""
-        for i, part in enumerate(self.parts):
-            changed: Fixed | None = part.refit(model, step, self.plan, self.fixed[i], self.memory[i])
-            if changed is not None:
-                self.fixed[i] = dict(changed)
+    def refit(self, model: nn.Module, seqs: Sequences, batch: TokenBatch, step: Step) -> None:
+        """Run every `Part.refit`; the tensors it returns replace those of their names."""
+        for part, memory in zip(self.parts, self.memory, strict=True):
+            self.fixed.update(part.refit(model, seqs, batch, step, self.plan, self.fixed, memory) or {})
 
     def correct(self, c: Correction, b: TokenBatch) -> Correction:
         """Fold `Part.correct`."""
@@ -177,22 +184,27 @@ def resolve(config: RunConfig, content_hash: Callable[[str], str] | None = None)
         knobs={type(p).__name__: knobs(p) for p in parts if knobs(p)},
         model=model,
         trainer=replace(config.trainer, lr=lr),
-        algo=replace(config.algo, agg=method.agg or config.algo.agg),
+        algo=fixed_algo(method, config.algo),
     )
+
+
+def fixed_algo(method: Method, algo: AlgoConfig) -> AlgoConfig:
+    """The algorithm with what the method fixes of it: aggregation, correction mode, denominator."""
+    fixed = {name: getattr(method, name) for name in ("agg", "mode", "denom") if getattr(method, name) is not None}
+    return parse(AlgoConfig, vars(algo) | fixed)
 
 
 def compose(config: RunConfig) -> Composed:
     """Build the method of a config and merge its plan with the precision's. Raises ValueError on any conflict."""
     method, parts = method_named(config.method), choose_parts(config)
-    allowed = config.precision.name.removesuffix("+kv8")
-    if allowed not in method.precisions:
-        hint = nearest(allowed, method.precisions)
+    if config.precision.name.removesuffix("+kv8") not in {name.removesuffix("+kv8") for name in method.precisions}:
+        hint = nearest(config.precision.name, method.precisions)
         raise ValueError(f"precision={config.precision.name}: method {method.name} cannot use it; {hint}")
     rollout = rollout_plan(config.precision)
     plan = merge(
         [(f"precision {config.precision.name}", rollout)] + [(type(p).__name__, p.plan(rollout)) for p in parts]
     )
-    composed = Composed(method=method, plan=plan, parts=parts, fixed=[{} for _ in parts], memory=[{} for _ in parts])
+    composed = Composed(method=method, plan=plan, parts=parts, fixed={}, memory=[{} for _ in parts])
     _check_parts(config, composed)
     return composed
 
@@ -237,18 +249,27 @@ def check_supported(composed: Composed, supports: frozenset[str], engine: str, e
     }
     wanted |= {f"rollout_weights:{fmt.name}" for _, fmt in plan.exceptions if fmt is not None}
     wanted.add(f"sampler:{plan.sampler or 'cached'}")
-    if plan.adapters is not None:
+    if plan.adapters is not None and plan.adapters.site != "train":
         wanted.add("adapters")
+    if plan.residual is not None:
+        wanted.add("residual")
     if missing := sorted(wanted - supports):
         raise ValueError(f"engine={engine}: cannot do {', '.join(missing)} of method {composed.method.name}")
     for part in composed.parts:
-        if lacking := sorted(part.needs - extras):
+        if lacking := sorted(part.needs(Step(index=0, total=1, seed=0)) - extras):
             raise ValueError(f"{type(part).__name__} needs {', '.join(lacking)}; the trainer offers {sorted(extras)}")
 
 
 def check_passport(plan: Plan, passport: Passport) -> None:
     """The realized plan must be the planned one. Raises RuntimeError naming the first tensor that is not."""
     wrong: list[str] = []
+    if plan.adapters is not None and plan.adapters.site != "train":
+        held = {record.name for record in passport.weights}
+        targets = [
+            r.name for r in passport.weights if r.name.endswith(tuple(f"{t}.weight" for t in plan.adapters.targets))
+        ]
+        lost = [name for name in targets if f"{name.removesuffix('weight')}lora_A.weight" not in held]
+        wrong += [f"{name} has no adapter, planned rank {plan.adapters.rank}" for name in lost]
     for record in passport.weights:
         fmt = weight_format(plan, record.name)
         if fmt is not None and record.format != fmt.name:

@@ -17,16 +17,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harness.api import Correction, Part, RolloutEngine, Step, TokenBatch
+from harness.api import Correction, Part, RolloutEngine, Sequences, Step, TokenBatch
 from harness.clock import Clock
 from harness.collect import collect, minibatches, responses, take_batch, take_correction
 from harness.compose import check_passport, has_hook
 from harness.loss import aggregate, batch_normalize, cleaned, count_totals, policy_loss, start
 from harness.metrics import by_entropy, by_position, clip_metrics, correction_metrics, mismatch_metrics
+from harness.models.adapters import plain_weights
 from harness.results import EvalRecord
 from harness.run import Run
 from harness.seeds import stable_seed
-from harness.trainers.local import Diverged, Scores, Sequences
+from harness.trainers.local import Diverged, Scores
 
 REFERENCE = "fp32"
 """The precision in which runs are compared."""
@@ -59,7 +60,8 @@ def grpo_step(run: Run) -> dict[str, Any]:
     with clock("sync"):
         row: dict[str, Any] = {**push_weights(run, run.engine, step), **run.evaluated_sync}
         run.evaluated_sync = {}
-    seqs, mask, adv, rollout_logp, measured = collect(run, step, clock)
+    seqs, mask, adv, rollout, measured = collect(run, step, clock)
+    rollout_logp = rollout.logp.to(seqs.ids.device)
     row |= measured
 
     is_single = algo.num_minibatches * algo.num_epochs == 1
@@ -68,7 +70,12 @@ def grpo_step(run: Run) -> dict[str, Any]:
         train_logp = scores.logp.detach()
         if not torch.isfinite(train_logp[seqs.sampled]).all():
             raise Diverged("a log-probability of the trainer is not finite")
+        needs = composed.needs(step)
         extras = {"ref_logp": trainer.reference_logp(seqs)} if trainer.reference is not None else {}
+        if "rollout_kl" in needs:
+            assert rollout.log_probs is not None
+            extras["rollout_kl"] = trainer.rollout_kl(seqs, rollout.log_probs.to(seqs.ids.device))
+        shadow = {"old": trainer.shadow_logp(seqs)} if "shadow" in needs else {}
     batch = TokenBatch(
         token_ids=seqs.token_ids,
         mask=mask,
@@ -77,6 +84,7 @@ def grpo_step(run: Run) -> dict[str, Any]:
         old_logp=train_logp,
         step=step,
         extras=extras,
+        shadow=shadow,
     )
     entropy = scores.entropy.detach()
     row |= mismatch_metrics(train_logp, rollout_logp, mask, cap=METRIC_CAP, entropy=entropy)
@@ -90,7 +98,7 @@ def grpo_step(run: Run) -> dict[str, Any]:
         updates = [
             update(run, seqs, batch, correction, rows, scores if is_single else None) for rows in minibatches(run, step)
         ]
-        composed.refit(trainer.model, replace(step, index=step.index + 1))
+        composed.refit(trainer.model, seqs, batch, replace(step, index=step.index + 1))
     row |= update_metrics(updates)
     for part, memory in zip(composed.parts, composed.memory, strict=True):
         row |= {f"part/{type(part).__name__}.{name}": value for name, value in memory.items()}
@@ -124,6 +132,8 @@ def update(
     hooks = ("correct", "correct_update") if is_bypass else ("correct_update",)
     if any(has_hook(part, hook) for part in composed.parts for hook in hooks):
         scores = scores or trainer.score(seqs, keep_graph=True)
+        if batch.shadow:
+            batch = replace(batch, shadow={**batch.shadow, "current": trainer.shadow_logp(seqs)})
         live = replace(batch, old_logp=scores.logp.detach())
         if is_bypass:  # there is no policy before the update: rules see the live one, as a constant (losses.md 5)
             correction = normalized(run, composed.correct(start(live, algo.eps_low, algo.eps_high), live), batch.mask)
@@ -179,7 +189,7 @@ def evaluate(run: Run) -> None:
     """Sampled accuracy on fixed held-out questions, one fixed seed: reference precision, then the run's own rollout."""
     started = time.perf_counter()
     step = Step(index=run.step, total=run.config.trainer.steps, seed=run.config.seed, purpose="eval")
-    run.reference.load_weights(run.trainer.weights())
+    run.reference.load_weights(plain_weights(run.trainer.weights(), run.composed.plan.adapters))
     run.evaluated_sync = push_weights(run, run.engine, step)
     for site, engine in (("reference", run.reference), ("rollout", run.engine)):
         run.evals.append(evaluation(run, engine, site))

@@ -6,20 +6,23 @@ import hashlib
 import json
 import os
 import shutil
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 
-from harness.api import Site, knobs
+from harness.api import Plan, Rollout, Site, knobs
 from harness.base import BaseRecipe, ensure_base
 from harness.compose import Composed, has_hook, plan_json
-from harness.models.checkpoint import content_hash, load_config, load_decoder, spread_channels
+from harness.engines.embedded import EmbeddedEngine
+from harness.models.checkpoint import content_hash, load_config, load_decoder, save_decoder, spread_channels
 from harness.models.decoder import Decoder, DecoderConfig
+from harness.numerics.formats import format_named
 from harness.run_config import Launch, ModelConfig, RunConfig
 from harness.seeds import stable_seed
 from harness.tasks import Demonstrated, Task, build_task
@@ -95,37 +98,60 @@ def start_of(config: RunConfig, launch: Launch) -> Start:
 def prepare(composed: Composed, config: RunConfig, start: Start, launch: Launch) -> Decoder:
     """Run every `Part.prepare` in order, or read what it left: fills `composed.fixed`, returns the module to train."""
     folder = start.folder
-    calibration = _calibration(start.task)
+    identity: list[Any] = [
+        content_hash(folder), start.spread, start.spread_seed, plan_json(composed.plan), config.base_seed,
+        start.task.content_hash(), config.numerics_version,
+    ]  # fmt: skip
     for i, part in enumerate(composed.parts):
+        identity += [type(part).__name__, knobs(part)]  # what an earlier part wraps or prepares is seen by this one
         if not has_hook(part, "prepare"):
             continue
-        identity = [
-            content_hash(folder), start.spread, start.spread_seed, type(part).__name__, knobs(part),
-            plan_json(composed.plan), config.base_seed, start.task.content_hash(), config.numerics_version,
-        ]  # fmt: skip
         key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
         cache = Path(launch.results) / "work" / "prepared" / key
         if not cache.is_dir():
-            site = Site(checkpoint=folder, calibration=calibration, seed=config.base_seed, build=start.build)
+            site = _site(replace(composed, parts=composed.parts[:i]), config, start, folder)
             _store(cache, *part.prepare(site, composed.plan))
-        composed.fixed[i] = load_file(str(cache / "fixed.safetensors"))
+        composed.fixed.update(load_file(str(cache / "fixed.safetensors")))
         folder = cache / "checkpoint" if (cache / "checkpoint").is_dir() else folder
     return start.build(folder)
 
 
-def _calibration(task: Task) -> tuple[tuple[int, ...], ...]:
-    count = min(NUM_CALIBRATION, task.num_train or NUM_CALIBRATION)
-    return tuple(item.prompt for item in task.sample("train", range(count)))
+def _site(earlier: Composed, config: RunConfig, start: Start, folder: Path) -> Site:
+    """What the next part may use after the `earlier` ones."""
+    task, count = start.task, min(NUM_CALIBRATION, start.task.num_train or NUM_CALIBRATION)
+
+    def demonstrations(count: int) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+        if not hasattr(task, "demonstrations"):
+            return []
+        seed = stable_seed(config.base_seed, "prepare demonstrations")
+        return cast(Demonstrated, task).demonstrations(range(count), seed)
+
+    def sample(model: nn.Module, prompts: Sequence[Sequence[int]], seed: int) -> Rollout:
+        assert isinstance(model, Decoder)
+        engine = EmbeddedEngine(
+            model.config, Plan(rollout_weights=format_named("fp32")), eos_id=task.eos_id, pad_id=task.pad_id,
+            device=next(model.parameters()).device, max_batch=config.engine.max_batch,
+        )  # fmt: skip
+        engine.load_weights((name, tensor.detach()) for name, tensor in model.named_parameters())
+        limit = config.engine.max_new_tokens or task.max_new_tokens
+        temperature = config.engine.temperature
+        return engine.generate(prompts, num_samples=1, max_new_tokens=limit, temperature=temperature, seed=seed)
+
+    return Site(
+        checkpoint=folder, original=start.folder, seed=config.base_seed, build=start.build, wrap=earlier.wrap,
+        calibration=tuple(item.prompt for item in task.sample("train", range(count))),
+        demonstrations=demonstrations, sample=sample, fixed=dict(earlier.fixed),
+    )  # fmt: skip
 
 
-def _store(cache: Path, checkpoint: Path | None, fixed: dict[str, Tensor]) -> None:
+def _store(cache: Path, model: nn.Module | None, fixed: dict[str, Tensor]) -> None:
     """The folder appears whole or not at all; who comes second keeps what is there."""
     part = cache.with_name(f".{cache.name}.{os.getpid()}.part")
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir(parents=True)
     save_file({name: tensor.contiguous() for name, tensor in fixed.items()}, str(part / "fixed.safetensors"))
-    if checkpoint is not None:
-        shutil.copytree(checkpoint, part / "checkpoint")
+    if model is not None:
+        save_decoder(cast(Decoder, model), part / "checkpoint")
     try:
         part.rename(cache)
     except OSError:

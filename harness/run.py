@@ -56,5 +56,6 @@ class Run:
         self.step, self.next_prompt, self.eval_s = state["step"], state["next_prompt"], state["eval_s"]
         self.series = state["series"]
         self.evals = [EvalRecord(**record) for record in state["evals"]]
-        self.composed.fixed[:] = state["fixed"]
+        self.composed.fixed.clear()
+        self.composed.fixed.update(state["fixed"])
         self.composed.memory[:] = state["memory"]

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import ClassVar, Literal
 
 import torch
@@ -27,6 +26,7 @@ from harness.api import (
     Method,
     Part,
     Plan,
+    Sequences,
     Site,
     Step,
     TokenBatch,
@@ -93,8 +93,13 @@ class Profile(Part):
 
     refit_above: float | None = None
     """Saturated fraction that triggers a new calibration; None never does. 1e-4 is a sensible alarm (ours)."""
+    keep_high: tuple[str, ...] = ()
+    """Patterns of weights that stay in the engine's base dtype, such as "model.layers.0.*"."""
 
-    def prepare(self, site: Site, plan: Plan) -> tuple[Path | None, dict[str, Tensor]]:
+    def plan(self, rollout: Plan) -> Plan:
+        return Plan(exceptions=tuple((pattern, None) for pattern in self.keep_high))
+
+    def prepare(self, site: Site, plan: Plan) -> tuple[nn.Module | None, dict[str, Tensor]]:
         if not any(is_profiled(fmt) for fmt in (plan.rollout_weights, *(fmt for _, fmt in plan.exceptions))):
             return None, {}
         return None, frozen_scales(site.build(site.checkpoint).named_parameters(), plan)
@@ -115,7 +120,9 @@ class Profile(Part):
             yield name, tensor
         memory["profile_saturated_frac"] = float(torch.stack(counts).sum()) / total if counts else 0.0
 
-    def refit(self, model: nn.Module, step: Step, plan: Plan, fixed: Fixed, memory: Memory) -> Fixed | None:
+    def refit(
+        self, model: nn.Module, seqs: Sequences, batch: TokenBatch, step: Step, plan: Plan, fixed: Fixed, memory: Memory
+    ) -> Fixed | None:
         if self.refit_above is None or memory.get("profile_saturated_frac", 0.0) <= self.refit_above:
             return None
         memory["profile_refits"] = memory.get("profile_refits", 0.0) + 1.0

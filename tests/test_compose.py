@@ -48,7 +48,7 @@ def test_every_method_composes_at_every_precision_it_declares() -> None:
             assert composed.method is method
             assert set(plan_json(composed.plan)) == {
                 "train_weights", "train_compute", "rollout_weights", "rollout_acts", "rollout_kv", "lm_head", "sampler",
-                "adapters", "exceptions",
+                "adapters", "exceptions", "residual",
             }  # fmt: skip
 
 
@@ -110,7 +110,7 @@ def test_hooks_fold_left_to_right_and_keep_memory_apart() -> None:
     )  # fmt: skip
     start = Correction(weight=ones, keep=ones.bool(), clip_low=ones, clip_high=ones)
     for parts, expected in (((Add(by=3), Double()), 8.0), ((Double(), Add(by=3)), 5.0)):
-        composed = Composed(method=METHODS["bf16"], plan=Plan(), parts=parts, fixed=[{}, {}], memory=[{}, {}])
+        composed = Composed(method=METHODS["bf16"], plan=Plan(), parts=parts, fixed={}, memory=[{}, {}])
         assert composed.correct(start, batch).clip_high.item() == expected
         assert [m.get("calls") for m in composed.memory if m] == [1.0]
 

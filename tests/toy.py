@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
+from torch import nn
+
+from harness.api import Site
 from harness.cell import build
 from harness.compose import resolve
 from harness.config import load
@@ -33,6 +37,16 @@ def small_launch(folder: Path, **values: object) -> Launch:
         for base in (ROOT / "results" / "bases").glob("xs-chain8-b[01]-*"):
             shutil.copytree(base, target / base.name)
     return Launch(results=str(folder), sweep="test", **values)  # type: ignore[arg-type]
+
+
+def site_of(model: nn.Module, **values: object) -> Site:
+    """What `Part.prepare` sees of one module: every checkpoint builds a copy of it, earlier parts change nothing."""
+    offered: dict[str, object] = {
+        "checkpoint": Path("checkpoint"), "original": Path("original"), "calibration": (), "seed": 0, "fixed": {},
+        "demonstrations": lambda count: [], "build": lambda folder: copy.deepcopy(model), "wrap": lambda found: found,
+        "sample": None,
+    }  # fmt: skip
+    return Site(**(offered | values))  # type: ignore[arg-type]
 
 
 def small_run(folder: Path, overrides: Sequence[str] = (), **values: object) -> Run:

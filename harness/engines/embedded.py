@@ -7,7 +7,7 @@
 
 It separates the format gap from the engine gap: one framework, one thread if asked, no kernel noise. Emulated formats
 are slower than float32, never faster. With `plan.sampler == "trainer"` it samples from the trainer's own forward pass
-(`exact.py`). Left out: adapters, paged or shared caches, and requests that arrive while others run.
+(`exact.py`). Left out: paged or shared caches, and requests that arrive while others run.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from harness.api import Passport, Plan, Rollout, WeightStream
+from harness.api import KVProtocol, Passport, Plan, Rollout, WeightStream
 from harness.engines.exact import check_same_weights, input_formats, parameter_records, sample_exact
 from harness.engines.forward import decode, fold, head_gains, prefill
 from harness.engines.kv_cache import KVCache, KVScales
 from harness.engines.live_weights import LiveWeights
 from harness.engines.requests import Requests, requests_of
-from harness.engines.sampling import Transcript, draw, join, race_noise
+from harness.engines.sampling import Transcript, join, pick, race_noise, scaled_log_probs
 from harness.engines.support import SUPPORTS
 from harness.models.decoder import Decoder, DecoderConfig, rope_tables
 from harness.seeds import generator
@@ -55,16 +55,16 @@ class EmbeddedEngine:
         trainer_model: Decoder | None = None,
         max_batch: int | None = None,
         retire_at: float | None = RETIRE_AT,
+        keeps_log_probs: bool = False,
     ) -> None:
         """`max_batch` rows are sampled at once (None: all); it is part of the random stream. `retire_at` None: ended
-        rows are computed to the end. Raises ValueError for a plan this engine cannot follow."""
+        rows are computed to the end. `keeps_log_probs`: rollouts carry the whole distribution of every token.
+        Raises ValueError for a plan this engine cannot follow."""
         if plan.sampler == "trainer" and trainer_model is None:
             raise ValueError("sampler=trainer needs trainer_model, the module to sample from")
-        if plan.adapters is not None:
-            raise ValueError("adapters: the embedded engine takes none yet")
         self.config, self.plan, self.device = config, plan, torch.device(device)
         self.eos_id, self.pad_id = eos_id, pad_id
-        self.max_batch, self.retire_at = max_batch, retire_at
+        self.max_batch, self.retire_at, self.keeps_log_probs = max_batch, retire_at, keeps_log_probs
         self.trainer_model = trainer_model if plan.sampler == "trainer" else None
         self.weights = LiveWeights(config, plan, self.device)
         self.kv = KVScales(plan.rollout_kv, config.num_layers, self.device)
@@ -110,7 +110,10 @@ class EmbeddedEngine:
         return join(parts, None if self.trainer_model is None else max_new_tokens)
 
     def _transcript(self, rows: Tensor, requests: Requests) -> Transcript:
-        return Transcript(len(rows), requests.max_new_tokens, self.eos_id, self.pad_id, self.device)
+        out = Transcript(len(rows), requests.max_new_tokens, self.eos_id, self.pad_id, self.device)
+        if self.keeps_log_probs:
+            out.keep_log_probs()
+        return out
 
     def _sample(self, requests: Requests, rows: Tensor, draws: torch.Generator | None) -> Transcript:
         """One chunk: `rows` [R] int64 are its prompts' numbers."""
@@ -122,7 +125,9 @@ class EmbeddedEngine:
             if draws is not None:  # for every row of the chunk, so that dropping rows changes no other row's draw
                 noise = race_noise(len(rows), logits.shape[1], draws)
                 noise = noise if out.rows is None else noise[out.rows]
-            token, logp = draw(logits, requests.temperature, noise)
+            log_probs = scaled_log_probs(logits, requests.temperature)
+            token, logp = pick(log_probs, noise)
+            out.record_log_probs(log_probs)
             out.record(token, logp)
             if t == requests.max_new_tokens - 1:
                 break
@@ -189,7 +194,7 @@ class EmbeddedEngine:
             self.tables = rope_tables(self.config, length, self.device)
         return self.tables
 
-    def calibrate_kv(self, prompts: Sequence[Sequence[int]]) -> None:
+    def calibrate_kv(self, prompts: Sequence[Sequence[int]], protocol: KVProtocol = "trainer") -> None:
         """Set every layer's K and V scale from the largest magnitudes of one exact prefill. Without a quantized cache
         there is nothing to set."""
         self._check_ready()
@@ -204,7 +209,7 @@ class EmbeddedEngine:
                     for ids in alike.to(self.device).split(self.max_batch or len(alike)):
                         self.cache.reserve(len(ids), length, length)
                         list(self._prefill(ids, None, None))
-            self.kv.settle()
+            self.kv.settle(protocol)
         finally:
             self.kv.amax = None  # an observing cache stores exactly
 

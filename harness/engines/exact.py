@@ -65,6 +65,7 @@ def sample_exact(
         log_probs = log_probs_of(logits, requests.temperature)
         noise = None if draws is None else race_noise(len(rows), logits.shape[2], draws)
         token, logp = pick(log_probs[:, t], noise)
+        out.record_log_probs(log_probs[:, t])
         out.record(token, logp)
         ids.scatter_(1, (lens + t)[:, None], out.tokens[t][:, None])
         if not bool(out.is_alive.any()):

@@ -15,8 +15,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from harness.api import KVProtocol
 from harness.numerics.formats import Format
-from harness.numerics.kv_scales import kv_scale, quantize_kv
+from harness.numerics.kv_scales import inference_scale, kv_scale, quantize_kv
 
 
 class KVScales:
@@ -32,10 +33,14 @@ class KVScales:
         """Start recording magnitudes in place of quantizing."""
         self.amax = torch.zeros_like(self.scales)
 
-    def settle(self) -> None:
-        """Turn what was recorded since `observe` into scales (margin and floor: `kv_scales.kv_scale`)."""
+    def settle(self, protocol: KVProtocol = "trainer") -> None:
+        """Turn what was recorded since `observe` into scales (`kv_scales.kv_scale`, or vLLM's `inference_scale`)."""
         assert self.amax is not None and self.fmt is not None
-        self.scales = kv_scale(self.amax, self.fmt)
+        if protocol == "inference":
+            k, v = self.amax.unbind(1)
+            self.scales = torch.stack((inference_scale(k, self.fmt, "k"), inference_scale(v, self.fmt, "v")), 1)
+        else:
+            self.scales = kv_scale(self.amax, self.fmt)
         self.amax = None
 
     def stored(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:

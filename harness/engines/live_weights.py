@@ -1,7 +1,7 @@
 """The weights a rollout engine computes with: checkpoint tensors in, quantized, dequantized into fused matrices.
 
 What is quantized is the tensor rounded to the engine's base dtype first, as an engine receives it (precision.md 8.3);
-plain casts are taken from the float32 master. Left out: adapters, and kernels that read packed codes.
+plain casts are taken from the float32 master. Left out: kernels that read packed codes.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from harness.api import Plan, TensorRecord, WeightStream, weight_format
+from harness.engines.live_adapters import LiveAdapters
 from harness.engines.slabs import Slab, cut, gather, given_scales, records
 from harness.engines.stream import read_stream
 from harness.models.decoder import DecoderConfig, tensor_shapes
@@ -66,6 +67,7 @@ class LiveWeights:
             for i in range(config.num_layers)
         ]  # fmt: skip
         self.slabs = list(self._slabs())
+        self.adapters = self._adapters()
         self.loaded: list[tuple[Slab, Quantized]] = []
         self.previous: list[tuple[Slab, Quantized]] = []
         self.saturated: list[tuple[int, float]] = []
@@ -98,6 +100,20 @@ class LiveWeights:
         acts = None if is_left == {True} else self.plan.rollout_acts
         bias = self.stacks["qkv_bias"][layer] if name == "qkv" and "qkv_bias" in self.stacks else None
         return self._emulated(self.stacks[name][layer], bias, None if acts == self.base else acts, self.base)
+
+    def _adapters(self) -> LiveAdapters | None:
+        """The plan's adapters at this site, bound to the linears they sit beside."""
+        if self.plan.adapters is None or self.plan.adapters.site == "train":
+            return None
+        fused = {
+            f"{i}.{name}": tuple(f"model.layers.{i}.{_module(part)}" for part in parts)
+            for i in range(self.config.num_layers)
+            for name, parts in FUSED.items()
+        }
+        adapters = LiveAdapters(self.plan.adapters, fused, self.shapes, self.base, self.device)
+        for key, (a, b) in adapters.pairs.items():
+            self.linears[key].adapter_a, self.linears[key].adapter_b = a, b
+        return adapters
 
     def _head(self) -> EmulatedLinear:
         fmt = self.plan.lm_head
@@ -134,6 +150,10 @@ class LiveWeights:
         Raises ValueError for missing, unexpected, repeated or misshapen tensors; the old weights then stay.
         """
         stream = read_stream(weights, self.shapes, has_kv=self.plan.rollout_kv is not None)
+        if self.adapters is not None:
+            self.adapters.check(stream.adapters)
+        elif stream.adapters:
+            raise ValueError(f"{min(stream.adapters)}: the plan has no adapters at the rollout; stream merged weights")
         fresh: list[tuple[Slab, Quantized]] = []
         saturated: list[tuple[int, float]] = []
         for slab in self.slabs:
@@ -146,6 +166,8 @@ class LiveWeights:
             fresh.append((slab, q))
         for slab, q in fresh:
             slab.live.copy_(dequantize(q))
+        if self.adapters is not None:
+            self.adapters.load(stream.adapters)
         self.previous, self.loaded, self.saturated = self.loaded, fresh, saturated
         return stream.kv
 
@@ -183,6 +205,7 @@ class LiveWeights:
             if not torch.equal(dequantize(q).view(torch.int32), slab.live.view(torch.int32)):
                 raise RuntimeError(f"{slab.sources[0]} is not the {slab.fmt.name} tensor that was loaded")
             found += records(slab, q)
+        found += [] if self.adapters is None else self.adapters.records()
         return tuple(sorted(found, key=lambda record: record.name))
 
 

@@ -20,17 +20,17 @@ def race_noise(rows: int, vocab_size: int, generator: torch.Generator) -> Tensor
     return u.log_().neg_()
 
 
-def draw(logits: Tensor, temperature: float, noise: Tensor | None) -> tuple[Tensor, Tensor]:
-    """(token [R] int64, its log-probability [R] float32 nats) from logits [R, V] float32.
-
-    The token with the largest p / noise wins, which happens with probability p (the "exponential race").
-    Temperature 0 takes the largest logit and reports its log-probability at temperature 1; `noise` is then None.
-    """
-    return pick(torch.log_softmax(logits if temperature in (0.0, 1.0) else logits / temperature, -1), noise)
+def scaled_log_probs(logits: Tensor, temperature: float) -> Tensor:
+    """Log-probabilities [R, V] float32 nats of logits [R, V] float32; at temperature 0 those of temperature 1."""
+    return torch.log_softmax(logits if temperature in (0.0, 1.0) else logits / temperature, -1)
 
 
 def pick(log_probs: Tensor, noise: Tensor | None) -> tuple[Tensor, Tensor]:
-    """`draw` from log-probabilities [R, V]."""
+    """(token [R] int64, its log-probability [R] float32 nats) from log-probabilities [R, V].
+
+    The token with the largest p / noise wins, which happens with probability p (the "exponential race"). Without noise
+    the most probable one.
+    """
     token = log_probs.argmax(-1) if noise is None else log_probs.exp().div_(noise).argmax(-1)
     return token, log_probs.gather(1, token[:, None])[:, 0]
 
@@ -47,6 +47,20 @@ class Transcript:
         self.rows: Tensor | None = None
         """Original row of every row still computed, [n] int64; None while that is all of them."""
         self.num_steps = 0
+        self.log_probs: list[Tensor] | None = None
+        """Per step [rows, V] float32 nats, 0 for rows that have ended; None: not kept."""
+
+    def keep_log_probs(self) -> None:
+        """From now on the whole distribution of every step is kept."""
+        self.log_probs = []
+
+    def record_log_probs(self, log_probs: Tensor) -> None:
+        """The distribution [computed rows, V] of the step that `record` is called for next."""
+        if self.log_probs is not None:
+            whole = log_probs.new_zeros(self.tokens.shape[1], log_probs.shape[1])
+            rows = slice(None) if self.rows is None else self.rows
+            whole[rows] = torch.where(self.is_alive[:, None], log_probs, 0.0)
+            self.log_probs.append(whole)
 
     def record(self, token: Tensor, logp: Tensor) -> None:
         """One step of every computed row; rows that have ended keep their padding."""
@@ -73,13 +87,18 @@ class Transcript:
         is_end = tokens == self.eos_id
         truncated = ~is_end.any(1)
         lengths = torch.where(truncated, tokens.shape[1], is_end.int().argmax(1) + 1)
-        return Rollout(token_ids=tokens, logp=logp, lengths=lengths, truncated=truncated)
+        log_probs = None
+        if self.log_probs is not None:
+            log_probs = torch.stack(self.log_probs, 1)
+            log_probs = torch.nn.functional.pad(log_probs, (0, 0, 0, tokens.shape[1] - log_probs.shape[1]))
+        return Rollout(token_ids=tokens, logp=logp, lengths=lengths, truncated=truncated, log_probs=log_probs)
 
 
 def join(parts: list[Rollout], width: int | None) -> Rollout:
     """Batches of one call as one rollout, `width` tokens wide (None: the longest response)."""
-    fields = {name: torch.cat([getattr(part, name) for part in parts]) for name in Rollout.__dataclass_fields__}
+    names = [name for name in Rollout.__dataclass_fields__ if getattr(parts[0], name) is not None]
+    fields = {name: torch.cat([getattr(part, name) for part in parts]) for name in names}
     width = int(fields["lengths"].max()) if width is None else width
-    for name in ("token_ids", "logp"):
+    for name in set(names) - {"lengths", "truncated"}:
         fields[name] = fields[name][:, :width].contiguous()
     return Rollout(**fields)

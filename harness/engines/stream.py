@@ -19,6 +19,8 @@ class Stream:
     """`*.weight_scale`, by the name of the weight."""
     zeros: dict[str, Tensor]
     """`*.weight_zero_point`, by the name of the weight."""
+    adapters: dict[str, Tensor]
+    """`*.lora_A.weight` and `*.lora_B.weight`, by their own name."""
     kv: dict[str, Tensor]
     """`*.k_scale` and `*.v_scale` of attention layers, by their own name."""
 
@@ -26,9 +28,9 @@ class Stream:
 def read_stream(weights: WeightStream, shapes: Mapping[str, tuple[int, ...]], *, has_kv: bool) -> Stream:
     """Sort a stream and check it against the checkpoint's `shapes`; KV scales are welcome where `has_kv`.
 
-    Raises ValueError for missing, unexpected, repeated or misshapen tensors, and for adapters.
+    Raises ValueError for missing, unexpected, repeated or misshapen tensors; adapters and KV scales are not checked.
     """
-    stream = Stream(tensors={}, scales={}, zeros={}, kv={})
+    stream = Stream(tensors={}, scales={}, zeros={}, adapters={}, kv={})
     unexpected: list[str] = []
     for name, tensor in weights:
         kind, key = stream.tensors, name
@@ -39,8 +41,8 @@ def read_stream(weights: WeightStream, shapes: Mapping[str, tuple[int, ...]], *,
         elif has_kv and name.endswith((".self_attn.k_scale", ".self_attn.v_scale")):
             kind = stream.kv
         elif name.endswith((".lora_A.weight", ".lora_B.weight")):
-            raise ValueError(f"{name}: the embedded engine takes no adapters yet; stream merged weights")
-        if kind is not stream.kv and key not in shapes:
+            kind = stream.adapters
+        if not any(kind is own for own in (stream.kv, stream.adapters)) and key not in shapes:
             unexpected.append(name)
         elif key in kind:
             raise ValueError(f"{name} is in the stream twice")

@@ -104,6 +104,19 @@ class Queries:
         return x.gather(1, self.index[:, :, None].expand(-1, -1, x.shape[2]))
 
 
+class CoreAttention(nn.Module):
+    """Softmax attention alone, after norms and rotation: where keys and values can be seen as a cache has them."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        """q [B, H, T, D], k and v [B, K, L, D], mask [T, L] or [B, 1, T, L] bool, None for causal -> [B, H, T, D]."""
+        grouped = q.shape[1] > k.shape[1]
+        if grouped and q.is_cuda:  # float32 kernels on CUDA have no grouped form; the CPU kernel has
+            repeats = q.shape[1] // k.shape[1]
+            k, v = k.repeat_interleave(repeats, 1), v.repeat_interleave(repeats, 1)
+            grouped = False
+        return F.scaled_dot_product_attention(q, k, v, mask, is_causal=mask is None, enable_gqa=grouped)
+
+
 class Attention(nn.Module):
     """Causal grouped-query attention."""
 
@@ -111,13 +124,13 @@ class Attention(nn.Module):
         super().__init__()
         d, hd = config.hidden_size, config.head_dim
         self.head_dim = hd
-        self.repeats = config.num_heads // config.num_kv_heads
         self.q_proj = skip_init(nn.Linear, d, config.num_heads * hd, bias=config.attention_bias)
         self.k_proj = skip_init(nn.Linear, d, config.num_kv_heads * hd, bias=config.attention_bias)
         self.v_proj = skip_init(nn.Linear, d, config.num_kv_heads * hd, bias=config.attention_bias)
         self.o_proj = skip_init(nn.Linear, config.num_heads * hd, d, bias=False)
         self.q_norm = RMSNorm(hd, config.rms_eps) if config.qk_norm else nn.Identity()
         self.k_norm = RMSNorm(hd, config.rms_eps) if config.qk_norm else nn.Identity()
+        self.core = CoreAttention()
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, queries: Queries | None = None) -> Tensor:
         """[B, L, d] and tables that broadcast against [B, L, heads, D] -> [B, L, d], or [B, T, d] at `queries`."""
@@ -126,12 +139,7 @@ class Attention(nn.Module):
         if queries is not None:
             x, cos, sin = queries.take(x), cos[queries.index], sin[queries.index]
         q = rotate(self.q_norm(self._heads(self.q_proj(x))), cos, sin).transpose(1, 2)
-        grouped = self.repeats > 1
-        if grouped and x.is_cuda:  # float32 kernels on CUDA have no grouped form; the CPU kernel has
-            k, v = k.repeat_interleave(self.repeats, 1), v.repeat_interleave(self.repeats, 1)
-            grouped = False
-        mask = None if queries is None else queries.mask
-        out = F.scaled_dot_product_attention(q, k, v, mask, is_causal=mask is None, enable_gqa=grouped)
+        out = self.core(q, k, v, None if queries is None else queries.mask)
         return self.o_proj(out.transpose(1, 2).flatten(2))
 
     def _heads(self, x: Tensor) -> Tensor:

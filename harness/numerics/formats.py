@@ -41,6 +41,8 @@ class Adapters:
     targets: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
     site: Literal["train", "rollout", "both"] = "both"
     is_trained: bool = True
+    train_norms: bool = False
+    """The two norm gains of every block are trained beside trained adapters."""
 
 
 _INT_GROUPS = re.compile(r"int([2348])_g([1-9]\d*)(_asym)?(_qat)?")

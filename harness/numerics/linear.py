@@ -39,11 +39,15 @@ class EmulatedLinear(nn.Module):
 
     weight: Tensor
     bias: Tensor | None
+    adapter_a: Tensor | None
+    """float32 [R, K], reads the input before `acts`; with `adapter_b` [N, R], whose product is added to the output."""
+    adapter_b: Tensor | None
 
     def __init__(self, weight: Tensor, bias: Tensor | None, *, acts: Format | None, base: Format | None) -> None:
         super().__init__()
         self.register_buffer("weight", weight.detach().to(torch.float32).clone())
         self.register_buffer("bias", None if bias is None else bias.detach().to(torch.float32).clone())
+        self.adapter_a = self.adapter_b = None
         self.acts = acts
         self.base = base
         self._base_dtype = cast_dtype(base)
@@ -57,9 +61,11 @@ class EmulatedLinear(nn.Module):
         """[..., K] of any float dtype -> float32 [..., N]."""
         dtype = self._base_dtype
         x = x.to(torch.float32) if dtype is None else x.to(dtype).to(torch.float32)
-        if self.acts is not None:
-            x = fake_quantize(x, self.acts)
-        y = F.linear(x, self.weight, self.bias)
+        entering = x if self.acts is None else fake_quantize(x, self.acts)
+        y = F.linear(entering, self.weight, self.bias)
+        if self.adapter_a is not None:
+            assert self.adapter_b is not None
+            y = y + F.linear(F.linear(x, self.adapter_a), self.adapter_b)
         return y if dtype is None else y.to(dtype).to(torch.float32)
 
     def extra_repr(self) -> str:

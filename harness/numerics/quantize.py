@@ -115,6 +115,17 @@ def fake_quantize(x: Tensor, fmt: Format, *, scale: Tensor | None = None, zero_p
     return tiles.join(v.mul_(s.multiplier), fmt.tile, x.shape)
 
 
+def receiver_scale(q: Quantized) -> Tensor:
+    """The scale to send beside `dequantize(q)` so that `quantize(values, fmt, scale=...)` returns the codes of `q`.
+
+    That holds even after the values went through bf16. It is the stored scale, for NVFP4 the tensor-level one. Raises
+    ValueError for plain casts and for doubly quantized NF4, which have none to send.
+    """
+    if q.scale is None or q.fmt.double_quant:
+        raise ValueError(f"format {q.fmt.name} has no scale to send; choose one with a tile and a plain scale")
+    return q.scale if q.global_scale is None else q.global_scale
+
+
 def has_tensor_scale(fmt: Format) -> bool:
     """True where one scale covers the whole tensor: merged layers (q, k, v; gate, up) must share its `tensor_amax`."""
     return (fmt.tile == (0, 0) or fmt.scale_dtype == "e4m3") and fmt.rule in _MERGED_SCALE

@@ -14,39 +14,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harness.api import Plan, WeightStream
+from harness.api import Plan, Sequences, WeightStream
+from harness.models.adapters import checkpoint_name, named_weights, plain_twin
 from harness.models.decoder import Decoder, response_hidden
 from harness.numerics.casting import cast_model
 from harness.numerics.logprobs import selected_logp
 from harness.run_config import TrainerConfig
 
-EXTRAS = frozenset({"ref_logp"})
+EXTRAS = frozenset({"ref_logp", "rollout_kl", "shadow"})
 """What a part's `needs` may name."""
 
 
 class Diverged(RuntimeError):  # noqa: N818 - a status of runs, not a defect
     """A loss or a log-probability is not finite."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sequences:
-    """Prompts and responses as the trainer reads them."""
-
-    ids: Tensor
-    """[B, L] int64: prompt, response, right padding."""
-    prompt_lens: int | Tensor
-    """One length for all rows, or [B] int64."""
-    token_ids: Tensor
-    """[B, T] int64: the responses alone."""
-    sampled: Tensor
-    """[B, T] bool: True where a token was sampled."""
-
-    def take(self, rows: Tensor) -> Sequences:
-        """The same of some rows, [b] int64."""
-        lens = self.prompt_lens if isinstance(self.prompt_lens, int) else self.prompt_lens[rows]
-        return Sequences(
-            ids=self.ids[rows], prompt_lens=lens, token_ids=self.token_ids[rows], sampled=self.sampled[rows]
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,10 +60,13 @@ class LocalTrainer:
         num_updates: int,
         wants_entropy_grad: bool = False,
         wants_reference: bool = False,
+        wants_shadow: bool = False,
+        lr_factor: Callable[[str], float] = lambda name: 1.0,
     ) -> None:
         """`micro_batch_rows` fixes the rows of every forward pass; None derives them from `micro_batch_tokens`.
 
-        `num_updates` is how many optimizer updates the run will take, for the learning-rate schedule.
+        `num_updates` is how many optimizer updates the run will take, for the learning-rate schedule; `lr_factor` says
+        by checkpoint name how much faster a parameter learns.
         """
         self.total_updates = num_updates
         self.config, self.temperature = config, temperature
@@ -95,12 +78,18 @@ class LocalTrainer:
             model = cast_model(model, compute)
         self.model = model
         self.is_fp16 = compute is not None and compute.name == "fp16"
-        self.named = list(model.named_parameters())
+        self.shadow = plain_twin(model) if wants_shadow else None
+        self.named = named_weights(model)
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         assert config.lr is not None, "the config must be resolved"
         self.lr = config.lr
         self.optimizer = torch.optim.AdamW(
-            self.parameters, lr=config.lr, betas=config.betas, eps=1e-8, weight_decay=config.weight_decay, fused=True
+            parameter_groups(model, lr_factor),
+            lr=config.lr,
+            betas=config.betas,
+            eps=1e-8,
+            weight_decay=config.weight_decay,
+            fused=True,
         )
         device = self.parameters[0].device.type
         self.scaler = torch.amp.GradScaler(
@@ -110,7 +99,7 @@ class LocalTrainer:
         self.num_skipped = 0
 
     def weights(self) -> WeightStream:
-        """Float32 masters under checkpoint names; tied tensors once."""
+        """Float32 masters under checkpoint names, tied tensors once; adapters and the scales of frozen layers too."""
         for name, tensor in self.named:
             yield name, tensor.detach()
 
@@ -135,6 +124,24 @@ class LocalTrainer:
         """[B, T] float32 nats under the frozen initial policy."""
         assert self.reference is not None
         return self.score(seqs, model=self.reference).logp
+
+    def shadow_logp(self, seqs: Sequences) -> Tensor:
+        """[B, T] float32 nats of the current weights through the unquantized float32 forward."""
+        assert self.shadow is not None
+        return self.score(seqs, model=self.shadow).logp
+
+    @torch.no_grad()
+    def rollout_kl(self, seqs: Sequences, log_probs: Tensor) -> Tensor:
+        """[B, T] float32 nats: KL of the sampler's whole distribution, `log_probs` [B, T, V], against the policy's."""
+        pieces: list[Tensor] = []
+        for rows in _splits(len(seqs.ids), self.rows_per_pass(seqs.ids.shape[1]), seqs.ids.device):
+            some, sampler = seqs.take(rows), log_probs[rows].to(torch.float32)
+            logits = self._forward(some, wants_logits=True).logits
+            assert logits is not None
+            own = torch.log_softmax(logits.to(torch.float32) / self.temperature, -1)
+            terms = torch.where(sampler > -torch.inf, sampler.exp() * (sampler - own), 0.0)
+            pieces.append(torch.where(some.sampled, terms.sum(-1), 0.0))
+        return torch.cat(pieces)
 
     def _forward(self, seqs: Sequences, *, model: Decoder | None = None, wants_logits: bool = False) -> Scores:
         model = model or self.model
@@ -178,7 +185,7 @@ class LocalTrainer:
     def step(self) -> dict[str, float]:
         """Unscale, clip, step, zero. A step with non-finite gradients under loss scaling is skipped and counted."""
         for group in self.optimizer.param_groups:
-            group["lr"] = self.lr * schedule(self.config, self.num_updates, self.total_updates)
+            group["lr"] = self.lr * group["lr_factor"] * schedule(self.config, self.num_updates, self.total_updates)
         self.scaler.unscale_(self.optimizer)
         norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, self.config.grad_clip))
         if not math.isfinite(norm) and not self.is_fp16:
@@ -208,6 +215,15 @@ class LocalTrainer:
         self.optimizer.load_state_dict(state["optimizer"])
         self.scaler.load_state_dict(state["scaler"])
         self.num_updates, self.num_skipped = state["num_updates"], state["num_skipped"]
+
+
+def parameter_groups(model: Decoder, lr_factor: Callable[[str], float]) -> list[dict[str, Any]]:
+    """The trained parameters by their factor on the learning rate, in model order."""
+    groups = dict[float, list[Tensor]]()
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            groups.setdefault(lr_factor(checkpoint_name(name)), []).append(parameter)
+    return [{"params": parameters, "lr_factor": factor} for factor, parameters in groups.items()]
 
 
 def schedule(config: TrainerConfig, update: int, total: int) -> float:

@@ -206,7 +206,7 @@ def test_bad_streams_are_named_and_change_nothing() -> None:
         ({n: t for n, t in other.items() if n != norm}, f"missing {norm}; unexpected none"),
         (other | {"model.layers.7.mlp.up_proj.weight": torch.ones(2, 2)}, "missing none; unexpected model.layers.7"),
         (other | {norm: torch.ones(3)}, r"model.norm.weight has shape \(3,\), the model needs \(64,\)"),
-        (other | {"model.layers.0.mlp.up_proj.lora_A.weight": torch.ones(2, 2)}, "no adapters yet"),
+        (other | {"model.layers.0.mlp.up_proj.lora_A.weight": torch.ones(2, 2)}, "no adapters at the rollout"),
         (other | {"model.layers.0.self_attn.k_scale": torch.ones(())}, "unexpected model.layers.0.self_attn.k_scale"),
     ):
         with pytest.raises(ValueError, match=words):

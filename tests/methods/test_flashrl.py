@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import inf, nan
-from pathlib import Path
 from typing import Literal
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from harness.api import Plan, Site, Step
+from harness.api import Plan, Sequences, Step
 from harness.loss import batch_normalize
 from harness.metrics import correction_metrics
 from harness.numerics.formats import format_named
@@ -28,7 +27,10 @@ from tests.loss_cases import (
     random_batch,
     value_and_gradient,
 )
+from tests.toy import site_of
 
+BATCH = golden_batch()
+SEQS = Sequences(ids=BATCH.token_ids, prompt_lens=1, token_ids=BATCH.token_ids, sampled=BATCH.mask)
 STEP = Step(index=0, total=3, seed=0)
 INT8 = Plan(rollout_weights=format_named("int8_channel"), rollout_acts=format_named("int8_token"))
 
@@ -151,8 +153,7 @@ class TwoLayers(nn.Module):
 def profiled(plan: Plan) -> tuple[TwoLayers, dict[str, Tensor]]:
     """A model in a layer-like prefix, and the scales that `prepare` leaves."""
     model = TwoLayers()
-    site = Site(checkpoint=Path("unused"), calibration=(), seed=0, build=lambda _: nn.ModuleDict({"layer": model}))
-    checkpoint, fixed = Profile().prepare(site, plan)
+    checkpoint, fixed = Profile().prepare(site_of(nn.ModuleDict({"layer": model})), plan)
     assert checkpoint is None
     return model, fixed
 
@@ -190,9 +191,9 @@ def test_profile_refits_only_above_its_threshold() -> None:
     tree, memory = nn.ModuleDict({"layer": model}), dict[str, float]()
     model.o_proj.weight.data *= 3.0
     list(Profile().sync(iter(stream(model)), STEP, INT8, fixed, memory))
-    assert Profile().refit(tree, STEP, INT8, fixed, memory) is None
-    assert Profile(refit_above=0.9).refit(tree, STEP, INT8, fixed, memory) is None
-    again = Profile(refit_above=1e-4).refit(tree, STEP, INT8, fixed, memory)
+    assert Profile().refit(tree, SEQS, BATCH, STEP, INT8, fixed, memory) is None
+    assert Profile(refit_above=0.9).refit(tree, SEQS, BATCH, STEP, INT8, fixed, memory) is None
+    again = Profile(refit_above=1e-4).refit(tree, SEQS, BATCH, STEP, INT8, fixed, memory)
     assert again is not None and memory["profile_refits"] == 1.0
     torch.testing.assert_close(again["layer.o_proj.weight_scale"], 3.0 * fixed["layer.o_proj.weight_scale"])
     list(Profile().sync(iter(stream(model)), STEP, INT8, again, memory))
@@ -211,6 +212,11 @@ def test_other_formats_pass_unchanged(name: str) -> None:
 def test_an_exception_of_the_plan_is_followed() -> None:
     plan = replace(INT8, exceptions=(("*.o_proj.weight", None),))
     assert set(profiled(plan)[1]) == {"layer.q_proj.weight_scale"}
+
+
+def test_layers_may_stay_in_high_precision() -> None:
+    part = Profile(keep_high=("model.layers.0.*",))
+    assert part.plan(INT8) == Plan(exceptions=(("model.layers.0.*", None),)) and Profile().plan(INT8) == Plan()
 
 
 def test_method() -> None:

@@ -1,0 +1,148 @@
+"""Trained low-rank adapters on a decoder, through peft, and the frozen base under them.
+
+    y = x W^T + (alpha / rank) (x A^T) B^T        W frozen, in a number format where the plan names one
+
+Parameters are streamed under checkpoint names: peft's "base_layer" and "default" are taken out of them. A frozen layer
+keeps the scales it was quantized with as buffers `weight_scale` and `weight_zero_point`; they travel with the weights,
+so that an engine arrives at the same codes. Left out: dropout and biases of adapters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from harness.api import MERGED, Plan, WeightStream, weight_format
+from harness.models.decoder import Decoder
+from harness.numerics.formats import Adapters
+from harness.numerics.quantize import dequantize, has_tensor_scale, quantize, receiver_scale
+from harness.seeds import generator
+
+COMPANIONS = (".weight_scale", ".weight_zero_point")
+"""Endings of what travels beside a weight."""
+LORA = (".lora_A.weight", ".lora_B.weight")
+NORMS = ("input_layernorm.weight", "post_attention_layernorm.weight")
+
+
+def checkpoint_name(name: str) -> str:
+    """The checkpoint's name of a module's parameter."""
+    return name.replace(".base_layer.", ".").replace(".lora_A.default.", ".lora_A.").replace(
+        ".lora_B.default.", ".lora_B."
+    )  # fmt: skip
+
+
+def add_adapters(model: Decoder, adapters: Adapters, fixed: Mapping[str, Tensor], seed: int) -> Decoder:
+    """Put adapters on the target layers, in place, and freeze everything else.
+
+    A ~ N(0, 1 / rank^2) and B = 0 (peft's "gaussian"), or the tensors of `fixed` called "<module>.lora_A.weight" [r, K]
+    and "<module>.lora_B.weight" [N, r]. Raises ValueError where those are of another rank or another base.
+    """
+    from peft import LoraConfig, inject_adapter_in_model
+
+    config = LoraConfig(r=adapters.rank, lora_alpha=adapters.alpha,  # pyright: ignore[reportArgumentType] - peft divides it, any number will do
+        target_modules=list(adapters.targets),
+                        lora_dropout=0.0, bias="none", init_lora_weights=False)  # fmt: skip
+    inject_adapter_in_model(config, model)
+    known = {name for name in fixed if name.endswith(LORA)}
+    for name, parameter in model.named_parameters():
+        own = checkpoint_name(name)
+        is_adapter = own.endswith(LORA)
+        parameter.requires_grad_(is_adapter or (adapters.train_norms and own.endswith(NORMS)))
+        if is_adapter:
+            _initialise(parameter, own, adapters.rank, fixed, seed)
+            known.discard(own)
+    if known:
+        raise ValueError(f"adapters: {min(known)} belongs to another base or to targets other than {adapters.targets}")
+    return model
+
+
+@torch.no_grad()
+def _initialise(parameter: nn.Parameter, name: str, rank: int, fixed: Mapping[str, Tensor], seed: int) -> None:
+    given = fixed.get(name)
+    if given is not None:
+        if given.shape != parameter.shape:
+            raise ValueError(f"adapters: {name} is {tuple(given.shape)}, the base needs {tuple(parameter.shape)}")
+        parameter.copy_(given)
+    elif name.endswith(LORA[0]):
+        noise = torch.randn(parameter.shape, generator=generator("cpu", seed, "adapter", name))
+        parameter.copy_(noise / rank)
+    else:
+        parameter.zero_()
+
+
+@torch.no_grad()
+def freeze_base(model: Decoder, plan: Plan) -> Decoder:
+    """Replace every linear weight that `plan.train_weights` covers by its quantized values, in place.
+
+    What is quantized is the bf16 tensor, as an engine receives it; merged layers share a tensor-level scale. Where the
+    rollout has the same format, the layers keep their scales as buffers.
+    """
+    fmt = plan.train_weights
+    assert fmt is not None and fmt.tile is not None
+    held = Plan(rollout_weights=fmt, exceptions=plan.exceptions)
+    for prefix, names in _groups(model):
+        chosen = [name for name in names if weight_format(held, f"{prefix}{name}.weight") == fmt]
+        layers = [model.get_submodule(f"{prefix}{name}") for name in chosen]
+        weights = [layer.get_parameter("weight") for layer in layers]
+        if not weights:
+            continue
+        received = [weight.to(torch.bfloat16) for weight in weights]
+        amax = torch.stack([w.abs().amax().float() for w in received]).amax() if has_tensor_scale(fmt) else None
+        for layer, weight, w in zip(layers, weights, received, strict=True):
+            q = quantize(w, fmt, tensor_amax=amax)
+            weight.copy_(dequantize(q))
+            if plan.rollout_weights == fmt:
+                layer.register_buffer("weight_scale", receiver_scale(q))
+                if q.zero_point is not None and not fmt.symmetric:
+                    layer.register_buffer("weight_zero_point", q.zero_point)
+    return model
+
+
+def _groups(model: Decoder) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """(prefix, names) of the linear layers that engines merge, and of those that stand alone."""
+    for i in range(len(model.model.layers)):
+        qkv, gate_up = MERGED
+        yield f"model.layers.{i}.self_attn.", qkv
+        yield f"model.layers.{i}.self_attn.", ("o_proj",)
+        yield f"model.layers.{i}.mlp.", gate_up
+        yield f"model.layers.{i}.mlp.", ("down_proj",)
+
+
+def named_weights(model: nn.Module) -> list[tuple[str, Tensor]]:
+    """Every parameter and every companion of a frozen layer, under checkpoint names."""
+    named = [*model.named_parameters()]
+    named += [(name, tensor) for name, tensor in model.named_buffers() if name.endswith(COMPANIONS)]
+    return [(checkpoint_name(name), tensor) for name, tensor in named]
+
+
+def plain_weights(weights: WeightStream, adapters: Adapters | None) -> WeightStream:
+    """The float32 function of a stream as plain checkpoint tensors: adapters merged, companions left out."""
+    held = dict(weights)
+    for name, tensor in held.items():
+        if name.endswith((*COMPANIONS, *LORA)):
+            continue
+        module = name.removesuffix(".weight")
+        b = held.get(f"{module}{LORA[1]}")
+        if b is not None:
+            assert adapters is not None
+            tensor = torch.addmm(tensor, b, held[f"{module}{LORA[0]}"], alpha=adapters.alpha / adapters.rank)
+        yield name, tensor
+
+
+def plain_twin(model: Decoder) -> Decoder:
+    """A decoder without the wrapping of any part that reads the very same parameters: the unquantized forward."""
+    with torch.device("meta"):
+        twin = Decoder(model.config)
+    own = dict(named_weights(model))
+    for name, parameter in list(twin.named_parameters(remove_duplicate=False)):
+        source = own.get(name, own["model.embed_tokens.weight"] if name == "lm_head.weight" else None)
+        assert isinstance(source, nn.Parameter), name
+        assert source.shape == parameter.shape
+        parent, _, child = name.rpartition(".")
+        setattr(twin.get_submodule(parent), child, source)
+    for name, buffer in model.named_buffers():
+        if name in ("_cos", "_sin"):
+            twin.register_buffer(name, buffer, persistent=False)
+    return twin
