@@ -1,7 +1,10 @@
-"""Advantages, losses, gradients, correction weights, rejection masks and metrics of verl -> verl.npz."""
+"""Advantages, losses, gradients, correction weights, rejection masks, presets and metrics of verl -> verl.npz."""
 
 from __future__ import annotations
 
+import inspect
+import json
+from dataclasses import asdict
 from importlib.metadata import version
 from typing import Any
 
@@ -9,6 +12,7 @@ import numpy as np
 import torch
 from log_probs import batches, save
 from verl import DataProto
+from verl.trainer.config.algorithm import RolloutCorrectionConfig
 from verl.trainer.ppo import core_algos, rollout_corr_helper
 from verl.utils.debug.metrics import calculate_debug_metrics
 from verl.workers.config import ActorConfig, PolicyLossConfig
@@ -28,13 +32,16 @@ REJECTIONS = {
     "seq_sum_k3": 0.6, "seq_mean_k1": "0.9_1.2", "seq_mean_k2": 0.08, "seq_mean_k3": 0.08, "seq_max_k2": 0.4,
     "seq_max_k3": 0.4,
 }  # fmt: skip
+NARROWED = {"tight": 0.012, "mild": 0.3}
+"""Name -> factor on the log-ratios of batch "int4", so that the presets' bounds reject some responses, not all."""
+DIVERGENCES = {"dppo_tv": 0.15, "dppo_kl": 0.05}
 
 
-def config(**policy_loss: Any) -> ActorConfig:
-    """An actor's configuration with the clips of DAPO."""
+def config(low: float = 0.2, high: float = 0.28, dual: float = 3.0, **policy_loss: Any) -> ActorConfig:
+    """An actor's configuration, with the clips of DAPO."""
     return ActorConfig(
         strategy="fsdp", rollout_n=4, ppo_mini_batch_size=8, ppo_micro_batch_size_per_gpu=8, clip_ratio=0.2,
-        clip_ratio_low=0.2, clip_ratio_high=0.28, clip_ratio_c=3.0, policy_loss=PolicyLossConfig(**policy_loss),
+        clip_ratio_low=low, clip_ratio_high=high, clip_ratio_c=dual, policy_loss=PolicyLossConfig(**policy_loss),
     )  # fmt: skip
 
 
@@ -42,8 +49,8 @@ def loss_and_gradient(name: str, b: dict[str, Any], cfg: ActorConfig, **extra: A
     """Value, gradient and metrics of one registered policy loss."""
     logp = torch.tensor(b["logp"], requires_grad=True)
     loss, metrics = core_algos.get_policy_loss_fn(name)(
-        log_prob=logp, advantages=torch.tensor(b["adv"]), response_mask=torch.tensor(b["mask"]), config=cfg,
-        **{"old_log_prob": torch.tensor(b["old"])} | extra,
+        log_prob=logp, advantages=torch.tensor(b["adv"]), config=cfg,
+        **{"old_log_prob": torch.tensor(b["old"]), "response_mask": torch.tensor(b["mask"])} | extra,
     )  # fmt: skip
     (grad,) = torch.autograd.grad(loss, logp)
     wanted = ("actor/pg_clipfrac", "actor/ppo_kl", "actor/pg_clipfrac_lower")
@@ -124,11 +131,77 @@ def others(b: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
+def narrowed() -> dict[str, dict[str, Any]]:
+    """Batch "int4" with smaller log-ratios between sampler, old and current policy."""
+    b = batches()["int4"]
+    return {
+        name: b | {field: b["rollout"] + factor * (b[field] - b["rollout"]) for field in ("old", "logp")}
+        for name, factor in NARROWED.items()
+    }
+
+
+def preset_configs() -> dict[str, RolloutCorrectionConfig]:
+    """What every factory method of the configuration returns, by its name; "disabled" corrects nothing."""
+    made = inspect.getmembers(RolloutCorrectionConfig, lambda member: inspect.ismethod(member))
+    return {name: factory() for name, factory in made if name.startswith(("decoupled", "bypass"))}
+
+
+def given(chosen: RolloutCorrectionConfig) -> dict[str, Any]:
+    """The options of a configuration, without what its base class adds."""
+    return {name: value for name, value in asdict(chosen).items() if not name.startswith("_")}
+
+
+def presets(b: dict[str, Any]) -> dict[str, Any]:
+    """Weights, mask, loss and gradient of every preset, with local and with the actor's global denominators."""
+    found: dict[str, Any] = {}
+    for name, chosen in preset_configs().items():
+        options = given(chosen)
+        is_bypass, kind = options.pop("bypass_mode"), options.pop("loss_type")
+        policy = b | {"old": b["logp"]} if is_bypass else b
+        weights, mask, _ = corrected(policy, **options)
+        fields: dict[str, Any] = {"mask": mask.numpy()}
+        if weights is not None:
+            fields["weight"] = weights.numpy()
+        for case, total in (("local", {}), ("global", GLOBAL)):
+            cfg = config(rollout_correction=options | {"loss_type": kind}) if is_bypass else config()
+            cfg.global_batch_info.update(total)
+            if is_bypass:
+                extra = {"old_log_prob": torch.tensor(b["rollout"])}
+            else:
+                extra = {"response_mask": mask, "rollout_is_weights": weights}
+            loss = "bypass_mode" if is_bypass else "vanilla"
+            result = loss_and_gradient(loss, b, cfg, loss_agg_mode="token-mean", **extra)
+            fields |= {f"{case}_loss": result["loss"], f"{case}_grad": result["grad"]}
+        found[f"preset/{name}"] = fields
+    return found
+
+
+def divergences(b: dict[str, Any]) -> dict[str, Any]:
+    """DPPO against the sampler, and against the old policy with token weights."""
+    found: dict[str, Any] = {}
+    anchors: dict[str, dict[str, Any]] = {
+        "rollout": {"old_log_prob": torch.tensor(b["rollout"])},
+        "old": {"rollout_is_weights": corrected(b, **CORRECTIONS["token"])[0]},
+    }
+    for name, delta in DIVERGENCES.items():
+        for anchor, extra in anchors.items():
+            cfg = config(low=delta, high=delta, dual=20.0)
+            found[f"{name}/{anchor}"] = loss_and_gradient(name, b, cfg, loss_agg_mode="token-mean", **extra)
+    return found
+
+
 def main() -> None:
     """Every batch through every function."""
     answers: dict[str, dict[str, Any]] = {}
     for name, b in batches().items():
         answers |= {f"{name}/{case}": fields for case, fields in (losses(b) | corrections(b) | others(b)).items()}
+        answers |= {f"{name}/{case}": fields for case, fields in divergences(b).items()}
+    for name, b in (narrowed() | {"wild": batches()["wild"]}).items():
+        answers |= {f"{name}/{case}": fields for case, fields in presets(b).items()}
+    names = ("mask", "rollout", "old", "logp", "adv")
+    answers |= {name: {field: b[field] for field in names} for name, b in narrowed().items()}
+    configs = {name: given(chosen) for name, chosen in preset_configs().items()}
+    answers["presets"] = {"configs": np.array(json.dumps(configs))}
     save("verl", version("verl"), answers)
 
 
