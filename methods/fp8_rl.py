@@ -70,7 +70,7 @@ class RecalibratedKV(Part):
         if not 0.0 <= self.percentile <= 1.0:
             raise ValueError(f"RecalibratedKV.percentile: {self.percentile} is no share (choose 0 to 1)")
         if self.margin <= 0.0:
-            raise ValueError(f"RecalibratedKV.margin: {self.margin} is not a positive factor")
+            raise ValueError(f"RecalibratedKV.margin: {self.margin} (choose a positive factor)")
 
     def prepare(self, site: Site, plan: Plan) -> tuple[nn.Module | None, dict[str, Tensor]]:
         if plan.rollout_kv is None or self.protocol == "inference":

@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 from harness.numerics.formats import format_named
 from harness.numerics.kv_scales import (
     inference_scale,
+    kv_amaxes,
     kv_scale,
     percentile_amax,
     quantize_kv,
@@ -81,3 +83,61 @@ def test_one_scale_for_all_heads() -> None:
     heads = torch.stack([quantize_kv(k[:, h], E4M3, scale) for h in range(4)], dim=1)
     assert torch.equal(heads, quantize_kv(k, E4M3, scale))
     assert torch.equal(heads, fake_quantize(k, E4M3))
+
+
+class Core(nn.Module):
+    """Where K and V are seen."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        """Nothing."""
+        return v
+
+
+class Layers(nn.Module):
+    """A model of two layers whose K is the token id and whose V is minus twice that; the second has ten times it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.ModuleDict({"self_attn": nn.ModuleDict({"core": Core()})}) for _ in range(2))
+        self.shapes: list[tuple[int, ...]] = []
+
+    def forward(self, ids: Tensor) -> None:
+        """[B, L] int64."""
+        self.shapes.append(tuple(ids.shape))
+        for i, layer in enumerate(self.layers):
+            k = ids.float()[:, None, :, None].expand(-1, 2, -1, 4) * 10**i
+            layer["self_attn"]["core"](k[:, :, -1:], k, -2 * k, None)
+
+
+def test_maxima_of_micro_batches_without_padding() -> None:
+    model = Layers()
+    ids = torch.tensor([[1, 2, 99, 99], [5, 99, 99, 99], [3, 3, 3, 99]])
+    lengths = torch.tensor([2, 1, 3])
+    found = kv_amaxes(model, ids, lengths, rows=2)
+    assert list(found) == [scale_names(i)[role] for i in (0, 1) for role in ("k", "v")]
+    assert {name: [v.item() for v in values] for name, values in found.items()} == {
+        "model.layers.0.self_attn.k_scale": [5, 3],
+        "model.layers.0.self_attn.v_scale": [10, 6],
+        "model.layers.1.self_attn.k_scale": [50, 30],
+        "model.layers.1.self_attn.v_scale": [100, 60],
+    }
+    assert model.shapes == [(2, 2), (1, 3)]
+    assert not any(module._forward_pre_hooks for module in model.modules())
+
+
+def test_padding_may_hold_anything() -> None:
+    class Spoilt(Layers):
+        def forward(self, ids: Tensor) -> None:
+            k = torch.where(ids == 99, torch.nan, ids.float())[:, None, :, None]
+            for layer in self.layers:
+                layer["self_attn"]["core"](k, k, k, None)
+
+    found = kv_amaxes(Spoilt(), torch.tensor([[1, 99], [2, 4]]), torch.tensor([1, 2]), rows=8)
+    assert all(values[0].item() == 4 for values in found.values())
+
+
+def test_nothing_to_look_into() -> None:
+    with pytest.raises(ValueError, match="0 attention cores"):
+        kv_amaxes(nn.Linear(2, 2), torch.zeros(1, 2, dtype=torch.int64), torch.ones(1), rows=1)
+    with pytest.raises(ValueError, match="0 rows"):
+        kv_amaxes(Layers(), torch.zeros(0, 2, dtype=torch.int64), torch.ones(0), rows=1)
