@@ -8,8 +8,8 @@ L clips the same share of the negative tokens, and H keeps the ratio of positive
     pos(r_F, H) / neg(r_F, L) = pos(r_B, 1 + eps_high) / neg(r_B, 1 - eps_low).
 Ours: the contributions' exact form; the smoothing; where several bounds fit, the algorithm's own; a calibration at
 every update of a calibration step once the policy has moved (with ratios of 1 nothing is clipped, and L would be the
-smallest ratio). Left out: the FP8 trainer, which is another part. Where the trainer's forward is in high precision,
-r_F = r_B and the band stays what it was.
+smallest ratio). Left out: an FP8 trainer of its own; the method takes Jet-RL's, and any other part that puts the
+trainer's forward in low precision does. Where it is in high precision, r_F = r_B and the band stays what it was.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from torch import Tensor
 
 from harness.api import Correction, Memory, Method, Part, Step, TokenBatch
 from methods.flashrl import BOUND, TIS
+from methods.jet_rl import FP8Flow
 
 MOVED = 1e-5
 """Nats: below this largest |log r_B| the policy is the old one, up to rounding."""
@@ -127,8 +128,8 @@ class CalibratedClipping(Part):
 METHOD = Method(
     name="calibrated_clipping",
     paper="arXiv 2609.22870",
-    parts=(TIS(), CalibratedClipping()),
-    precisions=("fp8_block", "fp8_channel", "fp8_tensor"),
+    parts=(FP8Flow(), TIS(), CalibratedClipping()),
+    precisions=("fp8_block",),
     summary="a clip band that cuts in FP8 what the usual one cuts in high precision, with token TIS",
-    reconstructed="the contribution ratio, the smoothing, and which updates calibrate",
+    reconstructed="the contribution ratio, the smoothing, which updates calibrate; the FP8 trainer is Jet-RL's",
 )
