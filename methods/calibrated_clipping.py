@@ -130,6 +130,7 @@ METHOD = Method(
     paper="arXiv 2609.22870",
     parts=(FP8Flow(), TIS(), CalibratedClipping()),
     precisions=("fp8_block",),
+    mode="decoupled",
     summary="a clip band that cuts in FP8 what the usual one cuts in high precision, with token TIS",
     reconstructed="the contribution ratio, the smoothing, which updates calibrate; the FP8 trainer is Jet-RL's",
 )

@@ -118,6 +118,7 @@ METHOD = Method(
     paper="arXiv 2602.13953",
     parts=(UAQ(), ACR()),
     precisions=tuple(name for name in LOW_BIT if not name.startswith("mx")),
+    mode="decoupled",
     summary="weights rescaled by 1.5 into their norms, and a clip range that follows the truncated weight",
     reconstructed="the list of rescaled tensors and the direction of ACR's r; summaries differ on both",
 )

@@ -8,8 +8,9 @@ without an upper bound, so they dominate the gradient; a sequence ratio clipped 
     s = exp(mean_t (logp - old_logp)),  w = min(exp(mean_t log rho), C)
     A >= 0:  J = w min(s, 1 + eps_high) A        A < 0:  J = w s A where 1 - eps_low <= s <= 1 + delta_n, else 0
 
-Loss: the mean of -J over responses; algo.agg=token-mean weights them by length. A fork of the code clips s for A < 0
-instead of dropping it: another value, the same gradient. Left out: Muon, the authors' optimizer.
+Loss: the mean of -J over responses; the part alone under algo.agg=token-mean weights them by length. A fork of the code
+clips s for A < 0 instead of dropping it: another value, the same gradient. Only decoupled: elsewhere the weight would
+hold s a second time. Left out: Muon, the authors' optimizer.
 """
 
 from __future__ import annotations
@@ -93,6 +94,7 @@ METHOD = Method(
     parts=(TBPO(),),
     precisions=(*LOW_BIT, "bf16"),
     agg="seq-mean-token-mean",
+    mode="decoupled",
     summary="sequence ratios, with a band on both sides of negative advantages",
     reconstructed="the widths of the band, and the cap (a fork's); without QaRL's aligned forward",
 )
