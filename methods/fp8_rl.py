@@ -118,6 +118,7 @@ METHOD = Method(
     parts=(RecalibratedKV(), TIS()),
     precisions=PRECISIONS,
     summary="FP8 blocks and an FP8 cache with scales renewed at every sync, with token TIS",
+    claim="FP8 rollouts with an FP8 cache keep the BF16 curve and are up to 44 % faster",
 )
 MASKED = replace(
     METHOD,
@@ -132,5 +133,6 @@ END_TO_END = replace(
     parts=(FP8Flow(), RecalibratedKV(), TIS()),
     precisions=("fp8_block+kv8", "fp8_block"),
     summary="fp8_rl with the trainer in the same FP8 blocks",
+    claim="less mismatch than FP8 rollouts alone, more than BF16; training 20 % faster",
     reconstructed="the trainer's products are Jet-RL's; the paper's come from Transformer Engine",
 )

@@ -81,5 +81,6 @@ METHOD = Method(
     parts=(FP8Flow(),),
     precisions=("fp8_block",),
     summary="the trainer computes in the rollout's FP8 blocks, forward and backward",
+    claim="FP8 end to end trains like BF16 where a BF16 trainer with FP8 rollouts collapses",
     reconstructed="the operand table is from notes on the paper, torchao and Lumen; the paper has no code",
 )

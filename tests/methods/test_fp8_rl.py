@@ -252,3 +252,20 @@ def test_rollouts_have_finite_log_probs_at_both_cache_formats() -> None:
             prompts(), num_samples=2, max_new_tokens=6, temperature=1.0, seed=0
         )
         assert bool(torch.isfinite(out.logp).all())
+
+
+@pytest.mark.gpu
+def test_gpu_scales_are_the_cpus() -> None:
+    model, seqs = decoder(), sequences()
+    want = RecalibratedKV().refit(model, seqs, BATCH, STEP, KV8, {}, {})
+    lens = seqs.prompt_lens
+    assert isinstance(lens, Tensor) and want is not None
+    there = Sequences(
+        ids=seqs.ids.cuda(), prompt_lens=lens.cuda(), token_ids=seqs.token_ids.cuda(), sampled=seqs.sampled.cuda()
+    )
+    found = RecalibratedKV().refit(model.cuda(), there, BATCH, STEP, KV8, {}, {})
+    assert found is not None
+    torch.testing.assert_close(table(found).cpu(), table(want), rtol=1e-4, atol=0)
+    engine = EmbeddedEngine(model.config, KV8, eos_id=-1, pad_id=0, device="cuda")
+    engine.load_weights(stream(model, RecalibratedKV(), found))
+    assert torch.equal(engine.kv.scales, table(found))

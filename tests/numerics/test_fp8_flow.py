@@ -165,3 +165,17 @@ def test_parameters_keep_their_names() -> None:
     assert list(layer.state_dict()) == ["weight", "bias"] and "acts=e4m3_1x128" in repr(layer)
     with pytest.raises(ValueError, match="acts=e4m3_token: its tiles cannot be turned"):
         FP8Linear(plain, weights=WEIGHTS, acts=format_named("e4m3_token"))
+
+
+@pytest.mark.gpu
+def test_gpu_operands_are_the_cpus() -> None:
+    plain, x, dy = linear(130, 200, has_bias=True), randn(150, 200, name="x"), randn(150, 130, name="dy")
+    x.requires_grad_()
+    layer = flow(plain)
+    want = (layer(x), *torch.autograd.grad(layer(x), (x, layer.weight, layer.bias), dy))
+    layer, there = layer.cuda(), x.detach().cuda().requires_grad_()
+    found = (layer(there), *torch.autograd.grad(layer(there), (there, layer.weight, layer.bias), dy.cuda()))
+    for a, b, bound in zip(found, want, (1e-3, 1e-3, 1e-6, 1e-6), strict=True):  # bf16 outputs may tip
+        assert relative(a.cpu(), b) < bound
+    engine = EmulatedLinear(flow_weight(layer.weight, WEIGHTS), layer.bias.bfloat16(), acts=ACTS, base=BF16).cuda()
+    assert torch.equal(engine(there), layer(there))
