@@ -94,5 +94,6 @@ METHOD = Method(
     parts=(ACRL(),),
     precisions=(*LOW_BIT, "bf16"),
     summary="weights rho^alpha that steer the probability gap back to its initial size",
+    claim="truncated FP8 rollouts end level with BF16 on GSM8K (86.13, 85.90) where MIS fails",
     reconstructed="the gap per response, the bound on the weights, a set point from four batches and its floor",
 )

@@ -132,5 +132,6 @@ METHOD = Method(
     precisions=("fp8_block",),
     mode="decoupled",
     summary="a clip band that cuts in FP8 what the usual one cuts in high precision, with token TIS",
+    claim="blockwise FP8 end to end averages 58.6 where plain FP8 has 54.1 and BF16 57.6",
     reconstructed="the contribution ratio, the smoothing, which updates calibrate; the FP8 trainer is Jet-RL's",
 )

@@ -120,6 +120,7 @@ METHOD = Method(
     precisions=tuple(name for name in LOW_BIT if not name.startswith("mx")),
     mode="decoupled",
     summary="weights rescaled by 1.5 into their norms, and a clip range that follows the truncated weight",
+    claim="INT8 rollouts end half a point below BF16 on AIME24 (31.25, 31.67), FlashRL at 30.29",
     reconstructed="the list of rescaled tensors and the direction of ACR's r; summaries differ on both",
 )
 QURL_ACR = replace(
@@ -128,6 +129,7 @@ QURL_ACR = replace(
     parts=(ACR(),),
     precisions=(*LOW_BIT, "bf16"),
     summary="token TIS with an upper clip bound of (1 + eps) max(1, rho / C)",
+    claim="the clip range alone brings INT8 rollouts from FlashRL's 30.29 to 30.63 on AIME24",
     reconstructed="the direction of ACR's r; summaries differ",
 )
 QURL_LR = replace(
@@ -135,6 +137,7 @@ QURL_LR = replace(
     name="qurl_lr",
     parts=(UAQLearningRate(), ACR()),
     summary="control for qurl: learning rate times 1.5 on the matrices, 1/1.5 on the gains, no rescaling",
+    claim="",
     is_control=True,
     reconstructed="the whole control is ours",
 )

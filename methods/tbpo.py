@@ -96,5 +96,6 @@ METHOD = Method(
     agg="seq-mean-token-mean",
     mode="decoupled",
     summary="sequence ratios, with a band on both sides of negative advantages",
+    claim="with QaRL's forward, 4-bit rollouts average 48.9 where GRPO has 43.9 and BF16 51.8",
     reconstructed="the widths of the band, and the cap (a fork's); without QaRL's aligned forward",
 )
