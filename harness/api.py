@@ -207,6 +207,10 @@ class RolloutEngine(Protocol):
         """Set the scales of a quantized KV cache from these prompts by one of two rules (precision.md 6.2)."""
         ...
 
+    def calibrate_residual(self, prompts: Sequence[Sequence[int]]) -> None:
+        """Choose the input channels of `Plan.residual` by their mean rounding error on these prompts."""
+        ...
+
     def realized_plan(self) -> Passport:
         """What the live weights, inputs and cache are, read back."""
         ...

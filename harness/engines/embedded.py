@@ -62,6 +62,8 @@ class EmbeddedEngine:
         Raises ValueError for a plan this engine cannot follow."""
         if plan.sampler == "trainer" and trainer_model is None:
             raise ValueError("sampler=trainer needs trainer_model, the module to sample from")
+        if plan.sampler == "trainer" and plan.residual is not None:
+            raise ValueError("residual: the trainer's own forward (sampler=trainer) has no second pass")
         self.config, self.plan, self.device = config, plan, torch.device(device)
         self.eos_id, self.pad_id = eos_id, pad_id
         self.max_batch, self.retire_at, self.keeps_log_probs = max_batch, retire_at, keeps_log_probs
@@ -93,9 +95,9 @@ class EmbeddedEngine:
         `sampler=trainer` as wide as `max_new_tokens`, the shape the trainer must score them at.
 
         Temperature 0 is greedy. Raises ValueError for requests that do not fit the model, RuntimeError before the
-        first load or while asleep.
+        first load or while asleep, or where planned residual channels are not set.
         """
-        self._check_ready()
+        self._check_ready(wants_residual=True)
         requests = requests_of(prompts, num_samples, max_new_tokens, temperature, self.config)
         size = self.max_batch or len(requests.rows)
         parts: list[Rollout] = []
@@ -200,22 +202,33 @@ class EmbeddedEngine:
         self._check_ready()
         if self.kv.fmt is None:
             return
-        requests = requests_of(prompts, 1, 1, 0.0, self.config)
         self.kv.observe()
         try:
-            with torch.inference_mode():
-                for length in sorted({len(prompt) for prompt in requests.prompts}):  # by length: padding must not count
-                    alike = torch.tensor([prompt for prompt in requests.prompts if len(prompt) == length])
-                    for ids in alike.to(self.device).split(self.max_batch or len(alike)):
-                        self.cache.reserve(len(ids), length, length)
-                        list(self._prefill(ids, None, None))
+            self._read(prompts)
             self.kv.settle(protocol)
         finally:
             self.kv.amax = None  # an observing cache stores exactly
 
+    def calibrate_residual(self, prompts: Sequence[Sequence[int]]) -> None:
+        """Choose the channels of the second pass from one prefill without it; nothing to do where none is planned."""
+        self._check_ready()
+        if self.weights.residual is not None:
+            with self.weights.residual.observed():
+                self._read(prompts)
+
+    def _read(self, prompts: Sequence[Sequence[int]]) -> None:
+        """One prefill of every prompt, those of one length together: padding must not count."""
+        requests = requests_of(prompts, 1, 1, 0.0, self.config)
+        with torch.inference_mode():
+            for length in sorted({len(prompt) for prompt in requests.prompts}):
+                alike = torch.tensor([prompt for prompt in requests.prompts if len(prompt) == length])
+                for ids in alike.to(self.device).split(self.max_batch or len(alike)):
+                    self.cache.reserve(len(ids), length, length)
+                    list(self._prefill(ids, None, None))
+
     def realized_plan(self) -> Passport:
         """Read back from live memory. RuntimeError where a format did not take effect or the weights were changed."""
-        self._check_ready()
+        self._check_ready(wants_residual=True)
         model = self.trainer_model
         return Passport(
             engine="embedded",
@@ -243,8 +256,10 @@ class EmbeddedEngine:
         self.sleep()
         self.weights = LiveWeights(self.config, self.plan, torch.device("meta"))
 
-    def _check_ready(self) -> None:
+    def _check_ready(self, *, wants_residual: bool = False) -> None:
         if not self.is_awake:
             raise RuntimeError("the engine is asleep: call wake() first")
         if not self.weights.loaded:
             raise RuntimeError("the engine has no weights: call load_weights first")
+        if wants_residual and self.weights.residual is not None and not self.weights.residual.is_set:
+            raise RuntimeError("the plan's residual channels are not chosen: call calibrate_residual first")

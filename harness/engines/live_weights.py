@@ -15,6 +15,7 @@ from torch import Tensor
 
 from harness.api import Plan, TensorRecord, WeightStream, weight_format
 from harness.engines.live_adapters import LiveAdapters
+from harness.engines.residual import ResidualChannels
 from harness.engines.slabs import Slab, cut, gather, given_scales, records
 from harness.engines.stream import read_stream
 from harness.models.decoder import DecoderConfig, tensor_shapes
@@ -53,7 +54,8 @@ class LiveWeights:
     """Owns the weights of one engine. Before the first `load` they are zero."""
 
     def __init__(self, config: DecoderConfig, plan: Plan, device: torch.device) -> None:
-        """Raises ValueError where the plan's exceptions split a fused matrix between quantized and plain inputs."""
+        """Raises ValueError where the plan's exceptions split a fused matrix between quantized and plain inputs, and
+        where it wants a second pass over inputs that are not quantized."""
         self.config, self.plan, self.device = config, plan, device
         self.base = base_format(plan)
         self.eps = torch.tensor(config.rms_eps, device=device)
@@ -68,6 +70,7 @@ class LiveWeights:
         ]  # fmt: skip
         self.slabs = list(self._slabs())
         self.adapters = self._adapters()
+        self.residual = None if plan.residual is None else ResidualChannels(plan.residual, self.linears)
         self.loaded: list[tuple[Slab, Quantized]] = []
         self.previous: list[tuple[Slab, Quantized]] = []
         self.saturated: list[tuple[int, float]] = []
@@ -105,15 +108,18 @@ class LiveWeights:
         """The plan's adapters at this site, bound to the linears they sit beside."""
         if self.plan.adapters is None or self.plan.adapters.site == "train":
             return None
-        fused = {
+        adapters = LiveAdapters(self.plan.adapters, self._parts(), self.shapes, self.base, self.device)
+        for key, (a, b) in adapters.pairs.items():
+            self.linears[key].adapter_a, self.linears[key].adapter_b = a, b
+        return adapters
+
+    def _parts(self) -> dict[str, tuple[str, ...]]:
+        """Key of a linear -> the checkpoint modules in it, by rows."""
+        return {
             f"{i}.{name}": tuple(f"model.layers.{i}.{_module(part)}" for part in parts)
             for i in range(self.config.num_layers)
             for name, parts in FUSED.items()
         }
-        adapters = LiveAdapters(self.plan.adapters, fused, self.shapes, self.base, self.device)
-        for key, (a, b) in adapters.pairs.items():
-            self.linears[key].adapter_a, self.linears[key].adapter_b = a, b
-        return adapters
 
     def _head(self) -> EmulatedLinear:
         fmt = self.plan.lm_head
@@ -206,6 +212,7 @@ class LiveWeights:
                 raise RuntimeError(f"{slab.sources[0]} is not the {slab.fmt.name} tensor that was loaded")
             found += records(slab, q)
         found += [] if self.adapters is None else self.adapters.records()
+        found += [] if self.residual is None else self.residual.records(self._parts())
         return tuple(sorted(found, key=lambda record: record.name))
 
 

@@ -42,12 +42,14 @@ class EmulatedLinear(nn.Module):
     adapter_a: Tensor | None
     """float32 [R, K], reads the input before `acts`; with `adapter_b` [N, R], whose product is added to the output."""
     adapter_b: Tensor | None
+    residual: Tensor | None
+    """int64 [S]: input channels whose rounding error is quantized in turn and added (QUADS, 2607.15810)."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, *, acts: Format | None, base: Format | None) -> None:
         super().__init__()
         self.register_buffer("weight", weight.detach().to(torch.float32).clone())
         self.register_buffer("bias", None if bias is None else bias.detach().to(torch.float32).clone())
-        self.adapter_a = self.adapter_b = None
+        self.adapter_a = self.adapter_b = self.residual = None
         self.acts = acts
         self.base = base
         self._base_dtype = cast_dtype(base)
@@ -57,11 +59,22 @@ class EmulatedLinear(nn.Module):
         """Overwrite the weight in place, any float dtype [N, K]."""
         self.weight.copy_(weight)
 
+    def entering(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """[..., K] of any float dtype -> the input in base, and as it enters the product: float32 [..., K] both."""
+        dtype = self._base_dtype
+        x = x.to(torch.float32) if dtype is None else x.to(dtype).to(torch.float32)
+        if self.acts is None:
+            return x, x
+        entering = fake_quantize(x, self.acts)
+        if self.residual is not None:  # W Q(x) + W_S Q(e_S) as one product: equal up to the order of summation
+            error = (x - entering)[..., self.residual]
+            entering = entering.index_add(-1, self.residual, fake_quantize(error, self.acts))
+        return x, entering
+
     def forward(self, x: Tensor) -> Tensor:
         """[..., K] of any float dtype -> float32 [..., N]."""
         dtype = self._base_dtype
-        x = x.to(torch.float32) if dtype is None else x.to(dtype).to(torch.float32)
-        entering = x if self.acts is None else fake_quantize(x, self.acts)
+        x, entering = self.entering(x)
         y = F.linear(entering, self.weight, self.bias)
         if self.adapter_a is not None:
             assert self.adapter_b is not None
