@@ -336,7 +336,9 @@ class Method:
     denom: str | None = None
     """A fixed denominator after rejection, where the method demands one."""
     summary: str = ""
-    """One line for `lowbit methods`."""
+    """What it does, one line for `lowbit methods`."""
+    claim: str = ""
+    """What its authors say it achieves, one line; controls have none."""
     is_control: bool = False
     reconstructed: str = ""
     """What of the rule is ours because no source gives it; shown wherever the method is."""

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harness.api import Correction, Part, RolloutEngine, Sequences, Step, TokenBatch
+from harness.api import Correction, Part, Rollout, RolloutEngine, Sequences, Step, TokenBatch
 from harness.clock import Clock
 from harness.collect import collect, minibatches, responses, take_batch, take_correction
 from harness.compose import check_passport, has_hook
@@ -61,35 +61,15 @@ def grpo_step(run: Run) -> dict[str, Any]:
         row: dict[str, Any] = {**push_weights(run, run.engine, step), **run.evaluated_sync}
         run.evaluated_sync = {}
     seqs, mask, adv, rollout, measured = collect(run, step, clock)
-    rollout_logp = rollout.logp.to(seqs.ids.device)
     row |= measured
 
     is_single = algo.num_minibatches * algo.num_epochs == 1
     with clock("old_logp"):
-        scores = trainer.score(seqs, keep_graph=is_single)
-        train_logp = scores.logp.detach()
-        if not torch.isfinite(train_logp[seqs.sampled]).all():
-            raise Diverged("a log-probability of the trainer is not finite")
-        needs = composed.needs(step)
-        extras = {"ref_logp": trainer.reference_logp(seqs)} if trainer.reference is not None else {}
-        if "rollout_kl" in needs:
-            assert rollout.log_probs is not None
-            extras["rollout_kl"] = trainer.rollout_kl(seqs, rollout.log_probs.to(seqs.ids.device))
-        shadow = {"old": trainer.shadow_logp(seqs)} if "shadow" in needs else {}
-    batch = TokenBatch(
-        token_ids=seqs.token_ids,
-        mask=mask,
-        adv=adv,
-        rollout_logp=rollout_logp,
-        old_logp=train_logp,
-        step=step,
-        extras=extras,
-        shadow=shadow,
-    )
-    entropy = scores.entropy.detach()
-    row |= mismatch_metrics(train_logp, rollout_logp, mask, cap=METRIC_CAP, entropy=entropy)
+        scores, batch = scored(run, seqs, mask, adv, rollout, step, keep_graph=is_single)
+    logps, entropy = (batch.old_logp, batch.rollout_logp, mask), scores.entropy.detach()
+    row |= mismatch_metrics(*logps, cap=METRIC_CAP, entropy=entropy)
     if step.index % PROFILE_EVERY == 0:
-        row |= by_position(train_logp, rollout_logp, mask) | by_entropy(train_logp, rollout_logp, mask, entropy)
+        row |= by_position(*logps) | by_entropy(*logps, entropy)
 
     with clock("update"):
         correction = start(batch, algo.eps_low, algo.eps_high)
@@ -105,6 +85,26 @@ def grpo_step(run: Run) -> dict[str, Any]:
     seconds = clock.stop()
     row |= {f"time/{stage}_s": value for stage, value in seconds.items()}
     return row | {"rollout/tokens_per_s": row["rollout/tokens"] / max(seconds["generate"], 1e-9)}
+
+
+def scored(
+    run: Run, seqs: Sequences, mask: Tensor, adv: Tensor, rollout: Rollout, step: Step, *, keep_graph: bool
+) -> tuple[Scores, TokenBatch]:
+    """What the trainer says of a rollout batch before any update, and all that its parts need. Raises Diverged."""
+    trainer, needs, device = run.trainer, run.composed.needs(step), seqs.ids.device
+    scores = trainer.score(seqs, keep_graph=keep_graph)
+    if not torch.isfinite(scores.logp.detach()[seqs.sampled]).all():
+        raise Diverged("a log-probability of the trainer is not finite")
+    extras = {"ref_logp": trainer.reference_logp(seqs)} if trainer.reference is not None else {}
+    if "rollout_kl" in needs:
+        assert rollout.log_probs is not None
+        extras["rollout_kl"] = trainer.rollout_kl(seqs, rollout.log_probs.to(device))
+    batch = TokenBatch(
+        token_ids=seqs.token_ids, mask=mask, adv=adv, rollout_logp=rollout.logp.to(device),
+        old_logp=scores.logp.detach(), step=step, extras=extras,
+        shadow={"old": trainer.shadow_logp(seqs)} if "shadow" in needs else {},
+    )  # fmt: skip
+    return scores, batch
 
 
 def push_weights(run: Run, engine: RolloutEngine, step: Step) -> dict[str, float]:

@@ -7,7 +7,30 @@ from importlib.metadata import EntryPoint, entry_points
 
 from harness.api import Method
 from harness.nearest import nearest
-from methods import bf16, bf16_tis, flashrl, fp16, icepop, mis, naive, zero_mismatch
+from methods import (
+    acrl,
+    ais_r,
+    bf16,
+    bf16_tis,
+    calibrated_clipping,
+    dppo,
+    flashrl,
+    fp8_rl,
+    fp16,
+    fp32_head,
+    icepop,
+    jet_rl,
+    m2po,
+    mis,
+    naive,
+    opsm,
+    qurl,
+    tbpo,
+    trm,
+    verl_presets,
+    vespo,
+    zero_mismatch,
+)
 
 GROUP = "lowbit.methods"
 _OWN = (
@@ -16,13 +39,36 @@ _OWN = (
     zero_mismatch.METHOD,
     bf16_tis.METHOD,
     fp16.METHOD,
+    fp32_head.METHOD,
     flashrl.METHOD,
+    qurl.METHOD,
+    qurl.QURL_ACR,
+    qurl.QURL_LR,
+    jet_rl.METHOD,
+    fp8_rl.METHOD,
+    fp8_rl.MASKED,
+    fp8_rl.END_TO_END,
     mis.METHOD,
     mis.GEO_RS,
     mis.GEO_RS_TIS,
     mis.K3_RS,
     mis.K3_RS_TIS,
     icepop.METHOD,
+    dppo.TV,
+    dppo.KL,
+    dppo.PRIME_RL,
+    trm.METHOD,
+    trm.SAMPLED,
+    opsm.METHOD,
+    opsm.SLIME,
+    m2po.METHOD,
+    m2po.AREAL,
+    vespo.METHOD,
+    acrl.METHOD,
+    ais_r.METHOD,
+    tbpo.METHOD,
+    calibrated_clipping.METHOD,
+    *verl_presets.METHODS,
 )
 
 

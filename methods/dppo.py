@@ -97,6 +97,7 @@ class DPPO(Part):
 
 
 TV = Method(
+    claim="stable on a 30B MoE model without routing replay, above GRPO on AIME24",
     name="dppo_tv",
     paper="arXiv 2602.04879",
     parts=(DPPO(),),

@@ -5,14 +5,13 @@ Paper: "Your Efficient RL Framework Secretly Brings You Off-Policy RL Training",
 Claim: INT8 or FP8 rollouts keep the BF16 curve when each token's loss is weighted by min(pi_old / pi_rollout, C), C = 2
 for small and 8 for 32B models. INT8 scales are calibrated once, on the initial weights, and reused at every sync,
 because RL updates are small; FP8 is quantized online, so the profile leaves it alone.
-Left out: its engine patches (the engine does that work); the smoothing multipliers of its profile, which exist only
-where SmoothQuant made the INT8 checkpoint and folded the norms; `int8_prune`. Below 8 bits is beyond the paper: online
-quantization with the same weights.
+Left out: engine patches; the smoothing multipliers of its profile, which exist only where SmoothQuant made the INT8
+checkpoint; `int8_prune`. Below 8 bits is beyond the paper: online quantization with the same weights.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
@@ -34,7 +33,7 @@ from harness.api import (
     weight_format,
 )
 from harness.numerics.formats import Format
-from harness.numerics.quantize import quantize
+from harness.numerics.quantize import quantize, receiver_scale
 from methods.naive import LOW_BIT
 
 Level = Literal["token", "sequence", "geometric"]
@@ -74,11 +73,8 @@ def frozen_scales(weights: Iterable[tuple[str, Tensor]], plan: Plan) -> dict[str
     scales: dict[str, Tensor] = {}
     for name, tensor in weights:
         fmt = weight_format(plan, name)
-        if is_profiled(fmt):
-            assert fmt is not None
-            scale = quantize(tensor, fmt).scale
-            assert scale is not None
-            scales[f"{name}_scale"] = scale
+        if fmt is not None and is_profiled(fmt):
+            scales[f"{name}_scale"] = receiver_scale(quantize(tensor, fmt))
     return scales
 
 
@@ -105,11 +101,7 @@ class Profile(Part):
         return None, frozen_scales(site.build(site.checkpoint).named_parameters(), plan)
 
     def sync(self, weights: WeightStream, step: Step, plan: Plan, fixed: Fixed, memory: Memory) -> WeightStream:
-        return self._with_scales(weights, fixed, memory) if fixed else weights
-
-    def _with_scales(self, weights: WeightStream, fixed: Fixed, memory: Memory) -> Iterator[tuple[str, Tensor]]:
-        counts: list[Tensor] = []
-        total = 0
+        counts, total = list[Tensor](), 0
         for name, tensor in weights:
             scale = fixed.get(f"{name}_scale")
             if scale is not None:
@@ -118,7 +110,8 @@ class Profile(Part):
                 total += tensor.numel()
                 yield f"{name}_scale", scale
             yield name, tensor
-        memory["profile_saturated_frac"] = float(torch.stack(counts).sum()) / total if counts else 0.0
+        if counts:
+            memory["profile_saturated_frac"] = float(torch.stack(counts).sum()) / total
 
     def refit(
         self, model: nn.Module, seqs: Sequences, batch: TokenBatch, step: Step, plan: Plan, fixed: Fixed, memory: Memory
@@ -153,4 +146,5 @@ METHOD = Method(
     parts=(Profile(), TIS()),
     precisions=LOW_BIT,
     summary="INT8 scales calibrated once or FP8 online, with token TIS",
+    claim="INT8 rollouts with TIS follow the BF16 curve of a 32B model",
 )

@@ -26,5 +26,6 @@ METHOD = Method(
     paper="arXiv 2510.26788",
     parts=(HalfPrecision(),),
     precisions=("fp16",),
+    claim="24 times less mismatch than BF16; the sanity run ends at 99 % where BF16 collapses",
     summary="FP16 in trainer and sampler, with loss scaling",
 )

@@ -45,5 +45,6 @@ METHOD = Method(
     paper="arXiv 2510.18855",
     parts=(IcePop(),),
     precisions=(*LOW_BIT, "bf16"),
+    claim="14 points more on AIME25 with a 16.8B MoE model, 6 % above TIS",
     summary="tokens outside the ratio band [0.5, 5] get weight 0",
 )

@@ -73,6 +73,7 @@ class M2PO(M2Mask):
 
 
 METHOD = Method(
+    claim="data 256 updates old train like fresh data; clipped tokens fall from 1.22 % to 0.06 %",
     name="m2po",
     paper="arXiv 2510.01161",
     parts=(M2PO(),),

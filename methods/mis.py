@@ -129,13 +129,13 @@ class K3RS(Reject):
 
 
 PAPER = "blog, When Speed Kills Stability (2025)"
+CLAIM = "sequence-level masks outlive token weights as the mismatch grows"
 PRECISIONS = (*LOW_BIT, "bf16")
 METHOD = Method(
-    name="mis", paper=PAPER, parts=(MIS(),), precisions=PRECISIONS, summary="sequence MIS, ratios above 3 are dropped"
-)
-GEO_RS = Method(
-    name="geo_rs", paper=PAPER, parts=(GeoRS(),), precisions=PRECISIONS, summary="rejection by the geometric mean ratio"
-)
+    name="mis", paper=PAPER, parts=(MIS(),), precisions=PRECISIONS, claim=CLAIM,
+    summary="sequence MIS, ratios above 3 are dropped",
+)  # fmt: skip
+GEO_RS = replace(METHOD, name="geo_rs", parts=(GeoRS(),), summary="rejection by the geometric mean ratio")
 GEO_RS_TIS = replace(GEO_RS, name="geo_rs_tis", parts=(GeoRS(), TIS()), summary="geo_rs with token TIS")
 K3_RS = replace(GEO_RS, name="k3_rs", parts=(K3RS(),), summary="rejection by the mean k3 of a response")
 K3_RS_TIS = replace(

@@ -40,6 +40,7 @@ class OPSM(Part):
 
 
 METHOD = Method(
+    claim="dropping bad responses that have gone off policy stabilises large-scale RL",
     name="opsm",
     paper="arXiv 2512.02556",
     parts=(OPSM(),),

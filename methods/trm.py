@@ -64,6 +64,7 @@ class TRM(Part):
 
 
 METHOD = Method(
+    claim="masking whole sequences keeps a trust region at any length and stabilises an 8B model",
     name="trm",
     paper="arXiv 2512.23075",
     parts=(TRM(),),

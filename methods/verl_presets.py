@@ -62,6 +62,7 @@ def preset(name: str) -> Method:
         parts=parts,
         precisions=(*LOW_BIT, "bf16"),
         mode=mode,
+        claim="a rollout-correction preset that verl recommends by name",
         denom="kept" if mode == "decoupled" else "original",
         summary=", ".join([LOSSES[mode], *(WORDS[part] for part in parts)]),
     )

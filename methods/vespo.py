@@ -60,6 +60,7 @@ class VESPO(Part):
 
 
 METHOD = Method(
+    claim="a smooth sequence weight trains stably from stale and mismatched rollouts",
     name="vespo",
     paper="arXiv 2602.10693",
     parts=(TIS(), VESPO()),

@@ -18,6 +18,7 @@ Finding = tuple[str, str]
 Rule = Callable[[Source], Iterator[Finding]]
 
 EXCEPTIONS: dict[tuple[str, str], str] = {
+    ("file_length", "harness/api.py"): "the whole contract between methods and harness, which is read as one page",
     (
         "broad_except",
         "harness/cell.py::run_cell",

@@ -14,7 +14,9 @@ LAYERS = (
     "harness harness.metric_names harness.nearest harness.seeds harness.clock harness.provenance harness.setup_env",
     "harness.numerics",
     "harness.api",
-    "harness.loss harness.advantage harness.metrics methods",
+    "harness.loss harness.advantage harness.metrics methods harness.numerics.adapter_fit"
+    " harness.numerics.fake_quant harness.numerics.low_bit_forward"
+    " harness.numerics.low_bit_start",
     "harness.run_config harness.config harness.models harness.tasks harness.results harness.stats",
     "harness.compose",
     "harness.base harness.collect harness.engines harness.loop harness.prepare harness.run harness.trainers",
@@ -36,10 +38,11 @@ DOORS = {
     "optuna": ("harness/search",),
     "hydra": ("harness/config.py",),
     "omegaconf": ("harness/config.py",),
+    "peft": ("harness/models/adapters.py",),
     "yaml": ("harness/config.py",),
 }
 """Library -> the path prefixes that may import it, anywhere in the file."""
-HEAVY = ("mlflow", "pandas", "ray", "transformers", "verl", "vllm")
+HEAVY = ("mlflow", "pandas", "peft", "ray", "transformers", "verl", "vllm")
 
 
 def layer(module: str) -> int | None:

@@ -6,10 +6,15 @@ import sys
 
 import torch
 
-from harness.bench import grpo_step, overhead, sampler
+from harness.bench import fp8_flow, grpo_step, overhead, sampler
 from harness.provenance import cpu_name
 
-BENCHES = {"sampler": sampler.run, "grpo_step": grpo_step.run, "overhead": overhead.run}
+BENCHES = {
+    "sampler": sampler.run,
+    "grpo_step": grpo_step.run,
+    "overhead": overhead.run,
+    "fp8_flow": fp8_flow.run,
+}
 
 
 def main(names: list[str]) -> int:

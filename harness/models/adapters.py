@@ -37,10 +37,14 @@ def add_adapters(model: Decoder, adapters: Adapters, fixed: Mapping[str, Tensor]
     """Put adapters on the target layers, in place, and freeze everything else.
 
     A ~ N(0, 1 / rank^2) and B = 0 (peft's "gaussian"), or the tensors of `fixed` called "<module>.lora_A.weight" [r, K]
-    and "<module>.lora_B.weight" [N, r]. Raises ValueError where those are of another rank or another base.
+    and "<module>.lora_B.weight" [N, r]. Raises ValueError where those are of another rank or another base, and for a
+    target that is no linear layer of a block.
     """
     from peft import LoraConfig, inject_adapter_in_model
 
+    layers = {name for _, names in _groups(model) for name in names}
+    if unknown := sorted(set(adapters.targets) - layers):
+        raise ValueError(f"adapters.targets: {unknown[0]} is no linear layer; choose from {', '.join(sorted(layers))}")
     config = LoraConfig(r=adapters.rank, lora_alpha=adapters.alpha,  # pyright: ignore[reportArgumentType] - peft divides it, any number will do
         target_modules=list(adapters.targets),
                         lora_dropout=0.0, bias="none", init_lora_weights=False)  # fmt: skip
@@ -132,10 +136,14 @@ def plain_weights(weights: WeightStream, adapters: Adapters | None) -> WeightStr
 
 
 def plain_twin(model: Decoder) -> Decoder:
-    """A decoder without the wrapping of any part that reads the very same parameters: the unquantized forward."""
-    with torch.device("meta"):
-        twin = Decoder(model.config)
+    """A decoder without the wrapping of any part that reads the very same parameters: the unquantized forward.
+
+    Raises ValueError where the model has adapters.
+    """
+    twin = Decoder(model.config)
     own = dict(named_weights(model))
+    if any(name.endswith(LORA) for name in own):
+        raise ValueError("adapters: a method that needs shadow log-probabilities cannot train them; leave one of both")
     for name, parameter in list(twin.named_parameters(remove_duplicate=False)):
         source = own.get(name, own["model.embed_tokens.weight"] if name == "lm_head.weight" else None)
         assert isinstance(source, nn.Parameter), name

@@ -56,11 +56,14 @@ def _twin(module: nn.Module, fmt: Format) -> nn.Module | None:
     return CastNorm(module, fmt) if type(module) is RMSNorm else None
 
 
-def cast_model(model: Module, fmt: Format) -> Module:
-    """Replace, in place, every linear layer, embedding and RMSNorm by its rounding twin; parameters and names stay."""
+def cast_model(model: Module, fmt: Format, *, leave: tuple[str, ...] = ()) -> Module:
+    """Replace, in place, every linear layer, embedding and RMSNorm by its rounding twin; parameters and names stay.
+
+    Modules called as in `leave` (such as "lm_head") are not touched.
+    """
     modules: list[tuple[str, nn.Module]] = list(model.named_modules())
     for name, module in modules:
-        twin = _twin(module, fmt)
+        twin = None if name in leave else _twin(module, fmt)
         if twin is not None:
             parent, _, child = name.rpartition(".")
             setattr(model.get_submodule(parent), child, twin)

@@ -75,7 +75,8 @@ class LocalTrainer:
         self.reference = copy.deepcopy(model).requires_grad_(False) if wants_reference else None
         compute = plan.train_compute
         if compute is not None and compute.tile is None and compute.element != "fp32":
-            model = cast_model(model, compute)
+            keeps_head = plan.lm_head is not None and plan.lm_head.element == "fp32"
+            model = cast_model(model, compute, leave=("lm_head",) if keeps_head else ())
         self.model = model
         self.is_fp16 = compute is not None and compute.name == "fp16"
         self.shadow = plain_twin(model) if wants_shadow else None

@@ -20,7 +20,7 @@ from methods import METHODS, joined, method_named
 from methods.naive import LOW_BIT
 from tests.loss_cases import Algo, assert_exact, corrected, random_batch, value_and_gradient
 
-PRECISIONS = {*LOW_BIT, "bf16", "fp16", "fp32"}
+PRECISIONS = {f"{name}{suffix}" for name in (*LOW_BIT, "bf16", "fp16", "fp32") for suffix in ("", "+kv8")}
 METHOD_NAMES = sorted(METHODS)
 
 
@@ -34,6 +34,7 @@ def test_form(name: str) -> None:
     method = METHODS[name]
     assert method.name == name and method.summary and "\n" not in method.summary
     assert method.paper or method.is_control
+    assert bool(method.claim) == (not method.is_control) and "\n" not in method.claim
     assert method.precisions and set(method.precisions) <= PRECISIONS
     names = [type(part).__name__ for part in method.parts]
     assert len(set(names)) == len(names)
@@ -113,7 +114,7 @@ def test_controls() -> None:
 
 
 def test_unknown_method_names_the_nearest() -> None:
-    with pytest.raises(ValueError, match=r"method=flash_rl: unknown; nearest: flashrl.*valid: bf16, naive"):
+    with pytest.raises(ValueError, match=r"method=flash_rl: unknown; nearest: flashrl"):
         method_named("flash_rl")
     assert method_named("mis") is METHODS["mis"]
 

@@ -1,0 +1,116 @@
+"""The battery's real runs: every method of the registry takes steps, resumes bit for bit, keeps its plan, and acts."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+
+from harness.api import Plan, weight_format
+from harness.compose import compose, fixed_algo, has_hook, plan_json
+from harness.config import load
+from harness.loop import grpo_step
+from harness.prepare import load_state, save_state
+from harness.provenance import tensors_hash
+from harness.run import Run
+from harness.run_config import PrecisionConfig
+from methods import METHODS
+from tests.loss_cases import Algo, random_batch
+from tests.objective_cases import objective
+from tests.toy import small_config, small_run
+
+METHOD_NAMES = sorted(METHODS)
+ACTING = sorted(name for name, method in METHODS.items() if method.parts)
+LOSS_HOOKS = ("correct", "correct_update", "token_loss")
+QUICK = {"KD": {"steps": 4}, "RILQ": {"steps": 4}}
+"""Knobs of preparations that train, for a run of seconds."""
+
+
+def overrides(name: str, *more: str) -> list[str]:
+    """A short run of a method at its default precision, two updates per batch."""
+    parts = {type(part).__name__ for part in METHODS[name].parts}
+    quick = [f"knobs.{part}.{k}={v}" for part, values in QUICK.items() if part in parts for k, v in values.items()]
+    return [f"method={name}", "algo.num_minibatches=2", *quick, *more]
+
+
+def step(run: Run) -> dict[str, float]:
+    """One step of a run."""
+    row = grpo_step(run)
+    run.step += 1
+    return row
+
+
+@pytest.mark.parametrize("name", METHOD_NAMES)
+def test_two_steps_with_a_resume_between(name: str, tmp_path: Path) -> None:
+    run = small_run(tmp_path, overrides(name))
+    rows = [step(run)]
+    save_state(tmp_path / "state.pt", run.state())
+    rows.append(step(run))
+    for row in rows:
+        assert math.isfinite(row["train/loss"]) and math.isfinite(row["train/grad_norm"])
+    assert run.passport is not None
+    plan = run.composed.plan
+    for record in run.passport.weights:
+        fmt = weight_format(plan, record.name)
+        assert fmt is None or record.format == fmt.name
+    again = small_run(tmp_path, overrides(name))
+    again.restore(load_state(tmp_path / "state.pt"))
+    repeated = step(again)
+    assert tensors_hash(again.trainer.weights()) == tensors_hash(run.trainer.weights())
+    same = [key for key in rows[1] if key.startswith(("train/", "mismatch/", "reward/", "part/"))]
+    assert {k: repeated[k] for k in same} == pytest.approx({k: rows[1][k] for k in same}, abs=0, rel=0, nan_ok=True)
+
+
+@cache
+def plain_hash(precision: str, folder: Path) -> tuple[str, str]:
+    """Two steps without any part at a precision: (weights of the trainer, weights of the engine)."""
+    run = small_run(folder, ["method=bf16" if precision in ("bf16", "fp32") else "method=naive",
+                             f"precision={precision}", "algo.num_minibatches=2"])  # fmt: skip
+    step(run), step(run)
+    assert run.passport is not None
+    return tensors_hash(run.trainer.weights()), str([record.hash for record in run.passport.weights])
+
+
+@pytest.mark.parametrize("name", ACTING)
+def test_the_parts_change_something(name: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    method = METHODS[name]
+    logp, batch = random_batch("battery acts", name, size=(24, 5), spread=2.0)
+    batch = replace(batch, extras={"rollout_kl": (batch.old_logp - batch.rollout_logp).square()})
+    if any(has_hook(part, hook) for part in method.parts for hook in LOSS_HOOKS):
+        algo = Algo(denom=method.denom or "original")
+        without = objective((), logp, batch, Algo())
+        found = objective(method.parts, logp, batch, algo)
+        if not all(torch.equal(a, b) for a, b in zip(found, without, strict=True)):
+            return
+    config = small_config(*overrides(name))
+    plan = compose(config).plan
+    if plan_json(plan) != plan_json(replace(Plan(), **{k: getattr(plan, k) for k in ("rollout_weights", "rollout_acts",
+                                                                                  "rollout_kv")})):  # fmt: skip
+        return
+    folder = tmp_path_factory.mktemp("plain")
+    run = small_run(folder, overrides(name))
+    step(run), step(run)
+    assert run.passport is not None
+    hashes = tensors_hash(run.trainer.weights()), str([record.hash for record in run.passport.weights])
+    assert hashes != plain_hash(config.precision.name, folder)
+
+
+@cache
+def precision_named(name: str) -> PrecisionConfig:
+    """One choice of the precision axis."""
+    return load([f"precision={name}"]).precision
+
+
+@pytest.mark.parametrize("name", METHOD_NAMES)
+def test_plans_merge_at_every_precision(name: str) -> None:
+    config = small_config(*overrides(name))
+    for precision in METHODS[name].precisions:
+        composed = compose(replace(config, precision=precision_named(precision)))
+        assert json.loads(json.dumps(plan_json(composed.plan))) == plan_json(composed.plan)
+        assert composed.plan.rollout_weights is not None
+    assert config.algo == fixed_algo(METHODS[name], config.algo)
