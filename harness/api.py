@@ -267,6 +267,12 @@ class Part:
     """True where the part sets `Correction.weight`; at most one part of a method may."""
     owns_objective: ClassVar[bool] = False
     """True where `token_loss` applies weight, keep and clips by itself."""
+    sets_clip: ClassVar[bool] = False
+    """True where the part sets the upper clip; at most one part of a method may."""
+    modes: ClassVar[tuple[str, ...]] = ()
+    """Correction modes it makes sense in; empty: any."""
+    losses: ClassVar[tuple[str, ...]] = ()
+    """Surrogates it makes sense with; empty: any."""
     needs_updates: ClassVar[int] = 1
     """Updates per rollout batch below which the part changes nothing; fewer are warned of."""
 

@@ -6,7 +6,7 @@ one part, `aux_loss` adds up, `after_sync` has an effect, everything else maps a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from math import prod
 from typing import Any
@@ -25,18 +25,13 @@ from harness.api import (
     Step,
     TokenBatch,
     WeightStream,
-    knobs,
     weight_format,
 )
-from harness.config import parse
+from harness.chosen import choose_parts, fixed_algo
 from harness.nearest import nearest
 from harness.numerics.formats import Format, format_named
-from harness.run_config import AlgoConfig, PrecisionConfig, RunConfig
-from methods import METHODS, method_named
-
-LONG_RESPONSES = 16
-"""From this problem size on, RL of the embedded tasks wants a learning rate of at most `LONG_LR`."""
-LONG_LR = 2e-4
+from harness.run_config import PrecisionConfig, RunConfig
+from methods import method_named
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,65 +130,6 @@ def merge(plans: Sequence[tuple[str, Plan]]) -> Plan:
     return Plan(**{name: value for name, (_, value) in chosen.items()}, exceptions=pairs)
 
 
-def choose_parts(config: RunConfig) -> tuple[Part, ...]:
-    """The method's parts, or those `parts` names, with the knobs set. Raises ValueError for unknown names or values."""
-    if config.parts:
-        parts = tuple(_part_named(name) for name in config.parts)
-    else:
-        parts = method_named(config.method).parts
-    names = [type(part).__name__ for part in parts]
-    if len(set(names)) < len(names):
-        raise ValueError(f"parts={names}: the same part twice")
-    for name in config.knobs:
-        if name not in names:
-            raise ValueError(f"knobs.{name}: {config.method} has no such part; {nearest(name, names)}")
-    return tuple(_with_knobs(part, config.knobs.get(type(part).__name__, {})) for part in parts)
-
-
-def _part_named(dotted: str) -> Part:
-    offered = {f"{m.name}.{type(p).__name__}": p for m in METHODS.values() for p in m.parts}
-    if dotted not in offered:
-        raise ValueError(f"parts: unknown part {dotted}; {nearest(dotted, offered)}")
-    return offered[dotted]
-
-
-def _with_knobs(part: Part, values: Mapping[str, Any]) -> Part:
-    name, known = type(part).__name__, knobs(part)
-    for knob in values:
-        if knob not in known:
-            raise ValueError(f"knobs.{name}.{knob}: unknown knob; {nearest(knob, known)}")
-    try:
-        return parse(type(part), known | dict(values))
-    except ValueError as error:
-        raise ValueError(f"knobs.{name}.{error}") from None
-
-
-def resolve(config: RunConfig, content_hash: Callable[[str], str] | None = None) -> RunConfig:
-    """Fill in everything that is implied, so that the run id covers it: knobs, learning rate, aggregation, hashes."""
-    method = method_named(config.method)
-    parts = choose_parts(config)
-    lr = config.trainer.lr
-    if lr is None:
-        is_long = (config.task.n or 0) >= LONG_RESPONSES
-        lr = min(config.model.rl_lr, LONG_LR) if is_long else config.model.rl_lr
-    model = config.model
-    if model.path is not None and content_hash is not None:
-        model = replace(model, content_hash=content_hash(model.path))
-    return replace(
-        config,
-        knobs={type(p).__name__: knobs(p) for p in parts if knobs(p)},
-        model=model,
-        trainer=replace(config.trainer, lr=lr),
-        algo=fixed_algo(method, config.algo),
-    )
-
-
-def fixed_algo(method: Method, algo: AlgoConfig) -> AlgoConfig:
-    """The algorithm with what the method fixes of it: aggregation, correction mode, denominator."""
-    fixed = {name: getattr(method, name) for name in ("agg", "mode", "denom") if getattr(method, name) is not None}
-    return parse(AlgoConfig, vars(algo) | fixed)
-
-
 def compose(config: RunConfig) -> Composed:
     """Build the method of a config and merge its plan with the precision's. Raises ValueError on any conflict."""
     method, parts = method_named(config.method), choose_parts(config)
@@ -205,8 +141,19 @@ def compose(config: RunConfig) -> Composed:
         [(f"precision {config.precision.name}", rollout)] + [(type(p).__name__, p.plan(rollout)) for p in parts]
     )
     composed = Composed(method=method, plan=plan, parts=parts, fixed={}, memory=[{} for _ in parts])
-    _check_parts(config, composed)
+    _check_parts(replace(config, algo=fixed_algo(method, config.algo)), composed)
     return composed
+
+
+def advice(config: RunConfig, composed: Composed) -> list[str]:
+    """What is allowed and pointless: one line each."""
+    updates = config.algo.num_minibatches * config.algo.num_epochs
+    return [
+        f"{type(part).__name__} changes nothing below {part.needs_updates} updates per rollout batch, this run has "
+        f"{updates}: raise algo.num_minibatches or algo.num_epochs"
+        for part in composed.parts
+        if updates < part.needs_updates
+    ]
 
 
 def _check_parts(config: RunConfig, composed: Composed) -> None:
@@ -214,10 +161,21 @@ def _check_parts(config: RunConfig, composed: Composed) -> None:
     parts = composed.parts
     for what, owners in (
         ("set the correction weight", [p for p in parts if p.sets_weight]),
+        ("set the upper clip", [p for p in parts if p.sets_clip]),
         ("replace the objective", [p for p in parts if has_hook(p, "token_loss")]),
     ):
         if len(owners) > 1:
             raise ValueError(f"parts {' and '.join(type(p).__name__ for p in owners)} both {what}; choose one")
+    for part in parts:
+        for key, valid in (("mode", part.modes), ("loss", part.losses)):
+            if valid and getattr(config.algo, key) not in valid:
+                raise ValueError(
+                    f"algo.{key}={getattr(config.algo, key)}: {type(part).__name__} needs {' or '.join(valid)}"
+                )
+    adapters, first = composed.plan.adapters, Step(index=0, total=1, seed=0)
+    shadowed = [type(p).__name__ for p in parts if "shadow" in p.needs(first)]
+    if shadowed and adapters is not None and adapters.is_trained:
+        raise ValueError(f"{shadowed[0]} needs an unquantized forward, which trained adapters do not have")
     weighting = [type(p).__name__ for p in parts if p.sets_weight]
     if config.algo.mode == "bypass_ppo" and weighting:
         raise ValueError(

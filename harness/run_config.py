@@ -161,7 +161,7 @@ class RunConfig:
     parts: tuple[str, ...] = ()
     """Parts by `method.Part` in place of the method's own; empty keeps the method's."""
     knobs: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
-    """Part -> knob -> value; after `compose.resolve` every knob of every part."""
+    """Part -> knob -> value; after `chosen.resolve` every knob of every part."""
     precision: PrecisionConfig
     model: ModelConfig
     base: BaseConfig

@@ -18,8 +18,9 @@ from typing import Any
 
 from pydantic import ConfigDict
 
-from harness import compose
 from harness.cell import check
+from harness.chosen import resolve
+from harness.compose import advice
 from harness.config import load, parse, read_yaml, run_id
 from harness.launchers.local import Event, run_cells
 from harness.models.checkpoint import content_hash
@@ -28,6 +29,7 @@ from harness.prepare import task_of
 from harness.provenance import commit
 from harness.results import RunResult, read_result, read_results
 from harness.run_config import Launch, RunConfig
+from methods import method_named
 
 SWEEPS = Path("sweeps")
 FINISHED = ("ok", "diverged", "skipped")
@@ -61,6 +63,8 @@ class Planned:
     cells: tuple[RunConfig, ...]
     skipped: tuple[tuple[str, str], ...]
     """(cell in words, reason) of impossible combinations."""
+    notes: tuple[tuple[str, str], ...] = ()
+    """(cell in words, remark) of what is allowed and pointless."""
 
 
 def read_sweep(name: str, folder: Path = SWEEPS) -> Sweep:
@@ -90,31 +94,32 @@ def plan(sweep: Sweep, extra: Sequence[str] = ()) -> Planned:
     """The cells of a sweep, seeds outermost so that whole comparisons finish early. `extra` overrides come last."""
     arms: list[RunConfig] = []
     tasks: set[tuple[str, str | None]] = set()
-    skipped: list[tuple[str, str]] = []
+    skipped, notes = list[tuple[str, str]](), list[tuple[str, str]]()
     for axis in _settings(sweep.axes):
         for arm in sweep.arms:
             for setting in _settings(arm):
                 words = [*sweep.overrides, *axis, *with_default_precision(setting), *extra]
                 config = load(words)
                 try:
-                    check(config)
+                    composed = check(config)
                 except ValueError as error:
                     skipped.append((" ".join([*axis, *setting]), str(error)))
                     continue
-                arms.append(compose.resolve(config, lambda path: content_hash(Path(path))))
+                notes += [(" ".join([*axis, *setting]), line) for line in advice(config, composed)]
+                arms.append(resolve(config, lambda path: content_hash(Path(path))))
                 if (data := (str(config.task), config.model.path)) not in tasks:
                     task_of(config)
                     tasks.add(data)
     cells = [replace(arm, seed=seed, base_seed=seed) for seed in sweep.seeds for arm in arms]
     unique = {run_id(cell): cell for cell in cells}
-    return Planned(sweep=sweep, cells=tuple(unique.values()), skipped=tuple(skipped))
+    return Planned(sweep=sweep, cells=tuple(unique.values()), skipped=tuple(skipped), notes=tuple(notes))
 
 
 def with_default_precision(overrides: Sequence[str]) -> list[str]:
     """A method without a precision runs at its own default, the first it lists."""
     keys = {word.partition("=")[0]: word.partition("=")[2] for word in overrides}
     if "method" in keys and "precision" not in keys:
-        return [*overrides, f"precision={compose.method_named(keys['method']).precisions[0]}"]
+        return [*overrides, f"precision={method_named(keys['method']).precisions[0]}"]
     return list(overrides)
 
 

@@ -81,6 +81,7 @@ def matched_band(
 class CalibratedClipping(Part):
     """Both clip bounds from a calibration against shadow ratios; the algorithm's until the first one."""
 
+    sets_clip: ClassVar[bool] = True
     needs_updates: ClassVar[int] = 2
     interval: int = 20
     """Steps from one calibration to the next; the authors find 10 and 40 as good."""

@@ -97,6 +97,9 @@ class UAQLearningRate(Part):
 class ACR(TIS):
     """TIS with one cap for weight and clip range: the upper clip bound grows where the weight is truncated."""
 
+    sets_clip: ClassVar[bool] = True
+    modes: ClassVar[tuple[str, ...]] = ("decoupled",)
+    losses: ClassVar[tuple[str, ...]] = ("ppo",)
     needs_updates: ClassVar[int] = 2
     """With one update per batch every ratio is 1 and no bound is reached."""
     u_max: float | None = None

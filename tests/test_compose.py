@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from harness.api import Correction, Memory, Part, Passport, Plan, Step, TensorRecord, TokenBatch
-from harness.compose import Composed, check_passport, check_supported, compose, merge, plan_json, resolve
+from harness.chosen import resolve
+from harness.compose import Composed, advice, check_passport, check_supported, compose, merge, plan_json
 from harness.config import load
 from harness.numerics.formats import format_named
 from methods import METHODS
@@ -134,3 +135,24 @@ def test_missing_capabilities_and_needs_are_named() -> None:
     with pytest.raises(ValueError, match="rollout_weights:int4_g32"):
         check_supported(composed, frozenset({"sampler:cached"}), "toy", frozenset())
     check_supported(composed, frozenset({"sampler:cached", "rollout_weights:int4_g32"}), "toy", frozenset())
+
+
+def test_parts_that_cannot_work_together_are_named() -> None:
+    def composed(*words: str) -> None:
+        compose(load(["precision=int4", *words]))
+
+    with pytest.raises(ValueError, match="parts ACR and TIS both set the correction weight"):
+        composed("method=qurl", "parts=[qurl.ACR,flashrl.TIS]")
+    with pytest.raises(ValueError, match="parts ACR and CalibratedClipping both set the upper clip"):
+        composed("method=qurl", "parts=[qurl.ACR,calibrated_clipping.CalibratedClipping]")
+    with pytest.raises(ValueError, match=r"algo\.loss=gspo: ACR needs ppo"):
+        composed("method=qurl", "algo.loss=gspo")
+    composed("method=qurl", "parts=[qurl.UAQ,flashrl.TIS]", "knobs.TIS.cap=4")
+
+
+def test_a_part_that_needs_more_updates_is_remarked() -> None:
+    config = load(["method=qurl", "precision=int8"])
+    (line,) = advice(config, compose(config))
+    assert line.startswith("ACR changes nothing below 2 updates per rollout batch, this run has 1: raise")
+    config = load(["method=qurl", "precision=int8", "algo.num_epochs=2"])
+    assert advice(config, compose(config)) == []

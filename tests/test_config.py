@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from harness.compose import resolve
+from harness.chosen import resolve
 from harness.config import groups, load, parse, run_id, run_name, to_json
 from harness.run_config import RunConfig
 

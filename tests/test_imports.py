@@ -18,7 +18,7 @@ LAYERS = (
     " harness.numerics.fake_quant harness.numerics.low_bit_forward"
     " harness.numerics.low_bit_start",
     "harness.run_config harness.config harness.models harness.tasks harness.results harness.stats",
-    "harness.compose",
+    "harness.chosen harness.compose",
     "harness.base harness.collect harness.engines harness.loop harness.prepare harness.run harness.trainers",
     "harness.cell",
     "harness.launchers harness.sweep harness.search harness.replay harness.arms harness.report harness.figures"

@@ -9,7 +9,7 @@ import torch
 
 from harness.cell import run_cell
 from harness.collect import sequences
-from harness.compose import resolve
+from harness.chosen import resolve
 from harness.config import load, run_id
 from harness.loop import grpo_step
 from harness.models.checkpoint import content_hash, save_decoder

@@ -11,7 +11,7 @@ from torch import nn
 
 from harness.api import Site
 from harness.cell import build
-from harness.compose import resolve
+from harness.chosen import resolve
 from harness.config import load
 from harness.provenance import ROOT
 from harness.run import Run

@@ -24,7 +24,7 @@ def measure(model: str, results: Path) -> dict[str, float]:
     import torch
 
     from harness.cell import build
-    from harness.compose import resolve
+    from harness.chosen import resolve
     from harness.config import load
     from harness.loop import evaluate, grpo_step
     from harness.provenance import peak_memory_gib

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from harness.api import Plan
-from harness.compose import compose, resolve
+from harness.chosen import resolve
+from harness.compose import compose
 from harness.config import load
 from harness.engines.embedded import EmbeddedEngine
 from harness.models.checkpoint import load_decoder

@@ -12,8 +12,9 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from harness import compose
 from harness.cell import check
+from harness.chosen import resolve
+from harness.compose import advice
 from harness.config import load, run_id, run_name, to_json
 from harness.launchers.local import Event
 from harness.models.checkpoint import content_hash
@@ -95,6 +96,8 @@ def sweep(
         return _dry_run(planned, todo, launch, workers)
     for words, reason in planned.skipped:
         print(f"skipped  {words}: {reason}")
+    for words, line in planned.notes:
+        print(f"note     {words}: {line}")
     if not todo:
         print(f"{found.name}: all {len(planned.cells)} cells are finished, nothing to run")
         return _present(found, results, is_tracked)
@@ -135,8 +138,8 @@ def _dry_run(planned: Planned, todo: Sequence[RunConfig], launch: Launch, worker
 
 def run(overrides: Sequence[str], *, results: Path, is_dry: bool) -> int:
     """One cell, as a sweep of one. Exit code 1 if it did not end well."""
-    config = compose.resolve(load(with_default_precision(overrides)), lambda path: content_hash(Path(path)))
-    check(config)
+    config = resolve(load(with_default_precision(overrides)), lambda path: content_hash(Path(path)))
+    notes = advice(config, check(config))
     task_of(config)
     if is_dry:
         print(json.dumps({"run_id": run_id(config), "name": run_name(config), "config": to_json(config)}, indent=2))
@@ -147,6 +150,8 @@ def run(overrides: Sequence[str], *, results: Path, is_dry: bool) -> int:
     if (found := finished(config, launch)) is not None:
         print(f"finished before ({found.run_id}): {summary_line(found)}")
         return 0
+    for line in notes:
+        print(f"note: {line}")
     progress = Progress(planned.cells, 0)
     try:
         records, is_interrupted = run_sweep(planned, launch, 1, progress)

@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from harness.api import Plan, weight_format
-from harness.compose import compose, fixed_algo, has_hook, plan_json
+from harness.chosen import fixed_algo
+from harness.compose import compose, has_hook, plan_json
 from harness.config import load
 from harness.loop import grpo_step
 from harness.prepare import load_state, save_state
