@@ -8,9 +8,9 @@ One draw per push, as in Algorithm 1 and the code (the text says one per forward
 A draw is a function of (run seed, step, tensor name), added to clean gains: ranks agree, a resumed run repeats it,
 nothing adds up. Evaluation is without noise.
 BF16 cannot hold the schedule: a gain in [1, 2) keeps a draw only beyond 0.0039, so from sigma = 1e-3 on almost nothing
-arrives. Equation 10 has no such limit, so the default keeps these gains in float32 in the engine and the planned sigma
-is the realized one; `fp32_gains=false allow_rounded_noise=true` is a 16-bit engine. `qerl_no_aqn` keeps them in float32
-too, so that it differs by the noise alone (at bf16: from `aqn_bf16`). Both sigmas are logged.
+arrives. Equation 10 has no such limit, so by default the engine keeps these gains in float32 and the planned sigma is
+the realized one; `fp32_gains=false allow_rounded_noise=true` is a 16-bit engine. `qerl_no_aqn` has float32 gains too,
+so that it differs by the noise alone (at bf16: from `aqn_bf16`). Both sigmas are logged.
 Left out: the released matching by module class (it finds nothing in vLLM and would noise the final norm), noise per
 forward pass. sigma 1e-2 to 5e-4 is the paper's table; its scripts end at 1e-4, its section 4.1 starts at 5e-2.
 """
@@ -30,6 +30,9 @@ from harness.numerics.rounding import CASTS
 from harness.seeds import generator
 from methods.qlora import NORMS, LoRA
 
+BEYOND_SIGMA = 0.3173
+"""P(|Z| > sigma): what rounding lets through where half its step is one sigma."""
+
 
 def held_dtype(plan: Plan, name: str) -> torch.dtype:
     """How the engine holds gain `name`: as an exception says, else fp32 or fp16 with such weights, else bf16."""
@@ -41,7 +44,7 @@ def held_dtype(plan: Plan, name: str) -> torch.dtype:
 
 @dataclass(frozen=True, kw_only=True)
 class AQN(Part):
-    """Adaptive quantization noise: `w + Z`, Z ~ N(0, sigma^2), on two gains per block, at rollout pushes."""
+    """Adaptive quantization noise: Z ~ N(0, sigma^2) on two gains per block, at rollout pushes."""
 
     schedule: Definition = "repo"
     """repo reaches sigma_end at the last stage; paper (eq. 8) stops short of it."""
@@ -91,7 +94,7 @@ class AQN(Part):
         sigma = min(s for at in range(1, self.num_stages) if (s := self.stage_sigma(at)) > 0.0)
         gains = [(n, p) for n, p in site.build(site.checkpoint).named_parameters() if n.endswith(NORMS)]
         kept = float(torch.cat([survival(p, sigma, held_dtype(plan, n)) for n, p in gains]).mean())
-        if kept < 0.5:
+        if kept < BEYOND_SIGMA:
             raise ValueError(
                 f"AQN.fp32_gains: false, and rounding the gains lets only {kept:.1%} of the draws of sigma {sigma:g} "
                 "through; choose fp32_gains=true, allow_rounded_noise=true or a larger sigma_end"
@@ -143,6 +146,7 @@ AQN_BF16 = replace(
     METHOD,
     name="aqn_bf16",
     precisions=("bf16",),
-    summary="LoRA over an unquantized base, falling noise on the sampler's norm gains",
+    summary="control for qerl: the same noise over an unquantized base",
     claim="",
+    is_control=True,
 )
