@@ -1,0 +1,148 @@
+"""RILQ: low-rank adapters beside a frozen low-bit rollout model, fitted on the output of the whole model.
+
+Paper: arXiv 2412.01129 (AAAI 2025), eq. 5 and 6; code aiha-lab/RILQ.
+Claim: a 2-bit error is close to full rank, so adapters that fit each weight by itself (SVD, LoftQ, CLoQ: `start`)
+saturate; fitted on the last hidden state, with the cross entropy of text, they let other layers absorb it.
+In RL (all of it ours): the trainer stays in full precision and the rollout computes with q(W_k) + C, where C is fitted
+on W_0 and the codes follow W_k. `methods/rilq_refresh.py` fits again, `methods/rilq_init.py` trains what was fitted.
+The authors' text has no prompts; here only the positions that predict a response are aligned, unless `tokens` is all.
+Left out: their layer-wise loss, and QA-LoRA's mergeable adapters (merging what is below half a step loses it).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+from torch import Tensor, nn
+
+from harness.api import Fixed, Memory, Method, Part, Plan, Site, Step, WeightStream
+from harness.numerics import low_bit_start
+from harness.numerics.adapter_fit import Align, Fitted, Recipe, Texts, Tokens, fit, site_texts, targets
+from harness.numerics.formats import Adapters
+from harness.numerics.low_bit_forward import adapters_of, input_grams, low_bit_student
+from harness.numerics.low_bit_start import Local
+from harness.seeds import generator, stable_seed
+from methods.flashrl import TIS
+from methods.naive import LOW_BIT
+
+PRECISIONS = ("int2", *(name for name in LOW_BIT if name != "int2"))
+RECIPE = ("align", "a", "g", "lr", "batch_size", "updates", "validate_every", "patience")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compensation(Part):
+    """How adapters are made for a plan that has some; what becomes of them is for the parts below."""
+
+    start: Literal["none", "svd", "loftq", "cloq", "rilq"] = "rilq"
+    """rilq fits the whole model; none is QLoRA's zero adapter; the others are local, in closed form."""
+    fit_from: Local = "none"
+    """What a fit begins with; none is the authors' random A with B = 0."""
+    loftq_steps: int = 5
+    """LoftQ's alternations, 1 to 5 in its paper; 1 is svd."""
+    align: Align = "hidden_postnorm"
+    """hidden_postnorm: the authors' code; hidden_prenorm: their README; logit: their option; kl is ours."""
+    a: float = 0.5
+    """Weight of the distance to the full-precision model."""
+    g: float = 0.5
+    """Weight of the cross entropy of demonstrations; text that a model wrote never counts."""
+    lr: float = 1e-4
+    """Of Adam, constant."""
+    updates: int = 1250
+    batch_size: int = 8
+    """Sequences per update; the authors accumulate them one by one."""
+    validate_every: int = 25
+    patience: int = 5
+    """Validations without an improvement that end a fit."""
+    sequences: int = 320
+    """Of the initial fit, a fifth of which validates."""
+    sampled_frac: float = 0.5
+    """Share of them that the full-precision model samples (ours); the rest are the task's demonstrations, if any."""
+    tokens: Tokens = "response"
+    """Which predictions are fitted."""
+
+    def __post_init__(self) -> None:
+        own = type(self).__name__
+        if not 0 <= self.sampled_frac <= 1 or self.sequences < 3:
+            raise ValueError(f"{own}.sampled_frac, sequences: {self.sampled_frac}, {self.sequences}; 0 to 1 of >= 3")
+        if min(self.lr, self.updates, self.batch_size, self.validate_every, self.patience, self.loftq_steps) <= 0:
+            raise ValueError(f"{own}: lr, updates, batch_size, validate_every, patience, loftq_steps must be positive")
+
+    def adapters(self, site: Site, base: nn.Module, plan: Plan) -> dict[str, Tensor]:
+        """The adapters of `base` as it was built, and LoftQ's shifts where it has them."""
+        texts = site_texts(site, self.sequences, self.sampled_frac, self.tokens, stable_seed(site.seed, "rilq"))
+        teacher, kind = site.wrap(site.build(site.checkpoint)), self.fit_from if self.start == "rilq" else self.start
+        held = self.closed_form(kind, teacher, base, texts, plan, site.fixed, site.seed)
+        if self.start == "rilq":
+            held |= self.fitted(teacher, base, held, texts, plan, site.fixed)[0]
+        return held
+
+    def closed_form(
+        self, kind: Local, teacher: nn.Module, base: nn.Module, texts: Texts, plan: Plan, given: Fixed, seed: int
+    ) -> dict[str, Tensor]:
+        """Adapters of `base` that need no training; CLoQ's inputs are the teacher's."""
+        assert plan.adapters is not None
+        weights, rank = dict(base.named_parameters()), plan.adapters.rank
+        modules = low_bit_start.modules_of(weights, plan.adapters.targets)
+        if kind == "none":
+            return low_bit_start.gaussian_start(weights, modules, rank, partial(generator, "cpu", seed, "adapter"))
+        grams = input_grams(teacher, modules, texts.ids, texts.used()) if kind == "cloq" else None
+        scale = plan.adapters.alpha / rank
+        alternations = self.loftq_steps
+        return low_bit_start.local_start(kind, weights, modules, plan, given, rank, scale, alternations, grams)
+
+    def fitted(
+        self, teacher: nn.Module, base: nn.Module, held: Fixed, texts: Texts, plan: Plan, given: Fixed, **recipe: Any
+    ) -> tuple[dict[str, Tensor], Fitted]:
+        """Adapters fitted from those in `held`, and how that went; `recipe` replaces knobs of the fit."""
+        student = self.student(base, held, plan, given)
+        own: dict[str, Any] = {name: getattr(self, name) for name in RECIPE}
+        wanted = targets(teacher, texts.ids, self.align)
+        went = fit(student, wanted, texts, Recipe(**own | recipe))
+        return adapters_of(student), went
+
+    def student(self, base: nn.Module, held: Fixed, plan: Plan, given: Fixed) -> nn.Module:
+        """What the rollout computes: `base` with its weights quantized and the adapters in `held`."""
+        assert plan.adapters is not None
+        values = low_bit_start.shifted_values(dict(base.named_parameters()), held, plan, given)
+        scale = plan.adapters.alpha / plan.adapters.rank
+        return low_bit_student(base, values, held, scale=scale, acts=plan.rollout_acts)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RILQ(Compensation):
+    """Adapters made once for the initial weights and sent with every push; only the rollout has them."""
+
+    rank: int = 16
+    """64 in the paper, for a width of 4096; 16 suits the embedded widths of 64 to 256 (ours)."""
+    scale: float = 0.25
+    """alpha / rank."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.rank < 1 or not 0 < self.scale < float("inf"):
+            raise ValueError(f"{type(self).__name__}.rank, scale: {self.rank}, {self.scale} must be positive")
+
+    def plan(self, rollout: Plan) -> Plan:
+        alpha = self.scale * self.rank
+        return Plan(adapters=Adapters(rank=self.rank, alpha=alpha, site="rollout", is_trained=False))
+
+    def prepare(self, site: Site, plan: Plan) -> tuple[nn.Module | None, dict[str, Tensor]]:
+        base = site.build(site.checkpoint)
+        held = self.adapters(site, base, plan)
+        return None, held | low_bit_start.errors_of(dict(base.named_parameters()), held, plan, site.fixed)
+
+    def sync(self, weights: WeightStream, step: Step, plan: Plan, fixed: Fixed, memory: Memory) -> WeightStream:
+        return low_bit_start.compensated(weights, fixed)
+
+
+METHOD = Method(
+    name="rilq",
+    paper="arXiv 2412.01129",
+    parts=(RILQ(), TIS()),
+    precisions=PRECISIONS,
+    summary="low-bit rollout weights with adapters fitted once on the model's output, and token TIS",
+    claim="adapters fitted on the whole model's output restore what 2-bit weights lose, at any rank",
+    reconstructed="everything but the fit: RILQ inside RL, its data, the rank, the local starts inside a rollout",
+)
