@@ -11,8 +11,8 @@ BF16 cannot hold the schedule: a gain in [1, 2) keeps a draw only beyond 0.0039,
 arrives. Equation 10 has no such limit, so by default the engine keeps these gains in float32 and the planned sigma is
 the realized one; `fp32_gains=false allow_rounded_noise=true` is a 16-bit engine. `qerl_no_aqn` has float32 gains too,
 so that it differs by the noise alone (at bf16: from `aqn_bf16`). Both sigmas are logged.
-Left out: the released matching by module class (it finds nothing in vLLM and would noise the final norm), noise per
-forward pass. sigma 1e-2 to 5e-4 is the paper's table; its scripts end at 1e-4, its section 4.1 starts at 5e-2.
+Left out: the released matching by class (nothing matches in vLLM), noise per forward pass. sigma 1e-2 to 5e-4 is the
+paper's table; its scripts end at 1e-4, its section 4.1 starts at 5e-2.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from harness.seeds import generator
 from methods.qlora import NORMS, LoRA
 
 BEYOND_SIGMA = 0.3173
-"""P(|Z| > sigma): what rounding lets through where half its step is one sigma."""
+"""P(|Z| > sigma): what passes a rounding whose half step is one sigma."""
 
 
 def held_dtype(plan: Plan, name: str) -> torch.dtype:
@@ -55,7 +55,7 @@ class AQN(Part):
     """Of stage 1; stage 0 is without noise. 0 turns the noise off."""
     sigma_end: float = 5e-4
     gain_scale: float = 1.0
-    """Multiplies sigma. Where another part scales the gains (UAQ's s), give it the same factor (ours)."""
+    """Multiplies sigma: UAQ's s beside UAQ, which multiplies the gains by it (ours)."""
     fp32_gains: bool = True
     """The engine keeps the noised gains in float32; else in its 16-bit dtype."""
     allow_rounded_noise: bool = False
@@ -65,12 +65,11 @@ class AQN(Part):
         low = 0.0 if self.decay != "exponential" or self.sigma_start == 0.0 else 1e-300
         if not (0.0 <= self.sigma_start < 1e3 and low <= self.sigma_end < 1e3):
             raise ValueError(
-                f"AQN.sigma_start, sigma_end: {self.sigma_start}, {self.sigma_end} with {self.decay} decay; choose "
-                "deviations of at least 0, and an exponential decay's end above 0"
+                f"AQN.sigma_start, sigma_end: {self.sigma_start}, {self.sigma_end}; at least 0, exponential above 0"
             )
         if self.num_stages < 2:
             raise ValueError(f"AQN.num_stages: {self.num_stages} has no stage with noise (choose 2 or more)")
-        if not 0 < self.gain_scale < float("inf"):
+        if self.gain_scale <= 0:
             raise ValueError(f"AQN.gain_scale: {self.gain_scale} is not a positive factor")
 
     def stage_sigma(self, at: int) -> float:
@@ -85,8 +84,7 @@ class AQN(Part):
         return self.stage_sigma(stage(step.index, step.total, self.num_stages, self.schedule))
 
     def plan(self, rollout: Plan) -> Plan:
-        fp32 = format_named("fp32")
-        return Plan(exceptions=tuple((f"*{name}", fp32) for name in NORMS) if self.fp32_gains else ())
+        return Plan(exceptions=tuple((f"*{name}", format_named("fp32")) for name in NORMS) if self.fp32_gains else ())
 
     def prepare(self, site: Site, plan: Plan) -> tuple[nn.Module | None, dict[str, Tensor]]:
         if self.sigma_start == 0.0 or self.allow_rounded_noise or self.fp32_gains:

@@ -25,7 +25,7 @@ from harness.numerics.noise_schedule import survival
 from harness.seeds import generator
 from methods import METHODS
 from methods.qerl import AQN, AQN_BF16, METHOD, QERL_NO_AQN, held_dtype
-from methods.qlora import BF16_LORA, LINEAR, NORMS, LoRA
+from methods.qlora import BF16_LORA, NORMS
 from methods.qlora import METHOD as QLORA
 from tests.engines.engine_cases import EOS, PAD, QWEN3, UNEVEN, decoder
 from tests.toy import site_of, small_config, small_run
@@ -81,7 +81,6 @@ def test_no_noise_in_stage_0_in_evaluation_and_at_sigma_0() -> None:
         for name, tensor in synced(part, model, step, memory=memory).items():
             assert torch.equal(tensor, model.get_parameter(name))
         assert memory == ({} if step.purpose == "eval" else {"sigma": 0.0, "sigma_realized": 0.0})
-    assert noise(AQN(), model).abs().max() > 0.01
     with pytest.raises(ValueError, match=r"AQN: no weight of the model ends in .input_layernorm.weight or"):
         dict(AQN().sync(iter([("model.norm.weight", torch.ones(4))]), NOISY, FP32, {}, {}))
 
@@ -89,7 +88,6 @@ def test_no_noise_in_stage_0_in_evaluation_and_at_sigma_0() -> None:
 def test_ranks_and_restarts_agree_and_everything_else_differs() -> None:
     model, part = decoder(), AQN()
     first = noise(part, model)
-    torch.manual_seed(1)
     torch.randn(5)
     reversed_stream = reversed([*stream(model)])
     other = dict(pickle.loads(pickle.dumps(part)).sync(reversed_stream, NOISY, FP32, {}, {}))
@@ -175,20 +173,17 @@ def test_scaled_gains_keep_the_relative_noise() -> None:
         outputs.append(noised(IDS).detach())
     assert torch.equal(outputs[0], outputs[1])
     assert (outputs[2] - outputs[0]).abs().max() > 1e-3
-    with pytest.raises(ValueError, match=r"AQN.gain_scale: 0"):
-        AQN(gain_scale=0.0)
 
 
 def test_noise_reaches_the_logits() -> None:
     model = decoder()
-    prompts, divergence = UNEVEN, dict[float, float]()
+    divergence = dict[float, float]()
     for sigma in (0.0, 1e-2, 5e-2):
-        part, plan = AQN(sigma_start=sigma), replace(BF16, exceptions=AQN().plan(BF16).exceptions)
-        distributions: list[Tensor] = []
+        part, plan, distributions = AQN(sigma_start=sigma), replace(BF16, exceptions=AQN().plan(BF16).exceptions), []
         for purpose in ("rollout", "eval"):
             engine = EmbeddedEngine(QWEN3, plan, eos_id=EOS, pad_id=PAD, keeps_log_probs=True)
             engine.load_weights(iter(synced(part, model, replace(NOISY, purpose=purpose), plan).items()))  # type: ignore[arg-type]
-            out = engine.generate(prompts, num_samples=1, max_new_tokens=1, temperature=1.0, seed=0)
+            out = engine.generate(UNEVEN, num_samples=1, max_new_tokens=1, temperature=1.0, seed=0)
             assert out.log_probs is not None
             distributions.append(out.log_probs.double())
         noised, clean = distributions
@@ -222,42 +217,12 @@ def test_schedules_that_rounding_swallows_are_refused() -> None:
 def test_knobs() -> None:
     for bad, message in (
         ({"num_stages": 1}, "num_stages: 1"), ({"sigma_end": 0.0}, "above 0"), ({"sigma_start": -1.0}, "sigma_start"),
-        ({"sigma_start": math.nan}, "sigma_start"),
+        ({"sigma_start": math.nan}, "sigma_start"), ({"gain_scale": 0.0}, "gain_scale: 0"),
     ):  # fmt: skip
         with pytest.raises(ValueError, match=rf"AQN.*{message}"):
             AQN(**bad)  # type: ignore[arg-type]
-    for bad, message in (
-        ({"rank": 0}, "rank"), ({"alpha": 0.0}, "alpha"), ({"lr_scale": -1.0}, "lr_scale"), ({"targets": ()}, "none"),
-        ({"targets": ("q_proj", "head")}, "head; choose from q_proj"),
-    ):  # fmt: skip
-        with pytest.raises(ValueError, match=rf"LoRA.*{message}"):
-            LoRA(**bad)  # type: ignore[arg-type]
     assert AQN(schedule="paper").sigma(replace(NOISY, index=99)) == pytest.approx(6.975e-4, rel=1e-3)
     assert AQN().sigma(replace(NOISY, index=99)) == pytest.approx(5e-4)
-
-
-def test_the_base_is_shared_where_it_is_quantized() -> None:
-    for name in ("nvfp4", "mxfp4_even", "nf4", "int4_g32", "int8_g128"):
-        fmt = format_named(name)
-        plan = LoRA().plan(Plan(rollout_weights=fmt))
-        assert plan.train_weights == fmt and plan.adapters is not None
-        assert (plan.adapters.rank, plan.adapters.alpha, plan.adapters.site) == (32, 32.0, "both")
-        assert plan.adapters.targets == LINEAR and plan.adapters.is_trained and not plan.adapters.train_norms
-    bf16 = format_named("bf16")
-    assert LoRA().plan(Plan(rollout_weights=bf16, rollout_acts=bf16)).train_weights is None
-    for weights, acts in (("int8_channel", "int8_token"), ("nvfp4", "nvfp4_act_token"), ("e4m3_block", "e4m3_1x128")):
-        with pytest.raises(ValueError, match=rf"quantizes activations to {acts}.*weight-only precision: nvfp4"):
-            LoRA().plan(Plan(rollout_weights=format_named(weights), rollout_acts=format_named(acts)))
-    with pytest.raises(ValueError, match="nf4_dq"):
-        LoRA().plan(Plan(rollout_weights=format_named("nf4_dq")))
-
-
-def test_learning_rates() -> None:
-    at = "model.layers.0."
-    names = (f"{at}mlp.up_proj.lora_A.weight", f"{at}mlp.up_proj.lora_B.weight", f"{at}input_layernorm.weight")
-    assert [LoRA().lr_factor(name) for name in names] == [10.0, 10.0, 1.0]
-    assert [LoRA(train_norms=True, lr_scale=3.0).lr_factor(name) for name in names] == [3.0, 3.0, 3.0]
-    assert LoRA(train_norms=True).lr_factor("model.norm.weight") == 1.0
 
 
 def test_methods() -> None:
@@ -332,4 +297,3 @@ def test_qerl_without_noise_is_qerl_at_sigma_0(tmp_path: Path) -> None:
     assert [[row[k] for k in keys] for row in rows[0]] == [[row[k] for k in keys] for row in rows[1]]
     assert [rows[2][0][k] for k in keys] == [rows[0][0][k] for k in keys]  # stage 0
     assert rows[2][1]["mismatch/kl_k3"] != rows[0][1]["mismatch/kl_k3"]
-    assert small_config("method=qerl_no_aqn").knobs["AQN"]["sigma_start"] == 0.0
