@@ -1,4 +1,4 @@
-"""What a configuration chooses: parts with their knobs, the algorithm with what the method fixes, all defaults resolved.
+"""What a configuration chooses: parts with knobs, the algorithm with what the method fixes, all defaults resolved.
 
 Left out: whether the choice can work, which `harness.compose` says.
 """

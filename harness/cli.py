@@ -49,6 +49,7 @@ def parser() -> argparse.ArgumentParser:
     )
     commands = top.add_subparsers(metavar="command", required=True)
     _add_long(commands)
+    _add_replay(commands)
     _add_looking(commands)
     return top
 
@@ -83,9 +84,46 @@ def _add_long(commands: Commands) -> None:
     _places(report)
 
 
+def _add_replay(commands: Commands) -> None:
+    """The replay laboratory."""
+    words = "store rollout batches and evaluate every correction on the same data"
+    replay = commands.add_parser("replay", help=words, description=words[0].upper() + words[1:] + ".")
+    actions = replay.add_subparsers(metavar="action", required=True)
+    stored = Path("results/work/replay")
+
+    collect = _command(actions, "collect", "sample one policy exactly and in every format", _replay_collect)
+    collect.add_argument("overrides", nargs="*", help="Hydra overrides of model, task, base, algo, engine, seed")
+    collect.add_argument("--precisions", type=_words, default=("int8", "fp8_block", "nvfp4", "int4"), metavar="A,B,...",
+                         help="formats of the sampler (default: int8,fp8_block,nvfp4,int4)")  # fmt: skip
+    collect.add_argument(
+        "--lengths", type=_numbers, default=(), metavar="N,M,...", help="values of task.n (default: its own)"
+    )
+    collect.add_argument("--prompts", type=_positive, default=512,
+                         help="prompts per sampler, a multiple of algo.num_prompts (default: 512)")  # fmt: skip
+    collect.add_argument("--reference-factor", type=_positive, default=4,
+                         help="how many times as many prompts the exact reference gets (default: 4)")  # fmt: skip
+    collect.add_argument("--warmup", type=int, default=0, help="training steps with bf16 rollouts before (default: 0)")
+    collect.add_argument("--out", type=Path, default=stored, help=f"folder of the batches (default: {stored})")
+    _places(collect)
+
+    evaluate = _command(
+        actions, "evaluate", "every correction on the stored batches; tables and figures", _replay_evaluate
+    )
+    evaluate.add_argument("--methods", type=_words, default=(), metavar="A,B,...", help="these alone (default: all)")
+    evaluate.add_argument("--modes", type=_words, default=("decoupled",), metavar="A,B,...",
+                          help="of methods that fix none: decoupled, bypass_ppo, bypass_pg (default: decoupled)")  # fmt: skip
+    evaluate.add_argument("--ages", type=_numbers, default=(0, 1), metavar="0,1",
+                          help="optimizer steps since the batches were sampled: 0, 1 or both (default: 0,1)")  # fmt: skip
+    evaluate.add_argument("--stored", type=Path, default=stored, help=f"what collect wrote (default: {stored})")
+    _places(evaluate)
+
+    _places(_command(actions, "report", "tables and figures from the records alone", _replay_report))
+
+
 def _add_looking(commands: Commands) -> None:
     """Commands that look at methods, results and this machine."""
     methods = _command(commands, "methods", "list the methods: parts, precisions, paper", _methods)
+    methods.add_argument("names", nargs="*", metavar="NAME", help="these alone, with knobs (default: a table of all)")
     methods.add_argument("--json", action="store_true", help="machine-readable")
 
     metrics = _command(commands, "metrics", "list the metrics: unit, direction, definition", _metrics)
@@ -132,6 +170,16 @@ def _seeds(text: str) -> tuple[int, ...]:
         raise argparse.ArgumentTypeError(f"{text!r}: whole numbers separated by commas are expected") from None
 
 
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(word for word in text.split(",") if word)
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    if not all(part.isdigit() for part in text.split(",")):
+        raise argparse.ArgumentTypeError(f"{text!r}: whole numbers separated by commas are expected")
+    return tuple(int(part) for part in text.split(","))
+
+
 def _sweep(a: argparse.Namespace) -> int:
     from harness.commands.sweeping import sweep
 
@@ -164,10 +212,34 @@ def _report(a: argparse.Namespace) -> int:
     return report(a.name, a.results, only=a.only)
 
 
+def _replay_collect(a: argparse.Namespace) -> int:
+    from harness.commands.replaying import replay_collect
+    from harness.replay.sampling import Demand
+
+    demand = Demand(
+        overrides=tuple(a.overrides), precisions=a.precisions, lengths=a.lengths, num_prompts=a.prompts,
+        reference_factor=a.reference_factor, warmup=a.warmup,
+    )  # fmt: skip
+    return replay_collect(demand, a.out, a.results)
+
+
+def _replay_evaluate(a: argparse.Namespace) -> int:
+    from harness.commands.replaying import replay_evaluate
+    from harness.replay.evaluation import Question
+
+    return replay_evaluate(a.stored, Question(methods=a.methods, modes=a.modes, ages=a.ages), a.results)
+
+
+def _replay_report(a: argparse.Namespace) -> int:
+    from harness.commands.replaying import replay_report
+
+    return replay_report(a.results)
+
+
 def _methods(a: argparse.Namespace) -> int:
     from harness.commands.inspecting import methods
 
-    return methods(is_json=a.json)
+    return methods(a.names, is_json=a.json)
 
 
 def _metrics(a: argparse.Namespace) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 
 from harness.api import Method
@@ -93,11 +94,24 @@ def _loaded(entry: EntryPoint) -> Method:
     return method
 
 
-METHODS: dict[str, Method] = joined(_OWN, entry_points(group=GROUP))
+METHODS: dict[str, Method]
+"""Every method by name. Entry points are loaded when it is first read, for their modules import this package."""
+
+
+@cache
+def _registry() -> dict[str, Method]:
+    return joined(_OWN, entry_points(group=GROUP))
+
+
+def __getattr__(name: str) -> dict[str, Method]:
+    if name != "METHODS":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return _registry()
 
 
 def method_named(name: str) -> Method:
     """The method called `name`. Raises ValueError with the nearest names and all of them."""
-    if name not in METHODS:
-        raise ValueError(f"method={name}: unknown; {nearest(name, METHODS)}")
-    return METHODS[name]
+    known = _registry()
+    if name not in known:
+        raise ValueError(f"method={name}: unknown; {nearest(name, known)}")
+    return known[name]

@@ -7,15 +7,22 @@ import os
 import shutil
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import torch
 
 from harness import provenance
-from harness.api import knobs
+from harness.api import Method, knobs
+from harness.compose import check_supported, compose
+from harness.config import load
+from harness.engines.embedded import EmbeddedEngine
 from harness.metric_names import METRICS, translate
 from harness.results import RunResult, import_results, read_results, verify
-from methods import METHODS
+from harness.run_config import RunConfig
+from harness.trainers.local import EXTRAS
+from methods import METHODS, method_named
 
 
 def table(rows: Sequence[Sequence[str]], header: Sequence[str]) -> str:
@@ -25,32 +32,73 @@ def table(rows: Sequence[Sequence[str]], header: Sequence[str]) -> str:
     return "\n".join([lines[0], "  ".join("-" * w for w in widths), *lines[1:]])
 
 
-def methods(*, is_json: bool) -> int:
-    """Every method: kind, parts with knobs, precisions, paper, and what of it is reconstructed."""
+def methods(names: Sequence[str], *, is_json: bool) -> int:
+    """Every method in a table; the named ones with their parts, knobs and what of them is reconstructed."""
+    chosen = [method_named(name) for name in names] or list(METHODS.values())
     if is_json:
         values = {
             m.name: {
                 "paper": m.paper,
                 "summary": m.summary,
+                "claim": m.claim,
+                "status": status_of(m),
                 "is_control": m.is_control,
                 "parts": {type(p).__name__: knobs(p) for p in m.parts},
+                "fixed": {k: v for k in ("mode", "agg", "denom") if (v := getattr(m, k)) is not None},
                 "precisions": list(m.precisions),
+                "engines": engines_of(m),
                 "reconstructed": m.reconstructed,
             }
-            for m in METHODS.values()
+            for m in chosen
         }
         print(json.dumps(values, indent=2))
         return 0
-    for m in METHODS.values():
-        print(f"{m.name}{'  (control)' if m.is_control else ''}: {m.summary}")
-        print(f"    paper       {m.paper}")
+    if not names:
+        rows = [(m.name, status_of(m), m.paper or "-", "+".join(type(p).__name__ for p in m.parts) or "-",
+                 _shortened(m.precisions), " ".join(engines_of(m)), m.claim or m.summary) for m in chosen]  # fmt: skip
+        print(table(rows, ("method", "status", "paper", "parts", "formats", "engines", "claim of its authors")))
+        print("\nlowbit methods NAME shows knobs and what is reconstructed.")
+        return 0
+    for m in chosen:
+        fixed = "".join(
+            f", {key}={value}" for key in ("mode", "agg", "denom") if (value := getattr(m, key)) is not None
+        )
+        print(f"{m.name}: {m.summary}{fixed}")
+        for title, words in (("status", status_of(m)), ("paper", m.paper), ("claim", m.claim),
+                             ("formats", " ".join(m.precisions)), ("engines", " ".join(engines_of(m)))):  # fmt: skip
+            print(f"    {title:<14} {words or '-'}")
         for p in m.parts:
             settings = ", ".join(f"{name}={value}" for name, value in knobs(p).items())
-            print(f"    part        {type(p).__name__}({settings})")
-        print(f"    precisions  {' '.join(m.precisions)}")
+            print(f"    part           {type(p).__name__}({settings})")
         if m.reconstructed:
-            print(f"    reconstructed: {m.reconstructed}")
+            print(f"    reconstructed  {m.reconstructed}")
     return 0
+
+
+def status_of(method: Method) -> str:
+    """control, exact, or reconstructed where part of the rule is ours."""
+    return "control" if method.is_control else "reconstructed" if method.reconstructed else "exact"
+
+
+def engines_of(method: Method) -> list[str]:
+    """The engines that can run the method at its default precision."""
+    config = replace(_at(method.precisions[0]), method=method.name)
+    try:
+        check_supported(compose(config), EmbeddedEngine.supports, "embedded", EXTRAS)
+    except ValueError:
+        return []
+    return ["embedded"]
+
+
+@cache
+def _at(precision: str) -> RunConfig:
+    return load([f"precision={precision}"])
+
+
+def _shortened(precisions: Sequence[str]) -> str:
+    """The default first, and how many more."""
+    shown = " ".join(precisions[:3])
+    return shown if len(precisions) <= 3 else f"{shown} +{len(precisions) - 3}"
 
 
 def metrics(*, is_translated: bool) -> int:

@@ -1,0 +1,44 @@
+"""The third-party package of examples/: installed beside the project, found by its entry point, run."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from harness.provenance import ROOT
+from harness.results import read_series
+from tests.toy import SMALL, small_launch
+
+PACKAGE = ROOT / "examples" / "soft_tis"
+
+
+def test_a_third_party_method_installs_and_runs(tmp_path: Path) -> None:
+    copy = tmp_path / "package"
+    copy.mkdir()
+    for name in ("pyproject.toml", "lowbit_soft_tis.py"):
+        (copy / name).write_text((PACKAGE / name).read_text())
+    site = tmp_path / "site"
+    pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation", "--no-index"]
+    subprocess.run([*pip, "--target", str(site), str(copy)], check=True)
+    environment = os.environ | {"PYTHONPATH": f"{site}{os.pathsep}{ROOT}"}
+
+    def python(*words: str) -> str:
+        done = subprocess.run([sys.executable, *words], cwd=ROOT, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr + done.stdout
+        return done.stdout
+
+    listed = json.loads(python("-m", "harness.cli", "methods", "--json"))
+    assert listed["soft_tis"]["parts"] == {"SoftTIS": {"cap": 2.0}}
+    tests = PACKAGE / "tests" / "test_soft_tis.py"
+    assert "4 passed" in python("-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "0", str(tests))
+    results = small_launch(tmp_path).results
+    words = [*SMALL, "method=soft_tis", "precision=int4", "knobs.SoftTIS.cap=3", "trainer.steps=2"]
+    python("-m", "harness.cli", "run", *words, "--results", results)
+    (record,) = Path(results).glob("runs/runs/*.json")
+    result = json.loads(record.read_text())
+    assert result["status"] == "ok" and result["method"]["parts"] == {"SoftTIS": {"cap": 3.0}}
+    series = read_series(record.parent, result["run_id"])
+    assert len(series["part/SoftTIS.weight_max"]) == 2 and all(1.0 < x < 3.0 for x in series["part/SoftTIS.weight_max"])
