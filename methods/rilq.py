@@ -6,6 +6,7 @@ saturate; fitted on the last hidden state, with the cross entropy of text, they 
 In RL (all of it ours): the trainer stays in full precision and the rollout computes with q(W_k) + C, where C is fitted
 on W_0 and the codes follow W_k. `methods/rilq_refresh.py` fits again, `methods/rilq_init.py` trains what was fitted.
 The authors' text has no prompts; here only the positions that predict a response are aligned, unless `tokens` is all.
+The methods set g = 0, for demonstrations would teach the sampler the task, and a rate for narrow models (both ours).
 Left out: their layer-wise loss, and QA-LoRA's mergeable adapters (merging what is below half a step loses it).
 """
 
@@ -140,9 +141,9 @@ class RILQ(Compensation):
 METHOD = Method(
     name="rilq",
     paper="arXiv 2412.01129",
-    parts=(RILQ(), TIS()),
+    parts=(RILQ(g=0.0, lr=1e-3), TIS()),
     precisions=PRECISIONS,
     summary="low-bit rollout weights with adapters fitted once on the model's output, and token TIS",
     claim="adapters fitted on the whole model's output restore what 2-bit weights lose, at any rank",
-    reconstructed="everything but the fit: RILQ inside RL, its data, the rank, the local starts inside a rollout",
+    reconstructed="RILQ inside RL; the fit's data, rank and rate; no cross entropy of text",
 )

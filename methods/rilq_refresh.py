@@ -120,7 +120,7 @@ def recent_texts(seqs: Sequences, count: int, tokens: Tokens) -> Texts:
 METHOD = replace(
     ONCE,
     name="rilq_refresh",
-    parts=(RILQRefresh(), TIS()),
+    parts=(RILQRefresh(g=0.0, lr=1e-3), TIS()),
     summary="low-bit rollout weights with adapters refitted on recent rollouts, and token TIS",
-    reconstructed="everything but the objective of the fit: schedule, triggers, data and acceptance",
+    reconstructed="everything but the distance that is fitted: schedule, triggers, data, acceptance",
 )

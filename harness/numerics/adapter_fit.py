@@ -32,10 +32,15 @@ VALIDATION = 0.2
 
 
 class HasHidden(Protocol):
-    """A decoder: token ids [B, L] int64 -> final-norm output [B, L, d] -> logits [..., V]."""
+    """What is fitted: a decoder in two halves."""
 
-    def hidden(self, ids: Tensor) -> Tensor: ...
-    def head(self, h: Tensor) -> Tensor: ...
+    def hidden(self, ids: Tensor) -> Tensor:
+        """Token ids [B, L] int64 -> final-norm output [B, L, d]."""
+        ...
+
+    def head(self, h: Tensor) -> Tensor:
+        """[..., d] -> logits [..., V]."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)
