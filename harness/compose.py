@@ -249,6 +249,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
     """A plan by format names, for records and tables."""
     named = {f.name: getattr(plan, f.name) for f in fields(Plan) if f.name not in ("exceptions", "adapters")}
     values: dict[str, Any] = {name: getattr(value, "name", value) for name, value in named.items()}
-    values["adapters"] = None if plan.adapters is None else vars(plan.adapters)
+    adapters = plan.adapters
+    values["adapters"] = None if adapters is None else vars(adapters) | {"targets": list(adapters.targets)}
     values["exceptions"] = {pattern: None if fmt is None else fmt.name for pattern, fmt in plan.exceptions}
     return values

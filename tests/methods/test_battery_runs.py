@@ -28,7 +28,8 @@ from tests.toy import small_config, small_run
 METHOD_NAMES = sorted(METHODS)
 ACTING = sorted(name for name, method in METHODS.items() if method.parts)
 LOSS_HOOKS = ("correct", "correct_update", "token_loss")
-QUICK = {"KD": {"steps": 4}, "RILQ": {"steps": 4}}
+FIT = {"updates": 2, "sequences": 16, "validate_every": 1}
+QUICK = {"KD": {"steps": 2, "num_responses": 1}, "RILQ": FIT, "RILQRefresh": FIT, "RILQInit": FIT}
 """Knobs of preparations that train, for a run of seconds."""
 
 
