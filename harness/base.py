@@ -15,7 +15,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -244,8 +244,9 @@ def _lock(path: Path) -> Iterator[None]:
         handle = path.open("w")
         fcntl.flock(handle, fcntl.LOCK_EX)
         # The holder before us removes the file: if the name is gone or taken anew, our lock is on nothing.
-        if path.exists() and os.path.samestat(os.fstat(handle.fileno()), path.stat()):
-            break
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(handle.fileno()), path.stat()):
+                break
         handle.close()
     try:
         yield

@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -15,6 +16,7 @@ import torch
 
 from harness.base import (
     BaseRecipe,
+    _lock,
     base_key,
     base_name,
     ensure_base,
@@ -221,3 +223,19 @@ def test_expected_accuracy_agrees_with_the_engine(trained):
     many = [item for item in items for _ in range(32)]
     hits = sum(score.reward for score in TASK.score(many, rows)) / len(many)
     assert abs(hits - expected_accuracy(model, TASK, items)[0]) < 0.04
+
+
+def hold_often(path: Path, times: int) -> None:
+    for _ in range(times):
+        with _lock(path):
+            assert path.exists()
+
+
+def test_a_lock_survives_contention(tmp_path: Path) -> None:
+    """Its file vanishes between two looks of whoever waits."""
+    processes = [multiprocessing.Process(target=hold_often, args=(tmp_path / "lock", 200)) for _ in range(6)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    assert [process.exitcode for process in processes] == [0] * 6 and not (tmp_path / "lock").exists()
