@@ -109,3 +109,21 @@ def test_channels_are_chosen_at_every_push(tmp_path: Path) -> None:
 @pytest.mark.parametrize("method", [METHOD, QUADS])
 def test_every_precision_has_something_to_align(method: Method) -> None:
     assert len(set(method.precisions)) == len(method.precisions) and "bf16" not in method.precisions
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("method", ["qat_aligned", "quads"])
+def test_on_a_gpu(tmp_path: Path, method: str) -> None:
+    (gpu, row), (cpu, _) = (
+        step(tmp_path, f"method={method}", "precision=nvfp4_w4a4", f"trainer.device={device}")
+        for device in ("cuda", "cpu")
+    )
+    assert row["mismatch/kl_k3"] < 0.02
+    formats, hashes = (
+        [
+            {r.name: getattr(r, what) for r in run.passport.weights if r.name.endswith("proj.weight")}
+            for run in (gpu, cpu)
+        ]
+        for what in ("format", "hash")
+    )
+    assert formats[0] == formats[1] and hashes[0] == hashes[1]

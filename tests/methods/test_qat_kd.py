@@ -244,3 +244,14 @@ def test_asymmetric_grid_of_a_symmetric_precision(tmp_path: Path) -> None:
     formats = {record.name: record.format for record in run.passport.weights}
     assert formats["model.layers.0.self_attn.q_proj.weight"] == "int3_g32_asym"
     assert row["mismatch/kl_k3"] < 1e-3
+
+
+@pytest.mark.gpu
+def test_on_a_gpu(tmp_path: Path) -> None:
+    words = ["method=qat_kd", "precision=int3", "knobs.KD.steps=5", "knobs.KD.num_responses=1",
+             "knobs.GPTQStart.scale=learned"]  # fmt: skip
+    gpu, cpu = (small_run(tmp_path, [*words, f"trainer.device={device}"]) for device in ("cuda", "cpu"))
+    assert grpo_step(gpu)["mismatch/kl_k3"] < 1e-3
+    grpo_step(cpu)
+    assert [record.hash for record in gpu.passport.weights] == [record.hash for record in cpu.passport.weights]
+    assert grpo_step(gpu)["mismatch/kl_k3"] < 1e-3
