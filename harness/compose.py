@@ -228,6 +228,8 @@ def check_passport(plan: Plan, passport: Passport) -> None:
         ]
         lost = [name for name in targets if f"{name.removesuffix('weight')}lora_A.weight" not in held]
         wrong += [f"{name} has no adapter, planned rank {plan.adapters.rank}" for name in lost]
+    if plan.residual is not None and not any(r.name.endswith(".residual_channels") for r in passport.weights):
+        wrong.append(f"no input gets a second pass, planned for {plan.residual:g} of the channels")
     for record in passport.weights:
         fmt = weight_format(plan, record.name)
         if fmt is not None and record.format != fmt.name:

@@ -23,7 +23,6 @@ from harness.collect import collect, minibatches, responses, take_batch, take_co
 from harness.compose import check_passport, has_hook
 from harness.loss import aggregate, batch_normalize, cleaned, count_totals, policy_loss, start
 from harness.metrics import by_entropy, by_position, clip_metrics, correction_metrics, mismatch_metrics
-from harness.models.adapters import plain_weights
 from harness.results import EvalRecord
 from harness.run import Run
 from harness.seeds import stable_seed
@@ -189,7 +188,7 @@ def evaluate(run: Run) -> None:
     """Sampled accuracy on fixed held-out questions, one fixed seed: reference precision, then the run's own rollout."""
     started = time.perf_counter()
     step = Step(index=run.step, total=run.config.trainer.steps, seed=run.config.seed, purpose="eval")
-    run.reference.load_weights(plain_weights(run.trainer.weights(), run.composed.plan.adapters))
+    run.reference.load_weights(run.trainer.policy_weights())
     run.evaluated_sync = push_weights(run, run.engine, step)
     for site, engine in (("reference", run.reference), ("rollout", run.engine)):
         run.evals.append(evaluation(run, engine, site))

@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 
 from harness.api import Plan, Sequences, WeightStream
-from harness.models.adapters import checkpoint_name, named_weights, plain_twin
+from harness.models.adapters import checkpoint_name, named_weights, plain_twin, plain_weights
 from harness.models.decoder import Decoder, response_hidden
 from harness.numerics.casting import cast_model
+from harness.numerics.fake_quant import FakeQuantLinear
 from harness.numerics.logprobs import selected_logp
 from harness.run_config import TrainerConfig
 
@@ -71,7 +72,7 @@ class LocalTrainer:
         self.total_updates = num_updates
         self.config, self.temperature = config, temperature
         self.micro_batch_rows, self.micro_batch_tokens = micro_batch_rows, micro_batch_tokens
-        self.wants_entropy_grad = wants_entropy_grad
+        self.wants_entropy_grad, self.adapters = wants_entropy_grad, plan.adapters
         self.reference = copy.deepcopy(model).requires_grad_(False) if wants_reference else None
         compute = plan.train_compute
         if compute is not None and compute.tile is None and compute.element != "fp32":
@@ -103,6 +104,17 @@ class LocalTrainer:
         """Float32 masters under checkpoint names, tied tensors once; adapters and the scales of frozen layers too."""
         for name, tensor in self.named:
             yield name, tensor.detach()
+
+    def policy_weights(self) -> WeightStream:
+        """What the policy computes with as plain float32 tensors: weights on the grid they are trained on, trained
+        adapters merged. This is what is evaluated in the reference precision."""
+        on_grid = {
+            checkpoint_name(f"{name}.weight"): module.values().detach()
+            for name, module in self.model.named_modules()
+            if isinstance(module, FakeQuantLinear)
+        }
+        held = ((name, on_grid.get(name, tensor)) for name, tensor in self.weights())
+        return plain_weights(held, self.adapters)
 
     def rows_per_pass(self, length: int) -> int:
         """Rows of one forward pass over sequences of `length` tokens."""

@@ -255,3 +255,14 @@ def test_on_a_gpu(tmp_path: Path) -> None:
     grpo_step(cpu)
     assert [record.hash for record in gpu.passport.weights] == [record.hash for record in cpu.passport.weights]
     assert grpo_step(gpu)["mismatch/kl_k3"] < 1e-3
+
+
+def test_the_reference_evaluates_the_weights_on_their_grid(tmp_path: Path) -> None:
+    words = ["method=qat_kd", "precision=int3", "knobs.KD.steps=2", "knobs.KD.num_responses=1"]
+    run = small_run(tmp_path, words)
+    name = "model.layers.0.mlp.up_proj"
+    held, latents = dict(run.trainer.policy_weights()), dict(run.trainer.weights())
+    layer = run.trainer.model.get_submodule(name)
+    assert torch.equal(held[f"{name}.weight"], layer.values())
+    assert not torch.equal(held[f"{name}.weight"], latents[f"{name}.weight"])
+    assert set(held) == {n for n in latents if not n.endswith(("scale", "zero_point"))}
