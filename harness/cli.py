@@ -111,9 +111,9 @@ def _add_replay(commands: Commands) -> None:
     )
     evaluate.add_argument("--methods", type=_words, default=(), metavar="A,B,...", help="these alone (default: all)")
     evaluate.add_argument("--modes", type=_words, default=("decoupled",), metavar="A,B,...",
-                          help="of methods that fix none: decoupled, bypass_ppo, bypass_pg (default: decoupled)")  # fmt: skip
+                          help="of methods that fix none: decoupled, bypass_ppo, bypass_pg")  # fmt: skip
     evaluate.add_argument("--ages", type=_numbers, default=(0, 1), metavar="0,1",
-                          help="optimizer steps since the batches were sampled: 0, 1 or both (default: 0,1)")  # fmt: skip
+                          help="optimizer steps since the batches were sampled (default: 0,1)")  # fmt: skip
     evaluate.add_argument("--stored", type=Path, default=stored, help=f"what collect wrote (default: {stored})")
     _places(evaluate)
 

@@ -12,7 +12,7 @@ from harness import cli
 from harness.cell import run_cell
 from tests.toy import small_config, small_launch
 
-COMMANDS = ("sweep", "run", "base", "report", "methods", "metrics", "doctor", "passport", "results", "browse")
+COMMANDS = ("sweep", "run", "base", "report", "methods", "metrics", "doctor", "passport", "results", "replay", "browse")
 
 
 @pytest.mark.parametrize("command", COMMANDS)
