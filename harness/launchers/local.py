@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+import torch
+
 from harness.cell import CANCELLED, record, work_folder
 from harness.config import run_id, to_json
 from harness.results import RunResult, read_result, write_result
@@ -48,15 +50,24 @@ class Event:
 
 
 def run_cells(configs: Sequence[RunConfig], launch: Launch, workers: int) -> Generator[Event, None, None]:
-    """Run every cell, `workers` at a time, in order. Closing the iterator stops the running cells cleanly."""
+    """Run every cell, `workers` at a time, in order; CUDA cells on the GPU with the fewest of them.
+
+    Closing the iterator stops the running cells cleanly.
+    """
     waiting = list(configs)
     running: dict[str, tuple[RunConfig, subprocess.Popen[bytes]]] = {}
+    places: dict[str, str] = {}
+    gpus = visible_gpus() if any(config.trainer.device == "cuda" for config in configs) else []
     try:
         while waiting or running:
             while waiting and len(running) < workers:
                 config = waiting.pop(0)
-                process = _spawn(config, launch)
+                taken = [places[cell_id] for cell_id in running if cell_id in places]
+                place = min(gpus, key=taken.count) if gpus and config.trainer.device == "cuda" else None
+                process = _spawn(config, launch, place)
                 running[run_id(config)] = (config, process)
+                if place is not None:
+                    places[run_id(config)] = place
                 yield Event(kind="started", config=config, pid=process.pid)
             time.sleep(POLL_S)
             for cell_id, (config, process) in list(running.items()):
@@ -69,7 +80,13 @@ def run_cells(configs: Sequence[RunConfig], launch: Launch, workers: int) -> Gen
         _stop([process for _, process in running.values()])
 
 
-def _spawn(config: RunConfig, launch: Launch) -> subprocess.Popen[bytes]:
+def visible_gpus() -> list[str]:
+    """What CUDA_VISIBLE_DEVICES may name: the GPUs that this process sees."""
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return [str(i) for i in range(torch.cuda.device_count())] if named is None else [n for n in named.split(",") if n]
+
+
+def _spawn(config: RunConfig, launch: Launch, gpu: str | None) -> subprocess.Popen[bytes]:
     work = work_folder(launch, run_id(config))
     work.mkdir(parents=True, exist_ok=True)
     cell = work / "cell.json"
@@ -77,7 +94,10 @@ def _spawn(config: RunConfig, launch: Launch) -> subprocess.Popen[bytes]:
     with (work / "log.txt").open("ab") as log:
         return subprocess.Popen(
             [sys.executable, "-m", "harness.cell", str(cell)],
-            env=os.environ | ENVIRONMENT | {"OMP_NUM_THREADS": str(launch.threads)},
+            env=os.environ
+            | ENVIRONMENT
+            | {"OMP_NUM_THREADS": str(launch.threads)}
+            | ({} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu}),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

@@ -1,0 +1,44 @@
+"""CUDA cells spread over the GPUs that are visible; processes are stand-ins that sleep."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from harness.config import run_id
+from harness.launchers import local
+from harness.run_config import Launch, RunConfig
+from tests.toy import small_config
+
+
+def test_visible_gpus_follow_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,GPU-7")
+    assert local.visible_gpus() == ["2", "GPU-7"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert local.visible_gpus() == []
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    monkeypatch.setattr(local.torch.cuda, "device_count", lambda: 3)
+    assert local.visible_gpus() == ["0", "1", "2"]
+
+
+def test_each_cell_takes_the_gpu_with_the_fewest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2")
+    taken: dict[str, str | None] = {}
+
+    def spawn(config: RunConfig, launch: Launch, gpu: str | None) -> subprocess.Popen[bytes]:
+        taken[run_id(config)] = gpu
+        return subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+
+    monkeypatch.setattr(local, "_spawn", spawn)
+    config = small_config()
+    on_gpu = replace(config, trainer=replace(config.trainer, device="cuda"))
+    cells = [replace(on_gpu, seed=seed) for seed in range(7)] + [replace(config, seed=9)]
+    events = local.run_cells(cells, Launch(results=str(tmp_path)), workers=8)
+    started = [next(events) for _ in cells]
+    events.close()
+    assert [event.kind for event in started] == ["started"] * 8
+    assert list(taken.values()) == ["0", "1", "2", "0", "1", "2", "0", None]
