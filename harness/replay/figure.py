@@ -38,7 +38,9 @@ MEASURES = (
 """(column, label, whether its axis is logarithmic)."""
 LOWEST_BIAS = 0.03
 """Where a bias below it is drawn, hollow, at the foot of the axis."""
-LIMITS = {"bias": (LOWEST_BIAS * 0.8, 3.0), "cosine": (-0.15, 1.08), "variance_ratio": (0.02, 30.0)}
+UNKNOWN = 0.8
+"""Width of a cosine's interval from which its marker is hollow."""
+LIMITS = {"bias": (LOWEST_BIAS * 0.8, 3.0), "cosine": (-0.15, 1.08), "variance_ratio": (0.008, 30.0)}
 """Axes; the rules that keep next to nothing (cosine unknown, variance next to 0) leave them."""
 
 
@@ -79,7 +81,7 @@ def panels(records: Sequence[dict[str, Any]]) -> Figure:
     ]
     handles.append(Line2D([], [], color=GREY, marker="_", linestyle="", label="every other arm"))
     handles.append(Patch(color="#EDEDED", label="within noise of zero bias"))
-    figure.legend(handles=handles, loc="outside upper center", ncols=3 if len(contexts) == 1 else 5)
+    figure.legend(handles=handles, loc="outside upper center", ncols=min(3, len(contexts) + 1))
     return figure
 
 
@@ -130,8 +132,10 @@ def _point(ax: Axes, x: float, row: Row, column: str, colour: str, marker: str) 
     if f"{column}_low" in row:
         ends = [_shown(_value(row[f"{column}_{end}"]), column) for end in ("low", "high")]
         ax.plot([x, x], ends, color=colour, linewidth=0.9, alpha=0.75, zorder=2, solid_capstyle="butt")
-    is_below = column == "bias" and _value(row[column]) < LOWEST_BIAS
-    ax.plot(x, value, marker=marker, color=colour, markersize=3.4, fillstyle="none" if is_below else "full", zorder=3)
+    is_hollow = column == "bias" and _value(row[column]) < LOWEST_BIAS
+    if column == "cosine":  # of a step that is nearly nothing, or of one that few batches tell
+        is_hollow = _value(row["cosine_high"]) - _value(row["cosine_low"]) > UNKNOWN
+    ax.plot(x, value, marker=marker, color=colour, markersize=3.4, fillstyle="none" if is_hollow else "full", zorder=3)
 
 
 def _value(value: float | None) -> float:

@@ -30,7 +30,9 @@ READING = (
     "and several rules coincide. Age 1: it is one optimizer step further, and the target is the algorithm's clipped "
     "step.",
     "`control` is the exact sampler with other random numbers: no bias but by chance, so 1 interval in 40 may miss 0.",
-    "Every batch is a first step: rules with a memory start empty. Yardsticks without a cap are no methods.",
+    "Every batch is a first step: rules with a memory start empty. Yardsticks without a cap are no methods, and no "
+    "oracles: group advantages are those of the sampler's own groups, and an interval knows nothing of responses that "
+    "the exact sampler gives and these batches never saw.",
 )
 
 
@@ -122,6 +124,17 @@ def _setup(records: Sequence[Record]) -> Iterator[str]:
         f"Model {model['name']}, task {config['task']['name']}, channel spread {model['spread']:g}; {algo['name']}, "
         f"batches of {algo['num_prompts']} prompts x {algo['group_size']} samples; policy: the base"
         + (f" after {sampler['step']['index']} steps with bf16 rollouts" if sampler["step"]["index"] else "")
+    )
+    formats = dict.fromkeys(r["sampler"]["sampler"] for r in records if r["sampler"]["order"] >= 0)
+    lengths = dict.fromkeys(str(r["sampler"]["length"]) for r in records if r["sampler"]["length"])
+    target = next(iter(records[0]["reference"].values()))
+    factor = target["num_batches"] // sampler["num_batches"]
+    yield (
+        f"The batches are not kept here; `lowbit replay collect --precisions {','.join(formats)}"
+        + (f" --lengths {','.join(lengths)}" if lengths else "")
+        + f" --prompts {sampler['num_batches'] * sampler['num_prompts']} --reference-factor {factor}"
+        + (f" --warmup {sampler['step']['index']}" if sampler["step"]["index"] else "")
+        + "` and `lowbit replay evaluate` make them and this table again"
     )
     commits = dict.fromkeys((record["sampler"]["commit"] or "unknown")[:10] for record in records)
     yield f"Commit {', '.join(commits)}; torch {sampler['torch']}"
