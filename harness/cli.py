@@ -135,9 +135,11 @@ def _add_looking(commands: Commands) -> None:
     passport.add_argument("run_id", help="a run id or the beginning of one")
     _places(passport)
 
-    results = _command(commands, "results", "verify, import or track result files", _results)
-    results.add_argument("action", choices=("verify", "import"), help="verify all files, or import a folder of runs")
-    results.add_argument("source", nargs="?", help="import: a results folder; without it MLflow is rebuilt from ours")
+    results = _command(commands, "results", "verify, import, track or pack result files", _results)
+    results.add_argument("action", choices=("verify", "import", "pack", "unpack"),
+                         help="verify files, import runs, pack a sweep into one file, unpack it")  # fmt: skip
+    results.add_argument("source", nargs="?", help="import: a results folder (without it MLflow is rebuilt from ours); "
+                                                   "pack, unpack: a sweep")  # fmt: skip
     _places(results)
 
     browse = _command(commands, "browse", "open the MLflow UI on the results", _browse)
@@ -261,8 +263,10 @@ def _passport(a: argparse.Namespace) -> int:
 
 
 def _results(a: argparse.Namespace) -> int:
-    from harness.commands.inspecting import import_all, verify_all
+    from harness.commands.inspecting import import_all, pack_one, verify_all
 
+    if a.action in ("pack", "unpack"):
+        return pack_one(a.source, a.results, is_packing=a.action == "pack")
     return verify_all(a.results) if a.action == "verify" else import_all(a.source, a.results)
 
 

@@ -19,6 +19,7 @@ from harness.compose import check_supported, compose
 from harness.config import load
 from harness.engines.embedded import EmbeddedEngine
 from harness.metric_names import METRICS, translate
+from harness.packed import make_available, pack, unpack
 from harness.results import RunResult, import_results, read_results, verify
 from harness.run_config import RunConfig
 from harness.trainers.local import EXTRAS
@@ -175,6 +176,7 @@ def _tracking() -> Check:
 
 def find_run(beginning: str, results: Path) -> RunResult:
     """The one result whose id starts with `beginning`. Raises ValueError for none or several."""
+    make_available(results)
     found = [r for r in read_results(results / "runs") if r.run_id.startswith(beginning)]
     if len({r.run_id for r in found}) != 1:
         names = ", ".join(f"{r.run_id} ({r.name})" for r in found[:8]) or "none"
@@ -205,6 +207,7 @@ def passport(beginning: str, results: Path) -> int:
 
 def verify_all(results: Path) -> int:
     """Every result file that is corrupt or incomplete; exit code 1 if there is one."""
+    make_available(results)
     problems = verify(results / "runs")
     for problem in problems:
         print(problem)
@@ -212,11 +215,24 @@ def verify_all(results: Path) -> int:
     return 1 if problems else 0
 
 
+def pack_one(sweep: str | None, results: Path, *, is_packing: bool) -> int:
+    """A sweep's results into one file, or the missing results of packed sweeps (of one, where named) out of theirs."""
+    if not is_packing:
+        print(f"{unpack(results, sweep)} results unpacked")
+    elif sweep is None:
+        raise ValueError("results pack: which sweep? give the name of a folder of results/runs")
+    else:
+        path = pack(results, sweep)
+        print(f"{path}: {path.stat().st_size / 1e6:.1f} MB")
+    return 0
+
+
 def import_all(source: str | None, results: Path) -> int:
     """Merge the runs of another results folder into ours, or, without one, rebuild MLflow from ours."""
     if source is None:
         from harness.tracking import rebuild
 
+        make_available(results)
         print(f"logged {rebuild(results)} runs to MLflow")
         return 0
     runs = Path(source) / "runs" if (Path(source) / "runs").is_dir() else Path(source)

@@ -18,6 +18,7 @@ from harness.compose import advice
 from harness.config import load, run_id, run_name, to_json
 from harness.launchers.local import Event
 from harness.models.checkpoint import content_hash
+from harness.packed import make_available
 from harness.prepare import start_of, task_of
 from harness.results import RunResult, read_results
 from harness.run_config import Launch, RunConfig
@@ -90,6 +91,7 @@ def sweep(
     found = read_sweep(name)
     found = found if seeds is None else replace(found, seeds=seeds)
     planned = plan(found, overrides)
+    make_available(results, found.name)
     launch = Launch(results=str(results), sweep=found.name)
     todo = [cell for cell in planned.cells if finished(cell, launch) is None]
     if is_dry:
@@ -219,6 +221,7 @@ def base_line(words: str) -> str:
 
 def report(name: str, results: Path, *, only: str | None = None) -> int:
     """Tables and figures of a sweep that has results."""
+    make_available(results, name)
     folder = results / "runs" / name
     known = sorted(p.name for p in (results / "runs").glob("*") if p.is_dir())
     if not folder.is_dir():

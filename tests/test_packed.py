@@ -1,0 +1,63 @@
+"""A sweep packed into one file and made again of it."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from harness.packed import COLUMNS, make_available, pack, unpack
+from harness.results import read_results, read_series, write_result
+from tests.result_factory import result
+
+
+def packed(folder: Path) -> list[str]:
+    """Three runs of a sweep in `<folder>/results`, one without a series, and their pack: the run ids."""
+    made = [result("naive", "int4", seed=i, status="ok" if i else "failed", sweep="big") for i in range(3)]
+    for record, rows in made:
+        write_result(folder / "results" / "runs" / "big", record, rows)
+    assert pack(folder / "results", "big") == folder / "results" / "packed" / "big.zip"
+    return [record.run_id for record, _ in made]
+
+
+def test_records_come_back_byte_for_byte_and_series_by_their_chosen_columns(tmp_path: Path) -> None:
+    ids = packed(tmp_path)
+    runs, original = tmp_path / "results" / "runs" / "big", tmp_path / "original"
+    shutil.copytree(runs, original)
+    shutil.rmtree(runs)
+    make_available(tmp_path / "results", "other")
+    assert not runs.exists()
+    make_available(tmp_path / "results")
+    assert sorted(p.name for p in runs.iterdir()) == sorted(p.name for p in original.iterdir())
+    for run_id in ids:
+        assert (runs / f"{run_id}.json").read_bytes() == (original / f"{run_id}.json").read_bytes()
+    before, after = (read_series(folder, ids[1]) for folder in (original, runs))
+    assert set(after) - {"step"} == set(before) & set(COLUMNS) and len(after) > 2
+    assert all(str(after[name]) == str(before[name]) for name in after if name != "step")
+
+
+def test_only_what_is_missing_is_written(tmp_path: Path) -> None:
+    ids = packed(tmp_path)
+    runs = tmp_path / "results" / "runs" / "big"
+    (runs / f"{ids[2]}.json").unlink()
+    untouched = (runs / f"{ids[1]}.parquet").stat().st_mtime_ns
+    assert unpack(tmp_path / "results", "big") == 1 and unpack(tmp_path / "results") == 0
+    assert (runs / f"{ids[1]}.parquet").stat().st_mtime_ns == untouched
+    assert len(read_results(runs)) == 3
+
+
+def test_packing_again_gives_the_same_bytes(tmp_path: Path) -> None:
+    packed(tmp_path)
+    first = (tmp_path / "results" / "packed" / "big.zip").read_bytes()
+    pack(tmp_path / "results", "big")
+    assert (tmp_path / "results" / "packed" / "big.zip").read_bytes() == first
+
+
+def test_bad_input_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"sweep nothing: .* holds no result to pack"):
+        pack(tmp_path, "nothing")
+    (tmp_path / "packed").mkdir()
+    (tmp_path / "packed" / "torn.zip").write_bytes(b"PK not a zip")
+    with pytest.raises(ValueError, match=r"torn\.zip: not a packed sweep"):
+        unpack(tmp_path)
