@@ -13,14 +13,15 @@ Fields = dict[str, Any]
 """Dotted config name -> value."""
 
 SEEDS = ("base_seed", "seed")
-PLACES = ("model.path", "task.path")
-"""Where things are kept, which is no part of what was run."""
+PLACES = ("model.path", "task.path", "trainer.device")
+"""Where things are kept and computed. Another device is another random stream and other float rounding, as another seed
+is, and no other setting."""
 FIRST = (
     "model.name", "task.name", "task.n", "model.spread", "algo.name", "algo.mode", "algo.num_minibatches",
     "algo.num_epochs", "trainer.steps", "trainer.lr", "engine.name", "parts",
 )  # fmt: skip
 """Where several fields vary together, the one named first stands for them."""
-CONTEXT = ("model.", "task.", "base.", "engine.", "trainer.name", "trainer.device", "trainer.steps")
+CONTEXT = ("model.", "task.", "base.", "engine.", "trainer.name", "trainer.steps")
 """Fields that set the experiment. Two arms are compared only where these agree."""
 WORDS = {
     "model.name": "{}",

@@ -48,8 +48,8 @@ def leaderboard(results: Sequence[RunResult], control: str = "bf16") -> pd.DataF
     """The table of a sweep, one row per arm by context, precision and falling AUC, against the method `control`.
 
     Score columns hold means over seeds, `<score>_low` and `<score>_high` their 95 % interval, `<score>_iqm...` the
-    interquartile mean. `difference` is arm minus control in AUC over common seeds and questions. `p_holm` is adjusted
-    over all differences of the table. NaN where nothing was measured.
+    interquartile mean. `difference` is arm minus control in AUC over common seeds and questions. `p_adjusted` is over
+    the differences of one context (`stats.adjusted`). NaN where nothing was measured.
     """
     arms = group_arms(results)
     scores = {arm.label: score_arm(arm) for arm in arms}
@@ -68,7 +68,7 @@ def leaderboard(results: Sequence[RunResult], control: str = "bf16") -> pd.DataF
 def contrasts(results: Sequence[RunResult], baseline: str = "naive") -> pd.DataFrame:
     """What every arm changes against the method `baseline` at the same precision and context; empty without such pairs.
 
-    The columns of `leaderboard` from `control` on. `p_holm` is adjusted over these differences alone.
+    The columns of `leaderboard` from `control` on. `p_adjusted` is over these differences alone, context by context.
     """
     arms = group_arms(results)
     scores = {arm.label: score_arm(arm) for arm in arms}
@@ -78,7 +78,10 @@ def contrasts(results: Sequence[RunResult], baseline: str = "naive") -> pd.DataF
             continue
         reference = control_of(arm, [other for other in arms if other is not arm], baseline)
         if reference is not None and reference.precision == arm.precision:
-            rows.append({"arm": arm.label, "seeds": len(scores[arm.label].auc)} | _comparison(arm, reference, scores))
+            rows.append(
+                {"arm": arm.label, "context": label(arm.context), "seeds": len(scores[arm.label].auc)}
+                | _comparison(arm, reference, scores)
+            )
     _judge(rows)
     return pd.DataFrame(rows)
 
@@ -225,10 +228,18 @@ def _comparison(arm: Arm, reference: Arm | None, scores: dict[str, Scores]) -> d
 
 
 def _judge(rows: list[dict[str, Any]]) -> None:
-    """Fill in the adjusted p, the verdict, and how many seeds would show the difference seen, or delta if larger."""
+    """Fill in the adjusted p, the verdict, and how many seeds would show the difference seen, or delta if larger.
+
+    A family is the differences of one context.
+    """
+    for context in {row["context"] for row in rows}:
+        _judge_family([row for row in rows if row["context"] == context])
+
+
+def _judge_family(rows: list[dict[str, Any]]) -> None:
     num_contrasts = sum(not math.isnan(row["p"]) for row in rows)
-    for row, adjusted in zip(rows, stats.holm([row["p"] for row in rows]), strict=True):
-        row |= {"p_holm": adjusted, "further_seeds": None}
+    for row, adjusted in zip(rows, stats.adjusted([row["p"] for row in rows]), strict=True):
+        row |= {"p_adjusted": adjusted, "further_seeds": None}
         row["verdict"] = row["verdict"] or stats.verdict(
             row["difference_low"], row["difference_high"], p_adjusted=adjusted
         )

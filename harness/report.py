@@ -29,7 +29,8 @@ READING = (
     "format, and the sampler's reward over the last five steps. AUC, the primary endpoint, is the mean reference "
     "accuracy of the evaluations after step 0.",
     "Means over seeds; brackets are 95 % bootstrap intervals over seeds and questions. The difference is AUC minus the "
-    "control's over runs with equal seeds and questions, with a 95 % t interval; p is Holm-adjusted over the table.",
+    "control's over runs with equal seeds and questions, with a 95 % t interval; p is adjusted over the "
+    f"arms of one length: by Holm up to {stats.MAX_DECLARED} comparisons, by the false discovery rate above.",
     f"Verdict: equal where the interval lies within ±{stats.DELTA:g}; better or worse where it excludes 0 and the "
     "adjusted p is below 0.05; otherwise cannot tell, with the number of further seeds that would show the difference.",
     "A diverged run scores 0 at every evaluation it did not reach. Failed, cancelled and skipped runs are counted and "
@@ -142,7 +143,7 @@ def render_terminal(board: pd.DataFrame) -> str:
             name = name if len(name) <= width else name[: width - 1] + "…"
             cells = [show(row)[:size].rjust(size) for _, size, show in _TERMINAL_COLUMNS]
             lines.append(" ".join([name.ljust(width), *cells]).rstrip())
-    lines += ["", _control_line(board), "(+n): about n more seeds would tell. ±: 95 %, the wider side. p after Holm."]
+    lines += ["", _control_line(board), "(+n): about n more seeds would tell. ±: 95 %, the wider side. p adjusted."]
     return "\n".join([*lines, *_marks(board)]).strip("\n")
 
 
@@ -192,7 +193,7 @@ def _difference(row: Row) -> str:
 
 
 def _p(row: Row) -> str:
-    p = row["p_holm"]
+    p = row["p_adjusted"]
     return "-" if math.isnan(p) else "<.001" if p < 0.001 else f"{p:.3f}"
 
 

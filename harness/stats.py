@@ -25,6 +25,8 @@ MIN_SEEDS = 3
 """Fewer seeds than this are marked preliminary."""
 DELTA = 0.03
 """Accuracy differences below this do not matter: what "equal" means."""
+MAX_DECLARED = 20
+"""Largest family of comparisons that counts as declared beforehand: every one is tested, no false alarm wanted."""
 MAX_EXACT = 16
 """Largest number of pairs whose 2^n sign flips are enumerated."""
 
@@ -192,6 +194,24 @@ def holm(p_values: Sequence[float]) -> list[float]:
         worst = max(worst, min(1.0, p * (len(family) - rank)))
         adjusted[index] = worst
     return adjusted
+
+
+def adjusted(p_values: Sequence[float]) -> list[float]:
+    """p-values adjusted over one family, and tested at the same level: by `holm` for up to MAX_DECLARED comparisons,
+    by the false discovery rate for more, where a table screens rather than tests what was declared."""
+    family = sum(not math.isnan(p) for p in p_values)
+    return holm(p_values) if family <= MAX_DECLARED else false_discovery(p_values)
+
+
+def false_discovery(p_values: Sequence[float]) -> list[float]:
+    """Benjamini and Hochberg's step-up adjustment (J. R. Stat. Soc. B 57, 1995); NaN stays out of the family."""
+    family = sorted((p, index) for index, p in enumerate(p_values) if not math.isnan(p))
+    found = [math.nan] * len(p_values)
+    least = 1.0
+    for rank, (p, index) in reversed(list(enumerate(family, 1))):
+        least = min(least, p * len(family) / rank)
+        found[index] = least
+    return found
 
 
 def verdict(

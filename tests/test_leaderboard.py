@@ -60,7 +60,7 @@ def test_scores_by_hand() -> None:
     assert (int4["rollout_accuracy"], int4["reward"], int4["k3_max"]) == (0.0, 0.5, 0.1)
     expected = scipy_stats.ttest_rel([0.375, 0.125], [0.625, 0.625])
     assert int4["difference"] == pytest.approx(-0.375)
-    assert int4["p"] == pytest.approx(expected.pvalue) and int4["p_holm"] == pytest.approx(expected.pvalue)
+    assert int4["p"] == pytest.approx(expected.pvalue) and int4["p_adjusted"] == pytest.approx(expected.pvalue)
     assert (bf16["verdict"], int4["verdict"]) == ("control", "cannot tell")
     assert int4["is_preliminary"] and int4["control"] == "bf16 bf16"
     assert bf16["accuracy_low"] <= 0.875 <= bf16["accuracy_high"] <= 1
@@ -102,7 +102,7 @@ def test_verdicts_with_enough_seeds_find_the_truth() -> None:
     assert board["bf16 bf16"]["verdict"] == "control"
     for row in board.values():
         assert row["accuracy_low"] < row["accuracy"] < row["accuracy_high"]
-        assert not row["p_holm"] < row["p"]
+        assert not row["p_adjusted"] < row["p"]
     assert board["flashrl int4"]["accuracy"] > board["naive int4"]["accuracy"]
     assert board["flashrl int4"]["rollout_accuracy"] < board["naive int4"]["rollout_accuracy"]
 

@@ -95,6 +95,16 @@ def test_holm_by_hand() -> None:
     assert stats.holm([]) == []
 
 
+def test_false_discovery_is_scipys() -> None:
+    p = list(np.random.default_rng(1).random(40) ** 3)
+    want = scipy_stats.false_discovery_control(p)
+    assert stats.false_discovery(p) == pytest.approx(want)
+    assert stats.adjusted(p) == pytest.approx(want) and stats.adjusted(p[:20]) == pytest.approx(stats.holm(p[:20]))
+    holed = stats.false_discovery([0.04, math.nan, 0.01])
+    assert holed[0] == pytest.approx(0.04) and math.isnan(holed[1]) and holed[2] == pytest.approx(0.02)
+    assert stats.false_discovery([]) == []
+
+
 def test_holm_controls_the_family() -> None:
     """Six true null hypotheses: at least one false alarm in about 5 % of the families, against 26 % uncorrected."""
     p = np.random.default_rng(0).random((4000, 6))
