@@ -16,11 +16,14 @@ from matplotlib.lines import Line2D
 
 from harness.arms import Arm, group_arms, label, rank
 from harness.curves import Series, load_series, over_evaluations, over_profile, over_steps
+from harness.forest import differences
 from harness.leaderboard import leaderboard
 from harness.panels import INK, Looks, draw_band, legend, looks_of, small_multiples, style_name
 from harness.results import read_results
 
 STYLE = Path(__file__).with_name("plot_style.mplstyle")
+MAX_LINES = 16
+"""Arms of one precision that a panel of curves can hold."""
 SMOOTHING = 5
 """Steps of the running mean of reward curves."""
 SCORES = (
@@ -49,6 +52,8 @@ def draw_all(
     out_folder.mkdir(parents=True, exist_ok=True)
     paths: list[Path] = []
     with mpl.rc_context(fname=STYLE):
+        if len(board) > MAX_LINES and (whole := differences(arms, board, control)) is not None:
+            paths += _save(whole, out_folder / "differences", formats)
         for context in dict.fromkeys(label(arm.context) for arm in arms):
             inside = [arm for arm in arms if label(arm.context) == context]
             suffix = "-" + re.sub(r"[^\w.]+", "", context.replace(" ", "_")) if context else ""
@@ -72,12 +77,14 @@ def _save(figure: Figure, stem: Path, formats: Sequence[str]) -> list[Path]:
 def _figures(
     arms: Sequence[Arm], series: Series, board: dict[str, Any], looks: Looks, control: str
 ) -> dict[str, Figure]:
-    """Name -> figure, for the arms of one context. Names in reading order."""
+    """Name -> figure, for the arms of one context. Names in reading order; curves only where a panel can hold them."""
     accuracy = partial(over_evaluations, site="reference")
     reward = partial(over_steps, series=series, column="reward/mean", window=SMOOTHING)
     k3 = partial(over_steps, series=series, column="mismatch/kl_k3", center="median")
     position = partial(over_profile, series=series, group="by_position", axis="position", column="k3")
     entropy = partial(over_profile, series=series, group="by_entropy", axis="entropy", column="k3")
+    if max(Counter(arm.precision for arm in arms).values()) > MAX_LINES:
+        return {"scores": scores(arms, board)}
     grid = partial(small_multiples, arms, looks=looks, control=control)
     figures = {
         "overview": overview(arms, series, board, looks, control),

@@ -22,7 +22,8 @@ LAYERS = (
     "harness.base harness.collect harness.engines harness.loop harness.prepare harness.run harness.trainers",
     "harness.cell",
     "harness.launchers harness.sweep harness.search harness.replay harness.arms harness.report harness.figures"
-    " harness.panels harness.packed harness.claims harness.curves harness.findings harness.leaderboard harness.tracking",
+    " harness.panels harness.packed harness.forest"
+    " harness.claims harness.curves harness.findings harness.leaderboard harness.tracking",
     "harness.bench harness.cli harness.commands",
 )
 """Bottom to top. A module imports from its own layer and from those below; the longest prefix places a module."""

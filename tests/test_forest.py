@@ -1,0 +1,54 @@
+"""The figure of differences: one marker per arm and context at the leaderboard's numbers, columns of equal length."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from harness import figures
+from harness.arms import group_arms
+from harness.forest import _halves, differences
+from harness.leaderboard import leaderboard
+from harness.results import write_result
+from tests.result_factory import QUICK, result
+
+
+def sweep(lengths: tuple[int, ...] = (8, 16)) -> list:
+    return [result(*arm, seed, task__n=n) for arm in QUICK for seed in range(3) for n in lengths]
+
+
+def test_every_difference_is_drawn_where_the_table_has_it() -> None:
+    runs = [record for record, _ in sweep()]
+    board = {str(row["arm"]): row for row in leaderboard(runs).to_dict("records")}
+    figure = differences(group_arms(runs), board, "bf16")
+    assert figure is not None
+    (ax,) = figure.axes
+    drawn = sorted(float(line.get_xdata()[0]) for line in ax.lines if len(line.get_xdata()) == 1)
+    wanted = sorted(row["difference"] for row in board.values() if row["difference"] == row["difference"])
+    assert drawn == pytest.approx(wanted) and len(drawn) == 2 * (len(QUICK) - 1)
+    names = [text.get_text() for text in ax.get_yticklabels()]
+    assert len(names) == len(QUICK) - 1 and names[0].startswith("int8")
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["n=8", "n=16", "cannot tell"]
+
+
+def test_without_a_control_there_is_nothing_to_draw() -> None:
+    runs = [record for record, _ in sweep() if record.config["method"] != "bf16"]
+    board = {str(row["arm"]): row for row in leaderboard(runs).to_dict("records")}
+    assert differences(group_arms(runs), board, "bf16") is None
+
+
+def test_columns_are_cut_between_precisions() -> None:
+    rows = [("int8", str(i)) for i in range(12)] + [("nvfp4", str(i)) for i in range(9)]
+    rows += [("int4", str(i)) for i in range(20)]
+    assert [len(half) for half in _halves(rows)] == [21, 20]
+    assert _halves(rows[:30]) == [rows[:30]]
+    assert [len(half) for half in _halves([("int4", str(i)) for i in range(40)])] == [20, 20]
+
+
+def test_a_sweep_too_large_for_curves_gets_this_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for record, rows in sweep():
+        write_result(tmp_path / "runs" / "quick", record, rows)
+    monkeypatch.setattr(figures, "MAX_LINES", 2)
+    names = {path.name for path in figures.draw_all(tmp_path, tmp_path / "out", "quick")}
+    assert names == {"differences.png", "scores-n8.png", "scores-n16.png"}
