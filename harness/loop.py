@@ -94,6 +94,8 @@ def scored(
     scores = trainer.score(seqs, keep_graph=keep_graph)
     if not torch.isfinite(scores.logp.detach()[seqs.sampled]).all():
         raise Diverged("a log-probability of the trainer is not finite")
+    if run.composed.plan.sampler == "trainer":
+        check_exact(scores.logp.detach(), rollout.logp.to(device), seqs.sampled)
     extras = {"ref_logp": trainer.reference_logp(seqs)} if trainer.reference is not None else {}
     if "rollout_kl" in needs:
         assert rollout.log_probs is not None
@@ -104,6 +106,13 @@ def scored(
         shadow={"old": trainer.shadow_logp(seqs)} if "shadow" in needs else {},
     )  # fmt: skip
     return scores, batch
+
+
+def check_exact(train_logp: Tensor, rollout_logp: Tensor, sampled: Tensor) -> None:
+    """The zero-mismatch control is worth nothing unless it is exact: RuntimeError where any log-ratio is not 0."""
+    gap = float(torch.where(sampled, train_logp - rollout_logp, 0.0).abs().max())
+    if gap != 0.0:
+        raise RuntimeError(f"sampler=trainer: sampler and trainer differ by up to {gap:.2g} nats, 0 was planned")
 
 
 def push_weights(run: Run, engine: RolloutEngine, step: Step) -> dict[str, float]:

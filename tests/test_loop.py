@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+from harness.api import Rollout
 from harness.collect import chosen_rows
 from harness.loop import evaluate, grpo_step, train
 from harness.provenance import ROOT, tensors_hash
@@ -35,6 +37,19 @@ def test_zero_mismatch_is_exactly_zero(tmp_path: Path) -> None:
     _, rows = stepped(tmp_path, "method=zero_mismatch", "engine.max_batch=16", steps=3)
     assert [row["mismatch/logp_absdiff_max"] for row in rows] == [0.0, 0.0, 0.0]
     assert [row["mismatch/kl_k3"] for row in rows] == [0.0, 0.0, 0.0]
+
+
+def test_a_zero_mismatch_that_is_none_stops_the_run(tmp_path: Path) -> None:
+    run = small_run(tmp_path, ["method=zero_mismatch", "engine.max_batch=16"])
+    sample = run.engine.generate
+
+    def off_by_a_bit(*words: object, **named: object) -> Rollout:
+        rollout = sample(*words, **named)  # type: ignore[arg-type]
+        return replace(rollout, logp=torch.nextafter(rollout.logp, torch.zeros(())))
+
+    run.engine.generate = off_by_a_bit  # type: ignore[method-assign]
+    with pytest.raises(RuntimeError, match=r"sampler=trainer: sampler and trainer differ by up to \d"):
+        grpo_step(run)
 
 
 def test_cached_sampler_in_fp32_is_within_1e_5(tmp_path: Path) -> None:
