@@ -6,7 +6,7 @@ import sys
 
 import torch
 
-from harness.bench import fp8_flow, grpo_step, overhead, sampler
+from harness.bench import fp8_flow, grpo_step, overhead, preparations, rilq, sampler
 from harness.provenance import cpu_name
 
 BENCHES = {
@@ -14,6 +14,8 @@ BENCHES = {
     "grpo_step": grpo_step.run,
     "overhead": overhead.run,
     "fp8_flow": fp8_flow.run,
+    "preparations": preparations.run,
+    "rilq": rilq.run,
 }
 
 
