@@ -50,7 +50,8 @@ def _with_knobs(part: Part, values: Mapping[str, Any]) -> Part:
     try:
         return parse(type(part), known | dict(values))
     except ValueError as error:
-        raise ValueError(f"knobs.{name}.{error}") from None
+        words = str(error)
+        raise ValueError(f"knobs.{words}" if words.startswith(name) else f"knobs.{name}.{words}") from None
 
 
 def resolve(config: RunConfig, content_hash: Callable[[str], str] | None = None) -> RunConfig:

@@ -34,6 +34,9 @@ def parse(cls: type[T], values: dict[str, Any]) -> T:
         path = ".".join(str(p) for p in first["loc"] if not str(p).startswith("function"))
         if first["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
             raise ValueError(f"unknown key {path}; {nearest(path, leaves(cls))}") from None
+        if first["type"] == "value_error":  # a dataclass's own check: its words name field, value and choices
+            words = first["msg"].removeprefix("Value error, ")
+            raise ValueError(f"{path}: {words}" if path else words) from None
         raise ValueError(f"{path}={first['input']!r}: {first['msg'].lower()}") from None
 
 
