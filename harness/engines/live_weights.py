@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 
 import torch
 from torch import Tensor
@@ -54,12 +55,15 @@ class LiveWeights:
     """Owns the weights of one engine. Before the first `load` they are zero."""
 
     def __init__(self, config: DecoderConfig, plan: Plan, device: torch.device) -> None:
-        """Raises ValueError where the plan's exceptions split a fused matrix between quantized and plain inputs, and
-        where it wants a second pass over inputs that are not quantized."""
+        """Raises ValueError where the plan's exceptions split a fused matrix between quantized and plain inputs or
+        match no tensor, and where it wants a second pass over inputs that are not quantized."""
         self.config, self.plan, self.device = config, plan, device
         self.base = base_format(plan)
         self.eps = torch.tensor(config.rms_eps, device=device)
         self.shapes = tensor_shapes(config)
+        for pattern, _ in plan.exceptions:
+            if not any(fnmatchcase(name, pattern) for name in (*self.shapes, SINGLE["head"])):
+                raise ValueError(f"exceptions: {pattern} matches no tensor; choose a pattern such as model.layers.0.*")
         self.stacks = self._allocate()
         self.linears = {f"{i}.{name}": self._linear(i, name) for i in range(config.num_layers) for name in FUSED}
         self.head = self._head()
