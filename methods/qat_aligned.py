@@ -8,7 +8,8 @@ forward pass, and the gradient passed straight through to the master, the run eq
 weights alone (rounding activations there as well widened the gap), and the rollout computes
 W_hat Q(x) + W_hat[:, S] Q(x - Q(x))_S over the half S of the channels with the largest mean error.
 The codes that travel are those of `naive`: what changes is the trainer's forward pass. Served in high precision such
-weights drift too, which the reference evaluation shows. Ours: S is chosen at every push, on held-out prompts.
+weights drift too; the reference evaluation reads them on their grid. Ours: S is chosen at every push, on held-out
+prompts.
 Left out: packing, kernels (emulated, the second pass saves no time), routers of experts.
 """
 
@@ -57,7 +58,7 @@ class AlignedQAT(Part):
         if not is_low_bit(plan):
             return model
         base = format_named("bf16") if self.compute == "bf16" else None
-        return fake_quantized(model, plan, is_w_and_a=self.acts, base=base, ste_clip=self.ste_clip)
+        return fake_quantized(model, plan, fixed=fixed, is_w_and_a=self.acts, base=base, ste_clip=self.ste_clip)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -217,7 +217,8 @@ def fake_quantized(
     """Replace, in place, every linear layer that the plan rolls out in a scaled format. The head stays.
 
     fixed: "<module>.weight_scale" and "<module>.weight_zero_point" of given scales. is_w_and_a: inputs are quantized
-    as at the rollout. Raises ValueError for a layer that is wrapped already, and as `FakeQuantLinear`.
+    as at the rollout. Raises ValueError for a layer that is wrapped or quantized already, for dynamic scales where the
+    rollout is given some, and as `FakeQuantLinear`.
     """
     fixed = fixed or {}
     acts = plan.rollout_acts if is_w_and_a and plan.rollout_acts is not None and plan.rollout_acts.tile else None
@@ -231,7 +232,11 @@ def fake_quantized(
                 linear = model.get_submodule(name)
                 if type(linear) is not nn.Linear:
                     raise ValueError(f"{name} is a {type(linear).__name__} already; no other part may wrap it")
+                if plan.train_weights is not None:  # its codes would be rounded a second time
+                    raise ValueError(f"{name} is frozen in {plan.train_weights.name}; leave out the adapters' part")
                 given = fixed.get(f"{name}.{SCALE}"), fixed.get(f"{name}.{ZERO}")
+                if given[0] is not None and scale_mode == "dynamic":
+                    raise ValueError(f"{name}: another part gives the rollout's scales; dynamic ones would not be them")
                 layer = FakeQuantLinear(linear, fmt, scale_mode=scale_mode, scale=given[0], zero_point=given[1],
                                         acts=acts, base=base, ste_clip=ste_clip)  # fmt: skip
                 parent, _, child = name.rpartition(".")

@@ -76,7 +76,8 @@ def test_engine_and_trainer_share_one_grid(name: str, mode: ScaleMode) -> None:
         for parameter in model.parameters():
             if parameter.ndim == 2:
                 parameter.mul_(torch.randn(len(parameter), 1, generator=generator("cpu", 0, "rows")).exp())
-    fake_quantized(model, plan, scale_mode=mode, fixed=scales_of(model, plan))
+    fixed = {} if mode == "dynamic" else scales_of(model, plan)
+    fake_quantized(model, plan, scale_mode=mode, fixed=fixed)
     engine = EmbeddedEngine(CONFIG, plan, eos_id=EOS, pad_id=PAD)
     engine.load_weights(iter(stream(model, plan)))
     engine.realized_plan()
