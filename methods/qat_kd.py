@@ -59,11 +59,15 @@ class KD(Part):
             raise ValueError(
                 "KD.num_responses, steps and batch_size must be at least 1; objective=none skips the stage"
             )
+        if not 0.0 < self.lr < float("inf"):
+            raise ValueError(f"KD.lr: {self.lr} is no learning rate (choose a positive one)")
 
     def prepare(self, site: Site, plan: Plan) -> tuple[nn.Module | None, dict[str, Tensor]]:
         if self.objective == "none":
             return None, {}
         student, teacher = site.wrap(site.build(site.checkpoint)), site.build(site.original).requires_grad_(False)
+        if site.checkpoint == site.original and {*map(type, student.modules())} == {*map(type, teacher.modules())}:
+            raise ValueError("KD: the student is its own teacher; put a part that quantizes it before KD (GPTQStart)")
 
         def loss_of(logits: Tensor, batch: Texts) -> Tensor:
             mask = batch.predicted(self.tokens)
