@@ -4,7 +4,7 @@ Papers: GPTQ, arXiv 2210.17323; as the first stage of Reasoning-QAT, 2601.14888 
 Claim: 3-bit students that start from rounding to nearest collapse under RL; GPTQ's start keeps more of the base.
 The latents start at what GPTQ rounded, error compensation included: they give its codes bit for bit and lie spread
 inside their bins, so that updates flip codes. The base's own weights would give plain rounding under GPTQ's scales, and
-grid points flip only after half a step. The reference evaluation reads the latents as plain weights.
+grid points flip only after half a step. The reference evaluation reads the latents on their grid.
 Ours: learned scales, at a tenth of the learning rate; a response of the base to every calibration prompt. Left out:
 tensor-level scales and microscaling, whose codes do not follow from frozen scales alone.
 """
@@ -80,6 +80,11 @@ class GPTQStart(Part):
     """Calibration prompts at most, each with a response of the base."""
     ste_clip: bool = True
     """No gradient for weights whose code is clipped."""
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.damping < float("inf") or self.num_sequences < 1:
+            own, given = "GPTQStart.damping, num_sequences", f"{self.damping}, {self.num_sequences}"
+            raise ValueError(f"{own}: {given}; choose a finite one from 0 up, at least 1")
 
     def plan(self, rollout: Plan) -> Plan:
         fmt = rollout.rollout_weights
