@@ -101,6 +101,7 @@ def prepare(composed: Composed, config: RunConfig, start: Start, launch: Launch)
     identity: list[Any] = [
         content_hash(folder), start.spread, start.spread_seed, plan_json(composed.plan), config.base_seed,
         start.task.content_hash(), config.numerics_version,
+        config.engine.max_batch, config.engine.max_new_tokens, config.engine.temperature,  # of `Site.sample`
     ]  # fmt: skip
     for i, part in enumerate(composed.parts):
         identity += [type(part).__name__, knobs(part)]  # what an earlier part wraps or prepares is seen by this one
