@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Literal
 
 import torch
@@ -83,17 +84,22 @@ def scale_names(layer: int) -> dict[Role, str]:
 
 
 @torch.no_grad()
+class _AllSeen(Exception):  # noqa: N818 - no error: nothing that follows in the forward pass is read
+    pass
+
+
 def kv_amaxes(model: nn.Module, ids: Tensor, lengths: Tensor, *, rows: int) -> dict[str, list[Tensor]]:
     """Largest magnitudes of K and of V, float32 [], per layer and micro-batch of `rows` rows, by `scale_names`.
 
     `ids` [B, L] int64, right padded; of each row only the first `lengths` [B] int64 positions count. Runs the module up
-    to its head. Raises ValueError where it has no attention `core` to look into, or where there are no rows.
+    to the attention of its last layer. Raises ValueError where it has no attention `core` to look into, or where there are no rows.
     """
     modules: list[tuple[str, nn.Module]] = list(model.named_modules())
     cores = {int(m.group(1)): core for name, core in modules if (m := CORE.search(name))}
     if not cores or not len(ids):
         raise ValueError(f"KV scales: {len(cores)} attention cores to look into, {len(ids)} rows")
     found: dict[str, list[Tensor]] = {scale_names(layer)[role]: [] for layer in sorted(cores) for role in KV}
+    last = max(cores)
     counts = torch.empty(0)  # [b, 1, L, 1] bool of the micro-batch under way
 
     def recorder(layer: int) -> Callable[[nn.Module, tuple[Any, ...]], None]:
@@ -102,6 +108,8 @@ def kv_amaxes(model: nn.Module, ids: Tensor, lengths: Tensor, *, rows: int) -> d
         def record(module: nn.Module, args: tuple[Any, ...]) -> None:
             for role, x in zip(KV, args[1:3], strict=True):
                 found[names[role]].append(torch.where(counts, x.abs(), 0.0).amax())
+            if layer == last:
+                raise _AllSeen
 
         return record
 
@@ -111,7 +119,8 @@ def kv_amaxes(model: nn.Module, ids: Tensor, lengths: Tensor, *, rows: int) -> d
         for part, ends in zip(ids.split(rows), lengths.split(rows), strict=True):
             part = part[:, : int(ends.max())]
             counts = (torch.arange(part.shape[1], device=ids.device) < ends[:, None])[:, None, :, None]
-            run(part)
+            with suppress(_AllSeen):
+                run(part)
     finally:
         for handle in handles:
             handle.remove()
