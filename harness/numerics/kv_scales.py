@@ -83,16 +83,16 @@ def scale_names(layer: int) -> dict[Role, str]:
     return {"q": f"{prefix}.attn.q_scale", "k": f"{prefix}.k_scale", "v": f"{prefix}.v_scale"}
 
 
-@torch.no_grad()
 class _AllSeen(Exception):  # noqa: N818 - no error: nothing that follows in the forward pass is read
     pass
 
 
+@torch.no_grad()
 def kv_amaxes(model: nn.Module, ids: Tensor, lengths: Tensor, *, rows: int) -> dict[str, list[Tensor]]:
     """Largest magnitudes of K and of V, float32 [], per layer and micro-batch of `rows` rows, by `scale_names`.
 
     `ids` [B, L] int64, right padded; of each row only the first `lengths` [B] int64 positions count. Runs the module up
-    to the attention of its last layer. Raises ValueError where it has no attention `core` to look into, or where there are no rows.
+    to the attention of its last layer. Raises ValueError where it has no attention `core` to look into, or no rows.
     """
     modules: list[tuple[str, nn.Module]] = list(model.named_modules())
     cores = {int(m.group(1)): core for name, core in modules if (m := CORE.search(name))}
