@@ -51,6 +51,7 @@ class TBPO(Part):
     """The banded sequence objective in place of the clipped surrogate, with a capped geometric mismatch weight."""
 
     sets_weight: ClassVar[bool] = True
+    modes: ClassVar[tuple[str, ...]] = ("decoupled",)
     eps_low: float = 3e-4
     """Width below 1 for negative advantages. Ours, on GSPO's scale; 0.2 with eps_high 0.28 is the tokens' scale."""
     eps_high: float = 4e-4

@@ -38,6 +38,8 @@ class VESPO(Part):
     """The policy gradient with the gamma-shaped weight. Reads the correction weight into W."""
 
     owns_objective: ClassVar[bool] = True
+    modes: ClassVar[tuple[str, ...]] = ("decoupled", "bypass_ppo")
+    """bypass_pg weighs by the current policy, which W has in it already."""
     k_pos: float = 2.0
     """Power of W for A >= 0; the weight is largest at W = k / lambda."""
     lambda_pos: float = 3.0
