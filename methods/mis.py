@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import inf, log
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -37,17 +37,14 @@ def divergence(d: Tensor, mask: Tensor, stat: Stat, over: Over) -> Tensor:
         return value
     if over == "seq_max":
         return value.amax(-1, keepdim=True).expand_as(d)
-    total = value.sum(-1, keepdim=True)
-    if over == "seq_mean":
-        total = total / mask.sum(-1, keepdim=True).clamp(min=1)
-    return total.expand_as(d)
+    count = mask.sum(-1, keepdim=True).clamp(min=1) if over == "seq_mean" else 1
+    return (value.sum(-1, keepdim=True) / count).expand_as(d)
 
 
 @dataclass(frozen=True, kw_only=True)
 class MIS(Part):
-    """Keep what has lo <= rho <= hi at a level; kept tokens carry the untruncated ratio of `weight`."""
+    """Keep lo <= rho <= hi at a level; kept tokens carry the untruncated ratio of `weight` (none: another part's)."""
 
-    sets_weight: ClassVar[bool] = True
     level: Level = "sequence"
     """token; sequence: product of the ratios; geometric: their geometric mean, independent of the length."""
     lo: float | None = None
@@ -60,12 +57,16 @@ class MIS(Part):
         if not (self.lo or 0.0) < self.hi:
             raise ValueError(f"MIS.lo, hi: {self.lo}, {self.hi} is not a band (choose lo < hi)")
 
+    @property
+    def sets_weight(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.weight != "none"
+
     def correct(self, c: Correction, b: TokenBatch, memory: Memory) -> Correction:
         rho = truncated_weight(log_rho(b.old_logp, b.rollout_logp, b.mask, self.level), inf)
         keep = c.keep & (rho >= (self.lo or 0.0)) & (rho <= self.hi)
         if self.veto is not None:
-            d = log_rho(b.old_logp, b.rollout_logp, b.mask, "token")
-            keep = keep & (d.amin(-1, keepdim=True).exp() >= self.veto)
+            smallest = log_rho(b.old_logp, b.rollout_logp, b.mask, "token").amin(-1, keepdim=True)
+            keep = keep & (smallest.exp() >= self.veto)
         if self.weight == "none":
             return replace(c, keep=keep)
         log_ratio = log_rho(b.old_logp, b.rollout_logp, b.mask, self.weight)
@@ -93,6 +94,8 @@ class Reject(Part):
             raise ValueError(f"{name}.lo, hi: k1 over {self.over} needs 0 < lo < hi and token, seq_sum or seq_mean")
         if self.stat != "k1" and self.lo is not None:
             raise ValueError(f"{name}.lo: {self.lo} means nothing for {self.stat} (choose null)")
+        if self.reject_frac is not None and not 0 <= self.reject_frac < 1:
+            raise ValueError(f"{name}.reject_frac: {self.reject_frac} (choose null, or 0 up to below 1)")
 
     def correct(self, c: Correction, b: TokenBatch, memory: Memory) -> Correction:
         valid = b.mask & torch.isfinite(b.old_logp - b.rollout_logp)
@@ -107,11 +110,10 @@ class Reject(Part):
         return replace(c, keep=c.keep & (value >= low) & (value <= high))
 
     def _calibrated(self, size: Tensor, valid: Tensor, memory: Memory) -> float:
-        name = f"{type(self).__name__}_bound"
         sample = size[valid] if self.over == "token" else size[valid.any(-1), 0]
-        if name not in memory and sample.numel():
-            memory[name] = float(sample.quantile(1.0 - (self.reject_frac or 0.0)))
-        return memory.get(name, inf)
+        if "bound" not in memory and sample.numel():
+            memory["bound"] = float(sample.quantile(1.0 - (self.reject_frac or 0.0)))
+        return memory.get("bound", inf)
 
 
 @dataclass(frozen=True, kw_only=True)
