@@ -34,6 +34,10 @@ class OPSM(Part):
         if self.delta < 0:
             raise ValueError(f"OPSM.delta: {self.delta} would drop responses of an unchanged policy (choose 0 or more)")
 
+    @property
+    def needs_updates(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return 2 if self.anchor == "old" else 1
+
     def correct_update(self, c: Correction, logp: Tensor, b: TokenBatch, memory: Memory) -> Correction:
         drift = -log_rho(logp, anchor_logp(b, self.anchor), b.mask, "geometric")
         return replace(c, keep=c.keep & ~((b.adv < 0) & (drift > self.delta)))

@@ -41,6 +41,7 @@ def test_slime_drops_nothing_before_the_second_update() -> None:
     assert torch.equal(first, batch.mask)
     assert updated(SLIME.parts, logp, batch).keep.sum() < batch.mask.sum()
     assert updated([OPSM(delta=1e-4)], batch.old_logp, batch).keep.sum() < batch.mask.sum()
+    assert OPSM(anchor="old").needs_updates == 2 and OPSM().needs_updates == 1
 
 
 def test_at_the_threshold_of_slime_the_sampler_as_anchor_loses_every_long_bad_response() -> None:
