@@ -1,0 +1,106 @@
+"""Loss-side methods: the sources' own constants, what is said to be ours, and compositions that count a ratio twice."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from harness.compose import compose
+from methods import METHODS
+from methods.mis import Reject
+from tests.toy import small_config
+
+TIS2, BAND = {"cap": 2.0, "level": "token"}, {"lo": 0.999, "hi": 1.001}
+DEFAULTS: dict[str, dict[str, dict[str, Any]]] = {
+    "flashrl": {"TIS": TIS2},
+    "qurl": {"UAQ": {"s": 1.5}, "ACR": {"cap": 2.0, "level": "token", "u_max": None}},
+    "fp8_rl": {"TIS": TIS2},
+    "fp8_rl_mis": {"MIS": {"level": "token", "lo": 0.5, "hi": 2.0, "weight": "token"}},
+    "mis": {"MIS": {"level": "sequence", "lo": None, "hi": 3.0, "weight": "sequence", "veto": None}},
+    "geo_rs": {"GeoRS": {"stat": "k1", "over": "seq_mean", "is_inverse": False, **BAND}},
+    "geo_rs_tis": {"GeoRS": BAND, "TIS": TIS2},
+    "k3_rs": {"K3RS": {"stat": "k3", "over": "seq_mean", "hi": 0.01}},
+    "k3_rs_tis": {"K3RS": {"stat": "k3", "over": "seq_mean", "hi": 0.001}, "TIS": TIS2},
+    "icepop": {"IcePop": {"alpha": 0.5, "beta": 5.0}},
+    "dppo_tv": {"DPPO": {"divergence": "tv", "delta_low": 0.15, "delta_high": 0.15, "cap": 20.0, "kappa": 0.0}},
+    "dppo_kl": {"DPPO": {"divergence": "kl", "delta_low": 0.05, "delta_high": 0.05, "mask_anchor": "rollout"}},
+    "dppo_prime_rl": {"DPPO": {"delta_low": 0.2, "delta_high": 0.2, "cap": None, "kappa": 1e-3}},
+    "trm": {"TRM": {"source": "full", "delta_max": 0.05, "delta_mean": None}},
+    "trm_sampled": {"TRM": {"source": "sampled", "policy": "current", "delta_max": 0.05, "delta_mean": None}},
+    "opsm": {"OPSM": {"anchor": "rollout", "delta": 0.5}},
+    "opsm_slime": {"OPSM": {"anchor": "old", "delta": 1e-4}},
+    "m2po": {"M2PO": {"tau": 0.04, "policy": "current", "at_least": 0}},
+    "m2po_areal": {"M2Mask": {"tau": 0.04, "policy": "old", "scope": "all", "at_least": 1}},
+    "vespo": {"TIS": TIS2, "VESPO": {"k_pos": 2.0, "lambda_pos": 3.0, "k_neg": 3.0, "lambda_neg": 2.0}},
+    "acrl": {"ACRL": {"gamma": 0.65, "over": "response", "num_batches": 4, "bound": 5.0}},
+    "ais_r": {"AISR": {"cap": 2.0, "ess_role": "trust", "div0": 0.01, "cv0": 1.0, "beta": 0.0, "lam_max": 1.0}},
+    "tbpo": {"TBPO": {"eps_low": 3e-4, "eps_high": 4e-4, "delta_n": None, "cap": 2.0, "lo": None, "hi": None}},
+    "calibrated_clipping": {"TIS": TIS2, "CalibratedClipping": {"interval": 20, "smoothing": 0.9, "max_high": 5.0}},
+}
+OURS = {
+    "qurl": "direction", "qurl_acr": "direction", "fp8_rl_mis": "", "k3_rs_tis": "which divergence",
+    "opsm": "threshold", "acrl": "per response", "ais_r": "whole rule", "tbpo": "widths", "qarl": "",
+    "calibrated_clipping": "guards",
+}  # fmt: skip
+"""Method -> a word of what it says is ours."""
+PUBLISHED = {
+    "flashrl", "fp8_rl", "mis", "geo_rs", "geo_rs_tis", "k3_rs", "icepop", "dppo_tv", "dppo_kl", "dppo_prime_rl", "trm",
+    "trm_sampled", "opsm_slime", "m2po", "m2po_areal", "vespo", *(name for name in METHODS if name.startswith("verl_")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DEFAULTS)
+def test_constants_of_the_sources(name: str) -> None:
+    parts = {type(part).__name__: part for part in METHODS[name].parts}
+    for part, values in DEFAULTS[name].items():
+        assert {knob: getattr(parts[part], knob) for knob in values} == values
+
+
+def test_what_is_ours_is_said() -> None:
+    for name, word in OURS.items():
+        assert METHODS[name].reconstructed and word in METHODS[name].reconstructed, name
+    for name in PUBLISHED:
+        assert not METHODS[name].reconstructed, name
+    sampled = METHODS["trm_sampled"]
+    assert sampled.paper == METHODS["trm"].paper and "sampled tokens" in sampled.summary
+
+
+def test_objectives_that_count_the_sampler_fix_their_mode_aggregation_and_denominator() -> None:
+    for name in ("qurl", "qurl_acr", "tbpo", "qarl", "vespo", "calibrated_clipping"):
+        assert METHODS[name].mode == "decoupled"
+    assert {METHODS[name].agg for name in ("trm", "trm_sampled")} == {"seq-mean-token-sum"}
+    assert {METHODS[name].agg for name in ("tbpo", "qarl")} == {"seq-mean-token-mean"}
+    for name in ("trm", "trm_sampled", "opsm", "m2po", "dppo_tv", "dppo_kl"):
+        assert METHODS[name].denom == "original"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["parts=[tbpo.TBPO]", "algo.mode=bypass_pg"], "algo.mode=bypass_pg: TBPO needs decoupled"),
+        (["parts=[flashrl.TIS,vespo.VESPO]", "algo.mode=bypass_pg"], "algo.mode=bypass_pg: VESPO needs decoupled or"),
+        (["parts=[calibrated_clipping.CalibratedClipping]", "algo.mode=bypass_ppo"], "CalibratedClipping needs decoup"),
+        (["parts=[calibrated_clipping.CalibratedClipping]", "algo.loss=gspo"], "CalibratedClipping needs ppo"),
+        (["parts=[qurl_acr.ACR]", "algo.mode=bypass_pg"], "algo.mode=bypass_pg: ACR needs decoupled"),
+        (["parts=[qurl_acr.ACR]", "algo.loss=gspo"], "algo.loss=gspo: ACR needs ppo"),
+        (["parts=[mis.MIS,flashrl.TIS]"], "MIS and TIS both set the correction weight"),
+        (["parts=[mis.MIS]", "algo.mode=bypass_ppo"], "the weight of MIS would count it twice"),
+        (["parts=[k3_rs.K3RS]", "knobs.K3RS.reject_frac=1.5"], "K3RS.reject_frac: 1.5"),
+    ],
+)
+def test_compositions_that_make_no_sense_are_refused(overrides: list[str], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        compose(small_config("method=naive", *overrides))
+
+
+def test_a_mask_without_a_weight_goes_with_a_weight_and_with_the_bypass() -> None:
+    """The veto of slime and miles beside token weights; rejection under the bypassed clip."""
+    veto = ["method=naive", "knobs.MIS.weight=none", "knobs.MIS.veto=1e-4"]
+    composed = compose(small_config(*veto, "parts=[mis.MIS,flashrl.TIS]"))
+    assert [part.sets_weight for part in composed.parts] == [False, True]
+    compose(small_config(*veto, "parts=[mis.MIS]", "algo.mode=bypass_ppo"))
+    compose(small_config("method=naive", "parts=[vespo.VESPO]", "algo.mode=bypass_ppo"))
+    for share in (-0.1, 1.0):
+        with pytest.raises(ValueError, match=r"Reject.reject_frac: "):
+            Reject(reject_frac=share)
