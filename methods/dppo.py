@@ -82,6 +82,11 @@ class DPPO(Part):
         if self.cap is not None and self.cap < 1:
             raise ValueError(f"DPPO.cap: {self.cap} cuts the ratio of an unchanged policy (choose 1 or more, or null)")
 
+    @property
+    def modes(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Weights of bypass_pg have the current policy in them, as a ratio to the old one has."""
+        return ("decoupled", "bypass_ppo") if self.ratio_anchor == "old" else ()
+
     def correct_update(self, c: Correction, logp: Tensor, b: TokenBatch, memory: Memory) -> Correction:
         anchor = anchor_logp(b, self.mask_anchor)
         return replace(c, keep=c.keep & trusted(logp, anchor, b.adv, self.divergence, self.delta_low, self.delta_high))

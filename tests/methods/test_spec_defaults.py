@@ -83,6 +83,7 @@ def test_objectives_that_count_the_sampler_fix_their_mode_aggregation_and_denomi
         (["parts=[calibrated_clipping.CalibratedClipping]", "algo.mode=bypass_ppo"], "CalibratedClipping needs decoup"),
         (["parts=[calibrated_clipping.CalibratedClipping]", "algo.loss=gspo"], "CalibratedClipping needs ppo"),
         (["parts=[qurl_acr.ACR]", "algo.mode=bypass_pg"], "algo.mode=bypass_pg: ACR needs decoupled"),
+        (["parts=[dppo_tv.DPPO]", "knobs.DPPO.ratio_anchor=old", "algo.mode=bypass_pg"], "DPPO needs decoupled or"),
         (["parts=[qurl_acr.ACR]", "algo.loss=gspo"], "algo.loss=gspo: ACR needs ppo"),
         (["parts=[mis.MIS,flashrl.TIS]"], "MIS and TIS both set the correction weight"),
         (["parts=[mis.MIS]", "algo.mode=bypass_ppo"], "the weight of MIS would count it twice"),
@@ -101,6 +102,7 @@ def test_a_mask_without_a_weight_goes_with_a_weight_and_with_the_bypass() -> Non
     assert [part.sets_weight for part in composed.parts] == [False, True]
     compose(small_config(*veto, "parts=[mis.MIS]", "algo.mode=bypass_ppo"))
     compose(small_config("method=naive", "parts=[vespo.VESPO]", "algo.mode=bypass_ppo"))
+    compose(small_config("method=dppo_tv", "algo.mode=bypass_pg"))
     for share in (-0.1, 1.0):
         with pytest.raises(ValueError, match=r"Reject.reject_frac: "):
             Reject(reject_frac=share)
