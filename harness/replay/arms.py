@@ -106,6 +106,8 @@ def reason_to_skip(name: str, method: Method) -> str:
 
 def fits(method: Method, mode: str, algo: AlgoConfig) -> bool:
     """Does the mode make sense for the method? A weight must not meet a ratio that has the sampler in it already."""
+    if any(part.modes and mode not in part.modes for part in method.parts):
+        return False
     if mode == "decoupled":
         return True
     is_objective = any(has_hook(part, "token_loss") for part in method.parts)
