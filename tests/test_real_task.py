@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from harness.cell import run_cell
-from harness.collect import sequences
 from harness.chosen import resolve
+from harness.collect import sequences
 from harness.config import load, run_id
 from harness.loop import grpo_step
 from harness.models.checkpoint import content_hash, save_decoder

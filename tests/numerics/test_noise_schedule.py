@@ -85,7 +85,9 @@ def test_decays_fall_from_start_to_end(decay: Decay) -> None:
 def test_survival_in_bf16(low: float) -> None:
     """The formula against the published table, and both against casting."""
     gains = (low * (1 + torch.rand(20000, generator=generator("cpu", "gains", int(low * 4))))).to(torch.bfloat16)
-    gains = gains[(gains > low) & (gains < 2 * low)].float()  # at a power of two the spacing below is half of that above
+    gains = gains[
+        (gains > low) & (gains < 2 * low)
+    ].float()  # at a power of two the spacing below is half of that above
     for sigma, published in zip(SIGMAS, SURVIVAL[low], strict=True):
         planned = survival(gains, sigma, torch.bfloat16)
         assert (planned == planned[0]).all()
