@@ -55,14 +55,19 @@ def check(config: RunConfig) -> Composed:
     """The composed method of a run that can work here. Raises ValueError, one line, before anything is loaded."""
     composed = compose(config)
     check_supported(composed, EmbeddedEngine.supports, config.engine.name, EXTRAS)
-    if config.trainer.device == "cuda" and not torch.cuda.is_available():
-        raise ValueError("trainer.device=cuda: no CUDA device is visible; valid: cpu")
     return composed
+
+
+def check_device(config: RunConfig) -> None:
+    """Raises ValueError, one line, where the run's device is not on this machine."""
+    if config.trainer.device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("trainer.device=cuda: no CUDA device is visible; valid: trainer.device=cpu")
 
 
 def build(config: RunConfig, launch: Launch) -> tuple[Run, dict[str, str | None]]:
     """Everything alive in a run, at step 0, and the hashes of what it starts from. Raises ValueError on bad input."""
     composed, device = check(config), config.trainer.device
+    check_device(config)
     start = start_of(config, launch)
     model = prepare(composed, config, start, launch).to(device)
     shape, adapters = model.config, composed.plan.adapters

@@ -98,3 +98,16 @@ def test_passport_and_report_read_a_finished_run(tmp_path: Path, capsys: pytest.
     assert cli.main(["report", "test", "--only", "tables", "--results", str(tmp_path)]) == 0
     assert (tmp_path / "tables" / "test.md").read_text().count("flashrl int8") >= 1
     assert cli.main(["results", "verify", "--results", str(tmp_path)]) == 0
+
+
+def test_a_missing_gpu_is_one_line_and_planning_needs_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    words = ["trainer.device=cuda", "task=chain", "model=xs", "--results", str(tmp_path)]
+    assert cli.main(["run", *words]) == 2
+    assert capsys.readouterr().err.splitlines() == [
+        "lowbit: error: trainer.device=cuda: no CUDA device is visible; valid: trainer.device=cpu"
+    ]
+    assert cli.main(["run", "--dry-run", *words]) == 0
+    assert '"device": "cuda"' in capsys.readouterr().out

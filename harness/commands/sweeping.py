@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from harness.cell import check
+from harness.cell import check, check_device
 from harness.chosen import resolve
 from harness.compose import advice
 from harness.config import load, run_id, run_name, to_json
@@ -103,6 +103,8 @@ def sweep(
     if not todo:
         print(f"{found.name}: all {len(planned.cells)} cells are finished, nothing to run")
         return _present(found, results, is_tracked)
+    for cell in todo:
+        check_device(cell)
     print(f"{found.name}: {found.question}")
     print(f"{len(todo)} of {len(planned.cells)} cells to run, {workers} at a time")
     progress = Progress(planned.cells, len(planned.cells) - len(todo))
@@ -154,6 +156,7 @@ def run(overrides: Sequence[str], *, results: Path, is_dry: bool) -> int:
         return 0
     for line in notes:
         print(f"note: {line}")
+    check_device(config)
     progress = Progress(planned.cells, 0)
     try:
         records, is_interrupted = run_sweep(planned, launch, 1, progress)
