@@ -63,7 +63,8 @@ oracles: setup $(addprefix oracle-,$(ORACLES)) ## rewrite tests/oracles/*.npz, e
 
 oracle-%: requirements/oracle-%.txt
 	@$(PY) -I harness/setup_env.py --venv .venv-oracle-$* --requirements $<
-	.venv-oracle-$*/bin/python tests/oracles/make_$*.py
+	set -e; for script in $(wildcard tests/oracles/make_$*.py tests/oracles/make_$*_*.py); do \
+		.venv-oracle-$*/bin/python $$script; done
 
 check: lint types spelling rules ## linters, types, spelling and house rules: what CI and pre-commit run
 
