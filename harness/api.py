@@ -14,6 +14,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol
 
+import torch
 from torch import Tensor, nn
 
 from harness.numerics.formats import Adapters, Format
@@ -105,6 +106,11 @@ class TokenBatch:
     extras: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])
     """Only what `Part.needs` names: "ref_logp" [B, T] nats; "rollout_kl" [B, T] nats, KL of the sampler's whole
     distribution against the trainer's."""
+
+    @property
+    def valid(self) -> Tensor:
+        """[B, T] bool: tokens of the mask whose two log-probs are finite, so that they have a ratio."""
+        return self.mask & torch.isfinite(self.old_logp - self.rollout_logp)
 
 
 @dataclass(frozen=True, kw_only=True)

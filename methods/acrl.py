@@ -27,7 +27,7 @@ SMALLEST = 1e-6
 
 def probability_gap(b: TokenBatch) -> tuple[Tensor, Tensor]:
     """(|pi_old - pi_rollout| of the sampled tokens, 0 where invalid; validity), [B, T] float and bool."""
-    valid = b.mask & torch.isfinite(b.old_logp - b.rollout_logp)
+    valid = b.valid
     gap = (b.old_logp.exp() - b.rollout_logp.exp()).abs()
     return torch.where(valid, gap, 0.0), valid
 

@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from math import exp
 from typing import ClassVar, Literal
 
-import torch
 from torch import Tensor
 
 from harness.api import Correction, Memory, Method, Part, TokenBatch
@@ -71,7 +70,7 @@ class AISR(Part):
 
     def correct(self, c: Correction, b: TokenBatch, memory: Memory) -> Correction:
         log_ratio = log_rho(b.old_logp, b.rollout_logp, b.mask, "token")
-        valid = b.mask & torch.isfinite(b.old_logp - b.rollout_logp)
+        valid = b.valid
         found = diagnostics(log_ratio, valid, self.cap)
         lam = self.coefficient(**found)
         lam = self.beta * memory.get("lam", lam) + (1.0 - self.beta) * lam

@@ -98,7 +98,7 @@ class Reject(Part):
             raise ValueError(f"{name}.reject_frac: {self.reject_frac} (choose null, or 0 up to below 1)")
 
     def correct(self, c: Correction, b: TokenBatch, memory: Memory) -> Correction:
-        valid = b.mask & torch.isfinite(b.old_logp - b.rollout_logp)
+        valid = b.valid
         value = divergence(log_rho(b.old_logp, b.rollout_logp, b.mask, "token"), valid, self.stat, self.over)
         low, high = -inf, self.hi
         if self.stat == "k1":
