@@ -184,6 +184,10 @@ class Launch:
     micro_batch_tokens: int = 32768
     checkpoint_every_s: float = 20.0
     threads: int = 1
+    stall_s: float = 1800.0
+    """A cell without progress for so long is taken to hang, and is killed."""
+    retries: tuple[str, ...] = ()
+    """What earlier attempts at this cell ended with, and what was changed after each."""
     commit: str | None = None
     is_dirty: bool = False
     """The working tree differs from the commit: the result is a draft."""

@@ -62,7 +62,7 @@ def test_a_full_disk_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest
     def full(*_: object, **__: object) -> int:
         raise OSError(errno.ENOSPC, "No space left on device", "results/figures/x.png")
 
-    monkeypatch.setattr("harness.commands.sweeping.report", full)
+    monkeypatch.setattr("harness.commands.reporting.report", full)
     assert cli.main(["report", "quick"]) == 2
     assert capsys.readouterr().err == "lowbit: error: results/figures/x.png: No space left on device\n"
 

@@ -23,8 +23,9 @@ LAYERS = (
     "harness.cell",
     "harness.launchers harness.sweep harness.search harness.replay harness.arms harness.report harness.figures"
     " harness.panels harness.packed harness.forest"
-    " harness.claims harness.curves harness.findings harness.leaderboard harness.tracking",
-    "harness.bench harness.cli harness.commands",
+    " harness.claims harness.curves harness.findings harness.leaderboard harness.tracking harness.cost harness.retry"
+    " harness.break_even harness.early_warning harness.profiles harness.paper_figures harness.site harness.comparisons",
+    "harness.bench harness.cli harness.commands harness.arguments harness.faults",
 )
 """Bottom to top. A module imports from its own layer and from those below; the longest prefix places a module."""
 PURE = ("harness/numerics/", "harness/loss.py", "harness/advantage.py")

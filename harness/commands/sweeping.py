@@ -14,13 +14,14 @@ from tqdm import tqdm
 
 from harness.cell import check, check_device
 from harness.chosen import resolve
+from harness.commands.reporting import present
 from harness.compose import advice
 from harness.config import load, run_id, run_name, to_json
 from harness.launchers.local import Event
 from harness.models.checkpoint import content_hash
 from harness.packed import make_available
 from harness.prepare import start_of, task_of
-from harness.results import RunResult, read_results
+from harness.results import RunResult
 from harness.run_config import Launch, RunConfig
 from harness.sweep import (
     SWEEPS,
@@ -102,7 +103,7 @@ def sweep(
         print(f"note     {words}: {line}")
     if not todo:
         print(f"{found.name}: all {len(planned.cells)} cells are finished, nothing to run")
-        return _present(found, results, is_tracked)
+        return present(found, results, is_tracked)
     for cell in todo:
         check_device(cell)
     print(f"{found.name}: {found.question}")
@@ -115,7 +116,7 @@ def sweep(
     if is_interrupted:
         print("\ninterrupted; the same command goes on from here")
         return 130
-    code = _present(found, results, is_tracked)
+    code = present(found, results, is_tracked)
     failed = [r for r in records if r.status == "failed"]
     for r in failed:
         print(f"failed  {r.name} ({r.run_id}): {r.reason}", file=sys.stderr)
@@ -220,41 +221,3 @@ def base_line(words: str) -> str:
         f"{start.folder.name}: {record['steps']} steps, accuracy {record['accuracy']:.3f}, "
         f"greedy {record['greedy_accuracy']:.3f}, {time.process_time() - started:.0f} s"
     )
-
-
-def report(name: str, results: Path, *, only: str | None = None) -> int:
-    """Tables and figures of a sweep that has results."""
-    make_available(results, name)
-    folder = results / "runs" / name
-    known = sorted(p.name for p in (results / "runs").glob("*") if p.is_dir())
-    if not folder.is_dir():
-        raise ValueError(f"sweep {name!r} has no results in {results}; valid: {', '.join(known) or 'none yet'}")
-    return _present(_sweep_or_bare(name), results, False, only=only)
-
-
-def _sweep_or_bare(name: str) -> Sweep:
-    if (SWEEPS / f"{name}.yaml").is_file():
-        return read_sweep(name)
-    return Sweep(name=name, question="", arms=({},), seeds=(0,))
-
-
-def _present(sweep: Sweep, results: Path, is_tracked: bool, only: str | None = None) -> int:
-    """Tables, figures, MLflow, and the verdict table on the terminal."""
-    from harness import report as tables
-
-    found = read_results(results / "runs" / sweep.name)
-    written: list[Path] = []
-    if only != "figures":
-        written += tables.write_tables(found, results / "tables", sweep.name, control=sweep.control)
-    if only != "tables":
-        from harness.figures import draw_all
-
-        written += draw_all(results, results / "figures" / sweep.name, sweep.name)
-    if is_tracked:
-        from harness.tracking import track
-
-        track(results, sweep.name)
-    if only != "figures":
-        print(tables.render_terminal(tables.leaderboard(found, control=sweep.control)))
-    print("written: " + ", ".join(str(path) for path in written))
-    return 0

@@ -1,0 +1,74 @@
+"""`lowbit sweep | run | base | report`: commands that compute."""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+from harness.arguments.kinds import OVERRIDES, Commands, command, places, positive
+
+
+def add(commands: Commands) -> None:
+    """Commands that compute."""
+    sweep = command(commands, "sweep", "run a sweep; finished cells are skipped, so starting again resumes", _sweep)
+    sweep.add_argument("name", help="a file of sweeps/ without its ending, or a path to a YAML file")
+    sweep.add_argument("overrides", nargs="*", help=f"{OVERRIDES}; they apply to every cell and come last")
+    sweep.add_argument("--dry-run", action="store_true", help="list cells and an estimate of time, run nothing")
+    sweep.add_argument("--workers", type=positive, default=os.cpu_count(), help="cells at a time (default: cores)")
+    sweep.add_argument("--seeds", type=_seeds, help="comma-separated seeds in place of the file's")
+    sweep.add_argument("--no-tracking", action="store_true", help="do not log to MLflow")
+    places(sweep)
+
+    run = command(commands, "run", "run one cell", _run)
+    run.add_argument("overrides", nargs="*", help=OVERRIDES)
+    run.add_argument("--dry-run", action="store_true", help="print the resolved configuration, run nothing")
+    places(run)
+
+    base = command(commands, "base", "train the base models that sweeps start from, where they are missing", _base)
+    base.add_argument("sweeps", nargs="*", default=[], help="sweeps whose bases to train (default: all)")
+    base.add_argument("--workers", type=positive, default=os.cpu_count(), help="bases at a time (default: cores)")
+    places(base)
+
+    report = command(commands, "report", "write tables and figures of a sweep from its results", _report)
+    report.add_argument("name", help="a sweep with results")
+    report.add_argument("--only", choices=("tables", "figures"), help="write one of the two")
+    places(report)
+
+
+def _sweep(a: argparse.Namespace) -> int:
+    from harness.commands.sweeping import sweep
+
+    return sweep(
+        a.name,
+        a.overrides,
+        results=a.results,
+        workers=a.workers,
+        is_dry=a.dry_run,
+        seeds=a.seeds,
+        is_tracked=not a.no_tracking,
+    )
+
+
+def _run(a: argparse.Namespace) -> int:
+    from harness.commands.sweeping import run
+
+    return run(a.overrides, results=a.results, is_dry=a.dry_run)
+
+
+def _base(a: argparse.Namespace) -> int:
+    from harness.commands.sweeping import base
+
+    return base(a.sweeps, results=a.results, workers=a.workers)
+
+
+def _report(a: argparse.Namespace) -> int:
+    from harness.commands.reporting import report
+
+    return report(a.name, a.results, only=a.only)
+
+
+def _seeds(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r}: whole numbers separated by commas are expected") from None

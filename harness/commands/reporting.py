@@ -1,0 +1,47 @@
+"""`lowbit report` and the end of every sweep: tables, figures and MLflow from the result files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from harness.packed import make_available
+from harness.results import read_results
+from harness.sweep import SWEEPS, Sweep, read_sweep
+
+
+def report(name: str, results: Path, *, only: str | None = None) -> int:
+    """Tables and figures of a sweep that has results."""
+    make_available(results, name)
+    folder = results / "runs" / name
+    known = sorted(p.name for p in (results / "runs").glob("*") if p.is_dir())
+    if not folder.is_dir():
+        raise ValueError(f"sweep {name!r} has no results in {results}; valid: {', '.join(known) or 'none yet'}")
+    return present(_sweep_or_bare(name), results, False, only=only)
+
+
+def _sweep_or_bare(name: str) -> Sweep:
+    if (SWEEPS / f"{name}.yaml").is_file():
+        return read_sweep(name)
+    return Sweep(name=name, question="", arms=({},), seeds=(0,))
+
+
+def present(sweep: Sweep, results: Path, is_tracked: bool, only: str | None = None) -> int:
+    """Tables, figures, MLflow, and the verdict table on the terminal."""
+    from harness import report as tables
+
+    found = read_results(results / "runs" / sweep.name)
+    written: list[Path] = []
+    if only != "figures":
+        written += tables.write_tables(found, results / "tables", sweep.name, control=sweep.control)
+    if only != "tables":
+        from harness.figures import draw_all
+
+        written += draw_all(results, results / "figures" / sweep.name, sweep.name)
+    if is_tracked:
+        from harness.tracking import track
+
+        track(results, sweep.name)
+    if only != "figures":
+        print(tables.render_terminal(tables.leaderboard(found, control=sweep.control)))
+    print("written: " + ", ".join(str(path) for path in written))
+    return 0
