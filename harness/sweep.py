@@ -22,7 +22,8 @@ from harness.cell import check
 from harness.chosen import resolve
 from harness.compose import advice
 from harness.config import load, parse, read_yaml, run_id
-from harness.launchers.local import Event, run_cells
+from harness.launchers.job import Event, Job
+from harness.launchers.local import run_cells
 from harness.models.checkpoint import content_hash
 from harness.nearest import nearest
 from harness.prepare import task_of
@@ -162,7 +163,7 @@ def run_sweep(
     todo = [cell for cell in planned.cells if run_id(cell) not in records]
     interrupted = False
     with _lock(Path(launch.results)):
-        events = run_cells(todo, launch, workers)
+        events = run_cells([Job(config=cell, launch=launch) for cell in todo], workers)
         try:
             for event in events:
                 on_event(event)

@@ -13,14 +13,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import torch
 
 from harness.cell import CANCELLED, record, work_folder
 from harness.config import run_id, to_json
+from harness.launchers.job import Event, Job
 from harness.results import RunResult, read_result, write_result
 from harness.run_config import Launch, RunConfig
 
@@ -35,47 +34,34 @@ GRACE_S = 60.0
 """How long a cell may take to save its state after Ctrl-C."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Event:
-    """Something happened to a cell."""
-
-    kind: Literal["started", "progress", "finished"]
-    config: RunConfig
-    pid: int = 0
-    """Of the cell's process (started)."""
-    step: int = 0
-    """Steps done so far (progress)."""
-    result: RunResult | None = None
-    """Its record (finished)."""
-
-
-def run_cells(configs: Sequence[RunConfig], launch: Launch, workers: int) -> Generator[Event, None, None]:
+def run_cells(jobs: Sequence[Job], workers: int) -> Generator[Event, None, None]:
     """Run every cell, `workers` at a time, in order; CUDA cells on the GPU with the fewest of them.
 
     Closing the iterator stops the running cells cleanly.
     """
-    waiting = list(configs)
-    running: dict[str, tuple[RunConfig, subprocess.Popen[bytes]]] = {}
+    waiting = list(jobs)
+    running: dict[str, tuple[Job, subprocess.Popen[bytes]]] = {}
     places: dict[str, str] = {}
-    gpus = visible_gpus() if any(config.trainer.device == "cuda" for config in configs) else []
+    gpus = visible_gpus() if any(job.config.trainer.device == "cuda" for job in jobs) else []
     try:
         while waiting or running:
             while waiting and len(running) < workers:
-                config = waiting.pop(0)
+                job = waiting.pop(0)
                 taken = [places[cell_id] for cell_id in running if cell_id in places]
-                place = min(gpus, key=taken.count) if gpus and config.trainer.device == "cuda" else None
-                process = _spawn(config, launch, place)
-                running[run_id(config)] = (config, process)
+                place = min(gpus, key=taken.count) if gpus and job.config.trainer.device == "cuda" else None
+                process = _spawn(job.config, job.launch, place)
+                running[run_id(job.config)] = (job, process)
                 if place is not None:
-                    places[run_id(config)] = place
-                yield Event(kind="started", config=config, pid=process.pid)
+                    places[run_id(job.config)] = place
+                yield Event(kind="started", config=job.config, pid=process.pid)
             time.sleep(POLL_S)
-            for cell_id, (config, process) in list(running.items()):
+            for cell_id, (job, process) in list(running.items()):
                 if process.poll() is None:
-                    yield Event(kind="progress", config=config, step=_progress(launch, cell_id))
+                    yield Event(kind="progress", config=job.config, step=_progress(job.launch, cell_id))
                     continue
                 del running[cell_id]
-                yield Event(kind="finished", config=config, result=_collect(config, launch, process.returncode))
+                result = _collect(job.config, job.launch, process.returncode)
+                yield Event(kind="finished", config=job.config, result=result)
     finally:
         _stop([process for _, process in running.values()])
 

@@ -11,6 +11,7 @@ import pytest
 
 from harness.config import run_id
 from harness.launchers import local
+from harness.launchers.job import Job
 from harness.run_config import Launch, RunConfig
 from tests.toy import small_config
 
@@ -37,7 +38,7 @@ def test_each_cell_takes_the_gpu_with_the_fewest(tmp_path: Path, monkeypatch: py
     config = small_config()
     on_gpu = replace(config, trainer=replace(config.trainer, device="cuda"))
     cells = [replace(on_gpu, seed=seed) for seed in range(7)] + [replace(config, seed=9)]
-    events = local.run_cells(cells, Launch(results=str(tmp_path)), workers=8)
+    events = local.run_cells([Job(config=cell, launch=Launch(results=str(tmp_path))) for cell in cells], workers=8)
     started = [next(events) for _ in cells]
     events.close()
     assert [event.kind for event in started] == ["started"] * 8
