@@ -3,8 +3,8 @@
     results/packed/<sweep>.zip      records.jsonl  (a record per line)   series.parquet  (a row per run and step)
 
 `unpack` makes the files of `harness.results` of it again, where they are missing: records byte for byte, and of the
-series the columns COLUMNS. Hundreds of cells then cost a repository a few MB. Left out: all other columns of the
-series, which stay on the machine that ran the sweep.
+series the columns COLUMNS and GROUPS. Hundreds of cells then cost a repository a few MB. Left out: all other columns of
+the series, which stay on the machine that ran the sweep.
 """
 
 from __future__ import annotations
@@ -19,12 +19,16 @@ from typing import Any
 from harness.results import RunResult, read_results, read_series, write_atomic, write_result
 
 COLUMNS = (
-    "reward/accuracy", "rollout/length_mean", "sync/code_flip_rate", "mismatch/kl_k3", "mismatch/ess_token",
-    "mismatch/logp_absdiff_max", "train/entropy", "train/grad_norm", "train/clip_frac", "correction/weight_mean",
-    "correction/token_kept_frac", "by_position/position", "by_position/k3", "by_position/count", "by_entropy/entropy",
-    "by_entropy/k3", "by_entropy/count",
+    "reward/mean", "reward/accuracy", "rollout/length_mean", "rollout/truncated_frac", "rollout/tokens",
+    "sync/code_flip_rate", "sync/saturated_frac", "mismatch/kl_k1", "mismatch/kl_k3", "mismatch/chi2_token",
+    "mismatch/ess_token", "mismatch/ess_token_raw", "mismatch/logp_absdiff_mean", "mismatch/logp_absdiff_p99",
+    "mismatch/logp_absdiff_p999", "mismatch/logp_absdiff_max", "train/entropy", "train/grad_norm", "train/ppo_kl",
+    "train/clip_frac", "train/clip_low_frac", "train/clip_high_frac", "train/clip_dual_frac", "train/loss_scale",
+    "train/skipped", "correction/weight_mean", "correction/token_kept_frac", "by_position/position", "by_position/k3",
+    "by_position/count", "by_entropy/entropy", "by_entropy/k3", "by_entropy/count",
 )  # fmt: skip
-"""What a packed sweep keeps of every step."""
+GROUPS = ("part/", "time/")
+"""Columns, and groups of them, that a packed sweep keeps of every step."""
 FOLDER = "packed"
 RECORDS, SERIES = "records.jsonl", "series.parquet"
 
@@ -38,14 +42,20 @@ def pack(results: Path, sweep: str) -> Path:
     records = read_results(folder)
     if not records:
         raise ValueError(f"sweep {sweep}: {folder} holds no result to pack")
-    columns: dict[str, list[Any]] = {"run_id": [], **{name: [] for name in COLUMNS}}
-    for record in records:
-        if record.num_steps and (folder / f"{record.run_id}.parquet").exists():
-            series = read_series(folder, record.run_id)
-            columns["run_id"] += [record.run_id] * record.num_steps
-            for name in COLUMNS:
-                columns[name] += series.get(name, [None] * record.num_steps)
-    kinds = {name: pa.list_(pa.float32()) if name.startswith("by_") else pa.float32() for name in COLUMNS}
+    all_series = {
+        record.run_id: read_series(folder, record.run_id)
+        for record in records
+        if record.num_steps and (folder / f"{record.run_id}.parquet").exists()
+    }
+    grouped = {name for series in all_series.values() for name in series if name.startswith(GROUPS)}
+    kept = [*COLUMNS, *sorted(grouped)]
+    columns: dict[str, list[Any]] = {"run_id": [], **{name: [] for name in kept}}
+    for run_id, series in all_series.items():
+        num_steps = len(next(iter(series.values())))
+        columns["run_id"] += [run_id] * num_steps
+        for name in kept:
+            columns[name] += series.get(name, [None] * num_steps)
+    kinds = {name: pa.list_(pa.float32()) if name.startswith("by_") else pa.float32() for name in kept}
     table = pa.table({n: pa.array(v, kinds.get(n, pa.string())) for n, v in columns.items()})
     sink, target = io.BytesIO(), io.BytesIO()
     pq.write_table(table, sink, compression="zstd", compression_level=19, use_dictionary=["run_id"])  # pyright: ignore[reportArgumentType] - the stub says bool alone
