@@ -6,8 +6,10 @@ and the composed tree is validated into them once. Nothing else sees OmegaConf t
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import hashlib
+import itertools
 import json
 import types
 import typing
@@ -21,6 +23,10 @@ from pydantic import TypeAdapter, ValidationError
 from harness.nearest import nearest
 from harness.run_config import RunConfig
 
+if typing.TYPE_CHECKING:
+    from hydra.core.override_parser.types import Override
+    from omegaconf import DictConfig
+
 T = TypeVar("T")
 CONF = Path(__file__).parent / "conf"
 
@@ -28,7 +34,7 @@ CONF = Path(__file__).parent / "conf"
 def parse(cls: type[T], values: dict[str, Any]) -> T:
     """Validate plain values into a frozen dataclass. Raises ValueError: field, value and what is valid, one line."""
     try:
-        return TypeAdapter(cls).validate_python(values)
+        return _adapter(cls).validate_python(values)
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False)[0]
         path = ".".join(str(p) for p in first["loc"] if not str(p).startswith("function"))
@@ -40,6 +46,11 @@ def parse(cls: type[T], values: dict[str, Any]) -> T:
         raise ValueError(f"{path}={first['input']!r}: {first['msg'].lower()}") from None
 
 
+@cache
+def _adapter(cls: type[T]) -> TypeAdapter[T]:
+    return TypeAdapter(cls)
+
+
 def to_json(config: Any) -> dict[str, Any]:
     """A config dataclass as plain JSON values; `parse` turns it back into an equal one."""
     return json.loads(json.dumps(dataclasses.asdict(config)))
@@ -48,13 +59,17 @@ def to_json(config: Any) -> dict[str, Any]:
 def run_id(config: RunConfig) -> str:
     """12 hexadecimal digits of the SHA-256 of every hashed field of a resolved config."""
     values = to_json(config)
-    for section in dataclasses.fields(config):
-        kind = typing.get_type_hints(RunConfig)[section.name]
-        if dataclasses.is_dataclass(kind):
-            for f in dataclasses.fields(kind):
-                if not f.metadata.get("hashed", True):
-                    del values[section.name][f.name]
+    for section, name in _not_hashed():
+        del values[section][name]
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:12]
+
+
+@cache
+def _not_hashed() -> tuple[tuple[str, str], ...]:
+    kinds = typing.get_type_hints(RunConfig)
+    sections = [(f.name, kinds[f.name]) for f in dataclasses.fields(RunConfig)]
+    inner = [(name, f) for name, kind in sections if dataclasses.is_dataclass(kind) for f in dataclasses.fields(kind)]
+    return tuple((name, f.name) for name, f in inner if not f.metadata.get("hashed", True))
 
 
 def run_name(config: RunConfig) -> str:
@@ -65,7 +80,8 @@ def run_name(config: RunConfig) -> str:
     return f"{config.method}-{config.precision.name}-{config.model.name}-{config.task.name}{length}{mode}-{seeds}"
 
 
-def leaves(cls: type, prefix: str = "") -> list[str]:
+@cache
+def leaves(cls: type, prefix: str = "") -> tuple[str, ...]:
     """Dotted names of every field of a config dataclass."""
     names: list[str] = []
     for name, kind in typing.get_type_hints(cls).items():
@@ -74,9 +90,10 @@ def leaves(cls: type, prefix: str = "") -> list[str]:
         names.append(prefix + name)
         if dataclasses.is_dataclass(kind):
             names += leaves(typing.cast(type, kind), f"{prefix}{name}.")
-    return names
+    return tuple(names)
 
 
+@cache
 def groups() -> dict[str, list[str]]:
     """Config group -> its choices, from the YAML files."""
     return {d.name: sorted(p.stem for p in d.glob("*.yaml")) for d in sorted(CONF.iterdir()) if d.is_dir()}
@@ -136,17 +153,14 @@ def load(overrides: typing.Sequence[str]) -> RunConfig:
 
     Raises ValueError, one line, for an unknown key, group choice or value.
     """
-    from hydra import compose, initialize_config_dir
-    from hydra.core.config_store import ConfigStore
     from hydra.errors import HydraException
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    ConfigStore.instance().store(name="run_schema", node=_schema(RunConfig))
     prepared, suffix = _prepare(overrides)
     try:
-        with initialize_config_dir(str(CONF), version_base="1.3"):
-            tree = OmegaConf.to_container(compose("run", overrides=prepared), resolve=True)
+        composed = _compose_cached(prepared) or _compose(prepared)
+        tree = OmegaConf.to_container(composed, resolve=True)
     except (HydraException, OmegaConfBaseException) as error:
         cause = error.__cause__ if isinstance(error.__cause__, OmegaConfBaseException) else error
         key = getattr(cause, "full_key", None)
@@ -156,6 +170,47 @@ def load(overrides: typing.Sequence[str]) -> RunConfig:
     if suffix:
         values["precision"].update(name=values["precision"]["name"] + "+kv8", kv="e4m3_kv")
     return parse(RunConfig, values)
+
+
+def _compose(overrides: typing.Sequence[str]) -> DictConfig:
+    """Hydra's own result."""
+    from hydra import compose, initialize_config_dir
+    from hydra.core.config_store import ConfigStore
+
+    ConfigStore.instance().store(name="run_schema", node=_schema(RunConfig))
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        return compose("run", overrides=list(overrides))
+
+
+@cache
+def _chosen(choices: tuple[str, ...]) -> DictConfig:
+    return _compose(choices)
+
+
+@cache
+def _parsed(override: str) -> Override:
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    return OverridesParser.create().parse_overrides([override])[0]
+
+
+def _compose_cached(overrides: typing.Sequence[str]) -> DictConfig | None:
+    """The same from the choices of groups, which Hydra composes once each, and the plain values, which it applies last
+    and in order. None where an override is of another kind or wrong: Hydra then does it, or says why not."""
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    is_choice = [override.partition("=")[0] in groups() for override in overrides]
+    values = [_parsed(word) for word, chooses in zip(overrides, is_choice, strict=True) if not chooses]
+    if any(v.is_delete() or v.is_add() or v.is_sweep_override() or v.package is not None for v in values):
+        return None
+    tree = copy.deepcopy(_chosen(tuple(itertools.compress(overrides, is_choice))))
+    try:
+        for value in values:
+            OmegaConf.update(tree, value.key_or_group, value.value(), merge=True, force_add=value.is_force_add())
+    except OmegaConfBaseException:
+        return None
+    return tree
 
 
 def _prepare(overrides: typing.Sequence[str]) -> tuple[list[str], bool]:
