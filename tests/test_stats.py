@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -147,42 +148,6 @@ def test_further_seeds_give_the_promised_power() -> None:
     assert stats.further_seeds(math.nan, 1) is None
 
 
-def simulate(num_seeds: int, seed_sd: float, num_questions: int, statistic, runs: int = 400) -> float:
-    """Share of intervals that cover the true accuracy of the task, seeds and questions both drawn afresh."""
-    rng = np.random.default_rng(num_seeds)
-    truth, covered = 0.7, 0
-    draws = stats.resample(num_seeds, num_questions, rng, 400)
-    for _ in range(runs):
-        difficulty = rng.normal(0, 0.15, num_questions)
-        chance = np.clip(truth + rng.normal(0, seed_sd, (num_seeds, 1)) + difficulty, 0, 1)
-        scores = (rng.random((num_seeds, num_questions)) < chance).astype(float)
-        low, high = stats.bootstrap(scores, draws, statistic)
-        covered += low <= truth <= high
-    return covered / runs
-
-
-@pytest.mark.parametrize("num_seeds", [3, 5, 8])
-@pytest.mark.parametrize("seed_sd", [0.0, 0.03])
-def test_bootstrap_covers(num_seeds: int, seed_sd: float) -> None:
-    assert 0.92 <= simulate(num_seeds, seed_sd, 128, stats.mean) <= 0.985
-
-
-def test_bootstrap_of_the_iqm_covers() -> None:
-    assert 0.92 <= simulate(8, 0.03, 128, stats.iqm) <= 0.99
-
-
-def test_bootstrap_question_by_question_would_not_cover() -> None:
-    """The control: treating every answer as its own trial misses far more often than 5 %."""
-    rng = np.random.default_rng(0)
-    missed = 0
-    for _ in range(300):
-        chance = 0.7 + rng.normal(0, 0.05, (4, 1)) * np.ones(256)
-        answers = (rng.random((4, 256)) < np.clip(chance, 0, 1)).ravel()
-        half = 1.96 * answers.std() / math.sqrt(answers.size)
-        missed += abs(answers.mean() - 0.7) > half
-    assert missed / 300 > 0.25
-
-
 def test_bootstrap_width_without_question_noise_is_the_t_interval() -> None:
     """Seeds alone, many of them, nearly normal: the interval is Student's."""
     values = np.random.default_rng(1).normal(0.5, 0.05, 30)
@@ -204,3 +169,142 @@ def test_resamples() -> None:
     assert set(np.unique(draws.seeds)) == {0, 1, 2, 3}
     np.testing.assert_allclose(draws.questions.sum(axis=1), 1)
     np.testing.assert_allclose(draws.questions.var(axis=0).mean(), (1 - 1 / 50) / 50**2, rtol=0.05)
+
+
+def p_of(values: np.ndarray, mean: float, alternative: Literal["two-sided", "less", "greater"] = "two-sided") -> float:
+    return float(scipy_stats.ttest_1samp(values, mean, alternative=alternative).pvalue)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def two_way(size: int, num_questions: int, seed: int, sd_seeds: float, sd_questions: float) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    noise = rng.normal(0, 1, (size, num_questions))
+    return 0.3 + rng.normal(0, sd_seeds, (size, 1)) + rng.normal(0, sd_questions, num_questions) + noise
+
+
+def test_crossed_is_the_paired_t_test_where_questions_do_not_differ() -> None:
+    rng = np.random.default_rng(0)
+    d = rng.normal(0.02, 0.03, (5, 1)) + np.zeros((5, 40))
+    found, want = stats.crossed(d, np.zeros_like(d)), scipy_stats.ttest_1samp(d[:, 0], 0)
+    interval = want.confidence_interval()
+    assert (found.p, found.df) == (pytest.approx(p_of(d[:, 0], 0)), 4)
+    assert (found.low, found.high) == pytest.approx((interval.low, interval.high))
+    assert found.sd_questions == 0 and found.sd_seeds == pytest.approx(d[:, 0].std(ddof=1))
+
+
+def test_crossed_is_the_t_test_over_questions_where_seeds_are_equal() -> None:
+    d = np.random.default_rng(0).normal(0.02, 0.3, (1, 30)) + np.zeros((4, 1))
+    found = stats.crossed(d, 0 * d)
+    assert found.p == pytest.approx(p_of(d[0], 0)) and found.df == 29
+    assert found.sd_questions == pytest.approx(d[0].std(ddof=1)) and found.sd_seeds == 0
+
+
+def test_crossed_mean_squares_are_those_of_least_squares() -> None:
+    """The table of variance from three regressions on dummy variables, and the interval from it by scipy's t."""
+    d = two_way(4, 12, 3, 0.5, 0.8)
+    rows, columns = np.kron(np.eye(4), np.ones((12, 1))), np.kron(np.ones((4, 1)), np.eye(12))
+
+    def rss(design: np.ndarray) -> float:
+        fit = np.linalg.lstsq(design, d.ravel(), rcond=None)[0]
+        return float(np.sum((d.ravel() - design @ fit) ** 2))
+
+    full = rss(np.hstack([rows, columns]))
+    ms = (rss(columns) - full) / 3, (rss(rows) - full) / 11, full / 33
+    total = ms[0] + ms[1] - ms[2]
+    df = math.floor(total**2 / (ms[0] ** 2 / 3 + ms[1] ** 2 / 11 + ms[2] ** 2 / 33))
+    want = scipy_stats.t.interval(0.95, df, d.mean(), math.sqrt(total / d.size))
+    found = stats.crossed(d, np.zeros_like(d))
+    assert found.df == df and (found.low, found.high) == pytest.approx(want)
+    assert found.p == pytest.approx(2 * scipy_stats.t.sf(abs(d.mean()) / math.sqrt(total / d.size), df))
+
+
+def test_crossed_needs_two_of_each() -> None:
+    one = stats.crossed(np.ones((1, 5)), np.zeros((1, 5)))
+    assert one.mean == 1.0 and math.isnan(one.low) and math.isnan(one.p)
+    assert math.isnan(stats.crossed(np.ones((5, 1)), np.zeros((5, 1))).low)
+    same = stats.crossed(np.ones((3, 5)), np.ones((3, 5)))
+    assert (same.mean, same.low, same.high, same.p) == (0, 0, 0, 1)
+    assert stats.crossed(np.ones((3, 5)), np.zeros((3, 5))).p == 0
+
+
+@pytest.mark.parametrize(("wins", "losses"), [(0, 0), (1, 0), (3, 3), (9, 2), (40, 70), (700, 820)])
+def test_mcnemar_is_the_exact_binomial_test(wins: int, losses: int) -> None:
+    size = wins + losses + 5
+    arm, control = np.ones((1, size)), np.ones((1, size))
+    control[0, :wins], arm[0, wins : wins + losses] = 0, 0
+    found = stats.mcnemar(arm, control)
+    want = scipy_stats.binomtest(wins, wins + losses).pvalue if wins + losses else 1.0
+    assert (found.wins, found.losses) == (wins, losses)
+    assert found.p == pytest.approx(want, rel=1e-9) and found.per_seed == (found.p,)
+
+
+def test_mcnemar_adds_the_seeds() -> None:
+    arm = np.array([[1.0, 1, 1, 0, 1], [1, 1, 0, 1, 1]])
+    found = stats.mcnemar(arm, np.array([[0.0, 0, 0, 1, 1], [0, 0, 0, 1, 1]]))
+    assert (found.wins, found.losses) == (5, 1)
+    assert found.per_seed == pytest.approx((scipy_stats.binomtest(3, 4).pvalue, 0.5))
+    assert found.p == pytest.approx(scipy_stats.binomtest(5, 6).pvalue)
+
+
+def test_improvement_is_mann_whitney() -> None:
+    rng = np.random.default_rng(4)
+    x, y = rng.integers(0, 6, 7).astype(float), rng.integers(0, 6, 5).astype(float)
+    assert stats.won(x, y) == pytest.approx(scipy_stats.mannwhitneyu(x, y).statistic / 35)
+    found = stats.improvement([(x, y), (np.array([2.0]), np.array([1.0, 3.0]))])
+    assert found.probability == pytest.approx((stats.won(x, y) + 0.5) / 2)
+
+
+def test_improvement_edges_solve_newcombes_equation() -> None:
+    """|theta - estimate| = t sqrt(V(theta)) at both ends, with the variance written out again."""
+    x, y = np.array([1.0, 4.0, 5.0, 6.0]), np.array([0.0, 2.0, 3.0])
+    found = stats.improvement([(x, y)])
+    assert found.probability == pytest.approx(10 / 12)
+    for theta in (found.low, found.high):
+        half = 3.5 - 1
+        spread = 1 + half * (1 - theta) / (2 - theta) + half * theta / (1 + theta)
+        error = scipy_stats.t.ppf(0.975, 5) * math.sqrt(theta * (1 - theta) * spread / 12)
+        assert abs(theta - found.probability) == pytest.approx(error, rel=1e-6)
+
+
+def test_improvement_where_every_run_wins() -> None:
+    """The bootstrap claims certainty from three runs; the score interval does not, and two settings narrow it."""
+    x, y = np.array([3.0, 4.0, 5.0]), np.array([0.0, 1.0, 2.0])
+    one, two = stats.improvement([(x, y)]), stats.improvement([(x, y), (x, y)])
+    assert (one.probability, one.high) == (1.0, 1.0) and 0.2 < one.low < 0.5 < two.low < 0.8
+    mirrored = stats.improvement([(y, x)])
+    assert (mirrored.low, mirrored.high) == pytest.approx((0.0, 1 - one.low))
+    naive = stats.improvement_bootstrap([(x, y)], np.random.default_rng(0))
+    assert (naive.probability, naive.low, naive.high) == (1.0, 1.0, 1.0)
+    single = stats.improvement([(x[:1], y[:1])])
+    assert (single.probability, single.low, single.high) == (1.0, 0.0, 1.0)
+    assert math.isnan(stats.improvement([(x, np.array([]))]).low)
+
+
+def test_improvement_bootstrap_is_scipys() -> None:
+    rng = np.random.default_rng(2)
+    x, y = rng.normal(0.5, 1, 9), rng.normal(0, 1, 8)
+    mine = stats.improvement_bootstrap([(x, y)], np.random.default_rng(0), 4000)
+    theirs = scipy_stats.bootstrap(
+        (x, y), lambda a, b: stats.won(a, b), vectorized=False, method="percentile", n_resamples=4000, rng=1
+    ).confidence_interval
+    assert (mine.low, mine.high) == pytest.approx((theirs.low, theirs.high), abs=0.03)
+
+
+@pytest.mark.parametrize("size", [3, 5, 9])
+def test_equivalence_is_two_one_sided_t_tests_and_agrees_with_the_verdict(size: int) -> None:
+    rng = np.random.default_rng(size)
+    seen = set()
+    for _ in range(60):
+        d = rng.normal(rng.normal(0, 0.01), 0.012, size)
+        found = stats.paired(dict(enumerate(d)), dict.fromkeys(range(size), 0.0))
+        p = stats.equivalence_p(found.mean, found.sd, size)
+        sides = [
+            p_of(d, -stats.DELTA, "greater"),
+            p_of(d, stats.DELTA, "less"),
+        ]
+        assert p == pytest.approx(max(sides))
+        is_equal = stats.verdict(found.low, found.high) == "equal"
+        assert is_equal == (p < 0.025)
+        seen.add(is_equal)
+    assert seen == {True, False}
+    assert math.isnan(stats.equivalence_p(0.0, math.nan, 1))
+    assert (stats.equivalence_p(0.01, 0.0, 3), stats.equivalence_p(0.03, 0.0, 3)) == (0.0, 1.0)

@@ -1,0 +1,119 @@
+"""Intervals over few seeds: interquartile mean, the bootstrap of seeds and questions, Student's t in closed form."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import NormalDist
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+
+def iqm(values: Floats, axis: int = -1) -> Floats:
+    """Interquartile mean: the lowest and the highest quarter (rounded down) left out (arXiv 2108.13264).
+
+    With fewer than 4 values it is the mean.
+    """
+    ordered = np.sort(values, axis=axis)
+    size = ordered.shape[axis]
+    return np.take(ordered, range(size // 4, size - size // 4), axis=axis).mean(axis=axis)
+
+
+def mean(values: Floats, axis: int = -1) -> Floats:
+    """The arithmetic mean along one axis."""
+    return values.mean(axis=axis)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Draws:
+    """Bootstrap resamples of a matrix's rows and columns; matrices of one shape may share them."""
+
+    seeds: NDArray[np.int64]
+    """[draws, S] row indices."""
+    questions: Floats
+    """[draws, Q] weights that sum to 1 per draw."""
+
+
+def resample(num_seeds: int, num_questions: int, rng: np.random.Generator, draws: int = 1000) -> Draws:
+    """Draw rows and columns with replacement."""
+    counts = rng.multinomial(num_questions, np.full(num_questions, 1 / num_questions), size=draws)
+    return Draws(seeds=rng.integers(num_seeds, size=(draws, num_seeds)), questions=counts / num_questions)
+
+
+def bootstrap(
+    scores: Floats, draws: Draws, statistic: Callable[[Floats, int], Floats] = mean, level: float = 0.95
+) -> tuple[float, float]:
+    """Percentile interval of `statistic` over seeds of their mean over questions; `scores` is [S, Q].
+
+    Two strata are resampled, seeds as whole runs and questions, and their deviations add up. A plain
+    bootstrap of n runs is too narrow by sqrt((n - 1) / n) and uses the normal in place of Student's t (Hesterberg,
+    "What teachers should know about the bootstrap", arXiv 1411.5279); the seeds' deviations are stretched by both.
+    Simulated coverage of 95 % intervals from 2 to 8 seeds: 93 to 97 % for the mean, 95 to 98 % for the IQM.
+    One seed: questions alone, which says nothing about another run. Fractions stay in [0, 1].
+    """
+    size = len(scores)
+    per_seed = scores.mean(axis=1)
+    point = float(statistic(per_seed, -1))
+    deviation = _question_share(scores) * (statistic(draws.questions @ scores.T, -1) - point)
+    if size > 1:
+        normal = NormalDist().inv_cdf(0.5 + level / 2)
+        stretch = t_quantile(0.5 + level / 2, size - 1) / normal * math.sqrt(size / (size - 1))
+        deviation += stretch * (statistic(per_seed[draws.seeds], -1) - point)
+    bounds = np.quantile(point + deviation, [0.5 - level / 2, 0.5 + level / 2])
+    if scores.min() >= 0 and scores.max() <= 1:
+        bounds = bounds.clip(0, 1)
+    return float(bounds[0]), float(bounds[1])
+
+
+def _question_share(scores: Floats) -> float:
+    """Root of the part of the variance between question means that is not answer noise; 1 for a single seed.
+
+    The noise is in the spread of the seeds already and must not count twice. Two-way analysis of variance without
+    replication: 1 - MS(residual) / MS(questions).
+    """
+    size, num_questions = scores.shape
+    if size < 2 or num_questions < 2:
+        return 1.0
+    of_questions = scores.mean(axis=0)
+    residual = scores - of_questions - scores.mean(axis=1, keepdims=True) + scores.mean()
+    ms_residual = np.sum(residual**2) / ((size - 1) * (num_questions - 1))
+    ms_questions = size * of_questions.var(ddof=1)
+    return math.sqrt(max(0.0, 1 - ms_residual / ms_questions)) if ms_questions > 0 else 0.0
+
+
+def t_cdf(t: float, df: int) -> float:
+    """P(T <= t) of Student's t with a whole number of degrees of freedom, in closed form.
+
+    Abramowitz and Stegun, equations 26.7.3 and 26.7.4, with theta = atan(t / sqrt(df)).
+    """
+    assert df >= 1
+    theta = math.atan(t / math.sqrt(df))
+    cosine = math.cos(theta)
+    is_odd = df % 2
+    term = cosine if is_odd else 1.0
+    total = 0.0 if df == 1 else term
+    for k in range(2 + is_odd, df, 2):
+        term *= cosine * cosine * (k - 1) / k
+        total += term
+    inside = math.sin(theta) * total
+    return 0.5 + (theta + inside) / math.pi if is_odd else 0.5 + inside / 2
+
+
+def t_quantile(p: float, df: int) -> float:
+    """The t with `t_cdf(t, df) == p`, for p in (0, 1), by bisection to the last float."""
+    assert 0 < p < 1
+    low, high = -1.0, 1.0
+    while t_cdf(low, df) > p:
+        low *= 2
+    while t_cdf(high, df) < p:
+        high *= 2
+    for _ in range(200):
+        middle = (low + high) / 2
+        if middle in (low, high):
+            break
+        low, high = (middle, high) if t_cdf(middle, df) < p else (low, middle)
+    return (low + high) / 2
