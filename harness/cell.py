@@ -2,19 +2,25 @@
 
     python -m harness.cell CELL.json      (written by the launcher: {"config": ..., "launch": ...})
 
-Exit codes: 0 a result was written, whatever its status; 3 cancelled, a state to resume from was written. This is a
-process edge, so here alone any exception becomes a record.
+Exit codes: 0 a result was written, whatever its status; 3 cancelled, a state to resume from was written; 4 the result
+could not be written, the last line of the log says why. This is a process edge, so here alone any exception becomes a
+record. A cell holds a lock on its work folder, so that one which outlives a killed launcher and its successor take
+turns.
 """
 
 from __future__ import annotations
 
+import faulthandler
+import fcntl
 import json
 import os
 import signal
 import sys
+import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -34,12 +40,17 @@ from harness.models.checkpoint import content_hash
 from harness.models.decoder import Decoder
 from harness.numerics.formats import format_named
 from harness.prepare import load_state, prepare, save_state, start_of
-from harness.results import RunResult, summarise, write_result
+from harness.results import Row, RunResult, read_result, summarise, write_result
 from harness.run import Run
 from harness.run_config import Launch, RunConfig
 from harness.trainers.local import EXTRAS, Diverged, LocalTrainer
 
 CANCELLED = 3
+UNWRITTEN = 4
+UNSAVED = "the state could not be saved"
+"""How the note begins of a run that has nothing to resume from."""
+ORPHAN_S = 60.0
+"""How long a cell whose launcher is gone may take to its next step."""
 
 
 class Cancelled(Exception):  # noqa: N818 - a request, not a defect
@@ -49,6 +60,11 @@ class Cancelled(Exception):  # noqa: N818 - a request, not a defect
 def work_folder(launch: Launch, cell_id: str) -> Path:
     """Where a cell keeps its state, its progress and its log until it has a result."""
     return Path(launch.results) / "work" / cell_id
+
+
+def record_path(launch: Launch, cell_id: str) -> Path:
+    """Where a cell's record stands."""
+    return Path(launch.results) / "runs" / launch.sweep / f"{cell_id}.json"
 
 
 def check(config: RunConfig) -> Composed:
@@ -110,13 +126,11 @@ def run_cell(config: RunConfig, launch: Launch, should_stop: Callable[[], bool] 
     work.mkdir(parents=True, exist_ok=True)
     run: Run | None = None
     hashes: dict[str, str | None] = {}
+    notes: list[str] = []
     status, reason, error = "ok", None, None
     try:
-        run, hashes = build(config, launch)
-        state = work / "state.pt"
-        if state.exists():
-            run.restore(load_state(state))
-        train(run, _after_step(run, work, launch, should_stop))
+        run, hashes = _resume(config, launch, work / "state.pt", notes)
+        train(run, _after_step(work, launch, should_stop, notes))
         hashes["final"] = provenance.tensors_hash(run.trainer.weights())
     except Cancelled:
         raise
@@ -131,10 +145,20 @@ def run_cell(config: RunConfig, launch: Launch, should_stop: Callable[[], bool] 
             "started_at": started.isoformat(timespec="seconds"),
             "ended_at": datetime.now(UTC).isoformat(timespec="seconds"),
             "time_s": result.time_s | {"total": max(total, time.perf_counter() - began)},
+            "retries": [*result.retries, *notes],
         }
     )
-    write_result(Path(launch.results) / "runs" / launch.sweep, result, run.series if run else None)
+    write(launch, result, run.series if run else None)
     return result
+
+
+def write(launch: Launch, result: RunResult, series: Sequence[Row] | None) -> None:
+    """Write a cell's record. Raises ValueError where it cannot be written, or where a file that is no result of the
+    cell stands in its place: that one is left alone."""
+    path = record_path(launch, result.run_id)
+    if path.exists():
+        read_result(path)
+    write_result(path.parent, result, series)
 
 
 def record(
@@ -166,27 +190,55 @@ def record(
                 "end_to_end": tokens / sum(time_s.values()) if sum(time_s.values()) else None,
             },
             "num_steps": len(series), "evals": [e.model_dump() for e in evals], "summary": summarise(series, evals),
-            "error": error,
+            "retries": list(launch.retries), "error": error,
         }
     )  # fmt: skip
 
 
-def _after_step(run: Run, work: Path, launch: Launch, should_stop: Callable[[], bool]) -> Callable[[Run], None]:
-    """Save the state now and then, tell the launcher how far it is, stop when asked."""
+def _resume(config: RunConfig, launch: Launch, state: Path, notes: list[str]) -> tuple[Run, dict[str, str | None]]:
+    """What `build` gives, taken on to the cell's saved state.
+
+    A state that is damaged or another cell's is set aside by name and noted; the run then starts from step 0.
+    """
+    run, hashes = build(config, launch)
+    if not state.exists():
+        return run, hashes
+    try:
+        saved = load_state(state)
+        if saved.get("run_id") != run_id(config):
+            raise ValueError(f"{state}: the state of another cell")
+        run.restore(saved)
+    except (ValueError, KeyError, TypeError) as error:
+        aside = state.with_name(f"{state.name}.corrupt")
+        state.replace(aside)
+        notes.append(f"{state.name} was set aside as {aside.name} and the cell started again from step 0: {error}")
+        return build(config, launch)
+    notes += saved["notes"]
+    return run, hashes
+
+
+def _after_step(work: Path, launch: Launch, should_stop: Callable[[], bool], notes: list[str]) -> Callable[[Run], None]:
+    """Save the state now and then, tell the launcher how far it is, stop when asked. A full disk costs the point to
+    resume from, not the run."""
     last = [time.perf_counter(), 0.0]
 
     def after_step(run: Run) -> None:
         now = time.perf_counter()
         is_stopping = should_stop()
         if is_stopping or now - last[0] >= launch.checkpoint_every_s:
-            save_state(work / "state.pt", run.state())
+            try:
+                save_state(work / "state.pt", run.state() | {"run_id": run_id(run.config), "notes": list(notes)})
+            except ValueError as error:
+                if not any(note.startswith(UNSAVED) for note in notes):
+                    notes.append(f"{UNSAVED} at step {run.step}: {error}")
             last[0] = now
         if now - last[1] >= 0.5:
             row: dict[str, Any] = run.series[-1]
             shown = {"step": run.step, "steps": run.config.trainer.steps, "reward": row["reward/accuracy"]}
             temporary = work / "progress.part"
-            temporary.write_text(json.dumps(shown), encoding="utf-8")
-            temporary.replace(work / "progress.json")
+            with suppress(OSError):
+                temporary.write_text(json.dumps(shown), encoding="utf-8")
+                temporary.replace(work / "progress.json")
             last[1] = now
         if is_stopping:
             raise Cancelled
@@ -194,18 +246,33 @@ def _after_step(run: Run, work: Path, launch: Launch, should_stop: Callable[[], 
     return after_step
 
 
+def _leave_when_orphaned(parent: int) -> None:
+    """End a cell that does not reach its next step after its launcher is gone."""
+    while os.getppid() == parent:
+        time.sleep(2.0)
+    time.sleep(ORPHAN_S)
+    os._exit(CANCELLED)
+
+
 def main(path: str) -> int:
     """Run the cell that a JSON file describes."""
     cell = json.loads(Path(path).read_text(encoding="utf-8"))
     config, launch = parse(RunConfig, cell["config"]), parse(Launch, cell["launch"])
     torch.set_num_threads(launch.threads)
-    parent, stops = os.getppid(), list[int]()
+    # The launcher writes its own number: it may be gone before this line is reached.
+    parent, stops = cell.get("parent", os.getppid()), list[int]()
+    fcntl.flock(os.open(Path(path).parent, os.O_RDONLY), fcntl.LOCK_EX)
+    faulthandler.register(signal.SIGUSR1)  # asked where it hangs, before it is killed
+    threading.Thread(target=_leave_when_orphaned, args=(parent,), daemon=True).start()
     signal.signal(signal.SIGTERM, lambda number, frame: stops.append(number))
     signal.signal(signal.SIGINT, lambda number, frame: stops.append(number))
     try:
         run_cell(config, launch, should_stop=lambda: bool(stops) or os.getppid() != parent)
     except Cancelled:
         return CANCELLED
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return UNWRITTEN
     return 0
 
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import pickle
 import shutil
+import zipfile
+import zlib
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -29,6 +32,8 @@ from harness.tasks import Demonstrated, Task, build_task
 
 NUM_CALIBRATION = 128
 """Calibration prompts offered to `Part.prepare`."""
+DIGEST = "digest.txt"
+"""Hash of what a part prepared, beside it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +114,7 @@ def prepare(composed: Composed, config: RunConfig, start: Start, launch: Launch)
             continue
         key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
         cache = Path(launch.results) / "work" / "prepared" / key
-        if not cache.is_dir():
+        if not _is_whole(cache):
             site = _site(replace(composed, parts=composed.parts[:i]), config, start, folder)
             _store(cache, *part.prepare(site, composed.plan))
         composed.fixed.update(load_file(str(cache / "fixed.safetensors")))
@@ -153,6 +158,7 @@ def _store(cache: Path, model: nn.Module | None, fixed: dict[str, Tensor]) -> No
     save_file({name: tensor.contiguous() for name, tensor in fixed.items()}, str(part / "fixed.safetensors"))
     if model is not None:
         save_decoder(cast(Decoder, model), part / "checkpoint")
+    (part / DIGEST).write_text(_digest(part), encoding="utf-8")
     try:
         part.rename(cache)
     except OSError:
@@ -161,12 +167,63 @@ def _store(cache: Path, model: nn.Module | None, fixed: dict[str, Tensor]) -> No
         shutil.rmtree(part)
 
 
+def _digest(folder: Path) -> str:
+    """SHA-256 (hexadecimal) of every file under a folder, the digest itself left out."""
+    digest = hashlib.sha256()
+    for path in sorted(path for path in folder.rglob("*") if path.is_file() and path.name != DIGEST):
+        with path.open("rb") as file:
+            digest.update(f"{path.relative_to(folder)} {hashlib.file_digest(file, 'sha256').hexdigest()}\n".encode())
+    return digest.hexdigest()
+
+
+def _is_whole(cache: Path) -> bool:
+    """Is what a part prepared there, as it was written? What is damaged is set aside by name: it can be made again."""
+    if not cache.is_dir():
+        return False
+    with suppress(OSError, UnicodeDecodeError):
+        if (cache / DIGEST).read_text(encoding="utf-8") == _digest(cache):
+            return True
+    with suppress(OSError):  # another cell may have been faster
+        cache.rename(cache.with_name(f"{cache.name}.corrupt-{os.getpid()}"))
+    return False
+
+
 def save_state(path: Path, state: dict[str, Any]) -> None:
-    """Write a trainer state atomically; readable with `weights_only=True`."""
+    """Write a trainer state atomically; readable with `weights_only=True`.
+
+    Raises ValueError naming the file where it cannot be written (a full disk); an older state then stays.
+    """
     temporary = path.with_suffix(".part")
-    torch.save(state, temporary)
-    temporary.replace(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with temporary.open("wb") as file:
+            torch.save(state, file)
+        temporary.replace(path)
+    except (OSError, RuntimeError) as error:
+        with suppress(OSError):
+            temporary.unlink()
+        # torch reports its own dismay at a short file; what the system said is the context of that
+        cause = error.__context__ if isinstance(error.__context__, OSError) else error
+        raise ValueError(f"{path}: cannot be written: {getattr(cause, 'strerror', None) or cause}") from error
 
 
-load_state = partial(torch.load, weights_only=True, map_location="cpu")
-"""Read what `save_state` wrote: tensors and plain values, nothing is executed."""
+def load_state(path: Path) -> dict[str, Any]:
+    """Read what `save_state` wrote: tensors and plain values, nothing is executed.
+
+    Raises ValueError naming the file where it is not whole. torch reads flipped bits without a word; the checksums of
+    the ZIP records, which it writes, tell them.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            if (damaged := archive.testzip()) is not None:
+                raise ValueError(f"checksum of {damaged}")
+        state = torch.load(path, weights_only=True, map_location="cpu")
+    except (OSError, EOFError, ValueError, LookupError, NotImplementedError, zipfile.BadZipFile, zlib.error) as error:
+        raise ValueError(f"{path}: not a whole state: {error}") from error
+    except (RuntimeError, pickle.UnpicklingError) as error:
+        if "alloc" in str(error):  # memory that ran out says nothing about the file
+            raise
+        raise ValueError(f"{path}: not a whole state: {str(error).splitlines()[0]}") from error
+    if not isinstance(state, dict):
+        raise ValueError(f"{path}: not a whole state: it holds no dictionary")
+    return state

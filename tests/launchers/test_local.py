@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from harness.config import run_id
 from harness.launchers import local
 from harness.launchers.job import Job
-from harness.run_config import Launch, RunConfig
+from harness.run_config import Launch
 from tests.toy import small_config
 
 
@@ -28,11 +27,11 @@ def test_visible_gpus_follow_the_environment(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_each_cell_takes_the_gpu_with_the_fewest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2")
-    taken: dict[str, str | None] = {}
+    taken: list[str | None] = []
 
-    def spawn(config: RunConfig, launch: Launch, gpu: str | None) -> subprocess.Popen[bytes]:
-        taken[run_id(config)] = gpu
-        return subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    def spawn(cell: Path, log: int, threads: int, gpu: str | None) -> subprocess.Popen[bytes]:
+        taken.append(gpu)
+        return subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(60)"])
 
     monkeypatch.setattr(local, "_spawn", spawn)
     config = small_config()
@@ -42,4 +41,4 @@ def test_each_cell_takes_the_gpu_with_the_fewest(tmp_path: Path, monkeypatch: py
     started = [next(events) for _ in cells]
     events.close()
     assert [event.kind for event in started] == ["started"] * 8
-    assert list(taken.values()) == ["0", "1", "2", "0", "1", "2", "0", None]
+    assert taken == ["0", "1", "2", "0", "1", "2", "0", None]
