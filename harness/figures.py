@@ -18,10 +18,10 @@ from harness.arms import Arm, group_arms, label, rank
 from harness.curves import Series, load_series, over_evaluations, over_profile, over_steps
 from harness.forest import differences
 from harness.leaderboard import leaderboard
-from harness.panels import INK, Looks, draw_band, legend, looks_of, small_multiples, style_name
+from harness.panels import INK, STYLE, Looks, draw_band, legend, looks_of, small_multiples, style_name
+from harness.paper_figures.grid import draw_grid
 from harness.results import read_results
 
-STYLE = Path(__file__).with_name("plot_style.mplstyle")
 MAX_LINES = 16
 """Arms of one precision that a panel of curves can hold."""
 SMOOTHING = 5
@@ -54,6 +54,8 @@ def draw_all(
     with mpl.rc_context(fname=STYLE):
         if len(board) > MAX_LINES and (whole := differences(arms, board, control)) is not None:
             paths += _save(whole, out_folder / "differences", formats)
+        if (grid := draw_grid(arms, control)) is not None:
+            paths += _save(grid, out_folder / "grid", formats)
         for context in dict.fromkeys(label(arm.context) for arm in arms):
             inside = [arm for arm in arms if label(arm.context) == context]
             suffix = "-" + re.sub(r"[^\w.]+", "", context.replace(" ", "_")) if context else ""

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import cycle
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from matplotlib.ticker import MaxNLocator
 from harness.arms import Arm
 from harness.curves import Band
 
+STYLE = Path(__file__).with_name("plot_style.mplstyle")
 INK = "#202020"
 COLOURS = ("#009E73", "#E69F00", "#56B4E9", "#808080", "#CC79A7", "#0072B2")
 """Okabe and Ito's palette, less black (the control), vermilion (no correction) and yellow (too pale), with a grey."""
@@ -44,6 +46,19 @@ FAMILIAR = {
     "naive bypass_ppo": Look(colour="#CC79A7", dash=(0, (2.5, 1)), marker="P"),
 }
 """Looks that are the same in the figures of every sweep."""
+
+PRECISION_LOOKS = {
+    "bf16": Look(colour=INK, dash="-", marker="o"),
+    "fp32": Look(colour="#808080", dash=(0, (1.2, 1.2)), marker="h"),
+    "fp16": Look(colour="#009E73", dash=(0, (8, 1.5)), marker="P"),
+    "int8": Look(colour="#0072B2", dash="-", marker="s"),
+    "fp8_block": Look(colour="#56B4E9", dash=(0, (5, 1.2, 1.2, 1.2)), marker="D"),
+    "nvfp4": Look(colour="#E69F00", dash=(0, (3, 1)), marker="v"),
+    "int4": Look(colour="#D55E00", dash=(0, (5, 1.5)), marker="X"),
+    "int3": Look(colour="#CC79A7", dash=(0, (1.2, 1.2)), marker="^"),
+    "int2": Look(colour="#808080", dash=(0, (3, 1, 1, 1)), marker="<"),
+}
+"""Looks of the formats where a line is a precision and the method is the same."""
 
 
 def looks_of(arms: Sequence[Arm], control: str) -> Looks:

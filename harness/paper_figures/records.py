@@ -1,0 +1,123 @@
+"""The results behind a figure: arms of a sweep by name, and one number per seed of each."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from harness.arms import Arm, group_arms
+from harness.curves import Series, load_series, scored
+from harness.leaderboard import score_arm
+from harness.packed import make_available
+from harness.paper_figures.estimates import Pair
+from harness.results import RunResult, read_results
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """A sweep's results."""
+
+    sweep: str
+    folder: Path
+    arms: tuple[Arm, ...]
+
+
+def load(results: Path, sweep: str) -> Found:
+    """The arms of a sweep, unpacked first where only its packed file is there. Raises ValueError without a result."""
+    make_available(results, sweep)
+    folder = results / "runs" / sweep
+    arms = _arms(folder, tuple(sorted((path.name, path.stat().st_mtime_ns) for path in folder.glob("*.json"))))
+    if not arms:
+        raise ValueError(f"sweep {sweep!r} has no results in {results}")
+    return Found(sweep=sweep, folder=folder, arms=arms)
+
+
+@cache
+def _arms(folder: Path, files: tuple[tuple[str, int], ...]) -> tuple[Arm, ...]:
+    """Several figures read one sweep; `files` tells when it changed."""
+    return tuple(group_arms(read_results(folder)))
+
+
+def arm(found: Found, method: str, precision: str | None = None, **fields: Any) -> Arm | None:
+    """The arm with this method, precision and config values (`task__n=8` for task.n); None where there is none.
+
+    Of several the one with the usual setting, which has no variant.
+    """
+    chosen = arms(found, method, precision, **fields)
+    return min(chosen, key=lambda arm: len(arm.variant), default=None)
+
+
+def arms(found: Found, method: str, precision: str | None = None, **fields: Any) -> list[Arm]:
+    """All arms with this method, precision and config values."""
+    wanted = {name.replace("__", "."): value for name, value in fields.items()}
+    return [
+        arm
+        for arm in found.arms
+        if arm.method == method
+        and precision in (None, arm.precision)
+        and all(arm.fields.get(name) == value for name, value in wanted.items())
+    ]
+
+
+def known(found: Found, *chosen: Arm | None) -> list[Arm]:
+    """Those that are there. Raises ValueError where none is."""
+    there = [arm for arm in chosen if arm is not None and scored(arm)]
+    if not there:
+        raise ValueError(f"sweep {found.sweep!r} has no scored run of the arms that this figure shows")
+    return there
+
+
+def seeds_of(run: RunResult) -> Pair:
+    """What pairs runs."""
+    return run.base_seed, run.seed
+
+
+def auc(arm: Arm) -> dict[Pair, float]:
+    """Mean reference accuracy of the evaluations after step 0, by seed; a diverged run scores 0 from there on."""
+    return {pair: value for (pair, _), value in score_arm(arm).auc.items()}
+
+
+def value_of(arm: Arm, read: Callable[[RunResult], float | None]) -> dict[Pair, float]:
+    """A number of every scored run that has it."""
+    found = {seeds_of(run): read(run) for run in scored(arm)}
+    return {pair: value for pair, value in found.items() if value is not None and math.isfinite(value)}
+
+
+def summary(arm: Arm, name: str) -> dict[Pair, float]:
+    """An entry of the runs' summaries."""
+    return value_of(arm, lambda run: run.summary.get(name))
+
+
+def accuracy_at(arm: Arm, site: str, last: bool) -> dict[Pair, float]:
+    """Accuracy at the last evaluation, or at step 0; a diverged run ends at 0."""
+
+    def read(run: RunResult) -> float | None:
+        if last and run.status == "diverged":
+            return 0.0
+        records = sorted((r.step, r.accuracy) for r in run.evals if r.site == site and r.accuracy is not None)
+        return records[-1 if last else 0][1] if records else None
+
+    return value_of(arm, read)
+
+
+def series(found: Found, chosen: Sequence[Arm]) -> Series:
+    """The per-step series of some arms."""
+    return load_series(found.folder, [run for arm in chosen for run in scored(arm)])
+
+
+def over_steps(
+    arm: Arm, rows: Series, column: str, part: slice = slice(None), reduce: Callable[[list[float]], float] = fmean
+) -> dict[Pair, float]:
+    """A reduction of a column's finite values in a part of the steps, by seed; empty where the column is missing."""
+
+    def read(run: RunResult) -> float | None:
+        values = [float(value) for value in rows.get(run.run_id, {}).get(column, [])[part]]
+        finite = [value for value in values if math.isfinite(value)]
+        return reduce(finite) if finite else None
+
+    return value_of(arm, read)
