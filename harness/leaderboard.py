@@ -37,6 +37,8 @@ class Scores:
     """Score name -> [S, Q]; Q = 1 where a score has no value per question, or the runs saw different questions."""
     auc: dict[tuple[Pair, str], float]
     """(seeds, question hash) -> AUC, for pairing."""
+    answers: dict[tuple[Pair, str], stats.Floats]
+    """(seeds, question hash) -> [E evaluations after step 0, Q] of 0 and 1."""
     base_accuracy: float
 
     def mean_auc(self) -> float:
@@ -49,7 +51,9 @@ def leaderboard(results: Sequence[RunResult], control: str = "bf16") -> pd.DataF
 
     Score columns hold means over seeds, `<score>_low` and `<score>_high` their 95 % interval, `<score>_iqm...` the
     interquartile mean. `difference` is arm minus control in AUC over common seeds and questions. `p_adjusted` is over
-    the differences of one context (`stats.adjusted`). NaN where nothing was measured.
+    the differences of one context (`stats.adjusted`). `improvement` is P(AUC of a run > that of a run of the control),
+    `crossed` the interval over new seeds and new questions, `p_equal` two one-sided tests within `stats.DELTA`, `wins`
+    and `losses` the final answers that one of two paired runs alone got right. NaN where nothing was measured.
     """
     arms = group_arms(results)
     scores = {arm.label: score_arm(arm) for arm in arms}
@@ -117,12 +121,14 @@ def score_arm(arm: Arm) -> Scores:
     runs = [run for run in arm.runs if run.status in SCORED]
     rows: dict[str, list[stats.Floats]] = {name: [] for name in SCORES}
     auc: dict[tuple[Pair, str], float] = {}
+    answered: dict[tuple[Pair, str], stats.Floats] = {}
     for run in runs:
         reference, rollout = answers(run, "reference"), answers(run, "rollout")
         if len(reference):
             rows["accuracy"].append(reference[-1])
             rows["auc"].append(reference.mean(axis=0))
             auc[(run.base_seed, run.seed), _hash(run)] = float(reference.mean())
+            answered[(run.base_seed, run.seed), _hash(run)] = reference
         if len(rollout):
             rows["rollout_accuracy"].append(rollout[-1])
         reward = 0.0 if run.status == "diverged" else run.summary.get("reward_last")
@@ -133,6 +139,7 @@ def score_arm(arm: Arm) -> Scores:
     return Scores(
         matrices={name: _matrix(values, is_crossed) for name, values in rows.items()},
         auc=auc,
+        answers=answered,
         base_accuracy=float(np.mean(base)) if base else math.nan,
     )
 
@@ -205,7 +212,8 @@ def _measurements(arm: Arm) -> dict[str, float]:
 def _comparison(arm: Arm, reference: Arm | None, scores: dict[str, Scores]) -> dict[str, Any]:
     """The paired difference to the control, or why there is none in place of the verdict."""
     own = scores[arm.label].auc
-    other = {} if reference is None or reference is arm else scores[reference.label].auc
+    against = None if reference is None or reference is arm else scores[reference.label]
+    other = {} if against is None else against.auc
     found = stats.paired(own, other)
     verdict = ""
     if reference is arm:
@@ -224,7 +232,28 @@ def _comparison(arm: Arm, reference: Arm | None, scores: dict[str, Scores]) -> d
         "p": found.p,
         "p_sign": found.p_sign,
         "verdict": verdict,
+        "p_equal": stats.equivalence_p(found.mean, found.sd, found.num_pairs),
+        **_improvement(own, other),
+        **_over_questions(scores[arm.label], against),
     }
+
+
+def _improvement(own: dict[tuple[Pair, str], float], other: dict[tuple[Pair, str], float]) -> dict[str, float]:
+    found = stats.improvement([(np.array(list(own.values())), np.array(list(other.values())))])
+    return {"improvement": found.probability, "improvement_low": found.low, "improvement_high": found.high}
+
+
+def _over_questions(own: Scores, other: Scores | None) -> dict[str, float]:
+    """The difference with questions as a second random effect, and McNemar's test on the final answers."""
+    keys = [] if other is None else [key for key in own.answers if key in other.answers]
+    names = "crossed_low", "crossed_high", "p_crossed", "wins", "losses", "p_mcnemar"
+    if other is None or len({(key[1], own.answers[key].shape[1]) for key in keys}) != 1:
+        return dict.fromkeys(names, math.nan)
+    curve, curve_other = (np.array([s.answers[key].mean(axis=0) for key in keys]) for s in (own, other))
+    final, final_other = (np.array([s.answers[key][-1] for key in keys]) for s in (own, other))
+    both, last = stats.crossed(curve, curve_other), stats.mcnemar(final, final_other)
+    values = both.low, both.high, both.p, last.wins, last.losses, last.p
+    return dict(zip(names, values, strict=True))
 
 
 def _judge(rows: list[dict[str, Any]]) -> None:

@@ -13,6 +13,7 @@ from harness import stats
 from harness.arms import arm_labels, group_arms
 from harness.findings import findings
 from harness.leaderboard import contrasts, leaderboard
+from harness.profiles import improvements
 from harness.results import RunResult, write_atomic
 
 Row = dict[str, Any]
@@ -33,6 +34,8 @@ READING = (
     f"arms of one length: by Holm up to {stats.MAX_DECLARED} comparisons, by the false discovery rate above.",
     f"Verdict: equal where the interval lies within ±{stats.DELTA:g}; better or worse where it excludes 0 and the "
     "adjusted p is below 0.05; otherwise cannot tell, with the number of further seeds that would show the difference.",
+    "P(better): the chance that a run has a higher AUC than a run of the control, with a 95 % score interval. The CSV "
+    "also has the interval over new seeds and questions, the p of equality, and McNemar's test on the final answers.",
     "A diverged run scores 0 at every evaluation it did not reach. Failed, cancelled and skipped runs are counted and "
     "not scored.",
 )
@@ -88,6 +91,9 @@ def markdown(board: pd.DataFrame, results: Sequence[RunResult], sweep: str) -> s
     for context, rows in board.groupby("context", sort=False):
         blocks += [f"## {context}"] if context else []
         blocks.append(_grid(_ARM_COLUMNS, rows))
+    over = improvements(group_arms(results), _control_method(board))
+    if len(over):
+        blocks += ["## Probability of improvement over the control, all settings", _grid(_OVER_COLUMNS, over)]
     against = contrasts(results)
     if len(against):
         blocks += ["## What changes against no correction, at the same precision", _grid(_CONTRAST_COLUMNS, against)]
@@ -152,6 +158,11 @@ def _control_line(board: pd.DataFrame) -> str:
     return f"Control: {', '.join(controls) or 'none in this table'}."
 
 
+def _control_method(board: pd.DataFrame) -> str:
+    """The method of the control's arms; empty where the table has none."""
+    return next((row["method"] for row in board.to_dict("records") if row["verdict"] == "control"), "")
+
+
 def _arm_name(row: Row) -> str:
     """Method, precision and variant with the marks; the context stands above the table."""
     marks = "".join(mark for column, (mark, _) in MARKS.items() if row[column])
@@ -190,6 +201,16 @@ def _difference(row: Row) -> str:
     if math.isnan(row["difference_low"]):
         return _number(row["difference"], "+.3f")
     return f"{row['difference']:+.3f} [{row['difference_low']:+.2f}, {row['difference_high']:+.2f}]"
+
+
+def _chance(name: str) -> Callable[[Row], str]:
+    def show(row: Row) -> str:
+        if math.isnan(row[name]):
+            return "-"
+        low, high = ("low", "high") if name == "probability" else (f"{name}_low", f"{name}_high")
+        return f"{row[name]:.2f} [{row[low]:.2f}, {row[high]:.2f}]"
+
+    return show
 
 
 def _p(row: Row) -> str:
@@ -244,6 +265,7 @@ _ARM_COLUMNS: tuple[tuple[str, Callable[[Row], str]], ...] = (
     ("AUC, IQM", _bracket("auc_iqm")),
     ("difference to control", _difference),
     ("p", _p),
+    ("P(better)", _chance("improvement")),
     ("verdict", _verdict),
     ("max k3, nats", _small("k3_max")),
     ("raw ESS", lambda row: _number(row["ess_token_raw"], ".2f")),
@@ -257,6 +279,12 @@ _CONTRAST_COLUMNS: tuple[tuple[str, Callable[[Row], str]], ...] = (
     ("AUC difference", _difference),
     ("p", _p),
     ("verdict", _verdict),
+)
+_OVER_COLUMNS: tuple[tuple[str, Callable[[Row], str]], ...] = (
+    ("arm", lambda row: row["arm"]),
+    ("settings", lambda row: str(row["settings"])),
+    ("runs", lambda row: str(row["runs"])),
+    ("P(better)", _chance("probability")),
 )
 _TERMINAL_COLUMNS: tuple[tuple[str, int, Callable[[Row], str]], ...] = (
     ("seeds", 5, _seeds),

@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 from scipy import stats as scipy_stats
 
+from harness import stats
 from harness.leaderboard import contrasts, leaderboard
 from harness.results import EvalRecord, RunResult
 from tests import result_factory as factory
@@ -64,6 +65,24 @@ def test_scores_by_hand() -> None:
     assert (bf16["verdict"], int4["verdict"]) == ("control", "cannot tell")
     assert int4["is_preliminary"] and int4["control"] == "bf16 bf16"
     assert bf16["accuracy_low"] <= 0.875 <= bf16["accuracy_high"] <= 1
+
+
+def test_what_the_control_is_beaten_by_hand() -> None:
+    """P(better), answers won and lost, and the interval over seeds and questions, from six answers per run."""
+    board = rows(leaderboard([
+        run("bf16", "bf16", 0, [[0, 0, 0, 1], [1, 1, 0, 0], [1, 1, 1, 0]]),
+        run("bf16", "bf16", 1, [[0, 0, 0, 0], [1, 0, 0, 0], [1, 0, 0, 0]]),
+        run("naive", "int4", 0, [[0, 0, 0, 1], [1, 0, 0, 0], [0, 1, 0, 1]]),
+        run("naive", "int4", 1, [[0, 0, 0, 0], [0, 0, 0, 0], [0, 0, 0, 0]]),
+    ]))  # fmt: skip
+    row = board["naive int4"]
+    assert row["improvement"] == 0.25  # 0.375 beats 0.25 and not 0.625; 0 beats neither
+    assert 0 <= row["improvement_low"] < 0.25 < row["improvement_high"] <= 1
+    assert (row["wins"], row["losses"], row["p_mcnemar"]) == (1, 3, pytest.approx(0.625))
+    want = stats.crossed(np.array([[0.5, 0.5, 0, 0.5], [0, 0, 0, 0]]), np.array([[1, 1, 0.5, 0], [1, 0, 0, 0]]))
+    assert (row["crossed_low"], row["crossed_high"]) == pytest.approx((want.low, want.high))
+    assert row["p_equal"] == pytest.approx(stats.equivalence_p(-0.25, 0.0, 2))
+    assert all(math.isnan(board["bf16 bf16"][name]) for name in ("improvement", "crossed_low", "p_mcnemar", "p_equal"))
 
 
 def test_an_arm_cannot_gain_by_diverging() -> None:

@@ -47,10 +47,22 @@ def test_markdown_shows_the_numbers_the_verdicts_and_the_setting() -> None:
     assert shown["sampler reward"].startswith(f"{row['reward']:.3f} [")
     assert shown["AUC"].endswith(f"{row['auc_high']:.2f}]")
     assert shown["verdict"].startswith(row["verdict"])
+    assert shown["P(better)"].startswith(f"{row['improvement']:.2f} [")
     assert shown["runs"] == "3 ok"
     for words in ("sort n=8", "s (4 layers x 64)", "sigma 0.5", "80 steps", "3 pairs of base seed", "no kernel noise"):
         assert words in text, words
     assert "slower than BF16" in text and "Control: bf16 bf16." in text
+
+
+def test_improvement_over_all_settings_is_a_section_where_there_are_several() -> None:
+    results = [factory.result(m, p, seed=s, task__n=n)[0] for m, p in (("bf16", "bf16"), ("naive", "int4"))
+               for n in (8, 16) for s in range(3)]  # fmt: skip
+    text = markdown(leaderboard(results), results, "quick")
+    section = text.partition("## Probability of improvement over the control, all settings")[2].partition("##")[0]
+    rows = [cells(line) for line in section.splitlines() if line.startswith("| naive")]
+    assert [row[:3] for row in rows] == [["naive int4", "2", "6"]] and rows[0][3].startswith("0.00 [0.00, 0.")
+    one = [run for run in results if run.config["task"]["n"] == 8]
+    assert "Probability of improvement over" not in markdown(leaderboard(one), one, "quick")
 
 
 def test_the_setting_lists_every_axis() -> None:
