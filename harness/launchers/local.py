@@ -15,7 +15,6 @@ import sys
 import time
 from collections.abc import Generator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -42,22 +41,59 @@ SIGNS = ("progress.json", "state.pt", "log.txt")
 Stamp = tuple[int, int, int] | None
 
 
-@dataclass(kw_only=True)
 class Running:
-    """A live process of a cell, and what was last seen of it."""
+    """The live process of a cell, and what was last seen of it."""
 
-    job: Job
-    process: subprocess.Popen[bytes]
-    gpu: str | None
-    record: Stamp
-    """Of the record that stood there before it."""
-    log_start: int
-    """Bytes of the log that earlier attempts wrote."""
-    num_ooms: int
-    signs: list[Stamp]
-    sign_s: float
-    """When the signs last changed (monotonic)."""
-    step: int = 0
+    def __init__(self, job: Job, gpu: str | None) -> None:
+        """Start it. Raises OSError or ValueError where the machine is too full for another process or file."""
+        self.job, self.gpu, self.step = job, gpu, 0
+        self.id = run_id(job.config)
+        self.work, self.record = work_folder(job.launch, self.id), record_path(job.launch, self.id)
+        description = {"config": to_json(job.config), "launch": to_json(job.launch), "parent": os.getpid()}
+        write_atomic(self.work / "cell.json", json.dumps(description).encode())
+        with (self.work / "log.txt").open("ab") as log:
+            self.log_start = log.tell()  # behind what earlier attempts printed
+            self.before, self.num_ooms = _stamp(self.record), oom_kills()
+            self.process = _spawn(self.work / "cell.json", log.fileno(), job.launch.threads, gpu)
+        self.signs, self.sign_s = list[Stamp](), time.monotonic()
+
+    def is_hung(self) -> bool:
+        """Look for signs of progress; is the last one too long ago?"""
+        signs = [_stamp(self.work / name) for name in SIGNS]
+        if signs != self.signs:
+            self.signs, self.sign_s = signs, time.monotonic()
+            with suppress(OSError, ValueError, KeyError, TypeError):  # a damaged file tells nothing
+                self.step = int(json.loads((self.work / "progress.json").read_text(encoding="utf-8"))["step"])
+        return time.monotonic() - self.sign_s >= self.job.launch.stall_s
+
+    def kill(self) -> None:
+        """End a cell that does not listen, once it had the chance to print where it is."""
+        self.process.send_signal(signal.SIGUSR1)
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(LAST_WORDS_S)
+        self.process.kill()
+        self.process.wait()
+
+    def collect(self, is_hung: bool) -> RunResult:
+        """The record of the cell once its process ended: its own, else one that says how it ended."""
+        unreadable = ""
+        if _stamp(self.record) != self.before:
+            try:
+                result = read_result(self.record)
+            except ValueError as error:
+                unreadable = f": {error}"
+            else:
+                if result.status == "ok":
+                    clean(self.job)
+                return result
+        log = _tail(self.work / "log.txt", self.log_start)
+        status, reason = ending(self.process.returncode, log, is_oom=oom_kills() > self.num_ooms)
+        if is_hung:
+            steps = f"{self.step} of {self.job.config.trainer.steps}"
+            status, reason = "failed", f"hung: no progress for {self.job.launch.stall_s:g} s after step {steps}; killed"
+        if status == "cancelled":
+            return record(self.job.config, self.job.launch, None, {}, status, reason, log or None)
+        return failed(self.job, reason + unreadable, log or None)
 
 
 def run_cells(jobs: Sequence[Job], workers: int) -> Generator[Event, None, None]:
@@ -76,7 +112,7 @@ def run_cells(jobs: Sequence[Job], workers: int) -> Generator[Event, None, None]
                 gpu = min(gpus, key=taken.count) if gpus and job.config.trainer.device == "cuda" else None
                 try:
                     refuse_foreign(job)
-                    cell = _start(job, gpu)
+                    cell = Running(job, gpu)
                 except (OSError, ValueError) as error:
                     yield Event(kind="finished", config=job.config, result=failed(job, f"not started: {error}"))
                     continue
@@ -84,14 +120,14 @@ def run_cells(jobs: Sequence[Job], workers: int) -> Generator[Event, None, None]
                 yield Event(kind="started", config=job.config, pid=cell.process.pid)
             time.sleep(POLL_S)
             for cell in list(running):
-                is_hung = cell.process.poll() is None and _is_hung(cell)
+                is_hung = cell.process.poll() is None and cell.is_hung()
                 if cell.process.returncode is None and not is_hung:
                     yield Event(kind="progress", config=cell.job.config, step=cell.step)
                     continue
                 if is_hung:
-                    _kill(cell.process)
+                    cell.kill()
                 running.remove(cell)
-                result = _collect(cell, is_hung)
+                result = cell.collect(is_hung)
                 for other in running if (result.reason or "").startswith(OUT_OF_MEMORY) else ():
                     other.num_ooms += 1  # one count of the kernel explains one death
                 yield Event(kind="finished", config=cell.job.config, result=result)
@@ -135,22 +171,6 @@ def clean(job: Job) -> None:
         shutil.rmtree(work, ignore_errors=True)
 
 
-def _start(job: Job, gpu: str | None) -> Running:
-    """Raises OSError or ValueError where the machine is too full for another cell."""
-    cell_id = run_id(job.config)
-    work = work_folder(job.launch, cell_id)
-    description = {"config": to_json(job.config), "launch": to_json(job.launch), "parent": os.getpid()}
-    write_atomic(work / "cell.json", json.dumps(description).encode())
-    with (work / "log.txt").open("ab") as log:
-        start = log.tell()
-        before, num_ooms = _stamp(record_path(job.launch, cell_id)), oom_kills()
-        process = _spawn(work / "cell.json", log.fileno(), job.launch.threads, gpu)
-    return Running(
-        job=job, process=process, gpu=gpu, record=before, log_start=start, num_ooms=num_ooms,
-        signs=[], sign_s=time.monotonic(),
-    )  # fmt: skip
-
-
 def _spawn(cell: Path, log: int, threads: int, gpu: str | None) -> subprocess.Popen[bytes]:
     code = str(Path(__file__).resolve().parents[2])  # where a launcher runs need not be where its code is
     paths = [code, *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -174,49 +194,6 @@ def _stamp(path: Path) -> Stamp:
     except OSError:
         return None
     return found.st_ino, found.st_mtime_ns, found.st_size
-
-
-def _is_hung(cell: Running) -> bool:
-    """Look for signs of progress; is the last one too long ago?"""
-    work, now = work_folder(cell.job.launch, run_id(cell.job.config)), time.monotonic()
-    signs = [_stamp(work / name) for name in SIGNS]
-    if signs != cell.signs:
-        cell.signs, cell.sign_s = signs, now
-        with suppress(OSError, ValueError, KeyError, TypeError):  # a damaged file tells nothing
-            cell.step = int(json.loads((work / "progress.json").read_text(encoding="utf-8"))["step"])
-    return now - cell.sign_s >= cell.job.launch.stall_s
-
-
-def _kill(process: subprocess.Popen[bytes]) -> None:
-    """End a cell that does not listen, once it had the chance to print where it is."""
-    process.send_signal(signal.SIGUSR1)
-    with suppress(subprocess.TimeoutExpired):
-        process.wait(LAST_WORDS_S)
-    process.kill()
-    process.wait()
-
-
-def _collect(cell: Running, is_hung: bool) -> RunResult:
-    """The record of a cell whose process ended: its own, else one that says how it ended."""
-    job, path = cell.job, record_path(cell.job.launch, run_id(cell.job.config))
-    unreadable = ""
-    if _stamp(path) != cell.record:
-        try:
-            result = read_result(path)
-        except ValueError as error:
-            unreadable = f": {error}"
-        else:
-            if result.status == "ok":
-                clean(job)
-            return result
-    log = _tail(work_folder(job.launch, run_id(job.config)) / "log.txt", cell.log_start)
-    status, reason = ending(cell.process.returncode, log, is_oom=oom_kills() > cell.num_ooms)
-    if is_hung:
-        steps = f"{cell.step} of {job.config.trainer.steps}"
-        status, reason = "failed", f"hung: no progress for {job.launch.stall_s:g} s after step {steps}; killed"
-    if status == "cancelled":
-        return record(job.config, job.launch, None, {}, status, reason, log or None)
-    return failed(job, reason + unreadable, log or None)
 
 
 def _tail(path: Path, start: int) -> str:
