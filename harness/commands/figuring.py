@@ -99,9 +99,8 @@ def executed(source: Path) -> str:
     except ImportError as error:
         raise ValueError(f"--notebooks needs {error.name}: make setup EXTRAS=dev, or the extra `notebooks`") from None
     notebook: Any = jupytext.read(source)
-    NotebookClient(notebook, timeout=TIMEOUT_S, kernel_name="python3", record_timing=False).execute(
-        cwd=str(source.parent.resolve())
-    )
+    client = NotebookClient(notebook, timeout=TIMEOUT_S, kernel_name="python3", record_timing=False)
+    client.execute(cwd=str(source.parent.resolve()))
     notebook.metadata.pop("language_info", None)
     notebook.metadata["kernelspec"] = {"display_name": "Python 3", "language": "python", "name": "python3"}
     for index, cell in enumerate(notebook.cells):
