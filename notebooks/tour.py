@@ -24,6 +24,7 @@ import shutil
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import matplotlib as mpl
 import pandas as pd
 from IPython.display import Image, display
 
@@ -33,7 +34,7 @@ from harness.chosen import resolve
 from harness.config import load
 from harness.curves import Band, load_series, over_steps
 from harness.leaderboard import leaderboard
-from harness.panels import looks_of, small_multiples
+from harness.panels import STYLE, looks_of, small_multiples
 from harness.paper_figures import RESULTS
 from harness.paper_figures.drawn import png
 from harness.report import render_terminal
@@ -83,7 +84,8 @@ def k3(arm: Arm) -> Band:
 
 
 looks = looks_of(arms, "bf16")
-figure = small_multiples(arms, k3, "policy step", "k3, nats per token", looks=looks, control="bf16", is_log=True)
+with mpl.rc_context(fname=STYLE):
+    figure = small_multiples(arms, k3, "policy step", "k3, nats per token", looks=looks, control="bf16", is_log=True)
 if figure is not None:
     display(Image(png(figure, dpi=110)))
 
