@@ -13,9 +13,18 @@ def add(commands: Commands) -> None:
     sweep = command(commands, "sweep", "run a sweep; finished cells are skipped, so starting again resumes", _sweep)
     sweep.add_argument("name", help="a file of sweeps/ without its ending, or a path to a YAML file")
     sweep.add_argument("overrides", nargs="*", help=f"{OVERRIDES}; they apply to every cell and come last")
-    sweep.add_argument("--dry-run", action="store_true", help="list cells and an estimate of time, run nothing")
+    sweep.add_argument("--dry-run", action="store_true",
+                       help="list cells, what is left out, predicted time and its error; run nothing")  # fmt: skip
     sweep.add_argument("--workers", type=positive, default=os.cpu_count(), help="cells at a time (default: cores)")
     sweep.add_argument("--seeds", type=_seeds, help="comma-separated seeds in place of the file's")
+    sweep.add_argument("--max-hours", type=_hours, metavar="H",
+                       help="start no cell that is not predicted to end within so many hours; what still runs then "
+                            "saves its state")  # fmt: skip
+    sweep.add_argument("--launcher", choices=("local", "ray"), default="local",
+                       help="processes of this machine, or tasks of a Ray cluster (default: local)")  # fmt: skip
+    sweep.add_argument(
+        "--ray-address", metavar="ADDRESS", help="of an existing Ray cluster (default: one started here)"
+    )
     sweep.add_argument("--no-tracking", action="store_true", help="do not log to MLflow")
     places(sweep)
 
@@ -36,17 +45,13 @@ def add(commands: Commands) -> None:
 
 
 def _sweep(a: argparse.Namespace) -> int:
-    from harness.commands.sweeping import sweep
+    from harness.commands.sweeping import Way, sweep
 
-    return sweep(
-        a.name,
-        a.overrides,
-        results=a.results,
-        workers=a.workers,
-        is_dry=a.dry_run,
-        seeds=a.seeds,
+    way = Way(
+        workers=a.workers, launcher=a.launcher, ray_address=a.ray_address, max_hours=a.max_hours,
         is_tracked=not a.no_tracking,
-    )
+    )  # fmt: skip
+    return sweep(a.name, a.overrides, results=a.results, way=way, seeds=a.seeds, is_dry=a.dry_run)
 
 
 def _run(a: argparse.Namespace) -> int:
@@ -72,3 +77,13 @@ def _seeds(text: str) -> tuple[int, ...]:
         return tuple(int(part) for part in text.split(","))
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r}: whole numbers separated by commas are expected") from None
+
+
+def _hours(text: str) -> float:
+    try:
+        hours = float(text)
+    except ValueError:
+        hours = 0.0
+    if not 0 < hours < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r}: a number of hours above 0 is expected")
+    return hours

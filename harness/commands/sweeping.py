@@ -7,58 +7,73 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Literal
 
 from tqdm import tqdm
 
 from harness.cell import check, check_device
 from harness.chosen import resolve
+from harness.commands.forecasting import dry_run, tell_left_out, time_limit
 from harness.commands.reporting import present
 from harness.compose import advice
 from harness.config import load, run_id, run_name, to_json
-from harness.launchers.local import Event
+from harness.launchers import local
+from harness.launchers.job import Event
 from harness.models.checkpoint import content_hash
 from harness.packed import make_available
 from harness.prepare import start_of, task_of
 from harness.results import RunResult
+from harness.retry import Runner
 from harness.run_config import Launch, RunConfig
 from harness.sweep import (
-    SWEEPS,
+    FINISHED,
     Planned,
     Sweep,
-    estimate_s,
     finished,
-    known_results,
     plan,
     read_sweep,
     run_sweep,
+    stored,
+    sweep_names,
     with_default_precision,
 )
 
 
 class Progress:
-    """One bar over all steps of a sweep on a terminal; a line per finished cell everywhere."""
+    """One bar over the steps to go of a sweep on a terminal; a line per finished cell everywhere."""
 
-    def __init__(self, cells: Sequence[RunConfig], num_done: int) -> None:
-        self.total, self.done = len(cells), num_done
-        steps = {run_id(c): c.trainer.steps for c in cells}
-        self.steps = dict.fromkeys(steps, 0)
-        self.bar = tqdm(total=sum(steps.values()), unit="step", disable=not sys.stderr.isatty(), smoothing=0.05)
-        self.started = time.perf_counter()
+    def __init__(self, todo: Sequence[RunConfig], num_all: int) -> None:
+        self.total, self.num_before = num_all, num_all - len(todo)
+        self.ids = {id(config): run_id(config) for config in todo}
+        self.steps = dict.fromkeys(self.ids.values(), 0)
+        self.ended: set[str] = set()
+        total = sum(config.trainer.steps for config in todo)
+        self.bar = tqdm(total=total, unit="step", disable=not sys.stderr.isatty(), smoothing=0.05)
+        self.num_steps, self.started = total, time.perf_counter()
 
     def __call__(self, event: Event) -> None:
-        cell = run_id(event.config)
+        cell = self.ids.get(id(event.config)) or run_id(event.config)
+        if event.kind == "started" and cell in self.ended:
+            self._write(f"again  {run_name(event.config)}")
         step = event.config.trainer.steps if event.kind == "finished" else event.step
         if event.kind != "started" and step > self.steps[cell]:
             self.bar.update(step - self.steps[cell])
             self.steps[cell] = step
         if event.result is not None:
-            self.done += 1
-            minutes = (time.perf_counter() - self.started) / 60
-            line = f"[{self.done}/{self.total}] {minutes:5.1f} min  {summary_line(event.result)}"
-            self.bar.write(line, file=sys.stdout)
-            sys.stdout.flush()
+            self.ended.add(cell)
+            done, seconds = sum(self.steps.values()), time.perf_counter() - self.started
+            left = seconds * (self.num_steps - done) / max(1, done)
+            head = f"[{self.num_before + len(self.ended)}/{self.total}] {seconds / 60:5.1f} min, {left / 60:.0f} left"
+            self._write(f"{head}  {summary_line(event.result)}")
+
+    def _write(self, line: str) -> None:
+        self.bar.write(line, file=sys.stdout)
+        sys.stdout.flush()
 
     def close(self) -> None:
         """End the bar."""
@@ -78,67 +93,71 @@ def summary_line(result: RunResult) -> str:
     return f"ok  {result.name}: {scores}, {result.time_s['total'] or 0:.0f} s"
 
 
+@dataclass(frozen=True, kw_only=True)
+class Way:
+    """How a sweep runs."""
+
+    workers: int
+    launcher: Literal["local", "ray"] = "local"
+    ray_address: str | None = None
+    """An existing cluster; null starts one on this machine."""
+    max_hours: float | None = None
+    is_tracked: bool = True
+
+    def runner(self) -> Runner:
+        """The launcher. Raises ValueError where it is not installed."""
+        if self.ray_address is not None and self.launcher != "ray":
+            raise ValueError(f"ray-address={self.ray_address}: only with --launcher ray")
+        if self.launcher == "local":
+            return partial(local.run_cells, workers=self.workers)
+        if find_spec("ray") is None:
+            raise ValueError("launcher=ray: ray is not installed; make setup EXTRAS=dev,ray; valid: local")
+        cluster = import_module("harness.launchers.ray")
+        return partial(cluster.run_cells, workers=self.workers, address=self.ray_address)
+
+
 def sweep(
-    name: str,
-    overrides: Sequence[str],
-    *,
-    results: Path,
-    workers: int,
-    is_dry: bool,
-    seeds: tuple[int, ...] | None,
-    is_tracked: bool,
+    name: str, overrides: Sequence[str], *, results: Path, way: Way, seeds: tuple[int, ...] | None, is_dry: bool
 ) -> int:
-    """Plan, run what is missing, then tables, figures and MLflow. Exit code 1 if a cell failed, 130 if interrupted."""
+    """Plan, run what is missing, then tables, figures and MLflow. Exit code 0 too where the time limit left cells; 1 if
+    a cell failed, 130 if interrupted."""
     found = read_sweep(name)
     found = found if seeds is None else replace(found, seeds=seeds)
     planned = plan(found, overrides)
     make_available(results, found.name)
     launch = Launch(results=str(results), sweep=found.name)
-    todo = [cell for cell in planned.cells if finished(cell, launch) is None]
+    known = stored(launch, planned.cells)
+    todo = [c for c in planned.cells if (held := known.get(run_id(c))) is None or held.status not in FINISHED]
     if is_dry:
-        return _dry_run(planned, todo, launch, workers)
-    for words, reason in planned.skipped:
-        print(f"skipped  {words}: {reason}")
-    for words, line in planned.notes:
-        print(f"note     {words}: {line}")
+        return dry_run(planned, todo, results, way.workers)
+    runner = way.runner()
+    tell_left_out(planned)
     if not todo:
         print(f"{found.name}: all {len(planned.cells)} cells are finished, nothing to run")
-        return present(found, results, is_tracked)
-    for cell in todo:
+        if planned.impossible:
+            run_sweep(planned, launch, way.workers, lambda event: None)
+        return present(found, results, way.is_tracked)
+    for cell in todo if way.launcher == "local" else ():
         check_device(cell)
     print(f"{found.name}: {found.question}")
-    print(f"{len(todo)} of {len(planned.cells)} cells to run, {workers} at a time")
-    progress = Progress(planned.cells, len(planned.cells) - len(todo))
+    print(f"{len(todo)} of {len(planned.cells)} cells to run, {way.workers} at a time", flush=True)
+    limit = time_limit(todo, results, way.workers, way.max_hours)
+    progress = Progress(todo, len(planned.cells))
     try:
-        records, is_interrupted = run_sweep(planned, launch, workers, progress)
+        records, is_interrupted = run_sweep(planned, launch, way.workers, progress, run=runner, limit=limit)
     finally:
         progress.close()
     if is_interrupted:
         print("\ninterrupted; the same command goes on from here")
         return 130
-    code = present(found, results, is_tracked)
+    left = {run_id(cell) for cell in planned.cells} - {record.run_id for record in records}
+    code = present(found, results, way.is_tracked) if any(r.status != "skipped" for r in records) else 0
     failed = [r for r in records if r.status == "failed"]
     for r in failed:
         print(f"failed  {r.name} ({r.run_id}): {r.reason}", file=sys.stderr)
+    if left:
+        print(f"time limit: {len(left)} of {len(planned.cells)} cells are left; the same command goes on from here")
     return 1 if failed else code
-
-
-def _dry_run(planned: Planned, todo: Sequence[RunConfig], launch: Launch, workers: int) -> int:
-    known = known_results(launch)
-    total = 0.0
-    waiting = {run_id(cell) for cell in todo}
-    for cell in planned.cells:
-        seconds, is_measured = estimate_s(cell, known)
-        total += seconds if run_id(cell) in waiting else 0.0
-        state = f"{seconds:5.0f} s{' ' if is_measured else '?'}" if run_id(cell) in waiting else "finished"
-        print(f"{state:>9}  {run_id(cell)}  {run_name(cell)}")
-    for words, reason in planned.skipped:
-        print(f"  skipped  {words}: {reason}")
-    print(
-        f"{planned.sweep.name}: {len(todo)} of {len(planned.cells)} cells to run, {len(planned.skipped)} impossible; "
-        f"about {total / workers / 60:.0f} min with {workers} at a time (? is a guess from the model's size)"
-    )
-    return 0
 
 
 def run(overrides: Sequence[str], *, results: Path, is_dry: bool) -> int:
@@ -158,7 +177,7 @@ def run(overrides: Sequence[str], *, results: Path, is_dry: bool) -> int:
     for line in notes:
         print(f"note: {line}")
     check_device(config)
-    progress = Progress(planned.cells, 0)
+    progress = Progress(planned.cells, 1)
     try:
         records, is_interrupted = run_sweep(planned, launch, 1, progress)
     finally:
@@ -172,7 +191,7 @@ def run(overrides: Sequence[str], *, results: Path, is_dry: bool) -> int:
 
 def base(names: Sequence[str], *, results: Path, workers: int) -> int:
     """Train every base that the named sweeps (default: all) start from, in parallel processes."""
-    chosen = list(names) or sorted(path.stem for path in SWEEPS.glob("*.yaml"))
+    chosen = list(names) or sweep_names()
     wanted: dict[tuple[object, ...], RunConfig] = {}
     for name in chosen:
         for cell in plan(read_sweep(name)).cells:

@@ -1,0 +1,172 @@
+"""From a YAML file of values to cells: axes that multiply, arms, exclude rules, included arms, seeds.
+
+Nothing is loaded and nothing runs. Left out: which cells have a result, and running them (`harness.sweep.queue`).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from pydantic import ConfigDict
+
+from harness.cell import check
+from harness.chosen import resolve
+from harness.compose import advice
+from harness.config import load, parse, read_yaml, run_id
+from harness.models.checkpoint import content_hash
+from harness.nearest import nearest
+from harness.prepare import task_of
+from harness.run_config import RunConfig
+from harness.sweep.rules import check_rule, in_words, matches
+from methods import method_named
+
+SWEEPS = Path("sweeps")
+SEARCH = "search_"
+"""How the names of searches begin, which are in the same folder."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sweep:
+    """One YAML file of `sweeps/`."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+    name: str
+    question: str
+    """Which question it answers."""
+    control: str = "bf16"
+    """Method of the reference arm."""
+    overrides: tuple[str, ...] = ()
+    axes: dict[str, list[Any]] = field(default_factory=dict[str, list[Any]])
+    """Override key -> values; the product of all axes."""
+    arms: tuple[dict[str, Any], ...]
+    """Override key -> value or list of values (which multiply)."""
+    exclude: tuple[dict[str, Any], ...] = ()
+    """Rules, override key -> value or list of values: a cell that agrees with all of one is left out."""
+    include: tuple[dict[str, Any], ...] = ()
+    """Further arms, which no axis multiplies and no rule excludes."""
+    seeds: tuple[int, ...]
+    """Each seeds the base and the run together: base variance is as large as the effects."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Planned:
+    """What a sweep will do."""
+
+    sweep: Sweep
+    cells: tuple[RunConfig, ...]
+    skipped: tuple[tuple[str, str], ...]
+    """(arm in words, reason) of impossible combinations."""
+    notes: tuple[tuple[str, str], ...] = ()
+    """(arm in words, remark) of what is allowed and pointless."""
+    excluded: tuple[tuple[str, str], ...] = ()
+    """(arm in words, rule and seeds) of what the file leaves out."""
+    impossible: tuple[tuple[RunConfig, str], ...] = ()
+    """(cell, reason) of what `skipped` lists by arm: each leaves a record."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Arm:
+    words: str
+    config: RunConfig
+    """Resolved, where it can work."""
+    reason: str | None
+    """Why it cannot work."""
+    notes: tuple[str, ...]
+    is_included: bool
+
+
+def sweep_names(folder: Path = SWEEPS) -> list[str]:
+    """Every sweep of a folder."""
+    return sorted(path.stem for path in folder.glob("*.yaml") if not path.stem.startswith(SEARCH))
+
+
+def read_sweep(name: str, folder: Path = SWEEPS) -> Sweep:
+    """The sweep `name`, or a path to a YAML file. Raises ValueError, one line, for unknown names, keys or values."""
+    path = Path(name) if name.endswith((".yaml", ".yml")) else folder / f"{name}.yaml"
+    if path.is_file() and path.stem.startswith(SEARCH):
+        raise ValueError(f"{name} is a search: lowbit search {path.stem}")
+    if not path.is_file():
+        names = sweep_names(folder)
+        hint = nearest(name, names)
+        everything = "" if "valid: " in hint else f"; valid: {', '.join(names)}"
+        raise ValueError(f"sweep {name!r} not found; {hint}{everything}")
+    values = read_yaml(path)
+    try:
+        sweep = parse(Sweep, {"name": path.stem} | values)
+        for rule in sweep.exclude:
+            check_rule(rule)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+    if not sweep.arms or not sweep.seeds:
+        raise ValueError(f"{path}: arms and seeds need at least one entry each")
+    return sweep
+
+
+def _settings(values: dict[str, Any]) -> Iterator[tuple[str, ...]]:
+    """Every combination of {key: value or list} as overrides."""
+    lists = [v if isinstance(v, list) else [v] for v in values.values()]
+    for combination in itertools.product(*lists):
+        pairs = zip(values, combination, strict=True)
+        yield tuple(f"{key}={'null' if value is None else value}" for key, value in pairs)
+
+
+def _arms(sweep: Sweep, extra: Sequence[str]) -> Iterator[_Arm]:
+    product = [(*a, *s) for a in _settings(sweep.axes) for arm in sweep.arms for s in _settings(arm)]
+    beside = [setting for arm in sweep.include for setting in _settings(arm)]
+    for setting, is_included in [(s, False) for s in product] + [(s, True) for s in beside]:
+        config = load([*sweep.overrides, *with_default_precision(setting), *extra])
+        words = " ".join(setting)
+        try:
+            composed = check(config)
+        except ValueError as error:
+            yield _Arm(words=words, config=config, reason=str(error), notes=(), is_included=is_included)
+        else:
+            found = resolve(config, lambda path: content_hash(Path(path)))
+            notes = tuple(advice(config, composed))
+            yield _Arm(words=words, config=found, reason=None, notes=notes, is_included=is_included)
+
+
+def plan(sweep: Sweep, extra: Sequence[str] = ()) -> Planned:
+    """The cells of a sweep, seeds outermost so that whole comparisons finish early. `extra` overrides come last."""
+    cells, impossible = dict[str, RunConfig](), dict[str, tuple[RunConfig, str]]()
+    skipped, notes = dict[tuple[str, str], None](), dict[tuple[str, str], None]()
+    excluded: dict[tuple[str, str], list[int]] = {}
+    tasks: set[tuple[str, str | None]] = set()
+    arms = list(_arms(sweep, extra))
+    for seed, arm in itertools.product(sweep.seeds, arms):
+        cell = replace(arm.config, seed=seed, base_seed=seed)
+        rule = next((r for r in sweep.exclude if not arm.is_included and matches(cell, r)), None)
+        if rule is not None:
+            excluded.setdefault((arm.words, in_words(rule)), []).append(seed)
+        elif arm.reason is not None:
+            skipped[arm.words, arm.reason] = None
+            impossible.setdefault(run_id(cell), (cell, arm.reason))
+        else:
+            cells.setdefault(run_id(cell), cell)
+            notes |= dict.fromkeys((arm.words, line) for line in arm.notes)
+            if (data := (str(cell.task), cell.model.path)) not in tasks:
+                task_of(cell)
+                tasks.add(data)
+    if not extra:  # an override may rightly leave a rule without a cell
+        unused = [in_words(rule) for rule in sweep.exclude if in_words(rule) not in {r for _, r in excluded}]
+        notes |= dict.fromkeys((f"exclude {rule}", "agrees with no cell") for rule in unused)
+    return Planned(
+        sweep=sweep, cells=tuple(cells.values()), skipped=tuple(skipped), notes=tuple(notes),
+        excluded=tuple(
+            (words, rule + ("" if len(seeds) == len(sweep.seeds) else f", seeds {', '.join(map(str, seeds))}"))
+            for (words, rule), seeds in excluded.items()
+        ),
+        impossible=tuple(impossible.values()),
+    )  # fmt: skip
+
+
+def with_default_precision(overrides: Sequence[str]) -> list[str]:
+    """A method without a precision runs at its own default, the first it lists."""
+    keys = {word.partition("=")[0]: word.partition("=")[2] for word in overrides}
+    if "method" in keys and "precision" not in keys:
+        return [*overrides, f"precision={method_named(keys['method']).precisions[0]}"]
+    return list(overrides)

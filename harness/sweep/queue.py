@@ -1,0 +1,146 @@
+"""The queue of a sweep: what has a result, running what has none, one sweep at a time in a results folder.
+
+Every planned cell leaves a record, impossible ones too (status `skipped`). A file that is no record of the sweep stops
+everything before it starts and is left alone.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from harness.cell import record
+from harness.config import run_id, to_json
+from harness.launchers.job import Event, Job
+from harness.launchers.local import run_cells
+from harness.provenance import commit
+from harness.results import RunResult, Settings, read_result, write_result
+from harness.retry import Limit, Runner, in_rounds
+from harness.run_config import Launch, RunConfig
+from harness.sweep.planning import Planned
+
+_SETTINGS = TypeAdapter[dict[str, Any]](Settings)
+FINISHED = ("ok", "diverged")
+"""Statuses that a second start does not run again."""
+
+
+def records_folder(launch: Launch) -> Path:
+    """Where the records of a sweep are."""
+    return Path(launch.results) / "runs" / launch.sweep
+
+
+def stored(launch: Launch, cells: Sequence[RunConfig] = ()) -> dict[str, RunResult]:
+    """Every record of a sweep by run id. Raises ValueError, one line, naming every file that is none of its records
+    or another one's than the planned cell's whose name it bears. Changes nothing."""
+    planned = {run_id(cell): cell for cell in cells}
+    found, wrong = dict[str, RunResult](), list[str]()
+    for path in sorted(records_folder(launch).glob("*.json")):
+        try:
+            result = read_result(path)
+            _check_owner(path, result, launch, planned.get(path.stem))
+        except ValueError as error:
+            wrong.append(str(error))
+        else:
+            found[path.stem] = result
+    if wrong:
+        raise ValueError(f"{'; '.join(wrong)}; left alone, nothing was started: restore it or move it away")
+    return found
+
+
+def _check_owner(path: Path, result: RunResult, launch: Launch, cell: RunConfig | None) -> None:
+    """Raises ValueError for a record of another sweep or another cell, or without its series."""
+    if result.sweep != launch.sweep:
+        raise ValueError(f"{path}: a result of the sweep {result.sweep!r}")
+    if cell is not None and _without_paths(result.config) != _without_paths(_SETTINGS.validate_python(to_json(cell))):
+        raise ValueError(f"{path}: its configuration is not that of {path.stem}")
+    if result.status == "ok" and not path.with_suffix(".parquet").exists():
+        raise ValueError(f"{path}: its series {path.stem}.parquet is missing")
+
+
+def _without_paths(config: dict[str, Any]) -> dict[str, Any]:
+    return config | {name: config.get(name, {}) | {"path": None} for name in ("model", "task")}
+
+
+def finished(config: RunConfig, launch: Launch) -> RunResult | None:
+    """The cell's record, where it has one that counts as finished."""
+    path = records_folder(launch) / f"{run_id(config)}.json"
+    result = read_result(path) if path.exists() else None
+    return result if result is not None and result.status in FINISHED else None
+
+
+def run_sweep(
+    planned: Planned, launch: Launch, workers: int, on_event: Callable[[Event], None], *,
+    run: Runner | None = None, limit: Limit | None = None,
+) -> tuple[list[RunResult], bool]:  # fmt: skip
+    """Run the cells that have no result yet, and again those that failed in a way worth it. Returns (all records,
+    whether it was interrupted); a planned cell without a record was left for lack of time.
+
+    `run` is a launcher with its number of workers; without it, processes of this machine. Raises ValueError where
+    another sweep is at work in the same results folder, the folder cannot be written, or holds what is no record.
+    """
+    run = run or partial(run_cells, workers=workers)
+    sha, is_dirty = commit()
+    launch = replace(launch, commit=sha, is_dirty=is_dirty)
+    with _lock(Path(launch.results)):
+        known = stored(launch, planned.cells)
+        ids = [run_id(cell) for cell in planned.cells]
+        records = {i: known[i] for i in ids if i in known and known[i].status in FINISHED}
+        records |= _note_impossible(planned, launch, known)
+        jobs = [Job(config=c, launch=launch) for i, c in zip(ids, planned.cells, strict=True) if i not in records]
+        events = in_rounds(jobs, run, limit, lambda job: finished(job.config, job.launch))
+        interrupted = False
+        try:
+            for event in events:
+                on_event(event)
+                if event.result is not None:
+                    records[event.result.run_id] = event.result
+        except KeyboardInterrupt:
+            interrupted = True
+        finally:
+            events.close()
+        for job in jobs:  # what ended while it was being stopped
+            if run_id(job.config) not in records and (found := finished(job.config, launch)) is not None:
+                records[found.run_id] = found
+    return list(records.values()), interrupted
+
+
+def _note_impossible(planned: Planned, launch: Launch, known: dict[str, RunResult]) -> dict[str, RunResult]:
+    """A record of every impossible cell, so that tables show it; a finished result of old is left as it is."""
+    records: dict[str, RunResult] = {}
+    for cell, reason in planned.impossible:
+        old = known.get(run_id(cell))
+        if old is not None and (old.status in FINISHED or old.reason == reason):
+            records[old.run_id] = old
+            continue
+        result = record(cell, launch, None, {}, "skipped", reason, None)
+        write_result(records_folder(launch), result, None)
+        records[result.run_id] = result
+    return records
+
+
+@contextmanager
+def _lock(results: Path) -> Iterator[None]:
+    """One sweep at a time in a results folder."""
+    try:
+        results.mkdir(parents=True, exist_ok=True)
+        handle = (results / ".lock").open("a+")
+    except OSError as error:
+        raise ValueError(f"results={results}: cannot be written: {error.strerror}") from None
+    with handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            handle.seek(0)
+            raise ValueError(f"results={results}: a sweep is at work there (process {handle.read().strip()})") from None
+        handle.truncate(0)
+        handle.write(str(os.getpid()))
+        handle.flush()
+        yield

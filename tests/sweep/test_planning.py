@@ -1,0 +1,186 @@
+"""Plans: cells from YAML, rules that leave out, impossible cells with their reason, and Hydra's own composition."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from harness import config
+from harness.config import run_id
+from harness.provenance import ROOT
+from harness.sweep import Sweep, plan, read_sweep, sweep_names
+from tests.sweep.tiny import TINY, sweep_of
+
+
+def test_lists_and_axes_multiply_and_seeds_are_outermost() -> None:
+    planned = plan(
+        sweep_of(
+            {"method": "bf16"},
+            {"method": "naive", "precision": ["int8", "int4"]},
+            seeds=(0, 1),
+            **{"algo.eps_high": [0.2, 0.28]},
+        )
+    )
+    cells = planned.cells
+    assert len(cells) == 3 * 2 * 2
+    assert [c.seed for c in cells] == [0] * 6 + [1] * 6
+    assert all(c.base_seed == c.seed for c in cells)
+    assert {(c.method, c.precision.name) for c in cells} == {("bf16", "bf16"), ("naive", "int8"), ("naive", "int4")}
+    assert len({run_id(c) for c in cells}) == len(cells)
+
+
+def test_impossible_cells_are_listed_with_the_reason() -> None:
+    planned = plan(
+        sweep_of({"method": "flashrl", "precision": "int4", "algo.mode": ["decoupled", "bypass_ppo"]}, seeds=(0, 1))
+    )
+    assert len(planned.cells) == 2
+    ((words, reason),) = planned.skipped
+    assert "bypass_ppo" in words
+    assert "TIS" in reason
+    assert [(cell.algo.mode, cell.seed, cell.base_seed) for cell, _ in planned.impossible] == [
+        ("bypass_ppo", 0, 0),
+        ("bypass_ppo", 1, 1),
+    ]
+
+
+def test_exclude_rules_leave_out_what_agrees_with_all_of_one() -> None:
+    arms = ({"method": "bf16"}, {"method": "naive", "precision": ["int8", "int4"]})
+    axes: dict[str, list[object]] = {"model": ["xs", "s"], "algo.eps_high": [0.2, 0.28]}
+    sweep = Sweep(
+        name="test", question="", overrides=TINY[1:], arms=arms, seeds=(0, 1), axes=axes,
+        exclude=(
+            {"precision": "int4", "model": "s"},
+            {"method": "bf16", "seed": 1, "algo.eps_high": [0.2, 0.5]},
+            {"method": "naive", "trainer.steps": 99},
+        ),
+    )  # fmt: skip
+    planned = plan(sweep)
+    assert len(planned.cells) == 2 * 3 * 2 * 2 - 2 * 2 - 2
+    assert not any(c.precision.name == "int4" and c.model.name == "s" for c in planned.cells)
+    assert sum(c.method == "bf16" for c in planned.cells) == 6
+    listed = dict(planned.excluded)
+    assert listed["model=s algo.eps_high=0.2 method=naive precision=int4"] == "precision=int4 model=s"
+    assert listed["model=xs algo.eps_high=0.2 method=bf16"] == "method=bf16 seed=1 algo.eps_high=0.2|0.5, seeds 1"
+    assert len(listed) == 2 + 2
+    assert planned.notes == (("exclude method=naive trainer.steps=99", "agrees with no cell"),)
+    assert plan(sweep, ["model=xs"]).notes == ()
+    plain = plan(replace(sweep, exclude=()))
+    assert {run_id(c) for c in planned.cells} < {run_id(c) for c in plain.cells}
+    assert plain.excluded == ()
+
+
+def test_rules_see_resolved_knobs_lists_and_defaults() -> None:
+    arms = (
+        {"method": "flashrl", "precision": "int4", "knobs.TIS.cap": [2.0, 4.0]},
+        {"method": "naive", "precision": ["int4", "int8+kv8"], "parts": ["[qurl.UAQ,flashrl.TIS]", "[flashrl.TIS]"]},
+    )
+    sweep = replace(
+        sweep_of(*arms),
+        exclude=({"knobs.TIS.cap": 4}, {"parts": "[qurl.UAQ,flashrl.TIS]"}, {"precision": "int8+kv8"}),
+    )
+    planned = plan(sweep)
+    assert [(c.method, c.precision.name, c.parts) for c in planned.cells] == [
+        ("flashrl", "int4", ()),
+        ("naive", "int4", ("flashrl.TIS",)),
+    ]
+
+
+def test_an_impossible_arm_that_a_rule_leaves_out_is_excluded_and_an_included_arm_stays() -> None:
+    arms = ({"method": "bf16"}, {"method": "flashrl", "precision": "int4", "algo.mode": "bypass_ppo"})
+    sweep = replace(
+        sweep_of(*arms, seeds=(0,), **{"task.n": [8, 9]}),
+        exclude=({"algo.mode": "bypass_ppo"}, {"method": "bf16", "task.n": 9}),
+        include=({"method": "bf16", "task.n": [9, 10]},),
+    )
+    planned = plan(sweep)
+    assert planned.skipped == () and planned.impossible == ()
+    assert len(planned.excluded) == 3
+    assert [c.task.n for c in planned.cells] == [8, 9, 10]
+
+
+@pytest.mark.parametrize(
+    ("rule", "words"),
+    [
+        ("{metod: bf16}", ["metod", "method"]),
+        ("{precision: int5}", ["int5", "int4"]),
+        ("{method: [bf16, naiv]}", ["naiv", "naive"]),
+        ("{}", ["empty rule"]),
+    ],
+)
+def test_a_bad_rule_is_one_line(tmp_path: Path, rule: str, words: list[str]) -> None:
+    path = tmp_path / "bad.yaml"
+    path.write_text(f"question: q\narms: [{{method: bf16}}]\nseeds: [0]\nexclude: [{rule}]\n")
+    with pytest.raises(ValueError) as caught:
+        read_sweep(str(path))
+    assert "\n" not in str(caught.value)
+    assert all(word in str(caught.value) for word in ["bad.yaml", "exclude", *words]), str(caught.value)
+
+
+def test_shipped_sweeps_plan() -> None:
+    for name in sweep_names(ROOT / "sweeps"):
+        sweep = read_sweep(name, ROOT / "sweeps")
+        first = {key: values[:1] for key, values in sweep.axes.items()}
+        planned = plan(replace(sweep, axes=first))
+        assert len(planned.cells) >= 3 * len(sweep.seeds)
+        if name == "quick":
+            assert len(planned.cells) == 24
+            assert planned.skipped == ()
+        if name == "correction_modes":
+            assert {cell.algo.mode for cell, _ in planned.impossible} == {"bypass_ppo"}
+        else:
+            assert planned.skipped == (), name
+
+
+def test_cached_composition_is_hydras_own() -> None:
+    """One arm of every sweep, and words of every kind: the same tree, key by key and type by type."""
+    cases = [["precision=int8", "model=m", "model=l"], ["++knobs.TIS.cap=4", "algo.dual_clip=null", "trainer.steps=7"],
+             ["trainer.betas=[0.5,0.75]", "task=sort", "task.n=9", "++task.options.a={b:1}"],
+             ["parts=[qurl.UAQ,flashrl.TIS]", "seed=3", "algo=grpo", "algo.kl_coef=1e-3"]]  # fmt: skip
+    for words in cases:
+        ours, theirs = config._compose_cached(words), config._compose(words)  # pyright: ignore[reportPrivateUsage]
+        assert ours is not None
+        assert repr(OmegaConf.to_container(ours)) == repr(OmegaConf.to_container(theirs))
+    for words in (["~algo.dual_clip"], ["+seed=1"], ["trainer.steps=1,2"], ["trainer.steps=many"]):
+        assert config._compose_cached(words) is None  # pyright: ignore[reportPrivateUsage]
+
+
+def test_a_plan_composes_once_per_set_of_choices(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[str, ...]] = []
+    compose = config._compose  # pyright: ignore[reportPrivateUsage]
+    monkeypatch.setattr(config, "_compose", lambda words: calls.append(tuple(words)) or compose(words))
+    arms = ({"method": "naive", "precision": ["mxfp4", "int2"], "algo.eps_high": [0.21, 0.22, 0.23, 0.24]},)
+    assert len(plan(sweep_of(*arms, seeds=(0, 1, 2), **{"task.n": [8, 9]})).cells) == 48
+    assert len(calls) == len(set(calls)) <= 2
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("question: q\narms: []\nseeds: [0]\ncolour: red\n", ["colour"]),
+        ("question: q\nseeds: [0]\n", ["arms"]),
+        ("question: q\narms: [{method: bf16}]\nseeds: [a]\n", ["seeds", "'a'"]),
+        ("question: [q\n", ["bad.yaml"]),
+    ],
+)
+def test_a_bad_file_is_one_line(tmp_path: Path, text: str, words: list[str]) -> None:
+    path = tmp_path / "bad.yaml"
+    path.write_text(text)
+    with pytest.raises(ValueError) as caught:
+        read_sweep(str(path))
+    assert "\n" not in str(caught.value)
+    assert all(word in str(caught.value) for word in words), str(caught.value)
+
+
+def test_an_unknown_sweep_lists_the_sweeps(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"nearest: quick; valid: ablate_aqn.*quick.*standard"):
+        read_sweep("quik", ROOT / "sweeps")
+    for i in range(50):
+        (tmp_path / f"mine{i:02}.yaml").write_text("")
+    (tmp_path / "search_mine.yaml").write_text("")
+    with pytest.raises(ValueError, match=f"nearest: .*; valid: {', '.join(f'mine{i:02}' for i in range(50))}$"):
+        read_sweep("mine", tmp_path)
+    with pytest.raises(ValueError, match="lowbit search search_mine"):
+        read_sweep("search_mine", tmp_path)

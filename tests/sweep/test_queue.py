@@ -1,0 +1,195 @@
+"""The queue: nothing runs twice, a killed cell goes on or fails alone, wrong files stop a sweep before it starts."""
+
+from __future__ import annotations
+
+import os
+import signal
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from harness.cell import work_folder
+from harness.config import run_id
+from harness.launchers.job import Event
+from harness.leaderboard import leaderboard
+from harness.report import markdown
+from harness.results import read_results
+from harness.retry import Limit
+from harness.run_config import Launch
+from harness.sweep import finished, plan, run_sweep, stored
+from tests.sweep.stand_in import Ending, Seen, launcher
+from tests.sweep.tiny import sweep_of
+from tests.toy import small_launch
+
+
+def nothing(event: Event) -> None:
+    pass
+
+
+def test_second_start_runs_nothing_and_edited_cells_are_new(tmp_path: Path) -> None:
+    launch = small_launch(tmp_path)
+    planned = plan(sweep_of({"method": "bf16"}, {"method": "naive", "precision": "int4"}, seeds=(0, 1)))
+    seen = Seen()
+    records, interrupted = run_sweep(planned, launch, 1, nothing, run=launcher(seen))
+    assert not interrupted
+    assert [r.status for r in records] == ["ok"] * 4
+    assert len(seen.starts) == 4
+    again, _ = run_sweep(planned, launch, 1, nothing, run=launcher(seen))
+    assert {r.run_id for r in again} == {r.run_id for r in records}
+    assert len(seen.starts) == 4
+    edited = plan(sweep_of({"method": "bf16", "algo.eps_high": 0.3}))
+    run_sweep(edited, launch, 1, nothing, run=launcher(seen))
+    assert len(seen.starts) == 5
+
+
+@pytest.mark.parametrize(
+    ("ending", "attempts", "micro_batch"),
+    [
+        (("failed", "ValueError: a bug"), 1, 32768),
+        (("diverged", "step 3: loss is not finite"), 1, 32768),
+        (("failed", "lost: killed by SIGKILL"), 3, 32768),
+        (("failed", "MemoryError: killed by the kernel's out-of-memory killer"), 2, 16384),
+    ],
+)
+def test_a_failed_cell_is_tried_again_as_its_class_says(
+    tmp_path: Path, ending: Ending, attempts: int, micro_batch: int
+) -> None:
+    launch, seen = small_launch(tmp_path), Seen()
+    planned = plan(sweep_of({"method": "bf16"}, {"method": "naive", "precision": "int4"}))
+    run = launcher(seen, ending=lambda job: ending if job.config.method == "naive" else ("ok", None))
+    records, _ = run_sweep(planned, launch, 1, nothing, run=run)
+    starts = [job for job, _ in seen.starts if job.config.method == "naive"]
+    assert len(starts) == attempts and len(seen.starts) == attempts + 1
+    assert starts[-1].launch.micro_batch_tokens == micro_batch
+    by_method = {r.config["method"]: r for r in records}
+    assert (by_method["bf16"].status, by_method["bf16"].retries) == ("ok", [])
+    assert (by_method["naive"].status, len(by_method["naive"].retries)) == (ending[0], attempts - 1)
+    run_sweep(planned, launch, 1, nothing, run=run)
+    assert len(seen.starts) == (attempts + 1 if ending[0] == "diverged" else 2 * attempts + 1)
+
+
+def test_a_time_limit_leaves_cells_without_a_record(tmp_path: Path) -> None:
+    launch, seen = small_launch(tmp_path), Seen()
+    planned = plan(sweep_of({"method": "bf16"}, seeds=tuple(range(6))))
+    limit = Limit(end=35.0, predict=lambda config: 10.0, workers=1, clock=seen.clock)
+    records, interrupted = run_sweep(
+        planned, launch, 1, nothing, run=launcher(seen, seconds=lambda job: 10), limit=limit
+    )
+    assert not interrupted
+    assert [r.seed for r in records] == [0, 1, 2]
+    assert seen.clock() == 30
+
+
+def test_a_killed_cell_goes_on_and_a_hopeless_one_fails_alone(tmp_path: Path) -> None:
+    launch = small_launch(tmp_path, checkpoint_every_s=0.0)
+    planned = plan(sweep_of({"method": "bf16", "trainer.steps": [2, 100000]}))
+    long = next(c for c in planned.cells if c.trainer.steps > 2)
+    pids: list[int] = []
+
+    def kill_the_long_one(event: Event) -> None:
+        if event.kind == "started" and event.config is long:
+            pids.append(event.pid)
+        if event.kind == "progress" and event.config is long and event.step > 0:
+            with suppress(ProcessLookupError):
+                os.kill(pids[-1], signal.SIGKILL)
+
+    records, _ = run_sweep(planned, launch, 2, kill_the_long_one)
+    by_steps = {r.config["trainer"]["steps"]: r for r in records}
+    assert by_steps[2].status == "ok"
+    assert by_steps[2].retries == []
+    assert by_steps[100000].status == "failed"
+    assert "SIGKILL" in (by_steps[100000].reason or "")
+    assert len(set(pids)) == 3
+    assert finished(long, launch) is None
+
+
+def test_ctrl_c_leaves_a_resumable_state(tmp_path: Path) -> None:
+    launch = small_launch(tmp_path)
+    planned = plan(sweep_of({"method": "bf16", "trainer.steps": 60}))
+
+    def interrupt(event: Event) -> None:
+        if event.kind == "progress" and event.step > 0:
+            raise KeyboardInterrupt
+
+    records, interrupted = run_sweep(planned, launch, 1, interrupt)
+    assert interrupted
+    assert records == []
+    assert (work_folder(launch, run_id(planned.cells[0])) / "state.pt").exists()
+    steps: list[int] = []
+    records, interrupted = run_sweep(planned, launch, 1, lambda e: steps.append(e.step))
+    assert records[0].status == "ok"
+    assert records[0].num_steps == 60
+
+
+def test_two_sweeps_do_not_share_a_results_folder(tmp_path: Path) -> None:
+    launch, seen = small_launch(tmp_path), Seen()
+    planned = plan(sweep_of({"method": "bf16"}))
+    refused: list[Event] = []
+
+    def second(event: Event) -> None:
+        with pytest.raises(ValueError, match=f"a sweep is at work there \\(process {os.getpid()}\\)"):
+            run_sweep(planned, launch, 1, nothing)
+        refused.append(event)
+
+    run_sweep(planned, launch, 1, second, run=launcher(seen))
+    assert [event.kind for event in refused] == ["started", "finished"]
+
+
+def test_an_unwritable_results_folder_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    planned = plan(sweep_of({"method": "bf16"}))
+    with pytest.raises(ValueError, match="results="):
+        run_sweep(planned, Launch(results=str(tmp_path / "file"), sweep="test"), 1, nothing)
+
+
+def test_every_impossible_cell_leaves_a_record_and_runs_once_it_can(tmp_path: Path) -> None:
+    launch = small_launch(tmp_path)
+    sweep = sweep_of({"method": "flashrl", "precision": "int4", "algo.mode": "bypass_ppo"}, seeds=(0, 1))
+    planned = plan(sweep)
+    records, _ = run_sweep(planned, launch, 1, nothing)
+    assert [(r.status, r.seed, r.num_steps) for r in records] == [("skipped", 0, 0), ("skipped", 1, 0)]
+    assert all("TIS" in (r.reason or "") for r in records)
+    assert {r.run_id for r in read_results(tmp_path / "runs")} == {r.run_id for r in records}
+    board = leaderboard(records)
+    assert board["status"].tolist() == ["2 skipped"]
+    assert "would count it twice" in markdown(board, records, "test")
+    path = tmp_path / "runs" / "test" / f"{records[0].run_id}.json"
+    before = path.stat().st_mtime_ns
+    run_sweep(planned, launch, 1, nothing)
+    assert path.stat().st_mtime_ns == before
+    assert finished(planned.impossible[0][0], launch) is None
+
+
+def test_wrong_files_are_named_and_left_alone(tmp_path: Path) -> None:
+    launch = small_launch(tmp_path)
+    planned = plan(sweep_of({"method": "bf16"}, {"method": "naive", "precision": "int4"}))
+    folder = tmp_path / "runs" / "test"
+    records, _ = run_sweep(planned, launch, 1, nothing, run=launcher(Seen()))
+    assert set(stored(launch, planned.cells)) == {r.run_id for r in records}
+    good = {path.name: path.read_bytes() for path in folder.iterdir()}
+    first, second = sorted(r.run_id for r in records)
+    text = good[f"{first}.json"].decode()
+    wrong = {
+        "notes.json": '{"a": 1}',
+        f"{first}.json": text[: len(text) // 2],
+        f"{second}.json": text.replace(first, second),
+        "0123456789ab.json": text.replace(first, "0123456789ab").replace('"sweep": "test"', '"sweep": "other"'),
+    }
+    for name, content in wrong.items():
+        (folder / name).write_text(content)
+    events: list[Event] = []
+    with pytest.raises(ValueError) as caught:
+        run_sweep(planned, launch, 1, events.append)
+    words = str(caught.value)
+    assert all(name in words for name in wrong) and "\n" not in words
+    assert "configuration is not that of" in words and "of the sweep 'other'" in words
+    assert events == []
+    assert {name: (folder / name).read_text() for name in wrong} == wrong
+    for name in wrong:
+        (folder / name).unlink()
+        if name in good:
+            (folder / name).write_bytes(good[name])
+    (folder / f"{first}.parquet").unlink()
+    with pytest.raises(ValueError, match=f"series {first}.parquet is missing"):
+        stored(launch, planned.cells)
