@@ -1,14 +1,15 @@
 """What an interval allows one to say about a claim.
 
     expected    supported          contradicted       (threshold t, margin m, 95 % interval)
-    above       low > t            high < t
-    below       high < t           low > t
+    above       low > t            high < t           unless equal, below
+    below       high < t           low > t            unless equal, below
     equal       t - m < interval < t + m              interval beyond t - m or t + m
     not_below   low > t - m        high < t - m
     not_above   high < t + m       low > t + m
 
-Everything else is "not supported": the data cannot tell, or show no difference where one is claimed. A claim about a
-larger setting than ours is at most "direction supported".
+Everything else is "not supported": the data cannot tell, or show no difference where one is claimed. An interval inside
+t - m and t + m shows none, whichever side of t it lies on. A claim about a larger setting than ours is at most
+"direction supported".
 """
 
 from __future__ import annotations
@@ -32,10 +33,12 @@ def judge(low: float, high: float, expect: Expect, threshold: float, margin: flo
     """The badge of one interval, scale aside. All in the unit of the interval."""
     assert not math.isnan(low) and not math.isnan(high)
     floor, ceiling = threshold - margin, threshold + margin
+    if expect in ("above", "below") and is_equal(low, high, threshold, margin):
+        return "not supported"
     is_supported = {
         "above": low > threshold,
         "below": high < threshold,
-        "equal": low > floor and high < ceiling,
+        "equal": is_equal(low, high, threshold, margin),
         "not_below": low > floor,
         "not_above": high < ceiling,
     }[expect]
@@ -47,6 +50,11 @@ def judge(low: float, high: float, expect: Expect, threshold: float, margin: flo
         "not_above": low > ceiling,
     }[expect]
     return "supported" if is_supported else "contradicted" if is_contradicted else "not supported"
+
+
+def is_equal(low: float, high: float, threshold: float, margin: float) -> bool:
+    """Does the interval show that there is no difference that matters?"""
+    return threshold - margin < low and high < threshold + margin
 
 
 def capped(badge: Badge, scale: Literal["same", "smaller"]) -> Badge:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from harness import stats
-from harness.claims.badges import Badge, judge
+from harness.claims.badges import Badge, is_equal, judge
 from harness.claims.evidence import Evidence, Pair, grouped, numbers, select, steps, words
 from harness.claims.schema import (
     Contrast,
@@ -123,7 +123,7 @@ def _judged(test: OfRuns, values: Mapping[Pair, float]) -> Estimate:
 def _undecided(found: stats.Difference, threshold: float, margin: float, test: OfRuns) -> str:
     """Why an interval does not decide: it shows that there is nothing to see, or it is too wide."""
     floor, ceiling = threshold - margin, threshold + margin
-    if test.expect in ("above", "below") and floor < found.low and found.high < ceiling:
+    if test.expect in ("above", "below") and is_equal(found.low, found.high, threshold, margin):
         return "equal within the margin"
     distance = {
         "above": max(abs(found.mean - threshold), margin),

@@ -32,7 +32,8 @@ READING = (
     "**Badges.** A claim's first test, a, is the one nearest to its source and decides; the others show whether the "
     "answer holds elsewhere. Differences, ratios and slopes are taken pair by pair of seeds; brackets are 95 % t "
     "intervals over n pairs. *Supported*: the interval lies where it is expected. *Contradicted*: it lies on the other "
-    "side. *Not supported*: it decides neither, or shows no difference where one is claimed.",
+    "side. *Not supported*: it decides neither, or shows no difference that matters (0.03 of an accuracy, 5 % of a "
+    "ratio) where one is claimed.",
     "**Scale.** The sources train models of 0.5B to 32B parameters on long answers; here models of 0.1M to 3M sort "
     "digits, with emulated formats and without kernel noise. A claim about a larger setting is at most *direction "
     "supported*; *contradicted* and *not supported* speak of this scale alone, too. Remarks say what else differs.",
@@ -46,6 +47,9 @@ SCORE_WORDS = {
     "rollout format", "rollout_gain": "final minus initial accuracy in the rollout format", "base_rollout_accuracy":
     "accuracy in the rollout format before training", "reward": "the sampler's last reward",
 }  # fmt: skip
+REDUCE_WORDS = {"first": "first five steps of", "last": "last five steps of"} | {
+    name: name for name in ("mean", "median", "max", "min")
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,7 +161,8 @@ def _expected(test: OfRuns | Replay) -> str:
 
 def _comparison(test: OfRuns) -> str:
     a, *b = [words(arm) for arm in arms_of(test)]
-    what = SCORE_WORDS.get(test.metric, test.metric if test.metric not in METRICS else f"{test.reduce} {test.metric}")
+    reduced = f"{REDUCE_WORDS[test.reduce]} {test.metric}" if test.metric in METRICS else test.metric
+    what = SCORE_WORDS.get(test.metric, reduced)
     if isinstance(test, Growth):
         return f"{test.metric} of {a}, last fifth of the steps over the first"
     if isinstance(test, Trend):

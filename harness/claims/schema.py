@@ -79,7 +79,7 @@ class Ratio(_OfRuns):
 
     b: Settings
     threshold: float = 1.0
-    margin: float = 1.25
+    margin: float = 1.05
     """A factor."""
 
 
@@ -88,7 +88,7 @@ class Growth(_OfRuns):
     """Last fifth over first fifth of the steps."""
 
     threshold: float = 1.0
-    margin: float = 1.25
+    margin: float = 1.05
 
 
 @dataclass(frozen=True, kw_only=True)
