@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from harness.api import Plan, Rollout, Site, knobs
-from harness.base import BaseRecipe, ensure_base
+from harness.base import BaseRecipe, base_key, base_name, ensure_base
 from harness.compose import Composed, has_hook, plan_json
 from harness.engines.embedded import EmbeddedEngine
 from harness.models.checkpoint import content_hash, load_config, load_decoder, save_decoder, spread_channels
@@ -79,23 +79,37 @@ def task_of(config: RunConfig) -> Task:
     return build_task(config.task.name, options, path)
 
 
+def base_folder(config: RunConfig, launch: Launch) -> Path | None:
+    """Where the base of a run is, or will be once it is trained; None where the model comes from a folder."""
+    if config.model.path is not None:
+        return None
+    task = _demonstrated(config, task_of(config))
+    key = base_key(decoder_config(config.model), task, _recipe(config), config.base_seed)
+    return Path(launch.results) / "bases" / base_name(config.model.name, task, config.base_seed, key)
+
+
+def _recipe(config: RunConfig) -> BaseRecipe:
+    base = config.base
+    return BaseRecipe(
+        target_accuracy=base.target_accuracy, eval_every=base.eval_every, num_eval=base.num_eval,
+        max_steps=base.max_steps, batch_size=base.batch_size, warmup_steps=base.warmup_steps,
+        grad_clip=base.grad_clip, lr=config.model.sft_lr,
+    )  # fmt: skip
+
+
+def _demonstrated(config: RunConfig, task: Task) -> Demonstrated:
+    if not hasattr(task, "demonstrations"):
+        raise ValueError(f"task={config.task.name}: no base can be trained for it here; give model=hf model.path=...")
+    return cast(Demonstrated, task)
+
+
 def start_of(config: RunConfig, launch: Launch) -> Start:
     """The task and the base of a run; trains the base where it is not there yet."""
     task = task_of(config)
     path = Path(config.model.path) if config.model.path is not None else None
     if path is None:
-        if not hasattr(task, "demonstrations"):
-            raise ValueError(
-                f"task={config.task.name}: no base can be trained for it here; give model=hf model.path=..."
-            )
-        base = config.base
-        recipe = BaseRecipe(
-            target_accuracy=base.target_accuracy, eval_every=base.eval_every, num_eval=base.num_eval,
-            max_steps=base.max_steps, batch_size=base.batch_size, warmup_steps=base.warmup_steps,
-            grad_clip=base.grad_clip, lr=config.model.sft_lr,
-        )  # fmt: skip
-        shape, root = decoder_config(config.model), Path(launch.results) / "bases"
-        path = ensure_base(config.model.name, shape, cast(Demonstrated, task), recipe, config.base_seed, root)
+        shown, shape, root = _demonstrated(config, task), decoder_config(config.model), Path(launch.results) / "bases"
+        path = ensure_base(config.model.name, shape, shown, _recipe(config), config.base_seed, root)
     seed = stable_seed(config.base_seed, "spread")
     return Start(folder=path, task=task, spread=config.model.spread, spread_seed=seed)
 
