@@ -7,9 +7,9 @@ import os
 import sys
 from collections.abc import Sequence
 
-from harness.arguments import inspecting, replaying, sweeping
+from harness.arguments import claiming, figuring, inspecting, replaying, searching, sweeping
 
-AREAS = (sweeping, replaying, inspecting)
+AREAS = (sweeping, searching, replaying, claiming, figuring, inspecting)
 """In the order of `lowbit --help`."""
 
 
