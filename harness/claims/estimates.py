@@ -106,7 +106,9 @@ def _slopes(test: Trend, found: Evidence, arms: Sequence[Settings]) -> dict[Pair
 
 def _judged(test: OfRuns, values: Mapping[Pair, float]) -> Estimate:
     if len(values) < 2:
-        reason = f"sweep {test.sweep} gives {len(values)} pairs of seeds with {test.metric}, an interval needs 2"
+        reason = (
+            f"sweep {test.sweep} gives {test.metric} for {len(values)} of the 2 pairs of seeds that an interval needs"
+        )
         return Estimate(badge="not tested yet", pairs=len(values), reason=reason)
     found = stats.paired(values, dict.fromkeys(values, 0.0))
     is_log = isinstance(test, Ratio | Growth)

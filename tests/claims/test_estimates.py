@@ -153,9 +153,9 @@ def test_what_is_missing_is_a_state_and_no_error():
     assert estimate(test, {}, []) == Estimate(badge="not tested yet", reason="sweep standard has no results")
     assert found(test, alone).reason == "sweep standard has no run of bf16"
     one_pair = found(test, of(run("naive", 0, {20: [1]}), run("bf16", 0, {20: [1]})))
-    assert one_pair.badge == "not tested yet" and "1 pairs" in one_pair.reason
+    assert one_pair.badge == "not tested yet" and "auc for 1 of the 2 pairs" in one_pair.reason
     silent = Level(sweep="standard", a=NAIVE, metric="mismatch/kl_k1", expect="above", threshold=0)
-    assert "gives 0 pairs of seeds with mismatch/kl_k1" in found(silent, alone).reason
+    assert "gives mismatch/kl_k1 for 0 of the 2 pairs" in found(silent, alone).reason
     assert estimate(NotTestable(reason="dense"), {}, []) == Estimate(badge="not testable here", reason="dense")
 
 
