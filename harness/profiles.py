@@ -167,9 +167,9 @@ def _panel(
         found = profile(list(strata.values()), TAUS)
         ax.step(found.taus, found.fraction, where="post", color=colour, linestyle=dash, linewidth=1.2, zorder=3)
         if index < 2:  # more bands than two are a grey wall
-            ax.fill_between(found.taus, found.low, found.high, step="post", color=colour, alpha=0.10, linewidth=0)
+            ax.fill_between(found.taus, found.low, found.high, step="post", color=colour, alpha=0.07, linewidth=0)
     left_out = len(inside) - len([name for name, *_ in shown if name in inside])
     ax.set_title(precision + (f", best {room} of {len(ranked)}" if left_out else ""))
     ax.set_ylim(-0.03, 1.03)
     handles = [Line2D([], [], color=c, linestyle=d, linewidth=1.2, label=name) for name, _, c, d in shown]
-    ax.legend(handles=handles, fontsize=5.5, loc="lower left", handlelength=2.2, labelspacing=0.25)
+    ax.legend(handles=handles, fontsize=5.5, loc="best", handlelength=2.2, labelspacing=0.25)

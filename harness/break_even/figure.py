@@ -15,7 +15,7 @@ from matplotlib.patches import Rectangle
 
 from harness.break_even.laws import LENGTH_REACH, SIZE_REACH
 from harness.panels import INK
-from harness.profiles import save_png
+from harness.profiles import BASELINE, save_png
 
 if TYPE_CHECKING:
     from harness.break_even.report import Answer
@@ -27,7 +27,9 @@ RANGE = 4.0
 
 def draw(answers: Sequence[Answer], path: Path, is_emulated: bool) -> list[Path]:
     """A panel per arm: a map where sizes and lengths vary, a curve where one of them does."""
-    return save_png(lambda: _figure(answers[:MAX_PANELS], is_emulated), path)
+    plain = [a for a in answers if a.name.startswith(f"{BASELINE} ")]  # of many arms, the formats themselves
+    shown = answers if len(answers) <= MAX_PANELS or not plain else plain
+    return save_png(lambda: _figure(shown[:MAX_PANELS], is_emulated), path)
 
 
 def _figure(answers: Sequence[Answer], is_emulated: bool) -> Figure:
