@@ -129,9 +129,8 @@ def guess(config: Config) -> tuple[float, float]:
     evals = 2 * (1 + trainer["steps"] // max(1, trainer["eval_every"]))
     step = 0.06 + _token_flops(model) * _tokens(config) / 40e9
     answers = evals * task["num_eval"] * _length(config)
-    return step * (0.6 + 0.4 * algo["num_minibatches"] * algo["num_epochs"]), START_S + _token_flops(
-        model
-    ) * answers / 80e9
+    passes = 0.55 + 0.4 * algo["num_epochs"] + 0.05 * algo["num_minibatches"] * algo["num_epochs"]
+    return step * passes, START_S + _token_flops(model) * answers / 80e9
 
 
 def _token_flops(model: Config) -> float:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import errno
 import json
+import re
 from pathlib import Path
 
 import pytest
 
 from harness import cli
 from harness.cell import run_cell
+from tests.sweep.stand_in import Seen, launcher
 from tests.toy import small_config, small_launch
 
 COMMANDS = ("sweep", "run", "base", "report", "methods", "metrics", "doctor", "passport", "results", "replay", "browse")
@@ -26,7 +28,9 @@ def test_every_command_explains_itself(command: str, capsys: pytest.CaptureFixtu
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["sweep", "quik"], "nearest: quick"),
+        (["sweep", "quik"], "nearest: quick; valid: "),
+        (["sweep", "smoke", "--ray-address", "auto"], "only with --launcher ray"),
+        (["sweep", "search_aqn"], "lowbit search search_aqn"),
         (["run", "method=naive", "precision=int5"], "int4"),
         (["run", "method=bf16", "precision=int4"], "method bf16 cannot use it"),
         (["run", "metod=bf16"], "nearest: method"),
@@ -56,6 +60,80 @@ def test_overrides_may_follow_options(tmp_path: Path, capsys: pytest.CaptureFixt
         cli.main([*words, "--colour"])
     assert left.value.code == 2
     assert "--colour" in capsys.readouterr().err
+
+
+SWEEP = """
+question: Does it?
+overrides: [model=xs, task=chain, model.spread=0, trainer.steps=10]
+axes: {task.n: [8, 9]}
+arms:
+  - {method: bf16}
+  - {method: flashrl, precision: int4, algo.mode: [decoupled, bypass_ppo]}
+exclude: [{task.n: 9, algo.mode: decoupled, method: flashrl}]
+include: [{method: naive, precision: int8, task.n: 10}]
+seeds: [0, 1]
+"""
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> list[str]:
+    """A sweep of 8 cells, 4 impossible ones and an excluded arm, in a results folder of its own."""
+    (tmp_path / "tiny.yaml").write_text(SWEEP)
+    return ["sweep", str(tmp_path / "tiny.yaml"), "--no-tracking", "--results", str(tmp_path / "results")]
+
+
+def test_a_dry_run_tells_cells_what_is_left_out_and_the_cost(
+    tiny: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main([*tiny, "--dry-run", "--workers", "2"]) == 0
+    out = capsys.readouterr().out
+    assert sum(" s?  " in line for line in out.splitlines()) == 8
+    assert out.count("\nskipped  task.n=") == 2 and "would count it twice" in out
+    assert "excluded task.n=9 method=flashrl precision=int4 algo.mode=decoupled: task.n=9" in out
+    assert "tiny: 8 of 8 cells to run, 4 skipped as impossible, 1 arms excluded" in out
+    time, cost, error = out.splitlines()[-3:]
+    assert re.fullmatch(r"time: about [\d.]+ min \([\d.]+ to [\d.]+\) with 2 at a time", time)
+    assert cost.endswith("CPU core-hours")
+    assert error.startswith("error: 8 new sizes, lengths or machines: no finished cells")
+    assert not (tmp_path / "results").exists()
+    assert cli.main([*tiny, "--dry-run", "--workers", "2", "trainer.device=cuda"]) == 0
+    assert "GPU-hours of 1 GPU" in capsys.readouterr().out
+
+
+def test_a_time_limit_ends_well_and_says_what_is_left(tiny: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([*tiny, "--max-hours", "1e-6"]) == 0
+    assert capsys.readouterr().out.endswith("time limit: 8 of 8 cells are left; the same command goes on from here\n")
+    for hours in ("0", "-1", "inf", "soon"):
+        with pytest.raises(SystemExit) as left:
+            cli.main([*tiny, "--max-hours", hours])
+        assert left.value.code == 2
+        assert f"'{hours}': a number of hours above 0" in capsys.readouterr().err
+
+
+def test_a_sweep_runs_what_is_missing_and_names_files_that_are_not_its_own(
+    tiny: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = Seen()
+    run = launcher(seen, ending=lambda job: ("failed", "ValueError: x") if job.config.task.n == 10 else ("ok", None))
+    monkeypatch.setattr("harness.launchers.local.run_cells", lambda jobs, workers: run(jobs))
+    monkeypatch.setattr("harness.commands.sweeping.present", lambda sweep, results, is_tracked: 0)
+    assert cli.main(tiny) == 1
+    out, err = capsys.readouterr()
+    assert "8 of 8 cells to run" in out and "[8/8]" in out
+    assert err.count("failed  naive-int8") == 2
+    assert len(seen.starts) == 8
+    assert cli.main(tiny) == 1
+    assert "2 of 8 cells to run" in capsys.readouterr().out
+    assert len(seen.starts) == 10
+    folder = tmp_path / "results" / "runs" / "tiny"
+    (folder / "notes.json").write_text("mine")
+    (folder / f"{seen.starts[0][0].config.seed}.json").write_text("{}")
+    for words in ([], ["--dry-run"]):
+        assert cli.main([*tiny, *words]) == 2
+        err = capsys.readouterr().err
+        assert err.count("\n") == 1 and "notes.json" in err and "0.json" in err and "left alone" in err
+    assert (folder / "notes.json").read_text() == "mine"
+    assert len(seen.starts) == 10
 
 
 def test_a_full_disk_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

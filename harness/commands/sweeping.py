@@ -6,7 +6,8 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
@@ -90,7 +91,8 @@ def summary_line(result: RunResult) -> str:
         for name, key in (("accuracy", "final_accuracy"), ("in rollout format", "final_accuracy_rollout"))
         if (value := s.get(key)) is not None
     )
-    return f"ok  {result.name}: {scores}, {result.time_s['total'] or 0:.0f} s"
+    again = f" (attempt {len(result.retries) + 1})" if result.retries else ""
+    return f"ok  {result.name}{again}: {scores}, {result.time_s.get('total') or 0:.0f} s"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,7 +146,11 @@ def sweep(
     limit = time_limit(todo, results, way.workers, way.max_hours)
     progress = Progress(todo, len(planned.cells))
     try:
-        records, is_interrupted = run_sweep(planned, launch, way.workers, progress, run=runner, limit=limit)
+        with _live(results, found.name, way.is_tracked) as live:
+            listeners = (progress, *live)
+            records, is_interrupted = run_sweep(
+                planned, launch, way.workers, lambda event: tell(listeners, event), run=runner, limit=limit
+            )
     finally:
         progress.close()
     if is_interrupted:
@@ -158,6 +164,24 @@ def sweep(
     if left:
         print(f"time limit: {len(left)} of {len(planned.cells)} cells are left; the same command goes on from here")
     return 1 if failed else code
+
+
+def tell(listeners: Iterable[Callable[[Event], None]], event: Event) -> None:
+    """Pass an event on."""
+    for listener in listeners:
+        listener(event)
+
+
+@contextmanager
+def _live(results: Path, name: str, is_tracked: bool) -> Iterator[tuple[Callable[[Event], None], ...]]:
+    """What logs cells to MLflow while the sweep runs, in a thread of its own."""
+    if not is_tracked:
+        yield ()
+        return
+    from harness.tracking import Live
+
+    with Live(results, name) as live:
+        yield (live,)
 
 
 def run(overrides: Sequence[str], *, results: Path, is_dry: bool) -> int:
