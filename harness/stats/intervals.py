@@ -53,7 +53,7 @@ def bootstrap(
     bootstrap of n runs is too narrow by sqrt((n - 1) / n) and uses the normal in place of Student's t (Hesterberg,
     "What teachers should know about the bootstrap", arXiv 1411.5279); the seeds' deviations are stretched by both.
     Simulated coverage of 95 % intervals from 2 to 10 seeds (results/tables/stats_coverage.md): 92 to 96 % for the mean,
-    92 to 98 % for the IQM; 86 % for the mean of 3 runs where one run in three collapses, which 3 runs often do not show.
+    92 to 98 % for the IQM; 86 % for the mean of 3 runs where one run in three collapses, which they often do not show.
     One seed: questions alone, which says nothing about another run. Fractions stay in [0, 1].
     """
     size = len(scores)
