@@ -1,10 +1,10 @@
 # Every target works from a bare clone: `setup` comes first, and costs a file read when nothing changed.
-# Variables: NAME (of a sweep, or of an oracle), ARGS (passed on to the command), EXTRAS (extras of pyproject.toml),
+# Variables: NAME (of a sweep, a search, a figure or an oracle), ARGS (passed on to the command), EXTRAS (extras of pyproject.toml),
 # PYTHON (the interpreter to build .venv on).
 
 .DEFAULT_GOAL := help
-.PHONY: help setup sweep smoke base figures report browse bench test test-gpu golden oracles check lint types spelling \
-	rules format clean
+.PHONY: help setup sweep search smoke base figures notebooks report site claims browse faults bench test test-gpu golden \
+	oracles check lint types spelling rules format clean
 
 PY := .venv/bin/python
 LOWBIT := .venv/bin/lowbit
@@ -38,14 +38,29 @@ smoke: setup ## the smallest sweep, some 15 seconds
 base: setup ## train the base models that are not there yet
 	@$(LOWBIT) base $(ARGS)
 
+search: setup ## run sweeps/NAME.yaml (search_aqn, search_clip): Optuna, resumes; table and figures
+	@$(LOWBIT) search $(or $(NAME),search_aqn) $(ARGS)
+
 report: setup ## tables and figures of NAME (default quick) from results/
 	@$(LOWBIT) report $(SWEEP) $(ARGS)
 
-figures: setup ## the figures alone
-	@$(LOWBIT) report $(SWEEP) --only figures $(ARGS)
+figures: setup ## every paper figure from results/; with NAME that one, or the figures of that sweep
+	@$(LOWBIT) figures $(NAME) $(ARGS)
+
+notebooks: setup ## execute notebooks/*.py into their .ipynb
+	@$(LOWBIT) figures --notebooks $(ARGS)
+
+claims: setup ## test the published claims on the results: results/claims.md
+	@$(LOWBIT) claims $(ARGS)
+
+site: setup ## results/site/index.html: leaderboard, figures, passports, claims on one page
+	@$(LOWBIT) site $(ARGS)
 
 browse: setup ## open the runs in MLflow
 	@$(LOWBIT) browse $(ARGS)
+
+faults: setup ## inject 200 faults into running sweeps and count what is lost, duplicated or mislabelled
+	@$(LOWBIT) faults $(ARGS)
 
 bench: setup ## speed ratios against transformers and TRL in one run
 	@$(PY) -m harness.bench $(ARGS)
