@@ -15,7 +15,7 @@ from __future__ import annotations
 import importlib.util
 import logging
 import os
-import shutil
+import socket
 import tempfile
 import time
 from collections.abc import Generator, Iterator, Sequence
@@ -23,16 +23,14 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness.base import read_record
-from harness.cell import record, record_path, work_folder
 from harness.config import run_id
-from harness.launchers.deaths import REQUESTED
 from harness.launchers.job import Event, Job
-from harness.launchers.local import GRACE_S, POLL_S, clean, failed, refuse_foreign, visible_gpus
-from harness.launchers.ray_cell import Files, Outcome, RayCell
+from harness.launchers.local import GRACE_S, POLL_S, failed, refuse_foreign, visible_gpus
+from harness.launchers.ray_cell import RayCell
+from harness.launchers.ray_files import files_for, keep, write_state
 from harness.prepare import base_folder
 from harness.provenance import ROOT
-from harness.results import RunResult, write_atomic
+from harness.results import RunResult
 
 if TYPE_CHECKING:
     from ray.exceptions import RayError
@@ -58,7 +56,7 @@ class Remote:
         import ray
 
         refuse_foreign(job)
-        files = _files(job, base)
+        files = files_for(job, base)
         self.job, self.pid, self.step = job, 0, 0
         self.trains = None if base is None or base.is_dir() else base
         options: dict[str, Any] = {"num_cpus": job.launch.threads, "num_gpus": num_gpus, "max_concurrency": 2}
@@ -80,7 +78,7 @@ class Remote:
             now = time.monotonic()
             self.heard_s = now
             if state is not None:
-                _write_state(self.job, state)
+                write_state(self.job, state)
             wants_state = now - self.state_s >= STATE_EVERY_S
             self.state_s = now if wants_state else self.state_s
             self.look = self.actor.look.remote(wants_state)
@@ -102,7 +100,7 @@ class Remote:
             self.kill()
             return failed(self.job, f"hung: its Ray worker did not answer for {patience_s:g} s; killed")
         try:
-            return _keep(self.job, ray.get(self.end))
+            return keep(self.job, ray.get(self.end))
         except RayError as error:
             return failed(self.job, _reason(error), str(error))
         finally:
@@ -115,7 +113,7 @@ class Remote:
 
         if self.heard_s is not None:
             with suppress(RayError):
-                _keep(self.job, ray.get(self.end, timeout=max(0.1, deadline - time.monotonic())))
+                keep(self.job, ray.get(self.end, timeout=max(0.1, deadline - time.monotonic())))
         self.kill()
 
     def kill(self) -> None:
@@ -174,9 +172,12 @@ def _cluster(jobs: Sequence[Job], workers: int, address: str | None) -> Iterator
     elif address is not None:
         code = {"py_modules": [str(ROOT / "harness"), str(ROOT / "methods")]}
         try:
+            _knock(address)
             ray.init(address=address, runtime_env=code, **quiet)
-        except (ConnectionError, ValueError, RuntimeError) as error:
+        except (OSError, ValueError, RuntimeError) as error:
             reason = str(error).splitlines()[0]
+            if "AuthenticationError" in f"{error.__cause__}":
+                reason += "; it asks for a token: set RAY_AUTH_MODE=token"
             raise ValueError(f"address={address}: no Ray cluster answers there: {reason}") from error
         try:
             yield None
@@ -195,6 +196,13 @@ def _cluster(jobs: Sequence[Job], workers: int, address: str | None) -> Iterator
                 yield folder
             finally:
                 ray.shutdown()
+
+
+def _knock(address: str) -> None:
+    """Raises OSError or ValueError where nobody listens at host:port, which Ray takes minutes to find out."""
+    host, _, port = address.rpartition(":")
+    if host and "//" not in host:
+        socket.create_connection((host, int(port)), timeout=5.0).close()
 
 
 def _gpu_share(jobs: Sequence[Job], workers: int) -> float:
@@ -223,62 +231,6 @@ def _next(waiting: Sequence[Job], running: Sequence[Remote], bases: dict[str, Pa
     """The first job whose base no running cell is training: a base is trained once, and then sent to the others."""
     training = {cell.trains for cell in running} - {None}
     return next((job for job in waiting if bases[run_id(job.config)] not in training), None)
-
-
-def _files(job: Job, base: Path | None) -> Files:
-    """What a cell finds in its scratch folder: its base, and its state where it was stopped before."""
-    results, files = Path(job.launch.results), dict[str, bytes]()
-    if base is not None and base.is_dir():
-        read_record(base)
-        files |= {str(path.relative_to(results)): path.read_bytes() for path in base.iterdir() if path.is_file()}
-    state = work_folder(job.launch, run_id(job.config)) / "state.pt"
-    if state.exists():
-        files[str(state.relative_to(results))] = state.read_bytes()
-    return files
-
-
-def _keep(job: Job, outcome: Outcome) -> RunResult:
-    """Write what a cell made into the results folder; its record, or one that says why there is none."""
-    results, path = Path(job.launch.results), record_path(job.launch, run_id(job.config))
-    own, series = str(path.relative_to(results)), str(path.with_suffix(".parquet").relative_to(results))
-    try:
-        _store_base(results, {name: data for name, data in outcome.files.items() if name.startswith("bases/")})
-        for name in outcome.files:
-            if name.startswith("work/"):
-                write_atomic(results / name, outcome.files[name])
-        if own in outcome.files:
-            refuse_foreign(job)
-            if series in outcome.files:
-                write_atomic(results / series, outcome.files[series])
-            else:
-                (results / series).unlink(missing_ok=True)
-            write_atomic(path, outcome.files[own])
-    except (OSError, ValueError) as error:
-        return failed(job, f"the record could not be written: {error}")
-    result = outcome.result
-    if result is None or result.status == "cancelled":
-        return record(job.config, job.launch, None, {}, "cancelled", REQUESTED, None)
-    if result.status == "ok":
-        clean(job)
-    return result if own in outcome.files else failed(job, result.reason or "no record came back", result.error)
-
-
-def _store_base(results: Path, files: Files) -> None:
-    """The folder of a base that a cell trained appears whole or not at all."""
-    for name in {Path(path).parent.name for path in files}:
-        folder = results / "bases" / name
-        part = folder.with_name(f".{name}.{os.getpid()}.part")
-        for path, data in files.items():
-            if Path(path).parent.name == name:
-                write_atomic(part / Path(path).name, data)
-        with suppress(OSError):  # it came from elsewhere in the meantime
-            part.rename(folder)
-        shutil.rmtree(part, ignore_errors=True)
-
-
-def _write_state(job: Job, state: bytes) -> None:
-    with suppress(ValueError):  # a full disk costs the point to resume from, not the run
-        write_atomic(work_folder(job.launch, run_id(job.config)) / "state.pt", state)
 
 
 def _reason(error: RayError) -> str:

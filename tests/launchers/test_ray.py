@@ -81,7 +81,7 @@ def test_a_lost_worker_is_marked_and_its_cell_goes_on_elsewhere(
     cluster: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(launcher, "STATE_EVERY_S", 0.0)
-    hit = job_of(tmp_path, "trainer.steps=50", checkpoint_every_s=0.0)
+    hit = job_of(tmp_path, "trainer.steps=60", "trainer.eval_every=20", checkpoint_every_s=0.0)
     trains = job_of(tmp_path, "base.target_accuracy=0", "base.eval_every=1", "base.max_steps=2")
     base = base_folder(trains.config, trains.launch)
     assert base is not None
@@ -100,7 +100,7 @@ def test_a_lost_worker_is_marked_and_its_cell_goes_on_elsewhere(
     assert other.status == "ok"
     assert base.is_dir()  # trained on the node, brought home
     saved = load_state(state)
-    assert 0 < saved["step"] < 50
+    assert 0 < saved["step"] < 60
 
     again = replace(hit, launch=replace(hit.launch, retries=(lost.reason or "",)))
     (result,) = finished(list(launcher.run_cells([again], workers=1))).values()
@@ -207,3 +207,14 @@ def test_ray_that_is_missing_names_its_extra(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(launcher.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"Ray is not installed; pip install 'lowbit-rl-bench\[ray\]'"):
         next(launcher.run_cells(jobs_of(tmp_path), workers=1))
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "127.0.0.1:port"])
+def test_an_address_where_nobody_listens_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, address: str
+) -> None:
+    import ray
+
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    with pytest.raises(ValueError, match=f"address={address}: no Ray cluster answers there: "):
+        next(launcher.run_cells(jobs_of(tmp_path), workers=1, address=address))
