@@ -24,6 +24,8 @@ from harness.results import read_results
 
 MAX_LINES = 16
 """Arms of one precision that a panel of curves can hold."""
+MAX_CONTEXTS = 3
+"""With more of them than this, each gets its overview alone."""
 SMOOTHING = 5
 """Steps of the running mean of reward curves."""
 SCORES = (
@@ -39,7 +41,8 @@ def draw_all(
 ) -> list[Path]:
     """Draw every figure of `<results_folder>/runs/<sweep>` into `out_folder`; `formats` are "png", "pdf" or "svg".
 
-    A sweep over several contexts (model sizes, lengths) gets one set per context. Raises ValueError without results.
+    A sweep over several contexts (model sizes, lengths) gets one set per context, or the overview of each; one over
+    both has a heat map of everything. Raises ValueError without results.
     """
     folder = results_folder / "runs" / sweep
     results = read_results(folder)
@@ -52,14 +55,16 @@ def draw_all(
     out_folder.mkdir(parents=True, exist_ok=True)
     paths: list[Path] = []
     with mpl.rc_context(fname=STYLE):
-        if len(board) > MAX_LINES and (whole := differences(arms, board, control)) is not None:
-            paths += _save(whole, out_folder / "differences", formats)
+        contexts = dict.fromkeys(label(arm.context) for arm in arms)
         if (grid := draw_grid(arms, control)) is not None:
             paths += _save(grid, out_folder / "grid", formats)
-        for context in dict.fromkeys(label(arm.context) for arm in arms):
+        elif len(board) > MAX_LINES and (whole := differences(arms, board, control)) is not None:
+            paths += _save(whole, out_folder / "differences", formats)
+        for context in contexts:
             inside = [arm for arm in arms if label(arm.context) == context]
             suffix = "-" + re.sub(r"[^\w.]+", "", context.replace(" ", "_")) if context else ""
-            for name, figure in _figures(inside, series, board, looks, control).items():
+            is_brief = len(contexts) > MAX_CONTEXTS
+            for name, figure in _figures(inside, series, board, looks, control, is_brief).items():
                 paths += _save(figure, out_folder / f"{name}{suffix}", formats)
     return paths
 
@@ -77,7 +82,7 @@ def _save(figure: Figure, stem: Path, formats: Sequence[str]) -> list[Path]:
 
 
 def _figures(
-    arms: Sequence[Arm], series: Series, board: dict[str, Any], looks: Looks, control: str
+    arms: Sequence[Arm], series: Series, board: dict[str, Any], looks: Looks, control: str, is_brief: bool
 ) -> dict[str, Figure]:
     """Name -> figure, for the arms of one context. Names in reading order; curves only where a panel can hold them."""
     accuracy = partial(over_evaluations, site="reference")
@@ -87,6 +92,8 @@ def _figures(
     entropy = partial(over_profile, series=series, group="by_entropy", axis="entropy", column="k3")
     if max(Counter(arm.precision for arm in arms).values()) > MAX_LINES:
         return {"scores": scores(arms, board)}
+    if is_brief:
+        return {"overview": overview(arms, series, board, looks, control)}
     grid = partial(small_multiples, arms, looks=looks, control=control)
     figures = {
         "overview": overview(arms, series, board, looks, control),

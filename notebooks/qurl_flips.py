@@ -18,7 +18,8 @@
 #
 # **Here.** The share of codes that change from one push to the next at s = 1.25, 1.5 and 2, over that without UAQ,
 # and the accuracy. Stars are the control that changes no weight and multiplies learning rates instead. Derived
-# beforehand: under Adam the gain is s, under SGD s squared.
+# beforehand: under Adam the step of a scaled code grows by s, under SGD by s squared; the lines say what the flips
+# would gain if they grew as the step does, on the part of the codes that UAQ scales.
 #
 # **What this cannot show.** The swallowed updates. At learning rates at which a model of 0.2M parameters learns in
 # 80 steps, codes flip all the time without help, so UAQ can only show what a larger learning rate shows.

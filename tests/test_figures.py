@@ -199,6 +199,14 @@ def test_one_set_per_context(tmp_path: Path) -> None:
     assert {"accuracy-n8.svg", "accuracy-n16.svg"} <= names and len(names) == 14
 
 
+def test_many_contexts_have_one_heat_map_and_an_overview_each(tmp_path: Path) -> None:
+    places = [(size, n) for size in ("xs", "s") for n in (8, 16)]
+    write(tmp_path, [factory.result(model__name=size, task__n=n) for size, n in places])
+    paths = draw_all(tmp_path, tmp_path / "out", "quick", formats=("svg",))
+    assert paths[0].name == "grid.svg"
+    assert {path.stem.split("-")[0] for path in paths[1:]} == {"overview"} and len(paths) == 5
+
+
 def test_nothing_but_failures_is_drawn_empty(tmp_path: Path) -> None:
     write(tmp_path, [factory.result(status="failed")])
     assert [path.stem for path in draw_all(tmp_path, tmp_path / "out", "quick")] == ["overview", "scores"]

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import math
+import shutil
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from harness.arms import group_arms
 from harness.commands.figuring import figures, known_sweeps, listing
+from harness.packed import pack
 from harness.paper_figures import FIGURES, draw, missing
 from harness.paper_figures.drawn import folded, png
-from harness.paper_figures.estimates import bracketed, difference, floored, geometric, mean, ratio
+from harness.paper_figures.estimates import bracketed, difference, floored, fraction, geometric, mean, ratio
 from harness.paper_figures.grid import draw_grid, places_of
 from tests.arm_factory import Runs, run, write
 
@@ -24,6 +27,7 @@ def test_estimates_by_hand() -> None:
     assert ratio(a, b).value == pytest.approx(1.0)  # sqrt(0.5 * 2)
     assert geometric(a).value == pytest.approx(36 ** (1 / 3))
     assert geometric({(0, 0): 0.0, (1, 1): 5.0}).seeds == 1
+    assert (fraction({(0, 0): 0.0, (1, 1): 0.5}).low, fraction({(0, 0): 0.0, (1, 1): 0.5}).high) == (0.0, 1.0)
     assert floored({(0, 0): 1e-9, (1, 1): 1.0}) == {(0, 0): 1e-6, (1, 1): 1.0}
     # t of one degree of freedom at 97.5 % is 12.7062; values 0 and 2 have a standard error of 1
     wide = mean({(0, 0): 0.0, (1, 1): 2.0})
@@ -77,6 +81,21 @@ def test_the_grid_is_one_figure_of_three_maps() -> None:
     words = [text for text in figure.axes[2].texts if text.get_text() == "-.30"]
     assert len(words) == 4 and all(text.get_fontweight() == "bold" for text in words)
     assert draw_grid([arm for arm in arms if arm.fields["task.n"] == 8], "bf16") is None
+
+
+def test_a_packed_sweep_gives_the_same_figure(tmp_path: Path) -> None:
+    columns = {"mismatch/logp_absdiff_max": 0.3}
+    write(tmp_path, run("fp16", "bf16", columns=columns) + run("fp16", "fp16", "fp16", k3=(1e-6, 1e-5), auc=0.8))
+    own = draw("fp16_mismatch", tmp_path)
+    pack(tmp_path, "fp16")
+    shutil.rmtree(tmp_path / "runs")
+    packed = draw("fp16_mismatch", tmp_path)
+    assert not (tmp_path / "runs").exists()
+    assert own.says == packed.says
+    pd.testing.assert_frame_equal(own.numbers, packed.numbers, rtol=1e-6)  # packed series are float32
+    (tmp_path / "packed" / "fp16.zip").write_bytes(b"no zip")
+    with pytest.raises(ValueError, match=r"fp16\.zip: not a packed sweep"):
+        draw("fp16_mismatch", tmp_path)
 
 
 def test_what_is_missing_is_said_with_its_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -121,6 +121,8 @@ def test_qurl_figures(tmp_path: Path) -> None:
     assert row(drawn, precision="int8", setting="lr")["over none"] == pytest.approx(1.5)
     assert row(drawn, precision="int4", setting="UAQ 1.5")["AUC - none"] == pytest.approx(0.05)
     assert is_drawn(drawn, 2.25)
+    # 4 layers of 64: q, k, v 64, 32, 32, gate and up 192 each, against o 64 and down 192
+    assert is_drawn(drawn, 1 + (512 / 768) * (2.0**2 - 1))
     laid_out(drawn)
 
 
@@ -133,9 +135,7 @@ def test_a_packed_sweep_without_the_upper_clip_shows_all_clips(tmp_path: Path) -
 
 
 def aqn(start: float, decay: str = "exponential", stages: int = 10) -> dict[str, Any]:
-    return {
-        "AQN": {"sigma_start": start, "sigma_end": 5e-4, "decay": decay, "num_stages": stages, "definition": "repo"}
-    }
+    return {"AQN": {"sigma_start": start, "sigma_end": 5e-4, "decay": decay, "num_stages": stages, "schedule": "repo"}}
 
 
 def test_qerl_figures(tmp_path: Path) -> None:
@@ -207,7 +207,9 @@ def test_fp8_kv_ablation(tmp_path: Path) -> None:
 
 
 def test_fp16(tmp_path: Path) -> None:
-    runs = run("fp16", "bf16", k3=(2.4e-4, 2.4e-4), auc=0.7) + run("fp16", "fp16", "fp16", k3=(1e-5, 1e-5), auc=0.71)
+    largest = "mismatch/logp_absdiff_max"
+    runs = run("fp16", "bf16", k3=(2.4e-4, 2.4e-4), auc=0.7, columns={largest: 0.3})
+    runs += run("fp16", "fp16", "fp16", k3=(1e-5, 1e-5), auc=0.71, columns={largest: 0.1})
     runs += run("fp16", "naive", "fp16", k3=(2e-5, 2e-5)) + run(
         "fp16", "zero_mismatch", "fp32", k3=(1e-9, 1e-9), auc=0.72
     )
@@ -215,6 +217,7 @@ def test_fp16(tmp_path: Path) -> None:
     assert row(drawn, arm="fp16, both sides")["times below bf16"] == pytest.approx(24)
     assert row(drawn, arm="fp16 sampler alone")["times below bf16"] == pytest.approx(12)
     assert drawn.says[0].startswith("FP16 at both sides lowers mean k3 24.0 [24.0, 24.0] times")
+    assert "the largest |d| 3.00 [3.00, 3.00] times" in drawn.says[0]
     assert "0.010 [0.010, 0.010]: equal" in drawn.says[1] and "0.020" in drawn.says[2]
     laid_out(drawn)
 

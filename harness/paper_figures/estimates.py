@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from harness.stats import DELTA, Verdict, paired, verdict
 
@@ -37,6 +37,13 @@ class Estimate:
 def mean(values: Values) -> Estimate:
     """Arithmetic mean over seeds."""
     return difference(values, dict.fromkeys(values, 0.0))
+
+
+def fraction(values: Values) -> Estimate:
+    """Arithmetic mean over seeds of numbers in [0, 1], as are the bounds."""
+    found = mean(values)
+    low, high = (x if math.isnan(x) else min(max(x, 0.0), 1.0) for x in (found.low, found.high))
+    return replace(found, low=low, high=high)
 
 
 def difference(values: Values, control: Values) -> Estimate:

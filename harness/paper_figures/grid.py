@@ -73,7 +73,7 @@ def draw_grid(arms: Sequence[Arm], control: str) -> Figure | None:
         figure = Figure(figsize=(8.6, 0.2 * len(rows) + 1.35), layout="constrained")
         axes: Any = figure.subplots(1, 3, sharey=True)
         maps = (
-            ("Rollout speed over bf16 (emulated)", cells(_speed), "cividis", Normalize(0, 1.5), "{:.2f}"),
+            ("Rollout speed over bf16 (emulated)", cells(_speed), "cividis", Normalize(0.5, 1.5), "{:.2f}"),
             ("Mismatch, median k3 in nats", cells(_mismatch), "viridis_r", LogNorm(1e-5, 1.0), "e"),
             (f"AUC minus that of {control}", cells(_accuracy), "PuOr", Normalize(-0.5, 0.5), "{:+.2f}"),
         )
@@ -83,11 +83,16 @@ def draw_grid(arms: Sequence[Arm], control: str) -> Figure | None:
             _columns(ax, places)
         axes[0].set_yticks(range(len(rows)), [f"{p}  {m}" for p, m in rows], fontsize=6.5)
         figure.supxlabel(
-            "model size within n digits to sort. Bold: the 95 % interval over seeds leaves out 0. Emulated formats are "
-            "slower than kernels: the first map says nothing about hardware.",
+            f"Model size within n digits to sort, {_seeds(arms)} seeds. Bold: the 95 % interval leaves out 0. Every "
+            "format is emulated: the first map says nothing about hardware.",
             fontsize=6.5, color="#606060", x=0.01, ha="left",
         )  # fmt: skip
     return figure
+
+
+def _seeds(arms: Sequence[Arm]) -> str:
+    counts = sorted({len(arm.runs) for arm in arms})
+    return f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
 
 
 def _order(row: Row, control: str) -> tuple[Any, ...]:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
 
 from harness.panels import FAMILIAR, INK, Look
 from harness.paper_figures.estimates import Estimate
@@ -34,12 +35,10 @@ METHODS = FAMILIAR | {
 NOTE = "#606060"
 
 
-def draw_points(
-    ax: Axes, xs: Sequence[float], estimates: Sequence[Estimate], look: Look, label: str = "", shift: float = 0.0
-) -> None:
+def draw_points(ax: Axes, xs: Sequence[float], estimates: Sequence[Estimate], look: Look, shift: float = 0.0) -> None:
     """A line through estimates with their intervals as bars."""
     at = [x + shift for x in xs]
-    ax.plot(at, [e.value for e in estimates], color=look.colour, linestyle=look.dash, marker=look.marker, label=label)
+    ax.plot(at, [e.value for e in estimates], color=look.colour, linestyle=look.dash, marker=look.marker)
     for x, e in zip(at, estimates, strict=True):
         if not math.isnan(e.low):
             ax.plot([x, x], [e.low, e.high], color=look.colour, linewidth=0.9, alpha=0.6, solid_capstyle="butt")
@@ -60,6 +59,8 @@ def name_rows(ax: Axes, names: Sequence[str], zero: float | None = 0.0) -> None:
         ax.axvline(zero, color="#707070", linewidth=0.8, zorder=1)
     ax.set_yticks(range(len(names)), names)
     ax.set_ylim(len(names) - 0.5, -0.5)
+    if ax.get_xscale() == "linear":
+        ax.xaxis.set_major_locator(MaxNLocator(5))
     ax.grid(axis="y", visible=False)
     ax.tick_params(axis="y", length=0)
 

@@ -12,8 +12,8 @@ from matplotlib.figure import Figure
 from harness.arms import Arm
 from harness.panels import STYLE, Look
 from harness.paper_figures.drawn import Drawn
-from harness.paper_figures.estimates import called, difference, mean
-from harness.paper_figures.marks import name_rows, note
+from harness.paper_figures.estimates import called, difference, fraction
+from harness.paper_figures.marks import legend_of, name_rows, note
 from harness.paper_figures.records import Found, accuracy_at, arm, auc, known, load
 
 PRECISIONS = ("int4", "int3")
@@ -41,9 +41,9 @@ def draw(results: Path) -> Drawn:
     known(found, *(a for inside in panels.values() for a in inside.values()))
     numbers = pd.DataFrame(
         {"precision": precision, "method": method, "seeds": len(a.runs)}
-        | mean(accuracy_at(a, "rollout", last=False)).cells("start, rollout format")
-        | mean(accuracy_at(a, "rollout", last=True)).cells("end, rollout format")
-        | mean(accuracy_at(a, "reference", last=True)).cells("end, reference")
+        | fraction(accuracy_at(a, "rollout", last=False)).cells("start, rollout format")
+        | fraction(accuracy_at(a, "rollout", last=True)).cells("end, rollout format")
+        | fraction(accuracy_at(a, "reference", last=True)).cells("end, reference")
         | difference(auc(a), auc(control)).cells("AUC - bf16")
         for precision, inside in panels.items()
         for method, a in inside.items()
@@ -66,7 +66,7 @@ def _figure(panels: dict[str, dict[str, Arm]], control: Arm) -> Figure:
                 if method not in inside:
                     continue
                 a = inside[method]
-                ends = [mean(accuracy_at(a, "rollout", last=last)) for last in (False, True)]
+                ends = [fraction(accuracy_at(a, "rollout", last=last)) for last in (False, True)]
                 line[0].annotate(
                     "", (ends[1].value, y), (ends[0].value, y), arrowprops={"arrowstyle": "-", "color": "#B0B0B0"}
                 )
@@ -77,14 +77,13 @@ def _figure(panels: dict[str, dict[str, Arm]], control: Arm) -> Figure:
                     (line[1], gap, GAP, 0),
                 ):
                     ax.plot([e.low, e.high], [y + shift] * 2, color=look.colour, linewidth=1.1, alpha=0.7)
-                    ax.plot(e.value, y + shift, color=look.colour, marker=look.marker, markersize=4, linestyle="",
-                            label={0.12: "before RL", -0.12: "after RL"}.get(shift, "") if y == 0 else "")  # fmt: skip
+                    ax.plot(e.value, y + shift, color=look.colour, marker=look.marker, markersize=4, linestyle="")
             line[0].set_title(f"{precision}, rollout format")
             line[1].set_title(f"{precision}, reference precision")
             line[1].axvline(0.0, color="#707070", linewidth=0.8, zorder=1)
         for ax in axes.flat:
             name_rows(ax, [name for _, name in words], None)
-        axes[0, 0].legend(loc="lower right", fontsize=6.5)
+        legend_of(figure, [("before RL", START), ("after RL", END), ("while training", GAP)])
         axes[-1, 0].set_xlabel("accuracy in the run's own format")
         axes[-1, 1].set_xlabel("AUC minus that of bf16")
         note(

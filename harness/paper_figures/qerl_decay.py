@@ -62,7 +62,8 @@ def by_decay(found: Found) -> list[Arm]:
 
 def schedule(a: Arm) -> list[float]:
     """sigma at every step of an arm's runs."""
-    knobs = {name: a.fields[f"knobs.AQN.{name}"] for name in ("num_stages", "definition", "decay")}
+    knobs = {name: a.fields[f"knobs.AQN.{name}"] for name in ("num_stages", "decay")}
+    knobs["definition"] = a.fields["knobs.AQN.schedule"]
     steps = int(a.fields["trainer.steps"])
     start, end = (float(a.fields[f"knobs.AQN.sigma_{name}"]) for name in ("start", "end"))
     at = [stage(step, steps, knobs["num_stages"], knobs["definition"]) for step in range(steps)]

@@ -14,7 +14,7 @@ from harness.curves import Series
 from harness.curves import over_steps as band_over_steps
 from harness.panels import STYLE, draw_band
 from harness.paper_figures.drawn import Drawn
-from harness.paper_figures.estimates import called, difference, mean
+from harness.paper_figures.estimates import called, difference, fraction, mean
 from harness.paper_figures.marks import METHODS, draw_rows, legend_of, note
 from harness.paper_figures.qerl_entropy import shown
 from harness.paper_figures.records import accuracy_at, auc, load, series, summary
@@ -34,8 +34,8 @@ def draw(results: Path) -> Drawn:
     numbers = pd.DataFrame(
         {"method": arm.method, "precision": arm.precision, "seeds": len(arm.runs)}
         | mean(summary(arm, "reward_last")).cells("reward last 5")
-        | mean(accuracy_at(arm, "reference", last=True)).cells("final accuracy")
-        | mean(auc(arm)).cells("AUC")
+        | fraction(accuracy_at(arm, "reference", last=True)).cells("final accuracy")
+        | fraction(auc(arm)).cells("AUC")
         | difference(auc(arm), auc(control)).cells(f"AUC - {control.method}")
         for arm in chosen
     )

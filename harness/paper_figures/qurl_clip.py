@@ -14,7 +14,7 @@ from harness.curves import Series
 from harness.curves import over_steps as band_over_steps
 from harness.panels import STYLE, draw_band
 from harness.paper_figures.drawn import Drawn
-from harness.paper_figures.estimates import difference, mean, ratio
+from harness.paper_figures.estimates import difference, fraction, ratio
 from harness.paper_figures.marks import METHODS, draw_rows, legend_of, note
 from harness.paper_figures.qurl_mismatch import PRECISIONS, shown
 from harness.paper_figures.records import auc, load, over_steps, series
@@ -31,8 +31,8 @@ def draw(results: Path) -> Drawn:
     control = next(arm for inside in panels.values() for arm in inside)
     numbers = pd.DataFrame(
         {"precision": precision, "method": arm.method, "seeds": len(arm.runs)}
-        | mean(over_steps(arm, rows, CLIPPED)).cells("clipped tokens")
-        | mean(over_steps(arm, rows, HIGH)).cells(HIGH_WORDS)
+        | fraction(over_steps(arm, rows, CLIPPED)).cells("clipped tokens")
+        | fraction(over_steps(arm, rows, HIGH)).cells(HIGH_WORDS)
         | difference(auc(arm), auc(control)).cells("AUC - bf16")
         for precision, inside in panels.items()
         for arm in inside
@@ -52,7 +52,9 @@ def _figure(panels: dict[str, list[Arm]], rows: Series) -> Figure:
                 draw_band(above, band_over_steps(arm, rows, CLIPPED, "mean", 5), METHODS[arm.method])
             above.set_title(f"{precision} rollouts")
             above.set_xlabel("policy step (mean, and all seeds as a band)")
-            draw_rows(below, [(a.method, mean(over_steps(a, rows, column)), METHODS[a.method]) for a in inside], None)
+            draw_rows(
+                below, [(a.method, fraction(over_steps(a, rows, column)), METHODS[a.method]) for a in inside], None
+            )
             below.set_xlabel("fraction of tokens" + (f" {HIGH_WORDS}, A > 0" if has_high else " clipped"))
         axes[0, 0].set_ylabel("clipped tokens")
         axes[0, 0].set_ylim(bottom=0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -13,34 +14,46 @@ from typing import Any
 from harness.arms import Arm, group_arms
 from harness.curves import Series, load_series, scored
 from harness.leaderboard import score_arm
-from harness.packed import make_available
+from harness.packed import FOLDER, RECORDS, SERIES
 from harness.paper_figures.estimates import Pair
 from harness.results import RunResult, read_results
 
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """A sweep's results."""
+    """A sweep's results: files of their own in a folder, or one packed file, which is read as it is."""
 
     sweep: str
-    folder: Path
+    place: Path
     arms: tuple[Arm, ...]
 
 
 def load(results: Path, sweep: str) -> Found:
-    """The arms of a sweep, unpacked first where only its packed file is there. Raises ValueError without a result."""
-    make_available(results, sweep)
-    folder = results / "runs" / sweep
-    arms = _arms(folder, tuple(sorted((path.name, path.stat().st_mtime_ns) for path in folder.glob("*.json"))))
+    """The arms of a sweep. Raises ValueError without a result, or for a damaged file."""
+    folder, packed = results / "runs" / sweep, results / FOLDER / f"{sweep}.zip"
+    place = folder if any(folder.glob("*.json")) or not packed.is_file() else packed
+    files = sorted(folder.glob("*.json")) if place == folder else [packed]
+    arms = _arms(place, tuple((path.name, path.stat().st_mtime_ns) for path in files))
     if not arms:
         raise ValueError(f"sweep {sweep!r} has no results in {results}")
-    return Found(sweep=sweep, folder=folder, arms=arms)
+    return Found(sweep=sweep, place=place, arms=arms)
 
 
 @cache
-def _arms(folder: Path, files: tuple[tuple[str, int], ...]) -> tuple[Arm, ...]:
+def _arms(place: Path, files: tuple[tuple[str, int], ...]) -> tuple[Arm, ...]:
     """Several figures read one sweep; `files` tells when it changed."""
-    return tuple(group_arms(read_results(folder)))
+    if place.is_dir() or not files:
+        return tuple(group_arms(read_results(place)))
+    lines = _member(place, RECORDS).splitlines()
+    return tuple(group_arms([RunResult.model_validate_json(line) for line in lines]))
+
+
+def _member(packed: Path, name: str) -> bytes:
+    try:
+        with zipfile.ZipFile(packed) as archive:
+            return archive.read(name)
+    except (zipfile.BadZipFile, KeyError, OSError) as error:
+        raise ValueError(f"{packed}: not a packed sweep: {error}") from error
 
 
 def arm(found: Found, method: str, precision: str | None = None, **fields: Any) -> Arm | None:
@@ -106,8 +119,27 @@ def accuracy_at(arm: Arm, site: str, last: bool) -> dict[Pair, float]:
 
 
 def series(found: Found, chosen: Sequence[Arm]) -> Series:
-    """The per-step series of some arms."""
-    return load_series(found.folder, [run for arm in chosen for run in scored(arm)])
+    """The per-step series of some arms; of a packed sweep without profiles."""
+    runs = [run for arm in chosen for run in scored(arm)]
+    return load_series(found.place, runs) if found.place.is_dir() else _packed_series(found.place, runs)
+
+
+def _packed_series(packed: Path, runs: Sequence[RunResult]) -> Series:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    source = pa.BufferReader(_member(packed, SERIES))
+    names = [name for name in pq.read_schema(source).names if not name.startswith("by_")]
+    table = pq.read_table(source, columns=names, filters=[("run_id", "in", [run.run_id for run in runs])])
+    found: dict[str, dict[str, list[float]]] = {}
+    for row in table.to_pylist():
+        columns = found.setdefault(row.pop("run_id"), {})
+        for name, value in row.items():
+            columns.setdefault(name, []).append(math.nan if value is None else value)
+    return {
+        run: {name: values for name, values in columns.items() if not all(map(math.isnan, values))}
+        for run, columns in found.items()
+    }
 
 
 def over_steps(
