@@ -112,14 +112,14 @@ class RunResult(_Record):
     """Traceback."""
 
 
-def write_result(folder: Path, result: RunResult, series: Sequence[Row] | None) -> Path:
-    """Write `<run_id>.parquet` (one row per step; none without `series`), then `<run_id>.json`, each atomically.
+def write_result(folder: Path, result: RunResult, series: Sequence[Row] | bytes | None) -> Path:
+    """Write `<run_id>.parquet` (a row per step, or its bytes; none without `series`), then `<run_id>.json`, atomically.
 
     A JSON file therefore never stands without its series. Raises ValueError naming the file that cannot be written.
     """
     path = folder / f"{result.run_id}.json"
     if series:
-        write_atomic(path.with_suffix(".parquet"), _parquet(series))
+        write_atomic(path.with_suffix(".parquet"), series if isinstance(series, bytes) else _parquet(series))
     elif path.with_suffix(".parquet").exists():
         path.with_suffix(".parquet").unlink()
     write_atomic(path, _json(result))

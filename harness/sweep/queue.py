@@ -94,6 +94,9 @@ def run_sweep(
         ids = [run_id(cell) for cell in planned.cells]
         records = {i: known[i] for i in ids if i in known and known[i].status in FINISHED}
         records |= _note_impossible(planned, launch, known)
+        for cell, result in take_over([c for c in planned.cells if run_id(c) not in records], launch):
+            records[result.run_id] = result
+            on_event(Event(kind="finished", config=cell, result=result))
         jobs = [Job(config=c, launch=launch) for i, c in zip(ids, planned.cells, strict=True) if i not in records]
         events = in_rounds(jobs, run, limit, lambda job: finished(job.config, job.launch))
         interrupted = False
@@ -124,6 +127,30 @@ def _note_impossible(planned: Planned, launch: Launch, known: dict[str, RunResul
         write_result(records_folder(launch), result, None)
         records[result.run_id] = result
     return records
+
+
+def take_over(cells: Sequence[RunConfig], launch: Launch) -> list[tuple[RunConfig, RunResult]]:
+    """Records of cells that another sweep of the same results folder finished, copied into this sweep: the same cell
+    is not run twice. Drafts stay where they are, and so do files that cannot be read."""
+    elsewhere: dict[str, list[Path]] = {}
+    for path in sorted((Path(launch.results) / "runs").glob("*/*.json")):
+        if path.parent.name != launch.sweep:
+            elsewhere.setdefault(path.stem, []).append(path)
+    taken: list[tuple[RunConfig, RunResult]] = []
+    for cell in cells:
+        for path in elsewhere.get(run_id(cell), []):
+            try:
+                found = read_result(path)
+                _check_owner(path, found, replace(launch, sweep=found.sweep), cell)
+            except ValueError:
+                continue
+            if found.status in FINISHED and not found.is_draft:
+                copy = found.model_copy(update={"sweep": launch.sweep})
+                series = path.with_suffix(".parquet")
+                write_result(records_folder(launch), copy, series.read_bytes() if series.exists() else None)
+                taken.append((cell, copy))
+                break
+    return taken
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,41 @@ def test_second_start_runs_nothing_and_edited_cells_are_new(tmp_path: Path) -> N
     edited = plan(sweep_of({"method": "bf16", "algo.eps_high": 0.3}))
     run_sweep(edited, launch, 1, nothing, run=launcher(seen))
     assert len(seen.starts) == 5
+
+
+def test_a_cell_that_another_sweep_finished_is_taken_over_and_not_run_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("harness.sweep.queue.commit", lambda: ("c0ffee", False))
+    first, second = small_launch(tmp_path), replace(small_launch(tmp_path), sweep="second")
+    seen, events = Seen(), list[Event]()
+    run_sweep(plan(sweep_of({"method": "bf16"}, seeds=(0,))), first, 1, nothing, run=launcher(seen))
+    planned = plan(sweep_of({"method": "bf16"}, seeds=(0, 1)))
+    records, _ = run_sweep(planned, second, 1, events.append, run=launcher(seen))
+    assert len(seen.starts) == 2
+    assert {r.sweep for r in records} == {"second"}
+    assert sorted(e.config.seed for e in events if e.kind == "finished") == [0, 1]
+    old, new = (tmp_path / "runs" / name / f"{run_id(planned.cells[0])}.json" for name in (first.sweep, "second"))
+    assert old.with_suffix(".parquet").read_bytes() == new.with_suffix(".parquet").read_bytes()
+    assert new.read_text() == old.read_text().replace(f'"sweep": "{first.sweep}"', '"sweep": "second"')
+
+
+def test_drafts_failures_and_unreadable_files_of_other_sweeps_are_not_taken_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("harness.sweep.queue.commit", lambda: ("c0ffee", False))
+    first, second = small_launch(tmp_path), replace(small_launch(tmp_path), sweep="second")
+    planned, seen = plan(sweep_of({"method": "bf16"}, seeds=(0, 1))), Seen()
+    run = launcher(seen, ending=lambda job: ("failed", "ValueError: x") if job.config.seed else ("ok", None))
+    run_sweep(planned, first, 1, nothing, run=run)
+    (tmp_path / "runs" / first.sweep / f"{run_id(planned.cells[0])}.json").write_text("{")
+    run_sweep(planned, second, 1, nothing, run=launcher(seen))
+    assert len(seen.starts) == 4
+    monkeypatch.setattr("harness.sweep.queue.commit", lambda: ("c0ffee", True))
+    other = plan(sweep_of({"method": "bf16"}, seeds=(7,)))
+    for name in ("draft", "after a draft"):
+        run_sweep(other, replace(first, sweep=name), 1, nothing, run=launcher(seen))
+    assert len(seen.starts) == 6
 
 
 @pytest.mark.parametrize(
