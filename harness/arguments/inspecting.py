@@ -1,4 +1,4 @@
-"""`lowbit methods | metrics | doctor | passport | results | browse`: commands that look."""
+"""`lowbit methods | metrics | doctor | passport | results | browse | site`: commands that look."""
 
 from __future__ import annotations
 
@@ -29,9 +29,16 @@ def add(commands: Commands) -> None:
                                                    "pack, unpack: a sweep")  # fmt: skip
     places(results)
 
-    browse = command(commands, "browse", "open the MLflow UI on the results", _browse)
+    browse = command(commands, "browse", "serve MLflow's pages over the results on this machine", _browse)
+    browse.add_argument("sweep", nargs="?", help="log and open this sweep alone (default: all)")
+    browse.add_argument("--compare", nargs="+", default=[], metavar="WORD",
+                        help="open the saved comparison of SWEEP that has these words, e.g. qurl flashrl int8")  # fmt: skip
     browse.add_argument("--port", type=positive, default=5000)
     places(browse)
+
+    site = command(commands, "site", "write the static site of the results: leaderboard, figures, passports", _site)
+    site.add_argument("sweeps", nargs="*", help="these sweeps alone (default: every sweep with results)")
+    places(site)
 
 
 def _methods(a: argparse.Namespace) -> int:
@@ -67,6 +74,12 @@ def _results(a: argparse.Namespace) -> int:
 
 
 def _browse(a: argparse.Namespace) -> int:
-    from harness.tracking import browse
+    from harness.commands.inspecting import browse_all
 
-    return browse(a.results, a.port)
+    return browse_all(a.results, a.port, a.sweep, a.compare)
+
+
+def _site(a: argparse.Namespace) -> int:
+    from harness.commands.inspecting import site
+
+    return site(a.results, a.sweeps)

@@ -1,4 +1,4 @@
-"""`lowbit methods | metrics | doctor | passport | results`: look, change nothing but on request."""
+"""`lowbit methods | metrics | doctor | passport | results | browse | site`: look, change nothing but on request."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ import torch
 
 from harness import provenance
 from harness.api import Method, knobs
+from harness.comparisons import readable
 from harness.compose import check_supported, compose
 from harness.config import load
 from harness.engines.embedded import EmbeddedEngine
 from harness.metric_names import METRICS, translate
 from harness.packed import make_available, pack, unpack
-from harness.results import RunResult, import_results, read_results, verify
+from harness.results import RunResult, import_results, read_result, verify
 from harness.run_config import RunConfig
 from harness.trainers.local import EXTRAS
 from methods import METHODS, method_named
@@ -176,8 +177,9 @@ def _tracking() -> Check:
 
 def find_run(beginning: str, results: Path) -> RunResult:
     """The one result whose id starts with `beginning`. Raises ValueError for none or several."""
-    make_available(results)
-    found = [r for r in read_results(results / "runs") if r.run_id.startswith(beginning)]
+    _make_ready(results)
+    folders = sorted(path for path in (results / "runs").glob("*") if path.is_dir())
+    found = [r for folder in folders for r in readable(folder)[0] if r.run_id.startswith(beginning)]
     if len({r.run_id for r in found}) != 1:
         names = ", ".join(f"{r.run_id} ({r.name})" for r in found[:8]) or "none"
         raise ValueError(f"run {beginning!r} matches {len(found)} results in {results}/runs: {names}")
@@ -206,13 +208,32 @@ def passport(beginning: str, results: Path) -> int:
 
 
 def verify_all(results: Path) -> int:
-    """Every result file that is corrupt or incomplete; exit code 1 if there is one."""
-    make_available(results)
-    problems = verify(results / "runs")
+    """Every file that is corrupt, incomplete or in the wrong place; exit code 1 if there is one. Changes no file."""
+    problems = _unpacked(results)
+    for folder in sorted(path for path in (results / "runs").glob("*") if path.is_dir()):
+        problems += [*verify(folder), *readable(folder)[1]]
+    problems = list(dict.fromkeys(problems))
     for problem in problems:
         print(problem)
     print(f"{len(list((results / 'runs').rglob('*.json')))} result files, {len(problems)} problems")
     return 1 if problems else 0
+
+
+def _unpacked(results: Path) -> list[str]:
+    """Make packed sweeps available, each on its own; a line per packed file that is none."""
+    problems: list[str] = []
+    for path in sorted((results / "packed").glob("*.zip")):
+        try:
+            make_available(results, path.stem)
+        except ValueError as error:
+            problems.append(str(error))
+    return problems
+
+
+def _make_ready(results: Path) -> None:
+    """Packed sweeps unpacked, those that cannot be named in a warning."""
+    for problem in _unpacked(results):
+        print(f"warning: left alone: {problem}", file=sys.stderr)
 
 
 def pack_one(sweep: str | None, results: Path, *, is_packing: bool) -> int:
@@ -232,10 +253,45 @@ def import_all(source: str | None, results: Path) -> int:
     if source is None:
         from harness.tracking import rebuild
 
-        make_available(results)
+        _make_ready(results)
         print(f"logged {rebuild(results)} runs to MLflow")
         return 0
     runs = Path(source) / "runs" if (Path(source) / "runs").is_dir() else Path(source)
+    foreign = _foreign(runs)
+    for line in foreign:
+        print(line, file=sys.stderr)
+    if foreign:
+        raise ValueError(f"{source}: {len(foreign)} files are no results (named above); nothing was imported")
     added, known = import_results(runs, results / "runs")
     print(f"{len(added)} runs imported, {len(known)} were there already")
+    return 0
+
+
+def _foreign(source: Path) -> list[str]:
+    """A line per JSON file under `source`, or for `source` itself, that is no result."""
+    found: list[str] = []
+    for path in sorted(source.rglob("*.json")) if source.is_dir() else [source] if source.is_file() else []:
+        try:
+            read_result(path)
+        except ValueError as error:
+            found.append(str(error))
+    return found
+
+
+def browse_all(results: Path, port: int, sweep: str | None, words: Sequence[str]) -> int:
+    """MLflow's pages over the results, those of packed sweeps too."""
+    from harness.tracking import browse
+
+    _make_ready(results)
+    return browse(results, port, sweep, words)
+
+
+def site(results: Path, sweeps: Sequence[str]) -> int:
+    """Write `<results>/site/index.html` and its data files."""
+    from harness.site import write_site
+
+    _make_ready(results)
+    written = write_site(results, sweeps)
+    size = sum(path.stat().st_size for path in written)
+    print(f"{written[0]}: {len(written)} files, {size / 1e6:.2f} MB; opens in a browser as it is")
     return 0

@@ -1,0 +1,224 @@
+"""The static site: what it holds, and that it sorts, filters and shows passports in a real browser, from disk."""
+
+from __future__ import annotations
+
+import base64
+import html
+import json
+import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.cli import main
+from harness.comparisons import readable
+from harness.leaderboard import leaderboard
+from harness.results import RunResult, write_result
+from harness.site import compact, write_site
+from harness.site.board import number
+from harness.site.markdown import inline, to_html
+from tests import result_factory as factory
+
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
+STEPS: dict[str, Any] = {"trainer__steps": 50, "trainer__eval_every": 25}
+ARMS = (("bf16", "bf16"), ("naive", "int8"), ("flashrl", "int8"), ("naive", "int4"), ("flashrl", "int4"))
+EVIL = "</script><img src=x onerror=alert(1)>"
+WEIGHTS = [
+    {
+        "name": "layers.0.q_proj.weight",
+        "format": "int4_g32",
+        "dtype": "int8",
+        "scale_shape": [64, 2],
+        "hash": "00ff10ab",
+    },
+    {"name": "norm.weight", "format": "fp32", "dtype": "float32", "scale_shape": None, "hash": "deadbeef"},
+]
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A sweep of five arms at two lengths, one failed run, one bad file, a figure and the claims."""
+    folder = tmp_path_factory.mktemp("results")
+    for method, precision in ARMS:
+        for n in (8, 16):
+            for seed in range(3):
+                is_lost = (method, precision, n, seed) == ("naive", "int4", 8, 2)
+                changes = {**STEPS, "task__n": n, "status": "failed" if is_lost else "ok", "sweep": "duel"}
+                result, series = factory.result(method, precision, seed=seed, **changes)
+                passport = {"engine": "embedded", "sampler": "cached", "kv": None, "weights": WEIGHTS,
+                            "acts": {"layers.0.q_proj.weight": "int8"}}  # fmt: skip
+                changed: dict[str, Any] = {
+                    "passport": passport,
+                    "planned": {"rollout_weights": "int4_g32", "adapters": None},
+                }
+                if is_lost:
+                    changed = {"reason": EVIL}
+                write_result(folder / "runs" / "duel", result.model_copy(update=changed), series)
+    (folder / "runs" / "duel" / "half.json").write_text("{")
+    for name, text in (
+        ("figures/duel/scores.png", "x"),
+        ("claims.md", "# Claims\n\n| claim | badge |\n|---|---|\n| a | b |"),
+    ):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    write_site(folder)
+    return folder
+
+
+def page_data(results: Path) -> dict[str, Any]:
+    text = (results / "site" / "index.html").read_text()
+    found = re.search(r"<script>window\.LOWBIT=(.*);</script>", text)
+    assert found is not None
+    return json.loads(found[1])
+
+
+def run_data(results: Path) -> dict[str, Any]:
+    text = (results / "site" / "data" / "duel.js").read_text()
+    assert text.startswith('lowbitRuns("duel",') and text.endswith(");\n")
+    return json.loads(text.removeprefix('lowbitRuns("duel",').removesuffix(");\n"))
+
+
+def dom(results: Path, address: str) -> str:
+    """The page after its script ran, as a browser has it."""
+    if BROWSER is None:
+        pytest.skip("neither Chromium nor Chrome is installed")
+    url = (results / "site" / "index.html").as_uri() + address
+    options = ["--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=4000", "--dump-dom"]
+    options += [f"--user-data-dir={results / 'profile'}", "--host-resolver-rules=MAP * ~NOTFOUND"]
+    done = subprocess.run([BROWSER, *options, url], capture_output=True, text=True, timeout=240)
+    assert 'data-ready="yes"' in done.stdout, done.stderr[-2000:]
+    return done.stdout
+
+
+def cells(text: str) -> list[list[str]]:
+    """The rows of the leaderboard as words."""
+    body = text.partition('<tbody id="rows">')[2].partition("</tbody>")[0]
+    rows = re.findall(r"<tr>(.*?)</tr>", body, re.S)
+    found = [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row, re.S) for row in rows]
+    return [[html.unescape(re.sub(r"<[^>]+>", "", cell)).strip() for cell in row] for row in found]
+
+
+def test_the_page_has_the_leaderboard(results: Path) -> None:
+    (sweep,) = page_data(results)["sweeps"]
+    board = leaderboard(readable_runs(results))
+    rows = [dict(zip(sweep["columns"], row, strict=True)) for row in sweep["rows"]]
+    assert [row["arm"] for row in rows] == list(board["arm"])
+    assert [row["auc"] for row in rows] == [number(v) for v in board["auc"]]
+    assert [row["verdict"] for row in rows] == list(board["verdict"])
+    lost = next(row for row in rows if row["arm"] == "naive int4 n=8")
+    assert (lost["seeds"], lost["n"], lost["status"]) == (2, 3, "2 ok, 1 failed")
+    assert sweep["figures"] == ["../figures/duel/scores.png"] and len(sweep["problems"]) == 1
+    assert sweep["problems"][0].startswith("half.json:")
+    titles = [c["title"] for c in sweep["comparisons"]]
+    assert "flashrl against naive at int8, n=16" in titles and "flashrl against naive at int4, every context" in titles
+
+
+def readable_runs(results: Path) -> list[RunResult]:
+    found, problems = readable(results / "runs" / "duel")
+    assert len(problems) == 1 and "half.json" in problems[0]
+    return found
+
+
+def test_runs_and_passports_are_complete(results: Path) -> None:
+    data, records = run_data(results), {run.run_id: run for run in readable_runs(results)}
+    runs = [dict(zip(data["fields"], values, strict=True)) for values in data["runs"]]
+    assert {run["id"] for run in runs} == set(records)
+    for run in runs:
+        record = records[run["id"]]
+        assert (run["seed"], run["status"], run["reason"]) == (record.seed, record.status, record.reason)
+        settings = {k: v for k, v in {**data["base"], **data["settings"][run["arm"]]}.items()
+                    if k not in data["absent"][run["arm"]]}  # fmt: skip
+        assert (settings["method"], settings["task.n"]) == (record.method.name, record.config["task"]["n"])
+        assert dict(zip(data["summary"], run["summary"], strict=True))["auc"] == number(record.summary["auc"])
+        assert [e[:2] for e in run["evals"]] == [
+            [e.step, number(e.accuracy)] for e in record.evals if e.site == "reference"
+        ]
+        if record.passport is None:
+            assert run["passport"] is None and record.status == "failed"
+            continue
+        tensors = [data["tensors"][place] for place in data["passport"][run["passport"]]["weights"]]
+        assert [t[:4] for t in tensors] == [[w["name"], w["format"], w["dtype"], w["scale_shape"]] for w in WEIGHTS]
+        assert tensors[0][4] == "int8" and base64.b64decode(run["hashes"]).hex() == "00ff10abdeadbeef"
+        assert data["planned"][run["planned"]] == {"rollout_weights": "int4_g32"}
+    assert len(data["passport"]) == 1 and len(data["tensors"]) == 2
+
+
+def test_nothing_is_loaded_from_a_network_and_equal_results_make_equal_files(results: Path) -> None:
+    site = results / "site"
+    before = {path: path.read_bytes() for path in site.rglob("*.*")}
+    text = before[site / "index.html"].decode()
+    loads = re.findall(r"""(?:src|href)=["']?([^"'>\s]+)""", text.partition("<script>")[0])
+    assert loads and all(link.startswith(("#", "data:,", "../")) for link in loads)
+    assert "@import" not in text and "url(" not in text and "fetch(" not in text
+    assert EVIL not in text and "</script" not in (site / "data" / "duel.js").read_text()
+    assert compact({"a": "</script>"}) == '{"a":"<\\/script>"}'
+    write_site(results)
+    assert {path: path.read_bytes() for path in site.rglob("*.*")} == before
+
+
+def test_a_browser_filters_and_sorts(results: Path) -> None:
+    text = dom(results, "#sweep=duel&context=n%3D8&method=naive,flashrl&sort=accuracy")
+    rows = cells(text)
+    board = leaderboard(readable_runs(results))
+    chosen = board[(board["context"] == "n=8") & board["method"].isin(["naive", "flashrl"])].sort_values("accuracy")
+    assert [row[0].rstrip("*†‡") for row in rows] == [a.removesuffix(" n=8") for a in chosen["arm"]]
+    assert [row[3] for row in rows] == [f"{v:.3f}" for v in chosen["accuracy"]]
+    assert [row[1] for row in rows] == ["2/3" if a == "naive int4 n=8" else "3" for a in chosen["arm"]]
+    assert 'aria-sort="ascending"' in text and text.count('aria-sort="none"') == 12
+    assert "4 of 10 arms" in text and "left alone: half.json" in text
+    assert re.search(r'<a href="#sweep=duel&amp;context=n%3D16&amp;precision=int8&amp;method=flashrl%2Cnaive">', text)
+    assert '<th scope="col">badge</th>' in text and 'src="../figures/duel/scores.png"' in text
+
+
+def test_a_browser_shows_a_passport(results: Path) -> None:
+    record = next(r for r in readable_runs(results) if r.method.name == "flashrl" and r.status == "ok")
+    text = dom(results, f"#of=duel&run={record.run_id}").partition("<dialog")[2]
+    assert text.startswith(' id="detail" aria-labelledby="detail-title" open')
+    for words in (record.run_id, "int4_g32", "64\u00d72", "<code>00ff10ab</code>", "<code>deadbeef</code>",
+                  "knobs.TIS.cap",
+                  f"<td>{record.evals[0].accuracy:.3f}</td>", "base precision", record.commit):  # fmt: skip
+        assert words in text
+    assert f"results/runs/duel/{record.run_id}.json" in text
+
+
+def test_a_browser_shows_an_arm_with_its_lost_run(results: Path) -> None:
+    text = dom(results, "#of=duel&arm=naive%20int4%20n%3D8").partition("<dialog")[2]
+    body = text.partition('id="detail-body"')[2]
+    assert body.count('<span class="badge ok"') == 2 and body.count('<span class="badge failed"') == 1
+    tags: list[str] = []
+    parser = HTMLParser()
+    parser.handle_starttag = lambda tag, attrs: tags.append(tag)  # pyright: ignore[reportAttributeAccessIssue]
+    parser.feed(body)
+    assert EVIL in html.unescape(body) and "img" not in tags and tags.count("table") == 1
+
+
+def test_the_command_and_its_errors(results: Path, capsys: pytest.CaptureFixture) -> None:
+    assert main(["site", "duel", "--results", str(results)]) == 0
+    assert "index.html: 2 files, 0." in capsys.readouterr().out
+    assert main(["site", "dull", "--results", str(results)]) == 2
+    assert "sweep 'dull' has no results" in capsys.readouterr().err
+
+
+def test_markdown_becomes_markup_and_its_text_does_not() -> None:
+    text = "# A\n\nsome *soft* **words**\nand `a|b <c>`\n\n- one\n- [two](../x.md)\n\n"
+    text += "| h | i |\n|---|---:|\n| a\\|b | <b>c<br>d |\n"
+    assert to_html(text).split("\n") == [
+        "<h3>A</h3>",
+        "<p>some <em>soft</em> <strong>words</strong> and <code>a|b &lt;c&gt;</code></p>",
+        '<ul><li>one</li><li><a href="../x.md">two</a></li></ul>',
+        "<div class=scroll tabindex=0><table class=text>"
+        "<thead><tr><th scope=col>h</th><th scope=col>i</th></tr></thead>"
+        "<tbody><tr><td>a|b</td><td>&lt;b&gt;c<br>d</td></tr></tbody></table></div>",
+    ]
+    assert inline("[x](javascript:alert(1))") == "[x](javascript:alert(1))"
+    assert inline("2 * 3 * 4 and a ` b") == "2 * 3 * 4 and a ` b"
+
+
+def test_numbers_are_short_and_finite() -> None:
+    assert [number(v) for v in (0.123456, 12345.678, 2.0, float("nan"), float("inf"), None)] == [
+        0.1235, 12350, 2, None, None, None,
+    ]  # fmt: skip
