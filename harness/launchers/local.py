@@ -31,6 +31,8 @@ ENVIRONMENT = {
     "MALLOC_TOP_PAD_": "268435456",
 }
 """glibc keeps freed memory: removes 97 % of the page faults of a small training step (embedded_default, section 3)."""
+CELL = "harness.cell"
+"""Module that a cell's process runs."""
 POLL_S = 0.2
 GRACE_S = 60.0
 """How long a cell may take to save its state after Ctrl-C."""
@@ -175,7 +177,7 @@ def _spawn(cell: Path, log: int, threads: int, gpu: str | None) -> subprocess.Po
     code = str(Path(__file__).resolve().parents[2])  # where a launcher runs need not be where its code is
     paths = [code, *filter(None, [os.environ.get("PYTHONPATH")])]
     return subprocess.Popen(
-        [sys.executable, "-m", "harness.cell", str(cell)],
+        [sys.executable, "-m", CELL, str(cell)],
         env=os.environ
         | ENVIRONMENT
         | {"OMP_NUM_THREADS": str(threads), "PYTHONPATH": os.pathsep.join(paths)}

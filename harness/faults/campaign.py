@@ -1,0 +1,294 @@
+"""The campaign: a reference, then rounds of the same cells under faults until enough have really been injected."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from harness.chosen import resolve
+from harness.config import load, run_id, to_json
+from harness.faults.audit import Case, alive, audit_cells, audit_leftovers, unmeasured
+from harness.faults.journal import VARIABLE, VOLUME, read, write_orders
+from harness.faults.outcome import Outcome, outcome
+from harness.faults.schedule import FORMS, Round, deal, plan_round
+from harness.faults.visits import Visit, next_visit
+from harness.run_config import Launch, RunConfig
+from harness.sweep.queue import finished
+
+SMALL = (
+    "model=xs", "task=chain", "model.spread=0", "trainer.steps=12", "trainer.eval_every=4", "task.num_eval=16",
+    "algo.num_prompts=4", "algo.group_size=4",
+)  # fmt: skip
+ARMS = (("bf16", "bf16"), ("flashrl", "int8"), ("naive", "int4"), ("mis", "nvfp4"))
+SWEEP = "faults"
+MAX_STARTS = 60
+"""Starts of the sweep in one round, after which its cells count as lost."""
+STUCK_S = 900.0
+"""A start of the sweep that takes longer is taken to hang."""
+VOLUME_BYTES = 48 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What a campaign does."""
+
+    count: int = 200
+    """Faults to inject, at least."""
+    seed: int = 0
+    kinds: tuple[str, ...] = tuple(FORMS)
+    cells: int = 6
+    """Per round."""
+    size: int = 42
+    """Faults planned per round."""
+    abreast: int = 3
+    """Rounds at a time: most of a round is waiting for one process to start."""
+    workers: int = 3
+    """Cells at a time in a round."""
+    stall_s: float = 45.0
+    """Longer than a cell needs to its first step on a busy machine."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Campaign:
+    """What came of it."""
+
+    outcomes: tuple[Outcome, ...]
+    cases: tuple[Case, ...]
+    records: int
+    unmeasured: int
+    """Values that resumed runs lack (`harness.faults.audit.UNMEASURED`)."""
+    rounds: int
+    starts: int
+    """Of the sweep."""
+    processes: int
+    """Of cells."""
+    volume: bool
+    """Did full disks include real full volumes?"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where a round is."""
+
+    folder: Path
+    reference: Path
+    configs: tuple[RunConfig, ...]
+    settings: Settings
+    volume: Path | None = None
+    starts: list[int] = field(default_factory=list[int])
+    """Exit codes."""
+    cases: list[Case] = field(default_factory=list[Case])
+
+    @property
+    def results(self) -> Path:
+        return self.folder / "results"
+
+    @property
+    def control(self) -> Path:
+        return self.folder / "control"
+
+    @property
+    def records(self) -> Path:
+        return self.results / "runs" / SWEEP
+
+    @property
+    def launch(self) -> Launch:
+        return Launch(
+            results=str(self.results), sweep=SWEEP, checkpoint_every_s=0.0, stall_s=self.settings.stall_s, threads=1
+        )
+
+    def unfinished(self) -> list[RunConfig]:
+        """Cells without a finished record."""
+        return [config for config in self.configs if finished(config, self.launch) is None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Done:
+    """A round and what came of it."""
+
+    place: Place
+    outcomes: list[Outcome]
+    cases: list[Case]
+    unmeasured: int
+
+
+def run_campaign(settings: Settings, scratch: Path, bases: Path, tell: Callable[[str], None]) -> Campaign:
+    """Run rounds below `scratch` until `settings.count` faults struck; `bases` may hold the trained base of the cells.
+
+    Raises RuntimeError where the undisturbed reference does not finish.
+    """
+    configs = tuple(
+        resolve(load([*SMALL, f"method={method}", f"precision={precision}", f"seed={seed}"]))
+        for seed in range(-(-settings.cells // len(ARMS)))
+        for method, precision in ARMS
+    )[: settings.cells]
+    reference = run_reference(settings, configs, scratch / "reference", bases)
+    tell(f"reference: {len(configs)} cells")
+    dealt = deal(settings.kinds, settings.seed)
+    done: list[Done] = []
+    injected = 0
+    while injected < settings.count and len(done) < 4 + settings.count:
+        size = min(settings.size, max(4, settings.count - injected))
+        abreast = 1 if settings.count - injected <= settings.size else settings.abreast
+        steps = configs[0].trainer.steps
+        numbers = range(len(done), len(done) + abreast)
+        plans = [plan_round(dealt, settings.seed, number, len(configs), steps, size) for number in numbers]
+
+        def one(number: int, planned: Round) -> Done:
+            with ExitStack() as stack:
+                place = _open(scratch / f"round-{number:03d}", reference, configs, settings, stack)
+                return run_round(place, planned)
+
+        with ThreadPoolExecutor(abreast) as pool:
+            done += pool.map(one, numbers, plans)
+        injected = sum(len(each.outcomes) for each in done)
+        cases = sum(len(each.cases) for each in done)
+        tell(f"{len(done)} rounds: {injected} of {settings.count} faults injected, {cases} wrong")
+    return Campaign(
+        outcomes=tuple(one for each in done for one in each.outcomes),
+        cases=tuple(case for each in done for case in each.cases),
+        records=len(configs) * len(done), unmeasured=sum(each.unmeasured for each in done), rounds=len(done),
+        starts=sum(len(each.place.starts) for each in done),
+        processes=sum(mark.what == "begin" for each in done for mark in read(each.place.control)),
+        volume=any(each.place.volume is not None for each in done),
+    )  # fmt: skip
+
+
+def run_reference(settings: Settings, configs: Sequence[RunConfig], folder: Path, bases: Path) -> Path:
+    """The results folder of the undisturbed cells, with the base that all start from."""
+    place = Place(folder=folder, reference=folder, configs=tuple(configs), settings=settings)
+    place.control.mkdir(parents=True)
+    for base in bases.glob("xs-chain8-b0-*"):
+        shutil.copytree(base, place.results / "bases" / base.name)
+    process = start(place, configs, replace(place.launch, stall_s=1800.0), is_struck=False)
+    if process.wait() != 0:
+        raise RuntimeError(f"the reference did not finish: {_said(process)}")
+    return place.results
+
+
+def run_round(place: Place, planned: Round) -> Done:
+    """One round to its end and its audit."""
+    for config, faults in zip(place.configs, planned.cells, strict=True):
+        write_orders(place.control, run_id(config), faults)
+    beside = list(planned.beside)
+    while len(place.starts) < MAX_STARTS:
+        missing = place.unfinished()
+        if not missing and not any(fault.kind == "record" for fault in beside):
+            break
+        visit(place, next_visit(beside, place, missing))
+    wait_quiet(place)
+    start_and_wait(place, place.configs)  # everything is finished: this must run nothing and change nothing
+    marks = read(place.control)
+    faults = [fault for hand in planned.cells for fault in hand] + list(planned.beside)
+    found = [one for fault in faults if (one := outcome(fault, marks)) is not None]
+    struck = {
+        run_id(config): one.fault
+        for config, hand in zip(place.configs, planned.cells, strict=True)
+        for one in found
+        if one.fault.kind == "nan" and one.fault in hand
+    }
+    reference = place.reference / "runs" / SWEEP
+    cases = audit_cells(place.configs, reference, place.records, marks, struck)
+    cases = [*place.cases, *cases, *audit_leftovers(place.results, place.control)]
+    return Done(place=place, outcomes=found, cases=cases, unmeasured=unmeasured(place.records, reference))
+
+
+def visit(place: Place, now: Visit) -> None:
+    """One start of the sweep, with what is done to it from beside."""
+    with ExitStack() as stack:
+        if now.needs_quiet:
+            wait_quiet(place)
+        tracking = now.before(place, stack)
+        processes = [start(place, now.cells, place.launch, tracking=tracking) for _ in range(now.twins)]
+        codes = [wait(place, process) for process in processes]
+        if now.needs_quiet:
+            wait_quiet(place)
+        now.after(place, codes, [_said(process) for process in processes])
+
+
+def start_and_wait(place: Place, cells: Sequence[RunConfig]) -> int:
+    """Start the sweep and wait for its end."""
+    return wait(place, start(place, cells, place.launch))
+
+
+def start(
+    place: Place, cells: Sequence[RunConfig], launch: Launch, *, tracking: str | None = None, is_struck: bool = True
+) -> subprocess.Popen[bytes]:
+    """Start the sweep of some cells; what it says goes to a file of the control folder."""
+    number = time.monotonic_ns()
+    words = {
+        "cells": [to_json(cell) for cell in cells], "launch": to_json(launch), "workers": place.settings.workers,
+        "tracking": tracking,
+    }  # fmt: skip
+    path = place.control / f"sweep-{number}.json"
+    path.write_text(json.dumps(words), encoding="utf-8")
+    environment: dict[str, Any] = {name: value for name, value in os.environ.items() if name != VARIABLE}
+    environment |= {"OMP_NUM_THREADS": "1"}
+    if is_struck:
+        environment |= {VARIABLE: str(place.control)}
+        environment |= {} if place.volume is None else {VOLUME: str(place.volume)}
+    with path.with_suffix(".log").open("wb") as log:
+        command = [sys.executable, "-m", "harness.faults.driver", str(path)]
+        return subprocess.Popen(
+            command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+        )
+
+
+def wait(place: Place, process: subprocess.Popen[bytes]) -> int:
+    """The exit code of a sweep; one that hangs is killed and is a case."""
+    try:
+        process.wait(STUCK_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+        place.cases.append(Case(wrong="lost", where=place.folder.name, words=f"the sweep hung for {STUCK_S:g} s"))
+    place.starts.append(process.returncode)
+    return process.returncode
+
+
+def wait_quiet(place: Place) -> None:
+    """Wait until cells whose sweep was killed have saved their state and gone."""
+    deadline = time.monotonic() + 120.0
+    while alive(place.control) and time.monotonic() < deadline:
+        time.sleep(0.2)
+
+
+def _said(process: subprocess.Popen[bytes]) -> str:
+    assert isinstance(process.args, list)
+    return Path(str(process.args[-1])).with_suffix(".log").read_text(encoding="utf-8", errors="replace")
+
+
+def _open(folder: Path, reference: Path, configs: tuple[RunConfig, ...], settings: Settings, stack: ExitStack) -> Place:
+    """The folders of a round, its results on a small volume of their own where that is allowed."""
+    results = folder / "results"
+    results.mkdir(parents=True)
+    (folder / "control").mkdir()
+    volume = results if "disk" in settings.kinds and _mount(results) else None
+    if volume is not None:
+        stack.callback(_unmount, volume, folder)
+    shutil.copytree(reference / "bases", results / "bases")
+    return Place(folder=folder, reference=reference, configs=configs, settings=settings, volume=volume)
+
+
+def _mount(folder: Path) -> bool:
+    """A file system in memory of VOLUME_BYTES; only an administrator may, others get limits on file sizes instead."""
+    if os.name != "posix" or os.geteuid() != 0 or shutil.which("mount") is None:
+        return False
+    command = ["mount", "-t", "tmpfs", "-o", f"size={VOLUME_BYTES}", "tmpfs", str(folder)]
+    return subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
+def _unmount(volume: Path, folder: Path) -> None:
+    """Keep what was on the volume, beside it, then remove it."""
+    shutil.copytree(volume, folder / "kept")
+    subprocess.run(["umount", str(volume)], check=False, capture_output=True)

@@ -1,0 +1,57 @@
+"""A sweep under faults: `python -m harness.faults.driver SWEEP.json` is `harness.sweep.run_sweep` on given cells.
+
+Its cells run `harness.faults.cell` where the environment names a control folder, `harness.cell` otherwise. Exit codes:
+0 every cell has an ok or diverged record, 1 some have not, 2 refused (the reason is the last line printed).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from harness.config import parse
+from harness.faults.journal import VARIABLE
+from harness.launchers import local
+from harness.launchers.job import Event
+from harness.run_config import Launch, RunConfig
+from harness.sweep import FINISHED, Planned, Sweep, run_sweep
+
+if TYPE_CHECKING:
+    from harness.tracking.live import Live
+
+
+def main(path: str) -> int:
+    """Run the cells that a JSON file lists; events go to standard output, one line each."""
+    words = json.loads(Path(path).read_text(encoding="utf-8"))
+    cells = tuple(parse(RunConfig, cell) for cell in words["cells"])
+    launch = parse(Launch, words["launch"])
+    if VARIABLE in os.environ:
+        local.CELL = "harness.faults.cell"
+    one = Sweep(name=launch.sweep, question="", arms=({},), seeds=(0,))
+    live: Live | None = None
+    if words["tracking"] is not None:
+        from harness.tracking.live import Live
+
+        live = Live(Path(launch.results), launch.sweep, words["tracking"])
+
+    def tell(event: Event) -> None:
+        if live is not None:
+            live(event)
+        if event.result is not None:
+            print(f"{event.result.run_id} {event.result.status}: {event.result.reason}", flush=True)
+
+    try:
+        with live or nullcontext():
+            records, _ = run_sweep(Planned(sweep=one, cells=cells, skipped=()), launch, words["workers"], tell)
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0 if len(records) == len(cells) and all(record.status in FINISHED for record in records) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))
