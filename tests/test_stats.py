@@ -245,50 +245,6 @@ def test_mcnemar_adds_the_seeds() -> None:
     assert found.p == pytest.approx(scipy_stats.binomtest(5, 6).pvalue)
 
 
-def test_improvement_is_mann_whitney() -> None:
-    rng = np.random.default_rng(4)
-    x, y = rng.integers(0, 6, 7).astype(float), rng.integers(0, 6, 5).astype(float)
-    assert stats.won(x, y) == pytest.approx(scipy_stats.mannwhitneyu(x, y).statistic / 35)
-    found = stats.improvement([(x, y), (np.array([2.0]), np.array([1.0, 3.0]))])
-    assert found.probability == pytest.approx((stats.won(x, y) + 0.5) / 2)
-
-
-def test_improvement_edges_solve_newcombes_equation() -> None:
-    """|theta - estimate| = t sqrt(V(theta)) at both ends, with the variance written out again."""
-    x, y = np.array([1.0, 4.0, 5.0, 6.0]), np.array([0.0, 2.0, 3.0])
-    found = stats.improvement([(x, y)])
-    assert found.probability == pytest.approx(10 / 12)
-    for theta in (found.low, found.high):
-        half = 3.5 - 1
-        spread = 1 + half * (1 - theta) / (2 - theta) + half * theta / (1 + theta)
-        error = scipy_stats.t.ppf(0.975, 5) * math.sqrt(theta * (1 - theta) * spread / 12)
-        assert abs(theta - found.probability) == pytest.approx(error, rel=1e-6)
-
-
-def test_improvement_where_every_run_wins() -> None:
-    """The bootstrap claims certainty from three runs; the score interval does not, and two settings narrow it."""
-    x, y = np.array([3.0, 4.0, 5.0]), np.array([0.0, 1.0, 2.0])
-    one, two = stats.improvement([(x, y)]), stats.improvement([(x, y), (x, y)])
-    assert (one.probability, one.high) == (1.0, 1.0) and 0.2 < one.low < 0.5 < two.low < 0.8
-    mirrored = stats.improvement([(y, x)])
-    assert (mirrored.low, mirrored.high) == pytest.approx((0.0, 1 - one.low))
-    naive = stats.improvement_bootstrap([(x, y)], np.random.default_rng(0))
-    assert (naive.probability, naive.low, naive.high) == (1.0, 1.0, 1.0)
-    single = stats.improvement([(x[:1], y[:1])])
-    assert (single.probability, single.low, single.high) == (1.0, 0.0, 1.0)
-    assert math.isnan(stats.improvement([(x, np.array([]))]).low)
-
-
-def test_improvement_bootstrap_is_scipys() -> None:
-    rng = np.random.default_rng(2)
-    x, y = rng.normal(0.5, 1, 9), rng.normal(0, 1, 8)
-    mine = stats.improvement_bootstrap([(x, y)], np.random.default_rng(0), 4000)
-    theirs = scipy_stats.bootstrap(
-        (x, y), lambda a, b: stats.won(a, b), vectorized=False, method="percentile", n_resamples=4000, rng=1
-    ).confidence_interval
-    assert (mine.low, mine.high) == pytest.approx((theirs.low, theirs.high), abs=0.03)
-
-
 @pytest.mark.parametrize("size", [3, 5, 9])
 def test_equivalence_is_two_one_sided_t_tests_and_agrees_with_the_verdict(size: int) -> None:
     rng = np.random.default_rng(size)

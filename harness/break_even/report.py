@@ -57,17 +57,23 @@ class Answer:
     setting: str
 
 
-def write(results: Sequence[RunResult], tables: Path, figures: Path, sweep: str, control: str = "bf16") -> list[Path]:
-    """Write `<sweep>_break_even.md` and `break_even.png`; nothing for a sweep with one size and one length."""
-    found = answers(results, control)
-    if not found:
-        return []
-    from harness.break_even.figure import draw
+def write(
+    results: Sequence[RunResult], tables: Path | None, figures: Path | None, sweep: str, control: str = "bf16"
+) -> list[Path]:
+    """Write `<sweep>_break_even.md` into `tables` and `break_even.png` into `figures`, where they are not None.
 
-    path = tables / f"{sweep}_break_even.md"
-    text = markdown(found, sweep, control, results)
-    write_atomic(path, text.encode())
-    return [path, *draw(found, figures / "break_even.png", is_emulated(results))]
+    Nothing for a sweep with one size and one length, or without the control.
+    """
+    found = answers(results, control)
+    written: list[Path] = []
+    if found and tables is not None:
+        written.append(tables / f"{sweep}_break_even.md")
+        write_atomic(written[0], markdown(found, sweep, control, results).encode())
+    if found and figures is not None:
+        from harness.break_even.figure import draw
+
+        written += draw(found, figures / "break_even.png", is_emulated(results))
+    return written
 
 
 def is_emulated(results: Sequence[RunResult]) -> bool:

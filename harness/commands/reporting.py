@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
+from harness.arms import group_arms
 from harness.packed import make_available
-from harness.results import read_results
+from harness.results import RunResult, read_results
 from harness.sweep import SWEEPS, Sweep, read_sweep
 
 
@@ -37,6 +39,8 @@ def present(sweep: Sweep, results: Path, is_tracked: bool, only: str | None = No
         from harness.figures import draw_all
 
         written += draw_all(results, results / "figures" / sweep.name, sweep.name)
+        written += _profiles(found, sweep, results)
+    written += _break_even(found, sweep, results, only)
     if is_tracked:
         from harness.tracking import track
 
@@ -45,3 +49,20 @@ def present(sweep: Sweep, results: Path, is_tracked: bool, only: str | None = No
         print(tables.render_terminal(tables.leaderboard(found, control=sweep.control)))
     print("written: " + ", ".join(str(path) for path in written))
     return 0
+
+
+def _break_even(found: Sequence[RunResult], sweep: Sweep, results: Path, only: str | None) -> list[Path]:
+    """Table and figure of where a precision pays; nothing for a sweep with one size and one length."""
+    from harness import break_even
+
+    tables = None if only == "figures" else results / "tables"
+    figures = None if only == "tables" else results / "figures" / sweep.name
+    return break_even.write(found, tables, figures, sweep.name, sweep.control)
+
+
+def _profiles(found: Sequence[RunResult], sweep: Sweep, results: Path) -> list[Path]:
+    """The figure of whole distributions of runs."""
+    from harness.profiles import profile_figure, save_png
+
+    arms = group_arms(found)
+    return save_png(lambda: profile_figure(arms, sweep.control), results / "figures" / sweep.name / "profiles.png")

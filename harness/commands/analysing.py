@@ -1,0 +1,33 @@
+"""`lowbit early-warning`: read the series of sweeps, write the table and figures, say what they show."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from harness.nearest import nearest
+from harness.packed import make_available
+from harness.results import read_results
+
+SWEEPS = ("standard", "corrections")
+"""The sweeps with enough collapsed runs to learn from."""
+
+
+def early_warning(sweeps: Sequence[str], results: Path) -> int:
+    """Signals against collapses over the named sweeps. Raises ValueError for a sweep without results."""
+    from harness.early_warning import Trace, traces, write
+
+    runs: list[Trace] = []
+    for name in sweeps or SWEEPS:
+        make_available(results, name)
+        folder = results / "runs" / name
+        if not folder.is_dir():
+            known = sorted(path.name for path in (results / "runs").glob("*") if path.is_dir())
+            raise ValueError(f"sweep {name!r} has no results in {results}; {nearest(name, known)}")
+        print(f"early-warning: reading {name}")
+        runs += traces(folder, read_results(folder))
+    written = write(runs, results / "tables", results / "figures" / "early_warning")
+    text = written[0].read_text().partition("\n## ")[0]
+    print(text.partition("\n\n")[2])
+    print("written: " + ", ".join(str(path) for path in written))
+    return 0
