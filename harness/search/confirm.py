@@ -56,6 +56,11 @@ def best_of(search: Search, trials: Sequence[FrozenTrial]) -> FrozenTrial | None
     return max(feasible, key=lambda t: oriented(t.values[0], search.objectives[0])) if feasible else None
 
 
+def best_found(search: Search, trials: Sequence[FrozenTrial]) -> FrozenTrial | None:
+    """The best one that the search proposed itself: it is confirmed even where a baseline scored higher."""
+    return best_of(search, [trial for trial in trials if "baseline" not in trial.user_attrs])
+
+
 def contenders(search: Search, trials: Trials) -> list[Contender]:
     """Baselines and best of every share, then the references."""
     found: list[Contender] = []
@@ -64,8 +69,8 @@ def contenders(search: Search, trials: Trials) -> list[Contender]:
         for name, number in started.items():  # of the last attempt, where a worker died
             words = tuple(overrides_of(search, search.baselines[name]))
             found.append(Contender(name=name, kind="baseline", share=share, overrides=words, number=number))
-        best = best_of(search, of_share)
-        if best is not None and "baseline" not in best.user_attrs:
+        best = best_found(search, of_share)
+        if best is not None:
             words = tuple(overrides_of(search, values_of(best)))
             name = f"best {share}".strip()
             found.append(Contender(name=name, kind="best", share=share, overrides=words, number=best.number))

@@ -11,12 +11,13 @@ from harness.search.pruning import oriented
 from harness.search.spec import Search
 
 
-def on_front(search: Search, trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
-    """The feasible trials that no other dominates; equal ones are all there."""
+def on_front(search: Search, trials: Sequence[FrozenTrial], numbers: Sequence[int] | None = None) -> list[FrozenTrial]:
+    """The feasible trials that no other dominates, in all objectives or in those with `numbers`; equal ones stay."""
+    chosen = range(len(search.objectives)) if numbers is None else numbers
     feasible = [trial for trial in trials if is_feasible(trial)]
     if not feasible:
         return []
-    points = [[oriented(v, o) for v, o in zip(t.values, search.objectives, strict=True)] for t in feasible]
+    points = [[oriented(t.values[i], search.objectives[i]) for i in chosen] for t in feasible]
     return [trial for trial, mine in zip(feasible, points, strict=True) if not any(beats(p, mine) for p in points)]
 
 

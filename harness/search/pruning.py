@@ -27,8 +27,10 @@ import numpy as np
 from harness.search.spec import Objective, Pruner
 from harness.stats import Floats, t_quantile
 
-WINDOW = 10
+WINDOW = 16
 """Steps whose mean reward is compared."""
+MIN_SEEN = 4
+"""Steps of a window that must have been seen; a running cell shows its reward twice a second."""
 HALF = 0.5
 """Part of a cell after which its reward is looked at."""
 KEPT_ERRORS = 1.0
@@ -107,7 +109,7 @@ def has_collapsed(rewards: Mapping[int, float], steps: int, pruner: Pruner) -> s
     early = [reward for step, reward in rewards.items() if step <= WINDOW]
     now = max(rewards, default=0)
     late = [reward for step, reward in rewards.items() if step > now - WINDOW]
-    if pruner.collapse_alpha <= 0 or now < max(HALF * steps, 2 * WINDOW) or min(len(early), len(late)) < WINDOW // 2:
+    if pruner.collapse_alpha <= 0 or now < max(HALF * steps, 2 * WINDOW) or min(len(early), len(late)) < MIN_SEEN:
         return None
     shares = [variance(early) / len(early), variance(late) / len(late)]
     total = sum(shares)
@@ -121,9 +123,9 @@ def has_collapsed(rewards: Mapping[int, float], steps: int, pruner: Pruner) -> s
 
 
 def reward_at(rewards: Mapping[int, float], step: int) -> float | None:
-    """Mean reward of the window that ends at a step; None where fewer than half of its steps were seen."""
+    """Mean reward of the window that ends at a step; None where too few of its steps were seen."""
     window = [reward for at, reward in rewards.items() if step - WINDOW < at <= step]
-    return fmean(window) if len(window) >= WINDOW // 2 else None
+    return fmean(window) if len(window) >= MIN_SEEN else None
 
 
 def is_among_lowest(rewards: Mapping[int, float], steps: int, peers: Sequence[float], pruner: Pruner) -> str | None:

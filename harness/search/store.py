@@ -35,7 +35,6 @@ MAX_ATTEMPTS = 3
 """How often a trial is started whose worker dies each time."""
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
-warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
 
 
 def journal_path(results: Path, name: str) -> Path:
@@ -138,6 +137,7 @@ def open_studies(search: Search, results: Path, *, is_writing: bool = True) -> d
     does not propose its first trials again.
     """
     storage = storage_of(results, search.name)
+    warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
     names = study_names(search)
     with held(lock_folder(results, search.name) / "study.lock"):
         known = {study.study_name: study.user_attrs for study in storage.get_all_studies()}

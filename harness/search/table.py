@@ -17,7 +17,7 @@ from harness.run_config import Launch
 from harness.search.confirm import (
     Contender,
     Trials,
-    best_of,
+    best_found,
     compared,
     confirmed,
     contenders,
@@ -74,22 +74,22 @@ def _answer(
     records: Mapping[str, Mapping[int, RunResult]],
 ) -> str:  # fmt: skip
     metric, where = search.objectives[0].metric, f"{share}: " if share else ""
-    best = best_of(search, trials)
+    best = best_found(search, trials)
     base = next((c for c in found if c.kind == "baseline" and c.share == share), None)
     if best is None:
         ended = sum(t.state in (TrialState.COMPLETE, TrialState.PRUNED) for t in trials)
-        return f"{where}none of {ended} trials was complete and within the constraint."
+        return f"{where}none of {ended} trials beside the baselines was complete and within the constraint."
     shown = f"trial {best.number} ({knobs_text(values_of(best), search)})"
     if base is None:
-        return f"{where}the best is {shown}; there is no baseline to compare it with."
-    if base.number == best.number:
-        return f"{where}no trial was better than {base.name}."
+        return f"{where}the best found is {shown}; there is no baseline to compare it with."
     contender = next(c for c in found if c.share == share and c.number == best.number)
     d = compared(records[contender.name], records[base.name], metric)
     control = next(t for t in trials if t.number == base.number)
     lead = searched_mean(best, metric) - searched_mean(control, metric)
     if math.isnan(d.low):
-        return f"{where}the best is {shown}, {lead:+.3f} {metric} over {base.name} in the search; not confirmed yet."
+        return (
+            f"{where}the best found is {shown}, in the search {lead:+.3f} {metric} against {base.name}; not confirmed."
+        )
     said = {
         "equal": "they do not differ by as much as 0.03",
         "better": "it is better",
@@ -98,8 +98,8 @@ def _answer(
     }[verdict(d.low, d.high)]
     more = f" (about {further_seeds(d.sd, d.num_pairs)} more seeds would)" if said.startswith("which") else ""
     return (
-        f"{where}the best is {shown}. On {d.num_pairs} fresh seeds its {metric} is {d.mean:+.3f} "
-        f"[{d.low:+.3f}, {d.high:+.3f}] against {base.name}: {said}{more}. In the search it had led by {lead:+.3f}."
+        f"{where}the best found is {shown}. On {d.num_pairs} fresh seeds its {metric} is {d.mean:+.3f} "
+        f"[{d.low:+.3f}, {d.high:+.3f}] against {base.name}: {said}{more}. In the search it was {lead:+.3f}."
     )
 
 
