@@ -31,10 +31,12 @@ VOLATILE = ("time_s", "tokens_per_s", "peak_memory_gib", "started_at", "ended_at
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """One cluster for the module, ended as a sweep ends it; what it was given to keep is gone then."""
-    jobs = jobs_of(tmp_path_factory.mktemp("cluster"))
+    jobs, patch = jobs_of(tmp_path_factory.mktemp("cluster")), pytest.MonkeyPatch()
+    patch.setenv("TMPDIR", str(tmp_path_factory.mktemp("scratch")))  # a killed worker leaves its folder behind
     before = {process.pid for process in psutil.Process().children(recursive=True)}
     with launcher._cluster(jobs, 2, None) as folder:
         assert folder is not None
+        patch.undo()
         yield Path(folder)
         started = [p for p in psutil.Process().children(recursive=True) if p.pid not in before]
         named = [p for p in started if p.status() != psutil.STATUS_ZOMBIE]
