@@ -194,8 +194,13 @@ def normalized(run: Run, c: Correction, mask: Tensor) -> Correction:
 
 
 def evaluate(run: Run) -> None:
-    """Sampled accuracy on fixed held-out questions, one fixed seed: reference precision, then the run's own rollout."""
+    """Sampled accuracy on fixed held-out questions, one fixed seed: reference precision, then the run's own rollout.
+
+    Raises Diverged where a weight is not finite: its answers would be those of no policy.
+    """
     started = time.perf_counter()
+    if not all(bool(torch.isfinite(tensor).all()) for _, tensor in run.trainer.weights()):
+        raise Diverged("a weight is not finite")
     step = Step(index=run.step, total=run.config.trainer.steps, seed=run.config.seed, purpose="eval")
     run.reference.load_weights(run.trainer.policy_weights())
     run.evaluated_sync = push_weights(run, run.engine, step)

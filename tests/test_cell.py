@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from harness import cell
 from harness.cell import CANCELLED, UNWRITTEN, Cancelled, record_path, run_cell, work_folder
@@ -23,6 +24,7 @@ from harness.prepare import load_state, save_state
 from harness.provenance import peak_memory_gib
 from harness.results import read_result, read_series
 from harness.run_config import Launch, RunConfig
+from harness.trainers.local import LocalTrainer
 from tests.toy import small_config, small_launch, small_run
 
 
@@ -99,6 +101,24 @@ def test_divergence_is_a_status_and_the_series_stays(tmp_path: Path) -> None:
     assert result.reason is not None and "finite" in result.reason
     assert result.num_steps >= 1
     assert len(read_series(tmp_path / "runs" / "test", result.run_id)["train/loss"]) == result.num_steps
+
+
+def test_weights_that_are_not_finite_after_the_last_update_diverge(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = LocalTrainer.step
+
+    def step(trainer: LocalTrainer) -> dict[str, float]:
+        row = real(trainer)
+        if trainer.num_updates == 4:
+            with torch.no_grad():
+                trainer.parameters[0].view(-1)[0] = torch.inf
+        return row
+
+    monkeypatch.setattr(LocalTrainer, "step", step)
+    result = run_cell(small_config("method=naive", "precision=int8"), small_launch(tmp_path))
+    assert (result.status, result.reason) == ("diverged", "step 4: a weight is not finite")
+    assert (result.num_steps, [e.step for e in result.evals]) == (4, [0, 0, 2, 2])
 
 
 def test_a_failure_is_a_record_with_its_traceback(tmp_path: Path) -> None:
