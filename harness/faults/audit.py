@@ -16,7 +16,7 @@ from typing import Any, Literal
 import psutil
 
 from harness.config import run_id, to_json
-from harness.faults.journal import VARIABLE, Fault, Mark
+from harness.faults.journal import Fault, Mark
 from harness.faults.strikes import BALLAST
 from harness.results import RunResult, read_result, read_series, verify
 from harness.run_config import RunConfig
@@ -127,11 +127,11 @@ def _equal(a: Any, b: Any) -> bool:
 
 
 def alive(control: Path) -> list[int]:
-    """Processes of a round that still live."""
+    """Processes of a round that still live: all of them work in its control folder."""
     found: list[int] = []
     for process in psutil.process_iter():
         try:
-            if process.environ().get(VARIABLE) == str(control) and process.status() != psutil.STATUS_ZOMBIE:
+            if process.cwd() == str(control) and process.status() != psutil.STATUS_ZOMBIE:
                 found.append(process.pid)
         except psutil.Error:
             continue

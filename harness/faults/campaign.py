@@ -5,21 +5,21 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from harness.chosen import resolve
 from harness.config import load, run_id, to_json
 from harness.faults.audit import Case, alive, audit_cells, audit_leftovers, unmeasured
 from harness.faults.journal import VARIABLE, VOLUME, read, write_orders
 from harness.faults.outcome import Outcome, outcome
+from harness.faults.processes import Served, Spawned, Sweeping
 from harness.faults.schedule import FORMS, Round, deal, plan_round
 from harness.faults.visits import Visit, next_visit
 from harness.run_config import Launch, RunConfig
@@ -54,6 +54,8 @@ class Settings:
     """Rounds at a time: most of a round is waiting for one process to start."""
     workers: int = 3
     """Cells at a time in a round."""
+    spawned_every: int = 5
+    """Every so many rounds processes are started as users start them, in the others they are forked."""
     stall_s: float = 45.0
     """Longer than a cell needs to its first step on a busy machine."""
 
@@ -84,6 +86,8 @@ class Place:
     reference: Path
     configs: tuple[RunConfig, ...]
     settings: Settings
+    is_forked: bool = False
+    """Are its processes forked (`harness.faults.processes`)?"""
     volume: Path | None = None
     starts: list[int] = field(default_factory=list[int])
     """Exit codes."""
@@ -122,7 +126,7 @@ class Done:
     unmeasured: int
 
 
-def run_campaign(settings: Settings, scratch: Path, bases: Path, tell: Callable[[str], None]) -> Campaign:
+def run_campaign(settings: Settings, scratch: Path, bases: Path, tell: Callable[[str, int], None]) -> Campaign:
     """Run rounds below `scratch` until `settings.count` faults struck; `bases` may hold the trained base of the cells.
 
     Raises RuntimeError where the undisturbed reference does not finish.
@@ -133,7 +137,7 @@ def run_campaign(settings: Settings, scratch: Path, bases: Path, tell: Callable[
         for method, precision in ARMS
     )[: settings.cells]
     reference = run_reference(settings, configs, scratch / "reference", bases)
-    tell(f"reference: {len(configs)} cells")
+    tell(f"reference: {len(configs)} cells", 0)
     dealt = deal(settings.kinds, settings.seed)
     done: list[Done] = []
     injected = 0
@@ -146,14 +150,14 @@ def run_campaign(settings: Settings, scratch: Path, bases: Path, tell: Callable[
 
         def one(number: int, planned: Round) -> Done:
             with ExitStack() as stack:
-                place = _open(scratch / f"round-{number:03d}", reference, configs, settings, stack)
+                place = _open(scratch / f"round-{number:03d}", number, reference, configs, settings, stack)
                 return run_round(place, planned)
 
         with ThreadPoolExecutor(abreast) as pool:
             done += pool.map(one, numbers, plans)
         injected = sum(len(each.outcomes) for each in done)
         cases = sum(len(each.cases) for each in done)
-        tell(f"{len(done)} rounds: {injected} of {settings.count} faults injected, {cases} wrong")
+        tell(f"{len(done)} rounds: {injected} of {settings.count} faults injected, {cases} wrong", injected)
     return Campaign(
         outcomes=tuple(one for each in done for one in each.outcomes),
         cases=tuple(case for each in done for case in each.cases),
@@ -170,9 +174,9 @@ def run_reference(settings: Settings, configs: Sequence[RunConfig], folder: Path
     place.control.mkdir(parents=True)
     for base in bases.glob("xs-chain8-b0-*"):
         shutil.copytree(base, place.results / "bases" / base.name)
-    process = start(place, configs, replace(place.launch, stall_s=1800.0), is_struck=False)
-    if process.wait() != 0:
-        raise RuntimeError(f"the reference did not finish: {_said(process)}")
+    process, log = start(place, configs, replace(place.launch, stall_s=1800.0), is_struck=False)
+    if wait(place, process) != 0:
+        raise RuntimeError(f"the reference did not finish: {log.read_text(encoding='utf-8')}")
     return place.results
 
 
@@ -187,7 +191,9 @@ def run_round(place: Place, planned: Round) -> Done:
             break
         visit(place, next_visit(beside, place, missing))
     wait_quiet(place)
-    start_and_wait(place, place.configs)  # everything is finished: this must run nothing and change nothing
+    wait(
+        place, start(place, place.configs, place.launch)[0]
+    )  # everything is finished: this must run nothing and change nothing
     marks = read(place.control)
     faults = [fault for hand in planned.cells for fault in hand] + list(planned.beside)
     found = [one for fault in faults if (one := outcome(fault, marks)) is not None]
@@ -209,51 +215,40 @@ def visit(place: Place, now: Visit) -> None:
         if now.needs_quiet:
             wait_quiet(place)
         tracking = now.before(place, stack)
-        processes = [start(place, now.cells, place.launch, tracking=tracking) for _ in range(now.twins)]
-        codes = [wait(place, process) for process in processes]
+        started = [start(place, now.cells, place.launch, tracking=tracking) for _ in range(now.twins)]
+        codes = [wait(place, process) for process, _ in started]
         if now.needs_quiet:
             wait_quiet(place)
-        now.after(place, codes, [_said(process) for process in processes])
-
-
-def start_and_wait(place: Place, cells: Sequence[RunConfig]) -> int:
-    """Start the sweep and wait for its end."""
-    return wait(place, start(place, cells, place.launch))
+        now.after(place, codes, [log.read_text(encoding="utf-8", errors="replace") for _, log in started])
 
 
 def start(
     place: Place, cells: Sequence[RunConfig], launch: Launch, *, tracking: str | None = None, is_struck: bool = True
-) -> subprocess.Popen[bytes]:
-    """Start the sweep of some cells; what it says goes to a file of the control folder."""
-    number = time.monotonic_ns()
+) -> tuple[Sweeping, Path]:
+    """Start the sweep of some cells: its process, and the file of the control folder to which it speaks."""
+    is_forked = place.is_forked and tracking is None and is_struck  # a tracker's thread must not be forked
     words = {
         "cells": [to_json(cell) for cell in cells], "launch": to_json(launch), "workers": place.settings.workers,
-        "tracking": tracking,
+        "tracking": tracking, "is_forked": is_forked,
     }  # fmt: skip
-    path = place.control / f"sweep-{number}.json"
+    path = place.control / f"sweep-{time.monotonic_ns()}.json"
     path.write_text(json.dumps(words), encoding="utf-8")
-    environment: dict[str, Any] = {name: value for name, value in os.environ.items() if name != VARIABLE}
-    environment |= {"OMP_NUM_THREADS": "1"}
+    environment = {"OMP_NUM_THREADS": "1"}
     if is_struck:
         environment |= {VARIABLE: str(place.control)}
         environment |= {} if place.volume is None else {VOLUME: str(place.volume)}
-    with path.with_suffix(".log").open("wb") as log:
-        command = [sys.executable, "-m", "harness.faults.driver", str(path)]
-        return subprocess.Popen(
-            command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
-        )
+    return (Served if is_forked else Spawned)(path, environment), path.with_suffix(".log")
 
 
-def wait(place: Place, process: subprocess.Popen[bytes]) -> int:
+def wait(place: Place, process: Sweeping) -> int:
     """The exit code of a sweep; one that hangs is killed and is a case."""
-    try:
-        process.wait(STUCK_S)
-    except subprocess.TimeoutExpired:
+    code = process.ended(STUCK_S)
+    if code is None:
         process.kill()
-        process.wait()
+        code = -signal.SIGKILL
         place.cases.append(Case(wrong="lost", where=place.folder.name, words=f"the sweep hung for {STUCK_S:g} s"))
-    place.starts.append(process.returncode)
-    return process.returncode
+    place.starts.append(code)
+    return code
 
 
 def wait_quiet(place: Place) -> None:
@@ -263,12 +258,9 @@ def wait_quiet(place: Place) -> None:
         time.sleep(0.2)
 
 
-def _said(process: subprocess.Popen[bytes]) -> str:
-    assert isinstance(process.args, list)
-    return Path(str(process.args[-1])).with_suffix(".log").read_text(encoding="utf-8", errors="replace")
-
-
-def _open(folder: Path, reference: Path, configs: tuple[RunConfig, ...], settings: Settings, stack: ExitStack) -> Place:
+def _open(
+    folder: Path, number: int, reference: Path, configs: tuple[RunConfig, ...], settings: Settings, stack: ExitStack
+) -> Place:
     """The folders of a round, its results on a small volume of their own where that is allowed."""
     results = folder / "results"
     results.mkdir(parents=True)
@@ -277,7 +269,10 @@ def _open(folder: Path, reference: Path, configs: tuple[RunConfig, ...], setting
     if volume is not None:
         stack.callback(_unmount, volume, folder)
     shutil.copytree(reference / "bases", results / "bases")
-    return Place(folder=folder, reference=reference, configs=configs, settings=settings, volume=volume)
+    return Place(
+        folder=folder, reference=reference, configs=configs, settings=settings, volume=volume,
+        is_forked=number % settings.spawned_every != 0,
+    )  # fmt: skip
 
 
 def _mount(folder: Path) -> bool:

@@ -11,10 +11,11 @@ import os
 import sys
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from harness.config import parse
 from harness.faults.journal import VARIABLE
+from harness.faults.processes import fork_cell
 from harness.launchers import local
 from harness.launchers.job import Event
 from harness.run_config import Launch, RunConfig
@@ -30,7 +31,10 @@ def main(path: str) -> int:
     cells = tuple(parse(RunConfig, cell) for cell in words["cells"])
     launch = parse(Launch, words["launch"])
     if VARIABLE in os.environ:
-        local.CELL = "harness.faults.cell"
+        launcher: Any = local
+        launcher.CELL = "harness.faults.cell"
+        if words["is_forked"]:
+            launcher._spawn = fork_cell
     one = Sweep(name=launch.sweep, question="", arms=({},), seeds=(0,))
     live: Live | None = None
     if words["tracking"] is not None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 VARIABLE = "LOWBIT_FAULTS"
-"""Environment variable that names the control folder; also the sign by which the audit knows our processes."""
+"""Environment variable that names the control folder."""
 VOLUME = "LOWBIT_FAULTS_VOLUME"
 """Environment variable that names the folder of a small volume of its own, which may be filled."""
 

@@ -76,6 +76,7 @@ def summary(outcomes: Iterable[Outcome], kinds: Sequence[str]) -> dict[str, dict
             "retried": sum(one.became == OUTCOMES[1] for one in own),
             "became": {name: sum(one.became == name for one in own) for name in OUTCOMES},
             "forms": {form: sum(one.fault.form == form for one in own) for form in forms},
+            "recovery_s": sorted(round(one, 2) for one in seconds),
             "recovery_s_median": round(median(seconds), 2) if seconds else None,
         }
     return table

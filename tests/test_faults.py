@@ -1,0 +1,274 @@
+"""Faults: the schedule, the audit on cases made by hand, a small real campaign, and the committed one."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+from harness.cell import record, run_cell
+from harness.commands.faulting import faults
+from harness.config import run_id
+from harness.faults import audit, campaign
+from harness.faults.audit import audit_cells, audit_leftovers
+from harness.faults.campaign import SWEEP, Place, Settings, run_round
+from harness.faults.cell import Striker
+from harness.faults.journal import VARIABLE, Fault, Mark, has_struck, note, read, write_orders
+from harness.faults.outcome import OUTCOMES, outcome, summary, totals
+from harness.faults.schedule import FORMS, Round, deal, plan_round
+from harness.provenance import ROOT
+from harness.results import read_result, write_result
+from harness.run_config import Launch, RunConfig
+from tests.toy import small_config, small_launch
+
+STEPS = 4
+
+
+def test_a_schedule_is_a_function_of_its_seed_and_reaches_every_form() -> None:
+    first, again, other = (list(islice(deal(tuple(FORMS), seed), 600)) for seed in (0, 0, 1))
+    assert first == again != other
+    assert {kind for kind, _ in first[: len(FORMS)]} == set(FORMS)
+    assert set(first) == {(kind, form) for kind, forms in FORMS.items() for form in forms}
+    rounds = [plan_round(iter(first), 0, 3, cells=6, steps=12, size=60) for _ in range(2)]
+    assert rounds[0] == rounds[1]
+    assert sum(len(hand) for hand in rounds[0].cells) + len(rounds[0].beside) == 60
+    for hand in rounds[0].cells:
+        assert all(0 <= fault.step < 12 for fault in hand)
+        assert sum(fault.kind == "nan" for fault in hand[:-1]) == 0  # a divergence is the last of a cell
+    ids = [fault.id for hand in rounds[0].cells for fault in hand] + [fault.id for fault in rounds[0].beside]
+    assert len(set(ids)) == 60
+
+
+def test_a_fault_strikes_once_at_its_moment_and_none_before_its_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(VARIABLE, str(tmp_path))
+    faults = [
+        Fault(id="a", kind="disk", form="state limit", step=5),
+        Fault(id="b", kind="hang", form="sleep", step=3),
+        Fault(id="c", kind="memory", form="MemoryError", step=1),
+    ]
+    write_orders(tmp_path, "cell", faults)
+    striker = Striker(tmp_path / "cell" / "cell.json")
+    assert striker.orders == faults
+    striker.step = 2
+    assert striker.due(("memory",), ("MemoryError",)) is None  # the hang ends the process first
+    assert striker.due(("hang",), ("sleep",)) is None
+    striker.step = 3
+    assert striker.due(("hang",), ("stop",)) is None
+    assert striker.due(("hang",), ("sleep",)) == faults[1]
+    assert striker.due(("memory",), ("MemoryError",)) == faults[2]
+    assert striker.due(("memory",), ("MemoryError",)) is None
+    assert [has_struck(tmp_path, fault.id) for fault in faults] == [False, True, True]
+    assert [(mark.fault, mark.step, mark.pid) for mark in read(tmp_path)] == [
+        ("b", 3, os.getpid()),
+        ("c", 3, os.getpid()),
+    ]
+
+
+def written(folder: Path, config: RunConfig, final: str = "aa", status: str = "ok", loss: float = 0.5) -> Path:
+    """A record with a series of STEPS steps."""
+    launch = Launch(results=str(folder), sweep=SWEEP)
+    made = record(config, launch, None, {"final": final}, status, None if status == "ok" else "made up", None)
+    rows = [{"train/loss": loss, "time/update_s": float(hash_of(folder))} for _ in range(STEPS)]
+    return write_result(folder / "runs" / SWEEP, made.model_copy(update={"num_steps": STEPS}), rows)
+
+
+def hash_of(folder: Path) -> int:
+    """A time that no two folders share."""
+    return sum(map(ord, folder.name))
+
+
+def audited(
+    tmp_path: Path, spoil: Callable[[Path, list[RunConfig]], object], ends: int = 1, nan_step: int | None = None
+) -> list[tuple[str, str]]:
+    """(wrong, words) of three cells, one of which is spoilt."""
+    configs = [replace(small_config(), seed=seed) for seed in range(3)]
+    reference, results = tmp_path / "reference", tmp_path / "round-000" / "results"
+    for config in configs:
+        written(reference, config)
+        written(results, config)
+    spoil(results, configs)
+    first = run_id(configs[0])
+    marks = [Mark(what="end", cell=first, at_s=float(i), status="ok") for i in range(ends)]
+    struck = {} if nan_step is None else {first: Fault(id="n", kind="nan", form="loss", step=nan_step)}
+    runs = [folder / "runs" / SWEEP for folder in (reference, results)]
+    return [(case.wrong, case.words) for case in audit_cells(configs, runs[0], runs[1], marks, struck)]
+
+
+def path_of(results: Path, config: RunConfig) -> Path:
+    return results / "runs" / SWEEP / f"{run_id(config)}.json"
+
+
+def renamed(results: Path, configs: list[RunConfig]) -> None:
+    """The record of the second cell under the id of the first."""
+    text = path_of(results, configs[1]).read_text().replace(run_id(configs[1]), run_id(configs[0]))
+    path_of(results, configs[0]).write_text(text)
+
+
+def copied(results: Path, configs: list[RunConfig]) -> None:
+    (results / "runs" / SWEEP / "archive").mkdir()
+    path = path_of(results, configs[0])
+    (path.parent / "archive" / path.name).write_bytes(path.read_bytes())
+    path.with_suffix(".parquet").rename(path.parent / "archive" / f"{path.stem}.parquet")
+    (path.parent / f"{path.stem}.parquet").write_bytes((path.parent / "archive" / f"{path.stem}.parquet").read_bytes())
+
+
+@pytest.mark.parametrize(
+    ("spoil", "wrong", "words"),
+    [
+        (lambda results, configs: path_of(results, configs[0]).unlink(), "lost", "cannot be read"),
+        (lambda results, configs: written(results, configs[0], status="failed"), "lost", "failed: made up"),
+        (lambda results, configs: path_of(results, configs[0]).write_text("{"), "lost", "not a result file"),
+        (copied, "duplicated", "other records"),
+        (lambda results, configs: written(results, configs[0], final="bb"), "mislabelled", "hashes"),
+        (lambda results, configs: written(results, configs[0], loss=0.75), "mislabelled", "series train/loss"),
+        (lambda results, configs: written(results, configs[0], status="diverged"), "mislabelled", "should be ok"),
+        (renamed, "mislabelled", "another cell"),
+        (lambda results, configs: written(results, small_config("seed=9")), "mislabelled", "no planned cell"),
+    ],
+)  # fmt: skip
+def test_the_audit_finds(
+    tmp_path: Path, spoil: Callable[[Path, list[RunConfig]], None], wrong: str, words: str
+) -> None:
+    found = audited(tmp_path, spoil)
+    assert wrong in [kind for kind, _ in found]
+    assert any(words in line for _, line in found)
+
+
+def test_the_audit_finds_nothing_where_nothing_is_wrong(tmp_path: Path) -> None:
+    assert audited(tmp_path, lambda results, configs: None) == []
+
+
+def test_a_cell_that_ran_to_its_end_twice_is_found(tmp_path: Path) -> None:
+    ((wrong, words),) = audited(tmp_path, lambda results, configs: None, ends=2)
+    assert wrong == "duplicated"
+    assert "2 times" in words
+
+
+def test_numbers_that_were_not_finite_must_have_diverged(tmp_path: Path) -> None:
+    ((wrong, words),) = audited(tmp_path / "a", lambda results, configs: None, nan_step=2)
+    assert (wrong, words.split(":")[0]) == ("mislabelled", "ok where it should be diverged")
+    diverged = lambda results, configs: written(results, configs[0], final="bb", status="diverged")  # noqa: E731
+    assert audited(tmp_path / "b", diverged, nan_step=2) == []
+    before = lambda results, configs: written(results, configs[0], status="diverged", loss=0.1)  # noqa: E731
+    ((_, words),) = audited(tmp_path / "c", before, nan_step=2)
+    assert words == "series train/loss differs from the undisturbed run"
+
+
+def test_leftovers_are_found(tmp_path: Path) -> None:
+    results, control = tmp_path / "results", tmp_path / "control"
+    control.mkdir()
+    written(results, small_config())
+    assert audit_leftovers(results, control) == []
+    (results / "work" / run_id(small_config())).mkdir(parents=True)
+    for name in ("state.part", "state.pt"):
+        (results / "work" / run_id(small_config()) / name).write_bytes(b"x")
+    (results / "runs" / SWEEP / "a.json.tmp").write_bytes(b"x")
+    code = [sys.executable, "-S", "-c", "import sys; print(flush=True); sys.stdin.read()"]
+    with subprocess.Popen(code, cwd=control, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        assert audit.alive(control) == [process.pid]
+        found = [case.words for case in audit_leftovers(results, control)]
+    assert len(found) == 4
+    assert found[0] == f"process {process.pid} is alive"
+    assert {Path(line).name for line in found[1:]} == {"state.part", "state.pt", "a.json.tmp"}
+
+
+@pytest.mark.parametrize(
+    ("fault", "later", "became", "seconds"),
+    [
+        (("disk", "state limit"), [("step", 1, 9, 5, "")], OUTCOMES[0], 3.0),
+        (("kill", "step"), [("step", 2, 9, 4, "")], OUTCOMES[1], 3.0),
+        (("kill", "step"), [("step", 2, 8, 4, "")], OUTCOMES[2], 3.0),
+        (("kill_sweep", "step"), [("step", 1, 9, 5, ""), ("step", 2, 8, 6, "")], OUTCOMES[2], 4.0),
+        (("memory", "MemoryError"), [("end", 1, 9, 4, "failed"), ("end", 2, 9, 9, "ok")], OUTCOMES[1], 4.0),
+        (("nan", "loss"), [("end", 1, 9, 4, "diverged")], OUTCOMES[3], 3.0),
+        (("kill", "step"), [], "", None),
+    ],
+)
+def test_what_became_of_a_fault(
+    fault: tuple[str, str], later: list[tuple[str, int, int, int, str]], became: str, seconds: float | None
+) -> None:
+    order = Fault(id="f", kind=fault[0], form=fault[1])
+    marks = [Mark(what="strike", cell="c", at_s=10.0, pid=1, parent=9, step=4, fault="f")]
+    for i, (what, pid, parent, step, status) in enumerate(later):
+        marks.append(
+            Mark(what=what, cell="c", at_s=13.0 + i, pid=pid, parent=parent, step=step, status=status)  # type: ignore[arg-type]
+        )
+    found = outcome(order, marks)
+    assert found is not None
+    assert (found.became, found.recovery_s) == (became, seconds)
+    assert outcome(replace(order, id="other"), marks) is None
+    row = summary([found], (order.kind,))[order.kind]
+    assert (row["injected"], row["recovered"], row["recovery_s_median"]) == (1, int(bool(became)), seconds)
+    assert totals({order.kind: row}, [], 3)["injected"] == 1
+
+
+def test_a_small_campaign(tmp_path: Path) -> None:
+    """One fault of each cheap kind, in two cells of a real sweep."""
+    configs = tuple(small_config("method=bf16", f"seed={seed}", "trainer.steps=6") for seed in (0, 1))
+    reference = tmp_path / "reference"
+    for config in configs:
+        run_cell(config, replace(small_launch(reference), sweep=SWEEP))
+    plan = Round(
+        cells=(
+            (
+                Fault(id="0", kind="disk", form="state limit", step=1),
+                Fault(id="1", kind="memory", form="MemoryError", step=2),
+                Fault(id="2", kind="state", form="flipped"),
+                Fault(id="3", kind="kill", form="saving", step=3),
+            ),
+            (Fault(id="4", kind="nan", form="gradient", step=4),),
+        ),
+        beside=(
+            Fault(id="5", kind="record", form="garbage"),
+            Fault(id="6", kind="record", form="truncated"),
+        ),
+    )
+    settings = Settings(workers=2)
+    place = Place(folder=tmp_path / "round", reference=reference, configs=configs, settings=settings, is_forked=True)
+    place.control.mkdir(parents=True)
+    small_launch(place.results)
+    done = run_round(place, plan)
+    assert done.cases == []
+    became = {one.fault.id: one.became for one in done.outcomes}
+    assert became == {
+        "0": "went on", "1": "retried by the sweep", "2": "went on", "3": "retried by the sweep", "4": "reported",
+        "5": "reported", "6": "reported",
+    }  # fmt: skip
+    survivor, diverged = (read_result(place.records / f"{run_id(config)}.json") for config in configs)
+    assert (survivor.status, diverged.status) == ("ok", "diverged")
+    told = " ".join(survivor.retries)
+    assert all(words in told for words in ("out of memory: MemoryError", "killed by SIGKILL", "state.pt.corrupt"))
+    assert place.starts == [0, 2, 0]
+
+
+def test_bad_words_are_told(tmp_path: Path) -> None:
+    (tmp_path / "there").write_text("mine")
+    with pytest.raises(ValueError, match=r"kinds=kil: unknown; .*kill"):
+        faults(8, 0, kinds=["kil"], workers=1, scratch=None, results=tmp_path)
+    with pytest.raises(ValueError, match=r"scratch=.*: not empty"):
+        faults(8, 0, kinds=None, workers=1, scratch=tmp_path, results=tmp_path)
+
+
+@pytest.mark.slow
+def test_a_campaign_of_every_kind(tmp_path: Path) -> None:
+    settings = Settings(count=40, seed=7)
+    found = campaign.run_campaign(settings, tmp_path, ROOT / "results" / "bases", lambda line, injected: None)
+    assert len(found.outcomes) >= 40
+    assert found.cases == ()
+    assert all(one.became for one in found.outcomes)
+
+
+def test_marks_come_back_in_order(tmp_path: Path) -> None:
+    note(tmp_path, "begin", "c", at_s=2.0, pid=5)
+    note(tmp_path, "step", "c", at_s=1.0, step=3)
+    assert [(mark.what, mark.step) for mark in read(tmp_path)] == [("step", 3), ("begin", 0)]
