@@ -74,7 +74,7 @@ def view_page(experiment_id: str, key: str) -> str:
 
 def view_key(title: str) -> str:
     """A comparison's title as the key of its view: `qurl-against-flashrl-at-int8-n-8`."""
-    return re.sub(r"[^a-z0-9_+.]+", "-", title.lower()).strip("-")
+    return re.sub(r"[^a-z0-9_.]+", "-", title.lower()).strip("-")
 
 
 def views(comparisons: Sequence[Comparison]) -> dict[str, str]:

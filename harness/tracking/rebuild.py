@@ -125,13 +125,15 @@ def _write_arm(
     """One arm: its aggregates replace older ones, for MLflow shows the latest value of a metric."""
     from mlflow.entities import RunTag
 
-    run = runs[0]
+    run, num_known = runs[0], len(tracker.place(sweep).known)
     run_id = tracker.arm(sweep, run, row["arm"])
+    is_new = len(tracker.place(sweep).known) > num_known
+    old = None if is_new else client.get_run(run_id)
     tags |= entities.setting_tags(run) | {
         "arm": row["arm"], "variant": row["variant"], "context": row["context"], "verdict": row["verdict"],
         "status": row["status"], "control": row["control"], "seeds": str(row["seeds"]),
         "is_preliminary": str(row["is_preliminary"]).lower(), "is_draft": str(row["is_draft"]).lower(),
-        "commit": run.commit or "", "mlflow.note.content": arm_words(row), "mlflow.runName": row["arm"],
+        "commit": run.commit or "", "mlflow.note.content": arm_words(row),
     }  # fmt: skip
     params = entities.cell_params(run)
     seeds = ("seed", "base_seed")
@@ -139,9 +141,10 @@ def _write_arm(
         run_id,
         metrics=arm_metrics(row),
         tags=[RunTag(name, value) for name, value in tags.items()],
-        params=[] if client.get_run(run_id).data.params else [param for param in params if param.key not in seeds],
+        params=[] if old and old.data.params else [param for param in params if param.key not in seeds],
     )
-    client.update_run(run_id, name=row["arm"])
+    if old and old.info.run_name != row["arm"]:
+        client.update_run(run_id, name=row["arm"])
     ends = [stamp for run in runs if (stamp := entities.milliseconds(run.ended_at)) is not None]
     client.set_terminated(run_id, "FINISHED" if row["seeds"] else "FAILED", max(ends, default=None))
 

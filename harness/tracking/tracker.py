@@ -66,15 +66,17 @@ class Tracker:
         """Log the result of `<folder>/<run_id>.json` under its arm, in some 0.2 s: 1, or 0 where it was there.
 
         `label` names the arm where it is known, `tags` are added (a search's trial), `samples` are system metrics taken
-        while the cell ran. An outage, or a file that went away, warns and returns 0.
+        while the cell ran. An outage warns and returns 0, and so does a series that cannot be read.
         """
         if self.client is None:
             return 0
         try:
             return self._log_cell(self.client, sweep, result, folder, label, dict(tags or {}), samples)
-        except (*outages(), ValueError) as error:
+        except ValueError as error:
+            print(f"warning: left alone: {error}", file=sys.stderr)
+        except outages() as error:
             self.give_up(error)
-            return 0
+        return 0
 
     def place(self, sweep: str) -> Place:
         """The experiment of a sweep, made or looked up once."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 
 from harness import tracking
+from harness.comparisons import saved_comparisons
 from harness.leaderboard import leaderboard
 from harness.results import read_results
 from harness.tracking import entities, links, live
@@ -190,9 +192,12 @@ def test_a_bad_file_is_named_and_left_alone(tmp_path: Path, empty_store: Path, c
     stranger, _ = factory.result(sweep="other", seed=9, **STEPS)
     (folder / "half.json").write_text('{"run_id": "ha')
     (folder / f"{stranger.run_id}.json").write_bytes(stranger.model_dump_json().encode())
+    torn = next(folder.glob("*.parquet"))
+    torn.write_bytes(b"PAR1 and no more")
     contents = {path.name: path.read_bytes() for path in folder.iterdir()}
-    assert tracking.rebuild(results) == 3
+    assert tracking.rebuild(results) == 2
     said = capsys.readouterr().err
+    assert f"warning: left alone: {torn}: not a Parquet file" in said
     assert f"left alone: {folder / 'half.json'}: not a result file" in said
     assert f"{stranger.run_id}.json: belongs to the sweep 'other'" in said
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == contents
@@ -209,3 +214,27 @@ def test_curves_are_thinned() -> None:
     assert entities.chosen_steps([1.0, 2.0, 3.0]) == [1, 2, 3]
     steps = entities.chosen_steps([float(i) for i in range(81)])
     assert len(steps) <= entities.MAX_POINTS and steps[-1] == 81 and set(np.diff(steps)) == {5}
+
+
+def test_view_keys_are_names_that_mlflow_takes_and_differ() -> None:
+    rows = [
+        {"arm": f"{m} {p} {c}", "method": m, "precision": p, "variant": "", "context": c}
+        for m in ("qurl", "jet_rl", "flashrl", "naive")
+        for p in ("int8", "fp8_block+kv8", "fp8_block")
+        for c in ("xs n=8", "s n=16")
+    ]
+    saved = saved_comparisons(rows)
+    keys = [links.view_key(comparison.title) for comparison in saved]
+    assert len(set(keys)) == len(keys) == 2 * (1 + 3 + 3 * 5) + 3 * 5
+    assert all(re.fullmatch(r"[a-z0-9_.-]+", key) for key in keys)
+    assert {"qurl against flashrl at int8, every context", "all methods at fp8_block+kv8, xs n=8"} <= {
+        comparison.title for comparison in saved
+    }
+    (pair,) = [c for c in saved if c.title == "qurl against flashrl at int8, s n=16"]
+    assert pair.arms == ("qurl int8 s n=16", "flashrl int8 s n=16")
+    assert links.condition(pair) == (
+        "tags.kind = 'arm' AND tags.precision = 'int8' AND tags.context = 's n=16' "
+        "AND tags.pairs LIKE '%|qurl against flashrl|%'"
+    )
+    assert links.pairs_of("naive int8 s n=16", saved).count("|") == 4
+    assert len(links.note("", "1", saved * 9)) < 20_000 and " more: " in links.note("", "1", saved * 9)[-70:]
