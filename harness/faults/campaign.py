@@ -56,7 +56,7 @@ class Settings:
     """Cells at a time in a round."""
     spawned_every: int = 5
     """Every so many rounds processes are started as users start them, in the others they are forked."""
-    stall_s: float = 45.0
+    stall_s: float = 60.0
     """Longer than a cell needs to its first step on a busy machine."""
 
 
@@ -146,7 +146,11 @@ def run_campaign(settings: Settings, scratch: Path, bases: Path, tell: Callable[
         abreast = 1 if settings.count - injected <= settings.size else settings.abreast
         steps = configs[0].trainer.steps
         numbers = range(len(done), len(done) + abreast)
-        plans = [plan_round(dealt, settings.seed, number, len(configs), steps, size) for number in numbers]
+        sizes = [size if _is_forked(settings, number) else max(8, size // 3) for number in numbers]
+        plans = [
+            plan_round(dealt, settings.seed, number, len(configs), steps, size)
+            for number, size in zip(numbers, sizes, strict=True)
+        ]
 
         def one(number: int, planned: Round) -> Done:
             with ExitStack() as stack:
@@ -271,8 +275,13 @@ def _open(
     shutil.copytree(reference / "bases", results / "bases")
     return Place(
         folder=folder, reference=reference, configs=configs, settings=settings, volume=volume,
-        is_forked=number % settings.spawned_every != 0,
+        is_forked=_is_forked(settings, number),
     )  # fmt: skip
+
+
+def _is_forked(settings: Settings, number: int) -> bool:
+    """Rounds of whole interpreters are smaller: they take several times as long."""
+    return number % settings.spawned_every != 0
 
 
 def _mount(folder: Path) -> bool:
