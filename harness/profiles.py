@@ -172,4 +172,5 @@ def _panel(
     ax.set_title(precision + (f", best {room} of {len(ranked)}" if left_out else ""))
     ax.set_ylim(-0.03, 1.03)
     handles = [Line2D([], [], color=c, linestyle=d, linewidth=1.2, label=name) for name, _, c, d in shown]
-    ax.legend(handles=handles, fontsize=5.5, loc="best", handlelength=2.2, labelspacing=0.25)
+    legend = ax.legend(handles=handles, fontsize=5.5, loc="best", handlelength=2.2, labelspacing=0.25, frameon=True)
+    legend.get_frame().set(facecolor="white", edgecolor="none", alpha=0.85)

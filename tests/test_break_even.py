@@ -166,6 +166,17 @@ def test_one_setting_or_no_control_is_no_break_even(tmp_path: Path) -> None:
     assert break_even.write(sweep(lengths=(512,), sizes="s"), tmp_path, tmp_path, "x") == []
 
 
+def test_settings_that_differ_in_neither_size_nor_length_are_no_break_even() -> None:
+    longer = [run.model_copy(update={"config": run.config | {"trainer": {"steps": 20, "eval_every": 5}},
+              "run_id": f"x{run.run_id}"}) for run in sweep(lengths=(64,), sizes="s")]  # fmt: skip
+    assert report.answers([*sweep(lengths=(64,), sizes="s"), *longer], "bf16") == []
+
+
+def test_the_engine_of_most_runs_decides_what_is_emulated() -> None:
+    few = [run.model_copy(update={"run_id": f"e{run.run_id}"}) for run in sweep((32,), "s", engine="embedded")]
+    assert report.is_emulated(few) and not report.is_emulated([*sweep(), *few])
+
+
 def test_other_machines_do_not_compare() -> None:
     mixed = [run.model_copy(update={"hardware": {"gpu": "another"}}) if run.config["precision"]["name"] == "bf16"
              else run for run in sweep()]  # fmt: skip

@@ -20,6 +20,7 @@ from harness.stats import Floats
 EMULATED = ("embedded",)
 """Engines that compute a format in a wider one: their speed says nothing about hardware."""
 DRAWS = 200
+"""Resamples; of emulated formats, whose crossings nobody reads, one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,25 +78,28 @@ def write(
 
 
 def is_emulated(results: Sequence[RunResult]) -> bool:
-    """Does an engine here emulate its formats?"""
-    return any(run.config.get("engine", {}).get("name") in EMULATED for run in results)
+    """Does the engine of the machine that is judged emulate its formats?"""
+    place = commonest_machine(results)
+    return any(run.config.get("engine", {}).get("name") in EMULATED for run in results if machine(run) == place)
 
 
 def answers(results: Sequence[RunResult], control: str) -> list[Answer]:
-    """Every arm that shares at least two sizes or lengths with the control, on the machine of most runs."""
+    """Arms of coarser precisions that share two sizes or lengths with the control, on the machine of most runs."""
     arms = group_arms(results)
     costs = costs_by_line(arms, commonest_machine(results)) if results else {}
     reference = next((line for line in costs if line[1] == control), None)
     if reference is None:
         return []
     found: list[Answer] = []
+    draws = 1 if is_emulated(results) else DRAWS
     for line in costs:
         shared = _common(costs[line], costs[reference])
-        if line != reference and len(shared) > 1:
+        if rank(line[0]) > rank(reference[0]) and len(shared) > 1:
             members = {label(a.context): a for a in arms if (a.precision, style_name(a)) == line}
             others = {label(a.context): a for a in arms if (a.precision, style_name(a)) == reference}
             where = [context for context in costs[line] if context in shared]
-            found.append(_answer(line, members, others, costs[line], costs[reference], where))
+            found.append(_answer(line, members, others, costs[line], costs[reference], where, draws))
+    found = [answer for answer in found if answer.crossings]  # contexts may differ in neither size nor length
     return sorted(found, key=lambda a: (rank(a.precision), a.name))
 
 
@@ -115,11 +119,11 @@ def _common(own: dict[str, list[StepCost]], other: dict[str, list[StepCost]]) ->
 
 def _answer(
     line: tuple[str, str], members: dict[str, Arm], others: dict[str, Arm], own: dict[str, list[StepCost]],
-    other: dict[str, list[StepCost]], where: list[str],
+    other: dict[str, list[StepCost]], where: list[str], draws: int,
 ) -> Answer:  # fmt: skip
     mine, theirs = ([cost for context in where for cost in group[context]] for group in (own, other))
     rng = np.random.default_rng(0)
-    boots = [fit_speedup(resampled(mine, rng), resampled(theirs, rng)) for _ in range(DRAWS)]
+    boots = [fit_speedup(resampled(mine, rng), resampled(theirs, rng)) for _ in range(draws)]
     speedup = fit_speedup(mine, theirs)
     cells = [(_mean(own[c], "size"), _mean(own[c], "length"), _ratio(own[c], other[c]), c) for c in where]
     largest = max(cells)[3]
@@ -212,8 +216,8 @@ def _race_words(answer: Answer, control: str) -> str:
     high = "no bound" if math.isinf(found.high) else f"{found.high:.2f}"
     return (
         f"{where} takes {found.ratio:.2f} times the steps of {control} (95 % {found.low:.2f} to {high}, reached by "
-        f"{found.reached} of {found.runs} runs), so a step must be at least that much faster; with the measured step "
-        f"it takes {found.ratio / answer.step_ratio:.2f} times as long."
+        f"{found.reached} of {found.runs} runs), so a step must be at least {found.ratio:.2f} "
+        f"times as fast; with the measured step it takes {found.ratio / answer.step_ratio:.2f} times as long."
     )
 
 
