@@ -7,9 +7,9 @@ import os
 import sys
 from collections.abc import Sequence
 
-from harness.arguments import claiming, figuring, inspecting, replaying, searching, sweeping
+from harness.arguments import analysing, claiming, faulting, figuring, inspecting, replaying, searching, sweeping
 
-AREAS = (sweeping, searching, replaying, claiming, figuring, inspecting)
+AREAS = (sweeping, searching, replaying, analysing, claiming, figuring, faulting, inspecting)
 """In the order of `lowbit --help`."""
 
 

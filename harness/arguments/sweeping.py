@@ -39,8 +39,9 @@ def add(commands: Commands) -> None:
     places(base)
 
     report = command(commands, "report", "write tables and figures of a sweep from its results", _report)
-    report.add_argument("name", help="a sweep with results")
+    report.add_argument("name", nargs="?", help="a sweep with results (with --html alone: every one)")
     report.add_argument("--only", choices=("tables", "figures"), help="write one of the two")
+    report.add_argument("--html", dest="is_html", action="store_true", help="write the site of all results too")
     places(report)
 
 
@@ -69,7 +70,14 @@ def _base(a: argparse.Namespace) -> int:
 def _report(a: argparse.Namespace) -> int:
     from harness.commands.reporting import report
 
-    return report(a.name, a.results, only=a.only)
+    if a.name is None and not a.is_html:
+        raise ValueError("report: the name of a sweep is missing; only --html does without")
+    code = report(a.name, a.results, only=a.only) if a.name is not None else 0
+    if a.is_html:
+        from harness.commands.inspecting import site
+
+        code = site(a.results, ()) or code
+    return code
 
 
 def _seeds(text: str) -> tuple[int, ...]:
