@@ -14,7 +14,10 @@ from harness.cell import run_cell
 from tests.sweep.stand_in import Seen, launcher
 from tests.toy import small_config, small_launch
 
-COMMANDS = ("sweep", "run", "base", "report", "methods", "metrics", "doctor", "passport", "results", "replay", "browse")
+COMMANDS = (
+    "sweep", "run", "base", "report", "methods", "metrics", "doctor", "passport", "results", "replay",
+    "browse", "search", "claims", "figures", "early-warning", "faults", "site",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("command", COMMANDS)

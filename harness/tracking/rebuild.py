@@ -14,6 +14,7 @@ from tqdm import tqdm
 from harness.arms import arm_labels
 from harness.comparisons import purpose, readable, saved_comparisons, sweeps_in
 from harness.results import RunResult
+from harness.search.tags import trial_tags
 from harness.tracking import entities, links
 from harness.tracking.store import KEY, outages, runs_of
 from harness.tracking.tracker import Tracker, cell_key
@@ -46,10 +47,10 @@ def rebuild(results: Path, uri: str | None = None) -> int:
 def log_sweep(tracker: Tracker, results: Path, sweep: str, control: str | None = None) -> int:
     """What is missing of one sweep, with a bar on a terminal; files that are no results are named and passed over."""
     runs = log_arms(tracker, results, sweep, control)
-    folder, labels = results / "runs" / sweep, arm_labels(runs)
+    folder, labels, tags = results / "runs" / sweep, arm_labels(runs), trial_tags(results, sweep)
     count = 0
     for run in tqdm(runs, unit="run", desc=f"MLflow {sweep}", disable=not (runs and sys.stderr.isatty())):
-        count += tracker.log_cell(sweep, run, folder, label=labels[run.run_id])
+        count += tracker.log_cell(sweep, run, folder, label=labels[run.run_id], tags=tags.get(run.run_id))
     return count
 
 
