@@ -102,10 +102,9 @@ def note(question: str, experiment_id: str, comparisons: Sequence[Comparison]) -
     )
     lines, size, num_left = [head], len(head), 0
     for group, members in groupby(comparisons, key=lambda comparison: comparison.group):
-        heading = f"\n**{group}**\n"
         for index, comparison in enumerate(members):
-            line = f"\n- [{comparison.title}]({view_page(experiment_id, view_key(comparison.title))})"
-            line = (heading if index == 0 else "") + line
+            link = f"[{comparison.title}]({view_page(experiment_id, view_key(comparison.title))})"
+            line = (" · " if index else f"\n\n**{group}**: ") + link
             num_left += size + len(line) > MAX_NOTE
             if not num_left:
                 lines.append(line)
