@@ -170,7 +170,10 @@ def _panel(
             ax.fill_between(found.taus, found.low, found.high, step="post", color=colour, alpha=0.07, linewidth=0)
     left_out = len(inside) - len([name for name, *_ in shown if name in inside])
     ax.set_title(precision + (f", best {room} of {len(ranked)}" if left_out else ""))
-    ax.set_ylim(-0.03, 1.03)
     handles = [Line2D([], [], color=c, linestyle=d, linewidth=1.2, label=name) for name, _, c, d in shown]
-    legend = ax.legend(handles=handles, fontsize=5.5, loc="best", handlelength=2.2, labelspacing=0.25, frameon=True)
-    legend.get_frame().set(facecolor="white", edgecolor="none", alpha=0.85)
+    ax.legend(
+        handles=handles, fontsize=5.5, loc="upper left", ncols=2, handlelength=2, labelspacing=0.25, columnspacing=1
+    )
+    room_above = 0.1 * math.ceil(len(handles) / 2) + 0.03  # the legend stands above the curves, never on them
+    ax.set_ylim(-0.03, max(ax.get_ylim()[1], 1.03 + room_above))
+    ax.set_yticks(np.linspace(0, 1, 6))
