@@ -56,8 +56,8 @@ claims: setup ## test the published claims on the results: results/claims.md
 site: setup ## results/site/index.html: leaderboard, figures, passports, claims on one page
 	@$(LOWBIT) site $(ARGS)
 
-browse: setup ## open the runs in MLflow
-	@$(LOWBIT) browse $(ARGS)
+browse: setup ## serve MLflow on this machine, opened at NAME (default: all sweeps)
+	@$(LOWBIT) browse $(NAME) $(ARGS)
 
 faults: setup ## inject 200 faults into running sweeps and count what is lost, duplicated or mislabelled
 	@$(LOWBIT) faults $(ARGS)

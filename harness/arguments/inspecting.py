@@ -32,7 +32,7 @@ def add(commands: Commands) -> None:
     browse = command(commands, "browse", "serve MLflow's pages over the results on this machine", _browse)
     browse.add_argument("sweep", nargs="?", help="log and open this sweep alone (default: all)")
     browse.add_argument("--compare", nargs="+", default=[], metavar="WORD",
-                        help="open the saved comparison of SWEEP that has these words, e.g. qurl flashrl int8")  # fmt: skip
+                        help="open the saved comparison of SWEEP with these words: qurl flashrl int8")  # fmt: skip
     browse.add_argument("--port", type=positive, default=5000)
     places(browse)
 
