@@ -1,0 +1,182 @@
+"""What a cell does about damage: states, bases and preparations that changed, full disks, foreign files."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import random
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from harness import cell
+from harness.cell import UNWRITTEN, Cancelled, record_path, run_cell, work_folder
+from harness.config import run_id, to_json
+from harness.prepare import load_state, save_state
+from harness.results import read_result
+from harness.run_config import Launch, RunConfig
+from tests.toy import small_config, small_launch, small_run
+
+
+def stopped_at(step: int, config: RunConfig, launch: Launch) -> Path:
+    """The state of a cell that was asked to stop after so many steps."""
+    asked: list[int] = []
+
+    def should_stop() -> bool:
+        asked.append(1)
+        return len(asked) == step
+
+    with pytest.raises(Cancelled):
+        run_cell(config, launch, should_stop=should_stop)
+    return work_folder(launch, run_id(config)) / "state.pt"
+
+
+def flipped(path: Path, fraction: float) -> None:
+    data = bytearray(path.read_bytes())
+    data[int(len(data) * fraction)] ^= 1
+    path.write_bytes(data)
+
+
+def test_a_damaged_state_is_set_aside_and_the_result_is_the_same(tmp_path: Path) -> None:
+    config = small_config("method=bf16")
+    straight = run_cell(config, small_launch(tmp_path / "straight"))
+    launch = small_launch(tmp_path / "hit", retries=("lost: killed by SIGKILL",))
+    state = stopped_at(2, config, launch)
+    resumed = load_state(state)
+    assert (resumed["step"], resumed["run_id"]) == (2, run_id(config))
+    flipped(state, 0.5)  # a bit in the middle of a tensor: torch alone would read it without a word
+    result = run_cell(config, launch)
+    assert (result.status, result.num_steps) == ("ok", 4)
+    assert result.hashes == straight.hashes
+    assert result.evals == straight.evals
+    assert result.retries[0] == "lost: killed by SIGKILL"
+    assert result.retries[1].startswith("state.pt was set aside as state.pt.corrupt and the cell started again")
+    assert "checksum" in result.retries[1]
+    assert read_result(record_path(launch, run_id(config))) == result
+    assert (state.parent / "state.pt.corrupt").exists()
+
+
+def test_the_state_of_another_cell_is_not_taken(tmp_path: Path) -> None:
+    config, launch = small_config("method=bf16"), small_launch(tmp_path)
+    other = stopped_at(3, small_config("method=bf16", "seed=7"), launch)
+    here = work_folder(launch, run_id(config)) / "state.pt"
+    here.parent.mkdir()
+    here.write_bytes(other.read_bytes())
+    result = run_cell(config, launch)
+    assert "another cell" in result.retries[0]
+    assert result.hashes["final"] == run_cell(config, small_launch(tmp_path / "straight")).hashes["final"]
+
+
+@pytest.mark.parametrize("cut", [0, 1, 100, 0.3, 0.999])
+def test_a_truncated_state_is_told(tmp_path: Path, cut: float) -> None:
+    path = tmp_path / "state.pt"
+    save_state(path, {"step": 3})
+    data = path.read_bytes()
+    path.write_bytes(data[: int(cut if cut >= 1 else cut * len(data))])
+    with pytest.raises(ValueError, match=r"state\.pt: not a whole state: "):
+        load_state(path)
+
+
+def test_a_bit_that_flips_anywhere_is_told_or_does_no_harm(tmp_path: Path) -> None:
+    path, dice = tmp_path / "state.pt", random.Random(0)
+    state = {"step": 3, "series": [{"loss": 0.25}], "name": "x" * 64}
+    save_state(path, state)
+    data, told = path.read_bytes(), 0
+    for _ in range(400):
+        hit = bytearray(data)
+        hit[dice.randrange(len(hit))] ^= 1 << dice.randrange(8)
+        path.write_bytes(hit)
+        try:
+            assert load_state(path) == state  # padding
+        except ValueError:
+            told += 1
+    assert told > 200
+
+
+def test_a_disk_too_full_for_a_state_costs_only_the_state(tmp_path: Path) -> None:
+    config, launch = small_config("method=bf16"), small_launch(tmp_path, checkpoint_every_s=0.0)
+    limit = "import resource, signal, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000)); "
+    limit += "signal.signal(signal.SIGXFSZ, signal.SIG_IGN); "
+    work = work_folder(launch, run_id(config))
+    work.mkdir(parents=True)
+    (work / "cell.json").write_text(json.dumps({"config": to_json(config), "launch": to_json(launch)}))
+    code = (
+        limit
+        + "signal.signal(signal.SIGXFSZ, signal.SIG_IGN); from harness.cell import main; sys.exit(main(sys.argv[1]))"
+    )
+    assert subprocess.run([sys.executable, "-c", code, str(work / "cell.json")], check=False).returncode == 0
+    result = read_result(record_path(launch, run_id(config)))
+    assert (result.status, result.num_steps) == ("ok", 4)
+    (note,) = result.retries
+    assert note.startswith("the state could not be saved at step 1: ")
+    assert "File too large" in note
+    assert sorted(path.name for path in work.iterdir()) == ["cell.json", "progress.json"]
+
+
+def test_a_damaged_base_is_a_failure_that_names_it(tmp_path: Path) -> None:
+    config, launch = small_config("method=bf16"), small_launch(tmp_path)
+    (weights,) = (tmp_path / "bases").glob("xs-chain8-b0-*/model.safetensors")
+    flipped(weights, 0.5)
+    hit = weights.read_bytes()
+    result = run_cell(config, launch)
+    assert result.status == "failed"
+    assert f"base folder {weights.parent} is damaged (its weights were changed): delete it" in (result.reason or "")
+    assert weights.read_bytes() == hit
+
+
+def test_what_a_part_prepared_is_made_again_when_damaged(tmp_path: Path) -> None:
+    words = ("method=flashrl", "precision=int8")
+    whole = {name: tensor.tolist() for name, tensor in small_run(tmp_path, words).composed.fixed.items()}
+    assert whole
+    (prepared,) = (tmp_path / "work" / "prepared").glob("*/fixed.safetensors")
+    before = prepared.stat().st_ino
+    small_run(tmp_path, words)
+    assert prepared.stat().st_ino == before
+    flipped(prepared, 0.95)
+    again = small_run(tmp_path, words).composed.fixed
+    assert {name: tensor.tolist() for name, tensor in again.items()} == whole
+    assert prepared.stat().st_ino != before
+    assert len(list((tmp_path / "work" / "prepared").glob("*.corrupt-*"))) == 1
+
+
+def test_a_foreign_file_in_the_place_of_the_record_is_not_overwritten(tmp_path: Path) -> None:
+    config, launch = small_config("method=bf16"), small_launch(tmp_path)
+    path = record_path(launch, run_id(config))
+    path.parent.mkdir(parents=True)
+    path.write_text("notes of mine")
+    with pytest.raises(ValueError, match="not a result file"):
+        run_cell(config, launch)
+    assert path.read_text() == "notes of mine"
+
+
+def test_a_second_process_of_a_cell_waits_for_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config, launch = small_config(), small_launch(tmp_path)
+    described = tmp_path / "cell.json"
+    described.write_text(json.dumps({"config": to_json(config), "launch": to_json(launch), "parent": os.getpid()}))
+    told: list[str] = []
+
+    def fake_cell(config: RunConfig, launch: Launch, should_stop: object) -> None:
+        told.append("ran")
+        assert callable(should_stop)
+        assert should_stop()  # the launcher that it names is not its parent
+        raise ValueError("no room")
+
+    monkeypatch.setattr(cell, "run_cell", fake_cell)
+    monkeypatch.setattr(cell.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(cell.faulthandler, "register", lambda *_: None)
+    monkeypatch.setattr(cell, "ORPHAN_S", 1e6)
+    first = os.open(tmp_path, os.O_RDONLY)
+    fcntl.flock(first, fcntl.LOCK_EX)
+    codes: list[int] = []
+    thread = threading.Thread(target=lambda: codes.append(cell.main(str(described))))
+    thread.start()
+    time.sleep(0.5)
+    assert told == []
+    os.close(first)
+    thread.join(30)
+    assert (told, codes) == (["ran"], [UNWRITTEN])
