@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -136,6 +137,18 @@ def alive(control: Path) -> list[int]:
         except psutil.Error:
             continue
     return found
+
+
+def end_stopped(control: Path) -> list[int]:
+    """End the cells of a killed sweep that are stopped (SIGSTOP) and so cannot notice, as somebody would by hand."""
+    stopped: list[int] = []
+    for pid in alive(control):
+        with suppress(psutil.Error):
+            process = psutil.Process(pid)
+            if process.status() == psutil.STATUS_STOPPED:
+                process.kill()
+                stopped.append(pid)
+    return stopped
 
 
 def audit_leftovers(results: Path, control: Path) -> list[Case]:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from harness.chosen import resolve
 from harness.config import load, run_id, to_json
-from harness.faults.audit import Case, alive, audit_cells, audit_leftovers, unmeasured
+from harness.faults.audit import Case, alive, audit_cells, audit_leftovers, end_stopped, unmeasured
 from harness.faults.journal import VARIABLE, VOLUME, read, write_orders
 from harness.faults.outcome import Outcome, outcome
 from harness.faults.processes import Served, Spawned, Sweeping
@@ -69,6 +69,8 @@ class Campaign:
     records: int
     unmeasured: int
     """Values that resumed runs lack (`harness.faults.audit.UNMEASURED`)."""
+    ended: int
+    """Cells that were stopped when their sweep was killed: they hold their folder until somebody ends them."""
     rounds: int
     starts: int
     """Of the sweep."""
@@ -91,6 +93,8 @@ class Place:
     volume: Path | None = None
     starts: list[int] = field(default_factory=list[int])
     """Exit codes."""
+    ended: list[int] = field(default_factory=list[int])
+    """Stopped orphans that had to be ended by hand."""
     cases: list[Case] = field(default_factory=list[Case])
 
     @property
@@ -165,7 +169,8 @@ def run_campaign(settings: Settings, scratch: Path, bases: Path, tell: Callable[
     return Campaign(
         outcomes=tuple(one for each in done for one in each.outcomes),
         cases=tuple(case for each in done for case in each.cases),
-        records=len(configs) * len(done), unmeasured=sum(each.unmeasured for each in done), rounds=len(done),
+        records=len(configs) * len(done), unmeasured=sum(each.unmeasured for each in done),
+        ended=sum(len(each.place.ended) for each in done), rounds=len(done),
         starts=sum(len(each.place.starts) for each in done),
         processes=sum(mark.what == "begin" for each in done for mark in read(each.place.control)),
         volume=any(each.place.volume is not None for each in done),
@@ -216,6 +221,7 @@ def run_round(place: Place, planned: Round) -> Done:
 def visit(place: Place, now: Visit) -> None:
     """One start of the sweep, with what is done to it from beside."""
     with ExitStack() as stack:
+        place.ended.extend(end_stopped(place.control))
         if now.needs_quiet:
             wait_quiet(place)
         tracking = now.before(place, stack)

@@ -96,6 +96,7 @@ class Forked:
         code = 1
         try:
             _settle(log, folder)
+            os.closerange(3, 4096)  # the sweep's lock above all: as with an interpreter of its own
             code = run()
         finally:  # the child must not return into the sweep, whatever happened
             if sys.exc_info()[0] is not None:

@@ -39,7 +39,7 @@ def to_json(settings: Settings, campaign: Campaign, duration_s: float) -> dict[s
         "cpu": cpu_name(), "duration_s": round(duration_s),
         "rounds": campaign.rounds, "cells_per_round": settings.cells,
         "sweep_starts": campaign.starts, "cell_processes": campaign.processes, "has_full_volumes": campaign.volume,
-        "unmeasured": campaign.unmeasured, "totals": totals(kinds, campaign.cases, campaign.records), "kinds": kinds,
+        "unmeasured": campaign.unmeasured, "ended_by_hand": campaign.ended, "totals": totals(kinds, campaign.cases, campaign.records), "kinds": kinds,
         "cases": [asdict(case) for case in campaign.cases],
     }  # fmt: skip
 
@@ -77,7 +77,8 @@ def table(data: Mapping[str, Any]) -> str:
     lines += [
         "", f"A resumed run leaves the flip rate of its first step empty, {data['unmeasured']} values here: it has no "
         "earlier codes to compare with. Everything else that is measured equals the undisturbed run bit for bit, times "
-        "left out.", "", "Recovery is the cell's next step or its record; for what the sweep refuses, the refusal.", "",
+        f"left out. {data['ended_by_hand']} cells were stopped (SIGSTOP) when their sweep was killed and had to be ended "
+        "by hand: a stopped process notices nothing and keeps its folder locked.", "", "Recovery is the cell's next step or its record; for what the sweep refuses, the refusal.", "",
     ]  # fmt: skip
     lines += [f"* {case['wrong']}: {case['where']}: {case['words']}" for case in data["cases"]]
     return "\n".join(lines).rstrip() + "\n"
