@@ -130,7 +130,8 @@ def importance(search: Search, found: Mapping[str, Importance]) -> Figure | None
         for row, name in enumerate(names):
             ax.plot([one.chance[name]] * 2, [row - 0.4, row + 0.4], color="#D55E00", linewidth=1.5)
         ax.set_yticks(range(len(names)), [_short(name) for name in names])
-        ax.set_title(f"{metric}" + (f" ({one.between:.0%} of it between {search.budget.per}s)" if one.between else ""))
+        of_shares = f" ({one.between:.0%} of it between {search.budget.per}s)" if search.budget.per else ""
+        ax.set_title(metric + of_shares)
         ax.set_xlim(left=0)
         ax.grid(axis="y", visible=False)
     within = " within them" if search.budget.per else ""
