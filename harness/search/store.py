@@ -148,9 +148,10 @@ def open_studies(search: Search, results: Path, *, is_writing: bool = True) -> d
             opened = int(known.get(name, {}).get("opened", 0))
             directions: list[Direction | StudyDirection] = [o.direction for o in search.objectives]
             sampler = _sampler(search, stable_seed(search.sampler.seed, "search", opened, share))
-            study = optuna.create_study(
-                storage=storage, study_name=name, directions=directions, sampler=sampler, load_if_exists=True
-            )
+            if name in known:  # creating with `load_if_exists` would write to the journal even to read it
+                study = optuna.load_study(study_name=name, storage=storage, sampler=sampler)
+            else:
+                study = optuna.create_study(storage=storage, study_name=name, directions=directions, sampler=sampler)
             if IDENTITY not in study.user_attrs:
                 study.set_user_attr(IDENTITY, identity(search))
                 study.set_metric_names([o.metric for o in search.objectives])
