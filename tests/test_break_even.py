@@ -20,6 +20,12 @@ SIZES = {"s": (4, 256), "m": (8, 512), "l": (16, 1024)}
 STEPS, SAMPLES = 10, 32
 
 
+@pytest.fixture(autouse=True)
+def few_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Enough for intervals that are only compared with a known truth."""
+    monkeypatch.setattr(report, "DRAWS", 60)
+
+
 def config(precision: str, size: str, n: int, seed: int, engine: str) -> dict[str, Any]:
     layers, width = SIZES[size]
     model = {"name": size, "family": "qwen3", "num_layers": layers, "hidden_size": width, "num_heads": 8,

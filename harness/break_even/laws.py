@@ -63,6 +63,8 @@ def fit(sizes: Floats, lengths: Floats, seconds: Floats, stage: str = "generate"
             error = float(np.sum((columns @ found - 1) ** 2))
             if (found >= 0).all() and (best is None or error < best[0] - 1e-12):
                 best = error, {names[i]: float(c) for i, c in zip(chosen, found, strict=True)}
+        if best is not None and count == len(names):
+            break  # the least squares without a sign have none to lose
     assert best is not None  # one positive column always fits with a positive coefficient
     return Law(coefficients=best[1])
 
