@@ -96,10 +96,11 @@ def _answer(
         "worse": "it is worse",
         "cannot tell": "which does not tell them apart",
     }[verdict(d.low, d.high)]
+    lead_words = f"In the search it was {lead:+.3f}." if math.isfinite(lead) else "In the search one was given up."
     more = f" (about {further_seeds(d.sd, d.num_pairs)} more seeds would)" if said.startswith("which") else ""
     return (
         f"{where}the best found is {shown}. On {d.num_pairs} fresh seeds its {metric} is {d.mean:+.3f} "
-        f"[{d.low:+.3f}, {d.high:+.3f}] against {base.name}: {said}{more}. In the search it was {lead:+.3f}."
+        f"[{d.low:+.3f}, {d.high:+.3f}] against {base.name}: {said}{more}. " + lead_words
     )
 
 
