@@ -237,8 +237,11 @@ def _after_step(work: Path, launch: Launch, should_stop: Callable[[], bool], not
             shown = {"step": run.step, "steps": run.config.trainer.steps, "reward": row["reward/accuracy"]}
             temporary = work / "progress.part"
             with suppress(OSError):
-                temporary.write_text(json.dumps(shown), encoding="utf-8")
-                temporary.replace(work / "progress.json")
+                try:
+                    temporary.write_text(json.dumps(shown), encoding="utf-8")
+                    temporary.replace(work / "progress.json")
+                finally:
+                    temporary.unlink(missing_ok=True)  # a full disk leaves an empty one
             last[1] = now
         if is_stopping:
             raise Cancelled

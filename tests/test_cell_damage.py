@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -116,6 +117,22 @@ def test_a_disk_too_full_for_a_state_costs_only_the_state(tmp_path: Path) -> Non
     assert note.startswith("the state could not be saved at step 1: ")
     assert "File too large" in note
     assert sorted(path.name for path in work.iterdir()) == ["cell.json", "progress.json"]
+
+
+def test_a_disk_too_full_for_progress_leaves_nothing_half_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, launch, real = small_config("method=bf16"), small_launch(tmp_path), Path.write_text
+
+    def write_text(path: Path, data: str, encoding: str | None = None) -> int:
+        if path.name == "progress.part":
+            path.touch()
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(path, data, encoding)
+
+    monkeypatch.setattr(Path, "write_text", write_text)
+    assert run_cell(config, launch).status == "ok"
+    assert list(work_folder(launch, run_id(config)).iterdir()) == []
 
 
 def test_a_damaged_base_is_a_failure_that_names_it(tmp_path: Path) -> None:
