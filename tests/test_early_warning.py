@@ -13,7 +13,7 @@ import pytest
 
 from harness.arguments import analysing
 from harness.commands.analysing import early_warning
-from harness.early_warning import alarms, scores, write
+from harness.early_warning import alarms, report, scores, write
 from harness.early_warning.collapse import drawdown, kind, onset, smoothed
 from harness.results import write_result
 from tests import result_factory as factory
@@ -63,7 +63,7 @@ def test_thresholds_let_a_tenth_of_the_healthy_alarm() -> None:
 def trace(peak: float, fold: int, kind: Any = "healthy", at: int | None = None) -> alarms.Trace:
     values = np.zeros(STEPS)
     values[10 if at is None else at :] = peak
-    return alarms.Trace(context="a", arm=f"arm{fold}", precision="int4", fold=fold, kind=kind,
+    return alarms.Trace(context="a", arm=f"arm{fold}", precision="int4", fold=fold, kind=kind, reward_kind=kind,
                         onset=ONSET if kind == "collapsed" else None, statistics={"k3 (level)": values})  # fmt: skip
 
 
@@ -129,9 +129,29 @@ def test_tables_figures_and_words(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "30 runs of early: 20 healthy, 10 collapsed (10 of them from step 15 on)" in said
     assert "k3 (level) warns of 100% of the collapses" in said and "steps before the reward's drop" in said
     text = (tmp_path / "tables" / "early_warning.md").read_text()
-    assert text.count("| reward drop |") == 2 and "\\|d\\|" not in text  # a signal that was not recorded has no row
+    assert text.count("| reward drop |") == 3 and "\\|d\\|" not in text  # a signal that was not recorded has no row
     for name in ("signals", "onset"):
         assert (tmp_path / "figures" / "early_warning" / f"{name}.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_the_best_signal_says_how_firm_it_is() -> None:
+    """A gain that one choice takes away is a hint; one that stays under all is not. Candidates are counted."""
+    values: dict[str, Any] = dict.fromkeys(scores.Score.__dataclass_fields__, 0.5)
+    values["name"] = "k3 (level)"
+    best = scores.Score(**values)
+    firm = replace(best, gain=8.0, gain_low=5.0, gain_high=10.0)
+    weak = replace(firm, gain=3.0, gain_low=-1.0)
+    other = replace(best, name="entropy up (level)", gain=0.0)
+    (line,) = report.firmness([firm, other], {"within a format": [weak, other]})
+    assert "8 [5, 10] steps here, 3 [-1, 10] within a format" in line and "a hint" in line
+    assert "best of 2 statistics" in line
+    assert "It holds under each choice" in report.firmness([firm, other], {"within a format": [firm]})[0]
+    assert "a hint" in report.firmness([firm], {"within a format": []})[0]
+
+
+def test_hidden_losses_can_be_counted_by_their_reward() -> None:
+    hidden = replace(trace(1.0, 0), kind="hidden", reward_kind="declining")
+    assert [run.kind for run in scores.by_reward([hidden, trace(1.0, 1)])] == ["declining", "healthy"]
 
 
 def test_bad_input_is_one_line(tmp_path: Path) -> None:

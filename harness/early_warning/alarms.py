@@ -65,6 +65,8 @@ class Trace:
     fold: int
     """Base seed: thresholds come from other folds."""
     kind: Kind
+    reward_kind: Kind
+    """The same by the reward alone, which knows no hidden loss."""
     onset: int | None
     statistics: dict[str, Floats]
     """"signal (level)" and "signal (drift)" -> [N], larger is worse, NaN before it is defined."""
@@ -85,6 +87,7 @@ def traces(folder: Path, results: Sequence[RunResult]) -> list[Trace]:
                         precision=arm.precision,
                         fold=run.base_seed,
                         kind=kind(reward, run.status, _accuracy(run)),
+                        reward_kind=kind(reward, run.status),
                         onset=onset(reward, run.status),
                         statistics=statistics(columns),
                     )

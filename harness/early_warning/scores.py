@@ -62,6 +62,11 @@ def within_format(runs: Sequence[Trace]) -> list[Trace]:
     return [replace(run, context=f"{run.context} {run.precision}") for run in runs]
 
 
+def by_reward(runs: Sequence[Trace]) -> list[Trace]:
+    """The same runs, hidden losses counted by what their reward shows: mostly as healthy."""
+    return [replace(run, kind=run.reward_kind) for run in runs]
+
+
 def score_all(runs: Sequence[Trace], rate: float = RATE) -> list[Score]:
     """Every statistic, from the highest recall to the lowest."""
     names = list(dict.fromkeys(name for run in runs for name in run.statistics))
