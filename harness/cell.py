@@ -47,6 +47,8 @@ from harness.trainers.local import EXTRAS, Diverged, LocalTrainer
 
 CANCELLED = 3
 UNWRITTEN = 4
+ENDED = ("ok", "diverged")
+"""Statuses of a cell that ran to its end: it is not begun again."""
 UNSAVED = "the state could not be saved"
 """How the note begins of a run that has nothing to resume from."""
 ORPHAN_S = 60.0
@@ -150,6 +152,12 @@ def run_cell(config: RunConfig, launch: Launch, should_stop: Callable[[], bool] 
     )
     write(launch, result, run.series if run else None)
     return result
+
+
+def is_finished(launch: Launch, cell_id: str) -> bool:
+    """Has the cell run to its end? Raises ValueError where a file that is no result stands in its record's place."""
+    path = record_path(launch, cell_id)
+    return path.exists() and read_result(path).status in ENDED
 
 
 def write(launch: Launch, result: RunResult, series: Sequence[Row] | None) -> None:
@@ -270,6 +278,8 @@ def main(path: str) -> int:
     signal.signal(signal.SIGTERM, lambda number, frame: stops.append(number))
     signal.signal(signal.SIGINT, lambda number, frame: stops.append(number))
     try:
+        if is_finished(launch, run_id(config)):  # by a process of a killed launcher, while this one waited for the lock
+            return 0
         run_cell(config, launch, should_stop=lambda: bool(stops) or os.getppid() != parent)
     except Cancelled:
         return CANCELLED

@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 
 from harness import cell
-from harness.cell import UNWRITTEN, Cancelled, record_path, run_cell, work_folder
+from harness.cell import UNWRITTEN, Cancelled, record, record_path, run_cell, work_folder
 from harness.config import run_id, to_json
 from harness.prepare import load_state, save_state
-from harness.results import read_result
+from harness.results import read_result, write_result
 from harness.run_config import Launch, RunConfig
 from tests.toy import small_config, small_launch, small_run
 
@@ -197,3 +197,7 @@ def test_a_second_process_of_a_cell_waits_for_the_first(tmp_path: Path, monkeypa
     os.close(first)
     thread.join(30)
     assert (told, codes) == (["ran"], [UNWRITTEN])
+    result = record(config, launch, None, {}, "ok", None, None)  # what the first may have written at the last moment
+    write_result(record_path(launch, run_id(config)).parent, result, None)
+    codes.append(cell.main(str(described)))
+    assert (told, codes) == (["ran"], [UNWRITTEN, 0])

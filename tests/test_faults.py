@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,12 +17,12 @@ import pytest
 from harness.cell import record, run_cell
 from harness.commands.faulting import faults
 from harness.config import run_id
-from harness.faults import audit, campaign
+from harness.faults import audit, campaign, report
 from harness.faults.audit import audit_cells, audit_leftovers
-from harness.faults.campaign import SWEEP, Place, Settings, run_round
 from harness.faults.cell import Striker
 from harness.faults.journal import VARIABLE, Fault, Mark, has_struck, note, read, write_orders
 from harness.faults.outcome import OUTCOMES, outcome, summary, totals
+from harness.faults.rounds import SWEEP, Place, Settings, run_round
 from harness.faults.schedule import FORMS, Round, deal, plan_round
 from harness.provenance import ROOT
 from harness.results import read_result, write_result
@@ -54,6 +56,7 @@ def test_a_fault_strikes_once_at_its_moment_and_none_before_its_turn(
         Fault(id="b", kind="hang", form="sleep", step=3),
         Fault(id="c", kind="memory", form="MemoryError", step=1),
     ]
+    note(tmp_path, "begin", "cell", at_s=0.0)
     write_orders(tmp_path, "cell", faults)
     striker = Striker(tmp_path / "cell" / "cell.json")
     assert striker.orders == faults
@@ -162,6 +165,20 @@ def test_numbers_that_were_not_finite_must_have_diverged(tmp_path: Path) -> None
     assert words == "series train/loss differs from the undisturbed run"
 
 
+def test_a_stopped_orphan_is_ended_and_one_that_runs_is_not(tmp_path: Path) -> None:
+    code = [sys.executable, "-S", "-c", "import sys; print(flush=True); sys.stdin.read()"]
+    processes = [subprocess.Popen(code, cwd=tmp_path, stdin=-1, stdout=-1) for _ in range(2)]
+    for process in processes:
+        assert process.stdout is not None
+        process.stdout.readline()
+    processes[0].send_signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, processes[0].pid, os.WSTOPPED | os.WNOWAIT)
+    assert audit.end_stopped(tmp_path) == [processes[0].pid]
+    assert processes[0].wait(10) == -signal.SIGKILL
+    assert processes[1].poll() is None
+    processes[1].communicate(timeout=10)
+
+
 def test_leftovers_are_found(tmp_path: Path) -> None:
     results, control = tmp_path / "results", tmp_path / "control"
     control.mkdir()
@@ -251,6 +268,24 @@ def test_a_small_campaign(tmp_path: Path) -> None:
     assert place.starts == [0, 2, 0]
 
 
+def test_the_committed_campaign() -> None:
+    data = json.loads((ROOT / "results" / report.FILE).read_text(encoding="utf-8"))
+    sums = data["totals"]
+    assert sums["injected"] >= 200
+    assert all(sums[wrong] == 0 for wrong in audit.WRONGS)
+    assert data["cases"] == []
+    assert set(data["kinds"]) == set(FORMS)
+    assert all(row["injected"] == row["recovered"] > 0 for row in data["kinds"].values())
+    assert sum(row["injected"] for row in data["kinds"].values()) == sums["injected"]
+    assert (ROOT / "results" / "tables" / "faults.md").read_text(encoding="utf-8") == report.table(data)
+
+
+def test_the_figure_shows_every_fault() -> None:
+    data = json.loads((ROOT / "results" / report.FILE).read_text(encoding="utf-8"))
+    left = report.figure(data).axes[0]
+    assert sum(bar.get_width() for bar in left.patches) == data["totals"]["injected"]  # type: ignore[attr-defined]
+
+
 def test_bad_words_are_told(tmp_path: Path) -> None:
     (tmp_path / "there").write_text("mine")
     with pytest.raises(ValueError, match=r"kinds=kil: unknown; .*kill"):
@@ -266,9 +301,3 @@ def test_a_campaign_of_every_kind(tmp_path: Path) -> None:
     assert len(found.outcomes) >= 40
     assert found.cases == ()
     assert all(one.became for one in found.outcomes)
-
-
-def test_marks_come_back_in_order(tmp_path: Path) -> None:
-    note(tmp_path, "begin", "c", at_s=2.0, pid=5)
-    note(tmp_path, "step", "c", at_s=1.0, step=3)
-    assert [(mark.what, mark.step) for mark in read(tmp_path)] == [("step", 3), ("begin", 0)]

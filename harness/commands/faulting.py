@@ -11,8 +11,9 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from harness.faults.campaign import Settings, run_campaign
+from harness.faults.campaign import run_campaign
 from harness.faults.report import to_json, write
+from harness.faults.rounds import Settings
 from harness.faults.schedule import FORMS
 from harness.nearest import nearest
 

@@ -13,8 +13,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from harness.faults.audit import WRONGS
-from harness.faults.campaign import Campaign, Settings
+from harness.faults.campaign import Campaign
 from harness.faults.outcome import OUTCOMES, summary, totals
+from harness.faults.rounds import Settings
 from harness.panels import INK, STYLE
 from harness.provenance import commit, cpu_name
 from harness.results import write_atomic
@@ -39,7 +40,8 @@ def to_json(settings: Settings, campaign: Campaign, duration_s: float) -> dict[s
         "cpu": cpu_name(), "duration_s": round(duration_s),
         "rounds": campaign.rounds, "cells_per_round": settings.cells,
         "sweep_starts": campaign.starts, "cell_processes": campaign.processes, "has_full_volumes": campaign.volume,
-        "unmeasured": campaign.unmeasured, "ended_by_hand": campaign.ended, "totals": totals(kinds, campaign.cases, campaign.records), "kinds": kinds,
+        "unmeasured": campaign.unmeasured, "ended_by_hand": campaign.ended,
+        "totals": totals(kinds, campaign.cases, campaign.records), "kinds": kinds,
         "cases": [asdict(case) for case in campaign.cases],
     }  # fmt: skip
 
@@ -77,8 +79,10 @@ def table(data: Mapping[str, Any]) -> str:
     lines += [
         "", f"A resumed run leaves the flip rate of its first step empty, {data['unmeasured']} values here: it has no "
         "earlier codes to compare with. Everything else that is measured equals the undisturbed run bit for bit, times "
-        f"left out. {data['ended_by_hand']} cells were stopped (SIGSTOP) when their sweep was killed and had to be ended "
-        "by hand: a stopped process notices nothing and keeps its folder locked.", "", "Recovery is the cell's next step or its record; for what the sweep refuses, the refusal.", "",
+        "left out.", "",
+        f"{data['ended_by_hand']} cells were stopped (SIGSTOP) when their sweep was killed and had to be ended by "
+        "hand: a stopped process notices nothing and keeps its folder locked.", "",
+        "Recovery is the cell's next step or its record; for what the sweep refuses, the refusal.", "",
     ]  # fmt: skip
     lines += [f"* {case['wrong']}: {case['where']}: {case['words']}" for case in data["cases"]]
     return "\n".join(lines).rstrip() + "\n"
@@ -115,6 +119,6 @@ def _draw_seconds(axes: Axes, rows: list[list[float]]) -> None:
         if seconds:
             axes.plot(seconds[len(seconds) // 2], row, "|", color=INK, markersize=9, markeredgewidth=1.4)
     axes.set_xscale("log")
-    axes.set_xlabel("seconds to recovery or report (bar: median)")
+    axes.set_xlabel("seconds to recovery (bar: median)")
     axes.grid(axis="y", visible=False)
     axes.tick_params(axis="y", length=0)

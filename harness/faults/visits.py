@@ -20,7 +20,7 @@ from harness.results import read_result, verify
 from harness.run_config import RunConfig
 
 if TYPE_CHECKING:
-    from harness.faults.campaign import Place
+    from harness.faults.rounds import Place
 
 AT_WORK = "a sweep is at work"
 OFF = "MLflow is off"

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 
-from harness.cell import record, record_path, work_folder, write
+from harness.cell import ENDED, record, record_path, work_folder, write
 from harness.config import run_id, to_json
 from harness.launchers.deaths import OUT_OF_MEMORY, ending, oom_kills
 from harness.launchers.job import Event, Job
@@ -78,16 +78,16 @@ class Running:
 
     def collect(self, is_hung: bool) -> RunResult:
         """The record of the cell once its process ended: its own, else one that says how it ended."""
-        unreadable = ""
-        if _stamp(self.record) != self.before:
-            try:
-                result = read_result(self.record)
-            except ValueError as error:
-                unreadable = f": {error}"
-            else:
-                if result.status == "ok":
-                    clean(self.job)
-                return result
+        result, unreadable = None, ""
+        try:
+            result = read_result(self.record) if self.record.exists() else None
+        except ValueError as error:
+            unreadable = f": {error}"
+        # A finished record may be older than this process: a cell whose launcher was killed wrote it at the last moment.
+        if result is not None and (result.status in ENDED or _stamp(self.record) != self.before):
+            if result.status == "ok":
+                clean(self.job)
+            return result
         log = _tail(self.work / "log.txt", self.log_start)
         status, reason = ending(self.process.returncode, log, is_oom=oom_kills() > self.num_ooms)
         if is_hung:

@@ -17,10 +17,10 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from harness.cell import record
+from harness.cell import record, work_folder
 from harness.config import run_id, to_json
 from harness.launchers.job import Event, Job
-from harness.launchers.local import run_cells
+from harness.launchers.local import clean, run_cells
 from harness.provenance import commit
 from harness.results import RunResult, Settings, read_result, write_result
 from harness.retry import Limit, Runner, in_rounds
@@ -93,6 +93,9 @@ def run_sweep(
         known = stored(launch, planned.cells)
         ids = [run_id(cell) for cell in planned.cells]
         records = {i: known[i] for i in ids if i in known and known[i].status in FINISHED}
+        for i, cell in zip(ids, planned.cells, strict=True):  # what a killed sweep left of cells that had finished
+            if i in records and records[i].status == "ok" and work_folder(launch, i).is_dir():
+                clean(Job(config=cell, launch=launch))
         records |= _note_impossible(planned, launch, known)
         for cell, result in take_over([c for c in planned.cells if run_id(c) not in records], launch):
             records[result.run_id] = result

@@ -113,6 +113,19 @@ def test_a_record_of_an_earlier_attempt_is_not_taken_for_this_one(
     assert result.reason == "lost: killed by SIGKILL"
 
 
+def test_a_record_that_an_orphan_finished_in_the_meantime_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (job,) = jobs_of(tmp_path)
+    path_of(job).parent.mkdir(parents=True)
+    made(job).rename(path_of(job))
+    before = path_of(job).read_bytes()
+    for line in ("sys.exit(0)", "os.kill(os.getpid(), signal.SIGKILL)"):
+        (result,) = results(run(monkeypatch, [job], line))
+        assert result.status == "ok"
+        assert path_of(job).read_bytes() == before
+
+
 def test_a_foreign_file_in_the_place_of_a_record_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (job,) = jobs_of(tmp_path)
     path_of(job).parent.mkdir(parents=True)

@@ -44,6 +44,21 @@ def test_second_start_runs_nothing_and_edited_cells_are_new(tmp_path: Path) -> N
     assert len(seen.starts) == 5
 
 
+def test_what_a_killed_sweep_left_of_a_finished_cell_goes(tmp_path: Path) -> None:
+    launch, planned = small_launch(tmp_path), plan(sweep_of({"method": "bf16"}, seeds=(0, 1)))
+    ending: dict[int, Ending] = {0: ("ok", None), 1: ("diverged", "step 1: the loss is nan")}
+    run_sweep(planned, launch, 1, nothing, run=launcher(Seen(), ending=lambda job: ending[job.config.seed]))
+    works = [work_folder(launch, run_id(cell)) for cell in planned.cells]
+    for work in works:
+        work.mkdir(parents=True, exist_ok=True)
+        (work / "state.pt").write_bytes(b"x")
+    run_sweep(planned, launch, 1, nothing, run=launcher(Seen()))
+    assert [(work / "state.pt").exists() for work in works] == [
+        False,
+        True,
+    ]  # the last good state of a divergence stays
+
+
 def test_a_cell_that_another_sweep_finished_is_taken_over_and_not_run_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
