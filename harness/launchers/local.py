@@ -83,7 +83,7 @@ class Running:
             result = read_result(self.record) if self.record.exists() else None
         except ValueError as error:
             unreadable = f": {error}"
-        # A finished record may be older than this process: a cell whose launcher was killed wrote it at the last moment.
+        # A finished record may be older than this process: one whose launcher was killed wrote it at the end.
         if result is not None and (result.status in ENDED or _stamp(self.record) != self.before):
             if result.status == "ok":
                 clean(self.job)
