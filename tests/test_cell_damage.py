@@ -197,7 +197,18 @@ def test_a_second_process_of_a_cell_waits_for_the_first(tmp_path: Path, monkeypa
     os.close(first)
     thread.join(30)
     assert (told, codes) == (["ran"], [UNWRITTEN])
-    result = record(config, launch, None, {}, "ok", None, None)  # what the first may have written at the last moment
+
+
+def test_a_cell_that_another_process_finished_meanwhile_is_not_run_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, launch = small_config(), small_launch(tmp_path)
+    described = tmp_path / "cell.json"
+    described.write_text(json.dumps({"config": to_json(config), "launch": to_json(launch), "parent": os.getpid()}))
+    result = record(config, launch, None, {}, "ok", None, None)
     write_result(record_path(launch, run_id(config)).parent, result, None)
-    codes.append(cell.main(str(described)))
-    assert (told, codes) == (["ran"], [UNWRITTEN, 0])
+    monkeypatch.setattr(cell.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(cell.faulthandler, "register", lambda *_: None)
+    monkeypatch.setattr(cell, "ORPHAN_S", 1e6)
+    monkeypatch.setattr(cell, "run_cell", lambda *_, **__: pytest.fail("run again"))
+    assert cell.main(str(described)) == 0

@@ -245,10 +245,7 @@ def test_a_small_campaign(tmp_path: Path) -> None:
             ),
             (Fault(id="4", kind="nan", form="gradient", step=4),),
         ),
-        beside=(
-            Fault(id="5", kind="record", form="garbage"),
-            Fault(id="6", kind="record", form="truncated"),
-        ),
+        beside=(Fault(id="5", kind="record", form="garbage"), Fault(id="6", kind="record", form="truncated")),
     )
     settings = Settings(workers=2)
     place = Place(folder=tmp_path / "round", reference=reference, configs=configs, settings=settings, is_forked=True)
