@@ -72,6 +72,8 @@ class TensorRecord:
     scale_shape: tuple[int, ...] | None
     hash: str
     """CRC-32 of the codes and scales, hexadecimal."""
+    kernel: str = ""
+    """What multiplies by it, where the engine chooses among kernels."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +86,8 @@ class Passport:
     """Activation format name per linear layer (a checkpoint weight name), read from the live module."""
     kv: str | None
     sampler: str
+    state: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Switches and scales of the engine that change what is computed, as JSON values."""
 
 
 @dataclass(frozen=True, kw_only=True)

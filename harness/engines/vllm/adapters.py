@@ -1,0 +1,103 @@
+"""One set of low-rank adapters beside the live weights, through vLLM's own LoRA support.
+
+vLLM reads adapters from a folder, so each push writes PEFT's two files and adds them under a new number: adapters of
+an old push can then never be served. Left out: adapters of the head and the embedding.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import zlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from harness.api import TensorRecord
+from harness.numerics.formats import Adapters
+
+
+class AdapterSlot:
+    """Owns the adapter of an engine; before the first `load` there is none."""
+
+    def __init__(self, llm: Any, adapters: Adapters, shapes: Mapping[str, tuple[int, ...]], folder: Path) -> None:
+        """`shapes`: checkpoint name -> shape. Raises ValueError for a target that is no linear layer."""
+        self.llm, self.adapters, self.folder = llm, adapters, folder
+        linears = {
+            name.removesuffix(".weight"): shape for name, shape in shapes.items() if name.endswith("_proj.weight")
+        }
+        names = {module.rpartition(".")[2] for module in linears}
+        if unknown := sorted(set(adapters.targets) - names):
+            valid = ", ".join(sorted(names))
+            raise ValueError(f"adapters.targets: {unknown[0]} is no linear layer; choose from {valid}")
+        self.wanted: dict[str, tuple[int, ...]] = {}
+        for module, (rows, columns) in linears.items():
+            if module.rpartition(".")[2] in adapters.targets:
+                self.wanted[f"{module}.lora_A.weight"] = adapters.rank, columns
+                self.wanted[f"{module}.lora_B.weight"] = rows, adapters.rank
+        self.number = 0
+        self.request: Any = None
+
+    def check(self, tensors: Mapping[str, Tensor]) -> None:
+        """Raises ValueError for missing, unexpected or misshapen adapters."""
+        for name in sorted(self.wanted.keys() ^ tensors.keys()):
+            raise ValueError(f"weight stream: adapter {name} is {'missing' if name in self.wanted else 'not planned'}")
+        for name, shape in self.wanted.items():
+            if tensors[name].shape != shape:
+                raise ValueError(f"{name} has shape {tuple(tensors[name].shape)}, the plan needs {shape}")
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take over checked tensors in place of the last ones."""
+        from vllm.lora.request import LoRARequest
+
+        if self.request is not None:
+            self.llm.llm_engine.remove_lora(self.number)
+            shutil.rmtree(self.request.lora_path)
+        self.number += 1
+        place = self.folder / f"adapter-{self.number}"
+        place.mkdir()
+        config = {"peft_type": "LORA", "r": self.adapters.rank, "lora_alpha": self.adapters.alpha, "bias": "none",
+                  "target_modules": list(self.adapters.targets), "task_type": "CAUSAL_LM"}  # fmt: skip
+        (place / "adapter_config.json").write_text(json.dumps(config), encoding="utf-8")
+        held = {f"base_model.model.{name}": t.detach().cpu().contiguous() for name, t in tensors.items()}
+        save_file(held, place / "adapter_model.safetensors")
+        self.request = LoRARequest(f"push-{self.number}", self.number, str(place))
+        self.llm.llm_engine.add_lora(self.request)
+
+    def records(self) -> Iterator[TensorRecord]:
+        """Passport lines, read from the adapters that vLLM holds (B with alpha / rank in it).
+
+        Raises RuntimeError where the last push is not the one that is active.
+        """
+        worker = self.llm.llm_engine.model_executor.driver_worker.worker
+        manager = worker.model_runner.lora_manager._adapter_manager
+        if manager.list_adapters().keys() != {self.number}:
+            raise RuntimeError(
+                f"adapters of pushes {sorted(manager.list_adapters())} are held, not {self.number} alone"
+            )
+        for name, layer in sorted(manager.get_adapter(self.number).loras.items()):
+            parts = name if isinstance(layer.lora_a, list) else [name]
+            pairs = zip(layer.lora_a, layer.lora_b, strict=True) if isinstance(layer.lora_a, list) else [
+                (layer.lora_a, layer.lora_b)]  # fmt: skip
+            for module, (a, b) in zip(_parts(name) if len(list(parts)) != 1 else [name], pairs, strict=False):
+                for kind, tensor in (("lora_A", a), ("lora_B", b)):
+                    if tensor is not None:
+                        yield _record(f"{module}.{kind}.weight", tensor)
+
+
+def _parts(name: str) -> list[str]:
+    from harness.engines.vllm.reload import PACKED
+
+    stem, _, last = name.rpartition(".")
+    return [f"{stem}.{part}" for part in PACKED.get(last, (last,))]
+
+
+def _record(name: str, tensor: Tensor) -> TensorRecord:
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    fmt = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}[dtype]
+    data = tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()
+    return TensorRecord(name=name, format=fmt, dtype=dtype, scale_shape=None, hash=f"{zlib.crc32(data):08x}")

@@ -1,0 +1,348 @@
+"""vLLM as `harness.api.RolloutEngine`, in this process.
+
+    load_weights  -> check the stream, quantize (`export.py`), swap in place (`reload.py`), compare, clear the cache
+    generate      -> token ids in, token ids and log-probs of the sampled distribution out
+    realized_plan -> what the live kernels answer (`passport.py`)
+
+One process holds one engine: no copies of weights between processes, nothing left behind by a crash, and a trainer on
+the same device hands its tensors over as they are. Draws come from torch's generator, seeded per call, so a batch is
+reproducible as a whole. Left out: several GPUs (`trainers/verl.py` drives vLLM's servers), truncated sampling.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+import random
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from harness.api import KVProtocol, Passport, Plan, Rollout, TensorRecord, WeightStream
+from harness.engines.requests import Requests, requests_of
+from harness.engines.stream import Stream, read_stream
+from harness.engines.vllm import kv, passport, reload, settings
+from harness.engines.vllm.adapters import AdapterSlot
+from harness.engines.vllm.builds import BUILDS, check_plan, supports
+from harness.engines.vllm.export import export
+from harness.engines.vllm.memory import check_fits
+from harness.models.decoder import DecoderConfig, tensor_shapes
+from harness.numerics.kv_scales import Role
+from harness.numerics.quantize import Quantized, code_flips
+from harness.seeds import stable_seed
+
+FLIPS_UP_TO = 2**28
+"""Codes of the last push are kept to count flips up to so many elements."""
+
+
+class VLLMEngine:
+    """`harness.api.RolloutEngine` on one device."""
+
+    supports: ClassVar[frozenset[str]] = frozenset[str]().union(*map(supports, BUILDS.values()))
+
+    def __init__(
+        self,
+        config: DecoderConfig,
+        plan: Plan,
+        *,
+        eos_id: int,
+        pad_id: int,
+        device: torch.device | str = "cpu",
+        max_batch: int = 256,
+        max_length: int | None = None,
+        gpu_memory: float = 0.5,
+        is_eager: bool = False,
+        keeps_log_probs: bool = False,
+    ) -> None:
+        """`max_length`: prompt and response in tokens; `gpu_memory`: share of the device's memory for weights and
+        cache; `is_eager`: no CUDA graphs; `keeps_log_probs`: rollouts carry the whole distribution of every token.
+
+        Raises ValueError, one line: no such vLLM, device or format, a model that does not fit, or the cause of an
+        engine that died at start.
+        """
+        self.build = settings.installed_build()
+        self.config, self.plan, self.device = config, plan, torch.device(device)
+        self.eos_id, self.pad_id, self.keeps_log_probs = eos_id, pad_id, keeps_log_probs
+        check_plan(self.build, plan)
+        settings.check_device(self.build, self.device.type, plan)
+        settings.check_shape(self.build, config, plan)
+        check_fits(config, plan, self.device, gpu_memory)
+        self.shapes = tensor_shapes(config)
+        self.folder = tempfile.TemporaryDirectory(prefix="lowbit-vllm-")
+        settings.write_model_folder(Path(self.folder.name), config, plan)
+        arguments = settings.llm_arguments(
+            Path(self.folder.name), config, plan, self.build, max_batch=max_batch, max_length=max_length,
+            gpu_memory=gpu_memory, is_eager=is_eager,
+        )  # fmt: skip
+        self.llm = start(arguments, is_cpu=self.device.type == "cpu")
+        worker = self.llm.llm_engine.model_executor.driver_worker.worker
+        self.vllm_config, self.runner = worker.vllm_config, worker.model_runner
+        self.model: torch.nn.Module = self.runner.get_model()
+        reload.widen_gains(self.model, settings.fp32_gains(plan, config))
+        for module in kv.attentions(self.model).values():  # dummy weights reach them too
+            kv.set_scales(module, dict.fromkeys(kv.ROLES, 1.0))
+        self.adapters = None
+        if plan.adapters is not None and plan.adapters.site != "train":
+            self.adapters = AdapterSlot(self.llm, plan.adapters, self.shapes, Path(self.folder.name))
+        self.sent: dict[str, passport.Sent] = {}
+        self.codes: dict[str, Quantized] = {}
+        self.flips, self.saturated = math.nan, 0.0
+        self.state = "without weights"
+        self.is_awake = True
+
+    def load_weights(self, weights: WeightStream) -> None:
+        """Quantize and take over a whole stream. ValueError leaves the old weights in place; a swap that fails half-way
+        raises, and the engine then refuses to generate until a whole one succeeds."""
+        stream = read_stream(weights, self.shapes, has_kv=self.plan.rollout_kv is not None)
+        if self.adapters is not None:
+            self.adapters.check(stream.adapters)
+        elif stream.adapters:
+            raise ValueError(f"{min(stream.adapters)}: the plan has no adapters at the rollout; stream merged weights")
+        pushed = export(stream, self.plan, self.shapes, self.device)
+        scales = {layer: kv.read_scales(module) for layer, module in kv.attentions(self.model).items()}
+        self.swap(pushed.tensors)
+        self._compare(stream, pushed.quantized)
+        for layer, module in kv.attentions(self.model).items():
+            names: dict[Role, str] = {
+                "k": f"model.layers.{layer}.self_attn.k_scale",
+                "v": f"model.layers.{layer}.self_attn.v_scale",
+            }
+            given: dict[Role, float] = {
+                role: float(stream.kv[name]) for role, name in names.items() if name in stream.kv
+            }
+            kv.set_scales(module, {**scales[layer], **given})
+        if self.adapters is not None:
+            self.adapters.load(stream.adapters)
+        self.sent = {name: passport.sent_of(q, settings.base_dtype(self.plan)) for name, q in pushed.quantized.items()}
+        self._count(pushed.quantized, pushed.saturated)
+        self.state = "ready"
+
+    def swap(self, tensors: Sequence[tuple[str, Tensor]]) -> None:
+        """Put tensors in the checkpoint's format under the live model and forget cached prefixes. Until `load_weights`
+        has compared what arrived, the engine does not generate."""
+        from vllm.config import set_current_vllm_config
+
+        self.state = "of a swap that did not end"
+        with torch.no_grad(), set_current_vllm_config(self.vllm_config), self.device:
+            reload.swap(self.model, self.vllm_config.model_config, tensors)
+        self.llm.reset_prefix_cache()
+
+    def _compare(self, stream: Stream, quantized: dict[str, Quantized]) -> None:
+        """Raises RuntimeError where a tensor that is held as it is differs from what was sent."""
+        for name, live in self._plain():
+            if name in stream.tensors and name not in quantized:
+                sent = stream.tensors[name].detach().to(live.device, live.dtype)
+                if not torch.equal(live, sent):
+                    raise RuntimeError(f"{name} did not reach the engine: {int((live != sent).sum())} elements differ")
+
+    def _plain(self) -> Iterator[tuple[str, Tensor]]:
+        """(checkpoint name, live tensor) of everything that is not quantized."""
+        held = {name.replace(".base_layer", ""): p.data for name, p in self.model.named_parameters()}
+        rows = {f"{part}.{leaf}": (f"{name.removesuffix('.base_layer')}.{leaf}", parts)
+                for name, _, parts in reload.live_linears(self.model) for part in parts
+                for leaf in ("weight", "bias")}  # fmt: skip
+        for name, shape in self.shapes.items():
+            if settings.is_quantized(self.plan, name):
+                continue
+            if name not in rows:
+                yield name, held[name][: shape[0]]
+                continue
+            fused, parts = rows[name]
+            leaf = name.rpartition(".")[2]
+            before = sum(self.shapes[f"{part}.{leaf}"][0] for part in parts[: parts.index(name.rpartition(".")[0])])
+            yield name, held[fused][before : before + shape[0]]
+
+    def _count(self, quantized: dict[str, Quantized], saturated: list[tuple[int, float]]) -> None:
+        sizes = {name: q.codes.numel() for name, q in quantized.items()}
+        known = [(sizes[name], code_flips(q, self.codes[name])) for name, q in quantized.items() if name in self.codes]
+        self.flips = _mean(known) if known else math.nan
+        self.saturated = _mean(saturated) if saturated else 0.0
+        self.codes = quantized if sum(sizes.values()) <= FLIPS_UP_TO else {}
+
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        *,
+        num_samples: int,
+        max_new_tokens: int,
+        temperature: float,
+        seed: int,
+    ) -> Rollout:
+        """`num_samples` responses per prompt, adjacent; token ids as wide as the longest. Temperature 0 is greedy.
+
+        Raises ValueError for requests that do not fit the model, RuntimeError while asleep, before the first load or
+        after a swap that did not end.
+        """
+        self._check_ready()
+        requests = requests_of(prompts, num_samples, max_new_tokens, temperature, self.config)
+        limit = self.vllm_config.model_config.max_model_len
+        if (longest := max(map(len, requests.prompts)) + max_new_tokens) > limit:
+            raise ValueError(f"a prompt and max_new_tokens need {longest} positions; the engine's max_length={limit}")
+        with seeded(stable_seed(seed, "vllm"), self.device):
+            outputs = self.llm.generate(
+                [{"prompt_token_ids": list(prompt)} for prompt in prompts],
+                self._sampling(num_samples, max_new_tokens, temperature),
+                use_tqdm=False, lora_request=None if self.adapters is None else self.adapters.request,
+            )  # fmt: skip
+        samples = [sample for output in outputs for sample in sorted(output.outputs, key=lambda one: one.index)]
+        return self._rollout(samples, requests)
+
+    def _sampling(self, num_samples: int, max_new_tokens: int, temperature: float) -> Any:
+        from vllm import SamplingParams  # pyright: ignore[reportAttributeAccessIssue]
+
+        return SamplingParams(
+            n=num_samples, temperature=temperature, max_tokens=max_new_tokens, top_p=1.0, detokenize=False,
+            stop_token_ids=[self.eos_id] if self.eos_id >= 0 else None, ignore_eos=True,
+            logprobs=-1 if self.keeps_log_probs else 0, flat_logprobs=True,
+        )  # fmt: skip
+
+    def _rollout(self, samples: Sequence[Any], requests: Requests) -> Rollout:
+        """vLLM's outputs as tensors on the device."""
+        lengths = torch.tensor([len(sample.token_ids) for sample in samples])
+        shape = len(samples), int(lengths.max())
+        is_token = torch.arange(shape[1]) < lengths[:, None]
+        ids = torch.full(shape, self.pad_id)
+        ids[is_token] = torch.tensor([token for sample in samples for token in sample.token_ids])
+        logp, whole = torch.zeros(shape), None
+        if self.keeps_log_probs:
+            whole = torch.zeros(*shape, self.config.vocab_size)
+            flat = torch.cat([_distributions(sample.logprobs, self.config.vocab_size) for sample in samples])
+            whole[is_token] = flat
+            logp[is_token] = flat.gather(1, ids[is_token][:, None]).squeeze(1)
+        else:
+            logp[is_token] = torch.tensor([value for sample in samples for value in sample.logprobs.logprobs])
+        truncated = torch.tensor([sample.finish_reason == "length" for sample in samples])
+        return Rollout(
+            token_ids=ids.to(self.device), logp=logp.to(self.device), lengths=lengths.to(self.device),
+            truncated=truncated.to(self.device), log_probs=None if whole is None else whole.to(self.device),
+        )  # fmt: skip
+
+    def calibrate_kv(self, prompts: Sequence[Sequence[int]], protocol: KVProtocol = "trainer") -> None:
+        """Set every layer's scales from one prefill of these prompts; nothing to do without a quantized cache."""
+        self._check_ready()
+        fmt = self.plan.rollout_kv
+        if fmt is None:
+            return
+        from vllm import SamplingParams  # pyright: ignore[reportAttributeAccessIssue]
+
+        self.llm.reset_prefix_cache()
+        with kv.observed(self.model) as amax, seeded(0, self.device):
+            sampling = SamplingParams(max_tokens=1, temperature=0.0, detokenize=False)
+            self.llm.generate([{"prompt_token_ids": list(prompt)} for prompt in prompts], sampling, use_tqdm=False)
+        for layer, module in kv.attentions(self.model).items():
+            has_queries = self.build.quantizes_queries
+            kv.set_scales(module, kv.scales_of(amax[layer], fmt, protocol, has_queries=has_queries))
+        self.llm.reset_prefix_cache()
+
+    def calibrate_residual(self, prompts: Sequence[Sequence[int]]) -> None:
+        """vLLM has no second pass; a plan that wants one is refused at the start."""
+
+    def realized_plan(self) -> Passport:
+        """Measured on the live kernels. RuntimeError where a format is not in force."""
+        self._check_ready()
+        dtype = settings.base_dtype(self.plan)
+        kernels = {f"{part}.weight": passport.kernel_name(layer)
+                   for _, layer, parts in reload.live_linears(self.model) for part in parts}  # fmt: skip
+        records: list[TensorRecord] = list(passport.weight_records(self.model, self.sent, dtype))
+        records += [passport.plain_record(name, live, kernels.get(name, "")) for name, live in self._plain()]
+        records += [] if self.adapters is None else self.adapters.records()
+        scales = {str(layer): kv.read_scales(module) for layer, module in kv.attentions(self.model).items()}
+        return Passport(
+            engine=f"vllm-{self.build.name}-{self.build.version}",
+            weights=tuple(sorted(records, key=lambda record: record.name)),
+            acts=passport.input_formats(self.model, self.sent, dtype, self.device),
+            kv=kv.cache_format(self.model, self.build.kv),
+            sampler="cached",
+            state={"kv_scales": scales, **passport.engine_state(self.model)},
+        )
+
+    def sync_metrics(self) -> dict[str, float]:
+        """Of the last load: "code_flip_rate" since the load before, "saturated_frac"."""
+        return {"code_flip_rate": self.flips, "saturated_frac": self.saturated}
+
+    def sleep(self) -> None:
+        """Give the cache's memory back; weights stay, for every push sends all of them."""
+        self.llm.reset_prefix_cache()
+        self.is_awake = False
+
+    def wake(self) -> None:
+        """The opposite of `sleep`."""
+        self.is_awake = True
+
+    def close(self) -> None:
+        """Free everything; the engine cannot be used afterwards."""
+        from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
+
+        if self.state == "closed":
+            return
+        self.state = "closed"
+        self.llm.llm_engine.engine_core.shutdown()
+        del self.llm, self.model, self.runner, self.vllm_config
+        self.adapters, self.sent, self.codes = None, {}, {}
+        cleanup_dist_env_and_memory()
+        gc.collect()
+        self.folder.cleanup()
+
+    def _check_ready(self) -> None:
+        if not self.is_awake:
+            raise RuntimeError("the engine is asleep: call wake() first")
+        if self.state != "ready":
+            raise RuntimeError(f"the engine's weights are {self.state}: call load_weights first")
+
+
+def start(arguments: dict[str, Any], *, is_cpu: bool) -> Any:
+    """`vllm.LLM(**arguments)`, the host's random state kept. Raises ValueError with the first cause of a failure."""
+    settings.prepare_environment()
+    import numpy as np
+
+    if is_cpu:
+        from harness.engines.vllm import cpu_fixes
+
+        cpu_fixes.apply()
+    python, legacy = random.getstate(), np.random.get_state()
+    threads = torch.get_num_threads()
+    try:
+        with torch.random.fork_rng():
+            from vllm import LLM  # pyright: ignore[reportAttributeAccessIssue]
+
+            return LLM(**arguments)
+    except (RuntimeError, ValueError, AssertionError, ImportError, OSError, AttributeError) as error:
+        raise ValueError(f"engine=vllm: the engine died at start: {root_cause(error)}") from error
+    finally:
+        random.setstate(python)
+        np.random.set_state(legacy)
+        torch.set_num_threads(threads)
+
+
+def root_cause(error: BaseException) -> str:
+    """The first error of a chain, one line."""
+    while (cause := error.__cause__ or error.__context__) is not None:
+        error = cause
+    said = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    return f"{type(error).__name__}: {said}"
+
+
+@contextmanager
+def seeded(seed: int, device: torch.device) -> Iterator[None]:
+    """torch's default generators start from `seed` inside, and are as before afterwards."""
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        yield
+
+
+def _distributions(flat: Any, vocab_size: int) -> Tensor:
+    """vLLM's flat log-probs of a response, all of the vocabulary asked for -> [T, V] float32."""
+    out = torch.full((len(flat.start_indices), vocab_size), float("-inf"))
+    ids, values = torch.tensor(flat.token_ids), torch.tensor(flat.logprobs)
+    lengths = torch.tensor(flat.end_indices) - torch.tensor(flat.start_indices)
+    out[torch.arange(len(lengths)).repeat_interleave(lengths), ids] = values
+    return out
+
+
+def _mean(pairs: list[tuple[int, float]]) -> float:
+    return sum(count * value for count, value in pairs) / sum(count for count, _ in pairs)

@@ -1,0 +1,104 @@
+"""The scales of an FP8 KV cache in a live vLLM model: observe, set, read back.
+
+A scale lives three times, on the device (`_k_scale`), as a Python float (`_k_scale_float`) and, in some versions, as a
+tensor of the host (`_k_scale_cpu`); kernels read one or another, so all are written together. Where queries are
+quantized too (FP8 FlashAttention), theirs is set beside: a missing one is silently 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from harness.api import KVProtocol
+from harness.numerics.formats import Format
+from harness.numerics.kv_scales import Role, inference_scale, kv_scale
+
+ROLES: tuple[Role, ...] = ("q", "k", "v")
+
+
+def attentions(model: nn.Module) -> dict[int, Any]:
+    """Layer number -> its attention module."""
+    found = {name: m for name, m in model.named_modules() if hasattr(m, "_k_scale") and hasattr(m, "kv_cache_dtype")}
+    return {int(name.split("layers.")[1].partition(".")[0]): module for name, module in found.items()}
+
+
+@contextmanager
+def observed(model: nn.Module) -> Iterator[dict[int, dict[Role, Tensor]]]:
+    """Largest magnitudes float32 [] of what enters every attention, after norms and rotation, while the block runs."""
+    amax: dict[int, dict[Role, Tensor]] = {}
+    handles: list[Any] = []
+    for layer, module in attentions(model).items():
+        amax[layer] = {role: torch.zeros((), device=module._k_scale.device) for role in ROLES}
+
+        def watch(_: nn.Module, inputs: tuple[Tensor, ...], own: dict[Role, Tensor] = amax[layer]) -> None:
+            for role, x in zip(ROLES, inputs, strict=False):
+                own[role] = torch.maximum(own[role], x.detach().abs().amax().float())
+
+        handles.append(module.register_forward_pre_hook(watch))
+    try:
+        yield amax
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def scales_of(
+    amax: Mapping[Role, Tensor], fmt: Format, protocol: KVProtocol, *, has_queries: bool
+) -> dict[Role, float]:
+    """One layer's scales by role, by one of the two protocols (precision.md 6.2); queries 1 where not quantized."""
+    rule = (lambda role: inference_scale(amax[role], fmt, role)) if protocol == "inference" else (
+        lambda role: kv_scale(amax[role], fmt))  # fmt: skip
+    return {role: float(rule(role)) if role != "q" or has_queries else 1.0 for role in ROLES}
+
+
+def set_scales(module: Any, scales: Mapping[Role, float]) -> None:
+    """Write scales to every copy that a kernel may read."""
+    for role, scale in scales.items():
+        getattr(module, f"_{role}_scale").detach().fill_(scale)
+        setattr(module, f"_{role}_scale_float", scale)
+        host = getattr(module, f"_{role}_scale_cpu", None)
+        if host is not None:
+            host.fill_(scale)
+
+
+def read_scales(module: Any) -> dict[Role, float]:
+    """The scales that kernels read. Raises RuntimeError where the copies of one differ."""
+    found: dict[Role, float] = {}
+    for role in ROLES:
+        device, host = (
+            float(getattr(module, f"_{role}_scale").detach().reshape(-1)[0]),
+            getattr(module, f"_{role}_scale_float"),
+        )
+        if torch.tensor(device) != torch.tensor(float(host)):
+            raise RuntimeError(f"{role}_scale: {device} on the device, {host} on the host")
+        found[role] = device
+    return found
+
+
+def cache_format(model: nn.Module, formats: Mapping[str, str]) -> str | None:
+    """The format of the cache by the dtype that every layer stores; None where it is the base dtype.
+
+    `formats`: our name -> vLLM's. Raises RuntimeError where layers differ or the memory is of another width.
+    """
+    modules = attentions(model).values()
+    kinds = {str(module.kv_cache_dtype) for module in modules}
+    if len(kinds) != 1:
+        raise RuntimeError(f"kv_cache_dtype differs between layers: {', '.join(sorted(kinds))}")
+    kind = kinds.pop()
+    names = {theirs: ours for ours, theirs in formats.items()}
+    widths = {_cache_tensor(module).element_size() for module in modules}
+    if kind in names and widths != {1}:
+        raise RuntimeError(f"kv_cache_dtype={kind}, but the cache holds elements of {sorted(widths)} bytes")
+    return names.get(kind)
+
+
+def _cache_tensor(module: Any) -> Tensor:
+    cache = module.kv_cache
+    while not isinstance(cache, Tensor):
+        cache = cache[0]
+    return cache

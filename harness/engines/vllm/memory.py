@@ -1,0 +1,49 @@
+"""What a model and its cache need on a device, estimated from shapes before anything is loaded."""
+
+from __future__ import annotations
+
+from math import prod
+
+import torch
+
+from harness.api import Plan, weight_format
+from harness.engines.vllm.settings import base_dtype
+from harness.models.decoder import DecoderConfig, tensor_shapes
+from harness.numerics.formats import Format
+from harness.numerics.rounding import INT_BITS
+
+BITS = {"fp32": 32, "bf16": 16, "fp16": 16, "e4m3": 8, "e5m2": 8, "e2m1": 4, "nf4": 4, **INT_BITS}
+SCALE_BYTES = {"fp32": 4, "e4m3": 1, "e8m0": 1}
+
+
+def weight_bytes(config: DecoderConfig, plan: Plan) -> int:
+    """Bytes of all weights with their scales, as the engine holds them."""
+    return sum(tensor_bytes(shape, weight_format(plan, name), plan) for name, shape in tensor_shapes(config).items())
+
+
+def tensor_bytes(shape: tuple[int, ...], fmt: Format | None, plan: Plan) -> int:
+    """Bytes of one tensor under `fmt` (None: the engine's dtype), scales included."""
+    if fmt is None or fmt.tile is None:
+        return prod(shape) * (base_dtype(plan).itemsize if fmt is None else BITS[fmt.element] // 8)
+    tiles = prod(-(-size // (tile or size)) for size, tile in zip(shape[-2:], fmt.tile, strict=True))
+    return prod(shape) * BITS[fmt.element] // 8 + tiles * SCALE_BYTES[fmt.scale_dtype]
+
+
+def kv_bytes_per_token(config: DecoderConfig, plan: Plan) -> int:
+    """Bytes of K and V of one token over all layers."""
+    width = 1 if plan.rollout_kv is not None else base_dtype(plan).itemsize
+    return 2 * config.num_layers * config.num_kv_heads * config.head_dim * width
+
+
+def check_fits(config: DecoderConfig, plan: Plan, device: torch.device, gpu_memory: float) -> None:
+    """Raises ValueError, one line, where weights and the cache of one full sequence exceed the device's share."""
+    if device.type != "cuda" or not torch.cuda.is_available():
+        return
+    total = torch.cuda.get_device_properties(device).total_memory
+    needed = weight_bytes(config, plan) + kv_bytes_per_token(config, plan) * config.max_positions
+    if needed > gpu_memory * total:
+        raise ValueError(
+            f"the model needs {needed / 2**30:.1f} GiB for weights and one sequence of {config.max_positions} tokens; "
+            f"{gpu_memory:g} of the GPU's {total / 2**30:.1f} GiB is given to vLLM; choose a narrower precision, a "
+            "smaller model or a larger share"
+        )

@@ -1,0 +1,195 @@
+"""What a live vLLM model really computes with, measured on its own kernels.
+
+Each linear layer is asked: unit vectors give its weights back as the kernel applies them, and one random input tells
+which rounding its inputs go through, for the answer is nearer to that format's than to any other's. So a layout need
+not be known (Marlin's, oneDNN's), and a format that is accepted and not in force is found out: weights that were
+quantized a second time, inputs that were left alone. Everything else is read from its memory. Large models are asked
+at some of their columns. Left out: attention, whose cache is described by its dtype and scales.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from harness.api import TensorRecord
+from harness.engines.vllm.reload import live_linears
+from harness.numerics.formats import Format, format_named
+from harness.numerics.quantize import Quantized, dequantize, fake_quantize
+
+WEIGHT_TOLERANCE = 1.125 * 2.0**-8
+"""Relative: two roundings to bf16. One step of the widest code, 1 / 127, is more than its double."""
+ACTS_TRIED = ("e4m3_token", "int8_token", "e4m3_1x128", "e4m3_1x128_ue8m0", "e4m3_tensor", "nvfp4_act", "mxfp8")
+"""What an input may turn out to be, beside its own dtype."""
+PROBE_ROWS = 8
+SAMPLE = 2**20
+"""Elements of a plain tensor that are hashed."""
+ALL_COLUMNS = 1024
+"""Layers up to this many inputs are asked for every column, wider ones for SOME_COLUMNS of them."""
+SOME_COLUMNS = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sent:
+    """What the sender remembers of a tensor: its codes at the columns that the passport asks for."""
+
+    format: Format
+    dtype: str
+    scale_shape: tuple[int, ...] | None
+    values: Tensor
+    """[N, C] float32: what codes and scales stand for at `columns`, scales as the engine holds them."""
+    codes: Tensor
+    """[N, C] of the codes' dtype."""
+    scales: tuple[Tensor, ...]
+    """Scales, zero points and tensor-level scales, those that there are."""
+    columns: Tensor
+    """[C] int64, ascending."""
+
+
+def columns_of(width: int, device: torch.device) -> Tensor:
+    """[C] int64: which columns of a layer with `width` inputs are asked for; evenly spread where not all."""
+    if width <= ALL_COLUMNS:
+        return torch.arange(width, device=device)
+    return torch.linspace(0, width - 1, SOME_COLUMNS, device=device).round().long()
+
+
+def sent_of(q: Quantized, dtype: torch.dtype) -> Sent:
+    """What to remember of a quantized weight [N, K]. `dtype`: the engine's, in which it holds 32-bit group scales."""
+    columns = columns_of(q.shape[-1], q.codes.device)
+    held = q
+    if q.scale is not None and q.fmt.element.startswith("int") and q.fmt.tile != (1, 0):
+        scale = q.scale.to(dtype).to(q.scale.dtype)
+        held = Quantized(codes=q.codes, scale=scale, zero_point=q.zero_point, global_scale=q.global_scale, fmt=q.fmt,
+                         shape=q.shape)  # fmt: skip
+    return Sent(
+        format=q.fmt, dtype=str(q.codes.dtype).removeprefix("torch."), columns=columns,
+        scales=tuple(part for part in (q.scale, q.zero_point, q.global_scale) if part is not None),
+        scale_shape=None if q.scale is None else tuple(q.scale.shape), values=dequantize(held)[:, columns].contiguous(),
+        codes=q.codes[:, columns].contiguous(),
+    )  # fmt: skip
+
+
+def weight_records(model: nn.Module, sent: Mapping[str, Sent], dtype: torch.dtype) -> Iterator[TensorRecord]:
+    """One line per quantized linear of the checkpoint, from what its kernel answers.
+
+    Raises RuntimeError naming the first tensor whose kernel does not compute with the codes that were sent.
+    """
+    for name, layer, parts in live_linears(model):
+        first = sent.get(f"{parts[0]}.weight")
+        if first is None:
+            continue
+        answered = probe_weights(layer, first.columns, dtype)
+        rows = 0
+        for part in parts:
+            told = sent[f"{part}.weight"]
+            live = answered[rows : rows + len(told.values)]
+            rows += len(told.values)
+            gap = (live - told.values).abs()
+            wrong = gap > WEIGHT_TOLERANCE * told.values.abs() + 1e-12
+            if bool(wrong.any()) or not bool(torch.isfinite(live).all()):
+                raise RuntimeError(
+                    f"{part}.weight is not the {told.format.name} tensor that was loaded: {int(wrong.sum())} of "
+                    f"{wrong.numel()} weights differ in {kernel_name(layer)} of {name}, by up to {float(gap.max()):.3g}"
+                )
+            yield TensorRecord(
+                name=f"{part}.weight", format=told.format.name, dtype=told.dtype, scale_shape=told.scale_shape,
+                hash=_hash(told.codes, *told.scales), kernel=kernel_name(layer),
+            )  # fmt: skip
+
+
+def probe_weights(layer: nn.Module, columns: Tensor, dtype: torch.dtype) -> Tensor:
+    """[N, C] float32: the weights of a live linear layer at `columns`, as its kernel applies them to unit vectors."""
+    width = int(layer.input_size)  # pyright: ignore[reportArgumentType]
+    unit = torch.zeros(len(columns), width, dtype=dtype, device=columns.device)
+    unit[torch.arange(len(columns), device=columns.device), columns] = 1.0
+    return apply(layer, unit).float().T.contiguous()
+
+
+def apply(layer: nn.Module, x: Tensor) -> Tensor:
+    """[R, K] -> [R, N] by the layer's own kernel, without its bias."""
+    with torch.inference_mode():
+        return layer.quant_method.apply(layer, x, None)  # pyright: ignore
+
+
+def input_formats(
+    model: nn.Module, sent: Mapping[str, Sent], dtype: torch.dtype, device: torch.device
+) -> dict[str, str]:
+    """What enters each linear of the blocks, by the weight's name: the format whose rounding explains its answer to a
+    random input best. Layers of which not every column is known are answered for from those that are."""
+    base = {torch.float32: "fp32", torch.float16: "fp16"}.get(dtype, "bf16")
+    found: dict[str, str] = {}
+    for _, layer, parts in live_linears(model):
+        names = [f"{part}.weight" for part in parts]
+        if names[0] not in sent:
+            found |= dict.fromkeys(names, base)
+            continue
+        columns = sent[names[0]].columns
+        width = int(layer.input_size)  # pyright: ignore[reportArgumentType]
+        draws = torch.Generator("cpu").manual_seed(width)
+        spread = torch.exp(torch.randn(PROBE_ROWS, len(columns), generator=draws))
+        x = torch.zeros(PROBE_ROWS, width, dtype=dtype)
+        x[:, columns.cpu()] = (torch.randn(PROBE_ROWS, len(columns), generator=draws) * spread).to(dtype)
+        weights = torch.cat([sent[name].values for name in names])
+        found |= dict.fromkeys(
+            names, _nearest(apply(layer, x.to(device)).float(), x.to(device), weights, columns, base)
+        )
+    return found
+
+
+def _nearest(answer: Tensor, x: Tensor, weights: Tensor, columns: Tensor, base: str) -> str:
+    """The input format under which x W^T is nearest to `answer` [R, N]."""
+    seen: dict[str, Tensor] = {base: x.float()}
+    for name in ACTS_TRIED:
+        fmt = format_named(name)
+        if fmt.tile is None or x.shape[1] % max(fmt.tile[1], 1) == 0:
+            seen[name] = fake_quantize(x.float(), fmt)
+    gaps = {name: float((value[:, columns] @ weights.T - answer).norm()) for name, value in seen.items()}
+    return min(gaps, key=gaps.__getitem__)
+
+
+def plain_record(name: str, live: Tensor, kernel: str = "") -> TensorRecord:
+    """A line for a tensor that is held as it is: CRC-32 of the live memory, of an even sample where it is large."""
+    if live.numel() > SAMPLE:
+        live = live.reshape(-1)[:: live.numel() // SAMPLE]
+    dtype = str(live.dtype).removeprefix("torch.")
+    fmt = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}.get(dtype, dtype)
+    return TensorRecord(name=name, format=fmt, dtype=dtype, scale_shape=None, hash=_hash(live), kernel=kernel)
+
+
+def kernel_name(layer: nn.Module) -> str:
+    """The class that multiplies, as vLLM chose it: its scheme's kernel, else its quantization method."""
+    scheme: Any = getattr(layer, "scheme", None)
+    for name in ("kernel", "fp8_linear"):
+        if scheme is not None and getattr(scheme, name, None) is not None:
+            return type(getattr(scheme, name)).__name__
+    return type(scheme or layer.quant_method).__name__
+
+
+def engine_state(model: nn.Module) -> dict[str, Any]:
+    """Switches that change what is computed: the attention kernel, DeepGEMM's rounding of scales, the batch-invariant
+    mode."""
+    from vllm import envs  # pyright: ignore[reportAttributeAccessIssue]
+
+    backends = {type(m.impl).__name__ for m in model.modules() if hasattr(m, "impl") and hasattr(m, "_k_scale")}
+    state: dict[str, Any] = {"attention": sorted(backends), "batch_invariant": bool(envs.VLLM_BATCH_INVARIANT)}
+    if next(model.parameters()).is_cuda:
+        from vllm.utils.deep_gemm import is_deep_gemm_e8m0_used
+
+        state["deep_gemm_e8m0"] = bool(is_deep_gemm_e8m0_used())
+    return state
+
+
+def _hash(*tensors: Tensor) -> str:
+    crc = 0
+    for tensor in tensors:
+        crc = zlib.crc32(_bytes(tensor), crc)
+    return f"{crc:08x}"
+
+
+def _bytes(x: Tensor) -> bytes:
+    return x.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()

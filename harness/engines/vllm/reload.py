@@ -1,0 +1,131 @@
+"""Swapping weights under a live vLLM model: checkpoint-format tensors in, kernel-format tensors in the same storage.
+
+    swap: wrap every loader -> model.load_weights(stream) -> refuse what is incomplete -> let each layer finish
+
+vLLM's layerwise reload (`vllm.model_executor.model_loader.reload`) does the work and silently accepts a layer that got
+only part of its tensors; `swap` does not. It buffers by reference, so whoever reuses a transport buffer passes clones.
+Left out: experts, several pipeline stages, and transports (`engine.py` calls it in-process, a trainer may over IPC).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+PACKED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
+"""vLLM's fused linear -> the checkpoint's, by rows."""
+
+
+class IncompleteSwap(RuntimeError):  # noqa: N818 - says what the weights are
+    """A swap ended with layers that got only part of their tensors: the weights are no model's."""
+
+
+def swap(model: nn.Module, model_config: Any, tensors: Iterable[tuple[str, Tensor]]) -> None:
+    """Load a stream of checkpoint tensors into the live model, storage and pointers kept.
+
+    Call under vLLM's configuration (`set_current_vllm_config`). Raises IncompleteSwap where a linear layer or an
+    embedding got nothing or a part of its tensors; layers that were complete are then new, the others old.
+    """
+    from vllm.model_executor.model_loader import reload
+
+    reload.initialize_layerwise_reload(model)
+    try:
+        model.load_weights(wrapped_names(model, tensors))  # pyright: ignore[reportCallIssue]
+        lacking = incomplete(model)
+    except BaseException:
+        _give_back(model)
+        raise
+    if lacking:
+        _give_back(model)
+        raise IncompleteSwap(
+            f"weight swap: {len(lacking)} layers got no or only part of their tensors, the first is {lacking[0]}; "
+            "load a whole stream before generating"
+        )
+    reload.finalize_layerwise_reload(model, model_config)
+
+
+def incomplete(model: nn.Module) -> list[str]:
+    """Layers of a swap in progress that still wait for tensors of the checkpoint."""
+    from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
+
+    is_tied = bool(getattr(getattr(model, "config", None), "tie_word_embeddings", False))
+    lacking: list[str] = []
+    for name, layer in model.named_modules():
+        info = get_layerwise_info(layer)
+        if not info.can_load() or not layer._parameters or type(layer).__name__ == "Attention":
+            continue
+        # A vocabulary padded to whole tiles has rows that no checkpoint fills; a tied head is filled by its embedding.
+        is_filled = hasattr(layer, "org_vocab_size") and info.load_numel > 0
+        if not is_filled and not (is_tied and name.endswith("lm_head")):
+            lacking.append(name)
+    return lacking
+
+
+def _give_back(model: nn.Module) -> None:
+    """Put the live tensors back into every layer that waits, so that the model can be loaded again."""
+    from vllm.model_executor.model_loader.reload.layerwise import (
+        LOADING_LAYERS,
+        _place_kernel_tensors,
+        get_layerwise_info,
+    )
+
+    for layer in model.modules():
+        info = get_layerwise_info(layer)
+        if info.can_load() and info.kernel_tensors is not None:
+            _place_kernel_tensors(layer, info)
+        info.reset()
+    LOADING_LAYERS.clear()
+
+
+def wrapped_names(model: nn.Module, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+    """The stream by the names that the live model has: a linear beside an adapter is called `<linear>.base_layer`."""
+    wrapped = {name.removesuffix(".base_layer") for name, _ in model.named_modules() if name.endswith(".base_layer")}
+    fused = {part: whole for whole, parts in PACKED.items() for part in parts}
+    for name, tensor in tensors:
+        module, _, leaf = name.rpartition(".")
+        stem, _, last = module.rpartition(".")
+        live = f"{stem}.{fused.get(last, last)}"
+        yield (f"{module}.base_layer.{leaf}" if live in wrapped else name), tensor
+
+
+def live_linears(model: nn.Module) -> Iterator[tuple[str, nn.Module, tuple[str, ...]]]:
+    """(name, module, the checkpoint's linears in it by rows) of every linear layer of the blocks, adapters looked
+    through."""
+    for name, module in model.named_modules():
+        stem, _, last = name.rpartition(".")
+        if last in PACKED or last in ("o_proj", "down_proj"):
+            parts = PACKED.get(last, (last,))
+            yield name, getattr(module, "base_layer", module), tuple(f"{stem}.{part}" for part in parts)
+
+
+def widen_gains(model: nn.Module, names: Iterable[str]) -> None:
+    """Hold these norm gains in float32 in a model of 16 bits, and compute their norm in float32 up to the result.
+
+    vLLM's own kernel takes a gain of the input's dtype alone, in which small noise on a gain near 1 is rounded away.
+    """
+    from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
+    from vllm.model_executor.model_loader.reload.meta import capture_layer_to_meta
+
+    modules = dict(model.named_modules())
+    for name in names:
+        norm = modules[name.removesuffix(".weight")]
+        loader = getattr(norm.weight, "weight_loader", None)
+        norm.weight = nn.Parameter(cast(Tensor, norm.weight).data.float(), requires_grad=False)
+        if loader is not None:
+            norm.weight.weight_loader = loader  # pyright: ignore[reportAttributeAccessIssue]
+        norm._forward_method = _wide_norm(norm)
+        get_layerwise_info(norm).restore_metadata = capture_layer_to_meta(norm)
+
+
+def _wide_norm(norm: nn.Module) -> Any:
+    eps = float(norm.variance_epsilon)  # pyright: ignore[reportArgumentType]
+
+    def forward(x: Tensor, residual: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
+        wide = x.float() if residual is None else x.float() + residual.float()
+        normed = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps) * cast(Tensor, norm.weight)
+        return normed.to(x.dtype) if residual is None else (normed.to(x.dtype), wide.to(x.dtype))
+
+    return forward

