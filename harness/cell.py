@@ -31,9 +31,10 @@ import torch
 from harness import provenance
 from harness.api import Plan, Step, knobs
 from harness.clock import STAGES
-from harness.compose import Composed, check_supported, compose, plan_json
+from harness.compose import Composed, compose, plan_json
 from harness.config import parse, run_id, run_name, to_json
 from harness.engines.embedded import EmbeddedEngine
+from harness.engines.factory import check_engine, make_engine
 from harness.loop import REFERENCE, train
 from harness.models.adapters import add_adapters, freeze_base
 from harness.models.checkpoint import content_hash
@@ -72,7 +73,7 @@ def record_path(launch: Launch, cell_id: str) -> Path:
 def check(config: RunConfig) -> Composed:
     """The composed method of a run that can work here. Raises ValueError, one line, before anything is loaded."""
     composed = compose(config)
-    check_supported(composed, EmbeddedEngine.supports, config.engine.name, EXTRAS)
+    check_engine(config, composed, EXTRAS)
     return composed
 
 
@@ -104,9 +105,9 @@ def build(config: RunConfig, launch: Launch) -> tuple[Run, dict[str, str | None]
         wants_shadow="shadow" in needs, lr_factor=composed.lr_factor,
     )  # fmt: skip
     ids = {"eos_id": start.task.eos_id, "pad_id": start.task.pad_id, "device": device}
-    engine = EmbeddedEngine(
-        shape, composed.plan, trainer_model=trainer.model if is_exact else None,
-        max_batch=config.engine.max_batch, keeps_log_probs="rollout_kl" in needs, **ids,
+    engine = make_engine(
+        config, shape, composed.plan, trainer_model=trainer.model if is_exact else None,
+        keeps_log_probs="rollout_kl" in needs, **ids,
     )  # fmt: skip
     reference = EmbeddedEngine(
         shape, Plan(rollout_weights=format_named(REFERENCE)), max_batch=config.engine.max_batch, **ids
@@ -151,6 +152,8 @@ def run_cell(config: RunConfig, launch: Launch, should_stop: Callable[[], bool] 
         }
     )
     write(launch, result, run.series if run else None)
+    if run is not None:
+        run.engine.close()
     return result
 
 

@@ -76,8 +76,10 @@ def run_name(config: RunConfig) -> str:
     """A readable name, computed from the config and never typed by hand."""
     length = "" if config.task.n is None else str(config.task.n)
     mode = "" if config.algo.mode == "decoupled" else f"-{config.algo.mode}"
+    engine = "" if config.engine.name == "embedded" else f"-{config.engine.name}"
     seeds = f"b{config.base_seed}-s{config.seed}"
-    return f"{config.method}-{config.precision.name}-{config.model.name}-{config.task.name}{length}{mode}-{seeds}"
+    what = f"{config.method}-{config.precision.name}-{config.model.name}-{config.task.name}{length}"
+    return f"{what}{mode}{engine}-{seeds}"
 
 
 @cache

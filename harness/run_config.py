@@ -122,13 +122,15 @@ class EngineConfig:
     """The rollout engine and how it samples."""
 
     __pydantic_config__ = _STRICT
-    name: Literal["embedded"] = "embedded"
+    name: Literal["embedded", "vllm"] = "embedded"
     temperature: float = 1.0
     top_p: float = 1.0
     max_new_tokens: int | None = None
     """Null: the task's own limit."""
     max_batch: int = 256
     """Rows sampled at once; part of the random stream."""
+    gpu_memory: float = field(default=0.5, metadata={"hashed": False})
+    """vLLM on a GPU: the share of its memory for weights and cache; the trainer has the rest."""
 
 
 @dataclass(frozen=True, kw_only=True)

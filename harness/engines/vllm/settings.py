@@ -87,8 +87,9 @@ def check_device(build: Build, device: str, plan: Plan) -> None:
             fmt = getattr(plan, field)
             flag = None if fmt is None else build.cpu_flags.get(kind_of(fmt.name))
             if flag is not None and flag not in cpu_flags():
+                name = getattr(fmt, "name", None)
                 raise ValueError(
-                    f"{field}={fmt.name}: vLLM's CPU kernel needs {flag}, which this processor lacks; choose "
+                    f"{field}={name}: vLLM's CPU kernel needs {flag}, which this processor lacks; choose "
                     "precision=fp8_channel, bf16 or fp16, or engine=embedded"
                 )
         return

@@ -1,0 +1,44 @@
+"""Which engine a run samples with, and whether it can: the one place that knows their names."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from harness.api import Plan, RolloutEngine
+from harness.compose import Composed, check_supported
+from harness.engines.embedded import EmbeddedEngine
+from harness.engines.vllm import builds, settings
+from harness.models.decoder import Decoder, DecoderConfig
+from harness.run_config import RunConfig
+
+
+def check_engine(config: RunConfig, composed: Composed, extras: frozenset[str]) -> None:
+    """Raises ValueError, one line, where the run's engine is not here or cannot follow the plan. Loads nothing.
+
+    `extras`: what the trainer can compute for a part (`Part.needs`).
+    """
+    supports = EmbeddedEngine.supports
+    if config.engine.name == "vllm":
+        build = settings.installed_build()
+        builds.check_plan(build, composed.plan)
+        settings.check_device(build, config.trainer.device, composed.plan)
+        supports = builds.supports(build)
+    check_supported(composed, supports, config.engine.name, extras)
+
+
+def make_engine(
+    config: RunConfig, shape: DecoderConfig, plan: Plan, *, trainer_model: Decoder | None, keeps_log_probs: bool,
+    **ids: Any,
+) -> RolloutEngine:  # fmt: skip
+    """The run's rollout engine. `ids`: eos_id, pad_id, device. Raises ValueError for what the engine cannot do."""
+    if config.engine.name == "vllm":
+        from harness.engines.vllm.engine import VLLMEngine
+
+        return VLLMEngine(
+            shape, plan, max_batch=config.engine.max_batch, gpu_memory=config.engine.gpu_memory,
+            keeps_log_probs=keeps_log_probs, **ids,
+        )  # fmt: skip
+    return EmbeddedEngine(
+        shape, plan, trainer_model=trainer_model, max_batch=config.engine.max_batch, keeps_log_probs=keeps_log_probs,
+        **ids,
+    )  # fmt: skip
