@@ -81,8 +81,9 @@ def _give_back(model: nn.Module) -> None:
 
 
 def wrapped_names(model: nn.Module, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-    """The stream by the names that the live model has: a linear beside an adapter is called `<linear>.base_layer`."""
-    wrapped = {name.removesuffix(".base_layer") for name, _ in model.named_modules() if name.endswith(".base_layer")}
+    """The stream by the names that the live model has: beside adapters a linear is called `<linear>.base_layer`,
+    unless the wrapper passes tensors on by itself, as from vLLM 0.31 on."""
+    wrapped = {name for name, m in model.named_modules() if hasattr(m, "base_layer") and not hasattr(m, "load_weights")}
     fused = {part: whole for whole, parts in PACKED.items() for part in parts}
     for name, tensor in tensors:
         module, _, leaf = name.rpartition(".")
