@@ -18,6 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from harness.api import TensorRecord
+from harness.engines.vllm.reload import live_linears
 from harness.numerics.formats import Adapters
 
 
@@ -69,31 +70,21 @@ class AdapterSlot:
         self.llm.llm_engine.add_lora(self.request)
 
     def records(self) -> Iterator[TensorRecord]:
-        """Passport lines, read from the adapters that vLLM holds (B with alpha / rank in it).
+        """Passport lines, read from the slot of which the kernels read (B with alpha / rank in it).
 
         Raises RuntimeError where the last push is not the one that is active.
         """
-        worker = self.llm.llm_engine.model_executor.driver_worker.worker
-        manager = worker.model_runner.lora_manager._adapter_manager
-        if manager.list_adapters().keys() != {self.number}:
-            raise RuntimeError(
-                f"adapters of pushes {sorted(manager.list_adapters())} are held, not {self.number} alone"
-            )
-        for name, layer in sorted(manager.get_adapter(self.number).loras.items()):
-            parts = name if isinstance(layer.lora_a, list) else [name]
-            pairs = zip(layer.lora_a, layer.lora_b, strict=True) if isinstance(layer.lora_a, list) else [
-                (layer.lora_a, layer.lora_b)]  # fmt: skip
-            for module, (a, b) in zip(_parts(name) if len(list(parts)) != 1 else [name], pairs, strict=False):
-                for kind, tensor in (("lora_A", a), ("lora_B", b)):
-                    if tensor is not None:
-                        yield _record(f"{module}.{kind}.weight", tensor)
-
-
-def _parts(name: str) -> list[str]:
-    from harness.engines.vllm.reload import PACKED
-
-    stem, _, last = name.rpartition(".")
-    return [f"{stem}.{part}" for part in PACKED.get(last, (last,))]
+        runner = self.llm.llm_engine.model_executor.driver_worker.worker.model_runner
+        held = runner.lora_manager.list_adapters()
+        if held != {self.number}:
+            raise RuntimeError(f"adapters of pushes {sorted(held)} are held, not {self.number} alone")
+        wrapped = dict(runner.get_model().named_modules())
+        for name, _, parts in live_linears(runner.get_model()):
+            slots = getattr(wrapped[name], "lora_a_stacked", ()), getattr(wrapped[name], "lora_b_stacked", ())
+            for part, a, b in zip(parts, *slots, strict=False):
+                if f"{part}.lora_A.weight" in self.wanted:
+                    yield _record(f"{part}.lora_A.weight", a[0, 0, : self.adapters.rank])
+                    yield _record(f"{part}.lora_B.weight", b[0, 0, :, : self.adapters.rank])
 
 
 def _record(name: str, tensor: Tensor) -> TensorRecord:
