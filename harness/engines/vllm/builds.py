@@ -16,11 +16,6 @@ from harness.nearest import nearest
 
 WEIGHT_ONLY = re.compile(r"int(4|8)_g(32|64|128)(_qat)?")
 """Symmetric integer groups: one scheme of vLLM, whatever rule made their scales."""
-SIXTEEN_BIT: dict[tuple[str | None, str | None], str] = {
-    ("bf16", "bf16"): "bf16",
-    ("fp16", "fp16"): "fp16",
-    ("fp32", None): "fp32",
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,15 +132,19 @@ def check_plan(build: Build, plan: Plan) -> None:
             raise ValueError(f"{field}={fmt.name}: engine=vllm ({build.name}) cannot: {reason}")
     if plan.rollout_kv is not None and plan.rollout_kv.name not in build.kv:
         raise ValueError(f"rollout_kv={plan.rollout_kv.name}: {nearest(plan.rollout_kv.name, build.kv)}")
-    if plan.rollout_weights is not None:
-        weights = kind_of(plan.rollout_weights.name)
-        base = weights if weights in ("fp16", "fp32") else "bf16"
-        acts = None if plan.rollout_acts is None else plan.rollout_acts.name
-        pair = (weights, "base" if acts in (None, base) else acts)
-        if pair not in build.pairs:
-            shown = sorted(f"{w} with {a}" for w, a in build.pairs)
-            raise ValueError(f"rollout_weights={pair[0]} with rollout_acts={pair[1]}: valid pairs: {', '.join(shown)}")
-    if plan.lm_head is not None and plan.lm_head.tile is not None:
-        raise ValueError(f"lm_head={plan.lm_head.name}: engine=vllm keeps the head in its base format")
+    weights = "bf16" if plan.rollout_weights is None else kind_of(plan.rollout_weights.name)
+    base = weights if weights in ("fp16", "fp32") else "bf16"
+    acts = None if plan.rollout_acts is None else plan.rollout_acts.name
+    pair = (weights, "base" if acts in (None, base) else acts)
+    if pair not in build.pairs:
+        shown = sorted(f"{w} with {a}" for w, a in build.pairs)
+        raise ValueError(f"rollout_weights={pair[0]} with rollout_acts={pair[1]}: valid pairs: {', '.join(shown)}")
+    if plan.lm_head is not None and plan.lm_head.name != base:
+        raise ValueError(f"lm_head={plan.lm_head.name}: engine=vllm keeps the head in its base format; valid: {base}")
+    for pattern, fmt in plan.exceptions:
+        if fmt is not None and fmt.tile is not None and fmt != plan.rollout_weights:
+            raise ValueError(
+                f"exceptions: {pattern} as {fmt.name}; engine=vllm takes exceptions in its base format only"
+            )
     if plan.sampler == "trainer" or plan.residual is not None:
         raise ValueError("sampler=trainer and residual are the embedded engine's alone; choose engine=embedded")
