@@ -55,6 +55,7 @@ def _scale_and_factor(amax, TOP: tl.constexpr, AMAX_FLOOR: tl.constexpr, SCALE_F
 @triton.jit
 def _given_factor(scale, FORM: tl.constexpr):
     """The factor under a scale that somebody else chose; a zero scale gives zero codes, but for division."""
+    scale = scale.to(tl.float32)
     if FORM == "divide":
         factor = scale
     else:

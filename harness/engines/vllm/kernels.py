@@ -66,7 +66,7 @@ def quantize_into(
     float8_e4m3fn for NVFP4.
     `level`: float32 [] on the device, of the merged group (`tensor_level`): the quant multiplier of NVFP4 and the scale
     of one-scale FP8, which is then written to `out_scale` [] too.
-    `is_scale_given`: `out_scale` holds float32 scales already; only codes are written.
+    `is_scale_given`: `out_scale` holds the scales already; only codes are written.
     Raises ValueError where no kernel takes the format, or a shape or dtype does not fit.
     """
     found = kind(fmt)
@@ -133,6 +133,8 @@ def _check(w: Tensor, fmt: Format, found: str, out: Tensor, out_scale: Tensor, b
         )
     if out.shape != codes or out.dtype != wanted:
         raise ValueError(f"out is {out.dtype} {tuple(out.shape)}; {fmt.name} of {tuple(w.shape)} is {wanted} {codes}")
+    if found == "tensor" and out_scale.dtype != torch.float32:
+        raise ValueError(f"out_scale is {out_scale.dtype}; {fmt.name} reads its one scale back, in torch.float32")
     if out_scale.shape != scale and not (found == "tensor" and out_scale.numel() == 1):
         raise ValueError(f"out_scale has shape {tuple(out_scale.shape)}; {fmt.name} of {tuple(w.shape)} has {scale}")
 
