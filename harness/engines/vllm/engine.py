@@ -245,7 +245,7 @@ class VLLMEngine:
     def realized_plan(self) -> Passport:
         """Measured on the live kernels. RuntimeError where a format is not in force."""
         self._check_ready()
-        dtype = settings.base_dtype(self.plan)
+        dtype, acts = settings.base_dtype(self.plan), self.plan.rollout_acts
         kernels = {f"{part}.weight": passport.kernel_name(layer)
                    for _, layer, parts in reload.live_linears(self.model) for part in parts}  # fmt: skip
         records: list[TensorRecord] = list(passport.weight_records(self.model, self.sent, dtype))
@@ -255,7 +255,7 @@ class VLLMEngine:
         return Passport(
             engine=f"vllm-{self.build.name}-{self.build.version}",
             weights=tuple(sorted(records, key=lambda record: record.name)),
-            acts=passport.input_formats(self.model, self.sent, dtype, self.device),
+            acts=passport.input_formats(self.model, self.sent, dtype, self.device, acts and acts.name),
             kv=kv.cache_format(self.model, self.build.kv),
             sampler="cached",
             state={"kv_scales": scales, **passport.engine_state(self.model)},

@@ -117,10 +117,11 @@ def apply(layer: nn.Module, x: Tensor) -> Tensor:
 
 
 def input_formats(
-    model: nn.Module, sent: Mapping[str, Sent], dtype: torch.dtype, device: torch.device
+    model: nn.Module, sent: Mapping[str, Sent], dtype: torch.dtype, device: torch.device, planned: str | None
 ) -> dict[str, str]:
     """What enters each linear of the blocks, by the weight's name: the format whose rounding explains its answer to a
-    random input best. Layers of which not every column is known are answered for from those that are."""
+    random input best; of formats that round it alike the `planned` one. Where not every column of a layer is known,
+    those that are answer for it."""
     base = {torch.float32: "fp32", torch.float16: "fp16"}.get(dtype, "bf16")
     found: dict[str, str] = {}
     for _, layer, parts in live_linears(model):
@@ -128,28 +129,34 @@ def input_formats(
         if names[0] not in sent:
             found |= dict.fromkeys(names, base)
             continue
-        columns = sent[names[0]].columns
-        width = int(layer.input_size)  # pyright: ignore[reportArgumentType]
-        draws = torch.Generator("cpu").manual_seed(width)
-        spread = torch.exp(torch.randn(PROBE_ROWS, len(columns), generator=draws))
-        x = torch.zeros(PROBE_ROWS, width, dtype=dtype)
-        x[:, columns.cpu()] = (torch.randn(PROBE_ROWS, len(columns), generator=draws) * spread).to(dtype)
+        columns, width = sent[names[0]].columns, int(layer.input_size)  # pyright: ignore[reportArgumentType]
+        x = _probe_input(columns, width, dtype).to(device)
         weights = torch.cat([sent[name].values for name in names])
-        found |= dict.fromkeys(
-            names, _nearest(apply(layer, x.to(device)).float(), x.to(device), weights, columns, base)
-        )
+        answer = apply(layer, x).float()
+        gaps = {
+            name: float((rounded[:, columns] @ weights.T - answer).norm())
+            for name, rounded in _roundings(x, [planned or base, base])
+        }
+        found |= dict.fromkeys(names, min(gaps, key=gaps.__getitem__))
     return found
 
 
-def _nearest(answer: Tensor, x: Tensor, weights: Tensor, columns: Tensor, base: str) -> str:
-    """The input format under which x W^T is nearest to `answer` [R, N]."""
-    seen: dict[str, Tensor] = {base: x.float()}
-    for name in ACTS_TRIED:
+def _probe_input(columns: Tensor, width: int, dtype: torch.dtype) -> Tensor:
+    """[PROBE_ROWS, width]: magnitudes spread over some octaves at `columns`, zero elsewhere; the same at every call."""
+    draws = torch.Generator("cpu").manual_seed(width)
+    shape = PROBE_ROWS, len(columns)
+    x = torch.zeros(PROBE_ROWS, width, dtype=dtype)
+    values = torch.randn(shape, generator=draws) * torch.exp(torch.randn(shape, generator=draws))
+    x[:, columns.cpu()] = values.to(dtype)
+    return x
+
+
+def _roundings(x: Tensor, first: list[str]) -> Iterator[tuple[str, Tensor]]:
+    """(format, `x` as that format reads it, float32): the `first` ones, then those of ACTS_TRIED that fit the width."""
+    for name in dict.fromkeys((*first, *ACTS_TRIED)):
         fmt = format_named(name)
         if fmt.tile is None or x.shape[1] % max(fmt.tile[1], 1) == 0:
-            seen[name] = fake_quantize(x.float(), fmt)
-    gaps = {name: float((value[:, columns] @ weights.T - answer).norm()) for name, value in seen.items()}
-    return min(gaps, key=gaps.__getitem__)
+            yield name, fake_quantize(x.float(), fmt)
 
 
 def plain_record(name: str, live: Tensor, kernel: str = "") -> TensorRecord:

@@ -31,6 +31,7 @@ def swap(model: nn.Module, model_config: Any, tensors: Iterable[tuple[str, Tenso
     """
     from vllm.model_executor.model_loader import reload
 
+    scratch = list(scratch_tensors(model))
     reload.initialize_layerwise_reload(model)
     try:
         model.load_weights(wrapped_names(model, tensors))  # pyright: ignore[reportCallIssue]
@@ -45,6 +46,30 @@ def swap(model: nn.Module, model_config: Any, tensors: Iterable[tuple[str, Tenso
             "load a whole stream before generating"
         )
     reload.finalize_layerwise_reload(model, model_config)
+    for owner, name, tensor in scratch:
+        _restore(owner, name, tensor)
+
+
+def scratch_tensors(model: nn.Module) -> Iterator[tuple[Any, str, Tensor]]:
+    """(owner, attribute, tensor) of everything that kernels read beside parameters and buffers, such as Marlin's locks.
+
+    vLLM makes new ones at every reload, while a captured CUDA graph goes on using the old memory: on locks that
+    another tensor has overwritten a kernel waits for ever.
+    """
+    for layer in model.modules():
+        scheme = getattr(layer, "scheme", None)
+        owners = (layer, getattr(layer, "quant_method", None), scheme)
+        for owner in (*owners, *(getattr(scheme, name, None) for name in ("kernel", "fp8_linear"))):
+            for name, value in vars(owner).items() if owner is not None else ():
+                if isinstance(value, Tensor):
+                    yield owner, name, value
+
+
+def _restore(owner: Any, name: str, tensor: Tensor) -> None:
+    fresh = getattr(owner, name)
+    if fresh is not tensor:
+        tensor.copy_(fresh)
+        setattr(owner, name, tensor)
 
 
 def incomplete(model: nn.Module) -> list[str]:
