@@ -1,6 +1,6 @@
 """vLLM as `harness.api.RolloutEngine`, in this process.
 
-    load_weights  -> check the stream, quantize (`export.py`), swap in place (`reload.py`), compare, clear the cache
+    load_weights  -> check the stream, quantize, write in place, compare (`weights.py`); forget cached prefixes
     generate      -> token ids in, token ids and log-probs of the sampled distribution out
     realized_plan -> what the live kernels answer (`passport.py`)
 
@@ -12,7 +12,6 @@ reproducible as a whole. Left out: several GPUs (`trainers/verl.py` drives vLLM'
 from __future__ import annotations
 
 import gc
-import math
 import random
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -23,21 +22,15 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from harness.api import KVProtocol, Passport, Plan, Rollout, TensorRecord, WeightStream
+from harness.api import KVProtocol, Passport, Plan, Rollout, WeightStream
 from harness.engines.requests import Requests, requests_of
-from harness.engines.stream import Stream, read_stream
-from harness.engines.vllm import kv, passport, reload, settings
+from harness.engines.vllm import kv, passport, settings
 from harness.engines.vllm.adapters import AdapterSlot
 from harness.engines.vllm.builds import BUILDS, check_plan, supports
-from harness.engines.vllm.export import export
 from harness.engines.vllm.memory import check_fits
+from harness.engines.vllm.weights import VLLMWeights
 from harness.models.decoder import DecoderConfig, tensor_shapes
-from harness.numerics.kv_scales import Role
-from harness.numerics.quantize import Quantized, code_flips
 from harness.seeds import stable_seed
-
-FLIPS_UP_TO = 2**28
-"""Codes of the last push are kept to count flips up to so many elements."""
 
 
 class VLLMEngine:
@@ -58,9 +51,11 @@ class VLLMEngine:
         gpu_memory: float = 0.5,
         is_eager: bool = False,
         keeps_log_probs: bool = False,
+        is_direct: bool | None = None,
     ) -> None:
         """`max_length`: prompt and response in tokens; `gpu_memory`: share of the device's memory for weights and
-        cache; `is_eager`: no CUDA graphs; `keeps_log_probs`: rollouts carry the whole distribution of every token.
+        cache; `is_eager`: no CUDA graphs; `keeps_log_probs`: rollouts carry the whole distribution of every token;
+        `is_direct`: how weights are pushed (`weights.py`).
 
         Raises ValueError, one line: no such vLLM, device or format, a model that does not fit, or the cause of an
         engine that died at start.
@@ -81,88 +76,18 @@ class VLLMEngine:
         )  # fmt: skip
         self.llm = start(arguments, is_cpu=self.device.type == "cpu")
         worker = self.llm.llm_engine.model_executor.driver_worker.worker
-        self.vllm_config, self.runner = worker.vllm_config, worker.model_runner
-        self.model: torch.nn.Module = self.runner.get_model()
-        reload.widen_gains(self.model, settings.fp32_gains(plan, config))
-        for module in kv.attentions(self.model).values():  # dummy weights reach them too
-            kv.set_scales(module, dict.fromkeys(kv.ROLES, 1.0))
-        self.adapters = None
+        self.vllm_config, self.model = worker.vllm_config, worker.model_runner.get_model()
+        slot = None
         if plan.adapters is not None and plan.adapters.site != "train":
-            self.adapters = AdapterSlot(self.llm, plan.adapters, self.shapes, Path(self.folder.name))
-        self.sent: dict[str, passport.Sent] = {}
-        self.codes: dict[str, Quantized] = {}
-        self.flips, self.saturated = math.nan, 0.0
-        self.state = "without weights"
+            slot = AdapterSlot(self.llm, plan.adapters, tensor_shapes(config), Path(self.folder.name))
+        self.weights = VLLMWeights(self.model, self.vllm_config, config, plan, self.device, slot, is_direct)
         self.is_awake = True
 
     def load_weights(self, weights: WeightStream) -> None:
         """Quantize and take over a whole stream. ValueError leaves the old weights in place; a swap that fails half-way
         raises, and the engine then refuses to generate until a whole one succeeds."""
-        stream = read_stream(weights, self.shapes, has_kv=self.plan.rollout_kv is not None)
-        if self.adapters is not None:
-            self.adapters.check(stream.adapters)
-        elif stream.adapters:
-            raise ValueError(f"{min(stream.adapters)}: the plan has no adapters at the rollout; stream merged weights")
-        pushed = export(stream, self.plan, self.shapes, self.device)
-        scales = {layer: kv.read_scales(module) for layer, module in kv.attentions(self.model).items()}
-        self.swap(pushed.tensors)
-        self._compare(stream, pushed.quantized)
-        for layer, module in kv.attentions(self.model).items():
-            names: dict[Role, str] = {
-                "k": f"model.layers.{layer}.self_attn.k_scale",
-                "v": f"model.layers.{layer}.self_attn.v_scale",
-            }
-            given: dict[Role, float] = {
-                role: float(stream.kv[name]) for role, name in names.items() if name in stream.kv
-            }
-            kv.set_scales(module, {**scales[layer], **given})
-        if self.adapters is not None:
-            self.adapters.load(stream.adapters)
-        self.sent = {name: passport.sent_of(q, settings.base_dtype(self.plan)) for name, q in pushed.quantized.items()}
-        self._count(pushed.quantized, pushed.saturated)
-        self.state = "ready"
-
-    def swap(self, tensors: Sequence[tuple[str, Tensor]]) -> None:
-        """Put tensors in the checkpoint's format under the live model and forget cached prefixes. Until `load_weights`
-        has compared what arrived, the engine does not generate."""
-        from vllm.config import set_current_vllm_config
-
-        self.state = "of a swap that did not end"
-        with torch.no_grad(), set_current_vllm_config(self.vllm_config), self.device:
-            reload.swap(self.model, self.vllm_config.model_config, tensors)
+        self.weights.load(weights)
         self.llm.reset_prefix_cache()
-
-    def _compare(self, stream: Stream, quantized: dict[str, Quantized]) -> None:
-        """Raises RuntimeError where a tensor that is held as it is differs from what was sent."""
-        for name, live in self._plain():
-            if name in stream.tensors and name not in quantized:
-                sent = stream.tensors[name].detach().to(live.device, live.dtype)
-                if not torch.equal(live, sent):
-                    raise RuntimeError(f"{name} did not reach the engine: {int((live != sent).sum())} elements differ")
-
-    def _plain(self) -> Iterator[tuple[str, Tensor]]:
-        """(checkpoint name, live tensor) of everything that is not quantized."""
-        held = {name.replace(".base_layer", ""): p.data for name, p in self.model.named_parameters()}
-        rows = {f"{part}.{leaf}": (f"{name.removesuffix('.base_layer')}.{leaf}", parts)
-                for name, _, parts in reload.live_linears(self.model) for part in parts
-                for leaf in ("weight", "bias")}  # fmt: skip
-        for name, shape in self.shapes.items():
-            if settings.is_quantized(self.plan, name):
-                continue
-            if name not in rows:
-                yield name, held[name][: shape[0]]
-                continue
-            fused, parts = rows[name]
-            leaf = name.rpartition(".")[2]
-            before = sum(self.shapes[f"{part}.{leaf}"][0] for part in parts[: parts.index(name.rpartition(".")[0])])
-            yield name, held[fused][before : before + shape[0]]
-
-    def _count(self, quantized: dict[str, Quantized], saturated: list[tuple[int, float]]) -> None:
-        sizes = {name: q.codes.numel() for name, q in quantized.items()}
-        known = [(sizes[name], code_flips(q, self.codes[name])) for name, q in quantized.items() if name in self.codes]
-        self.flips = _mean(known) if known else math.nan
-        self.saturated = _mean(saturated) if saturated else 0.0
-        self.codes = quantized if sum(sizes.values()) <= FLIPS_UP_TO else {}
 
     def generate(
         self,
@@ -187,7 +112,7 @@ class VLLMEngine:
             outputs = self.llm.generate(
                 [{"prompt_token_ids": list(prompt)} for prompt in prompts],
                 self._sampling(num_samples, max_new_tokens, temperature),
-                use_tqdm=False, lora_request=None if self.adapters is None else self.adapters.request,
+                use_tqdm=False, lora_request=None if self.weights.adapters is None else self.weights.adapters.request,
             )  # fmt: skip
         samples = [sample for output in outputs for sample in sorted(output.outputs, key=lambda one: one.index)]
         return self._rollout(samples, requests)
@@ -245,17 +170,12 @@ class VLLMEngine:
     def realized_plan(self) -> Passport:
         """Measured on the live kernels. RuntimeError where a format is not in force."""
         self._check_ready()
-        dtype, acts = settings.base_dtype(self.plan), self.plan.rollout_acts
-        kernels = {f"{part}.weight": passport.kernel_name(layer)
-                   for _, layer, parts in reload.live_linears(self.model) for part in parts}  # fmt: skip
-        records: list[TensorRecord] = list(passport.weight_records(self.model, self.sent, dtype))
-        records += [passport.plain_record(name, live, kernels.get(name, "")) for name, live in self._plain()]
-        records += [] if self.adapters is None else self.adapters.records()
+        records, acts = self.weights.records()
         scales = {str(layer): kv.read_scales(module) for layer, module in kv.attentions(self.model).items()}
         return Passport(
             engine=f"vllm-{self.build.name}-{self.build.version}",
-            weights=tuple(sorted(records, key=lambda record: record.name)),
-            acts=passport.input_formats(self.model, self.sent, dtype, self.device, acts and acts.name),
+            weights=records,
+            acts=acts,
             kv=kv.cache_format(self.model, self.build.kv),
             sampler="cached",
             state={"kv_scales": scales, **passport.engine_state(self.model)},
@@ -263,7 +183,7 @@ class VLLMEngine:
 
     def sync_metrics(self) -> dict[str, float]:
         """Of the last load: "code_flip_rate" since the load before, "saturated_frac"."""
-        return {"code_flip_rate": self.flips, "saturated_frac": self.saturated}
+        return {"code_flip_rate": self.weights.flips, "saturated_frac": self.weights.saturated}
 
     def sleep(self) -> None:
         """Give the cache's memory back; weights stay, for every push sends all of them."""
@@ -278,12 +198,11 @@ class VLLMEngine:
         """Free everything; the engine cannot be used afterwards."""
         from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
 
-        if self.state == "closed":
+        if self.weights.state == "closed":
             return
-        self.state = "closed"
+        self.weights.state = "closed"
         self.llm.llm_engine.engine_core.shutdown()
-        del self.llm, self.model, self.runner, self.vllm_config
-        self.adapters, self.sent, self.codes = None, {}, {}
+        del self.llm, self.model, self.vllm_config, self.weights.model, self.weights.adapters, self.weights.places
         cleanup_dist_env_and_memory()
         gc.collect()
         self.folder.cleanup()
@@ -291,8 +210,8 @@ class VLLMEngine:
     def _check_ready(self) -> None:
         if not self.is_awake:
             raise RuntimeError("the engine is asleep: call wake() first")
-        if self.state != "ready":
-            raise RuntimeError(f"the engine's weights are {self.state}: call load_weights first")
+        if self.weights.state != "ready":
+            raise RuntimeError(f"the engine's weights are {self.weights.state}: call load_weights first")
 
 
 def start(arguments: dict[str, Any], *, is_cpu: bool) -> Any:
@@ -342,7 +261,3 @@ def _distributions(flat: Any, vocab_size: int) -> Tensor:
     lengths = torch.tensor(flat.end_indices) - torch.tensor(flat.start_indices)
     out[torch.arange(len(lengths)).repeat_interleave(lengths), ids] = values
     return out
-
-
-def _mean(pairs: list[tuple[int, float]]) -> float:
-    return sum(count * value for count, value in pairs) / sum(count for count, _ in pairs)

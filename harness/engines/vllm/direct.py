@@ -1,0 +1,117 @@
+"""The fast way of a push: kernels quantize the trainer's tensors straight into the engine's parameters.
+
+For layouts that are the checkpoint's own up to fusing and transposing (16 bits, FP8 by tensor, channel and 128 x 128
+block, INT8 by channel) and a trainer on the same GPU: each weight is read once and its codes are written once, nothing
+is allocated. Packed layouts (Marlin's) take the way of `reload.py`. That a layout is what is assumed here is not
+trusted: the passport asks the kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from harness.api import Plan, weight_format
+from harness.engines.stream import Stream
+from harness.engines.vllm.reload import live_linears
+from harness.engines.vllm.settings import base_dtype, is_quantized
+from harness.numerics.formats import Format
+
+LAYOUTS = ("row", "block", "tensor")
+"""Kinds of `kernels.kind` whose codes the engine holds as a matrix."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where one quantized weight lives."""
+
+    codes: Tensor
+    """[N, K] view of the live parameter."""
+    scale: Tensor
+    """View of the live scale, shaped as the kernels write it."""
+
+
+def quantized_places(
+    model: nn.Module, plan: Plan, shapes: Mapping[str, tuple[int, ...]]
+) -> dict[str, dict[str, Place]] | None:
+    """Fused matrix -> weight's name -> its place; None where the live layout is not the checkpoint's.
+
+    `shapes`: by checkpoint name.
+    """
+    from harness.engines.vllm import kernels
+
+    fmt = plan.rollout_weights
+    if fmt is None or fmt.tile is None:
+        return {}
+    kind = kernels.kind(fmt)
+    if kind not in LAYOUTS:
+        return None
+    found: dict[str, dict[str, Place]] = {}
+    for fused, layer, parts in live_linears(model):
+        names = [f"{part}.weight" for part in parts]
+        if not is_quantized(plan, names[0]):
+            continue
+        rows = [shapes[name][0] for name in names]
+        places = _places_of(layer, names, rows, shapes[names[0]][1], fmt, kind)
+        if places is None:
+            return None
+        found[fused] = places
+    return found
+
+
+def _places_of(
+    layer: nn.Module, names: list[str], rows: list[int], width: int, fmt: Format, kind: str
+) -> dict[str, Place] | None:
+    weight, scale = layer.weight.data, layer.weight_scale.data  # pyright: ignore[reportAttributeAccessIssue]
+    assert isinstance(weight, Tensor) and isinstance(scale, Tensor)
+    total, step = sum(rows), 128 if kind == "block" else 1
+    live = weight if kind == "block" else weight.t()
+    if live.shape != (total, width) or weight.dtype not in (torch.float8_e4m3fn, torch.int8):
+        return None
+    wanted = {"row": (total, 1), "block": (total // 128, -(-width // 128))}.get(kind)
+    if (wanted is not None and scale.shape != wanted) or any(count % step for count in rows):
+        return None
+    places: dict[str, Place] = {}
+    first = 0
+    for name, count in zip(names, rows, strict=True):
+        own = scale if kind == "tensor" else scale[first // step : (first + count) // step]
+        places[name] = Place(codes=live[first : first + count], scale=own.reshape(()) if kind == "tensor" else own)
+        first += count
+    return places
+
+
+def write(
+    stream: Stream, plan: Plan, quantized: Mapping[str, Mapping[str, Place]], plain: Iterable[tuple[str, Tensor]]
+) -> None:
+    """Write a checked stream into the live tensors: codes and scales by kernel, `plain` ones (name, live) by copy.
+
+    Raises ValueError for scales that do not fit, before a byte is written.
+    """
+    from harness.engines.vllm import kernels
+
+    for places in quantized.values():
+        for name, place in places.items():
+            given = stream.scales.get(name)
+            if given is not None and given.numel() != place.scale.numel():
+                raise ValueError(f"{name}_scale has {given.numel()} values, the engine holds {place.scale.numel()}")
+    base = base_dtype(plan)
+    for places in quantized.values():
+        level = None
+        fmt = weight_format(plan, next(iter(places)))
+        assert fmt is not None
+        is_given = any(name in stream.scales for name in places)
+        if kernels.kind(fmt) == "tensor" and not is_given:
+            amax = torch.zeros((), device=next(iter(places.values())).codes.device)
+            for name in places:
+                kernels.update_amax(stream.tensors[name].detach(), amax, base=base)
+            level = kernels.tensor_level(amax, fmt)
+        for name, place in places.items():
+            if is_given:
+                place.scale.copy_(stream.scales[name].reshape(place.scale.shape))
+            w = stream.tensors[name].detach()
+            kernels.quantize_into(w, fmt, place.codes, place.scale, base=base, level=level, is_scale_given=is_given)
+    for name, live in plain:
+        live.copy_(stream.tensors[name].detach())

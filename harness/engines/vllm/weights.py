@@ -1,0 +1,166 @@
+"""The weights of a live vLLM model: one push in, what is really there out.
+
+A push is checked whole before anything is written. It then takes one of two ways: quantized by the reference and loaded
+layer by layer (`export.py`, `reload.py`), or, for large models on the trainer's GPU, by kernels straight into place
+(`direct.py`), where one block a push, in turn, is quantized by the reference too and compared.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from harness.api import Plan, TensorRecord, WeightStream, weight_format
+from harness.engines.stream import Stream, read_stream
+from harness.engines.vllm import direct, kv, passport, reload, settings
+from harness.engines.vllm.adapters import AdapterSlot
+from harness.engines.vllm.export import Export, export
+from harness.models.decoder import DecoderConfig, tensor_shapes
+from harness.numerics.kv_scales import Role
+from harness.numerics.quantize import Quantized, code_flips
+
+SMALL = 2**28
+"""Elements up to which a model takes the reference's way and codes of the last push are kept to count flips."""
+
+
+class VLLMWeights:
+    """Owns what an engine computes with. Before the first `load` it is dummies."""
+
+    def __init__(
+        self, model: nn.Module, vllm_config: Any, config: DecoderConfig, plan: Plan, device: torch.device,
+        adapters: AdapterSlot | None, is_direct: bool | None,
+    ) -> None:  # fmt: skip
+        """`is_direct`: take the kernels' way (None: on a GPU where the model is large). Raises ValueError where it is
+        asked for and the live layout does not allow it."""
+        self.model, self.vllm_config, self.config, self.plan, self.device = model, vllm_config, config, plan, device
+        self.adapters, self.shapes = adapters, tensor_shapes(config)
+        reload.widen_gains(model, settings.fp32_gains(plan, config))
+        for module in kv.attentions(model).values():  # dummy weights reach them too
+            kv.set_scales(module, dict.fromkeys(kv.ROLES, 1.0))
+        numel = sum(math.prod(shape) for shape in self.shapes.values())
+        self.places = None
+        if is_direct or (is_direct is None and device.type == "cuda" and numel > SMALL):
+            self.places = direct.quantized_places(model, plan, self.shapes)
+        if is_direct and self.places is None:
+            raise ValueError("is_direct: the live layout of this format is packed; choose is_direct=False")
+        self.sent: dict[str, passport.Sent] = {}
+        self.codes: dict[str, Quantized] = {}
+        self.pushes, self.flips, self.saturated = 0, math.nan, 0.0
+        self.state = "without weights"
+
+    def load(self, weights: WeightStream) -> None:
+        """Take over a whole stream. ValueError leaves the old weights in place; whatever else goes wrong half-way
+        leaves `state` other than "ready"."""
+        stream = read_stream(weights, self.shapes, has_kv=self.plan.rollout_kv is not None)
+        if self.adapters is not None:
+            self.adapters.check(stream.adapters)
+        elif stream.adapters:
+            raise ValueError(f"{min(stream.adapters)}: the plan has no adapters at the rollout; stream merged weights")
+        if self.places is None:
+            pushed = export(stream, self.plan, self.shapes, self.device)
+            self._swap_scaled(pushed.tensors, stream)
+            self._compare(stream)
+        else:
+            pushed = self._write(stream)
+        if self.adapters is not None:
+            self.adapters.load(stream.adapters)
+        dtype = settings.base_dtype(self.plan)
+        self.sent = {name: passport.sent_of(q, dtype) for name, q in pushed.quantized.items()}
+        self._count(pushed)
+        self.pushes += 1
+        self.state = "ready"
+
+    def swap(self, tensors: Sequence[tuple[str, Tensor]]) -> None:
+        """Put tensors in the checkpoint's format under the live model. Until `load` has compared what arrived, the
+        weights are not ready."""
+        from vllm.config import set_current_vllm_config
+
+        self.state = "of a swap that did not end"
+        with torch.no_grad(), set_current_vllm_config(self.vllm_config), self.device:
+            reload.swap(self.model, self.vllm_config.model_config, tensors)
+
+    def _swap_scaled(self, tensors: Sequence[tuple[str, Tensor]], stream: Stream) -> None:
+        """`swap`, after which the cache's scales are those before it or the stream's."""
+        scales = {layer: kv.read_scales(module) for layer, module in kv.attentions(self.model).items()}
+        self.swap(tensors)
+        for layer, module in kv.attentions(self.model).items():
+            kv.set_scales(module, scales[layer])
+        self._take_scales(stream)
+
+    def _take_scales(self, stream: Stream) -> None:
+        roles: tuple[Role, Role] = ("k", "v")
+        for layer, module in kv.attentions(self.model).items():
+            names = {role: f"model.layers.{layer}.self_attn.{role}_scale" for role in roles}
+            given: dict[Role, float] = {role: float(stream.kv[n]) for role, n in names.items() if n in stream.kv}
+            kv.set_scales(module, given)
+
+    def _write(self, stream: Stream) -> Export:
+        """The kernels' way. Returns the reference's result for one block of the model."""
+        assert self.places is not None
+        self.state = "of a swap that did not end"
+        direct.write(stream, self.plan, self.places, self.plain())
+        self._take_scales(stream)
+        at = f"model.layers.{self.pushes % self.config.num_layers}."
+        return export(stream, self.plan, {n: s for n, s in self.shapes.items() if n.startswith(at)}, self.device)
+
+    def _compare(self, stream: Stream) -> None:
+        """Raises RuntimeError where a tensor that is held as it is differs from what was sent."""
+        for name, live in self.plain():
+            sent = stream.tensors[name].detach().to(live.device, live.dtype)
+            if not torch.equal(live, sent):
+                raise RuntimeError(f"{name} did not reach the engine: {int((live != sent).sum())} elements differ")
+
+    def plain(self) -> Iterator[tuple[str, Tensor]]:
+        """(checkpoint name, live tensor) of everything that is not quantized."""
+        held = {name.replace(".base_layer", ""): p.data for name, p in self.model.named_parameters()}
+        fused = {part: (name.removesuffix(".base_layer"), parts)
+                 for name, _, parts in reload.live_linears(self.model) for part in parts}  # fmt: skip
+        for name, shape in self.shapes.items():
+            if settings.is_quantized(self.plan, name):
+                continue
+            module, _, leaf = name.rpartition(".")
+            if module not in fused:
+                yield name, held[name][: shape[0]]
+                continue
+            whole, parts = fused[module]
+            before = sum(self.shapes[f"{part}.{leaf}"][0] for part in parts[: parts.index(module)])
+            yield name, held[f"{whole}.{leaf}"][before : before + shape[0]]
+
+    def _count(self, pushed: Export) -> None:
+        new, old = pushed.quantized, self.codes
+        known = [(q.codes.numel(), code_flips(q, old[name])) for name, q in new.items() if name in old]
+        self.flips = _mean(known) if known else math.nan
+        self.saturated = _mean(pushed.saturated) if pushed.saturated else 0.0
+        self.codes = new if self.places is None and sum(q.codes.numel() for q in new.values()) <= SMALL else {}
+
+    def known(self) -> dict[str, passport.Sent]:
+        """What each quantized tensor must be: the reference's result, else what the live memory says."""
+        dtype, found = settings.base_dtype(self.plan), dict(self.sent)
+        for places in (self.places or {}).values():
+            for name, place in places.items():
+                fmt = weight_format(self.plan, name)
+                if name not in found and fmt is not None:
+                    q = Quantized(codes=place.codes, scale=place.scale, zero_point=None, global_scale=None, fmt=fmt,
+                                  shape=tuple(place.codes.shape))  # fmt: skip
+                    found[name] = passport.sent_of(q, dtype)
+        return found
+
+    def records(self) -> tuple[tuple[TensorRecord, ...], dict[str, str]]:
+        """(what every tensor is, what enters each linear), measured. Raises RuntimeError where a format is not in
+        force."""
+        dtype, acts, known = settings.base_dtype(self.plan), self.plan.rollout_acts, self.known()
+        kernels = {f"{part}.weight": passport.kernel_name(layer)
+                   for _, layer, parts in reload.live_linears(self.model) for part in parts}  # fmt: skip
+        found: list[TensorRecord] = list(passport.weight_records(self.model, known, dtype))
+        found += [passport.plain_record(name, live, kernels.get(name, "")) for name, live in self.plain()]
+        found += [] if self.adapters is None else self.adapters.records()
+        entering = passport.input_formats(self.model, known, dtype, self.device, acts and acts.name)
+        return tuple(sorted(found, key=lambda record: record.name)), entering
+
+
+def _mean(pairs: list[tuple[int, float]]) -> float:
+    return sum(count * value for count, value in pairs) / sum(count for count, _ in pairs)
