@@ -94,7 +94,7 @@ class VLLMWeights:
     def _take_scales(self, stream: Stream) -> None:
         roles: tuple[Role, Role] = ("k", "v")
         for layer, module in kv.attentions(self.model).items():
-            names = {role: f"model.layers.{layer}.self_attn.{role}_scale" for role in roles}
+            names: dict[Role, str] = {role: f"model.layers.{layer}.self_attn.{role}_scale" for role in roles}
             given: dict[Role, float] = {role: float(stream.kv[n]) for role, n in names.items() if n in stream.kv}
             kv.set_scales(module, given)
 
