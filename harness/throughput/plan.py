@@ -51,6 +51,15 @@ class Pair:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Extra:
+    """One engine outside the product of sizes and precisions."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+    size: str
+    precision: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Sweep:
     """One `sweeps/throughput_*.yaml`."""
 
@@ -61,6 +70,8 @@ class Sweep:
     """In the order they are measured."""
     precisions: tuple[str, ...]
     """In the order they are measured within a size."""
+    extra: tuple[Extra, ...] = ()
+    """Measured behind the product."""
     lengths: tuple[int, ...]
     """Contexts in tokens, prompt included."""
     batches: tuple[int, ...]
@@ -100,10 +111,16 @@ class Sweep:
                 getattr(self, name)
             ):
                 raise ValueError(f"{name}={list(getattr(self, name))}: rising whole numbers above 0 are expected")
-        for size in (*self.sizes, *(entry.size for entry in (*self.pairs, *self.checks))):
+        named = (*self.extra, *self.pairs, *self.checks)
+        for size in (*self.sizes, *(entry.size for entry in named)):
             shape_of(size)
-        for precision in (*self.precisions, *(entry.precision for entry in (*self.pairs, *self.checks))):
+        for precision in (*self.precisions, *(entry.precision for entry in named)):
             plan_of(precision)
+        for entry in self.extra:
+            if entry.size not in self.sizes or entry.precision in self.precisions:
+                raise ValueError(
+                    f"extra: {entry.size}-{entry.precision} needs a size of sizes, and no precision of theirs"
+                )
         if not 1 <= self.min_steps <= self.max_steps:
             raise ValueError(f"min_steps={self.min_steps}: between 1 and max_steps={self.max_steps} is expected")
         if self.lengths[0] <= self.most_new_tokens:
@@ -186,6 +203,7 @@ def jobs(sweep: Sweep, only: Mapping[str, str] | None = None) -> list[Job]:
             if value not in valid:
                 raise ValueError(f"--only {key}={value}: {nearest(value, valid)}")
     everything = [Job(size=size, precision=precision) for size in sweep.sizes for precision in sweep.precisions]
+    everything += [Job(size=entry.size, precision=entry.precision) for entry in sweep.extra]
     everything += [Job(size=check.size, precision=check.precision, check=check) for check in sweep.checks]
     return [
         job

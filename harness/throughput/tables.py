@@ -43,7 +43,8 @@ def engine_jobs(sweep: Sweep) -> list[Job]:
     """Every size in every precision, checks left out, in the order of the model's size."""
     order = sorted(sweep.sizes, key=lambda size: float(size.removesuffix("b")) if size[0].isdigit() else 0.0)
     wanted = {(job.size, job.precision): job for job in jobs(sweep) if job.check is None}
-    return [wanted[size, precision] for size in order for precision in sweep.precisions]
+    extra = {size: [entry.precision for entry in sweep.extra if entry.size == size] for size in order}
+    return [wanted[size, precision] for size in order for precision in (*sweep.precisions, *extra[size])]
 
 
 def csv_text(sweep: Sweep, records: Records) -> str:

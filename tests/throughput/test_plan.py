@@ -26,6 +26,7 @@ from harness.throughput.shapes import (
     stored_bits,
     weight_bytes,
 )
+from harness.throughput.tables import engine_jobs
 from tests.source_tree import ROOT
 from tests.throughput import made
 
@@ -75,7 +76,7 @@ def test_what_fits_is_estimated_before_loading() -> None:
 def test_the_sweeps_of_the_repository_are_valid(name: str) -> None:
     """And the big one is planned at 6 sizes x 9 precisions of 36 cells, about 20 minutes on two GPUs."""
     sweep = read_sweep(name, ROOT / "sweeps")
-    assert len(jobs(sweep)) == len(sweep.sizes) * len(sweep.precisions) + len(sweep.checks)
+    assert len(jobs(sweep)) == (len(sweep.sizes) * len(sweep.precisions) + len(sweep.extra) + len(sweep.checks))
     if sweep.device == "cuda":
         assert (len(sweep.sizes), len(sweep.precisions), len(cells(sweep))) == (6, 9, 36)
         seconds = sum(job_expected_s(sweep, job, missing(sweep, job, None), 139.8) for job in jobs(sweep))
@@ -95,6 +96,7 @@ def test_the_sweeps_of_the_repository_are_valid(name: str) -> None:
         ("batches: [1, 8, 64]", "batches: [1, x]", "batches.1='x'"),
         ("breakdown: [8]", "breakdown: [9]", "breakdown=.*9"),
         ("batch: 64, length: 4096", "batch: 65, length: 4096", "checks: batch=65"),
+        ("breakdown: [8]", "extra: [{size: 7b, precision: int8}]", "extra: 7b-int8"),
         ("device: cuda", "device: tpu", "device='tpu'"),
         ("device: cuda", "device: cuda\nmin_steps: 200", "min_steps=200"),
     ],
@@ -123,6 +125,13 @@ def test_only_filters_and_refuses_unknown_names(tmp_path: Path) -> None:
     for text, words in (("size=9b", "nearest"), ("batch=8", "size=NAME"), ("size", "size=NAME")):
         with pytest.raises(ValueError, match=words):
             jobs(sweep, read_only(text))
+
+
+def test_an_extra_engine_stands_behind_the_product_and_beside_its_size(tmp_path: Path) -> None:
+    """In the order of work it comes before the check, in tables with its size."""
+    sweep = made.sweep(tmp_path, made.YAML + "extra: [{size: 7b, precision: bf16+kv8}]\n")
+    assert [job.stem for job in jobs(sweep)][-2:] == ["7b-bf16+kv8", "7b-bf16-check"]
+    assert [job.precision for job in engine_jobs(sweep) if job.size == "7b"] == ["bf16", "int8", "int4", "bf16+kv8"]
 
 
 def test_only_what_is_missing_is_measured_again(tmp_path: Path) -> None:
