@@ -7,9 +7,19 @@ import os
 import sys
 from collections.abc import Sequence
 
-from harness.arguments import analysing, claiming, faulting, figuring, inspecting, replaying, searching, sweeping
+from harness.arguments import (
+    analysing,
+    claiming,
+    faulting,
+    figuring,
+    inspecting,
+    measuring,
+    replaying,
+    searching,
+    sweeping,
+)
 
-AREAS = (sweeping, searching, replaying, analysing, claiming, figuring, faulting, inspecting)
+AREAS = (sweeping, searching, measuring, replaying, analysing, claiming, figuring, faulting, inspecting)
 """In the order of `lowbit --help`."""
 
 

@@ -24,7 +24,8 @@ LAYERS = (
     "harness.launchers harness.sweep harness.search harness.replay harness.arms harness.report harness.figures"
     " harness.panels harness.packed harness.forest"
     " harness.claims harness.curves harness.findings harness.leaderboard harness.tracking harness.cost harness.retry"
-    " harness.break_even harness.early_warning harness.profiles harness.paper_figures harness.site harness.comparisons",
+    " harness.break_even harness.early_warning harness.profiles harness.paper_figures harness.site harness.comparisons"
+    " harness.throughput harness.parity",
     "harness.bench harness.cli harness.commands harness.arguments harness.faults",
 )
 """Bottom to top. A module imports from its own layer and from those below; the longest prefix places a module."""
@@ -33,7 +34,7 @@ PURE_MAY = ("torch", "harness.api", "harness.nearest", "harness.numerics")
 IMPURE_STDLIB = ("logging", "os", "random")
 """Logging, the environment and global randomness: a pure module gets what it needs as arguments."""
 DOORS = {
-    "vllm": ("harness/engines/vllm",),
+    "vllm": ("harness/engines/vllm", "harness/throughput/", "harness/bench/vllm_engine", "harness/bench/sync"),
     "verl": ("harness/trainers/verl",),
     "ray": ("harness/trainers/verl", "harness/launchers/ray"),
     "mlflow": ("harness/tracking",),

@@ -25,8 +25,8 @@ from harness.sweep.rules import check_rule, in_words, matches
 from methods import method_named
 
 SWEEPS = Path("sweeps")
-SEARCH = "search_"
-"""How the names of searches begin, which are in the same folder."""
+COMMANDS = {"search_": "search", "throughput_": "throughput"}
+"""Beginning of a file's name -> the command that runs it in place of `sweep`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,14 +81,15 @@ class _Arm:
 
 def sweep_names(folder: Path = SWEEPS) -> list[str]:
     """Every sweep of a folder."""
-    return sorted(path.stem for path in folder.glob("*.yaml") if not path.stem.startswith(SEARCH))
+    return sorted(path.stem for path in folder.glob("*.yaml") if not path.stem.startswith(tuple(COMMANDS)))
 
 
 def read_sweep(name: str, folder: Path = SWEEPS) -> Sweep:
     """The sweep `name`, or a path to a YAML file. Raises ValueError, one line, for unknown names, keys or values."""
     path = Path(name) if name.endswith((".yaml", ".yml")) else folder / f"{name}.yaml"
-    if path.is_file() and path.stem.startswith(SEARCH):
-        raise ValueError(f"{name} is a search: lowbit search {path.stem}")
+    other = next((command for start, command in COMMANDS.items() if path.stem.startswith(start)), None)
+    if path.is_file() and other is not None:
+        raise ValueError(f"{name} is run by another command: lowbit {other} {path.stem}")
     if not path.is_file():
         names = sweep_names(folder)
         hint = nearest(name, names)

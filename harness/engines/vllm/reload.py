@@ -33,14 +33,14 @@ def swap(model: nn.Module, model_config: Any, tensors: Iterable[tuple[str, Tenso
 
     scratch = list(scratch_tensors(model))
     reload.initialize_layerwise_reload(model)
+    lacking: list[str] | None = None
     try:
         model.load_weights(wrapped_names(model, tensors))  # pyright: ignore[reportCallIssue]
         lacking = incomplete(model)
-    except BaseException:
-        _give_back(model)
-        raise
+    finally:
+        if lacking is None or lacking:
+            _give_back(model)
     if lacking:
-        _give_back(model)
         raise IncompleteSwap(
             f"weight swap: {len(lacking)} layers got no or only part of their tensors, the first is {lacking[0]}; "
             "load a whole stream before generating"
