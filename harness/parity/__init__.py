@@ -1,0 +1,7 @@
+"""Parity: one policy, the same sampled tokens, scored by vLLM's kernels, by the emulation of its formats, in float32.
+
+    driver (command) -> one worker process per format -> statistics -> record -> table, figure
+
+It answers what a number of the embedded engine means: how much of its distance to float32 is the format that both
+share, and how much is left to kernels. Left out: speed, and whether training is affected.
+"""
