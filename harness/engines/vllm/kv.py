@@ -19,6 +19,8 @@ from harness.numerics.formats import Format
 from harness.numerics.kv_scales import Role, inference_scale, kv_scale
 
 ROLES: tuple[Role, ...] = ("q", "k", "v")
+PLAIN = ("auto", "bfloat16", "float16", "float32")
+"""vLLM's names of a cache in the base dtype."""
 
 
 def attentions(model: nn.Module) -> dict[int, Any]:
@@ -70,12 +72,11 @@ def read_scales(module: Any) -> dict[Role, float]:
     """The scales that kernels read. Raises RuntimeError where the copies of one differ."""
     found: dict[Role, float] = {}
     for role in ROLES:
-        device, host = (
-            float(getattr(module, f"_{role}_scale").detach().reshape(-1)[0]),
-            getattr(module, f"_{role}_scale_float"),
-        )
-        if torch.tensor(device) != torch.tensor(float(host)):
-            raise RuntimeError(f"{role}_scale: {device} on the device, {host} on the host")
+        device = float(getattr(module, f"_{role}_scale").detach().reshape(-1)[0])
+        hosts = [getattr(module, f"_{role}_scale_float"), getattr(module, f"_{role}_scale_cpu", None)]
+        for host in (float(copy) for copy in hosts if copy is not None):
+            if torch.tensor(device) != torch.tensor(host):
+                raise RuntimeError(f"{role}_scale: {device} on the device, {host} on the host")
         found[role] = device
     return found
 
@@ -83,7 +84,8 @@ def read_scales(module: Any) -> dict[Role, float]:
 def cache_format(model: nn.Module, formats: Mapping[str, str]) -> str | None:
     """The format of the cache by the dtype that every layer stores; None where it is the base dtype.
 
-    `formats`: our name -> vLLM's. Raises RuntimeError where layers differ or the memory is of another width.
+    `formats`: our name -> vLLM's. Raises RuntimeError where layers differ, for names that vLLM accepts
+    and ignores, and where the memory is of another width.
     """
     modules = attentions(model).values()
     kinds = {str(module.kv_cache_dtype) for module in modules}
@@ -91,6 +93,8 @@ def cache_format(model: nn.Module, formats: Mapping[str, str]) -> str | None:
         raise RuntimeError(f"kv_cache_dtype differs between layers: {', '.join(sorted(kinds))}")
     kind = kinds.pop()
     names = {theirs: ours for ours, theirs in formats.items()}
+    if kind not in names and kind not in PLAIN:
+        raise RuntimeError(f"kv_cache_dtype={kind}, which is no format of a plan")
     widths = {_cache_tensor(module).element_size() for module in modules}
     if kind in names and widths != {1}:
         raise RuntimeError(f"kv_cache_dtype={kind}, but the cache holds elements of {sorted(widths)} bytes")
