@@ -242,7 +242,7 @@ def root_cause(error: BaseException) -> str:
     """The first error of a chain, one line."""
     while (cause := error.__cause__ or error.__context__) is not None:
         error = cause
-    said = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    said = "; ".join([line.strip() for line in str(error).splitlines() if line.strip()][:3])[:400]
     return f"{type(error).__name__}: {said}"
 
 
