@@ -1,0 +1,93 @@
+"""Clocks of the engine's benchmarks: wall time around a device, device time alone, where time goes inside a call."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from math import ceil
+from statistics import median
+from typing import Any
+from unittest.mock import patch
+
+import torch
+
+AHEAD = 400_000_000
+"""Clock cycles, about 0.2 s, that a GPU waits so that everything measured is queued before it begins."""
+
+
+def wait(device: str) -> None:
+    """Until the device has done what it was given."""
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def seconds(call: Callable[[], object], device: str) -> float:
+    """Wall time of one call, the device waited for on both sides."""
+    wait(device)
+    started = time.perf_counter()
+    call()
+    wait(device)
+    return time.perf_counter() - started
+
+
+def host_seconds(call: Callable[[], object], device: str) -> float:
+    """Wall time until one call returns, its work on the device not waited for."""
+    wait(device)
+    started = time.perf_counter()
+    call()
+    spent = time.perf_counter() - started
+    wait(device)
+    return spent
+
+
+def queued_seconds(call: Callable[[], object], device: str) -> float | None:
+    """Device time of one call whose launches were all queued before, so without the host's; None without a GPU.
+
+    Holds for up to some hundred launches: a queue takes about a thousand.
+    """
+    if device != "cuda":
+        return None
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    torch.cuda.synchronize()
+    torch.cuda._sleep(AHEAD)  # pyright: ignore[reportPrivateUsage]
+    begin.record()
+    call()
+    end.record()
+    torch.cuda.synchronize()
+    return begin.elapsed_time(end) / 1e3
+
+
+def summary(times: Sequence[float]) -> dict[str, float]:
+    """Seconds -> milliseconds: median, nearest-rank 90th percentile, extremes."""
+    ordered = sorted(1e3 * value for value in times)
+    return {"median_ms": median(ordered), "p90_ms": ordered[ceil(0.9 * len(ordered)) - 1], "min_ms": ordered[0],
+            "max_ms": ordered[-1], "count": len(ordered)}  # fmt: skip
+
+
+@contextmanager
+def watched(targets: Mapping[str, tuple[Any, str]], device: str) -> Iterator[dict[str, float]]:
+    """Stage -> seconds, summed over its calls inside the block, the device waited for on both sides of each.
+
+    `targets`: stage -> (owner, name of its function). Stages must not call each other.
+    """
+    spent = dict.fromkeys(targets, 0.0)
+
+    def timed(stage: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            found: list[Any] = []
+            spent[stage] += seconds(lambda: found.append(function(*args, **kwargs)), device)
+            return found[0]
+
+        return call
+
+    with ExitStack() as stack:
+        for stage, (owner, name) in targets.items():
+            stack.enter_context(patch.object(owner, name, timed(stage, getattr(owner, name))))
+        yield spent
+
+
+def breakdown(totals: Sequence[float], stages: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Seconds of some calls and of their stages -> median milliseconds by stage, and "rest": what no stage holds."""
+    rows = [dict(found) | {"rest": total - sum(found.values())} for total, found in zip(totals, stages, strict=True)]
+    return {stage: 1e3 * median(row[stage] for row in rows) for stage in rows[0]}
