@@ -35,7 +35,7 @@ def describe(difference: Floats) -> dict[str, Any]:
         "max": float(size.max()),
         "k3": float((np.exp(-difference) - 1.0 + difference).mean()),
         "within_0.01": float((size <= CLOSE).mean()),
-        "percentiles": [float(value) for value in np.percentile(size, LEVELS)],
+        "percentiles": [float(f"{value:.4g}") for value in np.percentile(size, LEVELS)],
     }
 
 

@@ -67,15 +67,18 @@ def emulation(job: Job, model: Decoder) -> EmbeddedEngine:
 
 
 def measure(job: Job) -> dict[str, Any]:
-    """Sample with vLLM and score everywhere. Raises ValueError where vLLM refuses the format."""
+    """Sample with vLLM and score everywhere; or why vLLM refuses the format."""
     from harness.engines.vllm.engine import VLLMEngine
 
     model = load_decoder(Path(job.checkpoint))
     longest = max(map(len, job.prompts)) + job.max_new_tokens
-    engine = VLLMEngine(
-        model.config, job.plan, eos_id=job.eos_id, pad_id=job.pad_id, device=job.device, max_batch=64,
-        max_length=longest, gpu_memory=0.06,
-    )  # fmt: skip
+    try:
+        engine = VLLMEngine(
+            model.config, job.plan, eos_id=job.eos_id, pad_id=job.pad_id, device=job.device, max_batch=64,
+            max_length=longest, gpu_memory=0.06,
+        )  # fmt: skip
+    except ValueError as error:
+        return {"status": "refused", "reason": str(error)}
     engine.load_weights(stream(model))
     engine.calibrate_kv(job.prompts)
     passport = engine.realized_plan()
@@ -101,10 +104,7 @@ def main(words: Sequence[str]) -> int:
     """Run the job of a file. Exit code 0 also where the format is refused, which the answer says."""
     job = Job(**json.loads(Path(words[0]).read_text(encoding="utf-8")))
     torch.set_num_threads(1)
-    try:
-        answer = measure(job)
-    except ValueError as error:
-        answer = {"status": "refused", "reason": str(error)}
+    answer = measure(job)
     path = Path(job.out)
     part = path.with_name(f".{path.name}.part")
     part.write_text(json.dumps(answer), encoding="utf-8")
