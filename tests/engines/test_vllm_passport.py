@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from harness.engines.vllm import kv, passport
-from harness.numerics.formats import Format, format_named
+from harness.numerics.formats import format_named
 from harness.numerics.kv_scales import INFERENCE_DIVISOR, MARGIN
 from harness.numerics.quantize import dequantize, fake_quantize, quantize
 
@@ -233,19 +233,23 @@ def test_a_stale_host_copy_is_found() -> None:
         kv.read_scales(module)
 
 
-def test_magnitudes_are_observed_over_calls_and_made_scales_by_both_protocols() -> None:
-    model = attention_model(has_host=False)
-    with kv.observed(model) as amax:
+@pytest.mark.parametrize("protocol", ["trainer", "inference"])
+def test_an_attention_takes_its_scales_before_it_stores(protocol: KVProtocol) -> None:
+    model, fmt = attention_model(has_host=True), format_named("e4m3_kv")
+    first, second = kv.attentions(model).values()
+    stored: list[float] = []
+    first.register_forward_hook(lambda module, inputs, output: stored.append(float(module._k_scale)))
+    tops = INFERENCE_DIVISOR if protocol == "inference" else dict.fromkeys(kv.ROLES, 448 / MARGIN)
+    with kv.calibrated(model, fmt, protocol, has_queries=True):
         for factor in (1.0, -3.0, 2.0):
-            model.layers[0].attn(torch.tensor([0.5]), torch.tensor([factor]), torch.tensor([10 * factor]))  # pyright: ignore
-    model.layers[0].attn(torch.ones(1), torch.full((1,), 99.0), torch.ones(1))  # pyright: ignore
-    assert {role: float(value) for role, value in amax[0].items()} == {"q": 0.5, "k": 3.0, "v": 30.0}
-    assert {role: float(value) for role, value in amax[1].items()} == {"q": 0.0, "k": 0.0, "v": 0.0}
-    fmt: Format = format_named("e4m3_kv")
-    trainer = kv.scales_of(amax[0], fmt, "trainer", has_queries=True)
-    assert trainer == pytest.approx({"q": 0.5 * MARGIN / 448, "k": 3 * MARGIN / 448, "v": 30 * MARGIN / 448})
-    vllm = kv.scales_of(amax[0], fmt, "inference", has_queries=False)
-    assert vllm == pytest.approx({"q": 1.0, "k": 3 / INFERENCE_DIVISOR["k"], "v": 30 / INFERENCE_DIVISOR["v"]})
+            first(torch.tensor([0.5]), torch.tensor([factor]), torch.tensor([10 * factor]))
+    first(torch.ones(1), torch.full((1,), 99.0), torch.ones(1))
+    assert stored == pytest.approx([1 / tops["k"], 3 / tops["k"], 3 / tops["k"], 3 / tops["k"]])
+    assert kv.read_scales(first) == pytest.approx({"q": 0.5 / tops["q"], "k": 3 / tops["k"], "v": 30 / tops["v"]})
+    assert kv.read_scales(second) == {"q": 1.0, "k": 1.0, "v": 1.0}
+    with kv.calibrated(model, fmt, protocol, has_queries=False):
+        second(torch.ones(1), torch.ones(1), torch.ones(1))
+    assert kv.read_scales(second)["q"] == 1.0
 
 
 def test_a_caches_format_is_what_its_memory_holds() -> None:

@@ -22,24 +22,29 @@ from harness.engines.vllm.reload import live_linears
 from harness.numerics.formats import Adapters
 
 
+def adapter_shapes(adapters: Adapters, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+    """Shape of every adapter by checkpoint name; `shapes`: the model's. Raises ValueError for a target that is no
+    linear layer."""
+    linears = {name.removesuffix(".weight"): shape for name, shape in shapes.items() if name.endswith("_proj.weight")}
+    names = {module.rpartition(".")[2] for module in linears}
+    if unknown := sorted(set(adapters.targets) - names):
+        valid = ", ".join(sorted(names))
+        raise ValueError(f"adapters.targets: {unknown[0]} is no linear layer; choose from {valid}")
+    wanted: dict[str, tuple[int, ...]] = {}
+    for module, (rows, columns) in linears.items():
+        if module.rpartition(".")[2] in adapters.targets:
+            wanted[f"{module}.lora_A.weight"] = adapters.rank, columns
+            wanted[f"{module}.lora_B.weight"] = rows, adapters.rank
+    return wanted
+
+
 class AdapterSlot:
     """Owns the adapter of an engine; before the first `load` there is none."""
 
     def __init__(self, llm: Any, adapters: Adapters, shapes: Mapping[str, tuple[int, ...]], folder: Path) -> None:
         """`shapes`: checkpoint name -> shape. Raises ValueError for a target that is no linear layer."""
         self.llm, self.adapters, self.folder = llm, adapters, folder
-        linears = {
-            name.removesuffix(".weight"): shape for name, shape in shapes.items() if name.endswith("_proj.weight")
-        }
-        names = {module.rpartition(".")[2] for module in linears}
-        if unknown := sorted(set(adapters.targets) - names):
-            valid = ", ".join(sorted(names))
-            raise ValueError(f"adapters.targets: {unknown[0]} is no linear layer; choose from {valid}")
-        self.wanted: dict[str, tuple[int, ...]] = {}
-        for module, (rows, columns) in linears.items():
-            if module.rpartition(".")[2] in adapters.targets:
-                self.wanted[f"{module}.lora_A.weight"] = adapters.rank, columns
-                self.wanted[f"{module}.lora_B.weight"] = rows, adapters.rank
+        self.wanted = adapter_shapes(adapters, shapes)
         self.number = 0
         self.request: Any = None
 

@@ -25,7 +25,7 @@ from torch import Tensor
 from harness.api import KVProtocol, Passport, Plan, Rollout, WeightStream
 from harness.engines.requests import Requests, requests_of
 from harness.engines.vllm import kv, passport, settings
-from harness.engines.vllm.adapters import AdapterSlot
+from harness.engines.vllm.adapters import AdapterSlot, adapter_shapes
 from harness.engines.vllm.builds import BUILDS, check_plan, supports
 from harness.engines.vllm.memory import check_fits
 from harness.engines.vllm.weights import VLLMWeights
@@ -68,6 +68,8 @@ class VLLMEngine:
         settings.check_shape(self.build, config, plan)
         check_fits(config, plan, self.device, gpu_memory)
         self.shapes = tensor_shapes(config)
+        if plan.adapters is not None:
+            adapter_shapes(plan.adapters, self.shapes)
         self.folder = tempfile.TemporaryDirectory(prefix="lowbit-vllm-")
         settings.write_model_folder(Path(self.folder.name), config, plan)
         arguments = settings.llm_arguments(
@@ -79,7 +81,7 @@ class VLLMEngine:
         self.vllm_config, self.model = worker.vllm_config, worker.model_runner.get_model()
         slot = None
         if plan.adapters is not None and plan.adapters.site != "train":
-            slot = AdapterSlot(self.llm, plan.adapters, tensor_shapes(config), Path(self.folder.name))
+            slot = AdapterSlot(self.llm, plan.adapters, self.shapes, Path(self.folder.name))
         self.weights = VLLMWeights(self.model, self.vllm_config, config, plan, self.device, slot, is_direct)
         self.is_awake = True
 
@@ -108,10 +110,11 @@ class VLLMEngine:
         limit = self.vllm_config.model_config.max_model_len
         if (longest := max(map(len, requests.prompts)) + max_new_tokens) > limit:
             raise ValueError(f"a prompt and max_new_tokens need {longest} positions; the engine's max_length={limit}")
+        copies = num_samples if temperature == 0 else 1  # vLLM refuses several greedy answers to one prompt
         with seeded(stable_seed(seed, "vllm"), self.device):
             outputs = self.llm.generate(
-                [{"prompt_token_ids": list(prompt)} for prompt in prompts],
-                self._sampling(num_samples, max_new_tokens, temperature),
+                [{"prompt_token_ids": list(prompt)} for prompt in prompts for _ in range(copies)],
+                self._sampling(num_samples // copies, max_new_tokens, temperature),
                 use_tqdm=False, lora_request=None if self.weights.adapters is None else self.weights.adapters.request,
             )  # fmt: skip
         samples = [sample for output in outputs for sample in sorted(output.outputs, key=lambda one: one.index)]
@@ -156,12 +159,10 @@ class VLLMEngine:
         from vllm import SamplingParams  # pyright: ignore[reportAttributeAccessIssue]
 
         self.llm.reset_prefix_cache()
-        with kv.observed(self.model) as amax, seeded(0, self.device):
+        has_queries = self.build.quantizes_queries
+        with kv.calibrated(self.model, fmt, protocol, has_queries=has_queries), seeded(0, self.device):
             sampling = SamplingParams(max_tokens=1, temperature=0.0, detokenize=False)
             self.llm.generate([{"prompt_token_ids": list(prompt)} for prompt in prompts], sampling, use_tqdm=False)
-        for layer, module in kv.attentions(self.model).items():
-            has_queries = self.build.quantizes_queries
-            kv.set_scales(module, kv.scales_of(amax[layer], fmt, protocol, has_queries=has_queries))
         self.llm.reset_prefix_cache()
 
     def calibrate_residual(self, prompts: Sequence[Sequence[int]]) -> None:

@@ -30,20 +30,24 @@ def attentions(model: nn.Module) -> dict[int, Any]:
 
 
 @contextmanager
-def observed(model: nn.Module) -> Iterator[dict[int, dict[Role, Tensor]]]:
-    """Largest magnitudes float32 [] of what enters every attention, after norms and rotation, while the block runs."""
-    amax: dict[int, dict[Role, Tensor]] = {}
+def calibrated(model: nn.Module, fmt: Format, protocol: KVProtocol, *, has_queries: bool) -> Iterator[None]:
+    """While the block runs, every attention takes its scales from what enters it, after norms and rotation.
+
+    They are set before that layer stores anything, so that no layer reads a cache of old scales and the result does not
+    depend on them. Over several forwards (many prompts) the largest magnitude so far counts.
+    """
     handles: list[Any] = []
-    for layer, module in attentions(model).items():
-        amax[layer] = {role: torch.zeros((), device=module._k_scale.device) for role in ROLES}
+    for module in attentions(model).values():
+        largest: dict[Role, Tensor] = {role: torch.zeros((), device=module._k_scale.device) for role in ROLES}
 
-        def watch(_: nn.Module, inputs: tuple[Tensor, ...], own: dict[Role, Tensor] = amax[layer]) -> None:
+        def settle(own: Any, inputs: tuple[Tensor, ...], amax: dict[Role, Tensor] = largest) -> None:
             for role, x in zip(ROLES, inputs, strict=False):
-                own[role] = torch.maximum(own[role], x.detach().abs().amax().float())
+                amax[role] = torch.maximum(amax[role], x.detach().abs().amax().float())
+            set_scales(own, scales_of(amax, fmt, protocol, has_queries=has_queries))
 
-        handles.append(module.register_forward_pre_hook(watch))
+        handles.append(module.register_forward_pre_hook(settle))
     try:
-        yield amax
+        yield
     finally:
         for handle in handles:
             handle.remove()

@@ -248,7 +248,8 @@ def llm_arguments(
         "kv_cache_dtype": kv or "auto", "disable_log_stats": True, "max_logprobs": -1,
     }  # fmt: skip
     if plan.adapters is not None and plan.adapters.site != "train":
-        arguments |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": lora_rank(plan.adapters.rank)}
+        arguments |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": lora_rank(plan.adapters.rank),
+                      "lora_target_modules": list(plan.adapters.targets)}  # fmt: skip
     if build is CUDA:
         arguments["gpu_memory_utilization"] = gpu_memory
     if is_eager or build is CPU:
