@@ -67,12 +67,12 @@ class LiveEngine:
         self.key: Any = None
         self.engine: VLLMEngine | None = None
 
-    def __call__(self, plan: Plan, **options: Any) -> VLLMEngine:
+    def __call__(self, plan: Plan, shape: DecoderConfig = SHAPE, **options: Any) -> VLLMEngine:
         """The engine of this plan, started where it is not the one that lives."""
-        key = plan, tuple(sorted(options.items()))
+        key = plan, shape, tuple(sorted(options.items()))
         if self.engine is None or self.key != key:
             self.close()
-            self.engine = VLLMEngine(SHAPE, plan, eos_id=EOS, pad_id=PAD, max_batch=64, **options)
+            self.engine = VLLMEngine(shape, plan, eos_id=EOS, pad_id=PAD, max_batch=64, **options)
             self.key = key
         return self.engine
 
