@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from harness.api import KVProtocol
 from harness.engines.vllm import kv, passport
 from harness.numerics.formats import format_named
 from harness.numerics.kv_scales import INFERENCE_DIVISOR, MARGIN
