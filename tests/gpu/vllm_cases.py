@@ -130,7 +130,9 @@ def pointers(engine: Any) -> dict[str, tuple[int, tuple[int, ...], torch.dtype]]
 
 def contents(engine: Any) -> dict[str, Tensor]:
     """A copy of every parameter of the live model, as bytes."""
-    return {name: p.detach().contiguous().view(torch.uint8).cpu() for name, p in engine.model.named_parameters()}
+    return {
+        name: p.detach().contiguous().reshape(-1).view(torch.uint8).cpu() for name, p in engine.model.named_parameters()
+    }
 
 
 def checkpoint_of(engine: Any, model: Decoder) -> list[tuple[str, Tensor]]:

@@ -16,6 +16,7 @@ from harness.parity.worker import Job
 from tests.engines.engine_cases import decoder
 
 pytestmark = pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed; it comes with an extra")
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SHAPE = DecoderConfig(
     vocab_size=64, num_layers=2, hidden_size=128, num_heads=2, num_kv_heads=1, head_dim=64, intermediate_size=128,
     max_positions=128,
@@ -27,7 +28,7 @@ def job(folder: Path, **words: Any) -> Job:
     save_decoder(decoder(SHAPE, std=0.1), folder)
     settings = {"weights": "e4m3_channel", "acts": "e4m3_token", "kv": None, "checkpoint": str(folder)} | words
     return Job(
-        device="cuda" if torch.cuda.is_available() else "cpu", prompts=[[3 + i, 4, 5 + 2 * i] for i in range(12)], num_samples=4, max_new_tokens=8,
+        device=DEVICE, prompts=[[3 + i, 4, 5 + 2 * i] for i in range(12)], num_samples=4, max_new_tokens=8,
         temperature=1.0, seed=1, eos_id=1, pad_id=0, out="", **settings,
     )  # fmt: skip
 
