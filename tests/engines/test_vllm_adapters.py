@@ -13,6 +13,7 @@ from torch import Tensor
 from harness.api import Step
 from harness.compose import check_passport
 from harness.engines.embedded import EmbeddedEngine
+from harness.engines.vllm import engine as engine_module
 from harness.engines.vllm.engine import VLLMEngine
 from harness.models.decoder import Decoder, tensor_shapes
 from harness.numerics.formats import Adapters
