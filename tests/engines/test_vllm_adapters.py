@@ -10,13 +10,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.api import Step
+from harness.api import KVProtocol, Step
 from harness.compose import check_passport
 from harness.engines.embedded import EmbeddedEngine
 from harness.engines.vllm import engine as engine_module
+from harness.engines.vllm import kv
 from harness.engines.vllm.engine import VLLMEngine
 from harness.models.decoder import Decoder, tensor_shapes
-from harness.numerics.formats import Adapters
+from harness.numerics.formats import Adapters, format_named
 from methods.qerl import AQN
 from tests.engines.engine_cases import EOS, PAD, trainer_logp
 from tests.engines.vllm_cases import PROMPTS, SHAPE, LiveEngine, model_of, needs_vllm, plan_of, stream
@@ -74,6 +75,27 @@ def test_unmerged_adapters_equal_merged_weights_and_the_last_push_alone_acts(liv
     assert len(list(Path(engine.folder.name).glob("adapter-*"))) == 1  # old pushes leave nothing on disk
     engine.load_weights(stream(model_of(), {name: torch.zeros_like(tensor) for name, tensor in first.items()}))
     assert gap(engine, model_of()).abs().max() < 2e-5
+
+
+@pytest.mark.parametrize("protocol", ["trainer", "inference"])
+def test_a_cache_is_calibrated_with_the_adapters(live: LiveEngine, protocol: KVProtocol) -> None:
+    """In a float32 cache, whose kernel does not read the scales, so on every processor."""
+    engine, plan = live(FP32), replace(FP32, rollout_kv=format_named("e4m3_kv"))
+    found: list[list[float]] = []
+    for held in (adapters(0), adapters(1)):
+        ours = EmbeddedEngine(SHAPE, plan, eos_id=EOS, pad_id=PAD)
+        for each in (engine, ours):
+            each.load_weights(stream(model_of(), held))
+        engine.plan = plan
+        engine.calibrate_kv(PROMPTS, protocol)
+        engine.plan = FP32
+        ours.calibrate_kv(PROMPTS, protocol)
+        scales = [kv.read_scales(module) for module in kv.attentions(engine.model).values()]
+        found.append([layer[role] for layer in scales for role in kv.ROLES if role != "q"])
+        assert found[-1] == pytest.approx(ours.kv.scales.flatten().tolist(), rel=1e-4)
+    assert found[0] != pytest.approx(found[1], rel=0.01)
+    for module in kv.attentions(engine.model).values():
+        kv.set_scales(module, dict.fromkeys(kv.ROLES, 1.0))
 
 
 def test_adapters_that_do_not_fit_leave_the_old_ones_working(live: LiveEngine) -> None:

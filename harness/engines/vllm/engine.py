@@ -115,10 +115,14 @@ class VLLMEngine:
             outputs = self.llm.generate(
                 [{"prompt_token_ids": list(prompt)} for prompt in prompts for _ in range(copies)],
                 self._sampling(num_samples // copies, max_new_tokens, temperature),
-                use_tqdm=False, lora_request=None if self.weights.adapters is None else self.weights.adapters.request,
+                use_tqdm=False, lora_request=self._adapter(),
             )  # fmt: skip
         samples = [sample for output in outputs for sample in sorted(output.outputs, key=lambda one: one.index)]
         return self._rollout(samples, requests)
+
+    def _adapter(self) -> Any:
+        """vLLM's request for the pushed adapters; None without any."""
+        return None if self.weights.adapters is None else self.weights.adapters.request
 
     def _sampling(self, num_samples: int, max_new_tokens: int, temperature: float) -> Any:
         from vllm import SamplingParams  # pyright: ignore[reportAttributeAccessIssue]
@@ -162,7 +166,10 @@ class VLLMEngine:
         has_queries = self.build.quantizes_queries
         with kv.calibrated(self.model, fmt, protocol, has_queries=has_queries), seeded(0, self.device):
             sampling = SamplingParams(max_tokens=1, temperature=0.0, detokenize=False)
-            self.llm.generate([{"prompt_token_ids": list(prompt)} for prompt in prompts], sampling, use_tqdm=False)
+            self.llm.generate(
+                [{"prompt_token_ids": list(prompt)} for prompt in prompts], sampling, use_tqdm=False,
+                lora_request=self._adapter(),
+            )  # fmt: skip
         self.llm.reset_prefix_cache()
 
     def calibrate_residual(self, prompts: Sequence[Sequence[int]]) -> None:
