@@ -14,12 +14,13 @@ from harness.arguments import (
     figuring,
     inspecting,
     measuring,
+    parity,
     replaying,
     searching,
     sweeping,
 )
 
-AREAS = (sweeping, searching, measuring, replaying, analysing, claiming, figuring, faulting, inspecting)
+AREAS = (sweeping, searching, measuring, parity, replaying, analysing, claiming, figuring, faulting, inspecting)
 """In the order of `lowbit --help`."""
 
 
