@@ -38,6 +38,8 @@ from harness.numerics.quantize import quantize
 from harness.throughput.shapes import plan_of, shape_of
 
 WARM_UP, REPEATS = 2, 5
+PATIENCE_MS = 60_000
+"""That one side of the transport waits for the other, which may have died."""
 EXTENSION, FUNCTIONS = "worker extension, sender in a thread", "its functions behind buckets by hand"
 FP8 = {"activation_scheme": "dynamic", "fmt": "e4m3", "quant_method": "fp8", "weight_block_size": [128, 128]}
 """verl/workers/rollout/vllm_rollout/vllm_async_server.py, `_apply_quantization`."""
@@ -79,6 +81,7 @@ def measure(size: str, device: str, save: Save) -> dict[str, Any]:
     if has_extension:
         found["rows"].append(timed(EXTENSION, partial(by_extension, llm, tensors), runner, tensors))
     found["has_finite_logp"] = has_finite_logp(llm)
+    llm.llm_engine.engine_core.shutdown()
     return found
 
 
@@ -162,6 +165,7 @@ def by_extension(llm: Any, tensors: Mapping[str, Tensor]) -> None:
     """One push: EXTENSION. RuntimeError where the sender failed."""
     failed: list[BaseException] = []
     transport: Any = import_module(TRANSPORT)
+    transport.zmq.Context.instance().setsockopt(transport.zmq.RCVTIMEO, PATIENCE_MS)
     worker = llm.llm_engine.model_executor.driver_worker.worker
     sender = transport.BucketedWeightSender(zmq_handle=worker._get_zmq_handle(), bucket_size_mb=sync_verl.BUCKET >> 20)
 
@@ -174,7 +178,10 @@ def by_extension(llm: Any, tensors: Mapping[str, Tensor]) -> None:
     with handed_over(transport):
         thread = threading.Thread(target=send, daemon=True)
         thread.start()
-        llm.collective_rpc("update_weights_from_ipc", kwargs={"base_sync_done": True, "use_shm": False})
+        try:
+            llm.collective_rpc("update_weights_from_ipc", kwargs={"base_sync_done": True, "use_shm": False})
+        except transport.zmq.ZMQError as error:
+            raise RuntimeError(f"verl's receiver: {error}; its sender: {failed or 'still at it'}") from error
         thread.join()
     llm.reset_prefix_cache()
     if failed:
