@@ -196,15 +196,15 @@ def cell_key(batch: int, length: int) -> str:
 
 
 def jobs(sweep: Sweep, only: Mapping[str, str] | None = None) -> list[Job]:
-    """Every engine load in the order of the file, checks last. `only` keeps those with its size or precision."""
+    """Every engine load in the order of the file, checks first: they take longest. `only` keeps those with its size or precision."""
     wanted = dict(only or {})
     for key, valid in (("size", SIZES), ("precision", PRECISIONS)):
         for value in _words(wanted.get(key)):
             if value not in valid:
                 raise ValueError(f"--only {key}={value}: {nearest(value, valid)}")
-    everything = [Job(size=size, precision=precision) for size in sweep.sizes for precision in sweep.precisions]
+    everything = [Job(size=check.size, precision=check.precision, check=check) for check in sweep.checks]
+    everything += [Job(size=size, precision=precision) for size in sweep.sizes for precision in sweep.precisions]
     everything += [Job(size=entry.size, precision=entry.precision) for entry in sweep.extra]
-    everything += [Job(size=check.size, precision=check.precision, check=check) for check in sweep.checks]
     return [
         job
         for job in everything

@@ -121,16 +121,16 @@ def test_only_filters_and_refuses_unknown_names(tmp_path: Path) -> None:
     """A key twice is an alternative; a check counts as its size and precision."""
     sweep = made.sweep(tmp_path)
     stems = [job.stem for job in jobs(sweep, read_only("size=7b,precision=int8,precision=bf16"))]
-    assert stems == ["7b-bf16", "7b-int8", "7b-bf16-check"]
+    assert stems == ["7b-bf16-check", "7b-bf16", "7b-int8"]
     for text, words in (("size=9b", "nearest"), ("batch=8", "size=NAME"), ("size", "size=NAME")):
         with pytest.raises(ValueError, match=words):
             jobs(sweep, read_only(text))
 
 
 def test_an_extra_engine_stands_behind_the_product_and_beside_its_size(tmp_path: Path) -> None:
-    """In the order of work it comes before the check, in tables with its size."""
+    """In the order of work it comes last, in tables with its size."""
     sweep = made.sweep(tmp_path, made.YAML + "extra: [{size: 7b, precision: bf16+kv8}]\n")
-    assert [job.stem for job in jobs(sweep)][-2:] == ["7b-bf16+kv8", "7b-bf16-check"]
+    assert [job.stem for job in jobs(sweep)][-1:] == ["7b-bf16+kv8"]
     assert [job.precision for job in engine_jobs(sweep) if job.size == "7b"] == ["bf16", "int8", "int4", "bf16+kv8"]
 
 
@@ -154,7 +154,7 @@ def test_only_what_is_missing_is_measured_again(tmp_path: Path) -> None:
     assert lacking["7b-int4"] == lacking["0.5b-int8"] == []
     assert len(lacking["0.5b-bf16"]) == 9 + 2
     stems = [job.stem for job in todo(sweep, records, everything)]
-    assert stems == ["7b-bf16", "7b-int8", "0.5b-bf16", "7b-bf16-check"]
+    assert stems == ["7b-bf16-check", "7b-bf16", "7b-int8", "0.5b-bf16"]
     again = [job.stem for job in todo(sweep, records, everything, is_retried=True)]
     assert again == ["7b-bf16", "7b-int8", "0.5b-bf16", "0.5b-int4", "7b-bf16-check"]
 
