@@ -72,7 +72,7 @@ def measure(size: str, device: str, save: Save) -> dict[str, Any]:
         llm = start(llm_arguments(shape_of(size), Path(folder), has_extension), is_cpu=False)
     tensors = trainer_tensors(shape_of(size), device)
     runner = llm.llm_engine.model_executor.driver_worker.worker.model_runner
-    found["patched_layers"] = sum(hasattr(layer, "_verl_fp8_pristine") for layer in runner.model.modules())
+    found["patched_layers"] = sum(hasattr(layer, "_verl_fp8_pristine") for layer in runner.get_model().modules())
     bucket = torch.empty(sync_verl.BUCKET, dtype=torch.uint8, device=device)
     found["rows"].append(timed(FUNCTIONS, partial(by_functions, llm, runner, quant, tensors, bucket), runner, tensors))
     save(found)
@@ -105,7 +105,7 @@ def llm_arguments(config: DecoderConfig, folder: Path, has_extension: bool) -> d
 
 def timed(what: str, call: Callable[[], None], runner: Any, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
     """Row of one way: times after the warm-up, stages of one more call, share of wrong codes."""
-    weight = runner.model.model.layers[0].self_attn.qkv_proj.weight
+    weight = runner.get_model().model.layers[0].self_attn.qkv_proj.weight
     weight.data.view(torch.uint8).fill_(0x5A)
     first = [clock.seconds(call, "cuda") for _ in range(WARM_UP)]
     torch.cuda.reset_peak_memory_stats()
