@@ -67,8 +67,14 @@ def test_gains_kept_in_float32_are_listed() -> None:
 
 def installed(monkeypatch: pytest.MonkeyPatch, **versions: str) -> None:
     """Pretend that these distributions are all there is."""
-    found = [SimpleNamespace(metadata={"Name": n.replace("_", "-")}, version=v) for n, v in versions.items()]
-    monkeypatch.setattr(metadata, "distributions", lambda: iter(found))
+
+    def version(name: str) -> str:
+        found = versions.get(name.replace("-", "_"))
+        if found is None:
+            raise metadata.PackageNotFoundError(name)
+        return found
+
+    monkeypatch.setattr(metadata, "version", version)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: SimpleNamespace())
 
 

