@@ -5,6 +5,7 @@ vLLM keeps one state per process, so an engine is closed before the next one sta
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from importlib.util import find_spec
 from typing import Any
@@ -80,6 +81,7 @@ class LiveEngine:
         """End the engine that lives."""
         if self.engine is not None:
             self.engine.close()
+            gc.freeze()  # vLLM's modules are a million objects, and every close collects several times
         self.engine = self.key = None
 
 
