@@ -23,7 +23,8 @@ pytestmark = needs_vllm
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """A format on a kernel, and how far its log-probs may lie from float32's at temperature 1 (measured x 1.5)."""
+    """A format on a kernel, and how far its log-probs may lie from float32's at temperature 1: measured x 1.5,
+    those that need AVX-512 on the emulation."""
 
     plan: Plan
     mean: float
@@ -36,9 +37,9 @@ CASES = {
     "bf16": Case(plan=plan_of("bf16", "bf16"), mean=0.027, k3=4.2e-4),
     "fp16": Case(plan=plan_of("fp16", "fp16"), mean=3.3e-3, k3=6e-6),
     "fp8_channel": Case(plan=plan_of("e4m3_channel", "e4m3_token"), mean=0.23, k3=0.03),
-    "int8": Case(plan=plan_of("int8_channel", "int8_token"), mean=0.23, k3=0.03, flag="avx512_vnni"),
-    "int4": Case(plan=plan_of("int4_g32"), mean=1.0, k3=0.5, flag="avx512f"),
-    "bf16+kv8": Case(plan=plan_of("bf16", "bf16", "e4m3_kv"), mean=0.4, k3=0.1, flag="avx512f"),
+    "int8": Case(plan=plan_of("int8_channel", "int8_token"), mean=0.08, k3=4.5e-3, flag="avx512_vnni"),
+    "int4": Case(plan=plan_of("int4_g32"), mean=0.65, k3=0.22, flag="avx512f"),
+    "bf16+kv8": Case(plan=plan_of("bf16", "bf16", "e4m3_kv"), mean=0.11, k3=8.5e-3, flag="avx512f"),
 }
 PARAMS = [
     pytest.param(name, marks=pytest.mark.skipif(bool(case.flag and lacking(case.flag)), reason=lacking(case.flag)))
@@ -138,4 +139,4 @@ def test_a_calibrated_caches_scales_are_the_embedded_engines(pair: Pair) -> None
         return
     for layer in range(2):
         ours = pair.embedded.kv.scales[layer].tolist()
-        assert [scales[str(layer)][role] for role in "kv"] == pytest.approx(ours, rel=0.02)
+        assert [scales[str(layer)][role] for role in "kv"] == pytest.approx(ours, rel=0.1)
