@@ -40,14 +40,14 @@ def swap(model: nn.Module, model_config: Any, tensors: Iterable[tuple[str, Tenso
     finally:
         if lacking is None or lacking:
             _give_back(model)
+            _restore_all(scratch)
     if lacking:
         raise IncompleteSwap(
             f"weight swap: {len(lacking)} layers got no or only part of their tensors, the first is {lacking[0]}; "
             "load a whole stream before generating"
         )
     reload.finalize_layerwise_reload(model, model_config)
-    for owner, name, tensor in scratch:
-        _restore(owner, name, tensor)
+    _restore_all(scratch)
 
 
 def scratch_tensors(model: nn.Module) -> Iterator[tuple[Any, str, Tensor]]:
@@ -65,11 +65,13 @@ def scratch_tensors(model: nn.Module) -> Iterator[tuple[Any, str, Tensor]]:
                     yield owner, name, value
 
 
-def _restore(owner: Any, name: str, tensor: Tensor) -> None:
-    fresh = getattr(owner, name)
-    if fresh is not tensor:
-        tensor.copy_(fresh)
-        setattr(owner, name, tensor)
+def _restore_all(scratch: Iterable[tuple[Any, str, Tensor]]) -> None:
+    """Put the old tensors back with the new values."""
+    for owner, name, tensor in scratch:
+        fresh = getattr(owner, name)
+        if fresh is not tensor:
+            tensor.copy_(fresh)
+            setattr(owner, name, tensor)
 
 
 def incomplete(model: nn.Module) -> list[str]:
