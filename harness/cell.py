@@ -141,6 +141,9 @@ def run_cell(config: RunConfig, launch: Launch, should_stop: Callable[[], bool] 
         status, reason = "diverged", f"step {run.step if run else 0}: {divergence}"
     except Exception as failure:  # process edge: the record must tell what happened, and the sweep must go on
         status, reason, error = "failed", f"{type(failure).__name__}: {failure}", traceback.format_exc()
+    finally:
+        if run is not None:
+            run.engine.close()
     result = record(config, launch, run, hashes, status, reason, error)
     total = sum(v or 0.0 for name, v in result.time_s.items() if name != "total")
     result = result.model_copy(
@@ -152,8 +155,6 @@ def run_cell(config: RunConfig, launch: Launch, should_stop: Callable[[], bool] 
         }
     )
     write(launch, result, run.series if run else None)
-    if run is not None:
-        run.engine.close()
     return result
 
 

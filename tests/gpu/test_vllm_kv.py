@@ -18,7 +18,7 @@ from tests.gpu import vllm_cases
 from tests.gpu.vllm_cases import FAMILIES, KV8, LONG, Case, gap, greedy, mean_gap, started
 
 pytestmark = [pytest.mark.gpu, vllm_cases.NEEDS_VLLM]
-TOLERANCE = {"bf16+kv8": 0.02, "fp8_channel+kv8": 0.10}
+TOLERANCE = {"bf16+kv8": 0.04, "fp8_channel+kv8": 0.10}
 """Relative, of a largest magnitude against the float32 decoder's."""
 
 

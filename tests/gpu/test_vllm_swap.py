@@ -190,3 +190,23 @@ def test_draws_repeat_and_sleep_changes_nothing(live: Live) -> None:
     again = live.engine.generate(vllm_cases.PROMPTS[:4], **words, seed=3)
     assert torch.equal(one.token_ids, again.token_ids)
     assert float((one.logp - again.logp).abs().max()) <= SAME_NATS
+
+
+@pytest.mark.parametrize(
+    "case", [case for case in FORMATS if case.name in ("fp8_channel", "int4")], ids=lambda c: c.name
+)
+def test_sleep_gives_memory_back_and_moves_nothing(case: Case) -> None:
+    with started(FAMILIES[case.family], case.plan, can_sleep=True) as engine:
+        engine.load_weights(weights(vllm_cases.model_of(case, 1)))
+        said, places = greedy(engine), vllm_cases.pointers(engine)
+        free = torch.cuda.mem_get_info()[0]
+        engine.sleep()
+        freed = torch.cuda.mem_get_info()[0] - free
+        assert freed > 2**30, f"{freed / 2**20:.0f} MiB came back"
+        with pytest.raises(RuntimeError, match="asleep"):
+            greedy(engine)
+        engine.wake()
+        assert vllm_cases.pointers(engine) == places
+        engine.load_weights(weights(vllm_cases.model_of(case, 1)))
+        assert gap(greedy(engine), said) <= SAME_NATS
+        engine.realized_plan()

@@ -28,7 +28,7 @@ def apply() -> None:
     def create(weight: torch.Tensor, weight_scales: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         owned = weight_scales.detach().clone()
         handler = original(weight, owned, *args, **kwargs)
-        handler.owned_scales = owned
+        handler.owned_scales = owned  # pyright: ignore[reportAttributeAccessIssue]
         return handler
 
     create.owns_scales = True  # pyright: ignore[reportFunctionMemberAccess]

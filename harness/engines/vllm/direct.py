@@ -34,6 +34,18 @@ class Place:
     """View of the live scale, shaped as the kernels write it."""
 
 
+def check(plan: Plan, device: torch.device) -> None:
+    """Raises ValueError where this way is asked for and cannot be had."""
+    fmt = plan.rollout_weights
+    if device.type != "cuda":
+        raise ValueError(f"is_direct=True: its kernels need a GPU, the engine's device is {device.type}")
+    if fmt is not None and fmt.tile is not None:
+        from harness.engines.vllm import kernels
+
+        if kernels.kind(fmt) not in LAYOUTS:
+            raise ValueError(f"is_direct=True: {fmt.name} is packed in the engine; choose is_direct=False")
+
+
 def quantized_places(
     model: nn.Module, plan: Plan, shapes: Mapping[str, tuple[int, ...]]
 ) -> dict[str, dict[str, Place]] | None:

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from harness.api import KVProtocol, Passport, Plan, Rollout, WeightStream
 from harness.engines.requests import Requests, requests_of
-from harness.engines.vllm import kv, passport, settings
+from harness.engines.vllm import direct, kv, passport, settings
 from harness.engines.vllm.adapters import AdapterSlot, adapter_shapes
 from harness.engines.vllm.builds import BUILDS, check_plan, supports
 from harness.engines.vllm.memory import check_fits
@@ -52,10 +52,11 @@ class VLLMEngine:
         is_eager: bool = False,
         keeps_log_probs: bool = False,
         is_direct: bool | None = None,
+        can_sleep: bool = False,
     ) -> None:
         """`max_length`: prompt and response in tokens; `gpu_memory`: share of the device's memory for weights and
         cache; `is_eager`: no CUDA graphs; `keeps_log_probs`: rollouts carry the whole distribution of every token;
-        `is_direct`: how weights are pushed (`weights.py`).
+        `is_direct`: how weights are pushed (`weights.py`); `can_sleep`: `sleep` gives the GPU's memory to others.
 
         Raises ValueError, one line: no such vLLM, device or format, a model that does not fit, or the cause of an
         engine that died at start.
@@ -67,6 +68,8 @@ class VLLMEngine:
         settings.check_device(self.build, self.device.type, plan)
         settings.check_shape(self.build, config, plan)
         check_fits(config, plan, self.device, gpu_memory)
+        if is_direct:
+            direct.check(plan, self.device)
         self.shapes = tensor_shapes(config)
         if plan.adapters is not None:
             adapter_shapes(plan.adapters, self.shapes)
@@ -74,8 +77,9 @@ class VLLMEngine:
         settings.write_model_folder(Path(self.folder.name), config, plan)
         arguments = settings.llm_arguments(
             Path(self.folder.name), config, plan, self.build, max_batch=max_batch, max_length=max_length,
-            gpu_memory=gpu_memory, is_eager=is_eager,
+            gpu_memory=gpu_memory, is_eager=is_eager, can_sleep=can_sleep,
         )  # fmt: skip
+        self.can_sleep = can_sleep and self.device.type == "cuda"
         self.llm = start(arguments, is_cpu=self.device.type == "cpu")
         worker = self.llm.llm_engine.model_executor.driver_worker.worker
         self.vllm_config, self.model = worker.vllm_config, worker.model_runner.get_model()
@@ -194,12 +198,16 @@ class VLLMEngine:
         return {"code_flip_rate": self.weights.flips, "saturated_frac": self.weights.saturated}
 
     def sleep(self) -> None:
-        """Give the cache's memory back; weights stay, for every push sends all of them."""
+        """Give memory back: with `can_sleep` weights go to the host and the cache is dropped, addresses stay."""
         self.llm.reset_prefix_cache()
+        if self.can_sleep and self.is_awake:
+            self.llm.sleep(level=1)
         self.is_awake = False
 
     def wake(self) -> None:
         """The opposite of `sleep`."""
+        if self.can_sleep and not self.is_awake:
+            self.llm.wake_up()
         self.is_awake = True
 
     def close(self) -> None:

@@ -5,6 +5,9 @@ is approximate on a GPU (hence `div_rn`), and a product and a sum become one rou
 Left out: choosing a kernel, checking arguments.
 """
 
+# A jitted function is typed as the Python that it is not: scalars are `constexpr`, tuples are unpacked tensors.
+# pyright: reportArgumentType=false, reportAttributeAccessIssue=false
+
 from __future__ import annotations
 
 import triton

@@ -21,6 +21,8 @@ from harness.api import TensorRecord
 from harness.engines.vllm.reload import live_linears
 from harness.numerics.formats import Format, format_named
 from harness.numerics.quantize import Quantized, dequantize, fake_quantize
+from harness.numerics.rounding import decode
+from harness.numerics.scales import stored_multiplier
 
 WEIGHT_TOLERANCE = 1.125 * 2.0**-8
 """Relative: two roundings to bf16. One step of the widest code, 1 / 127, is more than its double."""
@@ -69,9 +71,21 @@ def sent_of(q: Quantized, dtype: torch.dtype) -> Sent:
     return Sent(
         format=q.fmt, dtype=str(q.codes.dtype).removeprefix("torch."), columns=columns,
         scales=tuple(part for part in (q.scale, q.zero_point, q.global_scale) if part is not None),
-        scale_shape=None if q.scale is None else tuple(q.scale.shape), values=dequantize(held)[:, columns].contiguous(),
+        scale_shape=None if q.scale is None else tuple(q.scale.shape), values=values_at(held, columns),
         codes=q.codes[:, columns].contiguous(),
     )  # fmt: skip
+
+
+def values_at(q: Quantized, columns: Tensor) -> Tensor:
+    """[N, C] float32: what codes and scales of a weight [N, K] stand for at `columns` [C]."""
+    if q.scale is None or q.zero_point is not None or q.fmt.tile is None:
+        return dequantize(q)[:, columns].contiguous()
+    rows, width = q.fmt.tile
+    multiplier = stored_multiplier(q.scale, q.global_scale, q.fmt)
+    if multiplier.ndim == 2:
+        multiplier = multiplier[:, columns // width if width else torch.zeros_like(columns)]
+        multiplier = multiplier.repeat_interleave(rows or len(q.codes), 0)[: len(q.codes)]
+    return decode(q.codes[:, columns], q.fmt.element) * multiplier
 
 
 def weight_records(model: nn.Module, sent: Mapping[str, Sent], dtype: torch.dtype) -> Iterator[TensorRecord]:

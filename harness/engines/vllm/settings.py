@@ -237,11 +237,13 @@ def write_model_folder(folder: Path, config: DecoderConfig, plan: Plan) -> None:
 def llm_arguments(
     folder: Path, config: DecoderConfig, plan: Plan, build: Build, *, max_batch: int = 256,
     max_length: int | None = None, gpu_memory: float = 0.9, is_eager: bool = False,
+    can_sleep: bool = False,
 ) -> dict[str, Any]:  # fmt: skip
     """Arguments of `vllm.LLM` for a folder of `write_model_folder`.
 
     `max_batch`: sequences at once; `max_length`: prompt and response in tokens (None: the model's positions);
-    `gpu_memory`: share of the device's memory that vLLM may fill; `is_eager`: no CUDA graphs.
+    `gpu_memory`: share of the device's memory that vLLM may fill; `is_eager`: no CUDA graphs;
+    `can_sleep`: memory from vLLM's allocator, which `LLM.sleep` can give back (CUDA alone).
     """
     kv = None if plan.rollout_kv is None else build.kv[plan.rollout_kv.name]
     dtype = {torch.float32: "float32", torch.float16: "float16"}.get(base_dtype(plan), "bfloat16")
@@ -255,7 +257,7 @@ def llm_arguments(
         arguments |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": lora_rank(plan.adapters.rank),
                       "lora_target_modules": list(plan.adapters.targets)}  # fmt: skip
     if build is CUDA:
-        arguments["gpu_memory_utilization"] = gpu_memory
+        arguments |= {"gpu_memory_utilization": gpu_memory, "enable_sleep_mode": can_sleep}
     if is_eager or build is CPU:
         return arguments | {"enforce_eager": True}
     sizes = sorted({1, 2, 4, 8, *range(16, min(max_batch, 64) + 1, 16), *range(64, max_batch + 1, 64), max_batch})

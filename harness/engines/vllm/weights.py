@@ -34,8 +34,7 @@ class VLLMWeights:
         self, model: nn.Module, vllm_config: Any, config: DecoderConfig, plan: Plan, device: torch.device,
         adapters: AdapterSlot | None, is_direct: bool | None,
     ) -> None:  # fmt: skip
-        """`is_direct`: take the kernels' way (None: on a GPU where the model is large). Raises ValueError where it is
-        asked for and the live layout does not allow it."""
+        """`is_direct`: take the kernels' way where the live layout allows it (None: on a GPU and a large model)."""
         self.model, self.vllm_config, self.config, self.plan, self.device = model, vllm_config, config, plan, device
         self.adapters, self.shapes = adapters, tensor_shapes(config)
         reload.widen_gains(model, settings.fp32_gains(plan, config))
@@ -45,8 +44,7 @@ class VLLMWeights:
         self.places = None
         if is_direct or (is_direct is None and device.type == "cuda" and numel > SMALL):
             self.places = direct.quantized_places(model, plan, self.shapes)
-        if is_direct and self.places is None:
-            raise ValueError("is_direct: the live layout of this format is packed; choose is_direct=False")
+        self.held = None if self.places is None else list(self.plain())
         self.sent: dict[str, passport.Sent] = {}
         self.codes: dict[str, Quantized] = {}
         self.pushes, self.flips, self.saturated = 0, math.nan, 0.0
@@ -100,9 +98,9 @@ class VLLMWeights:
 
     def _write(self, stream: Stream) -> Export:
         """The kernels' way. Returns the reference's result for one block of the model."""
-        assert self.places is not None
+        assert self.places is not None and self.held is not None
         self.state = "of a swap that did not end"
-        direct.write(stream, self.plan, self.places, self.plain())
+        direct.write(stream, self.plan, self.places, self.held)
         self._take_scales(stream)
         at = f"model.layers.{self.pushes % self.config.num_layers}."
         return export(stream, self.plan, {n: s for n, s in self.shapes.items() if n.startswith(at)}, self.device)
