@@ -54,7 +54,7 @@ def _metrics(a: argparse.Namespace) -> int:
 
 
 def _doctor(a: argparse.Namespace) -> int:
-    from harness.commands.inspecting import doctor
+    from harness.commands.doctoring import doctor
 
     return doctor(a.results)
 
