@@ -24,6 +24,7 @@ from harness.config import run_id, to_json
 from harness.launchers.deaths import OUT_OF_MEMORY, ending, oom_kills
 from harness.launchers.job import Event, Job
 from harness.results import RunResult, read_result, write_atomic
+from harness.run_config import RunConfig
 
 ENVIRONMENT = {
     "MALLOC_MMAP_THRESHOLD_": "1073741824",
@@ -99,7 +100,8 @@ class Running:
 
 
 def run_cells(jobs: Sequence[Job], workers: int) -> Generator[Event, None, None]:
-    """Run every job, `workers` at a time, in order; CUDA cells on the GPU with the fewest of them.
+    """Run every job, at most `workers` at a time, in order; CUDA cells on the GPU with the fewest of them, where the
+    shares of its memory that vLLM engines take leave room.
 
     Every job ends in one `finished` event with its record, also where that could not be written. Closing the iterator
     stops the running cells cleanly.
@@ -109,9 +111,12 @@ def run_cells(jobs: Sequence[Job], workers: int) -> Generator[Event, None, None]
     try:
         while waiting or running:
             while waiting and len(running) < workers:
+                taken = [(cell.gpu, cell.job.config) for cell in running]
+                on_gpu = bool(gpus) and waiting[0].config.trainer.device == "cuda"
+                gpu = gpu_for(waiting[0].config, taken, gpus) if on_gpu else None
+                if on_gpu and gpu is None:
+                    break
                 job = waiting.pop(0)
-                taken = [cell.gpu for cell in running]
-                gpu = min(gpus, key=taken.count) if gpus and job.config.trainer.device == "cuda" else None
                 try:
                     refuse_foreign(job)
                     cell = Running(job, gpu)
@@ -141,6 +146,22 @@ def visible_gpus() -> list[str]:
     """What CUDA_VISIBLE_DEVICES may name: the GPUs that this process sees."""
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     return [str(i) for i in range(torch.cuda.device_count())] if named is None else [n for n in named.split(",") if n]
+
+
+def gpu_for(config: RunConfig, taken: Sequence[tuple[str | None, RunConfig]], gpus: Sequence[str]) -> str | None:
+    """The GPU for a CUDA cell: the one with the fewest of those whose memory has room; None where none has. An empty
+    GPU always has."""
+
+    def cells(gpu: str) -> list[RunConfig]:
+        return [config for own, config in taken if own == gpu]
+
+    free = [gpu for gpu in gpus if not cells(gpu) or sum(map(vllm_share, [*cells(gpu), config])) <= 1.0]
+    return min(free, key=lambda gpu: len(cells(gpu))) if free else None
+
+
+def vllm_share(config: RunConfig) -> float:
+    """The share of a GPU's memory that a cell's vLLM engine reserves."""
+    return config.engine.gpu_memory if config.engine.name == "vllm" else 0.0
 
 
 def refuse_foreign(job: Job) -> None:

@@ -42,3 +42,15 @@ def test_each_cell_takes_the_gpu_with_the_fewest(tmp_path: Path, monkeypatch: py
     events.close()
     assert [event.kind for event in started] == ["started"] * 8
     assert taken == ["0", "1", "2", "0", "1", "2", "0", None]
+
+
+def test_vllm_engines_share_a_gpu_only_while_their_memory_fits() -> None:
+    config = small_config()
+    vllm = replace(config, engine=replace(config.engine, name="vllm", gpu_memory=0.4))
+    assert local.gpu_for(vllm, [], ["0", "1"]) == "0"
+    assert local.gpu_for(vllm, [("0", vllm)], ["0", "1"]) == "1"
+    assert local.gpu_for(vllm, [("0", vllm), ("1", vllm), ("1", vllm)], ["0", "1"]) == "0"
+    assert local.gpu_for(vllm, [("0", vllm), ("0", vllm), ("1", vllm), ("1", vllm)], ["0", "1"]) is None
+    assert local.gpu_for(config, [("0", vllm), ("0", vllm)], ["0"]) == "0"
+    whole = replace(vllm, engine=replace(vllm.engine, gpu_memory=1.2))
+    assert local.gpu_for(whole, [], ["0"]) == "0"
