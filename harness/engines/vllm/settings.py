@@ -42,6 +42,8 @@ DEFAULTS = {
     "VLLM_DEEP_GEMM_WARMUP": "skip",  # it compiles hundreds of kernels; those in use are compiled when first used
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "VLLM_CPU_KVCACHE_SPACE": "1",
+    # vLLM imports Ray, which reads this then: a cluster that this process starts later listens on the loopback alone.
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
 }
 """What a user may set otherwise."""
 ACTS: dict[str, dict[str, Any]] = {
