@@ -128,12 +128,17 @@ class CastLinear(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         """float32 [..., K] -> float32 [..., N] that a 16-bit tensor could hold."""
-        dtype = self._dtype
+        x, weight, bias, dtype = self.operands(input)
+        y = F.linear(x, weight, bias)
+        return y if dtype is None else _round(y, dtype)
+
+    def operands(self, input: Tensor) -> tuple[Tensor, Tensor, Tensor | None, torch.dtype | None]:
+        """What enters the product, rounded both ways: input [..., K], weight [N, K], bias [N] or None; and the dtype
+        that the product and its gradient are rounded to, None where nothing is."""
+        dtype, bias = self._dtype, cast(Tensor | None, self.bias)
         if dtype is None:
-            return super().forward(input)
-        bias = cast(Tensor | None, self.bias)
-        bias = None if bias is None else _round(bias, dtype)
-        return _round(F.linear(_round(input, dtype), _round(self.weight, dtype), bias), dtype)
+            return input, self.weight, bias, None
+        return _round(input, dtype), _round(self.weight, dtype), None if bias is None else _round(bias, dtype), dtype
 
 
 class _StraightThrough(torch.autograd.Function):

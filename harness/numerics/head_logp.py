@@ -1,0 +1,136 @@
+"""Log-probability and entropy of sampled tokens straight from the head's input: the logits never stand as a whole.
+
+    z = x W^T + b,  logp_m = log softmax(z_m / t)[token_m],  H_m = -sum_v p_v log p_v
+    dz_v = (g_logp (1[v = token] - p_v) - g_H p_v (log p_v + H)) / t
+
+A chunk of rows is multiplied, reduced to two numbers a row and dropped; the backward pass multiplies it again, turns
+it into dz in place and adds dz^T x to one buffer. So V = 152k costs two or three times chunk x V floats and one gradient of the
+head, whatever the number of tokens (the idea of Cut Cross-Entropy, arXiv 2411.09009, and Liger, arXiv 2410.10989,
+without their kernels). `logprobs.selected_logp` is the other way, from logits that are there anyway.
+Left out: second derivatives, logits of -inf, and forward hooks of the head, which are not called.
+"""
+
+# pyright: reportUnknownMemberType=false
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint  # pyright: ignore[reportUnknownVariableType]
+
+from harness.numerics.linear import CastLinear
+from harness.numerics.logprobs import selected_logp
+
+
+class _HeadLogp(torch.autograd.Function):
+    """Inputs as `head_logp` has them, with the operands of the head's product in place of the head."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, token_ids: Tensor, temperature: float, chunk: int,
+        has_entropy_grad: bool, rounding: torch.dtype | None,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        logp, entropy = (torch.empty(len(x), dtype=_wide(x), device=x.device) for _ in range(2))
+        for first in range(0, len(x), chunk):
+            rows = slice(first, first + chunk)
+            log_probs = _log_probs(x[rows], weight, bias, temperature, rounding)
+            logp[rows] = log_probs.gather(-1, token_ids[rows, None]).squeeze(-1)
+            entropy[rows] = log_probs.exp().mul_(log_probs).sum(-1).neg_()
+        ctx.save_for_backward(x, weight, bias, token_ids, entropy if has_entropy_grad else None)
+        ctx.temperature, ctx.chunk, ctx.rounding = temperature, chunk, rounding
+        if not has_entropy_grad:
+            ctx.mark_non_differentiable(entropy)
+        return logp, entropy
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, bias, token_ids, entropy = ctx.saved_tensors
+        wants_x, wants_weight, wants_bias = ctx.needs_input_grad[:3]
+        wide = _wide(x)
+        dx = torch.empty_like(x) if wants_x else None
+        dw = torch.zeros(weight.shape, dtype=wide, device=x.device) if wants_weight else None
+        db = torch.zeros(len(weight), dtype=wide, device=x.device) if wants_bias else None
+        for first in range(0, len(x), ctx.chunk):
+            rows = slice(first, first + ctx.chunk)
+            log_probs = _log_probs(x[rows], weight, bias, ctx.temperature, ctx.rounding)
+            held = None if entropy is None else (entropy[rows, None], grads[1][rows, None])
+            dz = _logit_gradient(log_probs, token_ids[rows, None], grads[0][rows, None], held)
+            dz = dz.div_(ctx.temperature) if ctx.temperature != 1.0 else dz
+            dz = dz.to(ctx.rounding or x.dtype).to(x.dtype)
+            if dx is not None:
+                dx[rows] = dz @ weight
+            if dw is not None:
+                dw = dw.addmm_(dz.t(), x[rows]) if dw.dtype == x.dtype else dw.add_(dz.t() @ x[rows])
+            if db is not None:
+                db += dz.sum(0)
+        return dx, dw, db, None, None, None, None, None
+
+
+def _wide(x: Tensor) -> torch.dtype:
+    return torch.float64 if x.dtype == torch.float64 else torch.float32
+
+
+def _log_probs(
+    x: Tensor, weight: Tensor, bias: Tensor | None, temperature: float, rounding: torch.dtype | None
+) -> Tensor:
+    """[C, V], in place where it can be: the only copy of the chunk's logits."""
+    z = F.linear(x, weight, bias)
+    z = (z if rounding is None else z.to(rounding)).to(_wide(x))
+    if temperature != 1.0:
+        z = z.div_(temperature)
+    return torch.log_softmax(z, -1)
+
+
+def _logit_gradient(log_probs: Tensor, ids: Tensor, g: Tensor, held: tuple[Tensor, Tensor] | None) -> Tensor:
+    """dz t of the module docstring, [C, V]; ids and g [C, 1]; `held` is (H, g_H), [C, 1] both."""
+    p = log_probs.exp()
+    if held is None:
+        p = p.mul_(-g)
+    else:
+        entropy, g_entropy = held
+        p = p.mul_(log_probs.add_(entropy).mul_(g_entropy).add_(g).neg_())
+    return p.scatter_add_(1, ids, g)
+
+
+def head_logp(
+    head: nn.Module,
+    x: Tensor,
+    token_ids: Tensor,
+    temperature: float = 1.0,
+    *,
+    chunk: int,
+    entropy_grad: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """What `selected_logp(head(x), token_ids, temperature)` gives, `chunk` rows of logits at a time.
+
+    x [M, d] float, differentiable; token_ids [M] int64 -> (log-prob [M], entropy [M]), nats, float32 (float64 for
+    float64 x), equal to the other way up to the order of sums. The entropy is detached unless `entropy_grad`. A head
+    of 16-bit rounding has its weight, and the sum of the chunks' gradients of it, rounded once. A head that is neither
+    `nn.Linear` nor `CastLinear` is called chunk by chunk under checkpointing. Raises ValueError where `chunk` < 1.
+    """
+    if chunk < 1:
+        raise ValueError(f"chunk: {chunk} is not a number of rows; valid: >= 1")
+    if type(head) is CastLinear:
+        *operands, rounding = head.operands(x)
+    elif type(head) is nn.Linear:
+        operands, rounding = (x, head.weight, head.bias), None
+    else:
+        return _checkpointed(head, x, token_ids, temperature, chunk, entropy_grad)
+    knobs = (token_ids, temperature, chunk, entropy_grad, rounding)
+    return cast(tuple[Tensor, Tensor], _HeadLogp.apply(*operands, *knobs))
+
+
+def _checkpointed(
+    head: nn.Module, x: Tensor, token_ids: Tensor, temperature: float, chunk: int, entropy_grad: bool
+) -> tuple[Tensor, Tensor]:
+    def of(some: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+        return selected_logp(head(some), ids, temperature, entropy_grad=entropy_grad)
+
+    run: Callable[..., tuple[Tensor, Tensor]] = checkpoint  # pyright: ignore[reportUnknownVariableType]
+    rows = [slice(first, first + chunk) for first in range(0, len(x), chunk)]
+    pieces = [run(of, x[r], token_ids[r], use_reentrant=False, preserve_rng_state=False) for r in rows]
+    return torch.cat([logp for logp, _ in pieces]), torch.cat([entropy for _, entropy in pieces])
