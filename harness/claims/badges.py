@@ -18,7 +18,7 @@ import math
 from collections.abc import Sequence
 from typing import Literal
 
-from harness.claims.schema import Expect
+from harness.claims.kinds import Expect
 
 Badge = Literal[
     "supported", "direction supported", "not supported", "contradicted", "not testable here", "not tested yet"

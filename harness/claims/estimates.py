@@ -1,7 +1,7 @@
 """A test on its data: one value with a 95 % interval, or the reason why there is none yet.
 
-Numbers are compared pair by pair of seeds and the interval is Student's t over the pairs (`stats.paired`). Ratios and
-growth are means of logarithms, shown as factors.
+Runs are compared pair by pair of seeds and the interval is Student's t over the pairs (`stats.paired`). Ratios and
+growth are means of logarithms, shown as factors. The interval of a speed test is a range over neighbouring cells.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 from harness import stats
 from harness.claims.badges import Badge, is_equal, judge
 from harness.claims.evidence import Evidence, Pair, grouped, numbers, select, steps, words
-from harness.claims.schema import (
+from harness.claims.kinds import (
     Contrast,
     Growth,
     Level,
@@ -24,10 +24,12 @@ from harness.claims.schema import (
     Ratio,
     Replay,
     Settings,
+    Speed,
     Test,
     Trend,
     arms_of,
 )
+from harness.claims.speed import Map, answer, compared_words
 
 FIFTH = 5
 """Growth compares this part of a run's steps at its two ends."""
@@ -50,12 +52,16 @@ class Estimate:
     """Replay: the other arm's value and interval."""
 
 
-def estimate(test: Test, evidence: Mapping[str, Evidence], replayed: Sequence[ReplayRow]) -> Estimate:
+def estimate(
+    test: Test, evidence: Mapping[str, Evidence], replayed: Sequence[ReplayRow], maps: Mapping[str, Map] | None = None
+) -> Estimate:
     """The outcome of one test. Raises ValueError where its settings fit more than one arm."""
     if isinstance(test, NotTestable):
         return Estimate(badge="not testable here", reason=test.reason)
     if isinstance(test, Replay):
         return _replay(test, replayed)
+    if isinstance(test, Speed):
+        return _speed(test, maps or {})
     found = evidence.get(test.sweep, Evidence())
     if not found.arms:
         return Estimate(badge="not tested yet", reason=f"sweep {test.sweep} has no results")
@@ -136,6 +142,20 @@ def _undecided(found: stats.Difference, threshold: float, margin: float, test: O
     }[test.expect]
     more = stats.further_seeds(found.sd, found.num_pairs, distance)
     return "cannot tell" if more is None else f"cannot tell (about {more} more pair{'s' * (more > 1)} of seeds)"
+
+
+def _speed(test: Speed, maps: Mapping[str, Map]) -> Estimate:
+    found = answer(test, maps)
+    if found is None:
+        return Estimate(badge="not tested yet", reason=f"{test.sweep} has not measured this")
+    low, high, threshold, margin = (math.log(x) for x in (found.low, found.high, test.threshold, test.margin))
+    badge = judge(low, high, test.expect, threshold, margin)
+    is_flat = test.expect in ("above", "below") and is_equal(low, high, threshold, margin)
+    undecided = "equal within the margin" if is_flat else "differs between neighbouring cells"
+    noise = "some of its cells were disturbed while measured" if found.is_disturbed else ""
+    parts = [undecided if badge == "not supported" else "", compared_words(test, found), noise]
+    reason = "; ".join(filter(None, parts))
+    return Estimate(badge=badge, value=found.value, low=found.low, high=found.high, pairs=found.cells, reason=reason)
 
 
 def _replay(test: Replay, rows: Sequence[ReplayRow]) -> Estimate:

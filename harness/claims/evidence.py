@@ -15,7 +15,7 @@ from statistics import fmean, median
 from typing import Any
 
 from harness.arms import setting
-from harness.claims.schema import SCORES, Settings
+from harness.claims.kinds import SCORES, Settings
 from harness.curves import load_series
 from harness.leaderboard import SCORED, answers
 from harness.packed import FOLDER, RECORDS, SERIES

@@ -10,22 +10,24 @@ from pathlib import Path
 from harness.claims.badges import BADGES, Badge, capped, counts
 from harness.claims.estimates import Estimate, ReplayRow, estimate
 from harness.claims.evidence import Evidence, load, words
-from harness.claims.schema import (
+from harness.claims.kinds import (
     SCORES,
-    Claim,
-    Claims,
     Growth,
     Level,
     NotTestable,
     OfRuns,
     Ratio,
     Replay,
+    Speed,
     Test,
     Trend,
     arms_of,
 )
+from harness.claims.schema import Claim, Claims
+from harness.claims.speed import Map, maps_of, place_words
 from harness.metric_names import METRICS
 from harness.replay.tables import frame, read_records
+from harness.sweep import SWEEPS
 
 PAGE = "claims.md"
 READING = (
@@ -37,6 +39,11 @@ READING = (
     "**Scale.** The sources train models of 0.5B to 32B parameters on long answers; here models of 0.1M to 3M sort "
     "digits, with emulated formats and without kernel noise. A claim about a larger setting is at most *direction "
     "supported*; *contradicted* and *not supported* speak of this scale alone, too. Remarks say what else differs.",
+    "**Speed.** Tests of throughput sweeps read the map of bare vLLM on one H200, with real kernels and models of the "
+    "size that is claimed about. Their brackets are no confidence interval: they are the range over the cells next to "
+    "the one that is asked for (one step of batch and of length, or all batches where the source leaves it open). The "
+    "sources ran other GPUs, loads and versions, and whole RL systems; *claimed* beside a badge compares the size of "
+    "the factor, the badge its direction.",
     "**Many tests.** Intervals are not adjusted for the number of claims: of 100 tests of effects that do not exist, "
     "two or three would be called supported and as many contradicted.",
     "**Numbers of the sources** are theirs, not reproduced; *notes* marks a source known second-hand.",
@@ -68,21 +75,25 @@ class Judged:
         return capped(self.estimates[index].badge, self.claim.scale)
 
 
-def judge_all(claims: Claims, results: Path) -> list[Judged]:
+def judge_all(claims: Claims, results: Path, sweeps: Path = SWEEPS) -> list[Judged]:
     """Every claim on the results. Raises ValueError naming the claim whose settings fit more than one arm."""
     needs: dict[str, set[str]] = {}
-    for test in (test for claim in claims.claims for test in claim.tests):
-        if not isinstance(test, Replay | NotTestable):
+    tests = [test for claim in claims.claims for test in claim.tests]
+    for test in tests:
+        if not isinstance(test, Replay | Speed | NotTestable):
             needs.setdefault(test.sweep, set()).update({test.metric} & set(METRICS))
     evidence = load(results, needs)
     folder = results / "replay"
     rows: Sequence[ReplayRow] = frame(read_records(folder)).to_dict("records") if any(folder.glob("*.json")) else []
-    return [_judged(claim, evidence, rows) for claim in claims.claims]
+    maps = maps_of(tests, results, sweeps)
+    return [_judged(claim, evidence, rows, maps) for claim in claims.claims]
 
 
-def _judged(claim: Claim, evidence: Mapping[str, Evidence], rows: Sequence[ReplayRow]) -> Judged:
+def _judged(
+    claim: Claim, evidence: Mapping[str, Evidence], rows: Sequence[ReplayRow], maps: Mapping[str, Map]
+) -> Judged:
     try:
-        return Judged(claim=claim, estimates=tuple(estimate(test, evidence, rows) for test in claim.tests))
+        return Judged(claim=claim, estimates=tuple(estimate(test, evidence, rows, maps) for test in claim.tests))
     except ValueError as error:
         raise ValueError(f"claim {claim.id}: {error}") from None
 
@@ -142,13 +153,16 @@ def describe(test: Test) -> str:
         target = f"{test.expect} that of {test.against}" if test.against else _expected(test)
         what = f"{test.column} of {test.arm} on {test.sampler}, {test.context}, age {test.age}"
         return f"replay: {what}; expected {target}{note}"
+    if isinstance(test, Speed):
+        what = "decode rate" if test.measure == "decode" else "rate of a generation"
+        return f"{test.sweep}: {what}, {place_words(test)}; expected {_expected(test)}{note}"
     return f"{test.sweep}: {_comparison(test)}; expected {_expected(test)}{note}"
 
 
-def _expected(test: OfRuns | Replay) -> str:
+def _expected(test: OfRuns | Replay | Speed) -> str:
     """Where the interval has to lie, in the unit of the value."""
     at = test.threshold or 0.0
-    is_factor = isinstance(test, Ratio | Growth)
+    is_factor = isinstance(test, Ratio | Growth | Speed)
     low, high = (at / test.margin, at * test.margin) if is_factor else (at - test.margin, at + test.margin)
     return {
         "above": f"above {at:g}",
@@ -178,11 +192,13 @@ def shown(test: Test, found: Estimate) -> str:
     """Value, interval and n."""
     if isinstance(test, NotTestable) or math.isnan(found.value):
         return "-"
-    is_factor = isinstance(test, Ratio | Growth)
+    is_factor = isinstance(test, Ratio | Growth | Speed)
     is_signed = not is_factor and not isinstance(test, Replay | Level)
     text = "x" * is_factor + _interval((found.value, found.low, found.high), is_signed)
     if found.against is not None:
         return f"{text} against {_interval(found.against)}"
+    if isinstance(test, Speed):
+        return f"{text}, {found.pairs} cell{'s' * (found.pairs != 1)}"
     return text if isinstance(test, Replay) else f"{text}, n = {found.pairs}"
 
 

@@ -1,19 +1,10 @@
 """`claims.yaml` as data: sources, claims, and the tests that decide them. Every name in it is checked when it is read.
 
-A test compares numbers of committed runs. Its kinds:
-
-    contrast      a minus b, pair by pair of seeds
-    ratio         a over b, the mean of the logarithms over pairs
-    growth        the last fifth of a run's steps over its first fifth, also by logarithms
-    level         a's own number
-    trend         slope of a's number (or of a minus b) along a setting, one slope per pair of seeds
-    replay        one number of the replay laboratory with its interval, against a threshold or another arm
-    not_testable  a reason
+The kinds of tests are in `harness.claims.kinds`.
 """
 
 from __future__ import annotations
 
-import typing
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,124 +12,30 @@ from typing import Any, Literal
 
 from pydantic import ConfigDict
 
-from harness import stats
+from harness.claims.kinds import (
+    ALIASES,
+    KINDS,
+    SCORES,
+    Growth,
+    NotTestable,
+    OfRuns,
+    Ratio,
+    Replay,
+    Settings,
+    Speed,
+    Test,
+    Trend,
+)
 from harness.config import groups, leaves, parse, read_yaml
 from harness.metric_names import METRICS
 from harness.nearest import nearest
 from harness.results import SUMMARY
 from harness.run_config import RunConfig
 from harness.sweep import SWEEPS
+from harness.throughput import plan as throughput
 from methods import method_named
 
 CLAIMS = Path("claims.yaml")
-Expect = Literal["above", "below", "equal", "not_below", "not_above"]
-Reduce = Literal["mean", "median", "max", "min", "first", "last"]
-Settings = dict[str, Any]
-"""Dotted config name -> value; `precision`, `model` and `task` stand for their names."""
-ALIASES = {"precision": "precision.name", "model": "model.name", "task": "task.name"}
-SCORES = (
-    "auc", "accuracy", "gain", "base_accuracy", "rollout_auc", "rollout_accuracy", "rollout_gain",
-    "base_rollout_accuracy", "reward",
-)  # fmt: skip
-"""Numbers of a run's evaluations; `rollout_*` in its own format, `gain` is final minus initial accuracy."""
-REPLAYED = ("bias", "cosine", "gain")
-"""Columns of the replay laboratory that have an interval."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Test:
-    __pydantic_config__ = ConfigDict(extra="forbid")
-    expect: Expect
-    note: str = ""
-    """What this test stands for, where its fields do not say it."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class _OfRuns(_Test):
-    sweep: str
-    a: Settings
-    where: Settings = field(default_factory=Settings)
-    """Settings of every arm of the test."""
-    metric: str = "auc"
-    reduce: Reduce = "mean"
-    """Over the finite values of a run's steps, where `metric` is of the series; `first` and `last` are five steps."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Contrast(_OfRuns):
-    """a minus b."""
-
-    b: Settings
-    threshold: float = 0.0
-    margin: float = stats.DELTA
-
-
-@dataclass(frozen=True, kw_only=True)
-class Ratio(_OfRuns):
-    """a over b."""
-
-    b: Settings
-    threshold: float = 1.0
-    margin: float = 1.05
-    """A factor."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Growth(_OfRuns):
-    """Last fifth over first fifth of the steps."""
-
-    threshold: float = 1.0
-    margin: float = 1.05
-
-
-@dataclass(frozen=True, kw_only=True)
-class Level(_OfRuns):
-    """a's own number."""
-
-    threshold: float
-    margin: float = 0.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Trend(_OfRuns):
-    """Slope along a setting."""
-
-    along: str
-    per: Literal["unit", "doubling"] = "doubling"
-    b: Settings | None = None
-    threshold: float = 0.0
-    margin: float = 0.01
-
-
-@dataclass(frozen=True, kw_only=True)
-class Replay(_Test):
-    """A number of the replay laboratory."""
-
-    context: str
-    sampler: str
-    arm: str
-    column: Literal["bias", "cosine", "gain"]
-    age: int = 0
-    threshold: float | None = None
-    against: str | None = None
-    """Another arm of the same context; decided where the two intervals do not overlap."""
-    margin: float = 0.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class NotTestable:
-    """Nothing here can decide the claim."""
-
-    __pydantic_config__ = ConfigDict(extra="forbid")
-    reason: str
-
-
-OfRuns = Contrast | Ratio | Growth | Level | Trend
-Test = OfRuns | Replay | NotTestable
-KINDS: dict[str, type] = {
-    "contrast": Contrast, "ratio": Ratio, "growth": Growth, "level": Level, "trend": Trend, "replay": Replay,
-    "not_testable": NotTestable,
-}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -227,9 +124,30 @@ def _test(values: dict[str, Any], sweeps: Path) -> Test:
     if isinstance(test, Replay):
         if (test.threshold is None) == (test.against is None):
             raise ValueError("a replay test needs one of threshold and against")
+    elif isinstance(test, Speed):
+        _check_speed(test, sweeps)
     elif not isinstance(test, NotTestable):
         _check_runs(test, sweeps)
     return test
+
+
+def _check_speed(test: Speed, sweeps: Path) -> None:
+    sweep = throughput.read_sweep(test.sweep, sweeps)
+    engines = {(job.size, job.precision) for job in throughput.jobs(sweep)}
+    for size in (test.size, *([test.against_size] if test.against_size else [])):
+        for precision in (test.precision, test.over):
+            if (size, precision) not in engines:
+                choices = [f"{a} {b}" for a, b in sorted(engines)]
+                raise ValueError(f"{test.sweep} has no {size} {precision}; {nearest(f'{size} {precision}', choices)}")
+    for length in (test.length, *([test.against_length] if test.against_length else [])):
+        if length not in sweep.lengths:
+            raise ValueError(f"length={length}: not among {list(sweep.lengths)} of {test.sweep}")
+    if test.batch is not None and test.batch not in sweep.batches:
+        raise ValueError(f"batch={test.batch}: not among {list(sweep.batches)} of {test.sweep}")
+    if test.threshold <= 0 or test.margin <= 1:
+        raise ValueError(f"threshold={test.threshold} margin={test.margin}: a ratio needs them above 0 and above 1")
+    if test.claimed is not None and not 0 < test.claimed[0] <= test.claimed[1]:
+        raise ValueError(f"claimed={list(test.claimed)}: two rising factors above 0 are expected")
 
 
 def _check_runs(test: OfRuns, sweeps: Path) -> None:
@@ -260,14 +178,3 @@ def _check_settings(settings: Settings) -> None:
             plain, choices = str(value).removesuffix("+kv8"), groups()["precision"]
             if plain not in choices:
                 raise ValueError(f"precision={value}: unknown; {nearest(plain, choices)}")
-
-
-def kind_of(test: Test) -> str:
-    """The name of a test's kind."""
-    return next(name for name, kind in KINDS.items() if type(test) is kind)
-
-
-def arms_of(test: OfRuns) -> tuple[Settings, ...]:
-    """The settings of every arm that a test needs, `where` included."""
-    b = typing.cast("Settings | None", getattr(test, "b", None))
-    return tuple({ALIASES.get(k, k): v for k, v in {**test.where, **arm}.items()} for arm in (test.a, b) if arm)

@@ -14,6 +14,7 @@ from tqdm import tqdm
 from harness.throughput.estimates import job_expected_s, kv_tokens_expected
 from harness.throughput.plan import Job, Sweep, jobs, missing, read_only, read_sweep, todo
 from harness.throughput.records import folder_of, read_records
+from harness.throughput.settled import SPREAD
 
 H200_GIB = 139.8
 """Memory of the device that estimates are made for, where none is there to ask."""
@@ -69,20 +70,29 @@ def _dry_run(
 ) -> int:
     """What is missing, per engine, with the estimate of its cache and of its time."""
     device_gib = sweep.memory_gib or H200_GIB
-    total = 0.0
+    total, num_again = 0.0, 0
     for job in wanted:
         keys = missing(sweep, job, records.get(job.stem))
         if job not in queue:
             print(f"{job.stem:<22}{'died before' if keys else 'measured'}")
             continue
+        again = [key for key in keys if key in records.get(job.stem, {}).get("cells", {})]
+        num_again += len(again)
+        words = f" ({len(again)} of them disturbed, to be measured again)" if again else ""
         seconds = job_expected_s(sweep, job, keys, device_gib)
         total += seconds
         tokens = kv_tokens_expected(job.size, job.precision, device_gib)
         print(
-            f"{job.stem:<22}{len(keys):3d} missing, about {seconds:4.0f} s, cache of about {tokens / 1e6:.2f}M tokens"
+            f"{job.stem:<22}{len(keys):3d} missing{words}, about {seconds:4.0f} s, "
+            f"cache of about {tokens / 1e6:.2f}M tokens"
         )
     print(
         f"{sweep.name}: {len(queue)} of {len(wanted)} engines to start, about {total / num_gpus / 60:.0f} minutes on "
         f"{num_gpus} GPU{'s' * (num_gpus > 1)} of {device_gib:.0f} GiB"
     )
+    if num_again:
+        print(
+            f"{num_again} measured cells count as missing: their steps spread by more than {SPREAD:g} (p90/p10), or "
+            "lie above what the contexts next to them allow"
+        )
     return 0

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from harness.throughput.plan import BASELINE, cell_key
+from harness.throughput.plan import BASELINE, Sweep, cell_key
 
 Point = tuple[float, float]
 """(context in tokens, step in ms), by rising context."""
@@ -54,6 +54,12 @@ def integral(points: Sequence[Point], start: float, end: float) -> float | None:
             at = [u + (v - u) * (x - a) / (b - a) for x in (low, high)]
             total += (high - low) * (at[0] + at[1]) / 2
     return total
+
+
+def reached(sweep: Sweep, length: int) -> int:
+    """The longest measured context that the cost of a generation of `length` tokens rests on."""
+    end = sweep.prompt + length
+    return min((n for n in sweep.lengths if n >= end), default=sweep.lengths[-1])
 
 
 def generation_s(record: Mapping[str, Any], batch: int, prompt: int, length: int) -> float | None:

@@ -3,6 +3,7 @@
     todo -> [GPU 0] measuring: worker(job) | spare: worker (imports, waits for a job)
             [GPU 1] ...
 
+Each lane has cores of its own, and in it the spare has others than the process that measures.
 A worker writes what it measures at once; killing it, or this process, loses the cell being measured and no more.
 """
 
@@ -20,6 +21,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from harness.provenance import ROOT
+from harness.throughput import cores
 from harness.throughput.engine_arguments import environment, refusal
 from harness.throughput.plan import Job, Sweep, missing
 from harness.throughput.records import folder_of, new_record, read_record, write_record
@@ -35,7 +37,8 @@ Tell = Callable[[str], None]
 class Child:
     """The live process of one engine."""
 
-    def __init__(self, sweep: Sweep, gpu: str | None, folder: Path, number: int) -> None:
+    def __init__(self, sweep: Sweep, gpu: str | None, folder: Path, number: int, share: cores.Share | None) -> None:
+        self.share = share
         self.log = folder / "logs" / f"engine-{gpu or 'cpu'}-{number}.log"
         self.log.parent.mkdir(parents=True, exist_ok=True)
         path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
@@ -47,12 +50,16 @@ class Child:
                 [sys.executable, "-m", "harness.throughput.worker"],
                 stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT, env=env, start_new_session=True,
             )  # fmt: skip
+        if share is not None:
+            cores.pin(self.process.pid, share[1])
         self.job: Job | None = None
         self.before: list[str] = []
         self.started_s = self.deadline_s = 0.0
 
     def give(self, sweep: Sweep, job: Job, path: Path, deadline_s: float) -> None:
-        """Hand over the job that it waits for."""
+        """Hand over the job that it waits for, and the cores of the process that measures."""
+        if self.share is not None:
+            cores.pin(self.process.pid, self.share[0])
         limit = sweep.engine_s if job.check is None else job.check.seconds
         self.job, self.before, self.started_s = job, missing(sweep, job, read_record(path)), time.monotonic()
         self.deadline_s = min(deadline_s, self.started_s + limit)
@@ -83,8 +90,8 @@ class Child:
 class Lane:
     """One GPU (or the CPU): the process that measures, and the one that will be next."""
 
-    def __init__(self, sweep: Sweep, gpu: str | None, folder: Path) -> None:
-        self.sweep, self.gpu, self.folder = sweep, gpu, folder
+    def __init__(self, sweep: Sweep, gpu: str | None, folder: Path, share: cores.Share | None) -> None:
+        self.sweep, self.gpu, self.folder, self.share = sweep, gpu, folder, share
         self.running: Child | None = None
         self.spare: Child | None = None
         self.number = 0
@@ -92,7 +99,7 @@ class Lane:
     def spawn(self) -> Child:
         """A process that imports and waits."""
         self.number += 1
-        return Child(self.sweep, self.gpu, self.folder, self.number)
+        return Child(self.sweep, self.gpu, self.folder, self.number, self.share)
 
     def start(self, job: Job, deadline_s: float, *, has_next: bool) -> None:
         """Give a job to the process that waits, and start the next one where there will be use for it."""
@@ -145,7 +152,9 @@ def drive(
 ) -> list[Job]:
     """Run the jobs in order; the jobs that are left when time (`time.monotonic`) is up. Ctrl-C ends every process."""
     folder, waiting = folder_of(results, sweep.name), list(queue)
-    lanes = [Lane(sweep, gpu, folder) for gpu in gpus]
+    # On a CPU nothing imports beside a measurement, which needs every core.
+    split = cores.shares(cores.visible(), len(gpus)) if sweep.device == "cuda" else None
+    lanes = [Lane(sweep, gpu, folder, split[at] if split else None) for at, gpu in enumerate(gpus)]
     starts: dict[str, int] = {}
     try:
         while waiting or any(lane.running for lane in lanes):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import TwoSlopeNorm
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Rectangle
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from harness.panels import INK, STYLE, Look
@@ -21,9 +23,11 @@ from harness.throughput.cost import (
     falls_below,
     generation_tokens_per_s,
     ratio,
+    reached,
 )
-from harness.throughput.plan import BASELINE, Sweep
-from harness.throughput.tables import Records, engine_jobs, shown_batch, shown_length
+from harness.throughput.plan import BASELINE, Cell, Sweep
+from harness.throughput.settled import SPREAD, disturbed_cells
+from harness.throughput.tables import Records, measured_jobs, shown_batch, shown_length
 
 LOOKS = {
     "bf16": Look(colour=INK, dash="-", marker="o"),
@@ -44,7 +48,7 @@ def draw_all(sweep: Sweep, records: Records, folder: Path) -> list[Path]:
     """map.png, crossing.png and length.png; without a date, so that equal records give equal files."""
     folder.mkdir(parents=True, exist_ok=True)
     paths: list[Path] = []
-    with mpl.rc_context(fname=STYLE):
+    with mpl.rc_context({"hatch.linewidth": 0.4}, fname=STYLE):
         for name, draw in (("map", draw_map), ("crossing", draw_crossing), ("length", draw_length)):
             path = folder / f"{name}.png"
             temporary = path.with_name(f".{path.name}.part")  # a full disk must not leave half a figure
@@ -54,13 +58,11 @@ def draw_all(sweep: Sweep, records: Records, folder: Path) -> list[Path]:
     return paths
 
 
-def measured_sizes(sweep: Sweep, records: Records) -> list[str]:
-    """Sizes with a measured cell, by size."""
-    stems = {job.size: [] for job in engine_jobs(sweep)}
-    for job in engine_jobs(sweep):
-        cells = records.get(job.stem, {}).get("cells", {}).values()
-        stems[job.size] += [cell for cell in cells if cell["status"] == "ok"]
-    return [size for size, found in stems.items() if found]
+def compared_sizes(sweep: Sweep, records: Records) -> list[str]:
+    """By size, those with a measured cell in another format than BF16; those with any, where that is all there is."""
+    jobs = measured_jobs(sweep, records)
+    others = [job.size for job in jobs if job.precision != BASELINE]
+    return list(dict.fromkeys(others or [job.size for job in jobs]))
 
 
 def ratio_grid(sweep: Sweep, records: Records, size: str, precision: str) -> np.ndarray[Any, Any]:
@@ -73,13 +75,18 @@ def ratio_grid(sweep: Sweep, records: Records, size: str, precision: str) -> np.
     return np.array([[np.nan if value is None else value for value in row] for row in rows])
 
 
+def marked_cells(records: Records, size: str, precision: str) -> set[Cell]:
+    """(batch, length) where the format's cell or BF16's was disturbed."""
+    return disturbed_cells(records.get(f"{size}-{precision}", {})) | disturbed_cells(baseline_of(records, size))
+
+
 def draw_map(sweep: Sweep, records: Records) -> Figure:
     """A heat map of batch by context for every size and precision."""
-    sizes = measured_sizes(sweep, records)
+    sizes = compared_sizes(sweep, records)
     precisions = [name for name in sweep.precisions if name != BASELINE] or [BASELINE]
     figure = Figure(figsize=(6.75, 0.55 + 0.92 * len(sizes)), layout="constrained")
     axes = figure.subplots(len(sizes), len(precisions), squeeze=False)
-    norm, image = TwoSlopeNorm(vcenter=1.0, vmin=0.5, vmax=2.0), None
+    norm, image, num_marked = TwoSlopeNorm(vcenter=1.0, vmin=0.5, vmax=2.0), None, 0
     colours = mpl.colormaps["RdBu"].with_extremes(bad="#D9D9D9")
     for row, size in enumerate(sizes):
         for column, precision in enumerate(precisions):
@@ -88,6 +95,7 @@ def draw_map(sweep: Sweep, records: Records) -> Figure:
             image = ax.imshow(grid, norm=norm, cmap=colours, aspect="auto", origin="lower", interpolation="nearest")
             ax.grid(visible=False)
             _write_ratios(ax, grid)
+            num_marked += _hatch(ax, sweep, grid, marked_cells(records, size, precision))
             ax.set_xticks(range(len(sweep.batches)), [str(b) for b in sweep.batches] if row == len(sizes) - 1 else [])
             ax.set_yticks(range(len(sweep.lengths)), [_short(n) for n in sweep.lengths] if column == 0 else [])
             ax.tick_params(labelsize=4.5, length=1.5)
@@ -100,7 +108,10 @@ def draw_map(sweep: Sweep, records: Records) -> Figure:
     bar = figure.colorbar(image, ax=axes, fraction=0.02, pad=0.01, ticks=[0.5, 0.75, 1.0, 1.5, 2.0])
     bar.set_label("decode rate over BF16 (grey: not measured)", fontsize=6.5)
     bar.ax.tick_params(labelsize=6)
-    figure.supxlabel("batch (context in tokens on the left)", fontsize=7)
+    words = (
+        f"\nhatched: disturbed while measured (steps spread by more than {SPREAD:g}, or lie above their neighbours')"
+    )
+    figure.supxlabel("batch (context in tokens on the left)" + (words if num_marked else ""), fontsize=7)
     return figure
 
 
@@ -111,6 +122,16 @@ def _write_ratios(ax: Axes, grid: Any) -> None:
             continue
         colour = "white" if value > 1.75 or value < 0.62 else INK
         ax.text(column, row, f"{value:.1f}", ha="center", va="center", fontsize=3.2, color=colour)
+
+
+def _hatch(ax: Axes, sweep: Sweep, grid: Any, marked: set[Cell]) -> int:
+    """Hatch the disturbed cells; their number."""
+    places = [(sweep.batches.index(batch), sweep.lengths.index(length)) for batch, length in sorted(marked)]
+    there = [(column, row) for column, row in places if not np.ma.is_masked(grid[row, column])]
+    for column, row in there:
+        box = Rectangle((column - 0.5, row - 0.5), 1, 1, fill=False, hatch="/////", linewidth=0, edgecolor="#808080")
+        ax.add_patch(box)
+    return len(there)
 
 
 def _short(tokens: int) -> str:
@@ -135,14 +156,33 @@ def _style(precision: str) -> dict[str, Any]:
     return {"color": look.colour, "linestyle": look.dash, "marker": look.marker, "label": precision}
 
 
+def _draw_line(ax: Axes, found: Sequence[tuple[int, float]], precision: str, marked: Collection[int]) -> None:
+    """A line with its markers, white inside where a point was disturbed."""
+    style = _style(precision)
+    ax.plot([x for x, _ in found], [y for _, y in found], **style)
+    hollow = [(x, y) for x, y in found if x in marked]
+    if hollow:
+        ax.plot([x for x, _ in hollow], [y for _, y in hollow], linestyle="none", marker=style["marker"],
+                color=style["color"], markerfacecolor="white", zorder=3)  # fmt: skip
+
+
+def _has_hollow(axes: Sequence[Axes]) -> bool:
+    return any(line.get_markerfacecolor() == "white" for ax in axes for line in ax.lines)
+
+
 def _legend(figure: Figure, axes: Sequence[Axes]) -> None:
-    handles = {label: h for ax in axes for h, label in zip(*ax.get_legend_handles_labels(), strict=True)}
+    handles: dict[str, Any] = {
+        label: h for ax in axes for h, label in zip(*ax.get_legend_handles_labels(), strict=True)
+    }
+    if _has_hollow(axes):
+        name = "rests on a disturbed cell"
+        handles[name] = Line2D([], [], linestyle="none", marker="o", color=INK, markerfacecolor="white", label=name)
     figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=min(5, max(1, len(handles))))
 
 
 def draw_crossing(sweep: Sweep, records: Records) -> Figure:
     """Ratio to BF16 against the batch, a panel per size, the batch marked at which a format falls below."""
-    sizes, length = measured_sizes(sweep, records), shown_length(sweep)
+    sizes, length = compared_sizes(sweep, records), shown_length(sweep)
     figure, axes = _panels(sizes, 1.75)
     for ax, size in zip(axes, sizes, strict=True):
         ax.axhline(1.0, color=INK, linewidth=0.8)
@@ -152,12 +192,15 @@ def draw_crossing(sweep: Sweep, records: Records) -> Figure:
             found = decode_ratios(record, baseline_of(records, size), sweep.batches, length)
             if precision == BASELINE or not found:
                 continue
-            ax.plot([b for b, _ in found], [r for _, r in found], **_style(precision))
+            marked = marked_cells(records, size, precision)
+            hollow = {batch for batch, context in marked if context == length}
+            _draw_line(ax, found, precision, hollow)
             at = falls_below(found)
             if at is not None and at > found[0][0]:
                 style = _style(precision)
                 ax.plot([at], [1.0], marker="|", markersize=9, markeredgewidth=1.4, color=style["color"])
-                ax.annotate(f"{at:.0f}", (at, 1.0), xytext=(0, -8 - 7 * (level % 2)), textcoords="offset points",
+                text = "~" * bool(hollow & {b for b, _ in found}) + f"{at:.0f}"
+                ax.annotate(text, (at, 1.0), xytext=(0, -8 - 7 * (level % 2)), textcoords="offset points",
                             ha="center", va="top", fontsize=6, color=style["color"])  # fmt: skip
                 level += 1
         _batch_axis(ax, sweep.batches)
@@ -185,7 +228,7 @@ def _label(axes: Sequence[Axes], x: str, y: str) -> None:
 
 def draw_length(sweep: Sweep, records: Records) -> Figure:
     """Tokens/s of a whole generation against its length, at one batch, a panel per size."""
-    sizes, batch = measured_sizes(sweep, records), shown_batch(sweep)
+    sizes, batch = compared_sizes(sweep, records), shown_batch(sweep)
     figure, axes = _panels(sizes, 1.75)
     for ax, size in zip(axes, sizes, strict=True):
         for precision in sweep.precisions:
@@ -193,7 +236,9 @@ def draw_length(sweep: Sweep, records: Records) -> Figure:
             rates = [(n, generation_tokens_per_s(record, batch, sweep.prompt, n)) for n in sweep.lengths]
             found = [(n, rate / 1e3) for n, rate in rates if rate is not None]
             if found:
-                ax.plot([n for n, _ in found], [rate for _, rate in found], **_style(precision))
+                marked = [at for own, at in disturbed_cells(record) if own == batch]
+                hollow = {n for n, _ in found if any(at <= reached(sweep, n) for at in marked)}
+                _draw_line(ax, found, precision, hollow)
         _batch_axis(ax, sweep.lengths)
         ax.set_ylim(bottom=0)
     _label(axes, "length of the generation, tokens", f"thousand tokens/s\nat batch {batch}")

@@ -15,6 +15,7 @@ from pydantic import ConfigDict
 
 from harness.config import parse, read_yaml
 from harness.nearest import nearest
+from harness.throughput.settled import doubtful
 from harness.throughput.shapes import PRECISIONS, SIZES, plan_of, shape_of
 
 SWEEPS = Path("sweeps")
@@ -196,7 +197,10 @@ def cell_key(batch: int, length: int) -> str:
 
 
 def jobs(sweep: Sweep, only: Mapping[str, str] | None = None) -> list[Job]:
-    """Every engine load in the order of the file, checks first: they take longest. `only` keeps those with its size or precision."""
+    """Every engine load in the order of the file, checks first: they take longest.
+
+    `only` keeps those with its size or precision.
+    """
     wanted = dict(only or {})
     for key, valid in (("size", SIZES), ("precision", PRECISIONS)):
         for value in _words(wanted.get(key)):
@@ -230,14 +234,20 @@ def read_only(text: str | None) -> dict[str, str]:
 
 
 def missing(sweep: Sweep, job: Job, record: Mapping[str, Any] | None) -> list[str]:
-    """What of a job its result file lacks, by key: cells, "prefill", "breakdown/B", "pair", or "check"."""
+    """What of a job its result file lacks, by key: cells, "prefill", "breakdown/B", "pair", or "check".
+
+    A disturbed cell is lacking until it has been measured again often enough (`harness.throughput.settled`).
+    """
     found: Mapping[str, Any] = record or {}
     if job.check is not None:
-        return [] if "check" in found or "skipped" in found else ["check"]
+        check = found.get("check", {})
+        is_done = bool(check) and ("seconds" not in check or "windows" in check)  # without them it explains nothing
+        return [] if is_done or "skipped" in found else ["check"]
     if "skipped" in found:
         return []
     done: Mapping[str, Any] = found.get("cells", {})
-    keys = [cell_key(*cell) for cell in cells(sweep) if cell_key(*cell) not in done]
+    again = doubtful(done)
+    keys = [key for key in (cell_key(*cell) for cell in cells(sweep)) if key not in done or key in again]
     keys += [f"breakdown/{batch}" for batch in sweep.breakdown if str(batch) not in found.get("breakdown", {})]
     if sweep.prefill_tokens and "prefill" not in found:
         keys.append("prefill")

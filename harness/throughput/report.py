@@ -5,35 +5,44 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from harness.claims.schema import CLAIMS, Claims, read_claims
 from harness.results import write_atomic
 from harness.throughput import tables
-from harness.throughput.claimed import compare
+from harness.throughput.claimed import claims_table, compare
 from harness.throughput.plan import Sweep, missing
 from harness.throughput.tables import Records
+from harness.throughput.trust import trust_lines
+
+NOTHING = Claims(papers={}, claims=())
 
 
-def write(sweep: Sweep, records: Records, results: Path) -> list[Path]:
-    """Write all of it; the paths. Raises ValueError where nothing is measured."""
+def write(sweep: Sweep, records: Records, results: Path, claims: Path = CLAIMS) -> list[Path]:
+    """Write all of it; the paths. `claims` is left out where there is no such file.
+
+    Raises ValueError where nothing is measured, or for a faulty claims file.
+    """
     if not any(cell.get("status") == "ok" for record in records.values() for cell in record.get("cells", {}).values()):
         raise ValueError(f"{sweep.name}: nothing is measured in {results}; lowbit throughput {sweep.name} measures it")
     from harness.throughput.figures import draw_all
 
     text, data = results / "tables" / f"{sweep.name}.md", results / "tables" / f"{sweep.name}.csv"
-    write_atomic(text, markdown(sweep, records).encode())
+    known = read_claims(claims) if claims.is_file() else NOTHING
+    write_atomic(text, markdown(sweep, records, known).encode())
     write_atomic(data, tables.csv_text(sweep, records).encode())
     return [text, data, *draw_all(sweep, records, results / "figures" / sweep.name)]
 
 
-def markdown(sweep: Sweep, records: Records) -> str:
+def markdown(sweep: Sweep, records: Records, claims: Claims = NOTHING) -> str:
     """The whole text."""
-    return "\n".join(_parts(sweep, records)) + "\n"
+    return "\n".join(_parts(sweep, records, claims)) + "\n"
 
 
-def _parts(sweep: Sweep, records: Records) -> Iterator[str]:
+def _parts(sweep: Sweep, records: Records, claims: Claims) -> Iterator[str]:
     length, batch = tables.shown_length(sweep), tables.shown_batch(sweep)
     yield f"# Throughput of bare vLLM: {sweep.name}\n"
     yield setting(sweep, records) + "\n"
     yield f"## Decoding at a context of {length} tokens, tokens/s (ratio to BF16)\n"
+    yield "Engines without a number are left out here and stand with the reason under *Not measured*.\n"
     yield tables.decode_table(sweep, records)
     yield f"\n## A whole generation at batch {batch}, tokens/s (ratio to BF16)\n"
     yield (
@@ -44,20 +53,24 @@ def _parts(sweep: Sweep, records: Records) -> Iterator[str]:
     yield "\n## The batch at which a format falls below BF16\n"
     yield "Decode rates, interpolated in the logarithm of the batch; within 3 % of BF16 is no fall.\n"
     yield tables.crossing_table(sweep, records)
-    trust = list(tables.trust_lines(sweep, records))
+    trust = list(trust_lines(sweep, records))
     if trust:
         yield "\n## How far to trust it\n"
         yield from trust
-    compared = compare(sweep, records)
+    compared = compare(sweep, records, claims)
     if compared:
-        yield "\n## Claimed and measured: rollout throughput over BF16\n"
+        yield "\n## Claimed and measured\n"
         yield (
-            "A claim without a batch is answered by every batch of the map; other hardware, models and loads, so a "
-            "difference refutes nothing by itself.\n"
+            "The speed tests of `claims.yaml`; `lowbit claims` says how verdicts follow. A claim without a batch is "
+            "answered by every batch of the map; other hardware, models and loads, so a difference refutes nothing by "
+            "itself.\n"
         )
-        yield tables.claims_table(compared)
+        yield claims_table(compared)
     yield "\n## Engines\n"
     yield tables.engine_table(sweep, records)
+    compiling = tables.compiling_words(sweep, records)
+    if compiling:
+        yield f"\n{compiling}"
     yield f"\n## Where a decode step goes at a context of {sweep.lengths[0]} tokens, ms\n"
     yield "The model's forward + head, sampling and log-probabilities + what the device waits for the host.\n"
     yield tables.breakdown_table(sweep, records)

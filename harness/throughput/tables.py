@@ -1,23 +1,23 @@
-"""The map in tables: Markdown for readers, one row per cell in CSV, claimed beside measured."""
+"""The map in tables: Markdown for readers, one row per cell in CSV."""
 
 from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from harness.throughput.claimed import Compared
 from harness.throughput.cost import (
     baseline_of,
     decode_ratios,
     decode_tokens_per_s,
     falls_below,
-    generation_s,
     generation_tokens_per_s,
     ratio,
+    reached,
 )
 from harness.throughput.plan import BASELINE, Job, Sweep, cells, jobs
+from harness.throughput.settled import disturbed_cells
 
 Records = Mapping[str, Mapping[str, Any]]
 Rows = list[list[str]]
@@ -45,6 +45,15 @@ def engine_jobs(sweep: Sweep) -> list[Job]:
     wanted = {(job.size, job.precision): job for job in jobs(sweep) if job.check is None}
     extra = {size: [entry.precision for entry in sweep.extra if entry.size == size] for size in order}
     return [wanted[size, precision] for size in order for precision in (*sweep.precisions, *extra[size])]
+
+
+def measured_jobs(sweep: Sweep, records: Records) -> list[Job]:
+    """The engines with a measured cell; why others have none is told once, by `missing_table`."""
+    return [job for job in engine_jobs(sweep) if _has_cell(records.get(job.stem, {}))]
+
+
+def _has_cell(record: Mapping[str, Any]) -> bool:
+    return any(cell.get("status") == "ok" for cell in record.get("cells", {}).values())
 
 
 def csv_text(sweep: Sweep, records: Records) -> str:
@@ -98,12 +107,13 @@ def table(head: Sequence[str], rows: Rows) -> str:
 def decode_table(sweep: Sweep, records: Records) -> str:
     """Tokens/s and ratio to BF16 at one context, by batch."""
     length, rows = shown_length(sweep), Rows()
-    for job in engine_jobs(sweep):
-        record, base = records.get(job.stem, {}), baseline_of(records, job.size)
+    for job in measured_jobs(sweep, records):
+        record, base = records[job.stem], baseline_of(records, job.size)
+        marked = disturbed_cells(record) | disturbed_cells(base)
         row = [job.size, job.precision]
         for batch in sweep.batches:
             rate, over = decode_tokens_per_s(record, batch, length), decode_tokens_per_s(base, batch, length)
-            row.append(_with_ratio(rate, over, job.precision))
+            row.append(_with_ratio(rate, over, job.precision, is_marked=(batch, length) in marked))
         rows.append(row)
     return table(["size", "precision", *(f"batch {batch}" for batch in sweep.batches)], rows)
 
@@ -111,32 +121,41 @@ def decode_table(sweep: Sweep, records: Records) -> str:
 def generation_table(sweep: Sweep, records: Records) -> str:
     """Tokens/s of a whole generation and its ratio to BF16 at one batch, by length."""
     batch, rows = shown_batch(sweep), Rows()
-    for job in engine_jobs(sweep):
-        record, base = records.get(job.stem, {}), baseline_of(records, job.size)
+    for job in measured_jobs(sweep, records):
+        record, base = records[job.stem], baseline_of(records, job.size)
+        marked = {cell for cell in disturbed_cells(record) | disturbed_cells(base) if cell[0] == batch}
         row = [job.size, job.precision]
         for length in sweep.lengths:
             pair = [generation_tokens_per_s(each, batch, sweep.prompt, length) for each in (record, base)]
-            row.append(_with_ratio(pair[0], pair[1], job.precision))
+            is_marked = any(at <= reached(sweep, length) for _, at in marked)
+            row.append(_with_ratio(pair[0], pair[1], job.precision, is_marked=is_marked))
         rows.append(row)
     return table(["size", "precision", *(f"{length} tokens" for length in sweep.lengths)], rows)
 
 
-def _with_ratio(rate: float | None, base: float | None, precision: str) -> str:
+def _with_ratio(rate: float | None, base: float | None, precision: str, *, is_marked: bool = False) -> str:
     over = ratio(rate, base)
-    return number(rate, ",.0f") + (f" ({over:.2f})" if over is not None and precision != BASELINE else "")
+    return (
+        ("~" if is_marked and rate is not None else "")
+        + number(rate, ",.0f")
+        + (f" ({over:.2f})" if over is not None and precision != BASELINE else "")
+    )
 
 
 def crossing_table(sweep: Sweep, records: Records) -> str:
     """The batch at which each format falls below BF16, at the shortest, the shown and the longest context."""
     lengths = sorted({sweep.lengths[0], shown_length(sweep), sweep.lengths[-1]})
     rows = Rows()
-    for job in engine_jobs(sweep):
+    for job in measured_jobs(sweep, records):
         if job.precision == BASELINE:
             continue
+        record, base = records[job.stem], baseline_of(records, job.size)
+        marked = disturbed_cells(record) | disturbed_cells(base)
         row = [job.size, job.precision]
         for length in lengths:
-            found = decode_ratios(records.get(job.stem, {}), baseline_of(records, job.size), sweep.batches, length)
-            row.append(crossing_words(found))
+            found = decode_ratios(record, base, sweep.batches, length)
+            is_marked = any((batch, length) in marked for batch, _ in found)
+            row.append("~" * is_marked + crossing_words(found))
         rows.append(row)
     return table(["size", "precision", *(f"context {length}" for length in lengths)], rows)
 
@@ -152,7 +171,7 @@ def crossing_words(found: Sequence[tuple[int, float]]) -> str:
 
 
 def engine_table(sweep: Sweep, records: Records) -> str:
-    """What each engine took and left: load time, weights, cache, prefill, kernels."""
+    """What each engine took and left: load time and how much of it compiled, weights, cache, prefill, kernels."""
     rows = Rows()
     for job in engine_jobs(sweep):
         record = records.get(job.stem, {})
@@ -161,12 +180,47 @@ def engine_table(sweep: Sweep, records: Records) -> str:
         engine, base = record["engines"][0], baseline_of(records, job.size)
         prefill = record.get("prefill", {}).get("tokens_per_s")
         rows.append([
-            job.size, job.precision, number(engine["load_s"], ".1f"), number(engine["weights_gib"], ".1f"),
+            job.size, job.precision, number(engine["load_s"], ".1f"), _compiling_words(engine),
+            number(engine["weights_gib"], ".1f"),
             number(engine["kv_tokens"] / 1e6, ".2f"),
             _with_ratio(prefill, base.get("prefill", {}).get("tokens_per_s"), job.precision), _kernel(engine["log"]),
         ])  # fmt: skip
-    head = ["size", "precision", "load, s", "weights, GiB", "cache, M tokens", "prefill, tokens/s", "kernel"]
+    head = [
+        "size",
+        "precision",
+        "load, s",
+        "DeepGEMM compiling, s",
+        "weights, GiB",
+        "cache, M tokens",
+        "prefill, tokens/s",
+        "kernel",
+    ]
     return table(head, rows)
+
+
+def _compiling_words(engine: Mapping[str, Any]) -> str:
+    found = engine.get("compiling")
+    return NONE if not found else f"{found['seconds']:.1f} ({found['calls']} kernels)"
+
+
+def compiling_words(sweep: Sweep, records: Records) -> str:
+    """What a first use of DeepGEMM costs and that later engines find its kernels; empty without two such engines."""
+    pairs: list[str] = []
+    for size in dict.fromkeys(job.size for job in engine_jobs(sweep)):
+        found = [
+            e for name in ("fp8_block", "fp8_block+kv8") for e in records.get(f"{size}-{name}", {}).get("engines", [])
+        ]
+        loads = [engine["load_s"] for engine in sorted(found, key=lambda engine: engine["started_at"])]
+        if len(loads) > 1:
+            pairs.append(f"{loads[0]:.0f} s and then {min(loads[1:]):.0f} s at {size.upper()}")
+    if not pairs:
+        return ""
+    return (
+        "DeepGEMM compiles a kernel per shape of a block-FP8 layer at its first use, into the folder of "
+        "`DG_JIT_CACHE_DIR` (`~/.cache/vllm/deep_gemm` unless set), where later engines with these shapes find it; the "
+        f"cache's format does not matter. Loading takes {', '.join(pairs)}. Every batch runs before the first cell's "
+        "clock starts, so no cell pays for it; an RL job pays once per machine."
+    )
 
 
 def _kernel(log: Sequence[str]) -> str:
@@ -191,44 +245,6 @@ def _step_words(parts: Mapping[str, Any]) -> str:
         return str(parts.get("reason", NONE))
     names = ("forward_ms", "sampling_ms", "host_ms")
     return f"{parts['step_ms']:.2f} = " + " + ".join(f"{parts[name]:.2f}" for name in names).replace("+ -", "- ")
-
-
-def trust_lines(sweep: Sweep, records: Records) -> Iterator[str]:
-    """How the map's two shortcuts compare with the real thing: dummy contexts, and integrals."""
-    for job in jobs(sweep):
-        record = records.get(job.stem, {})
-        if job.check is None and "filled" in record.get("pair", {}):
-            pair = record["pair"]
-            a, b = pair["filled"]["step_ms"], pair["prefilled"]["step_ms"]
-            yield (
-                f"* {job.stem}, batch {pair['batch']}, context {pair['length']}: a step takes {a:.3f} ms with a dummy "
-                f"context, {b:.3f} ms after a real prefill ({100 * (a / b - 1):+.1f} %)."
-            )
-        if job.check is not None and "seconds" in record.get("check", {}):
-            check = record["check"]
-            mapped = records.get(f"{job.size}-{job.precision}", {})
-            seconds = generation_s(mapped, check["batch"], check["prompt"], check["length"])
-            words = (
-                "the map does not reach it"
-                if seconds is None
-                else f"the map says {seconds:.1f} s ({100 * (seconds / check['seconds'] - 1):+.1f} %)"
-            )
-            yield (
-                f"* {job.size}-{job.precision}, batch {check['batch']}, {check['length']} new tokens generated for "
-                f"real: {check['seconds']:.1f} s; {words}."
-            )
-
-
-def claims_table(compared: Sequence[Compared]) -> str:
-    """Claimed beside measured."""
-    rows = Rows()
-    for each in compared:
-        claim = each.claimed
-        span = f"{claim.low:.2f}" if claim.low == claim.high else f"{claim.low:.2f} to {claim.high:.2f}"
-        cell = f"{claim.size} {claim.precision}, " + ("decode" if claim.batch == 1 else f"{claim.length} tokens")
-        found = ", ".join(f"{factor:.2f} at {batch}" for batch, factor in each.factors) or NONE
-        rows.append([claim.source, claim.where, span, cell, found, each.verdict, claim.remark])
-    return table(["source", "setting there", "claimed", "cell here", "factor at batch", "verdict", "remark"], rows)
 
 
 def missing_table(sweep: Sweep, records: Records) -> str:

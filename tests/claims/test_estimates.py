@@ -11,8 +11,8 @@ import pytest
 from harness.claims.badges import capped, judge
 from harness.claims.estimates import Estimate, estimate
 from harness.claims.evidence import load, number, select
+from harness.claims.kinds import Contrast, Growth, Level, NotTestable, Ratio, Replay, Trend
 from harness.claims.page import shown
-from harness.claims.schema import Contrast, Growth, Level, NotTestable, Ratio, Replay, Trend
 from harness.packed import pack
 from harness.results import write_result
 from tests import result_factory as factory

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from harness.arguments import claiming
+from harness.claims.kinds import Contrast, Ratio
 from harness.claims.page import PAGE, describe, judge_all, markdown
-from harness.claims.schema import Contrast, Ratio, read_claims
+from harness.claims.schema import read_claims
 from harness.commands.claiming import claims
 from harness.results import write_result
 from tests.claims.hand_made import BF16, NAIVE, run

@@ -60,7 +60,8 @@ def records(made: Sweep) -> dict[str, Record]:
     for job in jobs(made):
         record: dict[str, Any] = new_record(made, job) | {"engines": [engine()]}
         if job.check is not None:
-            record["check"] = {"batch": 64, "length": 4096, "prompt": 64, "seconds": 20.0, "steps": []}
+            check = {"batch": 64, "length": 4096, "prompt": 64, "seconds": 20.0, "steps": [], "windows": []}
+            record["check"] = check
         elif job.stem == "0.5b-int4":
             record |= {"engines": [], "failed": "RuntimeError: no kernel"}
         else:

@@ -76,7 +76,7 @@ class FakeChild:
     script: dict[str, list[str]]
     given: list[str]
 
-    def __init__(self, sweep: Sweep, gpu: str | None, folder: Path, number: int) -> None:
+    def __init__(self, sweep: Sweep, gpu: str | None, folder: Path, number: int, share: Any) -> None:
         self.process = cast(Any, self)
         self.job: Job | None = None
         self.returncode: int | None = None
@@ -132,7 +132,7 @@ def test_a_sweep_is_driven_to_its_end(run: Callable[..., Any], tmp_path: Path) -
     """Half a job is started again behind the others; a death and a hang leave a record with the cause."""
     given, lines, sweep = run({"7b-int8": ["half"], "7b-int4": ["die"], "0.5b-bf16": ["hang"]})
     assert given == [
-        "7b-bf16", "7b-int8", "7b-int4", "0.5b-bf16", "0.5b-int8", "0.5b-int4", "7b-bf16-check", "7b-int8"
+        "7b-bf16-check", "7b-bf16", "7b-int8", "7b-int4", "0.5b-bf16", "0.5b-int8", "0.5b-int4", "7b-int8"
     ]  # fmt: skip
     records = read_records(tmp_path, sweep)
     assert records["7b-int4"]["failed"] == "exit code 1: SomeError: the cause"
