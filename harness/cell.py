@@ -44,6 +44,7 @@ from harness.prepare import load_state, prepare, save_state, start_of
 from harness.results import Row, RunResult, read_result, summarise, write_result
 from harness.run import Run
 from harness.run_config import Launch, RunConfig
+from harness.trainers.forward import Thrift
 from harness.trainers.local import EXTRAS, Diverged, LocalTrainer
 
 CANCELLED = 3
@@ -102,7 +103,7 @@ def build(config: RunConfig, launch: Launch) -> tuple[Run, dict[str, str | None]
         micro_batch_rows=config.engine.max_batch if is_exact else None, micro_batch_tokens=launch.micro_batch_tokens,
         num_updates=config.trainer.steps * algo.num_minibatches * algo.num_epochs,
         wants_entropy_grad=algo.entropy_coef != 0, wants_reference=algo.kl_coef != 0 or "ref_logp" in needs,
-        wants_shadow="shadow" in needs, lr_factor=composed.lr_factor,
+        wants_shadow="shadow" in needs, lr_factor=composed.lr_factor, thrift=Thrift.of(launch),
     )  # fmt: skip
     ids = {"eos_id": start.task.eos_id, "pad_id": start.task.pad_id, "device": device}
     engine = make_engine(

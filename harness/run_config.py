@@ -184,6 +184,12 @@ class Launch:
     results: str = "results"
     sweep: str = "runs"
     micro_batch_tokens: int = 32768
+    logits_mib: int = 1024
+    """Float32 logits that the trainer holds at once; where a micro-batch has more, its head works in chunks."""
+    checkpoint_layers: bool = False
+    """The trainer's backward pass computes every layer again from its input: less memory, a third more time."""
+    packing: bool = False
+    """Sequences of a micro-batch lie end to end without padding; `micro_batch_tokens` then counts real tokens."""
     checkpoint_every_s: float = 20.0
     threads: int = 1
     stall_s: float = 1800.0

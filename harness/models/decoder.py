@@ -7,12 +7,14 @@ no sliding window, no rope scaling. Axes: B rows, L positions, d hidden, H heads
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import skip_init
+from torch.utils.checkpoint import checkpoint  # pyright: ignore[reportUnknownVariableType]
 
 from harness.numerics.rms_norm import RMSNorm
 
@@ -104,6 +106,19 @@ class Queries:
         return x.gather(1, self.index[:, :, None].expand(-1, -1, x.shape[2]))
 
 
+@dataclass(frozen=True, kw_only=True)
+class Spans:
+    """Sequences laid end to end in one row: each position sees its own sequence only."""
+
+    lengths: tuple[int, ...]
+    """Tokens of each, in order; their sum is the length of the row."""
+
+    def attend(self, core: CoreAttention, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Causal attention inside each sequence: q [1, H, N, D], k and v [1, K, N, D] -> [1, H, N, D]."""
+        parts = zip(*(x.split(self.lengths, 2) for x in (q, k, v)), strict=True)
+        return torch.cat([core(*own, None) for own in parts], 2)
+
+
 class CoreAttention(nn.Module):
     """Softmax attention alone, after norms and rotation: where keys and values can be seen as a cache has them."""
 
@@ -132,14 +147,17 @@ class Attention(nn.Module):
         self.k_norm = RMSNorm(hd, config.rms_eps) if config.qk_norm else nn.Identity()
         self.core = CoreAttention()
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, queries: Queries | None = None) -> Tensor:
-        """[B, L, d] and tables that broadcast against [B, L, heads, D] -> [B, L, d], or [B, T, d] at `queries`."""
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, at: Queries | Spans | None = None) -> Tensor:
+        """[B, L, d] and tables that broadcast against [B, L, heads, D] -> [B, L, d], or [B, T, d] at `Queries`."""
         k = rotate(self.k_norm(self._heads(self.k_proj(x))), cos, sin).transpose(1, 2)
         v = self._heads(self.v_proj(x)).transpose(1, 2)
-        if queries is not None:
-            x, cos, sin = queries.take(x), cos[queries.index], sin[queries.index]
+        if isinstance(at, Queries):
+            x, cos, sin = at.take(x), cos[at.index], sin[at.index]
         q = rotate(self.q_norm(self._heads(self.q_proj(x))), cos, sin).transpose(1, 2)
-        out = self.core(q, k, v, None if queries is None else queries.mask)
+        if isinstance(at, Spans):
+            out = at.attend(self.core, q, k, v)
+        else:
+            out = self.core(q, k, v, None if at is None else at.mask)
         return self.o_proj(out.transpose(1, 2).flatten(2))
 
     def _heads(self, x: Tensor) -> Tensor:
@@ -170,10 +188,10 @@ class Layer(nn.Module):
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_eps)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_eps)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, queries: Queries | None = None) -> Tensor:
-        """[B, L, d] -> [B, L, d], or [B, T, d] at `queries`."""
-        attended = self.self_attn(self.input_layernorm(x), cos, sin, queries)
-        x = (x if queries is None else queries.take(x)) + attended
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, at: Queries | Spans | None = None) -> Tensor:
+        """[B, L, d] -> [B, L, d], or [B, T, d] at `Queries`."""
+        attended = self.self_attn(self.input_layernorm(x), cos, sin, at)
+        x = (at.take(x) if isinstance(at, Queries) else x) + attended
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
@@ -192,6 +210,8 @@ class Decoder(nn.Module):
 
     _cos: Tensor
     _sin: Tensor
+    checkpoint_layers = False
+    """Keep only what enters each layer for the backward pass, which then computes the layer again."""
 
     def __init__(self, config: DecoderConfig, generator: torch.Generator | None = None, init_std: float = 0.02) -> None:
         """Linear and embedding weights from N(0, init_std^2), biases 0, gains 1, as Hugging Face initialises.
@@ -228,10 +248,10 @@ class Decoder(nn.Module):
                 self._cos, self._sin = rope_tables(self.config, size, self._cos.device)
         return self._cos, self._sin
 
-    def hidden(self, ids: Tensor, positions: Tensor | None = None, queries: Queries | None = None) -> Tensor:
-        """Token ids [B, L] int64, right padded -> final-norm output [B, L, d] float32, or [B, T, d] at `queries`.
+    def hidden(self, ids: Tensor, positions: Tensor | None = None, at: Queries | Spans | None = None) -> Tensor:
+        """Token ids [B, L] int64, right padded -> final-norm output [B, L, d] float32, or [B, T, d] at `Queries`.
 
-        `positions` [B, L] int64 overrides 0..L-1 (not together with `queries`). Raises ValueError past `max_positions`.
+        `positions` [B, L] int64 overrides 0..L-1 (not together with `Queries`). Raises ValueError past `max_positions`.
         """
         length = ids.shape[1] if positions is None else int(positions.max()) + 1
         cos, sin = self._tables(length)
@@ -239,7 +259,12 @@ class Decoder(nn.Module):
         x = self.model.embed_tokens(ids)
         last = len(self.model.layers) - 1
         for i, layer in enumerate(self.model.layers):
-            x = layer(x, cos, sin, queries if i == last else None)
+            own = at if i == last or isinstance(at, Spans) else None
+            if self.checkpoint_layers and torch.is_grad_enabled():
+                run: Callable[..., Tensor] = checkpoint  # pyright: ignore[reportUnknownVariableType]
+                x = run(layer, x, cos, sin, own, use_reentrant=False, preserve_rng_state=False)  # no layer draws
+            else:
+                x = layer(x, cos, sin, own)
         return self.model.norm(x)
 
     def head(self, h: Tensor) -> Tensor:
@@ -264,8 +289,8 @@ def response_hidden(model: Decoder, ids: Tensor, prompt_lens: int | Tensor, num_
         first, end = prompt_lens - 1, prompt_lens - 1 + num_tokens
         ids = ids[:, :end]
         at = torch.arange(ids.shape[1], device=ids.device)
-        return model.hidden(ids, queries=Queries(index=slice(first, end), mask=at[first:, None] >= at))
+        return model.hidden(ids, at=Queries(index=slice(first, end), mask=at[first:, None] >= at))
     at = torch.arange(ids.shape[1], device=ids.device)
     index = prompt_lens[:, None] - 1 + torch.arange(num_tokens, device=ids.device)
     index = index.clamp(max=ids.shape[1] - 1)
-    return model.hidden(ids, queries=Queries(index=index, mask=(index[:, :, None] >= at)[:, None]))
+    return model.hidden(ids, at=Queries(index=index, mask=(index[:, :, None] >= at)[:, None]))

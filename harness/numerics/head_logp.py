@@ -4,9 +4,9 @@
     dz_v = (g_logp (1[v = token] - p_v) - g_H p_v (log p_v + H)) / t
 
 A chunk of rows is multiplied, reduced to two numbers a row and dropped; the backward pass multiplies it again, turns
-it into dz in place and adds dz^T x to one buffer. So V = 152k costs two or three times chunk x V floats and one gradient of the
-head, whatever the number of tokens (the idea of Cut Cross-Entropy, arXiv 2411.09009, and Liger, arXiv 2410.10989,
-without their kernels). `logprobs.selected_logp` is the other way, from logits that are there anyway.
+it into dz in place and adds dz^T x to one buffer. So V = 152k costs two or three times chunk x V floats and one
+gradient of the head, whatever the number of tokens (the idea of Cut Cross-Entropy, arXiv 2411.09009, and of Liger,
+arXiv 2410.10989, without their kernels). `logprobs.selected_logp` is the other way, from logits that stand anyway.
 Left out: second derivatives, logits of -inf, and forward hooks of the head, which are not called.
 """
 

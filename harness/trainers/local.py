@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,11 +15,11 @@ from torch import Tensor
 
 from harness.api import Plan, Sequences, WeightStream
 from harness.models.adapters import checkpoint_name, named_weights, plain_twin, plain_weights
-from harness.models.decoder import Decoder, response_hidden
+from harness.models.decoder import Decoder
 from harness.numerics.casting import cast_model
 from harness.numerics.fake_quant import FakeQuantLinear
-from harness.numerics.logprobs import selected_logp
 from harness.run_config import TrainerConfig
+from harness.trainers.forward import Scores, Thrift, forward, packed_passes
 
 EXTRAS = frozenset({"ref_logp", "rollout_kl", "shadow"})
 """What a part's `needs` may name."""
@@ -28,18 +27,6 @@ EXTRAS = frozenset({"ref_logp", "rollout_kl", "shadow"})
 
 class Diverged(RuntimeError):  # noqa: N818 - a status of runs, not a defect
     """A loss or a log-probability is not finite."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Scores:
-    """What the current policy says of sampled tokens; 0 where nothing was sampled."""
-
-    logp: Tensor
-    """[B, T] float32 nats; carries the graph where the scorer was asked to keep it."""
-    entropy: Tensor
-    """[B, T] float32 nats."""
-    logits: Tensor | None = None
-    """[B, T, V], only when asked for."""
 
 
 LossOf = Callable[[Tensor, Scores], tuple[Tensor, dict[str, Tensor]]]
@@ -63,8 +50,10 @@ class LocalTrainer:
         wants_reference: bool = False,
         wants_shadow: bool = False,
         lr_factor: Callable[[str], float] = lambda name: 1.0,
+        thrift: Thrift | None = None,
     ) -> None:
-        """`micro_batch_rows` fixes the rows of every forward pass; None derives them from `micro_batch_tokens`.
+        """`micro_batch_rows` fixes the rows of every forward pass, at full shapes and with all logits; None derives
+        them from `micro_batch_tokens`, and `thrift` then says how they fit into memory.
 
         `num_updates` is how many optimizer updates the run will take, for the learning-rate schedule; `lr_factor` says
         by checkpoint name how much faster a parameter learns.
@@ -78,7 +67,8 @@ class LocalTrainer:
         if compute is not None and compute.tile is None and compute.element != "fp32":
             keeps_head = plan.lm_head is not None and plan.lm_head.element == "fp32"
             model = cast_model(model, compute, leave=("lm_head",) if keeps_head else ())
-        self.model = model
+        self.model, self.thrift = model, thrift or Thrift()
+        model.checkpoint_layers = self.thrift.checkpoint_layers
         self.is_fp16 = compute is not None and compute.name == "fp16"
         self.shadow = plain_twin(model) if wants_shadow else None
         self.named = named_weights(model)
@@ -86,13 +76,9 @@ class LocalTrainer:
         assert config.lr is not None, "the config must be resolved"
         self.lr = config.lr
         self.optimizer = torch.optim.AdamW(
-            parameter_groups(model, lr_factor),
-            lr=config.lr,
-            betas=config.betas,
-            eps=1e-8,
-            weight_decay=config.weight_decay,
-            fused=True,
-        )
+            parameter_groups(model, lr_factor), lr=config.lr, betas=config.betas, eps=1e-8,
+            weight_decay=config.weight_decay, fused=True,
+        )  # fmt: skip
         device = self.parameters[0].device.type
         self.scaler = torch.amp.GradScaler(
             device, init_scale=config.loss_scale, growth_interval=config.loss_scale_interval, enabled=self.is_fp16
@@ -120,17 +106,24 @@ class LocalTrainer:
         """Rows of one forward pass over sequences of `length` tokens."""
         return self.micro_batch_rows or max(1, self.micro_batch_tokens // length)
 
+    def passes(self, seqs: Sequences, *, wants_logits: bool = False) -> list[Tensor]:
+        """Row indices of each forward pass, in order."""
+        if self.thrift.packing and self.micro_batch_rows is None and not wants_logits:
+            return packed_passes(seqs, self.micro_batch_tokens)
+        rows = torch.arange(len(seqs.ids), device=seqs.ids.device)
+        return list(rows.split(self.rows_per_pass(seqs.ids.shape[1])))
+
     def score(self, seqs: Sequences, *, keep_graph: bool = False, model: Decoder | None = None) -> Scores:
         """Log-probabilities and entropies of every sampled token, micro-batch by micro-batch.
 
         With `keep_graph`, and where one pass holds all rows, the result carries the graph and `accumulate` reuses it:
         a single update per batch then needs one forward pass (losses.md section 5).
         """
-        count, rows = len(seqs.ids), self.rows_per_pass(seqs.ids.shape[1])
-        if keep_graph and count <= rows and model is None:
+        passes = self.passes(seqs)
+        if keep_graph and len(passes) == 1 and model is None:
             return self._forward(seqs)
         with torch.no_grad():
-            pieces = [self._forward(seqs.take(r), model=model) for r in _splits(count, rows, seqs.ids.device)]
+            pieces = [self._forward(seqs.take(rows), model=model) for rows in passes]
         return Scores(logp=torch.cat([p.logp for p in pieces]), entropy=torch.cat([p.entropy for p in pieces]))
 
     def reference_logp(self, seqs: Sequences) -> Tensor:
@@ -147,7 +140,7 @@ class LocalTrainer:
     def rollout_kl(self, seqs: Sequences, log_probs: Tensor) -> Tensor:
         """[B, T] float32 nats: KL of the sampler's whole distribution, `log_probs` [B, T, V], against the policy's."""
         pieces: list[Tensor] = []
-        for rows in _splits(len(seqs.ids), self.rows_per_pass(seqs.ids.shape[1]), seqs.ids.device):
+        for rows in self.passes(seqs, wants_logits=True):
             some, sampler = seqs.take(rows), log_probs[rows].to(torch.float32)
             logits = self._forward(some, wants_logits=True).logits
             assert logits is not None
@@ -157,33 +150,18 @@ class LocalTrainer:
         return torch.cat(pieces)
 
     def _forward(self, seqs: Sequences, *, model: Decoder | None = None, wants_logits: bool = False) -> Scores:
-        model = model or self.model
-        h = response_hidden(model, seqs.ids, seqs.prompt_lens, seqs.token_ids.shape[1])
-        if self.micro_batch_rows is not None or wants_logits:  # fixed shapes: the zero-mismatch sampler's
-            logits = model.head(h)
-            flat = (logits.flatten(0, 1), seqs.token_ids.flatten())
-            logp, entropy = selected_logp(*flat, self.temperature, entropy_grad=self.wants_entropy_grad)
-            logp, entropy = (torch.where(seqs.sampled, x.view_as(seqs.token_ids), 0.0) for x in (logp, entropy))
-            return Scores(logp=logp, entropy=entropy, logits=logits if wants_logits else None)
-        logp, entropy = selected_logp(
-            model.head(h[seqs.sampled]),
-            seqs.token_ids[seqs.sampled],
-            self.temperature,
-            entropy_grad=self.wants_entropy_grad,
-        )
-        empty = torch.zeros(seqs.token_ids.shape, dtype=logp.dtype, device=logp.device)
-        return Scores(
-            logp=empty.masked_scatter(seqs.sampled, logp), entropy=empty.masked_scatter(seqs.sampled, entropy)
-        )
+        return forward(
+            model or self.model, seqs, self.thrift, temperature=self.temperature, entropy_grad=self.wants_entropy_grad,
+            is_fixed=self.micro_batch_rows is not None, wants_logits=wants_logits,
+        )  # fmt: skip
 
     def accumulate(
         self, seqs: Sequences, loss_of: LossOf, scores: Scores | None = None, *, wants_logits: bool = False
     ) -> tuple[float, dict[str, float]]:
         """Backward over one optimizer batch: (loss, summed sums). Raises Diverged on a non-finite loss."""
-        rows_list = list(_splits(len(seqs.ids), self.rows_per_pass(seqs.ids.shape[1]), seqs.ids.device))
         reusable = scores if scores is not None and scores.logp.requires_grad and not wants_logits else None
         total, sums = torch.zeros((), device=seqs.ids.device), dict[str, Tensor]()
-        for rows in rows_list:
+        for rows in self.passes(seqs, wants_logits=wants_logits):
             found = reusable or self._forward(seqs.take(rows), wants_logits=wants_logits)
             loss, parts = loss_of(rows, found)
             if not torch.isfinite(loss):
@@ -247,7 +225,3 @@ def schedule(config: TrainerConfig, update: int, total: int) -> float:
         return 1.0
     progress = min(1.0, (update - config.warmup_steps) / max(1, total - config.warmup_steps))
     return 1.0 - progress if config.schedule == "linear" else 0.5 * (1.0 + math.cos(math.pi * progress))
-
-
-def _splits(count: int, rows: int, device: torch.device) -> Iterator[Tensor]:
-    yield from torch.arange(count, device=device).split(rows)

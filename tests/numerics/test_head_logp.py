@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from harness.numerics.formats import format_named
 from harness.numerics.head_logp import head_logp
 from harness.numerics.linear import CastLinear
 from harness.numerics.logprobs import selected_logp
 from harness.seeds import generator
+from tests.live_bytes import peak
 
 ROWS, WIDTH, VOCABULARY = 37, 12, 50
 
@@ -131,33 +127,6 @@ def test_a_bad_chunk_is_refused() -> None:
     head, x, ids = case()
     with pytest.raises(ValueError, match="chunk: 0 is not a number of rows"):
         head_logp(head, x, ids, chunk=0)
-
-
-class Alive(TorchDispatchMode):
-    """Counts the bytes of tensors made under it that are still referenced, and their highest sum."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.held: dict[int, int] = {}
-        self.peak = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        for tensor in out if isinstance(out, (tuple, list)) else (out,):
-            if isinstance(tensor, Tensor):
-                storage = tensor.untyped_storage()
-                key = storage._cdata
-                if key not in self.held:
-                    self.held[key] = storage.nbytes()
-                    weakref.finalize(storage, self.held.pop, key, None)
-        self.peak = max(self.peak, sum(self.held.values()))
-        return out
-
-
-def peak(work: Callable[[], object]) -> int:
-    with Alive() as alive:
-        work()
-    return alive.peak
 
 
 def test_the_logits_of_all_rows_never_exist() -> None:

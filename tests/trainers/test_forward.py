@@ -1,0 +1,241 @@
+"""Chunks, layer checkpoints and packing against the plain forward pass: values, gradients, memory."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from harness.api import Plan, Sequences
+from harness.loop import grpo_step
+from harness.models.adapters import add_adapters
+from harness.models.decoder import Decoder, DecoderConfig
+from harness.numerics.casting import cast_model
+from harness.numerics.fake_quant import fake_quantized
+from harness.numerics.formats import Adapters, format_named
+from harness.run import Run
+from harness.seeds import generator
+from harness.trainers.forward import FLOATS_PER_MIB, Scores, Thrift, forward, lay_out, packed_passes
+from methods.jet_rl import FP8Flow
+from tests.live_bytes import peak
+from tests.toy import small_run
+
+CONFIG = DecoderConfig(
+    vocab_size=48, num_layers=3, hidden_size=32, num_heads=4, num_kv_heads=2, head_dim=8, intermediate_size=64
+)
+FLOW = Plan(rollout_weights=format_named("e4m3_block"), rollout_acts=format_named("e4m3_1x128"))
+BUILDS: dict[str, Callable[[Decoder], nn.Module]] = {
+    "plain": lambda model: model,
+    "fp16": lambda model: cast_model(model, format_named("fp16")),
+    "bf16": lambda model: cast_model(model, format_named("bf16")),
+    "fake_quant": lambda model: fake_quantized(
+        model, Plan(rollout_weights=format_named("int4_g32"), rollout_acts=format_named("int8_token")), is_w_and_a=True
+    ),
+    "fp8_flow": lambda model: FP8Flow().wrap(model, FLOW, {}),
+    "lora": lambda model: add_adapters(
+        model, Adapters(rank=4, alpha=8, targets=("q_proj", "down_proj"), site="both", is_trained=True), {}, 0
+    ),
+}  # fmt: skip
+
+
+def model_of(build: str = "plain") -> Decoder:
+    model = BUILDS[build](Decoder(CONFIG, generator=generator("cpu", 0, "forward"), init_std=0.2))
+    assert isinstance(model, Decoder)
+    return model
+
+
+def sequences(*, even: bool = False) -> Sequences:
+    """Six rows whose prompts have 5 tokens, or 2 to 6, and whose responses have 0 to 9."""
+    rng = generator("cpu", "sequences")
+    prompts = [5] * 6 if even else [2, 6, 3, 3, 5, 4]
+    news, width = [9, 1, 4, 0, 7, 2], 15
+    ids = torch.randint(0, 48, (6, width), generator=rng)
+    for row, (prompt, new) in enumerate(zip(prompts, news, strict=True)):
+        ids[row, prompt + new :] = 0
+    lens = torch.tensor(prompts)
+    at = lens[:, None] + torch.arange(9)
+    sampled = torch.arange(9) < torch.tensor(news)[:, None]
+    return Sequences(
+        ids=ids, prompt_lens=5 if even else lens, token_ids=ids.gather(1, at.clamp(max=width - 1)), sampled=sampled
+    )
+
+
+def run(model: Decoder, seqs: Sequences, *, checkpoint: bool = False, **values: Any) -> tuple[Scores, list[Tensor]]:
+    """(scores, gradients of a weighted sum of log-probabilities and entropies)."""
+    model.checkpoint_layers = checkpoint
+    found = forward(
+        model, seqs, Thrift(**values), temperature=0.8, entropy_grad=True, is_fixed=False, wants_logits=False
+    )
+    weight = torch.linspace(-1, 2, found.logp.numel()).view_as(found.logp)
+    loss = (weight * found.logp).sum() + 0.1 * (weight * found.entropy).sum()
+    return found, list(torch.autograd.grad(loss, [p for p in model.parameters() if p.requires_grad]))
+
+
+@pytest.mark.parametrize("build", BUILDS)
+@pytest.mark.parametrize("packing", [False, True])
+def test_layer_checkpoints_change_no_bit(build: str, packing: bool) -> None:
+    model, seqs = model_of(build), sequences()
+    plain, wanted = run(model, seqs, packing=packing)
+    found, got = run(model, seqs, packing=packing, checkpoint=True)
+    assert torch.equal(found.logp, plain.logp) and torch.equal(found.entropy, plain.entropy)
+    assert len(got) == len(wanted) > 1 and all(torch.equal(a, b) for a, b in zip(got, wanted, strict=True))
+    assert any(bool(grad.any()) for grad in got)
+
+
+@pytest.mark.parametrize("even", [False, True])
+def test_packing_equals_padding_in_float64(even: bool) -> None:
+    model, seqs = model_of().double(), sequences(even=even)
+    plain, wanted = run(model, seqs)
+    found, got = run(model, seqs, packing=True)
+    torch.testing.assert_close(found.logp, plain.logp, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(found.entropy, plain.entropy, rtol=1e-12, atol=1e-12)
+    for a, b in zip(got, wanted, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-11)
+
+
+@pytest.mark.parametrize("build", ["plain", "fake_quant", "lora"])
+def test_packing_equals_padding_in_float32(build: str) -> None:
+    model, seqs = model_of(build), sequences()
+    plain, wanted = run(model, seqs)
+    found, got = run(model, seqs, packing=True)
+    torch.testing.assert_close(found.logp, plain.logp, rtol=1e-5, atol=2e-5)
+    for a, b in zip(got, wanted, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=2e-4)
+
+
+@pytest.mark.parametrize(("build", "bound"), [("bf16", 0.02), ("fp8_flow", 0.1)])
+def test_packing_is_within_the_rounding_of_the_format(build: str, bound: float) -> None:
+    """A last float32 bit may tip a rounding; WGrad tiles of the FP8 flow hold other tokens, as any other split has."""
+    model, seqs = model_of(build), sequences()
+    plain, wanted = run(model, seqs)
+    found, got = run(model, seqs, packing=True)
+    assert (found.logp - plain.logp).abs().max() < 0.1
+    for a, b in zip(got, wanted, strict=True):
+        assert (a - b).norm() < bound * b.norm()
+
+
+def test_a_packed_sequence_does_not_see_its_neighbours() -> None:
+    model, seqs = model_of(), sequences()
+    found, _ = run(model, seqs, packing=True)
+    other = copy.deepcopy(seqs)
+    other.ids[0] = (other.ids[0] + 7) % 48
+    changed, _ = run(model, other, packing=True)
+    assert torch.equal(found.logp[1:], changed.logp[1:])
+    assert not torch.allclose(found.logp[0], changed.logp[0])
+
+
+def test_a_layout_by_hand() -> None:
+    seqs = Sequences(
+        ids=torch.tensor([[1, 2, 3, 4, 0], [5, 6, 7, 8, 9]]), prompt_lens=torch.tensor([2, 1]),
+        token_ids=torch.tensor([[3, 4, 0, 0], [6, 7, 8, 9]]),
+        sampled=torch.tensor([[True, True, False, False], [True, True, True, True]]),
+    )  # fmt: skip
+    layout = lay_out(seqs)
+    assert layout.ids.tolist() == [[1, 2, 3, 5, 6, 7, 8]]
+    assert layout.positions.tolist() == [[0, 1, 2, 0, 1, 2, 3]]
+    assert layout.predicts.tolist() == [1, 2, 3, 4, 5, 6]
+    assert layout.spans.lengths == (3, 4)
+
+
+def test_packed_passes_count_real_tokens() -> None:
+    """Rows of 11, 7, 7, 3, 12 and 6 tokens, 15 wide: padding lets two into 30 tokens."""
+    assert [rows.tolist() for rows in packed_passes(sequences(), 30)] == [[0, 1, 2, 3], [4, 5]]
+    assert [rows.tolist() for rows in packed_passes(sequences(), 1)] == [[row] for row in range(6)]
+
+
+def test_chunks_start_where_the_budget_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Below the budget the plain path, bit for bit; above it the same numbers up to rounding."""
+    model, seqs = model_of(), sequences()
+    plain, wanted = run(model, seqs)
+    again, same = run(model, seqs, logits_mib=1)
+    assert torch.equal(again.logp, plain.logp) and all(torch.equal(a, b) for a, b in zip(same, wanted, strict=True))
+    assert FLOATS_PER_MIB > 48 * 23
+    monkeypatch.setattr("harness.trainers.forward.FLOATS_PER_MIB", 48 * 5)
+    chunked, got = run(model, seqs, logits_mib=1)
+    assert not all(torch.equal(a, b) for a, b in zip(got, wanted, strict=True))
+    torch.testing.assert_close(chunked.logp, plain.logp, rtol=1e-6, atol=5e-6)
+    torch.testing.assert_close(chunked.entropy, plain.entropy, rtol=1e-6, atol=5e-6)
+    for a, b in zip(got, wanted, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+
+
+def peak_of(config: DecoderConfig, seqs: Sequences, **values: Any) -> int:
+    model = Decoder(config, generator=generator("cpu", 0, "forward"))
+    return peak(lambda: run(model, seqs, **values))
+
+
+def test_each_option_holds_less() -> None:
+    """Most bytes alive at once in a forward and backward pass, gradients of the weights included."""
+    ids = torch.arange(4 * 128).view(4, 128) % 48
+    seqs = Sequences(ids=ids, prompt_lens=2, token_ids=ids[:, 2:], sampled=torch.ones(4, 126, dtype=torch.bool))
+    deep, wide = replace(CONFIG, num_layers=8), replace(CONFIG, num_layers=1, vocab_size=8192)
+    layer = 4 * 512 * 32
+    assert peak_of(deep, seqs) > 8 * 12 * layer
+    assert peak_of(deep, seqs, checkpoint=True) < 0.4 * peak_of(deep, seqs)
+    logits = 4 * 504 * 8192
+    assert peak_of(wide, seqs) > 3 * logits
+    assert peak_of(wide, seqs, logits_mib=1) < 0.6 * logits
+    uneven = replace(seqs, sampled=torch.arange(126) < torch.tensor([126, 8, 8, 8])[:, None])
+    assert peak_of(deep, uneven, packing=True) < 0.5 * peak_of(deep, uneven)
+
+
+def stepped(folder: Path, *overrides: str, **launch: object) -> tuple[Run, list[dict[str, float]]]:
+    run = small_run(folder, overrides, **launch)
+    rows: list[dict[str, float]] = []
+    for _ in range(2):
+        rows.append(grpo_step(run))
+        run.step += 1
+    return run, rows
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("method=flashrl", "precision=int4", "algo.num_minibatches=2"),
+        ("method=fp16",),
+        ("method=jet_rl",),
+        ("method=qerl",),
+        ("method=qat_aligned", "precision=int4"),
+    ],
+    ids=lambda words: words[0].partition("=")[2],
+)
+def test_a_run_with_layer_checkpoints_is_the_same_run(tmp_path: Path, words: tuple[str, ...]) -> None:
+    plain, rows = stepped(tmp_path, *words)
+    other, again = stepped(tmp_path, *words, checkpoint_layers=True)
+    assert other.trainer.model.checkpoint_layers and not plain.trainer.model.checkpoint_layers
+    assert [row["train/loss"] for row in rows] == [row["train/loss"] for row in again]
+    for (_, a), (_, b) in zip(plain.trainer.weights(), other.trainer.weights(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_a_packed_run_is_the_same_run_up_to_rounding(tmp_path: Path) -> None:
+    """Split and unsplit: denominators must not notice. Adam makes up to 2 % of a step (5e-4) of float noise."""
+    words = ("method=flashrl", "precision=int4", "algo.num_minibatches=2")
+    plain, rows = stepped(tmp_path, *words)
+    for tokens in (32768, 60):
+        packed, again = stepped(tmp_path, *words, packing=True, micro_batch_tokens=tokens)
+        assert packed.trainer.thrift.packing
+        assert again[1]["train/loss"] == pytest.approx(rows[1]["train/loss"], abs=1e-6)
+        for (_, a), (_, b) in zip(plain.trainer.weights(), packed.trainer.weights(), strict=True):
+            assert (a - b).abs().max() < 2e-5
+
+
+def test_nothing_touches_the_fixed_shapes_of_the_exact_sampler(tmp_path: Path) -> None:
+    exact = ("method=zero_mismatch", "engine.max_batch=16")
+    plain, rows = stepped(tmp_path, *exact)
+    other, again = stepped(tmp_path, *exact, packing=True, logits_mib=1, checkpoint_layers=True)
+    assert [row["mismatch/logp_absdiff_max"] for row in again] == [0.0, 0.0]
+    assert [row["train/loss"] for row in rows] == [row["train/loss"] for row in again]
+    for (_, a), (_, b) in zip(plain.trainer.weights(), other.trainer.weights(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_a_budget_of_nothing_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="logits_mib=0: not a budget; valid: >= 1"):
+        small_run(tmp_path, ["method=bf16"], logits_mib=0)
