@@ -1,4 +1,4 @@
-"""One FP8 flow for rollout and training: a linear layer of three low-precision products, emulated in float32.
+"""One FP8 flow for rollout and training: a linear layer of three low-precision products.
 
 Jet-RL (2601.14243, sections 4.1 and 4.2) asks that the inference graph be a subgraph of the trainer's forward graph:
 the same tensors quantized under the same rule in the same places. Every operand is rounded along its contraction:
@@ -9,13 +9,16 @@ the same tensors quantized under the same rule in the same places. Every operand
 
 What enters is bf16, Y and dX leave as bf16, dW stays float32. Ragged shapes count as padded with zeros: that changes no
 tile's largest magnitude. A WGrad tile holds 128 tokens of one micro-batch, so its split shows in the last digits of dW.
-Left out: real FP8 kernels, E5M2 gradients, and a bf16 fallback for unaligned shapes.
+By default the products are emulated in float32; `use_kernels` hands them to FP8 units where the shapes allow it
+(`fp8_gemm.py`). Left out: E5M2 gradients, and a bf16 fallback for unaligned shapes.
 """
 
 # pyright: reportUnknownMemberType=false
 
 from __future__ import annotations
 
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, cast
 
@@ -23,7 +26,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from harness.numerics import fp8_gemm
 from harness.numerics.formats import Format
+from harness.numerics.fp8_gemm import Flow, Kernels, Operand
 from harness.numerics.quantize import fake_quantize
 
 
@@ -78,6 +83,9 @@ class FP8Linear(nn.Linear):
     those of the layer it stands for. Raises ValueError for input formats whose tiles are no runs along the row.
     """
 
+    kernels: Kernels | None
+    """Who computes the products; None: they are emulated. `use_kernels` sets it."""
+
     def __init__(self, linear: nn.Linear, *, weights: Format, acts: Format, fp8_saved_activations: bool = True) -> None:
         """`fp8_saved_activations`: the backward pass gets X as its FP8 1x128 form dequantized into bf16 (Jet-RL);
         False: as bf16 (torchao prototype/blockwise_fp8_training), which rounds dW's operand once instead of twice."""
@@ -89,14 +97,68 @@ class FP8Linear(nn.Linear):
         self.register_parameter("bias", linear.bias)
         self.weights, self.fmt = weights, acts
         self.fp8_saved_activations = fp8_saved_activations
+        self.kernels = None
+        self._held: list[tuple[Operand, Operand]] | None = None
         self.train(linear.training)
 
     def forward(self, input: Tensor) -> Tensor:
-        """float32 [..., K] -> float32 [..., N] that a bf16 tensor could hold."""
+        """float32 [..., K] -> float32 [..., N] that a bf16 tensor could hold; with kernels, the dtype of the input."""
         bias = cast(Tensor | None, self.bias)
+        if self.kernels is not None:
+            flow = Flow(kernels=self.kernels, weights=self.weights, acts=self.fmt, held=self._codes(self.kernels),
+                        is_saved_fp8=self.fp8_saved_activations, has_graph=torch.is_grad_enabled())  # fmt: skip
+            return fp8_gemm.linear(input, self.weight, bias, flow)
         knobs = (self.weights, self.fmt, self.fp8_saved_activations)
         return cast(Tensor, _FP8Product.apply(input, self.weight, bias, *knobs))
 
+    def hold(self, is_held: bool) -> None:
+        """Keep the codes of the weight from the next forward pass on, or drop them; see `held_weights`."""
+        self._held = [] if is_held else None
+
+    @torch.no_grad()
+    def _codes(self, kernels: Kernels) -> tuple[Operand, Operand] | None:
+        """What `held_weights` keeps, made at the first use; None outside of it."""
+        if self._held is None:
+            return None
+        if not self._held:
+            self._held.append(kernels.weight(self.weight, self.weights))
+        return self._held[0]
+
     def extra_repr(self) -> str:
-        """Shape and formats, for printing."""
-        return f"{super().extra_repr()}, weights={self.weights.name}, acts={self.fmt.name}"
+        """Shape, formats and who computes, for printing."""
+        who = "emulated" if self.kernels is None else self.kernels.name
+        return f"{super().extra_repr()}, weights={self.weights.name}, acts={self.fmt.name}, {who}"
+
+
+def use_kernels(model: nn.Module, kernels: Kernels | None) -> dict[str, str]:
+    """Let `kernels` compute the FP8 linears of `model` whose shapes fit; None: emulate them all.
+
+    Returns layer name -> the kernels' name or "emulated", for the record of the run. Parameters are not touched.
+    """
+    found: dict[str, str] = {}
+    for name, layer in _layers(model):
+        is_fit = kernels is not None and fp8_gemm.fits(layer.weight.shape, layer.weights, layer.fmt)
+        layer.kernels = kernels if is_fit else None
+        found[name] = "emulated" if layer.kernels is None else layer.kernels.name
+    return found
+
+
+@contextmanager
+def held_weights(model: nn.Module) -> Generator[None]:
+    """Inside, each weight is quantized once for all forward passes: around the micro-batches of one optimizer step.
+
+    No weight of `model` may change inside. Two bytes per weight stay allocated; emulated layers are not affected.
+    """
+    layers = [layer for _, layer in _layers(model)]
+    for layer in layers:
+        layer.hold(True)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.hold(False)
+
+
+def _layers(model: nn.Module) -> list[tuple[str, FP8Linear]]:
+    modules: list[tuple[str, nn.Module]] = [*model.named_modules()]
+    return [(name, module) for name, module in modules if isinstance(module, FP8Linear)]

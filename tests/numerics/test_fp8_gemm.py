@@ -1,0 +1,149 @@
+"""The FP8 products on codes against the emulated flow: operands, gradients, what is saved, what stays emulated."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from harness.numerics import fp8_gemm
+from harness.numerics.formats import format_named
+from harness.numerics.fp8_flow import FP8Linear, along_tokens, flow_weight, held_weights, use_kernels
+from harness.numerics.fp8_gemm import Kernels, Operand, fits, reference
+from harness.numerics.quantize import fake_quantize
+from harness.seeds import generator
+
+WEIGHTS, ACTS = format_named("e4m3_block"), format_named("e4m3_1x128")
+
+
+def randn(*shape: int, name: str, std: float = 1.0) -> Tensor:
+    """Gaussian numbers of their own stream."""
+    return torch.randn(*shape, generator=generator("cpu", 0, name, *shape)) * std
+
+
+def linear(n: int, k: int, *, has_bias: bool = False, is_saved_fp8: bool = True) -> FP8Linear:
+    """An emulated layer."""
+    layer = nn.Linear(k, n, bias=has_bias)
+    with torch.no_grad():
+        layer.weight.copy_(randn(n, k, name="w", std=0.02))
+    return FP8Linear(layer, weights=WEIGHTS, acts=ACTS, fp8_saved_activations=is_saved_fp8)
+
+
+def relative(a: Tensor, b: Tensor) -> float:
+    """Relative Frobenius error."""
+    return float((a.detach().double() - b.detach().double()).norm() / b.detach().double().norm())
+
+
+def products(layer: FP8Linear, x: Tensor, dy: Tensor) -> list[Tensor]:
+    """Y and the gradients of input, weight and, where there is one, bias."""
+    x = x.clone().requires_grad_()
+    y = layer(x)
+    return [y, *torch.autograd.grad(y, [x, *layer.parameters()], dy.to(y.dtype))]
+
+
+@pytest.mark.parametrize("is_saved_fp8", [True, False])
+@pytest.mark.parametrize("shape", [(128,), (200,), (3, 50), (1,)])
+def test_products_are_those_of_the_emulated_flow(shape: tuple[int, ...], is_saved_fp8: bool) -> None:
+    layer = linear(256, 384, has_bias=True, is_saved_fp8=is_saved_fp8)
+    x, dy = randn(*shape, 384, name="x"), randn(*shape, 256, name="dy", std=1e-3)
+    want = products(layer, x, dy)
+    assert use_kernels(layer, reference()) == {"": "reference"} and "reference" in repr(layer)
+    found = products(layer, x, dy)
+    # The order of summation can tip a bf16 result; the bias is added after a rounding of its own.
+    for a, b, bound in zip(found, want, (4e-3, 1e-3, 1e-6, 1e-6), strict=True):
+        assert a.shape == b.shape and a.dtype == torch.float32 and relative(a, b) < bound
+    layer.fp8_saved_activations = not is_saved_fp8
+    assert relative(products(layer, x, dy)[2], want[2]) > 5e-3
+    assert use_kernels(layer, None) == {"": "emulated"}
+
+
+def test_operands_are_the_emulated_values() -> None:
+    kernels, x, w = reference(), randn(200, 256, name="x"), randn(384, 256, name="w")
+    down, whole = along_tokens(ACTS), torch.cat((randn(200, 256, name="x"), torch.zeros(56, 256))).bfloat16()
+    for is_twice, source in ((False, whole), (True, fake_quantize(whole, ACTS).bfloat16())):
+        rows, columns = kernels.runs(x, ACTS, has_rows=True, has_columns=True, is_twice=is_twice)
+        assert rows is not None and columns is not None
+        assert torch.equal(rows.values(), fake_quantize(whole, ACTS))
+        assert torch.equal(columns.values(), fake_quantize(source, down).t())
+        assert rows.scale.shape == (256, 2) and rows.scale.stride() == (1, 256)
+        assert columns.scale.shape == (256, 2) and columns.codes.is_contiguous()
+    plain, turned = kernels.weight(w, WEIGHTS)
+    assert torch.equal(plain.values(), flow_weight(w, WEIGHTS)) and torch.equal(turned.values(), plain.values().t())
+    assert turned.codes.is_contiguous() and plain.scale.shape == (3, 2) == turned.scale.t().shape
+
+
+def test_bf16_inputs_leave_as_bf16_and_masters_get_float32() -> None:
+    layer, x, dy = linear(128, 256), randn(130, 256, name="x"), randn(130, 128, name="dy")
+    use_kernels(layer, reference())
+    wide, narrow = products(layer, x.bfloat16().float(), dy), products(layer, x.bfloat16(), dy)
+    assert [a.dtype for a in narrow] == [torch.bfloat16, torch.bfloat16, torch.float32]
+    assert all(torch.equal(a.float(), b) for a, b in zip(narrow, wide, strict=True))
+
+
+def counting(calls: list[str]) -> Kernels:
+    """The reference; each call leaves its name."""
+
+    def runs(x: Tensor, fmt: Any, **wanted: bool) -> tuple[Operand | None, Operand | None]:
+        calls.append("+".join(name for name in ("has_rows", "has_columns") if wanted[name]))
+        return kernels.runs(x, fmt, **wanted)
+
+    def weight(w: Tensor, fmt: Any) -> tuple[Operand, Operand]:
+        calls.append("weight")
+        return kernels.weight(w, fmt)
+
+    kernels = reference()
+    return replace(kernels, runs=runs, weight=weight)
+
+
+def test_only_what_a_gradient_needs_is_quantized() -> None:
+    calls: list[str] = []
+    layer, x = linear(128, 128), randn(10, 128, name="x")
+    use_kernels(layer, counting(calls))
+    with torch.no_grad():
+        layer(x)
+    assert calls == ["weight", "has_rows"]
+    calls.clear()
+    layer(x).sum().backward()
+    assert calls == ["weight", "has_rows+has_columns", "has_columns"]
+    calls.clear()
+    layer.weight.requires_grad_(False)
+    layer(x.requires_grad_()).sum().backward()
+    assert calls == ["weight", "has_rows", "has_rows"]
+
+
+def test_held_weights_are_quantized_once_and_forgotten() -> None:
+    calls: list[str] = []
+    layer, x = linear(128, 128), randn(10, 128, name="x")
+    use_kernels(layer, counting(calls))
+    with held_weights(layer):
+        first = layer(x)
+        assert torch.equal(layer(x), first) and calls.count("weight") == 1
+    with torch.no_grad():
+        layer.weight.mul_(2.0)
+    assert torch.equal(layer(x), 2 * first) and calls.count("weight") == 2
+
+
+def test_gradients_pass_a_checkpoint() -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    layer, x = linear(128, 256), randn(40, 256, name="x").requires_grad_()
+    use_kernels(layer, reference())
+    want = torch.autograd.grad(layer(x).square().sum(), (x, layer.weight))
+    y = checkpoint(layer, x, use_reentrant=False)
+    assert isinstance(y, Tensor)
+    found = torch.autograd.grad(y.square().sum(), (x, layer.weight))
+    assert all(torch.equal(a, b) for a, b in zip(found, want, strict=True))
+
+
+def test_what_does_not_fit_stays_emulated() -> None:
+    model = nn.Sequential(linear(128, 256), linear(130, 128), nn.Linear(8, 8))
+    assert use_kernels(model, reference()) == {"0": "reference", "1": "emulated"}
+    assert isinstance(model[1], FP8Linear) and model[1].kernels is None
+    assert fits((128, 256), WEIGHTS, ACTS)
+    for shape in ((128, 200), (64, 128), (0, 128), (128,)):
+        assert not fits(shape, WEIGHTS, ACTS)
+    assert not fits((128, 256), replace(WEIGHTS, tile=(64, 64)), ACTS)
+    assert fp8_gemm.padded(1) == 128 == fp8_gemm.padded(128) and fp8_gemm.padded(129) == 256
