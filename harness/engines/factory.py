@@ -8,12 +8,15 @@ from harness.api import Plan, RolloutEngine
 from harness.compose import Composed, check_supported
 from harness.engines.embedded import EmbeddedEngine
 from harness.engines.vllm import builds, settings
+from harness.models.checkpoint import load_config
 from harness.models.decoder import Decoder, DecoderConfig
+from harness.prepare import decoder_config
 from harness.run_config import RunConfig
 
 
 def check_engine(config: RunConfig, composed: Composed, extras: frozenset[str]) -> None:
-    """Raises ValueError, one line, where the run's engine is not here or cannot follow the plan. Loads nothing.
+    """Raises ValueError, one line, where the run's engine is not here, cannot follow the plan or has no kernels for the
+    model's shape. Loads nothing.
 
     `extras`: what the trainer can compute for a part (`Part.needs`).
     """
@@ -22,6 +25,8 @@ def check_engine(config: RunConfig, composed: Composed, extras: frozenset[str]) 
         build = settings.installed_build()
         builds.check_plan(build, composed.plan)
         settings.check_device(build, config.trainer.device, composed.plan)
+        path = config.model.path
+        settings.check_shape(build, decoder_config(config.model) if path is None else load_config(path), composed.plan)
         supports = builds.supports(build)
     check_supported(composed, supports, config.engine.name, extras)
 

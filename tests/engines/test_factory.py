@@ -1,0 +1,53 @@
+"""Which engine a run gets, and what is refused before anything is loaded."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from harness.compose import compose
+from harness.config import load
+from harness.engines import factory
+from harness.engines.vllm import builds, settings
+from harness.trainers.local import EXTRAS
+
+
+def checked(*words: str) -> None:
+    config = load(["engine=vllm", *words])
+    factory.check_engine(config, compose(config), EXTRAS)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("method=bf16", "model=s"), "model.head_dim=16: vLLM's attention (cpu) takes 32, 64"),
+        (("method=bf16", "model=xs128", "trainer.device=cuda"), "the installed vLLM is the CPU build"),
+        (("method=naive", "precision=nf4", "model=xs128"), "rollout_weights=nf4: engine=vllm (cpu) cannot"),
+        (("method=naive", "precision=int8", "model=xs128"), "needs avx512_vnni, which this processor lacks"),
+        (("method=zero_mismatch", "precision=fp32", "model=xs128"), "the embedded engine's alone"),
+    ],
+)
+def test_what_vllm_cannot_do_is_one_line_before_anything_is_loaded(words, said, monkeypatch):
+    monkeypatch.setattr(settings, "installed_build", lambda: builds.CPU)
+    monkeypatch.setattr(settings, "cpu_flags", lambda: frozenset({"avx2"}))
+    with pytest.raises(ValueError) as caught:
+        checked(*words)
+    assert said in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_what_it_can_do_passes(monkeypatch):
+    monkeypatch.setattr(settings, "installed_build", lambda: builds.CPU)
+    monkeypatch.setattr(settings, "cpu_flags", lambda: frozenset({"avx2"}))
+    checked("method=flashrl", "precision=fp8_channel", "model=xs128")
+    monkeypatch.setattr(settings, "cpu_flags", lambda: frozenset({"avx512f", "avx512_vnni"}))
+    checked("method=qurl", "precision=int8+kv8", "model=s128")
+
+
+def test_the_embedded_engine_is_asked_as_before():
+    config = load(["method=naive", "precision=int4"])
+    factory.check_engine(config, compose(config), EXTRAS)
+    composed = compose(config)
+    with pytest.raises(ValueError, match=r"engine=embedded: cannot do .*nothing"):
+        odd = replace(composed.plan.rollout_weights, name="nothing")
+        factory.check_engine(config, replace(composed, plan=replace(composed.plan, rollout_weights=odd)), EXTRAS)
