@@ -190,6 +190,9 @@ class Launch:
     """The trainer's backward pass computes every layer again from its input: less memory, a third more time."""
     packing: bool = False
     """Sequences of a micro-batch lie end to end without padding; `micro_batch_tokens` then counts real tokens."""
+    native_16bit: bool = False
+    """A trainer that computes in bf16 or fp16 multiplies 16-bit tensors, on tensor cores where there are some; False:
+    float32 arithmetic on rounded operands, bit for bit the same on every device with float32 kernels alike."""
     checkpoint_every_s: float = 20.0
     threads: int = 1
     stall_s: float = 1800.0

@@ -117,6 +117,11 @@ class CastLinear(nn.Linear):
     16-bit compute, float32 master weight). The parameters and their names stay those of the layer it stands for.
     """
 
+    is_native = False
+    """Multiply 16-bit tensors, on tensor cores where there are some, in place of float32 ones that a 16-bit tensor
+    could hold. Everything is rounded in the same places; sums are taken as the kernel does, in its order and, where
+    torch allows reduced-precision reductions, in its precision."""
+
     def __init__(self, linear: nn.Linear, fmt: Format) -> None:
         nn.Module.__init__(self)
         self.in_features, self.out_features = linear.in_features, linear.out_features
@@ -130,14 +135,16 @@ class CastLinear(nn.Linear):
         """float32 [..., K] -> float32 [..., N] that a 16-bit tensor could hold."""
         x, weight, bias, dtype = self.operands(input)
         y = F.linear(x, weight, bias)
-        return y if dtype is None else _round(y, dtype)
+        return y.to(torch.float32) if dtype is None else _round(y, dtype)
 
     def operands(self, input: Tensor) -> tuple[Tensor, Tensor, Tensor | None, torch.dtype | None]:
         """What enters the product, rounded both ways: input [..., K], weight [N, K], bias [N] or None; and the dtype
-        that the product and its gradient are rounded to, None where nothing is."""
+        that the product and its gradient are still to be rounded to, None where it has that dtype by itself."""
         dtype, bias = self._dtype, cast(Tensor | None, self.bias)
         if dtype is None:
             return input, self.weight, bias, None
+        if self.is_native:
+            return input.to(dtype), self.weight.to(dtype), None if bias is None else bias.to(dtype), None
         return _round(input, dtype), _round(self.weight, dtype), None if bias is None else _round(bias, dtype), dtype
 
 

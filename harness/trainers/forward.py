@@ -17,6 +17,7 @@ from torch import Tensor
 from harness.api import Sequences
 from harness.models.decoder import Decoder, Spans, response_hidden
 from harness.numerics.head_logp import head_logp
+from harness.numerics.linear import CastLinear
 from harness.numerics.logprobs import selected_logp
 from harness.run_config import Launch
 
@@ -45,6 +46,8 @@ class Thrift:
     """The backward pass computes every layer again from its input."""
     packing: bool = False
     """No padding: micro-batches count real tokens."""
+    native_16bit: bool = False
+    """Linear layers of a 16-bit trainer multiply 16-bit tensors (`linear.CastLinear`); nothing else changes."""
 
     def __post_init__(self) -> None:
         if self.logits_mib < 1:
@@ -53,7 +56,19 @@ class Thrift:
     @classmethod
     def of(cls, launch: Launch) -> Thrift:
         """What a launch asks for. Raises ValueError as the fields do."""
-        return cls(logits_mib=launch.logits_mib, checkpoint_layers=launch.checkpoint_layers, packing=launch.packing)
+        return cls(
+            logits_mib=launch.logits_mib, checkpoint_layers=launch.checkpoint_layers, packing=launch.packing,
+            native_16bit=launch.native_16bit,
+        )  # fmt: skip
+
+
+def prepared(model: Decoder, thrift: Thrift) -> Decoder:
+    """The model itself, told how to compute."""
+    model.checkpoint_layers = thrift.checkpoint_layers
+    for module in model.modules():
+        if isinstance(module, CastLinear):
+            module.is_native = thrift.native_16bit
+    return model
 
 
 def response_lengths(seqs: Sequences) -> tuple[list[int], list[int]]:

@@ -19,7 +19,7 @@ from harness.models.decoder import Decoder
 from harness.numerics.casting import cast_model
 from harness.numerics.fake_quant import FakeQuantLinear
 from harness.run_config import TrainerConfig
-from harness.trainers.forward import Scores, Thrift, forward, packed_passes
+from harness.trainers.forward import Scores, Thrift, forward, packed_passes, prepared
 
 EXTRAS = frozenset({"ref_logp", "rollout_kl", "shadow"})
 """What a part's `needs` may name."""
@@ -59,7 +59,7 @@ class LocalTrainer:
         by checkpoint name how much faster a parameter learns.
         """
         self.total_updates = num_updates
-        self.config, self.temperature = config, temperature
+        self.config, self.temperature, self.thrift = config, temperature, thrift or Thrift()
         self.micro_batch_rows, self.micro_batch_tokens = micro_batch_rows, micro_batch_tokens
         self.wants_entropy_grad, self.adapters = wants_entropy_grad, plan.adapters
         self.reference = copy.deepcopy(model).requires_grad_(False) if wants_reference else None
@@ -67,8 +67,7 @@ class LocalTrainer:
         if compute is not None and compute.tile is None and compute.element != "fp32":
             keeps_head = plan.lm_head is not None and plan.lm_head.element == "fp32"
             model = cast_model(model, compute, leave=("lm_head",) if keeps_head else ())
-        self.model, self.thrift = model, thrift or Thrift()
-        model.checkpoint_layers = self.thrift.checkpoint_layers
+        self.model = prepared(model, self.thrift)
         self.is_fp16 = compute is not None and compute.name == "fp16"
         self.shadow = plain_twin(model) if wants_shadow else None
         self.named = named_weights(model)

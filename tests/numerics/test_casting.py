@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from harness.models.decoder import Decoder, DecoderConfig
 from harness.numerics.casting import cast_model
 from harness.numerics.formats import format_named
+from harness.numerics.linear import CastLinear
 from harness.seeds import generator
 
 CONFIG = DecoderConfig(
@@ -54,3 +56,27 @@ def test_overflow_reaches_the_gradient() -> None:
     cast = cast_model(model(), format_named("fp16"))
     (cast(torch.tensor([[3, 5]])).sum() * 1e30).backward()
     assert not all(torch.isfinite(p.grad).all() for p in cast.parameters() if p.grad is not None)
+
+
+@pytest.mark.parametrize("name", ["bf16", "fp16"])
+@pytest.mark.parametrize("biased", [False, True])
+def test_native_products_round_in_the_same_places(name: str, biased: bool) -> None:
+    """Output and gradients differ by one rounding step at most, in few elements: only the order of a sum does."""
+    rng, dtype = generator("cpu", "native"), {"bf16": torch.bfloat16, "fp16": torch.float16}[name]
+    x, pull = torch.randn(40, 96, generator=rng).requires_grad_(), torch.randn(40, 48, generator=rng)
+    layer = CastLinear(torch.nn.Linear(96, 48, bias=biased), format_named(name))
+    with torch.no_grad():
+        for p in layer.parameters():
+            p.copy_(torch.randn(p.shape, generator=rng))
+    found: list[list[torch.Tensor]] = []
+    for is_native in (False, True):
+        layer.is_native = is_native
+        y = layer(x)
+        found.append([y.detach(), *torch.autograd.grad(y, [x, *layer.parameters()], pull)])
+    for emulated, native in zip(*found, strict=True):
+        assert native.dtype == torch.float32 and torch.equal(native, native.to(dtype).float())
+        torch.testing.assert_close(native, emulated, rtol=torch.finfo(dtype).eps, atol=2 * torch.finfo(dtype).eps)
+        assert (native == emulated).float().mean() > 0.97
+    layer.is_native = True
+    overflow = torch.autograd.grad(layer(x), x, 1e30 * pull)[0]
+    assert name == "bf16" or not torch.isfinite(overflow).all()

@@ -19,9 +19,10 @@ from harness.models.decoder import Decoder, DecoderConfig
 from harness.numerics.casting import cast_model
 from harness.numerics.fake_quant import fake_quantized
 from harness.numerics.formats import Adapters, format_named
+from harness.numerics.linear import CastLinear
 from harness.run import Run
 from harness.seeds import generator
-from harness.trainers.forward import FLOATS_PER_MIB, Scores, Thrift, forward, lay_out, packed_passes
+from harness.trainers.forward import FLOATS_PER_MIB, Scores, Thrift, forward, lay_out, packed_passes, prepared
 from methods.jet_rl import FP8Flow
 from tests.live_bytes import peak
 from tests.toy import small_run
@@ -234,6 +235,29 @@ def test_nothing_touches_the_fixed_shapes_of_the_exact_sampler(tmp_path: Path) -
     assert [row["train/loss"] for row in rows] == [row["train/loss"] for row in again]
     for (_, a), (_, b) in zip(plain.trainer.weights(), other.trainer.weights(), strict=True):
         assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("words", [("method=fp16",), ("method=jet_rl",)], ids=lambda words: words[0])
+def test_native_products_are_a_launch_away(tmp_path: Path, words: tuple[str, ...]) -> None:
+    """The loss scale of FP16 and the update survive; the numbers are the emulated ones up to 16-bit rounding."""
+    plain, rows = stepped(tmp_path, *words)
+    other, again = stepped(tmp_path, *words, native_16bit=True, logits_mib=1, checkpoint_layers=True, packing=True)
+    heads = [run.trainer.model.lm_head for run in (plain, other)]
+    assert all(isinstance(head, CastLinear) for head in heads)
+    assert [head.is_native for head in heads] == [False, True]  # type: ignore[union-attr]
+    assert again[0]["train/skipped"] == 0.0
+    assert again[0]["train/grad_norm"] == pytest.approx(rows[0]["train/grad_norm"], rel=0.02)
+    assert again[0]["mismatch/kl_k3"] < 2 * rows[0]["mismatch/kl_k3"] + 1e-6
+
+
+def test_native_heads_work_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, seqs = prepared(model_of("bf16"), Thrift(native_16bit=True)), sequences()
+    plain, wanted = run(model, seqs)
+    monkeypatch.setattr("harness.trainers.forward.FLOATS_PER_MIB", 48 * 5)
+    chunked, got = run(model, seqs, logits_mib=1)
+    torch.testing.assert_close(chunked.logp, plain.logp, rtol=0, atol=0.05)
+    for a, b in zip(got, wanted, strict=True):
+        assert a.dtype == torch.float32 and (a - b).norm() < 0.02 * b.norm()
 
 
 def test_a_budget_of_nothing_is_refused(tmp_path: Path) -> None:
