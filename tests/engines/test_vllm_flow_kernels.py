@@ -7,14 +7,18 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
+from harness.numerics import fp8_gemm
 from harness.numerics.formats import format_named
+from harness.numerics.fp8_gemm import Operand
 from tests.engines.flow_cases import ACTS, KINDS, WEIGHTS, cases
 from tests.source_tree import ROOT
 
@@ -124,6 +128,65 @@ def test_compiles_for_hopper(what: str, source: str) -> None:
     # Codes leave 8 or 16 bytes at a time in both layouts: byte by byte, the transposed one would cost most of the time.
     assert re.findall(r"st\.global\.b8\b|st\.global\.b16\b", ptx) == []
     assert "st.global.v" in ptx and "ld.global.v4.b32" in ptx
+
+
+def operand(rows: int, columns: int, *, is_square: bool = False, device: str = "meta") -> Operand:
+    """Codes and scales laid out as the quantizers lay them out; on a CPU with random content."""
+    if is_square:
+        scale = torch.rand(rows // 128, columns // 128, device=device)
+    else:
+        scale = torch.rand(columns // 128, rows, device=device).t()
+    codes = torch.empty(rows, columns, device=device) if device == "meta" else torch.randn(rows, columns)
+    return Operand(codes=codes.to(torch.float8_e4m3fn), scale=scale)
+
+
+@pytest.mark.parametrize(("m", "n", "k"), [(256, 384, 512), (128, 128, 128), (256, 128, 384), (8192, 3584, 18944)])
+def test_torch_accepts_what_scaled_mm_is_given(m: int, n: int, k: int) -> None:
+    """Its checks of sizes and strides of the scales, which meta tensors pass through."""
+    pytest.importorskip("triton", reason=NEEDS_TRITON)
+    from harness.engines.vllm import flow_kernels
+
+    y = flow_kernels.scaled_by_tiles(operand(m, k), operand(n, k, is_square=True))
+    assert (y.shape, y.dtype) == ((m, n), torch.bfloat16)
+    y = flow_kernels.scaled_by_runs(operand(m, k), operand(n, k))
+    assert (y.shape, y.dtype) == ((m, n), torch.float32)
+    if k == 512:  # a control
+        with pytest.raises(RuntimeError, match="1x128 x 1x128 blockwise scaling"):
+            row_major = replace(operand(n, k), scale=torch.empty(n, k // 128, device="meta"))
+            flow_kernels.scaled_by_runs(operand(m, k), row_major)
+
+
+def deep_gemm(a: Any, b: Any, d: Tensor, *, is_deep_gemm_e8m0_used: bool, **more: Any) -> None:
+    """DeepGEMM's `fp8_gemm_nt` on Hopper as csrc/apis/gemm.hpp and layout.hpp check and compute it."""
+    assert not is_deep_gemm_e8m0_used
+    (x, x_scale), (w, w_scale) = a, b
+    (m, k), n, is_runs = x.shape, len(w), more.get("recipe") == (1, 1, 128)
+    assert x.is_contiguous() and w.is_contiguous() and d.is_contiguous() and d.shape == (m, n)
+    # As it reads them without a copy: outer axis innermost, 16 bytes aligned.
+    assert x_scale.shape == (m, k // 128) and x_scale.stride() == (1, m) and m % 4 == 0
+    if is_runs:
+        assert w_scale.shape == (n, k // 128) and w_scale.stride() == (1, n) and n % 4 == 0
+        assert d.dtype == torch.float32 and more["c"] is d and more["compiled_dims"] == "mn"
+        d += Operand(codes=x, scale=x_scale).values() @ Operand(codes=w, scale=w_scale).values().t()
+    else:
+        assert more == {} and w_scale.shape == (n // 128, k // 128) and w_scale.is_contiguous()
+        assert d.dtype == torch.bfloat16
+        d.copy_(Operand(codes=x, scale=x_scale).values() @ Operand(codes=w, scale=w_scale).values().t())
+
+
+def test_deep_gemm_is_given_what_it_wants(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton", reason=NEEDS_TRITON)
+    from harness.engines.vllm import flow_kernels
+
+    monkeypatch.setattr(flow_kernels, "_deep_gemm", lambda: deep_gemm)
+    kernels, reference = flow_kernels.kernels_named("deep_gemm"), fp8_gemm.reference()
+    x, w, u = (operand(256, 512, device="cpu"), operand(384, 512, is_square=True, device="cpu"),
+               operand(128, 512, device="cpu"))  # fmt: skip
+    assert torch.equal(kernels.by_tiles(x, w), reference.by_tiles(x, w))
+    assert torch.equal(kernels.by_runs(x, u), reference.by_runs(x, u))
+    mixed = flow_kernels.kernels_named("mixed")
+    assert (mixed.by_tiles, mixed.by_runs) == (flow_kernels.deep_by_tiles, flow_kernels.scaled_by_runs)
+    assert flow_kernels.kernels_named("scaled_mm").by_tiles is flow_kernels.scaled_by_tiles
 
 
 def test_what_does_not_fit_is_refused() -> None:
