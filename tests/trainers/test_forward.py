@@ -42,6 +42,7 @@ BUILDS: dict[str, Callable[[Decoder], nn.Module]] = {
     "lora": lambda model: add_adapters(
         model, Adapters(rank=4, alpha=8, targets=("q_proj", "down_proj"), site="both", is_trained=True), {}, 0
     ),
+    "lora_bf16": lambda model: cast_model(BUILDS["lora"](model), format_named("bf16")),
 }  # fmt: skip
 
 
@@ -73,7 +74,7 @@ def run(model: Decoder, seqs: Sequences, *, checkpoint: bool = False, **values: 
     found = forward(
         model, seqs, Thrift(**values), temperature=0.8, entropy_grad=True, is_fixed=False, wants_logits=False
     )
-    weight = torch.linspace(-1, 2, found.logp.numel()).view_as(found.logp)
+    weight = torch.linspace(-1, 2, found.logp.numel(), device=found.logp.device).view_as(found.logp)
     loss = (weight * found.logp).sum() + 0.1 * (weight * found.entropy).sum()
     return found, list(torch.autograd.grad(loss, [p for p in model.parameters() if p.requires_grad]))
 
