@@ -21,7 +21,7 @@ from typing import Any, Literal, TypeVar, Union
 from pydantic import TypeAdapter, ValidationError
 
 from harness.nearest import nearest
-from harness.run_config import RunConfig
+from harness.run_config import TUNABLE, Launch, RunConfig
 
 if typing.TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
@@ -213,6 +213,28 @@ def _compose_cached(overrides: typing.Sequence[str]) -> DictConfig | None:
     except OmegaConfBaseException:
         return None
     return tree
+
+
+def split_launch(overrides: typing.Sequence[str]) -> tuple[list[str], dict[str, Any]]:
+    """(overrides of the run, values of its launch): words such as `launch.packing=true` set how a run happens.
+
+    Raises ValueError, one line, for a field that is not the user's to set.
+    """
+    rest, values = list[str](), dict[str, Any]()
+    for override in overrides:
+        if not override.startswith("launch."):
+            rest.append(override)
+            continue
+        name, separator, _ = override.removeprefix("launch.").partition("=")
+        if not separator or name not in TUNABLE:
+            raise ValueError(f"{override}: launch has no such setting; {nearest(name, TUNABLE)}")
+        values[name] = _parsed(override).value()
+    return rest, values
+
+
+def launch_of(values: dict[str, Any], **places: str) -> Launch:
+    """A launch with a user's settings. Raises ValueError, one line, for a wrong value."""
+    return parse(Launch, {**values, **places})
 
 
 def _prepare(overrides: typing.Sequence[str]) -> tuple[list[str], bool]:

@@ -202,3 +202,7 @@ class Launch:
     commit: str | None = None
     is_dirty: bool = False
     """The working tree differs from the commit: the result is a draft."""
+
+
+TUNABLE = ("micro_batch_tokens", "logits_mib", "checkpoint_layers", "packing", "native_16bit", "threads", "stall_s")
+"""Fields of `Launch` that a user sets, as `launch.NAME=VALUE` among the overrides."""

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from harness.chosen import resolve
-from harness.config import groups, load, parse, run_id, run_name, to_json
-from harness.run_config import RunConfig
+from harness.config import groups, launch_of, load, parse, run_id, run_name, split_launch, to_json
+from harness.run_config import Launch, RunConfig
 
 
 def test_defaults_are_the_measured_recommendation() -> None:
@@ -99,3 +99,31 @@ def test_bad_input_is_one_line_that_names_it(override: str, words: list[str]) ->
 def test_the_name_tells_what_differs() -> None:
     config = resolve(load(["method=naive", "precision=int4", "algo.mode=bypass_ppo", "seed=2", "base_seed=2"]))
     assert run_name(config) == "naive-int4-s-sort8-bypass_ppo-b2-s2"
+
+
+def test_launch_settings_are_told_from_the_runs_own():
+    rest, values = split_launch(["model=m", "launch.packing=true", "launch.logits_mib=64", "task.n=8"])
+    assert rest == ["model=m", "task.n=8"]
+    assert values == {"packing": True, "logits_mib": 64}
+    launch = launch_of(values, results="r", sweep="s")
+    assert (launch.packing, launch.logits_mib, launch.results, launch.sweep) == (True, 64, "r", "s")
+    assert launch_of({}, results="results", sweep="runs") == Launch()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["launch.pakcing=true"], "launch.pakcing=true: launch has no such setting; nearest: packing"),
+        (["launch.results=x"], "launch has no such setting"),
+        (["launch.packing"], "launch has no such setting"),
+    ],
+)
+def test_a_wrong_launch_setting_is_one_line(words, said):
+    with pytest.raises(ValueError) as caught:
+        split_launch(words)
+    assert said in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_wrong_launch_value_names_field_and_value():
+    with pytest.raises(ValueError, match=r"packing='often'"):
+        launch_of(split_launch(["launch.packing=often"])[1], results="r", sweep="s")

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeAlias
 
-OVERRIDES = "Hydra overrides, e.g. model=m task.n=16 algo.mode=bypass_pg knobs.TIS.cap=4.0"
+OVERRIDES = "Hydra overrides, e.g. model=m task.n=16 algo.mode=bypass_pg knobs.TIS.cap=4.0 launch.packing=true"
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 

@@ -22,7 +22,7 @@ from harness.chosen import resolve
 from harness.commands.forecasting import dry_run, tell_left_out, time_limit
 from harness.commands.reporting import present
 from harness.compose import advice
-from harness.config import load, run_id, run_name, to_json
+from harness.config import launch_of, load, run_id, run_name, split_launch, to_json
 from harness.launchers import local
 from harness.launchers.job import Event
 from harness.models.checkpoint import content_hash
@@ -125,9 +125,10 @@ def sweep(
     a cell failed, 130 if interrupted."""
     found = read_sweep(name)
     found = found if seeds is None else replace(found, seeds=seeds)
+    overrides, given = split_launch(overrides)
     planned = plan(found, overrides)
     make_available(results, found.name)
-    launch = Launch(results=str(results), sweep=found.name)
+    launch = launch_of(split_launch(found.overrides)[1] | given, results=str(results), sweep=found.name)
     known = stored(launch, planned.cells)
     todo = [c for c in planned.cells if (held := known.get(run_id(c))) is None or held.status not in FINISHED]
     if is_dry:
@@ -186,13 +187,14 @@ def _live(results: Path, name: str, is_tracked: bool) -> Iterator[tuple[Callable
 
 def run(overrides: Sequence[str], *, results: Path, is_dry: bool) -> int:
     """One cell, as a sweep of one. Exit code 1 if it did not end well."""
+    overrides, given = split_launch(overrides)
     config = resolve(load(with_default_precision(overrides)), lambda path: content_hash(Path(path)))
     notes = advice(config, check(config))
     task_of(config)
     if is_dry:
         print(json.dumps({"run_id": run_id(config), "name": run_name(config), "config": to_json(config)}, indent=2))
         return 0
-    launch = Launch(results=str(results), sweep="runs")
+    launch = launch_of(given, results=str(results), sweep="runs")
     one = Sweep(name="runs", question="", arms=({},), seeds=(config.seed,))
     planned = Planned(sweep=one, cells=(config,), skipped=())
     if (found := finished(config, launch)) is not None:

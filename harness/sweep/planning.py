@@ -16,7 +16,7 @@ from pydantic import ConfigDict
 from harness.cell import check
 from harness.chosen import resolve
 from harness.compose import advice
-from harness.config import load, parse, read_yaml, run_id
+from harness.config import load, parse, read_yaml, run_id, split_launch
 from harness.models.checkpoint import content_hash
 from harness.nearest import nearest
 from harness.prepare import task_of
@@ -40,6 +40,7 @@ class Sweep:
     control: str = "bf16"
     """Method of the reference arm."""
     overrides: tuple[str, ...] = ()
+    """Of every cell; `launch.NAME=VALUE` sets how they run."""
     axes: dict[str, list[Any]] = field(default_factory=dict[str, list[Any]])
     """Override key -> values; the product of all axes."""
     arms: tuple[dict[str, Any], ...]
@@ -119,7 +120,7 @@ def _arms(sweep: Sweep, extra: Sequence[str]) -> Iterator[_Arm]:
     product = [(*a, *s) for a in _settings(sweep.axes) for arm in sweep.arms for s in _settings(arm)]
     beside = [setting for arm in sweep.include for setting in _settings(arm)]
     for setting, is_included in [(s, False) for s in product] + [(s, True) for s in beside]:
-        config = load([*sweep.overrides, *with_default_precision(setting), *extra])
+        config = load([*split_launch(sweep.overrides)[0], *with_default_precision(setting), *extra])
         words = " ".join(setting)
         try:
             composed = check(config)
