@@ -23,10 +23,11 @@ from harness.engines.vllm.kernels import BLOCK_WARPS, has_fp8_cast, rule_constan
 from harness.nearest import nearest
 from harness.numerics.formats import Format
 from harness.numerics.fp8_gemm import TILE, Kernels, Operand, padded
-from harness.numerics.scales import RULES
+from harness.numerics.scales import RULES, Rule, largest_code
 
 # A product and a sum must not become one rounding, but where `fma` says so.
-_HOW: dict[str, Any] = {"num_warps": BLOCK_WARPS, "enable_fp_fusion": False}
+# 64 registers a thread let two tiles share a multiprocessor, so that one loads while the other computes.
+_HOW: dict[str, Any] = {"num_warps": BLOCK_WARPS, "enable_fp_fusion": False, "maxnreg": 64}
 _BODIES: Any = flow_bodies
 NAMES = ("deep_gemm", "scaled_mm", "mixed")
 
@@ -71,7 +72,7 @@ def quantize_runs(
             _BODIES.runs_kernel[grid](
                 x, rows, row_scale, columns, column_scale, tokens, whole, channels, *x.stride(), HAS_ROWS=has_rows,
                 HAS_COLUMNS=has_columns, IS_TWICE=is_twice and has_columns, BASE=_bf16(),
-                HAS_CAST=has_fp8_cast(x.device), **rule_constants(fmt), **_HOW,
+                HAS_CAST=has_fp8_cast(x.device), TOP=largest_code(fmt), AMAX_FLOOR=RULES[fmt.rule].amax_floor, **_HOW,
             )  # fmt: skip
     return (
         _operand(rows, row_scale.t()) if has_rows else None,
@@ -81,9 +82,9 @@ def quantize_runs(
 
 def _check(fmt: Format, tile: tuple[int, int], rows: int, columns: int) -> None:
     rule = RULES.get(fmt.rule)
-    is_known = rule is not None and not rule.is_power_of_two and rule.margin == 1.0
-    # Runs are divided by a product with the inverse of their scale, which needs scales that are not subnormal.
-    is_known = is_known and rule is not None and (tile[0] > 1 or (rule.form == "divide" and rule.amax_floor >= 1e-30))
+    # The kernel of runs knows one rule: max(amax, floor) / 448, its floor so high that no scale is subnormal.
+    is_known = rule == Rule(amax_floor=rule.amax_floor) and rule.amax_floor >= 1e-30 if rule and tile[0] == 1 else (
+        rule is not None and not rule.is_power_of_two and rule.margin == 1.0)  # fmt: skip
     if fmt.tile != tile or fmt.element != "e4m3" or fmt.scale_dtype != "fp32" or not is_known:
         raise ValueError(f"format {fmt.name} has no kernel of the FP8 flow; choose e4m3_block with e4m3_1x128")
     if rows % TILE or columns % TILE:
