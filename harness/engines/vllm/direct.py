@@ -118,12 +118,12 @@ def write(
         if kernels.kind(fmt) == "tensor" and not is_given:
             amax = torch.zeros((), device=next(iter(places.values())).codes.device)
             for name in places:
-                kernels.update_amax(stream.tensors[name].detach(), amax, base=base)
+                kernels.update_amax(stream.tensors[name].detach().to(amax.device), amax, base=base)
             level = kernels.tensor_level(amax, fmt)
         for name, place in places.items():
             if is_given:
                 place.scale.copy_(stream.scales[name].reshape(place.scale.shape))
-            w = stream.tensors[name].detach()
+            w = stream.tensors[name].detach().to(place.codes.device)
             kernels.quantize_into(w, fmt, place.codes, place.scale, base=base, level=level, is_scale_given=is_given)
     for name, live in plain:
         live.copy_(stream.tensors[name].detach())
