@@ -105,6 +105,9 @@ def write(
     from harness.engines.vllm import kernels
 
     for places in quantized.values():
+        lacking = [name for name in places if name not in stream.scales]
+        if 0 < len(lacking) < len(places):
+            raise ValueError(f"{lacking[0]} comes without a scale, other parts of its fused matrix with one")
         for name, place in places.items():
             given = stream.scales.get(name)
             if given is not None and given.numel() != place.scale.numel():
