@@ -190,7 +190,8 @@ class LiveWeights:
             for slab, q in self.loaded
             if slab.names in before and slab.sources[0].endswith("_proj.weight")
         ]
-        return {"code_flip_rate": _mean(flips) if flips else math.nan, "saturated_frac": _mean(self.saturated)}
+        flip_rate = mean_by_count(flips) if flips else math.nan
+        return {"code_flip_rate": flip_rate, "saturated_frac": mean_by_count(self.saturated)}
 
     def acts(self) -> dict[str, str]:
         """What enters each linear layer, by the weight's name: read from the live modules."""
@@ -220,7 +221,7 @@ class LiveWeights:
         return tuple(sorted(found, key=lambda record: record.name))
 
 
-def _mean(pairs: list[tuple[int, float]]) -> float:
+def mean_by_count(pairs: list[tuple[int, float]]) -> float:
     """Mean of values by their counts; 0 where there is none."""
     total = sum(count for count, _ in pairs)
     return sum(count * value for count, value in pairs) / total if total else 0.0

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from harness.api import Plan, TensorRecord, WeightStream, weight_format
+from harness.engines.live_weights import mean_by_count
 from harness.engines.stream import Stream, read_stream
 from harness.engines.vllm import direct, kv, passport, reload, settings
 from harness.engines.vllm.adapters import AdapterSlot
@@ -131,8 +132,8 @@ class VLLMWeights:
     def _count(self, pushed: Export) -> None:
         new, old = pushed.quantized, self.codes
         known = [(q.codes.numel(), code_flips(q, old[name])) for name, q in new.items() if name in old]
-        self.flips = _mean(known) if known else math.nan
-        self.saturated = _mean(pushed.saturated) if pushed.saturated else 0.0
+        self.flips = mean_by_count(known) if known else math.nan
+        self.saturated = mean_by_count(pushed.saturated)
         self.codes = new if self.places is None and sum(q.codes.numel() for q in new.values()) <= SMALL else {}
 
     def known(self) -> dict[str, passport.Sent]:
@@ -158,7 +159,3 @@ class VLLMWeights:
         found += [] if self.adapters is None else self.adapters.records()
         entering = passport.input_formats(self.model, known, dtype, self.device, acts and acts.name)
         return tuple(sorted(found, key=lambda record: record.name)), entering
-
-
-def _mean(pairs: list[tuple[int, float]]) -> float:
-    return sum(count * value for count, value in pairs) / sum(count for count, _ in pairs)
