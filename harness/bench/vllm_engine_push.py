@@ -18,7 +18,7 @@ from torch import Tensor
 from harness.api import Plan
 from harness.bench import vllm_engine_clock as clock
 from harness.engines.stream import read_stream
-from harness.engines.vllm import direct, memory, passport
+from harness.engines.vllm import memory, passport
 from harness.engines.vllm import weights as live_weights
 from harness.engines.vllm.engine import VLLMEngine
 from harness.models.decoder import DecoderConfig, tensor_shapes
@@ -69,7 +69,7 @@ def measure(size: str, precision: str, device: str, is_direct: bool | None, push
     def push() -> None:
         engine.load_weights(iter(tensors.items()))
 
-    is_direct = engine.weights.places is not None
+    is_direct = engine.weights.writer is not None
     first_s = clock.seconds(push, device)
     found = timed_pushes(push, device, pushes)
     num_bytes = moved_bytes(shape_of(size), plan_of(precision))
@@ -84,7 +84,7 @@ def measure(size: str, precision: str, device: str, is_direct: bool | None, push
         "write": write_alone(engine, tensors, device) if is_direct else None,
         **answers(engine),
     }  # fmt: skip
-    if is_direct and engine.weights.places:
+    if engine.weights.writer is not None and engine.weights.writer.quantized:
         found["half_done"] = half_done(engine, tensors)
     engine.close()
     return found
@@ -104,7 +104,7 @@ def timed_pushes(push: Any, device: str, count: int) -> dict[str, Any]:
     return {
         "push": clock.summary(times), "push_ms": [1e3 * value for value in times],
         "allocated_bytes": held if is_cuda else None, "grown_bytes": held[-1] - before if is_cuda else None,
-        "is_flat": len(set(held)) == 1 if is_cuda else None,
+        "is_flat": max(held[count // 2 :]) <= max(held[: count // 2]) if is_cuda else None,
         "peak_bytes": torch.cuda.max_memory_allocated() - before if is_cuda else None,
     }  # fmt: skip
 
@@ -117,8 +117,8 @@ def inside(engine: VLLMEngine, push: Any, device: str) -> dict[str, float]:
         "remember what was sent": (passport, "sent_of"), "forget prefixes": (engine.llm, "reset_prefix_cache"),
         "count flips": (weights, "_count"),
     }  # fmt: skip
-    if weights.places is not None:
-        targets["write in place"] = (direct, "write")
+    if weights.writer is not None:
+        targets["write in place"] = (weights.writer, "write")
     else:
         targets |= {"reload": (weights, "_swap_scaled"), "compare": (weights, "_compare")}
     totals: list[float] = []
@@ -131,21 +131,25 @@ def inside(engine: VLLMEngine, push: Any, device: str) -> dict[str, float]:
 
 
 def write_alone(engine: VLLMEngine, tensors: Mapping[str, Tensor], device: str) -> dict[str, Any]:
-    """`direct.write` by itself: until it returns, until the device is done, and the device's part."""
-    weights = engine.weights
-    assert weights.places is not None
-    places = weights.places
+    """`Writer.write` by itself, its launches replayed: until it returns, until the device is done, the device's part;
+    and until it returns with its launches made one by one."""
+    weights, writer = engine.weights, engine.weights.writer
+    assert writer is not None
     stream = read_stream(iter(tensors.items()), weights.shapes, has_kv=False)
 
     def call() -> None:
-        direct.write(stream, weights.plan, places, weights.plain())
+        writer.write(stream)
+
+    def launch() -> None:
+        writer.forget()
+        writer.write(stream)
 
     queued = [spent for _ in range(REPEATS) if (spent := clock.queued_seconds(call, device)) is not None]
     return {
         "host": clock.summary([clock.host_seconds(call, device) for _ in range(REPEATS)]),
         "whole": clock.summary([clock.seconds(call, device) for _ in range(REPEATS)]),
         "device": clock.summary(queued) if queued else None,
-        "list_names": clock.summary([clock.host_seconds(lambda: list(weights.plain()), device) for _ in range(3)]),
+        "launched": clock.summary([clock.host_seconds(launch, device) for _ in range(REPEATS)]),
     }  # fmt: skip
 
 
@@ -172,7 +176,10 @@ def half_done(engine: VLLMEngine, tensors: Mapping[str, Tensor]) -> dict[str, An
 
     before = engine.realized_plan().weights
     write, calls = kernels.quantize_into, 0
-    last = min(BROKEN_AT, sum(map(len, (engine.weights.places or {}).values())) // 2)
+    writer = engine.weights.writer
+    assert writer is not None
+    last = min(BROKEN_AT, sum(map(len, writer.quantized.values())) // 2)
+    writer.forget()
 
     def breaking(*args: Any, **kwargs: Any) -> None:
         nonlocal calls

@@ -75,7 +75,7 @@ def test_scales_of_some_parts_are_refused_before_a_byte_is_written(scaled):
     model = fused("block")
     places = direct.quantized_places(model, PLAN, SHAPES)
     with pytest.raises(ValueError, match="comes without a scale, other parts of its fused matrix with one"):
-        direct.write(stream_of(scaled), PLAN, places, [])
+        direct.Writer(PLAN, places, []).write(stream_of(scaled))
     assert model.model.layers[0].self_attn.qkv_proj.weight.float().abs().sum() == 0
 
 
@@ -84,7 +84,7 @@ def test_scales_of_another_size_are_refused():
     stream = stream_of(list(SHAPES))
     stream.scales["model.layers.0.self_attn.k_proj.weight"] = torch.ones(3, 3)
     with pytest.raises(ValueError, match=r"k_proj\.weight_scale has 9 values, the engine holds 2"):
-        direct.write(stream, PLAN, places, [])
+        direct.Writer(PLAN, places, []).write(stream)
 
 
 def test_it_is_refused_where_it_cannot_be_had():

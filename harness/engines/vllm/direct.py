@@ -95,15 +95,67 @@ def _places_of(
     return places
 
 
-def write(
-    stream: Stream, plan: Plan, quantized: Mapping[str, Mapping[str, Place]], plain: Iterable[tuple[str, Tensor]]
-) -> None:
-    """Write a checked stream into the live tensors: codes and scales by kernel, `plain` ones (name, live) by copy.
+class Writer:
+    """Owns the live tensors of the fast way, and the launches of the last push.
 
-    Raises ValueError for scales that do not fit, before a byte is written.
+    A trainer on the same GPU updates its parameters in place: from push to push the same memory is read and written.
+    The launches for one such stream are recorded at its second push, as a CUDA graph, and replayed from then on, for
+    hundreds of launches cost the host more time than the device needs to run them. Any other stream is launched anew.
     """
-    from harness.engines.vllm import kernels
 
+    def __init__(
+        self, plan: Plan, quantized: Mapping[str, Mapping[str, Place]], plain: Iterable[tuple[str, Tensor]]
+    ) -> None:
+        """`quantized`: as `quantized_places` gives them; `plain`: (name, live tensor) of everything else."""
+        self.plan, self.quantized, self.plain = plan, quantized, tuple(plain)
+        codes = [place.codes for places in quantized.values() for place in places.values()]
+        self.device = (codes or [live for _, live in self.plain])[0].device
+        self.seen: _Memory | None = None
+        self.recorded: tuple[_Memory, torch.cuda.CUDAGraph] | None = None
+
+    def write(self, stream: Stream) -> None:
+        """Write a checked stream into the live tensors: codes and scales by kernel, plain ones by copy.
+
+        Raises ValueError for scales that do not fit, before a byte is written.
+        """
+        check_scales(stream, self.quantized)
+        memory = _memory_of(stream, self.device)
+        if memory is not None and (self.recorded is None or self.recorded[0] != memory) and self.seen == memory:
+            self.recorded = None
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+                self._launch(stream)
+            self.recorded = memory, graph
+        self.seen = memory
+        if self.recorded is not None and self.recorded[0] == memory:
+            self.recorded[1].replay()
+        else:
+            self._launch(stream)
+
+    def forget(self) -> None:
+        """Drop what was recorded: the next push is launched anew."""
+        self.seen = self.recorded = None
+
+    def _launch(self, stream: Stream) -> None:
+        for places in self.quantized.values():
+            _write_fused(stream, self.plan, places)
+        for name, live in self.plain:
+            live.copy_(stream.tensors[name].detach())
+
+
+_Memory = tuple[tuple[str, int, torch.dtype, tuple[int, ...], tuple[int, ...]], ...]
+
+
+def _memory_of(stream: Stream, device: torch.device) -> _Memory | None:
+    """Where every tensor of a stream lies, and how; None where one lies outside the GPU `device`."""
+    held = [*stream.tensors.items(), *((f"{name}_scale", scale) for name, scale in stream.scales.items())]
+    if device.type != "cuda" or any(tensor.device != device for _, tensor in held):
+        return None
+    return tuple((name, t.data_ptr(), t.dtype, tuple(t.shape), t.stride()) for name, t in held)
+
+
+def check_scales(stream: Stream, quantized: Mapping[str, Mapping[str, Place]]) -> None:
+    """Raises ValueError for scales that do not fit their places, or for a part of a fused matrix alone."""
     for places in quantized.values():
         lacking = [name for name in places if name not in stream.scales]
         if 0 < len(lacking) < len(places):
@@ -112,21 +164,23 @@ def write(
             given = stream.scales.get(name)
             if given is not None and given.numel() != place.scale.numel():
                 raise ValueError(f"{name}_scale has {given.numel()} values, the engine holds {place.scale.numel()}")
-    base = base_dtype(plan)
-    for places in quantized.values():
-        level = None
-        fmt = weight_format(plan, next(iter(places)))
-        assert fmt is not None
-        is_given = any(name in stream.scales for name in places)
-        if kernels.kind(fmt) == "tensor" and not is_given:
-            amax = torch.zeros((), device=next(iter(places.values())).codes.device)
-            for name in places:
-                kernels.update_amax(stream.tensors[name].detach().to(amax.device), amax, base=base)
-            level = kernels.tensor_level(amax, fmt)
-        for name, place in places.items():
-            if is_given:
-                place.scale.copy_(stream.scales[name].reshape(place.scale.shape))
-            w = stream.tensors[name].detach().to(place.codes.device)
-            kernels.quantize_into(w, fmt, place.codes, place.scale, base=base, level=level, is_scale_given=is_given)
-    for name, live in plain:
-        live.copy_(stream.tensors[name].detach())
+
+
+def _write_fused(stream: Stream, plan: Plan, places: Mapping[str, Place]) -> None:
+    """The parts of one fused matrix; where the format has one scale, they share it."""
+    from harness.engines.vllm import kernels
+
+    base, level = base_dtype(plan), None
+    fmt = weight_format(plan, next(iter(places)))
+    assert fmt is not None
+    is_given = any(name in stream.scales for name in places)
+    if kernels.kind(fmt) == "tensor" and not is_given:
+        amax = torch.zeros((), device=next(iter(places.values())).codes.device)
+        for name in places:
+            kernels.update_amax(stream.tensors[name].detach().to(amax.device), amax, base=base)
+        level = kernels.tensor_level(amax, fmt)
+    for name, place in places.items():
+        if is_given:
+            place.scale.copy_(stream.scales[name].reshape(place.scale.shape))
+        w = stream.tensors[name].detach().to(place.codes.device)
+        kernels.quantize_into(w, fmt, place.codes, place.scale, base=base, level=level, is_scale_given=is_given)

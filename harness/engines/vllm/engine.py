@@ -27,7 +27,7 @@ from harness.engines.requests import Requests, requests_of
 from harness.engines.vllm import direct, kv, passport, settings
 from harness.engines.vllm.adapters import AdapterSlot, adapter_shapes
 from harness.engines.vllm.builds import BUILDS, check_plan, supports
-from harness.engines.vllm.memory import check_fits
+from harness.engines.vllm.memory import check_allocator, check_fits
 from harness.engines.vllm.weights import VLLMWeights
 from harness.models.decoder import DecoderConfig, tensor_shapes
 from harness.seeds import stable_seed
@@ -58,8 +58,8 @@ class VLLMEngine:
         cache; `is_eager`: no CUDA graphs; `keeps_log_probs`: rollouts carry the whole distribution of every token;
         `is_direct`: how weights are pushed (`weights.py`); `can_sleep`: `sleep` gives the GPU's memory to others.
 
-        Raises ValueError, one line: no such vLLM, device or format, a model that does not fit, or the cause of an
-        engine that died at start.
+        Raises ValueError, one line: no such vLLM, device or format, a model that does not fit, a second engine that can
+        sleep, or the cause of an engine that died at start.
         """
         self.build = settings.installed_build()
         self.config, self.plan, self.device = config, plan, torch.device(device)
@@ -70,6 +70,9 @@ class VLLMEngine:
         check_fits(config, plan, self.device, gpu_memory)
         if is_direct:
             direct.check(plan, self.device)
+        self.can_sleep = can_sleep and self.device.type == "cuda"
+        if self.can_sleep:
+            check_allocator()
         self.shapes = tensor_shapes(config)
         if plan.adapters is not None:
             adapter_shapes(plan.adapters, self.shapes)
@@ -79,7 +82,6 @@ class VLLMEngine:
             Path(self.folder.name), config, plan, self.build, max_batch=max_batch, max_length=max_length,
             gpu_memory=gpu_memory, is_eager=is_eager, can_sleep=can_sleep,
         )  # fmt: skip
-        self.can_sleep = can_sleep and self.device.type == "cuda"
         self.llm = start(arguments, is_cpu=self.device.type == "cpu")
         worker = self.llm.llm_engine.model_executor.driver_worker.worker
         self.vllm_config, self.model = worker.vllm_config, worker.model_runner.get_model()
@@ -218,7 +220,7 @@ class VLLMEngine:
             return
         self.weights.state = "closed"
         self.llm.llm_engine.engine_core.shutdown()
-        del self.llm, self.model, self.vllm_config, self.weights.model, self.weights.adapters, self.weights.places
+        del self.llm, self.model, self.vllm_config, self.weights.model, self.weights.adapters, self.weights.writer
         cleanup_dist_env_and_memory()
         gc.collect()
         self.folder.cleanup()

@@ -47,3 +47,14 @@ def check_fits(config: DecoderConfig, plan: Plan, device: torch.device, gpu_memo
             f"{gpu_memory:g} of the GPU's {total / 2**30:.1f} GiB is given to vLLM; choose a narrower precision, a "
             "smaller model or a larger share"
         )
+
+
+def check_allocator() -> None:
+    """Raises ValueError, one line, where this process has had an engine that can sleep: vLLM's allocator serves one."""
+    from vllm.device_allocator.cumem import CuMemAllocator
+
+    if CuMemAllocator.instance is not None and CuMemAllocator.instance.get_current_usage():
+        raise ValueError(
+            "can_sleep=True: this process has had another engine that can sleep, and vLLM's allocator serves one per "
+            "process; start each in a process of its own, or choose can_sleep=False"
+        )

@@ -124,10 +124,18 @@ def probe_weights(layer: nn.Module, columns: Tensor, dtype: torch.dtype) -> Tens
     return apply(layer, unit).float().T.contiguous()
 
 
-def apply(layer: nn.Module, x: Tensor) -> Tensor:
-    """[R, K] -> [R, N] by the layer's own kernel, without its bias."""
+def probe_bias(layer: nn.Module, device: torch.device) -> Tensor:
+    """[N]: the bias of a live linear layer, of its dtype, as its kernel adds it to the products of zeros."""
+    bias = layer.bias
+    assert isinstance(bias, Tensor)
+    nothing = torch.zeros(1, int(layer.input_size), dtype=bias.dtype, device=device)  # pyright: ignore
+    return apply(layer, nothing, bias)[0]
+
+
+def apply(layer: nn.Module, x: Tensor, bias: Tensor | None = None) -> Tensor:
+    """[R, K] -> [R, N] by the layer's own kernel; `bias` as the layer holds it."""
     with torch.inference_mode():
-        return layer.quant_method.apply(layer, x, None)  # pyright: ignore
+        return layer.quant_method.apply(layer, x, bias)  # pyright: ignore
 
 
 def input_formats(

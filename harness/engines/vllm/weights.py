@@ -42,10 +42,10 @@ class VLLMWeights:
         for module in kv.attentions(model).values():  # dummy weights reach them too
             kv.set_scales(module, dict.fromkeys(kv.ROLES, 1.0))
         numel = sum(math.prod(shape) for shape in self.shapes.values())
-        self.places = None
+        self.writer: direct.Writer | None = None
         if is_direct or (is_direct is None and device.type == "cuda" and numel > SMALL):
-            self.places = direct.quantized_places(model, plan, self.shapes)
-        self.held = None if self.places is None else list(self.plain())
+            places = direct.quantized_places(model, plan, self.shapes)
+            self.writer = None if places is None else direct.Writer(plan, places, self.plain())
         self.sent: dict[str, passport.Sent] = {}
         self.codes: dict[str, Quantized] = {}
         self.pushes, self.flips, self.saturated = 0, math.nan, 0.0
@@ -59,12 +59,12 @@ class VLLMWeights:
             self.adapters.check(stream.adapters)
         elif stream.adapters:
             raise ValueError(f"{min(stream.adapters)}: the plan has no adapters at the rollout; stream merged weights")
-        if self.places is None:
+        if self.writer is None:
             pushed = export(stream, self.plan, self.shapes, self.device)
             self._swap_scaled(pushed.tensors, stream)
             self._compare(stream)
         else:
-            pushed = self._write(stream)
+            pushed = self._write(stream, self.writer)
         if self.adapters is not None:
             self.adapters.load(stream.adapters)
         dtype = settings.base_dtype(self.plan)
@@ -97,27 +97,27 @@ class VLLMWeights:
             given: dict[Role, float] = {role: float(stream.kv[n]) for role, n in names.items() if n in stream.kv}
             kv.set_scales(module, given)
 
-    def _write(self, stream: Stream) -> Export:
+    def _write(self, stream: Stream, writer: direct.Writer) -> Export:
         """The kernels' way. Returns the reference's result for one block of the model."""
-        assert self.places is not None and self.held is not None
         self.state = "of a swap that did not end"
-        direct.write(stream, self.plan, self.places, self.held)
+        writer.write(stream)
         self._take_scales(stream)
         at = f"model.layers.{self.pushes % self.config.num_layers}."
         return export(stream, self.plan, {n: s for n, s in self.shapes.items() if n.startswith(at)}, self.device)
 
     def _compare(self, stream: Stream) -> None:
         """Raises RuntimeError where a tensor that is held as it is differs from what was sent."""
-        for name, live in self.plain():
+        for name, live in self.plain(is_asked=True):
             sent = stream.tensors[name].detach().to(live.device, live.dtype)
             if not torch.equal(live, sent):
                 raise RuntimeError(f"{name} did not reach the engine: {int((live != sent).sum())} elements differ")
 
-    def plain(self) -> Iterator[tuple[str, Tensor]]:
-        """(checkpoint name, live tensor) of everything that is not quantized."""
+    def plain(self, *, is_asked: bool = False) -> Iterator[tuple[str, Tensor]]:
+        """(checkpoint name, live tensor) of everything that is not quantized. `is_asked`: a bias is what its kernel
+        adds, for a kernel may hold it in an order of its own (Marlin)."""
         held = {name.replace(".base_layer", ""): p.data for name, p in self.model.named_parameters()}
-        fused = {part: (name.removesuffix(".base_layer"), parts)
-                 for name, _, parts in reload.live_linears(self.model) for part in parts}  # fmt: skip
+        fused = {part: (name.removesuffix(".base_layer"), layer, parts)
+                 for name, layer, parts in reload.live_linears(self.model) for part in parts}  # fmt: skip
         for name, shape in self.shapes.items():
             if settings.is_quantized(self.plan, name):
                 continue
@@ -125,21 +125,23 @@ class VLLMWeights:
             if module not in fused:
                 yield name, held[name][: shape[0]]
                 continue
-            whole, parts = fused[module]
+            whole, layer, parts = fused[module]
             before = sum(self.shapes[f"{part}.{leaf}"][0] for part in parts[: parts.index(module)])
-            yield name, held[f"{whole}.{leaf}"][before : before + shape[0]]
+            is_bias = is_asked and leaf == "bias"
+            live = passport.probe_bias(layer, self.device) if is_bias else held[f"{whole}.{leaf}"]
+            yield name, live[before : before + shape[0]]
 
     def _count(self, pushed: Export) -> None:
         new, old = pushed.quantized, self.codes
         known = [(q.codes.numel(), code_flips(q, old[name])) for name, q in new.items() if name in old]
         self.flips = mean_by_count(known) if known else math.nan
         self.saturated = mean_by_count(pushed.saturated)
-        self.codes = new if self.places is None and sum(q.codes.numel() for q in new.values()) <= SMALL else {}
+        self.codes = new if self.writer is None and sum(q.codes.numel() for q in new.values()) <= SMALL else {}
 
     def known(self) -> dict[str, passport.Sent]:
         """What each quantized tensor must be: the reference's result, else what the live memory says."""
         dtype, found = settings.base_dtype(self.plan), dict(self.sent)
-        for places in (self.places or {}).values():
+        for places in (self.writer.quantized if self.writer is not None else {}).values():
             for name, place in places.items():
                 fmt = weight_format(self.plan, name)
                 if name not in found and fmt is not None:
@@ -155,7 +157,7 @@ class VLLMWeights:
         kernels = {f"{part}.weight": passport.kernel_name(layer)
                    for _, layer, parts in reload.live_linears(self.model) for part in parts}  # fmt: skip
         found: list[TensorRecord] = list(passport.weight_records(self.model, known, dtype))
-        found += [passport.plain_record(name, live, kernels.get(name, "")) for name, live in self.plain()]
+        found += [passport.plain_record(name, live, kernels.get(name, "")) for name, live in self.plain(is_asked=True)]
         found += [] if self.adapters is None else self.adapters.records()
         entering = passport.input_formats(self.model, known, dtype, self.device, acts and acts.name)
         return tuple(sorted(found, key=lambda record: record.name)), entering

@@ -1,0 +1,44 @@
+"""`python -m tests.gpu.sleep_case FORMAT`: puts one engine to sleep and wakes it, in a process of its own.
+
+The last line: GiB that came back | tensors that moved | nats between before and after | what a second such engine said.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+
+from tests.engines.engine_cases import weights
+from tests.gpu import vllm_cases
+from tests.gpu.vllm_cases import FAMILIES, FORMATS, gap, greedy, started
+
+
+def main(name: str) -> None:
+    """Print the line."""
+    case = next(case for case in FORMATS if case.name == name)
+    with started(FAMILIES[case.family], case.plan, can_sleep=True) as engine:
+        engine.load_weights(weights(vllm_cases.model_of(case, 1)))
+        said, places = greedy(engine), vllm_cases.pointers(engine)
+        free = torch.cuda.mem_get_info()[0]
+        engine.sleep()
+        freed = torch.cuda.mem_get_info()[0] - free
+        try:
+            greedy(engine)
+        except RuntimeError as error:
+            assert "asleep" in str(error), error
+        engine.wake()
+        after = vllm_cases.pointers(engine)
+        engine.load_weights(weights(vllm_cases.model_of(case, 1)))
+        nats = gap(greedy(engine), said)
+        engine.realized_plan()
+        try:
+            with started(FAMILIES[case.family], case.plan, can_sleep=True):
+                refused = "nothing"
+        except ValueError as error:
+            refused = str(error)
+    print(f"{freed / 2**30:.2f}|{sum(after[key] != places[key] for key in places)}|{nats:.3g}|{refused}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
