@@ -149,9 +149,11 @@ def _speed(test: Speed, maps: Mapping[str, Map]) -> Estimate:
     if found is None:
         return Estimate(badge="not tested yet", reason=f"{test.sweep} has not measured this")
     low, high, threshold, margin = (math.log(x) for x in (found.low, found.high, test.threshold, test.margin))
-    badge = judge(low, high, test.expect, threshold, margin)
+    badge = "not supported" if found.is_host_bound else judge(low, high, test.expect, threshold, margin)
     is_flat = test.expect in ("above", "below") and is_equal(low, high, threshold, margin)
     undecided = "equal within the margin" if is_flat else "differs between neighbouring cells"
+    if found.is_host_bound:
+        undecided = "its steps wait for the host, so it says nothing about the format"
     noise = "some of its cells were disturbed while measured" if found.is_disturbed else ""
     parts = [undecided if badge == "not supported" else "", compared_words(test, found), noise]
     reason = "; ".join(filter(None, parts))

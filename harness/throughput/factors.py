@@ -7,7 +7,7 @@ the next, and the noise of a single measurement. It is no confidence interval.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any, Literal
@@ -15,6 +15,7 @@ from typing import Any, Literal
 from harness.throughput.cost import decode_tokens_per_s, generation_tokens_per_s, ratio, reached
 from harness.throughput.plan import BASELINE, Cell, Sweep
 from harness.throughput.settled import disturbed_cells
+from harness.throughput.waiting import host_bound_cells
 
 Records = Mapping[str, Mapping[str, Any]]
 REACHED = 1
@@ -48,6 +49,8 @@ class Factor:
     """The place's own cells: (batch, factor)."""
     is_disturbed: bool
     """Does one of the cells in the range rest on a cell that was disturbed (`settled`)?"""
+    is_host_bound: bool
+    """Does the place itself rest on a cell whose steps wait for the host (`waiting`)?"""
 
 
 def factor_at(sweep: Sweep, records: Records, place: Place) -> Factor | None:
@@ -67,7 +70,8 @@ def factor_at(sweep: Sweep, records: Records, place: Place) -> Factor | None:
         low=min(near.values()),
         high=max(near.values()),
         cells=len(near),
-        is_disturbed=_is_disturbed(sweep, records, place, near),
+        is_disturbed=_rests_on(sweep, records, place, near, disturbed_cells),
+        is_host_bound=_rests_on(sweep, records, place, own, host_bound_cells),
         by_batch=tuple((batch, value) for (batch, _), value in own.items()),
     )
 
@@ -79,10 +83,13 @@ def _steps(sweep: Sweep, place: Place, cell: Cell) -> int:
     return max(along, across)
 
 
-def _is_disturbed(sweep: Sweep, records: Records, place: Place, near: Iterable[Cell]) -> bool:
+def _rests_on(
+    sweep: Sweep, records: Records, place: Place, near: Iterable[Cell], kind: Callable[[Mapping[str, Any]], set[Cell]]
+) -> bool:
+    """Does a factor of the cells `near` rest on a cell of that kind, of any of its engines?"""
     sizes = {place.size, place.against_size or place.size}
     stems = [f"{size}-{precision}" for size in sizes for precision in (place.precision, place.over)]
-    marked = set[Cell]().union(*(disturbed_cells(records.get(stem, {})) for stem in stems))
+    marked = set[Cell]().union(*(kind(records.get(stem, {})) for stem in stems))
     used = {(batch, place.against_length or length) for batch, length in near} | set(near)
     if place.measure == "decode":
         return bool(marked & used)

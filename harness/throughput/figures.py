@@ -28,6 +28,7 @@ from harness.throughput.cost import (
 from harness.throughput.plan import BASELINE, Cell, Sweep
 from harness.throughput.settled import SPREAD, disturbed_cells
 from harness.throughput.tables import Records, measured_jobs, shown_batch, shown_length
+from harness.throughput.waiting import host_bound_cells
 
 LOOKS = {
     "bf16": Look(colour=INK, dash="-", marker="o"),
@@ -76,8 +77,9 @@ def ratio_grid(sweep: Sweep, records: Records, size: str, precision: str) -> np.
 
 
 def marked_cells(records: Records, size: str, precision: str) -> set[Cell]:
-    """(batch, length) where the format's cell or BF16's was disturbed."""
-    return disturbed_cells(records.get(f"{size}-{precision}", {})) | disturbed_cells(baseline_of(records, size))
+    """(batch, length) where the format's cell or BF16's was disturbed, or waits for the host."""
+    both = records.get(f"{size}-{precision}", {}), baseline_of(records, size)
+    return set[Cell]().union(*(kind(record) for record in both for kind in (disturbed_cells, host_bound_cells)))
 
 
 def draw_map(sweep: Sweep, records: Records) -> Figure:
@@ -108,9 +110,7 @@ def draw_map(sweep: Sweep, records: Records) -> Figure:
     bar = figure.colorbar(image, ax=axes, fraction=0.02, pad=0.01, ticks=[0.5, 0.75, 1.0, 1.5, 2.0])
     bar.set_label("decode rate over BF16 (grey: not measured)", fontsize=6.5)
     bar.ax.tick_params(labelsize=6)
-    words = (
-        f"\nhatched: disturbed while measured (steps spread by more than {SPREAD:g}, or lie above their neighbours')"
-    )
+    words = f"\nhatched: waits for the host, or disturbed (p90/p10 above {SPREAD:g}, or above its neighbours' line)"
     figure.supxlabel("batch (context in tokens on the left)" + (words if num_marked else ""), fontsize=7)
     return figure
 
@@ -175,7 +175,7 @@ def _legend(figure: Figure, axes: Sequence[Axes]) -> None:
         label: h for ax in axes for h, label in zip(*ax.get_legend_handles_labels(), strict=True)
     }
     if _has_hollow(axes):
-        name = "rests on a disturbed cell"
+        name = "disturbed, or waits for the host"
         handles[name] = Line2D([], [], linestyle="none", marker="o", color=INK, markerfacecolor="white", label=name)
     figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=min(5, max(1, len(handles))))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from harness.throughput.cost import (
@@ -16,8 +16,9 @@ from harness.throughput.cost import (
     ratio,
     reached,
 )
-from harness.throughput.plan import BASELINE, Job, Sweep, cells, jobs
+from harness.throughput.plan import BASELINE, Cell, Job, Sweep, cells, jobs
 from harness.throughput.settled import disturbed_cells
+from harness.throughput.waiting import device_ms, host_bound_cells
 
 Records = Mapping[str, Mapping[str, Any]]
 Rows = list[list[str]]
@@ -93,6 +94,13 @@ def _whole(record: Mapping[str, Any]) -> str:
     return f"failed: {record['failed']}" if "failed" in record else ""
 
 
+def mark(record: Mapping[str, Any], base: Mapping[str, Any], used: Collection[Cell]) -> str:
+    """What stands before a number that rests on the cells `used` of two engines: `~` disturbed, `^` the host's."""
+    disturbed = (disturbed_cells(record) | disturbed_cells(base)) & set(used)
+    waiting = (host_bound_cells(record) | host_bound_cells(base)) & set(used)
+    return "~" * bool(disturbed) + "^" * bool(waiting)
+
+
 def number(value: float | None, form: str) -> str:
     """Formatted, a dash where there is none."""
     return NONE if value is None else format(value, form)
@@ -109,11 +117,10 @@ def decode_table(sweep: Sweep, records: Records) -> str:
     length, rows = shown_length(sweep), Rows()
     for job in measured_jobs(sweep, records):
         record, base = records[job.stem], baseline_of(records, job.size)
-        marked = disturbed_cells(record) | disturbed_cells(base)
         row = [job.size, job.precision]
         for batch in sweep.batches:
             rate, over = decode_tokens_per_s(record, batch, length), decode_tokens_per_s(base, batch, length)
-            row.append(_with_ratio(rate, over, job.precision, is_marked=(batch, length) in marked))
+            row.append(_with_ratio(rate, over, job.precision, mark(record, base, [(batch, length)])))
         rows.append(row)
     return table(["size", "precision", *(f"batch {batch}" for batch in sweep.batches)], rows)
 
@@ -123,20 +130,19 @@ def generation_table(sweep: Sweep, records: Records) -> str:
     batch, rows = shown_batch(sweep), Rows()
     for job in measured_jobs(sweep, records):
         record, base = records[job.stem], baseline_of(records, job.size)
-        marked = {cell for cell in disturbed_cells(record) | disturbed_cells(base) if cell[0] == batch}
         row = [job.size, job.precision]
         for length in sweep.lengths:
             pair = [generation_tokens_per_s(each, batch, sweep.prompt, length) for each in (record, base)]
-            is_marked = any(at <= reached(sweep, length) for _, at in marked)
-            row.append(_with_ratio(pair[0], pair[1], job.precision, is_marked=is_marked))
+            used = [(batch, at) for at in sweep.lengths if at <= reached(sweep, length)]
+            row.append(_with_ratio(pair[0], pair[1], job.precision, mark(record, base, used)))
         rows.append(row)
     return table(["size", "precision", *(f"{length} tokens" for length in sweep.lengths)], rows)
 
 
-def _with_ratio(rate: float | None, base: float | None, precision: str, *, is_marked: bool = False) -> str:
+def _with_ratio(rate: float | None, base: float | None, precision: str, marked: str = "") -> str:
     over = ratio(rate, base)
     return (
-        ("~" if is_marked and rate is not None else "")
+        (marked if rate is not None else "")
         + number(rate, ",.0f")
         + (f" ({over:.2f})" if over is not None and precision != BASELINE else "")
     )
@@ -150,12 +156,10 @@ def crossing_table(sweep: Sweep, records: Records) -> str:
         if job.precision == BASELINE:
             continue
         record, base = records[job.stem], baseline_of(records, job.size)
-        marked = disturbed_cells(record) | disturbed_cells(base)
         row = [job.size, job.precision]
         for length in lengths:
             found = decode_ratios(record, base, sweep.batches, length)
-            is_marked = any((batch, length) in marked for batch, _ in found)
-            row.append("~" * is_marked + crossing_words(found))
+            row.append(mark(record, base, [(batch, length) for batch, _ in found]) + crossing_words(found))
         rows.append(row)
     return table(["size", "precision", *(f"context {length}" for length in lengths)], rows)
 
@@ -230,13 +234,18 @@ def _kernel(log: Sequence[str]) -> str:
 
 
 def breakdown_table(sweep: Sweep, records: Records) -> str:
-    """Where a decode step goes, ms, by batch."""
+    """Where a decode step goes, ms, by batch, and how much faster than BF16 the device's part of it is."""
     rows = Rows()
     for job in engine_jobs(sweep):
-        found: Mapping[str, Any] = records.get(job.stem, {}).get("breakdown", {})
+        record, base = records.get(job.stem, {}), baseline_of(records, job.size)
+        found: Mapping[str, Any] = record.get("breakdown", {})
         if found:
-            parts = [found.get(str(batch), {}) for batch in sweep.breakdown]
-            rows.append([job.size, job.precision, *(_step_words(part) for part in parts)])
+            row = [job.size, job.precision]
+            for batch in sweep.breakdown:
+                over = ratio(device_ms(base, batch), device_ms(record, batch))
+                words = "" if over is None or job.precision == BASELINE else f" ({over:.2f})"
+                row.append(_step_words(found.get(str(batch), {})) + words)
+            rows.append(row)
     return table(["size", "precision", *(f"batch {batch}" for batch in sweep.breakdown)], rows)
 
 

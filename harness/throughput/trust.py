@@ -9,6 +9,7 @@ from harness.throughput.cost import Point, curve, generation_s, integral
 from harness.throughput.plan import Sweep, jobs
 from harness.throughput.settled import SPREAD, disturbed
 from harness.throughput.tables import Records, Rows, number, table
+from harness.throughput.waiting import SHARE, host_bound_cells
 
 CLOSE = 0.01
 """Share by which a stretch may differ from the map to agree with it."""
@@ -33,6 +34,14 @@ def trust_lines(sweep: Sweep, records: Records) -> Iterator[str]:
             f"* `~` marks what rests on a disturbed cell ({marked} of them): its steps spread by more than {SPREAD:g} "
             "(90th over 10th percentile), or lie above what the contexts next to it allow. Such a cell is measured "
             "again by the next run, twice at most, and the quieter measurement is kept."
+        )
+    waiting = sum(len(host_bound_cells(record)) for record in records.values())
+    if waiting:
+        yield (
+            f"* `^` marks what rests on a cell whose steps wait for the host ({waiting} of them): the device idles "
+            f"more than {100 * SHARE:.0f} % of a step, so the number says how fast the host was, which differs from "
+            "machine to machine and day to day, and a ratio of two such numbers says nothing about the format. What "
+            "the device alone would do stands in brackets in the table of the steps."
         )
 
 

@@ -117,3 +117,12 @@ def test_the_map_shows_the_same_claims(tmp_path: Path, maps: dict[str, Map]) -> 
     )
     assert "| - | 1.31 at 1, 1.17 at 8 |" in lines[3]
     assert compare(one.sweep, one.records, Claims(papers={}, claims=())) == []
+
+
+def test_steps_that_wait_for_the_host_decide_nothing(maps: dict[str, Map]) -> None:
+    waiting = {str(batch): {"step_ms": 10.0, "host_ms": 4.0} for batch in (1, 8, 64)}
+    plain = maps["throughput_made"]
+    records = {stem: dict(record) | {"breakdown": waiting} for stem, record in plain.records.items()}
+    got = estimate(speed(length=512), {}, [], {"throughput_made": Map(sweep=plain.sweep, records=records)})
+    assert (got.badge, got.value) == ("not supported", pytest.approx(4.512 / 3.712))
+    assert got.reason == "its steps wait for the host, so it says nothing about the format"
