@@ -76,8 +76,8 @@ bench: setup ## speed ratios against transformers and TRL in one run
 test: setup ## the default test suite on CPU (ARGS='-m slow' for the slow ones)
 	@$(PY) -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 
-test-gpu: setup ## the tests that need a CUDA device (GPUS=2: files side by side)
-	@$(PY) -m pytest -m gpu -n $(or $(GPUS),0) --dist loadfile $(ARGS)
+test-gpu: setup ## the tests that need a CUDA device (GPUS=2: side by side)
+	@$(PY) -m pytest -m gpu -n $(or $(GPUS),0) --dist loadgroup $(ARGS)
 
 golden: setup ## rewrite tests/golden; in a commit of its own, with a CHANGELOG line
 	@$(PY) -m pytest -m golden -n 0 --rewrite-golden $(ARGS)

@@ -1,9 +1,11 @@
-"""One GPU per worker: `make test-gpu GPUS=2` runs files side by side, each process on a GPU of its own."""
+"""One GPU per worker: `make test-gpu GPUS=2` runs engines side by side, each process on a GPU of its own."""
 
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
+import pytest
 import torch
 
 
@@ -19,3 +21,12 @@ def own_gpu(worker: str | None, visible: str | None, count: int) -> str | None:
 if (chosen := own_gpu(os.environ.get("PYTEST_XDIST_WORKER"), os.environ.get("CUDA_VISIBLE_DEVICES"),
                       torch.cuda.device_count())) is not None:  # fmt: skip
     os.environ["CUDA_VISIBLE_DEVICES"] = chosen
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that share a live engine stay in one process; engines of a file are dealt to all of them."""
+    for item in items:
+        if item.path.parent == Path(__file__).parent:
+            case = getattr(getattr(item, "callspec", None), "params", {}).get("live")
+            item.add_marker(pytest.mark.xdist_group(f"{item.path.stem} {getattr(case, 'name', '')}".strip()))
