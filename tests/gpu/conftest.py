@@ -23,10 +23,8 @@ if (chosen := own_gpu(os.environ.get("PYTEST_XDIST_WORKER"), os.environ.get("CUD
     os.environ["CUDA_VISIBLE_DEVICES"] = chosen
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_itemcollected(item: pytest.Item) -> None:
     """Tests that share a live engine stay in one process; engines of a file are dealt to all of them."""
-    for item in items:
-        if item.path.parent == Path(__file__).parent:
-            case = getattr(getattr(item, "callspec", None), "params", {}).get("live")
-            item.add_marker(pytest.mark.xdist_group(f"{item.path.stem} {getattr(case, 'name', '')}".strip()))
+    if item.path.parent == Path(__file__).parent:
+        case = getattr(getattr(item, "callspec", None), "params", {}).get("live")
+        item.add_marker(pytest.mark.xdist_group(f"{item.path.stem} {getattr(case, 'name', '')}".strip()))
