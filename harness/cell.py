@@ -21,7 +21,6 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast
@@ -29,10 +28,9 @@ from typing import Any, cast
 import torch
 
 from harness import provenance
-from harness.api import Plan, Step, knobs
-from harness.clock import STAGES
-from harness.compose import Composed, compose, plan_json
-from harness.config import parse, run_id, run_name, to_json
+from harness.api import Plan, Step
+from harness.compose import Composed, compose
+from harness.config import parse, run_id
 from harness.engines.embedded import EmbeddedEngine
 from harness.engines.factory import check_engine, make_engine
 from harness.loop import REFERENCE, train
@@ -41,11 +39,14 @@ from harness.models.checkpoint import content_hash
 from harness.models.decoder import Decoder
 from harness.numerics.formats import format_named
 from harness.prepare import load_state, prepare, save_state, start_of
-from harness.results import Row, RunResult, read_result, summarise, write_result
+from harness.record import record
+from harness.results import Row, RunResult, read_result, write_result
 from harness.run import Run
 from harness.run_config import Launch, RunConfig
 from harness.trainers.forward import Thrift
 from harness.trainers.local import EXTRAS, Diverged, LocalTrainer
+from harness.trainers.verl import support
+from harness.trainers.verl.watch import Watched, watch
 
 CANCELLED = 3
 UNWRITTEN = 4
@@ -74,6 +75,8 @@ def record_path(launch: Launch, cell_id: str) -> Path:
 def check(config: RunConfig) -> Composed:
     """The composed method of a run that can work here. Raises ValueError, one line, before anything is loaded."""
     composed = compose(config)
+    if config.trainer.name == "verl":
+        support.check(config, composed)
     check_engine(config, composed, EXTRAS)
     return composed
 
@@ -128,14 +131,19 @@ def run_cell(config: RunConfig, launch: Launch, should_stop: Callable[[], bool] 
     started, began = datetime.now(UTC), time.perf_counter()
     work = work_folder(launch, run_id(config))
     work.mkdir(parents=True, exist_ok=True)
-    run: Run | None = None
+    run: Run | Watched | None = None
     hashes: dict[str, str | None] = {}
     notes: list[str] = []
     status, reason, error = "ok", None, None
     try:
-        run, hashes = _resume(config, launch, work / "state.pt", notes)
-        train(run, _after_step(work, launch, should_stop, notes))
-        hashes["final"] = provenance.tensors_hash(run.trainer.weights())
+        if config.trainer.name == "verl":
+            run, hashes = watch(config, launch, check(config), work)
+            run.train(lambda step, reward: _tell(work, config, step, reward), should_stop, Cancelled)
+            hashes["final"] = run.final_hash()
+        else:
+            run, hashes = _resume(config, launch, work / "state.pt", notes)
+            train(run, _after_step(work, launch, should_stop, notes))
+            hashes["final"] = provenance.tensors_hash(run.trainer.weights())
     except Cancelled:
         raise
     except Diverged as divergence:
@@ -144,7 +152,7 @@ def run_cell(config: RunConfig, launch: Launch, should_stop: Callable[[], bool] 
         status, reason, error = "failed", f"{type(failure).__name__}: {failure}", traceback.format_exc()
     finally:
         if run is not None:
-            run.engine.close()
+            run.close()
     result = record(config, launch, run, hashes, status, reason, error)
     total = sum(v or 0.0 for name, v in result.time_s.items() if name != "total")
     result = result.model_copy(
@@ -172,40 +180,6 @@ def write(launch: Launch, result: RunResult, series: Sequence[Row] | None) -> No
     if path.exists():
         read_result(path)
     write_result(path.parent, result, series)
-
-
-def record(
-    config: RunConfig, launch: Launch, run: Run | None, hashes: dict[str, str | None], status: str, reason: str | None,
-    error: str | None,
-) -> RunResult:  # fmt: skip
-    """The result of what was reached."""
-    composed = run.composed if run is not None else None
-    series = run.series if run is not None else []
-    evals = run.evals if run is not None else []
-    time_s: dict[str, float] = {stage: sum(row[f"time/{stage}_s"] for row in series) for stage in STAGES}
-    time_s["eval"] = run.eval_s if run is not None else 0.0
-    tokens = sum(row["rollout/tokens"] for row in series)
-    method = {"name": config.method, "parts": config.knobs}
-    if composed is not None:
-        method |= {"paper": composed.method.paper, "reconstructed": composed.method.reconstructed}
-        method["parts"] = {type(p).__name__: knobs(p) for p in composed.parts}
-    return RunResult.model_validate(
-        {
-            "run_id": run_id(config), "name": run_name(config), "sweep": launch.sweep, "status": status,
-            "reason": reason, "is_draft": launch.is_dirty, "config": to_json(config), "method": method,
-            "planned": plan_json(composed.plan) if composed is not None else {},
-            "passport": None if run is None or run.passport is None else json.loads(json.dumps(asdict(run.passport))),
-            "seed": config.seed, "base_seed": config.base_seed, "commit": launch.commit, "is_dirty": launch.is_dirty,
-            "packages": provenance.packages(), "hardware": provenance.hardware(config.trainer.device),
-            "hashes": hashes, "time_s": time_s, "peak_memory_gib": provenance.peak_memory_gib(config.trainer.device),
-            "tokens_per_s": {
-                "rollout": tokens / time_s["generate"] if time_s["generate"] else None,
-                "end_to_end": tokens / sum(time_s.values()) if sum(time_s.values()) else None,
-            },
-            "num_steps": len(series), "evals": [e.model_dump() for e in evals], "summary": summarise(series, evals),
-            "retries": list(launch.retries), "error": error,
-        }
-    )  # fmt: skip
 
 
 def _resume(config: RunConfig, launch: Launch, state: Path, notes: list[str]) -> tuple[Run, dict[str, str | None]]:
@@ -246,20 +220,24 @@ def _after_step(work: Path, launch: Launch, should_stop: Callable[[], bool], not
                     notes.append(f"{UNSAVED} at step {run.step}: {error}")
             last[0] = now
         if now - last[1] >= 0.5:
-            row: dict[str, Any] = run.series[-1]
-            shown = {"step": run.step, "steps": run.config.trainer.steps, "reward": row["reward/accuracy"]}
-            temporary = work / "progress.part"
-            with suppress(OSError):
-                try:
-                    temporary.write_text(json.dumps(shown), encoding="utf-8")
-                    temporary.replace(work / "progress.json")
-                finally:
-                    temporary.unlink(missing_ok=True)  # a full disk leaves an empty one
+            _tell(work, run.config, run.step, run.series[-1]["reward/accuracy"])
             last[1] = now
         if is_stopping:
             raise Cancelled
 
     return after_step
+
+
+def _tell(work: Path, config: RunConfig, step: int, reward: float) -> None:
+    """Say how far the cell is, for its launcher."""
+    shown: dict[str, Any] = {"step": step, "steps": config.trainer.steps, "reward": reward}
+    temporary = work / "progress.part"
+    with suppress(OSError):
+        try:
+            temporary.write_text(json.dumps(shown), encoding="utf-8")
+            temporary.replace(work / "progress.json")
+        finally:
+            temporary.unlink(missing_ok=True)  # a full disk leaves an empty one
 
 
 def _leave_when_orphaned(parent: int) -> None:

@@ -12,6 +12,7 @@ from harness.advantage import group_advantage, informative_groups, overlong_pena
 from harness.api import Correction, Rollout, Sequences, Step, TokenBatch
 from harness.clock import Clock
 from harness.run import Run
+from harness.run_config import AlgoConfig
 from harness.seeds import generator, stable_seed
 from harness.tasks import Item, Score
 
@@ -61,16 +62,21 @@ def collect(run: Run, step: Step, clock: Clock) -> tuple[Sequences, Tensor, Tens
 
 def next_items(run: Run) -> list[Item]:
     """The next prompts of the run's own order: hashed indices, or a shuffled epoch where the data is finite."""
-    seed, count = run.config.seed, run.config.algo.num_prompts
+    count = run.config.algo.num_prompts
     positions = range(run.next_prompt, run.next_prompt + count)
     run.next_prompt += count
-    size = run.task.num_train
-    if size is None:
-        return run.task.sample("train", [stable_seed(seed, "prompt", i) % 2**31 for i in positions])
+    return run.task.sample("train", prompt_indices(run.config.seed, positions, run.task.num_train))
+
+
+def prompt_indices(seed: int, positions: range, num_train: int | None) -> list[int]:
+    """The items at positions of a run's own order. `num_train`: items that there are; None: any index is one."""
+    if num_train is None:
+        return [stable_seed(seed, "prompt", i) % 2**31 for i in positions]
+    size = num_train
     orders = {
         e: torch.randperm(size, generator=generator("cpu", seed, "epoch", e)) for e in {i // size for i in positions}
     }
-    return run.task.sample("train", [int(orders[i // size][i % size]) for i in positions])
+    return [int(orders[i // size][i % size]) for i in positions]
 
 
 def responses(rollout: Rollout) -> list[list[int]]:
@@ -137,19 +143,30 @@ def sequences(items: Sequence[Item], rollout: Rollout, pad_id: int, device: torc
 def shape_rewards(
     run: Run, scores: Sequence[Score], rollout: Rollout, sampled: Tensor
 ) -> tuple[Tensor, Tensor, dict[str, float]]:
-    """(mask [B, T], adv [B, T], metrics): overlong penalty and filter, then group advantages over all members."""
-    algo, device = run.config.algo, sampled.device
-    raw = torch.tensor([s.reward for s in scores], dtype=torch.float32, device=device)
+    """`shaped` of a rollout, whose groups lie one after another."""
+    device = sampled.device
+    group = torch.arange(len(scores), device=device) // run.config.algo.group_size
     lengths, truncated = rollout.lengths.to(device), rollout.truncated.to(device)
-    shaped = raw
+    return shaped(run.config.algo, run.max_new_tokens, scores, lengths, truncated, sampled, group)
+
+
+def shaped(
+    algo: AlgoConfig, limit: int, scores: Sequence[Score], lengths: Tensor, truncated: Tensor, sampled: Tensor,
+    group: Tensor,
+) -> tuple[Tensor, Tensor, dict[str, float]]:  # fmt: skip
+    """(mask [B, T], adv [B, T], metrics): overlong penalty and filter, then group advantages over all members.
+
+    lengths [B] int64, tokens; truncated [B] bool; sampled [B, T] bool; group [B] int64, any ids; `limit`: tokens.
+    """
+    raw = torch.tensor([s.reward for s in scores], dtype=torch.float32, device=sampled.device)
+    total = raw
     if algo.overlong_buffer:
-        shaped = raw + overlong_penalty(lengths, run.max_new_tokens, algo.overlong_buffer, algo.overlong_factor)
-    group = torch.arange(len(raw), device=device) // algo.group_size
-    adv = group_advantage(shaped, group, algo.advantage, algo.adv_eps)
+        total = raw + overlong_penalty(lengths, limit, algo.overlong_buffer, algo.overlong_factor)
+    adv = group_advantage(total, group, algo.advantage, algo.adv_eps)
     mask = sampled & ~truncated[:, None] if algo.overlong_filter else sampled
     informative = informative_groups(raw, group).float().mean()
     values = torch.stack(
-        [shaped.mean(), raw.mean(), lengths.float().mean(), truncated.float().mean(), informative]
+        [total.mean(), raw.mean(), lengths.float().mean(), truncated.float().mean(), informative]
     ).tolist()
     names = (
         "reward/mean",

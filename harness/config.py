@@ -77,9 +77,10 @@ def run_name(config: RunConfig) -> str:
     length = "" if config.task.n is None else str(config.task.n)
     mode = "" if config.algo.mode == "decoupled" else f"-{config.algo.mode}"
     engine = "" if config.engine.name == "embedded" else f"-{config.engine.name}"
+    trainer = "" if config.trainer.name == "local" else f"-{config.trainer.name}"
     seeds = f"b{config.base_seed}-s{config.seed}"
     what = f"{config.method}-{config.precision.name}-{config.model.name}-{config.task.name}{length}"
-    return f"{what}{mode}{engine}-{seeds}"
+    return f"{what}{mode}{engine}{trainer}-{seeds}"
 
 
 @cache

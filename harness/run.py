@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from harness.api import Passport, RolloutEngine
 from harness.compose import Composed
@@ -11,6 +11,21 @@ from harness.results import EvalRecord
 from harness.run_config import RunConfig
 from harness.tasks import Item, Task
 from harness.trainers.local import LocalTrainer
+
+
+class Reached(Protocol):
+    """What a record is made of, whoever trains."""
+
+    @property
+    def composed(self) -> Composed: ...
+    @property
+    def series(self) -> list[dict[str, Any]]: ...
+    @property
+    def evals(self) -> list[EvalRecord]: ...
+    @property
+    def eval_s(self) -> float: ...
+    @property
+    def passport(self) -> Passport | None: ...
 
 
 @dataclass(kw_only=True)
@@ -59,3 +74,7 @@ class Run:
         self.composed.fixed.clear()
         self.composed.fixed.update(state["fixed"])
         self.composed.memory[:] = state["memory"]
+
+    def close(self) -> None:
+        """Free the engine."""
+        self.engine.close()

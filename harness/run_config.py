@@ -138,7 +138,8 @@ class TrainerConfig:
     """The optimizer and the length of the run."""
 
     __pydantic_config__ = _STRICT
-    name: Literal["local"] = "local"
+    name: Literal["local", "verl"] = "local"
+    """verl: the same method on Ray, FSDP and vLLM's servers (`harness.trainers.verl`)."""
     device: Literal["cpu", "cuda"] = "cpu"
     steps: int = 80
     lr: float | None = None
@@ -194,6 +195,11 @@ class Launch:
     """A trainer that computes in bf16 or fp16 multiplies 16-bit tensors, on tensor cores where there are some; False:
     float32 arithmetic on rounded operands, bit for bit the same on every device with float32 kernels alike."""
     checkpoint_every_s: float = 20.0
+    nodes: int = 1
+    """Machines of a run with trainer=verl; it has `gpus` on each, and `results` must be a folder that all see."""
+    gpus: int = 1
+    ray_address: str | None = None
+    """An existing cluster for trainer=verl ("auto": the one of this machine); null starts one on this machine."""
     threads: int = 1
     stall_s: float = 1800.0
     """A cell without progress for so long is taken to hang, and is killed."""
@@ -204,5 +210,8 @@ class Launch:
     """The working tree differs from the commit: the result is a draft."""
 
 
-TUNABLE = ("micro_batch_tokens", "logits_mib", "checkpoint_layers", "packing", "native_16bit", "threads", "stall_s")
+TUNABLE = (
+    "micro_batch_tokens", "logits_mib", "checkpoint_layers", "packing", "native_16bit", "threads", "stall_s",
+    "checkpoint_every_s", "nodes", "gpus", "ray_address",
+)  # fmt: skip
 """Fields of `Launch` that a user sets, as `launch.NAME=VALUE` among the overrides."""

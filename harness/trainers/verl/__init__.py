@@ -1,0 +1,14 @@
+"""verl 0.9.1 as the trainer: the same methods on Ray, FSDP and vLLM's servers, without a fork.
+
+    support.py    what verl cannot do of a method, with the reason     settings.py  a run's config -> verl's settings
+    job.py        what every process of a run reads                    data.py      the folder that a run starts from
+    cell.py       start, watch, stop, resume; the record               main.py      the process that holds Ray
+    plugin.py     registration                                         cpu.py       verl's platform for a CPU
+    trainer.py    the driver's loop: advantages, corrections, metrics  objective.py our loss in verl's worker
+    engine.py     FSDP around our decoder                              adapter.py   what leaves the trainer at a push
+    server.py     vLLM's server                                        extension.py what a vLLM worker does with a push
+    agent.py      prompts and rewards of our tasks
+
+The upper six import without verl; the rest runs inside its processes. Left out: Megatron, several GPUs per vLLM engine,
+asynchronous modes.
+"""

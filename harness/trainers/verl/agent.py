@@ -1,0 +1,47 @@
+"""One prompt of a task, one answer, one reward: tokens in and out, scored by the task's own code.
+
+verl's loop would render a chat and decode the answer; here both ends are the token ids that every other engine sees.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from functools import cache
+from typing import Any
+from uuid import uuid4
+
+from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput
+
+from harness.prepare import task_of
+from harness.tasks import Task
+from harness.trainers.verl.job import current_job
+
+
+@cache
+def _task() -> Task:
+    return task_of(current_job().config)
+
+
+class TaskLoop(AgentLoopBase):
+    """verl makes one per answer. Its own set-up wants a chat tokenizer, which a task of token ids need not have."""
+
+    def __init__(self, *args: Any, server_manager: Any, **kwargs: Any) -> None:
+        self.server_manager = server_manager
+
+    async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> AgentLoopOutput:
+        """`kwargs["extra_info"]` names the item by split and index."""
+        job, task, info = current_job(), _task(), kwargs["extra_info"]
+        item = task.sample(info["split"], [int(info["index"])])[0]
+        given = {**sampling_params, "stop_token_ids": [job.eos_id]} if job.eos_id >= 0 else dict(sampling_params)
+        output = await self.server_manager.generate(
+            request_id=uuid4().hex, prompt_ids=list(item.prompt), sampling_params=given
+        )
+        ids = output.token_ids[: job.max_new_tokens]
+        score = (await asyncio.to_thread(task.score, [item], [ids]))[0]
+        facts = {"acc": float(score.reward), "is_parsable": float(score.is_parsable), "index": float(item.index),
+                 "length": float(len(ids)), "truncated": float(ids[-1] != job.eos_id)}  # fmt: skip
+        return AgentLoopOutput(
+            prompt_ids=list(item.prompt), response_ids=ids, response_mask=[1] * len(ids),
+            response_logprobs=output.log_probs[: len(ids)], reward_score=float(score.reward), num_turns=2,
+            metrics=AgentLoopMetrics(), extra_fields={**output.extra_fields, "reward_extra_info": facts},
+        )  # fmt: skip

@@ -1,0 +1,99 @@
+"""The folder that a run under verl starts from: model, prompts as Parquet, what the parts prepared.
+
+Prompts are written in the order in which the run draws them, `trainer.steps` batches of them, so that every machine and
+the local trainer see the same. A row names its item by (split, index); `agent.py` takes the tokens from the task.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from safetensors.torch import save_file
+from tokenizers import Tokenizer
+
+from harness.collect import prompt_indices
+from harness.compose import Composed
+from harness.models.checkpoint import save_decoder
+from harness.prepare import Start, prepare
+from harness.run_config import Launch, RunConfig
+from harness.tasks import Item, Split
+from harness.trainers.verl.job import Job, write_job
+from harness.trainers.verl.settings import ROLLOUT
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.json", "merges.txt",
+                   "generation_config.json", "chat_template.jinja")  # fmt: skip
+CHUNK = 4096
+"""Items held at once."""
+
+
+def lay_out(config: RunConfig, launch: Launch, composed: Composed, start: Start, folder: Path) -> Job:
+    """Write everything that verl reads; what is there already is kept. Raises ValueError where it cannot be."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer = Tokenizer.from_file(str(start.folder / "tokenizer.json"))
+    job = Job(
+        config=config, launch=launch, folder=folder.absolute(), eos_id=start.task.eos_id,
+        max_new_tokens=config.engine.max_new_tokens or start.task.max_new_tokens,
+        num_tokens=tokenizer.get_vocab_size(with_added_tokens=True),
+    )  # fmt: skip
+    if not (job.model / "config.json").exists():
+        write_model(job, composed, config, start, launch)
+    write_prompts(job.train_file, _items(start, "train", train_indices(job, start.task.num_train)), tokenizer)
+    count = min(config.task.num_eval, start.task.num_eval or config.task.num_eval)
+    write_prompts(job.eval_file, _items(start, "eval", range(count)), tokenizer)
+    agent = [{"name": ROLLOUT, "_target_": "harness.trainers.verl.agent.TaskLoop"}]
+    (job.folder / "agent.yaml").write_text(json.dumps(agent), encoding="utf-8")
+    write_job(job)
+    return job
+
+
+def write_model(job: Job, composed: Composed, config: RunConfig, start: Start, launch: Launch) -> None:
+    """The prepared policy as a Hugging Face folder with the base's tokenizer."""
+    part = job.folder / "model.part"
+    shutil.rmtree(part, ignore_errors=True)
+    part.mkdir()
+    model = prepare(composed, config, start, launch)
+    save_file({name: tensor.contiguous() for name, tensor in composed.fixed.items()}, str(job.fixed_file))
+    save_decoder(model, part)
+    for name in TOKENIZER_FILES:
+        if (start.folder / name).exists():
+            shutil.copy2(start.folder / name, part / name)
+    part.rename(job.model)
+
+
+def train_indices(job: Job, num_train: int | None) -> Sequence[int]:
+    """The items of all rollout batches, in order."""
+    count = job.config.trainer.steps * job.config.algo.num_prompts
+    return prompt_indices(job.config.seed, range(count), num_train)
+
+
+def _items(start: Start, split: Split, indices: Sequence[int]) -> Iterator[Item]:
+    for first in range(0, len(indices), CHUNK):
+        yield from start.task.sample(split, indices[first : first + CHUNK])
+
+
+def write_prompts(path: Path, items: Iterator[Item], tokenizer: Any) -> int:
+    """verl's columns, one row an item; returns the rows. The text is for readers, `index` is what names the item."""
+    split = path.stem
+    rows = [
+        {
+            "data_source": split,
+            "prompt": [{"role": "user", "content": tokenizer.decode(list(item.prompt), skip_special_tokens=False)}],
+            "reward_model": {"style": "rule", "ground_truth": item.reference},
+            "extra_info": {"split": split, "index": item.index, "num_tokens": len(item.prompt)},
+        }
+        for item in items
+    ]
+    pq.write_table(pa.Table.from_pylist(rows), path)
+    return len(rows)
+
+
+def prompt_length(job: Job) -> int:
+    """Tokens of the longest prompt."""
+    infos = [pq.read_table(path, columns=["extra_info"]).to_pylist() for path in (job.train_file, job.eval_file)]
+    return max(row["extra_info"]["num_tokens"] for rows in infos for row in rows)

@@ -1,0 +1,91 @@
+"""What a vLLM worker does with a push: our `VLLMWeights` in place of verl's loader, for every format alike.
+
+verl's buckets are read whole and cloned, for their memory is used again; then one `load` checks, quantizes, swaps and
+compares. The passport is measured on the live kernels. Left out: several GPUs per engine, adapters.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+from verl.workers.rollout.vllm_rollout.utils import vLLMColocateWorkerExtension
+
+from harness.api import KVProtocol, Passport
+from harness.compose import check_passport
+from harness.engines.vllm import kv, passport
+from harness.engines.vllm.weights import VLLMWeights
+from harness.trainers.verl.job import current_job, current_method
+from harness.trainers.verl.settings import build_of
+
+
+class Extension(vLLMColocateWorkerExtension):
+    """Mixed into vLLM's worker; its methods are RPC names."""
+
+    def __new__(cls, **kwargs: Any) -> Any:
+        if current_job().config.trainer.device == "cpu":
+            from harness.engines.vllm import cpu_fixes
+
+            cpu_fixes.apply()
+        return super().__new__(cls, **kwargs)
+
+    @cached_property
+    def lowbit_weights(self) -> VLLMWeights:
+        """The live model under our eyes; made at the first push, before anything is generated."""
+        runner = self.model_runner  # pyright: ignore[reportAttributeAccessIssue]
+        device = torch.device("cpu") if current_job().config.trainer.device == "cpu" else self.device
+        return VLLMWeights(runner.get_model(), runner.vllm_config, current_job().shape, current_method().plan,
+                           device, None, None)  # fmt: skip
+
+    def update_weights_from_ipc(
+        self, peft_config: Any = None, base_sync_done: bool = False, use_shm: bool = False
+    ) -> None:
+        """Receive a push and take it over. A push that is refused raises in the trainer."""
+        from verl.workers.rollout.vllm_rollout.bucketed_weight_transfer import BucketedWeightReceiver
+
+        if self.device is None:
+            self.device = torch.device("cpu")
+        held: list[tuple[str, Tensor]] = []
+
+        def keep(weights: list[tuple[str, Tensor]], is_last: bool) -> None:
+            held.extend((name, tensor.clone()) for name, tensor in weights)
+
+        BucketedWeightReceiver(zmq_handle=self._get_zmq_handle(), device=self.device, use_shm=use_shm).receive_weights(
+            on_bucket_received=keep
+        )
+        self.lowbit_weights.load(iter(held))
+
+    def lowbit_passport(self) -> str:
+        """The realized plan and the numbers of the last push, as JSON. RuntimeError where it is not the plan."""
+        plan, build = current_method().plan, build_of(current_job().config.trainer.device)
+        weights, model = self.lowbit_weights, self.lowbit_weights.model
+        records, acts = weights.records()
+        scales = {str(layer): kv.read_scales(module) for layer, module in kv.attentions(model).items()}
+        found = Passport(
+            engine=f"verl-vllm-{build.name}-{build.version}", weights=records, acts=acts,
+            kv=kv.cache_format(model, build.kv), sampler="cached",
+            state={"kv_scales": scales, **passport.engine_state(model)},
+        )  # fmt: skip
+        check_passport(plan, found)
+        metrics = {"code_flip_rate": weights.flips, "saturated_frac": weights.saturated}
+        return json.dumps({"passport": asdict(found), "metrics": metrics})
+
+    def lowbit_calibrate(self, protocol: KVProtocol | None) -> None:
+        """Start (a protocol) or end (None) setting the cache's scales from what enters attention."""
+        if protocol is None:
+            self._lowbit_calibration.__exit__(None, None, None)
+            return
+        build = build_of(current_job().config.trainer.device)
+        fmt = current_method().plan.rollout_kv
+        assert fmt is not None
+        self._lowbit_calibration = kv.calibrated(
+            self.lowbit_weights.model,
+            fmt,
+            protocol,
+            has_queries=build.quantizes_queries,
+        )
+        self._lowbit_calibration.__enter__()

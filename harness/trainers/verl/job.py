@@ -1,0 +1,139 @@
+"""A run under verl as files in one folder that all its processes see, on every node.
+
+The environment variable LOWBIT_VERL_JOB names job.json; Ray hands it to every worker, and each composes the method from
+it again, since parts are pure values.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+
+from safetensors.torch import load_file
+
+from harness.chosen import fixed_algo
+from harness.compose import Composed, compose
+from harness.config import parse, to_json
+from harness.models.checkpoint import load_config
+from harness.models.decoder import DecoderConfig
+from harness.results import write_atomic
+from harness.run_config import AlgoConfig, Launch, RunConfig
+
+JOB = "LOWBIT_VERL_JOB"
+"""The environment variable."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What a run is and where its files are."""
+
+    config: RunConfig
+    launch: Launch
+    folder: Path
+    max_new_tokens: int
+    """The limit of a response, resolved."""
+    num_tokens: int
+    """Tokens that the tokenizer knows; a model's vocabulary may be padded beyond."""
+    eos_id: int
+
+    @property
+    def model(self) -> Path:
+        """The Hugging Face folder that the policy starts from."""
+        return self.folder / "model"
+
+    @property
+    def train_file(self) -> Path:
+        """The prompts in the order in which they are drawn."""
+        return self.folder / "train.parquet"
+
+    @property
+    def eval_file(self) -> Path:
+        """The held-out questions."""
+        return self.folder / "eval.parquet"
+
+    @property
+    def fixed_file(self) -> Path:
+        """What the parts prepared."""
+        return self.folder / "fixed.safetensors"
+
+    @property
+    def series_file(self) -> Path:
+        """A line of JSON per step."""
+        return self.folder / "series.jsonl"
+
+    @property
+    def evals_file(self) -> Path:
+        """A line of JSON per evaluation."""
+        return self.folder / "evals.jsonl"
+
+    @property
+    def passport_file(self) -> Path:
+        """What the first vLLM worker read back last."""
+        return self.folder / "passport.json"
+
+    @property
+    def final_file(self) -> Path:
+        """The weights after the last step."""
+        return self.folder / "final.safetensors"
+
+    @property
+    def stop_file(self) -> Path:
+        """Stands while the run is asked to stop after its step."""
+        return self.folder / "stop"
+
+    @property
+    def checkpoints(self) -> Path:
+        """verl's own checkpoints."""
+        return self.folder / "checkpoints"
+
+    @property
+    def shape(self) -> DecoderConfig:
+        """Of the model."""
+        return load_config(self.model)
+
+    @property
+    def algo(self) -> AlgoConfig:
+        """With what the method fixes."""
+        return fixed_algo(composed_of(self).method, self.config.algo)
+
+
+def write_job(job: Job) -> Path:
+    """Write job.json; returns its path."""
+    values = {"config": to_json(job.config), "launch": to_json(job.launch), "max_new_tokens": job.max_new_tokens,
+              "num_tokens": job.num_tokens, "eos_id": job.eos_id}  # fmt: skip
+    path = job.folder / "job.json"
+    write_atomic(path, json.dumps(values, indent=1).encode())
+    return path
+
+
+def read_job(path: Path) -> Job:
+    """What `write_job` wrote; its folder is where the file stands."""
+    values = json.loads(path.read_text(encoding="utf-8"))
+    config, launch = parse(RunConfig, values.pop("config")), parse(Launch, values.pop("launch"))
+    return Job(config=config, launch=launch, folder=path.parent, **values)
+
+
+@cache
+def current_job() -> Job:
+    """The job of this process. Raises RuntimeError where it belongs to none."""
+    path = os.environ.get(JOB)
+    if path is None:
+        raise RuntimeError(f"{JOB} is not set: this process was not started by `lowbit run trainer=verl`")
+    return read_job(Path(path))
+
+
+def composed_of(job: Job) -> Composed:
+    """The method of a job with what its parts prepared, memories empty."""
+    composed = compose(job.config)
+    if job.fixed_file.exists():
+        composed = replace(composed, fixed=load_file(str(job.fixed_file)))
+    return composed
+
+
+@cache
+def current_method() -> Composed:
+    """The method of this process's job; parts keep their memories in it."""
+    return composed_of(current_job())

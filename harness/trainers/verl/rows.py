@@ -1,0 +1,60 @@
+"""verl's metrics and answers as our rows and evaluation records. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from harness import provenance
+from harness.clock import STAGES
+from harness.loop import update_metrics
+from harness.results import EvalRecord
+from harness.tasks import Item
+from harness.trainers.local import Diverged
+from harness.trainers.verl.job import Job
+
+TIMERS = {"gen": "generate", "reward": "reward", "update_weights": "sync", "old_log_prob": "old_logp",
+          "update_actor": "update"}  # fmt: skip
+"""verl's name of a stage -> ours. Rewards are earned while other answers are still sampled: they are in `gen`."""
+PREFIX = "actor/lowbit_"
+
+
+def step_row(measured: Mapping[str, Any], metrics: Mapping[str, Any], timers: Mapping[str, float]) -> dict[str, Any]:
+    """One line of the series. `metrics`: verl's of the step, our sums of the update among them; `timers`: seconds."""
+    sums = {name.removeprefix(PREFIX): float(value) for name, value in metrics.items() if name.startswith(PREFIX)}
+    update = {"train/loss": sums.pop("loss"), "train/grad_norm": float(metrics["actor/grad_norm"])}
+    seconds: dict[str, float] = dict.fromkeys(STAGES, 0.0)
+    for name, stage in TIMERS.items():
+        seconds[stage] += float(timers.get(name, 0.0))
+    seconds["other"] = max(0.0, float(timers["step"]) - sum(seconds.values()))
+    row = {**measured, **update_metrics([(update, sums)]), "train/lr": float(metrics["actor/lr"])}
+    row |= {f"time/{stage}_s": value for stage, value in seconds.items()}
+    return row | {"rollout/tokens_per_s": row["rollout/tokens"] / max(seconds["generate"], 1e-9)}
+
+
+def check_finite(row: Mapping[str, Any], step: int) -> None:
+    """Raises Diverged where the update was no update: verl itself would go on."""
+    for name in ("train/loss", "train/grad_norm"):
+        if not math.isfinite(row[name]) and not (name == "train/grad_norm" and math.isfinite(row["train/loss"])):
+            raise Diverged(f"step {step}: {name} is {row[name]}")
+
+
+def evaluation(job: Job, questions: Sequence[Item], facts: Mapping[str, Sequence[Any]], step: int) -> EvalRecord:
+    """One pass over the held-out questions, in their order. Raises RuntimeError where one has no answer."""
+    answers = {int(index): i for i, index in enumerate(facts["index"])}
+    if missing := [item.index for item in questions if item.index not in answers]:
+        raise RuntimeError(f"evaluation at step {step}: question {missing[0]} got no answer ({len(missing)} of them)")
+    at = [answers[item.index] for item in questions]
+    count = len(at)
+    return EvalRecord.model_validate(
+        {
+            "step": step, "precision": job.config.precision.name, "site": "rollout",
+            "accuracy": sum(facts["acc"][i] for i in at) / count,
+            "correct": [int(facts["acc"][i] >= 1.0) for i in at],
+            "question_hash": provenance.text_hash(item.key for item in questions),
+            "length_mean": sum(facts["length"][i] for i in at) / count,
+            "truncated_frac": sum(facts["truncated"][i] for i in at) / count,
+            "unparsable_frac": sum(facts["is_parsable"][i] == 0 for i in at) / count,
+        }
+    )  # fmt: skip

@@ -1,0 +1,182 @@
+"""A run's config as verl's settings: dotted key -> value, on top of verl's own defaults.
+
+Pure, but for the name of the vLLM build. What verl would do by its own rule (optimizer groups, schedule, loss,
+advantages, tasks) is left to the classes that this package puts in its place; here is what only settings can say.
+`merged` puts the values into verl's tree and refuses a key that verl does not know.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from harness.api import Plan
+from harness.compose import Composed
+from harness.engines.vllm import settings as vllm
+from harness.engines.vllm.builds import BUILDS, Build
+from harness.nearest import nearest
+from harness.numerics.formats import Format
+from harness.seeds import stable_seed
+from harness.trainers.verl.job import JOB, Job
+
+ROLLOUT = "lowbit"
+"""The name under which our rollout and our agent loop are registered."""
+PLUGIN = "harness.trainers.verl.plugin"
+BUCKET_MIB = {"cpu": 256, "cuda": 2048}
+"""Of the buffer in which weights travel; through shared memory a tensor must fit into it whole."""
+OPEN = (
+    "actor_rollout_ref.rollout.engine_kwargs.vllm.",
+    "actor_rollout_ref.actor.fsdp_config.mixed_precision",
+    "actor_rollout_ref.ref.fsdp_config.mixed_precision",
+    "actor_rollout_ref.rollout.enable_sleep_mode",
+    "ray_kwargs.ray_init.",
+)
+"""Keys that verl's yaml leaves out and its code reads."""
+
+
+def verl_settings(job: Job, composed: Composed, build: Build, prompt_length: int) -> dict[str, Any]:
+    """Every setting of a run. `prompt_length`: tokens of the longest prompt."""
+    return {**_data(job, prompt_length), **_actor(job, composed.plan), **_rollout(job, composed.plan, build),
+            **_trainer(job), **_ray(job)}  # fmt: skip
+
+
+def _data(job: Job, prompt_length: int) -> dict[str, Any]:
+    """Our files in our order; verl draws nothing by itself."""
+    return {
+        "data.train_files": [str(job.train_file)], "data.val_files": [str(job.eval_file)],
+        "data.train_batch_size": job.config.algo.num_prompts, "data.shuffle": False, "data.validation_shuffle": False,
+        "data.filter_overlong_prompts": False, "data.dataloader_num_workers": 0,
+        "data.max_prompt_length": prompt_length, "data.max_response_length": job.max_new_tokens,
+    }  # fmt: skip
+
+
+def train_dtype(plan: Plan, device: str) -> str:
+    """What FSDP computes in: modules that cast by themselves get float32; else bf16 on a GPU, float32 on a CPU."""
+    compute = plan.train_compute
+    if compute is not None and compute.name == "fp16":
+        return "float16"
+    is_own = compute is not None or plan.train_weights is not None or _is_full(plan.rollout_weights)
+    return "float32" if is_own or device == "cpu" else "bfloat16"
+
+
+def _is_full(fmt: Format | None) -> bool:
+    return fmt is not None and fmt.element == "fp32"
+
+
+def _actor(job: Job, plan: Plan) -> dict[str, Any]:
+    algo, trainer, launch = job.algo, job.config.trainer, job.launch
+    at, dtype = "actor_rollout_ref.actor.", train_dtype(plan, trainer.device)
+    precision = {"param_dtype": dtype, "reduce_dtype": "float32", "buffer_dtype": "float32"}
+    values: dict[str, Any] = {
+        "strategy": "fsdp2", "ppo_mini_batch_size": algo.num_prompts // algo.num_minibatches,
+        "ppo_epochs": algo.num_epochs, "shuffle": False, "use_dynamic_bsz": True,
+        "ppo_max_token_len_per_gpu": launch.micro_batch_tokens, "use_torch_compile": False,
+        "use_kl_loss": algo.kl_coef != 0, "entropy_coeff": algo.entropy_coef, "calculate_entropy": True,
+        "optim.lr": trainer.lr, "optim.clip_grad": trainer.grad_clip, "optim.weight_decay": trainer.weight_decay,
+        "optim.betas": list(trainer.betas), "optim.lr_scheduler_type": "constant",
+        "fsdp_config.model_dtype": "fp32", "fsdp_config.mixed_precision": precision,
+        "fsdp_config.use_torch_compile": False, "fsdp_config.strategy": "fsdp2",
+        "checkpoint.save_contents": ["model", "optimizer", "extra"],
+        "checkpoint.load_contents": ["model", "optimizer", "extra"],
+    }  # fmt: skip
+    reference = {
+        "actor_rollout_ref.ref.strategy": "fsdp2", "actor_rollout_ref.ref.fsdp_config.strategy": "fsdp2",
+        "actor_rollout_ref.ref.fsdp_config.model_dtype": "fp32",
+        "actor_rollout_ref.ref.fsdp_config.mixed_precision": precision,
+    }  # fmt: skip
+    model = {
+        "path": str(job.model), "use_remove_padding": False, "enable_gradient_checkpointing": False,
+        "external_lib": PLUGIN,
+    }  # fmt: skip
+    named = {f"{at}{name}": value for name, value in values.items()}
+    return {**named, **reference, **{f"actor_rollout_ref.model.{name}": value for name, value in model.items()}}
+
+
+def _rollout(job: Job, plan: Plan, build: Build) -> dict[str, Any]:
+    engine, device, shape = job.config.engine, job.config.trainer.device, job.shape
+    is_cpu = device == "cpu"
+    dtype = {torch.float32: "float32", torch.float16: "float16"}.get(vllm.base_dtype(plan), "bfloat16")
+    # A gain that is widened after a graph was captured would not be the one that the graph reads.
+    is_eager = is_cpu or bool(vllm.fp32_gains(plan, shape))
+    sampling = {"n": 1, "do_sample": True, "temperature": engine.temperature, "top_p": 1.0, "top_k": -1}
+    values: dict[str, Any] = {
+        "name": ROLLOUT, "n": job.config.algo.group_size, "temperature": engine.temperature, "top_p": 1.0, "top_k": -1,
+        "dtype": dtype, "load_format": "dummy", "calculate_log_probs": True, "tensor_model_parallel_size": 1,
+        "gpu_memory_utilization": engine.gpu_memory, "max_num_seqs": engine.max_batch, "enforce_eager": is_eager,
+        "seed": stable_seed(job.config.seed, "verl rollout") % 2**31, "free_cache_engine": not is_cpu,
+        "enable_sleep_mode": not is_cpu, "enable_prefix_caching": not is_cpu,
+        "checkpoint_engine.update_weights_bucket_megabytes": BUCKET_MIB[device],
+        "agent.num_workers": 1 if is_cpu else 4, "agent.default_agent_loop": ROLLOUT,
+        "agent.agent_loop_config_path": str(job.folder / "agent.yaml"),
+        **{f"val_kwargs.{name}": value for name, value in sampling.items()},
+        "engine_kwargs.vllm.kv_cache_dtype": "auto" if plan.rollout_kv is None else build.kv[plan.rollout_kv.name],
+    }  # fmt: skip
+    if not is_eager:
+        values["engine_kwargs.vllm.compilation_config"] = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}
+    return {f"actor_rollout_ref.rollout.{name}": value for name, value in values.items()}
+
+
+def _trainer(job: Job) -> dict[str, Any]:
+    trainer, launch = job.config.trainer, job.launch
+    return {
+        "algorithm.adv_estimator": "grpo", "algorithm.use_kl_in_reward": False, "reward.num_workers": 1,
+        "trainer.logger": [], "trainer.device": trainer.device, "trainer.nnodes": launch.nodes,
+        "trainer.n_gpus_per_node": launch.gpus, "trainer.total_epochs": 1,
+        "trainer.total_training_steps": trainer.steps,
+        "trainer.val_before_train": True, "trainer.test_freq": trainer.eval_every, "trainer.save_freq": -1,
+        "trainer.max_actor_ckpt_to_keep": 1, "trainer.resume_mode": "auto",
+        "trainer.default_local_dir": str(job.checkpoints), "trainer.project_name": "lowbit",
+        "trainer.experiment_name": job.folder.name,
+    }  # fmt: skip
+
+
+def _ray(job: Job) -> dict[str, Any]:
+    """How Ray starts, and what every one of its processes finds in its environment."""
+    values: dict[str, Any] = {"runtime_env.env_vars": environment(job), "include_dashboard": False}
+    if job.launch.ray_address is not None:
+        values["address"] = job.launch.ray_address
+    elif job.config.trainer.device == "cpu":
+        values |= {"num_cpus": 64, "num_gpus": job.launch.gpus}  # pretended: each unit of verl asks for some
+    else:
+        values |= {"num_gpus": job.launch.gpus}
+    storage = {"transfer_queue.backend.SimpleStorage.num_data_storage_units": 1 if job.launch.nodes == 1 else 8}
+    return {f"ray_kwargs.ray_init.{name}": value for name, value in values.items()} | storage
+
+
+def environment(job: Job) -> dict[str, str]:
+    """What numbers and registration depend on, for the driver and every worker."""
+    values = {name: value for name, value in vllm.ENVIRONMENT.items() if name != "VLLM_ENABLE_V1_MULTIPROCESSING"}
+    values |= vllm.DEFAULTS | {
+        JOB: str(job.folder / "job.json"), "VERL_USE_EXTERNAL_MODULES": PLUGIN, "VERL_ENGINE_VENDOR": ROLLOUT,
+        "TOKENIZERS_PARALLELISM": "false", "RAY_USAGE_STATS_ENABLED": "0",
+    }  # fmt: skip
+    if job.config.trainer.device == "cpu":
+        values |= {"VERL_PLATFORM": "cpu", "VLLM_TARGET_DEVICE": "cpu", "OMP_NUM_THREADS": str(job.launch.threads)}
+    return values
+
+
+def build_of(device: str) -> Build:
+    """The vLLM build of a device."""
+    return BUILDS["cpu" if device == "cpu" else "cuda"]
+
+
+def merged(tree: Any, values: dict[str, Any]) -> Any:
+    """verl's configuration with our values in it. Raises ValueError for a key that verl does not have."""
+    from omegaconf import OmegaConf
+
+    known = set(_dotted(OmegaConf.to_container(tree, resolve=False)))
+    for key, value in values.items():
+        if key not in known and not key.startswith(OPEN):
+            raise ValueError(f"verl has no setting {key}; {nearest(key, sorted(known))}")
+        OmegaConf.update(tree, key, value, merge=False, force_add=True)
+    return tree
+
+
+def _dotted(values: Any, prefix: str = "") -> list[str]:
+    names: list[str] = []
+    for name, value in values.items():
+        names.append(f"{prefix}{name}")
+        if isinstance(value, dict):
+            names += _dotted(value, f"{prefix}{name}.")
+    return names

@@ -1,0 +1,206 @@
+"""verl's synchronous trainer with our advantages, corrections, metrics, evaluations, pushes and checkpoints.
+
+verl samples, scores log-probs, dispatches updates and moves weights; what decides the numbers is computed here from the
+whole batch, as in `harness.loop`. Every step leaves a line in series.jsonl; a checkpoint is written after that line, so
+that the two never disagree. Left out: profiles of whole vocabularies, updates that see each other (`support.check`).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from dataclasses import replace
+from typing import Any
+
+import ray
+import torch
+import transfer_queue as tq
+from tensordict import TensorDict
+from torch import Tensor
+from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
+from verl.utils.debug import marked_timer
+from verl.workers.utils.padding import response_to_nested
+
+from harness.api import KVProtocol, Step, TokenBatch
+from harness.collect import shaped
+from harness.compose import has_hook
+from harness.loop import METRIC_CAP, NUM_AFTER_SYNC, PROFILE_EVERY
+from harness.loss import batch_normalize, start
+from harness.metrics import by_entropy, by_position, correction_metrics, mismatch_metrics
+from harness.prepare import task_of
+from harness.results import EvalRecord, write_atomic
+from harness.tasks import Score
+from harness.trainers.local import Diverged
+from harness.trainers.verl import objective, plugin, rows
+from harness.trainers.verl.adapter import evaluation_step
+from harness.trainers.verl.job import current_job, current_method
+from harness.trainers.verl.watch import read_lines
+
+READ = ("uid", "responses", "response_mask", "rm_scores", "rollout_log_probs", "old_log_probs", "entropy",
+        "ref_log_prob", "extra_fields")  # fmt: skip
+
+
+class Stopped(RuntimeError):  # noqa: N818 - a request, not a defect
+    """The run was asked to stop; a checkpoint of its last step is written."""
+
+
+class Servers:
+    """vLLM's replicas as far as a part's `after_sync` needs an engine."""
+
+    def __init__(self, handles: list[Any]) -> None:
+        self.handles = handles
+
+    def calibrate_kv(self, prompts: Any, protocol: KVProtocol = "trainer") -> None:
+        """On every replica, from the same prompts."""
+        if current_method().plan.rollout_kv is not None:
+            ray.get([h.lowbit_calibrate.remote([list(p) for p in prompts], protocol) for h in self.handles])
+
+
+class Trainer(PPOTrainerSync):
+    """The driver of one run."""
+
+    def on_init_end(self) -> None:
+        plugin.check_registered()
+        self.job, self.composed = current_job(), current_method()
+        self.row: dict[str, Any] = {}
+        self.last_save = time.monotonic()
+        task, count = task_of(self.job.config), len(self.val_dataset)
+        self.questions = task.sample("eval", range(count))
+        self._take_up()
+        self.actor_rollout_wg.set_loss_fn(objective.loss)
+        self._push(self.global_steps)
+
+    def _take_up(self) -> None:
+        """Cut the files back to the checkpoint that verl has loaded, and read the parts' memories."""
+        done = read_lines(self.job.series_file)[: self.global_steps]
+        if len(done) < self.global_steps:
+            raise RuntimeError(f"{self.job.series_file} has {len(done)} rows, the checkpoint {self.global_steps} steps")
+        evals = [e for e in read_lines(self.job.evals_file) if e["record"]["step"] <= self.global_steps]
+        for path, lines in ((self.job.series_file, done), (self.job.evals_file, evals)):
+            write_atomic(path, "".join(json.dumps(line) + "\n" for line in lines).encode())
+        saved = self.job.checkpoints / f"global_step_{self.global_steps}" / "memory.json"
+        if saved.exists():
+            self.composed.memory[:] = json.loads(saved.read_text(encoding="utf-8"))
+
+    def _push(self, global_steps: int) -> None:
+        """Weights to every replica, then what parts do after it, then the passport."""
+        self.checkpoint_manager.update_weights(global_steps)
+        servers = Servers([replica.servers[0] for replica in self.checkpoint_manager.replicas])
+        prompts = [item.prompt for item in self.questions[:NUM_AFTER_SYNC]]
+        if any(has_hook(part, "after_sync") for part in self.composed.parts):
+            self.composed.after_sync(servers, prompts)  # pyright: ignore[reportArgumentType]
+        found = ray.get([h.collective_rpc.remote("lowbit_passport") for h in servers.handles])
+        first = json.loads(found[0][0])
+        write_atomic(self.job.passport_file, json.dumps(first["passport"]).encode())
+        self.row |= {f"sync/{name}": value for name, value in first["metrics"].items()}
+        if (told := self.job.folder / "push.json").exists():
+            self.row |= json.loads(told.read_text(encoding="utf-8"))
+
+    def on_step_end(self) -> None:
+        with marked_timer("update_weights", self.timing_raw, color="red"):
+            self.finished, self.row = self.row, {}
+            self._push(self.global_steps)
+
+    def _has_noise(self) -> bool:
+        return any(has_hook(part, "sync") for part in self.composed.parts)
+
+    def on_validate_begin(self) -> None:
+        self.eval_start, pushed = time.monotonic(), self.row
+        if self._has_noise():
+            self.checkpoint_manager.sleep_replicas()
+            self._push(evaluation_step(self.global_steps))
+        self.row = pushed
+
+    def on_validate_end(self) -> None:
+        pushed = self.row
+        if self._has_noise():
+            self.checkpoint_manager.sleep_replicas()
+            self._push(self.global_steps)
+        self.row = pushed
+
+    def _val_metrics_update(
+        self, data_sources: Any, sample_uids: Any, reward_extra_infos_dict: dict[str, list[Any]], *args: Any,
+        **kwargs: Any,
+    ) -> dict[str, float]:  # fmt: skip
+        """One evaluation of the fixed questions by the run's own sampler."""
+        if self.global_steps and any(e["record"]["step"] == self.global_steps for e in read_lines(self.job.evals_file)):
+            return {"val/accuracy": math.nan}  # a run that was taken up has it
+        record = rows.evaluation(self.job, self.questions, reward_extra_infos_dict, self.global_steps)
+        line = {"record": record.model_dump(), "seconds": time.monotonic() - self.eval_start}
+        with self.job.evals_file.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+        return {"val/accuracy": accuracy_of(record)}
+
+    def _compute_advantage(self, batch: Any, metrics: dict[str, Any]) -> Any:
+        """Rewards to advantages, log-probs to corrections, over the whole batch; stored for `objective.loss`."""
+        data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=list(READ))
+        nested, uids = data["response_mask"], data.pop("uid").tolist()
+        facts = [extra["reward_extra_info"] for extra in data.pop("extra_fields").tolist()]
+        dense = {name: data[name].to_padded_tensor(0) for name in data.keys()}  # noqa: SIM118 - a TensorDict
+        found, self.row_of_batch = self._corrected(dense, uids, facts)
+        columns = {name: response_to_nested(tensor, nested) for name, tensor in found.items() if tensor.dim() == 2}
+        columns |= {name: tensor for name, tensor in found.items() if tensor.dim() == 1}
+        return tq.kv_batch_put(
+            keys=batch.keys, partition_id=batch.partition_id, fields=TensorDict(columns, batch_size=len(batch))
+        )
+
+    def _corrected(
+        self, dense: dict[str, Tensor], uids: list[str], facts: list[dict[str, float]]
+    ) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """(columns for the workers, this batch's metrics)."""
+        job, composed, algo = self.job, self.composed, self.job.algo
+        sampled = dense["response_mask"].bool()
+        numbers = {uid: number for number, uid in enumerate(dict.fromkeys(uids))}
+        group = torch.tensor([numbers[uid] for uid in uids])
+        scores = [Score(reward=f["acc"], is_parsable=f["is_parsable"] > 0) for f in facts]
+        lengths = sampled.sum(-1)
+        truncated = torch.tensor([f["truncated"] > 0 for f in facts])
+        mask, adv, row = shaped(algo, job.max_new_tokens, scores, lengths, truncated, sampled, group)
+        step = Step(index=self.global_steps - 1, total=job.config.trainer.steps, seed=job.config.seed)
+        old, rollout = dense["old_log_probs"].float(), dense["rollout_log_probs"].float()
+        if not torch.isfinite(old[sampled]).all():
+            raise Diverged("a log-probability of the trainer is not finite")
+        extras = {"ref_logp": dense["ref_log_prob"].float()} if "ref_log_prob" in dense else {}
+        batch = TokenBatch(token_ids=dense["responses"], mask=mask, adv=adv, rollout_logp=rollout, old_logp=old,
+                           step=step, extras=extras)  # fmt: skip
+        entropy = dense["entropy"].float()
+        row |= mismatch_metrics(old, rollout, mask, cap=METRIC_CAP, entropy=entropy)
+        if step.index % PROFILE_EVERY == 0:
+            row |= by_position(old, rollout, mask) | by_entropy(old, rollout, mask, entropy)
+        c = composed.correct(start(batch, algo.eps_low, algo.eps_high), batch)
+        if algo.batch_normalize != "none":
+            c = replace(c, weight=batch_normalize(c.weight, mask, algo.batch_normalize))
+        if any(has_hook(part, "correct_update") for part in composed.parts):  # one update: the policy is the old one
+            c = composed.correct_update(c, old, batch)
+        row |= correction_metrics(c, mask) | {"rollout/tokens": float(lengths.sum()), "rollout/gen_batches": 1.0}
+        columns = objective.columns(c, step) | {"advantages": adv, "returns": adv, "loss_mask": mask.long()}
+        return columns, row
+
+    def _compute_metrics(
+        self, batch: Any, metrics: dict[str, Any], timing_raw: Any, global_steps: int, epoch: int
+    ) -> None:
+        """The step's line; then a checkpoint where one is due; then the end where it is asked for."""
+        for part, memory in zip(self.composed.parts, self.composed.memory, strict=True):
+            self.finished |= {f"part/{type(part).__name__}.{name}": value for name, value in memory.items()}
+        row = rows.step_row({**self.finished, **self.row_of_batch}, metrics, timing_raw)
+        with self.job.series_file.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+        rows.check_finite(row, global_steps - 1)
+        is_last = global_steps >= self.job.config.trainer.steps
+        is_stopping = self.job.stop_file.exists()
+        if is_last or is_stopping or time.monotonic() - self.last_save >= self.job.launch.checkpoint_every_s:
+            self._save_checkpoint()
+            self.last_save = time.monotonic()
+        if is_stopping and not is_last:
+            raise Stopped(f"step {global_steps}")
+
+    def _save_checkpoint(self) -> None:
+        folder = self.job.checkpoints / f"global_step_{self.global_steps}"
+        write_atomic(folder / "memory.json", json.dumps(self.composed.memory).encode())
+        super()._save_checkpoint()
+
+
+def accuracy_of(record: EvalRecord) -> float:
+    """NaN where nothing was answered."""
+    return math.nan if record.accuracy is None else record.accuracy

@@ -1,0 +1,143 @@
+"""A cell whose trainer is verl: start the process that holds Ray, follow its files, stop it, take it up again.
+
+    work/<id>/verl/   job.json  model/  train.parquet  eval.parquet     written here
+                      series.jsonl  evals.jsonl  passport.json          by verl's driver, read here
+                      stop                                              written here: save, then end
+                      checkpoints/                                      verl's own; a new start goes on from the last
+                      outcome.json                                      how it ended
+
+A checkpoint that verl cannot read ends the run as failed; its text says which.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from harness.api import Passport, TensorRecord
+from harness.compose import Composed
+from harness.models.checkpoint import content_hash
+from harness.prepare import start_of
+from harness.results import EvalRecord
+from harness.run_config import Launch, RunConfig
+from harness.trainers.local import Diverged
+from harness.trainers.verl import support
+from harness.trainers.verl.data import lay_out
+from harness.trainers.verl.job import Job
+from harness.trainers.verl.settings import environment
+
+POLL_S = 0.5
+GRACE_S = 600.0
+"""How long a run that was asked to stop may take to end its step and write a checkpoint."""
+DIED = "verl's driver died without a word"
+
+
+class Watched:
+    """Owns the process of one run; what it reached is read from its files."""
+
+    def __init__(self, job: Job, composed: Composed) -> None:
+        self.job, self.composed = job, composed
+        self.process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def step(self) -> int:
+        """Steps done so far."""
+        return len(self.series)
+
+    @property
+    def series(self) -> list[dict[str, Any]]:
+        """A row per step."""
+        return read_lines(self.job.series_file)
+
+    @property
+    def evals(self) -> list[EvalRecord]:
+        """In order; only in the run's own rollout precision."""
+        return [EvalRecord.model_validate(line["record"]) for line in read_lines(self.job.evals_file)]
+
+    @property
+    def eval_s(self) -> float:
+        """Seconds of all evaluations."""
+        return sum(line["seconds"] for line in read_lines(self.job.evals_file))
+
+    @property
+    def passport(self) -> Passport | None:
+        """What the first server read back last."""
+        if not self.job.passport_file.exists():
+            return None
+        values = json.loads(self.job.passport_file.read_text(encoding="utf-8"))
+        weights = tuple(TensorRecord(**record) for record in values.pop("weights"))
+        return Passport(**values, weights=weights)
+
+    def final_hash(self) -> str | None:
+        """Of the weights after the last step."""
+        path = self.job.folder / "final_hash"
+        return path.read_text(encoding="utf-8") if path.exists() else None
+
+    def train(
+        self, tell: Callable[[int, float], None], should_stop: Callable[[], bool], stopped: type[Exception]
+    ) -> None:
+        """Run to the end. Raises `stopped` when asked to stop, Diverged, RuntimeError with verl's own words."""
+        self.job.stop_file.unlink(missing_ok=True)
+        outcome = self.job.folder / "outcome.json"
+        outcome.unlink(missing_ok=True)
+        with (self.job.folder / "verl.log").open("ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "harness.trainers.verl.main", str(self.job.folder / "job.json")],
+                stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, start_new_session=True,
+                env=os.environ | environment(self.job),
+            )  # fmt: skip
+        asked: float | None = None
+        while self.process.poll() is None:
+            if asked is None and should_stop():
+                asked = time.monotonic()
+                self.job.stop_file.touch()
+            if asked is not None and time.monotonic() - asked > GRACE_S:
+                self.close()
+            if rows := self.series:
+                tell(len(rows), float(rows[-1]["reward/accuracy"]))
+            time.sleep(POLL_S)
+        found = {"kind": "died", "reason": DIED}
+        if outcome.exists():
+            found = json.loads(outcome.read_text(encoding="utf-8"))
+        if found["kind"] == "stopped" or asked is not None:
+            raise stopped
+        if found["kind"] == "diverged":
+            raise Diverged(found["reason"])
+        if found["kind"] != "ok":
+            code, log_file = self.process.returncode, self.job.folder / "verl.log"
+            raise RuntimeError(f"{found['reason']} (exit code {code}; {log_file})")
+
+    def close(self) -> None:
+        """End the process and its whole group: Ray's local cluster is in it."""
+        if self.process is None:
+            return
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.process.pid, number)
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(20.0)
+
+
+def watch(config: RunConfig, launch: Launch, composed: Composed, work: Path) -> tuple[Watched, dict[str, str | None]]:
+    """A run at rest, its files written, and the hashes of what it starts from. Raises ValueError on bad input."""
+    support.check_launch(config, launch)
+    support.check_installed()
+    start = start_of(config, launch)
+    job = lay_out(config, launch, composed, start, work / "verl")
+    return Watched(job, composed), {"model": content_hash(start.folder), "task": start.task.content_hash()}
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """Lines of JSON; a last line that is being written is left out."""
+    if not path.exists():
+        return []
+    lines = path.read_text(encoding="utf-8").split("\n")[:-1]
+    return [json.loads(line) for line in lines if line]

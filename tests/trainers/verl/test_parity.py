@@ -1,0 +1,144 @@
+"""One saved batch through the local trainer and through verl's training worker: the same log-probs, loss, gradients."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from harness.api import Sequences, Step, TokenBatch
+from harness.cell import build
+from harness.compose import compose
+from harness.loop import part_loss
+from harness.loss import count_totals, policy_loss, start
+from harness.prepare import start_of
+from harness.provenance import ROOT
+from harness.run import Run
+from harness.trainers.forward import Scores
+from harness.trainers.verl.data import lay_out
+from harness.trainers.verl.job import Job, write_job
+from tests.toy import small_config, small_launch
+
+pytestmark = pytest.mark.verl
+CLIP = 1e9
+"""No clipping: gradients are compared as they are."""
+LIMIT = 12
+
+
+def made_batch(run: Run, rows: int = 10) -> tuple[Sequences, TokenBatch]:
+    """Random tokens behind prompts of several lengths; log-probs of the sampler and of the old policy near the
+    trainer's own."""
+    g = torch.Generator().manual_seed(3)
+    lens, lengths = torch.randint(3, 9, (rows,), generator=g), torch.randint(1, LIMIT + 1, (rows,), generator=g)
+    tokens = torch.randint(3, 32, (rows, LIMIT), generator=g)
+    sampled = torch.arange(LIMIT) < lengths[:, None]
+    ids = torch.zeros(rows, int(lens.max()) + LIMIT, dtype=torch.int64)
+    for row, prompt in enumerate(lens.tolist()):
+        ids[row, :prompt] = torch.randint(3, 32, (prompt,), generator=g)
+        ids[row, prompt : prompt + LIMIT] = torch.where(sampled[row], tokens[row], 0)
+    seqs = Sequences(ids=ids, prompt_lens=lens, token_ids=torch.where(sampled, tokens, 0), sampled=sampled)
+    logp = run.trainer.score(seqs).logp.detach()
+    noise = [torch.randn(logp.shape, generator=g) for _ in range(2)]
+    batch = TokenBatch(
+        token_ids=seqs.token_ids, mask=sampled, adv=torch.randn(rows, 1, generator=g).expand(logp.shape),
+        rollout_logp=logp - 0.3 * noise[0], old_logp=logp + 0.2 * noise[1],
+        step=Step(index=0, total=run.config.trainer.steps, seed=run.config.seed),
+    )  # fmt: skip
+    return seqs, batch
+
+
+def local(run: Run, seqs: Sequences, batch: TokenBatch) -> tuple[Tensor, float, dict[str, Tensor], dict[str, Tensor]]:
+    """(log-probs, loss, gradients, columns of the correction) of the local trainer."""
+    algo, composed = run.config.algo, run.composed
+    correction = composed.correct(start(batch, algo.eps_low, algo.eps_high), batch)
+    correction = replace(correction, keep=correction.keep & (torch.arange(LIMIT) != 2))  # a rejection, so keep < mask
+    totals = count_totals(batch.mask, correction.keep, LIMIT)
+    part = composed.token_loss()
+
+    def loss_of(rows: Tensor, found: Scores) -> tuple[Tensor, dict[str, Tensor]]:
+        assert len(rows) == len(seqs.ids)
+        return policy_loss(
+            found.logp, batch, correction, totals, algo, entropy=found.entropy,
+            part_loss=None if part is None else part_loss(part, found.logp, batch, correction),
+            owns_objective=part is not None and part.owns_objective,
+        )  # fmt: skip
+
+    logp = run.trainer.score(seqs).logp
+    loss, _ = run.trainer.accumulate(seqs, loss_of)
+    gradients = {name: t.grad.clone() for name, t in run.trainer.named if t.grad is not None}
+    columns = {name: getattr(correction, name).float() for name in ("weight", "keep", "clip_low", "clip_high")}
+    return logp, loss, gradients, columns
+
+
+def save(job: Job, seqs: Sequences, batch: TokenBatch, columns: dict[str, Tensor]) -> None:
+    lens = seqs.prompt_lens
+    assert isinstance(lens, Tensor)
+    saved = {"ids": seqs.ids, "prompt_lens": lens, "lengths": seqs.sampled.sum(1), "advantages": batch.adv.clone(),
+             "rollout_log_probs": batch.rollout_logp, "old_log_probs": batch.old_logp,
+             "loss_mask": batch.mask.long()}  # fmt: skip
+    saved |= {f"lowbit_{name}": value for name, value in columns.items()}
+    torch.save(saved, job.folder / "batch.pt")
+
+
+def under_verl(folders: Sequence[Path]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.trainers.verl.worker", *map(str, folders)], cwd=ROOT, capture_output=True,
+        text=True, env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-4000:]
+
+
+CASES = {
+    "flashrl": ("method=flashrl", "precision=int8"),
+    "qurl": ("method=qurl", "precision=fp8_channel", "algo.agg=seq-mean-token-mean"),
+    "vespo": ("method=vespo", "precision=bf16"),
+    "gspo": ("method=mis", "algo=gspo", "precision=bf16", "algo.denom=kept"),
+    "qat": ("method=qat_aligned", "precision=int4"),
+    "entropy": ("method=bf16", "algo.entropy_coef=0.1", "algo.agg=seq-mean-token-sum-norm"),
+}
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple]:
+    """Case -> (sampled, what the local trainer says, what verl's worker says)."""
+    root, said = tmp_path_factory.mktemp("parity"), {}
+    for name, words in CASES.items():
+        config = small_config(*words, f"trainer.grad_clip={CLIP}", f"engine.max_new_tokens={LIMIT}", "trainer.lr=1e-3")
+        launch = small_launch(root, micro_batch_tokens=60)  # several micro-batches there, one here
+        run = build(config, replace(launch, micro_batch_tokens=32768))[0]
+        seqs, batch = made_batch(run)
+        logp, loss, gradients, columns = local(run, seqs, batch)
+        there = replace(config, trainer=replace(config.trainer, name="verl"), engine=replace(config.engine, name="vllm"))
+        job = replace(lay_out(config, launch, compose(config), start_of(config, launch), root / name), config=there)
+        write_job(job)
+        save(job, seqs, batch, columns)
+        said[name] = (seqs.sampled, logp, loss, gradients)
+    under_verl([root / name for name in CASES])
+    return {name: (*own, torch.load(root / name / "out.pt", weights_only=True)) for name, own in said.items()}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_one_batch_has_the_same_loss_and_gradients(answers: dict[str, tuple], case: str) -> None:
+    sampled, logp, loss, gradients, found = answers[case]
+    theirs = found["logp"][sampled[:, : found["logp"].shape[1]]]  # as wide as the longest response
+    torch.testing.assert_close(theirs, logp[sampled], atol=1e-5, rtol=0)
+    assert found["metrics"]["lowbit_loss"] == pytest.approx(loss, abs=1e-6, rel=1e-5)
+    assert found["metrics"]["loss"] == pytest.approx(loss, abs=1e-6, rel=1e-5)
+    assert found["metrics"]["lowbit_tokens"] == float(sampled.sum())
+    assert found["gradients"].keys() == gradients.keys()
+    largest = max(float(g.abs().max()) for g in gradients.values())
+    assert largest > 1e-3
+    for name, gradient in gradients.items():
+        torch.testing.assert_close(found["gradients"][name], gradient, atol=1e-5 * largest, rtol=1e-5, msg=name)
+
+
+def test_the_cases_differ(answers: dict[str, tuple]) -> None:
+    losses = sorted(said[2] for said in answers.values())
+    assert min(b - a for a, b in zip(losses, losses[1:], strict=False)) > 1e-4

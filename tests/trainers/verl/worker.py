@@ -1,0 +1,116 @@
+"""Saved batches through verl's own training worker, in a process of its own: `python -m ... FOLDER ...`.
+
+In a folder stand job.json and batch.pt: tensors by name, [B, T] each, and `ids` [B, L], `prompt_lens` [B], `lengths`
+[B]. out.pt gets the gradients by checkpoint name, the log-probs before the update [B, T], and the summed metrics.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+
+COLUMNS = ("advantages", "rollout_log_probs", "old_log_probs", "lowbit_weight", "lowbit_keep", "lowbit_clip_low",
+           "lowbit_clip_high", "loss_mask")  # fmt: skip
+
+
+def nested(rows: list[torch.Tensor]) -> torch.Tensor:
+    return torch.nested.as_nested_tensor(rows, layout=torch.jagged)
+
+
+def tensordict(saved: dict[str, torch.Tensor], **numbers: Any) -> Any:
+    """The batch as verl's driver stores it: sequences of their own lengths."""
+    from verl.utils import tensordict_utils as tu
+
+    ids, prompts, lengths = saved["ids"], saved["prompt_lens"].tolist(), saved["lengths"].tolist()
+    pairs = list(zip(prompts, lengths, strict=True))
+    whole = [row[: p + n] for row, (p, n) in zip(ids, pairs, strict=True)]
+    tensors = {
+        "input_ids": nested(whole), "position_ids": nested([torch.arange(len(row)) for row in whole]),
+        "prompts": nested([row[:p] for row, (p, _) in zip(ids, pairs, strict=True)]),
+        "responses": nested([row[p : p + n] for row, (p, n) in zip(ids, pairs, strict=True)]),
+        "response_mask": nested([torch.ones(n, dtype=torch.int64) for n in lengths]),
+        "lowbit_step": torch.zeros(len(ids), dtype=torch.int64),
+    }  # fmt: skip
+    tensors |= {name: nested([row[:n] for row, n in zip(saved[name], lengths, strict=True)]) for name in COLUMNS}
+    return tu.get_tensordict(tensors, non_tensor_dict=numbers)
+
+
+def make_worker(job: Any) -> Any:
+    """verl's training worker as `ActorRolloutRefWorker.init_model` makes it."""
+    from verl.utils.config import omega_conf_to_dataclass
+    from verl.workers.config import TrainingWorkerConfig
+    from verl.workers.engine_workers import TrainingWorker
+
+    from harness.trainers.verl import objective, plugin
+    from harness.trainers.verl.main import compose_config
+
+    plugin.check_registered()
+    config = compose_config(job).actor_rollout_ref
+    model, actor = omega_conf_to_dataclass(config.model), omega_conf_to_dataclass(config.actor)
+    engine = actor.engine
+    engine.use_dynamic_bsz = True
+    engine.max_token_len_per_gpu = engine.infer_max_token_len_per_gpu = job.launch.micro_batch_tokens
+    actor.optim.total_training_steps = job.config.trainer.steps
+    worker = TrainingWorker(
+        TrainingWorkerConfig(model_type="language_model", model_config=model, engine_config=engine,
+                             optimizer_config=actor.optim, checkpoint_config=actor.checkpoint)
+    )  # fmt: skip
+    worker.reset()
+    worker.set_loss_fn(objective.loss)
+    return worker
+
+
+def one(folder: Path) -> None:
+    """The batch of one job's folder."""
+    from verl.utils import tensordict_utils as tu
+    from verl.workers.utils.padding import no_padding_2_padding
+
+    from harness.models.adapters import named_weights
+    from harness.trainers.verl import job as jobs
+
+    os.environ[jobs.JOB] = str(folder / "job.json")
+    jobs.current_job.cache_clear()
+    jobs.current_method.cache_clear()
+    job = jobs.current_job()
+    worker = make_worker(job)
+    saved = torch.load(folder / "batch.pt", weights_only=True)
+    numbers = {"temperature": job.config.engine.temperature, "calculate_entropy": True, "compute_loss": False,
+               "global_token_num": [int(n) for n in saved["prompt_lens"] + saved["lengths"]]}  # fmt: skip
+    data = tensordict(saved, **numbers)
+    logp = no_padding_2_padding(worker.infer_batch(tensordict(saved, **numbers))["log_probs"], data)
+    gradients: dict[str, torch.Tensor] = {}
+    update = worker.engine.optimizer_step
+
+    def recorded() -> float:  # verl forgets them after the update
+        named = named_weights(worker.engine.module.get_submodule("decoder"))
+        gradients.update((name, p.grad.full_tensor().clone()) for name, p in named if p.grad is not None)
+        return update()
+
+    worker.engine.optimizer_step = recorded
+    done = worker.train_batch(tensordict(saved, **numbers, global_batch_size=len(saved["ids"])))
+    metrics = {}
+    for name, value in tu.get(done, "metrics").items():
+        own = value[0] if isinstance(value, list) else value
+        metrics[name] = float(own.aggregate() if hasattr(own, "aggregate") else own)
+    torch.save({"logp": logp, "gradients": gradients, "metrics": metrics}, folder / "out.pt")
+
+
+def main(folders: list[str]) -> None:
+    from harness.trainers.verl.job import read_job
+    from harness.trainers.verl.settings import environment
+
+    os.environ.update(environment(read_job(Path(folders[0]) / "job.json")))
+    store = Path(tempfile.mkdtemp()) / "store"
+    os.environ |= {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "DIST_INIT_METHOD": f"file://{store}",
+                   "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29511"}  # fmt: skip
+    for folder in folders:
+        one(Path(folder))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
