@@ -20,7 +20,7 @@ LAYERS = (
     "harness.run_config harness.config harness.models harness.tasks harness.results harness.stats",
     "harness.chosen harness.compose",
     "harness.base harness.collect harness.engines harness.loop harness.prepare harness.run harness.trainers",
-    "harness.cell",
+    "harness.record harness.cell",
     "harness.launchers harness.sweep harness.search harness.replay harness.arms harness.report harness.figures"
     " harness.panels harness.packed harness.forest"
     " harness.claims harness.curves harness.findings harness.leaderboard harness.tracking harness.cost harness.retry"
@@ -34,13 +34,19 @@ PURE_MAY = ("torch", "harness.api", "harness.nearest", "harness.numerics")
 IMPURE_STDLIB = ("logging", "os", "random")
 """Logging, the environment and global randomness: a pure module gets what it needs as arguments."""
 DOORS = {
-    "vllm": ("harness/engines/vllm", "harness/throughput/", "harness/bench/vllm_engine", "harness/bench/sync"),
+    "vllm": (
+        "harness/engines/vllm",
+        "harness/throughput/",
+        "harness/bench/vllm_engine",
+        "harness/bench/sync",
+        "harness/trainers/verl",
+    ),
     "verl": ("harness/trainers/verl",),
     "ray": ("harness/trainers/verl", "harness/launchers/ray"),
     "mlflow": ("harness/tracking",),
     "optuna": ("harness/search",),
-    "hydra": ("harness/config.py",),
-    "omegaconf": ("harness/config.py",),
+    "hydra": ("harness/config.py", "harness/trainers/verl"),
+    "omegaconf": ("harness/config.py", "harness/trainers/verl"),
     "peft": ("harness/models/adapters.py",),
     "yaml": ("harness/config.py",),
 }

@@ -20,6 +20,7 @@ from harness.packed import make_available, pack, unpack
 from harness.results import RunResult, import_results, read_result, verify
 from harness.run_config import RunConfig
 from harness.trainers.local import EXTRAS
+from harness.trainers.verl import support
 from methods import METHODS, method_named
 
 
@@ -70,6 +71,9 @@ def methods(names: Sequence[str], *, is_json: bool) -> int:
             print(f"    part           {type(p).__name__}({settings})")
         if m.reconstructed:
             print(f"    reconstructed  {m.reconstructed}")
+        for engine in ENGINES:
+            if engine not in engines_of(m):
+                print(f"    {f'not {engine}':<14} {refusal(engine, m, m.precisions[0])}")
     return 0
 
 
@@ -78,21 +82,32 @@ def status_of(method: Method) -> str:
     return "control" if method.is_control else "reconstructed" if method.reconstructed else "exact"
 
 
+ENGINES = ("embedded", "vllm", "verl")
+"""What can run a method; vllm: the GPU's build, with the local trainer; verl: that build under trainer=verl."""
+
+
 def engines_of(method: Method) -> list[str]:
-    """The engines that can run the method at one of its precisions; vllm: the GPU's build."""
-    return [engine for engine in ("embedded", "vllm") if any(_can(engine, method, name) for name in method.precisions)]
+    """The engines that can run the method at one of its precisions."""
+    return [engine for engine in ENGINES if any(refusal(engine, method, name) is None for name in method.precisions)]
 
 
-def _can(engine: str, method: Method, precision: str) -> bool:
+def refusal(engine: str, method: Method, precision: str) -> str | None:
+    """Why an engine cannot run the method at a precision; None where it can."""
+    config = replace(_at(precision), method=method.name)
+    if engine == "verl":
+        trainer, vllm = replace(config.trainer, name="verl"), replace(config.engine, name="vllm")
+        config = replace(config, trainer=trainer, engine=vllm)
     supports = EmbeddedEngine.supports if engine == "embedded" else builds.supports(builds.CUDA)
     try:
-        composed = compose(replace(_at(precision), method=method.name))
-        if engine == "vllm":
+        composed = compose(config)
+        if engine == "verl":
+            support.check(config, composed)
+        if engine != "embedded":
             builds.check_plan(builds.CUDA, composed.plan)
         check_supported(composed, supports, engine, EXTRAS)
-    except ValueError:
-        return False
-    return True
+    except ValueError as error:
+        return str(error)
+    return None
 
 
 @cache

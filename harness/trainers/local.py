@@ -18,6 +18,7 @@ from harness.models.adapters import checkpoint_name, named_weights, plain_twin, 
 from harness.models.decoder import Decoder
 from harness.numerics.casting import cast_model
 from harness.numerics.fake_quant import FakeQuantLinear
+from harness.numerics.formats import Adapters
 from harness.run_config import TrainerConfig
 from harness.trainers.forward import Scores, Thrift, forward, packed_passes, prepared
 
@@ -91,15 +92,8 @@ class LocalTrainer:
             yield name, tensor.detach()
 
     def policy_weights(self) -> WeightStream:
-        """What the policy computes with as plain float32 tensors: weights on the grid they are trained on, trained
-        adapters merged. This is what is evaluated in the reference precision."""
-        on_grid = {
-            checkpoint_name(f"{name}.weight"): module.values().detach()
-            for name, module in self.model.named_modules()
-            if isinstance(module, FakeQuantLinear)
-        }
-        held = ((name, on_grid.get(name, tensor)) for name, tensor in self.weights())
-        return plain_weights(held, self.adapters)
+        """What is evaluated in the reference precision."""
+        return policy_weights(self.model, self.weights(), self.adapters)
 
     def rows_per_pass(self, length: int) -> int:
         """Rows of one forward pass over sequences of `length` tokens."""
@@ -205,6 +199,17 @@ class LocalTrainer:
         self.optimizer.load_state_dict(state["optimizer"])
         self.scaler.load_state_dict(state["scaler"])
         self.num_updates, self.num_skipped = state["num_updates"], state["num_skipped"]
+
+
+def policy_weights(model: Decoder, weights: WeightStream, adapters: Adapters | None) -> WeightStream:
+    """What a policy computes with as plain float32 tensors: weights on the grid they are trained on, trained adapters
+    merged. `weights`: its masters."""
+    on_grid = {
+        checkpoint_name(f"{name}.weight"): module.values().detach()
+        for name, module in model.named_modules()
+        if isinstance(module, FakeQuantLinear)
+    }
+    return plain_weights(((name, on_grid.get(name, tensor)) for name, tensor in weights), adapters)
 
 
 def parameter_groups(model: Decoder, lr_factor: Callable[[str], float]) -> list[dict[str, Any]]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -23,78 +23,69 @@ def _zero(*args: Any, **kwargs: Any) -> int:
     return 0
 
 
+def _one(*args: Any, **kwargs: Any) -> int:
+    return 1
+
+
+def _yes(*args: Any, **kwargs: Any) -> bool:
+    return True
+
+
+def _no(*args: Any, **kwargs: Any) -> bool:
+    return False
+
+
+def _word(word: str) -> Callable[..., str]:
+    def say(*args: Any, **kwargs: Any) -> str:
+        return word
+
+    return say
+
+
+def _seed(self: Any, seed: int) -> None:
+    torch.default_generator.manual_seed(seed)
+
+
+@contextmanager
+def _range(*args: Any, **kwargs: Any) -> Iterator[None]:
+    yield
+
+
+DEVICE = types.SimpleNamespace(
+    **dict.fromkeys(("synchronize", "empty_cache", "ipc_collect", "set_device", "reset_peak_memory_stats",
+                     "manual_seed", "manual_seed_all", "get_rng_state", "set_rng_state"), _nothing),
+    **dict.fromkeys(("max_memory_allocated", "max_memory_reserved", "memory_allocated", "memory_reserved",
+                     "current_device"), _zero),
+    is_available=_yes, device_count=_one, get_device_name=_word("CPU"), mem_get_info=lambda *args: (2**34, 2**34),
+)  # fmt: skip
+"""What verl calls of torch.cuda."""
+
+
 class PlatformCPU(PlatformBase):
-    """Device "cpu"; Ray counts ranks as GPUs."""
+    """Device "cpu"; Ray counts ranks as GPUs. What a method does is in its function's name."""
 
     device_name = "cpu"
     vendor_name = "lowbit"
-    # verl calls functions of torch.cuda's kind on it, such as memory counters.
-    device_module = types.SimpleNamespace(
-        **dict.fromkeys(
-            ("synchronize", "empty_cache", "ipc_collect", "set_device", "reset_peak_memory_stats", "manual_seed",
-             "manual_seed_all", "get_rng_state", "set_rng_state"), _nothing),
-        **dict.fromkeys(("max_memory_allocated", "max_memory_reserved", "memory_allocated", "memory_reserved",
-                         "current_device"), _zero),
-        is_available=lambda: True, device_count=lambda: 1, get_device_name=lambda *args: "CPU", mem_get_info=lambda *args: (2**34, 2**34),
-    )  # fmt: skip
-
-    def is_available(self) -> bool:
-        return True
-
-    def current_device(self) -> Any:
-        return "cpu"  # verl moves tensors `.to(current_device())`
-
-    def device_count(self) -> int:
-        return 1
-
-    def set_device(self, device_index: int) -> None:
-        return None
-
-    def synchronize(self, device_index: int | None = None) -> None:
-        return None
-
-    def manual_seed(self, seed: int) -> None:
-        torch.manual_seed(seed)
-
-    def manual_seed_all(self, seed: int) -> None:
-        torch.manual_seed(seed)
-
-    def set_allocator_settings(self, settings: str) -> None:
-        return None
-
-    def empty_cache(self) -> None:
-        return None
+    device_module = DEVICE
+    set_device = synchronize = set_allocator_settings = empty_cache = _nothing
+    profiler_start = profiler_stop = cudart = _nothing
+    is_available = _yes
+    is_ipc_supported = _no  # weights then travel through shared memory
+    device_count = _one
+    current_device = _word("cpu")  # verl moves tensors `.to(current_device())`
+    manual_seed = manual_seed_all = _seed
+    nvtx_range = _range
+    communication_backend_name = _word("gloo")
+    visible_devices_envvar = _word("CUDA_VISIBLE_DEVICES")
+    ray_resource_name = _word("GPU")
 
     def get_device_capability(self, device_index: int = 0) -> tuple[int | None, int | None]:
+        """None of CUDA's."""
         return None, None
 
-    def communication_backend_name(self) -> str:
-        return "gloo"
-
-    def visible_devices_envvar(self) -> str:
-        return "CUDA_VISIBLE_DEVICES"
-
-    @contextmanager
-    def nvtx_range(self, msg: str) -> Iterator[None]:
-        yield
-
-    def profiler_start(self) -> None:
-        return None
-
-    def profiler_stop(self) -> None:
-        return None
-
-    def ray_resource_name(self) -> str:
-        return "GPU"
-
     def ray_noset_envvars(self) -> list[str]:
+        """What keeps Ray from hiding devices."""
         return ["RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"]
-
-    def is_ipc_supported(self) -> bool:
-        return False  # weights then travel through shared memory
-
-    def cudart(self) -> None:
-        return None
 
 
 def install() -> None:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, cast
 
 import torch
+from safetensors.torch import save_file
 from tensordict import TensorDict
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
@@ -24,12 +25,10 @@ from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 
 from harness.loss import count_totals
 from harness.models.adapters import checkpoint_name, named_weights
-from harness.models.checkpoint import load_decoder
 from harness.models.decoder import Decoder
-from harness.numerics.casting import cast_model
-from harness.trainers.forward import Thrift, prepared
 from harness.trainers.local import parameter_groups, schedule
-from harness.trainers.verl.job import Job, current_job, current_method
+from harness.trainers.verl.job import current_job, current_method
+from harness.trainers.verl.reference import policy_of
 from harness.trainers.verl.settings import ROLLOUT
 from harness.trainers.verl.support import num_updates
 
@@ -68,23 +67,13 @@ def mask_unknown(logits: Tensor, num_tokens: int) -> Tensor:
     return logits.masked_fill(unknown, torch.finfo(logits.dtype).min)
 
 
-def build_decoder(job: Job) -> Decoder:
-    """The module that the local trainer would train, wrapped."""
-    composed = current_method()
-    model = cast(Decoder, composed.wrap(load_decoder(job.model)))
-    compute = composed.plan.train_compute
-    if compute is not None and compute.tile is None and compute.element not in ("fp32", "fp16"):
-        model = cast_model(model, compute)
-    return prepared(model, Thrift.of(job.launch))
-
-
 @EngineRegistry.register(model_type="language_model", backend=["fsdp", "fsdp2"], device=["cuda", "cpu"], vendor=ROLLOUT)
 class Engine(FSDPEngineWithLMHead):
     """One rank's share of the policy, or of the frozen reference."""
 
     def _build_module(self) -> nn.Module:
         job = current_job()
-        decoder = build_decoder(job)
+        decoder = policy_of(job, current_method())
         self.names = [(checkpoint_name(name), name) for name, _ in decoder.named_parameters()]
         return Policy(decoder, self.model_config.hf_config, job.num_tokens)
 
@@ -128,6 +117,19 @@ class Engine(FSDPEngineWithLMHead):
         counts = torch.tensor([own[name] for name in COUNTED], device=data["loss_mask"].device)
         torch.distributed.all_reduce(counts, group=self.get_data_parallel_group())
         return dict(zip(COUNTED, counts.tolist(), strict=True))
+
+    def save_checkpoint(
+        self, local_path: str, hdfs_path: str | None = None, global_step: int = 0,
+        max_ckpt_to_keep: int | None = None, **kwargs: Any,
+    ) -> None:  # fmt: skip
+        """verl's; after the last step rank 0 also leaves the weights whole, for what reads a run's end."""
+        super().save_checkpoint(local_path, hdfs_path, global_step, max_ckpt_to_keep, **kwargs)
+        job = current_job()
+        if global_step < job.config.trainer.steps:
+            return
+        whole = {name: tensor.cpu().contiguous() for name, tensor in self._weights()}
+        if torch.distributed.get_rank() == 0:
+            save_file(whole, str(job.final_file))
 
     def get_per_tensor_param(self, layered_summon: bool = False, base_sync_done: bool = False, **_: Any) -> Any:
         """(the weight stream of the local trainer, None): every rank must read it whole, in order."""

@@ -33,10 +33,12 @@ def step_row(measured: Mapping[str, Any], metrics: Mapping[str, Any], timers: Ma
     return row | {"rollout/tokens_per_s": row["rollout/tokens"] / max(seconds["generate"], 1e-9)}
 
 
-def check_finite(row: Mapping[str, Any], step: int) -> None:
-    """Raises Diverged where the update was no update: verl itself would go on."""
-    for name in ("train/loss", "train/grad_norm"):
-        if not math.isfinite(row[name]) and not (name == "train/grad_norm" and math.isfinite(row["train/loss"])):
+def check_finite(row: Mapping[str, Any], step: int, *, is_scaled: bool = False) -> None:
+    """Raises Diverged where the update was no update: verl itself would go on. `is_scaled`: FP16's loss scaling may
+    skip a step for its gradients."""
+    names = ("train/loss",) if is_scaled else ("train/loss", "train/grad_norm")
+    for name in names:
+        if not math.isfinite(row[name]):
             raise Diverged(f"step {step}: {name} is {row[name]}")
 
 

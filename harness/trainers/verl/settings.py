@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from harness.api import Plan
-from harness.compose import Composed
+from harness.compose import Composed, has_hook
 from harness.engines.vllm import settings as vllm
 from harness.engines.vllm.builds import BUILDS, Build
 from harness.nearest import nearest
@@ -37,7 +37,7 @@ OPEN = (
 
 def verl_settings(job: Job, composed: Composed, build: Build, prompt_length: int) -> dict[str, Any]:
     """Every setting of a run. `prompt_length`: tokens of the longest prompt."""
-    return {**_data(job, prompt_length), **_actor(job, composed.plan), **_rollout(job, composed.plan, build),
+    return {**_data(job, prompt_length), **_actor(job, composed), **_rollout(job, composed.plan, build),
             **_trainer(job), **_ray(job)}  # fmt: skip
 
 
@@ -51,12 +51,14 @@ def _data(job: Job, prompt_length: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def train_dtype(plan: Plan, device: str) -> str:
-    """What FSDP computes in: modules that cast by themselves get float32; else bf16 on a GPU, float32 on a CPU."""
-    compute = plan.train_compute
-    if compute is not None and compute.name == "fp16":
+def train_dtype(composed: Composed, device: str) -> str:
+    """What FSDP computes in: modules that a part wraps, and those that cast by themselves, get float32; else bf16 on a
+    GPU and float32 on a CPU."""
+    plan = composed.plan
+    if plan.train_compute is not None and plan.train_compute.name == "fp16":
         return "float16"
-    is_own = compute is not None or plan.train_weights is not None or _is_full(plan.rollout_weights)
+    is_own = plan.train_compute is not None or plan.train_weights is not None or _is_full(plan.rollout_weights)
+    is_own = is_own or any(has_hook(part, "wrap") for part in composed.parts)
     return "float32" if is_own or device == "cpu" else "bfloat16"
 
 
@@ -64,9 +66,9 @@ def _is_full(fmt: Format | None) -> bool:
     return fmt is not None and fmt.element == "fp32"
 
 
-def _actor(job: Job, plan: Plan) -> dict[str, Any]:
+def _actor(job: Job, composed: Composed) -> dict[str, Any]:
     algo, trainer, launch = job.algo, job.config.trainer, job.launch
-    at, dtype = "actor_rollout_ref.actor.", train_dtype(plan, trainer.device)
+    at, dtype = "actor_rollout_ref.actor.", train_dtype(composed, trainer.device)
     precision = {"param_dtype": dtype, "reduce_dtype": "float32", "buffer_dtype": "float32"}
     values: dict[str, Any] = {
         "strategy": "fsdp2", "ppo_mini_batch_size": algo.num_prompts // algo.num_minibatches,

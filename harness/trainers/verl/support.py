@@ -48,6 +48,11 @@ def _check_part(config: RunConfig, part: Part, plan: Plan) -> None:
         raise ValueError(
             f"trainer=verl: {name} reads the policy between updates; valid: algo.num_minibatches=1 algo.num_epochs=1"
         )
+    if config.algo.mode != "decoupled" and has_hook(part, "correct") and num_updates(config) > 1:
+        raise ValueError(
+            f"trainer=verl: in algo.mode={config.algo.mode} {name} follows the live policy; valid: "
+            "algo.num_minibatches=1 algo.num_epochs=1"
+        )
     if lacking := sorted(part.needs(Step(index=0, total=1, seed=0)) - EXTRAS):
         raise ValueError(f"trainer=verl: {name} needs {', '.join(lacking)}; verl's workers offer {', '.join(EXTRAS)}")
 

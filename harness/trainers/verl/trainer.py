@@ -61,6 +61,7 @@ class Trainer(PPOTrainerSync):
     """The driver of one run."""
 
     def on_init_end(self) -> None:
+        """After verl has built and loaded everything: our loss, our files, the first push."""
         plugin.check_registered()
         self.job, self.composed = current_job(), current_method()
         self.row: dict[str, Any] = {}
@@ -98,6 +99,7 @@ class Trainer(PPOTrainerSync):
             self.row |= json.loads(told.read_text(encoding="utf-8"))
 
     def on_step_end(self) -> None:
+        """The updated weights go to the sampler."""
         with marked_timer("update_weights", self.timing_raw, color="red"):
             self.finished, self.row = self.row, {}
             self._push(self.global_steps)
@@ -106,6 +108,7 @@ class Trainer(PPOTrainerSync):
         return any(has_hook(part, "sync") for part in self.composed.parts)
 
     def on_validate_begin(self) -> None:
+        """Noise off."""
         self.eval_start, pushed = time.monotonic(), self.row
         if self._has_noise():
             self.checkpoint_manager.sleep_replicas()
@@ -113,6 +116,7 @@ class Trainer(PPOTrainerSync):
         self.row = pushed
 
     def on_validate_end(self) -> None:
+        """Noise on."""
         pushed = self.row
         if self._has_noise():
             self.checkpoint_manager.sleep_replicas()
@@ -186,7 +190,8 @@ class Trainer(PPOTrainerSync):
         row = rows.step_row({**self.finished, **self.row_of_batch}, metrics, timing_raw)
         with self.job.series_file.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
-        rows.check_finite(row, global_steps - 1)
+        compute = self.composed.plan.train_compute
+        rows.check_finite(row, global_steps - 1, is_scaled=compute is not None and compute.name == "fp16")
         is_last = global_steps >= self.job.config.trainer.steps
         is_stopping = self.job.stop_file.exists()
         if is_last or is_stopping or time.monotonic() - self.last_save >= self.job.launch.checkpoint_every_s:

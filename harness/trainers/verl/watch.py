@@ -22,6 +22,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from harness import provenance
 from harness.api import Passport, TensorRecord
 from harness.compose import Composed
 from harness.models.checkpoint import content_hash
@@ -31,7 +32,8 @@ from harness.run_config import Launch, RunConfig
 from harness.trainers.local import Diverged
 from harness.trainers.verl import support
 from harness.trainers.verl.data import lay_out
-from harness.trainers.verl.job import Job
+from harness.trainers.verl.job import Job, composed_of
+from harness.trainers.verl.reference import evaluated, final_weights
 from harness.trainers.verl.settings import environment
 
 POLL_S = 0.5
@@ -46,6 +48,8 @@ class Watched:
     def __init__(self, job: Job, composed: Composed) -> None:
         self.job, self.composed = job, composed
         self.process: subprocess.Popen[bytes] | None = None
+        self.references: list[EvalRecord] = []
+        self.reference_s = 0.0
 
     @property
     def step(self) -> int:
@@ -59,13 +63,14 @@ class Watched:
 
     @property
     def evals(self) -> list[EvalRecord]:
-        """In order; only in the run's own rollout precision."""
-        return [EvalRecord.model_validate(line["record"]) for line in read_lines(self.job.evals_file)]
+        """In the run's own rollout precision by verl, in the reference precision by us, in order."""
+        own = [EvalRecord.model_validate(line["record"]) for line in read_lines(self.job.evals_file)]
+        return sorted([*own, *self.references], key=lambda record: (record.step, record.site))
 
     @property
     def eval_s(self) -> float:
         """Seconds of all evaluations."""
-        return sum(line["seconds"] for line in read_lines(self.job.evals_file))
+        return self.reference_s + sum(line["seconds"] for line in read_lines(self.job.evals_file))
 
     @property
     def passport(self) -> Passport | None:
@@ -78,8 +83,8 @@ class Watched:
 
     def final_hash(self) -> str | None:
         """Of the weights after the last step."""
-        path = self.job.folder / "final_hash"
-        return path.read_text(encoding="utf-8") if path.exists() else None
+        found = final_weights(self.job)
+        return provenance.tensors_hash(found.items()) if found else None
 
     def train(
         self, tell: Callable[[int, float], None], should_stop: Callable[[], bool], stopped: type[Exception]
@@ -114,6 +119,14 @@ class Watched:
         if found["kind"] != "ok":
             code, log_file = self.process.returncode, self.job.folder / "verl.log"
             raise RuntimeError(f"{found['reason']} (exit code {code}; {log_file})")
+        self._compare()
+
+    def _compare(self) -> None:
+        """Start and end of the run in the reference precision, once the device is free."""
+        started, composed = time.monotonic(), composed_of(self.job)
+        ends = ((None, 0), (final_weights(self.job), self.job.config.trainer.steps))
+        self.references = [evaluated(self.job, composed, masters, step) for masters, step in ends]
+        self.reference_s = time.monotonic() - started
 
     def close(self) -> None:
         """End the process and its whole group: Ray's local cluster is in it."""

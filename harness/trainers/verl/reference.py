@@ -1,0 +1,80 @@
+"""The policy of a run under verl outside of verl: its module, and its accuracy in the reference precision.
+
+verl samples in the run's own precision alone, so what runs are compared by is measured here, before and after, with the
+embedded engine, as `harness.loop.evaluate` does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import cast
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from harness import provenance
+from harness.api import Plan
+from harness.collect import responses
+from harness.compose import Composed
+from harness.engines.embedded import EmbeddedEngine
+from harness.loop import REFERENCE
+from harness.models.adapters import named_weights
+from harness.models.checkpoint import load_decoder
+from harness.models.decoder import Decoder
+from harness.numerics.casting import cast_model
+from harness.numerics.formats import format_named
+from harness.prepare import task_of
+from harness.results import EvalRecord
+from harness.seeds import stable_seed
+from harness.trainers.forward import Thrift, prepared
+from harness.trainers.local import policy_weights
+from harness.trainers.verl.job import Job
+
+
+def policy_of(job: Job, composed: Composed) -> Decoder:
+    """The module that the local trainer would train, wrapped by every part, at the run's start."""
+    model = cast(Decoder, composed.wrap(load_decoder(job.model)))
+    compute = composed.plan.train_compute
+    if compute is not None and compute.tile is None and compute.element not in ("fp32", "fp16"):
+        model = cast_model(model, compute)
+    return prepared(model, Thrift.of(job.launch))
+
+
+def final_weights(job: Job) -> dict[str, Tensor]:
+    """Masters after the last step, by checkpoint name; empty where the run did not get there."""
+    return load_file(str(job.final_file)) if job.final_file.exists() else {}
+
+
+@torch.no_grad()
+def evaluated(job: Job, composed: Composed, masters: Mapping[str, Tensor] | None, step: int) -> EvalRecord:
+    """Sampled accuracy on the held-out questions in the reference precision. `masters` None: those of the start."""
+    config, task, device = job.config, task_of(job.config), job.config.trainer.device
+    model = policy_of(job, composed)
+    for name, tensor in named_weights(model):
+        if masters is not None:
+            tensor.copy_(masters[name])
+    engine = EmbeddedEngine(
+        model.config, Plan(rollout_weights=format_named(REFERENCE)), max_batch=config.engine.max_batch,
+        eos_id=task.eos_id, pad_id=task.pad_id, device=device,
+    )  # fmt: skip
+    named = ((name, tensor.detach()) for name, tensor in named_weights(model))
+    engine.load_weights(policy_weights(model, named, composed.plan.adapters))
+    items = task.sample("eval", range(min(config.task.num_eval, task.num_eval or config.task.num_eval)))
+    rollout = engine.generate(
+        [item.prompt for item in items], num_samples=1, max_new_tokens=job.max_new_tokens,
+        temperature=config.engine.temperature, seed=stable_seed("eval"),
+    )  # fmt: skip
+    scores = task.score(items, responses(rollout))
+    engine.close()
+    return EvalRecord.model_validate(
+        {
+            "step": step, "precision": REFERENCE, "site": "reference",
+            "accuracy": sum(s.reward for s in scores) / len(scores),
+            "correct": [int(s.reward >= 1.0) for s in scores],
+            "question_hash": provenance.text_hash(item.key for item in items),
+            "length_mean": float(rollout.lengths.float().mean()),
+            "truncated_frac": float(rollout.truncated.float().mean()),
+            "unparsable_frac": sum(not s.is_parsable for s in scores) / len(scores),
+        }
+    )  # fmt: skip

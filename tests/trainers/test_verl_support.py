@@ -1,0 +1,206 @@
+"""What trainer=verl takes and refuses, and what it tells verl: without verl."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from harness.chosen import resolve
+from harness.collect import next_items
+from harness.compose import compose
+from harness.config import load, run_id, run_name
+from harness.engines.vllm.builds import BUILDS
+from harness.prepare import start_of
+from harness.run_config import Launch, RunConfig
+from harness.sweep import with_default_precision
+from harness.trainers.local import Diverged
+from harness.trainers.verl import rows, settings, support
+from harness.trainers.verl.data import lay_out, prompt_length
+from harness.trainers.verl.job import Job, read_job
+from tests.toy import SMALL, small_config, small_launch, small_run
+
+CPU, CUDA = BUILDS["cpu"], BUILDS["cuda"]
+
+
+def verl_config(*overrides: str) -> RunConfig:
+    return resolve(load([*SMALL, "trainer=verl", *with_default_precision(overrides)]))
+
+
+def made(folder: Path, *overrides: str) -> Job:
+    config = verl_config(*overrides)
+    launch = small_launch(folder)
+    return lay_out(config, launch, compose(config), start_of(config, launch), folder / "verl")
+
+
+def told(job: Job, build=CPU) -> dict:
+    return settings.verl_settings(job, compose(job.config), build, 7)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("method=bf16",), ("method=flashrl", "precision=int8"), ("method=qurl", "precision=int8"),
+        ("method=jet_rl",), ("method=qat_kd", "precision=int4"), ("method=fp16",), ("method=vespo",),
+        ("method=fp8_rl", "knobs.RecalibratedKV.protocol=inference"), ("method=dppo_tv",),
+        ("method=fp8_rl", "precision=fp8_block"), ("method=bf16", "parts=[qerl.AQN]"), ("method=verl_bypass_pg_is",),
+    ],
+)  # fmt: skip
+def test_what_verl_takes(words: tuple[str, ...]) -> None:
+    config = verl_config(*words)
+    support.check(config, compose(config))
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("method=qerl",), "qerl has adapters"),
+        (("method=zero_mismatch",), "zero_mismatch samples with the embedded engine's own code"),
+        (("method=fp8_rl", "precision=fp8_channel+kv8"), r"RecalibratedKV\.refit cannot run: .*protocol=inference"),
+        (("method=flashrl", "precision=int8", "knobs.Profile.refit_above=0.1"), r"Profile\.refit cannot run"),
+        (("method=trm",), "TRM needs rollout_kl"),
+        (("method=dppo_tv", "algo.num_minibatches=2"), "DPPO reads the policy between updates"),
+        (("method=verl_bypass_pg_is", "algo.num_epochs=2"), "algo.mode=bypass_pg"),
+        (("method=verl_bypass_ppo_clip_geo_rs", "algo.num_epochs=2"), "GeoRS.*live policy"),
+        (("method=bf16", "algo.dynamic_sampling=true"), "algo.dynamic_sampling=true"),
+        (("method=bf16", "algo.num_minibatches=3"), "algo.num_minibatches=3: verl cuts equal parts"),
+        (("method=bf16", "engine=embedded"), "engine=embedded: trainer=verl drives vLLM's servers"),
+    ],
+)
+def test_what_verl_refuses(words: tuple[str, ...], said: str) -> None:
+    config = verl_config(*words)
+    with pytest.raises(ValueError, match=said) as caught:
+        support.check(config, compose(config))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"gpus": 3}, r"launch.gpus=3: 16 samples of an update do not divide by 3 GPUs"),
+        ({"gpus": 0}, "at least 1 each"),
+        ({"nodes": 2}, "launch.nodes: several machines need a running cluster"),
+    ],
+)
+def test_launches_that_do_not_fit(values: dict[str, int], said: str) -> None:
+    config = verl_config("method=bf16")
+    support.check_launch(config, Launch(gpus=4))
+    with pytest.raises(ValueError, match=said):
+        support.check_launch(config, Launch(**values))
+
+
+def test_a_run_under_verl_is_another_run() -> None:
+    there, here = verl_config("method=bf16"), small_config("method=bf16", "engine=vllm")
+    assert run_id(there) != run_id(here)
+    assert run_name(there) == run_name(here).replace("-vllm-", "-vllm-verl-")
+    assert replace(there, trainer=replace(there.trainer, name="local")) == here
+
+
+def test_prompts_are_those_of_the_local_trainer_in_their_order(tmp_path: Path) -> None:
+    job = made(tmp_path, "method=bf16", "seed=5")
+    run = small_run(tmp_path, ["method=bf16", "seed=5"])
+    items = [item for _ in range(run.config.trainer.steps) for item in next_items(run)]
+    table = pq.read_table(job.train_file).to_pylist()
+    assert [row["extra_info"]["index"] for row in table] == [item.index for item in items]
+    assert [row["reward_model"]["ground_truth"] for row in table] == [item.reference for item in items]
+    assert prompt_length(job) == max(len(item.prompt) for item in [*items, *run.eval_items])
+    assert pq.read_table(job.eval_file).num_rows == run.config.task.num_eval
+    assert read_job(tmp_path / "verl" / "job.json") == job
+    assert job.num_tokens == 32
+    assert job.max_new_tokens == run.max_new_tokens
+
+
+def test_the_model_that_verl_reads_is_the_one_that_is_trained_here(tmp_path: Path) -> None:
+    from harness.models.checkpoint import read_tensors
+
+    words = ("method=qurl", "precision=int8", "model.spread=0.4")
+    job, run = made(tmp_path, *words), small_run(tmp_path, words)
+    held = dict(read_tensors(job.model))
+    for name, tensor in run.trainer.weights():
+        torch.testing.assert_close(held[name], tensor, rtol=0, atol=0)
+
+
+def test_settings_say_what_only_settings_can_say(tmp_path: Path) -> None:
+    job = made(tmp_path, "method=flashrl", "precision=fp8_channel+kv8", "algo.num_minibatches=2", "trainer.lr=3e-5")
+    found, actor, rollout = told(job), "actor_rollout_ref.actor.", "actor_rollout_ref.rollout."
+    assert found[f"{actor}ppo_mini_batch_size"] == 2
+    assert found[f"{actor}optim.lr"] == 3e-5
+    assert found[f"{rollout}n"] == 4
+    assert found[f"{rollout}engine_kwargs.vllm.kv_cache_dtype"] == "fp8_e4m3"
+    assert found["data.max_prompt_length"] == 7
+    environment = found["ray_kwargs.ray_init.runtime_env.env_vars"]
+    assert environment["LOWBIT_VERL_JOB"] == str(job.folder / "job.json")
+    assert environment["VLLM_USE_DEEP_GEMM_E8M0"] == "0"
+    assert "VLLM_ENABLE_V1_MULTIPROCESSING" not in environment
+    json.dumps(found)
+
+
+@pytest.mark.parametrize(
+    ("words", "device", "dtype", "rollout"),
+    [
+        (("method=bf16",), "cpu", "float32", "bfloat16"),
+        (("method=bf16",), "cuda", "bfloat16", "bfloat16"),
+        (("method=bf16", "precision=fp32"), "cuda", "float32", "float32"),
+        (("method=fp16",), "cuda", "float16", "float16"),
+        (("method=jet_rl",), "cuda", "float32", "bfloat16"),
+        (("method=qat_aligned", "precision=int4"), "cuda", "float32", "bfloat16"),
+    ],
+)
+def test_dtypes_of_both_sites(tmp_path: Path, words: tuple[str, ...], device: str, dtype: str, rollout: str) -> None:
+    job = made(tmp_path, *words, f"trainer.device={device}")
+    found = told(job, CUDA if device == "cuda" else CPU)
+    precision = found["actor_rollout_ref.actor.fsdp_config.mixed_precision"]
+    assert precision == {"param_dtype": dtype, "reduce_dtype": "float32", "buffer_dtype": "float32"}
+    assert found["actor_rollout_ref.rollout.dtype"] == rollout
+
+
+def test_noise_in_float32_gains_means_no_graphs(tmp_path: Path) -> None:
+    key = "actor_rollout_ref.rollout.enforce_eager"
+    noised = made(tmp_path / "a", "method=bf16", "parts=[qerl.AQN]", "trainer.device=cuda")
+    plain = made(tmp_path / "b", "method=bf16", "trainer.device=cuda")
+    assert told(noised, CUDA)[key] is True
+    assert told(plain, CUDA)[key] is False
+
+
+def test_a_row_is_made_of_verls_numbers() -> None:
+    sums = {"loss": 0.25, "tokens": 40.0, "ppo_kl": 4.0, "ratio": 44.0, "ratio_sq": 50.0, "entropy": 80.0,
+            "skew_up": 0.0, "skew_down": 0.0, "skew_total_up": 0.0, "skew_total_down": 0.0}  # fmt: skip
+    metrics = {f"actor/lowbit_{name}": value for name, value in sums.items()}
+    metrics |= {"actor/grad_norm": 1.5, "actor/lr": 1e-4, "actor/entropy": 9.9}
+    timers = {"gen": 2.0, "old_log_prob": 0.5, "update_actor": 1.0, "update_weights": 0.25, "step": 4.0}
+    row = rows.step_row({"rollout/tokens": 40.0}, metrics, timers)
+    assert row["train/loss"] == 0.25
+    assert row["train/entropy"] == 2.0
+    assert row["train/grad_norm"] == 1.5
+    assert row["time/generate_s"] == 2.0
+    assert row["time/other_s"] == 0.25
+    assert row["rollout/tokens_per_s"] == 20.0
+
+
+def test_an_update_that_was_none_is_divergence() -> None:
+    rows.check_finite({"train/loss": 1.0, "train/grad_norm": 2.0}, 3)
+    for row in (
+        {"train/loss": float("nan"), "train/grad_norm": 1.0},
+        {"train/loss": 1.0, "train/grad_norm": float("inf")},
+    ):
+        with pytest.raises(Diverged, match="step 3: train/"):
+            rows.check_finite(row, 3)
+
+
+def test_answers_are_put_in_the_order_of_the_questions(tmp_path: Path) -> None:
+    job = made(tmp_path, "method=bf16")
+    run = small_run(tmp_path, ["method=bf16"])
+    questions = run.eval_items[:3]
+    facts = {"index": [questions[2].index, questions[0].index, questions[1].index], "acc": [1.0, 0.0, 1.0],
+             "length": [4.0, 6.0, 8.0], "truncated": [0.0, 1.0, 0.0], "is_parsable": [1.0, 0.0, 1.0]}  # fmt: skip
+    record = rows.evaluation(job, questions, facts, 4)
+    assert record.correct == [0, 1, 1]
+    assert (record.step, record.site, record.precision) == (4, "rollout", "bf16")
+    assert record.accuracy == pytest.approx(2 / 3)
+    assert record.length_mean == 6.0
+    with pytest.raises(RuntimeError, match="got no answer"):
+        rows.evaluation(job, run.eval_items[:4], facts, 4)

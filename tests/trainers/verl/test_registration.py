@@ -1,0 +1,106 @@
+"""Our classes in the real package: registries, settings against verl's own tree, the mask of a padded vocabulary."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+from importlib.metadata import entry_points
+from pathlib import Path
+
+import pytest
+
+from harness.compose import compose
+from harness.prepare import start_of
+from harness.provenance import ROOT
+from harness.trainers.verl.data import lay_out, prompt_length
+from harness.trainers.verl.job import Job
+from harness.trainers.verl.settings import build_of, environment, merged, verl_settings
+from tests.toy import small_config, small_launch
+
+pytestmark = pytest.mark.verl
+
+
+def made(folder: Path, *words: str) -> Job:
+    config = small_config("trainer=verl", *words)
+    launch = small_launch(folder)
+    return lay_out(config, launch, compose(config), start_of(config, launch), folder / "verl")
+
+
+def said(job: Job, code: str) -> str:
+    """What a process of the job prints."""
+    done = subprocess.run([sys.executable, "-c", code], env=os.environ | environment(job) | {"PYTHONPATH": str(ROOT)},
+                          capture_output=True, text=True, check=False)  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout.strip().splitlines()[-1]
+
+
+def test_verl_is_told_of_the_plugin() -> None:
+    found = [e.value for e in entry_points(group="verl.plugins") if e.name == "lowbit"]
+    assert found == ["harness.trainers.verl.plugin"]
+
+
+def test_a_process_of_a_job_has_our_classes_and_verl_takes_every_setting(tmp_path: Path) -> None:
+    job = made(tmp_path, "method=flashrl", "precision=fp8_channel", "algo.kl_coef=0.01", "algo.num_minibatches=2")
+    code = """
+import json
+from harness.trainers.verl import plugin
+from harness.trainers.verl.job import current_job
+from harness.trainers.verl.main import compose_config
+import verl
+plugin.check_registered()
+from verl.plugin.platform import get_platform
+from verl.utils.config import omega_conf_to_dataclass
+config = compose_config(current_job())
+actor = omega_conf_to_dataclass(config.actor_rollout_ref.actor)
+print(json.dumps([get_platform().device_name, actor.ppo_mini_batch_size, actor.use_kl_loss,
+                  config.actor_rollout_ref.rollout.prompt_length, config.actor_rollout_ref.rollout.n,
+                  actor.engine.mixed_precision["param_dtype"], str(config.data.train_files[0])]))
+"""
+    found = json.loads(said(job, code))
+    assert found == ["cpu", 2, True, prompt_length(job), 4, "float32", str(job.train_file)]
+
+
+def test_an_unknown_setting_is_refused_by_name(tmp_path: Path) -> None:
+    from omegaconf import OmegaConf
+
+    job = made(tmp_path, "method=bf16")
+    values = verl_settings(job, compose(job.config), build_of("cpu"), 7)
+    tree = OmegaConf.create({"actor_rollout_ref": {"actor": {"ppo_epochs": 1}}})
+    with pytest.raises(ValueError, match=r"verl has no setting data\.train_files; "):
+        merged(tree, values)
+
+
+def test_a_process_of_no_job_is_left_alone() -> None:
+    code = "import verl; from verl.workers.rollout.base import _ROLLOUT_REGISTRY as r; print(('lowbit', 'async') in r)"
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("LOWBIT_", "VERL_"))}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
+    assert done.stdout.strip().splitlines()[-1] == "False"
+
+
+PADDED = """
+import json, torch
+from types import SimpleNamespace
+from verl.workers.rollout.vllm_rollout.utils import monkey_patch_compute_logits
+from harness.trainers.verl.engine import mask_unknown
+logits = torch.zeros(4, 320, dtype=torch.float64)
+model = SimpleNamespace(compute_logits=lambda h: logits.clone())
+monkey_patch_compute_logits(model, 293)
+rollout = torch.log_softmax(model.compute_logits(None), -1)[:, :293]
+naive = torch.log_softmax(logits, -1)[:, :293]
+ours = torch.log_softmax(mask_unknown(logits, 293), -1)[:, :293]
+leaf = torch.randn(4, 320, dtype=torch.float64, requires_grad=True)
+torch.log_softmax(mask_unknown(leaf, 293), -1)[:, 7].sum().backward()
+print(json.dumps([float((rollout - naive).mean()), float((rollout - ours).abs().max()),
+                  float(leaf.grad[:, 293:].abs().max()), float(leaf.grad[:, :293].abs().max())]))
+"""
+
+
+def test_a_padded_vocabulary_shifts_no_ratio(tmp_path: Path) -> None:
+    shift, left, padding, rest = json.loads(said(made(tmp_path, "method=bf16"), PADDED))
+    assert shift == pytest.approx(math.log(320 / 293), abs=1e-12)  # every ratio exp(-0.0881) = 0.916 without our mask
+    assert left == 0.0
+    assert padding == 0.0
+    assert rest > 0.01
