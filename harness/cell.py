@@ -23,7 +23,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 
@@ -34,9 +34,7 @@ from harness.config import parse, run_id
 from harness.engines.embedded import EmbeddedEngine
 from harness.engines.factory import check_engine, make_engine
 from harness.loop import REFERENCE, train
-from harness.models.adapters import add_adapters, freeze_base
 from harness.models.checkpoint import content_hash
-from harness.models.decoder import Decoder
 from harness.numerics.formats import format_named
 from harness.prepare import load_state, prepare, save_state, start_of
 from harness.record import record
@@ -45,6 +43,7 @@ from harness.run import Run
 from harness.run_config import Launch, RunConfig
 from harness.trainers.forward import Thrift
 from harness.trainers.local import EXTRAS, Diverged, LocalTrainer
+from harness.trainers.policy import policy
 from harness.trainers.verl import support
 from harness.trainers.verl.watch import Watched, watch
 
@@ -93,12 +92,8 @@ def build(config: RunConfig, launch: Launch) -> tuple[Run, dict[str, str | None]
     check_device(config)
     start = start_of(config, launch)
     model = prepare(composed, config, start, launch).to(device)
-    shape, adapters = model.config, composed.plan.adapters
-    if composed.plan.train_weights is not None and composed.plan.train_weights.tile is not None:
-        model = freeze_base(model, composed.plan)
-    model = cast(Decoder, composed.wrap(model))
-    if adapters is not None and adapters.is_trained:
-        model = add_adapters(model, adapters, composed.fixed, config.base_seed).to(device)
+    shape = model.config
+    model = policy(model, composed, config.base_seed)
     algo, needs = config.algo, composed.needs(Step(index=0, total=config.trainer.steps, seed=config.seed))
     is_exact = composed.plan.sampler == "trainer"
     trainer = LocalTrainer(

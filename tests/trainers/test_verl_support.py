@@ -48,6 +48,7 @@ def told(job: Job, build=CPU) -> dict:
         ("method=jet_rl",), ("method=qat_kd", "precision=int4"), ("method=fp16",), ("method=vespo",),
         ("method=fp8_rl", "knobs.RecalibratedKV.protocol=inference"), ("method=dppo_tv",),
         ("method=fp8_rl", "precision=fp8_block"), ("method=bf16", "parts=[qerl.AQN]"), ("method=verl_bypass_pg_is",),
+        ("method=qerl", "precision=nvfp4"), ("method=rilq", "precision=int4"),
     ],
 )  # fmt: skip
 def test_what_verl_takes(words: tuple[str, ...]) -> None:
@@ -58,7 +59,7 @@ def test_what_verl_takes(words: tuple[str, ...]) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("method=qerl",), "qerl has adapters"),
+        (("method=rilq_refresh", "precision=int4"), r"RILQRefresh\.refit cannot run"),
         (("method=zero_mismatch",), "zero_mismatch samples with the embedded engine's own code"),
         (("method=fp8_rl", "precision=fp8_channel+kv8"), r"RecalibratedKV\.refit cannot run: .*protocol=inference"),
         (("method=flashrl", "precision=int8", "knobs.Profile.refit_above=0.1"), r"Profile\.refit cannot run"),

@@ -63,7 +63,7 @@ class AdapterSlot:
         if self.request is not None:
             self.llm.llm_engine.remove_lora(self.number)
             shutil.rmtree(self.request.lora_path)
-        self.number += 1
+        self.number = self.next_number()
         place = self.folder / f"adapter-{self.number}"
         place.mkdir()
         config = {"peft_type": "LORA", "r": self.adapters.rank, "lora_alpha": self.adapters.alpha, "bias": "none",
@@ -73,6 +73,10 @@ class AdapterSlot:
         save_file(held, place / "adapter_model.safetensors")
         self.request = LoRARequest(f"push-{self.number}", self.number, str(place))
         self.llm.llm_engine.add_lora(self.request)
+
+    def next_number(self) -> int:
+        """vLLM's number of the adapter to come."""
+        return self.number + 1
 
     def records(self) -> Iterator[TensorRecord]:
         """Passport lines, read from the slot of which the kernels read (B with alpha / rank in it).

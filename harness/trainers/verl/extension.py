@@ -1,45 +1,73 @@
 """What a vLLM worker does with a push: our `VLLMWeights` in place of verl's loader, for every format alike.
 
 verl's buckets are read whole and cloned, for their memory is used again; then one `load` checks, quantizes, swaps and
-compares. The passport is measured on the live kernels. Left out: several GPUs per engine, adapters.
+compares. The passport is measured on the live kernels. Left out: several GPUs per engine.
 """
 
 from __future__ import annotations
 
 import json
+import tempfile
 from dataclasses import asdict
 from functools import cached_property
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor
-from verl.workers.rollout.vllm_rollout.utils import vLLMColocateWorkerExtension
+from verl.workers.rollout.vllm_rollout.utils import VLLM_LORA_INT_ID, vLLMColocateWorkerExtension
 
 from harness.api import KVProtocol, Passport
 from harness.compose import check_passport
 from harness.engines.vllm import kv, passport
+from harness.engines.vllm.adapters import AdapterSlot
 from harness.engines.vllm.weights import VLLMWeights
+from harness.models.decoder import tensor_shapes
 from harness.trainers.verl.job import current_job, current_method
 from harness.trainers.verl.settings import build_of
+
+
+class ServedSlot(AdapterSlot):
+    """The adapter that verl's server names in every request."""
+
+    def next_number(self) -> int:
+        """Always verl's; the server forgets its caches at every push."""
+        return VLLM_LORA_INT_ID
 
 
 class Extension(vLLMColocateWorkerExtension):
     """Mixed into vLLM's worker; its methods are RPC names."""
 
     def __new__(cls, **kwargs: Any) -> Any:
+        from vllm.lora.worker_manager import LRUCacheWorkerLoRAManager
+
         if current_job().config.trainer.device == "cpu":
             from harness.engines.vllm import cpu_fixes
 
             cpu_fixes.apply()
-        return super().__new__(cls, **kwargs)
+        # verl puts a reader of tensors in its place, for newer versions than vLLM's CPU build; ours reads folders.
+        reader = LRUCacheWorkerLoRAManager._load_adapter
+        made = super().__new__(cls, **kwargs)
+        LRUCacheWorkerLoRAManager._load_adapter = reader
+        return made
 
     @cached_property
     def lowbit_weights(self) -> VLLMWeights:
         """The live model under our eyes; made at the first push, before anything is generated."""
         runner = self.model_runner  # pyright: ignore[reportAttributeAccessIssue]
-        device = torch.device("cpu") if current_job().config.trainer.device == "cpu" else self.device
-        return VLLMWeights(runner.get_model(), runner.vllm_config, current_job().shape, current_method().plan,
-                           device, None, None)  # fmt: skip
+        job, plan = current_job(), current_method().plan
+        device = torch.device("cpu") if job.config.trainer.device == "cpu" else self.device
+        slot = None
+        if plan.adapters is not None and plan.adapters.site != "train":
+            engine = SimpleNamespace(
+                add_lora=self.add_lora, remove_lora=self.remove_lora,  # pyright: ignore[reportAttributeAccessIssue]
+                model_executor=SimpleNamespace(driver_worker=SimpleNamespace(worker=self)),
+            )  # fmt: skip
+            self.lowbit_folder = tempfile.TemporaryDirectory(prefix="lowbit-adapters-")
+            shapes, folder = tensor_shapes(job.shape), Path(self.lowbit_folder.name)
+            slot = ServedSlot(SimpleNamespace(llm_engine=engine), plan.adapters, shapes, folder)
+        return VLLMWeights(runner.get_model(), runner.vllm_config, job.shape, plan, device, slot, None)
 
     def update_weights_from_ipc(
         self, peft_config: Any = None, base_sync_done: bool = False, use_shm: bool = False

@@ -24,6 +24,8 @@ from harness.run_config import AlgoConfig, Launch, RunConfig
 
 JOB = "LOWBIT_VERL_JOB"
 """The environment variable."""
+GRACE_S = 600.0
+"""How long a run that was asked to stop may take to end its step and write a checkpoint."""
 
 
 @dataclass(frozen=True, kw_only=True)

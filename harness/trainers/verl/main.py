@@ -7,20 +7,23 @@ stopped.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
 import sys
+import threading
+import time
 import traceback
 from pathlib import Path
 from typing import Any
 
 from harness.results import write_atomic
-from harness.trainers.verl.job import composed_of, read_job
+from harness.trainers.verl.job import GRACE_S, Job, composed_of, read_job
 from harness.trainers.verl.settings import build_of, environment, merged, verl_settings
 
 
-def compose_config(job: Any) -> Any:
+def compose_config(job: Job) -> Any:
     """verl's tree with our settings, checked by verl."""
     import verl
     from hydra import compose, initialize_config_dir
@@ -69,6 +72,16 @@ def outcome(error: BaseException | None) -> dict[str, str]:
     return {"kind": kind, "reason": reason, "traceback": "".join(traceback.format_exception(error))}
 
 
+def _stop_when_alone(job: Job) -> None:
+    """Where the cell is gone, end the step, write a checkpoint and leave, as if it had asked."""
+    parent = os.getppid()
+    while os.getppid() == parent:
+        time.sleep(1.0)
+    job.stop_file.touch()
+    time.sleep(GRACE_S)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
 def main(path: str) -> int:
     """Run the job that a JSON file describes."""
     job = read_job(Path(path))
@@ -81,6 +94,8 @@ def main(path: str) -> int:
         raise KeyboardInterrupt
 
     signal.signal(signal.SIGTERM, leave)
+    fcntl.flock(os.open(job.folder, os.O_RDONLY), fcntl.LOCK_EX)  # until this process ends
+    threading.Thread(target=_stop_when_alone, args=(job,), daemon=True).start()
     error: BaseException | None = None
     try:
         run_ppo(compose_config(job), task_runner_class=runner())

@@ -7,7 +7,6 @@ embedded engine, as `harness.loop.evaluate` does.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import cast
 
 import torch
 from safetensors.torch import load_file
@@ -29,12 +28,13 @@ from harness.results import EvalRecord
 from harness.seeds import stable_seed
 from harness.trainers.forward import Thrift, prepared
 from harness.trainers.local import policy_weights
+from harness.trainers.policy import policy
 from harness.trainers.verl.job import Job
 
 
 def policy_of(job: Job, composed: Composed) -> Decoder:
     """The module that the local trainer would train, wrapped by every part, at the run's start."""
-    model = cast(Decoder, composed.wrap(load_decoder(job.model)))
+    model = policy(load_decoder(job.model), composed, job.config.base_seed)
     compute = composed.plan.train_compute
     if compute is not None and compute.tile is None and compute.element not in ("fp32", "fp16"):
         model = cast_model(model, compute)

@@ -22,6 +22,15 @@ class Server(vLLMHttpServer):
     def _get_worker_extension_cls(self) -> str:
         return "harness.trainers.verl.extension.Extension"
 
+    def _resolve_sleep_level(self) -> int:
+        return 1  # weights wait on the host: what a push does not carry, such as a kernel's locks, survives
+
+    @property
+    def lora_as_adapter(self) -> bool:
+        """Does every request name the pushed adapter?"""
+        adapters = current_method().plan.adapters
+        return adapters is not None and adapters.site != "train"
+
     async def collective_rpc(
         self, method: Any, timeout: float | None = None, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:

@@ -114,6 +114,9 @@ def _rollout(job: Job, plan: Plan, build: Build) -> dict[str, Any]:
         **{f"val_kwargs.{name}": value for name, value in sampling.items()},
         "engine_kwargs.vllm.kv_cache_dtype": "auto" if plan.rollout_kv is None else build.kv[plan.rollout_kv.name],
     }  # fmt: skip
+    if plan.adapters is not None and plan.adapters.site != "train":
+        wanted = {"enable_lora": True, "max_loras": 1, "max_lora_rank": vllm.lora_rank(plan.adapters.rank)}
+        values |= {f"engine_kwargs.vllm.{name}": value for name, value in wanted.items()}
     if not is_eager:
         values["engine_kwargs.vllm.compilation_config"] = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}
     return {f"actor_rollout_ref.rollout.{name}": value for name, value in values.items()}

@@ -30,8 +30,6 @@ def check(config: RunConfig, composed: Composed) -> None:
     if config.engine.name != "vllm":
         raise ValueError(f"engine={config.engine.name}: trainer=verl drives vLLM's servers; valid: vllm")
     plan, method = composed.plan, composed.method.name
-    if plan.adapters is not None:
-        raise ValueError(f"trainer=verl: {method} has adapters, which are not sent to vLLM's servers yet")
     if plan.sampler == "trainer" or plan.residual is not None:
         raise ValueError(f"trainer=verl: {method} samples with the embedded engine's own code; choose trainer=local")
     for part in composed.parts:

@@ -11,6 +11,7 @@ A checkpoint that verl cannot read ends the run as failed; its text says which.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
@@ -32,13 +33,12 @@ from harness.run_config import Launch, RunConfig
 from harness.trainers.local import Diverged
 from harness.trainers.verl import support
 from harness.trainers.verl.data import lay_out
-from harness.trainers.verl.job import Job, composed_of
+from harness.trainers.verl.job import GRACE_S, Job, composed_of
 from harness.trainers.verl.reference import evaluated, final_weights
 from harness.trainers.verl.settings import environment
 
 POLL_S = 0.5
-GRACE_S = 600.0
-"""How long a run that was asked to stop may take to end its step and write a checkpoint."""
+DRIVER = "harness.trainers.verl.main"
 DIED = "verl's driver died without a word"
 
 
@@ -90,12 +90,13 @@ class Watched:
         self, tell: Callable[[int, float], None], should_stop: Callable[[], bool], stopped: type[Exception]
     ) -> None:
         """Run to the end. Raises `stopped` when asked to stop, Diverged, RuntimeError with verl's own words."""
+        self._wait_for_the_last()
         self.job.stop_file.unlink(missing_ok=True)
         outcome = self.job.folder / "outcome.json"
         outcome.unlink(missing_ok=True)
         with (self.job.folder / "verl.log").open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "harness.trainers.verl.main", str(self.job.folder / "job.json")],
+                [sys.executable, "-m", DRIVER, str(self.job.folder / "job.json")],
                 stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, start_new_session=True,
                 env=os.environ | environment(self.job),
             )  # fmt: skip
@@ -120,6 +121,14 @@ class Watched:
             code, log_file = self.process.returncode, self.job.folder / "verl.log"
             raise RuntimeError(f"{found['reason']} (exit code {code}; {log_file})")
         self._compare()
+
+    def _wait_for_the_last(self) -> None:
+        """A driver whose cell was killed may still be writing its checkpoint; it holds the folder's lock."""
+        handle = os.open(self.job.folder, os.O_RDONLY)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        finally:
+            os.close(handle)
 
     def _compare(self) -> None:
         """Start and end of the run in the reference precision, once the device is free."""
