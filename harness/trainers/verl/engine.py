@@ -17,6 +17,7 @@ import torch
 from safetensors.torch import save_file
 from tensordict import TensorDict
 from torch import Tensor, nn
+from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 from torch.distributed.tensor import DTensor
 from transformers.modeling_outputs import CausalLMOutput
 from verl.utils import tensordict_utils as tu
@@ -76,6 +77,12 @@ class Engine(FSDPEngineWithLMHead):
         decoder = policy_of(job, current_method())
         self.names = [(checkpoint_name(name), name) for name, _ in decoder.named_parameters()]
         return Policy(decoder, self.model_config.hf_config, job.num_tokens)
+
+    def _build_fsdp_module(self, module: nn.Module) -> nn.Module:
+        built, config = super()._build_fsdp_module(module), current_job().config.trainer
+        if self.scaler is not None:
+            self.scaler = ShardedGradScaler(init_scale=config.loss_scale, growth_interval=config.loss_scale_interval)
+        return built
 
     def _build_optimizer(self, module: nn.Module) -> torch.optim.Optimizer:
         config, composed = current_job().config.trainer, current_method()

@@ -123,13 +123,19 @@ class Trainer(PPOTrainerSync):
             self._push(self.global_steps)
         self.row = pushed
 
+    def _validate(self) -> dict[str, float]:
+        """Where one is due: verl also asks when a run is taken up in between."""
+        trainer, step = self.job.config.trainer, self.global_steps
+        is_due = step % trainer.eval_every == 0 or step >= trainer.steps
+        if not is_due or any(line["record"]["step"] == step for line in read_lines(self.job.evals_file)):
+            return {"val/accuracy": math.nan}
+        return super()._validate()
+
     def _val_metrics_update(
         self, data_sources: Any, sample_uids: Any, reward_extra_infos_dict: dict[str, list[Any]], *args: Any,
         **kwargs: Any,
     ) -> dict[str, float]:  # fmt: skip
         """One evaluation of the fixed questions by the run's own sampler."""
-        if self.global_steps and any(e["record"]["step"] == self.global_steps for e in read_lines(self.job.evals_file)):
-            return {"val/accuracy": math.nan}  # a run that was taken up has it
         record = rows.evaluation(self.job, self.questions, reward_extra_infos_dict, self.global_steps)
         line = {"record": record.model_dump(), "seconds": time.monotonic() - self.eval_start}
         with self.job.evals_file.open("a", encoding="utf-8") as file:
