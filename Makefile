@@ -81,8 +81,8 @@ test-gpu: setup ## the tests that need a CUDA device (GPUS=2: side by side)
 
 test-verl: setup ## verl's jobs on this CPU, in an environment of their own (.venv-verl, 4.5 GB, a quarter of an hour)
 	@$(PY) -I harness/setup_env.py --venv .venv-verl --requirements requirements/verl.txt
+	@.venv-verl/bin/python -m pip install -q --no-build-isolation -e .
 	@.venv-verl/bin/python -m pip uninstall -q -y torchvision torchaudio torchcodec
-	@.venv-verl/bin/python -m pip install -q --no-deps --no-build-isolation -e .
 	@.venv-verl/bin/python -m pytest -n 0 -m verl $(ARGS)
 
 golden: setup ## rewrite tests/golden; in a commit of its own, with a CHANGELOG line

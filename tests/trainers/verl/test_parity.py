@@ -87,12 +87,19 @@ def save(job: Job, seqs: Sequences, batch: TokenBatch, columns: dict[str, Tensor
     torch.save(saved, job.folder / "batch.pt")
 
 
-def under_verl(folders: Sequence[Path]) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.trainers.verl.worker", *map(str, folders)], cwd=ROOT, capture_output=True,
-        text=True, env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-4000:]
+def under_verl(folders: Sequence[Path], ranks: int) -> None:
+    """verl's worker on one or several ranks, each a process; they meet at a file."""
+    store = folders[0].parent / f"store{ranks}"
+    words = [[str(store), str(rank), str(ranks), *map(str, folders)] for rank in range(ranks)]
+    running = [
+        subprocess.Popen([sys.executable, "-m", "tests.trainers.verl.worker", *own], cwd=ROOT, text=True,
+                         env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+                         stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        for own in words
+    ]  # fmt: skip
+    for process in running:
+        said = process.communicate(timeout=600)[1]
+        assert process.returncode == 0, said[-4000:]
 
 
 CASES = {
@@ -104,6 +111,8 @@ CASES = {
     "qerl": ("method=qerl", "precision=nvfp4"),
     "entropy": ("method=bf16", "algo.entropy_coef=0.1", "algo.agg=seq-mean-token-sum-norm"),
 }
+SHARED = ("qurl", "gspo", "qat", "qerl")
+"""Those that also run on two ranks."""
 
 
 @pytest.fixture(scope="module")
@@ -123,23 +132,39 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple]:
         write_job(job)
         save(job, seqs, batch, columns)
         said[name] = (seqs.sampled, logp, loss, gradients)
-    under_verl([root / name for name in CASES])
-    return {name: (*own, torch.load(root / name / "out.pt", weights_only=True)) for name, own in said.items()}
+    under_verl([root / name for name in CASES], 1)
+    under_verl([root / name for name in SHARED], 2)
+    found = {name: (torch.load(root / name / "out1.pt", weights_only=True),) for name in CASES}
+    for name in SHARED:
+        found[name] += (torch.load(root / name / "out2.pt", weights_only=True),)
+    return {name: (*own, found[name]) for name, own in said.items()}
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_one_batch_has_the_same_loss_and_gradients(answers: dict[str, tuple], case: str) -> None:
-    sampled, logp, loss, gradients, found = answers[case]
+def check(found: dict[str, dict], sampled: Tensor, logp: Tensor, loss: float, gradients: dict[str, Tensor]) -> None:
+    """`sampled`, `logp`: of the rows that rank 0 had."""
     theirs = found["logp"][sampled[:, : found["logp"].shape[1]]]  # as wide as the longest response
     torch.testing.assert_close(theirs, logp[sampled], atol=1e-5, rtol=0)
     assert found["metrics"]["lowbit_loss"] == pytest.approx(loss, abs=1e-6, rel=1e-5)
     assert found["metrics"]["loss"] == pytest.approx(loss, abs=1e-6, rel=1e-5)
-    assert found["metrics"]["lowbit_tokens"] == float(sampled.sum())
     assert found["gradients"].keys() == gradients.keys()
     largest = max(float(g.abs().max()) for g in gradients.values())
     assert largest > 1e-3
     for name, gradient in gradients.items():
         torch.testing.assert_close(found["gradients"][name], gradient, atol=1e-5 * largest, rtol=1e-5, msg=name)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_one_batch_has_the_same_loss_and_gradients(answers: dict[str, tuple], case: str) -> None:
+    sampled, logp, loss, gradients, found = answers[case]
+    check(found[0], sampled, logp, loss, gradients)
+    assert found[0]["metrics"]["lowbit_tokens"] == float(sampled.sum())
+
+
+@pytest.mark.parametrize("case", SHARED)
+def test_two_ranks_have_the_loss_and_gradients_of_one(answers: dict[str, tuple], case: str) -> None:
+    sampled, logp, loss, gradients, found = answers[case]
+    check(found[1], sampled[::2], logp[::2], loss, gradients)
+    assert found[1]["metrics"]["lowbit_tokens"] == float(sampled.sum())
 
 
 def test_the_cases_differ(answers: dict[str, tuple]) -> None:

@@ -1,14 +1,14 @@
-"""Saved batches through verl's own training worker, in a process of its own: `python -m ... FOLDER ...`.
+"""Saved batches through verl's own training worker, a process per rank: `python -m ... STORE RANK RANKS FOLDER ...`.
 
 In a folder stand job.json and batch.pt: tensors by name, [B, T] each, and `ids` [B, L], `prompt_lens` [B], `lengths`
-[B]. out.pt gets the gradients by checkpoint name, the log-probs before the update [B, T], and the summed metrics.
+[B]; rank r takes the rows r, r + RANKS, .... out<RANKS>.pt gets, from rank 0, the whole gradients by checkpoint name, the
+log-probs of its rows before the update, and the metrics of all ranks.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -64,11 +64,12 @@ def make_worker(job: Any) -> Any:
     return worker
 
 
-def one(folder: Path) -> None:
+def one(folder: Path, rank: int, ranks: int) -> None:
     """The batch of one job's folder."""
     from harness.models.adapters import named_weights
     from harness.trainers.verl import job as jobs
     from verl.utils import tensordict_utils as tu
+    from verl.utils.metric import Metric
     from verl.workers.utils.padding import no_padding_2_padding
 
     os.environ[jobs.JOB] = str(folder / "job.json")
@@ -76,7 +77,7 @@ def one(folder: Path) -> None:
     jobs.current_method.cache_clear()
     job = jobs.current_job()
     worker = make_worker(job)
-    saved = torch.load(folder / "batch.pt", weights_only=True)
+    saved = {name: t[rank::ranks] for name, t in torch.load(folder / "batch.pt", weights_only=True).items()}
     numbers = {"temperature": job.config.engine.temperature, "calculate_entropy": True, "compute_loss": False,
                "global_token_num": [int(n) for n in saved["prompt_lens"] + saved["lengths"]]}  # fmt: skip
     data = tensordict(saved, **numbers)
@@ -93,22 +94,22 @@ def one(folder: Path) -> None:
     done = worker.train_batch(tensordict(saved, **numbers, global_batch_size=len(saved["ids"])))
     metrics = {}
     for name, value in tu.get(done, "metrics").items():
-        own = value[0] if isinstance(value, list) else value
-        metrics[name] = float(own.aggregate() if hasattr(own, "aggregate") else own)
-    torch.save({"logp": logp, "gradients": gradients, "metrics": metrics}, folder / "out.pt")
+        of_all = value if isinstance(value, list) else [value]
+        metrics[name] = float(Metric.aggregate_dp(of_all) if isinstance(of_all[0], Metric) else of_all[0])
+    if rank == 0:
+        torch.save({"logp": logp, "gradients": gradients, "metrics": metrics}, folder / f"out{ranks}.pt")
 
 
-def main(folders: list[str]) -> None:
+def main(store: str, rank: str, ranks: str, *folders: str) -> None:
     from harness.trainers.verl.job import read_job
     from harness.trainers.verl.settings import environment
 
     os.environ.update(environment(read_job(Path(folders[0]) / "job.json")))
-    store = Path(tempfile.mkdtemp()) / "store"
-    os.environ |= {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "DIST_INIT_METHOD": f"file://{store}",
+    os.environ |= {"RANK": rank, "WORLD_SIZE": ranks, "LOCAL_RANK": "0", "DIST_INIT_METHOD": f"file://{store}",
                    "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29511"}  # fmt: skip
     for folder in folders:
-        one(Path(folder))
+        one(Path(folder), int(rank), int(ranks))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main(*sys.argv[1:])
