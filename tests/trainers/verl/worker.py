@@ -1,8 +1,8 @@
 """Saved batches through verl's own training worker, a process per rank: `python -m ... STORE RANK RANKS FOLDER ...`.
 
-In a folder stand job.json and batch.pt: tensors by name, [B, T] each, and `ids` [B, L], `prompt_lens` [B], `lengths`
-[B]; rank r takes the rows r, r + RANKS, .... out<RANKS>.pt gets, from rank 0, the whole gradients by checkpoint name, the
-log-probs of its rows before the update, and the metrics of all ranks.
+In a folder stand job.json and batch.pt: tensors by name, [B, T] each, and `ids` [B, L], `prompt_lens` [B],
+`lengths` [B]; rank r takes the rows r, r + RANKS, .... out<RANKS>.pt gets, from rank 0, the whole gradients by
+checkpoint name, the log-probs of its rows before the update, and the metrics of all ranks.
 """
 
 from __future__ import annotations
