@@ -1,6 +1,7 @@
 """The tree of frozen dataclasses that configures a run: field docs here, values in `harness/conf/`.
 
 `RunConfig` holds only what changes numbers and is hashed into the run id; `Launch` holds where and how a run happens.
+A field that came later is `sparse`: at its default it is not written, so that ids and records from before it stand.
 Composing, validating and hashing are in `harness.config`.
 """
 
@@ -65,6 +66,8 @@ class BaseConfig:
     batch_size: int = 64
     warmup_steps: int = 50
     grad_clip: float = 1.0
+    curriculum: tuple[int, ...] = field(default=(), metadata={"sparse": True})
+    """Problem sizes that are learnt first, those below the task's own (`harness.base_training`)."""
 
 
 @dataclass(frozen=True, kw_only=True)

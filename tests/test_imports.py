@@ -17,9 +17,10 @@ LAYERS = (
     "harness.loss harness.advantage harness.metrics methods harness.numerics.adapter_fit"
     " harness.numerics.fake_quant harness.numerics.low_bit_forward"
     " harness.numerics.low_bit_start",
-    "harness.run_config harness.config harness.models harness.tasks harness.results harness.stats",
+    "harness.run_config harness.config harness.models harness.tasks harness.results harness.stats harness.states",
     "harness.chosen harness.compose",
-    "harness.base harness.collect harness.engines harness.loop harness.prepare harness.run harness.trainers",
+    "harness.base harness.base_training harness.collect harness.engines harness.loop harness.prepare harness.run"
+    " harness.trainers",
     "harness.cell",
     "harness.launchers harness.sweep harness.search harness.replay harness.arms harness.report harness.figures"
     " harness.panels harness.packed harness.forest"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 
-from harness.arguments.kinds import OVERRIDES, Commands, command, places, positive
+from harness.arguments.kinds import OVERRIDES, Commands, command, minutes, places, positive
 
 
 def add(commands: Commands) -> None:
@@ -20,6 +20,7 @@ def add(commands: Commands) -> None:
     sweep.add_argument("--max-hours", type=_hours, metavar="H",
                        help="start no cell that is not predicted to end within so many hours; what still runs then "
                             "saves its state")  # fmt: skip
+    sweep.add_argument("--minutes", type=minutes, dest="max_minutes", metavar="M", help="the same in minutes")
     sweep.add_argument("--launcher", choices=("local", "ray"), default="local",
                        help="processes of this machine, or tasks of a Ray cluster (default: local)")  # fmt: skip
     sweep.add_argument(
@@ -34,8 +35,11 @@ def add(commands: Commands) -> None:
     places(run)
 
     base = command(commands, "base", "train the base models that sweeps start from, where they are missing", _base)
-    base.add_argument("sweeps", nargs="*", default=[], help="sweeps whose bases to train (default: all)")
+    base.add_argument("sweeps", nargs="*", default=[], metavar="sweep | key=value",
+                      help=f"sweeps whose bases to train (default: all); {OVERRIDES}")  # fmt: skip
     base.add_argument("--workers", type=positive, default=os.cpu_count(), help="bases at a time (default: cores)")
+    base.add_argument("--minutes", type=minutes, metavar="M",
+                      help="stop after so long and save what was reached; the same command goes on")  # fmt: skip
     places(base)
 
     report = command(commands, "report", "write tables and figures of a sweep from its results", _report)
@@ -49,7 +53,8 @@ def _sweep(a: argparse.Namespace) -> int:
     from harness.commands.sweeping import Way, sweep
 
     way = Way(
-        workers=a.workers, launcher=a.launcher, ray_address=a.ray_address, max_hours=a.max_hours,
+        workers=a.workers, launcher=a.launcher, ray_address=a.ray_address,
+        max_hours=a.max_hours if a.max_minutes is None else a.max_minutes / 60,
         is_tracked=not a.no_tracking,
     )  # fmt: skip
     return sweep(a.name, a.overrides, results=a.results, way=way, seeds=a.seeds, is_dry=a.dry_run)
@@ -62,9 +67,11 @@ def _run(a: argparse.Namespace) -> int:
 
 
 def _base(a: argparse.Namespace) -> int:
-    from harness.commands.sweeping import base
+    from harness.commands.bases import base
 
-    return base(a.sweeps, results=a.results, workers=a.workers)
+    names = [word for word in a.sweeps if "=" not in word]
+    overrides = [word for word in a.sweeps if "=" in word]
+    return base(names, overrides, results=a.results, workers=a.workers, minutes=a.minutes)
 
 
 def _report(a: argparse.Namespace) -> int:

@@ -27,7 +27,7 @@ from harness.engines.requests import Requests, requests_of
 from harness.engines.vllm import direct, kv, passport, settings
 from harness.engines.vllm.adapters import AdapterSlot, adapter_shapes
 from harness.engines.vllm.builds import BUILDS, check_plan, supports
-from harness.engines.vllm.memory import check_allocator, check_fits
+from harness.engines.vllm.memory import check_allocator, check_fits, small_cache
 from harness.engines.vllm.weights import VLLMWeights
 from harness.models.decoder import DecoderConfig, tensor_shapes
 from harness.seeds import stable_seed
@@ -82,7 +82,7 @@ class VLLMEngine:
             Path(self.folder.name), config, plan, self.build, max_batch=max_batch, max_length=max_length,
             gpu_memory=gpu_memory, is_eager=is_eager, can_sleep=can_sleep,
         )  # fmt: skip
-        self.llm = start(arguments, is_cpu=self.device.type == "cpu")
+        self.llm = start(arguments | small_cache(config, plan, arguments), is_cpu=self.device.type == "cpu")
         worker = self.llm.llm_engine.model_executor.driver_worker.worker
         self.vllm_config, self.model = worker.vllm_config, worker.model_runner.get_model()
         slot = None
