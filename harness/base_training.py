@@ -118,7 +118,7 @@ def fit(
     config: DecoderConfig, task: Demonstrated, recipe: BaseRecipe, base_seed: int, place: Place,
     progress: Progress | None,
 ) -> tuple[Decoder, int, list[Point]]:  # fmt: skip
-    """(model, steps done, curve of the task itself, empty if that was not reached). Raises Unfinished as `place` says."""
+    """(model, steps done, curve of the task itself or empty). Raises Unfinished as `place` says."""
     # Unit-variance logits at the start: with the usual 0.02 narrow models take a third more steps.
     model = Decoder(config, generator("cpu", base_seed, "base init"), init_std=config.hidden_size**-0.5)
     model = model.to(place.device)

@@ -36,7 +36,7 @@ IMPURE_STDLIB = ("logging", "os", "random")
 """Logging, the environment and global randomness: a pure module gets what it needs as arguments."""
 DOORS = {
     "vllm": ("harness/engines/vllm", "harness/throughput/", "harness/bench/vllm_engine", "harness/bench/sync"),
-    "verl": ("harness/trainers/verl",),
+    "verl": ("harness/trainers/verl", "harness/bench/peer_verl"),
     "ray": ("harness/trainers/verl", "harness/launchers/ray"),
     "mlflow": ("harness/tracking",),
     "optuna": ("harness/search",),
