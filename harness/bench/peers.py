@@ -6,9 +6,9 @@
 The same folder (a decoder of `conf/model` with its tokenizer), prompts, samples and lengths, BF16 products over float32
 masters and vLLM colocated (on a CPU: float32, and transformers' generation in TRL), one update per batch, no KL. Every
 peer is a process with a PYTHONPATH of its own, for TRL breaks verl. verl runs twice: as it is, where it looks for
-finished generations every 2 s, and asked every 0.05 s (`peer_verl_sampler.py`). Responses never end by themselves. Steps
-of the warm-up are dropped; what is shown are medians and 90 % quantiles. A peer that cannot run is recorded with its last
-words. Left out: verl on a CPU.
+finished generations every 2 s, and asked every 0.05 s (`peer_verl_sampler.py`). Responses never end by themselves.
+Steps of the warm-up are dropped; what is shown are medians and 90 % quantiles. A peer that cannot run is recorded with
+its last words. Left out: verl on a CPU.
 """
 
 from __future__ import annotations
