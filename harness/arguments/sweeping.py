@@ -45,6 +45,8 @@ def add(commands: Commands) -> None:
     report = command(commands, "report", "write tables and figures of a sweep from its results", _report)
     report.add_argument("name", nargs="?", help="a sweep with results (with --html alone: every one)")
     report.add_argument("--only", choices=("tables", "figures"), help="write one of the two")
+    report.add_argument("--main", dest="is_main", action="store_true",
+                        help="the main table of a README alone: settings side by side, with verdicts")  # fmt: skip
     report.add_argument("--html", dest="is_html", action="store_true", help="write the site of all results too")
     places(report)
 
@@ -75,10 +77,14 @@ def _base(a: argparse.Namespace) -> int:
 
 
 def _report(a: argparse.Namespace) -> int:
-    from harness.commands.reporting import report
+    from harness.commands.reporting import main_table, report
 
     if a.name is None and not a.is_html:
         raise ValueError("report: the name of a sweep is missing; only --html does without")
+    if a.is_main:
+        if a.name is None:
+            raise ValueError("report --main: the name of a sweep is missing")
+        return main_table(a.name, a.results)
     code = report(a.name, a.results, only=a.only) if a.name is not None else 0
     if a.is_html:
         from harness.commands.inspecting import site

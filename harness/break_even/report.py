@@ -145,6 +145,8 @@ def _ratio(own: Sequence[StepCost], other: Sequence[StepCost]) -> float:
 
 
 def crossings_of(speedup: Speedup, boots: Sequence[Speedup], costs: Sequence[StepCost]) -> list[Crossing]:
+    """Where a speedup crosses 1 in size and in length, with the spread of its resamples; what does not vary is left
+    out."""
     sizes, lengths = ([getattr(cost, name) for cost in costs] for name in ("size", "length"))
     found: list[Crossing] = []
     for axis, values, others, factor in (
