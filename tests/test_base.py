@@ -142,7 +142,7 @@ def test_a_recipe_without_a_curriculum_is_written_as_before_there_was_one():
 
 def test_a_curriculum_learns_the_smaller_sizes_first(tmp_path):
     task, recipe = Sort(n=4), dataclasses.replace(RECIPE, curriculum=(2, 3, 4, 9), max_steps=300)
-    assert [stage.n for stage in stages(task, recipe)] == [2, 3, 4]
+    assert [stage.max_new_tokens for stage in stages(task, recipe)] == [3, 4, 5]
     seen = []
     record = train_base(CONFIG, task, recipe, 0, tmp_path / "base", lambda *state: seen.append(state))
     reached = [step for step, _, sampled in seen if sampled >= 0.2]
