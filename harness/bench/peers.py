@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -133,13 +134,17 @@ def measure(peer: str, folder: Path, given: Settings, options: argparse.Namespac
         "VERL_FILE_LOGGER_PATH": f"{log}.jsonl", "RAY_USAGE_STATS_ENABLED": "0", "VLLM_NO_USAGE_STATS": "1",
         "VLLM_USE_FLASHINFER_SAMPLER": "0", "TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1",
     }  # fmt: skip
+    if peer == "TRL":
+        environment["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # its launcher of vLLM asks for that
     started = time.perf_counter()
     with Path(f"{log}.out").open("wb") as out, Path(f"{log}.err").open("wb") as errors:
-        process = subprocess.Popen([python, *words], stdout=out, stderr=errors, env=environment, cwd=folder)
+        process = subprocess.Popen(
+            [python, *words], stdout=out, stderr=errors, env=environment, cwd=folder, start_new_session=True
+        )
         try:
             code = process.wait(options.limit_s)
         except subprocess.TimeoutExpired:
-            process.kill()
+            os.killpg(process.pid, signal.SIGKILL)  # its own children too
             code = process.wait()
     said = Path(f"{log}.out").read_text(encoding="utf-8", errors="replace").strip()
     if code:
@@ -183,7 +188,7 @@ def parsed(words: Sequence[str]) -> argparse.Namespace:
     own.add_argument("--engine", choices=("vllm", "embedded"), default="vllm", help="ours")
     own.add_argument("--only", nargs="+", choices=PEERS, default=list(PEERS))
     own.add_argument("--model", default="l128", help="of conf/model (default: l128, 42 million parameters)")
-    own.add_argument("--trl-path", help="folder with TRL and what it needs, first on its PYTHONPATH")
+    own.add_argument("--trl-path", help="folders with TRL and its datasets, first on its PYTHONPATH (A:B)")
     own.add_argument("--trl-python", help="an interpreter with TRL, in place of this one")
     own.add_argument("--verl-path", help="folder with verl and its transformers, first on its PYTHONPATH")
     own.add_argument("--limit-s", type=float, default=540, help="seconds for a peer (default: 540)")
