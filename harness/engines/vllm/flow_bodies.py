@@ -137,6 +137,8 @@ def _code(x, scale, HAS_CAST: tl.constexpr):
     return _e4m3(_quotient(x, scale, HAS_CAST), HAS_CAST).to(tl.int32)
 
 
+# A tile comes as four tiles of every fourth token, so that four neighbours along the tokens meet in one thread: what is
+# then turned through shared memory is words, a quarter of the accesses that bytes would take.
 # T changes from batch to batch: kernels that assume something of it would be compiled again and again.
 @triton.jit(do_not_specialize=["tokens", "blocks"])
 def runs_kernel(
@@ -149,14 +151,11 @@ def runs_kernel(
     T is `blocks` tiles of 128. ROWS uint8 [T, C], ROW_SCALE [C / 128, T], COLUMNS int32 [C, T / 4] of four tokens each
     and COLUMN_SCALE [T / 128, C] are contiguous; `channels` is C, for a gradient half of it. IS_TWICE: the second 128
     are made from what the first stand for. IS_SQUARE: they share one scale, COLUMN_SCALE [C / 128, T / 128].
-
-    The tile comes as four tiles of every fourth token, so that four neighbours along the tokens meet in one thread:
-    what is then turned through shared memory is words, a quarter of the accesses that bytes would take.
     """
-    half, is_up, at, wide = tl.program_id(0), 0, tl.program_id(0), channels.to(tl.int64)
+    half, is_up, wide = tl.program_id(0), 0, channels.to(tl.int64)
     if SOURCE == "gradient":  # both halves of one tile run side by side: what they share is read once
         half, is_up, wide = tl.program_id(0) // 2, tl.program_id(0) % 2, channels.to(tl.int64) * 2
-        at = half + is_up * (channels // 128)
+    at = half + is_up * (channels // 128)
     four = (tl.program_id(1) * 32 + tl.arange(0, 32)).to(tl.int64)[:, None]
     c = (half * 128 + tl.arange(0, 128)).to(tl.int64)[None, :]
     out = (at * 128 + tl.arange(0, 128)).to(tl.int64)[None, :]
@@ -164,9 +163,7 @@ def runs_kernel(
     for j in tl.static_range(4):
         x = _sourced(X, MORE, GAIN, four * 4 + j, c, tokens, channels, x_t, x_c, is_up, SOURCE, BASE, HAS_CAST)
         given = given + (x,)  # noqa: RUF005
-    kept = ()
-    scales = ()
-    top = tl.zeros([32, 128], tl.int32)
+    kept, scales, top = (), (), tl.zeros([32, 128], tl.int32)
     for j in tl.static_range(4):
         x = given[j]
         if HAS_ROWS or IS_TWICE:
@@ -181,8 +178,8 @@ def runs_kernel(
         top = tl.maximum(top, _magnitude(x))
         kept = kept + (x,)  # noqa: RUF005
     if HAS_ROWS:
-        t = tl.program_id(1).to(tl.int64) * 128 + tl.arange(0, 128)
-        tl.store(ROW_SCALE + at.to(tl.int64) * (blocks * 128) + t, _four(scales[0], scales[1], scales[2], scales[3]))
+        t = at.to(tl.int64) * (blocks * 128) + tl.program_id(1) * 128 + tl.arange(0, 128)
+        tl.store(ROW_SCALE + t, _four(scales[0], scales[1], scales[2], scales[3]))
     if HAS_COLUMNS:
         amax = tl.max(top, 0, keep_dims=True)
         if IS_SQUARE:
