@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from harness.bench import fp8_layers
+from harness.bench import fp8_layers, fp8_layers_parts
 from harness.bench.fp8_layers_model import Layer, makers, pieces
 from harness.bench.fp8_layers_parts import Row, error_rows, product_rows, sides
 from harness.bench.fp8_layers_report import best_launch, best_wgrad, budget, summary, table
@@ -23,6 +23,12 @@ from harness.numerics.fp8_flow import use_kernels
 from harness.numerics.fp8_gemm import Kernels, Operand, reference
 
 TOY = SIZES["toy"]
+
+
+@pytest.fixture(autouse=True)
+def no_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Times mean nothing here."""
+    monkeypatch.setattr(fp8_layers_parts, "WARM_UP", 0)
 
 
 def layer(what: str = "bf16", *, is_fused: bool = True, length: int = 16) -> Layer:
@@ -51,7 +57,7 @@ def test_fused_and_separate_products_are_one_layer() -> None:
         weights = [part.weight for part in many if isinstance(part, nn.Linear)]
         assert len(weights) == len(many) > 1
         with torch.no_grad():
-            one[0].weight.copy_(torch.cat(weights))
+            one[0].get_parameter("weight").copy_(torch.cat(weights))
     torch.testing.assert_close(fused(inputs()), separate(inputs()), rtol=0.02, atol=0.02)
 
 

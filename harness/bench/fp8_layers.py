@@ -44,7 +44,7 @@ from harness.results import write_atomic
 
 REPEATS = 15
 SECONDS, QUICK_SECONDS = 165, 55
-ENDS = {"quantizers": 0.25, "layers": 0.75, "products": 0.92, "errors": 0.94, "graphs": 1.0}
+ENDS = {"quantizers": 0.25, "layers": 0.7, "products": 0.92, "errors": 0.94, "graphs": 1.0}
 """Part -> when it ends at the latest, as a share of all the time."""
 QUICK_ENDS = {"quantizers": 0.5, "layers": 0.95, "errors": 1.0}
 

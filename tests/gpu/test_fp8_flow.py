@@ -4,7 +4,7 @@ the emulated flow (the numbered tests of Jet-RL's specification)."""
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +14,7 @@ from harness.models.decoder import Decoder, DecoderConfig, response_hidden
 from harness.numerics import fp8_gemm
 from harness.numerics.casting import cast_model
 from harness.numerics.formats import format_named
+from harness.numerics.fp8_block import gated_block
 from harness.numerics.fp8_flow import FP8Linear, held_weights, use_kernels
 from harness.numerics.fp8_gemm import Kernels, Operand
 from harness.numerics.quantize import quantize
@@ -25,8 +26,11 @@ from tests.methods.test_jet_rl import BLOCKS, NEW, PROMPT, engine_of, sampled
 
 pytestmark = pytest.mark.gpu
 CUDA = "cuda"
-SHAPES = ((256, 384, 512), (128, 128, 128), (1024, 512, 3584), (384, 2048, 8192))
-"""(rows, columns, contracted) of a product."""
+SHAPES = ((256, 256, 256), (1024, 512, 3584))
+"""(rows, columns, contracted) of a product. DeepGEMM compiles each pair of the last two, seconds apiece: a small one
+that the layers and models below share, and a long one whose W^T is another."""
+SIDE = 256
+"""Of every weight of the layers and of the decoder."""
 
 
 @pytest.fixture(autouse=True)
@@ -35,16 +39,21 @@ def needs_triton() -> None:
     pytest.importorskip("triton", reason="Triton is not installed; it comes with CUDA builds of torch")
 
 
-@pytest.fixture(params=["deep_gemm", "scaled_mm", "mixed"])
-def kernels(request: pytest.FixtureRequest) -> Iterator[Kernels]:
-    """Everybody who can multiply here."""
+def named(name: str) -> Kernels:
+    """Somebody who multiplies; skips where that is impossible."""
     from harness.engines.vllm import flow_kernels
 
     if flow_kernels.best(torch.device(CUDA)) is None:
         pytest.skip("the device is no Hopper GPU (compute capability 9.0)")
-    if request.param != "scaled_mm" and not flow_kernels.has_deep_gemm():
+    if name != "scaled_mm" and not flow_kernels.has_deep_gemm():
         pytest.skip("vLLM, which brings DeepGEMM, is not installed")
-    yield flow_kernels.kernels_named(request.param)
+    return flow_kernels.kernels_named(name)
+
+
+@pytest.fixture(params=["deep_gemm", "scaled_mm"])
+def kernels(request: pytest.FixtureRequest) -> Kernels:
+    """The two libraries; "mixed" is made of both."""
+    return named(request.param)
 
 
 def randn(*shape: int, name: str, std: float = 1.0) -> Tensor:
@@ -60,13 +69,34 @@ def relative(a: Tensor, b: Tensor) -> float:
 # Operands
 
 
-@pytest.mark.parametrize("case", [pytest.param(case, id=case.name) for case in flow_cases.cases()])
-def test_codes_and_scales_are_the_references(case: Case) -> None:
-    assert flow_cases.mismatches(case, CUDA) == 0
+@pytest.mark.parametrize("kind", flow_cases.KINDS)
+def test_codes_and_scales_are_the_references(kind: str) -> None:
+    cases = [case for case in flow_cases.cases() if case.kind == kind]
+    assert len(cases) >= 6
+    assert {case.name: wrong for case in cases if (wrong := flow_cases.mismatches(case, CUDA))} == {}
+
+
+@pytest.mark.parametrize("launch", ["4 warps", "4 warps, 3 tiles", "8 warps", "16 warps"])
+def test_launches_give_the_same_bits(launch: str) -> None:
+    from harness.engines.vllm import flow_kernels
+
+    x = randn(200, 512, name="launch").bfloat16()
+    knobs: dict[str, Any] = {"has_rows": True, "has_columns": True, "is_twice": False}
+    found = flow_kernels.quantize_runs(x, ACTS, launch=launch, **knobs)
+    for a, b in zip(found, fp8_gemm.reference().runs(x.cpu(), ACTS, **knobs), strict=True):
+        assert a is not None and b is not None
+        assert torch.equal(a.codes.cpu().view(torch.uint8), b.codes.view(torch.uint8))
+        assert torch.equal(a.scale.cpu(), b.scale)
+
+
+def test_what_feeds_a_product_is_quantized_as_torch_makes_it() -> None:
+    """exp, rsqrt and sums of a GPU may differ from the CPU's in their last bits, which tips a code now and then."""
+    found = flow_cases.fused_mismatches(CUDA)
+    assert len(found) == 8 and {name: wrong for name, wrong in found.items() if wrong > 500} == {}
 
 
 def test_weight_codes_are_those_of_the_rollout_engines_kernel() -> None:
-    for shape in ((384, 512), (512, 3584), (1024, 18944)):
+    for shape in ((384, 512), (512, 3584)):
         assert flow_cases.engine_mismatches(CUDA, shape) == 0
 
 
@@ -78,8 +108,8 @@ def test_a_second_rounding_gives_other_codes() -> None:
 def test_operands_of_a_7b_layer(is_twice: bool) -> None:
     from harness.engines.vllm import flow_kernels
 
-    x = randn(1000, 18944, name="wide").bfloat16()
-    knobs = {"has_rows": True, "has_columns": True, "is_twice": is_twice}
+    x = randn(500, 18944, name="wide").bfloat16()
+    knobs: dict[str, Any] = {"has_rows": True, "has_columns": True, "is_twice": is_twice}
     found = flow_kernels.quantize_runs(x, ACTS, **knobs)
     for a, b in zip(found, fp8_gemm.reference().runs(x.cpu(), ACTS, **knobs), strict=True):
         assert a is not None and b is not None
@@ -133,9 +163,36 @@ def test_products_are_those_of_the_dequantized_operands(kernels: Kernels, m: int
     assert relative(kernels.by_tiles(dy, turned), product(dy, turned)) < 3e-3
 
 
+@pytest.mark.parametrize("name", ["triton", "triton, narrow", "triton, alone"])
+def test_the_own_product_of_runs(name: str) -> None:
+    kernels = named(name)
+    for m, n, k in SHAPES:
+        _, a = kernels.runs(randn(k, m, name="a"), ACTS, has_rows=False, has_columns=True, is_twice=False)
+        _, b = kernels.runs(randn(k, n, name="b"), ACTS, has_rows=False, has_columns=True, is_twice=False)
+        assert a is not None and b is not None
+        assert relative(kernels.by_runs(a, b), product(a, b)) < 2e-3
+        assert torch.equal(kernels.by_runs(a, b), kernels.by_runs(a, b))
+    assert flow_cases.product_mismatches(CUDA) == {"product": 0, "product, added": 0}
+
+
+@pytest.mark.parametrize("name", ["square, scaled_mm", "square, deep_gemm"])
+def test_wgrad_of_square_tiles(name: str) -> None:
+    kernels, reference = named(name), fp8_gemm.reference()
+    x, dy = randn(640, SIDE, name="x"), randn(640, SIDE, name="dy")
+    knobs = {"has_rows": False, "has_columns": True}
+    _, a = kernels.runs(dy, ACTS, is_twice=False, **knobs)
+    _, b = kernels.runs(x, ACTS, is_twice=True, is_square=True, **knobs)
+    _, want = reference.runs(x.cpu(), ACTS, is_twice=True, is_square=True, **knobs)
+    assert a is not None and b is not None and want is not None and kernels.is_square
+    assert torch.equal(b.codes.cpu().view(torch.uint8), want.codes.view(torch.uint8))
+    assert torch.equal(b.scale.cpu(), want.scale)
+    dw = kernels.by_runs(a, b)
+    assert dw.dtype == torch.float32 and relative(dw, product(a, b)) < 3e-3
+
+
 def test_wgrad_takes_any_number_of_tokens(kernels: Kernels) -> None:
     for tokens in (128, 640, 1536):
-        x, dy = randn(tokens, 256, name="x"), randn(tokens, 384, name="dy")
+        x, dy = randn(tokens, SIDE, name="x"), randn(tokens, SIDE, name="dy")
         _, a = kernels.runs(dy, ACTS, has_rows=False, has_columns=True, is_twice=False)
         _, b = kernels.runs(x, ACTS, has_rows=False, has_columns=True, is_twice=True)
         assert a is not None and b is not None
@@ -164,8 +221,8 @@ def products(layer: nn.Module, x: Tensor, dy: Tensor) -> list[Tensor]:
 @pytest.mark.parametrize("is_saved_fp8", [True, False])
 @pytest.mark.parametrize("shape", [(256,), (200,), (3, 50)])
 def test_gradients_are_those_of_the_emulated_flow(kernels: Kernels, shape: tuple[int, ...], is_saved_fp8: bool) -> None:
-    layer = linear(256, 384, has_bias=True, is_saved_fp8=is_saved_fp8)
-    x, dy = randn(*shape, 384, name="x"), randn(*shape, 256, name="dy", std=1e-3)
+    layer = linear(SIDE, SIDE, has_bias=True, is_saved_fp8=is_saved_fp8)
+    x, dy = randn(*shape, SIDE, name="x"), randn(*shape, SIDE, name="dy", std=1e-3)
     want = products(layer, x, dy)
     assert use_kernels(layer, kernels) == {"": kernels.name}
     for a, b, bound in zip(products(layer, x, dy), want, (5e-3, 4e-3, 2e-3, 1e-6), strict=True):
@@ -175,7 +232,7 @@ def test_gradients_are_those_of_the_emulated_flow(kernels: Kernels, shape: tuple
 
 
 def test_errors_of_a_gaussian_layer_are_the_published_ones(kernels: Kernels) -> None:
-    layer, x, dy = linear(256, 384, is_saved_fp8=False), randn(200, 384, name="x"), randn(200, 256, name="dy")
+    layer, x, dy = linear(SIDE, SIDE, is_saved_fp8=False), randn(200, SIDE, name="x"), randn(200, SIDE, name="dy")
     use_kernels(layer, kernels)
     exact = (x @ layer.weight.T, dy @ layer.weight, dy.T @ x)
     for a, b, error in zip(products(layer, x, dy), exact, (0.037, 0.037, 0.036), strict=True):
@@ -184,8 +241,8 @@ def test_errors_of_a_gaussian_layer_are_the_published_ones(kernels: Kernels) -> 
 
 
 def test_bf16_layers_and_held_weights(kernels: Kernels) -> None:
-    layer, x = linear(128, 256), randn(130, 256, name="x").bfloat16()
-    dy = randn(130, 128, name="dy").bfloat16()
+    layer, x = linear(SIDE, SIDE), randn(130, SIDE, name="x").bfloat16()
+    dy = randn(130, SIDE, name="dy").bfloat16()
     use_kernels(layer, kernels)
     want = products(layer, x, dy)
     assert [a.dtype for a in want] == [torch.bfloat16, torch.bfloat16, torch.float32]
@@ -194,13 +251,38 @@ def test_bf16_layers_and_held_weights(kernels: Kernels) -> None:
             assert all(torch.equal(a, b) for a, b in zip(products(layer, x, dy), want, strict=True))
 
 
+def test_a_fused_block_is_its_modules() -> None:
+    """Norm, gate and residual sums in one go, against bf16 modules around layers of the same kernels."""
+    from harness.engines.vllm import flow_kernels
+
+    kernels, fused = named("mixed"), flow_kernels.fused()
+    up, down = linear(2 * SIDE, SIDE), linear(SIDE, SIDE)
+    for layer in (up, down):
+        use_kernels(layer, kernels)
+    x, more, gain = (randn(*size, name=name).bfloat16().requires_grad_()
+                     for size, name in (((200, SIDE), "x"), ((200, SIDE), "more"), ((SIDE,), "gain")))  # fmt: skip
+    h = x + more
+    wide = h.float()
+    normed = (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + 1e-6)).bfloat16() * gain
+    gate, upper = up(normed).chunk(2, -1)
+    want = h + down(torch.nn.functional.silu(gate) * upper)
+    flows = up.flow(kernels), down.flow(kernels)
+    found = gated_block(x, more, gain, up.weight, down.weight, flows, fused, 1e-6)
+    assert relative(found, want) < 2e-3
+    inputs, dy = [x, more, gain, up.weight, down.weight], randn(200, SIDE, name="dy").bfloat16()
+    grads = (torch.autograd.grad(y, inputs, dy) for y in (found, want))
+    for a, b in zip(*grads, strict=True):
+        assert a.dtype == b.dtype and relative(a, b) < 8e-3
+
+
 # Models
 
 
 def decoder() -> Decoder:
     """All sides are multiples of 128; logits as wide as a trained model's."""
-    config = DecoderConfig(vocab_size=64, num_layers=2, hidden_size=256, num_heads=2, num_kv_heads=1, head_dim=128,
-                           intermediate_size=384, qk_norm=False, attention_bias=True, tie_embeddings=False)  # fmt: skip
+    config = DecoderConfig(vocab_size=64, num_layers=2, hidden_size=SIDE, num_heads=2, num_kv_heads=2, head_dim=128,
+                           intermediate_size=SIDE, qk_norm=False, attention_bias=True,
+                           tie_embeddings=False)  # fmt: skip
     return Decoder(config, generator=generator("cpu", 0, "jet"), init_std=0.06)
 
 
@@ -229,7 +311,8 @@ def test_mismatch_is_a_fifth_of_the_mixed_recipes_at_most(kernels: Kernels) -> N
     assert mixed > 0.01 and unified < 0.2 * mixed
 
 
-def test_a_few_updates_go_the_emulated_way(kernels: Kernels) -> None:
+def test_a_few_updates_go_the_emulated_way() -> None:
+    kernels = named("mixed")
     ids, tokens, _ = sampled(engine_of(decoder()))
     paths: list[list[float]] = []
     for who in (None, kernels):
