@@ -84,7 +84,7 @@ def test_a_record_holds_what_a_reader_needs(tmp_path: Path) -> None:
     assert formats["model.layers.0.self_attn.q_proj.weight"] == "int8_channel"
     assert formats["model.embed_tokens.weight"] == "bf16"
     assert result.method.parts["TIS"]["cap"] == 2.0
-    stages = {"generate", "reward", "sync", "old_logp", "update", "eval", "other", "total"}
+    stages = {"generate", "reward", "sleep", "sync", "old_logp", "update", "eval", "other", "total"}
     assert set(result.time_s) == stages
     assert 0.05 < (result.peak_memory_gib or 0) <= peak_memory_gib("cpu")
     assert (result.tokens_per_s["rollout"] or 0) > 100

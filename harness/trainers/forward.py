@@ -46,6 +46,8 @@ class Thrift:
     """The backward pass computes every layer again from its input."""
     packing: bool = False
     """No padding: micro-batches count real tokens."""
+    compile: bool = False
+    """Layers run as compiled code (`compiling`)."""
     native_16bit: bool = False
     """Linear layers of a 16-bit trainer multiply 16-bit tensors (`linear.CastLinear`); nothing else changes."""
 
@@ -58,7 +60,7 @@ class Thrift:
         """What a launch asks for. Raises ValueError as the fields do."""
         return cls(
             logits_mib=launch.logits_mib, checkpoint_layers=launch.checkpoint_layers, packing=launch.packing,
-            native_16bit=launch.native_16bit,
+            native_16bit=launch.native_16bit, compile=launch.compile,
         )  # fmt: skip
 
 
