@@ -121,7 +121,7 @@ memory/generate_gib | GiB | down | max | peak of allocated GPU memory during gen
 memory/sync_gib | GiB | down | max | the same during the push of weights
 memory/old_logp_gib | GiB | down | max | the same while the trainer scores
 memory/update_gib | GiB | down | max | the same during the updates
-memory/reserved_gib | GiB | down | max | peak of what torch's allocator reserved in the step
+memory/reserved_gib | GiB | down | max | peak of what torch's allocator reserved since the step before
 """
 _CURVES = """
 by_position/position | tokens | none | last | first position of each bucket, at most 64 of equal width
