@@ -82,7 +82,8 @@ def grpo_step(run: Run) -> dict[str, Any]:
         updates = [
             update(run, seqs, batch, correction, rows, scores if is_single else None) for rows in minibatches(run, step)
         ]
-        composed.refit(trainer.model, seqs, batch, replace(step, index=step.index + 1))
+        with trainer.eagerly():
+            composed.refit(trainer.model, seqs, batch, replace(step, index=step.index + 1))
     row |= update_metrics(updates)
     for part, memory in zip(composed.parts, composed.memory, strict=True):
         row |= {f"part/{type(part).__name__}.{name}": value for name, value in memory.items()}

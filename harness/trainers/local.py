@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from harness.numerics.casting import cast_model
 from harness.numerics.fake_quant import FakeQuantLinear
 from harness.numerics.fp8_flow import held_weights
 from harness.run_config import TrainerConfig
+from harness.trainers.compiling import eagerly
 from harness.trainers.forward import Scores, Thrift, forward, packed_passes, prepared
 from harness.trainers.products import products
 
@@ -60,6 +62,8 @@ class LocalTrainer:
         `num_updates` is how many optimizer updates the run will take, for the learning-rate schedule; `lr_factor` says
         by checkpoint name how much faster a parameter learns.
         """
+        if micro_batch_rows is not None and thrift is not None and thrift.compile:
+            raise ValueError("launch.compile=true: the sampler runs the trainer's layers; valid: launch.compile=false")
         self.total_updates = num_updates
         self.config, self.temperature, self.thrift = config, temperature, thrift or Thrift()
         self.micro_batch_rows, self.micro_batch_tokens = micro_batch_rows, micro_batch_tokens
@@ -106,6 +110,10 @@ class LocalTrainer:
     def products(self) -> dict[str, int]:
         """Who computes the linear layers -> how many of them (`products`)."""
         return products(self.model)
+
+    def eagerly(self) -> AbstractContextManager[object]:
+        """Inside, the model may be looked into: no layer runs compiled."""
+        return eagerly(self.thrift.compile)
 
     def rows_per_pass(self, length: int) -> int:
         """Rows of one forward pass over sequences of `length` tokens."""

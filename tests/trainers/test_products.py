@@ -1,4 +1,4 @@
-"""Who computes the trainer's linears in a run: FP8 kernels where there are some, the emulation bit for bit elsewhere."""
+"""Who computes the trainer's linears in a run: FP8 kernels where there are some, else the emulation bit for bit."""
 
 from __future__ import annotations
 
