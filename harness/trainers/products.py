@@ -13,6 +13,7 @@ from collections import Counter
 import torch
 from torch import nn
 
+from harness.engines.vllm.settings import prepare_environment
 from harness.numerics.fake_quant import FakeQuantLinear
 from harness.numerics.fp8_flow import FP8Linear, use_kernels
 from harness.numerics.fp8_gemm import Kernels
@@ -43,6 +44,7 @@ def kernels_of(device: torch.device, wanted: str) -> Kernels | None:
         from harness.engines.vllm import flow_kernels
     except ImportError:  # no Triton
         return None
+    prepare_environment()  # before the first import of vLLM, which asks for DeepGEMM
     best = flow_kernels.best(device)
     if best is None or wanted in ("best", best.name):
         return best

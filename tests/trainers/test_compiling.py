@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from harness.api import Sequences
 from harness.models.decoder import Decoder, Layer
 from harness.numerics.casting import cast_model
 from harness.numerics.formats import format_named
@@ -38,9 +39,9 @@ def native() -> Decoder:
     return prepared(cast_model(model, format_named("bf16")), Thrift(native_16bit=True))
 
 
-def check_layers(model: Decoder) -> None:
+def check_layers(model: Decoder, seqs: Sequences) -> None:
     """Compiled against eager: where a compiler drops the rounding of gains or of their gradients, it shows."""
-    seqs, names = sequences(), [name for name, _ in model.named_parameters()]
+    names = [name for name, _ in model.named_parameters()]
     eager, wanted = run(model, seqs)
     compile_layers(model, packing=False)
     found, got = run(model, seqs)
@@ -63,13 +64,13 @@ def test_traced_layers_give_the_numbers_of_eager_ones(monkeypatch: pytest.Monkey
     real = Layer.compile
     monkeypatch.setattr(Layer, "compile", lambda self, **values: real(self, **values, backend="aot_eager"))
     monkeypatch.setattr(compiling, "check_compiler", lambda device: None)
-    check_layers(native())
+    check_layers(native(), sequences())
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not has_compiler(), reason="no C++ compiler")
 def test_compiled_layers_give_the_numbers_of_eager_ones() -> None:
-    check_layers(native())
+    check_layers(native(), sequences())
 
 
 @pytest.mark.parametrize(
