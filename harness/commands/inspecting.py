@@ -141,12 +141,12 @@ def passport(beginning: str, results: Path) -> int:
     for line in result.retries:
         print(f"retried:  {line}")
     print("planned:  " + ", ".join(f"{k}={v}" for k, v in result.planned.items() if v))
+    if result.trainer:
+        print("trainer:  " + ", ".join(f"{count} linear layers in {who}" for who, count in result.trainer.items()))
     if result.passport is None:
         print("realized: nothing was loaded")
         return 0
     realized = result.passport
-    if result.trainer:
-        print("trainer:  " + ", ".join(f"{count} linear layers {who}" for who, count in result.trainer.items()))
     print(
         f"realized: engine={realized['engine']}, sampler={realized['sampler']}, kv={realized['kv'] or 'base precision'}"
     )
