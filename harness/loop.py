@@ -210,8 +210,10 @@ def evaluate(run: Run) -> None:
         if not all(bool(torch.isfinite(tensor).all()) for _, tensor in run.trainer.weights()):
             raise Diverged("a weight is not finite")
         step = Step(index=run.step, total=run.config.trainer.steps, seed=run.config.seed, purpose="eval")
+        run.reference.wake()
         run.reference.load_weights(run.trainer.policy_weights())
         run.evals.append(evaluation(run, run.reference, "reference"))
+        run.reference.sleep()  # its cache is of no use until the next evaluation
         reclaim(run)
         run.evaluated_sync = push_weights(run, run.engine, step)
         run.evals.append(evaluation(run, run.engine, "rollout"))

@@ -30,7 +30,7 @@ def record(
     time_s["eval"] = run.eval_s if run is not None else 0.0
     tokens = sum(row["rollout/tokens"] for row in series)
     peak, memory = provenance.peak_memory_gib(config.trainer.device), {} if run is None else dict(run.memory_gib)
-    if config.trainer.device == "cuda":
+    if config.trainer.device == "cuda" and run is not None:
         memory["allocated"] = max(peak, memory.get("allocated", 0.0))
     method = {"name": config.method, "parts": config.knobs}
     if composed is not None:

@@ -126,6 +126,13 @@ def test_a_failure_is_a_record_with_its_traceback(tmp_path: Path) -> None:
     assert result.error is not None and "Traceback" in result.error
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_a_device_that_is_not_here_is_a_record_too(tmp_path: Path) -> None:
+    result = run_cell(small_config("method=bf16", "trainer.device=cuda"), small_launch(tmp_path))
+    assert (result.status, result.memory_gib) == ("failed", {})
+    assert result.reason is not None and "no CUDA device is visible" in result.reason
+
+
 def test_a_stop_saves_a_state_and_writes_no_record(tmp_path: Path) -> None:
     config, launch = small_config("method=bf16"), small_launch(tmp_path)
     with pytest.raises(Cancelled):
