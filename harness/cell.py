@@ -21,7 +21,6 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast
@@ -29,10 +28,10 @@ from typing import Any, cast
 import torch
 
 from harness import provenance
-from harness.api import Plan, Step, knobs
-from harness.clock import STAGES
-from harness.compose import Composed, compose, plan_json
-from harness.config import parse, run_id, run_name, to_json
+from harness.api import Plan, Step
+from harness.colocation import reserved_gib
+from harness.compose import Composed, compose
+from harness.config import parse, run_id
 from harness.engines.embedded import EmbeddedEngine
 from harness.engines.factory import check_engine, make_engine
 from harness.loop import REFERENCE, train
@@ -41,11 +40,13 @@ from harness.models.checkpoint import content_hash
 from harness.models.decoder import Decoder
 from harness.numerics.formats import format_named
 from harness.prepare import load_state, prepare, save_state, start_of
-from harness.results import Row, RunResult, read_result, summarise, write_result
+from harness.record import record
+from harness.results import Row, RunResult, read_result, write_result
 from harness.run import Run
 from harness.run_config import Launch, RunConfig
 from harness.trainers.forward import Thrift
 from harness.trainers.local import EXTRAS, Diverged, LocalTrainer
+from harness.trainers.products import use_fp8
 
 CANCELLED = 3
 UNWRITTEN = 4
@@ -94,6 +95,7 @@ def build(config: RunConfig, launch: Launch) -> tuple[Run, dict[str, str | None]
     if composed.plan.train_weights is not None and composed.plan.train_weights.tile is not None:
         model = freeze_base(model, composed.plan)
     model = cast(Decoder, composed.wrap(model))
+    use_fp8(model, device, launch.fp8_kernels)
     if adapters is not None and adapters.is_trained:
         model = add_adapters(model, adapters, composed.fixed, config.base_seed).to(device)
     algo, needs = config.algo, composed.needs(Step(index=0, total=config.trainer.steps, seed=config.seed))
@@ -106,10 +108,12 @@ def build(config: RunConfig, launch: Launch) -> tuple[Run, dict[str, str | None]
         wants_shadow="shadow" in needs, lr_factor=composed.lr_factor, thrift=Thrift.of(launch),
     )  # fmt: skip
     ids = {"eos_id": start.task.eos_id, "pad_id": start.task.pad_id, "device": device}
+    before = reserved_gib(device)
     engine = make_engine(
         config, shape, composed.plan, trainer_model=trainer.model if is_exact else None,
         keeps_log_probs="rollout_kl" in needs, **ids,
     )  # fmt: skip
+    share = {"engine": reserved_gib(device) - before} if device == "cuda" else {}
     reference = EmbeddedEngine(
         shape, Plan(rollout_weights=format_named(REFERENCE)), max_batch=config.engine.max_batch, **ids
     )
@@ -120,6 +124,7 @@ def build(config: RunConfig, launch: Launch) -> tuple[Run, dict[str, str | None]
         max_new_tokens=config.engine.max_new_tokens or start.task.max_new_tokens, eval_items=eval_items,
         question_hash=provenance.text_hash(item.key for item in eval_items),
     )  # fmt: skip
+    run.keep_peaks(share)
     return run, {"model": content_hash(start.folder), "task": start.task.content_hash()}
 
 
@@ -174,40 +179,6 @@ def write(launch: Launch, result: RunResult, series: Sequence[Row] | None) -> No
     write_result(path.parent, result, series)
 
 
-def record(
-    config: RunConfig, launch: Launch, run: Run | None, hashes: dict[str, str | None], status: str, reason: str | None,
-    error: str | None,
-) -> RunResult:  # fmt: skip
-    """The result of what was reached."""
-    composed = run.composed if run is not None else None
-    series = run.series if run is not None else []
-    evals = run.evals if run is not None else []
-    time_s: dict[str, float] = {stage: sum(row[f"time/{stage}_s"] for row in series) for stage in STAGES}
-    time_s["eval"] = run.eval_s if run is not None else 0.0
-    tokens = sum(row["rollout/tokens"] for row in series)
-    method = {"name": config.method, "parts": config.knobs}
-    if composed is not None:
-        method |= {"paper": composed.method.paper, "reconstructed": composed.method.reconstructed}
-        method["parts"] = {type(p).__name__: knobs(p) for p in composed.parts}
-    return RunResult.model_validate(
-        {
-            "run_id": run_id(config), "name": run_name(config), "sweep": launch.sweep, "status": status,
-            "reason": reason, "is_draft": launch.is_dirty, "config": to_json(config), "method": method,
-            "planned": plan_json(composed.plan) if composed is not None else {},
-            "passport": None if run is None or run.passport is None else json.loads(json.dumps(asdict(run.passport))),
-            "seed": config.seed, "base_seed": config.base_seed, "commit": launch.commit, "is_dirty": launch.is_dirty,
-            "packages": provenance.packages(), "hardware": provenance.hardware(config.trainer.device),
-            "hashes": hashes, "time_s": time_s, "peak_memory_gib": provenance.peak_memory_gib(config.trainer.device),
-            "tokens_per_s": {
-                "rollout": tokens / time_s["generate"] if time_s["generate"] else None,
-                "end_to_end": tokens / sum(time_s.values()) if sum(time_s.values()) else None,
-            },
-            "num_steps": len(series), "evals": [e.model_dump() for e in evals], "summary": summarise(series, evals),
-            "retries": list(launch.retries), "error": error,
-        }
-    )  # fmt: skip
-
-
 def _resume(config: RunConfig, launch: Launch, state: Path, notes: list[str]) -> tuple[Run, dict[str, str | None]]:
     """What `build` gives, taken on to the cell's saved state.
 
@@ -222,6 +193,7 @@ def _resume(config: RunConfig, launch: Launch, state: Path, notes: list[str]) ->
             raise ValueError(f"{state}: the state of another cell")
         run.restore(saved)
     except (ValueError, KeyError, TypeError) as error:
+        run.engine.close()  # there is room for one
         aside = state.with_name(f"{state.name}.corrupt")
         state.replace(aside)
         notes.append(f"{state.name} was set aside as {aside.name} and the cell started again from step 0: {error}")

@@ -227,7 +227,7 @@ def _records(results: Path) -> Iterator[Any]:
 def _sample(record: Any) -> Sample | None:
     with suppress(KeyError, TypeError, ValueError, ZeroDivisionError):
         times, hardware, steps = record["time_s"], record["hardware"], record["num_steps"]
-        step_s = sum(times[stage] for stage in STAGES if stage != "eval") / steps
+        step_s = sum(times.get(stage, 0.0) for stage in STAGES if stage != "eval") / steps
         place = f"{hardware['device']} {hardware.get('gpu') or hardware['cpu']}"
         rest_s = max(0.5, times["total"] - steps * step_s)
         if record["status"] == "ok" and step_s > 0:

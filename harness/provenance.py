@@ -64,7 +64,7 @@ def hardware(device: str) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "device": device,
     }
-    if device == "cuda":
+    if device == "cuda" and torch.cuda.is_available():
         info["gpu"] = torch.cuda.get_device_name()
         info["cuda"] = torch.version.cuda
     return info
@@ -80,7 +80,7 @@ def cpu_name() -> str:
 
 def peak_memory_gib(device: str) -> float:
     """Peak of this process: resident memory on a CPU, allocated memory on a GPU."""
-    if device == "cuda":
+    if device == "cuda" and torch.cuda.is_available():
         return torch.cuda.max_memory_allocated() / 2**30
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 

@@ -19,9 +19,9 @@ LAYERS = (
     " harness.numerics.low_bit_start",
     "harness.run_config harness.config harness.models harness.tasks harness.results harness.stats harness.states",
     "harness.chosen harness.compose",
-    "harness.base harness.base_training harness.collect harness.engines harness.loop harness.prepare harness.run"
-    " harness.trainers",
-    "harness.cell",
+    "harness.base harness.base_training harness.collect harness.colocation harness.engines harness.loop"
+    " harness.prepare harness.run harness.trainers",
+    "harness.cell harness.record",
     "harness.launchers harness.sweep harness.search harness.replay harness.arms harness.report harness.figures"
     " harness.panels harness.packed harness.forest"
     " harness.claims harness.curves harness.findings harness.leaderboard harness.tracking harness.cost harness.retry"

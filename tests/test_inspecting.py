@@ -63,6 +63,24 @@ def test_a_packed_sweep_is_verified_beside_a_torn_one(results: Path, capsys: pyt
     assert (folder / f"{good.run_id}.json").exists()
 
 
+def test_a_passport_tells_how_the_run_happened(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    plain, series = factory.result(trainer__steps=4, trainer__eval_every=2)
+    told = {
+        "launch": {"packing": True, "micro_batch_tokens": 8192}, "memory_gib": {"allocated": 1.5, "engine": 8.25},
+        "trainer": {"bf16, native": 15}, "retries": ["out of memory: x; checkpoint_layers False -> True"],
+    }  # fmt: skip
+    for name, result in (("plain", plain), ("told", plain.model_copy(update=told))):
+        write_result(tmp_path / name / "runs" / "quick", result, series)
+        assert main(["passport", plain.run_id, "--results", str(tmp_path / name)]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert (lines[1:4] == [
+            "launch:   packing=True, micro_batch_tokens=8192",
+            "memory:   allocated 1.50 GiB, engine 8.25 GiB",
+            "retried:  out of memory: x; checkpoint_layers False -> True",
+        ]) == (name == "told")  # fmt: skip
+        assert ("trainer:  15 linear layers in bf16, native" in lines) == (name == "told")
+
+
 def test_an_import_with_foreign_files_names_them_all_and_copies_nothing(
     results: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:

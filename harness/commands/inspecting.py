@@ -135,10 +135,19 @@ def find_run(beginning: str, results: Path) -> RunResult:
 
 
 def passport(beginning: str, results: Path) -> int:
-    """Planned and realized formats of a run."""
+    """Planned and realized formats of a run, and how it happened."""
     result = find_run(beginning, results)
     print(f"{result.run_id}  {result.name}  {result.status}")
+    if result.launch:
+        print("launch:   " + ", ".join(f"{name}={value}" for name, value in result.launch.items()))
+    if result.memory_gib:
+        known = {name: gib for name, gib in result.memory_gib.items() if gib is not None}
+        print("memory:   " + ", ".join(f"{name} {gib:.2f} GiB" for name, gib in known.items()))
+    for line in result.retries:
+        print(f"retried:  {line}")
     print("planned:  " + ", ".join(f"{k}={v}" for k, v in result.planned.items() if v))
+    if result.trainer:
+        print("trainer:  " + ", ".join(f"{count} linear layers in {who}" for who, count in result.trainer.items()))
     if result.passport is None:
         print("realized: nothing was loaded")
         return 0

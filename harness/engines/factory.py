@@ -46,7 +46,7 @@ def make_engine(
 
         return VLLMEngine(
             shape, plan, max_batch=config.engine.max_batch, gpu_memory=config.engine.gpu_memory,
-            keeps_log_probs=keeps_log_probs, **ids,
+            keeps_log_probs=keeps_log_probs, can_sleep=config.engine.sleep, **ids,
         )  # fmt: skip
     return EmbeddedEngine(
         shape, plan, trainer_model=trainer_model, max_batch=config.engine.max_batch, keeps_log_probs=keeps_log_probs,
