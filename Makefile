@@ -3,8 +3,8 @@
 # PYTHON (the interpreter to build .venv on).
 
 .DEFAULT_GOAL := help
-.PHONY: help setup sweep search smoke base figures notebooks report site claims browse faults bench test test-gpu test-verl \
-	throughput parity golden oracles check lint types spelling rules format clean
+.PHONY: help setup sweep search smoke base figures notebooks report site claims browse break-even faults bench test test-gpu \
+	test-verl throughput parity golden oracles check lint types spelling rules format clean
 
 PY := .venv/bin/python
 LOWBIT := .venv/bin/lowbit
@@ -60,6 +60,9 @@ site: setup ## results/site/index.html: leaderboard, figures, passports, claims 
 
 browse: setup ## serve MLflow on this machine, opened at NAME (default: all sweeps)
 	@$(LOWBIT) browse $(NAME) $(ARGS)
+
+break-even: setup ## from which size and length on a precision pays for a whole step (from what a GPU measured)
+	@$(LOWBIT) break-even $(ARGS)
 
 faults: setup ## inject 200 faults into running sweeps and count what is lost, duplicated or mislabelled
 	@$(LOWBIT) faults $(ARGS)

@@ -3,7 +3,8 @@
 A base must be under-trained: a converged one has logit margins that hide every precision effect. So training stops at
 a target sampled accuracy, measured without sampling: a question has one right answer, hence the chance to sample it is
 the product of its token probabilities, and the mean over questions is the expected accuracy at temperature 1.
-The schedule counts steps, never time; weights, data and order are functions of (config, task, recipe, base seed).
+The schedule counts steps, never time; weights, data and order are functions of (config, task, recipe, base seed), on a
+CPU bit for bit. Left out: the training itself (`harness.base_training`).
 """
 
 from __future__ import annotations
@@ -14,48 +15,22 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
+from harness.base_training import BaseRecipe, Place, Progress, expected_accuracy, fit, stop_accuracy
 from harness.models.checkpoint import content_hash, save_decoder
 from harness.models.decoder import Decoder, DecoderConfig
 from harness.models.tokenizer import BOS_ID, save_tokenizer
-from harness.seeds import generator, stable_seed
-from harness.tasks import Demonstrated, Item
+from harness.tasks import Demonstrated
 
 RULE = 1
 """Version of this training procedure; part of the key."""
 RECORD = "recipe.json"
-Progress = Callable[[int, int, float], None]
-"""(steps done, most steps, expected sampled accuracy), at every evaluation."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class BaseRecipe:
-    """How a base is trained. AdamW without decay, linear warm-up, then constant."""
-
-    target_accuracy: float = 0.40
-    """Training stops at the first evaluation that reaches it, or what the demonstrations allow (`stop_accuracy`)."""
-    eval_every: int = 5
-    """Steps between evaluations; above half the target every step is evaluated, so as not to overshoot."""
-    num_eval: int = 512
-    max_steps: int = 400
-    batch_size: int = 64
-    lr: float = 3e-3
-    betas: tuple[float, float] = (0.9, 0.98)
-    warmup_steps: int = 50
-    grad_clip: float = 1.0
-
-
-def stop_accuracy(task: Demonstrated, recipe: BaseRecipe) -> float:
-    """The recipe's target, at most 85 % of the accuracy of the demonstrations: a base approaches that slowly."""
-    return min(recipe.target_accuracy, 0.85 * task.ceiling)
 
 
 def base_key(config: DecoderConfig, task: Demonstrated, recipe: BaseRecipe, base_seed: int) -> str:
@@ -64,7 +39,7 @@ def base_key(config: DecoderConfig, task: Demonstrated, recipe: BaseRecipe, base
         "rule": RULE,
         "model": dataclasses.asdict(_complete(config, task)),
         "task": [task.name, task.content_hash()],
-        "recipe": dataclasses.asdict(recipe),
+        "recipe": recipe_values(recipe),
         "base_seed": base_seed,
     }
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:12]
@@ -83,11 +58,13 @@ def ensure_base(
     base_seed: int,
     root: Path,
     progress: Progress | None = None,
+    place: Place | None = None,
 ) -> Path:
-    """The base's folder under `root`, trained first if it is not there. `model` only names it.
+    """The base's folder under `root`, trained first (at `place`) if it is not there. `model` only names it.
 
     Two processes that ask for one base train it once: the second waits for the lock. ValueError if the folder is
-    damaged, if the vocabulary does not fit the task, or if training ends below half of the target.
+    damaged, if the vocabulary does not fit the task, or if training ends below half of the target. Raises Unfinished as
+    `place` says.
     """
     name = base_name(model, task, base_seed, base_key(config, task, recipe, base_seed))
     folder = root / name
@@ -95,7 +72,7 @@ def ensure_base(
         root.mkdir(parents=True, exist_ok=True)
         with _lock(root / f".{name}.lock"):
             if not folder.is_dir():
-                train_base(config, task, recipe, base_seed, folder, progress)
+                train_base(config, task, recipe, base_seed, folder, progress, place)
     read_record(folder)
     return folder
 
@@ -119,17 +96,17 @@ def train_base(
     base_seed: int,
     folder: Path,
     progress: Progress | None = None,
+    place: Place | None = None,
 ) -> dict[str, Any]:
     """Train a base and write `folder`: weights as bfloat16, tokenizer, and the record that is returned.
 
-    The folder appears whole or not at all, and is the same bit for bit on one machine: one thread does the work,
-    because sums depend on how many share them. ValueError: see `ensure_base`.
+    The folder appears whole or not at all, and on a CPU is the same bit for bit on one machine: one thread does the
+    work, because sums depend on how many share them. Raises ValueError and Unfinished: see `ensure_base`.
     """
-    config = _complete(config, task)
-    threads = torch.get_num_threads()
+    config, place, threads = _complete(config, task), place or Place(), torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        model, steps, curve = _fit(config, task, recipe, base_seed, progress)
+        model, steps, curve = fit(config, task, recipe, base_seed, place, progress)
     finally:
         torch.set_num_threads(threads)
     with torch.no_grad():
@@ -149,16 +126,26 @@ def train_base(
         "task": task.name,
         "task_hash": task.content_hash(),
         "model": dataclasses.asdict(config),
-        "recipe": {**dataclasses.asdict(recipe), "betas": list(recipe.betas)},
+        "recipe": recipe_values(recipe),
         "base_seed": base_seed,
         "steps": steps,
-        "is_target_reached": curve[-1][1] >= target,
+        "is_target_reached": bool(curve) and curve[-1][1] >= target,
         "accuracy": round(accuracy, 6),
         "greedy_accuracy": round(greedy, 6),
         "curve": [[step, round(sampled, 6), round(top, 6)] for step, sampled, top in curve],
         "torch": torch.__version__,
     }
-    return _store(model, record, folder)
+    record |= {} if place.device == "cpu" else {"device": torch.cuda.get_device_name(place.device)}
+    record = _store(model.cpu(), record, folder)
+    place.forget()
+    return record
+
+
+def recipe_values(recipe: BaseRecipe) -> dict[str, Any]:
+    """A recipe as JSON. A curriculum that is not there is left out: the keys of recipes from before it stand."""
+    values = dataclasses.asdict(recipe) | {"betas": list(recipe.betas)}
+    curriculum = values.pop("curriculum")
+    return values | ({"curriculum": list(curriculum)} if curriculum else {})
 
 
 def _store(model: Decoder, record: dict[str, Any], folder: Path) -> dict[str, Any]:
@@ -172,62 +159,6 @@ def _store(model: Decoder, record: dict[str, Any], folder: Path) -> dict[str, An
     (part / RECORD).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
     part.rename(folder)
     return record
-
-
-@torch.no_grad()
-def expected_accuracy(model: Decoder, task: Demonstrated, items: Sequence[Item]) -> tuple[float, float]:
-    """(expected exact match of sampling at temperature 1, exact match of greedy decoding) on `items`.
-
-    Teacher forcing along the right answer. Greedy decoding is right iff every token is the argmax there.
-    """
-    prompts, answers = [item.prompt for item in items], task.answers(items)
-    logits, target = _answer_logits(model, prompts, answers)
-    logp = logits.log_softmax(-1).gather(-1, target[..., None])[..., 0]
-    is_top = (logits.argmax(-1) == target).all(-1)
-    return float(logp.sum(-1).exp().mean()), float(is_top.float().mean())
-
-
-def _fit(
-    config: DecoderConfig, task: Demonstrated, recipe: BaseRecipe, base_seed: int, progress: Progress | None
-) -> tuple[Decoder, int, list[tuple[int, float, float]]]:
-    """(model, steps done, [(step, sampled accuracy, greedy accuracy)])."""
-    # Unit-variance logits at the start: with the usual 0.02 narrow models take a third more steps.
-    model = Decoder(config, generator("cpu", base_seed, "base init"), init_std=config.hidden_size**-0.5)
-    optimizer = torch.optim.AdamW(model.parameters(), recipe.lr, recipe.betas, weight_decay=0.0, fused=True)
-    watched = task.sample("train", [stable_seed(base_seed, "base watch", i) for i in range(recipe.num_eval)])
-    curve: list[tuple[int, float, float]] = []
-    target = stop_accuracy(task, recipe)
-    for step in range(1, recipe.max_steps + 1):
-        first = (step - 1) * recipe.batch_size
-        indices = [stable_seed(base_seed, "base batch", first + i) for i in range(recipe.batch_size)]
-        shown = task.demonstrations(indices, stable_seed(base_seed, "base demonstrations"))
-        logits, answers = _answer_logits(model, [prompt for prompt, _ in shown], [answer for _, answer in shown])
-        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), answers.flatten())
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.grad_clip)
-        for group in optimizer.param_groups:
-            group["lr"] = recipe.lr * min(1.0, step / max(recipe.warmup_steps, 1))
-        optimizer.step()
-        is_near = bool(curve) and curve[-1][1] > target / 2
-        if is_near or step % recipe.eval_every == 0 or step == recipe.max_steps:
-            sampled, top = expected_accuracy(model, task, watched)
-            curve.append((step, sampled, top))
-            if progress is not None:
-                progress(step, recipe.max_steps, sampled)
-            if sampled >= target:
-                break
-    return model, curve[-1][0], curve
-
-
-def _answer_logits(
-    model: Decoder, prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]]
-) -> tuple[Tensor, Tensor]:
-    """Logits [B, T, V] float32 that predict each answer token, and those tokens [B, T] int64. One length each."""
-    assert len({(len(p), len(a)) for p, a in zip(prompts, answers, strict=True)}) == 1
-    ids = torch.tensor([[*p, *a] for p, a in zip(prompts, answers, strict=True)])
-    size = len(prompts[0])
-    return model.head(model.hidden(ids[:, :-1])[:, size - 1 :]), ids[:, size:]
 
 
 def _complete(config: DecoderConfig, task: Demonstrated) -> DecoderConfig:

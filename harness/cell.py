@@ -29,6 +29,7 @@ import torch
 
 from harness import provenance
 from harness.api import Plan, Step
+from harness.colocation import reserved_gib
 from harness.compose import Composed, compose
 from harness.config import parse, run_id
 from harness.engines.embedded import EmbeddedEngine
@@ -93,7 +94,7 @@ def build(config: RunConfig, launch: Launch) -> tuple[Run, dict[str, str | None]
     start = start_of(config, launch)
     model = prepare(composed, config, start, launch).to(device)
     shape = model.config
-    model = policy(model, composed, config.base_seed)
+    model = policy(model, composed, config.base_seed, launch.fp8_kernels)
     algo, needs = config.algo, composed.needs(Step(index=0, total=config.trainer.steps, seed=config.seed))
     is_exact = composed.plan.sampler == "trainer"
     trainer = LocalTrainer(
@@ -104,10 +105,12 @@ def build(config: RunConfig, launch: Launch) -> tuple[Run, dict[str, str | None]
         wants_shadow="shadow" in needs, lr_factor=composed.lr_factor, thrift=Thrift.of(launch),
     )  # fmt: skip
     ids = {"eos_id": start.task.eos_id, "pad_id": start.task.pad_id, "device": device}
+    before = reserved_gib(device)
     engine = make_engine(
         config, shape, composed.plan, trainer_model=trainer.model if is_exact else None,
         keeps_log_probs="rollout_kl" in needs, **ids,
     )  # fmt: skip
+    share = {"engine": reserved_gib(device) - before} if device == "cuda" else {}
     reference = EmbeddedEngine(
         shape, Plan(rollout_weights=format_named(REFERENCE)), max_batch=config.engine.max_batch, **ids
     )
@@ -118,6 +121,7 @@ def build(config: RunConfig, launch: Launch) -> tuple[Run, dict[str, str | None]
         max_new_tokens=config.engine.max_new_tokens or start.task.max_new_tokens, eval_items=eval_items,
         question_hash=provenance.text_hash(item.key for item in eval_items),
     )  # fmt: skip
+    run.keep_peaks(share)
     return run, {"model": content_hash(start.folder), "task": start.task.content_hash()}
 
 
@@ -191,6 +195,7 @@ def _resume(config: RunConfig, launch: Launch, state: Path, notes: list[str]) ->
             raise ValueError(f"{state}: the state of another cell")
         run.restore(saved)
     except (ValueError, KeyError, TypeError) as error:
+        run.engine.close()  # there is room for one
         aside = state.with_name(f"{state.name}.corrupt")
         state.replace(aside)
         notes.append(f"{state.name} was set aside as {aside.name} and the cell started again from step 0: {error}")

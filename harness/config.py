@@ -52,8 +52,18 @@ def _adapter(cls: type[T]) -> TypeAdapter[T]:
 
 
 def to_json(config: Any) -> dict[str, Any]:
-    """A config dataclass as plain JSON values; `parse` turns it back into an equal one."""
-    return json.loads(json.dumps(dataclasses.asdict(config)))
+    """A config dataclass as plain JSON values; `parse` turns it back into an equal one. Sparse fields at their default
+    are left out."""
+    return json.loads(json.dumps(_written(config)))
+
+
+def _written(config: Any) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for f in dataclasses.fields(config):
+        value = getattr(config, f.name)
+        if not (f.metadata.get("sparse") and value == f.default):
+            values[f.name] = _written(value) if dataclasses.is_dataclass(value) else value
+    return values
 
 
 def run_id(config: RunConfig) -> str:

@@ -40,6 +40,10 @@ LEVELS: dict[Level, str] = {
 PENALTY = 1.0
 """Noise variance over the variance of one effect, of log seconds: on a shared machine both are about 0.2^2."""
 START_S = 4.0
+GPU_START_S = {"embedded": 15.0, "vllm": 45.0}
+"""Imports, engine, CUDA graphs: guessed for a machine whose cores are all in use."""
+GPU_DECODE_S = {"embedded": (1e-6, 3e-3), "vllm": (2e-5, 2.5e-3)}
+"""Seconds of a decoding step: per row, and once."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +110,9 @@ class CostModel:
         values = to_json(config) if isinstance(config, RunConfig) else config
         place = place or self._place(values["trainer"]["device"])
         words, (step, rest) = features(values, place), guess(values)
-        seconds = values["trainer"]["steps"] * step * _factor(self.step, words) + rest * _factor(self.rest, words)
+        if values["trainer"]["device"] in self.places:  # what one kind of device taught says nothing of another
+            step, rest = step * _factor(self.step, words), rest * _factor(self.rest, words)
+        seconds = values["trainer"]["steps"] * step + rest
         level: Level = "new"
         if setting_key(values, place) in self.settings:
             level = "like" if arm_key(values, place) in self.arms else "arm"
@@ -124,13 +130,31 @@ def _factor(effects: Mapping[str, float], words: Mapping[str, float]) -> float:
 
 
 def guess(config: Config) -> tuple[float, float]:
-    """(seconds per step, seconds once) from the size of the model alone."""
+    """(seconds per step, seconds once) from the sizes alone."""
+    if config["trainer"]["device"] == "cuda":
+        return _guess_gpu(config)
     model, algo, trainer, task = config["model"], config["algo"], config["trainer"], config["task"]
     evals = 2 * (1 + trainer["steps"] // max(1, trainer["eval_every"]))
     step = 0.06 + _token_flops(model) * _tokens(config) / 40e9
     answers = evals * task["num_eval"] * _length(config)
     passes = 0.55 + 0.4 * algo["num_epochs"] + 0.05 * algo["num_minibatches"] * algo["num_epochs"]
     return step * passes, START_S + _token_flops(model) * answers / 80e9
+
+
+def _guess_gpu(config: Config) -> tuple[float, float]:
+    """Of a small model on one of the GPU's many cells: a decoding step costs the host more than the GPU."""
+    algo, trainer, task, engine = config["algo"], config["trainer"], config["task"], config["engine"]
+    length, evals = _length(config) / 2.2, 1 + trainer["steps"] // max(1, trainer["eval_every"])
+    row_s, once_s = GPU_DECODE_S[engine["name"]]
+
+    def decode(rows: int) -> float:
+        return length * (once_s * -(-rows // engine["max_batch"]) + row_s * rows)
+
+    updates = algo["num_minibatches"] * algo["num_epochs"]
+    train = _token_flops(config["model"]) * _tokens(config) * (0.5 + algo["num_epochs"]) / 20e12
+    reference = length * GPU_DECODE_S["embedded"][1] * -(-task["num_eval"] // engine["max_batch"])
+    step = 0.15 + decode(algo["num_prompts"] * algo["group_size"]) + train + 0.05 * updates
+    return step, GPU_START_S[engine["name"]] + evals * (decode(task["num_eval"]) + reference)
 
 
 def _token_flops(model: Config) -> float:
@@ -203,7 +227,7 @@ def _records(results: Path) -> Iterator[Any]:
 def _sample(record: Any) -> Sample | None:
     with suppress(KeyError, TypeError, ValueError, ZeroDivisionError):
         times, hardware, steps = record["time_s"], record["hardware"], record["num_steps"]
-        step_s = sum(times[stage] for stage in STAGES if stage != "eval") / steps
+        step_s = sum(times.get(stage, 0.0) for stage in STAGES if stage != "eval") / steps
         place = f"{hardware['device']} {hardware.get('gpu') or hardware['cpu']}"
         rest_s = max(0.5, times["total"] - steps * step_s)
         if record["status"] == "ok" and step_s > 0:

@@ -1,6 +1,7 @@
 """The GRPO/DAPO step, start to end, in one file.
 
     push weights -> generate -> reward -> advantage -> score -> correct -> update (mini-batches) -> refit -> metrics
+    (an engine that shares the trainer's GPU may sleep from after `generate` to the next push: `harness.colocation`)
 
 `train` is the whole experiment, `harness.run.Run` what is alive in it. All randomness is a hash of (run seed, purpose,
 index), so a run resumed from `Run.state` goes on bit for bit. Left out: how a rollout batch is made
@@ -9,7 +10,6 @@ index), so a run resumed from `Run.state` goes on bit for bit. Left out: how a r
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -20,6 +20,7 @@ from torch import Tensor
 from harness.api import Correction, Part, Rollout, RolloutEngine, Sequences, Step, TokenBatch
 from harness.clock import Clock
 from harness.collect import collect, minibatches, responses, take_batch, take_correction
+from harness.colocation import lend, reclaim
 from harness.compose import check_passport, has_hook
 from harness.loss import aggregate, batch_normalize, cleaned, count_totals, policy_loss, start
 from harness.metrics import by_entropy, by_position, clip_metrics, correction_metrics, mismatch_metrics
@@ -56,11 +57,15 @@ def grpo_step(run: Run) -> dict[str, Any]:
     algo, trainer, composed = run.config.algo, run.trainer, run.composed
     clock = Clock(run.config.trainer.device)
     step = Step(index=run.step, total=run.config.trainer.steps, seed=run.config.seed)
+    with clock("sleep"):
+        reclaim(run)
     with clock("sync"):
         row: dict[str, Any] = {**push_weights(run, run.engine, step), **run.evaluated_sync}
         run.evaluated_sync = {}
     seqs, mask, adv, rollout, measured = collect(run, step, clock)
     row |= measured
+    with clock("sleep"):
+        lend(run)
 
     is_single = algo.num_minibatches * algo.num_epochs == 1
     with clock("old_logp"):
@@ -77,12 +82,14 @@ def grpo_step(run: Run) -> dict[str, Any]:
         updates = [
             update(run, seqs, batch, correction, rows, scores if is_single else None) for rows in minibatches(run, step)
         ]
-        composed.refit(trainer.model, seqs, batch, replace(step, index=step.index + 1))
+        with trainer.eagerly():
+            composed.refit(trainer.model, seqs, batch, replace(step, index=step.index + 1))
     row |= update_metrics(updates)
     for part, memory in zip(composed.parts, composed.memory, strict=True):
         row |= {f"part/{type(part).__name__}.{name}": value for name, value in memory.items()}
     seconds = clock.stop()
-    row |= {f"time/{stage}_s": value for stage, value in seconds.items()}
+    row |= {f"time/{stage}_s": value for stage, value in seconds.items()} | clock.memory()
+    run.keep_peaks(clock.peaks)
     return row | {"rollout/tokens_per_s": row["rollout/tokens"] / max(seconds["generate"], 1e-9)}
 
 
@@ -198,15 +205,20 @@ def evaluate(run: Run) -> None:
 
     Raises Diverged where a weight is not finite: its answers would be those of no policy.
     """
-    started = time.perf_counter()
-    if not all(bool(torch.isfinite(tensor).all()) for _, tensor in run.trainer.weights()):
-        raise Diverged("a weight is not finite")
-    step = Step(index=run.step, total=run.config.trainer.steps, seed=run.config.seed, purpose="eval")
-    run.reference.load_weights(run.trainer.policy_weights())
-    run.evaluated_sync = push_weights(run, run.engine, step)
-    for site, engine in (("reference", run.reference), ("rollout", run.engine)):
-        run.evals.append(evaluation(run, engine, site))
-    run.eval_s += time.perf_counter() - started
+    clock = Clock(run.config.trainer.device)
+    with clock("eval"):
+        if not all(bool(torch.isfinite(tensor).all()) for _, tensor in run.trainer.weights()):
+            raise Diverged("a weight is not finite")
+        step = Step(index=run.step, total=run.config.trainer.steps, seed=run.config.seed, purpose="eval")
+        run.reference.wake()
+        run.reference.load_weights(run.trainer.policy_weights())
+        run.evals.append(evaluation(run, run.reference, "reference"))
+        run.reference.sleep()  # its cache is of no use until the next evaluation
+        reclaim(run)
+        run.evaluated_sync = push_weights(run, run.engine, step)
+        run.evals.append(evaluation(run, run.engine, "rollout"))
+    run.eval_s += clock.seconds["eval"]
+    run.keep_peaks(clock.peaks)
 
 
 def evaluation(run: Run, engine: RolloutEngine, site: str) -> EvalRecord:

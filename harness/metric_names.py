@@ -112,10 +112,16 @@ sync/saturated_frac | fraction | down | mean | weights clipped by their scale
 time/generate_s | s | down | sum | generation
 time/reward_s | s | down | sum | rewards and batching
 time/sync_s | s | down | sum | weights through the parts and the quantizer into the engine
+time/sleep_s | s | down | sum | the engine's memory to the trainer and back
 time/old_logp_s | s | down | sum | the trainer's log-probs before the updates
 time/update_s | s | down | sum | corrections, forward, backward, optimizer
 time/eval_s | s | down | sum | evaluation
 time/other_s | s | down | sum | the rest of the step
+memory/generate_gib | GiB | down | max | peak of allocated GPU memory during generation, by torch's count
+memory/sync_gib | GiB | down | max | the same during the push of weights
+memory/old_logp_gib | GiB | down | max | the same while the trainer scores
+memory/update_gib | GiB | down | max | the same during the updates
+memory/reserved_gib | GiB | down | max | peak of what torch's allocator reserved since the step before
 """
 _CURVES = """
 by_position/position | tokens | none | last | first position of each bucket, at most 64 of equal width

@@ -5,22 +5,19 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import pickle
 import shutil
-import zipfile
-import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
-import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from harness.api import Plan, Rollout, Site, knobs
-from harness.base import BaseRecipe, base_key, base_name, ensure_base
+from harness.base import base_key, base_name, ensure_base
+from harness.base_training import BaseRecipe, Place, Progress
 from harness.compose import Composed, has_hook, plan_json
 from harness.engines.embedded import EmbeddedEngine
 from harness.models.checkpoint import content_hash, load_config, load_decoder, save_decoder, spread_channels
@@ -28,6 +25,8 @@ from harness.models.decoder import Decoder, DecoderConfig
 from harness.numerics.formats import format_named
 from harness.run_config import Launch, ModelConfig, RunConfig
 from harness.seeds import stable_seed
+from harness.states import load_state as load_state
+from harness.states import save_state as save_state
 from harness.tasks import Demonstrated, Task, build_task
 
 NUM_CALIBRATION = 128
@@ -45,13 +44,15 @@ class Start:
     task: Task
     spread: float
     spread_seed: int
+    device: str = "cpu"
+    """Where the run computes."""
 
     def build(self, folder: Path) -> Decoder:
-        """The module of a checkpoint; the base's channels are spread, a prepared checkpoint's already are."""
+        """The module of a checkpoint, on the device; the base's channels are spread, a prepared checkpoint's are."""
         model = load_decoder(folder)
         if folder == self.folder and self.spread:
             spread_channels(model, self.spread, self.spread_seed)
-        return model
+        return model.to(self.device)
 
 
 def decoder_config(model: ModelConfig) -> DecoderConfig:
@@ -93,7 +94,7 @@ def _recipe(config: RunConfig) -> BaseRecipe:
     return BaseRecipe(
         target_accuracy=base.target_accuracy, eval_every=base.eval_every, num_eval=base.num_eval,
         max_steps=base.max_steps, batch_size=base.batch_size, warmup_steps=base.warmup_steps,
-        grad_clip=base.grad_clip, lr=config.model.sft_lr,
+        grad_clip=base.grad_clip, curriculum=base.curriculum, lr=config.model.sft_lr,
     )  # fmt: skip
 
 
@@ -103,15 +104,25 @@ def _demonstrated(config: RunConfig, task: Task) -> Demonstrated:
     return cast(Demonstrated, task)
 
 
-def start_of(config: RunConfig, launch: Launch) -> Start:
-    """The task and the base of a run; trains the base where it is not there yet."""
+def start_of(
+    config: RunConfig, launch: Launch, progress: Progress | None = None, should_stop: Callable[[], bool] | None = None
+) -> Start:
+    """The task and the base of a run; trains the base where it is not there yet, on the run's device.
+
+    Raises Unfinished where `should_stop` says so: the same call later goes on from there.
+    """
     task = task_of(config)
     path = Path(config.model.path) if config.model.path is not None else None
     if path is None:
         shown, shape, root = _demonstrated(config, task), decoder_config(config.model), Path(launch.results) / "bases"
-        path = ensure_base(config.model.name, shape, shown, _recipe(config), config.base_seed, root)
+        name = base_name(
+            config.model.name, shown, config.base_seed, base_key(shape, shown, _recipe(config), config.base_seed)
+        )
+        state = Path(launch.results) / "work" / "bases" / f"{name}.pt"
+        place = Place(device=config.trainer.device, state=state, should_stop=should_stop or (lambda: False))
+        path = ensure_base(config.model.name, shape, shown, _recipe(config), config.base_seed, root, progress, place)
     seed = stable_seed(config.base_seed, "spread")
-    return Start(folder=path, task=task, spread=config.model.spread, spread_seed=seed)
+    return Start(folder=path, task=task, spread=config.model.spread, spread_seed=seed, device=config.trainer.device)
 
 
 def prepare(composed: Composed, config: RunConfig, start: Start, launch: Launch) -> Decoder:
@@ -200,44 +211,3 @@ def _is_whole(cache: Path) -> bool:
     with suppress(OSError):  # another cell may have been faster
         cache.rename(cache.with_name(f"{cache.name}.corrupt-{os.getpid()}"))
     return False
-
-
-def save_state(path: Path, state: dict[str, Any]) -> None:
-    """Write a trainer state atomically; readable with `weights_only=True`.
-
-    Raises ValueError naming the file where it cannot be written (a full disk); an older state then stays.
-    """
-    temporary = path.with_suffix(".part")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("wb") as file:
-            torch.save(state, file)
-        temporary.replace(path)
-    except (OSError, RuntimeError) as error:
-        with suppress(OSError):
-            temporary.unlink()
-        # torch reports its own dismay at a short file; what the system said is the context of that
-        cause = error.__context__ if isinstance(error.__context__, OSError) else error
-        raise ValueError(f"{path}: cannot be written: {getattr(cause, 'strerror', None) or cause}") from error
-
-
-def load_state(path: Path) -> dict[str, Any]:
-    """Read what `save_state` wrote: tensors and plain values, nothing is executed.
-
-    Raises ValueError naming the file where it is not whole. torch reads flipped bits without a word; the checksums of
-    the ZIP records, which it writes, tell them.
-    """
-    try:
-        with zipfile.ZipFile(path) as archive:
-            if (damaged := archive.testzip()) is not None:
-                raise ValueError(f"checksum of {damaged}")
-        state = torch.load(path, weights_only=True, map_location="cpu")
-    except (OSError, EOFError, ValueError, LookupError, NotImplementedError, zipfile.BadZipFile, zlib.error) as error:
-        raise ValueError(f"{path}: not a whole state: {error}") from error
-    except (RuntimeError, pickle.UnpicklingError) as error:
-        if "alloc" in str(error):  # memory that ran out says nothing about the file
-            raise
-        raise ValueError(f"{path}: not a whole state: {str(error).splitlines()[0]}") from error
-    if not isinstance(state, dict):
-        raise ValueError(f"{path}: not a whole state: it holds no dictionary")
-    return state

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
+import re
 import resource
 import subprocess
 from collections.abc import Iterable
@@ -19,16 +20,28 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("torch", "numpy", "safetensors", "hydra-core", "pydantic", "math-verify", "vllm", "verl", "peft")
 
 
+COMMIT = "LOWBIT_COMMIT"
+"""Environment variable that tells a copy without git its commit: 40 hexadecimal digits, `-dirty` behind them where the
+copied tree differed from it."""
+
+
 def commit() -> tuple[str | None, bool]:
-    """(commit of the checkout this code runs from, whether anything but `results/` differs from it)."""
+    """(commit of the checkout this code runs from, whether anything but `results/` differs from it).
+
+    LOWBIT_COMMIT speaks where there is no checkout. Raises ValueError, one line, where it says something else.
+    """
 
     def git(*args: str) -> str | None:
         done = subprocess.run(["git", "-C", str(ROOT), *args], capture_output=True, text=True, check=False)
         return done.stdout.strip() if done.returncode == 0 else None
 
-    if not (ROOT / ".git").exists():
-        return None, False
-    return git("rev-parse", "HEAD"), bool(git("status", "--porcelain", "--", ".", ":!results"))
+    head = git("rev-parse", "HEAD") if (ROOT / ".git").exists() else None
+    if head is None:
+        told = os.environ.get(COMMIT)
+        if told and not re.fullmatch(r"[0-9a-f]{40}(-dirty)?", told):
+            raise ValueError(f"{COMMIT}={told!r}: not a commit; valid: 40 hexadecimal digits, with or without -dirty")
+        return (told.removesuffix("-dirty"), told.endswith("-dirty")) if told else (None, False)
+    return head, bool(git("status", "--porcelain", "--", ".", ":!results"))
 
 
 def packages() -> dict[str, str]:
@@ -51,7 +64,7 @@ def hardware(device: str) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "device": device,
     }
-    if device == "cuda":
+    if device == "cuda" and torch.cuda.is_available():
         info["gpu"] = torch.cuda.get_device_name()
         info["cuda"] = torch.version.cuda
     return info
@@ -67,7 +80,7 @@ def cpu_name() -> str:
 
 def peak_memory_gib(device: str) -> float:
     """Peak of this process: resident memory on a CPU, allocated memory on a GPU."""
-    if device == "cuda":
+    if device == "cuda" and torch.cuda.is_available():
         return torch.cuda.max_memory_allocated() / 2**30
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 

@@ -1,4 +1,7 @@
-"""The record of a cell, made of what was reached, whoever trained it."""
+"""What a cell leaves behind: the result of a run that ended, diverged or failed, from what was reached.
+
+Left out: when it is written, and times of the whole cell (`harness.cell`).
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from harness.compose import plan_json
 from harness.config import run_id, run_name, to_json
 from harness.results import RunResult, summarise
 from harness.run import Reached
-from harness.run_config import Launch, RunConfig
+from harness.run_config import Launch, RunConfig, settings
 
 
 def record(
@@ -23,9 +26,12 @@ def record(
     composed = run.composed if run is not None else None
     series = run.series if run is not None else []
     evals = run.evals if run is not None else []
-    time_s: dict[str, float] = {stage: sum(row[f"time/{stage}_s"] for row in series) for stage in STAGES}
+    time_s: dict[str, float] = {stage: sum(row.get(f"time/{stage}_s", 0.0) for row in series) for stage in STAGES}
     time_s["eval"] = run.eval_s if run is not None else 0.0
     tokens = sum(row["rollout/tokens"] for row in series)
+    peak, memory = provenance.peak_memory_gib(config.trainer.device), {} if run is None else dict(run.memory_gib)
+    if config.trainer.device == "cuda" and run is not None:
+        memory["allocated"] = max(peak, memory.get("allocated", 0.0))
     method = {"name": config.method, "parts": config.knobs}
     if composed is not None:
         method |= {"paper": composed.method.paper, "reconstructed": composed.method.reconstructed}
@@ -38,7 +44,8 @@ def record(
             "passport": None if run is None or run.passport is None else json.loads(json.dumps(asdict(run.passport))),
             "seed": config.seed, "base_seed": config.base_seed, "commit": launch.commit, "is_dirty": launch.is_dirty,
             "packages": provenance.packages(), "hardware": provenance.hardware(config.trainer.device),
-            "hashes": hashes, "time_s": time_s, "peak_memory_gib": provenance.peak_memory_gib(config.trainer.device),
+            "hashes": hashes, "launch": settings(launch), "trainer": {} if run is None else run.products(),
+            "time_s": time_s, "memory_gib": memory, "peak_memory_gib": memory.get("allocated", peak),
             "tokens_per_s": {
                 "rollout": tokens / time_s["generate"] if time_s["generate"] else None,
                 "end_to_end": tokens / sum(time_s.values()) if sum(time_s.values()) else None,

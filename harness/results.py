@@ -75,7 +75,7 @@ class MethodRecord(_Record):
 
 
 class RunResult(_Record):
-    """One cell of a sweep, whatever became of it."""
+    """One cell of a sweep, whatever became of it; `error` is a traceback."""
 
     schema_version: Literal[1] = 1
     run_id: str
@@ -96,11 +96,17 @@ class RunResult(_Record):
     packages: dict[str, str] = {}
     hardware: Settings = {}
     hashes: dict[str, str | None] = {}
+    launch: Settings = {}
+    """Settings of the last attempt's launch that are not the defaults."""
+    trainer: Settings = {}
+    """Who computes the linear layers, by the live modules -> how many."""
     time_s: dict[str, Measured] = {}
-    """Seconds per stage: generate, reward, sync, old_logp, update, eval, other, total."""
+    """Seconds per stage of `clock.STAGES`, and total."""
     tokens_per_s: dict[str, Measured] = {}
     """rollout, end_to_end."""
     peak_memory_gib: Measured = None
+    memory_gib: dict[str, Measured] = {}
+    """GPU: peaks allocated and reserved by torch's count, a sleeping engine's too; engine: at its start; given_back."""
     num_steps: int = 0
     evals: list[EvalRecord] = []
     summary: dict[str, Measured] = {}
@@ -109,7 +115,6 @@ class RunResult(_Record):
     """ISO 8601, UTC."""
     ended_at: str | None = None
     error: str | None = None
-    """Traceback."""
 
 
 def write_result(folder: Path, result: RunResult, series: Sequence[Row] | bytes | None) -> Path:

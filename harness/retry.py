@@ -1,6 +1,6 @@
 """What is started again and what is not started any more: classes of failure, attempts, and the time limit of a sweep.
 
-    jobs -> round of the launcher -> out of memory: once more with half the micro-batch
+    jobs -> round of the launcher -> out of memory: with layer checkpoints, then with halved micro-batches
                                      lost, hung:    again, a bounded number of times
                                      anything else: a bug or bad input fails the same way again
 
@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
+from typing import Any
 
 from harness.config import run_id
 from harness.launchers.job import Event, Job
@@ -23,17 +24,17 @@ from harness.run_config import Launch, RunConfig
 
 MAX_LOST = 2
 """How often a cell that was lost or hung is started again."""
-MAX_MEMORY = 1
-"""How often a cell that ran out of memory is started again with half the micro-batch."""
+MAX_MEMORY = 3
+"""How often a cell that ran out of memory is started again with a thriftier launch, which leaves its run id alone."""
 MIN_TOKENS = 256
 """Below this, half a micro-batch saves nothing worth a start."""
 OUT_OF_MEMORY = re.compile(
-    r"^(?:torch\.)?OutOfMemoryError\b|^MemoryError\b|^RuntimeError: .*(?:can't allocate memory|CUDA out of memory"
-    r"|CUBLAS_STATUS_ALLOC_FAILED)|^OSError: \[Errno 12\]",
+    r"^(?:torch\.)?OutOfMemoryError\b|^MemoryError\b|^(?:RuntimeError|AcceleratorError): .*(?:can't allocate memory"
+    r"|CUDA out of memory|CUDA [Ee]rror: out of memory|CUBLAS_STATUS_ALLOC_FAILED)|^OSError: \[Errno 12\]",
     re.DOTALL,
 )
 """Reasons of records: torch on a GPU, Python (and the kernel's killer, as launchers say it), torch's CPU allocator,
-cuBLAS, the kernel."""
+CUDA itself and vLLM's engine as it wakes, cuBLAS, the kernel."""
 MEMORY, LOST = "out of memory", "lost"
 PACE_CELLS = 3
 """From so many finished cells on, their own speed corrects the predictions for the rest."""
@@ -58,14 +59,23 @@ def next_launch(result: RunResult, launch: Launch) -> Launch | None:
     found = failure_class(result)
     before = sum(line.startswith(f"{found}: ") for line in launch.retries)
     reason = " ".join((result.reason or "").split())[:200]
-    if found == MEMORY and before < MAX_MEMORY and launch.micro_batch_tokens // 2 >= MIN_TOKENS:
-        half = launch.micro_batch_tokens // 2
-        line = f"{MEMORY}: {reason}; micro_batch_tokens {launch.micro_batch_tokens} -> {half}"
-        return replace(launch, micro_batch_tokens=half, retries=(*launch.retries, line))
+    if found == MEMORY and before < MAX_MEMORY and (saved := _thriftier(launch)) is not None:
+        field, value = saved
+        line = f"{MEMORY}: {reason}; {field} {getattr(launch, field)} -> {value}"
+        return replace(launch, **{field: value}, retries=(*launch.retries, line))
     if found == LOST and before < MAX_LOST:
         line = f"{LOST}: {reason.removeprefix('lost: ')}; started again"
         return replace(launch, retries=(*launch.retries, line))
     return None
+
+
+def _thriftier(launch: Launch) -> tuple[str, Any] | None:
+    """(field of the launch, its next value): layer checkpoints first, which change no bit of a run, then half the
+    micro-batch; None where that is too small."""
+    if not launch.checkpoint_layers:
+        return "checkpoint_layers", True
+    half = launch.micro_batch_tokens // 2
+    return ("micro_batch_tokens", half) if half >= MIN_TOKENS else None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -26,6 +27,11 @@ class Reached(Protocol):
     def eval_s(self) -> float: ...
     @property
     def passport(self) -> Passport | None: ...
+    @property
+    def memory_gib(self) -> Mapping[str, float]: ...
+    def products(self) -> Any:
+        """Who computes the trainer's products, for the record."""
+        ...
 
 
 @dataclass(kw_only=True)
@@ -52,6 +58,14 @@ class Run:
     evaluated_sync: dict[str, float] = field(default_factory=dict[str, float])
     """What an evaluation's push measured: the push of the step that follows moves nothing."""
 
+    memory_gib: dict[str, float] = field(default_factory=dict[str, float])
+    """Of a GPU, as in `RunResult.memory_gib`."""
+
+    def keep_peaks(self, found: Mapping[str, float]) -> None:
+        """Largest of what was found and what is known, by name."""
+        for name, value in found.items():
+            self.memory_gib[name] = max(value, self.memory_gib.get(name, 0.0))
+
     def state(self) -> dict[str, Any]:
         """All that resume needs, as tensors and plain values."""
         return {
@@ -63,6 +77,7 @@ class Run:
             "evals": [record.model_dump() for record in self.evals],
             "fixed": self.composed.fixed,
             "memory": self.composed.memory,
+            "memory_gib": self.memory_gib,
         }
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -74,6 +89,11 @@ class Run:
         self.composed.fixed.clear()
         self.composed.fixed.update(state["fixed"])
         self.composed.memory[:] = state["memory"]
+        self.keep_peaks(state.get("memory_gib", {}))
+
+    def products(self) -> Any:
+        """Who computes the trainer's products."""
+        return self.trainer.products()
 
     def close(self) -> None:
         """Free the engine."""

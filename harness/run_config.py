@@ -1,6 +1,7 @@
 """The tree of frozen dataclasses that configures a run: field docs here, values in `harness/conf/`.
 
 `RunConfig` holds only what changes numbers and is hashed into the run id; `Launch` holds where and how a run happens.
+A field that came later is `sparse`: at its default it is not written, so that ids and records from before it stand.
 Composing, validating and hashing are in `harness.config`.
 """
 
@@ -65,6 +66,8 @@ class BaseConfig:
     batch_size: int = 64
     warmup_steps: int = 50
     grad_clip: float = 1.0
+    curriculum: tuple[int, ...] = field(default=(), metadata={"sparse": True})
+    """Problem sizes that are learnt first, those below the task's own (`harness.base_training`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,6 +134,8 @@ class EngineConfig:
     """Rows sampled at once; part of the random stream."""
     gpu_memory: float = field(default=0.5, metadata={"hashed": False})
     """vLLM on a GPU: the share of its memory for weights and cache; the trainer has the rest."""
+    sleep: bool = field(default=False, metadata={"hashed": False})
+    """The engine gives its memory back while the trainer updates: vLLM on a GPU all of it, others their cache."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,6 +196,12 @@ class Launch:
     """The trainer's backward pass computes every layer again from its input: less memory, a third more time."""
     packing: bool = False
     """Sequences of a micro-batch lie end to end without padding; `micro_batch_tokens` then counts real tokens."""
+    compile: bool = False
+    """The trainer's layers run as compiled code (torch.compile): seconds to minutes at the first steps, fewer passes
+    over memory afterwards."""
+    fp8_kernels: Literal["best", "emulated", "deep_gemm", "scaled_mm", "mixed"] = "best"
+    """Who computes a trainer's FP8 linears on a GPU (`harness.engines.vllm.flow_kernels`); best: whoever is fastest
+    there, and where nobody is, or on a CPU, the emulation."""
     native_16bit: bool = False
     """A trainer that computes in bf16 or fp16 multiplies 16-bit tensors, on tensor cores where there are some; False:
     float32 arithmetic on rounded operands, bit for bit the same on every device with float32 kernels alike."""
@@ -211,7 +222,13 @@ class Launch:
 
 
 TUNABLE = (
-    "micro_batch_tokens", "logits_mib", "checkpoint_layers", "packing", "native_16bit", "threads", "stall_s",
-    "checkpoint_every_s", "nodes", "gpus", "ray_address",
+    "micro_batch_tokens", "logits_mib", "checkpoint_layers", "packing", "compile", "fp8_kernels", "native_16bit",
+    "threads", "stall_s", "checkpoint_every_s", "nodes", "gpus", "ray_address",
 )  # fmt: skip
 """Fields of `Launch` that a user sets, as `launch.NAME=VALUE` among the overrides."""
+
+
+def settings(launch: Launch) -> dict[str, Any]:
+    """Those of `TUNABLE` that are not the defaults: what a record says of how its run happened."""
+    usual = Launch()
+    return {name: getattr(launch, name) for name in TUNABLE if getattr(launch, name) != getattr(usual, name)}

@@ -13,6 +13,7 @@ from methods import (
     ais_r,
     bf16,
     bf16_tis,
+    bf16_train,
     calibrated_clipping,
     dppo,
     flashrl,
@@ -45,6 +46,7 @@ from methods import (
 GROUP = "lowbit.methods"
 _OWN = (
     bf16.METHOD,
+    bf16_train.METHOD,
     naive.METHOD,
     zero_mismatch.METHOD,
     bf16_tis.METHOD,

@@ -73,6 +73,7 @@ class Compensation(Part):
     def adapters(self, site: Site, base: nn.Module, plan: Plan) -> dict[str, Tensor]:
         """The adapters of `base` as it was built, and LoftQ's shifts where it has them."""
         texts = site_texts(site, self.sequences, self.sampled_frac, self.tokens, stable_seed(site.seed, "rilq"))
+        texts = texts.to(next(base.parameters()).device)
         teacher, kind = site.wrap(site.build(site.checkpoint)), self.fit_from if self.start == "rilq" else self.start
         held = self.closed_form(kind, teacher, base, texts, plan, site.fixed, site.seed)
         if self.start == "rilq":

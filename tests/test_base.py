@@ -14,17 +14,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from harness.base import (
-    BaseRecipe,
-    _lock,
-    base_key,
-    base_name,
-    ensure_base,
-    expected_accuracy,
-    read_record,
-    stop_accuracy,
-    train_base,
-)
+from harness.base import _lock, base_key, base_name, ensure_base, read_record, recipe_values, train_base
+from harness.base_training import BaseRecipe, Place, Unfinished, expected_accuracy, stages, stop_accuracy
 from harness.models.checkpoint import load_decoder, read_tensors
 from harness.models.decoder import Decoder, DecoderConfig
 from harness.models.tokenizer import EOS_ID
@@ -130,7 +121,7 @@ def test_demonstrations_of_bounded_accuracy_bound_the_target():
 
 def test_key_covers_everything_that_decides_the_weights():
     changed = {"target_accuracy": 0.3, "eval_every": 6, "num_eval": 64, "max_steps": 10, "batch_size": 16, "lr": 1e-3}
-    changed |= {"betas": (0.9, 0.95), "warmup_steps": 5, "grad_clip": 2.0}
+    changed |= {"betas": (0.9, 0.95), "warmup_steps": 5, "grad_clip": 2.0, "curriculum": (2,)}
     assert set(changed) == {f.name for f in dataclasses.fields(BaseRecipe)}
     recipes = [RECIPE, *(dataclasses.replace(RECIPE, **{name: value}) for name, value in changed.items())]
     keys = [base_key(CONFIG, TASK, recipe, 0) for recipe in recipes]
@@ -140,6 +131,42 @@ def test_key_covers_everything_that_decides_the_weights():
     assert len(set(keys)) == len(keys)
     assert base_key(dataclasses.replace(CONFIG, eos_id=1), TASK, dataclasses.replace(RECIPE), 0) == keys[0]
     assert base_name("s", Sort(n=16), 3, "0123456789ab") == "s-sort16-b3-0123456789ab"
+
+
+def test_a_recipe_without_a_curriculum_is_written_as_before_there_was_one():
+    assert "curriculum" not in recipe_values(RECIPE)
+    assert recipe_values(dataclasses.replace(RECIPE, curriculum=(2, 4)))["curriculum"] == [2, 4]
+    known = json.loads(next((ROOT / "results" / "bases").glob("s-sort8-b0-*/recipe.json")).read_text())
+    assert known["recipe"] == recipe_values(BaseRecipe())
+
+
+def test_a_curriculum_learns_the_smaller_sizes_first(tmp_path):
+    task, recipe = Sort(n=4), dataclasses.replace(RECIPE, curriculum=(2, 3, 4, 9), max_steps=300)
+    assert [stage.max_new_tokens for stage in stages(task, recipe)] == [3, 4, 5]
+    seen = []
+    record = train_base(CONFIG, task, recipe, 0, tmp_path / "base", lambda *state: seen.append(state))
+    reached = [step for step, _, sampled in seen if sampled >= 0.2]
+    assert len(reached) == 3 and reached[-1] == record["steps"]
+    # The record's curve is that of the task itself, and every stage began anew below the target.
+    assert [point[0] for point in record["curve"]] == [step for step, _, _ in seen if step > reached[1]]
+    plain = train_base(CONFIG, task, dataclasses.replace(recipe, curriculum=()), 0, tmp_path / "plain")
+    assert plain["content_hash"] != record["content_hash"]
+    alone = dataclasses.replace(recipe, max_steps=reached[0] + 1)
+    with pytest.raises(ValueError, match="less than half of its target"):
+        train_base(CONFIG, task, alone, 0, tmp_path / "short")
+
+
+def test_a_stopped_training_goes_on_to_the_same_base(tmp_path):
+    recipe = dataclasses.replace(RECIPE, curriculum=(2,))
+    straight = train_base(CONFIG, TASK, recipe, 0, tmp_path / "straight")
+    for stop in (7, straight["steps"] - 3):
+        polls, state = itertools.count(1), tmp_path / "state.pt"
+        place = Place(state=state, should_stop=lambda polls=polls, stop=stop: next(polls) >= stop)
+        with pytest.raises(Unfinished, match=r"stopped after \d+ steps"):
+            train_base(CONFIG, TASK, recipe, 0, tmp_path / f"stopped{stop}", None, place)
+        assert state.exists() and not (tmp_path / f"stopped{stop}").exists()
+        resumed = train_base(CONFIG, TASK, recipe, 0, tmp_path / f"stopped{stop}", None, Place(state=state))
+        assert resumed == straight and not state.exists()
 
 
 def test_two_processes_train_a_base_once(tmp_path):

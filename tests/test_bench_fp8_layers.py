@@ -3,20 +3,32 @@
 from __future__ import annotations
 
 import json
+import time
 from argparse import Namespace
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from harness.bench import fp8_layers
+from harness.bench import fp8_layers, fp8_layers_parts
 from harness.bench.fp8_layers_model import Layer, makers, pieces
+from harness.bench.fp8_layers_parts import Row, error_rows, product_rows, sides
+from harness.bench.fp8_layers_report import best_launch, best_wgrad, budget, summary, table
+from harness.bench.fp8_layers_steps import BAR, layer_rows, lineup
 from harness.bench.sync_model import SIZES
 from harness.numerics.fp8_flow import use_kernels
-from harness.numerics.fp8_gemm import reference
+from harness.numerics.fp8_gemm import Kernels, Operand, reference
 
 TOY = SIZES["toy"]
+
+
+@pytest.fixture(autouse=True)
+def no_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Times mean nothing here."""
+    monkeypatch.setattr(fp8_layers_parts, "WARM_UP", 0)
 
 
 def layer(what: str = "bf16", *, is_fused: bool = True, length: int = 16) -> Layer:
@@ -45,7 +57,7 @@ def test_fused_and_separate_products_are_one_layer() -> None:
         weights = [part.weight for part in many if isinstance(part, nn.Linear)]
         assert len(weights) == len(many) > 1
         with torch.no_grad():
-            one[0].weight.copy_(torch.cat(weights))
+            one[0].get_parameter("weight").copy_(torch.cat(weights))
     torch.testing.assert_close(fused(inputs()), separate(inputs()), rtol=0.02, atol=0.02)
 
 
@@ -61,33 +73,101 @@ def test_contestants_compute_one_layer_and_fp8_its_approximation() -> None:
             assert low <= float((y.float() - x.float() - want).norm() / want.norm()) <= high, (what, kernels)
 
 
-def test_rows_of_the_kernels(capsys: pytest.CaptureFixture[str]) -> None:
-    given = Namespace(tokens=128, length=64, layers=1, separate=False, compiled=False, repeats=1, device="cpu")
-    who = {"reference": reference()}
-    rows = fp8_layers.layer_rows(TOY, "cpu", given, who)
-    assert [row["what"] for row in rows] == ["bf16", "bf16, fp32 masters", "fp8, reference", "fp8 held, reference"]
-    assert rows[0]["x_bf16"] == 1.0 and rows[0]["output_error"] == 0.0 and rows[3]["bar"] == fp8_layers.BAR
-    assert 0.0 < rows[2]["output_error"] == rows[3]["output_error"] < 0.1
-    products = fp8_layers.product_rows(TOY, "cpu", given, who)
-    assert len(products) == 4 * 3 * 2
+GIVEN = {"tokens": 128, "length": 64, "layers": 1, "separate": False, "eager": True, "quick": False, "repeats": 1,
+         "device": "cpu", "seconds": 600.0}  # fmt: skip
+
+
+def test_rows_of_the_kernels() -> None:
+    given = Namespace(**GIVEN)
+    who: dict[str, Kernels | None] = {"reference": reference(), "square": reference(is_square=True)}
+    entries = lineup(who, given, None)
+    rows = {row["what"]: row for row in layer_rows(TOY, given, entries, time.monotonic() + 600)}
+    assert list(rows) == ["bf16", "fp8 fused, reference", "fp8 fused, square", "fp8 held, reference",
+                          "bf16, fp32 masters", "fp8, reference"]  # fmt: skip
+    assert rows["bf16"]["x_bf16"] == 1.0 and rows["bf16"]["output_error"] == rows["bf16"]["grad_error"] == 0.0
+    assert rows["fp8 held, reference"]["bar"] == rows["fp8 fused, square"]["bar"] == BAR
+    assert rows["fp8, reference"]["bar"] is None and rows["bf16, fp32 masters"]["grad_error"] < 5e-3
+    # Fused or not, held or not: one layer. Square tiles are another, in the weights' gradients alone.
+    errors = {what: (row["output_error"], row["grad_error"]) for what, row in rows.items()}
+    assert errors["fp8 fused, reference"] == errors["fp8 held, reference"] == errors["fp8, reference"]
+    assert 0.0 < errors["fp8, reference"][0] == errors["fp8 fused, square"][0] < 0.1
+    assert 0.0 < abs(errors["fp8, reference"][1] - errors["fp8 fused, square"][1]) < 0.01
+    products = list(product_rows(TOY, given, who))
     assert {(row["layer"], row["product"]) for row in products} == {
         (name, product) for name in ("qkv", "o", "gate_up", "down") for product in ("FProp", "DGrad", "WGrad")
     }
-    assert len(fp8_layers.quantizer_rows(TOY, given, who)) == 3 * 4 + 2 * 4
-    assert fp8_layers.sides(SIZES["7b"], False)["gate_up"] == (37888, 3584)
-    assert fp8_layers.sides(SIZES["7b"], True)["k"] == (512, 3584)
+    assert list(best_wgrad(products)) != [] and set(best_wgrad(products)) == {"bf16", "reference", "square"}
+    assert sides(SIZES["7b"], False)["gate_up"] == (37888, 3584) and sides(SIZES["7b"], True)["k"] == (512, 3584)
 
 
-def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_contestant_that_fails_or_has_no_time_is_named_and_the_others_go_on() -> None:
+    def by_runs(a: Operand, b: Operand) -> Tensor:
+        raise RuntimeError("no such kernel\nat all")
+
+    given = Namespace(**GIVEN)
+    who: dict[str, Kernels | None] = {"broken": replace(reference(), by_runs=by_runs)}
+    entries = lineup(who, given, None)
+    rows = {row["what"]: row for row in layer_rows(TOY, given, entries, time.monotonic() + 600)}
+    assert rows["fp8 fused, broken"]["failed"] == "RuntimeError: no such kernel" and rows["bf16"]["failed"] is None
+    late = list(layer_rows(TOY, given, entries, time.monotonic()))
+    assert [row["failed"] for row in late[:-1]] == ["no time left"] * (len(entries) - 1)
+    assert late[-1]["what"] == "bf16" and late[-1]["repeats"] == 1
+    assert "broken" not in table([row for row in rows.values() if row["failed"] is None])
+
+
+def test_square_tiles_cost_little_more_than_runs() -> None:
+    errors = {(row["data"], row["WGrad"]): row["error"] for row in error_rows("cpu")}
+    assert errors["gaussian", "runs, X kept in bf16"] == pytest.approx(0.036, rel=0.03)  # the specification's
+    for data in ("gaussian", "spread"):
+        assert errors[data, "runs"] < errors[data, "square tiles of X"] < 1.03 * errors[data, "runs"]
+
+
+def quantizer_row(what: str, width: int, launch: str, ms: float | None) -> Row:
+    """As `quantizer_rows` makes them."""
+    return {"quantizer": what, "width": width, "launch": launch, "ms": ms}
+
+
+def test_the_report_chooses_and_adds_up() -> None:
+    uses = [("gradient", 8), ("gated", 4), ("norm", 1), ("twice", 1), ("both", 1), ("both", 2)]
+    slow = [quantizer_row(what, width, "slow", 2.0) for what, width in uses]
+    fast = [quantizer_row(what, width, "fast", 1.0) for what, width in uses[:2]]
+    assert best_launch(slow + fast) == "fast" and best_launch([]) is None
+    assert best_launch(slow + [quantizer_row(what, width, "broken", None) for what, width in uses]) == "slow"
+    products = [{"layer": layer, "product": product, "what": what, "ms": ms}
+                for layer in "abcd" for product in ("FProp", "DGrad", "WGrad")
+                for what, ms in (("bf16", 3.0), ("mixed", 2.0), ("deep_gemm", 2.5), ("square, deep_gemm", 1.0))
+                ]  # fmt: skip
+    assert best_wgrad(products) == {"square, deep_gemm": 4.0, "mixed": 8.0, "deep_gemm": 10.0, "bf16": 12.0}
+    layers = [{"what": "bf16", "ms": 50.0}, {"what": "fp8 fused, mixed", "ms": 45.0},
+              {"what": "fp8 fused, square", "ms": 40.0}]  # fmt: skip
+    found: Row = {"quantizers": slow, "products": products, "layers": layers, "launch": "slow", "deep": 1}
+    rows = {(row["what"], row["of which"].split()[0]): row["ms"] for row in budget(found)}
+    # Eight quantizers: both norms, an input and two gradients of the hidden width among them.
+    assert rows == {("bf16", "products"): 36.0, ("bf16", "attention"): 14.0, ("fp8 fused, mixed", "products"): 24.0,
+                    ("fp8 fused, mixed", "quantizers,"): 16.0, ("fp8 fused, mixed", "attention"): 5.0}  # fmt: skip
+    assert summary(found)[0] == {"best": "launch of the quantizers", "is": "slow"}
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "new" / "fp8.json"
     words = ["--size", "toy", "--device", "cpu", "--tokens", "64", "--length", "32", "--repeats", "1"]
     assert fp8_layers.main([*words, "--out", str(out)]) == 0
     found = json.loads(out.read_text(encoding="utf-8"))
     assert [row["what"] for row in found["layers"]] == ["bf16", "bf16, fp32 masters", "fp8, emulated"]
-    assert all(row["ms"] > 0 for row in found["layers"]) and found["tokens"] == 64
-    assert "fp8, emulated" in capsys.readouterr().out
+    assert all(row["ms"] > 0 for row in found["layers"]) and found["tokens"] == 64 and found["is_whole"]
+    assert capsys.readouterr().out.splitlines()[-1].startswith("bf16 ")  # the short table is the last
     assert fp8_layers.main([*words, "--length", "48"]) == 2
     assert "--length is 48; it must divide --tokens, which is 64" in capsys.readouterr().err
     if not torch.cuda.is_available():
         assert fp8_layers.main(["--size", "toy"]) == 2
         assert "--device is cuda, but torch sees no CUDA device" in capsys.readouterr().err
+
+    def interrupted(*_: object) -> Iterator[Row]:
+        yield {"layer": "o", "product": "WGrad", "what": "bf16", "ms": 1.0, "tflops": 1.0, "x_bf16": 1.0}
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(fp8_layers, "product_rows", interrupted)
+    assert fp8_layers.main([*words, "--out", str(out)]) == 130
+    found = json.loads(out.read_text(encoding="utf-8"))
+    assert len(found["layers"]) == 3 and len(found["products"]) == 1 and not found["is_whole"]
+    assert "interrupted" in capsys.readouterr().err

@@ -84,7 +84,7 @@ def test_a_record_holds_what_a_reader_needs(tmp_path: Path) -> None:
     assert formats["model.layers.0.self_attn.q_proj.weight"] == "int8_channel"
     assert formats["model.embed_tokens.weight"] == "bf16"
     assert result.method.parts["TIS"]["cap"] == 2.0
-    stages = {"generate", "reward", "sync", "old_logp", "update", "eval", "other", "total"}
+    stages = {"generate", "reward", "sleep", "sync", "old_logp", "update", "eval", "other", "total"}
     assert set(result.time_s) == stages
     assert 0.05 < (result.peak_memory_gib or 0) <= peak_memory_gib("cpu")
     assert (result.tokens_per_s["rollout"] or 0) > 100
@@ -124,6 +124,13 @@ def test_a_failure_is_a_record_with_its_traceback(tmp_path: Path) -> None:
     assert result.status == "failed"
     assert result.reason is not None and "nowhere" in result.reason
     assert result.error is not None and "Traceback" in result.error
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_a_device_that_is_not_here_is_a_record_too(tmp_path: Path) -> None:
+    result = run_cell(small_config("method=bf16", "trainer.device=cuda"), small_launch(tmp_path))
+    assert (result.status, result.memory_gib) == ("failed", {})
+    assert result.reason is not None and "no CUDA device is visible" in result.reason
 
 
 def test_a_stop_saves_a_state_and_writes_no_record(tmp_path: Path) -> None:

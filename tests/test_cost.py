@@ -194,3 +194,16 @@ def test_the_error_on_the_committed_records_is_told() -> None:
     assert errors["new"].median < 0.5
     guessed = [abs((s.num_steps * g[0] + g[1]) / s.total_s - 1) for s in samples if (g := guess(s.config))]
     assert errors["arm"].median < float(np.median(guessed))
+
+
+def test_a_gpu_is_guessed_by_its_own_constants_until_one_was_measured() -> None:
+    """Long answers cost their decoding steps; what CPUs taught about methods stays out."""
+    short, long = (
+        to_json(load(["engine=vllm", "trainer.device=cuda", "model=s128", f"task.n={n}"])) for n in (64, 512)
+    )
+    (step, _), (long_step, long_rest) = guess(short), guess(long)
+    assert 6 < (long_step - 0.2) / (step - 0.2) < 9 and 1 < long_step < 10
+    assert guess(to_json(load(["trainer.device=cuda", "task.n=512"])))[0] != long_step
+    taught = fit(sampled(0.02, 2))
+    assert taught.estimate(long).seconds == pytest.approx(80 * long_step + long_rest)
+    assert taught.estimate(long).level == "new"

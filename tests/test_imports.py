@@ -17,15 +17,16 @@ LAYERS = (
     "harness.loss harness.advantage harness.metrics methods harness.numerics.adapter_fit"
     " harness.numerics.fake_quant harness.numerics.low_bit_forward"
     " harness.numerics.low_bit_start",
-    "harness.run_config harness.config harness.models harness.tasks harness.results harness.stats",
+    "harness.run_config harness.config harness.models harness.tasks harness.results harness.stats harness.states",
     "harness.chosen harness.compose",
-    "harness.base harness.collect harness.engines harness.loop harness.prepare harness.run harness.trainers",
-    "harness.record harness.cell",
+    "harness.base harness.base_training harness.collect harness.colocation harness.engines harness.loop"
+    " harness.prepare harness.run harness.trainers harness.record",
+    "harness.cell",
     "harness.launchers harness.sweep harness.search harness.replay harness.arms harness.report harness.figures"
     " harness.panels harness.packed harness.forest"
     " harness.claims harness.curves harness.findings harness.leaderboard harness.tracking harness.cost harness.retry"
     " harness.break_even harness.early_warning harness.profiles harness.paper_figures harness.site harness.comparisons"
-    " harness.throughput harness.parity",
+    " harness.throughput harness.parity harness.main_table",
     "harness.bench harness.cli harness.commands harness.arguments harness.faults",
 )
 """Bottom to top. A module imports from its own layer and from those below; the longest prefix places a module."""
@@ -41,7 +42,7 @@ DOORS = {
         "harness/bench/sync",
         "harness/trainers/verl",
     ),
-    "verl": ("harness/trainers/verl",),
+    "verl": ("harness/trainers/verl", "harness/bench/peer_verl"),
     "ray": ("harness/trainers/verl", "harness/launchers/ray"),
     "mlflow": ("harness/tracking",),
     "optuna": ("harness/search",),

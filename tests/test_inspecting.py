@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 
 from harness.cli import main
 from harness.packed import pack
+from harness.provenance import ROOT
 from harness.results import write_result
 from tests import result_factory as factory
 
@@ -61,6 +63,24 @@ def test_a_packed_sweep_is_verified_beside_a_torn_one(results: Path, capsys: pyt
     assert (folder / f"{good.run_id}.json").exists()
 
 
+def test_a_passport_tells_how_the_run_happened(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    plain, series = factory.result(trainer__steps=4, trainer__eval_every=2)
+    told = {
+        "launch": {"packing": True, "micro_batch_tokens": 8192}, "memory_gib": {"allocated": 1.5, "engine": 8.25},
+        "trainer": {"bf16, native": 15}, "retries": ["out of memory: x; checkpoint_layers False -> True"],
+    }  # fmt: skip
+    for name, result in (("plain", plain), ("told", plain.model_copy(update=told))):
+        write_result(tmp_path / name / "runs" / "quick", result, series)
+        assert main(["passport", plain.run_id, "--results", str(tmp_path / name)]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert (lines[1:4] == [
+            "launch:   packing=True, micro_batch_tokens=8192",
+            "memory:   allocated 1.50 GiB, engine 8.25 GiB",
+            "retried:  out of memory: x; checkpoint_layers False -> True",
+        ]) == (name == "told")  # fmt: skip
+        assert ("trainer:  15 linear layers in bf16, native" in lines) == (name == "told")
+
+
 def test_an_import_with_foreign_files_names_them_all_and_copies_nothing(
     results: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
@@ -71,6 +91,25 @@ def test_an_import_with_foreign_files_names_them_all_and_copies_nothing(
         assert f"{name}: " in err
     assert err.splitlines()[-1].endswith("3 files are no results (named above); nothing was imported")
     assert not target.exists() and contents(results) == before
+
+
+def test_an_archive_from_another_machine_brings_runs_and_bases(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    good, series = factory.result(trainer__steps=4, trainer__eval_every=2)
+    theirs, ours = tmp_path / "out" / "results", tmp_path / "ours"
+    write_result(theirs / "runs" / "quick", good, series)
+    base = next((ROOT / "results" / "bases").glob("xs-chain8-b0-*"))
+    shutil.copytree(base, theirs / "bases" / base.name)
+    archive = shutil.make_archive(str(tmp_path / "back"), "gztar", tmp_path / "out")
+    for added in (1, 0):
+        assert main(["results", "import", archive, "--results", str(ours)]) == 0
+        said = capsys.readouterr().out
+        assert f"{added} runs imported" in said and f"{added} bases imported" in said
+    assert contents(ours / "runs") == contents(theirs / "runs")
+    assert contents(ours / "bases") == contents(theirs / "bases")
+    (theirs / "bases" / base.name / "model.safetensors").write_bytes(b"other")
+    shutil.rmtree(ours)
+    assert main(["results", "import", str(theirs), "--results", str(ours)]) == 2
+    assert "is damaged" in capsys.readouterr().err and not ours.exists()
 
 
 def test_an_import_never_replaces_a_corrupt_or_finished_result(

@@ -48,6 +48,17 @@ def test_a_result_reads_back_equal(tmp_path: Path) -> None:
         assert back[column] == expected
 
 
+def test_a_file_from_before_the_launch_was_recorded_still_reads(tmp_path: Path) -> None:
+    path = write_result(tmp_path, minimal(), None)
+    values = json.loads(path.read_text())
+    later = ("launch", "trainer", "memory_gib")
+    assert [values.pop(name) for name in later] == [{}, {}, {}]
+    path.write_text(json.dumps(values))
+    assert read_result(path) == minimal()
+    told = minimal(launch={"packing": True}, trainer={"float32": 15}, memory_gib={"allocated": 1.5})
+    assert read_result(write_result(tmp_path, told, None)) == told != minimal()
+
+
 def test_json_is_what_every_parser_reads(tmp_path: Path) -> None:
     def refuse(name: str) -> float:
         raise AssertionError(name)

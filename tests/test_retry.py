@@ -10,8 +10,8 @@ import pytest
 from harness.config import load, run_id
 from harness.launchers.job import Event, Job
 from harness.results import RunResult
-from harness.retry import LOST, MAX_LOST, MEMORY, Limit, failure_class, in_rounds, next_launch
-from harness.run_config import Launch
+from harness.retry import LOST, MAX_LOST, MAX_MEMORY, MEMORY, Limit, failure_class, in_rounds, next_launch
+from harness.run_config import Launch, settings
 from tests.sweep.stand_in import Ending, Seen, launcher, result_of
 
 
@@ -32,6 +32,8 @@ def finals(events: Sequence[Event]) -> dict[int, RunResult]:
         (("failed", "MemoryError: "), MEMORY),
         (("failed", "RuntimeError: [enforce fail] DefaultCPUAllocator: can't allocate memory"), MEMORY),
         (("failed", "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate"), MEMORY),
+        (("failed", "AcceleratorError: CUDA error: out of memory"), MEMORY),
+        (("failed", "RuntimeError: CUDA Error: out of memory at cumem_allocator.cpp:139"), MEMORY),
         (("failed", "OSError: [Errno 12] Cannot allocate memory"), MEMORY),
         (("failed", "lost: killed by SIGKILL"), LOST),
         (("failed", "lost: node 10.0.0.7"), LOST),
@@ -50,25 +52,29 @@ def test_classes(tmp_path: Path, ending: Ending, expected: str | None) -> None:
     assert failure_class(result_of(job, ending)) == expected
 
 
-def test_memory_is_halved_once_and_a_lost_cell_has_two_further_attempts(tmp_path: Path) -> None:
+def test_a_cell_without_memory_checkpoints_layers_then_halves_its_micro_batch(tmp_path: Path) -> None:
     (job,) = jobs_of(tmp_path, [0])
     full, lost = result_of(job, ("failed", "MemoryError: x")), result_of(job, ("failed", "lost: killed by SIGKILL"))
-    halved = next_launch(full, job.launch)
-    assert halved is not None
-    assert halved.micro_batch_tokens == 16384
-    assert halved.retries == ("out of memory: MemoryError: x; micro_batch_tokens 32768 -> 16384",)
-    assert next_launch(full, halved) is None
-    launch: Launch | None = halved
+    launch: Launch | None = job.launch
+    steps = ((True, 32768), (True, 16384), (True, 8192))
+    for expected in steps:
+        launch = next_launch(full, launch)
+        assert launch is not None and (launch.checkpoint_layers, launch.micro_batch_tokens) == expected
+    assert launch.retries == (
+        "out of memory: MemoryError: x; checkpoint_layers False -> True",
+        "out of memory: MemoryError: x; micro_batch_tokens 32768 -> 16384",
+        "out of memory: MemoryError: x; micro_batch_tokens 16384 -> 8192",
+    )
+    assert len(steps) == MAX_MEMORY and next_launch(full, launch) is None
     for attempt in range(MAX_LOST):
-        assert launch is not None
         launch = next_launch(lost, launch)
         assert launch is not None
-        assert launch.retries[1:] == ("lost: killed by SIGKILL; started again",) * (attempt + 1)
-        assert launch.micro_batch_tokens == 16384
-    assert launch is not None
+        assert launch.retries[3:] == ("lost: killed by SIGKILL; started again",) * (attempt + 1)
+        assert launch.micro_batch_tokens == 8192
     assert next_launch(lost, launch) is None
-    assert next_launch(full, Launch(micro_batch_tokens=511)) is None
-    again = next_launch(full, Launch(micro_batch_tokens=512))
+    assert settings(launch) == {"micro_batch_tokens": 8192, "checkpoint_layers": True}
+    assert next_launch(full, Launch(micro_batch_tokens=511, checkpoint_layers=True)) is None
+    again = next_launch(full, Launch(micro_batch_tokens=512, checkpoint_layers=True))
     assert again is not None and again.micro_batch_tokens == 256
 
 
@@ -80,16 +86,16 @@ def test_rounds_run_again_what_is_worth_it_and_nothing_else(tmp_path: Path) -> N
         attempts[seed] = attempts.get(seed, 0) + 1
         if seed == 1 and attempts[seed] < 3:
             return "failed", "lost: killed by SIGTERM"
-        if seed == 2 and job.launch.micro_batch_tokens > 16384:
+        if seed == 2 and job.launch.micro_batch_tokens > 16384:  # checkpoints alone do not save it
             return "failed", "OutOfMemoryError: CUDA out of memory"
         return ("failed", "KeyError: 'x'") if seed == 3 else ("ok", None)
 
     seen = Seen()
     found = finals(list(in_rounds(jobs_of(tmp_path, range(4)), launcher(seen, 2, ending=ending))))
-    assert attempts == {0: 1, 1: 3, 2: 2, 3: 1}
+    assert attempts == {0: 1, 1: 3, 2: 3, 3: 1}
     assert [found[seed].status for seed in range(4)] == ["ok", "ok", "ok", "failed"]
-    assert [len(found[seed].retries) for seed in range(4)] == [0, 2, 1, 0]
-    assert [len(jobs) for jobs in seen.rounds] == [4, 2, 1]
+    assert [len(found[seed].retries) for seed in range(4)] == [0, 2, 2, 0]
+    assert [len(jobs) for jobs in seen.rounds] == [4, 2, 2]
 
 
 def limited(

@@ -25,7 +25,7 @@ def add(commands: Commands) -> None:
     results = command(commands, "results", "verify, import, track or pack result files", _results)
     results.add_argument("action", choices=("verify", "import", "pack", "unpack"),
                          help="verify files, import runs, pack a sweep into one file, unpack it")  # fmt: skip
-    results.add_argument("source", nargs="?", help="import: a results folder (without it MLflow is rebuilt from ours); "
+    results.add_argument("source", nargs="?", help="import: a results folder or its archive (none: rebuild MLflow); "
                                                    "pack, unpack: a sweep")  # fmt: skip
     places(results)
 

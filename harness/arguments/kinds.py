@@ -32,6 +32,17 @@ def positive(text: str) -> int:
     return int(text)
 
 
+def minutes(text: str) -> float:
+    """A finite number of minutes above 0."""
+    try:
+        found = float(text)
+    except ValueError:
+        found = 0.0
+    if not 0 < found < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r}: minutes above 0 are expected")
+    return found
+
+
 def word_list(text: str) -> tuple[str, ...]:
     """Words separated by commas."""
     return tuple(word for word in text.split(",") if word)

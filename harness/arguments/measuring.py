@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from harness.arguments.kinds import Commands, command, places, positive
+from harness.arguments.kinds import Commands, command, minutes, places, positive
 
 
 def add(commands: Commands) -> None:
@@ -13,7 +13,7 @@ def add(commands: Commands) -> None:
     sub = command(commands, "throughput", words, _throughput)
     sub.add_argument("name", help="a file sweeps/throughput_*.yaml without its ending, or a path to a YAML file")
     sub.add_argument("--gpus", type=positive, default=1, help="GPUs to use, one engine on each (default: 1)")
-    sub.add_argument("--minutes", type=_minutes, metavar="M",
+    sub.add_argument("--minutes", type=minutes, metavar="M",
                      help="start no engine that has too little time left, and end those that run after so many "
                           "minutes; everything measured stays")  # fmt: skip
     sub.add_argument("--only", metavar="KEY=VALUE,...",
@@ -33,13 +33,3 @@ def _throughput(a: argparse.Namespace) -> int:
     return throughput(
         a.name, a.results, num_gpus=a.gpus, minutes=a.minutes, only=a.only, is_retried=a.retry, is_dry=a.dry_run
     )
-
-
-def _minutes(text: str) -> float:
-    try:
-        minutes = float(text)
-    except ValueError:
-        minutes = 0.0
-    if not 0 < minutes < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r}: minutes above 0 are expected")
-    return minutes

@@ -14,8 +14,11 @@ from torch import Tensor, nn
 
 from harness.bench.sync_model import Shape
 from harness.numerics.formats import format_named
+from harness.numerics.fp8_block import Fused, gated_block, normed_linear
 from harness.numerics.fp8_flow import FP8Linear
 
+EPS = 1e-6
+"""Of the norms."""
 Make = Callable[[int, int], nn.Module]
 """(out, in) -> a linear layer."""
 
@@ -52,7 +55,7 @@ def makers(device: str) -> dict[str, Make]:
 def rms_norm(x: Tensor, gain: Tensor) -> Tensor:
     """[T, H], in float32 inside."""
     wide = x.float()
-    return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + 1e-6)).to(x.dtype) * gain
+    return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + EPS)).to(x.dtype) * gain
 
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
@@ -79,6 +82,7 @@ def pieces(is_compiled: bool) -> Pieces:
     """Each piece as one fused kernel a pass, or as eager torch."""
     if not is_compiled:
         return Pieces(norm=rms_norm, gate=swiglu, turn=rotated)
+    # q and k have shapes of their own: each is compiled once.
     return Pieces(norm=torch.compile(rms_norm, dynamic=False), gate=torch.compile(swiglu, dynamic=False),
                   turn=torch.compile(rotated, dynamic=False))  # fmt: skip
 
@@ -89,9 +93,14 @@ class Layer(nn.Module):
     cos: Tensor
     sin: Tensor
 
-    def __init__(self, shape: Shape, make: Make, parts: Pieces, *, is_fused: bool, length: int, device: str) -> None:
-        """`is_fused`: one product for q, k and v and one for gate and up; `length`: tokens of a sequence."""
+    def __init__(
+        self, shape: Shape, make: Make, parts: Pieces, *, is_fused: bool, length: int, device: str,
+        fused: Fused | None = None,
+    ) -> None:  # fmt: skip
+        """`is_fused`: one product for q, k and v and one for gate and up; `length`: tokens of a sequence; `fused`: who
+        makes the codes behind norms and SwiGLU in one go, for `FP8Linear` with kernels and `is_fused`."""
         super().__init__()
+        self.fused = fused
         heads, pair = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
         self.shape, self.parts, self.length = shape, parts, length
         self.qkv_sizes, self.up_sizes = [heads, pair, pair], [shape.intermediate] * 2
@@ -113,19 +122,30 @@ class Layer(nn.Module):
         found = [layer(x).to(x.dtype) for layer in layers]
         return list(found[0].split(sizes, -1)) if len(found) == 1 else found
 
-    def attention(self, x: Tensor) -> Tensor:
-        """[T, H] -> [T, heads * d], causal within each sequence."""
+    def attention(self, projected: list[Tensor]) -> Tensor:
+        """q, k and v [T, heads * d] -> [T, heads * d], causal within each sequence."""
         q, k, v = (
-            part.view(-1, self.length, part.shape[-1] // self.shape.head_dim, self.shape.head_dim)
-            for part in self._project(self.qkv, x, self.qkv_sizes)
+            part.view(-1, self.length, part.shape[-1] // self.shape.head_dim, self.shape.head_dim) for part in projected
         )
         q, k = (self.parts.turn(part, self.cos, self.sin) for part in (q, k))
         q, k, v = (part.transpose(1, 2) for part in (q, k, v))
         out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-        return out.transpose(1, 2).reshape(len(x), -1)
+        return out.transpose(1, 2).reshape(len(projected[0]), -1)
 
     def forward(self, x: Tensor) -> Tensor:
         """bf16 [T, H] -> bf16 [T, H]."""
-        x = x + self.o(self.attention(self.parts.norm(x, self.gains[0]))).to(x.dtype)
+        if self.fused is not None:
+            return self._forward_fused(x, self.fused)
+        projected = self._project(self.qkv, self.parts.norm(x, self.gains[0]), self.qkv_sizes)
+        x = x + self.o(self.attention(projected)).to(x.dtype)
         gate, up = self._project(self.up, self.parts.norm(x, self.gains[1]), self.up_sizes)
         return x + self.down(self.parts.gate(gate, up)).to(x.dtype)
+
+    def _forward_fused(self, x: Tensor, fused: Fused) -> Tensor:
+        qkv, up, down = self.qkv[0], self.up[0], self.down
+        assert isinstance(qkv, FP8Linear) and isinstance(up, FP8Linear) and isinstance(down, FP8Linear)
+        assert qkv.kernels is not None and up.kernels is not None and down.kernels is up.kernels
+        projected, x = normed_linear(x, self.gains[0], qkv.weight, qkv.flow(qkv.kernels), fused, EPS)
+        more = self.o(self.attention(list(projected.split(self.qkv_sizes, -1))))
+        flows = up.flow(up.kernels), down.flow(up.kernels)
+        return gated_block(x, more, self.gains[1], up.weight, down.weight, flows, fused, EPS)

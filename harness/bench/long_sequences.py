@@ -45,6 +45,10 @@ OPTIONS: dict[str, tuple[Thrift, str]] = {
     "all, bf16 emulated": (Thrift(checkpoint_layers=True, packing=True), "bf16"),
     "all, bf16 native": (Thrift(checkpoint_layers=True, packing=True, native_16bit=True), "bf16"),
     "chunks, packing, bf16 native": (Thrift(packing=True, native_16bit=True), "bf16"),
+    "chunks, bf16 native": (Thrift(native_16bit=True), "bf16"),
+    "chunks, bf16 native, compiled": (Thrift(native_16bit=True, compile=True), "bf16"),
+    "checkpoints, bf16 native, compiled": (Thrift(checkpoint_layers=True, native_16bit=True, compile=True), "bf16"),
+    "chunks, compiled": (Thrift(compile=True), "fp32"),
 }
 """Name -> (what saves memory, format of the matmuls)."""
 LENGTHS = {"cuda": (512, 2048, 8192, 16384), "cpu": (64, 128)}
@@ -140,7 +144,7 @@ def run(given: argparse.Namespace) -> dict[str, Any]:
     }  # fmt: skip
     print(f"{'option':30}{'length':>8}{'rows':>6}{'s':>9}{'tokens/s':>10}{'peak GiB':>10}{'loss':>11}{'norm':>9}")
     lengths = given.lengths or LENGTHS[given.device]
-    for option in given.options or OPTIONS:
+    for option in given.options or usual(given.device):
         trainer = trainer_of(given.size, option, max(tokens, *lengths), given.device)
         for length in lengths:
             seqs = batch(length, tokens, shape_of(given.size).vocab_size, given.device)
@@ -153,6 +157,11 @@ def run(given: argparse.Namespace) -> dict[str, Any]:
         del trainer  # before the next one is made
         gc.collect()
     return found
+
+
+def usual(device: str) -> list[str]:
+    """The options that are measured where none are named: on a CPU those that need no minutes of compiling."""
+    return [name for name, (thrift, _) in OPTIONS.items() if device == "cuda" or not thrift.compile]
 
 
 def line(row: dict[str, Any]) -> str:

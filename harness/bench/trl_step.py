@@ -1,4 +1,9 @@
-"""TRL's side of `grpo_step.py`, run by the Python of TRL's own environment: prints seconds per step as JSON."""
+"""TRL's side of `grpo_step.py` and of `peers.py`, run by the Python and the path of TRL's own environment.
+
+    python trl_step.py MODEL_FOLDER [JSON of Settings]
+
+prints seconds per step, or with settings {"steps": ..., "stages": ...} as the last line, as JSON.
+"""
 
 from __future__ import annotations
 
@@ -7,50 +12,87 @@ import json
 import sys
 import tempfile
 import time
+from dataclasses import dataclass
 from typing import Any
 
-NUM_STEPS = 10
-WARM_UP = 2
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What is trained on: one update per batch, no KL, responses that never end by themselves."""
+
+    device: str = "cpu"
+    prompts: int = 8
+    group: int = 8
+    prompt_tokens: int = 8
+    tokens: int = 64
+    rows: int = 64
+    """Sequences per forward and backward pass."""
+    steps: int = 10
+    warm_up: int = 2
+    lr: float = 1e-6
+    gpu_memory: float = 0.3
 
 
-def main(folder: str) -> None:
-    """Train with GRPOTrainer and time its steps."""
+def arguments(given: Settings, out: str, eos_id: int) -> dict[str, Any]:
+    """`GRPOConfig`: transformers' generation in float32 on a CPU, colocated vLLM and BF16 on a GPU."""
+    accumulated = given.prompts * given.group // given.rows
+    both: dict[str, Any] = {
+        "output_dir": out, "per_device_train_batch_size": given.rows, "gradient_accumulation_steps": accumulated,
+        "num_generations": given.group, "max_completion_length": given.tokens, "max_steps": given.steps,
+        "learning_rate": given.lr, "beta": 0.0, "num_iterations": 1, "logging_steps": 1000, "save_strategy": "no",
+        "report_to": [], "disable_tqdm": True, "gradient_checkpointing": False,
+    }  # fmt: skip
+    if given.device == "cpu":
+        return both | {"use_cpu": True, "bf16": False, "generation_kwargs": {"suppress_tokens": [eos_id]}}
+    return both | {
+        "bf16": True, "use_vllm": True, "vllm_mode": "colocate", "vllm_gpu_memory_utilization": given.gpu_memory,
+        "vllm_max_model_length": given.prompt_tokens + given.tokens + 8, "generation_kwargs": {"ignore_eos": True},
+        "vllm_importance_sampling_correction": False,  # it would score every batch once more
+    }  # fmt: skip
+
+
+def measure(folder: str, given: Settings) -> tuple[list[float], dict[str, list[float]]]:
+    """Train with GRPOTrainer: (seconds of every step, seconds of what TRL itself times, per call)."""
     import torch
     from datasets import Dataset
     from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
+    from trl.extras import profiling
 
     torch.set_num_threads(1)
-    marks: list[float] = []
+    marks, stages = list[float](), dict[str, list[float]]()
+
+    def keep(self: Any, seconds: float) -> None:
+        stages.setdefault(self.name, []).append(seconds)
+
+    profiling.ProfilingContext._log_metrics = keep
 
     class Marks(TrainerCallback):
         """Time at the end of every step."""
 
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if given.device == "cuda":
+                torch.cuda.synchronize()
             marks.append(time.perf_counter())
 
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    prompts = [str(10000000 + 7 * i)[:8] for i in range(8 * NUM_STEPS)]
+    wide = 10**given.prompt_tokens
+    prompts = [str(wide // 10 + 7 * i)[: given.prompt_tokens] for i in range(given.prompts * given.steps)]
     with tempfile.TemporaryDirectory() as out:
-        settings = GRPOConfig(
-            output_dir=out, use_cpu=True, bf16=False, per_device_train_batch_size=64, num_generations=8,
-            max_completion_length=64, max_steps=NUM_STEPS, learning_rate=1e-6, beta=0.0, num_iterations=1,
-            logging_steps=1000, save_strategy="no", report_to=[], disable_tqdm=True, gradient_checkpointing=False,
-            generation_kwargs={"suppress_tokens": [tokenizer.eos_token_id]},
-        )  # fmt: skip
         trainer = GRPOTrainer(
             model=model,
-            args=settings,
+            args=GRPOConfig(**arguments(given, out, tokenizer.eos_token_id)),
             processing_class=tokenizer,
             train_dataset=Dataset.from_dict({"prompt": prompts}),
             reward_funcs=lambda completions, **_: [float(text.count("1")) for text in completions],
             callbacks=[Marks()],
         )
         trainer.train()
-    steps = [b - a for a, b in itertools.pairwise(marks)]
-    print(json.dumps(steps[WARM_UP - 1 :]))
+    return [b - a for a, b in itertools.pairwise(marks)][given.warm_up - 1 :], stages
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    settings = json.loads(sys.argv[2]) if len(sys.argv) > 2 else None
+    found, parts = measure(sys.argv[1], Settings(**(settings or {})))
+    print(json.dumps(found if settings is None else {"steps": found, "stages": parts}))

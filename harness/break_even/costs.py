@@ -10,7 +10,7 @@ from typing import Any
 from harness.leaderboard import SCORED
 from harness.results import RunResult
 
-STAGES = {"generate": ("generate",), "sync": ("sync",), "rest": ("reward", "old_logp", "update", "other")}
+STAGES = {"generate": ("generate",), "sync": ("sync",), "rest": ("reward", "sleep", "old_logp", "update", "other")}
 """Stage of the law -> stages of the record that it adds up."""
 
 

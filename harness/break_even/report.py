@@ -130,7 +130,7 @@ def _answer(
     return Answer(
         name=f"{line[1]} {line[0]}", precision=line[0], speedup=speedup,
         measured=[cell[:3] for cell in cells],
-        crossings=_crossings(speedup, boots, mine),
+        crossings=crossings_of(speedup, boots, mine),
         race=race(members[largest], others[largest], rng),
         step_ratio=_ratio(own[largest], other[largest]), setting=largest,
     )  # fmt: skip
@@ -144,7 +144,9 @@ def _ratio(own: Sequence[StepCost], other: Sequence[StepCost]) -> float:
     return float(np.median([c.total for c in other]) / np.median([c.total for c in own]))
 
 
-def _crossings(speedup: Speedup, boots: Sequence[Speedup], costs: Sequence[StepCost]) -> list[Crossing]:
+def crossings_of(speedup: Speedup, boots: Sequence[Speedup], costs: Sequence[StepCost]) -> list[Crossing]:
+    """Where a speedup crosses 1 in size and in length, with the spread of its resamples; what does not vary is left
+    out."""
     sizes, lengths = ([getattr(cost, name) for cost in costs] for name in ("size", "length"))
     found: list[Crossing] = []
     for axis, values, others, factor in (

@@ -1,4 +1,4 @@
-"""`lowbit early-warning`: read the series of sweeps, write the table and figures, say what they show."""
+"""`lowbit early-warning | break-even`: read results, write tables and figures, say what they show."""
 
 from __future__ import annotations
 
@@ -29,5 +29,16 @@ def early_warning(sweeps: Sequence[str], results: Path) -> int:
     written = write(runs, results / "tables", results / "figures" / "early_warning")
     text = written[0].read_text().partition("\n## ")[0]
     print(text.partition("\n\n")[2])
+    print("written: " + ", ".join(str(path) for path in written))
+    return 0
+
+
+def break_even(results: Path, batches: Sequence[int]) -> int:
+    """Where each precision pays for a whole step, from what was measured on the GPU."""
+    from harness.break_even import hardware
+
+    written = hardware.write(results, batches)
+    for part in written[0].read_text(encoding="utf-8").split("| arm | size |")[:-1]:
+        print(part.partition("## ")[1] + part.partition("## ")[2].strip())
     print("written: " + ", ".join(str(path) for path in written))
     return 0

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
+import tarfile
+import tempfile
+import zipfile
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 from harness.api import Method, knobs
+from harness.base import read_record
 from harness.comparisons import readable
 from harness.compose import check_supported, compose
 from harness.config import load
@@ -145,10 +150,19 @@ def find_run(beginning: str, results: Path) -> RunResult:
 
 
 def passport(beginning: str, results: Path) -> int:
-    """Planned and realized formats of a run."""
+    """Planned and realized formats of a run, and how it happened."""
     result = find_run(beginning, results)
     print(f"{result.run_id}  {result.name}  {result.status}")
+    if result.launch:
+        print("launch:   " + ", ".join(f"{name}={value}" for name, value in result.launch.items()))
+    if result.memory_gib:
+        known = {name: gib for name, gib in result.memory_gib.items() if gib is not None}
+        print("memory:   " + ", ".join(f"{name} {gib:.2f} GiB" for name, gib in known.items()))
+    for line in result.retries:
+        print(f"retried:  {line}")
     print("planned:  " + ", ".join(f"{k}={v}" for k, v in result.planned.items() if v))
+    if result.trainer:
+        print("trainer:  " + ", ".join(f"{count} linear layers in {who}" for who, count in result.trainer.items()))
     if result.passport is None:
         print("realized: nothing was loaded")
         return 0
@@ -207,21 +221,37 @@ def pack_one(sweep: str | None, results: Path, *, is_packing: bool) -> int:
 
 
 def import_all(source: str | None, results: Path) -> int:
-    """Merge the runs of another results folder into ours, or, without one, rebuild MLflow from ours."""
+    """Merge runs and bases of another results folder, or of an archive of one, into ours; without a source, rebuild
+    MLflow from ours. Raises ValueError, one line, for what is no result or no base; nothing is imported then."""
     if source is None:
         from harness.tracking import rebuild
 
         _make_ready(results)
         print(f"logged {rebuild(results)} runs to MLflow")
         return 0
-    runs = Path(source) / "runs" if (Path(source) / "runs").is_dir() else Path(source)
+    if Path(source).is_file() and (zipfile.is_zipfile(source) or tarfile.is_tarfile(source)):
+        with tempfile.TemporaryDirectory(prefix="lowbit-import-") as folder:
+            shutil.unpack_archive(source, folder, filter="data")
+            inner = next((path.parent for path in sorted(Path(folder).rglob("runs")) if path.is_dir()), Path(folder))
+            return import_all(str(inner), results)
+    bases = [path for path in sorted((Path(source) / "bases").glob("*")) if path.is_dir() and path.name[0] != "."]
+    runs = Path(source) / "runs" if bases or (Path(source) / "runs").is_dir() else Path(source)
+    for base in bases:
+        read_record(base)
     foreign = _foreign(runs)
     for line in foreign:
         print(line, file=sys.stderr)
     if foreign:
         raise ValueError(f"{source}: {len(foreign)} files are no results (named above); nothing was imported")
-    added, known = import_results(runs, results / "runs")
+    added, known = import_results(runs, results / "runs") if runs.exists() or not bases else ([], [])
     print(f"{len(added)} runs imported, {len(known)} were there already")
+    new = [base for base in bases if not (results / "bases" / base.name).exists()]
+    for base in new:
+        part = results / "bases" / f".{base.name}.part"
+        shutil.copytree(base, part, dirs_exist_ok=True)
+        part.rename(results / "bases" / base.name)
+    if bases:
+        print(f"{len(new)} bases imported, {len(bases) - len(new)} were there already")
     return 0
 
 

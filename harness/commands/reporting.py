@@ -7,7 +7,7 @@ from pathlib import Path
 
 from harness.arms import group_arms
 from harness.packed import make_available
-from harness.results import RunResult, read_results
+from harness.results import RunResult, read_results, write_atomic
 from harness.sweep import SWEEPS, Sweep, read_sweep
 
 
@@ -19,6 +19,18 @@ def report(name: str, results: Path, *, only: str | None = None) -> int:
     if not folder.is_dir():
         raise ValueError(f"sweep {name!r} has no results in {results}; valid: {', '.join(known) or 'none yet'}")
     return present(_sweep_or_bare(name), results, False, only=only)
+
+
+def main_table(name: str, results: Path) -> int:
+    """The table of a README: printed, and written beside the others."""
+    from harness import main_table as made
+
+    make_available(results, name)
+    sweep, found = _sweep_or_bare(name), read_results(results / "runs" / name)
+    text, path = made.main_table(found, sweep.control), results / "tables" / f"{name}_main.md"
+    write_atomic(path, text.encode())
+    print(f"{text}\nwritten: {path}")
+    return 0
 
 
 def _sweep_or_bare(name: str) -> Sweep:

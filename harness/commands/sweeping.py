@@ -1,9 +1,8 @@
-"""`lowbit sweep | run | base | report`: long commands, with progress and a resumable state."""
+"""`lowbit sweep | run | report`: long commands, with progress and a resumable state."""
 
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -27,10 +26,10 @@ from harness.launchers import local
 from harness.launchers.job import Event
 from harness.models.checkpoint import content_hash
 from harness.packed import make_available
-from harness.prepare import start_of, task_of
+from harness.prepare import task_of
 from harness.results import RunResult
 from harness.retry import Runner
-from harness.run_config import Launch, RunConfig
+from harness.run_config import RunConfig
 from harness.sweep import (
     FINISHED,
     Planned,
@@ -40,7 +39,6 @@ from harness.sweep import (
     read_sweep,
     run_sweep,
     stored,
-    sweep_names,
     with_default_precision,
 )
 
@@ -213,56 +211,3 @@ def run(overrides: Sequence[str], *, results: Path, is_dry: bool) -> int:
         return 130
     print(f"result: {results}/runs/runs/{run_id(config)}.json")
     return 0 if records[0].status == "ok" else 1
-
-
-def base(names: Sequence[str], *, results: Path, workers: int) -> int:
-    """Train every base that the named sweeps (default: all) start from, in parallel processes."""
-    chosen = list(names) or sweep_names()
-    wanted: dict[tuple[object, ...], RunConfig] = {}
-    for name in chosen:
-        for cell in plan(read_sweep(name)).cells:
-            if cell.model.path is None:
-                key = (cell.model.name, cell.task.name, cell.task.n, cell.base_seed, str(cell.base))
-                wanted.setdefault(key, cell)
-    waiting, running = list(wanted.values()), list[tuple[RunConfig, subprocess.Popen[str]]]()
-    print(f"{len(waiting)} bases of {', '.join(chosen)}")
-    code = 0
-    while waiting or running:
-        while waiting and len(running) < workers:
-            cell = waiting.pop(0)
-            running.append((cell, _spawn_base(cell, results)))
-        time.sleep(0.1)
-        for cell, process in list(running):
-            if process.poll() is None:
-                continue
-            running.remove((cell, process))
-            out, err = process.communicate()
-            print(out.strip() or f"failed: {err.strip().splitlines()[-1]}", flush=True)
-            code = code or process.returncode
-    return 1 if code else 0
-
-
-def _spawn_base(cell: RunConfig, results: Path) -> subprocess.Popen[str]:
-    words = json.dumps({"config": to_json(cell), "launch": to_json(Launch(results=str(results)))})
-    code = "import sys; from harness.commands.sweeping import base_line; print(base_line(sys.argv[1]))"
-    return subprocess.Popen(
-        [sys.executable, "-c", code, words], text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
-
-
-def base_line(words: str) -> str:
-    """Train one base (in a process of its own) and say what became of it."""
-    import torch
-
-    from harness.base import read_record
-    from harness.config import parse
-
-    torch.set_num_threads(1)
-    values = json.loads(words)
-    started = time.process_time()
-    start = start_of(parse(RunConfig, values["config"]), parse(Launch, values["launch"]))
-    record = read_record(start.folder)
-    return (
-        f"{start.folder.name}: {record['steps']} steps, accuracy {record['accuracy']:.3f}, "
-        f"greedy {record['greedy_accuracy']:.3f}, {time.process_time() - started:.0f} s"
-    )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from harness.api import Plan, RolloutEngine
 from harness.compose import Composed, check_supported
 from harness.engines.embedded import EmbeddedEngine
@@ -18,13 +20,16 @@ def check_engine(config: RunConfig, composed: Composed, extras: frozenset[str]) 
     """Raises ValueError, one line, where the run's engine is not here, cannot follow the plan or has no kernels for the
     model's shape. Loads nothing.
 
-    `extras`: what the trainer can compute for a part (`Part.needs`).
+    A run for a GPU can be planned, and its records read, without one: then the GPU's build is asked, and `check_device`
+    of the cell refuses the start. `extras`: what the trainer can compute for a part (`Part.needs`).
     """
     supports = EmbeddedEngine.supports
     if config.engine.name == "vllm":
-        build = settings.installed_build()
+        is_elsewhere = config.trainer.device == "cuda" and not torch.cuda.is_available()
+        build = builds.CUDA if is_elsewhere else settings.installed_build()
         builds.check_plan(build, composed.plan)
-        settings.check_device(build, config.trainer.device, composed.plan)
+        if not is_elsewhere:
+            settings.check_device(build, config.trainer.device, composed.plan)
         path = config.model.path
         settings.check_shape(build, decoder_config(config.model) if path is None else load_config(path), composed.plan)
         supports = builds.supports(build)
@@ -41,7 +46,7 @@ def make_engine(
 
         return VLLMEngine(
             shape, plan, max_batch=config.engine.max_batch, gpu_memory=config.engine.gpu_memory,
-            keeps_log_probs=keeps_log_probs, **ids,
+            keeps_log_probs=keeps_log_probs, can_sleep=config.engine.sleep, **ids,
         )  # fmt: skip
     return EmbeddedEngine(
         shape, plan, trainer_model=trainer_model, max_batch=config.engine.max_batch, keeps_log_probs=keeps_log_probs,

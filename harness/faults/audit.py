@@ -25,7 +25,7 @@ from harness.sweep import FINISHED
 
 Wrong = Literal["lost", "duplicated", "mislabelled", "altered", "unreported", "leaked"]
 WRONGS: tuple[Wrong, ...] = ("lost", "duplicated", "mislabelled", "altered", "unreported", "leaked")
-TIMED = ("time/", "rollout/tokens_per_s")
+TIMED = ("memory/", "time/", "rollout/tokens_per_s")
 """Columns that no two runs share."""
 UNMEASURED = ("sync/code_flip_rate",)
 """Columns that a resumed run leaves empty (NaN) at its first step, having nothing to compare with; counted apart."""

@@ -54,6 +54,10 @@ class Texts:
     labelled: Tensor
     """[N, L] bool: positions whose next token is text to predict; never the last column."""
 
+    def to(self, device: torch.device) -> Texts:
+        """The same there."""
+        return Texts(ids=self.ids.to(device), aligned=self.aligned.to(device), labelled=self.labelled.to(device))
+
     def take(self, rows: Tensor) -> Texts:
         """Some rows, [n] int64."""
         return Texts(ids=self.ids[rows], aligned=self.aligned[rows], labelled=self.labelled[rows])

@@ -101,6 +101,10 @@ class Texts:
         lens = self.lens[rows]
         return Texts(ids=self.ids[rows][:, : int(lens.max())], prompt_lens=self.prompt_lens[rows], lens=lens)
 
+    def to(self, device: torch.device) -> Texts:
+        """The same there."""
+        return Texts(ids=self.ids.to(device), prompt_lens=self.prompt_lens.to(device), lens=self.lens.to(device))
+
     def keep(self) -> Tensor:
         """[N, L] bool: no padding."""
         return torch.arange(self.ids.shape[1], device=self.ids.device) < self.lens[:, None]
@@ -145,6 +149,7 @@ def fit(
     share `warmup` of the steps. `lr_factor`: of a parameter, by its name. Raises ValueError where one is not finite.
     """
     named = [(name, p) for name, p in student.named_parameters() if p.requires_grad]
+    texts = texts.to(next(student.parameters()).device)
     groups = [{"params": [p], "lr": lr * lr_factor(name), "weight_decay": 0.0} for name, p in named]
     optimizer = torch.optim.AdamW(groups, lr=lr, betas=(0.9, 0.95))
     first = max(1, round(warmup * steps))

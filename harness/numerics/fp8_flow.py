@@ -105,11 +105,14 @@ class FP8Linear(nn.Linear):
         """float32 [..., K] -> float32 [..., N] that a bf16 tensor could hold; with kernels, the dtype of the input."""
         bias = cast(Tensor | None, self.bias)
         if self.kernels is not None:
-            flow = Flow(kernels=self.kernels, weights=self.weights, acts=self.fmt, held=self._codes(self.kernels),
-                        is_saved_fp8=self.fp8_saved_activations, has_graph=torch.is_grad_enabled())  # fmt: skip
-            return fp8_gemm.linear(input, self.weight, bias, flow)
+            return fp8_gemm.linear(input, self.weight, bias, self.flow(self.kernels))
         knobs = (self.weights, self.fmt, self.fp8_saved_activations)
         return cast(Tensor, _FP8Product.apply(input, self.weight, bias, *knobs))
+
+    def flow(self, kernels: Kernels) -> Flow:
+        """What the layer's products need to know now, computed by `kernels`."""
+        return Flow(kernels=kernels, weights=self.weights, acts=self.fmt, held=self._codes(kernels),
+                    is_saved_fp8=self.fp8_saved_activations, has_graph=torch.is_grad_enabled())  # fmt: skip
 
     def hold(self, is_held: bool) -> None:
         """Keep the codes of the weight from the next forward pass on, or drop them; see `held_weights`."""

@@ -16,7 +16,7 @@ Left out: shapes that 128 does not divide (they stay emulated), and accumulation
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, cast
 
 import torch
@@ -50,12 +50,12 @@ class Runs(Protocol):
     """How an activation or a gradient is quantized."""
 
     def __call__(
-        self, x: Tensor, fmt: Format, *, has_rows: bool, has_columns: bool, is_twice: bool
+        self, x: Tensor, fmt: Format, *, has_rows: bool, has_columns: bool, is_twice: bool, is_square: bool = False
     ) -> tuple[Operand | None, Operand | None]:
         """`x` [T, C] of any float dtype and strides, rounded to bf16 first -> (X [T', C], X^T [C, T']) in runs of 128.
 
         T' is T filled up with zeros. `is_twice`: X^T is made from X's FP8 form as it comes back from memory, which is
-        its values rounded to bf16. What is not asked for is None.
+        its values rounded to bf16. `is_square`: X^T in square tiles. What is not asked for is None.
         """
         ...
 
@@ -71,7 +71,10 @@ class Kernels:
     by_tiles: Callable[[Operand, Operand], Tensor]
     """Runs [M, C] and square tiles [N, C] -> bf16 [M, N], summed in float32."""
     by_runs: Callable[[Operand, Operand], Tensor]
-    """Runs [M, C] and runs [N, C] -> float32 [M, N]."""
+    """Runs [M, C] and runs [N, C] -> float32 [M, N]; where `is_square`, of square tiles [N, C]."""
+    is_square: bool = False
+    """X^T of WGrad in square tiles: one scale where the flow has 128. A variant of the flow, for those who ask for it:
+    Hopper scales a product of runs by square tiles with half the instructions."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +109,8 @@ class _Products(torch.autograd.Function):
         wants_x, wants_weight = (wanted and flow.has_graph for wanted in ctx.needs_input_grad[:2])
         w, turned = flow.held or kernels.weight(weight, flow.weights)
         flat = x.reshape(-1, x.shape[-1])
-        rows, columns = kernels.runs(flat, acts, has_rows=True, has_columns=wants_weight, is_twice=flow.is_saved_fp8)
+        rows, columns = kernels.runs(flat, acts, has_rows=True, has_columns=wants_weight, is_twice=flow.is_saved_fp8,
+                                     is_square=kernels.is_square)  # fmt: skip
         assert rows is not None
         saved = [*_tensors(turned if wants_x else None), *_tensors(columns)]
         ctx.save_for_backward(*saved)
@@ -152,9 +156,10 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, flow: Flow) -> Tensor
     return cast(Tensor, _Products.apply(x, weight, bias, flow))
 
 
-def reference() -> Kernels:
+def reference(*, is_square: bool = False) -> Kernels:
     """The definition: `quantize`, and float32 products of the values. For tests, on any device."""
-    return Kernels(name="reference", weight=_weight, runs=_runs, by_tiles=_by_tiles, by_runs=_by_runs)
+    name = "reference, square" if is_square else "reference"
+    return Kernels(name=name, weight=_weight, runs=_runs, by_tiles=_by_tiles, by_runs=_by_runs, is_square=is_square)
 
 
 def _weight(weight: Tensor, fmt: Format) -> tuple[Operand, Operand]:
@@ -165,12 +170,19 @@ def _weight(weight: Tensor, fmt: Format) -> tuple[Operand, Operand]:
 
 
 def _runs(
-    x: Tensor, fmt: Format, *, has_rows: bool, has_columns: bool, is_twice: bool
+    x: Tensor, fmt: Format, *, has_rows: bool, has_columns: bool, is_twice: bool, is_square: bool = False
 ) -> tuple[Operand | None, Operand | None]:
     whole = F.pad(x.detach().to(torch.bfloat16), (0, 0, 0, padded(len(x)) - len(x)))
     rows = _along(whole, fmt) if has_rows else None
     again = fake_quantize(whole, fmt).to(torch.bfloat16) if is_twice else whole
-    return rows, _along(again.t().contiguous(), fmt) if has_columns else None
+    if not has_columns:
+        return rows, None
+    turned = again.t().contiguous()
+    if is_square:
+        q = quantize(turned, replace(fmt, tile=(TILE, TILE)))
+        assert q.scale is not None
+        return rows, Operand(codes=q.codes, scale=q.scale)
+    return rows, _along(turned, fmt)
 
 
 def _along(x: Tensor, fmt: Format) -> Operand:

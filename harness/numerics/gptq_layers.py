@@ -84,6 +84,8 @@ def quantize_decoder(
     """
     blocks = model.get_submodule("model.layers")
     assert isinstance(blocks, nn.ModuleList)
+    device = next(model.parameters()).device
+    ids, keep = ids.to(device), keep.to(device)
     keeps = keep.split(ROWS)
     inputs = _block_inputs(model, blocks[0], ids.split(ROWS))
     found: dict[str, Rounded] = {}

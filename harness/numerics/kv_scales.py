@@ -99,7 +99,8 @@ def kv_amaxes(model: nn.Module, ids: Tensor, lengths: Tensor, *, rows: int) -> d
     if not cores or not len(ids):
         raise ValueError(f"KV scales: {len(cores)} attention cores to look into, {len(ids)} rows")
     found: dict[str, list[Tensor]] = {scale_names(layer)[role]: [] for layer in sorted(cores) for role in KV}
-    last = max(cores)
+    last, device = max(cores), next((p.device for p in model.parameters()), ids.device)
+    ids, lengths = ids.to(device), lengths.to(device)
     counts = torch.empty(0)  # [b, 1, L, 1] bool of the micro-batch under way
 
     def recorder(layer: int) -> Callable[[nn.Module, tuple[Any, ...]], None]:

@@ -102,10 +102,34 @@ class _Round(torch.autograd.Function):
         return grads[0].to(ctx.dtype).to(torch.float32), None
 
 
+@torch.library.custom_op("lowbit::rounded", mutates_args=())
+def _opaque(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """`_round` for a compiler, which may not look into it: a cast to 16 bits and back seems superfluous to it."""
+    return x.to(dtype).to(torch.float32)
+
+
+def _opaque_shape(x: Tensor, dtype: torch.dtype) -> Tensor:
+    return torch.empty_like(x)
+
+
+def _opaque_setup(ctx: Any, inputs: tuple[Tensor, torch.dtype], output: Tensor) -> None:
+    ctx.dtype = inputs[1]
+
+
+def _opaque_backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+    return cast(Tensor, _opaque(grad.contiguous(), ctx.dtype)), None
+
+
+_opaque.register_fake(_opaque_shape)  # pyright: ignore[reportUnknownMemberType]
+_opaque.register_autograd(_opaque_backward, setup_context=_opaque_setup)  # pyright: ignore[reportUnknownMemberType]
+
+
 def round_both_ways(x: Tensor, fmt: Format) -> Tensor:
     """Float32 `x` rounded to a plain cast, with the gradient rounded to it as well; overflow to inf is kept."""
     dtype = cast_dtype(fmt)
-    return x if dtype is None else _round(x, dtype)
+    if dtype is None:
+        return x
+    return cast(Tensor, _opaque(x, dtype)) if torch.compiler.is_compiling() else _round(x, dtype)
 
 
 def _round(x: Tensor, dtype: torch.dtype) -> Tensor:

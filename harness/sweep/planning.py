@@ -49,6 +49,8 @@ class Sweep:
     """Rules, override key -> value or list of values: a cell that agrees with all of one is left out."""
     include: tuple[dict[str, Any], ...] = ()
     """Further arms, which no axis multiplies and no rule excludes."""
+    later: tuple[dict[str, Any], ...] = ()
+    """Further arms, which run once every seed of the others is done."""
     seeds: tuple[int, ...]
     """Each seeds the base and the run together: base variance is as large as the effects."""
 
@@ -78,6 +80,7 @@ class _Arm:
     """Why it cannot work."""
     notes: tuple[str, ...]
     is_included: bool
+    is_late: bool
 
 
 def sweep_names(folder: Path = SWEEPS) -> list[str]:
@@ -117,29 +120,36 @@ def _settings(values: dict[str, Any]) -> Iterator[tuple[str, ...]]:
 
 
 def _arms(sweep: Sweep, extra: Sequence[str]) -> Iterator[_Arm]:
-    product = [(*a, *s) for a in _settings(sweep.axes) for arm in sweep.arms for s in _settings(arm)]
-    beside = [setting for arm in sweep.include for setting in _settings(arm)]
-    for setting, is_included in [(s, False) for s in product] + [(s, True) for s in beside]:
+    settings = [
+        ((*a, *s), {"is_included": False, "is_late": is_late})
+        for is_late, listed in ((False, sweep.arms), (True, sweep.later))
+        for a in _settings(sweep.axes) for arm in listed for s in _settings(arm)
+    ]  # fmt: skip
+    settings += [(s, {"is_included": True, "is_late": False}) for arm in sweep.include for s in _settings(arm)]
+    for setting, kind in settings:
         config = load([*split_launch(sweep.overrides)[0], *with_default_precision(setting), *extra])
         words = " ".join(setting)
         try:
             composed = check(config)
         except ValueError as error:
-            yield _Arm(words=words, config=config, reason=str(error), notes=(), is_included=is_included)
+            yield _Arm(words=words, config=config, reason=str(error), notes=(), **kind)
         else:
             found = resolve(config, lambda path: content_hash(Path(path)))
             notes = tuple(advice(config, composed))
-            yield _Arm(words=words, config=found, reason=None, notes=notes, is_included=is_included)
+            yield _Arm(words=words, config=found, reason=None, notes=notes, **kind)
 
 
 def plan(sweep: Sweep, extra: Sequence[str] = ()) -> Planned:
-    """The cells of a sweep, seeds outermost so that whole comparisons finish early. `extra` overrides come last."""
+    """The cells of a sweep, seeds outermost so that whole comparisons finish early, and `later` arms behind all others.
+    `extra` overrides come last."""
     cells, impossible = dict[str, RunConfig](), dict[str, tuple[RunConfig, str]]()
     skipped, notes = dict[tuple[str, str], None](), dict[tuple[str, str], None]()
     excluded: dict[tuple[str, str], list[int]] = {}
     tasks: set[tuple[str, str | None]] = set()
     arms = list(_arms(sweep, extra))
-    for seed, arm in itertools.product(sweep.seeds, arms):
+    for _, seed, arm in [
+        (late, s, a) for late in (False, True) for s in sweep.seeds for a in arms if a.is_late == late
+    ]:
         cell = replace(arm.config, seed=seed, base_seed=seed)
         rule = next((r for r in sweep.exclude if not arm.is_included and matches(cell, r)), None)
         if rule is not None:

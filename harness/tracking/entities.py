@@ -93,6 +93,7 @@ def cell_params(result: RunResult) -> list[Param]:
     values = {k: v for k, v in flatten(result.config).items() if v is not None}
     values |= {f"package.{name}": version for name, version in result.packages.items()}
     values |= {f"hardware.{name}": value for name, value in result.hardware.items()}
+    values |= {f"launch.{name}": value for name, value in result.launch.items()}
     return [Param(name, str(value)[:6000]) for name, value in values.items()][:100]
 
 
@@ -106,6 +107,7 @@ def cell_metrics(result: RunResult, series: Mapping[str, Sequence[Any]]) -> list
     values |= {f"time/{name}_s": value for name, value in result.time_s.items()}
     values |= {f"speed/{name}_tokens_per_s": value for name, value in result.tokens_per_s.items()}
     values["system/peak_memory_gib"] = result.peak_memory_gib
+    values |= {f"system/{name}_gib": value for name, value in result.memory_gib.items()}
     metrics = [Metric(name, value, end, 0) for name, value in values.items() if value is not None]
     for record in result.evals:
         if record.accuracy is not None:

@@ -20,6 +20,7 @@ from harness.numerics.head_logp import head_logp
 from harness.numerics.linear import CastLinear
 from harness.numerics.logprobs import selected_logp
 from harness.run_config import Launch
+from harness.trainers.compiling import compile_layers
 
 FLOATS_PER_MIB = 2**18
 
@@ -46,6 +47,8 @@ class Thrift:
     """The backward pass computes every layer again from its input."""
     packing: bool = False
     """No padding: micro-batches count real tokens."""
+    compile: bool = False
+    """Layers run as compiled code (`trainers.compiling`)."""
     native_16bit: bool = False
     """Linear layers of a 16-bit trainer multiply 16-bit tensors (`linear.CastLinear`); nothing else changes."""
 
@@ -58,16 +61,18 @@ class Thrift:
         """What a launch asks for. Raises ValueError as the fields do."""
         return cls(
             logits_mib=launch.logits_mib, checkpoint_layers=launch.checkpoint_layers, packing=launch.packing,
-            native_16bit=launch.native_16bit,
+            native_16bit=launch.native_16bit, compile=launch.compile,
         )  # fmt: skip
 
 
 def prepared(model: Decoder, thrift: Thrift) -> Decoder:
-    """The model itself, told how to compute."""
+    """The model itself, told how to compute. Raises ValueError, one line, where it cannot be compiled."""
     model.checkpoint_layers = thrift.checkpoint_layers
     for module in model.modules():
         if isinstance(module, CastLinear):
             module.is_native = thrift.native_16bit
+    if thrift.compile:
+        compile_layers(model, packing=thrift.packing)
     return model
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -19,8 +20,11 @@ from harness.models.decoder import Decoder
 from harness.numerics.casting import cast_model
 from harness.numerics.fake_quant import FakeQuantLinear
 from harness.numerics.formats import Adapters
+from harness.numerics.fp8_flow import held_weights
 from harness.run_config import TrainerConfig
+from harness.trainers.compiling import eagerly
 from harness.trainers.forward import Scores, Thrift, forward, packed_passes, prepared
+from harness.trainers.products import products
 
 EXTRAS = frozenset({"ref_logp", "rollout_kl", "shadow"})
 """What a part's `needs` may name."""
@@ -59,6 +63,8 @@ class LocalTrainer:
         `num_updates` is how many optimizer updates the run will take, for the learning-rate schedule; `lr_factor` says
         by checkpoint name how much faster a parameter learns.
         """
+        if micro_batch_rows is not None and thrift is not None and thrift.compile:
+            raise ValueError("launch.compile=true: the sampler runs the trainer's layers; valid: launch.compile=false")
         self.total_updates = num_updates
         self.config, self.temperature, self.thrift = config, temperature, thrift or Thrift()
         self.micro_batch_rows, self.micro_batch_tokens = micro_batch_rows, micro_batch_tokens
@@ -95,6 +101,14 @@ class LocalTrainer:
         """What is evaluated in the reference precision."""
         return policy_weights(self.model, self.weights(), self.adapters)
 
+    def products(self) -> dict[str, int]:
+        """Who computes the linear layers -> how many of them (`products`)."""
+        return products(self.model)
+
+    def eagerly(self) -> AbstractContextManager[object]:
+        """Inside, the model may be looked into: no layer runs compiled."""
+        return eagerly(self.thrift.compile)
+
     def rows_per_pass(self, length: int) -> int:
         """Rows of one forward pass over sequences of `length` tokens."""
         return self.micro_batch_rows or max(1, self.micro_batch_tokens // length)
@@ -115,7 +129,7 @@ class LocalTrainer:
         passes = self.passes(seqs)
         if keep_graph and len(passes) == 1 and model is None:
             return self._forward(seqs)
-        with torch.no_grad():
+        with torch.no_grad(), held_weights(model or self.model):
             pieces = [self._forward(seqs.take(rows), model=model) for rows in passes]
         return Scores(logp=torch.cat([p.logp for p in pieces]), entropy=torch.cat([p.entropy for p in pieces]))
 
@@ -154,15 +168,16 @@ class LocalTrainer:
         """Backward over one optimizer batch: (loss, summed sums). Raises Diverged on a non-finite loss."""
         reusable = scores if scores is not None and scores.logp.requires_grad and not wants_logits else None
         total, sums = torch.zeros((), device=seqs.ids.device), dict[str, Tensor]()
-        for rows in self.passes(seqs, wants_logits=wants_logits):
-            found = reusable or self._forward(seqs.take(rows), wants_logits=wants_logits)
-            loss, parts = loss_of(rows, found)
-            if not torch.isfinite(loss):
-                raise Diverged(f"the loss is {loss.item()}")
-            self.scaler.scale(loss).backward()
-            total += loss.detach()
-            for name, value in parts.items():
-                sums[name] = sums[name] + value if name in sums else value
+        with held_weights(self.model):
+            for rows in self.passes(seqs, wants_logits=wants_logits):
+                found = reusable or self._forward(seqs.take(rows), wants_logits=wants_logits)
+                loss, parts = loss_of(rows, found)
+                if not torch.isfinite(loss):
+                    raise Diverged(f"the loss is {loss.item()}")
+                self.scaler.scale(loss).backward()
+                total += loss.detach()
+                for name, value in parts.items():
+                    sums[name] = sums[name] + value if name in sums else value
         stacked = torch.stack([total, *(v.to(total) for v in sums.values())]).tolist()
         return stacked[0], dict(zip(sums, stacked[1:], strict=True))
 

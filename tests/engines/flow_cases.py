@@ -2,7 +2,7 @@
 
     TRITON_INTERPRET=1 python -m tests.engines.flow_cases
 
-prints one JSON object: case -> the number of codes and scales that differ from `fp8_gemm.reference()`.
+prints one JSON object: case -> the number of codes, scales or sums that differ from the reference's.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from harness.numerics import fp8_gemm
+from harness.numerics import fp8_block, fp8_gemm
 from harness.numerics.formats import format_named
 from harness.numerics.fp8_gemm import Operand
 from harness.numerics.quantize import quantize
+from harness.seeds import generator
 from tests.engines.kernel_cases import differing, values
 
 KINDS = ("normal", "zeros", "magnitudes", "tiny", "huge", "poison", "ties", "near_ties")
@@ -35,7 +36,7 @@ class Case:
     shape: tuple[int, int]
     source: torch.dtype = torch.bfloat16
     what: str = "both"
-    """Of an activation "rows", "columns", "both" or "twice"; "weight"."""
+    """Of an activation "rows", "columns", "both", "twice" or "square"; "weight"."""
     is_strided: bool = False
     """A slice of a wider tensor, as the parts of a fused projection are."""
 
@@ -49,6 +50,7 @@ class Case:
 def cases() -> Iterator[Case]:
     """All of them."""
     for kind in KINDS:
+        yield Case(kind=kind, shape=(200, 256), what="square")
         for what in ("both", "twice"):
             yield Case(kind=kind, shape=(200, 256), what=what)
             yield Case(kind=kind, shape=(200, 256), what=what, source=torch.float32)
@@ -73,7 +75,8 @@ def operands(kernels: fp8_gemm.Kernels, case: Case, x: Tensor) -> list[Operand]:
     if case.what == "weight":
         return list(kernels.weight(x, WEIGHTS))
     has_rows, has_columns = case.what != "columns", case.what != "rows"
-    found = kernels.runs(x, ACTS, has_rows=has_rows, has_columns=has_columns, is_twice=case.what == "twice")
+    found = kernels.runs(x, ACTS, has_rows=has_rows, has_columns=has_columns, is_twice=case.what in ("twice", "square"),
+                         is_square=case.what == "square")  # fmt: skip
     assert [operand is not None for operand in found] == [has_rows, has_columns]
     return [operand for operand in found if operand is not None]
 
@@ -117,10 +120,66 @@ def engine_mismatches(device: str, shape: tuple[int, int] = (384, 512)) -> int:
     return sum(differing(a.cpu(), b.cpu()) for a, b in (*pairs, (own.codes, q.codes), (own.scale, q.scale)))
 
 
+def fused_mismatches(device: str) -> dict[str, int]:
+    """Codes, scales and gradients of what lies between the products that differ from `fp8_block.reference()`'s.
+
+    Gradients of a gain, which are sums over the tokens, count where they are more than a millionth off.
+    """
+    from harness.engines.vllm import flow_kernels
+
+    tokens, hidden = 200, 256
+    x, more, dy, rest = (_bf16(name, tokens, hidden) for name in ("x", "more", "dy", "rest"))
+    both, inner, gain = 2 * _bf16("both", tokens, 512), _bf16("inner", tokens, 256), 1 + _bf16("gain", hidden) / 8
+    own, reference = flow_kernels.fused(), fp8_block.reference()
+    summed, factor = reference.add_norm(x, more, 1e-6)
+    found: dict[str, int] = {}
+    for name, tensors in (("norm", (summed, factor, gain)), ("gated", (both,)), ("gated_back", (both, inner))):
+        for is_square in (False, True):
+            knobs = {"fmt": ACTS, "has_rows": True, "has_columns": True, "is_twice": True, "is_square": is_square}
+            sides = (
+                getattr(own, name)(*(t.to(device) for t in tensors), **knobs),
+                getattr(reference, name)(*tensors, **knobs),
+            )
+            found[f"fused {name}{', square' if is_square else ''}"] = sum(
+                differing(a.codes.cpu(), b.codes) + differing(a.scale.cpu(), b.scale)
+                for a, b in zip(*sides, strict=True)
+            )
+    a, b = own.add_norm(x.to(device), more.to(device), 1e-6), (summed, factor)
+    found["fused sum"] = differing(a[0].cpu(), b[0]) + int(((a[1].cpu() / b[1] - 1).abs() > 1e-6).sum())
+    a = own.norm_back(*(t.to(device) for t in (dy, summed, factor, gain, rest)))
+    b = reference.norm_back(dy, summed, factor, gain, rest)
+    found["fused norm_back"] = differing(a[0].cpu(), b[0]) + int(
+        ((a[1].cpu() - b[1]).abs() > 1e-6 * b[1].abs().max()).sum()
+    )
+    return found
+
+
+def _bf16(name: str, *shape: int) -> Tensor:
+    return torch.randn(*shape, generator=generator("cpu", 0, name, *shape)).bfloat16()
+
+
+def product_mismatches(device: str) -> dict[str, int]:
+    """Sums of the own product of runs that are more than a millionth of the largest off; 1e-3 on FP8 units, which add
+    in fewer bits than float32 has."""
+    from harness.engines.vllm import flow_products
+
+    knobs = {"has_rows": False, "has_columns": True, "is_twice": False}
+    (_, a), (_, b) = (fp8_gemm.reference().runs(_bf16(name, 384, size).to(device), ACTS, **knobs)
+                      for name, size in (("dy", 256), ("x", 128)))  # fmt: skip
+    assert a is not None and b is not None
+    want, found = fp8_gemm.reference().by_runs(a, b), flow_products.by_runs(a, b)
+    bound = (1e-6 if device == "cpu" else 1e-3) * want.abs().max()
+    added = flow_products.by_runs(a, b, out=torch.ones_like(want))
+    assert bool((added - want).abs().max() > 0.5)
+    return {"product": int(((found - want).abs() > bound).sum()),
+            "product, added": int(((added - 1 - want).abs() > bound).sum())}  # fmt: skip
+
+
 def differences(device: str) -> dict[str, int]:
     """Every case on `device`: its name -> how much differs from the reference; all 0 but the control."""
     found = {case.name: mismatches(case, device) for case in cases()}
     control = Case(kind="normal", shape=(256, 256))
+    found |= fused_mismatches(device) | product_mismatches(device)
     return found | {"engine": engine_mismatches(device), "control": mismatches(control, device, is_twice_alike=True)}
 
 

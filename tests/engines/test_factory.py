@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
 
+from harness.cell import check_device
 from harness.compose import compose
 from harness.config import load
 from harness.engines import factory
@@ -31,9 +33,22 @@ def checked(*words: str) -> None:
 def test_what_vllm_cannot_do_is_one_line_before_anything_is_loaded(words, said, monkeypatch):
     monkeypatch.setattr(settings, "installed_build", lambda: builds.CPU)
     monkeypatch.setattr(settings, "cpu_flags", lambda: frozenset({"avx2"}))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     with pytest.raises(ValueError) as caught:
         checked(*words)
     assert said in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_run_for_a_gpu_is_planned_without_one_and_not_started(monkeypatch):
+    """The GPU's own table counts: what the CPU build lacks is planned, what no build has is refused."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(settings, "installed_build", lambda: pytest.fail("asked for what is installed here"))
+    checked("method=naive", "precision=nvfp4", "model=s128", "trainer.device=cuda")
+    checked("method=jet_rl", "precision=fp8_block", "model=m128", "trainer.device=cuda")
+    with pytest.raises(ValueError, match=r"rollout_weights=int2.*engine=vllm \(cuda\) cannot"):
+        checked("method=naive", "precision=int2", "model=s128", "trainer.device=cuda")
+    with pytest.raises(ValueError, match=r"trainer.device=cuda: no CUDA device is visible"):
+        check_device(load(["engine=vllm", "trainer.device=cuda"]))
 
 
 def test_what_it_can_do_passes(monkeypatch):

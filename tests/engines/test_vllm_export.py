@@ -109,3 +109,14 @@ def test_a_model_beyond_the_share_is_refused(monkeypatch: pytest.MonkeyPatch) ->
     memory.check_fits(big, plan_of("bf16"), torch.device("cpu"), 0.5)
     with pytest.raises(ValueError, match=r"the model needs 0\.\d GiB for weights and one sequence of 512 tokens; 0.5"):
         memory.check_fits(big, plan_of("bf16"), torch.device("cuda"), 0.5)
+
+
+def test_a_small_cache_is_reserved_and_a_large_one_is_left_to_vllm():
+    """1 MiB per page of 64 tokens here: 2 layers, 2 heads of 64, K and V, 2 bytes: 1 KiB a token."""
+    plan = plan_of("bf16")
+    assert memory.kv_bytes_per_token(SHAPE, plan) == 1024
+    asked = {"max_num_seqs": 8, "max_model_len": 100, "gpu_memory_utilization": 0.1}
+    assert memory.small_cache(SHAPE, plan, asked) == {"kv_cache_memory_bytes": (8 * 2 + 2) * 64 * 1024}
+    assert memory.small_cache(SHAPE, plan, asked | {"max_num_seqs": 2**16}) == {}
+    on_cpu = {name: value for name, value in asked.items() if name != "gpu_memory_utilization"}
+    assert memory.small_cache(SHAPE, plan, on_cpu) == {}

@@ -8,6 +8,8 @@ import re
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any
 
 import ml_dtypes
@@ -55,6 +57,17 @@ def test_a_second_rounding_gives_other_codes(interpreted: dict[str, int]) -> Non
     assert interpreted["control"] > 5000
 
 
+def test_what_feeds_a_product_is_quantized_as_torch_makes_it(interpreted: dict[str, int]) -> None:
+    names = [name for name in interpreted if name.startswith("fused")]
+    assert len(names) == 8
+    # exp and the sums of a norm may differ in their last bit, which tips a code in ten thousand.
+    assert {name: interpreted[name] for name in names if interpreted[name] > 10} == {}
+
+
+def test_the_own_product_of_runs_is_the_references(interpreted: dict[str, int]) -> None:
+    assert interpreted["product"] == interpreted["product, added"] == 0
+
+
 def corrected(x: np.ndarray, divisor: np.float32, inverse: np.float32) -> tuple[np.ndarray, np.ndarray]:
     """(x times about 1 / divisor, the same after the kernel's correction), each fma rounded once."""
     wide = np.longdouble
@@ -95,49 +108,106 @@ def test_the_corrected_product_is_the_scale_of_every_bf16_magnitude() -> None:
     assert np.array_equal(found, amax / TOP) and not np.array_equal(first, found)
 
 
-def compiled(name: str, values: dict[str, str], constants: dict[str, Any]) -> str:
-    """PTX of one kernel for compute capability 9.0, from contiguous tensors of sizes that 16 divides; needs no GPU."""
+def compiled(name: str, values: dict[str, str], constants: dict[str, Any], **options: Any) -> Any:
+    """One kernel for compute capability 9.0, from contiguous tensors of sizes that 16 divides; needs no GPU."""
     import triton
-    import triton.language as tl
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from harness.engines.vllm import flow_bodies
+    from harness.engines.vllm import flow_bodies, flow_products
 
-    kernel: Any = getattr(flow_bodies, name)
-    constants = {"BASE": tl.bfloat16, "w_k": 1, "x_c": 1, "HAS_CAST": True} | constants
-    names = kernel.arg_names
+    kernel: Any = getattr(flow_bodies, name, None) or getattr(flow_products, name)
+    names, unknown = kernel.arg_names, ("tokens", "blocks", "A", "B")
     source = ASTSource(
         fn=kernel,
         signature={n: "constexpr" if n in constants else values.get(n, "i32") for n in names},
         constexprs={(i,): constants[n] for i, n in enumerate(names) if n in constants},
-        attrs={(i,): [["tt.divisibility", 16]] for i, n in enumerate(names) if n not in constants},
+        attrs={(i,): [["tt.divisibility", 16]] for i, n in enumerate(names) if n not in (*constants, *unknown)},
     )
-    options = {"num_warps": 16, "enable_fp_fusion": False, "maxnreg": 64}
-    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options).asm["ptx"]
+    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+
+
+def quantizer(what: str, source: str, kind: str = "plain", **options: Any) -> Any:
+    """`compiled` of the weight's quantizer or of the runs'."""
+    import triton.language as tl
+
+    from harness.engines.vllm.kernels import rule_constants
+
+    known = {"BASE": tl.bfloat16, "HAS_CAST": True}
+    if what == "weight":
+        pointers = {"W": source, "OUT": "*u8", "TURNED": "*u8", "OUT_SCALE": "*fp32", "TURNED_SCALE": "*fp32"}
+        return compiled("square_kernel", pointers, known | rule_constants(WEIGHTS) | {"w_k": 1}, **options)
+    pointers = {"X": source, "MORE": "*fp32" if kind == "norm" else source, "GAIN": source, "ROWS": "*u8",
+                "COLUMNS": "*i32", "ROW_SCALE": "*fp32", "COLUMN_SCALE": "*fp32"}  # fmt: skip
+    knobs = {"HAS_ROWS": what != "columns", "HAS_COLUMNS": what != "rows", "IS_TWICE": what == "twice",
+             "IS_SQUARE": False, "SOURCE": kind, "TOP": 448.0, "AMAX_FLOOR": 1e-10, "x_c": 1}  # fmt: skip
+    return compiled("runs_kernel", pointers, known | knobs, **options)
 
 
 @pytest.mark.parametrize("source", ["*bf16", "*fp32"])
 @pytest.mark.parametrize("what", ["rows", "columns", "both", "twice", "weight"])
 def test_compiles_for_hopper(what: str, source: str) -> None:
     pytest.importorskip("triton", reason=NEEDS_TRITON)
-    from harness.engines.vllm.kernels import rule_constants
+    from harness.engines.vllm import flow_kernels
 
-    if what == "weight":
-        pointers = {"W": source, "OUT": "*u8", "TURNED": "*u8", "OUT_SCALE": "*fp32", "TURNED_SCALE": "*fp32"}
-        ptx = compiled("square_kernel", pointers, rule_constants(WEIGHTS))
-    else:
-        pointers = {"X": source, "ROWS": "*u8", "COLUMNS": "*u8", "ROW_SCALE": "*fp32", "COLUMN_SCALE": "*fp32"}
-        knobs = {"HAS_ROWS": what != "columns", "HAS_COLUMNS": what != "rows", "IS_TWICE": what == "twice"}
-        ptx = compiled("runs_kernel", pointers, knobs | {"TOP": 448.0, "AMAX_FLOOR": 1e-10})
-        # What corrects the one approximate division; nothing divides exactly, which costs ten times as much.
-        assert "fma.rn.f32" in ptx and "div.full.f32" in ptx and "div.rn" not in ptx
-    assert "cvt.rn.satfinite.e4m3x2.f32" in ptx and re.findall(r"div\.approx|\.ftz", ptx) == []
+    how: dict[str, Any] = (
+        {"num_warps": 16, "maxnreg": 64} if what == "weight" else flow_kernels.LAUNCHES[flow_kernels.LAUNCH]
+    )
+    ptx = quantizer(what, source, enable_fp_fusion=False, **how).asm["ptx"]
     if what == "weight":  # approximate division would move codes
-        assert "div.rn.f32" in ptx and re.findall(r"\bfma\.|div\.full", ptx) == []
-    # Codes leave 8 or 16 bytes at a time in both layouts: byte by byte, the transposed one would cost most of the time.
+        assert "div.rn.f32" in ptx and re.findall(r"\bfma\.|div\.full|div\.approx", ptx) == []
+    else:
+        # What corrects the one approximate division; nothing divides exactly, which costs ten times as much.
+        # It may flush: no scale and no inverse is subnormal.
+        assert "fma.rn.f32" in ptx and "div.approx.ftz.f32" in ptx and "div.rn" not in ptx
+    assert "cvt.rn.satfinite.e4m3x2.f32" in ptx and ".ftz" not in ptx.replace("div.approx.ftz", "")
+    # Codes leave 8 or 16 bytes at a time in both layouts, and none is turned through shared memory byte by byte but a
+    # weight's, which is read once for many products.
     assert re.findall(r"st\.global\.b8\b|st\.global\.b16\b", ptx) == []
     assert "st.global.v" in ptx and "ld.global.v4.b32" in ptx
+    assert what == "weight" or re.findall(r"st\.shared(\.v\d)?\.b8\b", ptx) == []
+
+
+def spills(found: Any) -> int:
+    """Bytes of the stack of a compiled kernel."""
+    import triton
+
+    tool = Path(triton.__path__[0]) / "backends" / "nvidia" / "bin" / "cuobjdump"
+    with NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(found.asm["cubin"])
+        file.flush()
+        words = [str(tool), "--dump-resource-usage", file.name]
+        text = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+    return int(re.findall(r"STACK:(\d+)", text)[0])
+
+
+@pytest.mark.parametrize(
+    ("kind", "what"), [("plain", "both"), ("plain", "twice"), ("norm", "twice"), ("gated", "twice"),
+                       ("gradient", "both")],
+)  # fmt: skip
+def test_the_launch_keeps_a_tile_in_registers(kind: str, what: str) -> None:
+    pytest.importorskip("triton", reason=NEEDS_TRITON)
+    from harness.engines.vllm import flow_kernels
+
+    found = quantizer(what, "*bf16", kind, enable_fp_fusion=False, **flow_kernels.LAUNCHES[flow_kernels.LAUNCH])
+    assert spills(found) <= 64
+    assert spills(quantizer(what, "*bf16", kind, enable_fp_fusion=False, num_warps=4, maxnreg=64)) > 64  # a control
+
+
+@pytest.mark.parametrize("launch", ["triton", "triton, narrow", "triton, alone"])
+def test_the_product_of_runs_compiles_to_fp8_units(launch: str) -> None:
+    pytest.importorskip("triton", reason=NEEDS_TRITON)
+    from harness.engines.vllm import flow_products
+
+    how = dict(flow_products.LAUNCHES[launch])
+    width = how.pop("WIDTH")
+    pointers = {"A": "tensordesc<fp8e4nv[128,128]>", "B": f"tensordesc<fp8e4nv[{width},128]>", "A_SCALE": "*fp32",
+                "B_SCALE": "*fp32", "OUT": "*fp32"}  # fmt: skip
+    knobs = {"IS_ADDED": False, "HEIGHT": 128, "WIDTH": width, "GROUP": 8}
+    found = compiled("by_runs_kernel", pointers, knobs, enable_fp_fusion=True, **how)
+    # Two warp groups of 64 rows, one block of 128 tokens in four steps, scaled once.
+    assert found.asm["ptx"].count(f"wgmma.mma_async.sync.aligned.m64n{width}k32.f32.e4m3.e4m3") == 4
+    assert found.metadata.shared <= (113 if launch != "triton, alone" else 227) * 1024
 
 
 def operand(rows: int, columns: int, *, is_square: bool = False, device: str = "meta") -> Operand:
@@ -158,6 +228,8 @@ def test_torch_accepts_what_scaled_mm_is_given(m: int, n: int, k: int) -> None:
 
     y = flow_kernels.scaled_by_tiles(operand(m, k), operand(n, k, is_square=True))
     assert (y.shape, y.dtype) == ((m, n), torch.bfloat16)
+    y = flow_kernels.kernels_named("square, scaled_mm").by_runs(operand(m, k), operand(n, k, is_square=True))
+    assert (y.shape, y.dtype) == ((m, n), torch.float32)
     y = flow_kernels.scaled_by_runs(operand(m, k), operand(n, k))
     assert (y.shape, y.dtype) == ((m, n), torch.float32)
     if k == 512:  # a control
@@ -194,6 +266,8 @@ def test_deep_gemm_is_given_what_it_wants(monkeypatch: pytest.MonkeyPatch) -> No
                operand(128, 512, device="cpu"))  # fmt: skip
     assert torch.equal(kernels.by_tiles(x, w), reference.by_tiles(x, w))
     assert torch.equal(kernels.by_runs(x, u), reference.by_runs(x, u))
+    square = flow_kernels.kernels_named("square, deep_gemm").by_runs(x, w)
+    assert square.dtype == torch.float32 and torch.equal(square, reference.by_tiles(x, w).float())
     mixed = flow_kernels.kernels_named("mixed")
     assert (mixed.by_tiles, mixed.by_runs) == (flow_kernels.deep_by_tiles, flow_kernels.scaled_by_runs)
     assert flow_kernels.kernels_named("scaled_mm").by_tiles is flow_kernels.scaled_by_tiles
@@ -203,7 +277,7 @@ def test_what_does_not_fit_is_refused() -> None:
     pytest.importorskip("triton", reason=NEEDS_TRITON)
     from harness.engines.vllm import flow_kernels
 
-    knobs = {"has_rows": True, "has_columns": True, "is_twice": False}
+    knobs: dict[str, Any] = {"has_rows": True, "has_columns": True, "is_twice": False}
     with pytest.raises(ValueError, match="a side of 200; the FP8 flow's kernels need multiples of 128"):
         flow_kernels.quantize_weight(torch.zeros(128, 200), WEIGHTS)
     with pytest.raises(ValueError, match="a side of 130;"):

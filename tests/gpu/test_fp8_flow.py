@@ -4,7 +4,7 @@ the emulated flow (the numbered tests of Jet-RL's specification)."""
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -25,8 +25,11 @@ from tests.methods.test_jet_rl import BLOCKS, NEW, PROMPT, engine_of, sampled
 
 pytestmark = pytest.mark.gpu
 CUDA = "cuda"
-SHAPES = ((256, 384, 512), (128, 128, 128), (1024, 512, 3584), (384, 2048, 8192))
-"""(rows, columns, contracted) of a product."""
+SHAPES = ((256, 256, 256), (1024, 512, 3584))
+"""(rows, columns, contracted) of a product. DeepGEMM compiles each pair of the last two, seconds apiece: a small one
+that the layers and models below share, and a long one whose W^T is another."""
+SIDE = 256
+"""Of every weight of the layers and of the decoder."""
 
 
 @pytest.fixture(autouse=True)
@@ -35,16 +38,21 @@ def needs_triton() -> None:
     pytest.importorskip("triton", reason="Triton is not installed; it comes with CUDA builds of torch")
 
 
-@pytest.fixture(params=["deep_gemm", "scaled_mm", "mixed"])
-def kernels(request: pytest.FixtureRequest) -> Iterator[Kernels]:
-    """Everybody who can multiply here."""
+def named(name: str) -> Kernels:
+    """Somebody who multiplies; skips where that is impossible."""
     from harness.engines.vllm import flow_kernels
 
     if flow_kernels.best(torch.device(CUDA)) is None:
         pytest.skip("the device is no Hopper GPU (compute capability 9.0)")
-    if request.param != "scaled_mm" and not flow_kernels.has_deep_gemm():
+    if name != "scaled_mm" and not flow_kernels.has_deep_gemm():
         pytest.skip("vLLM, which brings DeepGEMM, is not installed")
-    yield flow_kernels.kernels_named(request.param)
+    return flow_kernels.kernels_named(name)
+
+
+@pytest.fixture(params=["deep_gemm", "scaled_mm"])
+def kernels(request: pytest.FixtureRequest) -> Kernels:
+    """The two libraries; "mixed" is made of both."""
+    return named(request.param)
 
 
 def randn(*shape: int, name: str, std: float = 1.0) -> Tensor:
@@ -60,13 +68,28 @@ def relative(a: Tensor, b: Tensor) -> float:
 # Operands
 
 
-@pytest.mark.parametrize("case", [pytest.param(case, id=case.name) for case in flow_cases.cases()])
-def test_codes_and_scales_are_the_references(case: Case) -> None:
-    assert flow_cases.mismatches(case, CUDA) == 0
+@pytest.mark.parametrize("kind", flow_cases.KINDS)
+def test_codes_and_scales_are_the_references(kind: str) -> None:
+    cases = [case for case in flow_cases.cases() if case.kind == kind]
+    assert len(cases) >= 6
+    assert {case.name: wrong for case in cases if (wrong := flow_cases.mismatches(case, CUDA))} == {}
+
+
+@pytest.mark.parametrize("launch", ["4 warps", "4 warps, 3 tiles", "8 warps", "16 warps"])
+def test_launches_give_the_same_bits(launch: str) -> None:
+    from harness.engines.vllm import flow_kernels
+
+    x = randn(200, 512, name="launch").bfloat16()
+    knobs: dict[str, Any] = {"has_rows": True, "has_columns": True, "is_twice": False}
+    found = flow_kernels.quantize_runs(x, ACTS, launch=launch, **knobs)
+    for a, b in zip(found, fp8_gemm.reference().runs(x.cpu(), ACTS, **knobs), strict=True):
+        assert a is not None and b is not None
+        assert torch.equal(a.codes.cpu().view(torch.uint8), b.codes.view(torch.uint8))
+        assert torch.equal(a.scale.cpu(), b.scale)
 
 
 def test_weight_codes_are_those_of_the_rollout_engines_kernel() -> None:
-    for shape in ((384, 512), (512, 3584), (1024, 18944)):
+    for shape in ((384, 512), (512, 3584)):
         assert flow_cases.engine_mismatches(CUDA, shape) == 0
 
 
@@ -78,8 +101,8 @@ def test_a_second_rounding_gives_other_codes() -> None:
 def test_operands_of_a_7b_layer(is_twice: bool) -> None:
     from harness.engines.vllm import flow_kernels
 
-    x = randn(1000, 18944, name="wide").bfloat16()
-    knobs = {"has_rows": True, "has_columns": True, "is_twice": is_twice}
+    x = randn(500, 18944, name="wide").bfloat16()
+    knobs: dict[str, Any] = {"has_rows": True, "has_columns": True, "is_twice": is_twice}
     found = flow_kernels.quantize_runs(x, ACTS, **knobs)
     for a, b in zip(found, fp8_gemm.reference().runs(x.cpu(), ACTS, **knobs), strict=True):
         assert a is not None and b is not None
@@ -135,7 +158,7 @@ def test_products_are_those_of_the_dequantized_operands(kernels: Kernels, m: int
 
 def test_wgrad_takes_any_number_of_tokens(kernels: Kernels) -> None:
     for tokens in (128, 640, 1536):
-        x, dy = randn(tokens, 256, name="x"), randn(tokens, 384, name="dy")
+        x, dy = randn(tokens, SIDE, name="x"), randn(tokens, SIDE, name="dy")
         _, a = kernels.runs(dy, ACTS, has_rows=False, has_columns=True, is_twice=False)
         _, b = kernels.runs(x, ACTS, has_rows=False, has_columns=True, is_twice=True)
         assert a is not None and b is not None
@@ -164,8 +187,8 @@ def products(layer: nn.Module, x: Tensor, dy: Tensor) -> list[Tensor]:
 @pytest.mark.parametrize("is_saved_fp8", [True, False])
 @pytest.mark.parametrize("shape", [(256,), (200,), (3, 50)])
 def test_gradients_are_those_of_the_emulated_flow(kernels: Kernels, shape: tuple[int, ...], is_saved_fp8: bool) -> None:
-    layer = linear(256, 384, has_bias=True, is_saved_fp8=is_saved_fp8)
-    x, dy = randn(*shape, 384, name="x"), randn(*shape, 256, name="dy", std=1e-3)
+    layer = linear(SIDE, SIDE, has_bias=True, is_saved_fp8=is_saved_fp8)
+    x, dy = randn(*shape, SIDE, name="x"), randn(*shape, SIDE, name="dy", std=1e-3)
     want = products(layer, x, dy)
     assert use_kernels(layer, kernels) == {"": kernels.name}
     for a, b, bound in zip(products(layer, x, dy), want, (5e-3, 4e-3, 2e-3, 1e-6), strict=True):
@@ -175,7 +198,7 @@ def test_gradients_are_those_of_the_emulated_flow(kernels: Kernels, shape: tuple
 
 
 def test_errors_of_a_gaussian_layer_are_the_published_ones(kernels: Kernels) -> None:
-    layer, x, dy = linear(256, 384, is_saved_fp8=False), randn(200, 384, name="x"), randn(200, 256, name="dy")
+    layer, x, dy = linear(SIDE, SIDE, is_saved_fp8=False), randn(200, SIDE, name="x"), randn(200, SIDE, name="dy")
     use_kernels(layer, kernels)
     exact = (x @ layer.weight.T, dy @ layer.weight, dy.T @ x)
     for a, b, error in zip(products(layer, x, dy), exact, (0.037, 0.037, 0.036), strict=True):
@@ -184,8 +207,8 @@ def test_errors_of_a_gaussian_layer_are_the_published_ones(kernels: Kernels) -> 
 
 
 def test_bf16_layers_and_held_weights(kernels: Kernels) -> None:
-    layer, x = linear(128, 256), randn(130, 256, name="x").bfloat16()
-    dy = randn(130, 128, name="dy").bfloat16()
+    layer, x = linear(SIDE, SIDE), randn(130, SIDE, name="x").bfloat16()
+    dy = randn(130, SIDE, name="dy").bfloat16()
     use_kernels(layer, kernels)
     want = products(layer, x, dy)
     assert [a.dtype for a in want] == [torch.bfloat16, torch.bfloat16, torch.float32]
@@ -199,8 +222,9 @@ def test_bf16_layers_and_held_weights(kernels: Kernels) -> None:
 
 def decoder() -> Decoder:
     """All sides are multiples of 128; logits as wide as a trained model's."""
-    config = DecoderConfig(vocab_size=64, num_layers=2, hidden_size=256, num_heads=2, num_kv_heads=1, head_dim=128,
-                           intermediate_size=384, qk_norm=False, attention_bias=True, tie_embeddings=False)  # fmt: skip
+    config = DecoderConfig(vocab_size=64, num_layers=2, hidden_size=SIDE, num_heads=2, num_kv_heads=2, head_dim=128,
+                           intermediate_size=SIDE, qk_norm=False, attention_bias=True,
+                           tie_embeddings=False)  # fmt: skip
     return Decoder(config, generator=generator("cpu", 0, "jet"), init_std=0.06)
 
 
@@ -229,7 +253,8 @@ def test_mismatch_is_a_fifth_of_the_mixed_recipes_at_most(kernels: Kernels) -> N
     assert mixed > 0.01 and unified < 0.2 * mixed
 
 
-def test_a_few_updates_go_the_emulated_way(kernels: Kernels) -> None:
+def test_a_few_updates_go_the_emulated_way() -> None:
+    kernels = named("mixed")
     ids, tokens, _ = sampled(engine_of(decoder()))
     paths: list[list[float]] = []
     for who in (None, kernels):

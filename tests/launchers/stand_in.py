@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from harness.cell import record
 from harness.config import run_id
 from harness.launchers import local
 from harness.launchers.job import Event, Job
+from harness.record import record
 from harness.results import RunResult, write_result
 from harness.run_config import Launch
 from tests.toy import small_config

@@ -6,9 +6,9 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from harness.cell import record
 from harness.config import run_id
 from harness.launchers.job import Event, Job
+from harness.record import record
 from harness.results import RunResult, write_result
 from harness.retry import Runner
 

@@ -33,6 +33,31 @@ def test_lists_and_axes_multiply_and_seeds_are_outermost() -> None:
     assert len({run_id(c) for c in cells}) == len(cells)
 
 
+def test_later_arms_run_once_every_seed_of_the_others_is_done() -> None:
+    sweep = sweep_of({"method": "bf16"}, {"method": "naive", "precision": "int8"}, seeds=(0, 1))
+    later = ({"method": "flashrl", "precision": "int8"}, {"method": "bf16"})
+    sweep = replace(sweep, axes={"model": ["xs", "s"]}, later=later)
+    cells = plan(sweep).cells
+    assert [c.method for c in cells] == ["bf16", "naive"] * 4 + ["flashrl"] * 4
+    assert [c.seed for c in cells] == [0, 0, 0, 0, 1, 1, 1, 1, 0, 0, 1, 1]
+    assert [c.model.name for c in cells[-4:]] == ["xs", "s", "xs", "s"]
+    assert {run_id(c) for c in cells[:8]} == {run_id(c) for c in plan(replace(sweep, later=())).cells}
+
+
+def test_the_main_table_has_all_eight_methods_at_two_lengths_and_three_seeds() -> None:
+    """Planned on any machine: what it lists can run on a GPU, and nothing of it is refused."""
+    planned = plan(replace(read_sweep("main_h200"), later=()))
+    assert not planned.skipped and not planned.excluded
+    kinds = {(c.method, c.precision.name) for c in planned.cells}
+    eight = {"flashrl", "qurl", "qerl", "jet_rl", "fp8_rl", "fp16", "qat_kd", "rilq"}
+    assert {method for method, _ in kinds} == {"bf16", "naive"} | eight
+    assert {(c.task.n, c.seed) for c in planned.cells} == {(n, seed) for n in (64, 512) for seed in (0, 1, 2)}
+    assert len(planned.cells) == 6 * len(kinds)
+    corrected = {precision for method, precision in kinds if method not in ("bf16", "fp16", "naive")}
+    assert corrected == {precision for method, precision in kinds if method == "naive"}  # each has its own control
+    assert {(c.engine.name, c.trainer.device) for c in planned.cells} == {("vllm", "cuda")}
+
+
 def test_impossible_cells_are_listed_with_the_reason() -> None:
     planned = plan(
         sweep_of({"method": "flashrl", "precision": "int4", "algo.mode": ["decoupled", "bypass_ppo"]}, seeds=(0, 1))

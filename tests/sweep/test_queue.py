@@ -100,7 +100,7 @@ def test_drafts_failures_and_unreadable_files_of_other_sweeps_are_not_taken_over
         (("failed", "ValueError: a bug"), 1, 32768),
         (("diverged", "step 3: loss is not finite"), 1, 32768),
         (("failed", "lost: killed by SIGKILL"), 3, 32768),
-        (("failed", "MemoryError: killed by the kernel's out-of-memory killer"), 2, 16384),
+        (("failed", "MemoryError: killed by the kernel's out-of-memory killer"), 4, 8192),
     ],
 )
 def test_a_failed_cell_is_tried_again_as_its_class_says(

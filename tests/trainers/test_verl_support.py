@@ -14,7 +14,6 @@ from harness.chosen import resolve
 from harness.collect import next_items
 from harness.compose import compose
 from harness.config import load, run_id, run_name
-from harness.engines.vllm.builds import BUILDS
 from harness.prepare import start_of
 from harness.run_config import Launch, RunConfig
 from harness.sweep import with_default_precision
@@ -23,8 +22,6 @@ from harness.trainers.verl import rows, settings, support
 from harness.trainers.verl.data import lay_out, prompt_length
 from harness.trainers.verl.job import Job, read_job
 from tests.toy import SMALL, small_config, small_launch, small_run
-
-CPU, CUDA = BUILDS["cpu"], BUILDS["cuda"]
 
 
 def verl_config(*overrides: str) -> RunConfig:
@@ -37,8 +34,10 @@ def made(folder: Path, *overrides: str) -> Job:
     return lay_out(config, launch, compose(config), start_of(config, launch), folder / "verl")
 
 
-def told(job: Job, build=CPU) -> dict:
-    return settings.verl_settings(job, compose(job.config), build, 7)
+def told(job: Job, device: str = "cpu") -> dict:
+    """The settings of the job on a device; the folder may have been written on another."""
+    job = replace(job, config=replace(job.config, trainer=replace(job.config.trainer, device=device)))
+    return settings.verl_settings(job, compose(job.config), settings.build_of(device), 7)
 
 
 @pytest.mark.parametrize(
@@ -152,8 +151,7 @@ def test_settings_say_what_only_settings_can_say(tmp_path: Path) -> None:
     ],
 )
 def test_dtypes_of_both_sites(tmp_path: Path, words: tuple[str, ...], device: str, dtype: str, rollout: str) -> None:
-    job = made(tmp_path, *words, f"trainer.device={device}")
-    found = told(job, CUDA if device == "cuda" else CPU)
+    found = told(made(tmp_path, *words), device)
     precision = found["actor_rollout_ref.actor.fsdp_config.mixed_precision"]
     assert precision == {"param_dtype": dtype, "reduce_dtype": "float32", "buffer_dtype": "float32"}
     assert found["actor_rollout_ref.rollout.dtype"] == rollout
@@ -161,10 +159,10 @@ def test_dtypes_of_both_sites(tmp_path: Path, words: tuple[str, ...], device: st
 
 def test_noise_in_float32_gains_means_no_graphs(tmp_path: Path) -> None:
     key = "actor_rollout_ref.rollout.enforce_eager"
-    noised = made(tmp_path / "a", "method=bf16", "parts=[qerl.AQN]", "trainer.device=cuda")
-    plain = made(tmp_path / "b", "method=bf16", "trainer.device=cuda")
-    assert told(noised, CUDA)[key] is True
-    assert told(plain, CUDA)[key] is False
+    noised = made(tmp_path / "a", "method=bf16", "parts=[qerl.AQN]")
+    plain = made(tmp_path / "b", "method=bf16")
+    assert told(noised, "cuda")[key] is True
+    assert told(plain, "cuda")[key] is False
 
 
 def test_a_row_is_made_of_verls_numbers() -> None:

@@ -15,7 +15,7 @@ import gc
 import random
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -27,9 +27,10 @@ from harness.engines.requests import Requests, requests_of
 from harness.engines.vllm import direct, kv, passport, settings
 from harness.engines.vllm.adapters import AdapterSlot, adapter_shapes
 from harness.engines.vllm.builds import BUILDS, check_plan, supports
-from harness.engines.vllm.memory import check_allocator, check_fits
+from harness.engines.vllm.memory import check_allocator, check_fits, small_cache
 from harness.engines.vllm.weights import VLLMWeights
 from harness.models.decoder import DecoderConfig, tensor_shapes
+from harness.numerics.kv_scales import Role
 from harness.seeds import stable_seed
 
 
@@ -82,14 +83,11 @@ class VLLMEngine:
             Path(self.folder.name), config, plan, self.build, max_batch=max_batch, max_length=max_length,
             gpu_memory=gpu_memory, is_eager=is_eager, can_sleep=can_sleep,
         )  # fmt: skip
-        self.llm = start(arguments, is_cpu=self.device.type == "cpu")
+        self.llm = start(arguments | small_cache(config, plan, arguments), is_cpu=self.device.type == "cpu")
         worker = self.llm.llm_engine.model_executor.driver_worker.worker
         self.vllm_config, self.model = worker.vllm_config, worker.model_runner.get_model()
-        slot = None
-        if plan.adapters is not None and plan.adapters.site != "train":
-            slot = AdapterSlot(self.llm, plan.adapters, self.shapes, Path(self.folder.name))
-        self.weights = VLLMWeights(self.model, self.vllm_config, config, plan, self.device, slot, is_direct)
-        self.is_awake = True
+        self.weights = VLLMWeights(self.model, self.vllm_config, config, plan, self.device, self._slot(), is_direct)
+        self.is_awake, self._scales = True, dict[int, dict[Role, float]]()
 
     def load_weights(self, weights: WeightStream) -> None:
         """Quantize and take over a whole stream. ValueError leaves the old weights in place; a swap that fails half-way
@@ -125,6 +123,13 @@ class VLLMEngine:
             )  # fmt: skip
         samples = [sample for output in outputs for sample in sorted(output.outputs, key=lambda one: one.index)]
         return self._rollout(samples, requests)
+
+    def _slot(self) -> AdapterSlot | None:
+        """Where adapters of the rollout go; None where the plan has none."""
+        adapters = self.plan.adapters
+        if adapters is None or adapters.site == "train":
+            return None
+        return AdapterSlot(self.llm, adapters, self.shapes, Path(self.folder.name))
 
     def _adapter(self) -> Any:
         """vLLM's request for the pushed adapters; None without any."""
@@ -185,7 +190,7 @@ class VLLMEngine:
         """Measured on the live kernels. RuntimeError where a format is not in force."""
         self._check_ready()
         records, acts = self.weights.records()
-        scales = {str(layer): kv.read_scales(module) for layer, module in kv.attentions(self.model).items()}
+        scales = {str(layer): found for layer, found in kv.all_scales(self.model).items()}
         return Passport(
             engine=f"vllm-{self.build.name}-{self.build.version}",
             weights=records,
@@ -203,13 +208,16 @@ class VLLMEngine:
         """Give memory back: with `can_sleep` weights go to the host and the cache is dropped, addresses stay."""
         self.llm.reset_prefix_cache()
         if self.can_sleep and self.is_awake:
+            self._scales = kv.all_scales(self.model)
             self.llm.sleep(level=1)
         self.is_awake = False
 
     def wake(self) -> None:
-        """The opposite of `sleep`."""
+        """The opposite of `sleep`. vLLM sets the scales of a quantized cache to 1 then; they become what they were."""
         if self.can_sleep and not self.is_awake:
             self.llm.wake_up()
+            for layer, module in kv.attentions(self.model).items():
+                kv.set_scales(module, self._scales[layer])
         self.is_awake = True
 
     def close(self) -> None:
@@ -219,6 +227,8 @@ class VLLMEngine:
         if self.weights.state == "closed":
             return
         self.weights.state = "closed"
+        with suppress(RuntimeError):  # too little room to wake: the process is about to end
+            self.wake()  # memory that lies elsewhere cannot be freed
         self.llm.llm_engine.engine_core.shutdown()
         del self.llm, self.model, self.vllm_config, self.weights.model, self.weights.adapters, self.weights.writer
         cleanup_dist_env_and_memory()

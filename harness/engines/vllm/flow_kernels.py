@@ -3,6 +3,8 @@
     "deep_gemm"   DeepGEMM as vLLM bundles it: 1x128 by 128x128 into bf16; 1x128 by 1x128 added to a float32 buffer
     "scaled_mm"   torch.nn.functional.scaled_mm, that is cuBLASLt 12.9 or later
     "mixed"       DeepGEMM's for FProp and DGrad, cuBLASLt's for WGrad, which needs no zeroed buffer
+    "triton..."   WGrad by this project's own kernel (`flow_products.py`)
+    "square..."   a variant of the flow: X^T of WGrad in square tiles, which DeepGEMM and cuBLASLt multiply faster
 
 Weights are quantized from the bf16 that an engine receives, into the codes and scales that its own loader makes
 (`kernels.py`). All scales are float32: vLLM's option that rounds them to powers of two is left out, and so is
@@ -11,25 +13,36 @@ Blackwell, whose kernels know no other. DeepGEMM compiles a kernel per shape of 
 
 from __future__ import annotations
 
-from functools import cache
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache, partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from harness.engines.vllm import flow_bodies
+from harness.engines.vllm import flow_bodies, flow_norm, flow_products
 from harness.engines.vllm.kernels import BLOCK_WARPS, has_fp8_cast, rule_constants
 from harness.nearest import nearest
 from harness.numerics.formats import Format
+from harness.numerics.fp8_block import Fused
 from harness.numerics.fp8_gemm import TILE, Kernels, Operand, padded
 from harness.numerics.scales import RULES, Rule, largest_code
 
 # A product and a sum must not become one rounding, but where `fma` says so.
-# 64 registers a thread let two tiles share a multiprocessor, so that one loads while the other computes.
-_HOW: dict[str, Any] = {"num_warps": BLOCK_WARPS, "enable_fp_fusion": False, "maxnreg": 64}
+# These registers a thread let two tiles share a multiprocessor, so that one loads while the other computes.
+_EXACT: dict[str, Any] = {"enable_fp_fusion": False}
+_SQUARE: dict[str, Any] = _EXACT | {"num_warps": BLOCK_WARPS, "maxnreg": 64}
+LAUNCHES: dict[str, dict[str, int]] = {
+    "4 warps": {"num_warps": 4, "maxnreg": 255},
+    "4 warps, 3 tiles": {"num_warps": 4, "maxnreg": 168},
+    "8 warps": {"num_warps": 8, "maxnreg": 128},
+    "16 warps": {"num_warps": 16, "maxnreg": 64},
+}
+"""Ways to launch the quantizer of runs: the same bits, told apart by time alone (`harness.bench.fp8_layers`)."""
+LAUNCH = "8 warps"
 _BODIES: Any = flow_bodies
-NAMES = ("deep_gemm", "scaled_mm", "mixed")
 
 
 def quantize_weight(weight: Tensor, fmt: Format) -> tuple[Operand, Operand]:
@@ -45,38 +58,65 @@ def quantize_weight(weight: Tensor, fmt: Format) -> tuple[Operand, Operand]:
     with torch.cuda.device_of(weight):
         _BODIES.square_kernel[tiles[::-1]](
             weight, out, out_scale, turned, turned_scale, rows, columns, *weight.stride(), BASE=_bf16(),
-            HAS_CAST=has_fp8_cast(weight.device), **rule_constants(fmt), **_HOW,
+            HAS_CAST=has_fp8_cast(weight.device), **rule_constants(fmt), **_SQUARE,
         )  # fmt: skip
     return _operand(out, out_scale), _operand(turned, turned_scale)
 
 
 def quantize_runs(
-    x: Tensor, fmt: Format, *, has_rows: bool, has_columns: bool, is_twice: bool
-) -> tuple[Operand | None, Operand | None]:
+    x: Tensor, fmt: Format, *, has_rows: bool, has_columns: bool, is_twice: bool, is_square: bool = False,
+    launch: str | None = None,
+) -> tuple[Operand | None, Operand | None]:  # fmt: skip
     """`Kernels.runs`: one read of `x` [T, C], any float dtype and strides, 128 dividing C -> (X, X^T) as asked for.
 
+    `launch`: one of `LAUNCHES`, None for the default.
     Raises ValueError for other shapes, and for a format that is not E4M3 in 1 x 128 runs with float32 scales and a
     floor.
     """
-    tokens, channels = x.shape
+    return launch_runs(x, fmt, Source(channels=x.shape[1]), has_rows=has_rows, has_columns=has_columns,
+                       is_twice=is_twice, is_square=is_square, launch=launch)  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """What is quantized of the tensor that `launch_runs` is given; `flow_bodies._sourced` computes it."""
+
+    kind: str = "plain"
+    """"plain", "norm", "gated" or "gradient"."""
+    channels: int
+    """Of what is quantized, all of them."""
+    more: Tensor | None = None
+    gain: Tensor | None = None
+
+
+def launch_runs(
+    x: Tensor, fmt: Format, source: Source, *, has_rows: bool, has_columns: bool, is_twice: bool,
+    is_square: bool = False, launch: str | None = None,
+) -> tuple[Operand | None, Operand | None]:  # fmt: skip
+    """`quantize_runs` of what `source` makes of `x` [T, ...]; `launch`: one of `LAUNCHES`."""
+    tokens, channels = len(x), source.channels
     _check(fmt, (1, TILE), TILE, channels)
     whole = padded(tokens)
     grid = channels // TILE, whole // TILE
     # A pointer that no branch uses must still be one.
     rows = _bytes(x, whole, channels) if has_rows else x
     row_scale = torch.empty(grid[0], whole, device=x.device) if has_rows else x
-    columns = _bytes(x, channels, whole) if has_columns else x
-    column_scale = torch.empty(grid[1], channels, device=x.device) if has_columns else x
+    columns = torch.empty(channels, whole // 4, dtype=torch.int32, device=x.device) if has_columns else x
+    column_scale = torch.empty(grid if is_square else (grid[1], channels), device=x.device)
     if tokens and (has_rows or has_columns):
         with torch.cuda.device_of(x):
             _BODIES.runs_kernel[grid](
-                x, rows, row_scale, columns, column_scale, tokens, whole, channels, *x.stride(), HAS_ROWS=has_rows,
-                HAS_COLUMNS=has_columns, IS_TWICE=is_twice and has_columns, BASE=_bf16(),
-                HAS_CAST=has_fp8_cast(x.device), TOP=largest_code(fmt), AMAX_FLOOR=RULES[fmt.rule].amax_floor, **_HOW,
+                x, x if source.more is None else source.more, x if source.gain is None else source.gain, rows,
+                row_scale, columns, column_scale, tokens, grid[1],
+                channels // 2 if source.kind == "gradient" else channels, *x.stride(), SOURCE=source.kind,
+                HAS_ROWS=has_rows, HAS_COLUMNS=has_columns, IS_TWICE=is_twice and has_columns, IS_SQUARE=is_square,
+                BASE=_bf16(), HAS_CAST=has_fp8_cast(x.device), TOP=largest_code(fmt),
+                AMAX_FLOOR=RULES[fmt.rule].amax_floor, **_EXACT, **LAUNCHES[launch or LAUNCH],
             )  # fmt: skip
+    columns = columns.view(torch.uint8)
     return (
         _operand(rows, row_scale.t()) if has_rows else None,
-        _operand(columns, column_scale.t()) if has_columns else None,
+        _operand(columns, column_scale if is_square else column_scale.t()) if has_columns else None,
     )
 
 
@@ -133,14 +173,12 @@ def _deep_gemm() -> Any:
     return fp8_gemm_nt
 
 
-def scaled_by_tiles(a: Operand, b: Operand) -> Tensor:
+def scaled_by_tiles(a: Operand, b: Operand, dtype: torch.dtype = torch.bfloat16) -> Tensor:
     """`Kernels.by_tiles` by cuBLASLt, which reads the scales of W's tiles in rows of a multiple of four."""
     across = b.scale.shape[1]
     scale = F.pad(b.scale, (0, -across % 4)) if across % 4 else b.scale
     recipes = F.ScalingType.BlockWise1x128, F.ScalingType.BlockWise128x128
-    return F.scaled_mm(
-        a.codes, b.codes.t(), a.scale, recipes[0], scale.t(), recipes[1], output_dtype=torch.bfloat16
-    )  # fmt: skip
+    return F.scaled_mm(a.codes, b.codes.t(), a.scale, recipes[0], scale.t(), recipes[1], output_dtype=dtype)
 
 
 def scaled_by_runs(a: Operand, b: Operand) -> Tensor:
@@ -149,24 +187,52 @@ def scaled_by_runs(a: Operand, b: Operand) -> Tensor:
     return F.scaled_mm(a.codes, b.codes.t(), a.scale, recipe, b.scale, recipe, output_dtype=torch.float32)
 
 
-def kernels_named(name: str) -> Kernels:
-    """One of `NAMES`. Raises ValueError with the nearest names where there is none."""
+def _deep_square(a: Operand, b: Operand) -> Tensor:
+    return deep_by_tiles(a, b).to(torch.float32)
+
+
+PRODUCTS: dict[str, tuple[Callable[[Operand, Operand], Tensor], Callable[[Operand, Operand], Tensor]]] = {
+    "deep_gemm": (deep_by_tiles, deep_by_runs),
+    "scaled_mm": (scaled_by_tiles, scaled_by_runs),
+    "mixed": (deep_by_tiles, scaled_by_runs),
+    **{name: (deep_by_tiles, partial(flow_products.by_runs, launch=name)) for name in flow_products.LAUNCHES},
+    "square, scaled_mm": (deep_by_tiles, partial(scaled_by_tiles, dtype=torch.float32)),
+    "square, deep_gemm": (deep_by_tiles, _deep_square),
+}
+"""Name -> (`Kernels.by_tiles`, `Kernels.by_runs`)."""
+NAMES = tuple(PRODUCTS)
+
+
+def kernels_named(name: str, launch: str | None = None) -> Kernels:
+    """One of `NAMES`, its quantizer launched as `launch` of `LAUNCHES` says. Raises ValueError with the nearest names
+    where there is none."""
     if name not in NAMES:
         raise ValueError(f"kernels {name!r} are unknown; {nearest(name, NAMES)}")
-    return Kernels(
-        name=name,
-        weight=quantize_weight,
-        runs=quantize_runs,
-        by_tiles=scaled_by_tiles if name == "scaled_mm" else deep_by_tiles,
-        by_runs=deep_by_runs if name == "deep_gemm" else scaled_by_runs,
-    )
+    by_tiles, by_runs = PRODUCTS[name]
+    return Kernels(name=name, weight=quantize_weight, runs=partial(quantize_runs, launch=launch), by_tiles=by_tiles,
+                   by_runs=by_runs, is_square=name.startswith("square"))  # fmt: skip
+
+
+def fused(launch: str | None = None) -> Fused:
+    """`fp8_block.Fused` in Triton."""
+    kinds = {name: partial(_sourced, kind, launch) for name, kind in
+             {"norm": "norm", "gated": "gated", "gated_back": "gradient"}.items()}  # fmt: skip
+    return Fused(add_norm=flow_norm.add_norm, norm_back=flow_norm.norm_back, **kinds)
+
+
+def _sourced(kind: str, launch: str | None, x: Tensor, *more: Tensor, fmt: Format, **wanted: Any) -> Any:
+    """`fp8_block.Sourced` of one kind."""
+    channels = x.shape[1] // 2 if kind == "gated" else x.shape[1]
+    source = Source(kind=kind, channels=channels, more=more[0] if more else None, gain=more[1] if more[1:] else None)
+    return launch_runs(x, fmt, source, launch=launch, **wanted)
 
 
 def best(device: torch.device) -> Kernels | None:
-    """What fits `device`: DeepGEMM on a Hopper GPU where vLLM brings it, cuBLASLt where not; None: emulate."""
+    """What fits `device`: the fastest mixture on a Hopper GPU where vLLM brings DeepGEMM, cuBLASLt where not; None:
+    emulate."""
     if device.type != "cuda" or torch.cuda.get_device_capability(device)[0] != 9:
         return None
-    return kernels_named("deep_gemm" if has_deep_gemm() else "scaled_mm")
+    return kernels_named("mixed" if has_deep_gemm() else "scaled_mm")
 
 
 def has_deep_gemm() -> bool:

@@ -85,6 +85,11 @@ def read_scales(module: Any) -> dict[Role, float]:
     return found
 
 
+def all_scales(model: nn.Module) -> dict[int, dict[Role, float]]:
+    """`read_scales` of every layer, by its number."""
+    return {layer: read_scales(module) for layer, module in attentions(model).items()}
+
+
 def cache_format(model: nn.Module, formats: Mapping[str, str]) -> str | None:
     """The format of the cache by the dtype that every layer stores; None where it is the base dtype.
 

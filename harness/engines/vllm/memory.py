@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import prod
+from typing import Any
 
 import torch
 
@@ -13,6 +15,10 @@ from harness.numerics.formats import Format
 from harness.numerics.rounding import INT_BITS
 
 BITS = {"fp32": 32, "bf16": 16, "fp16": 16, "e4m3": 8, "e5m2": 8, "e2m1": 4, "nf4": 4, **INT_BITS}
+SMALL_CACHE = 4 * 2**30
+"""Bytes up to which a cache for every sequence at full length is simply reserved."""
+PAGE = 64
+"""Tokens whose keys and values vLLM keeps together, at most."""
 SCALE_BYTES = {"fp32": 4, "e4m3": 1, "e8m0": 1}
 
 
@@ -47,6 +53,20 @@ def check_fits(config: DecoderConfig, plan: Plan, device: torch.device, gpu_memo
             f"{gpu_memory:g} of the GPU's {total / 2**30:.1f} GiB is given to vLLM; choose a narrower precision, a "
             "smaller model or a larger share"
         )
+
+
+def small_cache(config: DecoderConfig, plan: Plan, arguments: Mapping[str, Any]) -> dict[str, int]:
+    """The argument of `vllm.LLM` that reserves a cache for all sequences that others of its `arguments` allow, at full
+    length, where that is small; empty otherwise, and on a CPU, whose cache is set by the environment.
+
+    vLLM else measures what is free before and after a trial run, and gives up where another process on the GPU frees
+    memory in between: engines of small models that share a GPU would make each other fail.
+    """
+    if "gpu_memory_utilization" not in arguments:
+        return {}
+    pages = arguments["max_num_seqs"] * -(-arguments["max_model_len"] // PAGE) + 2
+    reserved = pages * PAGE * kv_bytes_per_token(config, plan)
+    return {"kv_cache_memory_bytes": reserved} if reserved <= SMALL_CACHE else {}
 
 
 def check_allocator() -> None:

@@ -34,7 +34,7 @@ from harness.trainers.verl.job import Job
 
 def policy_of(job: Job, composed: Composed) -> Decoder:
     """The module that the local trainer would train, wrapped by every part, at the run's start."""
-    model = policy(load_decoder(job.model), composed, job.config.base_seed)
+    model = policy(load_decoder(job.model), composed, job.config.base_seed, "emulated")
     compute = composed.plan.train_compute
     if compute is not None and compute.tile is None and compute.element not in ("fp32", "fp16"):
         model = cast_model(model, compute)

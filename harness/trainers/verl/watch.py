@@ -81,6 +81,15 @@ class Watched:
         weights = tuple(TensorRecord(**record) for record in values.pop("weights"))
         return Passport(**values, weights=weights)
 
+    @property
+    def memory_gib(self) -> dict[str, float]:
+        """Nothing of verl's processes is measured."""
+        return {}
+
+    def products(self) -> dict[str, int]:
+        """Nothing of verl's processes is asked."""
+        return {}
+
     def final_hash(self) -> str | None:
         """Of the weights after the last step."""
         found = final_weights(self.job)

@@ -1,0 +1,107 @@
+"""The local trainer on a CUDA device: FP8 kernels in a run, compiled layers, memory in records, running out of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from harness.cell import run_cell
+from harness.loop import grpo_step
+from harness.numerics.quantize import quantize
+from harness.results import read_series
+from harness.retry import MEMORY, failure_class
+from harness.run import Run
+from harness.trainers.compiling import compile_layers
+from harness.trainers.local import LocalTrainer
+from harness.trainers.products import kernels_of
+from tests.gpu.test_long_sequences import far, moved
+from tests.toy import small_config, small_launch, small_run
+from tests.trainers.test_compiling import check_layers, native
+from tests.trainers.test_forward import model_of, run, sequences
+from tests.trainers.test_products import WIDE, flow_layers
+
+pytestmark = pytest.mark.gpu
+CUDA = "trainer.device=cuda"
+
+
+@pytest.fixture
+def who() -> str:
+    """Who computes here."""
+    kernels = kernels_of(torch.device("cuda"), "best")
+    if kernels is None:
+        pytest.skip("no Hopper GPU (compute capability 9.0) or no Triton: the FP8 flow stays emulated")
+    return kernels.name
+
+
+def stepped(folder: Path, **launch: object) -> tuple[Run, dict[str, float], dict[str, Tensor]]:
+    """One update: (the run, its row, the clipped gradients as Adam has seen them)."""
+    found = small_run(folder, [*WIDE, CUDA], **launch)
+    row = grpo_step(found)
+    state, named = found.trainer.optimizer.state, dict(found.trainer.model.named_parameters())
+    return found, row, {name: state[p]["exp_avg"].clone() for name, p in named.items()}
+
+
+def test_an_update_on_fp8_units_is_the_emulated_one_up_to_its_bound(tmp_path: Path, who: str) -> None:
+    """Products differ by 5e-3 at most (test_fp8_flow); through two layers and back that stays below a tenth."""
+    emulated, row, wanted = stepped(tmp_path, fp8_kernels="emulated")
+    real, other, found = stepped(tmp_path)
+    assert emulated.trainer.products() == {"bf16, emulated": 1, "e4m3_block x e4m3_1x128, emulated": 14}
+    assert real.trainer.products() == {"bf16, emulated": 1, f"e4m3_block x e4m3_1x128, {who}": 14}
+    assert other["train/grad_norm"] == pytest.approx(row["train/grad_norm"], rel=0.03)
+    distances = {name: float((found[name] - grad).norm() / grad.norm()) for name, grad in wanted.items()}
+    assert max(distances.values()) < 0.1, distances
+    assert other["mismatch/kl_k3"] < 3 * row["mismatch/kl_k3"] + 1e-5
+
+
+def test_codes_of_the_trainer_are_the_quantizers_after_an_update(tmp_path: Path, who: str) -> None:
+    """What an engine makes of the same push (tests/trainers/test_products.py compares with its passport)."""
+    found, _, _ = stepped(tmp_path)
+    for layer in flow_layers(found).values():
+        assert layer.kernels is not None and layer.kernels.name == who
+        ours, _ = layer.kernels.weight(layer.weight.detach(), layer.weights)
+        theirs = quantize(layer.weight.detach().cpu().bfloat16(), layer.weights)
+        assert theirs.scale is not None
+        assert torch.equal(ours.codes.cpu().view(torch.uint8), theirs.codes.view(torch.uint8))
+        assert torch.equal(ours.scale.cpu(), theirs.scale)
+
+
+def test_a_record_tells_the_memory_of_stages(tmp_path: Path) -> None:
+    result = run_cell(small_config("method=bf16_train", CUDA), small_launch(tmp_path, native_16bit=True))
+    assert result.status == "ok", result.error
+    assert result.trainer == {"bf16, native": 15}
+    memory, peak = result.memory_gib, result.peak_memory_gib or 0.0
+    assert memory["engine"] is not None and memory.keys() == {"allocated", "reserved", "engine"}
+    assert (memory["reserved"] or 0) >= (memory["allocated"] or 0) == peak > 0
+    series = read_series(tmp_path / "runs" / "test", result.run_id)
+    for stage in ("generate", "sync", "old_logp", "update"):
+        column = series[f"memory/{stage}_gib"]
+        assert len(column) == 4 and all(0 < value <= peak * 1.0001 for value in column), stage
+    assert all(value > 0 for value in series["memory/reserved_gib"])
+    assert all((result.time_s[stage] or 0) > 0 for stage in ("generate", "sync", "old_logp", "update", "eval"))
+
+
+def test_a_cell_without_memory_is_known_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def step(trainer: LocalTrainer) -> dict[str, float]:
+        torch.empty(2**45, dtype=torch.uint8, device="cuda")
+        return {}
+
+    monkeypatch.setattr(LocalTrainer, "step", step)
+    result = run_cell(small_config("method=bf16", CUDA), small_launch(tmp_path))
+    assert result.status == "failed" and failure_class(result) == MEMORY, result.reason
+
+
+def test_compiled_native_layers_give_the_numbers_of_eager_ones() -> None:
+    check_layers(native().to("cuda"), moved(sequences()))
+
+
+def test_compiled_float32_layers_give_the_numbers_of_eager_ones() -> None:
+    model, seqs = model_of().to("cuda"), moved(sequences())
+    wanted, gradients = run(model, seqs)
+    compile_layers(model, packing=False)
+    for checkpoint in (False, True):
+        found, got = run(model, seqs, checkpoint=checkpoint)
+        torch.testing.assert_close(found.logp, wanted.logp, rtol=1e-3, atol=1e-3)
+        assert far(got, gradients) < 1e-2

@@ -1,0 +1,73 @@
+"""The comparison with TRL and verl: what every peer is told, what is read from what it says, and what is made of it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from harness.bench import peer_ours, peers
+from harness.bench.trl_step import Settings, arguments
+
+GIVEN = Settings(prompts=4, group=2, prompt_tokens=6, tokens=5, rows=4, steps=4, warm_up=1)
+
+
+def test_medians_and_quantiles_leave_the_warm_up_out(tmp_path: Path) -> None:
+    """A log of verl's: the first step starts engines, the third fell to a poll."""
+    lines = [
+        {"step": i, "data": {"timing_s/step": value, "timing_s/gen": value / 2, "actor/loss": 0.1}}
+        for i, value in enumerate((9.0, 1.0, 3.0, 2.0))
+    ]
+    path = tmp_path / "verl.jsonl"
+    path.write_text("\n".join(map(json.dumps, [*lines, {"step": 9, "data": {"val/x": 1}}])), encoding="utf-8")
+    found = peers.read_verl(path, GIVEN)
+    assert found == {"steps": [1.0, 3.0, 2.0], "stages": {"gen": [0.5, 1.5, 1.0]}}
+    row = peers.summary(found)
+    assert (row["median_s"], row["p90_s"], row["count"]) == (2.0, pytest.approx(2.8), 3)
+    assert row["stages_s"] == {"gen": 1.0}
+    assert peers.summary({"failed": "no GPU"}) == {"failed": "no GPU"}
+    ours = peers.summary({"steps": [1.0], "stages": {}})
+    lines_of = peers.table({"ours": ours, "verl": row, "TRL": {"failed": "x"}}, GIVEN)
+    assert "40 tokens/s" in lines_of[0] and "2.00 times ours" in lines_of[1] and "not measured: x" in lines_of[2]
+
+
+def test_every_peer_gets_the_same_problem(tmp_path: Path) -> None:
+    peers.make_folder(tmp_path, "xs128", GIVEN)
+    rows = pd.read_parquet(tmp_path / "train.parquet")
+    texts = [row[0]["content"] for row in rows["prompt"]]
+    assert len(texts) == 16 and len(set(texts)) == 16 and {len(text) for text in texts} == {5}  # and <bos>
+    words = dict(word.removeprefix("+").split("=", 1) for word in peers.verl_words(tmp_path, GIVEN, 2.0) if "=" in word)
+    assert words["data.train_batch_size"] == words["actor_rollout_ref.actor.ppo_mini_batch_size"] == "4"
+    assert (words["actor_rollout_ref.rollout.n"], words["data.max_response_length"]) == ("2", "5")
+    assert not any("custom_sampler" in name for name in words)
+    assert any("poll_interval=0.05" in word for word in peers.verl_words(tmp_path, GIVEN, 0.05))
+    for device in ("cpu", "cuda"):
+        given = Settings(**{**GIVEN.__dict__, "device": device})
+        asked = arguments(given, "out", 1)
+        assert asked["per_device_train_batch_size"] * asked["gradient_accumulation_steps"] == 8
+        assert asked["max_completion_length"] == 5 and asked.get("use_vllm", False) == (device == "cuda")
+
+
+def test_our_side_times_every_stage_of_the_steps_that_count(tmp_path: Path) -> None:
+    peers.make_folder(tmp_path, "xs128", GIVEN)
+    found = peer_ours.measure(tmp_path / "m", GIVEN, engine="embedded")
+    assert len(found["steps"]) == 3 and {len(values) for values in found["stages"].values()} == {3}
+    for i, seconds in enumerate(found["steps"]):
+        assert sum(values[i] for values in found["stages"].values()) == pytest.approx(seconds, rel=0.1, abs=0.01)
+
+
+def test_a_peer_that_cannot_run_leaves_its_last_words(tmp_path: Path) -> None:
+    peers.make_folder(tmp_path, "xs128", GIVEN)
+    options = argparse.Namespace(
+        trl_python=None, trl_path=str(tmp_path / "nothing"), verl_path=None, engine="embedded", limit_s=60
+    )
+    assert "GPU only" in peers.measure("verl", tmp_path, GIVEN, options)["failed"]
+    assert "trl" in peers.measure("TRL", tmp_path, GIVEN, options)["failed"]
+
+
+def test_a_batch_that_does_not_divide_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert peers.main(["--out", "x.json", "--device", "cpu", "--prompts", "3", "--group", "3", "--rows", "4"]) == 2
+    assert "rows=4 must divide 9 samples" in capsys.readouterr().out
