@@ -79,7 +79,8 @@ class FakeEngine:
 
     def __init__(self, kernels: Any, guards: bool) -> None:
         self.kernels, self.guards, self.is_ready = kernels, guards, True
-        self.weights = SimpleNamespace(places={"a": dict.fromkeys(range(10))})
+        writer = SimpleNamespace(quantized={"a": dict.fromkeys(range(10))}, forget=lambda: None)
+        self.weights = SimpleNamespace(writer=writer)
 
     def load_weights(self, weights: Iterator[Any]) -> None:
         """Ten calls."""
