@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from harness.break_even.report import Answer
 
 MAX_PANELS = 12
-RANGE = 4.0
-"""Speedups of the colour scale: from 1 / RANGE to RANGE."""
+TICKS = ((1.0, 1.25, 1.5), (1.0, 1.5, 2.0), (1.0, 2.0, 4.0))
+"""Speedups marked on the colour scale, and their inverses; the first scale that holds every map is taken."""
 
 
 def draw(answers: Sequence[Answer], path: Path, is_emulated: bool) -> list[Path]:
@@ -39,10 +39,13 @@ def _figure(answers: Sequence[Answer], is_emulated: bool) -> Figure:
     axes: Any = figure.subplots(rows, columns, squeeze=False)
     image: Any = None
     axis = ""
+    maps = [_speedups(answer, is_emulated)[2] for answer in answers if len(answer.crossings) == 2]
+    widest = max((float(np.abs(value).max()) for value in maps), default=0.0)
+    ticks = next((t for t in TICKS if widest <= math.log2(t[-1])), TICKS[-1])
     for ax, answer in zip(axes.flat, answers, strict=False):
         ax.set_title(answer.name)
         if len(answer.crossings) == 2:
-            image = _map(ax, answer, is_emulated)
+            image = _map(ax, answer, is_emulated, math.log2(ticks[-1]))
         elif answer.crossings:
             axis = answer.crossings[0].axis
             _curve(ax, answer, is_emulated)
@@ -50,7 +53,9 @@ def _figure(answers: Sequence[Answer], is_emulated: bool) -> Figure:
         ax.set_axis_off()
     if image is not None:
         bar = figure.colorbar(image, ax=axes, label="speedup of a step", shrink=0.8)
-        bar.set_ticks([math.log2(x) for x in (0.25, 0.5, 1, 2, 4)], labels=["1/4", "1/2", "1", "2", "4"])
+        slower = [(-math.log2(x), f"1/{x:g}") for x in reversed(ticks[1:])]
+        marks = [*slower, *((math.log2(x), f"{x:g}") for x in ticks)]
+        bar.set_ticks([at for at, _ in marks], labels=[words for _, words in marks])
         figure.supxlabel("parameters", fontsize=8)
         figure.supylabel("response, tokens", fontsize=8)
     else:
@@ -62,13 +67,18 @@ def _figure(answers: Sequence[Answer], is_emulated: bool) -> Figure:
     return figure
 
 
-def _map(ax: Axes, answer: Answer, is_emulated: bool) -> Any:
+def _speedups(answer: Answer, is_emulated: bool) -> tuple[Any, Any, Any]:
+    """(parameters [80], response tokens [80], log2 of the speedup [80, 80]) of a map."""
     by_size, by_length = (1.0, 1.0) if is_emulated else (SIZE_REACH, LENGTH_REACH)  # an emulation is not extended
     sizes, lengths = (np.array(x) for x in list(zip(*answer.measured, strict=True))[:2])
     n = np.geomspace(sizes.min(), sizes.max() * by_size, 80)
     length = np.geomspace(lengths.min(), lengths.max() * by_length, 80)
-    value = np.log2(answer.speedup(n[None, :], length[:, None]))
-    top = math.log2(RANGE)
+    return n, length, np.log2(answer.speedup(n[None, :], length[:, None]))
+
+
+def _map(ax: Axes, answer: Answer, is_emulated: bool, top: float) -> Any:
+    sizes, lengths = (np.array(x) for x in list(zip(*answer.measured, strict=True))[:2])
+    n, length, value = _speedups(answer, is_emulated)
     image = ax.pcolormesh(n, length, value.clip(-top, top), cmap="PuOr", norm=TwoSlopeNorm(0, -top, top),
                           shading="gouraud", rasterized=True)  # fmt: skip
     if value.min() < 0 < value.max():
