@@ -65,7 +65,7 @@ def test_a_peer_that_cannot_run_leaves_its_last_words(tmp_path: Path) -> None:
         trl_python=None, trl_path=str(tmp_path / "nothing"), verl_path=None, engine="embedded", limit_s=60
     )
     assert "GPU only" in peers.measure("verl", tmp_path, GIVEN, options)["failed"]
-    assert "trl" in peers.measure("TRL", tmp_path, GIVEN, options)["failed"]
+    assert "No module named" in peers.measure("TRL", tmp_path, GIVEN, options)["failed"]
 
 
 def test_a_batch_that_does_not_divide_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

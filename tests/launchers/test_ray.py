@@ -112,7 +112,10 @@ def test_a_lost_worker_is_marked_and_its_cell_goes_on_elsewhere(
     first = read_series(path.parent, result.run_id)["time/generate_s"][0]
     assert first == pytest.approx(saved["series"][0]["time/generate_s"], rel=1e-6)  # it went on, not started again
 
-    straight = Job(config=hit.config, launch=replace(small_launch(tmp_path / "here"), retries=again.launch.retries))
+    straight = Job(
+        config=hit.config,
+        launch=replace(small_launch(tmp_path / "here"), retries=again.launch.retries, checkpoint_every_s=0.0),
+    )
     run_cell(straight.config, straight.launch)
     (told, curves), (straight_told, straight_curves) = record_of(again), record_of(straight)
     assert {k: v for k, v in told.items() if v != straight_told[k]} == {}

@@ -92,7 +92,7 @@ def under_verl(folders: Sequence[Path], ranks: int) -> None:
     store = folders[0].parent / f"store{ranks}"
     words = [[str(store), str(rank), str(ranks), *map(str, folders)] for rank in range(ranks)]
     running = [
-        subprocess.Popen([sys.executable, "-m", "tests.trainers.verl.worker", *own], cwd=ROOT, text=True,
+        subprocess.Popen([sys.executable, "-m", "tests.verl_jobs.worker", *own], cwd=ROOT, text=True,
                          env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
                          stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
         for own in words

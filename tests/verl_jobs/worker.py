@@ -42,11 +42,12 @@ def tensordict(saved: dict[str, torch.Tensor], **numbers: Any) -> Any:
 
 def make_worker(job: Any) -> Any:
     """verl's training worker as `ActorRolloutRefWorker.init_model` makes it."""
-    from harness.trainers.verl import objective, plugin
-    from harness.trainers.verl.main import compose_config
     from verl.utils.config import omega_conf_to_dataclass
     from verl.workers.config import TrainingWorkerConfig
     from verl.workers.engine_workers import TrainingWorker
+
+    from harness.trainers.verl import objective, plugin
+    from harness.trainers.verl.main import compose_config
 
     plugin.check_registered()
     config = compose_config(job).actor_rollout_ref
@@ -66,11 +67,12 @@ def make_worker(job: Any) -> Any:
 
 def one(folder: Path, rank: int, ranks: int) -> None:
     """The batch of one job's folder."""
-    from harness.models.adapters import named_weights
-    from harness.trainers.verl import job as jobs
     from verl.utils import tensordict_utils as tu
     from verl.utils.metric import Metric
     from verl.workers.utils.padding import no_padding_2_padding
+
+    from harness.models.adapters import named_weights
+    from harness.trainers.verl import job as jobs
 
     os.environ[jobs.JOB] = str(folder / "job.json")
     jobs.current_job.cache_clear()
