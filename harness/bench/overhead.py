@@ -43,6 +43,7 @@ def measure(model: str, results: Path) -> dict[str, float]:
     return {
         "share": 1 - sum(stages[name] for name in COUNTED) / total,
         "sync": stages["sync"] / total,
+        "reward": stages["reward"] / total,
         "step_s": total,
         "memory_gib": peak_memory_gib("cpu"),
     }
@@ -71,6 +72,7 @@ def run() -> list[dict[str, Any]]:
                     "step [s]": found["step_s"],
                     "outside, share": found["share"],
                     "of it sync, share": found["sync"],
+                    "of it scoring, share": found["reward"],
                     "peak memory [GiB]": found["memory_gib"],
                 }
             )

@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-import time
 from collections import Counter
 
 import pytest
@@ -93,19 +92,14 @@ def test_demonstrations_are_right_whatever_the_seed():
     assert shown == task.demonstrations(range(20), seed=6)
 
 
-def test_scoring_a_batch_takes_under_a_millisecond():
+def test_a_large_batch_is_scored_response_by_response():
     task = Sort()
     items = task.sample("train", range(256))
     right = [[*encode(item.reference), EOS_ID] for item in items]
-    responses = [[*r[:-2], DIGIT_0_ID, EOS_ID] if i % 2 else r for i, r in enumerate(right)]
-    assert 128 <= sum(score.reward for score in task.score(items, responses)) <= 150
-
-    def once() -> float:
-        start = time.thread_time()
-        task.score(items, responses)
-        return time.thread_time() - start
-
-    assert min(once() for _ in range(20)) < 1e-3
+    spoilt = [[*response[:-2], DIGIT_0_ID, EOS_ID] if i % 2 else response for i, response in enumerate(right)]
+    rewards = [score.reward for score in task.score(items, spoilt)]
+    assert rewards == [float(response == answer) for response, answer in zip(spoilt, right, strict=True)]
+    assert 128 <= sum(rewards) <= 150  # an odd item is still right where its last digit is a 0
 
 
 def test_content_hash_follows_what_is_asked():
