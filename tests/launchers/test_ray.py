@@ -19,8 +19,9 @@ from harness.cell import record_path, run_cell, work_folder
 from harness.config import run_id
 from harness.launchers import ray as launcher
 from harness.launchers.job import Event, Job
-from harness.prepare import base_folder, load_state
+from harness.prepare import base_folder
 from harness.results import RunResult, read_result, read_series
+from harness.states import load_state
 from tests.launchers.stand_in import jobs_of
 from tests.toy import small_config, small_launch
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
@@ -20,7 +21,7 @@ from harness.sweep import with_default_precision
 from harness.trainers.local import Diverged
 from harness.trainers.verl import rows, settings, support
 from harness.trainers.verl.data import lay_out, prompt_length
-from harness.trainers.verl.job import Job, read_job
+from harness.trainers.verl.job import Job, own_socket, read_job
 from tests.toy import SMALL, small_config, small_launch, small_run
 
 
@@ -84,11 +85,14 @@ def test_what_verl_refuses(words: tuple[str, ...], said: str) -> None:
         ({"gpus": 3}, r"launch.gpus=3: 16 samples of an update do not divide by 3 GPUs"),
         ({"gpus": 0}, "at least 1 each"),
         ({"nodes": 2}, "launch.nodes: several machines need a running cluster"),
+        ({"packing": True}, "launch.packing=True: verl's workers pad a micro-batch; valid under trainer=verl: False"),
+        ({"logits_mib": 64}, "launch.logits_mib=64: verl's workers hold the logits"),
+        ({"fp8_kernels": "deep_gemm"}, "launch.fp8_kernels=deep_gemm: .*; valid under trainer=verl: best, emulated"),
     ],
 )
-def test_launches_that_do_not_fit(values: dict[str, int], said: str) -> None:
+def test_launches_that_do_not_fit(values: dict[str, Any], said: str) -> None:
     config = verl_config("method=bf16")
-    support.check_launch(config, Launch(gpus=4))
+    support.check_launch(config, Launch(gpus=4, checkpoint_layers=True, fp8_kernels="emulated"))
     with pytest.raises(ValueError, match=said):
         support.check_launch(config, Launch(**values))
 
@@ -188,6 +192,30 @@ def test_an_update_that_was_none_is_divergence() -> None:
     ):
         with pytest.raises(Diverged, match="step 3: train/"):
             rows.check_finite(row, 3)
+
+
+def test_two_runs_on_a_machine_have_sockets_of_their_own(tmp_path: Path) -> None:
+    told = "ipc:///sockets/rl-colocate-zmq-01000000-replica-0-rank-1.sock"
+    job = made(tmp_path / "a", "method=bf16")
+    there = replace(job, folder=tmp_path / "b")
+    own = own_socket(job, told)
+    assert own == own_socket(read_job(job.folder / "job.json"), told)  # another process of the run
+    assert own != own_socket(there, told)
+    assert own.startswith("ipc:///sockets/rl-colocate-zmq-01000000-replica-0-rank-1-")
+    assert own.endswith(".sock")
+    assert len(own) < len(told) + 16  # a path of a socket has at most 107 bytes
+
+
+def test_replicas_must_share_their_passport() -> None:
+    weights = [{"name": "a", "hash": "1"}, {"name": "b", "hash": "2"}]
+    first = {"engine": "verl-vllm", "weights": weights, "kv": "e4m3_kv", "state": {"k_scale": 1.0}}
+    told = first | {"state": {"k_scale": 1.5}}
+    assert rows.one_passport([first, told, first]) == first
+    noised = first | {"weights": [weights[0], {"name": "b", "hash": "3"}]}
+    with pytest.raises(RuntimeError, match=r"replica 2 has other weights than replica 0: .*'3'.* in place of .*'2'"):
+        rows.one_passport([first, told, noised])
+    with pytest.raises(RuntimeError, match="replica 1: kv is None, on replica 0 e4m3_kv"):
+        rows.one_passport([first, first | {"kv": None}])
 
 
 def test_answers_are_put_in_the_order_of_the_questions(tmp_path: Path) -> None:

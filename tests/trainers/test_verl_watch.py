@@ -10,10 +10,11 @@ from harness.chosen import resolve
 from harness.compose import compose
 from harness.config import load
 from harness.prepare import start_of
+from harness.results import write_atomic
 from harness.trainers.local import Diverged
 from harness.trainers.verl import watch
 from harness.trainers.verl.data import lay_out
-from harness.trainers.verl.watch import Watched, read_lines
+from harness.trainers.verl.watch import GrowingLines, Watched, read_lines
 from tests.toy import SMALL, small_launch
 
 
@@ -53,6 +54,13 @@ def test_divergence_and_failures_keep_their_words(run: Watched) -> None:
         train(run, "failed")
     with pytest.raises(RuntimeError, match=r"died without a word \(exit code 9"):
         train(run, "die")
+    with pytest.raises(RuntimeError, match=r"driver died: KeyError: 'told' \(exit code 1; "):
+        train(run, "raise")
+    with pytest.raises(RuntimeError, match="killed by SIGKILL, as the kernel does where memory runs out"):
+        train(run, "kill")
+    with pytest.raises(MemoryError, match="train/loss is nan") as caught:
+        train(run, "memory")
+    assert caught.value.__notes__ == ["where it was raised"]
 
 
 def test_a_stop_leaves_what_the_next_start_goes_on_from(run: Watched) -> None:
@@ -70,3 +78,39 @@ def test_a_line_that_is_being_written_is_left_out(tmp_path: Path) -> None:
     path.write_text('{"a": 1}\n{"a": 2}\n{"a"')
     assert read_lines(path) == [{"a": 1}, {"a": 2}]
     assert read_lines(tmp_path / "none") == []
+
+
+def test_a_growing_file_is_read_once(tmp_path: Path) -> None:
+    path = tmp_path / "lines.jsonl"
+    lines = GrowingLines(path)
+    assert lines.read() == []
+    path.write_text('{"a": 1}\n{"a"')
+    assert lines.read() == [{"a": 1}]
+    with path.open("r+b") as file:
+        file.write(b"no JSON!")  # a reader that came back here would stumble
+        file.seek(0, 2)
+        file.write(': "\u00fc"}\n{"a": 3'.encode())
+    assert lines.read() == [{"a": 1}, {"a": "\u00fc"}]
+    assert lines.read() == [{"a": 1}, {"a": "\u00fc"}]
+    with path.open("ab") as file:
+        file.write(b"0}\n")
+    assert lines.read() == [{"a": 1}, {"a": "\u00fc"}, {"a": 30}]
+
+
+@pytest.mark.parametrize("count", [1, 4])
+def test_a_file_in_the_place_of_another_is_read_anew(tmp_path: Path, count: int) -> None:
+    path = tmp_path / "lines.jsonl"
+    write_atomic(path, b'{"a": 1}\n{"a": 2}\n')
+    lines = GrowingLines(path)
+    assert lines.read() == [{"a": 1}, {"a": 2}]
+    write_atomic(path, b'{"b": 1}\n' * count)
+    assert lines.read() == [{"b": 1}] * count
+
+
+def test_a_file_that_was_cut_in_place_is_read_anew(tmp_path: Path) -> None:
+    path = tmp_path / "lines.jsonl"
+    path.write_text('{"a": 1}\n{"a": 2}\n')
+    lines = GrowingLines(path)
+    assert len(lines.read()) == 2
+    path.write_text('{"b": 1}\n')
+    assert lines.read() == [{"b": 1}]

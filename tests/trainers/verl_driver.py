@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -16,6 +17,10 @@ def main(job: Path) -> int:
     held = (folder / "series.jsonl").read_text().count("\n") if (folder / "series.jsonl").exists() else 0
     if ending == "die":
         os._exit(9)
+    if ending == "raise":
+        raise KeyError("told")
+    if ending == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
     for step in range(held, 4):
         with (folder / "series.jsonl").open("a") as file:
             file.write(json.dumps({"step": step, "reward/accuracy": 0.25 * step}) + "\n")
@@ -26,8 +31,9 @@ def main(job: Path) -> int:
             return 0
     save_file(load_file(str(folder / "model" / "model.safetensors")), str(folder / "final.safetensors"))
     kind = {"wait": "ok"}.get(ending, ending)
-    (folder / "outcome.json").write_text(json.dumps({"kind": kind, "reason": "step 3: train/loss is nan"}))
-    return int(kind == "failed")
+    told = {"kind": kind, "reason": "step 3: train/loss is nan", "traceback": "where it was raised"}
+    (folder / "outcome.json").write_text(json.dumps(told))
+    return int(kind in ("failed", "memory"))
 
 
 if __name__ == "__main__":

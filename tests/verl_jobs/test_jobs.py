@@ -6,57 +6,24 @@ INT8, 4 bits and an FP8 cache need kernels that not every processor has; FP8 wei
 from __future__ import annotations
 
 import math
-import os
 import signal
 import statistics
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from harness.results import RunResult, read_result, read_series
 from harness.trainers.verl.watch import read_lines
+from tests.source_tree import ROOT
+from tests.verl_jobs.jobs import QUICK_S, SMALL, command, done, kinds, text_model
 
 pytestmark = pytest.mark.verl
-SMALL = ("model=xs128", "task.n=4", "task.num_eval=32", "algo.num_prompts=8", "algo.group_size=4", "trainer.steps=3",
-         "trainer.eval_every=3")  # fmt: skip
-QUICK_S = 900.0
+DATA = ROOT / "tests" / "tasks" / "data"
 WIDEST = ("correction/clip_high_max", "mismatch/is_raw_max", "correction/weight_max")
 
 
-def command(results: Path, *words: str) -> subprocess.Popen[str]:
-    """`lowbit run`, which hears Ctrl-C also where these tests run in the background of a shell."""
-    env = {name: value for name, value in os.environ.items() if not name.startswith(("LOWBIT_", "VERL_"))}
-    lowbit = [sys.executable, "-m", "harness.cli", "run", "trainer=verl", *SMALL, *words, "--results", str(results)]
-    return subprocess.Popen(lowbit, env=env | {"OMP_NUM_THREADS": "1"}, stdout=subprocess.PIPE, text=True,
-                            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))  # fmt: skip
-
-
-def done(results: Path, *words: str) -> tuple[RunResult, dict[str, list[float]]]:
-    """(record, series) of a job that ended well."""
-    process = command(results, *words)
-    said = process.communicate(timeout=QUICK_S)[0]
-    assert process.returncode == 0, said
-    path = Path(said.strip().splitlines()[-1].removeprefix("result: "))
-    return read_result(path), read_series(path.parent, path.stem)
-
-
-@pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One folder, so that the base is trained once."""
-    return tmp_path_factory.mktemp("jobs")
-
-
-def kinds(record: RunResult) -> set[str]:
-    """Formats of the linear layers in the passport."""
-    assert record.passport is not None
-    return {t["format"] for t in record.passport["weights"] if "_proj.weight" in t["name"]}
-
-
 def test_bf16_has_a_mean_ratio_of_one(results: Path) -> None:
-    record, series = done(results, "method=bf16")
+    record, series = done(results, *SMALL, "method=bf16")
     assert record.status == "ok"
     assert record.num_steps == 3
     assert kinds(record) == {"bf16"}
@@ -66,12 +33,11 @@ def test_bf16_has_a_mean_ratio_of_one(results: Path) -> None:
     assert [e.step for e in record.evals] == [0, 0, 3, 3]
     assert [e.site for e in record.evals] == ["reference", "rollout"] * 2
     assert len({e.question_hash for e in record.evals}) == 1
-    assert record.hashes["final"] != record.hashes["model"]
 
 
 def test_qurl_rolls_out_in_fp8_and_widens_the_clip(results: Path) -> None:
     words = ("method=qurl", "precision=fp8_channel", "algo.num_minibatches=2", "knobs.ACR.cap=1.02")
-    record, series = done(results, *words)
+    record, series = done(results, *SMALL, *words)
     assert kinds(record) == {"e4m3_channel"}
     assert all(0.01 < gap < 0.2 for gap in series["mismatch/logp_absdiff_mean"])
     assert all(ratio == pytest.approx(1.0, abs=0.05) for ratio in series["mismatch/is_raw_mean"])
@@ -85,7 +51,7 @@ def test_qurl_rolls_out_in_fp8_and_widens_the_clip(results: Path) -> None:
 
 def test_noise_arrives_in_the_sampler_and_is_off_in_evaluations(results: Path) -> None:
     words = ("method=aqn_bf16", "knobs.AQN.num_stages=3", "trainer.steps=6", "trainer.eval_every=6")
-    record, series = done(results, *words)
+    record, series = done(results, *SMALL, *words)
     assert series["part/AQN.sigma"][:2] == [0.0, 0.0]
     for planned, arrived in zip(series["part/AQN.sigma"][2:], series["part/AQN.sigma_realized"][2:], strict=True):
         assert arrived == pytest.approx(planned, rel=0.2)
@@ -98,10 +64,40 @@ def test_noise_arrives_in_the_sampler_and_is_off_in_evaluations(results: Path) -
     assert statistics.fmean(series["mismatch/kl_k3"][:2]) < series["mismatch/kl_k3"][2]
 
 
+def test_two_ranks_train_one_policy(results: Path) -> None:
+    words = ("method=flashrl", "precision=fp8_channel", "trainer.steps=4", "trainer.eval_every=4", "launch.gpus=2")
+    record, series = done(results, *SMALL, *words)
+    assert (record.status, record.num_steps) == ("ok", 4)
+    assert record.launch == {"gpus": 2}
+    assert series["sync/num_replicas"] == [2.0] * 4  # after a push every engine's passport is read, and all agree
+    assert kinds(record) == {"e4m3_channel"}
+    assert all(tokens > 2 * 32 for tokens in series["rollout/tokens"])
+    assert all(0.01 < gap < 0.2 for gap in series["mismatch/logp_absdiff_mean"])
+    assert all(ratio == pytest.approx(1.0, abs=0.05) for ratio in series["mismatch/is_raw_mean"])
+    assert all(0.0 < norm < 100.0 for norm in series["train/grad_norm"])
+    assert math.isnan(series["sync/code_flip_rate"][0])  # what evaluations push between is not counted
+    assert all(0.0 < rate < 0.5 for rate in series["sync/code_flip_rate"][1:])
+    assert [e.step for e in record.evals] == [0, 0, 4, 4]
+
+
+def test_a_hugging_face_folder_on_gsm8k(results: Path, tmp_path: Path) -> None:
+    words = ("method=flashrl", "precision=fp8_channel", "model=hf", f"model.path={text_model(tmp_path / 'toy')}",
+             "task=gsm8k", f"task.path={DATA / 'gsm8k'}", "task.options.num_workers=1", "task.num_eval=3",
+             "algo.num_prompts=4", "algo.group_size=2", "engine.max_new_tokens=12", "trainer.steps=2",
+             "trainer.eval_every=2")  # fmt: skip
+    record, series = done(results, *words)
+    assert (record.status, record.num_steps) == ("ok", 2)
+    assert kinds(record) == {"e4m3_channel"}
+    assert [e.unparsable_frac for e in record.evals] == [1.0] * 4  # a random model states no answer
+    assert all(len(e.correct) == 3 for e in record.evals)
+    assert series["reward/unparsable_frac"] == [1.0, 1.0]
+    assert all(ratio == pytest.approx(1.0, abs=0.05) for ratio in series["mismatch/is_raw_mean"])
+
+
 def test_flashrl_in_fp8_learns(results: Path) -> None:
     words = ("method=flashrl", "precision=fp8_channel", "task.n=3", "task.num_eval=256", "algo.num_prompts=16",
              "algo.group_size=8", "trainer.steps=32", "trainer.eval_every=32")  # fmt: skip
-    record, series = done(results, *words)
+    record, series = done(results, *SMALL, *words)
     assert statistics.fmean(series["reward/mean"][-8:]) > statistics.fmean(series["reward/mean"][:8]) + 0.05
     before, after = (e.accuracy for e in record.evals if e.site == "reference")
     assert before is not None
@@ -113,7 +109,7 @@ def test_flashrl_in_fp8_learns(results: Path) -> None:
 
 def test_a_run_that_is_stopped_goes_on_from_its_checkpoint(results: Path) -> None:
     words = ("method=bf16", "seed=7", "trainer.steps=12", "trainer.eval_every=12")
-    process = command(results, *words)
+    process = command(results, *SMALL, *words)
     wanted, started = (results / "work"), time.monotonic()
     while time.monotonic() - started < QUICK_S:
         found = [path for path in wanted.glob("*/verl/series.jsonl") if len(read_lines(path)) >= 3]
@@ -125,7 +121,7 @@ def test_a_run_that_is_stopped_goes_on_from_its_checkpoint(results: Path) -> Non
     assert process.returncode == 130
     before = read_lines(found[0])
     assert 3 <= len(before) < 12
-    record, series = done(results, *words)
+    record, series = done(results, *SMALL, *words)
     assert record.num_steps == 12
     assert series["train/loss"][: len(before)] == pytest.approx([row["train/loss"] for row in before], rel=1e-6)
     assert [e.step for e in record.evals if e.site == "rollout"] == [0, 12]

@@ -80,6 +80,35 @@ def test_a_process_of_no_job_is_left_alone() -> None:
     assert done.stdout.strip().splitlines()[-1] == "False"
 
 
+START = """
+import json, os
+from pathlib import Path
+import verl.trainer.main_ppo as ppo
+from harness.trainers.verl import main
+calls = []
+def run_ppo(config, task_runner_class):
+    calls.append(config.trainer.n_gpus_per_node)
+    if len(calls) <= FAILURES:
+        raise Exception("The current node timed out during startup.")
+ppo.run_ppo = run_ppo
+code, job = main.main(os.environ["LOWBIT_VERL_JOB"]), Path(os.environ["LOWBIT_VERL_JOB"])
+found = json.loads((job.parent / "outcome.json").read_text())
+print(json.dumps([code, len(calls), found["kind"], found["reason"]]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("failures", "expected"),
+    [
+        (2, [0, 3, "ok", ""]),
+        (9, [1, 3, "failed", "Exception: The current node timed out during startup."]),
+    ],
+)
+def test_ray_is_started_again_and_its_last_word_is_kept(tmp_path: Path, failures: int, expected: list) -> None:
+    code = START.replace("FAILURES", str(failures))
+    assert json.loads(said(made(tmp_path, "method=bf16"), code)) == expected
+
+
 PADDED = """
 import json, torch
 from types import SimpleNamespace

@@ -6,6 +6,7 @@ evaluation is named by a step below 0 (`evaluation_step`): noise is off in it.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,7 +15,7 @@ from verl.workers.rollout.vllm_rollout.vllm_rollout import ServerAdapter
 
 from harness.api import Step
 from harness.results import write_atomic
-from harness.trainers.verl.job import current_job, current_method
+from harness.trainers.verl.job import current_job, current_method, own_socket
 
 
 def evaluation_step(index: int) -> int:
@@ -24,6 +25,10 @@ def evaluation_step(index: int) -> int:
 
 class Adapter(ServerAdapter):
     """One trainer rank's line to its server."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.zmq_handle = own_socket(current_job(), self.zmq_handle)
 
     async def update_weights(
         self, weights: Iterator[tuple[str, Tensor]], global_steps: int | None = None, **kwargs: Any
@@ -38,15 +43,5 @@ class Adapter(ServerAdapter):
             purpose="eval" if is_evaluation else "rollout",
         )  # fmt: skip
         await super().update_weights(composed.sync(weights, step), global_steps=index, **kwargs)
-        if self.replica_rank == 0 and self.rollout_rank == 0:
-            self._tell(step)
-
-    def _tell(self, step: Step) -> None:
-        """Leave what the parts measured for the driver."""
-        import json
-
-        composed = current_method()
-        found = {f"part/{type(part).__name__}.{name}": value
-                 for part, memory in zip(composed.parts, composed.memory, strict=True)
-                 for name, value in memory.items()}  # fmt: skip
-        write_atomic(current_job().folder / "push.json", json.dumps(found).encode())
+        if self.replica_rank == 0 and self.rollout_rank == 0:  # what the parts measured, for the driver
+            write_atomic(job.folder / "push.json", json.dumps(composed.memory_row()).encode())

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +20,9 @@ from tokenizers import Tokenizer
 from harness.collect import prompt_indices
 from harness.compose import Composed
 from harness.models.checkpoint import save_decoder
-from harness.prepare import Start, prepare
+from harness.prepare import Start, held_out, prepare
 from harness.run_config import Launch, RunConfig
-from harness.tasks import Item, Split
+from harness.tasks import Item
 from harness.trainers.verl.job import Job, write_job
 from harness.trainers.verl.settings import ROLLOUT
 
@@ -43,9 +43,8 @@ def lay_out(config: RunConfig, launch: Launch, composed: Composed, start: Start,
     )  # fmt: skip
     if not (job.model / "config.json").exists():
         write_model(job, composed, config, start, launch)
-    write_prompts(job.train_file, _items(start, "train", train_indices(job, start.task.num_train)), tokenizer)
-    count = min(config.task.num_eval, start.task.num_eval or config.task.num_eval)
-    write_prompts(job.eval_file, _items(start, "eval", range(count)), tokenizer)
+    write_prompts(job.train_file, _train_items(job, start), tokenizer)
+    write_prompts(job.eval_file, held_out(config, start.task), tokenizer)
     agent = [{"name": ROLLOUT, "_target_": "harness.trainers.verl.agent.TaskLoop"}]
     (job.folder / "agent.yaml").write_text(json.dumps(agent), encoding="utf-8")
     write_job(job)
@@ -72,12 +71,13 @@ def train_indices(job: Job, num_train: int | None) -> Sequence[int]:
     return prompt_indices(job.config.seed, range(count), num_train)
 
 
-def _items(start: Start, split: Split, indices: Sequence[int]) -> Iterator[Item]:
+def _train_items(job: Job, start: Start) -> Iterator[Item]:
+    indices = train_indices(job, start.task.num_train)
     for first in range(0, len(indices), CHUNK):
-        yield from start.task.sample(split, indices[first : first + CHUNK])
+        yield from start.task.sample("train", indices[first : first + CHUNK])
 
 
-def write_prompts(path: Path, items: Iterator[Item], tokenizer: Any) -> int:
+def write_prompts(path: Path, items: Iterable[Item], tokenizer: Any) -> int:
     """verl's columns, one row an item; returns the rows. The text is for readers, `index` is what names the item."""
     split = path.stem
     rows = [

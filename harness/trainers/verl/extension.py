@@ -18,13 +18,14 @@ import torch
 from torch import Tensor
 from verl.workers.rollout.vllm_rollout.utils import VLLM_LORA_INT_ID, vLLMColocateWorkerExtension
 
-from harness.api import KVProtocol, Passport
+from harness.api import KVProtocol
 from harness.compose import check_passport
-from harness.engines.vllm import kv, passport
+from harness.engines.vllm import kv
 from harness.engines.vllm.adapters import AdapterSlot
 from harness.engines.vllm.weights import VLLMWeights
 from harness.models.decoder import tensor_shapes
-from harness.trainers.verl.job import current_job, current_method
+from harness.numerics.formats import at_rollout
+from harness.trainers.verl.job import current_job, current_method, own_socket
 from harness.trainers.verl.settings import build_of
 
 
@@ -59,15 +60,18 @@ class Extension(vLLMColocateWorkerExtension):
         job, plan = current_job(), current_method().plan
         device = torch.device("cpu") if job.config.trainer.device == "cpu" else self.device
         slot = None
-        if plan.adapters is not None and plan.adapters.site != "train":
+        if (adapters := at_rollout(plan.adapters)) is not None:
             engine = SimpleNamespace(
                 add_lora=self.add_lora, remove_lora=self.remove_lora,  # pyright: ignore[reportAttributeAccessIssue]
                 model_executor=SimpleNamespace(driver_worker=SimpleNamespace(worker=self)),
             )  # fmt: skip
             self.lowbit_folder = tempfile.TemporaryDirectory(prefix="lowbit-adapters-")
             shapes, folder = tensor_shapes(job.shape), Path(self.lowbit_folder.name)
-            slot = ServedSlot(SimpleNamespace(llm_engine=engine), plan.adapters, shapes, folder)
+            slot = ServedSlot(SimpleNamespace(llm_engine=engine), adapters, shapes, folder)
         return VLLMWeights(runner.get_model(), runner.vllm_config, job.shape, plan, device, slot, None)
+
+    def _get_zmq_handle(self) -> str:
+        return own_socket(current_job(), super()._get_zmq_handle())
 
     def update_weights_from_ipc(
         self, peft_config: Any = None, base_sync_done: bool = False, use_shm: bool = False
@@ -90,17 +94,9 @@ class Extension(vLLMColocateWorkerExtension):
     def lowbit_passport(self) -> str:
         """The realized plan and the numbers of the last push, as JSON. RuntimeError where it is not the plan."""
         plan, build = current_method().plan, build_of(current_job().config.trainer.device)
-        weights, model = self.lowbit_weights, self.lowbit_weights.model
-        records, acts = weights.records()
-        scales = {str(layer): kv.read_scales(module) for layer, module in kv.attentions(model).items()}
-        found = Passport(
-            engine=f"verl-vllm-{build.name}-{build.version}", weights=records, acts=acts,
-            kv=kv.cache_format(model, build.kv), sampler="cached",
-            state={"kv_scales": scales, **passport.engine_state(model)},
-        )  # fmt: skip
+        found = self.lowbit_weights.realized_plan(build, "verl-vllm")
         check_passport(plan, found)
-        metrics = {"code_flip_rate": weights.flips, "saturated_frac": weights.saturated}
-        return json.dumps({"passport": asdict(found), "metrics": metrics})
+        return json.dumps({"passport": asdict(found), "metrics": self.lowbit_weights.sync_metrics()})
 
     def lowbit_calibrate(self, protocol: KVProtocol | None) -> None:
         """Start (a protocol) or end (None) setting the cache's scales from what enters attention."""

@@ -19,6 +19,7 @@ from harness.compose import Composed, compose
 from harness.config import parse, to_json
 from harness.models.checkpoint import load_config
 from harness.models.decoder import DecoderConfig
+from harness.provenance import text_hash
 from harness.results import write_atomic
 from harness.run_config import AlgoConfig, Launch, RunConfig
 
@@ -82,6 +83,11 @@ class Job:
         return self.folder / "final.safetensors"
 
     @property
+    def log_file(self) -> Path:
+        """What the process that holds Ray prints, and Ray's workers through it."""
+        return self.folder / "verl.log"
+
+    @property
     def stop_file(self) -> Path:
         """Stands while the run is asked to stop after its step."""
         return self.folder / "stop"
@@ -116,6 +122,12 @@ def read_job(path: Path) -> Job:
     values = json.loads(path.read_text(encoding="utf-8"))
     config, launch = parse(RunConfig, values.pop("config")), parse(Launch, values.pop("launch"))
     return Job(config=config, launch=launch, folder=path.parent, **values)
+
+
+def own_socket(job: Job, socket: str) -> str:
+    """verl's name of a socket with the run in it: every local Ray calls its first job 01000000, so the trainers and
+    engines of two runs on one machine would find each other's."""
+    return socket.replace(".sock", f"-{text_hash([str(job.folder)])[:12]}.sock")
 
 
 @cache

@@ -15,12 +15,18 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from harness.results import write_atomic
+from harness.trainers.verl.ending import outcome
 from harness.trainers.verl.job import GRACE_S, Job, composed_of, read_job
 from harness.trainers.verl.settings import build_of, environment, merged, verl_settings
+
+STARTS = 3
+"""How often a local Ray is started before a run gives up: its node gives up on helper processes that take more than 15
+seconds, which a busy machine or a cold disk exceeds; the next start finds their code in memory."""
 
 
 def compose_config(job: Job) -> Any:
@@ -60,18 +66,6 @@ def runner() -> Any:
     return ray.remote(Runner)
 
 
-def outcome(error: BaseException | None) -> dict[str, str]:
-    """How a run ended, by the class of what Ray brought here."""
-    if error is None:
-        return {"kind": "ok", "reason": ""}
-    cause = getattr(error, "cause", None) or error
-    kinds = {"Stopped": "stopped", "Diverged": "diverged"}
-    kind = kinds.get(type(cause).__name__, "failed")
-    words = str(cause).strip().splitlines() or [type(cause).__name__]
-    reason = words[0] if kind != "failed" else f"{type(cause).__name__}: {words[-1]}"
-    return {"kind": kind, "reason": reason, "traceback": "".join(traceback.format_exception(error))}
-
-
 def _stop_when_alone(job: Job) -> None:
     """Where the cell is gone, end the step, write a checkpoint and leave, as if it had asked."""
     parent = os.getppid()
@@ -82,30 +76,42 @@ def _stop_when_alone(job: Job) -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
+def attempt(action: Callable[[], None]) -> BaseException | None:
+    """What ended the action; None where it came to its end. Ray's start raises no class narrower than Exception."""
+    try:
+        action()
+    except BaseException as caught:  # process edge: whatever ended the run, the cell must hear of it
+        traceback.print_exception(caught)
+        return caught
+    return None
+
+
 def main(path: str) -> int:
     """Run the job that a JSON file describes."""
     job = read_job(Path(path))
     os.environ.update(environment(job))
     import ray
-    from ray.exceptions import RayError
-    from verl.trainer.main_ppo import run_ppo
 
     def leave(number: int, frame: Any) -> None:
         raise KeyboardInterrupt
 
+    def run() -> None:
+        from verl.trainer.main_ppo import run_ppo
+
+        run_ppo(compose_config(job), task_runner_class=runner())
+
     signal.signal(signal.SIGTERM, leave)
     fcntl.flock(os.open(job.folder, os.O_RDONLY), fcntl.LOCK_EX)  # until this process ends
     threading.Thread(target=_stop_when_alone, args=(job,), daemon=True).start()
-    error: BaseException | None = None
-    try:
-        run_ppo(compose_config(job), task_runner_class=runner())
-    except (RayError, ValueError, RuntimeError, AssertionError, KeyboardInterrupt, OSError) as caught:
-        error = caught
-        traceback.print_exception(caught)
-    finally:
-        ray.shutdown()
+    for _ in range(STARTS):
+        error = attempt(run)
+        is_start = isinstance(error, Exception) and not isinstance(error, ValueError | ImportError)
+        if not is_start or ray.is_initialized() or job.launch.ray_address is not None:
+            break
+        print("Ray did not start", flush=True)
     found = outcome(error)
     write_atomic(job.folder / "outcome.json", json.dumps(found, indent=1).encode())
+    attempt(ray.shutdown)  # a run that has its outcome is not lost by how Ray leaves
     return 0 if found["kind"] in ("ok", "stopped") else 1
 
 

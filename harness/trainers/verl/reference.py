@@ -12,20 +12,17 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from harness import provenance
 from harness.api import Plan
-from harness.collect import responses
 from harness.compose import Composed
 from harness.engines.embedded import EmbeddedEngine
-from harness.loop import REFERENCE
+from harness.loop import REFERENCE, evaluation
 from harness.models.adapters import named_weights
 from harness.models.checkpoint import load_decoder
 from harness.models.decoder import Decoder
 from harness.numerics.casting import cast_model
 from harness.numerics.formats import format_named
-from harness.prepare import task_of
+from harness.prepare import held_out, task_of
 from harness.results import EvalRecord
-from harness.seeds import stable_seed
 from harness.trainers.forward import Thrift, prepared
 from harness.trainers.local import policy_weights
 from harness.trainers.policy import policy
@@ -60,21 +57,9 @@ def evaluated(job: Job, composed: Composed, masters: Mapping[str, Tensor] | None
     )  # fmt: skip
     named = ((name, tensor.detach()) for name, tensor in named_weights(model))
     engine.load_weights(policy_weights(model, named, composed.plan.adapters))
-    items = task.sample("eval", range(min(config.task.num_eval, task.num_eval or config.task.num_eval)))
-    rollout = engine.generate(
-        [item.prompt for item in items], num_samples=1, max_new_tokens=job.max_new_tokens,
-        temperature=config.engine.temperature, seed=stable_seed("eval"),
+    record = evaluation(
+        engine, "reference", config=config, task=task, items=held_out(config, task),
+        max_new_tokens=job.max_new_tokens, step=step,
     )  # fmt: skip
-    scores = task.score(items, responses(rollout))
     engine.close()
-    return EvalRecord.model_validate(
-        {
-            "step": step, "precision": REFERENCE, "site": "reference",
-            "accuracy": sum(s.reward for s in scores) / len(scores),
-            "correct": [int(s.reward >= 1.0) for s in scores],
-            "question_hash": provenance.text_hash(item.key for item in items),
-            "length_mean": float(rollout.lengths.float().mean()),
-            "truncated_frac": float(rollout.truncated.float().mean()),
-            "unparsable_frac": sum(not s.is_parsable for s in scores) / len(scores),
-        }
-    )  # fmt: skip
+    return record

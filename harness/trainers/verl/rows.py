@@ -42,6 +42,23 @@ def check_finite(row: Mapping[str, Any], step: int, *, is_scaled: bool = False) 
             raise Diverged(f"step {step}: {name} is {row[name]}")
 
 
+def one_passport(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The passport that all replicas share, as each read it back. Raises RuntimeError, naming the first difference:
+    every replica must sample from the same codes and scales.
+
+    Switches and scales of the engines (`state`) may differ: their first digits are those of each GPU's own sums.
+    """
+    first = dict(found[0])
+    for number, other in enumerate(found[1:], start=1):
+        for own, theirs in zip(first["weights"], other["weights"], strict=True):
+            if own != theirs:
+                raise RuntimeError(f"replica {number} has other weights than replica 0: {theirs} in place of {own}")
+        for name in first.keys() - {"weights", "state"}:
+            if first[name] != other[name]:
+                raise RuntimeError(f"replica {number}: {name} is {other[name]}, on replica 0 {first[name]}")
+    return first
+
+
 def evaluation(job: Job, questions: Sequence[Item], facts: Mapping[str, Sequence[Any]], step: int) -> EvalRecord:
     """One pass over the held-out questions, in their order. Raises RuntimeError where one has no answer."""
     answers = {int(index): i for i, index in enumerate(facts["index"])}

@@ -8,6 +8,7 @@ import ray
 from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer, vLLMReplica
 
 from harness.engines.vllm.settings import quantization_config
+from harness.numerics.formats import at_rollout
 from harness.trainers.verl.job import current_job, current_method
 from harness.trainers.verl.settings import ROLLOUT
 
@@ -28,8 +29,7 @@ class Server(vLLMHttpServer):
     @property
     def lora_as_adapter(self) -> bool:
         """Does every request name the pushed adapter?"""
-        adapters = current_method().plan.adapters
-        return adapters is not None and adapters.site != "train"
+        return at_rollout(current_method().plan.adapters) is not None
 
     async def collective_rpc(
         self, method: Any, timeout: float | None = None, args: tuple[Any, ...] = (), kwargs: Any = None

@@ -16,7 +16,7 @@ from harness.compose import Composed, has_hook
 from harness.engines.vllm import settings as vllm
 from harness.engines.vllm.builds import BUILDS, Build
 from harness.nearest import nearest
-from harness.numerics.formats import Format
+from harness.numerics.formats import Format, at_rollout
 from harness.seeds import stable_seed
 from harness.trainers.verl.job import JOB, Job
 
@@ -114,8 +114,8 @@ def _rollout(job: Job, plan: Plan, build: Build) -> dict[str, Any]:
         **{f"val_kwargs.{name}": value for name, value in sampling.items()},
         "engine_kwargs.vllm.kv_cache_dtype": "auto" if plan.rollout_kv is None else build.kv[plan.rollout_kv.name],
     }  # fmt: skip
-    if plan.adapters is not None and plan.adapters.site != "train":
-        wanted = {"enable_lora": True, "max_loras": 1, "max_lora_rank": vllm.lora_rank(plan.adapters.rank)}
+    if (adapters := at_rollout(plan.adapters)) is not None:
+        wanted = {"enable_lora": True, "max_loras": 1, "max_lora_rank": vllm.lora_rank(adapters.rank)}
         values |= {f"engine_kwargs.vllm.{name}": value for name, value in wanted.items()}
     if not is_eager:
         values["engine_kwargs.vllm.compilation_config"] = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}

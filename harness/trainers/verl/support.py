@@ -1,12 +1,17 @@
 """What verl can do of a run, decided before anything starts; every refusal names its reason.
 
-Pure: neither verl nor Ray is imported.
+Neither verl nor Ray is imported.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import subprocess
+import sys
+from contextlib import suppress
+from functools import cache
 from importlib import metadata
+from pathlib import Path
 
 from harness.api import Part, Plan, Step
 from harness.compose import Composed, has_hook
@@ -23,6 +28,16 @@ HOOKS = {
               "knobs.Profile.refit_above=null or trainer=local"),
 }  # fmt: skip
 """Hook -> (why verl's loop cannot run it, what to choose)."""
+UNUSED = {
+    "logits_mib": "verl's workers hold the logits of a micro-batch whole; lower launch.micro_batch_tokens",
+    "packing": "verl's workers pad a micro-batch",
+    "fp8_kernels": "modules under verl compute FP8 by emulation",
+}
+"""Field of a launch that the local trainer reads alone -> why."""
+KNOWN = {"fp8_kernels": ("emulated",)}
+"""What such a field may say beside its default."""
+ANSWER_S = 30.0
+"""How long a cluster may take to answer."""
 
 
 def check(config: RunConfig, composed: Composed) -> None:
@@ -85,7 +100,8 @@ def _check_algo(config: RunConfig) -> None:
 
 
 def check_launch(config: RunConfig, launch: Launch) -> None:
-    """Raises ValueError, one line, for numbers of GPUs that the batch does not divide by."""
+    """Raises ValueError, one line, for numbers of GPUs that the batch does not divide by, and for what verl's workers
+    would not do of it."""
     world = launch.nodes * launch.gpus
     if launch.nodes < 1 or launch.gpus < 1:
         raise ValueError(f"launch.nodes={launch.nodes} launch.gpus={launch.gpus}: at least 1 each")
@@ -97,6 +113,11 @@ def check_launch(config: RunConfig, launch: Launch) -> None:
             f"launch.gpus={launch.gpus}: {samples} samples of an update do not divide by {world} GPUs; change "
             "algo.num_prompts or algo.group_size"
         )
+    usual = Launch()
+    for name, reason in UNUSED.items():
+        value, known = getattr(launch, name), (getattr(usual, name), *KNOWN.get(name, ()))
+        if value not in known:
+            raise ValueError(f"launch.{name}={value}: {reason}; valid under trainer=verl: {', '.join(map(str, known))}")
 
 
 def check_installed() -> None:
@@ -105,3 +126,18 @@ def check_installed() -> None:
         raise ValueError('trainer=verl: verl is not installed; pip install -e ".[gpu]", or make test-verl on a CPU')
     if (found := metadata.version("verl")) != VERSION:
         raise ValueError(f"trainer=verl: verl {found} is installed; valid: {VERSION}")
+
+
+@cache
+def check_cluster(address: str | None) -> None:
+    """Raises ValueError, one line, where a Ray cluster is named and none answers there, as `ray status` sees it."""
+    if address is None:
+        return
+    ask = [str(Path(sys.executable).with_name("ray")), "status", "--address", address]
+    with suppress(subprocess.TimeoutExpired):
+        if subprocess.run(ask, capture_output=True, timeout=ANSWER_S, check=False).returncode == 0:
+            return
+    raise ValueError(
+        f"launch.ray_address={address}: no Ray cluster answers there; `ray start --head` starts one; valid: auto, "
+        "HOST:PORT, or null for one of this run's own"
+    )

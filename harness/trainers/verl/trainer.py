@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import math
 import time
-from dataclasses import replace
 from typing import Any
 
 import ray
@@ -25,9 +24,9 @@ from verl.workers.utils.padding import response_to_nested
 from harness.api import KVProtocol, Step, TokenBatch
 from harness.collect import shaped
 from harness.compose import has_hook
-from harness.loop import METRIC_CAP, NUM_AFTER_SYNC, PROFILE_EVERY
-from harness.loss import batch_normalize, start
-from harness.metrics import by_entropy, by_position, correction_metrics, mismatch_metrics
+from harness.loop import NUM_AFTER_SYNC, mismatch, normalized
+from harness.loss import start
+from harness.metrics import correction_metrics
 from harness.prepare import task_of
 from harness.results import EvalRecord, write_atomic
 from harness.tasks import Score
@@ -85,18 +84,21 @@ class Trainer(PPOTrainerSync):
             self.composed.memory[:] = json.loads(saved.read_text(encoding="utf-8"))
 
     def _push(self, global_steps: int) -> None:
-        """Weights to every replica, then what parts do after it, then the passport."""
+        """Weights to every replica, then what parts do after it, then the passport, which all must share."""
         self.checkpoint_manager.update_weights(global_steps)
         servers = Servers([replica.servers[0] for replica in self.checkpoint_manager.replicas])
         prompts = [item.prompt for item in self.questions[:NUM_AFTER_SYNC]]
         if any(has_hook(part, "after_sync") for part in self.composed.parts):
             self.composed.after_sync(servers, prompts)  # pyright: ignore[reportArgumentType]
         found = ray.get([h.collective_rpc.remote("lowbit_passport") for h in servers.handles])
-        first = json.loads(found[0][0])
-        write_atomic(self.job.passport_file, json.dumps(first["passport"]).encode())
-        self.row |= {f"sync/{name}": value for name, value in first["metrics"].items()}
-        if (told := self.job.folder / "push.json").exists():
-            self.row |= json.loads(told.read_text(encoding="utf-8"))
+        told = [json.loads(answer) for answers in found for answer in answers]
+        shared = rows.one_passport([answer["passport"] for answer in told])
+        write_atomic(self.job.passport_file, json.dumps(shared).encode())
+        row = {f"sync/{name}": value for name, value in told[0]["metrics"].items()}
+        row["sync/num_replicas"] = float(len(servers.handles))
+        if (pushed := self.job.folder / "push.json").exists():
+            row |= json.loads(pushed.read_text(encoding="utf-8"))
+        self.row = self.row | row  # another dictionary: an evaluation puts the one before its pushes back
 
     def on_step_end(self) -> None:
         """The updated weights go to the sampler."""
@@ -174,13 +176,9 @@ class Trainer(PPOTrainerSync):
         extras = {"ref_logp": dense["ref_log_prob"].float()} if "ref_log_prob" in dense else {}
         batch = TokenBatch(token_ids=dense["responses"], mask=mask, adv=adv, rollout_logp=rollout, old_logp=old,
                            step=step, extras=extras)  # fmt: skip
-        entropy = dense["entropy"].float()
-        row |= mismatch_metrics(old, rollout, mask, cap=METRIC_CAP, entropy=entropy)
-        if step.index % PROFILE_EVERY == 0:
-            row |= by_position(old, rollout, mask) | by_entropy(old, rollout, mask, entropy)
+        row |= mismatch(batch, dense["entropy"].float())
         c = composed.correct(start(batch, algo.eps_low, algo.eps_high), batch)
-        if algo.batch_normalize != "none":
-            c = replace(c, weight=batch_normalize(c.weight, mask, algo.batch_normalize))
+        c = normalized(c, mask, algo.batch_normalize)
         if any(has_hook(part, "correct_update") for part in composed.parts):  # one update: the policy is the old one
             c = composed.correct_update(c, old, batch)
         row |= correction_metrics(c, mask) | {"rollout/tokens": float(lengths.sum()), "rollout/gen_batches": 1.0}
@@ -191,8 +189,7 @@ class Trainer(PPOTrainerSync):
         self, batch: Any, metrics: dict[str, Any], timing_raw: Any, global_steps: int, epoch: int
     ) -> None:
         """The step's line; then a checkpoint where one is due; then the end where it is asked for."""
-        for part, memory in zip(self.composed.parts, self.composed.memory, strict=True):
-            self.finished |= {f"part/{type(part).__name__}.{name}": value for name, value in memory.items()}
+        self.finished |= self.composed.memory_row()
         row = rows.step_row({**self.finished, **self.row_of_batch}, metrics, timing_raw)
         with self.job.series_file.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")

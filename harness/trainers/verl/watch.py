@@ -33,13 +33,39 @@ from harness.run_config import Launch, RunConfig
 from harness.trainers.local import Diverged
 from harness.trainers.verl import support
 from harness.trainers.verl.data import lay_out
+from harness.trainers.verl.ending import death
 from harness.trainers.verl.job import GRACE_S, Job, composed_of
 from harness.trainers.verl.reference import evaluated, final_weights
 from harness.trainers.verl.settings import environment
 
 POLL_S = 0.5
 DRIVER = "harness.trainers.verl.main"
-DIED = "verl's driver died without a word"
+LOG_BYTES = 65536
+"""Of the end of a dead driver's log that are looked through for its last words."""
+
+
+class GrowingLines:
+    """Owns the place up to which a file of JSON lines was read: nothing is read twice while the file grows."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.inode, self.offset, self.rows = -1, 0, list[dict[str, Any]]()
+
+    def read(self) -> list[dict[str, Any]]:
+        """All rows so far; a last line that is being written is left out. A file that took the place of another, as
+        where verl's driver cuts it back to a checkpoint, is read from its start."""
+        if not self.path.exists():
+            return []
+        with self.path.open("rb") as file:
+            status = os.fstat(file.fileno())
+            if status.st_ino != self.inode or status.st_size < self.offset:
+                self.inode, self.offset, self.rows = status.st_ino, 0, []
+            file.seek(self.offset)
+            added = file.read()
+        lines = added[: added.rfind(b"\n") + 1]
+        self.rows += [json.loads(line) for line in lines.split(b"\n") if line]
+        self.offset += len(lines)
+        return self.rows
 
 
 class Watched:
@@ -48,6 +74,7 @@ class Watched:
     def __init__(self, job: Job, composed: Composed) -> None:
         self.job, self.composed = job, composed
         self.process: subprocess.Popen[bytes] | None = None
+        self.rows = GrowingLines(job.series_file)
         self.references: list[EvalRecord] = []
         self.reference_s = 0.0
 
@@ -59,7 +86,7 @@ class Watched:
     @property
     def series(self) -> list[dict[str, Any]]:
         """A row per step."""
-        return read_lines(self.job.series_file)
+        return self.rows.read()
 
     @property
     def evals(self) -> list[EvalRecord]:
@@ -98,12 +125,14 @@ class Watched:
     def train(
         self, tell: Callable[[int, float], None], should_stop: Callable[[], bool], stopped: type[Exception]
     ) -> None:
-        """Run to the end. Raises `stopped` when asked to stop, Diverged, RuntimeError with verl's own words."""
+        """Run to the end. Raises `stopped` when asked to stop, Diverged, and with verl's own words MemoryError or
+        RuntimeError, which has verl's traceback as a note."""
         self._wait_for_the_last()
         self.job.stop_file.unlink(missing_ok=True)
         outcome = self.job.folder / "outcome.json"
         outcome.unlink(missing_ok=True)
-        with (self.job.folder / "verl.log").open("ab") as log:
+        with self.job.log_file.open("ab") as log:
+            log_start = log.tell()  # behind what earlier starts printed
             self.process = subprocess.Popen(
                 [sys.executable, "-m", DRIVER, str(self.job.folder / "job.json")],
                 stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, start_new_session=True,
@@ -119,16 +148,19 @@ class Watched:
             if rows := self.series:
                 tell(len(rows), float(rows[-1]["reward/accuracy"]))
             time.sleep(POLL_S)
-        found = {"kind": "died", "reason": DIED}
         if outcome.exists():
             found = json.loads(outcome.read_text(encoding="utf-8"))
+        else:
+            found = death(self.process.returncode, _tail(self.job.log_file, log_start))
         if found["kind"] == "stopped" or asked is not None:
             raise stopped
         if found["kind"] == "diverged":
             raise Diverged(found["reason"])
         if found["kind"] != "ok":
-            code, log_file = self.process.returncode, self.job.folder / "verl.log"
-            raise RuntimeError(f"{found['reason']} (exit code {code}; {log_file})")
+            kind = MemoryError if found["kind"] == "memory" else RuntimeError
+            failure = kind(f"{found['reason']} (exit code {self.process.returncode}; {self.job.log_file})")
+            failure.add_note(found.get("traceback", ""))
+            raise failure
         self._compare()
 
     def _wait_for_the_last(self) -> None:
@@ -166,9 +198,13 @@ def watch(config: RunConfig, launch: Launch, composed: Composed, work: Path) -> 
     return Watched(job, composed), {"model": content_hash(start.folder), "task": start.task.content_hash()}
 
 
+def _tail(path: Path, start: int) -> str:
+    """The end of what was written to a file behind `start`, as text."""
+    with path.open("rb") as file:
+        file.seek(max(start, file.seek(0, os.SEEK_END) - LOG_BYTES))
+        return file.read().decode(errors="replace")
+
+
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """Lines of JSON; a last line that is being written is left out."""
-    if not path.exists():
-        return []
-    lines = path.read_text(encoding="utf-8").split("\n")[:-1]
-    return [json.loads(line) for line in lines if line]
+    return GrowingLines(path).read()

@@ -1,0 +1,62 @@
+"""How a run under verl ended, in the words of its record: from what Ray raised, or from what a dead driver printed.
+
+Kinds: ok, stopped, diverged, memory (another attempt may ask for less), failed. Pure.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+import traceback
+
+DIED = "verl's driver died without a word"
+LONGEST = 600
+"""Characters of a reason."""
+KINDS = {"Stopped": "stopped", "Diverged": "diverged", "OutOfMemoryError": "memory", "MemoryError": "memory"}
+"""Class of what was raised -> kind; by name, for Ray brings classes of its own."""
+MEMORY = re.compile(r"out of memory|can(?:'t|not) allocate memory", re.IGNORECASE)
+CLAIM = re.compile(
+    r"\b(?:[A-Z]\w*(?:Error|Exception|Interrupt|Exit)|Exception)\b:?|Check failed:|Unable to |Failed to "
+)
+"""What a line says that tells why a process ended: the end of a traceback, a check of Ray's native processes."""
+COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+
+
+def outcome(error: BaseException | None) -> dict[str, str]:
+    """How a run ended, by what ended it; Ray's wrappers around an error of a worker are taken off."""
+    if error is None:
+        return {"kind": "ok", "reason": ""}
+    cause = error
+    while isinstance(inner := getattr(cause, "cause", None), BaseException):
+        cause = inner
+    name, words = type(cause).__name__, _short(str(cause))
+    kind = KINDS.get(name, "memory" if MEMORY.search(words) else "failed")
+    reason = words if kind in ("stopped", "diverged") else f"{name}: {words}" if words else name
+    return {"kind": kind, "reason": reason, "traceback": "".join(traceback.format_exception(error))}
+
+
+def death(code: int, log: str) -> dict[str, str]:
+    """How a driver ended that left no outcome: its exit code, minus the signal, and what it printed."""
+    words = last_words(log)
+    if code < 0:
+        name = signal.Signals(-code).name
+        hint = ", as the kernel does where memory runs out" if -code == signal.SIGKILL else ""
+        return {"kind": "failed", "reason": f"verl's driver was killed by {name}{hint}"}
+    kind = "memory" if MEMORY.search(words) else "failed"
+    return {"kind": kind, "reason": f"verl's driver died: {words}" if words else DIED}
+
+
+def last_words(log: str) -> str:
+    """The last line that names an error, else the last line of all; empty where nothing was printed."""
+    lines = [line for raw in log.splitlines() if (line := COLOURS.sub("", raw).strip())]
+    claims = [line for line in lines if CLAIM.search(line)]
+    return _short((claims or lines or [""])[-1])
+
+
+def _short(text: str) -> str:
+    """One line. Of a text with a traceback in it only the last line counts: where it was raised is in the log."""
+    lines = text.strip().splitlines()
+    if any(line.startswith("Traceback (most recent call last)") for line in lines):
+        lines = lines[-1:]
+    line = " ".join(" ".join(lines).split())
+    return line if len(line) <= LONGEST else f"{line[: LONGEST - 3]}..."

@@ -1,0 +1,83 @@
+"""What a record says of a run under verl that did not end well: from Ray's errors, and from a dead driver's log."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from harness.trainers.verl.ending import LONGEST, death, last_words, outcome
+
+
+class RayTaskError(Exception):
+    """As Ray's: the text is the worker's traceback, the cause what was raised there."""
+
+    def __init__(self, text: str, cause: BaseException | None = None) -> None:
+        super().__init__(text)
+        self.cause = cause
+
+
+class OutOfMemoryError(Exception):
+    pass
+
+
+class Stopped(RuntimeError):  # noqa: N818 - named as the trainer's
+    pass
+
+
+def test_wrappers_are_taken_off() -> None:
+    inner = RayTaskError("ray::Worker()\n  at 3", ValueError("algo.x=1: no such\nchoice"))
+    found = outcome(RayTaskError("ray::Runner()\n  at 7", inner))
+    assert (found["kind"], found["reason"]) == ("failed", "ValueError: algo.x=1: no such choice")
+    assert "ray::Runner" in found["traceback"]
+    assert outcome(RayTaskError("ray::Runner()", Stopped("step 3")))["kind"] == "stopped"
+    assert outcome(None) == {"kind": "ok", "reason": ""}
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "reason"),
+    [
+        (OutOfMemoryError("the node runs low"), "memory", "OutOfMemoryError: the node runs low"),
+        (RuntimeError("CUDA out of memory."), "memory", "RuntimeError: CUDA out of memory."),
+        (Exception("The current node timed out"), "failed", "Exception: The current node timed out"),
+        (KeyboardInterrupt(), "failed", "KeyboardInterrupt"),
+        (RayTaskError("Traceback (most recent call last):\n  File x\nKeyError: 'a'"), "failed",
+         "RayTaskError: KeyError: 'a'"),
+    ],
+)  # fmt: skip
+def test_kinds_and_words(error: BaseException, kind: str, reason: str) -> None:
+    found = outcome(error)
+    assert (found["kind"], found["reason"]) == (kind, reason)
+
+
+def test_a_reason_is_one_line_of_bounded_length() -> None:
+    reason = outcome(RuntimeError("word\n" * 1000))["reason"]
+    assert "\n" not in reason
+    assert len(reason) <= LONGEST + len("RuntimeError: ")
+
+
+LOG = """
+\x1b[36m(Runner pid=7)\x1b[0m step 3
+Traceback (most recent call last):
+  File "node.py", line 440, in __init__
+    raise Exception(
+Exception: The current node timed out during startup.
+Ray did not start
+"""
+
+
+def test_the_last_words_are_the_last_line_that_names_an_error() -> None:
+    assert last_words(LOG) == "Exception: The current node timed out during startup."
+    assert last_words("a\n\x1b[31mb\x1b[0m\n\n") == "b"
+    native = "x\n[1 C 2] node_manager.cc:3576: Check failed: Timed out waiting for file\n*** StackTrace ***\n"
+    assert last_words(native).endswith("Check failed: Timed out waiting for file")
+    assert last_words("") == ""
+
+
+def test_a_death_is_told_by_its_code_and_its_log() -> None:
+    assert death(1, LOG)["reason"] == "verl's driver died: Exception: The current node timed out during startup."
+    assert death(1, "")["reason"] == "verl's driver died without a word"
+    assert death(1, "OSError: [Errno 12] Cannot allocate memory")["kind"] == "memory"
+    killed = death(-signal.SIGKILL, LOG)["reason"]
+    assert killed == "verl's driver was killed by SIGKILL, as the kernel does where memory runs out"
+    assert death(-signal.SIGSEGV, LOG)["reason"] == "verl's driver was killed by SIGSEGV"

@@ -1,0 +1,111 @@
+"""`lowbit run trainer=verl` with options that cannot be: one line, exit code 2, and nothing on disk; without verl."""
+
+from __future__ import annotations
+
+import importlib.util
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+from harness import cell, cli
+from harness.chosen import resolve
+from harness.config import load
+from harness.models.checkpoint import save_decoder
+from harness.models.decoder import Decoder, DecoderConfig
+from harness.models.tokenizer import save_tokenizer
+from harness.run_config import Launch
+from harness.seeds import generator
+from harness.trainers.verl import support
+from tests.source_tree import ROOT
+
+DATA = ROOT / "tests" / "tasks" / "data"
+
+
+@pytest.fixture
+def with_verl(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if verl were installed."""
+    spec, version = importlib.util.find_spec, metadata.version
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name == "verl" or spec(name))
+    monkeypatch.setattr(metadata, "version", lambda name: support.VERSION if name == "verl" else version(name))
+
+
+def refused(capsys: pytest.CaptureFixture[str], results: Path, *words: str) -> str:
+    """The one line that the command says."""
+    run = ["run", "trainer=verl", "method=bf16", "model=xs128", "task=chain", *words, "--results", str(results)]
+    assert cli.main(run) == 2
+    said = capsys.readouterr()
+    lines = said.err.strip().splitlines()
+    assert len(lines) == 1, said.err
+    assert "result:" not in said.out
+    assert not results.exists() or list(results.iterdir()) == []
+    return lines[0].removeprefix("lowbit: error: ")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("launch.gpus=0",), "launch.nodes=1 launch.gpus=0: at least 1 each"),
+        (
+            ("launch.gpus=3",),
+            "launch.gpus=3: 256 samples of an update do not divide by 3 GPUs; change algo.num_prompts",
+        ),
+        (("launch.nodes=2",), "launch.nodes: several machines need a running cluster; give launch.ray_address"),
+        (("launch.packing=true",), "launch.packing=True: verl's workers pad a micro-batch"),
+        (("launch.gpu=2",), "launch.gpu=2: launch has no such setting; nearest: gpus; "),
+        (("engine.tensor_parallel=2",), "unknown key engine.tensor_parallel; "),
+        (("actor_rollout_ref.rollout.n=4",), "unknown key actor_rollout_ref.rollout.n; "),
+        (("engine.top_p=0.9",), "engine.top_p=0.9: truncated sampling"),
+        (("engine=embedded",), "engine=embedded: trainer=verl drives vLLM's servers"),
+        (("trainer=ray",), "trainer=ray: no such choice; "),
+        (("model=hf", "model.path=nowhere"), "nowhere"),
+    ],
+)
+@pytest.mark.usefixtures("with_verl")
+def test_wrong_options(capsys: pytest.CaptureFixture[str], tmp_path: Path, words: tuple[str, ...], said: str) -> None:
+    assert said in refused(capsys, tmp_path / "results", *words)
+
+
+@pytest.mark.usefixtures("with_verl")
+def test_a_cluster_that_does_not_answer(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "ray").write_text('#!/bin/sh\ntest "$1 $2 $3" = "status --address here:1"\n')
+    (tmp_path / "ray").chmod(0o755)
+    monkeypatch.setattr(support.sys, "executable", str(tmp_path / "python"))
+    line = refused(capsys, tmp_path / "results", "launch.ray_address=there:1")
+    assert line.startswith("launch.ray_address=there:1: no Ray cluster answers there; ")
+    support.check_cluster("here:1")
+
+
+@pytest.mark.usefixtures("with_verl")
+def test_more_gpus_than_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cell.torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(cell.torch.cuda, "device_count", lambda: 2)
+    config = resolve(load(["trainer=verl", "method=bf16", "trainer.device=cuda"]))
+    cell.check_place(config, Launch(gpus=2))
+    with pytest.raises(ValueError, match=r"^launch\.gpus=4: 2 CUDA devices are visible; valid: 1 to 2$"):
+        cell.check_place(config, Launch(gpus=4))
+
+
+def test_verl_is_not_installed(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "verl" else find(name))
+    assert refused(capsys, tmp_path / "results").startswith("trainer=verl: verl is not installed; pip install")
+
+
+def test_a_task_without_questions_to_train_on(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    config = DecoderConfig(vocab_size=128, num_layers=1, hidden_size=16, num_heads=1, num_kv_heads=1, head_dim=32,
+                           intermediate_size=16)  # fmt: skip
+    save_decoder(Decoder(config, generator=generator("cpu", 0, "refusals")), tmp_path / "model")
+    save_tokenizer(tmp_path / "model", 128)
+    words = ("model=hf", f"model.path={tmp_path / 'model'}", "task=math500", f"task.path={DATA / 'math500'}")
+    line = refused(capsys, tmp_path / "results", *words)
+    assert line.startswith("task=math500: no questions to train on; give a task.path that has some and task.options.")
+
+
+def test_the_local_trainer_refuses_more_than_one_gpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said = refused(capsys, tmp_path / "results", "trainer=local", "launch.gpus=4")
+    assert said == "launch.nodes=1 launch.gpus=4: trainer=local works on one GPU; choose trainer=verl"
