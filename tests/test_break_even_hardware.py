@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from harness.break_even import hardware
-from harness.break_even.hardware import Cell, Measured, StepCost, operations, pays_from, step_cost, table_of
+from harness.break_even.hardware import Cell, StepCost, pays_from, step_cost, table_of
 from harness.provenance import ROOT
+from harness.stage_rates import RATES, Measured, operations, read_measured
 from harness.throughput.plan import read_sweep
 from harness.throughput.shapes import num_parameters, shape_of
 
@@ -66,15 +67,15 @@ def test_where_it_pays_rests_on_what_did_not_wait_for_the_host() -> None:
 
 def test_what_is_committed_makes_the_committed_page(tmp_path: Path) -> None:
     """Everything but the figures; a missing file is one line that names it."""
-    plan = read_sweep(hardware.RATES)
-    found = hardware.read_measured(ROOT / "results", plan)
+    plan = read_sweep(RATES)
+    found = read_measured(ROOT / "results", plan)
     costs = table_of(found, ["7b"], [512, 1024], batch=256, prompt=64)
     flow, plain = costs["one FP8 flow"]["7b", 512], costs["fp8_block"]["7b", 512]
     assert flow.ratio > plain.ratio > 1.0 and flow.own.seconds["generate"] == plain.own.seconds["generate"]
     page = (ROOT / "results" / "tables" / "break_even_h200.md").read_text(encoding="utf-8")
     assert f"| one FP8 flow | 7b | 512 | {flow.own.seconds['generate']:.1f} |" in page
     with pytest.raises(ValueError, match=r"fp8_layers_7b.json: cannot be read"):
-        hardware.read_measured(tmp_path, plan)
+        read_measured(tmp_path, plan)
     with pytest.raises(ValueError, match=r"batch=7 was not measured; valid: 1, 8, 32"):
         hardware.write(tmp_path, [7])
     (tmp_path / "bench").mkdir()
@@ -82,4 +83,4 @@ def test_what_is_committed_makes_the_committed_page(tmp_path: Path) -> None:
         source = json.loads((ROOT / "results" / "bench" / name).read_text(encoding="utf-8"))
         (tmp_path / "bench" / name).write_text(json.dumps(source), encoding="utf-8")
     with pytest.raises(ValueError, match="no measured rates; lowbit throughput throughput_h200"):
-        hardware.read_measured(tmp_path, plan)
+        read_measured(tmp_path, plan)

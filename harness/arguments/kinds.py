@@ -34,12 +34,21 @@ def positive(text: str) -> int:
 
 def minutes(text: str) -> float:
     """A finite number of minutes above 0."""
+    return _above_zero(text, "minutes above 0 are expected")
+
+
+def hours(text: str) -> float:
+    """A finite number of hours above 0."""
+    return _above_zero(text, "a number of hours above 0 is expected")
+
+
+def _above_zero(text: str, wish: str) -> float:
     try:
         found = float(text)
     except ValueError:
         found = 0.0
     if not 0 < found < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r}: minutes above 0 are expected")
+        raise argparse.ArgumentTypeError(f"{text!r}: {wish}")
     return found
 
 

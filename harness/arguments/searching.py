@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 
-from harness.arguments.kinds import Commands, command, places, positive
+from harness.arguments.kinds import Commands, command, hours, places, positive
 
 
 def add(commands: Commands) -> None:
@@ -14,7 +14,7 @@ def add(commands: Commands) -> None:
     search.add_argument("name", help="a file sweeps/search_*.yaml without its ending, or a path to one")
     search.add_argument("--trials", type=positive, help="end after so many trials in all (default: the file's budget)")
     search.add_argument("--workers", type=positive, default=os.cpu_count(), help="cells at a time (default: cores)")
-    search.add_argument("--max-hours", type=float, help="stop cleanly after so long; the same command goes on")
+    search.add_argument("--max-hours", type=hours, metavar="H", help="stop after so long; the same command goes on")
     search.add_argument("--dry-run", action="store_true", help="show space, budget and expected time, run nothing")
     search.add_argument("--report", action="store_true", help="write table and figures of what is there, run nothing")
     search.add_argument("--restart", action="store_true", help="begin a new study; the old one is kept aside")

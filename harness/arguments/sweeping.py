@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 
-from harness.arguments.kinds import OVERRIDES, Commands, command, minutes, places, positive
+from harness.arguments.kinds import OVERRIDES, Commands, command, hours, minutes, places, positive
 
 
 def add(commands: Commands) -> None:
@@ -17,10 +17,11 @@ def add(commands: Commands) -> None:
                        help="list cells, what is left out, predicted time and its error; run nothing")  # fmt: skip
     sweep.add_argument("--workers", type=positive, default=os.cpu_count(), help="cells at a time (default: cores)")
     sweep.add_argument("--seeds", type=_seeds, help="comma-separated seeds in place of the file's")
-    sweep.add_argument("--max-hours", type=_hours, metavar="H",
+    limit = sweep.add_mutually_exclusive_group()
+    limit.add_argument("--max-hours", type=hours, metavar="H",
                        help="start no cell that is not predicted to end within so many hours; what still runs then "
                             "saves its state")  # fmt: skip
-    sweep.add_argument("--minutes", type=minutes, dest="max_minutes", metavar="M", help="the same in minutes")
+    limit.add_argument("--minutes", type=minutes, dest="max_minutes", metavar="M", help="the same in minutes")
     sweep.add_argument("--launcher", choices=("local", "ray"), default="local",
                        help="processes of this machine, or tasks of a Ray cluster (default: local)")  # fmt: skip
     sweep.add_argument(
@@ -98,13 +99,3 @@ def _seeds(text: str) -> tuple[int, ...]:
         return tuple(int(part) for part in text.split(","))
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r}: whole numbers separated by commas are expected") from None
-
-
-def _hours(text: str) -> float:
-    try:
-        hours = float(text)
-    except ValueError:
-        hours = 0.0
-    if not 0 < hours < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r}: a number of hours above 0 is expected")
-    return hours

@@ -1,10 +1,7 @@
 """Break-even of a whole step at sizes that no run here trains, put together from what was measured on the GPU.
 
-    generation   measured: bare vLLM by size, precision, batch and context (`results/throughput`)
-    push         measured at 7B (`results/bench/vllm_sync_7b.json`); other sizes by parameters; a format that was not
-                 pushed costs what the slowest that was does
-    training     measured: forward and backward of one 7B layer (`fp8_layers_7b.json`); whole models by operations, one
-                 forward pass for old log-probs, one forward and backward, AdamW by bytes at the measured copy rate
+    generation, push    as measured (`harness.stage_rates`)
+    training            one forward pass for old log-probs, one forward and backward, AdamW
 
 One GPU holds everything: memory, sharding and communication are left out, and so is the price of checkpointed layers.
 """
@@ -12,96 +9,31 @@ One GPU holds everything: memory, sharding and communication are left out, and s
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from harness.break_even.costs import StepCost
 from harness.break_even.laws import fit_speedup
 from harness.break_even.report import Answer, crossings_of
-from harness.models.decoder import DecoderConfig
 from harness.results import write_atomic
+from harness.stage_rates import ARMS, RATES, Measured, adam_s, push_s, read_measured, training_s
 from harness.throughput.cost import generation_s
-from harness.throughput.plan import Sweep, read_sweep
-from harness.throughput.records import read_records
+from harness.throughput.plan import read_sweep
 from harness.throughput.shapes import num_parameters, shape_of
 from harness.throughput.waiting import host_bound_cells
 
-NAME, RATES = "break_even_h200", "throughput_h200"
-SIZE = "7b"
-"""Of the layer and of the push that were timed."""
-ADAM_BYTES = 28
-"""Per parameter: gradient, float32 weight and two moments, all but the gradient written back."""
-TRAIN = {"bf16": "bf16, fp32 masters", "fp8": "fp8 held, mixed"}
-"""Arithmetic of the trainer -> the timed layer."""
-ARMS = {
-    "fp8_block": ("fp8_block", "bf16"), "fp8_block+kv8": ("fp8_block+kv8", "bf16"), "int8": ("int8", "bf16"),
-    "nvfp4": ("nvfp4", "bf16"), "int4": ("int4", "bf16"), "one FP8 flow": ("fp8_block", "fp8"),
-}  # fmt: skip
-"""Name -> (precision of the rollouts, arithmetic of the trainer)."""
+NAME = "break_even_h200"
 
 HEAD = """# Break-even of a whole step on an NVIDIA H200
 
 After prompts of {prompt} tokens, all responses of one length. Generation is measured (bare vLLM). The push is measured
 at 7B and estimated elsewhere by parameters; a format that was not pushed costs what the slowest one does. Training is
-**estimated**: one measured 7B layer scaled by operations, with a forward pass for old log-probs and one update, and
-AdamW by bytes. Memory, sharding, communication and the prefill are left out. A speedup is BF16's step over the arm's;
-`^`: the rates rest on steps that waited for the host, which says nothing about the format and decides nothing here.
+**estimated**: one measured layer of 7B, compiled (`launch.compile`), scaled by operations, with a forward pass for old
+log-probs and one update, and AdamW by bytes. Memory, sharding, communication and the prefill are left out. A speedup is
+BF16's step over the arm's; `^`: the rates rest on steps that waited for the host, which says nothing about the format
+and decides nothing here.
 """
-
-
-@dataclass(frozen=True, kw_only=True)
-class Measured:
-    """Everything that the estimate rests on."""
-
-    records: Mapping[str, Any]
-    """"<size>-<precision>" -> record of the throughput sweep."""
-    push_s: Mapping[str, float]
-    """Precision -> seconds of a push at 7B."""
-    layer_s: Mapping[str, tuple[float, float]]
-    """Arithmetic -> seconds per operation of (forward, forward and backward)."""
-    bytes_per_s: float
-
-
-def operations(config: DecoderConfig, length: float) -> tuple[float, float]:
-    """(forward, forward and backward) operations per token of one layer at responses of `length` tokens, causal."""
-    d, wide = config.hidden_size, config.num_heads * config.head_dim
-    weights = d * (2 * wide + 2 * config.num_kv_heads * config.head_dim + 3 * config.intermediate_size)
-    attention = 2 * length * wide
-    return 2 * weights + attention, 6 * weights + 3.5 * attention
-
-
-def read_measured(results: Path, sweep: Sweep) -> Measured:
-    """What is committed. Raises ValueError, one line, naming the file that is missing or is none."""
-    bench = results / "bench"
-    layers, pushes, kernels = (
-        _json(bench / name) for name in ("fp8_layers_7b.json", "vllm_sync_7b.json", "kernels_7b.json")
-    )
-    rows = {row["what"]: row for row in layers["layers"]}
-    per_token = operations(shape_of(SIZE), layers["length"])
-    layer_s = {
-        name: (rows[what]["forward_ms"] / 1e3 / (layers["tokens"] * per_token[0]),
-               rows[what]["ms"] / 1e3 / (layers["tokens"] * per_token[1]))
-        for name, what in TRAIN.items()
-    }  # fmt: skip
-    push_s = {
-        part["precision"]: part["push"]["median_ms"] / 1e3
-        for part in pushes["parts"] if part.get("way") == "direct" and "push" in part
-    }  # fmt: skip
-    copied = max(row["gb_per_s"] for row in kernels["rows"] if row["what"].startswith("device copy"))
-    records = read_records(results, sweep)
-    if f"{SIZE}-bf16" not in records:
-        raise ValueError(f"{results}/throughput/{sweep.name}: no measured rates; lowbit throughput {sweep.name}")
-    return Measured(records=records, push_s=push_s, layer_s=layer_s, bytes_per_s=1e9 * copied)
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{path}: cannot be read ({error}); python -m harness.bench has the benches") from error
 
 
 def step_cost(
@@ -112,19 +44,10 @@ def step_cost(
     generate = generation_s(found.records.get(f"{size}-{precision}", {}), batch, prompt, length)
     if generate is None:
         return None
-    count, tokens = num_parameters(config), batch * (prompt + length)
-    push = found.push_s.get(precision.removesuffix("+kv8"), max(found.push_s.values()))
-    layer = operations(config, prompt + length)
-    head = 2 * config.vocab_size * config.hidden_size, 6 * config.vocab_size * config.hidden_size
-    score, learn = (
-        tokens * (config.num_layers * per_layer * rate + per_head * plain)
-        for per_layer, per_head, rate, plain in zip(
-            layer, head, found.layer_s[arithmetic], found.layer_s["bf16"], strict=True
-        )
-    )
-    rest = score + learn + count * ADAM_BYTES / found.bytes_per_s
-    sync = push * count / num_parameters(shape_of(SIZE))
-    return StepCost(size=count, length=length, seconds={"generate": generate, "sync": sync, "rest": rest})
+    score, learn = training_s(found, config, arithmetic, prompt + length)
+    rest = batch * (prompt + length) * (score + learn) + adam_s(found, config)
+    seconds = {"generate": generate, "sync": push_s(found, size, precision), "rest": rest}
+    return StepCost(size=num_parameters(config), length=length, seconds=seconds)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,8 +1,8 @@
-"""`lowbit early-warning | break-even`: read results, write tables and figures, say what they show."""
+"""`lowbit early-warning | break-even | capacity`: read results, write tables and figures, say what they show."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from harness.nearest import nearest
@@ -40,5 +40,22 @@ def break_even(results: Path, batches: Sequence[int]) -> int:
     written = hardware.write(results, batches)
     for part in written[0].read_text(encoding="utf-8").split("| arm | size |")[:-1]:
         print(part.partition("## ")[1] + part.partition("## ")[2].strip())
+    print("written: " + ", ".join(str(path) for path in written))
+    return 0
+
+
+def capacity(
+    results: Path, gpus: Sequence[int], work: Mapping[str, int], links: Mapping[str, float], sizes: Sequence[str],
+    lengths: Sequence[int],
+) -> int:  # fmt: skip
+    """Memory and time of a step by size, length and precision on so many GPUs."""
+    from harness.capacity import report
+    from harness.capacity.place import Work
+    from harness.capacity.seconds import Links
+
+    base = Work(size=report.SMALLEST, arm="bf16", length=1, **work)
+    written = report.write(results, gpus, base, Links(**links), sizes, lengths)
+    page = written[0].read_text(encoding="utf-8")
+    print(page[page.index("## ") : page.index("| what | where |")].strip())
     print("written: " + ", ".join(str(path) for path in written))
     return 0

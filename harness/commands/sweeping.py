@@ -16,7 +16,7 @@ from typing import Literal
 
 from tqdm import tqdm
 
-from harness.cell import check, check_device
+from harness.cell import check, check_place
 from harness.chosen import resolve
 from harness.commands.forecasting import dry_run, tell_left_out, time_limit
 from harness.commands.reporting import present
@@ -139,7 +139,7 @@ def sweep(
             run_sweep(planned, launch, way.workers, lambda event: None)
         return present(found, results, way.is_tracked)
     for cell in todo if way.launcher == "local" else ():
-        check_device(cell)
+        check_place(cell, launch)
     print(f"{found.name}: {found.question}")
     print(f"{len(todo)} of {len(planned.cells)} cells to run, {way.workers} at a time", flush=True)
     limit = time_limit(todo, results, way.workers, way.max_hours)
@@ -200,7 +200,7 @@ def run(overrides: Sequence[str], *, results: Path, is_dry: bool) -> int:
         return 0
     for line in notes:
         print(f"note: {line}")
-    check_device(config)
+    check_place(config, launch)
     progress = Progress(planned.cells, 1)
     try:
         records, is_interrupted = run_sweep(planned, launch, 1, progress)

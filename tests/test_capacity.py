@@ -1,0 +1,244 @@
+"""The capacity plan: memory and time by hand, what fits how, what is checked against what, bad input."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from harness import cli
+from harness.api import Plan
+from harness.capacity import check, report
+from harness.capacity.memory import GIB, USABLE_GIB, at_once, layer_bytes, sampling_parts, update_parts
+from harness.capacity.place import ARMS, Work, place, remedy
+from harness.capacity.seconds import Links, collective_s, decode_s, step
+from harness.models.decoder import Decoder, DecoderConfig
+from harness.numerics.formats import format_named
+from harness.provenance import ROOT
+from harness.run_config import TrainerConfig
+from harness.stage_rates import RATES, Measured, operations, read_measured
+from harness.throughput.plan import read_sweep
+from harness.throughput.shapes import num_parameters, shape_of
+from harness.trainers.forward import Thrift
+from harness.trainers.local import LocalTrainer
+
+COUNT = 7_615_616_512
+"""Parameters of Qwen2.5-7B."""
+
+
+def record(step_ms: dict[int, float], idle: float = 0.0) -> dict[str, Any]:
+    """Steps of constant cost by batch, at contexts 512 and 1024."""
+    cells = {
+        f"{batch}x{n}": {"status": "ok", "context": n, "step_ms": ms} for batch, ms in step_ms.items()
+        for n in (512, 1024)
+    }  # fmt: skip
+    breakdown = {"1": {"step_ms": 1.0, "host_ms": idle}}
+    return {"cells": cells, "breakdown": breakdown, "prefill": {"tokens": 8000, "seconds": 0.1}}
+
+
+FOUND = Measured(
+    records={"7b-bf16": record({1: 4.0, 32: 8.0, 64: 12.0}), "32b-bf16": record({1: 20.0, 8: 22.0}, idle=0.5)},
+    push_s={"bf16": 0.01, "fp8_block": 0.02}, layer_s={"bf16": (1e-15, 2e-15), "fp8": (0.5e-15, 1e-15)},
+    bytes_per_s=1e12,
+)  # fmt: skip
+SEVEN = Work(size="7b", arm="bf16", length=1000, prompt=24, batch=512, pass_tokens=16384)
+
+
+def test_the_memory_of_7b_on_8_gpus_by_hand() -> None:
+    d, ff, vocab, layers = 3584, 18944, 152064, 28
+    linear = d * (2 * d + 2 * 512 + 3 * ff)
+    block = linear + d + 2 * 512 + 2 * d
+    outside = 2 * vocab * d + d
+    assert num_parameters(shape_of("7b")) == COUNT == layers * block + outside
+    weights = 2 * COUNT / GIB
+    sampling = sampling_parts("7b", "bf16", 8, 1)
+    assert sampling == pytest.approx({
+        "engine weights": weights, "engine overhead": 3.0, "masters and moments": 12 * COUNT / 8 / GIB,
+        "push": 2 + 4 * vocab * d / GIB,
+    })  # fmt: skip
+    assert sampling_parts("7b", "bf16", 8, 4)["engine weights"] == pytest.approx(weights / 4)
+    kept = 2 * (4 * d + 4 * d + 4 * ff) + 4 * (2 + 28)
+    gathered = 2 * (2 * block + outside) + 4 * (block + outside)
+    wanted = {
+        "masters and moments": 12 * COUNT / 8 / GIB, "gradients": 4 * COUNT / 8 / GIB,
+        "gathered or cast weights": gathered / GIB, "activations": 1000 * 28 * kept / GIB,
+        "logits": 12 * 1000 * vocab / GIB,
+    }  # fmt: skip
+    assert update_parts("7b", "bf16", 8, 1000, False) == pytest.approx(wanted)
+    checkpointed = update_parts("7b", "bf16", 8, 1000, True)
+    assert checkpointed == pytest.approx(wanted | {"activations": 1000 * (kept + 2 * d * 28) / GIB})
+    alone = update_parts("7b", "bf16", 1, 16384, True)
+    assert alone["logits"] == pytest.approx(3.0) and alone["gathered or cast weights"] == 2 * linear / GIB
+    assert update_parts("7b", "fp8", 1, 1, True)["gathered or cast weights"] == 2 * linear * 28 / GIB
+    assert update_parts("7b", "fp8", 8, 1, True)["gathered or cast weights"] == pytest.approx(
+        (4 * (2 * block + outside) + 4 * (block + outside) + 2 * linear) / GIB
+    )
+    per_response = 57344 * 1024  # 1010 tokens lie in 64 blocks of 16
+    assert at_once("7b", "bf16", 1010, 10 * per_response / GIB, 1) == 10
+    assert at_once("7b", "fp8_block+kv8", 1010, 10 * per_response / GIB, 1) == 20
+    assert at_once("7b", "bf16", 1010, 10 * per_response / GIB, 8) == 40, "4 key-value heads divide by 4"
+
+
+def test_the_bytes_of_a_layer_are_those_that_autograd_keeps() -> None:
+    """With as many key-value heads as heads, which is what a GPU computes."""
+    tokens, shape = 97, DecoderConfig(
+        vocab_size=32, num_layers=2, hidden_size=64, num_heads=4, num_kv_heads=4, head_dim=32, intermediate_size=160,
+        qk_norm=False, attention_bias=True,
+    )  # fmt: skip
+    kept = [kept_bytes(replace(shape, num_layers=n), tokens) for n in (2, 3)]
+    assert kept[1] - kept[0] == tokens * layer_bytes(shape, False)
+
+
+def kept_bytes(shape: DecoderConfig, tokens: int) -> int:
+    """Bytes of activations that the local trainer's forward pass keeps, weights and their casts left out."""
+    model = Decoder(shape, generator=torch.Generator().manual_seed(0))
+    LocalTrainer(
+        model, TrainerConfig(lr=1e-6), Plan(train_compute=format_named("bf16")), temperature=1.0,
+        micro_batch_rows=None, micro_batch_tokens=tokens, num_updates=1, thrift=Thrift(native_16bit=True),
+    )  # fmt: skip
+    storages: dict[int, int] = {}
+    alive: list[torch.Tensor] = []
+
+    def keep(x: torch.Tensor) -> torch.Tensor:
+        alive.append(x)
+        if tokens in x.shape:
+            storages[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
+        model.hidden(torch.arange(tokens)[None] % 32)
+    return sum(storages.values())
+
+
+def test_the_time_of_a_step_by_hand() -> None:
+    at, links = place(SEVEN, 8), Links(nvlink=100.0, network=50.0, host=20.0)
+    free = 0.9 * 139.8 * GIB - (2 + 12 / 8) * COUNT - 5 * GIB - 4 * 152064 * 3584
+    assert (at.ways, at.share, at.at_once, at.rows, at.is_checkpointed) == (1, 64, free // (57344 * 1024), 16, True)
+    found = step(FOUND, SEVEN, at, links)
+    assert found is not None and found.rounds == 1 and not found.is_host_bound
+    shape, tokens, head = shape_of("7b"), 64 * 1024, 152064 * 3584
+    forward, both = operations(shape, 1024)
+    gather = COUNT * 7 / 8 / 100e9
+    assert found.seconds == pytest.approx({
+        "generate": 12.0 + 64 * 24 * 0.1 / 8000, "push": 0.01, "sleep": 2 * 2 * COUNT / 20e9,
+        "score": tokens * (28 * forward * 1e-15 + 2 * head * 1e-15),
+        "update": tokens * (28 * (both * 2e-15 + forward * 1e-15) + 6 * head * 2e-15) + COUNT * 28 / 8 / 1e12,
+        "communicate": 4 * (3 * 2 + 4) * gather + 4 * gather,
+    })  # fmt: skip
+    two_nodes = step(FOUND, SEVEN, place(SEVEN, 16), links)
+    assert two_nodes is not None
+    assert two_nodes.seconds["generate"] == pytest.approx(8.0 + 32 * 24 * 0.1 / 8000)
+    assert collective_s(links, 16, 1e9) == pytest.approx(max(15 / 16 / 100, 1 / 2 / 50))
+    assert step(FOUND, replace(SEVEN, arm="int8"), at, links) is None, "not timed"
+    assert step(FOUND, replace(SEVEN, length=3000), at, links) is None, "beyond what was timed"
+
+
+def test_a_batch_between_measured_ones_and_more_than_fit() -> None:
+    bf16 = FOUND.records["7b-bf16"]
+    assert decode_s(bf16, 48, 24, 1000) == (pytest.approx(10.0), {32, 64})
+    assert decode_s(bf16, 65, 24, 1000) is None
+    at = replace(place(SEVEN, 8), at_once=24)
+    found = step(FOUND, SEVEN, at, Links())
+    assert found is not None and found.rounds == 3  # 22 at a time, between 1 and 32
+    each = 4.0 + (8.0 - 4.0) * 21 / 31
+    assert found.seconds["generate"] == pytest.approx(3 * each + 64 * 24 * 0.1 / 8000)
+    assert replace(at, update={}).verdict == "fits, 24 of 64 at a time"
+
+
+def test_tensor_parallel_over_the_fewest_gpus_that_hold_a_response() -> None:
+    work = Work(size="32b", arm="bf16", length=512, prompt=24, batch=16)
+    state, push = 12 * num_parameters(shape_of("32b")) / 4 / GIB, 2 + 4 * 152064 * 5120 / GIB
+    weights = sampling_parts("32b", "bf16", 4, 1)["engine weights"]
+    assert state + 3 + push + weights / 2 > USABLE_GIB > state + 3 + push + weights / 4
+    at = place(work, 4)
+    assert (at.ways, at.share) == (4, 16)
+    assert at.sampling_gib == pytest.approx(state + 3 + push + weights / 4)
+    assert place(work, 8).ways == 1 and place(replace(work, size="14b"), 2).ways == 1
+    at = replace(at, update={}, at_once=8)  # timed up to 8 responses: two rounds
+    found = step(FOUND, work, at, Links(all_reduce_us=50.0))
+    assert found is not None and found.is_host_bound
+    read, reduces = 16 * 24 * 0.1 / 8000, 2 * 64 * 512 * 50e-6
+    assert found.seconds["generate"] == pytest.approx(read / 4 + 2 * (0.022 * 512 / 4 + reduces))
+
+
+def test_what_does_not_fit_says_why_and_what_would() -> None:
+    work = Work(size="14b", arm="bf16", length=512)
+    at = place(work, 1)
+    assert at.verdict == "does not fit" and at.at_once == 0 and at.rows == 1 and at.is_checkpointed
+    assert at.reason == (
+        f"the update needs {at.update_gib:.1f} of 125.8 GiB a GPU, masters and moments 165.1; "
+        f"sampling needs {at.sampling_gib:.1f} of 125.8 GiB a GPU, masters and moments 165.1"
+    )
+    assert remedy(work, 1) == 2 and not place(work, 2).reason and step(FOUND, work, at, Links()) is None
+    cell = report.Cell(work=work, place=at, step=None, remedy=2)
+    assert cell.words == "no: 2" and replace(cell, place=place(work, 8)).words == "-"
+    assert place(Work(size="0.5b", arm="bf16", length=512), 1).verdict == "fits"
+
+
+def test_engines_and_generations_are_checked_and_updates_where_there_are_any(tmp_path: Path) -> None:
+    sweep = read_sweep(RATES)
+    found = read_measured(ROOT / "results", sweep)
+    rows = check.engine_rows(found.records)
+    worst = {what: max(abs(row.error) for row in rows if row.what == what) for what in ("weights", "cache")}
+    assert len(rows) == 62 and worst["weights"] < 0.06 and worst["cache"] < 0.02
+    whole = list(check.generation_rows(ROOT / "results", found, sweep))
+    assert [row.where for row in whole] == ["7b-bf16, 64 x 512", "7b-bf16, 256 x 512", "0.5b-bf16, 64 x 16384"]
+    assert max(abs(row.error) for row in whole) < 0.07
+    (tmp_path / "bench").mkdir()
+    assert any("no measurement is committed" in line for line in check.section(tmp_path, found, sweep))
+    rows_there = [
+        {"option": name, "length": 1024, "num_rows": 4, "s": 2.0, "peak_gib": 100.0}
+        for name in ("chunks, bf16 native, compiled", "checkpoints, bf16 native, compiled", "plain")
+    ]
+    made = {"size": "7b", "rows": [*rows_there, {"option": "plain", "failed": "out of memory"}]}
+    (tmp_path / "bench" / "long_sequences_7b.json").write_text(json.dumps(made), encoding="utf-8")
+    plain, _, thrifty, time = check.update_rows(tmp_path, FOUND)
+    assert plain.predicted == pytest.approx(sum(update_parts("7b", "bf16", 1, 4096, False).values()))
+    assert thrifty.error == pytest.approx(sum(update_parts("7b", "bf16", 1, 4096, True).values()) / 100 - 1)
+    forward, both = operations(shape_of("7b"), 1024)
+    learn = 4096 * (28 * (both * 2e-15 + forward * 1e-15) + 6 * 152064 * 3584 * 2e-15)
+    assert time.predicted == pytest.approx(learn + COUNT * 28 / 1e12) and time.measured == 2.0
+    assert not any("no measurement is committed" in line for line in check.section(tmp_path, found, sweep))
+
+
+def test_what_is_committed_makes_the_committed_page() -> None:
+    found = read_measured(ROOT / "results", read_sweep(RATES))
+    wanted = [Work(size="7b", arm=arm, length=4096) for arm in ARMS]
+    page = (ROOT / "results" / "tables" / "capacity_h200.md").read_text(encoding="utf-8")
+    for gpus, title in ((1, "## 1 GPU (estimated)"), (8, "## 8 GPUs (assumed)")):
+        lines = report.section(report.cells_of(found, wanted, [gpus], Links()), gpus)
+        assert lines[0] == title and lines[-2] in page
+
+
+def test_the_command_writes_a_page_a_table_and_a_figure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("bench", "throughput"):
+        (tmp_path / name).symlink_to(ROOT / "results" / name)
+    words = ["capacity", "--results", str(tmp_path), "--gpus", "1,16", "--sizes", "7b,0.5b", "--lengths", "512,2048"]
+    assert cli.main([*words, "--batch", "64"]) == 0
+    said = capsys.readouterr().out
+    assert "## 16 GPUs (assumed)" in said and "- weights: 31 measured" in said
+    rows = (tmp_path / "tables" / "capacity_h200.csv").read_text(encoding="utf-8").splitlines()
+    assert len(rows) == 1 + 2 * 2 * 2 * 5 and rows[1].startswith("0.5b,512,bf16,1,64,estimated,fits,")
+    assert (tmp_path / "figures" / "capacity_h200.png").stat().st_size > 10000
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--gpus", "0"], "--gpus 0: 1 to 8, or whole nodes of 8"),
+        (["--gpus", "8,12"], "--gpus 12: 1 to 8, or whole nodes of 8"),
+        (["--sizes", "8b"], "sizes: '8b' is unknown"),
+        (["--lengths", "40000"], "lengths=40000: 0.5b answers with 1 to 32704 tokens"),
+        (["--network", "-1"], "network=-1.0: a number above 0"),
+    ],
+)
+def test_bad_input_is_one_line_and_code_2(
+    words: list[str], expected: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["capacity", *words, "--results", str(tmp_path)]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("lowbit: error: ") and err.count("\n") == 1 and expected in err
