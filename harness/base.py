@@ -142,10 +142,9 @@ def train_base(
 
 
 def recipe_values(recipe: BaseRecipe) -> dict[str, Any]:
-    """A recipe as JSON. A curriculum that is not there is left out: the keys of recipes from before it stand."""
-    values = dataclasses.asdict(recipe) | {"betas": list(recipe.betas)}
-    curriculum = values.pop("curriculum")
-    return values | ({"curriculum": list(curriculum)} if curriculum else {})
+    """A recipe as JSON. What is off is left out of later fields: the keys of recipes from before them stand."""
+    values = dataclasses.asdict(recipe) | {"betas": list(recipe.betas), "curriculum": list(recipe.curriculum)}
+    return {name: value for name, value in values.items() if value or name not in ("curriculum", "lr_power")}
 
 
 def _store(model: Decoder, record: dict[str, Any], folder: Path) -> dict[str, Any]:

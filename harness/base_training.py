@@ -39,7 +39,7 @@ class Unfinished(RuntimeError):  # noqa: N818 - a request, not a defect
 
 @dataclass(frozen=True, kw_only=True)
 class BaseRecipe:
-    """How a base is trained. AdamW without decay, linear warm-up, then constant."""
+    """How a base is trained. AdamW without decay, linear warm-up, then constant; a curriculum's sizes may slow down."""
 
     target_accuracy: float = 0.40
     """Training stops at the first evaluation that reaches it, or what the demonstrations allow (`stop_accuracy`)."""
@@ -54,6 +54,15 @@ class BaseRecipe:
     grad_clip: float = 1.0
     curriculum: tuple[int, ...] = ()
     """Problem sizes that come first, in this order; those not below the task's own are passed over."""
+    lr_power: float = 0.0
+    """A size n of the curriculum is learnt at lr * (its first size / n)**lr_power: an answer of n tokens must have a
+    smaller error in each, and the noise of a constant rate keeps it from there."""
+
+    def __post_init__(self) -> None:
+        if self.lr_power < 0 or (self.lr_power and not self.curriculum):
+            raise ValueError(
+                f"base.lr_power={self.lr_power:g}: must be at least 0, and above it needs a base.curriculum"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,6 +106,13 @@ class Training:
 def stop_accuracy(task: Demonstrated, recipe: BaseRecipe) -> float:
     """The recipe's target, at most 85 % of the accuracy of the demonstrations: a base approaches that slowly."""
     return min(recipe.target_accuracy, 0.85 * task.ceiling)
+
+
+def learning_rate(recipe: BaseRecipe, task: Demonstrated, step: int) -> float:
+    """The rate of a step, counted from 1, at the size of `task`."""
+    size: Any = task
+    falls = (min(recipe.curriculum) / size.n) ** recipe.lr_power if recipe.lr_power else 1.0
+    return recipe.lr * min(1.0, step / max(recipe.warmup_steps, 1)) * min(falls, 1.0)
 
 
 def stages(task: Demonstrated, recipe: BaseRecipe) -> list[Demonstrated]:
@@ -173,7 +189,7 @@ def _update(run: Training, task: Demonstrated, recipe: BaseRecipe, base_seed: in
     loss.backward()
     torch.nn.utils.clip_grad_norm_(run.model.parameters(), recipe.grad_clip)
     for group in run.optimizer.param_groups:
-        group["lr"] = recipe.lr * min(1.0, run.step / max(recipe.warmup_steps, 1))
+        group["lr"] = learning_rate(recipe, task, run.step)
     run.optimizer.step()
 
 

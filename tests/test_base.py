@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from harness.base import _lock, base_key, base_name, ensure_base, read_record, recipe_values, train_base
-from harness.base_training import BaseRecipe, Place, Unfinished, expected_accuracy, stages, stop_accuracy
+from harness.base_training import BaseRecipe, Place, Unfinished, expected_accuracy, learning_rate, stages, stop_accuracy
 from harness.models.checkpoint import load_decoder, read_tensors
 from harness.models.decoder import Decoder, DecoderConfig
 from harness.models.tokenizer import EOS_ID
@@ -122,8 +122,9 @@ def test_demonstrations_of_bounded_accuracy_bound_the_target():
 def test_key_covers_everything_that_decides_the_weights():
     changed = {"target_accuracy": 0.3, "eval_every": 6, "num_eval": 64, "max_steps": 10, "batch_size": 16, "lr": 1e-3}
     changed |= {"betas": (0.9, 0.95), "warmup_steps": 5, "grad_clip": 2.0, "curriculum": (2,)}
-    assert set(changed) == {f.name for f in dataclasses.fields(BaseRecipe)}
+    assert {*changed, "lr_power"} == {f.name for f in dataclasses.fields(BaseRecipe)}
     recipes = [RECIPE, *(dataclasses.replace(RECIPE, **{name: value}) for name, value in changed.items())]
+    recipes += [dataclasses.replace(RECIPE, curriculum=(2,), lr_power=0.5)]
     keys = [base_key(CONFIG, TASK, recipe, 0) for recipe in recipes]
     keys += [base_key(CONFIG, TASK, RECIPE, 1), base_key(CONFIG, Sort(n=4), RECIPE, 0)]
     keys += [base_key(CONFIG, Chain(n=3), RECIPE, 0), base_key(CONFIG, Chain(n=3, accuracy=0.5), RECIPE, 0)]
@@ -134,7 +135,7 @@ def test_key_covers_everything_that_decides_the_weights():
 
 
 def test_a_recipe_without_a_curriculum_is_written_as_before_there_was_one():
-    assert "curriculum" not in recipe_values(RECIPE)
+    assert not {"curriculum", "lr_power"} & recipe_values(RECIPE).keys()
     assert recipe_values(dataclasses.replace(RECIPE, curriculum=(2, 4)))["curriculum"] == [2, 4]
     known = json.loads(next((ROOT / "results" / "bases").glob("s-sort8-b0-*/recipe.json")).read_text())
     assert known["recipe"] == recipe_values(BaseRecipe())
@@ -154,6 +155,16 @@ def test_a_curriculum_learns_the_smaller_sizes_first(tmp_path):
     alone = dataclasses.replace(recipe, max_steps=reached[0] + 1)
     with pytest.raises(ValueError, match="less than half of its target"):
         train_base(CONFIG, task, alone, 0, tmp_path / "short")
+
+
+def test_the_rate_falls_with_the_size_of_a_curriculum():
+    recipe = BaseRecipe(lr=0.4, warmup_steps=10, curriculum=(4, 16), lr_power=0.5)
+    assert [learning_rate(recipe, Sort(n=n), 10) for n in (2, 4, 16, 64)] == [0.4, 0.4, 0.2, 0.1]
+    assert learning_rate(recipe, Sort(n=16), 5) == 0.1
+    assert learning_rate(dataclasses.replace(recipe, lr_power=0.0), Sort(n=64), 99) == 0.4
+    for wrong in ({"curriculum": ()}, {"lr_power": -0.5}):
+        with pytest.raises(ValueError, match=r"base.lr_power=-?0.5: must be at least 0, and above it needs"):
+            dataclasses.replace(recipe, **wrong)
 
 
 def test_a_stopped_training_goes_on_to_the_same_base(tmp_path):
