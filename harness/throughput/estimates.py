@@ -5,8 +5,9 @@ Estimates; what an engine then says about its cache wins over them.
 
 from __future__ import annotations
 
+from harness.engines.vllm.memory import kv_bytes_per_token, weight_bytes
 from harness.throughput.plan import Job, Sweep
-from harness.throughput.shapes import kv_bytes_per_token, plan_of, shape_of, weight_bytes
+from harness.throughput.shapes import plan_of, shape_of
 
 GIB = 2**30
 OVERHEAD_GIB = 3.0

@@ -1,6 +1,6 @@
-"""Qwen2.5 by size: shapes from the public config.json files, bytes of weights and cache in a precision.
+"""Qwen2.5 by size: shapes from the public config.json files, and the plans of precisions.
 
-Left out: activations and CUDA graphs, whose share of memory an engine measures itself.
+Left out: bytes of weights and cache (`harness.engines.vllm.memory`).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from math import prod
 from harness.api import Plan
 from harness.models.decoder import DecoderConfig, tensor_shapes
 from harness.nearest import nearest
-from harness.numerics.formats import FORMATS, Format, format_named
+from harness.numerics.formats import format_named
 
 
 def _qwen(
@@ -86,35 +86,6 @@ def plan_of(precision: str) -> Plan:
     return PRECISIONS[precision]
 
 
-_BITS = {"fp32": 32, "bf16": 16, "fp16": 16, "e4m3": 8, "e5m2": 8, "int8": 8, "int4": 4, "e2m1": 4}
-_SCALE_BITS = {"fp32": 32, "e4m3": 8, "e8m0": 8}
-
-
-def stored_bits(fmt: Format, rows: int, columns: int) -> float:
-    """Bits that a [rows, columns] matrix takes in `fmt`, scales included."""
-    bits = float(_BITS[fmt.element]) * rows * columns
-    if fmt.tile is None:
-        return bits
-    tall, wide = (extent or whole for extent, whole in zip(fmt.tile, (rows, columns), strict=True))
-    return bits + _SCALE_BITS[fmt.scale_dtype] * -(-rows // tall) * -(-columns // wide)
-
-
 def num_parameters(config: DecoderConfig) -> int:
     """Parameters, a tied head counted once."""
     return sum(prod(shape) for shape in tensor_shapes(config).values())
-
-
-def weight_bytes(config: DecoderConfig, plan: Plan) -> float:
-    """Bytes of the weights in an engine: linears of the blocks in the plan's format, all else in 16 bits."""
-    fmt = plan.rollout_weights or FORMATS["bf16"]
-    total = 0.0
-    for name, shape in tensor_shapes(config).items():
-        is_linear = name.endswith("_proj.weight")
-        total += (stored_bits(fmt, *shape) if is_linear else 16 * prod(shape)) / 8
-    return total
-
-
-def kv_bytes_per_token(config: DecoderConfig, plan: Plan) -> int:
-    """Bytes of keys and values of one token over all layers."""
-    element = 1 if plan.rollout_kv is not None else 2
-    return 2 * config.num_layers * config.num_kv_heads * config.head_dim * element

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.engines.vllm.memory import kv_bytes_per_token, tensor_bytes, weight_bytes
 from harness.throughput.estimates import (
     GIB,
     OVERHEAD_GIB,
@@ -20,11 +21,8 @@ from harness.throughput.plan import cells, jobs, missing, read_only, read_sweep,
 from harness.throughput.records import folder_of, new_record, read_record, read_records, write_record
 from harness.throughput.shapes import (
     SIZES,
-    kv_bytes_per_token,
     num_parameters,
     plan_of,
-    stored_bits,
-    weight_bytes,
 )
 from harness.throughput.tables import engine_jobs
 from tests.source_tree import ROOT
@@ -47,7 +45,7 @@ def test_bytes_of_formats_and_cache() -> None:
     """One 256 x 512 matrix: codes and scales; the 7B's cache: 2 x 28 layers x 4 heads x 128 x 2 bytes a token."""
     codes = 256 * 512
     weights = {name: plan_of(name).rollout_weights for name in ("bf16", "int8", "fp8_block", "int4", "nvfp4")}
-    bits = {name: stored_bits(fmt, 256, 512) for name, fmt in weights.items() if fmt is not None}
+    bits = {name: 8 * tensor_bytes((256, 512), fmt, plan_of(name)) for name, fmt in weights.items() if fmt is not None}
     assert bits == {
         "bf16": 16 * codes,
         "int8": 8 * codes + 32 * 256,
