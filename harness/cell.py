@@ -37,11 +37,12 @@ from harness.engines.factory import check_engine, make_engine
 from harness.loop import REFERENCE, train
 from harness.models.checkpoint import content_hash
 from harness.numerics.formats import format_named
-from harness.prepare import load_state, prepare, save_state, start_of
+from harness.prepare import held_out, prepare, start_of
 from harness.record import record
 from harness.results import Row, RunResult, read_result, write_result
 from harness.run import Run
 from harness.run_config import Launch, RunConfig
+from harness.states import load_state, save_state
 from harness.trainers.forward import Thrift
 from harness.trainers.local import EXTRAS, Diverged, LocalTrainer
 from harness.trainers.policy import policy
@@ -87,6 +88,24 @@ def check_device(config: RunConfig) -> None:
         raise ValueError("trainer.device=cuda: no CUDA device is visible; valid: trainer.device=cpu")
 
 
+def check_place(config: RunConfig, launch: Launch) -> None:
+    """Raises ValueError, one line, where this machine does not have what the run wants: its device, verl, a cluster."""
+    check_device(config)
+    if config.trainer.name != "verl":
+        if launch.gpus * launch.nodes != 1:
+            raise ValueError(
+                f"launch.nodes={launch.nodes} launch.gpus={launch.gpus}: trainer={config.trainer.name} works on one "
+                "GPU; choose trainer=verl"
+            )
+        return
+    support.check_launch(config, launch)
+    support.check_installed()
+    support.check_cluster(launch.ray_address)
+    has = torch.cuda.device_count()
+    if config.trainer.device == "cuda" and launch.ray_address is None and launch.gpus > has:
+        raise ValueError(f"launch.gpus={launch.gpus}: {has} CUDA devices are visible; valid: 1 to {has}")
+
+
 def build(config: RunConfig, launch: Launch) -> tuple[Run, dict[str, str | None]]:
     """Everything alive in a run, at step 0, and the hashes of what it starts from. Raises ValueError on bad input."""
     composed, device = check(config), config.trainer.device
@@ -114,12 +133,10 @@ def build(config: RunConfig, launch: Launch) -> tuple[Run, dict[str, str | None]
     reference = EmbeddedEngine(
         shape, Plan(rollout_weights=format_named(REFERENCE)), max_batch=config.engine.max_batch, **ids
     )
-    count = min(config.task.num_eval, start.task.num_eval or config.task.num_eval)
-    eval_items = start.task.sample("eval", range(count))
     run = Run(
         config=config, composed=composed, task=start.task, trainer=trainer, engine=engine, reference=reference,
-        max_new_tokens=config.engine.max_new_tokens or start.task.max_new_tokens, eval_items=eval_items,
-        question_hash=provenance.text_hash(item.key for item in eval_items),
+        max_new_tokens=config.engine.max_new_tokens or start.task.max_new_tokens,
+        eval_items=held_out(config, start.task),
     )  # fmt: skip
     run.keep_peaks(share)
     return run, {"model": content_hash(start.folder), "task": start.task.content_hash()}

@@ -29,7 +29,7 @@ from harness.api import (
 )
 from harness.chosen import choose_parts, fixed_algo
 from harness.nearest import nearest
-from harness.numerics.formats import Format, format_named
+from harness.numerics.formats import Format, at_rollout, format_named
 from harness.run_config import PrecisionConfig, RunConfig
 from methods import method_named
 
@@ -45,6 +45,11 @@ class Composed:
     """Of all parts; filled by `harness.prepare`, updated by `refit`."""
     memory: list[Memory]
     """Per part; logged and checkpointed."""
+
+    def memory_row(self) -> dict[str, float]:
+        """What the parts remember, as columns `part/<Part>.<name>` of a step's row."""
+        pairs = zip(self.parts, self.memory, strict=True)
+        return {f"part/{type(part).__name__}.{name}": x for part, memory in pairs for name, x in memory.items()}
 
     def wrap(self, model: nn.Module) -> nn.Module:
         """Fold `Part.wrap`."""
@@ -207,7 +212,7 @@ def check_supported(composed: Composed, supports: frozenset[str], engine: str, e
     }
     wanted |= {f"rollout_weights:{fmt.name}" for _, fmt in plan.exceptions if fmt is not None}
     wanted.add(f"sampler:{plan.sampler or 'cached'}")
-    if plan.adapters is not None and plan.adapters.site != "train":
+    if at_rollout(plan.adapters) is not None:
         wanted.add("adapters")
     if plan.residual is not None:
         wanted.add("residual")
@@ -221,13 +226,11 @@ def check_supported(composed: Composed, supports: frozenset[str], engine: str, e
 def check_passport(plan: Plan, passport: Passport) -> None:
     """The realized plan must be the planned one. Raises RuntimeError naming the first tensor that is not."""
     wrong: list[str] = []
-    if plan.adapters is not None and plan.adapters.site != "train":
+    if (adapters := at_rollout(plan.adapters)) is not None:
         held = {record.name for record in passport.weights}
-        targets = [
-            r.name for r in passport.weights if r.name.endswith(tuple(f"{t}.weight" for t in plan.adapters.targets))
-        ]
+        targets = [r.name for r in passport.weights if r.name.endswith(tuple(f"{t}.weight" for t in adapters.targets))]
         lost = [name for name in targets if f"{name.removesuffix('weight')}lora_A.weight" not in held]
-        wrong += [f"{name} has no adapter, planned rank {plan.adapters.rank}" for name in lost]
+        wrong += [f"{name} has no adapter, planned rank {adapters.rank}" for name in lost]
     if plan.residual is not None and not any(r.name.endswith(".residual_channels") for r in passport.weights):
         wrong.append(f"no input gets a second pass, planned for {plan.residual:g} of the channels")
     for record in passport.weights:

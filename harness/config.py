@@ -13,6 +13,7 @@ import itertools
 import json
 import types
 import typing
+from collections.abc import Mapping
 from dataclasses import field
 from functools import cache
 from pathlib import Path
@@ -68,10 +69,16 @@ def _written(config: Any) -> dict[str, Any]:
 
 def run_id(config: RunConfig) -> str:
     """12 hexadecimal digits of the SHA-256 of every hashed field of a resolved config."""
-    values = to_json(config)
-    for section, name in _not_hashed():
-        del values[section][name]
-    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:12]
+    return hashlib.sha256(json.dumps(identity(to_json(config)), sort_keys=True).encode()).hexdigest()[:12]
+
+
+def identity(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The hashed fields of a config as JSON: what makes a run the run it is. Paths and shares of memory do not."""
+    left_out = _not_hashed()
+    return {
+        section: {k: v for k, v in inner.items() if (section, k) not in left_out} if isinstance(inner, dict) else inner
+        for section, inner in values.items()
+    }
 
 
 @cache

@@ -10,13 +10,15 @@ index), so a run resumed from `Run.state` goes on bit for bit. Left out: how a r
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from harness import provenance
 from harness.api import Correction, Part, Rollout, RolloutEngine, Sequences, Step, TokenBatch
 from harness.clock import Clock
 from harness.collect import collect, minibatches, responses, take_batch, take_correction
@@ -26,7 +28,9 @@ from harness.loss import aggregate, batch_normalize, cleaned, count_totals, poli
 from harness.metrics import by_entropy, by_position, clip_metrics, correction_metrics, mismatch_metrics
 from harness.results import EvalRecord
 from harness.run import Run
+from harness.run_config import RunConfig
 from harness.seeds import stable_seed
+from harness.tasks import Item, Task
 from harness.trainers.local import Diverged, Scores
 
 REFERENCE = "fp32"
@@ -70,23 +74,18 @@ def grpo_step(run: Run) -> dict[str, Any]:
     is_single = algo.num_minibatches * algo.num_epochs == 1
     with clock("old_logp"):
         scores, batch = scored(run, seqs, mask, adv, rollout, step, keep_graph=is_single)
-    logps, entropy = (batch.old_logp, batch.rollout_logp, mask), scores.entropy.detach()
-    row |= mismatch_metrics(*logps, cap=METRIC_CAP, entropy=entropy)
-    if step.index % PROFILE_EVERY == 0:
-        row |= by_position(*logps) | by_entropy(*logps, entropy)
+    row |= mismatch(batch, scores.entropy.detach())
 
     with clock("update"):
         correction = start(batch, algo.eps_low, algo.eps_high)
         if algo.mode == "decoupled":
-            correction = normalized(run, composed.correct(correction, batch), mask)
+            correction = normalized(composed.correct(correction, batch), mask, algo.batch_normalize)
         updates = [
             update(run, seqs, batch, correction, rows, scores if is_single else None) for rows in minibatches(run, step)
         ]
         with trainer.eagerly():
             composed.refit(trainer.model, seqs, batch, replace(step, index=step.index + 1))
-    row |= update_metrics(updates)
-    for part, memory in zip(composed.parts, composed.memory, strict=True):
-        row |= {f"part/{type(part).__name__}.{name}": value for name, value in memory.items()}
+    row |= update_metrics(updates) | composed.memory_row()
     seconds = clock.stop()
     row |= {f"time/{stage}_s": value for stage, value in seconds.items()} | clock.memory()
     run.keep_peaks(clock.peaks)
@@ -113,6 +112,18 @@ def scored(
         shadow={"old": trainer.shadow_logp(seqs)} if "shadow" in needs else {},
     )  # fmt: skip
     return scores, batch
+
+
+def mismatch(batch: TokenBatch, entropy: Tensor) -> dict[str, Any]:
+    """How far sampler and trainer are apart before any update; at some steps also its profiles.
+
+    entropy [B, T] nats of the trainer, no gradient.
+    """
+    logps = (batch.old_logp, batch.rollout_logp, batch.mask)
+    found: dict[str, Any] = mismatch_metrics(*logps, cap=METRIC_CAP, entropy=entropy)
+    if batch.step.index % PROFILE_EVERY == 0:
+        found |= by_position(*logps) | by_entropy(*logps, entropy)
+    return found
 
 
 def check_exact(train_logp: Tensor, rollout_logp: Tensor, sampled: Tensor) -> None:
@@ -151,7 +162,8 @@ def update(
             batch = replace(batch, shadow={**batch.shadow, "current": trainer.shadow_logp(seqs)})
         live = replace(batch, old_logp=scores.logp.detach())
         if is_bypass:  # there is no policy before the update: rules see the live one, as a constant (losses.md 5)
-            correction = normalized(run, composed.correct(start(live, algo.eps_low, algo.eps_high), live), batch.mask)
+            correction = composed.correct(start(live, algo.eps_low, algo.eps_high), live)
+            correction = normalized(correction, batch.mask, algo.batch_normalize)
         correction = composed.correct_update(correction, live.old_logp, batch)
     if algo.mode == "bypass_ppo":
         batch = replace(batch, old_logp=batch.rollout_logp)
@@ -194,9 +206,8 @@ def part_loss(part: Part, logp: Tensor, b: TokenBatch, c: Correction) -> Tensor 
     return part.token_loss(logp, c, b)
 
 
-def normalized(run: Run, c: Correction, mask: Tensor) -> Correction:
+def normalized(c: Correction, mask: Tensor, level: Literal["none", "token", "sequence"]) -> Correction:
     """Batch normalisation of weights, last and by the algorithm (losses.md section 6.9)."""
-    level = run.config.algo.batch_normalize
     return c if level == "none" else replace(c, weight=batch_normalize(c.weight, mask, level))
 
 
@@ -206,40 +217,46 @@ def evaluate(run: Run) -> None:
     Raises Diverged where a weight is not finite: its answers would be those of no policy.
     """
     clock = Clock(run.config.trainer.device)
+    ask = partial(
+        evaluation, config=run.config, task=run.task, items=run.eval_items, max_new_tokens=run.max_new_tokens,
+        step=run.step,
+    )  # fmt: skip
     with clock("eval"):
         if not all(bool(torch.isfinite(tensor).all()) for _, tensor in run.trainer.weights()):
             raise Diverged("a weight is not finite")
         step = Step(index=run.step, total=run.config.trainer.steps, seed=run.config.seed, purpose="eval")
         run.reference.wake()
         run.reference.load_weights(run.trainer.policy_weights())
-        run.evals.append(evaluation(run, run.reference, "reference"))
+        run.evals.append(ask(run.reference, "reference"))
         run.reference.sleep()  # its cache is of no use until the next evaluation
         reclaim(run)
         run.evaluated_sync = push_weights(run, run.engine, step)
-        run.evals.append(evaluation(run, run.engine, "rollout"))
+        run.evals.append(ask(run.engine, "rollout"))
     run.eval_s += clock.seconds["eval"]
     run.keep_peaks(clock.peaks)
 
 
-def evaluation(run: Run, engine: RolloutEngine, site: str) -> EvalRecord:
-    """One pass over the held-out questions."""
-    items = run.eval_items
+def evaluation(
+    engine: RolloutEngine, site: Literal["reference", "rollout"], *, config: RunConfig, task: Task,
+    items: Sequence[Item], max_new_tokens: int, step: int,
+) -> EvalRecord:  # fmt: skip
+    """One pass over the held-out questions by an engine that holds the policy after `step` steps."""
     rollout = engine.generate(
         [item.prompt for item in items],
         num_samples=1,
-        max_new_tokens=run.max_new_tokens,
-        temperature=run.config.engine.temperature,
+        max_new_tokens=max_new_tokens,
+        temperature=config.engine.temperature,
         seed=stable_seed("eval"),
     )
-    scores = run.task.score(items, responses(rollout))
+    scores = task.score(items, responses(rollout))
     return EvalRecord.model_validate(
         {
-            "step": run.step,
-            "precision": REFERENCE if site == "reference" else run.config.precision.name,
+            "step": step,
+            "precision": REFERENCE if site == "reference" else config.precision.name,
             "site": site,
             "accuracy": sum(s.reward for s in scores) / len(scores),
             "correct": [int(s.reward >= 1.0) for s in scores],
-            "question_hash": run.question_hash,
+            "question_hash": provenance.text_hash(item.key for item in items),
             "length_mean": float(rollout.lengths.float().mean()),
             "truncated_frac": float(rollout.truncated.float().mean()),
             "unparsable_frac": sum(not s.is_parsable for s in scores) / len(scores),

@@ -109,6 +109,7 @@ rollout/gen_batches | 1 | down | sum | generation rounds of dynamic sampling
 rollout/tokens_per_s | tokens/s | up | mean | response tokens over generation time
 sync/code_flip_rate | fraction | none | mean | quantized codes that changed since the sync before
 sync/saturated_frac | fraction | down | mean | weights clipped by their scale
+sync/num_replicas | 1 | none | last | engines under trainer=verl, one per GPU, whose passports agreed
 time/generate_s | s | down | sum | generation
 time/reward_s | s | down | sum | rewards and batching
 time/sync_s | s | down | sum | weights through the parts and the quantizer into the engine

@@ -25,9 +25,7 @@ from harness.models.decoder import Decoder, DecoderConfig
 from harness.numerics.formats import format_named
 from harness.run_config import Launch, ModelConfig, RunConfig
 from harness.seeds import stable_seed
-from harness.states import load_state as load_state
-from harness.states import save_state as save_state
-from harness.tasks import Demonstrated, Task, build_task
+from harness.tasks import Demonstrated, Item, Task, build_task
 
 NUM_CALIBRATION = 128
 """Calibration prompts offered to `Part.prepare`."""
@@ -77,7 +75,19 @@ def task_of(config: RunConfig) -> Task:
         load_config(path)
     elif config.model.vocab_size is not None and config.task.name in ("sort", "chain"):
         options["vocab_size"] = config.model.vocab_size
-    return build_task(config.task.name, options, path)
+    task = build_task(config.task.name, options, path)
+    if task.num_train == 0 and config.trainer.steps:
+        raise ValueError(
+            f"task={config.task.name}: no questions to train on; give a task.path that has some and "
+            "task.options.train_split=NAME, or another task"
+        )
+    return task
+
+
+def held_out(config: RunConfig, task: Task) -> list[Item]:
+    """The questions that a run is evaluated on, in order: `task.num_eval` of them, or all that there are."""
+    count = config.task.num_eval
+    return task.sample("eval", range(min(count, task.num_eval or count)))
 
 
 def base_folder(config: RunConfig, launch: Launch) -> Path | None:
@@ -94,7 +104,8 @@ def _recipe(config: RunConfig) -> BaseRecipe:
     return BaseRecipe(
         target_accuracy=base.target_accuracy, eval_every=base.eval_every, num_eval=base.num_eval,
         max_steps=base.max_steps, batch_size=base.batch_size, warmup_steps=base.warmup_steps,
-        grad_clip=base.grad_clip, curriculum=base.curriculum, lr=config.model.sft_lr,
+        grad_clip=base.grad_clip, curriculum=base.curriculum, lr_power=base.lr_power,
+        lr=config.model.sft_lr,
     )  # fmt: skip
 
 

@@ -47,8 +47,6 @@ class Run:
     """Samples in the reference precision, for evaluation alone."""
     max_new_tokens: int
     eval_items: list[Item]
-    question_hash: str
-    """Hash of the held-out questions in order."""
     step: int = 0
     next_prompt: int = 0
     eval_s: float = 0.0

@@ -68,6 +68,8 @@ class BaseConfig:
     grad_clip: float = 1.0
     curriculum: tuple[int, ...] = field(default=(), metadata={"sparse": True})
     """Problem sizes that are learnt first, those below the task's own (`harness.base_training`)."""
+    lr_power: float = field(default=0.0, metadata={"sparse": True})
+    """How the learning rate falls with the curriculum's size; 0: not at all."""
 
 
 @dataclass(frozen=True, kw_only=True)

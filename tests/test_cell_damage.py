@@ -18,9 +18,9 @@ import pytest
 from harness import cell
 from harness.cell import UNWRITTEN, Cancelled, record, record_path, run_cell, work_folder
 from harness.config import run_id, to_json
-from harness.prepare import load_state, save_state
 from harness.results import read_result, write_result
 from harness.run_config import Launch, RunConfig
+from harness.states import load_state, save_state
 from tests.toy import small_config, small_launch, small_run
 
 

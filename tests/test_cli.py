@@ -16,7 +16,7 @@ from tests.toy import small_config, small_launch
 
 COMMANDS = (
     "sweep", "run", "base", "report", "methods", "metrics", "doctor", "passport", "results", "replay",
-    "browse", "search", "claims", "figures", "early-warning", "faults", "site",
+    "browse", "search", "claims", "figures", "early-warning", "capacity", "faults", "site",
 )  # fmt: skip
 
 
@@ -110,7 +110,22 @@ def test_a_time_limit_ends_well_and_says_what_is_left(tiny: list[str], capsys: p
         with pytest.raises(SystemExit) as left:
             cli.main([*tiny, "--max-hours", hours])
         assert left.value.code == 2
-        assert f"'{hours}': a number of hours above 0" in capsys.readouterr().err
+        assert f"'{hours}': a number of hours above 0 is expected" in capsys.readouterr().err
+
+
+def test_a_time_limit_is_given_once_and_above_zero(tiny: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    for words, said in (
+        (("--minutes", "0"), "argument --minutes: '0': minutes above 0 are expected"),
+        (("--minutes", "nan"), "argument --minutes: 'nan': minutes above 0 are expected"),
+        (("--minutes", "3", "--max-hours", "2"), "argument --max-hours: not allowed with argument --minutes"),
+        (("--max-hours", "2", "--minutes", "3"), "argument --minutes: not allowed with argument --max-hours"),
+    ):
+        with pytest.raises(SystemExit) as left:
+            cli.main([*tiny, *words])
+        assert left.value.code == 2
+        assert capsys.readouterr().err.splitlines()[-1].endswith(said)
+    assert cli.main([*tiny, "--minutes", "1e-5"]) == 0
+    assert "time limit: 8 of 8 cells are left" in capsys.readouterr().out
 
 
 def test_a_sweep_runs_what_is_missing_and_names_files_that_are_not_its_own(

@@ -24,6 +24,10 @@ EXCEPTIONS: dict[tuple[str, str], str] = {
         "harness/cell.py::run_cell",
     ): "process edge: the record must say what happened and the sweep goes on",
     (
+        "broad_except",
+        "harness/trainers/verl/main.py::attempt",
+    ): "process edge: the cell must hear what ended verl's driver, and Ray's start raises bare Exception",
+    (
         "forbidden_call",
         "harness/engines/vllm/engine.py::seeded",
     ): "vLLM draws from the default generator; its state is forked around the call",

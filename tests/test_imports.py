@@ -26,7 +26,7 @@ LAYERS = (
     " harness.panels harness.packed harness.forest"
     " harness.claims harness.curves harness.findings harness.leaderboard harness.tracking harness.cost harness.retry"
     " harness.break_even harness.early_warning harness.profiles harness.paper_figures harness.site harness.comparisons"
-    " harness.throughput harness.parity harness.main_table",
+    " harness.throughput harness.parity harness.main_table harness.stage_rates harness.capacity",
     "harness.bench harness.cli harness.commands harness.arguments harness.faults",
 )
 """Bottom to top. A module imports from its own layer and from those below; the longest prefix places a module."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from statistics import median
@@ -12,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harness.bench.sync import seconds
+from harness.bench.sync import in_turns
 from harness.bench.sync_model import Shape
 from harness.numerics.formats import format_named
 from harness.numerics.fp8_gemm import Kernels, Operand, reference
@@ -43,17 +42,8 @@ def reason(error: Exception) -> str:
 
 
 def medians(calls: dict[str, Call], device: str, repeats: int, until: float = float("inf")) -> dict[str, list[float]]:
-    """Contestant -> seconds of its measured calls; they take turns until `repeats` or `until` of the monotonic clock,
-    but once at least."""
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    for turn in range(WARM_UP + repeats):
-        for name, call in calls.items():
-            spent = seconds(call, device)
-            if turn >= WARM_UP:
-                times[name].append(spent)
-        if turn >= WARM_UP and time.monotonic() > until:
-            break
-    return times
+    """`in_turns` with this bench's warm-up."""
+    return in_turns(calls, device, WARM_UP, repeats, until)
 
 
 def sides(shape: Shape, is_separate: bool) -> dict[str, tuple[int, int]]:

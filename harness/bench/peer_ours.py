@@ -57,7 +57,6 @@ def run_of(folder: Path, given: Settings, engine: str) -> Run:
     return Run(
         config=config, composed=composed, task=task, trainer=trainer, engine=made,
         reference=EmbeddedEngine(model.config, Plan(), **ids), max_new_tokens=given.tokens, eval_items=[],
-        question_hash="",
     )  # fmt: skip
 
 

@@ -19,7 +19,7 @@ import importlib.util
 import json
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -100,6 +100,22 @@ def seconds(call: Callable[[], object], device: str) -> float:
     return begin.elapsed_time(end) / 1e3
 
 
+def in_turns(
+    calls: Mapping[str, Callable[[], object]], device: str, warm_up: int, repeats: int, until: float = float("inf")
+) -> dict[str, list[float]]:
+    """Contestant -> seconds of its measured calls; they take turns until `repeats` or `until` of the monotonic clock,
+    but once at least."""
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for turn in range(warm_up + repeats):
+        for name, call in calls.items():
+            spent = seconds(call, device)
+            if turn >= warm_up:
+                times[name].append(spent)
+        if turn >= warm_up and time.monotonic() > until:
+            break
+    return times
+
+
 def memory(call: Callable[[], object], device: str) -> dict[str, int | None]:
     """Over SWAPS calls: bytes still allocated that were not before, and the most allocated meanwhile beyond that."""
     if device == "cpu":
@@ -152,12 +168,7 @@ def contestants(engine: Engine, device: str, is_first: bool) -> dict[str, Callab
 def measure(engine: Engine, device: str, is_first: bool, repeats: int) -> list[dict[str, Any]]:
     """One row per contestant."""
     calls = contestants(engine, device, is_first)
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    for turn in range(WARM_UP + repeats):
-        for name, call in calls.items():
-            spent = seconds(call, device)
-            if turn >= WARM_UP:
-                times[name].append(spent)
+    times = in_turns(calls, device, WARM_UP, repeats)
     limit = median(times[LIMIT])
     rows: list[dict[str, Any]] = []
     for name, call in calls.items():

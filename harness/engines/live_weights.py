@@ -20,7 +20,7 @@ from harness.engines.residual import ResidualChannels
 from harness.engines.slabs import Slab, cut, gather, given_scales, records
 from harness.engines.stream import read_stream
 from harness.models.decoder import DecoderConfig, tensor_shapes
-from harness.numerics.formats import Format, format_named
+from harness.numerics.formats import Format, at_rollout, format_named
 from harness.numerics.linear import EmulatedLinear
 from harness.numerics.quantize import Quantized, code_flips, dequantize, quantize, saturated_frac
 from harness.numerics.rounding import CASTS
@@ -110,12 +110,13 @@ class LiveWeights:
 
     def _adapters(self) -> LiveAdapters | None:
         """The plan's adapters at this site, bound to the linears they sit beside."""
-        if self.plan.adapters is None or self.plan.adapters.site == "train":
+        adapters = at_rollout(self.plan.adapters)
+        if adapters is None:
             return None
-        adapters = LiveAdapters(self.plan.adapters, self._parts(), self.shapes, self.base, self.device)
-        for key, (a, b) in adapters.pairs.items():
+        live = LiveAdapters(adapters, self._parts(), self.shapes, self.base, self.device)
+        for key, (a, b) in live.pairs.items():
             self.linears[key].adapter_a, self.linears[key].adapter_b = a, b
-        return adapters
+        return live
 
     def _parts(self) -> dict[str, tuple[str, ...]]:
         """Key of a linear -> the checkpoint modules in it, by rows."""

@@ -16,10 +16,10 @@ import torch
 
 from harness import cell, loop, results
 from harness.faults.journal import VOLUME, has_struck
-from harness.prepare import save_state
 from harness.results import Row, RunResult
 from harness.run import Run
 from harness.run_config import Launch, RunConfig
+from harness.states import save_state
 
 if TYPE_CHECKING:
     from harness.faults.cell import Striker

@@ -45,6 +45,11 @@ class Adapters:
     """The two norm gains of every block are trained beside trained adapters."""
 
 
+def at_rollout(adapters: Adapters | None) -> Adapters | None:
+    """The adapters of a plan, where the rollout engine computes with them; None where it has none."""
+    return None if adapters is None or adapters.site == "train" else adapters
+
+
 _INT_GROUPS = re.compile(r"int([2348])_g([1-9]\d*)(_asym)?(_qat)?")
 _BITS: dict[str, Element] = {"2": "int2", "3": "int3", "4": "int4", "8": "int8"}
 _TENSOR, _ROW, _BLOCK, _RUN = (0, 0), (1, 0), (128, 128), (1, 128)

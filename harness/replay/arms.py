@@ -17,8 +17,8 @@ from harness.api import Method, Plan, TokenBatch
 from harness.chosen import fixed_algo
 from harness.compose import Composed, has_hook
 from harness.config import parse
-from harness.loop import part_loss
-from harness.loss import MODES, batch_normalize, count_totals, policy_loss, start
+from harness.loop import normalized, part_loss
+from harness.loss import MODES, count_totals, policy_loss, start
 from harness.metrics import clip_metrics
 from harness.nearest import nearest
 from harness.run_config import AlgoConfig
@@ -125,8 +125,7 @@ def pull(arm: Arm, batch: TokenBatch, logp: Tensor, max_new_tokens: int) -> Pull
     batch = replace(batch, shadow={**batch.shadow, "current": leaf.detach()})
     seen = batch if algo.mode == "decoupled" else replace(batch, old_logp=leaf.detach())
     c = composed.correct(start(seen, algo.eps_low, algo.eps_high), seen)
-    if algo.batch_normalize != "none":
-        c = replace(c, weight=batch_normalize(c.weight, batch.mask, algo.batch_normalize))
+    c = normalized(c, batch.mask, algo.batch_normalize)
     c = composed.correct_update(c, leaf.detach(), batch)
     if algo.mode == "bypass_ppo":
         batch = replace(batch, old_logp=batch.rollout_logp)

@@ -26,6 +26,7 @@ DOCUMENTS = (
     ("claims.md", "Published claims"),
     ("tables/search_*.md", "Search"),
     ("tables/break_even*.md", "Break-even"),
+    ("tables/capacity*.md", "Capacity"),
 )
 """(pattern under the results folder, title of the section)."""
 

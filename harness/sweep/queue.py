@@ -18,7 +18,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from harness.cell import record, work_folder
-from harness.config import run_id, to_json
+from harness.config import identity, run_id, to_json
 from harness.launchers.job import Event, Job
 from harness.launchers.local import clean, run_cells
 from harness.provenance import commit
@@ -45,7 +45,7 @@ def stored(launch: Launch, cells: Sequence[RunConfig] = ()) -> dict[str, RunResu
     for path in sorted(records_folder(launch).glob("*.json")):
         try:
             result = read_result(path)
-            _check_owner(path, result, launch, planned.get(path.stem))
+            check_owner(path, result, launch, planned.get(path.stem))
         except ValueError as error:
             wrong.append(str(error))
         else:
@@ -55,18 +55,14 @@ def stored(launch: Launch, cells: Sequence[RunConfig] = ()) -> dict[str, RunResu
     return found
 
 
-def _check_owner(path: Path, result: RunResult, launch: Launch, cell: RunConfig | None) -> None:
+def check_owner(path: Path, result: RunResult, launch: Launch, cell: RunConfig | None) -> None:
     """Raises ValueError for a record of another sweep or another cell, or without its series."""
     if result.sweep != launch.sweep:
         raise ValueError(f"{path}: a result of the sweep {result.sweep!r}")
-    if cell is not None and _without_paths(result.config) != _without_paths(_SETTINGS.validate_python(to_json(cell))):
+    if cell is not None and identity(result.config) != identity(_SETTINGS.validate_python(to_json(cell))):
         raise ValueError(f"{path}: its configuration is not that of {path.stem}")
     if result.status == "ok" and not path.with_suffix(".parquet").exists():
         raise ValueError(f"{path}: its series {path.stem}.parquet is missing")
-
-
-def _without_paths(config: dict[str, Any]) -> dict[str, Any]:
-    return config | {name: config.get(name, {}) | {"path": None} for name in ("model", "task")}
 
 
 def finished(config: RunConfig, launch: Launch) -> RunResult | None:
@@ -144,7 +140,7 @@ def take_over(cells: Sequence[RunConfig], launch: Launch) -> list[tuple[RunConfi
         for path in elsewhere.get(run_id(cell), []):
             try:
                 found = read_result(path)
-                _check_owner(path, found, replace(launch, sweep=found.sweep), cell)
+                check_owner(path, found, replace(launch, sweep=found.sweep), cell)
             except ValueError:
                 continue
             if found.status in FINISHED and not found.is_draft:

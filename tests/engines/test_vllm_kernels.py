@@ -2,35 +2,22 @@
 
 from __future__ import annotations
 
-import json
-import os
 import re
-import subprocess
-import sys
 from typing import Any
 
 import pytest
 import torch
 
 from harness.numerics.formats import format_named
-from tests.engines.kernel_cases import FORMATS, cases
-from tests.source_tree import ROOT
+from tests.engines.kernel_cases import FORMATS, cases, run_interpreted
 
 triton = pytest.importorskip("triton", reason="Triton is not installed; it comes with the vllm-cpu and gpu extras")
 
 
 @pytest.fixture(scope="module")
 def interpreted() -> dict[str, int]:
-    """Every case in a process of its own: the interpreter is chosen when Triton is imported."""
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", "tests.engines.kernel_cases"],
-        cwd=ROOT,
-        env=os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    """Every case, interpreted."""
+    return run_interpreted("tests.engines.kernel_cases")
 
 
 @pytest.mark.parametrize("fmt", FORMATS)

@@ -1,7 +1,7 @@
 """`python -m tests.gpu.colocated_case FOLDER WORD ...`: one small cell on vLLM, in a process of its own.
 
 vLLM's allocator serves one engine that can sleep per process. The last line is JSON: status, error, the memory of the
-record, seconds of the stage "sleep" and of all, kl_k3 by step, and per evaluation its site and accuracy.
+record, seconds of the stage "sleep" and of all, kl_k3 and reward by step, and per evaluation its site and accuracy.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from pathlib import Path
 
 from harness.cell import run_cell
 from harness.config import run_id
+from harness.engines.vllm import engine as engines
 from harness.results import read_series
 from tests.toy import small_config, small_launch
 
@@ -23,6 +24,7 @@ WORDS = (
 
 def main(folder: Path, *words: str) -> None:
     """Print the line."""
+    engines.small_cache = lambda *_: {"kv_cache_memory_bytes": 4 * 2**30}  # these runs need but a few MiB
     config = small_config(*WORDS, *words)
     result = run_cell(config, small_launch(folder))
     done = {
@@ -31,7 +33,8 @@ def main(folder: Path, *words: str) -> None:
         "trainer": result.trainer,
     }  # fmt: skip
     series = read_series(folder / "runs" / "test", run_id(config)) if result.num_steps else {}
-    print(json.dumps(done | {"kl": series.get("mismatch/kl_k3"), "update": series.get("memory/update_gib")}))
+    columns = {"kl": "mismatch/kl_k3", "reward": "reward/accuracy", "update": "memory/update_gib"}
+    print(json.dumps(done | {name: series.get(column) for name, column in columns.items()}))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""One GPU per worker: `make test-gpu GPUS=2` runs engines side by side, each process on a GPU of its own."""
+"""A GPU for every worker, dealt in turn: `make test-gpu WORKERS=4` runs engines on two GPUs, two on each."""
 
 from __future__ import annotations
 

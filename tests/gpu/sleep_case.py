@@ -17,8 +17,10 @@ from tests.gpu.vllm_cases import FAMILIES, FORMATS, KV8, gap, greedy, started
 
 def main(name: str) -> None:
     """Print the line."""
+    from harness.engines.vllm import engine as engines
     from harness.engines.vllm import kv
 
+    engines.small_cache = lambda *_: {"kv_cache_memory_bytes": 4 * 2**30}  # these prompts need but a few MiB
     case = next(case for case in (*FORMATS, *KV8) if case.name == name)
     with started(FAMILIES[case.family], case.plan, can_sleep=True) as engine:
         engine.load_weights(weights(vllm_cases.model_of(case, 1)))

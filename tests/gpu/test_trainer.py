@@ -37,23 +37,25 @@ def who() -> str:
 
 
 def stepped(folder: Path, **launch: object) -> tuple[Run, dict[str, float], dict[str, Tensor]]:
-    """One update: (the run, its row, the clipped gradients as Adam has seen them)."""
-    found = small_run(folder, [*WIDE, CUDA], **launch)
+    """One update from a base that is right now and then: (the run, its row, the clipped gradients as Adam saw them)."""
+    found = small_run(folder, [*WIDE, CUDA, "base.eval_every=100"], **launch)
     row = grpo_step(found)
     state, named = found.trainer.optimizer.state, dict(found.trainer.model.named_parameters())
     return found, row, {name: state[p]["exp_avg"].clone() for name, p in named.items()}
 
 
 def test_an_update_on_fp8_units_is_the_emulated_one_up_to_its_bound(tmp_path: Path, who: str) -> None:
-    """Products differ by 5e-3 at most (test_fp8_flow); through two layers and back that stays below a tenth."""
+    """The last bit of BF16 tips codes: noise of 2^-10 in the attention alone moves the emulated gradients by 0.04 to
+    0.09 and their norm by 6e-4, and leaves a KL of 7e-5 on a CPU, where that of BF16 training is 2e-4."""
     emulated, row, wanted = stepped(tmp_path, fp8_kernels="emulated")
     real, other, found = stepped(tmp_path)
     assert emulated.trainer.products() == {"bf16, emulated": 1, "e4m3_block x e4m3_1x128, emulated": 14}
     assert real.trainer.products() == {"bf16, emulated": 1, f"e4m3_block x e4m3_1x128, {who}": 14}
+    assert row["train/grad_norm"] > 0.1
     assert other["train/grad_norm"] == pytest.approx(row["train/grad_norm"], rel=0.03)
     distances = {name: float((found[name] - grad).norm() / grad.norm()) for name, grad in wanted.items()}
-    assert max(distances.values()) < 0.1, distances
-    assert other["mismatch/kl_k3"] < 3 * row["mismatch/kl_k3"] + 1e-5
+    assert max(distances.values()) < 0.2, distances
+    assert other["mismatch/kl_k3"] < 3e-4
 
 
 def test_codes_of_the_trainer_are_the_quantizers_after_an_update(tmp_path: Path, who: str) -> None:

@@ -16,10 +16,10 @@ from harness.chosen import fixed_algo
 from harness.compose import compose, has_hook, plan_json
 from harness.config import load
 from harness.loop import grpo_step
-from harness.prepare import load_state, save_state
 from harness.provenance import tensors_hash
 from harness.run import Run
 from harness.run_config import PrecisionConfig
+from harness.states import load_state, save_state
 from methods import METHODS
 from tests.loss_cases import Algo, random_batch
 from tests.objective_cases import objective

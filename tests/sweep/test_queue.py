@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import zipfile
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -11,14 +13,16 @@ from pathlib import Path
 import pytest
 
 from harness.cell import work_folder
-from harness.config import run_id
+from harness.config import parse, run_id
 from harness.launchers.job import Event
 from harness.leaderboard import leaderboard
+from harness.provenance import ROOT
 from harness.report import markdown
-from harness.results import read_results
+from harness.results import read_result, read_results
 from harness.retry import Limit
-from harness.run_config import Launch
+from harness.run_config import Launch, RunConfig
 from harness.sweep import finished, plan, run_sweep, stored
+from harness.sweep.queue import check_owner
 from tests.sweep.stand_in import Ending, Seen, launcher
 from tests.sweep.tiny import sweep_of
 from tests.toy import small_launch
@@ -42,6 +46,30 @@ def test_second_start_runs_nothing_and_edited_cells_are_new(tmp_path: Path) -> N
     edited = plan(sweep_of({"method": "bf16", "algo.eps_high": 0.3}))
     run_sweep(edited, launch, 1, nothing, run=launcher(seen))
     assert len(seen.starts) == 5
+
+
+def test_fields_outside_of_the_id_do_not_part_a_record_from_its_cell(tmp_path: Path) -> None:
+    launch, seen = small_launch(tmp_path), Seen()
+    for extra in ({}, {"engine.sleep": True}, {"engine.gpu_memory": 0.3}):
+        planned = plan(sweep_of({"method": "bf16"} | extra))
+        run_sweep(planned, launch, 1, nothing, run=launcher(seen))
+    assert len(seen.starts) == 1
+
+
+@pytest.mark.parametrize("pack", sorted((ROOT / "results" / "packed").glob("*.zip")), ids=lambda path: path.stem)
+def test_committed_records_are_those_of_the_cells_that_they_name(pack: Path, tmp_path: Path) -> None:
+    """So that a sweep goes on from them: their ids and hashed fields are what today's code makes of their configs."""
+    with zipfile.ZipFile(pack) as archive:
+        lines = archive.read("records.jsonl").decode().splitlines()
+    for line in lines[:: max(1, len(lines) // 25)]:
+        record = json.loads(line)
+        cell = parse(RunConfig, record["config"])
+        path = tmp_path / f"{run_id(cell)}.json"
+        path.write_text(line, encoding="utf-8")
+        path.with_suffix(".parquet").touch()
+        result = read_result(path)
+        assert result.run_id == path.stem
+        check_owner(path, result, Launch(sweep=result.sweep), cell)
 
 
 def test_what_a_killed_sweep_left_of_a_finished_cell_goes(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
     load_weights  -> check the stream, quantize, write in place, compare (`weights.py`); forget cached prefixes
     generate      -> token ids in, token ids and log-probs of the sampled distribution out
-    realized_plan -> what the live kernels answer (`passport.py`)
+    realized_plan -> what the live kernels answer (`weights.py`, `passport.py`)
 
 One process holds one engine: no copies of weights between processes, nothing left behind by a crash, and a trainer on
 the same device hands its tensors over as they are. Draws come from torch's generator, seeded per call, so a batch is
@@ -24,12 +24,13 @@ from torch import Tensor
 
 from harness.api import KVProtocol, Passport, Plan, Rollout, WeightStream
 from harness.engines.requests import Requests, requests_of
-from harness.engines.vllm import direct, kv, passport, settings
+from harness.engines.vllm import direct, kv, settings
 from harness.engines.vllm.adapters import AdapterSlot, adapter_shapes
 from harness.engines.vllm.builds import BUILDS, check_plan, supports
 from harness.engines.vllm.memory import check_allocator, check_fits, small_cache
 from harness.engines.vllm.weights import VLLMWeights
 from harness.models.decoder import DecoderConfig, tensor_shapes
+from harness.numerics.formats import at_rollout
 from harness.numerics.kv_scales import Role
 from harness.seeds import stable_seed
 
@@ -126,10 +127,8 @@ class VLLMEngine:
 
     def _slot(self) -> AdapterSlot | None:
         """Where adapters of the rollout go; None where the plan has none."""
-        adapters = self.plan.adapters
-        if adapters is None or adapters.site == "train":
-            return None
-        return AdapterSlot(self.llm, adapters, self.shapes, Path(self.folder.name))
+        adapters = at_rollout(self.plan.adapters)
+        return None if adapters is None else AdapterSlot(self.llm, adapters, self.shapes, Path(self.folder.name))
 
     def _adapter(self) -> Any:
         """vLLM's request for the pushed adapters; None without any."""
@@ -189,20 +188,11 @@ class VLLMEngine:
     def realized_plan(self) -> Passport:
         """Measured on the live kernels. RuntimeError where a format is not in force."""
         self._check_ready()
-        records, acts = self.weights.records()
-        scales = {str(layer): found for layer, found in kv.all_scales(self.model).items()}
-        return Passport(
-            engine=f"vllm-{self.build.name}-{self.build.version}",
-            weights=records,
-            acts=acts,
-            kv=kv.cache_format(self.model, self.build.kv),
-            sampler="cached",
-            state={"kv_scales": scales, **passport.engine_state(self.model)},
-        )
+        return self.weights.realized_plan(self.build, "vllm")
 
     def sync_metrics(self) -> dict[str, float]:
         """Of the last load: "code_flip_rate" since the load before, "saturated_frac"."""
-        return {"code_flip_rate": self.weights.flips, "saturated_frac": self.weights.saturated}
+        return self.weights.sync_metrics()
 
     def sleep(self) -> None:
         """Give memory back: with `can_sleep` weights go to the host and the cache is dropped, addresses stay."""

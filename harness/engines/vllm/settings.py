@@ -24,7 +24,7 @@ from harness.api import MERGED, QUANTIZED, Plan, weight_format
 from harness.engines.vllm.builds import CPU, CUDA, Build, kind_of
 from harness.models.checkpoint import CONFIG, config_json
 from harness.models.decoder import DecoderConfig, tensor_shapes
-from harness.numerics.formats import Format
+from harness.numerics.formats import Format, at_rollout
 from harness.numerics.rounding import CASTS
 
 ENVIRONMENT = {
@@ -255,9 +255,9 @@ def llm_arguments(
         "max_model_len": config.max_positions if max_length is None else min(max_length, config.max_positions),
         "kv_cache_dtype": kv or "auto", "disable_log_stats": True, "max_logprobs": -1,
     }  # fmt: skip
-    if plan.adapters is not None and plan.adapters.site != "train":
-        arguments |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": lora_rank(plan.adapters.rank),
-                      "lora_target_modules": list(plan.adapters.targets)}  # fmt: skip
+    if (adapters := at_rollout(plan.adapters)) is not None:
+        arguments |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": lora_rank(adapters.rank),
+                      "lora_target_modules": list(adapters.targets)}  # fmt: skip
     if build is CUDA:
         arguments |= {"gpu_memory_utilization": gpu_memory, "enable_sleep_mode": can_sleep}
     if is_eager or build is CPU:

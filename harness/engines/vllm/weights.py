@@ -14,11 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from harness.api import Plan, TensorRecord, WeightStream, weight_format
+from harness.api import Passport, Plan, TensorRecord, WeightStream, weight_format
 from harness.engines.live_weights import mean_by_count
 from harness.engines.stream import Stream, read_stream
 from harness.engines.vllm import direct, kv, passport, reload, settings
 from harness.engines.vllm.adapters import AdapterSlot
+from harness.engines.vllm.builds import Build
 from harness.engines.vllm.export import Export, export
 from harness.models.decoder import DecoderConfig, tensor_shapes
 from harness.numerics.kv_scales import Role
@@ -84,7 +85,7 @@ class VLLMWeights:
 
     def _swap_scaled(self, tensors: Sequence[tuple[str, Tensor]], stream: Stream) -> None:
         """`swap`, after which the cache's scales are those before it or the stream's."""
-        scales = {layer: kv.read_scales(module) for layer, module in kv.attentions(self.model).items()}
+        scales = kv.all_scales(self.model)
         self.swap(tensors)
         for layer, module in kv.attentions(self.model).items():
             kv.set_scales(module, scales[layer])
@@ -161,3 +162,20 @@ class VLLMWeights:
         found += [] if self.adapters is None else self.adapters.records()
         entering = passport.input_formats(self.model, known, dtype, self.device, acts and acts.name)
         return tuple(sorted(found, key=lambda record: record.name)), entering
+
+    def realized_plan(self, build: Build, engine: str) -> Passport:
+        """Measured on the live kernels; `engine` begins its name. RuntimeError where a format is not in force."""
+        records, acts = self.records()
+        scales = {str(layer): found for layer, found in kv.all_scales(self.model).items()}
+        return Passport(
+            engine=f"{engine}-{build.name}-{build.version}",
+            weights=records,
+            acts=acts,
+            kv=kv.cache_format(self.model, build.kv),
+            sampler="cached",
+            state={"kv_scales": scales, **passport.engine_state(self.model)},
+        )
+
+    def sync_metrics(self) -> dict[str, float]:
+        """Of the last load: "code_flip_rate" since the load before, "saturated_frac"."""
+        return {"code_flip_rate": self.flips, "saturated_frac": self.saturated}
