@@ -79,14 +79,14 @@ bench: setup ## speed ratios against transformers and TRL in one run
 test: setup ## the default test suite on CPU (ARGS='-m slow' for the slow ones)
 	@$(PY) -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 
-test-gpu: setup ## the tests that need a CUDA device (GPUS=2: side by side)
-	@$(PY) -m pytest -m gpu -n $(or $(GPUS),0) --dist loadgroup $(ARGS)
+test-gpu: setup ## the tests that need a CUDA device (WORKERS=4 on two GPUs: side by side, two to a GPU)
+	@$(PY) -m pytest -m gpu -n $(or $(WORKERS),0) --dist loadgroup $(ARGS)
 
-test-verl: setup ## verl's jobs on this CPU, in an environment of their own (.venv-verl, 4.5 GB, a quarter of an hour)
+test-verl: setup ## verl's jobs on this CPU, in an environment of their own (.venv-verl, 4.5 GB, half an hour)
 	@$(PY) -I harness/setup_env.py --venv .venv-verl --requirements requirements/verl.txt
 	@.venv-verl/bin/python -m pip install -q --no-build-isolation -e .
 	@.venv-verl/bin/python -m pip uninstall -q -y torchvision torchaudio torchcodec
-	@.venv-verl/bin/python -m pytest -n 0 -m verl $(ARGS)
+	@.venv-verl/bin/python -m pytest -m verl $(ARGS)
 
 golden: setup ## rewrite tests/golden; in a commit of its own, with a CHANGELOG line
 	@$(PY) -m pytest -m golden -n 0 --rewrite-golden $(ARGS)
