@@ -33,6 +33,9 @@ from harness.numerics.formats import Format, at_rollout, format_named
 from harness.run_config import PrecisionConfig, RunConfig
 from methods import method_named
 
+UNQUANTIZED = ("bf16", "fp16", "fp32")
+"""What enters a linear layer whose inputs no format rounds."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Composed:
@@ -239,8 +242,9 @@ def check_passport(plan: Plan, passport: Passport) -> None:
             wrong.append(f"{record.name} is {record.format}, planned {fmt.name}")
     acts = plan.rollout_acts.name if plan.rollout_acts is not None else None
     for name, realized in passport.acts.items():
-        if acts is not None and weight_format(plan, name) is not None and realized != acts:
-            wrong.append(f"inputs of {name} are {realized}, planned {acts}")
+        planned = acts if weight_format(plan, name) is not None else None
+        if realized != planned if planned is not None else realized not in UNQUANTIZED:
+            wrong.append(f"inputs of {name} are {realized}, planned {planned or 'not quantized'}")
     kv = plan.rollout_kv.name if plan.rollout_kv is not None else None
     if passport.kv != kv:
         wrong.append(f"the KV cache is {passport.kv}, planned {kv}")

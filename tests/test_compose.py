@@ -130,6 +130,21 @@ def test_a_format_that_did_not_take_effect_is_fatal() -> None:
             check_passport(plan, wrong)
 
 
+def test_inputs_that_nobody_planned_to_quantize_are_fatal() -> None:
+    """vLLM's CPU build does that to 4-bit weights where the processor has AMX tiles, unless told not to."""
+    plan = Plan(rollout_weights=format_named("int4_g32"))
+    check_passport(plan, passport("int4_g32", acts="bf16"))
+    with pytest.raises(RuntimeError, match=r"inputs of .* are int8_token, planned not quantized"):
+        check_passport(plan, passport("int4_g32", acts="int8_token"))
+    exempt = Plan(
+        rollout_weights=format_named("int8_channel"), rollout_acts=format_named("int8_token"),
+        exceptions=(("*", None),),
+    )  # fmt: skip
+    check_passport(exempt, passport("bf16", acts="bf16"))
+    with pytest.raises(RuntimeError, match="planned not quantized"):
+        check_passport(exempt, passport("bf16", acts="int8_token"))
+
+
 def test_missing_capabilities_and_needs_are_named() -> None:
     composed = compose(load(["method=naive", "precision=int4"]))
     with pytest.raises(ValueError, match="rollout_weights:int4_g32"):

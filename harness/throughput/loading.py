@@ -18,6 +18,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from harness.engines.vllm.cpu_fixes import allow_tiles
 from harness.throughput.engine_arguments import llm_arguments
 from harness.throughput.estimates import GIB, kv_tokens_needed
 from harness.throughput.measure import most_tokens, prompt_length, prompt_of
@@ -86,6 +87,8 @@ def load(sweep: Sweep, job: Job, import_s: float) -> tuple[Stepper, dict[str, An
     import torch
     from vllm import LLM
 
+    if sweep.device == "cpu":
+        allow_tiles()
     lines, compiling = listen(), _watched(sweep, job)
     started = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:

@@ -20,7 +20,7 @@ CONFIG = (
 
 
 def test_a_cell_on_vllm_is_recorded_and_goes_on_where_it_stopped(tmp_path: Path) -> None:
-    config, launch = small_config(*CONFIG), small_launch(tmp_path)
+    config, launch = small_config(*CONFIG), small_launch(tmp_path, checkpoint_every_s=1e9)  # on request alone
     straight = run_cell(config, launch)
     series = read_series(tmp_path / "runs" / "test", run_id(config))
     assert (straight.status, straight.num_steps, straight.passport is None) == ("ok", 3, False)

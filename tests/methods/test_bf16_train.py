@@ -72,6 +72,6 @@ def test_the_plan_and_the_record_say_it(tmp_path: Path) -> None:
 
 
 def test_a_bf16_trainer_is_nearer_to_a_bf16_sampler(tmp_path: Path) -> None:
-    """Both round the same operands, so that the order of summation alone is left."""
+    """Both round the same operands: the order of summation alone is left, and not even that where both sum alike."""
     gaps = {m: grpo_step(small_run(tmp_path, [f"method={m}"]))["mismatch/kl_k3"] for m in ("bf16", "bf16_train")}
-    assert 0 < gaps["bf16_train"] < 0.01 * gaps["bf16"], gaps
+    assert 0 <= gaps["bf16_train"] < 0.01 * gaps["bf16"], gaps

@@ -1,5 +1,7 @@
-"""Two seams of vLLM's CPU build that do not survive a reload of weights, and what stands in for them.
+"""Three seams of vLLM's CPU build, and what stands in for them.
 
+* Attention uses AMX tiles where the processor has them, but nobody asks the kernel for them, which Linux wants once a
+  process: an illegal instruction, unless oneDNN happened to ask before. Here they are asked for.
 * Unquantized layers are bound to a packed copy of their weight when they are loaded: a tied head then keeps the old
   copy. Here they read the live parameter.
 * The INT8 kernel's handler keeps a raw pointer to the scales of a temporary tensor. Here the handler owns a copy.
@@ -12,8 +14,15 @@ from typing import Any
 import torch
 
 
+def allow_tiles() -> None:
+    """Ask the kernel for AMX tiles. Raises RuntimeError where the processor has them and the kernel refuses."""
+    if torch.cpu._is_amx_tile_supported() and not torch.cpu._init_amx():  # pyright: ignore[reportPrivateUsage]
+        raise RuntimeError("the kernel does not permit AMX tiles to this process, and vLLM would die of using them")
+
+
 def apply() -> None:
-    """Replace both seams in this process; harmless when called again."""
+    """Mend all three in this process; harmless when called again."""
+    allow_tiles()
     from vllm import _custom_ops  # pyright: ignore[reportAttributeAccessIssue]
     from vllm.model_executor.layers import utils
 

@@ -33,6 +33,7 @@ ENVIRONMENT = {
     "VLLM_USE_DEEP_GEMM_E8M0": "0",  # else block scales are rounded up to powers of two and the weights again
     "VLLM_USE_FLASHINFER_SAMPLER": "0",  # draws from torch's generator, which `generate` seeds
     "VLLM_BATCH_INVARIANT": "0",  # it would replace FP8 kernels without a word
+    "VLLM_CPU_INT4_W4A8": "0",  # where there are AMX tiles it would quantize the inputs of 4-bit weights to INT8
     "VLLM_NO_USAGE_STATS": "1",
     "HF_HUB_OFFLINE": "1",
 }
