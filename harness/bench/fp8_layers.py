@@ -5,12 +5,12 @@
 
     bf16                 weights and gradients in bf16: nothing but the products
     bf16, fp32 masters   float32 weights and gradients, cast at every use, as autocast casts them
-    ..., compiled        through torch.compile: what lies between the products is fused there too
     fp8, NAME            float32 weights, quantized at every use; gradients float32
     fp8 held, NAME       the same behind the first micro-batch of a step: weights are quantized already
-    fp8 fused, NAME      held, and norms, SwiGLU and residual sums made together with the codes (`fp8_block.py`)
+    ..., compiled        as runs compile their layers (`trainers.compiling`), for one shape
 
 NAME is who multiplies (`flow_kernels.NAMES`, "emulated"); "square" is a variant of the flow: "errors" tells its error.
+A layer of a run differs: float32 between its products, q, k and v and gate and up apart (--separate has the latter).
 Contestants take turns in one run; CUDA events, medians. "issue_ms" is the CPU's time to launch a step: what lies above
 the GPU's is bound by launches, and "graphs" replays steps without them. "products" times each product alone,
 "quantizers" each quantizer alone by launch; layers use the fastest. Bar: an FP8 layer that holds its weights is at
@@ -91,13 +91,13 @@ def measure(given: argparse.Namespace, found: Row, save: Callable[[], None]) -> 
         elif name == "layers":
             launch = best_launch(found["quantizers"])
             who = available(device, launch)
-            rows = layer_rows(shape, given, lineup(who, given, launch), until)
+            rows = layer_rows(shape, given, lineup(who, given), until)
         elif name == "products":
             rows = product_rows(shape, given, who)
         elif name == "errors":
             rows = error_rows(device)
         elif name == "graphs" and device != "cpu":
-            rows = graph_rows(shape, given, lineup(who, given, launch), found["layers"])
+            rows = graph_rows(shape, given, lineup(who, given), found["layers"])
         print(f"{name} ...", file=sys.stderr, flush=True)
         found[name] = []
         collect(found, name, rows, until)
