@@ -186,7 +186,7 @@ class RunConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """Where and how a run happens; changes no number beyond float rounding."""
+    """Where and how a run happens; changes no number beyond float rounding, but for `fp8_kernels=square`."""
 
     __pydantic_config__ = _STRICT
     results: str = "results"

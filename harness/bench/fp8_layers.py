@@ -16,7 +16,7 @@ the GPU's is bound by launches, and "graphs" replays steps without them. "produc
 "quantizers" each quantizer alone by launch; layers use the fastest. Bar: an FP8 layer that holds its weights is at
 least 1.45 times as fast as "bf16"; "x_compiled" is against "bf16, compiled".
 
-Each part has its share of --seconds (165; 55 with --quick, which times quantizers and the best variants alone); what
+Each part has its share of --seconds (165; 55 with --quick, which times quantizers and one eager FP8 layer alone); what
 does not fit is named; a contestant that fails loses alone. --out is written after every part, and at an interruption.
 Left out: the optimizer, the head and the rollout.
 """
@@ -157,7 +157,7 @@ def arguments(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--layers", type=int, default=1)
     parser.add_argument("--separate", action="store_true", help="q, k, v, gate and up each as a product of its own")
     parser.add_argument("--eager", action="store_true", help="nothing through torch.compile")
-    parser.add_argument("--quick", action="store_true", help="quantizers and the best variants alone, in a minute")
+    parser.add_argument("--quick", action="store_true", help="quantizers and one eager FP8 layer alone, in a minute")
     parser.add_argument("--seconds", type=float, help=f"for all, {SECONDS} ({QUICK_SECONDS} with --quick)")
     parser.add_argument("--repeats", type=int, default=REPEATS)
     parser.add_argument("--out", type=Path)
