@@ -186,7 +186,7 @@ class RunConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """Where and how a run happens; changes no number beyond float rounding."""
+    """Where and how a run happens; changes no number beyond float rounding, but for `fp8_kernels=square`."""
 
     __pydantic_config__ = _STRICT
     results: str = "results"
@@ -201,9 +201,10 @@ class Launch:
     compile: bool = False
     """The trainer's layers run as compiled code (torch.compile): seconds to minutes at the first steps, fewer passes
     over memory afterwards."""
-    fp8_kernels: Literal["best", "emulated", "deep_gemm", "scaled_mm", "mixed"] = "best"
+    fp8_kernels: Literal["best", "emulated", "deep_gemm", "scaled_mm", "mixed", "square"] = "best"
     """Who computes a trainer's FP8 linears on a GPU (`harness.engines.vllm.flow_kernels`); best: whoever is fastest
-    there, and where nobody is, or on a CPU, the emulation."""
+    there, and where nobody is, or on a CPU, the emulation. square rounds otherwise: a variant of the recipe, which
+    quantizes the inputs of weight gradients in tiles of 128 x 128; it is never the best."""
     native_16bit: bool = False
     """A trainer that computes in bf16 or fp16 multiplies 16-bit tensors, on tensor cores where there are some; False:
     float32 arithmetic on rounded operands, bit for bit the same on every device with float32 kernels alike."""

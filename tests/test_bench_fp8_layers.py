@@ -13,14 +13,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from harness.bench import fp8_layers, fp8_layers_parts
-from harness.bench.fp8_layers_model import Layer, makers, pieces
-from harness.bench.fp8_layers_parts import Row, error_rows, product_rows, sides
+from harness.bench import fp8_layers, fp8_layers_parts, fp8_layers_steps
+from harness.bench.fp8_layers_model import Layer, makers
+from harness.bench.fp8_layers_parts import Row, error_rows, product_rows, sides, uses
 from harness.bench.fp8_layers_report import best_launch, best_wgrad, budget, summary, table
-from harness.bench.fp8_layers_steps import BAR, layer_rows, lineup
+from harness.bench.fp8_layers_steps import BAR, Contestant, build, layer_rows, lineup
 from harness.bench.sync_model import SIZES
 from harness.numerics.fp8_flow import use_kernels
 from harness.numerics.fp8_gemm import Kernels, Operand, reference
+from harness.stage_rates import TRAIN
+from tests.trainers.test_compiling import trace
 
 TOY = SIZES["toy"]
 
@@ -31,9 +33,9 @@ def no_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fp8_layers_parts, "WARM_UP", 0)
 
 
-def layer(what: str = "bf16", *, is_fused: bool = True, length: int = 16) -> Layer:
+def layer(what: str = "bf16", *, is_merged: bool = True, length: int = 16) -> Layer:
     """Of size toy."""
-    return Layer(TOY, makers("cpu")[what], pieces(False), is_fused=is_fused, length=length, device="cpu")
+    return Layer(TOY, makers("cpu")[what], is_merged=is_merged, length=length, device="cpu")
 
 
 def inputs(tokens: int = 32) -> Tensor:
@@ -51,14 +53,14 @@ def test_attention_is_causal_and_stays_in_its_sequence() -> None:
     assert not moved[:10].any() and moved[10:16].all() and not moved[16:].any()
 
 
-def test_fused_and_separate_products_are_one_layer() -> None:
-    fused, separate = layer(), layer(is_fused=False)
-    for one, many in ((fused.qkv, separate.qkv), (fused.up, separate.up)):
+def test_merged_and_separate_products_are_one_layer() -> None:
+    merged, separate = layer(), layer(is_merged=False)
+    for one, many in ((merged.qkv, separate.qkv), (merged.up, separate.up)):
         weights = [part.weight for part in many if isinstance(part, nn.Linear)]
         assert len(weights) == len(many) > 1
         with torch.no_grad():
             one[0].get_parameter("weight").copy_(torch.cat(weights))
-    torch.testing.assert_close(fused(inputs()), separate(inputs()), rtol=0.02, atol=0.02)
+    torch.testing.assert_close(merged(inputs()), separate(inputs()), rtol=0.02, atol=0.02)
 
 
 def test_contestants_compute_one_layer_and_fp8_its_approximation() -> None:
@@ -80,18 +82,17 @@ GIVEN = {"tokens": 128, "length": 64, "layers": 1, "separate": False, "eager": T
 def test_rows_of_the_kernels() -> None:
     given = Namespace(**GIVEN)
     who: dict[str, Kernels | None] = {"reference": reference(), "square": reference(is_square=True)}
-    entries = lineup(who, given, None)
+    entries = lineup(who, given)
     rows = {row["what"]: row for row in layer_rows(TOY, given, entries, time.monotonic() + 600)}
-    assert list(rows) == ["bf16", "fp8 fused, reference", "fp8 fused, square", "fp8 held, reference",
-                          "bf16, fp32 masters", "fp8, reference"]  # fmt: skip
+    assert list(rows) == ["bf16", "fp8 held, reference", "fp8 held, square", "bf16, fp32 masters", "fp8, reference"]
     assert rows["bf16"]["x_bf16"] == 1.0 and rows["bf16"]["output_error"] == rows["bf16"]["grad_error"] == 0.0
-    assert rows["fp8 held, reference"]["bar"] == rows["fp8 fused, square"]["bar"] == BAR
+    assert rows["fp8 held, reference"]["bar"] == rows["fp8 held, square"]["bar"] == BAR
     assert rows["fp8, reference"]["bar"] is None and rows["bf16, fp32 masters"]["grad_error"] < 5e-3
-    # Fused or not, held or not: one layer. Square tiles are another, in the weights' gradients alone.
+    # Held or not: one layer. Square tiles are another, in the weights' gradients alone.
     errors = {what: (row["output_error"], row["grad_error"]) for what, row in rows.items()}
-    assert errors["fp8 fused, reference"] == errors["fp8 held, reference"] == errors["fp8, reference"]
-    assert 0.0 < errors["fp8, reference"][0] == errors["fp8 fused, square"][0] < 0.1
-    assert 0.0 < abs(errors["fp8, reference"][1] - errors["fp8 fused, square"][1]) < 0.01
+    assert errors["fp8 held, reference"] == errors["fp8, reference"]
+    assert 0.0 < errors["fp8, reference"][0] == errors["fp8 held, square"][0] < 0.1
+    assert 0.0 < abs(errors["fp8, reference"][1] - errors["fp8 held, square"][1]) < 0.01
     products = list(product_rows(TOY, given, who))
     assert {(row["layer"], row["product"]) for row in products} == {
         (name, product) for name in ("qkv", "o", "gate_up", "down") for product in ("FProp", "DGrad", "WGrad")
@@ -100,15 +101,52 @@ def test_rows_of_the_kernels() -> None:
     assert sides(SIZES["7b"], False)["gate_up"] == (37888, 3584) and sides(SIZES["7b"], True)["k"] == (512, 3584)
 
 
+def test_the_contestants_on_a_gpu() -> None:
+    names = ("deep_gemm", "scaled_mm", "mixed", "triton", "square")
+    who: dict[str, Kernels | None] = {name: replace(reference(), name=name) for name in names}
+    given = GIVEN | {"device": "cuda", "eager": False}
+    entries = lineup(who, Namespace(**given))
+    assert [entry.name for entry in entries] == [
+        "bf16", "bf16, compiled", "fp8 held, mixed, compiled", "fp8 held, mixed", "fp8 held, square, compiled",
+        "fp8 held, deep_gemm, compiled", "fp8 held, scaled_mm, compiled", "bf16, fp32 masters, compiled",
+        "bf16, fp32 masters", "fp8, mixed",
+    ]  # fmt: skip
+    assert set(TRAIN.values()) <= {entry.name for entry in entries}
+    assert all(entry.is_compiled == entry.name.endswith(", compiled") for entry in entries)
+    assert all(entry.kernels is who[entry.name.split(", ")[1]] for entry in entries if entry.make == "fp8")
+    quick = lineup(who, Namespace(**given | {"quick": True}))
+    assert [entry.name for entry in quick] == ["bf16", "fp8 held, mixed"]
+
+
+@pytest.mark.parametrize("is_separate", [False, True])
+def test_compiled_contestants_are_the_eager_ones_bit_for_bit(
+    monkeypatch: pytest.MonkeyPatch, is_separate: bool
+) -> None:
+    """As far as they are traced: graphs run by torch's own kernels."""
+    trace(monkeypatch, Layer)
+    given = Namespace(**GIVEN | {"separate": is_separate})
+    for make, kernels in (("bf16", None), ("fp8", reference())):
+        found: list[list[Tensor]] = []
+        for is_compiled in (False, True):
+            model = build(TOY, Contestant(name="", make=make, kernels=kernels, is_compiled=is_compiled), given)
+            x, dy = fp8_layers_steps.inputs(TOY, given)
+            fp8_layers_steps.step(model, x, dy)
+            with torch.no_grad():
+                y = model(x)
+            found.append([y, *(p.grad for p in (x, *model.parameters()) if p.grad is not None)])
+        assert len(found[0]) == (11 if is_separate else 8)
+        assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
 def test_a_contestant_that_fails_or_has_no_time_is_named_and_the_others_go_on() -> None:
     def by_runs(a: Operand, b: Operand) -> Tensor:
         raise RuntimeError("no such kernel\nat all")
 
     given = Namespace(**GIVEN)
     who: dict[str, Kernels | None] = {"broken": replace(reference(), by_runs=by_runs)}
-    entries = lineup(who, given, None)
+    entries = lineup(who, given)
     rows = {row["what"]: row for row in layer_rows(TOY, given, entries, time.monotonic() + 600)}
-    assert rows["fp8 fused, broken"]["failed"] == "RuntimeError: no such kernel" and rows["bf16"]["failed"] is None
+    assert rows["fp8 held, broken"]["failed"] == "RuntimeError: no such kernel" and rows["bf16"]["failed"] is None
     late = list(layer_rows(TOY, given, entries, time.monotonic()))
     assert [row["failed"] for row in late[:-1]] == ["no time left"] * (len(entries) - 1)
     assert late[-1]["what"] == "bf16" and late[-1]["repeats"] == 1
@@ -124,27 +162,39 @@ def test_square_tiles_cost_little_more_than_runs() -> None:
 
 def quantizer_row(what: str, width: int, launch: str, ms: float | None) -> Row:
     """As `quantizer_rows` makes them."""
-    return {"quantizer": what, "width": width, "launch": launch, "ms": ms}
+    return {"quantizer": what, "width": width, "times": USES[what, width], "launch": launch, "ms": ms}
+
+
+USES = uses(TOY)
+
+
+def test_a_layer_runs_eight_quantizers() -> None:
+    assert sum(USES.values()) == sum(uses(SIZES["7b"]).values()) == 8
+    assert uses(SIZES["7b"]) == {
+        ("twice", 3584): 3, ("twice", 18944): 1, ("both", 4608): 1, ("both", 3584): 2, ("both", 37888): 1,
+        ("square", 18944): 0, ("rows", 18944): 0,
+    }  # fmt: skip
 
 
 def test_the_report_chooses_and_adds_up() -> None:
-    uses = [("gradient", 8), ("gated", 4), ("norm", 1), ("twice", 1), ("both", 1), ("both", 2)]
-    slow = [quantizer_row(what, width, "slow", 2.0) for what, width in uses]
-    fast = [quantizer_row(what, width, "fast", 1.0) for what, width in uses[:2]]
+    slow = [quantizer_row(what, width, "slow", 2.0) for what, width in USES]
+    fast = [quantizer_row(what, width, "fast", 1.0) for what, width in list(USES)[:2]]
     assert best_launch(slow + fast) == "fast" and best_launch([]) is None
-    assert best_launch(slow + [quantizer_row(what, width, "broken", None) for what, width in uses]) == "slow"
+    assert best_launch(slow + [quantizer_row(what, width, "broken", None) for what, width in USES]) == "slow"
     products = [{"layer": layer, "product": product, "what": what, "ms": ms}
                 for layer in "abcd" for product in ("FProp", "DGrad", "WGrad")
-                for what, ms in (("bf16", 3.0), ("mixed", 2.0), ("deep_gemm", 2.5), ("square, deep_gemm", 1.0))
+                for what, ms in (("bf16", 3.0), ("mixed", 2.0), ("deep_gemm", 2.5), ("square", 1.0))
                 ]  # fmt: skip
-    assert best_wgrad(products) == {"square, deep_gemm": 4.0, "mixed": 8.0, "deep_gemm": 10.0, "bf16": 12.0}
-    layers = [{"what": "bf16", "ms": 50.0}, {"what": "fp8 fused, mixed", "ms": 45.0},
-              {"what": "fp8 fused, square", "ms": 40.0}]  # fmt: skip
+    assert best_wgrad(products) == {"square": 4.0, "mixed": 8.0, "deep_gemm": 10.0, "bf16": 12.0}
+    layers = [{"what": "bf16", "ms": 50.0}, {"what": "fp8 held, mixed", "ms": 46.0},
+              {"what": "fp8 held, mixed, compiled", "ms": 45.0}, {"what": "fp8 held, square", "ms": 40.0}
+              ]  # fmt: skip
     found: Row = {"quantizers": slow, "products": products, "layers": layers, "launch": "slow", "deep": 1}
     rows = {(row["what"], row["of which"].split()[0]): row["ms"] for row in budget(found)}
-    # Eight quantizers: both norms, an input and two gradients of the hidden width among them.
-    assert rows == {("bf16", "products"): 36.0, ("bf16", "attention"): 14.0, ("fp8 fused, mixed", "products"): 24.0,
-                    ("fp8 fused, mixed", "quantizers,"): 16.0, ("fp8 fused, mixed", "attention"): 5.0}  # fmt: skip
+    best = "fp8 held, mixed, compiled"
+    assert rows == {("bf16", "products"): 36.0, ("bf16", "attention"): 14.0, (best, "products"): 24.0,
+                    (best, "quantizers"): 16.0, (best, "attention"): 5.0}  # fmt: skip
+    assert budget(found | {"quantizers": [*slow[1:], slow[0] | {"ms": None}]}) == budget(found)[:2]
     assert summary(found)[0] == {"best": "launch of the quantizers", "is": "slow"}
 
 

@@ -5,18 +5,18 @@
 
     bf16                 weights and gradients in bf16: nothing but the products
     bf16, fp32 masters   float32 weights and gradients, cast at every use, as autocast casts them
-    ..., compiled        through torch.compile: what lies between the products is fused there too
     fp8, NAME            float32 weights, quantized at every use; gradients float32
     fp8 held, NAME       the same behind the first micro-batch of a step: weights are quantized already
-    fp8 fused, NAME      held, and norms, SwiGLU and residual sums made together with the codes (`fp8_block.py`)
+    ..., compiled        as runs compile their layers (`trainers.compiling`), for one shape
 
 NAME is who multiplies (`flow_kernels.NAMES`, "emulated"); "square" is a variant of the flow: "errors" tells its error.
+A layer of a run differs: float32 between its products, q, k and v and gate and up apart (--separate has the latter).
 Contestants take turns in one run; CUDA events, medians. "issue_ms" is the CPU's time to launch a step: what lies above
 the GPU's is bound by launches, and "graphs" replays steps without them. "products" times each product alone,
 "quantizers" each quantizer alone by launch; layers use the fastest. Bar: an FP8 layer that holds its weights is at
 least 1.45 times as fast as "bf16"; "x_compiled" is against "bf16, compiled".
 
-Each part has its share of --seconds (165; 55 with --quick, which times quantizers and the best variants alone); what
+Each part has its share of --seconds (165; 55 with --quick, which times quantizers and one eager FP8 layer alone); what
 does not fit is named; a contestant that fails loses alone. --out is written after every part, and at an interruption.
 Left out: the optimizer, the head and the rollout.
 """
@@ -91,13 +91,13 @@ def measure(given: argparse.Namespace, found: Row, save: Callable[[], None]) -> 
         elif name == "layers":
             launch = best_launch(found["quantizers"])
             who = available(device, launch)
-            rows = layer_rows(shape, given, lineup(who, given, launch), until)
+            rows = layer_rows(shape, given, lineup(who, given), until)
         elif name == "products":
             rows = product_rows(shape, given, who)
         elif name == "errors":
             rows = error_rows(device)
         elif name == "graphs" and device != "cpu":
-            rows = graph_rows(shape, given, lineup(who, given, launch), found["layers"])
+            rows = graph_rows(shape, given, lineup(who, given), found["layers"])
         print(f"{name} ...", file=sys.stderr, flush=True)
         found[name] = []
         collect(found, name, rows, until)
@@ -157,7 +157,7 @@ def arguments(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--layers", type=int, default=1)
     parser.add_argument("--separate", action="store_true", help="q, k, v, gate and up each as a product of its own")
     parser.add_argument("--eager", action="store_true", help="nothing through torch.compile")
-    parser.add_argument("--quick", action="store_true", help="quantizers and the best variants alone, in a minute")
+    parser.add_argument("--quick", action="store_true", help="quantizers and one eager FP8 layer alone, in a minute")
     parser.add_argument("--seconds", type=float, help=f"for all, {SECONDS} ({QUICK_SECONDS} with --quick)")
     parser.add_argument("--repeats", type=int, default=REPEATS)
     parser.add_argument("--out", type=Path)

@@ -6,7 +6,6 @@ Qwen2.5's: RMS norms, rotary positions, grouped-query attention by SDPA, SwiGLU.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -14,7 +13,6 @@ from torch import Tensor, nn
 
 from harness.bench.sync_model import Shape
 from harness.numerics.formats import format_named
-from harness.numerics.fp8_block import Fused, gated_block, normed_linear
 from harness.numerics.fp8_flow import FP8Linear
 
 EPS = 1e-6
@@ -69,43 +67,20 @@ def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat((low * cos - high * sin, high * cos + low * sin), -1)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Pieces:
-    """What lies between the products, compiled or not: the same for all contestants."""
-
-    norm: Callable[[Tensor, Tensor], Tensor]
-    gate: Callable[[Tensor, Tensor], Tensor]
-    turn: Callable[[Tensor, Tensor, Tensor], Tensor]
-
-
-def pieces(is_compiled: bool) -> Pieces:
-    """Each piece as one fused kernel a pass, or as eager torch."""
-    if not is_compiled:
-        return Pieces(norm=rms_norm, gate=swiglu, turn=rotated)
-    # q and k have shapes of their own: each is compiled once.
-    return Pieces(norm=torch.compile(rms_norm, dynamic=False), gate=torch.compile(swiglu, dynamic=False),
-                  turn=torch.compile(rotated, dynamic=False))  # fmt: skip
-
-
 class Layer(nn.Module):
     """One decoder layer."""
 
     cos: Tensor
     sin: Tensor
 
-    def __init__(
-        self, shape: Shape, make: Make, parts: Pieces, *, is_fused: bool, length: int, device: str,
-        fused: Fused | None = None,
-    ) -> None:  # fmt: skip
-        """`is_fused`: one product for q, k and v and one for gate and up; `length`: tokens of a sequence; `fused`: who
-        makes the codes behind norms and SwiGLU in one go, for `FP8Linear` with kernels and `is_fused`."""
+    def __init__(self, shape: Shape, make: Make, *, is_merged: bool, length: int, device: str) -> None:
+        """`is_merged`: one product for q, k and v and one for gate and up; `length`: tokens of a sequence."""
         super().__init__()
-        self.fused = fused
         heads, pair = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-        self.shape, self.parts, self.length = shape, parts, length
+        self.shape, self.length = shape, length
         self.qkv_sizes, self.up_sizes = [heads, pair, pair], [shape.intermediate] * 2
-        self.qkv = self._projections(self.qkv_sizes, shape.hidden, make, is_fused)
-        self.up = self._projections(self.up_sizes, shape.hidden, make, is_fused)
+        self.qkv = self._projections(self.qkv_sizes, shape.hidden, make, is_merged)
+        self.up = self._projections(self.up_sizes, shape.hidden, make, is_merged)
         self.o, self.down = make(shape.hidden, heads), make(shape.hidden, shape.intermediate)
         options = {"dtype": torch.bfloat16, "device": device}
         self.gains = nn.ParameterList(nn.Parameter(torch.ones(shape.hidden, **options)) for _ in range(2))
@@ -114,12 +89,14 @@ class Layer(nn.Module):
         self.register_buffer("sin", angle.sin().to(**options))
 
     @staticmethod
-    def _projections(sizes: list[int], k: int, make: Make, is_fused: bool) -> nn.ModuleList:
-        return nn.ModuleList([make(sum(sizes), k)] if is_fused else [make(n, k) for n in sizes])
+    def _projections(sizes: list[int], k: int, make: Make, is_merged: bool) -> nn.ModuleList:
+        return nn.ModuleList([make(sum(sizes), k)] if is_merged else [make(n, k) for n in sizes])
 
     @staticmethod
     def _project(layers: nn.ModuleList, x: Tensor, sizes: list[int]) -> list[Tensor]:
-        found = [layer(x).to(x.dtype) for layer in layers]
+        found: list[Tensor] = []
+        for layer in layers:
+            found.append(layer(x).to(x.dtype))
         return list(found[0].split(sizes, -1)) if len(found) == 1 else found
 
     def attention(self, projected: list[Tensor]) -> Tensor:
@@ -127,25 +104,14 @@ class Layer(nn.Module):
         q, k, v = (
             part.view(-1, self.length, part.shape[-1] // self.shape.head_dim, self.shape.head_dim) for part in projected
         )
-        q, k = (self.parts.turn(part, self.cos, self.sin) for part in (q, k))
+        q, k = (rotated(part, self.cos, self.sin) for part in (q, k))
         q, k, v = (part.transpose(1, 2) for part in (q, k, v))
         out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
         return out.transpose(1, 2).reshape(len(projected[0]), -1)
 
     def forward(self, x: Tensor) -> Tensor:
         """bf16 [T, H] -> bf16 [T, H]."""
-        if self.fused is not None:
-            return self._forward_fused(x, self.fused)
-        projected = self._project(self.qkv, self.parts.norm(x, self.gains[0]), self.qkv_sizes)
+        projected = self._project(self.qkv, rms_norm(x, self.gains[0]), self.qkv_sizes)
         x = x + self.o(self.attention(projected)).to(x.dtype)
-        gate, up = self._project(self.up, self.parts.norm(x, self.gains[1]), self.up_sizes)
-        return x + self.down(self.parts.gate(gate, up)).to(x.dtype)
-
-    def _forward_fused(self, x: Tensor, fused: Fused) -> Tensor:
-        qkv, up, down = self.qkv[0], self.up[0], self.down
-        assert isinstance(qkv, FP8Linear) and isinstance(up, FP8Linear) and isinstance(down, FP8Linear)
-        assert qkv.kernels is not None and up.kernels is not None and down.kernels is up.kernels
-        projected, x = normed_linear(x, self.gains[0], qkv.weight, qkv.flow(qkv.kernels), fused, EPS)
-        more = self.o(self.attention(list(projected.split(self.qkv_sizes, -1))))
-        flows = up.flow(up.kernels), down.flow(up.kernels)
-        return gated_block(x, more, self.gains[1], up.weight, down.weight, flows, fused, EPS)
+        gate, up = self._project(self.up, rms_norm(x, self.gains[1]), self.up_sizes)
+        return x + self.down(swiglu(gate, up)).to(x.dtype)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
 from statistics import median
@@ -18,8 +19,8 @@ from harness.numerics.fp8_gemm import Kernels, Operand, reference
 
 WARM_UP = 3
 PLAIN = "bf16"
-MOVED = {"rows": 3.0, "both": 4.0, "twice": 4.0, "square": 4.0, "norm": 4.0, "gated": 6.0, "gradient": 5.0}
-"""Bytes of a quantizer's input and output by element of what it makes, each counted once."""
+MOVED = {"rows": 3.0, "both": 4.0, "twice": 4.0, "square": 4.0}
+"""Bytes of a quantizer's input and output by element, each counted once."""
 Row = dict[str, Any]
 Call = Callable[[], object]
 ACTS, WEIGHTS = "e4m3_1x128", "e4m3_block"
@@ -60,10 +61,10 @@ def quantizer_rows(shape: Shape, given: argparse.Namespace) -> Iterator[Row]:
     """Each quantizer at its widths in a layer, by launch: ms, and the bytes that it must move a second."""
     from harness.engines.vllm import flow_kernels
 
-    names = tuple(flow_kernels.LAUNCHES)
-    for what, width in uses(shape):
-        for launch in names if not given.quick or what in ("both", "gradient", "gated") else (flow_kernels.LAUNCH,):
-            at = {"quantizer": what, "width": width, "launch": launch}
+    for (what, width), times in uses(shape).items():
+        is_tuned = not given.quick or what in ("both", "twice")
+        for launch in flow_kernels.LAUNCHES if is_tuned else (flow_kernels.LAUNCH,):
+            at = {"quantizer": what, "width": width, "times": times, "launch": launch}
             try:
                 call = quantizer(what, width, given.tokens, given.device, launch)
                 spent = median(medians({what: call}, given.device, given.repeats)[what])
@@ -74,32 +75,21 @@ def quantizer_rows(shape: Shape, given: argparse.Namespace) -> Iterator[Row]:
             yield at | {"ms": spent * 1e3, "gb_per_s": moved / spent / 1e9, "failed": None}
 
 
-def uses(shape: Shape) -> list[tuple[str, int]]:
-    """(quantizer, width of what it makes), those of one layer and the plain ones of an unfused layer."""
-    wide, qkv = shape.intermediate, (shape.heads + 2 * shape.kv_heads) * shape.head_dim
-    first = [("gradient", 2 * wide), ("both", 2 * wide), ("gated", wide), ("twice", wide), ("both", shape.hidden)]
-    return [*first, ("both", qkv), ("norm", shape.hidden), ("twice", shape.hidden), ("square", wide), ("rows", wide)]
+def uses(shape: Shape) -> dict[tuple[str, int], int]:
+    """(quantizer, width) -> how often one layer runs it; 0: it is timed for comparison."""
+    heads, wide, hidden = shape.heads * shape.head_dim, shape.intermediate, shape.hidden
+    entering = [("twice", width) for width in (hidden, heads, hidden, wide)]
+    leaving = [("both", width) for width in (heads + 2 * shape.kv_heads * shape.head_dim, hidden, 2 * wide, hidden)]
+    return dict(Counter([*entering, *leaving])) | {("square", wide): 0, ("rows", wide): 0}
 
 
 def quantizer(what: str, width: int, tokens: int, device: str, launch: str) -> Call:
     """One call that quantizes Gaussian numbers [tokens, width]."""
     from harness.engines.vllm import flow_kernels
-    from harness.engines.vllm.flow_kernels import Source
 
-    def randn(*size: int) -> Tensor:
-        return torch.randn(*size, device=device, dtype=torch.bfloat16)
-
-    x = randn(tokens, 2 * width if what == "gated" else width)
-    more, gain = None, None
-    if what == "gradient":
-        more = randn(tokens, width // 2)
-    elif what == "norm":
-        more, gain = torch.rand(tokens, device=device), randn(width)
-    kind = what if what in ("norm", "gated", "gradient") else "plain"
-    source = Source(kind=kind, channels=width, more=more, gain=gain)
-    how = {"has_rows": True, "has_columns": what != "rows", "is_twice": what not in ("rows", "both", "gradient")}
-    return partial(flow_kernels.launch_runs, x, format_named(ACTS), source, is_square=what == "square", launch=launch,
-                   **how)  # fmt: skip
+    x = torch.randn(tokens, width, device=device, dtype=torch.bfloat16)
+    how = {"has_rows": True, "has_columns": what != "rows", "is_twice": what in ("twice", "square")}
+    return partial(flow_kernels.quantize_runs, x, format_named(ACTS), is_square=what == "square", launch=launch, **how)
 
 
 def product_rows(shape: Shape, given: argparse.Namespace, who: dict[str, Kernels | None]) -> Iterator[Row]:

@@ -48,15 +48,15 @@ def best_wgrad(products: Sequence[Row]) -> dict[str, float]:
 def budget(found: Row) -> list[Row]:
     """Where the milliseconds of "bf16" and of the fastest faithful FP8 layer go, by what was timed alone."""
     layers = {row["what"]: row["ms"] for row in found.get("layers", ()) if row.get("ms")}
-    fused = {name: ms for name, ms in layers.items() if name.startswith("fp8 fused") and "square" not in name}
-    chosen, rows = [name for name in (PLAIN, *sorted(fused, key=fused.__getitem__)[:1]) if name in layers], []
+    held = {name: ms for name, ms in layers.items() if name.startswith("fp8 held") and "square" not in name}
+    chosen, rows = [name for name in (PLAIN, *sorted(held, key=held.__getitem__)[:1]) if name in layers], []
     for name in chosen:
         products = _products(found.get("products", ()), is_bf16=name == PLAIN)
         quantizers = 0.0 if name == PLAIN else _quantizers(found.get("quantizers", ()), found.get("launch"))
         if products is None or quantizers is None:
             continue
         rows += [{"what": name, "of which": part, "ms": ms} for part, ms in (
-            ("products", products), ("quantizers, fused ones with what they fuse", quantizers),
+            ("products", products), ("quantizers", quantizers),
             ("attention and the rest", layers[name] / found["deep"] - products - quantizers)) if ms]  # fmt: skip
     return rows
 
@@ -72,17 +72,11 @@ def _products(rows: Sequence[Row], *, is_bf16: bool) -> float | None:
 
 
 def _quantizers(rows: Sequence[Row], launch: str | None) -> float | None:
-    """One fused layer's: its own kinds, both norms, two gradients and an input of the hidden width."""
-    found = {(row["quantizer"], row["width"]): row["ms"] for row in rows
-             if row["launch"] == launch and row["ms"] is not None}  # fmt: skip
-    hidden = min((width for _, width in found), default=0)
-    narrow = [key for key in found if key[0] == "both" and key[1] < 3 * hidden]
-    parts = [found.get(key) for key in ((kind, width) for kind, width in found if kind in ("gradient", "gated"))]
-    parts += [found.get(("norm", hidden))] * 2 + [found.get(("both", hidden)), found.get(("twice", hidden))]
-    parts += [found[key] for key in narrow]
-    if any(part is None for part in parts) or len(parts) != 8:
+    """One layer's; None where one is missing."""
+    found = [row for row in rows if row["launch"] == launch and row["times"]]
+    if not found or any(row["ms"] is None for row in found):
         return None
-    return sum(part for part in parts if part is not None)
+    return sum(row["ms"] * row["times"] for row in found)
 
 
 def summary(found: Row) -> list[Row]:

@@ -13,19 +13,18 @@ from statistics import median
 import torch
 from torch import Tensor, nn
 
-from harness.bench.fp8_layers_model import Layer, makers, pieces
+from harness.bench.fp8_layers_model import Layer, makers
 from harness.bench.fp8_layers_parts import PLAIN, Call, Row, failures, medians, reason
 from harness.bench.sync import seconds
 from harness.bench.sync_model import Shape
-from harness.numerics import fp8_block
-from harness.numerics.fp8_block import Fused
 from harness.numerics.fp8_flow import held_weights, use_kernels
 from harness.numerics.fp8_gemm import Kernels
+from harness.trainers.compiling import compile_layers
 
 MASTERS, COMPILED = "bf16, fp32 masters", "bf16, compiled"
 BAR = 1.45
-_QUICK = ("mixed", "square, scaled_mm")
-"""The faithful and the other variant that --quick times."""
+_OTHERS = ("square", "deep_gemm", "scaled_mm")
+"""Who else multiplies in a layer that holds its weights."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,10 +35,9 @@ class Contestant:
     make: str
     """One of `makers`."""
     kernels: Kernels | None = None
-    fused: Fused | None = None
     is_held: bool = False
     is_compiled: bool = False
-    """The whole layer; of an FP8 layer what lies between its products."""
+    """As runs compile their layers (`trainers.compiling`), for one shape."""
 
     @property
     def bar(self) -> float | None:
@@ -47,52 +45,42 @@ class Contestant:
         return BAR if self.is_held else None
 
 
-def lineup(who: dict[str, Kernels | None], given: argparse.Namespace, launch: str | None) -> list[Contestant]:
+def lineup(who: dict[str, Kernels | None], given: argparse.Namespace) -> list[Contestant]:
     """All of them, the most telling first: what comes last may find no time left."""
     is_compiled = not (given.eager or given.quick or given.device == "cpu")
+    name = "mixed" if "mixed" in who else next(iter(who))
     found = [Contestant(name=PLAIN, make="bf16")]
     if is_compiled:
-        found.append(Contestant(name=COMPILED, make="bf16", is_compiled=True))
-    fused = _fused(launch, given.device)
-    first = [name for name in who if name in ("mixed", "square, scaled_mm", "reference", "emulated")]
-    names = [*first, *(name for name in who if name not in first)]
-    for name in names:
-        kernels = who[name]
-        if kernels is not None and not given.separate and (not given.quick or name in _QUICK):
-            found.append(Contestant(name=f"fp8 fused, {name}", make="fp8", kernels=kernels, fused=fused, is_held=True,
-                                    is_compiled=is_compiled))  # fmt: skip
-    for name in first[:1] or names[:1]:
-        kernels = who[name]
-        if kernels is not None:
-            found.append(Contestant(name=f"fp8 held, {name}", make="fp8", kernels=kernels, is_held=True))
-        if kernels is not None and is_compiled:
-            found.append(Contestant(name=f"fp8 held, {name}, compiled", make="fp8", kernels=kernels, is_held=True,
-                                    is_compiled=True))  # fmt: skip
-        if not given.quick:
-            found.append(Contestant(name=MASTERS, make=MASTERS))
-            found.append(Contestant(name=f"fp8, {name}", make="fp8", kernels=kernels))
-    if is_compiled:
-        found.append(Contestant(name=f"{MASTERS}, compiled", make=MASTERS, is_compiled=True))
+        found += [Contestant(name=COMPILED, make="bf16", is_compiled=True), *_held(who, name, True)]
+    found += _held(who, name, False)
+    if not given.quick:
+        for other in _OTHERS:
+            found += _held(who, other, is_compiled) if other != name else []
+        if is_compiled:
+            found.append(Contestant(name=f"{MASTERS}, compiled", make=MASTERS, is_compiled=True))
+        found += [
+            Contestant(name=MASTERS, make=MASTERS),
+            Contestant(name=f"fp8, {name}", make="fp8", kernels=who[name]),
+        ]
     return found
 
 
-def _fused(launch: str | None, device: str) -> Fused:
-    if device == "cpu":
-        return fp8_block.reference()
-    from harness.engines.vllm import flow_kernels
-
-    return flow_kernels.fused(launch)
+def _held(who: dict[str, Kernels | None], name: str, is_compiled: bool) -> list[Contestant]:
+    """The layer that holds its weights; none where nobody multiplies codes."""
+    if who.get(name) is None:
+        return []
+    said = f"fp8 held, {name}{', compiled' if is_compiled else ''}"
+    return [Contestant(name=said, make="fp8", kernels=who[name], is_held=True, is_compiled=is_compiled)]
 
 
 def build(shape: Shape, entry: Contestant, given: argparse.Namespace) -> nn.Module:
     """Its layers."""
-    is_fp8 = entry.make == "fp8"
-    options = {"is_fused": not given.separate, "length": given.length, "device": given.device, "fused": entry.fused}
-    parts, make = pieces(entry.is_compiled and is_fp8), makers(given.device)[entry.make]
-    found = nn.Sequential(*(Layer(shape, make, parts, **options) for _ in range(given.layers)))
+    make = makers(given.device)[entry.make]
+    options = {"is_merged": not given.separate, "length": given.length, "device": given.device}
+    found = nn.Sequential(*(Layer(shape, make, **options) for _ in range(given.layers)))
     use_kernels(found, entry.kernels)
-    if entry.is_compiled and not is_fp8:
-        found.compile(dynamic=False)
+    if entry.is_compiled:
+        compile_layers(found, is_dynamic=False)
     return found
 
 

@@ -17,7 +17,7 @@ By default the products are emulated in float32; `use_kernels` hands them to FP8
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, cast
@@ -85,6 +85,8 @@ class FP8Linear(nn.Linear):
 
     kernels: Kernels | None
     """Who computes the products; None: they are emulated. `use_kernels` sets it."""
+    run: Callable[[FP8Linear, Tensor], Tensor]
+    """`compute`, or what stands for it beside a compiler, which must not look into it (`trainers.compiling`)."""
 
     def __init__(self, linear: nn.Linear, *, weights: Format, acts: Format, fp8_saved_activations: bool = True) -> None:
         """`fp8_saved_activations`: the backward pass gets X as its FP8 1x128 form dequantized into bf16 (Jet-RL);
@@ -97,12 +99,16 @@ class FP8Linear(nn.Linear):
         self.register_parameter("bias", linear.bias)
         self.weights, self.fmt = weights, acts
         self.fp8_saved_activations = fp8_saved_activations
-        self.kernels = None
+        self.kernels, self.run = None, FP8Linear.compute
         self._held: list[tuple[Operand, Operand]] | None = None
         self.train(linear.training)
 
     def forward(self, input: Tensor) -> Tensor:
         """float32 [..., K] -> float32 [..., N] that a bf16 tensor could hold; with kernels, the dtype of the input."""
+        return self.run(self, input)
+
+    def compute(self, input: Tensor) -> Tensor:
+        """`forward` itself."""
         bias = cast(Tensor | None, self.bias)
         if self.kernels is not None:
             return fp8_gemm.linear(input, self.weight, bias, self.flow(self.kernels))

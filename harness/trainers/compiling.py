@@ -1,21 +1,24 @@
 """Compiled decoder layers: `torch.compile` layer by layer, so that all layers of a shape share one compilation.
 
 What may be compiled is what was tried and gave the numbers of the eager layers: float32 linears, trained adapters
-beside them, and 16-bit products on 16-bit operands. Emulated formats are refused: a compiler takes a cast to 16 bits
-and back for nothing and drops the rounding, and it cannot trace the quantizers.
-Left out: embedding and head, packed batches (every set of lengths would be another graph).
+beside them, 16-bit products on 16-bit operands, and FP8 products, which the compiler does not see: it compiles what
+lies between two of them, while codes and products are made as in an eager layer, bit for bit. Other emulated formats
+are refused: a compiler takes a cast to 16 bits and back for nothing and drops the rounding, and it cannot trace the
+quantizers. Left out: embedding and head, packed batches (every set of lengths would be another graph).
 """
 
 # pyright: reportUnknownMemberType=false
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import cache
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from harness.models.decoder import Decoder
 from harness.numerics.fake_quant import FakeQuantLinear
 from harness.numerics.fp8_flow import FP8Linear
 from harness.numerics.linear import CastLinear
@@ -25,27 +28,40 @@ GRAPHS = 64
 them torch goes on without compiling, and says so."""
 
 
-def compile_layers(model: Decoder, *, packing: bool) -> None:
-    """Compile every layer of `model`, in place, at its first call. Parameters and names stay.
+def compile_layers(layers: nn.ModuleList | nn.Sequential, *, is_dynamic: bool = True) -> None:
+    """Compile every one of `layers`, in place, at its first call. Parameters and names stay.
 
-    Raises ValueError, one line, for packed batches, for layers that would compute something else, and where there is no
-    compiler.
+    `is_dynamic`: one compilation for all sizes of a batch. Raises ValueError, one line, for layers that would compute
+    something else, and where there is no compiler.
     """
-    if packing:
-        raise ValueError("launch.compile=true: packed batches are laid out anew each time; valid: launch.packing=false")
-    for name, module in model.model.layers.named_modules():
+    for name, module in layers.named_modules():
         if why := obstacle(module):
             raise ValueError(f"launch.compile=true: {name} {why}")
-    check_compiler(next(model.parameters()).device)
+    check_compiler(next(layers.parameters()).device)
     torch._dynamo.config.recompile_limit = GRAPHS
-    for layer in model.model.layers:
-        layer.compile(dynamic=True)
+    for module in layers.modules():
+        if isinstance(module, FP8Linear):
+            module.run = _unseen()
+    for layer in layers:
+        layer.compile(dynamic=is_dynamic)
+
+
+@cache
+def _unseen() -> Callable[[FP8Linear, Tensor], Tensor]:
+    """The products behind a break of the graph; one function for all layers, which so share their compilations."""
+    from torch._dynamo import mark_static
+
+    def compute(layer: FP8Linear, input: Tensor) -> Tensor:
+        y = layer.compute(input)
+        mark_static(y, y.dim() - 1)  # behind a break all sizes count as changing; channels do not
+        return y
+
+    unseen: Any = torch.compiler.disable(compute, reason="FP8 codes and products are made as they stand")
+    return unseen
 
 
 def obstacle(module: nn.Module) -> str | None:
     """Why a module cannot be compiled; None where it can."""
-    if isinstance(module, FP8Linear):
-        return "computes in FP8, which cannot be compiled; valid: launch.compile=false"
     if isinstance(module, FakeQuantLinear):
         return "is fake-quantized, which cannot be compiled; valid: launch.compile=false"
     if isinstance(module, CastLinear) and not module.is_native:

@@ -55,6 +55,10 @@ class Thrift:
     def __post_init__(self) -> None:
         if self.logits_mib < 1:
             raise ValueError(f"logits_mib={self.logits_mib}: not a budget; valid: >= 1")
+        if self.compile and self.packing:
+            raise ValueError(
+                "launch.compile=true: packed batches are laid out anew each time; valid: launch.packing=false"
+            )
 
     @classmethod
     def of(cls, launch: Launch) -> Thrift:
@@ -72,7 +76,7 @@ def prepared(model: Decoder, thrift: Thrift) -> Decoder:
         if isinstance(module, CastLinear):
             module.is_native = thrift.native_16bit
     if thrift.compile:
-        compile_layers(model, packing=thrift.packing)
+        compile_layers(model.model.layers)
     return model
 
 

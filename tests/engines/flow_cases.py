@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from harness.numerics import fp8_block, fp8_gemm
+from harness.numerics import fp8_gemm
 from harness.numerics.formats import format_named
 from harness.numerics.fp8_gemm import Operand
 from harness.numerics.quantize import quantize
@@ -120,40 +120,6 @@ def engine_mismatches(device: str, shape: tuple[int, int] = (384, 512)) -> int:
     return sum(differing(a.cpu(), b.cpu()) for a, b in (*pairs, (own.codes, q.codes), (own.scale, q.scale)))
 
 
-def fused_mismatches(device: str) -> dict[str, int]:
-    """Codes, scales and gradients of what lies between the products that differ from `fp8_block.reference()`'s.
-
-    Gradients of a gain, which are sums over the tokens, count where they are more than a millionth off.
-    """
-    from harness.engines.vllm import flow_kernels
-
-    tokens, hidden = 200, 256
-    x, more, dy, rest = (_bf16(name, tokens, hidden) for name in ("x", "more", "dy", "rest"))
-    both, inner, gain = 2 * _bf16("both", tokens, 512), _bf16("inner", tokens, 256), 1 + _bf16("gain", hidden) / 8
-    own, reference = flow_kernels.fused(), fp8_block.reference()
-    summed, factor = reference.add_norm(x, more, 1e-6)
-    found: dict[str, int] = {}
-    for name, tensors in (("norm", (summed, factor, gain)), ("gated", (both,)), ("gated_back", (both, inner))):
-        for is_square in (False, True):
-            knobs = {"fmt": ACTS, "has_rows": True, "has_columns": True, "is_twice": True, "is_square": is_square}
-            sides = (
-                getattr(own, name)(*(t.to(device) for t in tensors), **knobs),
-                getattr(reference, name)(*tensors, **knobs),
-            )
-            found[f"fused {name}{', square' if is_square else ''}"] = sum(
-                differing(a.codes.cpu(), b.codes) + differing(a.scale.cpu(), b.scale)
-                for a, b in zip(*sides, strict=True)
-            )
-    a, b = own.add_norm(x.to(device), more.to(device), 1e-6), (summed, factor)
-    found["fused sum"] = differing(a[0].cpu(), b[0]) + int(((a[1].cpu() / b[1] - 1).abs() > 1e-6).sum())
-    a = own.norm_back(*(t.to(device) for t in (dy, summed, factor, gain, rest)))
-    b = reference.norm_back(dy, summed, factor, gain, rest)
-    found["fused norm_back"] = differing(a[0].cpu(), b[0]) + int(
-        ((a[1].cpu() - b[1]).abs() > 1e-6 * b[1].abs().max()).sum()
-    )
-    return found
-
-
 def _bf16(name: str, *shape: int) -> Tensor:
     return torch.randn(*shape, generator=generator("cpu", 0, name, *shape)).bfloat16()
 
@@ -179,7 +145,7 @@ def differences(device: str) -> dict[str, int]:
     """Every case on `device`: its name -> how much differs from the reference; all 0 but the control."""
     found = {case.name: mismatches(case, device) for case in cases()}
     control = Case(kind="normal", shape=(256, 256))
-    found |= fused_mismatches(device) | product_mismatches(device)
+    found |= product_mismatches(device)
     return found | {"engine": engine_mismatches(device), "control": mismatches(control, device, is_twice_alike=True)}
 
 

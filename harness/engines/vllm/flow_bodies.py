@@ -1,8 +1,7 @@
 """What the GPU runs when an operand of the FP8 training flow is quantized (`flow_kernels.py` launches it).
 
 A tensor is read once and leaves in both layouts that its products need: codes in runs along its rows, and codes in runs
-down its columns stored transposed. Norms and gated units are computed on the way in. The pieces are those of
-`kernel_bodies.py`, with its two traps.
+down its columns stored transposed. The pieces are those of `kernel_bodies.py`, with its two traps.
 Left out: formats other than E4M3 with float32 scales under a rule that divides, and shapes that 128 does not divide.
 """
 
@@ -77,49 +76,6 @@ def _bf16(x, HAS_CAST: tl.constexpr):
 
 
 @triton.jit
-def _silu(gate, HAS_CAST: tl.constexpr):
-    """(sigmoid, silu rounded to bf16) of bf16 numbers, in float32 inside, as torch and vLLM round."""
-    grown = 1.0 + tl.exp(gate * -1.0)
-    if HAS_CAST:
-        sigmoid = fast_dividef(tl.full(grown.shape, 1.0, tl.float32), grown)
-    else:
-        sigmoid = 1.0 / grown
-    return sigmoid, _bf16(gate * sigmoid, HAS_CAST)
-
-
-@triton.jit
-def _sourced(
-    X, MORE, GAIN, t, c, tokens, channels, x_t, x_c, is_up, SOURCE: tl.constexpr, BASE: tl.constexpr,
-    HAS_CAST: tl.constexpr,
-):  # fmt: skip
-    """What is quantized, bf16 numbers as float32: X itself, or what its kind makes of it.
-
-    norm: X normalized by MORE [tokens] and scaled by GAIN [channels]. gated: silu(X's left half) * its right half.
-    gradient: of that half of X which `is_up` names, under a gradient MORE of the gated product.
-    """
-    mask = (t < tokens) & (c < channels)
-    if SOURCE == "plain":
-        x = _received(X + t * x_t + c * x_c, mask, BASE)
-    elif SOURCE == "norm":
-        x = _received(X + t * x_t + c, mask, BASE)
-        x = _bf16(x * tl.load(MORE + t, mask=t < tokens, other=0.0), HAS_CAST)
-        x = _bf16(x * _received(GAIN + c, c < channels, BASE), HAS_CAST)
-    else:
-        gate = _received(X + t * x_t + c, mask, BASE)
-        sigmoid, silu = _silu(gate, HAS_CAST)
-        if SOURCE == "gated":
-            x = _bf16(silu * _received(X + t * x_t + channels + c, mask, BASE), HAS_CAST)
-        else:
-            dy = _received(MORE + t * channels + c, mask, BASE)
-            if is_up:
-                x = _bf16(dy * silu, HAS_CAST)
-            else:
-                dy = _bf16(dy * _received(X + t * x_t + channels + c, mask, BASE), HAS_CAST)
-                x = _bf16(dy * (sigmoid * (1.0 + gate * (1.0 - sigmoid))), HAS_CAST)
-    return x
-
-
-@triton.jit
 def _four(a, b, c, d):
     """Four [32, 1] columns -> [128], the first element of each first."""
     return tl.reshape(tl.join(tl.join(a, c), tl.join(b, d)), [128])
@@ -142,26 +98,23 @@ def _code(x, scale, HAS_CAST: tl.constexpr):
 # T changes from batch to batch: kernels that assume something of it would be compiled again and again.
 @triton.jit(do_not_specialize=["tokens", "blocks"])
 def runs_kernel(
-    X, MORE, GAIN, ROWS, ROW_SCALE, COLUMNS, COLUMN_SCALE, tokens, blocks, channels, x_t, x_c, SOURCE: tl.constexpr,
-    HAS_ROWS: tl.constexpr, HAS_COLUMNS: tl.constexpr, IS_TWICE: tl.constexpr, IS_SQUARE: tl.constexpr,
-    BASE: tl.constexpr, HAS_CAST: tl.constexpr, TOP: tl.constexpr, AMAX_FLOOR: tl.constexpr,
+    X, ROWS, ROW_SCALE, COLUMNS, COLUMN_SCALE, tokens, blocks, channels, x_t, x_c, HAS_ROWS: tl.constexpr,
+    HAS_COLUMNS: tl.constexpr, IS_TWICE: tl.constexpr, IS_SQUARE: tl.constexpr, BASE: tl.constexpr,
+    HAS_CAST: tl.constexpr, TOP: tl.constexpr, AMAX_FLOOR: tl.constexpr,
 ):  # fmt: skip
-    """128 tokens x 128 channels of what SOURCE makes of X: 128 runs along the channels, 128 along the tokens.
+    """128 tokens x 128 channels of X: 128 runs along the channels, 128 along the tokens.
 
     T is `blocks` tiles of 128. ROWS uint8 [T, C], ROW_SCALE [C / 128, T], COLUMNS int32 [C, T / 4] of four tokens each
-    and COLUMN_SCALE [T / 128, C] are contiguous; `channels` is C, for a gradient half of it. IS_TWICE: the second 128
-    are made from what the first stand for. IS_SQUARE: they share one scale, COLUMN_SCALE [C / 128, T / 128].
+    and COLUMN_SCALE [T / 128, C] are contiguous; `channels` is C. IS_TWICE: the second 128 are made from what the first
+    stand for. IS_SQUARE: they share one scale, COLUMN_SCALE [C / 128, T / 128].
     """
-    half, is_up, wide = tl.program_id(0), 0, channels.to(tl.int64)
-    if SOURCE == "gradient":  # both halves of one tile run side by side: what they share is read once
-        half, is_up, wide = tl.program_id(0) // 2, tl.program_id(0) % 2, channels.to(tl.int64) * 2
-    at = half + is_up * (channels // 128)
+    at, wide = tl.program_id(0), channels.to(tl.int64)
     four = (tl.program_id(1) * 32 + tl.arange(0, 32)).to(tl.int64)[:, None]
-    c = (half * 128 + tl.arange(0, 128)).to(tl.int64)[None, :]
-    out = (at * 128 + tl.arange(0, 128)).to(tl.int64)[None, :]
+    c = (at * 128 + tl.arange(0, 128)).to(tl.int64)[None, :]
     given = ()  # Triton has no starred tuples
     for j in tl.static_range(4):
-        x = _sourced(X, MORE, GAIN, four * 4 + j, c, tokens, channels, x_t, x_c, is_up, SOURCE, BASE, HAS_CAST)
+        token = four * 4 + j
+        x = _received(X + token * x_t + c * x_c, (token < tokens) & (c < channels), BASE)
         given = given + (x,)  # noqa: RUF005
     kept, scales, top = (), (), tl.zeros([32, 128], tl.int32)
     for j in tl.static_range(4):
@@ -172,7 +125,7 @@ def runs_kernel(
             v = _quotient(x, scale, HAS_CAST)
             scales = scales + (scale,)  # noqa: RUF005
             if HAS_ROWS:
-                tl.store(ROWS + (four * 4 + j) * wide + out, _e4m3(v, HAS_CAST))
+                tl.store(ROWS + (four * 4 + j) * wide + c, _e4m3(v, HAS_CAST))
             if IS_TWICE:
                 x = _bf16(_on_grid(v) * scale, HAS_CAST)
         top = tl.maximum(top, _magnitude(x))
@@ -186,11 +139,11 @@ def runs_kernel(
             amax = tl.max(amax, 1, keep_dims=True)
         scale = _run_scale(amax.to(tl.float32, bitcast=True), HAS_CAST, TOP, AMAX_FLOOR)
         word = _word(kept[0], kept[1], kept[2], kept[3], scale, HAS_CAST)
-        tl.store(COLUMNS + out * (blocks * 32) + four, word)
+        tl.store(COLUMNS + c * (blocks * 32) + four, word)
         if IS_SQUARE:
             tl.store(COLUMN_SCALE + at.to(tl.int64) * blocks + tl.program_id(1) + tl.zeros([1, 1], tl.int32), scale)
         else:
-            tl.store(COLUMN_SCALE + tl.program_id(1).to(tl.int64) * wide + out, scale)
+            tl.store(COLUMN_SCALE + tl.program_id(1).to(tl.int64) * wide + c, scale)
 
 
 @triton.jit

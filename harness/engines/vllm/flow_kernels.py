@@ -4,7 +4,7 @@
     "scaled_mm"   torch.nn.functional.scaled_mm, that is cuBLASLt 12.9 or later
     "mixed"       DeepGEMM's for FProp and DGrad, cuBLASLt's for WGrad, which needs no zeroed buffer
     "triton..."   WGrad by this project's own kernel (`flow_products.py`)
-    "square..."   a variant of the flow: X^T of WGrad in square tiles, which DeepGEMM and cuBLASLt multiply faster
+    "square"      a variant of the flow by DeepGEMM: X^T of WGrad in square tiles, which it multiplies faster
 
 Weights are quantized from the bf16 that an engine receives, into the codes and scales that its own loader makes
 (`kernels.py`). All scales are float32: vLLM's option that rounds them to powers of two is left out, and so is
@@ -14,7 +14,6 @@ Blackwell, whose kernels know no other. DeepGEMM compiles a kernel per shape of 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
 
@@ -22,11 +21,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from harness.engines.vllm import flow_bodies, flow_norm, flow_products
+from harness.engines.vllm import flow_bodies, flow_products
 from harness.engines.vllm.kernels import BLOCK_WARPS, has_fp8_cast, rule_constants
 from harness.nearest import nearest
 from harness.numerics.formats import Format
-from harness.numerics.fp8_block import Fused
 from harness.numerics.fp8_gemm import TILE, Kernels, Operand, padded
 from harness.numerics.scales import RULES, Rule, largest_code
 
@@ -73,28 +71,7 @@ def quantize_runs(
     Raises ValueError for other shapes, and for a format that is not E4M3 in 1 x 128 runs with float32 scales and a
     floor.
     """
-    return launch_runs(x, fmt, Source(channels=x.shape[1]), has_rows=has_rows, has_columns=has_columns,
-                       is_twice=is_twice, is_square=is_square, launch=launch)  # fmt: skip
-
-
-@dataclass(frozen=True, kw_only=True)
-class Source:
-    """What is quantized of the tensor that `launch_runs` is given; `flow_bodies._sourced` computes it."""
-
-    kind: str = "plain"
-    """"plain", "norm", "gated" or "gradient"."""
-    channels: int
-    """Of what is quantized, all of them."""
-    more: Tensor | None = None
-    gain: Tensor | None = None
-
-
-def launch_runs(
-    x: Tensor, fmt: Format, source: Source, *, has_rows: bool, has_columns: bool, is_twice: bool,
-    is_square: bool = False, launch: str | None = None,
-) -> tuple[Operand | None, Operand | None]:  # fmt: skip
-    """`quantize_runs` of what `source` makes of `x` [T, ...]; `launch`: one of `LAUNCHES`."""
-    tokens, channels = len(x), source.channels
+    tokens, channels = x.shape
     _check(fmt, (1, TILE), TILE, channels)
     whole = padded(tokens)
     grid = channels // TILE, whole // TILE
@@ -106,12 +83,10 @@ def launch_runs(
     if tokens and (has_rows or has_columns):
         with torch.cuda.device_of(x):
             _BODIES.runs_kernel[grid](
-                x, x if source.more is None else source.more, x if source.gain is None else source.gain, rows,
-                row_scale, columns, column_scale, tokens, grid[1],
-                channels // 2 if source.kind == "gradient" else channels, *x.stride(), SOURCE=source.kind,
-                HAS_ROWS=has_rows, HAS_COLUMNS=has_columns, IS_TWICE=is_twice and has_columns, IS_SQUARE=is_square,
-                BASE=_bf16(), HAS_CAST=has_fp8_cast(x.device), TOP=largest_code(fmt),
-                AMAX_FLOOR=RULES[fmt.rule].amax_floor, **_EXACT, **LAUNCHES[launch or LAUNCH],
+                x, rows, row_scale, columns, column_scale, tokens, grid[1], channels, *x.stride(), HAS_ROWS=has_rows,
+                HAS_COLUMNS=has_columns, IS_TWICE=is_twice and has_columns, IS_SQUARE=is_square, BASE=_bf16(),
+                HAS_CAST=has_fp8_cast(x.device), TOP=largest_code(fmt), AMAX_FLOOR=RULES[fmt.rule].amax_floor,
+                **_EXACT, **LAUNCHES[launch or LAUNCH],
             )  # fmt: skip
     columns = columns.view(torch.uint8)
     return (
@@ -173,12 +148,12 @@ def _deep_gemm() -> Any:
     return fp8_gemm_nt
 
 
-def scaled_by_tiles(a: Operand, b: Operand, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+def scaled_by_tiles(a: Operand, b: Operand) -> Tensor:
     """`Kernels.by_tiles` by cuBLASLt, which reads the scales of W's tiles in rows of a multiple of four."""
     across = b.scale.shape[1]
     scale = F.pad(b.scale, (0, -across % 4)) if across % 4 else b.scale
     recipes = F.ScalingType.BlockWise1x128, F.ScalingType.BlockWise128x128
-    return F.scaled_mm(a.codes, b.codes.t(), a.scale, recipes[0], scale.t(), recipes[1], output_dtype=dtype)
+    return F.scaled_mm(a.codes, b.codes.t(), a.scale, recipes[0], scale.t(), recipes[1], output_dtype=torch.bfloat16)
 
 
 def scaled_by_runs(a: Operand, b: Operand) -> Tensor:
@@ -196,8 +171,7 @@ PRODUCTS: dict[str, tuple[Callable[[Operand, Operand], Tensor], Callable[[Operan
     "scaled_mm": (scaled_by_tiles, scaled_by_runs),
     "mixed": (deep_by_tiles, scaled_by_runs),
     **{name: (deep_by_tiles, partial(flow_products.by_runs, launch=name)) for name in flow_products.LAUNCHES},
-    "square, scaled_mm": (deep_by_tiles, partial(scaled_by_tiles, dtype=torch.float32)),
-    "square, deep_gemm": (deep_by_tiles, _deep_square),
+    "square": (deep_by_tiles, _deep_square),
 }
 """Name -> (`Kernels.by_tiles`, `Kernels.by_runs`)."""
 NAMES = tuple(PRODUCTS)
@@ -210,21 +184,7 @@ def kernels_named(name: str, launch: str | None = None) -> Kernels:
         raise ValueError(f"kernels {name!r} are unknown; {nearest(name, NAMES)}")
     by_tiles, by_runs = PRODUCTS[name]
     return Kernels(name=name, weight=quantize_weight, runs=partial(quantize_runs, launch=launch), by_tiles=by_tiles,
-                   by_runs=by_runs, is_square=name.startswith("square"))  # fmt: skip
-
-
-def fused(launch: str | None = None) -> Fused:
-    """`fp8_block.Fused` in Triton."""
-    kinds = {name: partial(_sourced, kind, launch) for name, kind in
-             {"norm": "norm", "gated": "gated", "gated_back": "gradient"}.items()}  # fmt: skip
-    return Fused(add_norm=flow_norm.add_norm, norm_back=flow_norm.norm_back, **kinds)
-
-
-def _sourced(kind: str, launch: str | None, x: Tensor, *more: Tensor, fmt: Format, **wanted: Any) -> Any:
-    """`fp8_block.Sourced` of one kind."""
-    channels = x.shape[1] // 2 if kind == "gated" else x.shape[1]
-    source = Source(kind=kind, channels=channels, more=more[0] if more else None, gain=more[1] if more[1:] else None)
-    return launch_runs(x, fmt, source, launch=launch, **wanted)
+                   by_runs=by_runs, is_square=name == "square")  # fmt: skip
 
 
 def best(device: torch.device) -> Kernels | None:
