@@ -31,7 +31,7 @@ COMMANDS = {"search_": "search", "throughput_": "throughput"}
 
 @dataclass(frozen=True, kw_only=True)
 class Sweep:
-    """One YAML file of `sweeps/`."""
+    """One YAML file of `sweeps/`. With `like: NAME` a file says only what differs from NAME's."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
     name: str
@@ -99,7 +99,7 @@ def read_sweep(name: str, folder: Path = SWEEPS) -> Sweep:
         hint = nearest(name, names)
         everything = "" if "valid: " in hint else f"; valid: {', '.join(names)}"
         raise ValueError(f"sweep {name!r} not found; {hint}{everything}")
-    values = read_yaml(path)
+    values = _values(path)
     try:
         sweep = parse(Sweep, {"name": path.stem} | values)
         for rule in sweep.exclude:
@@ -109,6 +109,21 @@ def read_sweep(name: str, folder: Path = SWEEPS) -> Sweep:
     if not sweep.arms or not sweep.seeds:
         raise ValueError(f"{path}: arms and seeds need at least one entry each")
     return sweep
+
+
+def _values(path: Path) -> dict[str, Any]:
+    """What a file says; with `like: NAME` on top of what NAME beside it says, its overrides behind those."""
+    values = read_yaml(path)
+    if "like" not in values:
+        return values
+    name = str(values.pop("like"))
+    other = path.with_name(f"{name}.yaml")
+    if other.is_file() and "like" in read_yaml(other):
+        raise ValueError(f"{path}: like={name}: is itself like another; name that one")
+    shared = read_sweep(name, path.parent)
+    own = values.get("overrides", [])
+    overrides = [*shared.overrides, *own] if isinstance(own, list) else own
+    return vars(shared) | {"name": path.stem} | values | {"overrides": overrides}
 
 
 def _settings(values: dict[str, Any]) -> Iterator[tuple[str, ...]]:

@@ -212,3 +212,23 @@ def test_an_unknown_sweep_lists_the_sweeps(tmp_path: Path) -> None:
         read_sweep("mine", tmp_path)
     with pytest.raises(ValueError, match="lowbit search search_mine"):
         read_sweep("search_mine", tmp_path)
+
+
+def test_a_sweep_like_another_says_only_what_differs(tmp_path):
+    (tmp_path / "one.yaml").write_text(
+        "question: a?\noverrides: [model=xs, trainer.steps=3]\narms: [{method: bf16}]\nseeds: [0, 1]\n"
+    )
+    (tmp_path / "two.yaml").write_text("like: one\nquestion: b?\noverrides: [trainer.steps=5]\nseeds: [4]\n")
+    one, two = read_sweep("one", tmp_path), read_sweep("two", tmp_path)
+    assert (two.name, two.question, two.seeds, two.arms) == ("two", "b?", (4,), one.arms)
+    assert two.overrides == ("model=xs", "trainer.steps=3", "trainer.steps=5")
+    assert [cell.trainer.steps for cell in plan(two).cells] == [5]
+    for text, said in (
+        ("like: onne\n", "sweep 'onne' not found; nearest: one"),
+        ("like: two\n", "like=two: is itself like another"),
+        ("like: three\n", "like=three: is itself"),
+        ("like: one\noverrides: 3\n", "overrides"),
+    ):
+        (tmp_path / "three.yaml").write_text(text)
+        with pytest.raises(ValueError, match=said):
+            read_sweep("three", tmp_path)
