@@ -110,8 +110,9 @@ CASES = {
     "qat": ("method=qat_aligned", "precision=int4"),
     "qerl": ("method=qerl", "precision=nvfp4"),
     "entropy": ("method=bf16", "algo.entropy_coef=0.1", "algo.agg=seq-mean-token-sum-norm"),
+    "chunks": ("method=bf16", "algo.entropy_coef=0.1", "engine.temperature=0.7"),
 }
-SHARED = ("qurl", "gspo", "qat", "qerl")
+SHARED = ("qurl", "gspo", "qat", "qerl", "chunks")
 """Those that also run on two ranks."""
 
 
@@ -121,7 +122,8 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple]:
     root, said = tmp_path_factory.mktemp("parity"), {}
     for name, words in CASES.items():
         config = small_config(*words, f"trainer.grad_clip={CLIP}", f"engine.max_new_tokens={LIMIT}", "trainer.lr=1e-3")
-        launch = small_launch(root, micro_batch_tokens=60)  # several micro-batches there, one here
+        # Several micro-batches there, one here; where a MiB holds four rows of logits (`worker.py`), chunks as well.
+        launch = small_launch(root, micro_batch_tokens=60, logits_mib=1 if name == "chunks" else 1024)
         run = build(config, replace(launch, micro_batch_tokens=32768))[0]
         seqs, batch = made_batch(run)
         logp, loss, gradients, columns = local(run, seqs, batch)

@@ -72,12 +72,15 @@ def one(folder: Path, rank: int, ranks: int) -> None:
     from verl.workers.utils.padding import no_padding_2_padding
 
     from harness.models.adapters import named_weights
+    from harness.trainers import forward
     from harness.trainers.verl import job as jobs
 
     os.environ[jobs.JOB] = str(folder / "job.json")
     jobs.current_job.cache_clear()
     jobs.current_method.cache_clear()
     job = jobs.current_job()
+    if job.launch.logits_mib == 1:
+        forward.FLOATS_PER_MIB = 4 * job.shape.vocab_size
     worker = make_worker(job)
     saved = {name: t[rank::ranks] for name, t in torch.load(folder / "batch.pt", weights_only=True).items()}
     numbers = {"temperature": job.config.engine.temperature, "calculate_entropy": True, "compute_loss": False,
