@@ -92,7 +92,8 @@ class Engine(FSDPEngineWithLMHead):
         groups = parameter_groups(decoder, composed.lr_factor)
         for group in groups:
             group["lr"] = config.lr * group["lr_factor"]
-        return torch.optim.AdamW(groups, betas=config.betas, eps=1e-8, weight_decay=config.weight_decay)
+        # As the local trainer's, and without the copies of all weights that an unfused update makes on a GPU.
+        return torch.optim.AdamW(groups, betas=config.betas, eps=1e-8, weight_decay=config.weight_decay, fused=True)
 
     def _build_lr_scheduler(self, optimizer: torch.optim.Optimizer) -> Any:
         config = current_job().config
