@@ -124,7 +124,7 @@ def build_task(name: str, options: Mapping[str, Any], tokenizer_folder: Path | N
     their own. `reasoning_gym:leg_counting` is short for `reasoning_gym` with the option dataset=leg_counting.
     """
     if name in EMBEDDED or name in TIMED:
-        kind = (EMBEDDED | TIMED)[name]()
+        kind = {**EMBEDDED, **TIMED}[name]()
         check_options(name, options, [f.name for f in dataclasses.fields(kind) if f.init])
         return kind(**options)
     if name in MATH:
