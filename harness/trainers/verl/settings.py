@@ -153,7 +153,7 @@ def _ray(job: Job) -> dict[str, Any]:
         values |= {"address": "local", "num_gpus": job.launch.gpus}  # else Ray joins a cluster that this machine has
         if job.config.trainer.device == "cpu":
             values["num_cpus"] = 64  # pretended: each unit of verl asks for some
-    storage = {"transfer_queue.backend.SimpleStorage.num_data_storage_units": 1 if job.launch.nodes == 1 else 8}
+    storage = {"transfer_queue.backend.SimpleStorage.num_data_storage_units": job.launch.nodes}
     return {f"ray_kwargs.ray_init.{name}": value for name, value in values.items()} | storage
 
 
