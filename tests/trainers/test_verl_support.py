@@ -156,6 +156,8 @@ def test_a_run_starts_a_ray_of_its_own_or_joins_the_one_it_names(tmp_path: Path)
     assert (here[f"{ray}address"], here[f"{ray}num_gpus"]) == ("local", 2)  # no address: whatever this machine runs
     there = told(replace(job, launch=replace(job.launch, ray_address="auto")))
     assert there[f"{ray}address"] == "auto"
+    environments = [found[f"{ray}runtime_env.env_vars"] for found in (here, there)]
+    assert [values["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] for values in environments] == ["0", "1"]
     assert f"{ray}num_gpus" not in there
 
 

@@ -164,6 +164,8 @@ def environment(job: Job) -> dict[str, str]:
         JOB: str(job.folder / "job.json"), "VERL_USE_EXTERNAL_MODULES": PLUGIN, "VERL_ENGINE_VENDOR": ROLLOUT,
         "TOKENIZERS_PARALLELISM": "false", "RAY_USAGE_STATS_ENABLED": "0",
     }  # fmt: skip
+    if job.launch.ray_address is not None:
+        values["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "1"  # known by its address, not the loopback
     if job.config.trainer.device == "cpu":
         values |= {"VERL_PLATFORM": "cpu", "VLLM_TARGET_DEVICE": "cpu", "OMP_NUM_THREADS": str(job.launch.threads)}
     return values
