@@ -117,7 +117,7 @@ def kept_bytes(shape: DecoderConfig, tokens: int) -> int:
 def test_the_time_of_a_step_by_hand() -> None:
     at, links = place(SEVEN, 8), Links(nvlink=100.0, network=50.0, host=20.0)
     free = 0.9 * 139.8 * GIB - (2 + 12 / 8) * COUNT - 5 * GIB - 4 * 152064 * 3584
-    assert (at.ways, at.share, at.at_once, at.rows, at.is_checkpointed) == (1, 64, free // (57344 * 1024), 16, True)
+    assert (at.ways, at.share, at.at_once, at.rows, at.is_checkpointed) == (1, 64, free // (57344 * 1024), 16, False)
     found = step(FOUND, SEVEN, at, links)
     assert found is not None and found.rounds == 1 and not found.is_host_bound
     shape, tokens, head = shape_of("7b"), 64 * 1024, 152064 * 3584
@@ -126,7 +126,7 @@ def test_the_time_of_a_step_by_hand() -> None:
     assert found.seconds == pytest.approx({
         "generate": 12.0 + 64 * 24 * 0.1 / 8000, "push": 0.01, "sleep": 2 * 2 * COUNT / 20e9,
         "score": tokens * (28 * forward * 1e-15 + 2 * head * 1e-15),
-        "update": tokens * (28 * (both * 2e-15 + forward * 1e-15) + 6 * head * 2e-15) + COUNT * 28 / 8 / 1e12,
+        "update": tokens * (28 * both * 2e-15 + 6 * head * 2e-15) + COUNT * 28 / 8 / 1e12,
         "communicate": 4 * (3 * 2 + 4) * gather + 4 * gather,
     })  # fmt: skip
     two_nodes = step(FOUND, SEVEN, place(SEVEN, 16), links)

@@ -18,7 +18,6 @@ from typing import Any
 import torch
 
 from harness.api import Plan
-from harness.bench.toy_run import CountTask
 from harness.bench.trl_step import Settings
 from harness.chosen import resolve
 from harness.clock import STAGES
@@ -31,6 +30,7 @@ from harness.models.checkpoint import load_decoder
 from harness.numerics.formats import format_named
 from harness.provenance import packages
 from harness.run import Run
+from harness.tasks.count import Count
 from harness.trainers.forward import Thrift
 from harness.trainers.local import LocalTrainer
 
@@ -44,7 +44,7 @@ def run_of(folder: Path, given: Settings, engine: str) -> Run:
     ]  # fmt: skip
     config = resolve(load(words))
     composed, model = compose(config), load_decoder(folder).to(given.device)
-    task = CountTask(prompt_tokens=given.prompt_tokens, max_new_tokens=given.tokens)
+    task = Count(prompt_tokens=given.prompt_tokens, max_new_tokens=given.tokens)
     length, is_cuda = given.prompt_tokens + given.tokens, given.device == "cuda"
     compute = format_named("bf16") if is_cuda else None  # as the peers do: float32 on a CPU, BF16 products on a GPU
     trainer = LocalTrainer(

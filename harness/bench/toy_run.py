@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from harness.api import Plan
@@ -13,50 +12,15 @@ from harness.config import load
 from harness.engines.embedded import EmbeddedEngine
 from harness.models.checkpoint import load_decoder
 from harness.run import Run
-from harness.seeds import generator
-from harness.tasks import Item, Score
+from harness.tasks.count import Count
 from harness.trainers.local import LocalTrainer
-
-
-@dataclass(frozen=True)
-class CountTask:
-    """Random prompts; the reward is the share of one token. Never ends by itself."""
-
-    prompt_tokens: int
-    max_new_tokens: int
-    vocab_size: int = 128
-    name: str = "count"
-    eos_id: int = -1
-    pad_id: int = 0
-    num_train: int | None = None
-    num_eval: int | None = None
-
-    def sample(self, split: str, indices: Sequence[int]) -> list[Item]:
-        """Prompts of `prompt_tokens` random tokens."""
-        import torch
-
-        items: list[Item] = []
-        for i in indices:
-            drawn = torch.randint(
-                3, self.vocab_size, (self.prompt_tokens,), generator=generator("cpu", split, i, "count")
-            )
-            items.append(Item(index=i, prompt=tuple(drawn.tolist()), reference="", key=str(i)))
-        return items
-
-    def score(self, items: Sequence[Item], responses: Sequence[Sequence[int]]) -> list[Score]:
-        """The share of token 13."""
-        return [Score(reward=list(r).count(13) / len(r), is_parsable=True) for r in responses]
-
-    def content_hash(self) -> str:
-        """Constant."""
-        return "count"
 
 
 def toy_run(folder: Path, *, num_prompts: int, group_size: int, tokens: int, prompt_tokens: int) -> Run:
     """A run of method bf16 in float32 on `folder`, without evaluation."""
     words = [f"algo.num_prompts={num_prompts}", f"algo.group_size={group_size}", "precision=fp32", "trainer.lr=1e-6"]
     config = resolve(load(words))
-    task = CountTask(prompt_tokens=prompt_tokens, max_new_tokens=tokens)
+    task = Count(prompt_tokens=prompt_tokens, max_new_tokens=tokens)
     model = load_decoder(folder)
     composed = compose(config)
     trainer = LocalTrainer(

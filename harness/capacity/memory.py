@@ -101,9 +101,7 @@ def update_parts(size: str, arithmetic: str, gpus: int, tokens: int, is_checkpoi
         weights = width * (2 * block + outside) + GRADIENT_BYTES * (block + outside) + (0 if is_bf16 else 2 * linear)
     else:  # 16-bit casts, or FP8 codes for both axes, which are held for a whole update
         weights = 2 * linear * (1 if is_checkpointed and arithmetic == "bf16" else layers)
-    logits = LOGIT_BYTES * tokens * config.vocab_size
-    if gpus == 1:  # the local head works in chunks
-        logits = min(logits, LOGIT_BYTES * Launch().logits_mib * 2**20 // 4)
+    logits = LOGIT_BYTES * min(tokens * config.vocab_size, Launch().logits_mib * 2**20 // 4)  # the head works in chunks
     state = num_parameters(config) / gpus / GIB
     return {
         "masters and moments": STATE_BYTES * state, "gradients": GRADIENT_BYTES * state,

@@ -138,8 +138,11 @@ def sweep(
         if planned.impossible:
             run_sweep(planned, launch, way.workers, lambda event: None)
         return present(found, results, way.is_tracked)
-    for cell in todo if way.launcher == "local" else ():
-        check_place(cell, launch)
+    for cell in todo:
+        if way.launcher == "local":
+            check_place(cell, launch)
+        elif cell.trainer.name == "verl":
+            raise ValueError("launcher=ray: a cell with trainer=verl has a Ray of its own; valid: local")
     print(f"{found.name}: {found.question}")
     print(f"{len(todo)} of {len(planned.cells)} cells to run, {way.workers} at a time", flush=True)
     limit = time_limit(todo, results, way.workers, way.max_hours)

@@ -47,9 +47,9 @@ Stamp = tuple[int, int, int] | None
 class Running:
     """The live process of a cell, and what was last seen of it."""
 
-    def __init__(self, job: Job, gpu: str | None) -> None:
+    def __init__(self, job: Job, gpus: Sequence[str]) -> None:
         """Start it. Raises OSError or ValueError where the machine is too full for another process or file."""
-        self.job, self.gpu, self.step = job, gpu, 0
+        self.job, self.gpus, self.step = job, gpus, 0
         self.id = run_id(job.config)
         self.work, self.record = work_folder(job.launch, self.id), record_path(job.launch, self.id)
         description = {"config": to_json(job.config), "launch": to_json(job.launch), "parent": os.getpid()}
@@ -57,7 +57,7 @@ class Running:
         with (self.work / "log.txt").open("ab") as log:
             self.log_start = log.tell()  # behind what earlier attempts printed
             self.before, self.num_ooms = _stamp(self.record), oom_kills()
-            self.process = _spawn(self.work / "cell.json", log.fileno(), job.launch.threads, gpu)
+            self.process = _spawn(self.work / "cell.json", log.fileno(), job.launch.threads, gpus)
         self.signs, self.sign_s = list[Stamp](), time.monotonic()
 
     def is_hung(self) -> bool:
@@ -100,26 +100,26 @@ class Running:
 
 
 def run_cells(jobs: Sequence[Job], workers: int) -> Generator[Event, None, None]:
-    """Run every job, at most `workers` at a time, in order; CUDA cells on the GPU with the fewest of them, where the
-    shares of its memory that vLLM engines take leave room.
+    """Run every job, at most `workers` at a time, in order; CUDA cells on the GPUs with the fewest of them, where the
+    shares of their memory that vLLM engines take leave room.
 
     Every job ends in one `finished` event with its record, also where that could not be written. Closing the iterator
     stops the running cells cleanly.
     """
     waiting, running = list(jobs), list[Running]()
-    gpus = visible_gpus() if any(job.config.trainer.device == "cuda" for job in jobs) else []
+    gpus = visible_gpus() if any(map(is_placed, jobs)) else []
     try:
         while waiting or running:
             while waiting and len(running) < workers:
-                taken = [(cell.gpu, cell.job.config) for cell in running]
-                on_gpu = bool(gpus) and waiting[0].config.trainer.device == "cuda"
-                gpu = gpu_for(waiting[0].config, taken, gpus) if on_gpu else None
-                if on_gpu and gpu is None:
+                taken = [(cell.gpus, cell.job.config) for cell in running]
+                on_gpu = bool(gpus) and is_placed(waiting[0])
+                own = gpus_for(waiting[0], taken, gpus) if on_gpu else []
+                if on_gpu and not own:
                     break
                 job = waiting.pop(0)
                 try:
                     refuse_foreign(job)
-                    cell = Running(job, gpu)
+                    cell = Running(job, own)
                 except (OSError, ValueError) as error:
                     yield Event(kind="finished", config=job.config, result=failed(job, f"not started: {error}"))
                     continue
@@ -148,15 +148,21 @@ def visible_gpus() -> list[str]:
     return [str(i) for i in range(torch.cuda.device_count())] if named is None else [n for n in named.split(",") if n]
 
 
-def gpu_for(config: RunConfig, taken: Sequence[tuple[str | None, RunConfig]], gpus: Sequence[str]) -> str | None:
-    """The GPU for a CUDA cell: the one with the fewest of those whose memory has room; None where none has. An empty
-    GPU always has."""
+def is_placed(job: Job) -> bool:
+    """Does the cell compute on GPUs of this machine that a launcher chooses? A cluster chooses its own."""
+    return job.config.trainer.device == "cuda" and job.launch.ray_address is None
+
+
+def gpus_for(job: Job, taken: Sequence[tuple[Sequence[str], RunConfig]], gpus: Sequence[str]) -> list[str]:
+    """The `launch.gpus` GPUs for a CUDA cell: those with the fewest cells of those whose memory has room; none where
+    too few have. An empty GPU always has."""
 
     def cells(gpu: str) -> list[RunConfig]:
-        return [config for own, config in taken if own == gpu]
+        return [config for own, config in taken if gpu in own]
 
-    free = [gpu for gpu in gpus if not cells(gpu) or sum(map(vllm_share, [*cells(gpu), config])) <= 1.0]
-    return min(free, key=lambda gpu: len(cells(gpu))) if free else None
+    free = [gpu for gpu in gpus if not cells(gpu) or sum(map(vllm_share, [*cells(gpu), job.config])) <= 1.0]
+    found = sorted(free, key=lambda gpu: len(cells(gpu)))[: job.launch.gpus]
+    return sorted(found, key=gpus.index) if len(found) == job.launch.gpus else []
 
 
 def vllm_share(config: RunConfig) -> float:
@@ -194,7 +200,7 @@ def clean(job: Job) -> None:
         shutil.rmtree(work, ignore_errors=True)
 
 
-def _spawn(cell: Path, log: int, threads: int, gpu: str | None) -> subprocess.Popen[bytes]:
+def _spawn(cell: Path, log: int, threads: int, gpus: Sequence[str]) -> subprocess.Popen[bytes]:
     code = str(Path(__file__).resolve().parents[2])  # where a launcher runs need not be where its code is
     paths = [code, *filter(None, [os.environ.get("PYTHONPATH")])]
     return subprocess.Popen(
@@ -202,7 +208,7 @@ def _spawn(cell: Path, log: int, threads: int, gpu: str | None) -> subprocess.Po
         env=os.environ
         | ENVIRONMENT
         | {"OMP_NUM_THREADS": str(threads), "PYTHONPATH": os.pathsep.join(paths)}
-        | ({} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu}),
+        | ({"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {}),
         stdin=subprocess.DEVNULL,
         stdout=log,
         stderr=log,

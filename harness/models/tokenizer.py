@@ -83,6 +83,18 @@ def decode(ids: Iterable[int], size: int = 32) -> str:
 
 def save_tokenizer(folder: Path, size: int = 32) -> None:
     """Write tokenizer.json, tokenizer_config.json and special_tokens_map.json into the existing `folder`."""
+    _save(folder, _tokenizer_json(size))
+
+
+def save_numbered(folder: Path, size: int) -> None:
+    """The same files for a vocabulary of any size, whose tokens are words with their number: for models that are
+    timed."""
+    vocab = {**{token: i for i, token in enumerate(SPECIAL)}, **{f"t{i}": i for i in range(len(SPECIAL), size)}}
+    model = {"type": "WordLevel", "vocab": vocab, "unk_token": SPECIAL[PAD_ID]}
+    _save(folder, _tokenizer_json(32) | {"model": model, "pre_tokenizer": {"type": "Whitespace"}, "decoder": None})
+
+
+def _save(folder: Path, tokenizer: dict[str, Any]) -> None:
     special = {"pad_token": SPECIAL[PAD_ID], "eos_token": SPECIAL[EOS_ID], "bos_token": SPECIAL[BOS_ID]}
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -94,7 +106,7 @@ def save_tokenizer(folder: Path, size: int = 32) -> None:
         "padding_side": "left",
     }
     for name, content in (
-        ("tokenizer.json", _tokenizer_json(size)),
+        ("tokenizer.json", tokenizer),
         ("tokenizer_config.json", config),
         ("special_tokens_map.json", special),
     ):

@@ -104,31 +104,35 @@ def head_logp(
     *,
     chunk: int,
     entropy_grad: bool = False,
+    num_tokens: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """What `selected_logp(head(x), token_ids, temperature)` gives, `chunk` rows of logits at a time.
+    """What `selected_logp(head(x)[:, :num_tokens], token_ids, temperature)` gives, `chunk` rows of logits at a time.
 
     x [M, d] float, differentiable; token_ids [M] int64 -> (log-prob [M], entropy [M]), nats, float32 (float64 for
     float64 x), equal to the other way up to the order of sums. The entropy is detached unless `entropy_grad`. A head
     of 16-bit rounding has its weight, and the sum of the chunks' gradients of it, rounded once. A head that is neither
-    `nn.Linear` nor `CastLinear` is called chunk by chunk under checkpointing. Raises ValueError where `chunk` < 1.
+    `nn.Linear` nor `CastLinear` is called chunk by chunk under checkpointing. `num_tokens`: ids from there on have
+    probability 0. Raises ValueError where `chunk` < 1.
     """
     if chunk < 1:
         raise ValueError(f"chunk: {chunk} is not a number of rows; valid: >= 1")
     if type(head) is CastLinear:
-        *operands, rounding = head.operands(x)
+        x, weight, bias, rounding = head.operands(x)
     elif type(head) is nn.Linear:
-        operands, rounding = (x, head.weight, head.bias), None
+        weight, bias, rounding = head.weight, cast(Tensor | None, head.bias), None
     else:
-        return _checkpointed(head, x, token_ids, temperature, chunk, entropy_grad)
+        return _checkpointed(head, x, token_ids, temperature, chunk, entropy_grad, num_tokens)
+    bias = None if bias is None else bias[:num_tokens]
     knobs = (token_ids, temperature, chunk, entropy_grad, rounding)
-    return cast(tuple[Tensor, Tensor], _HeadLogp.apply(*operands, *knobs))
+    return cast(tuple[Tensor, Tensor], _HeadLogp.apply(x, weight[:num_tokens], bias, *knobs))
 
 
 def _checkpointed(
-    head: nn.Module, x: Tensor, token_ids: Tensor, temperature: float, chunk: int, entropy_grad: bool
-) -> tuple[Tensor, Tensor]:
+    head: nn.Module, x: Tensor, token_ids: Tensor, temperature: float, chunk: int, entropy_grad: bool,
+    num_tokens: int | None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     def of(some: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
-        return selected_logp(head(some), ids, temperature, entropy_grad=entropy_grad)
+        return selected_logp(head(some)[:, :num_tokens], ids, temperature, entropy_grad=entropy_grad)
 
     run: Callable[..., tuple[Tensor, Tensor]] = checkpoint  # pyright: ignore[reportUnknownVariableType]
     rows = [slice(first, first + chunk) for first in range(0, len(x), chunk)]

@@ -130,7 +130,8 @@ def _note_impossible(planned: Planned, launch: Launch, known: dict[str, RunResul
 
 def take_over(cells: Sequence[RunConfig], launch: Launch) -> list[tuple[RunConfig, RunResult]]:
     """Records of cells that another sweep of the same results folder finished, copied into this sweep: the same cell
-    is not run twice. Drafts stay where they are, and so do files that cannot be read."""
+    is not run twice. Drafts stay where they are, and so do files that cannot be read and cells that ran on another
+    number of GPUs or machines."""
     elsewhere: dict[str, list[Path]] = {}
     for path in sorted((Path(launch.results) / "runs").glob("*/*.json")):
         if path.parent.name != launch.sweep:
@@ -143,7 +144,8 @@ def take_over(cells: Sequence[RunConfig], launch: Launch) -> list[tuple[RunConfi
                 check_owner(path, found, replace(launch, sweep=found.sweep), cell)
             except ValueError:
                 continue
-            if found.status in FINISHED and not found.is_draft:
+            is_alike = all(found.launch.get(name, 1) == getattr(launch, name) for name in ("gpus", "nodes"))
+            if found.status in FINISHED and not found.is_draft and is_alike:
                 copy = found.model_copy(update={"sweep": launch.sweep})
                 series = path.with_suffix(".parquet")
                 write_result(records_folder(launch), copy, series.read_bytes() if series.exists() else None)

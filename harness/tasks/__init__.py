@@ -103,10 +103,18 @@ def _chain() -> type:
     return Chain
 
 
+def _count() -> type:
+    from harness.tasks.count import Count
+
+    return Count
+
+
 EMBEDDED: Mapping[str, Callable[[], type]] = {"sort": _sort, "chain": _chain}
 """Tasks that need no data and no text tokenizer."""
+TIMED: Mapping[str, Callable[[], type]] = {"count": _count}
+"""The same, with nothing to learn: loads for timing."""
 MATH = ("gsm8k", "math500", "dapo_math_17k", "aime", "amc")
-TASKS = (*EMBEDDED, *MATH, "reasoning_gym")
+TASKS = (*EMBEDDED, *MATH, "reasoning_gym", *TIMED)
 
 
 def build_task(name: str, options: Mapping[str, Any], tokenizer_folder: Path | None = None) -> Task:
@@ -115,8 +123,8 @@ def build_task(name: str, options: Mapping[str, Any], tokenizer_folder: Path | N
     `tokenizer_folder` is the model folder whose tokenizer makes the prompts of text tasks; the embedded tasks bring
     their own. `reasoning_gym:leg_counting` is short for `reasoning_gym` with the option dataset=leg_counting.
     """
-    if name in EMBEDDED:
-        kind = EMBEDDED[name]()
+    if name in EMBEDDED or name in TIMED:
+        kind = {**EMBEDDED, **TIMED}[name]()
         check_options(name, options, [f.name for f in dataclasses.fields(kind) if f.init])
         return kind(**options)
     if name in MATH:

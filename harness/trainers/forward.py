@@ -141,15 +141,22 @@ def forward(
         h = model.hidden(layout.ids, layout.positions, layout.spans)[0, layout.predicts]
     else:
         h = response_hidden(model, seqs.ids, seqs.prompt_lens, seqs.token_ids.shape[1])[seqs.sampled]
-    logp, entropy = _of_head(model, h, seqs.token_ids[seqs.sampled], thrift, temperature, entropy_grad)
+    logp, entropy = of_head(
+        model, h, seqs.token_ids[seqs.sampled], thrift, temperature=temperature, entropy_grad=entropy_grad
+    )
     empty = torch.zeros(seqs.token_ids.shape, dtype=logp.dtype, device=logp.device)
     return Scores(logp=empty.masked_scatter(seqs.sampled, logp), entropy=empty.masked_scatter(seqs.sampled, entropy))
 
 
-def _of_head(
-    model: Decoder, h: Tensor, token_ids: Tensor, thrift: Thrift, temperature: float, entropy_grad: bool
-) -> tuple[Tensor, Tensor]:
+def of_head(
+    model: Decoder, h: Tensor, token_ids: Tensor, thrift: Thrift, *, temperature: float, entropy_grad: bool,
+    num_tokens: int | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """What the head says of `token_ids` [M] at the final-norm outputs `h` [M, d]: (log-prob [M], entropy [M]), within
+    the budget of logits. `num_tokens`: ids from there on have probability 0."""
     chunk = max(1, thrift.logits_mib * FLOATS_PER_MIB // model.config.vocab_size)
     if len(h) <= chunk:
-        return selected_logp(model.head(h), token_ids, temperature, entropy_grad=entropy_grad)
-    return head_logp(model.lm_head, h, token_ids, temperature, chunk=chunk, entropy_grad=entropy_grad)
+        return selected_logp(model.head(h)[:, :num_tokens], token_ids, temperature, entropy_grad=entropy_grad)
+    return head_logp(
+        model.lm_head, h, token_ids, temperature, chunk=chunk, entropy_grad=entropy_grad, num_tokens=num_tokens
+    )

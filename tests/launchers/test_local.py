@@ -27,10 +27,10 @@ def test_visible_gpus_follow_the_environment(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_each_cell_takes_the_gpu_with_the_fewest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2")
-    taken: list[str | None] = []
+    taken: list[list[str]] = []
 
-    def spawn(cell: Path, log: int, threads: int, gpu: str | None) -> subprocess.Popen[bytes]:
-        taken.append(gpu)
+    def spawn(cell: Path, log: int, threads: int, gpus: list[str]) -> subprocess.Popen[bytes]:
+        taken.append(gpus)
         return subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(60)"])
 
     monkeypatch.setattr(local, "_spawn", spawn)
@@ -41,16 +41,35 @@ def test_each_cell_takes_the_gpu_with_the_fewest(tmp_path: Path, monkeypatch: py
     started = [next(events) for _ in cells]
     events.close()
     assert [event.kind for event in started] == ["started"] * 8
-    assert taken == ["0", "1", "2", "0", "1", "2", "0", None]
+    assert taken == [["0"], ["1"], ["2"], ["0"], ["1"], ["2"], ["0"], []]
 
 
 def test_vllm_engines_share_a_gpu_only_while_their_memory_fits() -> None:
     config = small_config()
     vllm = replace(config, engine=replace(config.engine, name="vllm", gpu_memory=0.4))
-    assert local.gpu_for(vllm, [], ["0", "1"]) == "0"
-    assert local.gpu_for(vllm, [("0", vllm)], ["0", "1"]) == "1"
-    assert local.gpu_for(vllm, [("0", vllm), ("1", vllm), ("1", vllm)], ["0", "1"]) == "0"
-    assert local.gpu_for(vllm, [("0", vllm), ("0", vllm), ("1", vllm), ("1", vllm)], ["0", "1"]) is None
-    assert local.gpu_for(config, [("0", vllm), ("0", vllm)], ["0"]) == "0"
+    one = Job(config=vllm, launch=Launch())
+    assert local.gpus_for(one, [], ["0", "1"]) == ["0"]
+    assert local.gpus_for(one, [("0", vllm)], ["0", "1"]) == ["1"]
+    assert local.gpus_for(one, [("0", vllm), ("1", vllm), ("1", vllm)], ["0", "1"]) == ["0"]
+    assert local.gpus_for(one, [("0", vllm), ("0", vllm), ("1", vllm), ("1", vllm)], ["0", "1"]) == []
+    assert local.gpus_for(Job(config=config, launch=Launch()), [("0", vllm), ("0", vllm)], ["0"]) == ["0"]
     whole = replace(vllm, engine=replace(vllm.engine, gpu_memory=1.2))
-    assert local.gpu_for(whole, [], ["0"]) == "0"
+    assert local.gpus_for(Job(config=whole, launch=Launch()), [], ["0"]) == ["0"]
+
+
+def test_a_cell_of_several_gpus_takes_those_with_room() -> None:
+    config = small_config()
+    vllm = replace(config, engine=replace(config.engine, name="vllm", gpu_memory=0.4))
+    two, gpus = Job(config=vllm, launch=Launch(gpus=2)), ["5", "2", "7", "0"]
+    assert local.gpus_for(two, [], gpus) == ["5", "2"]
+    assert local.gpus_for(two, [(["5", "2"], vllm)], gpus) == ["7", "0"]
+    assert local.gpus_for(two, [(["5", "2"], vllm), (["7"], vllm)], gpus) == ["5", "0"]
+    assert local.gpus_for(two, [(["5", "2"], vllm), (["5", "2"], vllm)], ["5", "2", "7"]) == []
+
+
+def test_a_cell_on_a_cluster_is_given_no_gpu() -> None:
+    config = small_config()
+    on_gpu = replace(config, trainer=replace(config.trainer, device="cuda"))
+    assert local.is_placed(Job(config=on_gpu, launch=Launch()))
+    assert not local.is_placed(Job(config=on_gpu, launch=Launch(ray_address="auto")))
+    assert not local.is_placed(Job(config=config, launch=Launch()))

@@ -21,7 +21,7 @@ from harness.report import markdown
 from harness.results import read_result, read_results
 from harness.retry import Limit
 from harness.run_config import Launch, RunConfig
-from harness.sweep import finished, plan, run_sweep, stored
+from harness.sweep import finished, plan, queue, run_sweep, stored
 from harness.sweep.queue import check_owner
 from tests.sweep.stand_in import Ending, Seen, launcher
 from tests.sweep.tiny import sweep_of
@@ -272,3 +272,16 @@ def test_wrong_files_are_named_and_left_alone(tmp_path: Path) -> None:
     (folder / f"{first}.parquet").unlink()
     with pytest.raises(ValueError, match=f"series {first}.parquet is missing"):
         stored(launch, planned.cells)
+
+
+def test_a_cell_on_another_number_of_gpus_is_not_taken_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queue, "commit", lambda: ("0" * 40, False))  # records of a changed tree never are
+    one, planned, seen = small_launch(tmp_path), plan(sweep_of({"method": "bf16"})), Seen()
+    run_sweep(planned, one, 1, nothing, run=launcher(seen))
+    two = replace(one, sweep="other", gpus=2)
+    run_sweep(planned, two, 1, nothing, run=launcher(seen))
+    assert len(seen.starts) == 2
+    again = replace(two, sweep="third")
+    records, _ = run_sweep(planned, again, 1, nothing, run=launcher(seen))
+    assert len(seen.starts) == 2
+    assert [record.launch for record in records] == [{"gpus": 2}]

@@ -86,13 +86,12 @@ def test_what_verl_refuses(words: tuple[str, ...], said: str) -> None:
         ({"gpus": 0}, "at least 1 each"),
         ({"nodes": 2}, "launch.nodes: several machines need a running cluster"),
         ({"packing": True}, "launch.packing=True: verl's workers pad a micro-batch; valid under trainer=verl: False"),
-        ({"logits_mib": 64}, "launch.logits_mib=64: verl's workers hold the logits"),
         ({"fp8_kernels": "deep_gemm"}, "launch.fp8_kernels=deep_gemm: .*; valid under trainer=verl: best, emulated"),
     ],
 )
 def test_launches_that_do_not_fit(values: dict[str, Any], said: str) -> None:
     config = verl_config("method=bf16")
-    support.check_launch(config, Launch(gpus=4, checkpoint_layers=True, fp8_kernels="emulated"))
+    support.check_launch(config, Launch(gpus=4, checkpoint_layers=True, logits_mib=64, fp8_kernels="emulated"))
     with pytest.raises(ValueError, match=said):
         support.check_launch(config, Launch(**values))
 
@@ -118,6 +117,14 @@ def test_prompts_are_those_of_the_local_trainer_in_their_order(tmp_path: Path) -
     assert job.max_new_tokens == run.max_new_tokens
 
 
+def test_a_model_that_nothing_prepares_is_read_where_it_stands(tmp_path: Path) -> None:
+    plain = made(tmp_path / "a", "method=bf16", "model.spread=0")
+    assert plain.model.is_symlink()
+    assert plain.shape.hidden_size == 64
+    assert not made(tmp_path / "b", "method=bf16", "model.spread=0.4").model.is_symlink()
+    assert not made(tmp_path / "c", "method=qurl", "precision=int8", "model.spread=0").model.is_symlink()
+
+
 def test_the_model_that_verl_reads_is_the_one_that_is_trained_here(tmp_path: Path) -> None:
     from harness.models.checkpoint import read_tensors
 
@@ -141,6 +148,38 @@ def test_settings_say_what_only_settings_can_say(tmp_path: Path) -> None:
     assert environment["VLLM_USE_DEEP_GEMM_E8M0"] == "0"
     assert "VLLM_ENABLE_V1_MULTIPROCESSING" not in environment
     json.dumps(found)
+
+
+def test_a_run_starts_a_ray_of_its_own_or_joins_the_one_it_names(tmp_path: Path) -> None:
+    job, ray = made(tmp_path, "method=bf16"), "ray_kwargs.ray_init."
+    here = told(replace(job, launch=replace(job.launch, gpus=2)))
+    assert (here[f"{ray}address"], here[f"{ray}num_gpus"]) == ("local", 2)  # no address: whatever this machine runs
+    there = told(replace(job, launch=replace(job.launch, ray_address="auto")))
+    assert there[f"{ray}address"] == "auto"
+    environments = [found[f"{ray}runtime_env.env_vars"] for found in (here, there)]
+    assert [values["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] for values in environments] == ["0", "1"]
+    assert f"{ray}num_gpus" not in there
+
+
+def test_a_small_model_reserves_its_cache_beforehand(tmp_path: Path) -> None:
+    """Engines that share a GPU would else disturb each other's count of free memory."""
+    job, rollout = made(tmp_path, "method=bf16"), "actor_rollout_ref.rollout."
+    found = told(job, "cuda")
+    assert found[f"{rollout}max_model_len"] == 7 + job.max_new_tokens
+    pages = job.config.engine.max_batch * 1 + 2  # of 64 tokens: each sequence fits into one
+    kv = 2 * job.shape.num_layers * job.shape.num_kv_heads * job.shape.head_dim * 2
+    assert found[f"{rollout}engine_kwargs.vllm.kv_cache_memory_bytes"] == pages * 64 * kv
+    assert f"{rollout}engine_kwargs.vllm.kv_cache_memory_bytes" not in told(job)
+    assert found[f"{rollout}agent.num_workers"] == 1
+    many = replace(job, config=replace(job.config, algo=replace(job.config.algo, num_prompts=128)))
+    assert told(many, "cuda")[f"{rollout}agent.num_workers"] == 4
+
+
+def test_a_timed_run_evaluates_nothing(tmp_path: Path) -> None:
+    job = made(tmp_path, "method=bf16")
+    assert (told(job)["trainer.val_before_train"], told(job)["trainer.test_freq"]) == (True, 2)
+    found = told(replace(job, is_timed=True))
+    assert (found["trainer.val_before_train"], found["trainer.test_freq"]) == (False, -1)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -110,8 +111,12 @@ CASES = {
     "qat": ("method=qat_aligned", "precision=int4"),
     "qerl": ("method=qerl", "precision=nvfp4"),
     "entropy": ("method=bf16", "algo.entropy_coef=0.1", "algo.agg=seq-mean-token-sum-norm"),
+    "chunks": ("method=bf16", "algo.entropy_coef=0.1", "engine.temperature=0.7"),
+    "compiled": ("method=bf16", "algo.entropy_coef=0.2", "engine.temperature=1.2"),
 }
-SHARED = ("qurl", "gspo", "qat", "qerl")
+LAUNCHES: dict[str, dict[str, Any]] = {"chunks": {"logits_mib": 1}, "compiled": {"compile": True}}
+"""Case -> how its worker runs; a MiB holds four rows of logits there, and graphs run by torch's own kernels."""
+SHARED = ("qurl", "gspo", "qat", "qerl", "chunks", "compiled")
 """Those that also run on two ranks."""
 
 
@@ -121,8 +126,8 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple]:
     root, said = tmp_path_factory.mktemp("parity"), {}
     for name, words in CASES.items():
         config = small_config(*words, f"trainer.grad_clip={CLIP}", f"engine.max_new_tokens={LIMIT}", "trainer.lr=1e-3")
-        launch = small_launch(root, micro_batch_tokens=60)  # several micro-batches there, one here
-        run = build(config, replace(launch, micro_batch_tokens=32768))[0]
+        launch = small_launch(root, micro_batch_tokens=60, **LAUNCHES.get(name, {}))
+        run = build(config, replace(small_launch(root), micro_batch_tokens=32768))[0]  # there several passes, here one
         seqs, batch = made_batch(run)
         logp, loss, gradients, columns = local(run, seqs, batch)
         there = replace(
@@ -165,6 +170,12 @@ def test_two_ranks_have_the_loss_and_gradients_of_one(answers: dict[str, tuple],
     sampled, logp, loss, gradients, found = answers[case]
     check(found[1], sampled[::2], logp[::2], loss, gradients)
     assert found[1]["metrics"]["lowbit_tokens"] == float(sampled.sum())
+
+
+def test_layers_are_compiled_where_that_is_asked_for(answers: dict[str, tuple]) -> None:
+    frames = {name: [out["compiled_frames"] for out in found] for name, (*_, found) in answers.items()}
+    assert all(count > 0 for count in frames.pop("compiled"))
+    assert all(counts == [0] * len(counts) for counts in frames.values())
 
 
 def test_the_cases_differ(answers: dict[str, tuple]) -> None:

@@ -113,23 +113,32 @@ PADDED = """
 import json, torch
 from types import SimpleNamespace
 from verl.workers.rollout.vllm_rollout.utils import monkey_patch_compute_logits
-from harness.trainers.verl.engine import mask_unknown
-logits = torch.zeros(4, 320, dtype=torch.float64)
-model = SimpleNamespace(compute_logits=lambda h: logits.clone())
+from harness.trainers import forward
+head = torch.nn.Linear(16, 320, bias=False, dtype=torch.float64)
+head.weight.data.zero_()
+decoder = SimpleNamespace(lm_head=head, head=head, config=SimpleNamespace(vocab_size=320))
+model = SimpleNamespace(compute_logits=head)
 monkey_patch_compute_logits(model, 293)
-rollout = torch.log_softmax(model.compute_logits(None), -1)[:, :293]
-naive = torch.log_softmax(logits, -1)[:, :293]
-ours = torch.log_softmax(mask_unknown(logits, 293), -1)[:, :293]
-leaf = torch.randn(4, 320, dtype=torch.float64, requires_grad=True)
-torch.log_softmax(mask_unknown(leaf, 293), -1)[:, 7].sum().backward()
-print(json.dumps([float((rollout - naive).mean()), float((rollout - ours).abs().max()),
-                  float(leaf.grad[:, 293:].abs().max()), float(leaf.grad[:, :293].abs().max())]))
+h, ids = torch.randn(8, 16, dtype=torch.float64), torch.full((8,), 7)
+rollout = torch.log_softmax(model.compute_logits(h), -1)[:, 7]
+naive = torch.log_softmax(head(h), -1)[:, 7]
+found = [float((rollout - naive).mean())]
+forward.FLOATS_PER_MIB = 3 * 320
+for mib in (1024, 1):
+    head.zero_grad()
+    ours = forward.of_head(decoder, h, ids, forward.Thrift(logits_mib=mib), temperature=1.0, entropy_grad=False,
+                           num_tokens=293)[0]
+    ours.sum().backward()
+    found += [float((rollout - ours).abs().max()), float(head.weight.grad[293:].abs().max()),
+              float(head.weight.grad[:293].abs().max())]
+print(json.dumps(found))
 """
 
 
 def test_a_padded_vocabulary_shifts_no_ratio(tmp_path: Path) -> None:
-    shift, left, padding, rest = json.loads(said(made(tmp_path, "method=bf16"), PADDED))
+    shift, *found = json.loads(said(made(tmp_path, "method=bf16"), PADDED))
     assert shift == pytest.approx(math.log(320 / 293), abs=1e-12)  # every ratio exp(-0.0881) = 0.916 without our mask
-    assert left == 0.0
-    assert padding == 0.0
-    assert rest > 0.01
+    for left, padding, rest in (found[:3], found[3:]):  # logits as a whole, and three rows at a time
+        assert left == pytest.approx(0.0, abs=1e-12)
+        assert padding == 0.0
+        assert rest > 0.01

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch._dynamo.utils
 
 COLUMNS = ("advantages", "rollout_log_probs", "old_log_probs", "lowbit_weight", "lowbit_keep", "lowbit_clip_low",
            "lowbit_clip_high", "loss_mask")  # fmt: skip
@@ -72,12 +73,17 @@ def one(folder: Path, rank: int, ranks: int) -> None:
     from verl.workers.utils.padding import no_padding_2_padding
 
     from harness.models.adapters import named_weights
+    from harness.trainers import forward
     from harness.trainers.verl import job as jobs
 
     os.environ[jobs.JOB] = str(folder / "job.json")
     jobs.current_job.cache_clear()
     jobs.current_method.cache_clear()
     job = jobs.current_job()
+    if job.launch.logits_mib == 1:
+        forward.FLOATS_PER_MIB = 4 * job.shape.vocab_size
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
     worker = make_worker(job)
     saved = {name: t[rank::ranks] for name, t in torch.load(folder / "batch.pt", weights_only=True).items()}
     numbers = {"temperature": job.config.engine.temperature, "calculate_entropy": True, "compute_loss": False,
@@ -99,7 +105,19 @@ def one(folder: Path, rank: int, ranks: int) -> None:
         of_all = value if isinstance(value, list) else [value]
         metrics[name] = float(Metric.aggregate_dp(of_all) if isinstance(of_all[0], Metric) else of_all[0])
     if rank == 0:
-        torch.save({"logp": logp, "gradients": gradients, "metrics": metrics}, folder / f"out{ranks}.pt")
+        found = {"logp": logp, "gradients": gradients, "metrics": metrics}
+        found["compiled_frames"] = torch._dynamo.utils.counters["frames"]["ok"]
+        torch.save(found, folder / f"out{ranks}.pt")
+
+
+def without_machine_code() -> None:
+    """Everything of compiling but the last stage, which takes minutes on a CPU."""
+    from harness.models.decoder import Layer
+    from harness.trainers import compiling
+
+    real = Layer.compile
+    Layer.compile = lambda self, **values: real(self, **values, backend="aot_eager")
+    compiling.check_compiler = lambda device: None
 
 
 def main(store: str, rank: str, ranks: str, *folders: str) -> None:
@@ -109,6 +127,7 @@ def main(store: str, rank: str, ranks: str, *folders: str) -> None:
     os.environ.update(environment(read_job(Path(folders[0]) / "job.json")))
     os.environ |= {"RANK": rank, "WORLD_SIZE": ranks, "LOCAL_RANK": "0", "DIST_INIT_METHOD": f"file://{store}",
                    "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29511"}  # fmt: skip
+    without_machine_code()
     for folder in folders:
         one(Path(folder), int(rank), int(ranks))
 

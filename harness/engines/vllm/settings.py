@@ -263,10 +263,14 @@ def llm_arguments(
         arguments |= {"gpu_memory_utilization": gpu_memory, "enable_sleep_mode": can_sleep}
     if is_eager or build is CPU:
         return arguments | {"enforce_eager": True}
+    return arguments | {"compilation_config": graphs(max_batch)}
+
+
+def graphs(max_batch: int) -> dict[str, Any]:
+    """vLLM's `compilation_config`: CUDA graphs of decoding, no torch.compile, which fuses norms with quantizers, so
+    that they round otherwise, and doubles the time to start."""
     sizes = sorted({1, 2, 4, 8, *range(16, min(max_batch, 64) + 1, 16), *range(64, max_batch + 1, 64), max_batch})
-    # No torch.compile: it fuses norms with quantizers, which rounds otherwise, and doubles the time to start.
-    graphs = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": sizes}
-    return arguments | {"compilation_config": graphs}
+    return {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": sizes}
 
 
 def lora_rank(rank: int) -> int:

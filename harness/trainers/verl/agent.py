@@ -32,9 +32,9 @@ class TaskLoop(AgentLoopBase):
         """`kwargs["extra_info"]` names the item by split and index."""
         job, task, info = current_job(), _task(), kwargs["extra_info"]
         item = task.sample(info["split"], [int(info["index"])])[0]
-        given = {**sampling_params, "stop_token_ids": [job.eos_id]} if job.eos_id >= 0 else dict(sampling_params)
+        ends = {"stop_token_ids": [job.eos_id]} if job.eos_id >= 0 else {"ignore_eos": True}
         output = await self.server_manager.generate(
-            request_id=uuid4().hex, prompt_ids=list(item.prompt), sampling_params=given
+            request_id=uuid4().hex, prompt_ids=list(item.prompt), sampling_params={**sampling_params, **ends}
         )
         ids = output.token_ids[: job.max_new_tokens]
         score = (await asyncio.to_thread(task.score, [item], [ids]))[0]

@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer
 
 from harness.collect import prompt_indices
-from harness.compose import Composed
+from harness.compose import Composed, has_hook
 from harness.models.checkpoint import save_decoder
 from harness.prepare import Start, held_out, prepare
 from harness.run_config import Launch, RunConfig
@@ -32,14 +32,16 @@ CHUNK = 4096
 """Items held at once."""
 
 
-def lay_out(config: RunConfig, launch: Launch, composed: Composed, start: Start, folder: Path) -> Job:
+def lay_out(
+    config: RunConfig, launch: Launch, composed: Composed, start: Start, folder: Path, *, is_timed: bool = False
+) -> Job:
     """Write everything that verl reads; what is there already is kept. Raises ValueError where it cannot be."""
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = Tokenizer.from_file(str(start.folder / "tokenizer.json"))
     job = Job(
         config=config, launch=launch, folder=folder.absolute(), eos_id=start.task.eos_id,
         max_new_tokens=config.engine.max_new_tokens or start.task.max_new_tokens,
-        num_tokens=tokenizer.get_vocab_size(with_added_tokens=True),
+        num_tokens=tokenizer.get_vocab_size(with_added_tokens=True), is_timed=is_timed,
     )  # fmt: skip
     if not (job.model / "config.json").exists():
         write_model(job, composed, config, start, launch)
@@ -52,7 +54,11 @@ def lay_out(config: RunConfig, launch: Launch, composed: Composed, start: Start,
 
 
 def write_model(job: Job, composed: Composed, config: RunConfig, start: Start, launch: Launch) -> None:
-    """The prepared policy as a Hugging Face folder with the base's tokenizer."""
+    """The prepared policy as a Hugging Face folder with the base's tokenizer; where nothing is prepared, the base."""
+    if not start.spread and not any(has_hook(part, "prepare") for part in composed.parts):
+        save_file({}, str(job.fixed_file))
+        job.model.symlink_to(start.folder.absolute(), target_is_directory=True)
+        return
     part = job.folder / "model.part"
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir()

@@ -1,7 +1,8 @@
 """verl's FSDP engine around our decoder: the modules, wrapping and optimizer of the local trainer, sharded.
 
     build     rank 0 reads the prepared model, every part wraps it, FSDP shards it
-    forward   token ids -> logits; what the tokenizer does not know is masked, as verl masks it in the sampler
+    forward   token ids -> log-prob and entropy of every response token, by the local trainer's chunked head; what the
+              tokenizer does not know has probability 0, as verl masks it in the sampler
     update    denominators of the whole mini-batch over all ranks; our schedule, stepped per update
     push      float32 masters by checkpoint names
 
@@ -19,7 +20,6 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 from torch.distributed.tensor import DTensor
-from transformers.modeling_outputs import CausalLMOutput
 from verl.utils import tensordict_utils as tu
 from verl.workers.engine.base import EngineRegistry
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
@@ -27,8 +27,9 @@ from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 from harness.loss import count_totals
 from harness.models.adapters import checkpoint_name, named_weights
 from harness.models.decoder import Decoder
+from harness.trainers.forward import Thrift, of_head
 from harness.trainers.local import parameter_groups, schedule
-from harness.trainers.verl.job import current_job, current_method
+from harness.trainers.verl.job import Job, current_job, current_method
 from harness.trainers.verl.reference import policy_of
 from harness.trainers.verl.settings import ROLLOUT
 from harness.trainers.verl.support import num_updates
@@ -43,29 +44,29 @@ class Policy(nn.Module):
 
     _no_split_modules: ClassVar[list[str]] = ["Layer"]
 
-    def __init__(self, decoder: Decoder, config: Any, num_tokens: int) -> None:
+    def __init__(self, decoder: Decoder, config: Any, job: Job) -> None:
         super().__init__()
-        self.decoder, self.config, self.num_tokens = decoder, config, num_tokens
+        self.decoder, self.config, self.num_tokens = decoder, config, job.num_tokens
+        self.thrift, self.temperature = Thrift.of(job.launch), job.config.engine.temperature
+        self.wants_entropy_grad = job.algo.entropy_coef != 0
 
     def can_generate(self) -> bool:
         """verl asks before it writes a generation config."""
         return False
 
-    def forward(self, input_ids: Tensor, **_: Any) -> CausalLMOutput:
-        """[B, L] int64, right padded -> logits [B, L, V]; ids beyond the tokenizer have probability 0."""
-        return CausalLMOutput(logits=cast(Any, mask_unknown(self.decoder(input_ids), self.num_tokens)))
+    def forward(self, input_ids: Tensor, predicts: Tensor, **_: Any) -> tuple[Tensor, Tensor]:
+        """[B, L] int64, right padded, and bool where the next token is to be scored, M places in all ->
+        (log-prob [M], entropy [M]), float32 nats.
 
-
-def mask_unknown(logits: Tensor, num_tokens: int) -> Tensor:
-    """Logits [..., V] with the ids from `num_tokens` on at the smallest finite value: probability and gradient 0.
-
-    verl's rollout never samples what the tokenizer does not know (`monkey_patch_compute_logits`), so a trainer that
-    spreads probability over a padded vocabulary sees every ratio shifted by the log of that share.
-    """
-    if logits.shape[-1] <= num_tokens:
-        return logits
-    unknown = torch.arange(logits.shape[-1], device=logits.device) >= num_tokens
-    return logits.masked_fill(unknown, torch.finfo(logits.dtype).min)
+        verl's rollout never samples what the tokenizer does not know (`monkey_patch_compute_logits`), so a trainer that
+        spreads probability over a padded vocabulary would see every ratio shifted by the log of that share.
+        """
+        h = self.decoder.hidden(input_ids)[predicts].to(cast(Tensor, self.decoder.lm_head.weight).dtype)
+        logp, entropy = of_head(
+            self.decoder, h, input_ids.roll(-1, 1)[predicts], self.thrift, temperature=self.temperature,
+            entropy_grad=self.wants_entropy_grad, num_tokens=self.num_tokens,
+        )  # fmt: skip
+        return logp.clone(), entropy.clone()  # FSDP hangs its hooks on what is returned, which may be no view
 
 
 @EngineRegistry.register(model_type="language_model", backend=["fsdp", "fsdp2"], device=["cuda", "cpu"], vendor=ROLLOUT)
@@ -76,7 +77,7 @@ class Engine(FSDPEngineWithLMHead):
         job = current_job()
         decoder = policy_of(job, current_method())
         self.names = [(checkpoint_name(name), name) for name, _ in decoder.named_parameters()]
-        return Policy(decoder, self.model_config.hf_config, job.num_tokens)
+        return Policy(decoder, self.model_config.hf_config, job)
 
     def _build_fsdp_module(self, module: nn.Module) -> nn.Module:
         built, config = super()._build_fsdp_module(module), current_job().config.trainer
@@ -91,7 +92,8 @@ class Engine(FSDPEngineWithLMHead):
         groups = parameter_groups(decoder, composed.lr_factor)
         for group in groups:
             group["lr"] = config.lr * group["lr_factor"]
-        return torch.optim.AdamW(groups, betas=config.betas, eps=1e-8, weight_decay=config.weight_decay)
+        # As the local trainer's, and without the copies of all weights that an unfused update makes on a GPU.
+        return torch.optim.AdamW(groups, betas=config.betas, eps=1e-8, weight_decay=config.weight_decay, fused=True)
 
     def _build_lr_scheduler(self, optimizer: torch.optim.Optimizer) -> Any:
         config = current_job().config
@@ -116,6 +118,23 @@ class Engine(FSDPEngineWithLMHead):
         if "lowbit_keep" in data.keys():  # noqa: SIM118 - a TensorDict iterates over rows
             tu.assign_non_tensor_data(data, TOTALS, self._totals(data))
         return super().forward_backward_batch(data, loss_function, forward_only)
+
+    def prepare_model_inputs(self, micro_batch: TensorDict) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """(arguments of `Policy.forward`, which of the tokens end to end predict one of a response)."""
+        ids, new = micro_batch["input_ids"], micro_batch["responses"].offsets().diff()[:, None]
+        rows, size = ids.to_padded_tensor(0), ids.offsets().diff()[:, None]
+        at = torch.arange(rows.shape[1], device=rows.device)
+        predicts = (at >= size - new - 1) & (at < size - 1)
+        return {"input_ids": rows, "predicts": predicts}, {"predicts": predicts[at < size]}
+
+    def prepare_model_outputs(
+        self, output: tuple[Tensor, Tensor], output_args: dict[str, Tensor], micro_batch: TensorDict, *_: Any, **__: Any
+    ) -> dict[str, Tensor]:
+        """As verl lays them out: a value per token of whole sequences, at its predecessor's place; 0 elsewhere."""
+        offsets, at = micro_batch["input_ids"].offsets(), output_args["predicts"]
+        named = zip(("log_probs", "entropy"), output, strict=True)
+        whole = {name: values.new_zeros(at.shape).masked_scatter(at, values) for name, values in named}
+        return {name: torch.nested.nested_tensor_from_jagged(values, offsets) for name, values in whole.items()}
 
     def _totals(self, data: TensorDict) -> dict[str, int]:
         mask = data["loss_mask"].to_padded_tensor(0).bool()

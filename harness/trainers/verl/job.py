@@ -41,6 +41,8 @@ class Job:
     num_tokens: int
     """Tokens that the tokenizer knows; a model's vocabulary may be padded beyond."""
     eos_id: int
+    is_timed: bool = False
+    """Steps alone: no evaluation, no checkpoint, no weights at the end."""
 
     @property
     def model(self) -> Path:
@@ -111,7 +113,7 @@ class Job:
 def write_job(job: Job) -> Path:
     """Write job.json; returns its path."""
     values = {"config": to_json(job.config), "launch": to_json(job.launch), "max_new_tokens": job.max_new_tokens,
-              "num_tokens": job.num_tokens, "eos_id": job.eos_id}  # fmt: skip
+              "num_tokens": job.num_tokens, "eos_id": job.eos_id, "is_timed": job.is_timed}  # fmt: skip
     path = job.folder / "job.json"
     write_atomic(path, json.dumps(values, indent=1).encode())
     return path

@@ -18,6 +18,9 @@ TIMERS = {"gen": "generate", "reward": "reward", "update_weights": "sync", "old_
           "update_actor": "update"}  # fmt: skip
 """verl's name of a stage -> ours. Rewards are earned while other answers are still sampled: they are in `gen`."""
 PREFIX = "actor/lowbit_"
+MEMORY = {"memory/update_gib": "actor/perf/max_memory_allocated_gb",
+          "memory/reserved_gib": "actor/perf/max_memory_reserved_gb"}  # fmt: skip
+"""Ours -> verl's: peaks of the trainer's process on its GPU since its start."""
 
 
 def step_row(measured: Mapping[str, Any], metrics: Mapping[str, Any], timers: Mapping[str, float]) -> dict[str, Any]:
@@ -30,6 +33,9 @@ def step_row(measured: Mapping[str, Any], metrics: Mapping[str, Any], timers: Ma
     seconds["other"] = max(0.0, float(timers["step"]) - sum(seconds.values()))
     row = {**measured, **update_metrics([(update, sums)]), "train/lr": float(metrics["actor/lr"])}
     row |= {f"time/{stage}_s": value for stage, value in seconds.items()}
+    for name, metric in MEMORY.items():
+        if (gib := float(metrics.get(metric, 0.0))) > 0:  # a CPU's is not counted
+            row[name] = gib
     return row | {"rollout/tokens_per_s": row["rollout/tokens"] / max(seconds["generate"], 1e-9)}
 
 

@@ -15,6 +15,7 @@ from harness.api import Plan
 from harness.compose import Composed, has_hook
 from harness.engines.vllm import settings as vllm
 from harness.engines.vllm.builds import BUILDS, Build
+from harness.engines.vllm.memory import small_cache
 from harness.nearest import nearest
 from harness.numerics.formats import Format, at_rollout
 from harness.seeds import stable_seed
@@ -25,6 +26,8 @@ ROLLOUT = "lowbit"
 PLUGIN = "harness.trainers.verl.plugin"
 BUCKET_MIB = {"cpu": 256, "cuda": 2048}
 """Of the buffer in which weights travel; through shared memory a tensor must fit into it whole."""
+LOOP_SAMPLES, MAX_LOOPS = 128, 8
+"""Responses of a batch for which a process of agent loops is started, and how many of them at most."""
 OPEN = (
     "actor_rollout_ref.rollout.engine_kwargs.vllm.",
     "actor_rollout_ref.actor.fsdp_config.mixed_precision",
@@ -37,8 +40,8 @@ OPEN = (
 
 def verl_settings(job: Job, composed: Composed, build: Build, prompt_length: int) -> dict[str, Any]:
     """Every setting of a run. `prompt_length`: tokens of the longest prompt."""
-    return {**_data(job, prompt_length), **_actor(job, composed), **_rollout(job, composed.plan, build),
-            **_trainer(job), **_ray(job)}  # fmt: skip
+    return {**_data(job, prompt_length), **_actor(job, composed),
+            **_rollout(job, composed.plan, build, prompt_length), **_trainer(job), **_ray(job)}  # fmt: skip
 
 
 def _data(job: Job, prompt_length: int) -> dict[str, Any]:
@@ -95,9 +98,12 @@ def _actor(job: Job, composed: Composed) -> dict[str, Any]:
     return {**named, **reference, **{f"actor_rollout_ref.model.{name}": value for name, value in model.items()}}
 
 
-def _rollout(job: Job, plan: Plan, build: Build) -> dict[str, Any]:
+def _rollout(job: Job, plan: Plan, build: Build, prompt_length: int) -> dict[str, Any]:
     engine, device, shape = job.config.engine, job.config.trainer.device, job.shape
-    is_cpu = device == "cpu"
+    is_cpu, max_length = device == "cpu", min(prompt_length + job.max_new_tokens, job.shape.max_positions)
+    room = {"gpu_memory_utilization": engine.gpu_memory, "max_num_seqs": engine.max_batch, "max_model_len": max_length}
+    cache = {} if is_cpu else small_cache(shape, plan, room)
+    num_samples = job.config.algo.num_prompts * job.config.algo.group_size
     dtype = {torch.float32: "float32", torch.float16: "float16"}.get(vllm.base_dtype(plan), "bfloat16")
     # A gain that is widened after a graph was captured would not be the one that the graph reads.
     is_eager = is_cpu or bool(vllm.fp32_gains(plan, shape))
@@ -105,31 +111,33 @@ def _rollout(job: Job, plan: Plan, build: Build) -> dict[str, Any]:
     values: dict[str, Any] = {
         "name": ROLLOUT, "n": job.config.algo.group_size, "temperature": engine.temperature, "top_p": 1.0, "top_k": -1,
         "dtype": dtype, "load_format": "dummy", "calculate_log_probs": True, "tensor_model_parallel_size": 1,
-        "gpu_memory_utilization": engine.gpu_memory, "max_num_seqs": engine.max_batch, "enforce_eager": is_eager,
+        **room, "enforce_eager": is_eager,
         "seed": stable_seed(job.config.seed, "verl rollout") % 2**31, "free_cache_engine": not is_cpu,
         "enable_sleep_mode": not is_cpu, "enable_prefix_caching": not is_cpu,
         "checkpoint_engine.update_weights_bucket_megabytes": BUCKET_MIB[device],
-        "agent.num_workers": 1 if is_cpu else 4, "agent.default_agent_loop": ROLLOUT,
-        "agent.agent_loop_config_path": str(job.folder / "agent.yaml"),
+        "agent.num_workers": 1 if is_cpu else max(1, min(MAX_LOOPS, num_samples // LOOP_SAMPLES)),
+        "agent.default_agent_loop": ROLLOUT, "agent.agent_loop_config_path": str(job.folder / "agent.yaml"),
         **{f"val_kwargs.{name}": value for name, value in sampling.items()},
+        **{f"engine_kwargs.vllm.{name}": value for name, value in cache.items()},
         "engine_kwargs.vllm.kv_cache_dtype": "auto" if plan.rollout_kv is None else build.kv[plan.rollout_kv.name],
     }  # fmt: skip
     if (adapters := at_rollout(plan.adapters)) is not None:
         wanted = {"enable_lora": True, "max_loras": 1, "max_lora_rank": vllm.lora_rank(adapters.rank)}
         values |= {f"engine_kwargs.vllm.{name}": value for name, value in wanted.items()}
     if not is_eager:
-        values["engine_kwargs.vllm.compilation_config"] = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}
+        values["engine_kwargs.vllm.compilation_config"] = vllm.graphs(engine.max_batch)
     return {f"actor_rollout_ref.rollout.{name}": value for name, value in values.items()}
 
 
 def _trainer(job: Job) -> dict[str, Any]:
     trainer, launch = job.config.trainer, job.launch
     return {
-        "algorithm.adv_estimator": "grpo", "algorithm.use_kl_in_reward": False, "reward.num_workers": 1,
+        "algorithm.adv_estimator": "grpo", "algorithm.use_kl_in_reward": False, "reward.num_workers": 0,
         "trainer.logger": [], "trainer.device": trainer.device, "trainer.nnodes": launch.nodes,
         "trainer.n_gpus_per_node": launch.gpus, "trainer.total_epochs": 1,
         "trainer.total_training_steps": trainer.steps,
-        "trainer.val_before_train": True, "trainer.test_freq": trainer.eval_every, "trainer.save_freq": -1,
+        "trainer.val_before_train": not job.is_timed, "trainer.test_freq": -1 if job.is_timed else trainer.eval_every,
+        "trainer.save_freq": -1,
         "trainer.max_actor_ckpt_to_keep": 1, "trainer.resume_mode": "auto",
         "trainer.default_local_dir": str(job.checkpoints), "trainer.project_name": "lowbit",
         "trainer.experiment_name": job.folder.name,
@@ -141,11 +149,11 @@ def _ray(job: Job) -> dict[str, Any]:
     values: dict[str, Any] = {"runtime_env.env_vars": environment(job), "include_dashboard": False}
     if job.launch.ray_address is not None:
         values["address"] = job.launch.ray_address
-    elif job.config.trainer.device == "cpu":
-        values |= {"num_cpus": 64, "num_gpus": job.launch.gpus}  # pretended: each unit of verl asks for some
     else:
-        values |= {"num_gpus": job.launch.gpus}
-    storage = {"transfer_queue.backend.SimpleStorage.num_data_storage_units": 1 if job.launch.nodes == 1 else 8}
+        values |= {"address": "local", "num_gpus": job.launch.gpus}  # else Ray joins a cluster that this machine has
+        if job.config.trainer.device == "cpu":
+            values["num_cpus"] = 64  # pretended: each unit of verl asks for some
+    storage = {"transfer_queue.backend.SimpleStorage.num_data_storage_units": job.launch.nodes}
     return {f"ray_kwargs.ray_init.{name}": value for name, value in values.items()} | storage
 
 
@@ -156,6 +164,8 @@ def environment(job: Job) -> dict[str, str]:
         JOB: str(job.folder / "job.json"), "VERL_USE_EXTERNAL_MODULES": PLUGIN, "VERL_ENGINE_VENDOR": ROLLOUT,
         "TOKENIZERS_PARALLELISM": "false", "RAY_USAGE_STATS_ENABLED": "0",
     }  # fmt: skip
+    if job.launch.ray_address is not None:
+        values["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "1"  # known by its address, not the loopback
     if job.config.trainer.device == "cpu":
         values |= {"VERL_PLATFORM": "cpu", "VLLM_TARGET_DEVICE": "cpu", "OMP_NUM_THREADS": str(job.launch.threads)}
     return values

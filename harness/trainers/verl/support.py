@@ -29,7 +29,6 @@ HOOKS = {
 }  # fmt: skip
 """Hook -> (why verl's loop cannot run it, what to choose)."""
 UNUSED = {
-    "logits_mib": "verl's workers hold the logits of a micro-batch whole; lower launch.micro_batch_tokens",
     "packing": "verl's workers pad a micro-batch",
     "fp8_kernels": "modules under verl compute FP8 by emulation",
 }

@@ -38,6 +38,8 @@ from harness.trainers.verl.watch import read_lines
 
 READ = ("uid", "responses", "response_mask", "rm_scores", "rollout_log_probs", "old_log_probs", "entropy",
         "ref_log_prob", "extra_fields")  # fmt: skip
+POLL_S = 0.05
+"""Between two looks at whether a batch is sampled."""
 
 
 class Stopped(RuntimeError):  # noqa: N818 - a request, not a defect
@@ -58,6 +60,12 @@ class Servers:
 
 class Trainer(PPOTrainerSync):
     """The driver of one run."""
+
+    def _build_replay_buffer(self) -> Any:
+        """verl's, which looks every 2 s whether all answers are there; no setting says otherwise."""
+        buffer = super()._build_replay_buffer()
+        buffer.poll_interval = POLL_S
+        return buffer
 
     def on_init_end(self) -> None:
         """After verl has built and loaded everything: our loss, our files, the first push."""
@@ -195,6 +203,8 @@ class Trainer(PPOTrainerSync):
             file.write(json.dumps(row) + "\n")
         compute = self.composed.plan.train_compute
         rows.check_finite(row, global_steps - 1, is_scaled=compute is not None and compute.name == "fp16")
+        if self.job.is_timed:
+            return
         is_last = global_steps >= self.job.config.trainer.steps
         is_stopping = self.job.stop_file.exists()
         if is_last or is_stopping or time.monotonic() - self.last_save >= self.job.launch.checkpoint_every_s:

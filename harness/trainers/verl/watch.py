@@ -23,6 +23,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from harness import provenance
 from harness.api import Passport, TensorRecord
 from harness.compose import Composed
@@ -110,8 +112,10 @@ class Watched:
 
     @property
     def memory_gib(self) -> dict[str, float]:
-        """Nothing of verl's processes is measured."""
-        return {}
+        """Peaks of the first trainer's process; a vLLM server is another one, and is not counted."""
+        names = {"allocated": "memory/update_gib", "reserved": "memory/reserved_gib"}
+        rows = self.series
+        return {own: max(row[name] for row in rows) for own, name in names.items() if rows and name in rows[0]}
 
     def products(self) -> dict[str, int]:
         """Nothing of verl's processes is asked."""
@@ -173,6 +177,8 @@ class Watched:
 
     def _compare(self) -> None:
         """Start and end of the run in the reference precision, once the device is free."""
+        if self.job.is_timed:
+            return
         started, composed = time.monotonic(), composed_of(self.job)
         ends = ((None, 0), (final_weights(self.job), self.job.config.trainer.steps))
         self.references = [evaluated(self.job, composed, masters, step) for masters, step in ends]
@@ -195,6 +201,8 @@ def watch(config: RunConfig, launch: Launch, composed: Composed, work: Path) -> 
     support.check_installed()
     start = start_of(config, launch)
     job = lay_out(config, launch, composed, start, work / "verl")
+    if config.trainer.device == "cuda":
+        torch.cuda.empty_cache()  # what was prepared there is on disk now; the memory is verl's
     return Watched(job, composed), {"model": content_hash(start.folder), "task": start.task.content_hash()}
 
 

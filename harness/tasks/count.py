@@ -1,0 +1,49 @@
+"""Random prompts of one length and responses that never end by themselves: a load for timing, nothing to learn."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from harness.provenance import text_hash
+from harness.seeds import generator
+from harness.tasks import Item, Score
+
+
+@dataclass(frozen=True)
+class Count:
+    """Random prompts; the reward is the share of one token. Never ends by itself."""
+
+    prompt_tokens: int = 64
+    max_new_tokens: int = 64
+    vocab_size: int = 128
+    name: str = field(default="count", init=False)
+    eos_id: int = field(default=-1, init=False)
+    pad_id: int = field(default=0, init=False)
+    num_train: int | None = field(default=None, init=False)
+    num_eval: int | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        for name in ("prompt_tokens", "max_new_tokens"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"task.options.{name}={getattr(self, name)}: at least 1")
+
+    def sample(self, split: str, indices: Sequence[int]) -> list[Item]:
+        """Prompts of `prompt_tokens` random tokens."""
+        items: list[Item] = []
+        for i in indices:
+            drawn = torch.randint(
+                3, self.vocab_size, (self.prompt_tokens,), generator=generator("cpu", split, i, "count")
+            )
+            items.append(Item(index=i, prompt=tuple(drawn.tolist()), reference="", key=str(i)))
+        return items
+
+    def score(self, items: Sequence[Item], responses: Sequence[Sequence[int]]) -> list[Score]:
+        """The share of token 13."""
+        return [Score(reward=list(r).count(13) / len(r), is_parsable=True) for r in responses]
+
+    def content_hash(self) -> str:
+        """Of the sizes: nothing else decides."""
+        return text_hash([self.name, *map(str, (self.prompt_tokens, self.max_new_tokens, self.vocab_size))])

@@ -1,0 +1,35 @@
+"""The load for timing: prompts of one length, no end, a share of one token as the reward."""
+
+from __future__ import annotations
+
+import pytest
+
+from harness.tasks import build_task
+
+
+def test_prompts_have_one_length_and_are_the_same_every_time() -> None:
+    task = build_task("count", {"prompt_tokens": 9, "max_new_tokens": 5, "vocab_size": 1000})
+    items = task.sample("train", [0, 7])
+    assert [len(item.prompt) for item in items] == [9, 9]
+    assert all(3 <= token < 1000 for item in items for token in item.prompt)
+    assert task.sample("train", [7])[0].prompt == items[1].prompt
+    assert task.sample("eval", [7])[0].prompt != items[1].prompt
+    assert (task.eos_id, task.max_new_tokens) == (-1, 5)
+
+
+def test_the_reward_is_the_share_of_one_token() -> None:
+    task = build_task("count", {})
+    item = task.sample("train", [0])[0]
+    assert [s.reward for s in task.score([item] * 2, [[13, 4, 13, 5], [4, 5]])] == [0.5, 0.0]
+
+
+def test_its_hash_follows_its_sizes() -> None:
+    hashes = [build_task("count", options).content_hash() for options in ({}, {"prompt_tokens": 9}, {"vocab_size": 9})]
+    assert len(set(hashes)) == 3
+
+
+@pytest.mark.parametrize("options", [{"prompt_tokens": 0}, {"eos_id": 1}])
+def test_bad_options_are_one_line(options: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match=next(iter(options))) as caught:
+        build_task("count", options)
+    assert "\n" not in str(caught.value)

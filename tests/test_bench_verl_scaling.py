@@ -1,0 +1,85 @@
+"""The scaling bench of trainer=verl without verl: what a cell asks for, what is skipped, what is kept and shown."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer
+
+from harness.bench import verl_scaling
+from harness.models.checkpoint import load_decoder
+from harness.trainers.verl import support
+
+CELL = {"tokens": [64.0, 64.0], "stages": {"generate": [0.5, 0.7], "update": [0.5, 0.7]}, "trainer_gib": None,
+        "gpu_gib": None, "start_s": 60.0}  # fmt: skip
+
+
+def given(folder: Path, *words: str) -> argparse.Namespace:
+    return verl_scaling.parsed(["--out", str(folder / "x.json"), "--work", str(folder / "work"), *words])
+
+
+def test_a_folder_of_random_weights_has_a_tokenizer_of_its_whole_vocabulary(tmp_path: Path) -> None:
+    verl_scaling.make_folder(tmp_path / "m", "toy", "cpu")
+    weights = dict(load_decoder(tmp_path / "m").named_parameters())
+    assert float(weights["model.layers.0.mlp.up_proj.weight"].detach().std()) == pytest.approx(0.02, rel=0.02)
+    assert float(weights["model.norm.weight"].detach().min()) == 1.0
+    assert float(weights["model.layers.0.self_attn.q_proj.bias"].detach().abs().max()) == 0.0
+    tokenizer = Tokenizer.from_file(str(tmp_path / "m" / "tokenizer.json"))
+    assert tokenizer.get_vocab_size(with_added_tokens=True) == 1024
+    assert tokenizer.decode([3, 1023], skip_special_tokens=False) == "t3 t1023"
+
+
+def test_every_gpu_has_as_many_prompts(tmp_path: Path) -> None:
+    verl_scaling.make_folder(tmp_path / "m", "toy", "cpu")
+    words = given(tmp_path, "--device", "cpu", "--prompts", "3", "--group", "4", "--tokens", "8")
+    config, launch = verl_scaling.cell_of(tmp_path / "m", "toy", 2, "fp8_block", words)
+    assert (config.algo.num_prompts, launch.gpus, config.engine.max_batch) == (6, 2, 12)
+    assert (config.method, config.precision.name, config.task.options["max_new_tokens"]) == ("flashrl", "fp8_block", 8)
+    support.check_launch(config, launch)
+
+
+def test_micro_batches_are_those_of_the_capacity_plan(tmp_path: Path) -> None:
+    verl_scaling.make_folder(tmp_path / "m", "toy", "cpu")
+    launch = verl_scaling.cell_of(tmp_path / "m", "7b", 2, "bf16", given(tmp_path))[1]
+    assert launch.checkpoint_layers
+    assert launch.micro_batch_tokens % (128 + 512) == 0
+
+
+def test_what_does_not_fit_is_skipped_with_the_plans_words(tmp_path: Path) -> None:
+    words = given(tmp_path, "--size", "14b", "--gpus", "1", "--precision", "bf16")
+    found = verl_scaling.measure(tmp_path, "14b", 1, "bf16", words)
+    assert found["skipped"].startswith("memory: the update needs ")
+
+
+def test_finished_cells_are_kept_and_failed_ones_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    started: list[str] = []
+
+    def measure(folder: Path, size: str, gpus: int, precision: str, words: argparse.Namespace) -> dict[str, object]:
+        started.append(f"{gpus} {precision}")
+        is_bad = len(started) == 2
+        return {"failed": "RuntimeError: x"} if is_bad else CELL | {"steps": [0.9, 1.1] if gpus == 1 else [1.2, 1.3]}
+
+    monkeypatch.setattr(verl_scaling, "measure", measure)
+    words = ["--out", str(tmp_path / "x.json"), "--work", str(tmp_path), "--device", "cpu", "--size", "toy", "--gpus",
+             "1,2", "--precision", "bf16"]  # fmt: skip
+    assert verl_scaling.main(words) == 1
+    assert "toy 2 bf16: failed: RuntimeError: x" in capsys.readouterr().out
+    assert verl_scaling.main(words) == 0
+    assert started == ["1 bf16", "2 bf16", "2 bf16"]
+    one, two = json.loads((tmp_path / "x.json").read_text())["summary"]
+    assert (one["step_s"], one["efficiency"], one["tokens_per_s_gpu"]) == (1.0, 1.0, 64.0)
+    assert (two["step_s"], two["efficiency"]) == (1.25, 0.8)
+    assert not (tmp_path / "model-toy").exists()
+    assert verl_scaling.main([*words, "--tokens", "99"]) == 0  # another load: nothing is kept
+    assert len(started) == 5
+
+
+@pytest.mark.parametrize("words", [("--size", "9b"), ("--steps", "1")])
+def test_bad_input_is_one_line(tmp_path: Path, words: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert verl_scaling.main(["--out", str(tmp_path / "x.json"), *words]) == 2
+    assert len(capsys.readouterr().err.strip().splitlines()) == 1
