@@ -51,7 +51,7 @@ def refused(capsys: pytest.CaptureFixture[str], results: Path, *words: str) -> s
             "launch.gpus=3: 256 samples of an update do not divide by 3 GPUs; change algo.num_prompts",
         ),
         (("launch.nodes=2",), "launch.nodes: several machines need a running cluster; give launch.ray_address"),
-        (("launch.packing=true",), "launch.packing=True: verl's workers pad a micro-batch"),
+        (("launch.packing=true",), "launch.packing=true: verl's workers pad a micro-batch"),
         (("launch.gpu=2",), "launch.gpu=2: launch has no such setting; nearest: gpus; "),
         (("engine.tensor_parallel=2",), "unknown key engine.tensor_parallel; "),
         (("actor_rollout_ref.rollout.n=4",), "unknown key actor_rollout_ref.rollout.n; "),

@@ -19,6 +19,8 @@ from harness.cell import build
 from harness.compose import compose
 from harness.loop import part_loss
 from harness.loss import count_totals, policy_loss, start
+from harness.numerics import fp8_gemm
+from harness.numerics.fp8_flow import use_kernels
 from harness.prepare import start_of
 from harness.provenance import ROOT
 from harness.run import Run
@@ -113,9 +115,15 @@ CASES = {
     "entropy": ("method=bf16", "algo.entropy_coef=0.1", "algo.agg=seq-mean-token-sum-norm"),
     "chunks": ("method=bf16", "algo.entropy_coef=0.1", "engine.temperature=0.7"),
     "compiled": ("method=bf16", "algo.entropy_coef=0.2", "engine.temperature=1.2"),
+    "kernels": ("method=jet_rl", "precision=fp8_block", "model=xs128", "base.target_accuracy=0.0", "base.num_eval=16"),
 }
-LAUNCHES: dict[str, dict[str, Any]] = {"chunks": {"logits_mib": 1}, "compiled": {"compile": True}}
+LAUNCHES: dict[str, dict[str, Any]] = {
+    "chunks": {"logits_mib": 1}, "compiled": {"compile": True}, "kernels": {"micro_batch_tokens": 32768},
+}  # fmt: skip
 """Case -> how its worker runs; a MiB holds four rows of logits there, and graphs run by torch's own kernels."""
+ROUNDED = 0.045
+"""What an FP8 product along the tokens may be off: its operands are rounded in runs of 128 tokens, and verl puts the
+rows of a pass in an order of its own. Relative, as a norm; it is the error of one such product of Gaussian operands."""
 SHARED = ("qurl", "gspo", "qat", "qerl", "chunks", "compiled")
 """Those that also run on two ranks."""
 
@@ -126,8 +134,9 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple]:
     root, said = tmp_path_factory.mktemp("parity"), {}
     for name, words in CASES.items():
         config = small_config(*words, f"trainer.grad_clip={CLIP}", f"engine.max_new_tokens={LIMIT}", "trainer.lr=1e-3")
-        launch = small_launch(root, micro_batch_tokens=60, **LAUNCHES.get(name, {}))
+        launch = small_launch(root, **{"micro_batch_tokens": 60} | LAUNCHES.get(name, {}))
         run = build(config, replace(small_launch(root), micro_batch_tokens=32768))[0]  # there several passes, here one
+        use_kernels(run.trainer.model, fp8_gemm.reference())
         seqs, batch = made_batch(run)
         logp, loss, gradients, columns = local(run, seqs, batch)
         there = replace(
@@ -154,8 +163,13 @@ def check(found: dict[str, dict], sampled: Tensor, logp: Tensor, loss: float, gr
     assert found["gradients"].keys() == gradients.keys()
     largest = max(float(g.abs().max()) for g in gradients.values())
     assert largest > 1e-3
+    is_fp8 = any("x e4m3" in product for product in found["products"])
     for name, gradient in gradients.items():
-        torch.testing.assert_close(found["gradients"][name], gradient, atol=1e-5 * largest, rtol=1e-5, msg=name)
+        there = found["gradients"][name]
+        if is_fp8 and name.endswith("proj.weight"):
+            assert 0 < float((there - gradient).norm() / gradient.norm()) < ROUNDED, name
+        else:
+            torch.testing.assert_close(there, gradient, atol=1e-5 * largest, rtol=1e-5, msg=name)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -176,6 +190,11 @@ def test_layers_are_compiled_where_that_is_asked_for(answers: dict[str, tuple]) 
     frames = {name: [out["compiled_frames"] for out in found] for name, (*_, found) in answers.items()}
     assert all(count > 0 for count in frames.pop("compiled"))
     assert all(counts == [0] * len(counts) for counts in frames.values())
+
+
+def test_fp8_layers_compute_by_kernels_where_there_are_some(answers: dict[str, tuple]) -> None:
+    assert answers["kernels"][-1][0]["products"] == {"bf16, emulated": 1, "e4m3_block x e4m3_1x128, reference": 14}
+    assert answers["flashrl"][-1][0]["products"] == {"float32": 15}
 
 
 def test_the_cases_differ(answers: dict[str, tuple]) -> None:

@@ -7,6 +7,7 @@ checkpoint name, the log-probs of its rows before the update, and the metrics of
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from pathlib import Path
@@ -106,6 +107,7 @@ def one(folder: Path, rank: int, ranks: int) -> None:
         metrics[name] = float(Metric.aggregate_dp(of_all) if isinstance(of_all[0], Metric) else of_all[0])
     if rank == 0:
         found = {"logp": logp, "gradients": gradients, "metrics": metrics}
+        found["products"] = json.loads(job.products_file.read_text(encoding="utf-8"))
         found["compiled_frames"] = torch._dynamo.utils.counters["frames"]["ok"]
         torch.save(found, folder / f"out{ranks}.pt")
 
@@ -120,6 +122,14 @@ def without_machine_code() -> None:
     compiling.check_compiler = lambda device: None
 
 
+def with_kernels() -> None:
+    """FP8 layers compute by the definition of the kernels, as those of a GPU would."""
+    from harness.numerics import fp8_gemm
+    from harness.trainers import products
+
+    products.kernels_of = lambda device, wanted: fp8_gemm.reference()
+
+
 def main(store: str, rank: str, ranks: str, *folders: str) -> None:
     from harness.trainers.verl.job import read_job
     from harness.trainers.verl.settings import environment
@@ -128,6 +138,7 @@ def main(store: str, rank: str, ranks: str, *folders: str) -> None:
     os.environ |= {"RANK": rank, "WORLD_SIZE": ranks, "LOCAL_RANK": "0", "DIST_INIT_METHOD": f"file://{store}",
                    "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29511"}  # fmt: skip
     without_machine_code()
+    with_kernels()
     for folder in folders:
         one(Path(folder), int(rank), int(ranks))
 

@@ -11,6 +11,7 @@ Left out: Ulysses, removed padding, offloading of single layers.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, cast
 
@@ -27,8 +28,10 @@ from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 from harness.loss import count_totals
 from harness.models.adapters import checkpoint_name, named_weights
 from harness.models.decoder import Decoder
+from harness.results import write_atomic
 from harness.trainers.forward import Thrift, of_head
 from harness.trainers.local import parameter_groups, schedule
+from harness.trainers.products import products, use_fp8
 from harness.trainers.verl.job import Job, current_job, current_method
 from harness.trainers.verl.reference import policy_of
 from harness.trainers.verl.settings import ROLLOUT
@@ -76,6 +79,9 @@ class Engine(FSDPEngineWithLMHead):
     def _build_module(self) -> nn.Module:
         job = current_job()
         decoder = policy_of(job, current_method())
+        use_fp8(decoder, job.config.trainer.device, job.launch.fp8_kernels)
+        if torch.distributed.get_rank() == 0:
+            write_atomic(job.products_file, json.dumps(products(decoder)).encode())
         self.names = [(checkpoint_name(name), name) for name, _ in decoder.named_parameters()]
         return Policy(decoder, self.model_config.hf_config, job)
 

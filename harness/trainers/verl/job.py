@@ -80,6 +80,11 @@ class Job:
         return self.folder / "passport.json"
 
     @property
+    def products_file(self) -> Path:
+        """How the trainer computes its linear layers, from its live modules."""
+        return self.folder / "products.json"
+
+    @property
     def final_file(self) -> Path:
         """The weights after the last step."""
         return self.folder / "final.safetensors"

@@ -28,13 +28,6 @@ HOOKS = {
               "knobs.Profile.refit_above=null or trainer=local"),
 }  # fmt: skip
 """Hook -> (why verl's loop cannot run it, what to choose)."""
-UNUSED = {
-    "packing": "verl's workers pad a micro-batch",
-    "fp8_kernels": "modules under verl compute FP8 by emulation",
-}
-"""Field of a launch that the local trainer reads alone -> why."""
-KNOWN = {"fp8_kernels": ("emulated",)}
-"""What such a field may say beside its default."""
 ANSWER_S = 30.0
 """How long a cluster may take to answer."""
 
@@ -112,11 +105,10 @@ def check_launch(config: RunConfig, launch: Launch) -> None:
             f"launch.gpus={launch.gpus}: {samples} samples of an update do not divide by {world} GPUs; change "
             "algo.num_prompts or algo.group_size"
         )
-    usual = Launch()
-    for name, reason in UNUSED.items():
-        value, known = getattr(launch, name), (getattr(usual, name), *KNOWN.get(name, ()))
-        if value not in known:
-            raise ValueError(f"launch.{name}={value}: {reason}; valid under trainer=verl: {', '.join(map(str, known))}")
+    if launch.packing:
+        raise ValueError("launch.packing=true: verl's workers pad a micro-batch; valid under trainer=verl: false")
+    if config.trainer.device == "cpu" and launch.fp8_kernels not in ("best", "emulated"):
+        raise ValueError(f"launch.fp8_kernels={launch.fp8_kernels}: needs a GPU; valid on a CPU: best, emulated")
 
 
 def check_installed() -> None:
