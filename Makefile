@@ -86,7 +86,7 @@ test-verl: setup ## verl's jobs on this CPU, in an environment of their own (.ve
 	@$(PY) -I harness/setup_env.py --venv .venv-verl --requirements requirements/verl.txt
 	@.venv-verl/bin/python -m pip install -q --no-build-isolation -e .
 	@.venv-verl/bin/python -m pip uninstall -q -y torchvision torchaudio torchcodec
-	@.venv-verl/bin/python -m pytest -m verl $(ARGS)
+	@.venv-verl/bin/python -m pytest -m verl tests/verl_jobs $(ARGS)
 
 golden: setup ## rewrite tests/golden; in a commit of its own, with a CHANGELOG line
 	@$(PY) -m pytest -m golden -n 0 --rewrite-golden $(ARGS)
