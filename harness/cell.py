@@ -89,8 +89,10 @@ def check_device(config: RunConfig) -> None:
 
 
 def check_place(config: RunConfig, launch: Launch) -> None:
-    """Raises ValueError, one line, where this machine does not have what the run wants: its device, verl, a cluster."""
+    """Raises ValueError, one line, where this machine does not have what the run wants: its device, verl, a cluster;
+    or where `launch` asks for two things that exclude each other."""
     check_device(config)
+    Thrift.of(launch)
     if config.trainer.name != "verl":
         if launch.gpus * launch.nodes != 1:
             raise ValueError(

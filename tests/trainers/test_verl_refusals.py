@@ -109,3 +109,16 @@ def test_a_task_without_questions_to_train_on(capsys: pytest.CaptureFixture[str]
 def test_the_local_trainer_refuses_more_than_one_gpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     said = refused(capsys, tmp_path / "results", "trainer=local", "launch.gpus=4")
     assert said == "launch.nodes=1 launch.gpus=4: trainer=local works on one GPU; choose trainer=verl"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("launch.compile=true", "launch.packing=true"), "launch.compile=true: packed batches are laid out anew"),
+        (("launch.logits_mib=0",), "logits_mib=0: not a budget; valid: >= 1"),
+    ],
+)
+def test_launches_that_exclude_themselves_leave_no_record(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], said: str
+) -> None:
+    assert refused(capsys, tmp_path / "results", "trainer=local", "engine=embedded", *words).startswith(said)
