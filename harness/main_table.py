@@ -1,4 +1,4 @@
-"""The main table of a sweep for a README: a row per arm, settings side by side, each with interval and verdict.
+"""The main table of a sweep for a README: a table for every setting, a row for every arm, with interval and verdict.
 
 Numbers are `harness.leaderboard`'s. Left out: what its own report has beside them (rewards, tests, runs that failed).
 """
@@ -18,50 +18,54 @@ from methods import METHODS
 Row = Mapping[str, Any]
 READING = (
     "Accuracy: held-out, in the reference precision, after the last step; brackets are 95 % bootstrap intervals over "
-    "seeds and questions. Against {control}: difference in AUC (the mean accuracy of all evaluations after step 0), "
-    "paired by seed, with its interval and the verdict after Holm's correction; (+n): about n more seeds would tell. "
-    "Against {baseline}: the same at equal precision. k3: mismatch of sampler and trainer, nats, median over steps."
+    "seeds and questions. As rolled: the same in the run's own rollout format. Against {control}: difference in AUC "
+    "(mean accuracy of all evaluations after step 0), paired by seed, with its interval and the verdict after Holm's "
+    "correction; (+n): about n more seeds would tell. Against {baseline}: the same at equal precision. k3: mismatch of "
+    "sampler and trainer, nats, median over steps."
 )
 
 
 def main_table(results: Sequence[RunResult], control: str = "bf16", baseline: str = "naive") -> str:
-    """Markdown. Raises ValueError where there is no result of `control`."""
-    board = leaderboard(results, control).to_dict("records") if results else []
-    if not any(row["verdict"] == "control" for row in board):
+    """Markdown; arms with fewer seeds than the control are counted below. Raises ValueError where there
+    is no result of `control`."""
+    every = leaderboard(results, control).to_dict("records") if results else []
+    whole = max((row["seeds"] for row in every if row["verdict"] == "control"), default=0)
+    if not whole:
         raise ValueError(f"main table: no result of the control {control!r} to compare with")
+    board = [row for row in every if row["seeds"] >= whole]
     against = {row["arm"]: row for row in contrasts(results, baseline).to_dict("records")}
-    contexts = list(dict.fromkeys(row["context"] for row in board))
-    arms: dict[tuple[str, str, str], dict[str, Row]] = {}
-    for row in board:
-        arms.setdefault((row["method"], row["precision"], row["variant"]), {})[row["context"]] = row
-    heads = ["accuracy", f"against {control}", f"against {baseline}", "k3"]
-    lines = [
-        "| method | rollouts | " + " | ".join(f"{head}, {c}" if c else head for c in contexts for head in heads) + " |",
-        "|---|---|" + "---:|" * (len(heads) * len(contexts)),
-    ]
-    for key in sorted(arms, key=_order):
-        cells = [text for context in contexts for text in _cells(arms[key].get(context), against)]
-        marks = "".join(mark for name, (mark, _) in MARKS.items() if any(row[name] for row in arms[key].values()))
-        lines.append(f"| {' '.join(filter(None, (key[0], key[2])))}{marks} | {key[1]} | " + " | ".join(cells) + " |")
+    heads = ["method", "rollouts", "accuracy", "as rolled", f"against {control}", f"against {baseline}", "k3"]
+    lines = list[str]()
+    for context in dict.fromkeys(row["context"] for row in board):
+        lines += [f"{context}:", ""] if context else []
+        lines += [f"| {' | '.join(heads)} |", "|---|---|" + "---:|" * (len(heads) - 2)]
+        lines += [_line(row, against) for row in sorted(board, key=_order) if row["context"] == context] + [""]
     used = [f"{mark} {words}" for name, (mark, words) in MARKS.items() if any(row[name] for row in board)]
-    return "\n".join([*lines, "", READING.format(control=control, baseline=baseline), *(f"{m}." for m in used)]) + "\n"
+    used += [f"{len(every) - len(board)} arms with fewer seeds than {whole} are left out"] * (len(board) < len(every))
+    return "\n".join([*lines, READING.format(control=control, baseline=baseline), *(f"{m}." for m in used)]) + "\n"
 
 
-def _order(key: tuple[str, str, str]) -> tuple[bool, int, tuple[int, str], str]:
+def _order(row: Row) -> tuple[bool, int, tuple[int, str], str]:
     """Plain settings first, methods as they are registered, precisions from fine to coarse."""
-    method, precision, variant = key
-    names = list(METHODS)
-    return bool(variant), names.index(method) if method in names else len(names), rank(precision), variant
+    method, variant, names = row["method"], row["variant"], list(METHODS)
+    return bool(variant), names.index(method) if method in names else len(names), rank(row["precision"]), variant
 
 
-def _cells(row: Row | None, against: Mapping[str, Row]) -> list[str]:
-    if row is None:
-        return ["-"] * 4
-    accuracy = "-" if math.isnan(row["accuracy"]) else f"{row['accuracy']:.3f}"
+def _line(row: Row, against: Mapping[str, Row]) -> str:
+    marks = "".join(mark for name, (mark, _) in MARKS.items() if row[name])
+    accuracy = _number(row["accuracy"], ".3f")
     if not math.isnan(row["accuracy_low"]):
         accuracy += f" [{row['accuracy_low']:.2f}, {row['accuracy_high']:.2f}]"
-    k3 = "-" if math.isnan(row["k3_median"]) else f"{row['k3_median']:.1e}"
-    return [accuracy, _difference(row), _difference(against.get(row["arm"])), k3]
+    cells = (
+        " ".join(filter(None, (row["method"], row["variant"]))) + marks, row["precision"], accuracy,
+        _number(row["rollout_accuracy"], ".3f"), _difference(row), _difference(against.get(row["arm"])),
+        _number(row["k3_median"], ".1e"),
+    )  # fmt: skip
+    return f"| {' | '.join(cells)} |"
+
+
+def _number(value: float, form: str) -> str:
+    return "-" if math.isnan(value) else f"{value:{form}}"
 
 
 def _difference(row: Row | None) -> str:

@@ -19,33 +19,32 @@ def results() -> list[RunResult]:
             ("qurl", "int8", 0.7),
         )
     ]  # fmt: skip
-    made += [arm_factory.run("main", "fp16", "fp16", auc=0.71, seeds=1, task__n=8)]
+    made += [arm_factory.run("main", "fp16", "fp16", auc=0.71, seeds=3, task__n=8)]
+    made += [arm_factory.run("main", "mis", "int8", auc=0.71, seeds=1, task__n=8)]
     return [result for arm in made for result, _ in arm]
 
 
 def test_rows_are_arms_in_order_and_cells_the_leaderboards_numbers() -> None:
     found = results()
-    lines = main_table(found).splitlines()
-    heads = [word.strip() for word in lines[0].strip("|").split("|")]
-    assert heads[2:6] == ["accuracy, n=8", "against bf16, n=8", "against naive, n=8", "k3, n=8"] and len(heads) == 10
-    split = [line.strip("| ").split(" | ") for line in lines[2:] if "|" in line]
-    rows = {(row[0], row[1]): row for row in split}
-    assert list(rows) == [
-        ("bf16", "bf16"), ("naive", "int8"), ("naive", "int4"), ("fp16*", "fp16"), ("flashrl", "int4"),
-        ("qurl", "int8"),
-    ]  # fmt: skip
-    board = {row["arm"]: row for row in leaderboard(found).to_dict("records")}
-    own = board["flashrl int4 n=16"]
-    cells = rows["flashrl", "int4"][6:]
-    assert cells[0].startswith(f"{own['accuracy']:.3f} [") and cells[1].startswith(f"{own['difference']:+.3f} [")
-    assert own["verdict"] in cells[1]
+    text = main_table(found)
+    heads = "| method | rollouts | accuracy | as rolled | against bf16 | against naive | k3 |"
+    short, long = text.split("n=16:")
+    assert short.startswith(f"n=8:\n\n{heads}\n") and long.startswith(f"\n\n{heads}\n")
+    split = {name: [line.strip("| ").split(" | ") for line in part.splitlines()[4:] if "|" in line]
+             for name, part in (("short", short), ("long", f"n=16:{long}"))}  # fmt: skip
+    rows = {(name, row[0], row[1]): row[2:] for name, found_rows in split.items() for row in found_rows}
+    order = [("bf16", "bf16"), ("naive", "int8"), ("naive", "int4"), ("flashrl", "int4"), ("qurl", "int8")]
+    assert list(rows) == [("short", *pair) for pair in [*order[:3], ("fp16", "fp16"), *order[3:]]] + [
+        ("long", *pair) for pair in order
+    ]
+    own = {row["arm"]: row for row in leaderboard(found).to_dict("records")}["flashrl int4 n=16"]
     plain = {row["arm"]: row for row in contrasts(found).to_dict("records")}["flashrl int4 n=16"]
-    assert (
-        cells[2].startswith(f"{plain['difference']:+.3f}") and plain["verdict"] in cells[2] and plain["difference"] > 0
-    )
-    assert rows["bf16", "bf16"][3] == "control" and rows["naive", "int4"][4] == "-"
-    assert rows["fp16*", "fp16"][6:] == ["-"] * 4  # not run at that length
-    assert lines[-1] == "* preliminary, fewer than 3 seeds."
+    accuracy, rolled, control, naive, _ = rows["long", "flashrl", "int4"]
+    assert accuracy.startswith(f"{own['accuracy']:.3f} [") and rolled == f"{own['rollout_accuracy']:.3f}"
+    assert control.startswith(f"{own['difference']:+.3f} [") and own["verdict"] in control
+    assert naive.startswith(f"{plain['difference']:+.3f}") and plain["verdict"] in naive and plain["difference"] > 0
+    assert rows["short", "bf16", "bf16"][2] == "control" and rows["long", "naive", "int4"][3] == "-"
+    assert text.splitlines()[-1] == "1 arms with fewer seeds than 3 are left out."
 
 
 def test_without_its_control_there_is_no_table() -> None:
