@@ -44,15 +44,23 @@ def test_later_arms_run_once_every_seed_of_the_others_is_done() -> None:
     assert {run_id(c) for c in cells[:8]} == {run_id(c) for c in plan(replace(sweep, later=())).cells}
 
 
-def test_the_main_table_has_all_eight_methods_at_two_lengths_and_three_seeds() -> None:
+def test_the_main_table_has_all_eight_methods_at_two_lengths_and_five_seeds() -> None:
     """Planned on any machine: what it lists can run on a GPU, and nothing of it is refused."""
-    planned = plan(replace(read_sweep("main_h200"), later=()))
-    assert not planned.skipped and not planned.excluded
+    whole = plan(read_sweep("main_h200"))
+    assert not whole.skipped and not whole.excluded and {c.seed for c in whole.cells} == set(range(5))
+    assert {(c.task.n, c.trainer.lr) for c in whole.cells} == {
+        (16, 3e-5),
+        (64, 5e-6),
+        (256, 5e-6),
+        (64, 1.5e-5),
+        (256, 1.5e-5),
+    }
+    planned = plan(replace(read_sweep("main_h200"), later=(), include=()))
     kinds = {(c.method, c.precision.name) for c in planned.cells}
     eight = {"flashrl", "qurl", "qerl", "jet_rl", "fp8_rl", "fp16", "qat_kd", "rilq"}
     assert {method for method, _ in kinds} == {"bf16", "naive"} | eight
-    assert {(c.task.n, c.seed) for c in planned.cells} == {(n, seed) for n in (64, 256) for seed in (0, 1, 2)}
-    assert len(planned.cells) == 6 * len(kinds)
+    assert {(c.task.n, c.seed) for c in planned.cells} == {(n, seed) for n in (64, 256) for seed in range(5)}
+    assert len(planned.cells) == 10 * len(kinds)
     corrected = {precision for method, precision in kinds if method not in ("bf16", "fp16", "naive")}
     assert corrected == {precision for method, precision in kinds if method == "naive"}  # each has its own control
     assert {(c.engine.name, c.trainer.device) for c in planned.cells} == {("vllm", "cuda")}
