@@ -4,21 +4,24 @@
                                      lost, hung:    again, a bounded number of times
                                      anything else: a bug or bad input fails the same way again
 
-A divergence is a result. Left out: how cells run (`harness.launchers`) and how long they take (`harness.cost`).
+A divergence is a result. A limit withholds cells that would be late; those that run it stops only when it is reached.
+Left out: how cells run (`harness.launchers`) and how long they take (`harness.cost`).
 """
 
 from __future__ import annotations
 
-import heapq
+import math
 import re
 import time
-from collections.abc import Callable, Generator, Sequence
+from bisect import insort
+from collections.abc import Callable, Generator, Sequence, Set
 from dataclasses import dataclass, field, replace
-from statistics import median
-from typing import Any
+from functools import partial
+from typing import Any, Protocol
 
+from harness.cell import work_folder
 from harness.config import run_id
-from harness.launchers.job import Event, Job
+from harness.launchers.job import Admit, Event, Job
 from harness.results import RunResult
 from harness.run_config import Launch, RunConfig
 
@@ -39,9 +42,13 @@ MEMORY, LOST = "out of memory", "lost"
 PACE_CELLS = 3
 """From so many finished cells on, their own speed corrects the predictions for the rest."""
 MARGIN = 1.1
-"""A cell is admitted if it would end in time even if it took so many times as long as predicted; squared after the
-first round that had to be broken off, and so on."""
-Runner = Callable[[Sequence[Job]], Generator[Event, None, None]]
+"""A cell is started if it would end in time even if it took so many times as long as predicted."""
+
+
+class Runner(Protocol):
+    """A launcher (`harness.launchers.job`) with its number of workers."""
+
+    def __call__(self, jobs: Sequence[Job], *, admit: Admit) -> Generator[Event, None, None]: ...
 
 
 def failure_class(result: RunResult) -> str | None:
@@ -80,122 +87,63 @@ def _thriftier(launch: Launch) -> tuple[str, Any] | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Limit:
-    """Until when cells may run. Times are of `clock`, in seconds."""
+    """Until when cells may run, and how fast they turn out to be. Times are of `clock`, in seconds."""
 
     end: float
     predict: Callable[[RunConfig], float]
     """Seconds a whole cell takes."""
-    workers: int
     clock: Callable[[], float] = time.monotonic
-
-
-@dataclass(frozen=True, kw_only=True)
-class Rounds:
-    """What the rounds know of the cells so far."""
-
-    jobs: dict[str, Job]
-    """Run id -> what is not finished yet, in order."""
-    started: dict[str, float] = field(default_factory=dict[str, float])
-    """Run id of an unfinished cell -> when it started."""
-    steps: dict[str, int] = field(default_factory=dict[str, int])
     ratios: list[float] = field(default_factory=list[float])
-    """Measured over predicted time of cells that ran without a break."""
-    breaks: list[float] = field(default_factory=list[float])
-    """When a round was broken off because its next cell would not have ended in time."""
+    """Measured over predicted time of cells that ran here from their first step to their last, sorted."""
 
-    def remaining_s(self, cell_id: str, limit: Limit) -> float:
-        """Predicted seconds until an unfinished cell ends."""
-        config = self.jobs[cell_id].config
-        pace = median(self.ratios) if len(self.ratios) >= PACE_CELLS else 1.0
-        left = 1 - min(1.0, self.steps.get(cell_id, 0) / max(1, config.trainer.steps))
-        return pace * left * limit.predict(config)
-
-    def admitted(self, limit: Limit | None) -> list[str]:
-        """The unfinished cells to run next: all that were started, then in order those that end in time."""
-        if limit is None:
-            return list(self.jobs)
-        now = limit.clock()
-        begun = [cell_id for cell_id in self.jobs if cell_id in self.started]
-        slots = sorted([now + self.remaining_s(cell_id, limit) for cell_id in begun] + [now] * limit.workers)
-        slots = slots[-limit.workers :]
-        heapq.heapify(slots)
-        chosen = list(begun)
-        for cell_id in self.jobs:
-            if cell_id in self.started:
-                continue
-            seconds = self.remaining_s(cell_id, limit)
-            if slots[0] + seconds * MARGIN ** (1 + len(self.breaks)) <= limit.end:
-                heapq.heapreplace(slots, slots[0] + seconds)
-                chosen.append(cell_id)
-        return chosen
+    def admits(self, begun: Set[int], job: Job) -> bool:
+        """Would the job end in time if it started now? One that was begun (by its `id`) loses nothing if not."""
+        pace = self.ratios[len(self.ratios) // 2] if len(self.ratios) >= PACE_CELLS else 1.0
+        seconds = 0.0 if id(job) in begun else MARGIN * pace * self.predict(job.config)
+        return self.clock() + seconds <= self.end
 
 
-def in_rounds(
-    jobs: Sequence[Job], run: Runner, limit: Limit | None = None,
-    recorded: Callable[[Job], RunResult | None] = lambda job: None,
-) -> Generator[Event, None, None]:  # fmt: skip
-    """Run the jobs, then again those worth another attempt, until none is left or none fits in before the limit.
+def is_begun(job: Job) -> bool:
+    """Has an earlier attempt left a state to go on from?"""
+    work = work_folder(job.launch, run_id(job.config))
+    return (work / "state.pt").exists() or any(work.glob("verl/checkpoints/*"))
 
-    At the limit, or when the generator is closed, running cells are stopped: they save their state. `recorded` finds
-    the record of a cell that ended while its round was being stopped.
+
+def in_rounds(jobs: Sequence[Job], run: Runner, limit: Limit | None = None) -> Generator[Event, None, None]:
+    """Run the jobs, those begun before first, then again those worth another attempt, until none is left or none would
+    end before the limit.
+
+    At the limit, or when the generator is closed, running cells are stopped: they save their state.
     """
-    rounds = Rounds(jobs={run_id(job.config): job for job in jobs})
-    while rounds.jobs and (chosen := rounds.admitted(limit)):
-        if limit is not None and limit.clock() >= limit.end:
+    limit = limit or Limit(end=math.inf, predict=lambda config: 1.0)
+    while True:
+        begun = {id(job) for job in jobs if is_begun(job)}
+        if not any(limit.admits(begun, job) for job in jobs):
             return
-        yield from _one_round(rounds, chosen, run, limit)
-        for cell_id in [cell_id for cell_id in rounds.started if cell_id in rounds.jobs]:
-            if (found := recorded(rounds.jobs[cell_id])) is not None:
-                job = rounds.jobs.pop(cell_id)
-                del rounds.started[cell_id]
-                yield Event(kind="finished", config=job.config, result=found)
+        jobs = yield from _one_round(sorted(jobs, key=lambda job: id(job) not in begun), begun, run, limit)
 
 
-def _one_round(rounds: Rounds, chosen: Sequence[str], run: Runner, limit: Limit | None) -> Generator[Event, None, None]:
-    """One pass of the launcher over the chosen cells. Ends early at the limit, and where the next cell to start would
-    not end in time: the running ones go on in the next round."""
-    waiting, again = list(chosen), dict[str, Job]()
-    ids = {id(rounds.jobs[cell_id].config): cell_id for cell_id in chosen}
-    fresh = [cell_id for cell_id in chosen if cell_id not in rounds.started]
-    events = run([rounds.jobs[cell_id] for cell_id in chosen])
+def _one_round(
+    jobs: Sequence[Job], begun: Set[int], run: Runner, limit: Limit
+) -> Generator[Event, None, Sequence[Job]]:
+    """One pass of the launcher. Returns the jobs that are worth another attempt."""
+    left, started, again = {run_id(job.config): job for job in jobs}, dict[str, float](), list[Job]()
+    admit = partial(limit.admits, begun)
+    events = run(jobs, admit=admit)
     try:
         for event in events:
             yield event
-            cell_id = ids.get(id(event.config)) or run_id(event.config)
-            if event.kind != "progress" and cell_id in waiting:
-                waiting.remove(cell_id)
             if event.kind == "started":
-                rounds.started[cell_id] = time.monotonic() if limit is None else limit.clock()
-            elif event.kind == "progress":
-                rounds.steps[cell_id] = event.step
+                started[run_id(event.config)] = limit.clock()
             elif event.result is not None:
-                _finish(rounds, cell_id, event.result, again, limit if cell_id in fresh else None)
-            if limit is not None and _is_over(rounds, waiting, event, limit):
-                return
-        assert not waiting and not rounds.started, "a launcher ended without a finished event for every cell"
+                job, began = left.pop(cell_id := run_id(event.config)), started.pop(cell_id, None)
+                if (launch := next_launch(event.result, job.launch)) is not None:
+                    again.append(Job(config=job.config, launch=launch))
+                elif event.result.status == "ok" and began is not None and id(job) not in begun:
+                    insort(limit.ratios, (limit.clock() - began) / max(1e-9, limit.predict(job.config)))
+            if limit.clock() >= limit.end:
+                return again
+        assert not started and not any(map(admit, left.values())), "a launcher ended without an event for every cell"
     finally:
         events.close()
-        rounds.jobs.update(again)
-
-
-def _finish(rounds: Rounds, cell_id: str, result: RunResult, again: dict[str, Job], limit: Limit | None) -> None:
-    job, began = rounds.jobs.pop(cell_id), rounds.started.pop(cell_id, None)
-    rounds.steps.pop(cell_id, None)
-    launch = next_launch(result, job.launch)
-    if launch is not None:
-        again[cell_id] = Job(config=job.config, launch=launch)
-    elif limit is not None and began is not None and result.status == "ok":
-        rounds.ratios.append((limit.clock() - began) / max(1e-9, limit.predict(job.config)))
-
-
-def _is_over(rounds: Rounds, waiting: Sequence[str], event: Event, limit: Limit) -> bool:
-    """Is the limit reached, or would the launcher now start a cell that does not end in time?"""
-    now = limit.clock()
-    if now >= limit.end:
-        return True
-    if event.kind != "finished" or not waiting or waiting[0] in rounds.started:
-        return False
-    if now + rounds.remaining_s(waiting[0], limit) <= limit.end:
-        return False
-    rounds.breaks.append(now)
-    return True
+    return again

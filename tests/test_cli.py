@@ -133,7 +133,7 @@ def test_a_sweep_runs_what_is_missing_and_names_files_that_are_not_its_own(
 ) -> None:
     seen = Seen()
     run = launcher(seen, ending=lambda job: ("failed", "ValueError: x") if job.config.task.n == 10 else ("ok", None))
-    monkeypatch.setattr("harness.launchers.local.run_cells", lambda jobs, workers: run(jobs))
+    monkeypatch.setattr("harness.launchers.local.run_cells", lambda jobs, workers, admit: run(jobs, admit=admit))
     monkeypatch.setattr("harness.commands.sweeping.present", lambda sweep, results, is_tracked: 0)
     assert cli.main(tiny) == 1
     out, err = capsys.readouterr()

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from harness.cell import work_folder
 from harness.config import load, run_id
-from harness.launchers.job import Event, Job
+from harness.launchers.job import Admit, Event, Job
 from harness.results import RunResult
 from harness.retry import LOST, MAX_LOST, MAX_MEMORY, MEMORY, Limit, failure_class, in_rounds, next_launch
 from harness.run_config import Launch, settings
@@ -103,7 +104,7 @@ def limited(
     actual: Callable[[int], float],
 ) -> tuple[Seen, dict[int, RunResult]]:  # fmt: skip
     seen = Seen()
-    limit = Limit(end=end, predict=lambda config: predicted(config.seed), workers=workers, clock=seen.clock)
+    limit = Limit(end=end, predict=lambda config: predicted(config.seed), clock=seen.clock)
     run = launcher(seen, workers, lambda job: actual(job.config.seed))
     return seen, finals(list(in_rounds(jobs_of(folder, seeds), run, limit)))
 
@@ -126,20 +127,46 @@ def test_short_cells_fit_in_behind_long_ones(tmp_path: Path) -> None:
 
 def test_slower_than_predicted_starts_fewer_and_stops_none_early(tmp_path: Path) -> None:
     seen, found = limited(tmp_path, range(10), 50, 2, lambda seed: 10, lambda seed: 15 + seed % 2)
-    first: dict[int, float] = {}
-    for job, begin in seen.starts:
-        first.setdefault(job.config.seed, begin)
-    assert first == {0: 0, 1: 0, 2: 15, 3: 16, 4: 30, 5: 32}
+    starts = [(0, 0), (1, 0), (2, 15), (3, 16), (4, 30), (5, 32)]
+    assert [(job.config.seed, begin) for job, begin in seen.starts] == starts
     assert sorted(found) == [0, 1, 2, 3, 4, 5]
-    assert [len(jobs) for jobs in seen.rounds] == [8, 1]
-    assert [job.config.seed for job, _ in seen.stopped] == [5]
-    assert seen.clock() == 49  # 48 and the tick in which the cell was stopped
+    assert seen.stopped == [] and seen.clock() == 48
 
 
-def test_faster_than_predicted_starts_more_in_another_round(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("late", "ended", "stopped"), [(140, 40, []), (170, 36, [36, 37, 38, 39])])
+def test_a_slower_pace_withholds_cells_and_stops_none_that_runs(
+    tmp_path: Path, late: int, ended: int, stopped: list[int]
+) -> None:
+    """36 at a time, 73 s predicted, 140 to 175 s taken, 5 minutes: 4 of the other 24 cells end in time by the pace of
+    those that ended, 20 are withheld; of those that run, only what the limit meets is stopped."""
+    seen, found = limited(tmp_path, range(60), 300, 36, lambda s: 73, lambda s: 140 + s if s < 36 else late)
+    assert [job.config.seed for job, _ in seen.starts] == list(range(40))  # each once
+    assert [begin for _, begin in seen.starts] == [0] * 36 + [140, 141, 142, 143]
+    assert [(job.config.seed, when - job.config.seed) for job, when in seen.ends][:36] == [(s, 140) for s in range(36)]
+    assert sorted(found) == list(range(ended)) and len(seen.rounds) == 1
+    assert [(job.config.seed, when) for job, when in seen.stopped] == [(seed, 300) for seed in stopped]
+
+
+def test_faster_than_predicted_starts_more_and_what_was_withheld(tmp_path: Path) -> None:
     seen, found = limited(tmp_path, range(20), 45, 1, lambda seed: 10, lambda seed: 5)
-    assert [len(jobs) for jobs in seen.rounds] == [4, 4, 0][: len(seen.rounds)]
     assert len(found) == 8 and seen.clock() == 40
+    seen, found = limited(tmp_path, range(6), 36, 4, lambda seed: 30, lambda seed: 5 + seed)
+    assert [begin for _, begin in seen.starts] == [0, 0, 0, 0, 7, 7]  # at 5 and at 6 they were predicted to be late
+    assert len(found) == 6 and seen.stopped == []
+
+
+def test_begun_cells_go_first_whatever_the_limit_and_tell_nothing_of_the_pace(tmp_path: Path) -> None:
+    jobs, seen, seconds = jobs_of(tmp_path, range(7)), Seen(), {1: 2, 3: 2, 5: 100}
+    names = {1: "state.pt", 3: "verl/checkpoints/global_step_9", 5: "state.pt", 6: "progress.json"}
+    for seed, name in names.items():
+        state = work_folder(jobs[seed].launch, run_id(jobs[seed].config)) / name
+        state.parent.mkdir(parents=True)
+        state.touch()
+    limit = Limit(end=24, predict=lambda config: 100.0 if config.seed == 5 else 10.0, clock=seen.clock)
+    list(in_rounds(jobs, launcher(seen, 2, lambda job: seconds.get(job.config.seed, 10)), limit))
+    assert [(job.config.seed, begin) for job, begin in seen.starts] == [(1, 0), (3, 0), (5, 2), (0, 2), (2, 12)]
+    assert [(job.config.seed, when) for job, when in seen.stopped] == [(5, 24)]
+    assert limit.ratios == [1.0, 1.0]
 
 
 def test_at_the_limit_running_cells_are_stopped_and_keep_their_state(tmp_path: Path) -> None:
@@ -151,23 +178,11 @@ def test_at_the_limit_running_cells_are_stopped_and_keep_their_state(tmp_path: P
 
 
 def test_a_running_cell_goes_on_while_the_next_is_refused(tmp_path: Path) -> None:
-    """The cell of 40 s runs; the others take 12 s where 8 were predicted, so the third would be late."""
+    """The cell of 40 s runs; the others take 12 s where 8 were predicted, so the fourth would be late."""
     seen, found = limited(tmp_path, range(5), 44, 2, lambda s: 40 if s == 0 else 8, lambda s: 40 if s == 0 else 12)
     assert sorted(found) == [0, 1, 2, 3]
-    first = next(job for job, _ in seen.starts)
-    assert sum(job is first for job, _ in seen.starts) == 2 == len(seen.rounds)
-    assert [job.config.seed for job, _ in seen.stopped] == [0]
-    assert next(when for job, when in seen.ends if job is first) == 40
-
-
-def test_a_cell_that_ended_while_it_was_stopped_is_found(tmp_path: Path) -> None:
-    (job,) = jobs_of(tmp_path, [0])
-    seen = Seen()
-    limit = Limit(end=5, predict=lambda config: 1.0, workers=1, clock=seen.clock)
-    run = launcher(seen, seconds=lambda job: 100)
-    events = list(in_rounds([job], run, limit, lambda job: result_of(job, ("ok", None))))
-    assert [event.kind for event in events][-1] == "finished"
-    assert len(seen.starts) == 1
+    assert [(job.config.seed, begin) for job, begin in seen.starts] == [(0, 0), (1, 0), (2, 12), (3, 24)]
+    assert seen.stopped == [] and seen.clock() == 40
 
 
 def test_closing_stops_the_running_cells(tmp_path: Path) -> None:
@@ -185,10 +200,10 @@ def test_a_cell_that_could_not_be_started_is_finished_all_the_same(tmp_path: Pat
     (job,) = jobs_of(tmp_path, [0])
     seen: list[int] = []
 
-    def run(jobs: Sequence[Job]) -> Generator[Event, None, None]:
+    def run(jobs: Sequence[Job], *, admit: Admit) -> Generator[Event, None, None]:
         seen.append(len(jobs))
         yield Event(kind="finished", config=jobs[0].config, result=result_of(jobs[0], ("failed", "not started: x")))
 
-    limit = Limit(end=5, predict=lambda config: 1.0, workers=1, clock=lambda: 0.0)
+    limit = Limit(end=5, predict=lambda config: 1.0, clock=lambda: 0.0)
     assert finals(list(in_rounds([job], run, limit)))[0].reason == "not started: x"
     assert seen == [1]

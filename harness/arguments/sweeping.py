@@ -19,8 +19,8 @@ def add(commands: Commands) -> None:
     sweep.add_argument("--seeds", type=_seeds, help="comma-separated seeds in place of the file's")
     limit = sweep.add_mutually_exclusive_group()
     limit.add_argument("--max-hours", type=hours, metavar="H",
-                       help="start no cell that is not predicted to end within so many hours; what still runs then "
-                            "saves its state")  # fmt: skip
+                       help="start no new cell that is not predicted to end within so many hours; what still runs "
+                            "then saves its state")  # fmt: skip
     limit.add_argument("--minutes", type=minutes, dest="max_minutes", metavar="M", help="the same in minutes")
     sweep.add_argument("--launcher", choices=("local", "ray"), default="local",
                        help="processes of this machine, or tasks of a Ray cluster (default: local)")  # fmt: skip

@@ -66,7 +66,7 @@ def forecast_lines(
     return lines
 
 
-def time_limit(todo: Sequence[RunConfig], results: Path, workers: int, max_hours: float | None) -> Limit | None:
+def time_limit(todo: Sequence[RunConfig], results: Path, max_hours: float | None) -> Limit | None:
     """The end of a sweep that may run for so many hours from now."""
     if max_hours is None:
         return None
@@ -74,9 +74,9 @@ def time_limit(todo: Sequence[RunConfig], results: Path, workers: int, max_hours
     seconds = {run_id(cell): model.estimate(cell).seconds for cell in todo}
     by_object = {id(cell): seconds[run_id(cell)] for cell in todo}
     return Limit(
-        end=time.monotonic() + 3600 * max_hours, workers=workers,
+        end=time.monotonic() + 3600 * max_hours,
         predict=lambda cell: by_object.get(id(cell)) or seconds[run_id(cell)],
-    )  # fmt: skip
+    )
 
 
 def _times(estimates: Sequence[Estimate]) -> tuple[list[float], list[float], list[float]]:

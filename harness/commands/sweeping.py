@@ -145,7 +145,7 @@ def sweep(
             raise ValueError("launcher=ray: a cell with trainer=verl has a Ray of its own; valid: local")
     print(f"{found.name}: {found.question}")
     print(f"{len(todo)} of {len(planned.cells)} cells to run, {way.workers} at a time", flush=True)
-    limit = time_limit(todo, results, way.workers, way.max_hours)
+    limit = time_limit(todo, results, way.max_hours)
     progress = Progress(todo, len(planned.cells))
     try:
         with _live(results, found.name, way.is_tracked) as live:

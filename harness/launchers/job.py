@@ -1,11 +1,13 @@
 """What a launcher is given and what it tells back: a cell with its launch, and the events of its life.
 
-Every launcher is a function `run_cells(jobs, workers, ...) -> Generator[Event, None, None]`: each job is started in
-order, `workers` at a time, and ends in exactly one `finished` event; closing the generator stops the running cells.
+Every launcher is a function `run_cells(jobs, workers, ..., admit) -> Generator[Event, None, None]`: whenever fewer than
+`workers` run it starts the first waiting job that `admit` lets pass at that moment; it ends when none runs and none may
+start. A job that starts ends in exactly one `finished` event; closing the generator stops the running cells.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -19,6 +21,15 @@ class Job:
 
     config: RunConfig
     launch: Launch
+
+
+Admit = Callable[[Job], bool]
+"""May the job start now? Asked anew before every start."""
+
+
+def always(job: Job) -> bool:
+    """There is no limit."""
+    return True
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,7 +22,7 @@ import torch
 from harness.cell import ENDED, record, record_path, work_folder, write
 from harness.config import run_id, to_json
 from harness.launchers.deaths import OUT_OF_MEMORY, ending, oom_kills
-from harness.launchers.job import Event, Job
+from harness.launchers.job import Admit, Event, Job, always
 from harness.results import RunResult, read_result, write_atomic
 from harness.run_config import RunConfig
 
@@ -99,24 +99,24 @@ class Running:
         return failed(self.job, reason + unreadable, log or None)
 
 
-def run_cells(jobs: Sequence[Job], workers: int) -> Generator[Event, None, None]:
-    """Run every job, at most `workers` at a time, in order; CUDA cells on the GPUs with the fewest of them, where the
-    shares of their memory that vLLM engines take leave room.
+def run_cells(jobs: Sequence[Job], workers: int, admit: Admit = always) -> Generator[Event, None, None]:
+    """Run every job that `admit` lets start, at most `workers` at a time, in order; CUDA cells on the GPUs with the
+    fewest of them, where the shares of their memory that vLLM engines take leave room.
 
-    Every job ends in one `finished` event with its record, also where that could not be written. Closing the iterator
-    stops the running cells cleanly.
+    Every such job ends in one `finished` event with its record, also where that could not be written. Closing the
+    iterator stops the running cells cleanly.
     """
     waiting, running = list(jobs), list[Running]()
     gpus = visible_gpus() if any(map(is_placed, jobs)) else []
     try:
-        while waiting or running:
-            while waiting and len(running) < workers:
+        while True:
+            while len(running) < workers and (job := next(filter(admit, waiting), None)) is not None:
                 taken = [(cell.gpus, cell.job.config) for cell in running]
-                on_gpu = bool(gpus) and is_placed(waiting[0])
-                own = gpus_for(waiting[0], taken, gpus) if on_gpu else []
+                on_gpu = bool(gpus) and is_placed(job)
+                own = gpus_for(job, taken, gpus) if on_gpu else []
                 if on_gpu and not own:
                     break
-                job = waiting.pop(0)
+                waiting.remove(job)
                 try:
                     refuse_foreign(job)
                     cell = Running(job, own)
@@ -125,6 +125,8 @@ def run_cells(jobs: Sequence[Job], workers: int) -> Generator[Event, None, None]
                     continue
                 running.append(cell)
                 yield Event(kind="started", config=job.config, pid=cell.process.pid)
+            if not running:
+                return
             time.sleep(POLL_S)
             for cell in list(running):
                 is_hung = cell.process.poll() is None and cell.is_hung()

@@ -18,13 +18,13 @@ import os
 import socket
 import tempfile
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.config import run_id
-from harness.launchers.job import Event, Job
+from harness.launchers.job import Admit, Event, Job, always
 from harness.launchers.local import GRACE_S, POLL_S, failed, refuse_foreign, visible_gpus
 from harness.launchers.ray_cell import RayCell
 from harness.launchers.ray_files import files_for, keep, write_state
@@ -123,10 +123,13 @@ class Remote:
         ray.kill(self.actor, no_restart=True)
 
 
-def run_cells(jobs: Sequence[Job], workers: int, address: str | None = None) -> Generator[Event, None, None]:
-    """Run every job as an actor of a Ray cluster, `workers` at a time, in order; `workers` CUDA cells share its GPUs.
+def run_cells(
+    jobs: Sequence[Job], workers: int, address: str | None = None, admit: Admit = always
+) -> Generator[Event, None, None]:
+    """Run every job that `admit` lets start as an actor of a Ray cluster, `workers` at a time, in order; `workers` CUDA
+    cells share its GPUs.
 
-    Every job ends in one `finished` event with its record. Closing the iterator stops the running cells and brings
+    Every such job ends in one `finished` event with its record. Closing the iterator stops the running cells and brings
     their states home. A Ray that this process has started before is used and left running. Raises ValueError, one
     line, where Ray is not installed, the cluster does not answer, or no node of it can hold a cell.
     """
@@ -135,14 +138,16 @@ def run_cells(jobs: Sequence[Job], workers: int, address: str | None = None) -> 
         bases = {run_id(job.config): _base(job) for job in jobs}
         waiting, running = list(jobs), list[Remote]()
         try:
-            while waiting or running:
-                while len(running) < workers and (job := _next(waiting, running, bases)) is not None:
+            while True:
+                while len(running) < workers and (job := _next(filter(admit, waiting), running, bases)) is not None:
                     waiting.remove(job)
                     num_gpus = share if job.config.trainer.device == "cuda" else 0.0
                     try:
                         running.append(Remote(job, bases[run_id(job.config)], scratch, num_gpus))
                     except (OSError, ValueError) as error:
                         yield Event(kind="finished", config=job.config, result=failed(job, f"not started: {error}"))
+                if not running:
+                    return
                 time.sleep(POLL_S)
                 for cell in list(running):
                     yield from cell.news()
@@ -227,7 +232,7 @@ def _base(job: Job) -> Path | None:
         return None
 
 
-def _next(waiting: Sequence[Job], running: Sequence[Remote], bases: dict[str, Path | None]) -> Job | None:
+def _next(waiting: Iterable[Job], running: Sequence[Remote], bases: dict[str, Path | None]) -> Job | None:
     """The first job whose base no running cell is training: a base is trained once, and then sent to the others."""
     training = {cell.trains for cell in running} - {None}
     return next((job for job in waiting if bases[run_id(job.config)] not in training), None)

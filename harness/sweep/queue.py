@@ -97,7 +97,7 @@ def run_sweep(
             records[result.run_id] = result
             on_event(Event(kind="finished", config=cell, result=result))
         jobs = [Job(config=c, launch=launch) for i, c in zip(ids, planned.cells, strict=True) if i not in records]
-        events = in_rounds(jobs, run, limit, lambda job: finished(job.config, job.launch))
+        events = in_rounds(jobs, run, limit)
         interrupted = False
         try:
             for event in events:
@@ -109,8 +109,10 @@ def run_sweep(
         finally:
             events.close()
         for job in jobs:  # what ended while it was being stopped
-            if run_id(job.config) not in records and (found := finished(job.config, launch)) is not None:
+            held = records.get(run_id(job.config))
+            if (held is None or held.status not in FINISHED) and (found := finished(job.config, launch)) is not None:
                 records[found.run_id] = found
+                on_event(Event(kind="finished", config=job.config, result=found))
     return list(records.values()), interrupted
 
 

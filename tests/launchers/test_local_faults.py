@@ -192,3 +192,18 @@ def test_closing_ends_also_what_does_not_listen(tmp_path: Path, monkeypatch: pyt
     events.close()
     assert not Path(f"/proc/{pid}").exists()
     assert not (tmp_path / "runs").exists()
+
+
+def test_jobs_start_in_order_as_they_are_admitted_and_others_are_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seed 1 may start once another cell has ended, seed 2 never."""
+    jobs, seeds = jobs_of(tmp_path, 4), {"started": list[int](), "progress": list[int](), "finished": list[int]()}
+    for job in jobs:
+        made(job)
+    play(monkeypatch, LEAVE_RECORD)
+    admitted = {0: lambda: True, 1: lambda: bool(seeds["finished"]), 2: lambda: False, 3: lambda: True}
+    for event in local.run_cells(jobs, workers=2, admit=lambda job: admitted[job.config.seed]()):
+        seeds[event.kind].append(event.config.seed)
+    assert seeds["started"] == [0, 3, 1]
+    assert sorted(seeds["finished"]) == [0, 1, 3]

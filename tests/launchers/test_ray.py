@@ -164,6 +164,7 @@ def test_foreign_files_and_damaged_bases_are_told_before_anything_runs(cluster: 
     assert reasons[0].startswith(f"not started: {path}: not a result file")
     assert f"base folder {weights.parent} is damaged" in reasons[1]
     assert path.read_text() == "mine"
+    assert list(launcher.run_cells([foreign, damaged], workers=2, admit=lambda job: False)) == []
 
 
 def test_a_cell_that_no_node_can_hold_is_refused(cluster: Path, tmp_path: Path) -> None:

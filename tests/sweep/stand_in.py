@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from harness.config import run_id
-from harness.launchers.job import Event, Job
+from harness.launchers.job import Admit, Event, Job
 from harness.record import record
 from harness.results import RunResult, write_result
 from harness.retry import Runner
@@ -47,15 +47,18 @@ def launcher(
 ) -> Runner:
     """`run_cells` of the simulation; a tick is a second, records are written where the job says."""
 
-    def run(jobs: Sequence[Job]) -> Generator[Event, None, None]:
+    def run(jobs: Sequence[Job], *, admit: Admit) -> Generator[Event, None, None]:
         seen.rounds.append(list(jobs))
         waiting, running = list(jobs), list[Job]()
         try:
-            while waiting or running:
-                while waiting and len(running) < workers:
-                    running.append(waiting.pop(0))
+            while True:
+                while len(running) < workers and (job := next(filter(admit, waiting), None)) is not None:
+                    waiting.remove(job)
+                    running.append(job)
                     seen.starts.append((running[-1], seen.clock()))
                     yield Event(kind="started", config=running[-1].config, pid=1)
+                if not running:
+                    return
                 seen.now.append(seen.clock() + 1)
                 for job in list(running):
                     cell = run_id(job.config)

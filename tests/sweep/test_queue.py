@@ -14,16 +14,16 @@ import pytest
 
 from harness.cell import work_folder
 from harness.config import parse, run_id
-from harness.launchers.job import Event
+from harness.launchers.job import Event, Job
 from harness.leaderboard import leaderboard
 from harness.provenance import ROOT
 from harness.report import markdown
-from harness.results import read_result, read_results
+from harness.results import read_result, read_results, write_result
 from harness.retry import Limit
 from harness.run_config import Launch, RunConfig
 from harness.sweep import finished, plan, queue, run_sweep, stored
 from harness.sweep.queue import check_owner
-from tests.sweep.stand_in import Ending, Seen, launcher
+from tests.sweep.stand_in import Ending, Seen, launcher, result_of
 from tests.sweep.tiny import sweep_of
 from tests.toy import small_launch
 
@@ -81,10 +81,8 @@ def test_what_a_killed_sweep_left_of_a_finished_cell_goes(tmp_path: Path) -> Non
         work.mkdir(parents=True, exist_ok=True)
         (work / "state.pt").write_bytes(b"x")
     run_sweep(planned, launch, 1, nothing, run=launcher(Seen()))
-    assert [(work / "state.pt").exists() for work in works] == [
-        False,
-        True,
-    ]  # the last good state of a divergence stays
+    # The last good state of a divergence stays.
+    assert [(work / "state.pt").exists() for work in works] == [False, True]
 
 
 def test_a_cell_that_another_sweep_finished_is_taken_over_and_not_run_again(
@@ -151,13 +149,28 @@ def test_a_failed_cell_is_tried_again_as_its_class_says(
 def test_a_time_limit_leaves_cells_without_a_record(tmp_path: Path) -> None:
     launch, seen = small_launch(tmp_path), Seen()
     planned = plan(sweep_of({"method": "bf16"}, seeds=tuple(range(6))))
-    limit = Limit(end=35.0, predict=lambda config: 10.0, workers=1, clock=seen.clock)
-    records, interrupted = run_sweep(
-        planned, launch, 1, nothing, run=launcher(seen, seconds=lambda job: 10), limit=limit
-    )
+    limit = Limit(end=35.0, predict=lambda config: 10.0, clock=seen.clock)
+    run = launcher(seen, seconds=lambda job: 10)
+    records, interrupted = run_sweep(planned, launch, 1, nothing, run=run, limit=limit)
     assert not interrupted
     assert [r.seed for r in records] == [0, 1, 2]
     assert seen.clock() == 30
+
+
+def test_a_cell_that_ended_while_it_was_stopped_is_found_and_told(tmp_path: Path) -> None:
+    launch, seen, events = small_launch(tmp_path), Seen(), list[Event]()
+    planned = plan(sweep_of({"method": "bf16"}, seeds=(0, 1)))
+
+    def end_unheard(event: Event) -> None:
+        events.append(event)
+        if seen.clock() == 5:
+            result = result_of(Job(config=planned.cells[1], launch=launch), ("ok", None))
+            write_result(tmp_path / "runs" / launch.sweep, result, [{"train/loss": 0.0}])
+
+    limit = Limit(end=5, predict=lambda config: 1.0, clock=seen.clock)
+    records, _ = run_sweep(planned, launch, 2, end_unheard, run=launcher(seen, 2, lambda job: 100), limit=limit)
+    assert [r.seed for r in records] == [1] and [job.config.seed for job, _ in seen.stopped] == [0, 1]
+    assert [event.result for event in events if event.kind == "finished"] == records
 
 
 def test_a_killed_cell_goes_on_and_a_hopeless_one_fails_alone(tmp_path: Path) -> None:
