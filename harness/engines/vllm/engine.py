@@ -23,10 +23,11 @@ import torch
 from torch import Tensor
 
 from harness.api import KVProtocol, Passport, Plan, Rollout, WeightStream
-from harness.engines.requests import Requests, requests_of
+from harness.engines.requests import requests_of
 from harness.engines.vllm import direct, kv, settings
 from harness.engines.vllm.adapters import AdapterSlot, adapter_shapes
 from harness.engines.vllm.builds import BUILDS, check_plan, supports
+from harness.engines.vllm.decoding import Samples, sample
 from harness.engines.vllm.memory import check_allocator, check_fits, small_cache
 from harness.engines.vllm.weights import VLLMWeights
 from harness.models.decoder import DecoderConfig, tensor_shapes
@@ -115,15 +116,16 @@ class VLLMEngine:
         limit = self.vllm_config.model_config.max_model_len
         if (longest := max(map(len, requests.prompts)) + max_new_tokens) > limit:
             raise ValueError(f"a prompt and max_new_tokens need {longest} positions; the engine's max_length={limit}")
-        copies = num_samples if temperature == 0 else 1  # vLLM refuses several greedy answers to one prompt
+        samples = Samples(
+            len(requests.rows), max_new_tokens, eos_id=self.eos_id, pad_id=self.pad_id,
+            vocab_size=self.config.vocab_size if self.keeps_log_probs else None,
+        )  # fmt: skip
+        repeated = [prompt for prompt in prompts for _ in range(num_samples)]
         with seeded(stable_seed(seed, "vllm"), self.device):
-            outputs = self.llm.generate(
-                [{"prompt_token_ids": list(prompt)} for prompt in prompts for _ in range(copies)],
-                self._sampling(num_samples // copies, max_new_tokens, temperature),
-                use_tqdm=False, lora_request=self._adapter(),
-            )  # fmt: skip
-        samples = [sample for output in outputs for sample in sorted(output.outputs, key=lambda one: one.index)]
-        return self._rollout(samples, requests)
+            sample(
+                self.llm, repeated, self._sampling(max_new_tokens, temperature), samples, lora_request=self._adapter()
+            )
+        return self._rollout(samples)
 
     def _slot(self) -> AdapterSlot | None:
         """Where adapters of the rollout go; None where the plan has none."""
@@ -134,35 +136,27 @@ class VLLMEngine:
         """vLLM's request for the pushed adapters; None without any."""
         return None if self.weights.adapters is None else self.weights.adapters.request
 
-    def _sampling(self, num_samples: int, max_new_tokens: int, temperature: float) -> Any:
+    def _sampling(self, max_new_tokens: int, temperature: float) -> Any:
         from vllm import SamplingParams  # pyright: ignore[reportAttributeAccessIssue]
 
         return SamplingParams(
-            n=num_samples, temperature=temperature, max_tokens=max_new_tokens, top_p=1.0, detokenize=False,
+            temperature=temperature, max_tokens=max_new_tokens, top_p=1.0, detokenize=False,
             stop_token_ids=[self.eos_id] if self.eos_id >= 0 else None, ignore_eos=True,
-            logprobs=-1 if self.keeps_log_probs else 0, flat_logprobs=True,
+            logprobs=-1 if self.keeps_log_probs else 0,
         )  # fmt: skip
 
-    def _rollout(self, samples: Sequence[Any], requests: Requests) -> Rollout:
-        """vLLM's outputs as tensors on the device."""
-        lengths = torch.tensor([len(sample.token_ids) for sample in samples])
-        shape = len(samples), int(lengths.max())
-        is_token = torch.arange(shape[1]) < lengths[:, None]
-        ids = torch.full(shape, self.pad_id)
-        ids[is_token] = torch.tensor([token for sample in samples for token in sample.token_ids])
-        logp, whole = torch.zeros(shape), None
-        if self.keeps_log_probs:
-            whole = torch.zeros(*shape, self.config.vocab_size)
-            flat = torch.cat([_distributions(sample.logprobs, self.config.vocab_size) for sample in samples])
-            whole[is_token] = flat
-            logp[is_token] = flat.gather(1, ids[is_token][:, None]).squeeze(1)
-        else:
-            logp[is_token] = torch.tensor([value for sample in samples for value in sample.logprobs.logprobs])
-        truncated = torch.tensor([sample.finish_reason == "length" for sample in samples])
+    def _rollout(self, samples: Samples) -> Rollout:
+        """Samples as tensors on the device, as wide as the longest response."""
+        width = int(samples.lengths.max())
+        whole = samples.log_probs
         return Rollout(
-            token_ids=ids.to(self.device), logp=logp.to(self.device), lengths=lengths.to(self.device),
-            truncated=truncated.to(self.device), log_probs=None if whole is None else whole.to(self.device),
+            token_ids=self._tensor(samples.ids[:, :width]), logp=self._tensor(samples.logp[:, :width]),
+            lengths=self._tensor(samples.lengths), truncated=self._tensor(~samples.has_ended),
+            log_probs=None if whole is None else self._tensor(whole[:, :width]),
         )  # fmt: skip
+
+    def _tensor(self, values: Any) -> Tensor:
+        return torch.from_numpy(values).to(self.device)
 
     def calibrate_kv(self, prompts: Sequence[Sequence[int]], protocol: KVProtocol = "trainer") -> None:
         """Set every layer's scales from one prefill of these prompts; nothing to do without a quantized cache."""
@@ -270,12 +264,3 @@ def seeded(seed: int, device: torch.device) -> Iterator[None]:
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
         yield
-
-
-def _distributions(flat: Any, vocab_size: int) -> Tensor:
-    """vLLM's flat log-probs of a response, all of the vocabulary asked for -> [T, V] float32."""
-    out = torch.full((len(flat.start_indices), vocab_size), float("-inf"))
-    ids, values = torch.tensor(flat.token_ids), torch.tensor(flat.logprobs)
-    lengths = torch.tensor(flat.end_indices) - torch.tensor(flat.start_indices)
-    out[torch.arange(len(lengths)).repeat_interleave(lengths), ids] = values
-    return out
