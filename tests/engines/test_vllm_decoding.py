@@ -57,12 +57,14 @@ def check_nothing_is_left(engine: VLLMEngine) -> None:
     assert scheduler.kv_cache_manager.usage == 0.0
 
 
+@pytest.mark.parametrize("in_flight", [1, 2])
 def test_without_an_early_end_tokens_are_vllms_own(
-    engine: VLLMEngine, asked: list[int], monkeypatch: pytest.MonkeyPatch
+    engine: VLLMEngine, asked: list[int], monkeypatch: pytest.MonkeyPatch, in_flight: int
 ) -> None:
     from vllm import SamplingParams  # pyright: ignore[reportAttributeAccessIssue]
 
     monkeypatch.setattr(engine, "eos_id", -1)
+    monkeypatch.setattr(engine.llm.llm_engine.engine_core.engine_core, "batch_queue_size", in_flight)
     ours = drawn(engine)
     assert asked == [COUNT] * 2  # the prompts, one token more; then 38 without a question
     engine.llm.reset_prefix_cache()
@@ -86,8 +88,12 @@ def test_long_answers_ask_every_64_tokens(
     check_nothing_is_left(engine)
 
 
-def test_ended_rows_leave_the_batch_in_eighths(engine: VLLMEngine, asked: list[int]) -> None:
+@pytest.mark.parametrize("in_flight", [1, 2])
+def test_ended_rows_leave_the_batch_in_eighths(
+    engine: VLLMEngine, asked: list[int], monkeypatch: pytest.MonkeyPatch, in_flight: int
+) -> None:
     """480 rows, 64 at a time; an eighth of those that run may linger."""
+    monkeypatch.setattr(engine.llm.llm_engine.engine_core.engine_core, "batch_queue_size", in_flight)
     out = drawn(engine, samples=60, tokens=100)
     is_end = out.token_ids == engine.eos_id
     lengths = torch.where(is_end.any(1), is_end.int().argmax(1) + 1, 100)

@@ -71,7 +71,6 @@ def sample(
     engine = llm.llm_engine
     core = engine.engine_core.engine_core
     scheduler, executor = core.scheduler, core.model_executor
-    depth = 2 if core.vllm_config.scheduler_config.async_scheduling else 1
     rows = dict[str, int]()
     try:
         with _reserved(scheduler):
@@ -84,7 +83,7 @@ def sample(
                 samples.record([rows[name] for name in output.req_ids], output)
                 scheduler.update_from_output(planned, output)
                 if _is_repeatable(planned, scheduler):
-                    _repeat(executor, planned, scheduler, samples, rows, depth)
+                    _repeat(core, planned, samples, rows)
     finally:
         engine.abort_request(list(rows), internal=True)
 
@@ -105,7 +104,7 @@ def _is_repeatable(planned: Any, scheduler: Any) -> bool:
     )
 
 
-def _repeat(executor: Any, planned: Any, scheduler: Any, samples: Samples, rows: dict[str, int], depth: int) -> None:
+def _repeat(core: Any, planned: Any, samples: Samples, rows: dict[str, int]) -> None:
     """Make the step `planned` again and again, and tell the scheduler at the end."""
     names = list(planned.num_scheduled_tokens)
     index = np.array([rows[name] for name in names])
@@ -113,15 +112,15 @@ def _repeat(executor: Any, planned: Any, scheduler: Any, samples: Samples, rows:
     launched, limit = deque[Any](), min(AHEAD, width - int(before.max()))
     steps = 0
     for step in range(1, limit + 1):
-        launched.append(_launch(executor, _moved(planned, step)))
+        launched.append(_launch(core.model_executor, _moved(planned, step)))
         steps = step
-        if len(launched) == depth:
+        if len(launched) == core.batch_queue_size:
             _take(launched.popleft(), samples, rows)
             if samples.has_ended[index].sum() >= max(1.0, RETIRE_AT * len(index)):
                 break
     while launched:
         _take(launched.popleft(), samples, rows)
-    _tell(scheduler, samples, names, index, before, steps)
+    _tell(core.scheduler, samples, names, index, before, steps)
 
 
 def _take(future: Any, samples: Samples, rows: dict[str, int]) -> None:
