@@ -130,8 +130,12 @@ def test_a_row_takes_nothing_after_its_end_nor_beyond_its_width() -> None:
             logprobs = np.array([[-1.0, -2.0], [0.0, 0.0], [-3.0, -4.0]], np.float32)
 
     samples = decoding.Samples(4, 2, eos_id=9, pad_id=0, vocab_size=10)
+    class Nothing:
+        sampled_token_ids = ()
+
     for _ in range(3):
         samples.record([2, 0, 1], Output)
+        samples.record([], Nothing)
     assert samples.ids.tolist() == [[0, 0], [9, 0], [7, 7], [0, 0]]
     assert samples.lengths.tolist() == [0, 1, 2, 0] and samples.has_ended.tolist() == [False, True, False, False]
     assert samples.logp.tolist() == [[0, 0], [-3, 0], [-1, -1], [0, 0]]

@@ -48,7 +48,7 @@ class Samples:
         """One step's tokens, `rows` being those of vLLM's ModelRunnerOutput; rows that ended before, and those whose
         prompt was not read to its end, have none."""
         tokens = output.sampled_token_ids
-        all_rows = np.asarray(rows)
+        all_rows = np.asarray(rows, np.int64)
         has_token = np.fromiter(map(len, tokens), np.int64, len(tokens)) > 0
         new = np.flatnonzero(has_token & ~self.has_ended[all_rows] & (self.lengths[all_rows] < self.ids.shape[1]))
         if not len(new):
