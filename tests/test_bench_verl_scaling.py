@@ -37,14 +37,15 @@ def test_every_gpu_has_as_many_prompts(tmp_path: Path) -> None:
     words = given(tmp_path, "--device", "cpu", "--prompts", "3", "--group", "4", "--tokens", "8")
     config, launch = verl_scaling.cell_of(tmp_path / "m", "toy", 2, "fp8_block", words)
     assert (config.algo.num_prompts, launch.gpus, config.engine.max_batch) == (6, 2, 12)
-    assert (config.method, config.precision.name, config.task.options["max_new_tokens"]) == ("flashrl", "fp8_block", 8)
+    assert (config.method, config.precision.name) == ("bf16_train", "fp8_block")
+    assert config.task.options["max_new_tokens"] == 8 and not launch.native_16bit
     support.check_launch(config, launch)
 
 
 def test_micro_batches_are_those_of_the_capacity_plan(tmp_path: Path) -> None:
     verl_scaling.make_folder(tmp_path / "m", "toy", "cpu")
     launch = verl_scaling.cell_of(tmp_path / "m", "7b", 2, "bf16", given(tmp_path))[1]
-    assert launch.checkpoint_layers
+    assert launch.checkpoint_layers and launch.native_16bit
     assert launch.micro_batch_tokens % (128 + 512) == 0
 
 
