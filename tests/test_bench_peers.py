@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from tokenizers import Tokenizer
 
 from harness.bench import peer_ours, peers
 from harness.bench.trl_step import Settings, arguments
+from harness.models.tokenizer import char_tokenizer
 
 GIVEN = Settings(prompts=4, group=2, prompt_tokens=6, tokens=5, rows=4, steps=4, warm_up=1)
 
@@ -66,6 +68,26 @@ def test_a_peer_that_cannot_run_leaves_its_last_words(tmp_path: Path) -> None:
     )
     assert "GPU only" in peers.measure("verl", tmp_path, GIVEN, options)["failed"]
     assert "No module named" in peers.measure("TRL", tmp_path, GIVEN, options)["failed"]
+
+
+def test_a_peer_that_takes_too_long_is_said_to(tmp_path: Path) -> None:
+    """Whatever it printed last: a warning would else be taken for the reason."""
+    (tmp_path / "m").mkdir()
+    slow = tmp_path / "slow"
+    slow.write_text("#!/bin/sh\necho 'ValueError: no token'; echo 'UserWarning: ImportError: x'; exec sleep 60\n")
+    slow.chmod(0o755)
+    options = argparse.Namespace(trl_python=str(slow), trl_path=None, verl_path=None, engine="embedded", limit_s=0.5)
+    found = peers.measure("TRL", tmp_path, GIVEN, options)
+    assert found["failed"] == "the limit of 0.5 s was reached; last words: ValueError: no token"
+    assert 0.5 <= found["all_s"] < 30
+
+
+def test_verl_finds_the_end_of_a_turn_among_as_many_tokens(tmp_path: Path) -> None:
+    peers.make_folder(tmp_path, "xs128", GIVEN)
+    tokenizer, plain = Tokenizer.from_file(str(tmp_path / "m" / "tokenizer.json")), char_tokenizer(128)
+    assert tokenizer.token_to_id("<|im_end|>") == 127 == tokenizer.get_vocab_size(with_added_tokens=True) - 1
+    text = "".join(plain.tokens[3:127])
+    assert tokenizer.encode(text, add_special_tokens=False).ids == plain.encode(text) == [*range(3, 127)]
 
 
 def test_a_batch_that_does_not_divide_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

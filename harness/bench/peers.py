@@ -43,6 +43,8 @@ from harness.seeds import generator
 
 POLL_S = {"verl": 2.0, "verl, asked every 0.05 s": 0.05}
 PEERS = ("ours", "TRL", *POLL_S)
+END_OF_TURN = "<|im_end|>"
+"""What verl's agent loop wants to find in the tokenizer of every Qwen model, also where a turn is all there is."""
 TARGET = 1.3
 """How many times as fast as each peer a step of ours shall be."""
 Found = dict[str, Any]
@@ -55,6 +57,7 @@ def make_folder(folder: Path, model: str, given: Settings) -> None:
     config = decoder_config(load([f"model={model}"]).model)
     save_decoder(Decoder(config, generator=generator("cpu", 0, "peers")), folder / "m", torch.bfloat16)
     save_tokenizer(folder / "m", config.vocab_size)
+    name_the_end_of_a_turn(folder / "m" / "tokenizer.json")
     first = 10 ** (given.prompt_tokens - 2)  # the chat template puts <bos> before them
     prompts = [str(first + 7 * i) for i in range(given.prompts * given.steps)]
     rows = [
@@ -69,6 +72,14 @@ def make_folder(folder: Path, model: str, given: Settings) -> None:
         "    return float(solution_str.count('1'))\n",
         encoding="utf-8",
     )
+
+
+def name_the_end_of_a_turn(file: Path) -> None:
+    """The last token, which no prompt has, becomes `END_OF_TURN`; everything else stays."""
+    tokenizer = json.loads(file.read_text(encoding="utf-8"))
+    vocabulary = tokenizer["model"]["vocab"]
+    vocabulary[END_OF_TURN] = vocabulary.pop(max(vocabulary, key=vocabulary.get))
+    file.write_text(json.dumps(tokenizer, ensure_ascii=False), encoding="utf-8")
 
 
 def verl_words(folder: Path, given: Settings, poll_s: float) -> list[str]:
@@ -136,7 +147,7 @@ def measure(peer: str, folder: Path, given: Settings, options: argparse.Namespac
     }  # fmt: skip
     if peer == "TRL":
         environment["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # its launcher of vLLM asks for that
-    started = time.perf_counter()
+    started, is_late = time.perf_counter(), False
     with Path(f"{log}.out").open("wb") as out, Path(f"{log}.err").open("wb") as errors:
         process = subprocess.Popen(
             [python, *words], stdout=out, stderr=errors, env=environment, cwd=folder, start_new_session=True
@@ -145,12 +156,14 @@ def measure(peer: str, folder: Path, given: Settings, options: argparse.Namespac
             code = process.wait(options.limit_s)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)  # its own children too
-            code = process.wait()
+            code, is_late = process.wait(), True
     said = Path(f"{log}.out").read_text(encoding="utf-8", errors="replace").strip()
     if code:
         text = Path(f"{log}.err").read_text(encoding="utf-8", errors="replace")
         print((said + text)[-3000:], file=sys.stderr)
-        return {"failed": last_words(said + "\n" + text, code), "all_s": time.perf_counter() - started}
+        words_of = last_words(said + "\n" + text, code)
+        reason = f"the limit of {options.limit_s:g} s was reached; last words: {words_of}" if is_late else words_of
+        return {"failed": reason, "all_s": time.perf_counter() - started}
     found = read_verl(Path(f"{log}.jsonl"), given) if peer in POLL_S else json.loads(said.splitlines()[-1])
     return found | {"all_s": time.perf_counter() - started}
 

@@ -116,9 +116,9 @@ def run_child(job: Job) -> Job:
 
 
 def last_words(text: str, code: int) -> str:
-    """The last line of a log that names an error, else its last line, else the exit code."""
+    """The last line of a log that names an error and only warns of none, else its last line, else the exit code."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    named = [line for line in lines if "Error" in line or line.startswith("vllm_engine:")]
+    named = [line for line in lines if ("Error" in line and "Warning" not in line) or line.startswith("vllm_engine:")]
     return (named or lines or [f"exit code {code}"])[-1][-300:]
 
 

@@ -161,8 +161,9 @@ class FakeQuantLinear(nn.Linear):
         self.fmt, self.acts, self.base = fmt, acts, base
         self.scale_mode: ScaleMode = scale_mode
         self.ste_clip = ste_clip
-        self.merged: tuple[Tensor, ...] = ()
-        """Weights that share a tensor-level scale with this one, itself included; empty where none is shared."""
+        self.merged: tuple[FakeQuantLinear, ...] = ()
+        """Layers that share a tensor-level scale with this one, itself included; empty where none is shared. Not their
+        weights: FSDP puts other tensors in the place of those."""
         if scale_mode != "dynamic":
             self._keep(scale, zero_point)
         self.train(linear.training)
@@ -187,7 +188,8 @@ class FakeQuantLinear(nn.Linear):
         scale, zero = (cast(Tensor | None, getattr(self, name, None)) for name in (SCALE, ZERO))
         amax = None
         if scale is None and self.merged:
-            amax = torch.stack([w.detach().to(torch.bfloat16).abs().amax() for w in self.merged]).amax().float()
+            weights = [layer.weight.detach().to(torch.bfloat16) for layer in self.merged]
+            amax = torch.stack([w.abs().amax() for w in weights]).amax().float()
         return cast(Tensor, _FakeQuantize.apply(self.weight, scale, zero, amax, self.fmt, self.ste_clip))
 
     def forward(self, input: Tensor) -> Tensor:
@@ -244,7 +246,7 @@ def fake_quantized(
                 layers.append(layer)
             if has_tensor_scale(fmt) and len(layers) > 1:
                 for layer in layers:
-                    layer.merged = tuple(one.weight for one in layers)
+                    layer.merged = tuple(layers)
     return model
 
 

@@ -36,6 +36,7 @@ class _RMSNorm(torch.autograd.Function):
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """x [..., d] and weight [d], float32 (float64 keeps float64) -> [..., d]; differentiable once in both."""
+    assert x.dtype == weight.dtype in (torch.float32, torch.float64), f"rms_norm of {x.dtype} with {weight.dtype}"
     out = _RMSNorm.apply(x, weight, eps)
     assert isinstance(out, Tensor)
     return out

@@ -17,13 +17,13 @@ from torch import Tensor
 from harness.api import Plan, Sequences, WeightStream
 from harness.models.adapters import checkpoint_name, named_weights, plain_twin, plain_weights
 from harness.models.decoder import Decoder
-from harness.numerics.casting import cast_model
 from harness.numerics.fake_quant import FakeQuantLinear
 from harness.numerics.formats import Adapters
 from harness.numerics.fp8_flow import held_weights
 from harness.run_config import TrainerConfig
 from harness.trainers.compiling import eagerly
 from harness.trainers.forward import Scores, Thrift, forward, packed_passes, prepared
+from harness.trainers.policy import computing, is_loss_scaled
 from harness.trainers.products import products
 
 EXTRAS = frozenset({"ref_logp", "rollout_kl", "shadow"})
@@ -70,12 +70,8 @@ class LocalTrainer:
         self.micro_batch_rows, self.micro_batch_tokens = micro_batch_rows, micro_batch_tokens
         self.wants_entropy_grad, self.adapters = wants_entropy_grad, plan.adapters
         self.reference = copy.deepcopy(model).requires_grad_(False) if wants_reference else None
-        compute = plan.train_compute
-        if compute is not None and compute.tile is None and compute.element != "fp32":
-            keeps_head = plan.lm_head is not None and plan.lm_head.element == "fp32"
-            model = cast_model(model, compute, leave=("lm_head",) if keeps_head else ())
-        self.model = prepared(model, self.thrift)
-        self.is_fp16 = compute is not None and compute.name == "fp16"
+        self.model = prepared(computing(model, plan), self.thrift)
+        self.is_fp16 = is_loss_scaled(plan)
         self.shadow = plain_twin(model) if wants_shadow else None
         self.named = named_weights(model)
         self.parameters = [p for p in model.parameters() if p.requires_grad]

@@ -37,3 +37,10 @@ def test_zero_rows_stay_zero_and_finite() -> None:
     y.sum().backward()
     assert torch.equal(y, torch.zeros(2, 4))
     assert x.grad is not None and torch.isfinite(x.grad).all()
+
+
+@pytest.mark.parametrize(("x", "w"), [("bfloat16", "bfloat16"), ("float32", "bfloat16"), ("float16", "float32")])
+def test_sixteen_bits_are_refused(x: str, w: str) -> None:
+    """Its backward pass would mix them: whoever trains in fewer bits casts around the norm."""
+    with pytest.raises(AssertionError, match=f"rms_norm of torch.{x} with torch.{w}"):
+        rms_norm(torch.ones(2, 4, dtype=getattr(torch, x)), torch.ones(4, dtype=getattr(torch, w)), 1e-6)

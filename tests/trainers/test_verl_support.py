@@ -183,21 +183,48 @@ def test_a_timed_run_evaluates_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "device", "dtype", "rollout"),
+    ("words", "rollout"),
     [
-        (("method=bf16",), "cpu", "float32", "bfloat16"),
-        (("method=bf16",), "cuda", "bfloat16", "bfloat16"),
-        (("method=bf16", "precision=fp32"), "cuda", "float32", "float32"),
-        (("method=fp16",), "cuda", "float16", "float16"),
-        (("method=jet_rl",), "cuda", "float32", "bfloat16"),
-        (("method=qat_aligned", "precision=int4"), "cuda", "float32", "bfloat16"),
+        (("method=bf16",), "bfloat16"),
+        (("method=bf16", "precision=fp32"), "float32"),
+        (("method=fp16",), "float16"),
+        (("method=bf16_train", "precision=bf16"), "bfloat16"),
+        (("method=jet_rl",), "bfloat16"),
+        (("method=qat_aligned", "precision=int4"), "bfloat16"),
     ],
 )
-def test_dtypes_of_both_sites(tmp_path: Path, words: tuple[str, ...], device: str, dtype: str, rollout: str) -> None:
-    found = told(made(tmp_path, *words), device)
-    precision = found["actor_rollout_ref.actor.fsdp_config.mixed_precision"]
-    assert precision == {"param_dtype": dtype, "reduce_dtype": "float32", "buffer_dtype": "float32"}
-    assert found["actor_rollout_ref.rollout.dtype"] == rollout
+def test_dtypes_of_both_sites(tmp_path: Path, words: tuple[str, ...], rollout: str) -> None:
+    job = made(tmp_path, *words)
+    for found in (told(job), told(job, "cuda")):
+        for role in ("actor", "ref"):
+            at = f"actor_rollout_ref.{role}.fsdp_config."
+            assert set(found[f"{at}mixed_precision"].values()) == {"float32"}  # our modules cast by themselves
+            assert found[f"{at}model_dtype"] == "fp32"
+        assert found["actor_rollout_ref.rollout.dtype"] == rollout
+
+
+def test_a_gpu_is_told_the_same_but_for_its_engines(tmp_path: Path) -> None:
+    """What trains is told the same on every device: no trainer goes another way where no test looks."""
+    job = made(tmp_path, "method=flashrl", "precision=fp8_channel", "algo.kl_coef=0.01")
+    here, there = told(job), told(job, "cuda")
+    differ = {name for name in here.keys() | there.keys() if here.get(name, "none") != there.get(name, "none")}
+    rollout, engine = "actor_rollout_ref.rollout.", "actor_rollout_ref.rollout.engine_kwargs.vllm."
+    assert differ == {
+        "trainer.device", "ray_kwargs.ray_init.num_cpus", "ray_kwargs.ray_init.runtime_env.env_vars",
+        f"{rollout}enforce_eager", f"{rollout}enable_prefix_caching", f"{engine}kv_cache_memory_bytes",
+        f"{engine}compilation_config",
+    }  # fmt: skip
+
+
+def test_an_engine_sleeps_where_that_frees_something(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of jobs that share a GPU one's sleep fails where another takes memory meanwhile."""
+    job, rollout = made(tmp_path, "method=bf16"), "actor_rollout_ref.rollout."
+    for limit, sleeps in ((settings.NAP_BYTES, False), (2**20, True)):  # 4 MiB of cache and weights
+        monkeypatch.setattr(settings, "NAP_BYTES", limit)
+        found = told(job, "cuda")
+        assert [found[f"{rollout}{name}"] for name in ("enable_sleep_mode", "free_cache_engine")] == [sleeps] * 2
+        assert [told(job)[f"{rollout}{name}"] for name in ("enable_sleep_mode", "free_cache_engine")] == [False] * 2
+    assert found[f"{rollout}checkpoint_engine.update_weights_bucket_megabytes"] == 1  # as much as its masters take
 
 
 def test_noise_in_float32_gains_means_no_graphs(tmp_path: Path) -> None:

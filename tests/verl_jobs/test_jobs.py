@@ -65,7 +65,8 @@ def test_noise_arrives_in_the_sampler_and_is_off_in_evaluations(results: Path) -
 
 
 def test_two_ranks_train_one_policy(results: Path) -> None:
-    words = ("method=flashrl", "precision=fp8_channel", "trainer.steps=4", "trainer.eval_every=4", "launch.gpus=2")
+    words = ("method=flashrl", "precision=fp8_channel", "trainer.steps=4", "trainer.eval_every=4", "launch.gpus=2",
+             "algo.kl_coef=0.01")  # fmt: skip
     record, series = done(results, *SMALL, *words)
     assert (record.status, record.num_steps) == ("ok", 4)
     assert record.launch == {"gpus": 2}
@@ -75,6 +76,8 @@ def test_two_ranks_train_one_policy(results: Path) -> None:
     assert all(0.01 < gap < 0.2 for gap in series["mismatch/logp_absdiff_mean"])
     assert all(ratio == pytest.approx(1.0, abs=0.05) for ratio in series["mismatch/is_raw_mean"])
     assert all(0.0 < norm < 100.0 for norm in series["train/grad_norm"])
+    assert series["train/kl_ref"][0] == pytest.approx(0.0, abs=1e-7)  # the first update starts from the reference
+    assert all(1e-7 < kl < 0.1 for kl in series["train/kl_ref"][1:])
     assert math.isnan(series["sync/code_flip_rate"][0])  # what evaluations push between is not counted
     assert all(0.0 < rate < 0.5 for rate in series["sync/code_flip_rate"][1:])
     assert [e.step for e in record.evals] == [0, 0, 4, 4]

@@ -80,6 +80,33 @@ def test_a_process_of_no_job_is_left_alone() -> None:
     assert done.stdout.strip().splitlines()[-1] == "False"
 
 
+FOREIGN = """
+from harness.trainers.verl import settings
+from harness.trainers.verl.job import current_job
+from tests.verl_jobs.worker import make_worker, meet
+settings.PRECISION["param_dtype"] = "DTYPE"
+job = current_job()
+meet(str(job.folder / "store"))
+try:
+    made = make_worker(job).engine
+except RuntimeError as error:
+    made = str(error)
+print(made if isinstance(made, str) else f"{made._autocast_dtype} {made.scaler}")
+"""
+
+
+@pytest.mark.parametrize(
+    ("dtype", "expected"),
+    [
+        ("float32", "torch.float32 None"),
+        ("bfloat16", "verl computes in ['torch.bfloat16', 'torch.float32']; our modules cast by themselves"),
+    ],
+)
+def test_mixed_precision_of_verl_itself_is_refused(tmp_path: Path, dtype: str, expected: str) -> None:
+    """It would cast parameters and put autocast around our modules, on a GPU alone."""
+    assert said(made(tmp_path, "method=flashrl", "precision=fp8_channel"), FOREIGN.replace("DTYPE", dtype)) == expected
+
+
 START = """
 import json, os
 from pathlib import Path

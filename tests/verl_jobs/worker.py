@@ -2,7 +2,8 @@
 
 In a folder stand job.json and batch.pt: tensors by name, [B, T] each, and `ids` [B, L], `prompt_lens` [B],
 `lengths` [B]; rank r takes the rows r, r + RANKS, .... out<RANKS>.pt gets, from rank 0, the whole gradients by
-checkpoint name, the log-probs of its rows before the update, and the metrics of all ranks.
+checkpoint name, the log-probs of its rows before the update, those of the reference, how far the update moved the
+weights, the loss scale after it, and the metrics of all ranks.
 """
 
 from __future__ import annotations
@@ -10,14 +11,15 @@ from __future__ import annotations
 import json
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch._dynamo.utils
 
-COLUMNS = ("advantages", "rollout_log_probs", "old_log_probs", "lowbit_weight", "lowbit_keep", "lowbit_clip_low",
-           "lowbit_clip_high", "loss_mask")  # fmt: skip
+COLUMNS = ("advantages", "rollout_log_probs", "old_log_probs", "ref_log_prob", "lowbit_weight", "lowbit_keep",
+           "lowbit_clip_low", "lowbit_clip_high", "loss_mask")  # fmt: skip
 
 
 def nested(rows: list[torch.Tensor]) -> torch.Tensor:
@@ -38,12 +40,14 @@ def tensordict(saved: dict[str, torch.Tensor], **numbers: Any) -> Any:
         "response_mask": nested([torch.ones(n, dtype=torch.int64) for n in lengths]),
         "lowbit_step": torch.zeros(len(ids), dtype=torch.int64),
     }  # fmt: skip
-    tensors |= {name: nested([row[:n] for row, n in zip(saved[name], lengths, strict=True)]) for name in COLUMNS}
+    tensors |= {name: nested([row[:n] for row, n in zip(saved[name], lengths, strict=True)]) for name in COLUMNS
+                if name in saved}  # fmt: skip
     return tu.get_tensordict(tensors, non_tensor_dict=numbers)
 
 
-def make_worker(job: Any) -> Any:
-    """verl's training worker as `ActorRolloutRefWorker.init_model` makes it."""
+def make_worker(job: Any, role: str = "actor") -> Any:
+    """verl's training worker as `ActorRolloutRefWorker.init_model` makes it, told what one on a GPU is told. `role`:
+    actor, or ref, the frozen reference."""
     from verl.utils.config import omega_conf_to_dataclass
     from verl.workers.config import TrainingWorkerConfig
     from verl.workers.engine_workers import TrainingWorker
@@ -52,9 +56,10 @@ def make_worker(job: Any) -> Any:
     from harness.trainers.verl.main import compose_config
 
     plugin.check_registered()
-    config = compose_config(job).actor_rollout_ref
+    on_gpu = replace(job, config=replace(job.config, trainer=replace(job.config.trainer, device="cuda")))
+    config = compose_config(on_gpu).actor_rollout_ref
     model, actor = omega_conf_to_dataclass(config.model), omega_conf_to_dataclass(config.actor)
-    engine = actor.engine
+    engine = actor.engine if role == "actor" else omega_conf_to_dataclass(config.ref.fsdp_config)
     engine.use_dynamic_bsz = True
     engine.max_token_len_per_gpu = engine.infer_max_token_len_per_gpu = job.launch.micro_batch_tokens
     actor.optim.total_training_steps = job.config.trainer.steps
@@ -65,6 +70,17 @@ def make_worker(job: Any) -> Any:
     worker.reset()
     worker.set_loss_fn(objective.loss)
     return worker
+
+
+def meet(store: str, rank: str = "0", ranks: str = "1") -> None:
+    """Where verl finds the other ranks: at a file."""
+    os.environ |= {"RANK": rank, "WORLD_SIZE": ranks, "LOCAL_RANK": "0", "DIST_INIT_METHOD": f"file://{store}",
+                   "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29511"}  # fmt: skip
+
+
+def held(worker: Any) -> dict[str, torch.Tensor]:
+    """What a push would send."""
+    return {name: tensor.clone() for name, tensor in worker.engine.get_per_tensor_param()[0]}
 
 
 def one(folder: Path, rank: int, ranks: int) -> None:
@@ -89,10 +105,15 @@ def one(folder: Path, rank: int, ranks: int) -> None:
     saved = {name: t[rank::ranks] for name, t in torch.load(folder / "batch.pt", weights_only=True).items()}
     numbers = {"temperature": job.config.engine.temperature, "calculate_entropy": True, "compute_loss": False,
                "global_token_num": [int(n) for n in saved["prompt_lens"] + saved["lengths"]]}  # fmt: skip
-    data = tensordict(saved, **numbers)
-    logp = no_padding_2_padding(worker.infer_batch(tensordict(saved, **numbers))["log_probs"], data)
+
+    def scored(by: Any) -> torch.Tensor:
+        return no_padding_2_padding(by.infer_batch(tensordict(saved, **numbers))["log_probs"], tensordict(saved))
+
+    logp = scored(worker)
+    ref_logp = scored(make_worker(job, "ref")) if job.algo.kl_coef else None
     gradients: dict[str, torch.Tensor] = {}
     update = worker.engine.optimizer_step
+    before = held(worker)
 
     def recorded() -> float:  # verl forgets them after the update
         named = named_weights(worker.engine.module.get_submodule("decoder"))
@@ -101,12 +122,14 @@ def one(folder: Path, rank: int, ranks: int) -> None:
 
     worker.engine.optimizer_step = recorded
     done = worker.train_batch(tensordict(saved, **numbers, global_batch_size=len(saved["ids"])))
+    moved = max(float((tensor.double() - before[name].double()).abs().max()) for name, tensor in held(worker).items())
     metrics = {}
     for name, value in tu.get(done, "metrics").items():
         of_all = value if isinstance(value, list) else [value]
         metrics[name] = float(Metric.aggregate_dp(of_all) if isinstance(of_all[0], Metric) else of_all[0])
     if rank == 0:
-        found = {"logp": logp, "gradients": gradients, "metrics": metrics}
+        found = {"logp": logp, "ref_logp": ref_logp, "gradients": gradients, "metrics": metrics}
+        found |= {"moved": moved, "loss_scale": worker.engine.scaler.get_scale() if worker.engine.scaler else None}
         found["products"] = json.loads(job.products_file.read_text(encoding="utf-8"))
         found["compiled_frames"] = torch._dynamo.utils.counters["frames"]["ok"]
         torch.save(found, folder / f"out{ranks}.pt")
@@ -135,8 +158,7 @@ def main(store: str, rank: str, ranks: str, *folders: str) -> None:
     from harness.trainers.verl.settings import environment
 
     os.environ.update(environment(read_job(Path(folders[0]) / "job.json")))
-    os.environ |= {"RANK": rank, "WORLD_SIZE": ranks, "LOCAL_RANK": "0", "DIST_INIT_METHOD": f"file://{store}",
-                   "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29511"}  # fmt: skip
+    meet(store, rank, ranks)
     without_machine_code()
     with_kernels()
     for folder in folders:

@@ -1,6 +1,6 @@
 """verl's platform for a machine without a GPU: gloo, shared memory, one pretended "GPU" per rank. For tests and smoke.
 
-Five seams of verl and vLLM that assume an accelerator are closed here, each where it says; nothing else is changed.
+Six seams of verl and vLLM that assume an accelerator are closed here, each where it says; nothing else is changed.
 """
 
 from __future__ import annotations
@@ -93,6 +93,7 @@ def install() -> None:
     PlatformRegistry.register(platform="cpu")(PlatformCPU)
     _name_the_build()
     _one_backend()
+    _pin_nothing()
 
 
 def _name_the_build() -> None:
@@ -121,3 +122,13 @@ def _one_backend() -> None:
 
     init_process_group.is_single = True  # pyright: ignore[reportFunctionMemberAccess]
     dist.init_process_group = init_process_group
+
+
+def _pin_nothing() -> None:
+    """verl keeps a frozen reference in pinned memory, which only an accelerator has."""
+    from torch.distributed.fsdp import CPUOffloadPolicy
+
+    def make(self: CPUOffloadPolicy, pin_memory: bool = True) -> None:
+        object.__setattr__(self, "pin_memory", False)
+
+    CPUOffloadPolicy.__init__ = make

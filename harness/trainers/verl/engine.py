@@ -1,6 +1,6 @@
 """verl's FSDP engine around our decoder: the modules, wrapping and optimizer of the local trainer, sharded.
 
-    build     rank 0 reads the prepared model, every part wraps it, FSDP shards it
+    build     rank 0 reads the prepared model, every part wraps it, FSDP shards it; parameters stay float32 in use
     forward   token ids -> log-prob and entropy of every response token, by the local trainer's chunked head; what the
               tokenizer does not know has probability 0, as verl masks it in the sampler
     update    denominators of the whole mini-batch over all ranks; our schedule, stepped per update
@@ -19,18 +19,18 @@ import torch
 from safetensors.torch import save_file
 from tensordict import TensorDict
 from torch import Tensor, nn
-from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 from torch.distributed.tensor import DTensor
 from verl.utils import tensordict_utils as tu
 from verl.workers.engine.base import EngineRegistry
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 
 from harness.loss import count_totals
-from harness.models.adapters import checkpoint_name, named_weights
+from harness.models.adapters import named_weights
 from harness.models.decoder import Decoder
 from harness.results import write_atomic
-from harness.trainers.forward import Thrift, of_head
+from harness.trainers.forward import Thrift, of_head, prepared
 from harness.trainers.local import parameter_groups, schedule
+from harness.trainers.policy import computing, is_loss_scaled
 from harness.trainers.products import products, use_fp8
 from harness.trainers.verl.job import Job, current_job, current_method
 from harness.trainers.verl.reference import policy_of
@@ -64,7 +64,7 @@ class Policy(nn.Module):
         verl's rollout never samples what the tokenizer does not know (`monkey_patch_compute_logits`), so a trainer that
         spreads probability over a padded vocabulary would see every ratio shifted by the log of that share.
         """
-        h = self.decoder.hidden(input_ids)[predicts].to(cast(Tensor, self.decoder.lm_head.weight).dtype)
+        h = self.decoder.hidden(input_ids)[predicts]
         logp, entropy = of_head(
             self.decoder, h, input_ids.roll(-1, 1)[predicts], self.thrift, temperature=self.temperature,
             entropy_grad=self.wants_entropy_grad, num_tokens=self.num_tokens,
@@ -77,18 +77,27 @@ class Engine(FSDPEngineWithLMHead):
     """One rank's share of the policy, or of the frozen reference."""
 
     def _build_module(self) -> nn.Module:
-        job = current_job()
-        decoder = policy_of(job, current_method())
+        job, composed = current_job(), current_method()
+        decoder = policy_of(job, composed)
+        if not self.engine_config.forward_only:  # the frozen reference computes in float32, as the local trainer's
+            decoder = computing(decoder, composed.plan)
+        decoder = prepared(decoder, Thrift.of(job.launch))
         use_fp8(decoder, job.config.trainer.device, job.launch.fp8_kernels)
-        if torch.distributed.get_rank() == 0:
+        if torch.distributed.get_rank() == 0 and not self.engine_config.forward_only:
             write_atomic(job.products_file, json.dumps(products(decoder)).encode())
-        self.names = [(checkpoint_name(name), name) for name, _ in decoder.named_parameters()]
         return Policy(decoder, self.model_config.hf_config, job)
 
     def _build_fsdp_module(self, module: nn.Module) -> nn.Module:
+        """Raises RuntimeError where verl would cast parameters or put autocast around us: settings say float32."""
         built, config = super()._build_fsdp_module(module), current_job().config.trainer
-        if self.scaler is not None:
-            self.scaler = ShardedGradScaler(init_scale=config.loss_scale, growth_interval=config.loss_scale_interval)
+        dtypes = {self._autocast_dtype, *(p.dtype for p in built.parameters() if p.is_floating_point())}
+        if dtypes != {torch.float32}:
+            raise RuntimeError(f"verl computes in {sorted(map(str, dtypes))}; our modules cast by themselves")
+        if is_loss_scaled(current_method().plan):
+            # Not verl's ShardedGradScaler: it is FSDP1's, and its sum over ranks breaks AdamW's fused step.
+            self.scaler = torch.amp.GradScaler(
+                config.device, init_scale=config.loss_scale, growth_interval=config.loss_scale_interval
+            )
         return built
 
     def _build_optimizer(self, module: nn.Module) -> torch.optim.Optimizer:
@@ -136,10 +145,15 @@ class Engine(FSDPEngineWithLMHead):
     def prepare_model_outputs(
         self, output: tuple[Tensor, Tensor], output_args: dict[str, Tensor], micro_batch: TensorDict, *_: Any, **__: Any
     ) -> dict[str, Tensor]:
-        """As verl lays them out: a value per token of whole sequences, at its predecessor's place; 0 elsewhere."""
+        """As verl lays them out: a value per token of whole sequences, at its predecessor's place; 0 elsewhere.
+
+        What was not asked for is left out: the reference's entropy would take the place of the policy's.
+        """
         offsets, at = micro_batch["input_ids"].offsets(), output_args["predicts"]
-        named = zip(("log_probs", "entropy"), output, strict=True)
-        whole = {name: values.new_zeros(at.shape).masked_scatter(at, values) for name, values in named}
+        named = dict(zip(("log_probs", "entropy"), output, strict=True))
+        if not tu.get_non_tensor_data(data=micro_batch, key="calculate_entropy", default=False):
+            del named["entropy"]
+        whole = {name: values.new_zeros(at.shape).masked_scatter(at, values) for name, values in named.items()}
         return {name: torch.nested.nested_tensor_from_jagged(values, offsets) for name, values in whole.items()}
 
     def _totals(self, data: TensorDict) -> dict[str, int]:

@@ -19,11 +19,9 @@ from harness.loop import REFERENCE, evaluation
 from harness.models.adapters import named_weights
 from harness.models.checkpoint import load_decoder
 from harness.models.decoder import Decoder
-from harness.numerics.casting import cast_model
 from harness.numerics.formats import format_named
 from harness.prepare import held_out, task_of
 from harness.results import EvalRecord
-from harness.trainers.forward import Thrift, prepared
 from harness.trainers.local import policy_weights
 from harness.trainers.policy import policy
 from harness.trainers.verl.job import Job
@@ -31,11 +29,7 @@ from harness.trainers.verl.job import Job
 
 def policy_of(job: Job, composed: Composed) -> Decoder:
     """The module that the local trainer would train, wrapped by every part, at the run's start."""
-    model = policy(load_decoder(job.model), composed, job.config.base_seed, "emulated")
-    compute = composed.plan.train_compute
-    if compute is not None and compute.tile is None and compute.element not in ("fp32", "fp16"):
-        model = cast_model(model, compute)
-    return prepared(model, Thrift.of(job.launch))
+    return policy(load_decoder(job.model), composed, job.config.base_seed, "emulated")
 
 
 def final_weights(job: Job) -> dict[str, Tensor]:

@@ -7,17 +7,19 @@ advantages, tasks) is left to the classes that this package puts in its place; h
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 import torch
 
 from harness.api import Plan
-from harness.compose import Composed, has_hook
+from harness.compose import Composed
 from harness.engines.vllm import settings as vllm
 from harness.engines.vllm.builds import BUILDS, Build
-from harness.engines.vllm.memory import small_cache
+from harness.engines.vllm.memory import small_cache, weight_bytes
+from harness.models.decoder import tensor_shapes
 from harness.nearest import nearest
-from harness.numerics.formats import Format, at_rollout
+from harness.numerics.formats import at_rollout
 from harness.seeds import stable_seed
 from harness.trainers.verl.job import JOB, Job
 
@@ -25,7 +27,13 @@ ROLLOUT = "lowbit"
 """The name under which our rollout and our agent loop are registered."""
 PLUGIN = "harness.trainers.verl.plugin"
 BUCKET_MIB = {"cpu": 256, "cuda": 2048}
-"""Of the buffer in which weights travel; through shared memory a tensor must fit into it whole."""
+"""Of the buffer in which weights travel, at most; through shared memory a tensor must fit into it whole."""
+NAP_BYTES = 2**30
+"""Of weights and cache up to which an engine stays awake while its trainer updates. vLLM's sleep asserts that the GPU
+has no less free memory afterwards, which jobs that share it break for each other; so small, it would free nothing."""
+PRECISION = {"param_dtype": "float32", "reduce_dtype": "float32", "buffer_dtype": "float32"}
+"""Of FSDP, on every device: float32 turns its casts and verl's autocast off. What computes in fewer bits casts by
+itself, as under the local trainer (`harness.trainers.policy`)."""
 LOOP_SAMPLES, MAX_LOOPS = 128, 8
 """Responses of a batch for which a process of agent loops is started, and how many of them at most."""
 OPEN = (
@@ -40,8 +48,8 @@ OPEN = (
 
 def verl_settings(job: Job, composed: Composed, build: Build, prompt_length: int) -> dict[str, Any]:
     """Every setting of a run. `prompt_length`: tokens of the longest prompt."""
-    return {**_data(job, prompt_length), **_actor(job, composed),
-            **_rollout(job, composed.plan, build, prompt_length), **_trainer(job), **_ray(job)}  # fmt: skip
+    return {**_data(job, prompt_length), **_actor(job), **_rollout(job, composed.plan, build, prompt_length),
+            **_trainer(job), **_ray(job)}  # fmt: skip
 
 
 def _data(job: Job, prompt_length: int) -> dict[str, Any]:
@@ -54,25 +62,9 @@ def _data(job: Job, prompt_length: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def train_dtype(composed: Composed, device: str) -> str:
-    """What FSDP computes in: modules that a part wraps, and those that cast by themselves, get float32; else bf16 on a
-    GPU and float32 on a CPU."""
-    plan = composed.plan
-    if plan.train_compute is not None and plan.train_compute.name == "fp16":
-        return "float16"
-    is_own = plan.train_compute is not None or plan.train_weights is not None or _is_full(plan.rollout_weights)
-    is_own = is_own or any(has_hook(part, "wrap") for part in composed.parts)
-    return "float32" if is_own or device == "cpu" else "bfloat16"
-
-
-def _is_full(fmt: Format | None) -> bool:
-    return fmt is not None and fmt.element == "fp32"
-
-
-def _actor(job: Job, composed: Composed) -> dict[str, Any]:
+def _actor(job: Job) -> dict[str, Any]:
     algo, trainer, launch = job.algo, job.config.trainer, job.launch
-    at, dtype = "actor_rollout_ref.actor.", train_dtype(composed, trainer.device)
-    precision = {"param_dtype": dtype, "reduce_dtype": "float32", "buffer_dtype": "float32"}
+    at = "actor_rollout_ref.actor."
     values: dict[str, Any] = {
         "strategy": "fsdp2", "ppo_mini_batch_size": algo.num_prompts // algo.num_minibatches,
         "ppo_epochs": algo.num_epochs, "shuffle": False, "use_dynamic_bsz": True,
@@ -80,7 +72,7 @@ def _actor(job: Job, composed: Composed) -> dict[str, Any]:
         "use_kl_loss": algo.kl_coef != 0, "entropy_coeff": algo.entropy_coef, "calculate_entropy": True,
         "optim.lr": trainer.lr, "optim.clip_grad": trainer.grad_clip, "optim.weight_decay": trainer.weight_decay,
         "optim.betas": list(trainer.betas), "optim.lr_scheduler_type": "constant",
-        "fsdp_config.model_dtype": "fp32", "fsdp_config.mixed_precision": precision,
+        "fsdp_config.model_dtype": "fp32", "fsdp_config.mixed_precision": dict(PRECISION),
         "fsdp_config.use_torch_compile": False, "fsdp_config.strategy": "fsdp2",
         "checkpoint.save_contents": ["model", "optimizer", "extra"],
         "checkpoint.load_contents": ["model", "optimizer", "extra"],
@@ -88,7 +80,8 @@ def _actor(job: Job, composed: Composed) -> dict[str, Any]:
     reference = {
         "actor_rollout_ref.ref.strategy": "fsdp2", "actor_rollout_ref.ref.fsdp_config.strategy": "fsdp2",
         "actor_rollout_ref.ref.fsdp_config.model_dtype": "fp32",
-        "actor_rollout_ref.ref.fsdp_config.mixed_precision": precision,
+        "actor_rollout_ref.ref.fsdp_config.use_torch_compile": False,
+        "actor_rollout_ref.ref.fsdp_config.mixed_precision": dict(PRECISION),
     }  # fmt: skip
     model = {
         "path": str(job.model), "use_remove_padding": False, "enable_gradient_checkpointing": False,
@@ -103,6 +96,9 @@ def _rollout(job: Job, plan: Plan, build: Build, prompt_length: int) -> dict[str
     is_cpu, max_length = device == "cpu", min(prompt_length + job.max_new_tokens, job.shape.max_positions)
     room = {"gpu_memory_utilization": engine.gpu_memory, "max_num_seqs": engine.max_batch, "max_model_len": max_length}
     cache = {} if is_cpu else small_cache(shape, plan, room)
+    is_large = not cache or weight_bytes(shape, plan) + sum(cache.values()) > NAP_BYTES
+    sleeps = is_large and not is_cpu
+    masters = 4 * sum(prod(size) for size in tensor_shapes(shape).values())
     num_samples = job.config.algo.num_prompts * job.config.algo.group_size
     dtype = {torch.float32: "float32", torch.float16: "float16"}.get(vllm.base_dtype(plan), "bfloat16")
     # A gain that is widened after a graph was captured would not be the one that the graph reads.
@@ -112,9 +108,9 @@ def _rollout(job: Job, plan: Plan, build: Build, prompt_length: int) -> dict[str
         "name": ROLLOUT, "n": job.config.algo.group_size, "temperature": engine.temperature, "top_p": 1.0, "top_k": -1,
         "dtype": dtype, "load_format": "dummy", "calculate_log_probs": True, "tensor_model_parallel_size": 1,
         **room, "enforce_eager": is_eager,
-        "seed": stable_seed(job.config.seed, "verl rollout") % 2**31, "free_cache_engine": not is_cpu,
-        "enable_sleep_mode": not is_cpu, "enable_prefix_caching": not is_cpu,
-        "checkpoint_engine.update_weights_bucket_megabytes": BUCKET_MIB[device],
+        "seed": stable_seed(job.config.seed, "verl rollout") % 2**31, "free_cache_engine": sleeps,
+        "enable_sleep_mode": sleeps, "enable_prefix_caching": not is_cpu,
+        "checkpoint_engine.update_weights_bucket_megabytes": min(BUCKET_MIB[device], 1 + masters // 2**20),
         "agent.num_workers": 1 if is_cpu else max(1, min(MAX_LOOPS, num_samples // LOOP_SAMPLES)),
         "agent.default_agent_loop": ROLLOUT, "agent.agent_loop_config_path": str(job.folder / "agent.yaml"),
         **{f"val_kwargs.{name}": value for name, value in sampling.items()},

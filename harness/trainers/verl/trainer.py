@@ -31,6 +31,7 @@ from harness.prepare import task_of
 from harness.results import EvalRecord, write_atomic
 from harness.tasks import Score
 from harness.trainers.local import Diverged
+from harness.trainers.policy import is_loss_scaled
 from harness.trainers.verl import objective, plugin, rows
 from harness.trainers.verl.adapter import evaluation_step
 from harness.trainers.verl.job import current_job, current_method
@@ -201,8 +202,7 @@ class Trainer(PPOTrainerSync):
         row = rows.step_row({**self.finished, **self.row_of_batch}, metrics, timing_raw)
         with self.job.series_file.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
-        compute = self.composed.plan.train_compute
-        rows.check_finite(row, global_steps - 1, is_scaled=compute is not None and compute.name == "fp16")
+        rows.check_finite(row, global_steps - 1, is_scaled=is_loss_scaled(self.composed.plan))
         if self.job.is_timed:
             return
         is_last = global_steps >= self.job.config.trainer.steps
