@@ -130,6 +130,7 @@ def test_a_row_takes_nothing_after_its_end_nor_beyond_its_width() -> None:
             logprobs = np.array([[-1.0, -2.0], [0.0, 0.0], [-3.0, -4.0]], np.float32)
 
     samples = decoding.Samples(4, 2, eos_id=9, pad_id=0, vocab_size=10)
+
     class Nothing:
         sampled_token_ids = ()
 
