@@ -10,6 +10,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from harness.bench import verl_scaling
+from harness.compose import compose
 from harness.models.checkpoint import load_decoder
 from harness.trainers.verl import support
 
@@ -39,6 +40,12 @@ def test_every_gpu_has_as_many_prompts(tmp_path: Path) -> None:
     assert (config.algo.num_prompts, launch.gpus, config.engine.max_batch) == (6, 2, 12)
     assert (config.method, config.precision.name, config.task.options["max_new_tokens"]) == ("flashrl", "fp8_block", 8)
     support.check_launch(config, launch)
+    for precision in ("bf16", "fp8_block"):
+        config, launch = verl_scaling.cell_of(tmp_path / "m", "toy", 2, precision, words)
+        composed = compose(config)
+        support.check(config, composed)
+        assert composed.plan.train_compute is not None and composed.plan.train_compute.name == "bf16"
+        assert launch.native_16bit
 
 
 def test_micro_batches_are_those_of_the_capacity_plan(tmp_path: Path) -> None:

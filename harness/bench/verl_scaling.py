@@ -3,8 +3,9 @@
     python -m harness.bench.verl_scaling --size 0.5b,1.5b,7b --gpus 1,2,4 --out results/bench/verl_scaling_h200.json
     python -m harness.bench.verl_scaling --device cpu --size toy --gpus 1 --prompts 4 --tokens 16 --out x.json
 
-A cell is a run as `lowbit run trainer=verl` makes it (method bf16, or flashrl where the rollouts are quantized), on
-random weights of a Qwen2.5 shape and the task `count`: responses of one length. Weak scaling: as many prompts for every
+A cell is a run as `lowbit run trainer=verl` makes it (method bf16_train, or flashrl's parts beside its where the
+rollouts are quantized; BF16 products on tensor cores), on random weights of a Qwen2.5 shape and the task `count`:
+responses of one length. Weak scaling: as many prompts for every
 GPU, whatever their number. The first step is dropped. Micro-batches and checkpointed layers are those of the capacity
 plan; what it says does not fit is skipped. Finished cells of the file are kept: the same command goes on. Left out:
 evaluation, checkpoints, and start-up, which is given beside.
@@ -43,8 +44,10 @@ from harness.throughput.shapes import num_parameters, shape_of
 from harness.trainers.verl.data import lay_out
 from harness.trainers.verl.watch import Watched
 
-METHODS = {"bf16": "bf16"}
-"""Precision of the rollouts -> method; flashrl where none is named."""
+METHODS = {"bf16": ["method=bf16_train"]}
+"""Precision of the rollouts -> words of its method."""
+QUANTIZED = ["method=flashrl", "parts=[bf16_train.BF16Compute,flashrl.Profile,flashrl.TIS]"]
+"""Where none are named."""
 WARM_UP = 1
 LOOK_S = 2.0
 """Between two looks at what is in use of the GPUs."""
@@ -80,13 +83,13 @@ def cell_of(folder: Path, size: str, gpus: int, precision: str, given: argparse.
                "vocab_size": shape_of(size).vocab_size}  # fmt: skip
     words = [
         "trainer=verl", f"trainer.device={given.device}", f"trainer.steps={given.steps}", "trainer.lr=1e-6",
-        f"method={METHODS.get(precision, 'flashrl')}", f"precision={precision}", "model=hf", f"model.path={folder}",
+        *METHODS.get(precision, QUANTIZED), f"precision={precision}", "model=hf", f"model.path={folder}",
         "task=count", *(f"+task.options.{name}={value}" for name, value in options.items()),
         f"algo.num_prompts={given.prompts * gpus}", f"algo.group_size={given.group}",
         f"engine.max_batch={samples}", f"engine.gpu_memory={given.gpu_memory}",
     ]  # fmt: skip
     row = given.prompt_tokens + given.tokens
-    values: dict[str, str] = {"gpus": str(gpus), "micro_batch_tokens": str(given.pass_tokens)}
+    values: dict[str, str] = {"gpus": str(gpus), "micro_batch_tokens": str(given.pass_tokens), "native_16bit": "true"}
     if given.device == "cuda":
         planned = place(work_of(size, gpus, precision, given), gpus)
         values |= {"micro_batch_tokens": str(planned.rows * row), "checkpoint_layers": str(planned.is_checkpointed)}
