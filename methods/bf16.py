@@ -1,7 +1,7 @@
 """Control: high-precision rollouts, no correction. The reference that every other arm is compared with.
 
-Claim: none. On a GPU both sites run in BF16; the embedded CPU trainer computes in float32 and its sampler rounds
-weights, inputs and outputs of the linear layers to BF16.
+Claim: none. The trainer computes in float32 on every device (`bf16_train`: in BF16); the sampler is vLLM in BF16, or
+the embedded engine, which rounds weights, inputs and outputs of the linear layers to BF16.
 """
 
 from harness.api import Method

@@ -4,8 +4,8 @@
               gets what is left
     update    masters, gradients, moments; weights that are gathered or cast; activations; logits. The engine sleeps.
 
-The local trainer (one GPU) works on float32 values and multiplies 16-bit casts of them; verl (several) computes plain
-BF16 training in BF16 throughout, and modules that cast by themselves, so an FP8 trainer, in float32 around them.
+Both trainers work on float32 values and multiply 16-bit casts of them, or FP8 codes (`harness.trainers.policy`): the
+local one on one GPU, verl on several, where parameters are gathered in float32.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ DEVICE_GIB = 139.8
 """An H200, as CUDA counts its memory."""
 USABLE_GIB = UTILIZATION * DEVICE_GIB
 """What a plan may fill; the rest is for fragments, graphs and libraries."""
-STATE_BYTES, GRADIENT_BYTES = 12, 4
-"""Per parameter: float32 master and two moments, which stay while the engine samples; float32 gradient."""
+STATE_BYTES, GRADIENT_BYTES, WEIGHT_BYTES = 12, 4, 4
+"""Per parameter: float32 master and two moments, which stay while the engine samples; float32 gradient; what FSDP
+gathers."""
 BUCKET_BYTES = 2 * 2**30
 """verl's buffer in which weights travel to the engine."""
 BLOCK = 16
@@ -73,18 +74,11 @@ def at_once(size: str, precision: str, tokens: int, cache_gib: float, ways: int)
     return max(0, int(cache_gib * GIB / (per_token * kv_tokens_needed(1, tokens, BLOCK))))
 
 
-def is_bf16_throughout(arithmetic: str, gpus: int) -> bool:
-    """verl's plain training; all else keeps float32 values between its products."""
-    return gpus > 1 and arithmetic == "bf16"
-
-
-def layer_bytes(config: DecoderConfig, is_bf16: bool) -> int:
+def layer_bytes(config: DecoderConfig) -> int:
     """Per token: what autograd keeps of one decoder layer (`harness.models.decoder`, on a GPU, where keys and values
     are repeated to all heads): inputs and outputs of norms, products, attention and SwiGLU."""
     d, wide, ff = config.hidden_size, config.num_heads * config.head_dim, config.intermediate_size
     small = 4 * (2 + config.num_heads)  # norms' inverses and the softmax' sums
-    if is_bf16:
-        return 2 * (4 * d + 4 * wide + 4 * ff) + small
     return 4 * (2 * d + 4 * wide + 3 * ff) + 2 * (5 * d + wide + ff) + small
 
 
@@ -92,15 +86,14 @@ def update_parts(size: str, arithmetic: str, gpus: int, tokens: int, is_checkpoi
     """What a GPU holds at the peak of a backward pass over `tokens` tokens."""
     config = shape_of(size)
     linear, block, outside = linear_parameters(size)
-    is_bf16 = is_bf16_throughout(arithmetic, gpus)
     layers = config.num_layers
-    kept = layer_bytes(config, is_bf16) * (1 if is_checkpointed else layers)
-    kept += (2 if is_bf16 else 4) * config.hidden_size * layers if is_checkpointed else 0
+    kept = layer_bytes(config) * (1 if is_checkpointed else layers)
+    kept += 4 * config.hidden_size * layers if is_checkpointed else 0
+    # 16-bit casts live until the backward pass; FP8 codes for both axes are held for a whole update, by verl for none
+    is_brief = is_checkpointed if arithmetic == "bf16" else gpus > 1
+    weights = 2 * linear * (1 if is_brief else layers)
     if gpus > 1:  # FSDP: a layer and the next one, embedding and head throughout; gradients of one unit and of those
-        width = 2 if is_bf16 else 4
-        weights = width * (2 * block + outside) + GRADIENT_BYTES * (block + outside) + (0 if is_bf16 else 2 * linear)
-    else:  # 16-bit casts, or FP8 codes for both axes, which are held for a whole update
-        weights = 2 * linear * (1 if is_checkpointed and arithmetic == "bf16" else layers)
+        weights += WEIGHT_BYTES * (2 * block + outside) + GRADIENT_BYTES * (block + outside)
     logits = LOGIT_BYTES * min(tokens * config.vocab_size, Launch().logits_mib * 2**20 // 4)  # the head works in chunks
     state = num_parameters(config) / gpus / GIB
     return {

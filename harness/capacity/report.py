@@ -20,12 +20,13 @@ from harness.throughput.shapes import num_parameters, shape_of
 NAME, SMALLEST = "capacity_h200", "0.5b"
 HEAD = """# Capacity plan for NVIDIA H200
 
-A step of {batch} responses after prompts of {prompt} tokens, all of one length. Trainer and engine share every GPU; the
-engine sleeps during the update. One GPU: `trainer=local` with `engine.sleep=true launch.native_16bit=true
-launch.compile=true`. Several: `trainer=verl`, FSDP over all of them, one engine per GPU where its weights and one
-response fit, else tensor parallel over the fewest that hold them (our verl settings start one engine per GPU: tensor
-parallel is paper only). Of {device:.1f} GiB a plan fills {usable:.1f}. Micro-batches of {tokens} tokens (one response
-at least), halved only where checkpointed layers do not fit either.
+A step of {batch} responses after prompts of {prompt} tokens, all of one length. Trainer and engine share every GPU;
+the engine sleeps during the update. One GPU: `trainer=local` with `engine.sleep=true`. Several: `trainer=verl`, FSDP
+over all of them, one engine per GPU where its weights and one response fit, else tensor parallel over the fewest that
+hold them (our verl settings start one engine per GPU: tensor parallel is paper only). On either the part
+`bf16_train.BF16Compute` (or `jet_rl.FP8Flow`) with `launch.native_16bit=true launch.compile=true`. Of {device:.1f}
+GiB a plan fills {usable:.1f}. Micro-batches of {tokens} tokens (one response at least), halved only where
+checkpointed layers do not fit either.
 
 **Measured**: decode rates (bare vLLM), the push and one compiled layer at 7B. **Estimated** from them: training of a
 whole model, other sizes. **Assumed**: {nvlink:g} GB/s per GPU inside a node of 8, {network:g} GB/s per node between

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from harness.capacity.memory import GRADIENT_BYTES, engine_bytes, is_bf16_throughout
+from harness.capacity.memory import GRADIENT_BYTES, WEIGHT_BYTES, engine_bytes
 from harness.capacity.place import NODE, Place, Work
 from harness.stage_rates import Measured, adam_s, operations, push_s, training_s
 from harness.throughput.cost import generation_s
@@ -134,9 +134,8 @@ def communicate_s(work: Work, at: Place, links: Links) -> float:
         return 0.0
     count = num_parameters(shape_of(work.size))
     passes = math.ceil(math.ceil(work.batch / at.gpus) / at.rows)
-    width = 2 if is_bf16_throughout(work.arithmetic, at.gpus) else 4
     gather, reduce, whole = (collective_s(links, at.gpus, bytes_each * count) for bytes_each in (
-        width, GRADIENT_BYTES, 4))  # fmt: skip
+        WEIGHT_BYTES, GRADIENT_BYTES, 4))  # fmt: skip
     return passes * (3 * gather + reduce) + whole
 
 
