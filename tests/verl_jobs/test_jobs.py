@@ -77,7 +77,7 @@ def test_two_ranks_train_one_policy(results: Path) -> None:
     assert all(ratio == pytest.approx(1.0, abs=0.05) for ratio in series["mismatch/is_raw_mean"])
     assert all(0.0 < norm < 100.0 for norm in series["train/grad_norm"])
     assert series["train/kl_ref"][0] == pytest.approx(0.0, abs=1e-7)  # the first update starts from the reference
-    assert all(1e-7 < kl < 0.1 for kl in series["train/kl_ref"][1:])
+    assert all(1e-7 < kl < 0.5 for kl in series["train/kl_ref"][1:])
     assert math.isnan(series["sync/code_flip_rate"][0])  # what evaluations push between is not counted
     assert all(0.0 < rate < 0.5 for rate in series["sync/code_flip_rate"][1:])
     assert [e.step for e in record.evals] == [0, 0, 4, 4]
