@@ -16,7 +16,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from verl.workers.rollout.vllm_rollout.utils import VLLM_LORA_INT_ID, vLLMColocateWorkerExtension
+from verl.workers.rollout.vllm_rollout.utils import (
+    VLLM_LORA_INT_ID,
+    set_death_signal,
+    vLLMColocateWorkerExtension,
+)
 
 from harness.api import KVProtocol
 from harness.compose import check_passport
@@ -41,17 +45,14 @@ class Extension(vLLMColocateWorkerExtension):
     """Mixed into vLLM's worker; its methods are RPC names."""
 
     def __new__(cls, **kwargs: Any) -> Any:
-        from vllm.lora.worker_manager import LRUCacheWorkerLoRAManager
-
+        """verl's own is passed over: for its way of loading it patches vLLM's NVFP4 layers and reader of adapters,
+        by names that another version of vLLM does not have, and ours needs neither."""
+        set_death_signal()
         if current_job().config.trainer.device == "cpu":
             from harness.engines.vllm import cpu_fixes
 
             cpu_fixes.apply()
-        # verl puts a reader of tensors in its place, for newer versions than vLLM's CPU build; ours reads folders.
-        reader = LRUCacheWorkerLoRAManager._load_adapter
-        made = super().__new__(cls, **kwargs)
-        LRUCacheWorkerLoRAManager._load_adapter = reader
-        return made
+        return super(vLLMColocateWorkerExtension, cls).__new__(cls)
 
     @cached_property
     def lowbit_weights(self) -> VLLMWeights:
