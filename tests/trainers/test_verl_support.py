@@ -158,6 +158,7 @@ def test_a_run_starts_a_ray_of_its_own_or_joins_the_one_it_names(tmp_path: Path)
     assert there[f"{ray}address"] == "auto"
     environments = [found[f"{ray}runtime_env.env_vars"] for found in (here, there)]
     assert [values["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] for values in environments] == ["0", "1"]
+    assert [values.get("RAY_prestart_worker_first_driver") for values in environments] == ["0", None]
     assert f"{ray}num_gpus" not in there
 
 
@@ -210,7 +211,7 @@ def test_a_gpu_is_told_the_same_but_for_its_engines(tmp_path: Path) -> None:
     differ = {name for name in here.keys() | there.keys() if here.get(name, "none") != there.get(name, "none")}
     rollout, engine = "actor_rollout_ref.rollout.", "actor_rollout_ref.rollout.engine_kwargs.vllm."
     assert differ == {
-        "trainer.device", "ray_kwargs.ray_init.num_cpus", "ray_kwargs.ray_init.runtime_env.env_vars",
+        "trainer.device", "ray_kwargs.ray_init.runtime_env.env_vars",
         f"{rollout}enforce_eager", f"{rollout}enable_prefix_caching", f"{engine}kv_cache_memory_bytes",
         f"{engine}compilation_config",
     }  # fmt: skip

@@ -146,9 +146,8 @@ def _ray(job: Job) -> dict[str, Any]:
     if job.launch.ray_address is not None:
         values["address"] = job.launch.ray_address
     else:
-        values |= {"address": "local", "num_gpus": job.launch.gpus}  # else Ray joins a cluster that this machine has
-        if job.config.trainer.device == "cpu":
-            values["num_cpus"] = 64  # pretended: each unit of verl asks for some
+        # Else Ray joins a cluster that this machine has. CPUs are pretended: each unit of verl asks for some.
+        values |= {"address": "local", "num_gpus": job.launch.gpus, "num_cpus": 64}
     storage = {"transfer_queue.backend.SimpleStorage.num_data_storage_units": job.launch.nodes}
     return {f"ray_kwargs.ray_init.{name}": value for name, value in values.items()} | storage
 
@@ -162,6 +161,8 @@ def environment(job: Job) -> dict[str, str]:
     }  # fmt: skip
     if job.launch.ray_address is not None:
         values["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "1"  # known by its address, not the loopback
+    else:
+        values["RAY_prestart_worker_first_driver"] = "0"  # else one idle process per core of the host
     if job.config.trainer.device == "cpu":
         values |= {"VERL_PLATFORM": "cpu", "VLLM_TARGET_DEVICE": "cpu", "OMP_NUM_THREADS": str(job.launch.threads)}
     return values
