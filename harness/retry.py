@@ -1,7 +1,7 @@
 """What is started again and what is not started any more: classes of failure, attempts, and the time limit of a sweep.
 
     jobs -> round of the launcher -> out of memory: with layer checkpoints, then with halved micro-batches
-                                     lost, hung:    again, a bounded number of times
+                                     lost, hung, port taken: again, a bounded number of times
                                      anything else: a bug or bad input fails the same way again
 
 A divergence is a result. A limit withholds cells that would be late; those that run it stops only when it is reached.
@@ -38,6 +38,8 @@ OUT_OF_MEMORY = re.compile(
 )
 """Reasons of records: torch on a GPU, Python (and the kernel's killer, as launchers say it), torch's CPU allocator,
 CUDA itself and vLLM's engine as it wakes, cuBLAS, the kernel."""
+TAKEN = "EADDRINUSE"
+"""In reasons of records: the port that a process had found free was another's when it came to listen there."""
 MEMORY, LOST = "out of memory", "lost"
 PACE_CELLS = 3
 """From so many finished cells on, their own speed corrects the predictions for the rest."""
@@ -58,7 +60,7 @@ def failure_class(result: RunResult) -> str | None:
         return None
     if OUT_OF_MEMORY.search(reason):
         return MEMORY
-    return LOST if reason.startswith(("lost: ", "hung: ")) else None
+    return LOST if reason.startswith(("lost: ", "hung: ")) or TAKEN in reason else None
 
 
 def next_launch(result: RunResult, launch: Launch) -> Launch | None:

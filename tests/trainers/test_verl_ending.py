@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from harness.trainers.verl.ending import LONGEST, death, last_words, outcome
+from harness.trainers.verl.ending import LONGEST, death, last_words, outcome, with_its_cause
 
 
 class RayTaskError(Exception):
@@ -81,3 +81,21 @@ def test_a_death_is_told_by_its_code_and_its_log() -> None:
     killed = death(-signal.SIGKILL, LOG)["reason"]
     assert killed == "verl's driver was killed by SIGKILL, as the kernel does where memory runs out"
     assert death(-signal.SIGSEGV, LOG)["reason"] == "verl's driver was killed by SIGSEGV"
+
+
+ENGINE_LOG = """
+\x1b[36m(Server pid=1)\x1b[0m (Worker pid=2) ERROR 11-22 13:19:42 [multiproc_executor.py:898] Traceback (most recent call last):
+\x1b[36m(Server pid=1)\x1b[0m (Worker pid=2) ERROR 11-22 13:19:42 [multiproc_executor.py:898]     raise words
+\x1b[36m(Server pid=1)\x1b[0m (Worker pid=2) ERROR 11-22 13:19:42 [multiproc_executor.py:898] torch.AcceleratorError: CUDA error: out of memory
+\x1b[36m(Server pid=1)\x1b[0m (EngineCore pid=3) ERROR 11-22 13:19:43 [core.py:1231] Exception: WorkerProc initialization failed
+"""  # noqa: E501 - as printed
+
+
+def test_an_engine_that_ended_is_named_by_its_first_error() -> None:
+    told = outcome(RuntimeError("Engine core initialization failed. See root cause above. Failed core proc(s): {}"))
+    found = with_its_cause(told, ENGINE_LOG)
+    assert (found["kind"], found["reason"]) == ("memory", "torch.AcceleratorError: CUDA error: out of memory")
+    assert found["traceback"] == told["traceback"]
+    assert with_its_cause(told, "step 3") == told
+    other = outcome(ValueError("algo.x=1"))
+    assert with_its_cause(other, ENGINE_LOG) == other

@@ -19,6 +19,10 @@ CLAIM = re.compile(
     r"\b(?:[A-Z]\w*(?:Error|Exception|Interrupt|Exit)|Exception)\b:?|Check failed:|Unable to |Failed to "
 )
 """What a line says that tells why a process ended: the end of a traceback, a check of Ray's native processes."""
+ELSEWHERE = "See root cause above"
+"""What vLLM's engine tells where one of its processes ended."""
+LOGGED = re.compile(r"\[\w+\.py:\d+\] ((?:\w+\.)*\w+(?:Error|Exception): .*)")
+"""What that process has logged: the end of its traceback."""
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -44,6 +48,15 @@ def death(code: int, log: str) -> dict[str, str]:
         return {"kind": "failed", "reason": f"verl's driver was killed by {name}{hint}"}
     kind = "memory" if MEMORY.search(words) else "failed"
     return {"kind": kind, "reason": f"verl's driver died: {words}" if words else DIED}
+
+
+def with_its_cause(found: dict[str, str], log: str) -> dict[str, str]:
+    """An outcome of `outcome`; where it only points to the log, in the words of the first error there."""
+    errors = LOGGED.findall(COLOURS.sub("", log)) if ELSEWHERE in found["reason"] else []
+    if not errors:
+        return found
+    reason = _short(errors[0])
+    return found | {"kind": "memory" if MEMORY.search(reason) else found["kind"], "reason": reason}
 
 
 def last_words(log: str) -> str:

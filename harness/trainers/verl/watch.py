@@ -35,7 +35,7 @@ from harness.run_config import Launch, RunConfig
 from harness.trainers.local import Diverged
 from harness.trainers.verl import support
 from harness.trainers.verl.data import lay_out
-from harness.trainers.verl.ending import death
+from harness.trainers.verl.ending import death, with_its_cause
 from harness.trainers.verl.job import GRACE_S, Job, composed_of
 from harness.trainers.verl.reference import evaluated, final_weights
 from harness.trainers.verl.settings import environment
@@ -153,10 +153,11 @@ class Watched:
             if rows := self.series:
                 tell(len(rows), float(rows[-1]["reward/accuracy"]))
             time.sleep(POLL_S)
+        printed = _tail(self.job.log_file, log_start)
         if outcome.exists():
-            found = json.loads(outcome.read_text(encoding="utf-8"))
+            found = with_its_cause(json.loads(outcome.read_text(encoding="utf-8")), printed)
         else:
-            found = death(self.process.returncode, _tail(self.job.log_file, log_start))
+            found = death(self.process.returncode, printed)
         if found["kind"] == "stopped" or asked is not None:
             raise stopped
         if found["kind"] == "diverged":
