@@ -27,13 +27,16 @@ def test_medians_and_quantiles_leave_the_warm_up_out(tmp_path: Path) -> None:
     path.write_text("\n".join(map(json.dumps, [*lines, {"step": 9, "data": {"val/x": 1}}])), encoding="utf-8")
     found = peers.read_verl(path, GIVEN)
     assert found == {"steps": [1.0, 3.0, 2.0], "stages": {"gen": [0.5, 1.5, 1.0]}}
+    assert peers.read_verl(tmp_path / "none", GIVEN)["steps"] == []
     row = peers.summary(found)
     assert (row["median_s"], row["p90_s"], row["count"]) == (2.0, pytest.approx(2.8), 3)
     assert row["stages_s"] == {"gen": 1.0}
     assert peers.summary({"failed": "no GPU"}) == {"failed": "no GPU"}
     ours = peers.summary({"steps": [1.0], "stages": {}})
     lines_of = peers.table({"ours": ours, "verl": row, "TRL": {"failed": "x"}}, GIVEN)
-    assert "40 tokens/s" in lines_of[0] and "2.00 times ours" in lines_of[1] and "not measured: x" in lines_of[2]
+    assert (
+        "1 steps), 40 tokens/s" in lines_of[0] and "2.00 times ours" in lines_of[1] and "not measured: x" in lines_of[2]
+    )
 
 
 def test_every_peer_gets_the_same_problem(tmp_path: Path) -> None:
@@ -44,6 +47,7 @@ def test_every_peer_gets_the_same_problem(tmp_path: Path) -> None:
     words = dict(word.removeprefix("+").split("=", 1) for word in peers.verl_words(tmp_path, GIVEN, 2.0) if "=" in word)
     assert words["data.train_batch_size"] == words["actor_rollout_ref.actor.ppo_mini_batch_size"] == "4"
     assert (words["actor_rollout_ref.rollout.n"], words["data.max_response_length"]) == ("2", "5")
+    assert words["actor_rollout_ref.model.use_fused_kernels"] == "True"
     assert not any("custom_sampler" in name for name in words)
     assert any("poll_interval=0.05" in word for word in peers.verl_words(tmp_path, GIVEN, 0.05))
     for device in ("cpu", "cuda"):

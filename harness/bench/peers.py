@@ -102,6 +102,8 @@ def verl_words(folder: Path, given: Settings, poll_s: float) -> list[str]:
         "actor_rollout_ref.model.enable_gradient_checkpointing=False",
         f"{actor}.optim.lr={given.lr}", f"{actor}.ppo_mini_batch_size={batch}", f"{actor}.use_kl_loss=False",
         f"{actor}.ppo_micro_batch_size_per_gpu={given.rows}", f"{actor}.use_torch_compile=False",
+        f"{actor}.strategy=fsdp2", f"{actor}.fsdp_config.strategy=fsdp2",
+        "actor_rollout_ref.model.use_fused_kernels=True",  # without them, and without flash-attn, it loops over rows
         f"{rollout}.name=vllm", f"{rollout}.tensor_model_parallel_size=1", f"{rollout}.n={given.group}",
         f"{rollout}.gpu_memory_utilization={given.gpu_memory}", f"{rollout}.ignore_eos=True",
         f"{rollout}.max_model_len={length + 8}", f"{rollout}.enforce_eager=False",
@@ -116,8 +118,9 @@ def verl_words(folder: Path, given: Settings, poll_s: float) -> list[str]:
 
 
 def read_verl(path: Path, given: Settings) -> Found:
-    """Steps and stages from verl's log file, a JSON object per line."""
-    rows = [json.loads(line)["data"] for line in path.read_text(encoding="utf-8").splitlines()]
+    """Steps and stages from verl's log file, a JSON object per line; none where there is no file."""
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    rows = [json.loads(line)["data"] for line in lines]
     rows = [row for row in rows if "timing_s/step" in row][given.warm_up :]
     names = sorted({name for row in rows for name in row if name.startswith("timing_s/")} - {"timing_s/step"})
     stages = {name.removeprefix("timing_s/"): [row[name] for row in rows if name in row] for name in names}
@@ -163,7 +166,9 @@ def measure(peer: str, folder: Path, given: Settings, options: argparse.Namespac
         print((said + text)[-3000:], file=sys.stderr)
         words_of = last_words(said + "\n" + text, code)
         reason = f"the limit of {options.limit_s:g} s was reached; last words: {words_of}" if is_late else words_of
-        return {"failed": reason, "all_s": time.perf_counter() - started}
+        begun = read_verl(Path(f"{log}.jsonl"), given) if peer in POLL_S else {"steps": []}
+        kept = begun | {"cut": reason} if begun["steps"] else {"failed": reason}
+        return kept | {"all_s": time.perf_counter() - started}
     found = read_verl(Path(f"{log}.jsonl"), given) if peer in POLL_S else json.loads(said.splitlines()[-1])
     return found | {"all_s": time.perf_counter() - started}
 
@@ -189,7 +194,8 @@ def table(summaries: Mapping[str, Found], given: Settings) -> list[str]:
         rate = given.prompts * given.group * given.tokens / row["median_s"]
         ratio = f", {row['median_s'] / own:.2f} times ours" if own and peer != "ours" else ""
         stages = ", ".join(f"{name} {value:.3f}" for name, value in row["stages_s"].items() if value >= 0.001)
-        lines.append(f"{peer}: {row['median_s']:.3f} s (p90 {row['p90_s']:.3f}), {rate:.0f} tokens/s{ratio}; {stages}")
+        timed = f"{row['median_s']:.3f} s (p90 {row['p90_s']:.3f}, {row['count']} steps)"
+        lines.append(f"{peer}: {timed}, {rate:.0f} tokens/s{ratio}; {stages}")
     return lines
 
 
