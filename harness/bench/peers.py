@@ -103,7 +103,7 @@ def verl_words(folder: Path, given: Settings, poll_s: float) -> list[str]:
         f"{actor}.optim.lr={given.lr}", f"{actor}.ppo_mini_batch_size={batch}", f"{actor}.use_kl_loss=False",
         f"{actor}.ppo_micro_batch_size_per_gpu={given.rows}", f"{actor}.use_torch_compile=False",
         f"{actor}.strategy=fsdp2", f"{actor}.fsdp_config.strategy=fsdp2",
-        "actor_rollout_ref.model.use_fused_kernels=True",  # without them, and without flash-attn, it loops over rows
+        "actor_rollout_ref.model.use_fused_kernels=True",  # without them, and without flash-attn, it loops over tokens
         f"{rollout}.name=vllm", f"{rollout}.tensor_model_parallel_size=1", f"{rollout}.n={given.group}",
         f"{rollout}.gpu_memory_utilization={given.gpu_memory}", f"{rollout}.ignore_eos=True",
         f"{rollout}.max_model_len={length + 8}", f"{rollout}.enforce_eager=False",
