@@ -169,3 +169,25 @@ def test_a_padded_vocabulary_shifts_no_ratio(tmp_path: Path) -> None:
         assert left == pytest.approx(0.0, abs=1e-12)
         assert padding == 0.0
         assert rest > 0.01
+
+
+PORTS = """
+import json, socket
+from harness.trainers.verl.main import PORTS, own_ports
+from verl.single_controller.ray import base
+look = base.get_master_addr_port._function
+ranges = [own_ports(pid) for pid in range(70000, 70064)]
+base.ray.util.get_node_ip_address = lambda: "127.0.0.1"
+first = int(look(master_port_range=ranges[0])[1])
+with socket.socket() as taken:
+    taken.bind(("", first))
+    second = int(look(master_port_range=ranges[0])[1])
+print(json.dumps([[r[0] for r in ranges], [r[1] for r in ranges], first, second, list(PORTS)]))
+"""
+
+
+def test_jobs_that_start_together_look_for_ports_at_different_places(tmp_path: Path) -> None:
+    starts, ends, first, second, (low, high) = json.loads(said(made(tmp_path, "method=bf16"), PORTS))
+    assert len(set(starts)) == 64 and min(starts) >= low and max(starts) < high - 1000
+    assert set(ends) == {high}
+    assert starts[0] <= first < second < high

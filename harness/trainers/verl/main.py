@@ -16,17 +16,21 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from harness.results import write_atomic
 from harness.trainers.verl.ending import outcome
-from harness.trainers.verl.job import GRACE_S, Job, composed_of, read_job
+from harness.trainers.verl.job import GRACE_S, Job, composed_of, current_job, read_job
 from harness.trainers.verl.settings import build_of, environment, merged, verl_settings
 
 STARTS = 3
 """How often a local Ray is started before a run gives up: its node gives up on helper processes that take more than 15
 seconds, which a busy machine or a cold disk exceeds; the next start finds their code in memory."""
+
+PORTS = (10000, 16000)
+"""Below those that Linux (32768 on) and gVisor (16000 on) hand out."""
 
 
 def compose_config(job: Job) -> Any:
@@ -56,14 +60,24 @@ def runner() -> Any:
 
     class Runner(base):
         def run(self, config: Any) -> None:
+            from verl.single_controller.ray import RayWorkerGroup
             from verl.trainer.ppo.v1 import trainer_base
 
             from harness.trainers.verl.trainer import Trainer
 
             trainer_base.TRAINER_REGISTRY["sync"] = Trainer  # the mode's name also chooses verl's replay buffer
+            if current_job().launch.ray_address is None:
+                trainer_base.RayWorkerGroup = partial(RayWorkerGroup, master_port_range=own_ports(os.getpid()))
             super().run(config)
 
     return ray.remote(Runner)
+
+
+def own_ports(pid: int) -> list[int]:
+    """[First, end) of the ports from which the ranks' meeting point takes the first free one. Below those that systems
+    hand out, and jobs that start together begin at different ones: verl lets go of a port that it found free, and
+    listens there half a minute later."""
+    return [PORTS[0] + pid % (PORTS[1] - PORTS[0] - 1000), PORTS[1]]
 
 
 def _stop_when_alone(job: Job) -> None:
