@@ -191,3 +191,26 @@ def test_jobs_that_start_together_look_for_ports_at_different_places(tmp_path: P
     assert len(set(starts)) == 64 and min(starts) >= low and max(starts) < high - 1000
     assert set(ends) == {high}
     assert starts[0] <= first < second < high
+
+
+PEER = """
+import json
+from hydra import compose, initialize_config_module
+from pathlib import Path
+from verl.trainer.ppo.utils import need_critic, need_reference_policy
+from verl.utils.config import validate_config
+from harness.bench.peers import POLL_S, verl_words
+from harness.bench.trl_step import Settings
+found = []
+for poll_s in POLL_S.values():
+    with initialize_config_module("verl.trainer.config", version_base=None):
+        tree = compose("ppo_trainer", verl_words(Path("folder"), Settings(), poll_s)[2:])
+    validate_config(config=tree, use_reference_policy=need_reference_policy(tree), use_critic=need_critic(tree))
+    actor = tree.actor_rollout_ref.actor
+    found.append([actor.fsdp_config.strategy, actor.use_fused_kernels, actor.use_kl_loss, tree.trainer.nnodes])
+print(json.dumps(found))
+"""
+
+
+def test_verl_knows_every_word_that_the_comparison_with_it_says(tmp_path: Path) -> None:
+    assert json.loads(said(made(tmp_path, "method=bf16"), PEER)) == [["fsdp2", True, False, 1]] * 2
