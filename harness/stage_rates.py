@@ -17,10 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from harness.engines.vllm.memory import num_parameters
 from harness.models.decoder import DecoderConfig
 from harness.throughput.plan import Sweep
 from harness.throughput.records import read_records
-from harness.throughput.shapes import num_parameters, shape_of
+from harness.throughput.shapes import shape_of
 
 RATES = "throughput_h200"
 """The sweep of the decode rates."""

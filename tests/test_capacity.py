@@ -16,13 +16,14 @@ from harness.capacity import check, report
 from harness.capacity.memory import GIB, USABLE_GIB, at_once, layer_bytes, sampling_parts, update_parts
 from harness.capacity.place import ARMS, Work, place, remedy
 from harness.capacity.seconds import Links, collective_s, decode_s, step
+from harness.engines.vllm.memory import num_parameters
 from harness.models.decoder import Decoder, DecoderConfig
 from harness.numerics.formats import format_named
 from harness.provenance import ROOT
 from harness.run_config import TrainerConfig
 from harness.stage_rates import RATES, Measured, operations, read_measured
 from harness.throughput.plan import read_sweep
-from harness.throughput.shapes import num_parameters, shape_of
+from harness.throughput.shapes import shape_of
 from harness.trainers.forward import Thrift
 from harness.trainers.local import LocalTrainer
 

@@ -32,6 +32,7 @@ from harness.cell import check, check_place
 from harness.chosen import resolve
 from harness.clock import STAGES
 from harness.config import launch_of, load
+from harness.engines.vllm.memory import num_parameters
 from harness.models.checkpoint import CONFIG, WEIGHTS, config_json
 from harness.models.decoder import tensor_shapes
 from harness.models.tokenizer import BOS_ID, EOS_ID, PAD_ID, save_numbered
@@ -39,7 +40,7 @@ from harness.prepare import start_of
 from harness.provenance import commit, hardware, packages
 from harness.results import write_atomic
 from harness.run_config import Launch, RunConfig
-from harness.throughput.shapes import num_parameters, shape_of
+from harness.throughput.shapes import shape_of
 from harness.trainers.verl.data import lay_out
 from harness.trainers.verl.watch import Watched
 
@@ -216,7 +217,9 @@ def parsed(words: Sequence[str]) -> argparse.Namespace:
     own.add_argument("--precision", type=lambda text: text.split(","), default=["bf16", "fp8_block"], metavar="P,Q")
     own.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
     own.add_argument("--out", type=Path, required=True)
-    own.add_argument("--work", type=Path, default=Path("results/work/verl_scaling"), help="models and jobs go here")
+    own.add_argument(
+        "--work", type=Path, default=Path("results") / "work" / "verl_scaling", help="models and jobs go here"
+    )
     own.add_argument("--minutes", type=float, default=1e9, help="no cell begins later than that")
     own.add_argument("--gpu-memory", type=float, default=0.3, help="vLLM's share of a GPU (default: 0.3)")
     for name, value, text in (

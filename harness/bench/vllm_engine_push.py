@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from math import prod
 from typing import Any
 from unittest.mock import patch
 
@@ -43,7 +42,7 @@ def trainer_tensors(config: DecoderConfig, device: str) -> dict[str, Tensor]:
 
 def moved_bytes(config: DecoderConfig, plan: Plan) -> int:
     """Bytes that a push must read (BF16) and write (what the engine holds)."""
-    return sum(2 * prod(shape) for shape in tensor_shapes(config).values()) + memory.weight_bytes(config, plan)
+    return 2 * memory.num_parameters(config) + memory.weight_bytes(config, plan)
 
 
 def limit(num_bytes: int, device: str) -> list[float]:

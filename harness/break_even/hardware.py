@@ -16,11 +16,12 @@ from pathlib import Path
 from harness.break_even.costs import StepCost
 from harness.break_even.laws import fit_speedup
 from harness.break_even.report import Answer, crossings_of
+from harness.engines.vllm.memory import num_parameters
 from harness.results import write_atomic
 from harness.stage_rates import ARMS, RATES, Measured, adam_s, push_s, read_measured, training_s
 from harness.throughput.cost import generation_s
 from harness.throughput.plan import read_sweep
-from harness.throughput.shapes import num_parameters, shape_of
+from harness.throughput.shapes import shape_of
 from harness.throughput.waiting import host_bound_cells
 
 NAME = "break_even_h200"

@@ -13,11 +13,11 @@ from __future__ import annotations
 from functools import cache
 from math import prod
 
-from harness.engines.vllm.memory import kv_bytes_per_token, weight_bytes
+from harness.engines.vllm.memory import kv_bytes_per_token, num_parameters, weight_bytes
 from harness.models.decoder import DecoderConfig, tensor_shapes
 from harness.run_config import Launch
 from harness.throughput.estimates import GIB, OVERHEAD_GIB, UTILIZATION, kv_tokens_needed
-from harness.throughput.shapes import num_parameters, plan_of, shape_of
+from harness.throughput.shapes import plan_of, shape_of
 
 DEVICE_GIB = 139.8
 """An H200, as CUDA counts its memory."""

@@ -12,10 +12,11 @@ from harness.capacity import check
 from harness.capacity.memory import USABLE_GIB
 from harness.capacity.place import ARMS, Place, Work, check_gpus, place, remedy, works
 from harness.capacity.seconds import Links, Step, step
+from harness.engines.vllm.memory import num_parameters
 from harness.results import write_atomic
 from harness.stage_rates import RATES, Measured, read_measured
 from harness.throughput.plan import read_sweep
-from harness.throughput.shapes import num_parameters, shape_of
+from harness.throughput.shapes import shape_of
 
 NAME, SMALLEST = "capacity_h200", "0.5b"
 HEAD = """# Capacity plan for NVIDIA H200

@@ -24,9 +24,10 @@ import numpy as np
 
 from harness.capacity.memory import GRADIENT_BYTES, WEIGHT_BYTES, engine_bytes
 from harness.capacity.place import NODE, Place, Work
+from harness.engines.vllm.memory import num_parameters
 from harness.stage_rates import Measured, adam_s, operations, push_s, training_s
 from harness.throughput.cost import generation_s
-from harness.throughput.shapes import num_parameters, shape_of
+from harness.throughput.shapes import shape_of
 from harness.throughput.waiting import host_bound_cells
 
 

@@ -5,10 +5,8 @@ Left out: bytes of weights and cache (`harness.engines.vllm.memory`).
 
 from __future__ import annotations
 
-from math import prod
-
 from harness.api import Plan
-from harness.models.decoder import DecoderConfig, tensor_shapes
+from harness.models.decoder import DecoderConfig
 from harness.nearest import nearest
 from harness.numerics.formats import format_named
 
@@ -84,8 +82,3 @@ def plan_of(precision: str) -> Plan:
     if precision not in PRECISIONS:
         raise ValueError(f"precisions: {precision!r} is unknown; {nearest(precision, PRECISIONS)}")
     return PRECISIONS[precision]
-
-
-def num_parameters(config: DecoderConfig) -> int:
-    """Parameters, a tied head counted once."""
-    return sum(prod(shape) for shape in tensor_shapes(config).values())

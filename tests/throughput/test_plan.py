@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.engines.vllm.memory import kv_bytes_per_token, tensor_bytes, weight_bytes
+from harness.engines.vllm.memory import kv_bytes_per_token, num_parameters, tensor_bytes, weight_bytes
 from harness.throughput.estimates import (
     GIB,
     OVERHEAD_GIB,
@@ -19,11 +19,7 @@ from harness.throughput.estimates import (
 )
 from harness.throughput.plan import cells, jobs, missing, read_only, read_sweep, todo
 from harness.throughput.records import folder_of, new_record, read_record, read_records, write_record
-from harness.throughput.shapes import (
-    SIZES,
-    num_parameters,
-    plan_of,
-)
+from harness.throughput.shapes import SIZES, plan_of
 from harness.throughput.tables import engine_jobs
 from tests.source_tree import ROOT
 from tests.throughput import made

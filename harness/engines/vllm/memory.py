@@ -22,6 +22,11 @@ PAGE = 64
 SCALE_BYTES = {"fp32": 4, "e4m3": 1, "e8m0": 1}
 
 
+def num_parameters(config: DecoderConfig) -> int:
+    """Parameters, a tied head counted once."""
+    return sum(prod(shape) for shape in tensor_shapes(config).values())
+
+
 def weight_bytes(config: DecoderConfig, plan: Plan) -> int:
     """Bytes of all weights with their scales, as the engine holds them."""
     return sum(tensor_bytes(shape, weight_format(plan, name), plan) for name, shape in tensor_shapes(config).items())

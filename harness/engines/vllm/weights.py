@@ -21,6 +21,7 @@ from harness.engines.vllm import direct, kv, passport, reload, settings
 from harness.engines.vllm.adapters import AdapterSlot
 from harness.engines.vllm.builds import Build
 from harness.engines.vllm.export import Export, export
+from harness.engines.vllm.memory import num_parameters
 from harness.models.decoder import DecoderConfig, tensor_shapes
 from harness.numerics.kv_scales import Role
 from harness.numerics.quantize import Quantized, code_flips
@@ -42,9 +43,8 @@ class VLLMWeights:
         reload.widen_gains(model, settings.fp32_gains(plan, config))
         for module in kv.attentions(model).values():  # dummy weights reach them too
             kv.set_scales(module, dict.fromkeys(kv.ROLES, 1.0))
-        numel = sum(math.prod(shape) for shape in self.shapes.values())
         self.writer: direct.Writer | None = None
-        if is_direct or (is_direct is None and device.type == "cuda" and numel > SMALL):
+        if is_direct or (is_direct is None and device.type == "cuda" and num_parameters(config) > SMALL):
             places = direct.quantized_places(model, plan, self.shapes)
             self.writer = None if places is None else direct.Writer(plan, places, self.plain())
         self.sent: dict[str, passport.Sent] = {}

@@ -7,7 +7,6 @@ advantages, tasks) is left to the classes that this package puts in its place; h
 
 from __future__ import annotations
 
-from math import prod
 from typing import Any
 
 import torch
@@ -16,8 +15,7 @@ from harness.api import Plan
 from harness.compose import Composed
 from harness.engines.vllm import settings as vllm
 from harness.engines.vllm.builds import BUILDS, Build
-from harness.engines.vllm.memory import small_cache, weight_bytes
-from harness.models.decoder import tensor_shapes
+from harness.engines.vllm.memory import num_parameters, small_cache, weight_bytes
 from harness.nearest import nearest
 from harness.numerics.formats import at_rollout
 from harness.seeds import stable_seed
@@ -96,9 +94,9 @@ def _rollout(job: Job, plan: Plan, build: Build, prompt_length: int) -> dict[str
     is_cpu, max_length = device == "cpu", min(prompt_length + job.max_new_tokens, job.shape.max_positions)
     room = {"gpu_memory_utilization": engine.gpu_memory, "max_num_seqs": engine.max_batch, "max_model_len": max_length}
     cache = {} if is_cpu else small_cache(shape, plan, room)
-    is_large = not cache or weight_bytes(shape, plan) + sum(cache.values()) > NAP_BYTES
-    sleeps = is_large and not is_cpu
-    masters = 4 * sum(prod(size) for size in tensor_shapes(shape).values())
+    is_small = bool(cache) and weight_bytes(shape, plan) + sum(cache.values()) <= NAP_BYTES
+    sleeps = not is_cpu and not is_small
+    masters = 4 * num_parameters(shape)
     num_samples = job.config.algo.num_prompts * job.config.algo.group_size
     dtype = {torch.float32: "float32", torch.float16: "float16"}.get(vllm.base_dtype(plan), "bfloat16")
     # A gain that is widened after a graph was captured would not be the one that the graph reads.
