@@ -27,7 +27,7 @@ GRAPHS = 64
 """Variants of a layer that are kept: with and without gradients, all or some positions, one row or several. Beyond
 them torch goes on without compiling, and says so."""
 OPTIONS = {"triton.coalesce_tiling_analysis": False}
-"""It gives nothing where sizes change, and in torch 2.11 fails there: two equal products of sizes are not known to be
+"""Where sizes change. There it gives nothing, and in torch 2.11 fails: two equal products of sizes are not known to be
 (torch/_inductor/tiling_utils.py, get_pw_red_splits)."""
 
 
@@ -46,7 +46,7 @@ def compile_layers(layers: nn.ModuleList | nn.Sequential, *, is_dynamic: bool = 
         if isinstance(module, FP8Linear):
             module.run = _unseen()
     for layer in layers:
-        layer.compile(dynamic=is_dynamic, options=dict(OPTIONS))
+        layer.compile(dynamic=is_dynamic, options=OPTIONS if is_dynamic else None)
 
 
 @cache
