@@ -161,15 +161,15 @@ def measure(peer: str, folder: Path, given: Settings, options: argparse.Namespac
             os.killpg(process.pid, signal.SIGKILL)  # its own children too
             code, is_late = process.wait(), True
     said = Path(f"{log}.out").read_text(encoding="utf-8", errors="replace").strip()
+    found = read_verl(Path(f"{log}.jsonl"), given) if peer in POLL_S else Found()
     if code:
         text = Path(f"{log}.err").read_text(encoding="utf-8", errors="replace")
         print((said + text)[-3000:], file=sys.stderr)
         words_of = last_words(said + "\n" + text, code)
         reason = f"the limit of {options.limit_s:g} s was reached; last words: {words_of}" if is_late else words_of
-        begun = read_verl(Path(f"{log}.jsonl"), given) if peer in POLL_S else {"steps": []}
-        kept = begun | {"cut": reason} if begun["steps"] else {"failed": reason}
-        return kept | {"all_s": time.perf_counter() - started}
-    found = read_verl(Path(f"{log}.jsonl"), given) if peer in POLL_S else json.loads(said.splitlines()[-1])
+        found = found | {"cut": reason} if found.get("steps") else {"failed": reason}
+    elif peer not in POLL_S:
+        found = json.loads(said.splitlines()[-1])
     return found | {"all_s": time.perf_counter() - started}
 
 
