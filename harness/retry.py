@@ -1,7 +1,7 @@
 """What is started again and what is not started any more: classes of failure, attempts, and the time limit of a sweep.
 
     jobs -> round of the launcher -> out of memory: with layer checkpoints, then with halved micro-batches
-                                     lost, hung, port taken: again, a bounded number of times
+                                     lost, hung, its port taken: again, a bounded number of times
                                      anything else: a bug or bad input fails the same way again
 
 A divergence is a result. A limit withholds cells that would be late; those that run it stops only when it is reached.

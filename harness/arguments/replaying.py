@@ -13,7 +13,7 @@ def add(commands: Commands) -> None:
     words = "store rollout batches and evaluate every correction on the same data"
     replay = commands.add_parser("replay", help=words, description=words[0].upper() + words[1:] + ".")
     actions = replay.add_subparsers(metavar="action", required=True)
-    stored = Path("results/work/replay")
+    stored = Path("results") / "work" / "replay"
 
     collect = command(actions, "collect", "sample one policy exactly and in every format", _replay_collect)
     collect.add_argument("overrides", nargs="*", help="Hydra overrides of model, task, base, algo, engine, seed")

@@ -16,11 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from verl.workers.rollout.vllm_rollout.utils import (
-    VLLM_LORA_INT_ID,
-    set_death_signal,
-    vLLMColocateWorkerExtension,
-)
+from verl.workers.rollout.vllm_rollout.utils import VLLM_LORA_INT_ID, set_death_signal, vLLMColocateWorkerExtension
 
 from harness.api import KVProtocol
 from harness.compose import check_passport
