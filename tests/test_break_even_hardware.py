@@ -9,10 +9,11 @@ import pytest
 
 from harness.break_even import hardware
 from harness.break_even.hardware import Cell, StepCost, pays_from, step_cost, table_of
+from harness.engines.vllm.memory import num_parameters
 from harness.provenance import ROOT
 from harness.stage_rates import RATES, Measured, operations, read_measured
 from harness.throughput.plan import read_sweep
-from harness.throughput.shapes import num_parameters, shape_of
+from harness.throughput.shapes import shape_of
 
 
 def record(step_ms: float, idle_ms: float = 0.0) -> dict[str, object]:
