@@ -1,7 +1,7 @@
 """What is started again and what is not started any more: classes of failure, attempts, and the time limit of a sweep.
 
     jobs -> round of the launcher -> out of memory: with layer checkpoints, then with halved micro-batches
-                                     lost, hung, its port taken: again, a bounded number of times
+                                     lost, hung, crowded out: again, a bounded number of times
                                      anything else: a bug or bad input fails the same way again
 
 A divergence is a result. A limit withholds cells that would be late; those that run it stops only when it is reached.
@@ -38,8 +38,9 @@ OUT_OF_MEMORY = re.compile(
 )
 """Reasons of records: torch on a GPU, Python (and the kernel's killer, as launchers say it), torch's CPU allocator,
 CUDA itself and vLLM's engine as it wakes, cuBLAS, the kernel."""
-TAKEN = "EADDRINUSE"
-"""In reasons of records: the port that a process had found free was another's when it came to listen there."""
+CROWDED = re.compile("EADDRINUSE|node running low on memory")
+"""In reasons of records, what other cells did: the port that a process had found free was another's when it came to
+listen there; Ray saw the machine's memory full and killed processes."""
 MEMORY, LOST = "out of memory", "lost"
 PACE_CELLS = 3
 """From so many finished cells on, their own speed corrects the predictions for the rest."""
@@ -58,9 +59,9 @@ def failure_class(result: RunResult) -> str | None:
     reason = result.reason or ""
     if result.status != "failed":
         return None
-    if OUT_OF_MEMORY.search(reason):
-        return MEMORY
-    return LOST if reason.startswith(("lost: ", "hung: ")) or TAKEN in reason else None
+    if CROWDED.search(reason) or reason.startswith(("lost: ", "hung: ")):
+        return LOST
+    return MEMORY if OUT_OF_MEMORY.search(reason) else None
 
 
 def next_launch(result: RunResult, launch: Launch) -> Launch | None:

@@ -116,7 +116,8 @@ def measure(folder: Path, size: str, gpus: int, precision: str, given: argparse.
         run.train(looking(seen, given.device), lambda: False, RuntimeError)
         rows = run.series
     except (RuntimeError, MemoryError) as failure:
-        return {"failed": str(failure), "log": [*getattr(failure, "__notes__", [])]}
+        log = [*getattr(failure, "__notes__", [])]
+        return {"failed": str(failure), "gpu_gib": max(seen, default=None), "log": log}
     finally:
         run.close()
     seconds, peaks = time.monotonic() - started, run.memory_gib

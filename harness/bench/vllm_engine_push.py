@@ -119,7 +119,7 @@ def inside(engine: VLLMEngine, push: Any, device: str) -> dict[str, float]:
     if weights.writer is not None:
         targets["write in place"] = (weights.writer, "write")
     else:
-        targets |= {"reload": (weights, "_swap_scaled"), "compare": (weights, "_compare")}
+        targets |= {"reload": (weights, "swap"), "compare": (weights, "_compare")}
     totals: list[float] = []
     stages: list[Mapping[str, float]] = []
     for _ in range(3):

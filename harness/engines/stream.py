@@ -8,6 +8,10 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from harness.api import WeightStream
+from harness.models.adapters import LORA
+
+KV = (".self_attn.k_scale", ".self_attn.v_scale")
+"""Endings of the scales of the cache."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,9 +42,9 @@ def read_stream(weights: WeightStream, shapes: Mapping[str, tuple[int, ...]], *,
             kind, key = stream.scales, name.removesuffix("_scale")
         elif name.endswith(".weight_zero_point"):
             kind, key = stream.zeros, name.removesuffix("_zero_point")
-        elif has_kv and name.endswith((".self_attn.k_scale", ".self_attn.v_scale")):
+        elif has_kv and name.endswith(KV):
             kind = stream.kv
-        elif name.endswith((".lora_A.weight", ".lora_B.weight")):
+        elif name.endswith(LORA):
             kind = stream.adapters
         if not any(kind is own for own in (stream.kv, stream.adapters)) and key not in shapes:
             unexpected.append(name)

@@ -115,10 +115,14 @@ def _groups(model: Decoder) -> Iterator[tuple[str, tuple[str, ...]]]:
 
 
 def named_weights(model: nn.Module) -> list[tuple[str, Tensor]]:
-    """Every parameter and every companion of a frozen layer, under checkpoint names."""
-    named = [*model.named_parameters()]
-    named += [(name, tensor) for name, tensor in model.named_buffers() if name.endswith(COMPANIONS)]
-    return [(checkpoint_name(name), tensor) for name, tensor in named]
+    """Every parameter, each followed by the companions of its frozen layer, under checkpoint names."""
+    held = dict(model.named_buffers())
+    found: list[tuple[str, Tensor]] = []
+    for name, tensor in model.named_parameters():
+        found.append((checkpoint_name(name), tensor))
+        beside = [f"{name.removesuffix('.weight')}{ending}" for ending in COMPANIONS if name.endswith(".weight")]
+        found += [(checkpoint_name(own), held[own]) for own in beside if own in held]
+    return found
 
 
 def plain_weights(weights: WeightStream, adapters: Adapters | None) -> WeightStream:

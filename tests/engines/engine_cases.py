@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -50,6 +51,34 @@ def decoder(config: DecoderConfig = QWEN3, seed: int = 0, std: float = 0.2) -> D
 def weights(model: Decoder) -> Iterator[tuple[str, Tensor]]:
     """The stream a trainer sends."""
     return ((name, tensor.detach()) for name, tensor in model.named_parameters())
+
+
+def pieces(tensors: Iterable[tuple[str, Tensor]], count: int) -> Iterator[list[tuple[str, Tensor]]]:
+    """`count` tensors at a time as views of one buffer, which is spoiled before the next piece."""
+    held = list(tensors)
+    buffer = held[0][1].new_empty(count * max(tensor.numel() for _, tensor in held))
+    for first in range(0, len(held), count):
+        own, at = held[first : first + count], 0
+        lent: list[tuple[str, Tensor]] = []
+        for name, tensor in own:
+            view = buffer[at : at + tensor.numel()].view(tensor.shape)
+            lent.append((name, view.copy_(tensor)))
+            at += tensor.numel()
+        yield lent
+        buffer.fill_(math.nan)
+
+
+def arrive(engine: Any, tensors: Iterable[tuple[str, Tensor]], count: int) -> int:
+    """Push into vLLM in pieces. Returns the most elements that waited between two of them."""
+    from harness.engines.vllm.arrival import Arrival
+
+    arrival, most = Arrival(engine.weights), 0
+    for piece in pieces(tensors, count):
+        arrival.take(piece)
+        most = max(most, sum(tensor.numel() for tensor in arrival.waiting.values()))
+    arrival.end()
+    engine.llm.reset_prefix_cache()
+    return most
 
 
 def loaded(model: Decoder, plan: Plan = FP32, **options: Any) -> EmbeddedEngine:

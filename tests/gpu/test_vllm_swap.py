@@ -14,7 +14,7 @@ import torch
 
 from harness.api import Rollout
 from harness.models.decoder import Decoder
-from tests.engines.engine_cases import weights
+from tests.engines.engine_cases import arrive, weights
 from tests.gpu import vllm_cases
 from tests.gpu.vllm_cases import BIASED, FAMILIES, FORMATS, KV8, Case, checkpoint_of, contents, gap, greedy, started
 
@@ -75,6 +75,16 @@ def test_generations_are_near_the_emulation(live: Live) -> None:
     live.engine.load_weights(weights(live.a))
     live.engine.calibrate_kv(vllm_cases.PROMPTS)
     assert near < 0.15 and near < far / 2, f"{near:.4f} nats from the emulation, {far:.4f} from other weights"
+
+
+@pytest.mark.parametrize("count", [1, 7])
+def test_a_push_in_pieces_is_a_whole_one(live: Live, count: int) -> None:
+    live.engine.load_weights(weights(live.b))
+    whole = contents(live.engine)
+    live.engine.load_weights(weights(live.a))
+    arrive(live.engine, weights(live.b), count)
+    assert all(torch.equal(tensor, whole[name]) for name, tensor in contents(live.engine).items())
+    live.engine.load_weights(weights(live.a))
 
 
 def test_nothing_moves_in_memory(live: Live) -> None:

@@ -132,15 +132,22 @@ class Writer:
         else:
             self._launch(stream)
 
+    def write_part(self, stream: Stream) -> None:
+        """`write` for some whole fused matrices and some plain tensors, each of which may lie anywhere."""
+        check_scales(stream, self.quantized)
+        self._launch(stream)
+
     def forget(self) -> None:
         """Drop what was recorded: the next push is launched anew."""
         self.seen = self.recorded = None
 
     def _launch(self, stream: Stream) -> None:
         for places in self.quantized.values():
-            _write_fused(stream, self.plan, places)
+            if next(iter(places)) in stream.tensors:
+                _write_fused(stream, self.plan, places)
         for name, live in self.plain:
-            live.copy_(stream.tensors[name].detach())
+            if name in stream.tensors:
+                live.copy_(stream.tensors[name].detach())
 
 
 _Memory = tuple[tuple[str, int, torch.dtype, tuple[int, ...], tuple[int, ...]], ...]

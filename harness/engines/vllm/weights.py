@@ -26,6 +26,7 @@ from harness.models.decoder import DecoderConfig, tensor_shapes
 from harness.numerics.kv_scales import Role
 from harness.numerics.quantize import Quantized, code_flips
 
+HALF = "of a swap that did not end"
 SMALL = 2**28
 """Elements up to which a model takes the reference's way and codes of the last push are kept to count flips."""
 
@@ -56,16 +57,43 @@ class VLLMWeights:
         """Take over a whole stream. ValueError leaves the old weights in place; whatever else goes wrong half-way
         leaves `state` other than "ready"."""
         stream = read_stream(weights, self.shapes, has_kv=self.plan.rollout_kv is not None)
-        if self.adapters is not None:
-            self.adapters.check(stream.adapters)
-        elif stream.adapters:
-            raise ValueError(f"{min(stream.adapters)}: the plan has no adapters at the rollout; stream merged weights")
+        self.check_adapters(stream.adapters)
         if self.writer is None:
-            pushed = export(stream, self.plan, self.shapes, self.device)
-            self._swap_scaled(pushed.tensors, stream)
-            self._compare(stream)
+            self.take_over(export(stream, self.plan, self.shapes, self.device), stream)
         else:
-            pushed = self._write(stream, self.writer)
+            self.state = HALF
+            self.writer.write(stream)
+            self.finish(self.sample(stream), stream)
+
+    def check_adapters(self, adapters: dict[str, Tensor]) -> None:
+        """Raises ValueError for adapters that the plan does not have."""
+        if self.adapters is not None:
+            self.adapters.check(adapters)
+        elif adapters:
+            raise ValueError(f"{min(adapters)}: the plan has no adapters at the rollout; stream merged weights")
+
+    def take_over(self, pushed: Export, stream: Stream) -> None:
+        """Put what was exported from a stream under the live model. Read of the stream: what is not quantized."""
+        scales = kv.all_scales(self.model)
+        self.swap(pushed.tensors)
+        for layer, module in kv.attentions(self.model).items():
+            kv.set_scales(module, scales[layer])
+        self._compare(stream)
+        self.finish(pushed, stream)
+
+    def sample(self, stream: Stream) -> Export:
+        """The reference's result for this push's block of the model."""
+        own = {name: shape for name, shape in self.shapes.items() if name.startswith(self.sampled)}
+        return export(stream, self.plan, own, self.device)
+
+    @property
+    def sampled(self) -> str:
+        """How the names begin of the block, in turn, whose codes this push compares with the reference's."""
+        return f"model.layers.{self.pushes % self.config.num_layers}."
+
+    def finish(self, pushed: Export, stream: Stream) -> None:
+        """The end of a push: the cache's scales and the adapters of the stream, and what is remembered."""
+        self._take_scales(stream)
         if self.adapters is not None:
             self.adapters.load(stream.adapters)
         dtype = settings.base_dtype(self.plan)
@@ -79,17 +107,9 @@ class VLLMWeights:
         weights are not ready."""
         from vllm.config import set_current_vllm_config
 
-        self.state = "of a swap that did not end"
+        self.state = HALF
         with torch.no_grad(), set_current_vllm_config(self.vllm_config), self.device:
             reload.swap(self.model, self.vllm_config.model_config, tensors)
-
-    def _swap_scaled(self, tensors: Sequence[tuple[str, Tensor]], stream: Stream) -> None:
-        """`swap`, after which the cache's scales are those before it or the stream's."""
-        scales = kv.all_scales(self.model)
-        self.swap(tensors)
-        for layer, module in kv.attentions(self.model).items():
-            kv.set_scales(module, scales[layer])
-        self._take_scales(stream)
 
     def _take_scales(self, stream: Stream) -> None:
         roles: tuple[Role, Role] = ("k", "v")
@@ -97,14 +117,6 @@ class VLLMWeights:
             names: dict[Role, str] = {role: f"model.layers.{layer}.self_attn.{role}_scale" for role in roles}
             given: dict[Role, float] = {role: float(stream.kv[n]) for role, n in names.items() if n in stream.kv}
             kv.set_scales(module, given)
-
-    def _write(self, stream: Stream, writer: direct.Writer) -> Export:
-        """The kernels' way. Returns the reference's result for one block of the model."""
-        self.state = "of a swap that did not end"
-        writer.write(stream)
-        self._take_scales(stream)
-        at = f"model.layers.{self.pushes % self.config.num_layers}."
-        return export(stream, self.plan, {n: s for n, s in self.shapes.items() if n.startswith(at)}, self.device)
 
     def _compare(self, stream: Stream) -> None:
         """Raises RuntimeError where a tensor that is held as it is differs from what was sent."""

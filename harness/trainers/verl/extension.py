@@ -1,7 +1,7 @@
 """What a vLLM worker does with a push: our `VLLMWeights` in place of verl's loader, for every format alike.
 
-verl's buckets are read whole and cloned, for their memory is used again; then one `load` checks, quantizes, swaps and
-compares. The passport is measured on the live kernels. Left out: several GPUs per engine.
+verl's buckets are taken over as they come, for their memory is used again (`harness.engines.vllm.arrival`). The
+passport is measured on the live kernels. Left out: several GPUs per engine.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import tempfile
 from dataclasses import asdict
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,10 +22,12 @@ from harness.api import KVProtocol
 from harness.compose import check_passport
 from harness.engines.vllm import kv
 from harness.engines.vllm.adapters import AdapterSlot
+from harness.engines.vllm.arrival import Arrival
 from harness.engines.vllm.weights import VLLMWeights
 from harness.models.decoder import tensor_shapes
 from harness.numerics.formats import at_rollout
 from harness.trainers.verl.job import current_job, current_method, own_socket
+from harness.trainers.verl.main import attempt
 from harness.trainers.verl.settings import build_of
 
 
@@ -78,15 +80,21 @@ class Extension(vLLMColocateWorkerExtension):
 
         if self.device is None:
             self.device = torch.device("cpu")
-        held: list[tuple[str, Tensor]] = []
+        arrival, refused = Arrival(self.lowbit_weights), list[BaseException]()
 
-        def keep(weights: list[tuple[str, Tensor]], is_last: bool) -> None:
-            held.extend((name, tensor.clone()) for name, tensor in weights)
+        def take(weights: list[tuple[str, Tensor]], is_last: bool) -> None:
+            # A refusal is raised at the end: until then the trainer waits for an answer to every bucket.
+            if not refused and (error := attempt(partial(arrival.take, weights))) is not None:
+                refused.append(error)
 
         BucketedWeightReceiver(zmq_handle=self._get_zmq_handle(), device=self.device, use_shm=use_shm).receive_weights(
-            on_bucket_received=keep
+            on_bucket_received=take
         )
-        self.lowbit_weights.load(iter(held))
+        if refused:
+            raise refused[0]
+        arrival.end()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()  # verl wakes vLLM's cache next, which takes its memory from the device
 
     def lowbit_passport(self) -> str:
         """The realized plan and the numbers of the last push, as JSON. RuntimeError where it is not the plan."""
