@@ -207,6 +207,19 @@ def test_engines_and_generations_are_checked_and_updates_where_there_are_any(tmp
     assert not any("no measurement is committed" in line for line in check.section(tmp_path, found, sweep))
 
 
+def test_steps_under_verl_are_checked_against_what_was_measured() -> None:
+    found = read_measured(ROOT / "results", read_sweep(RATES))
+    rows = list(check.verl_rows(ROOT / "results", found))
+    memory = {row.where: row for row in rows if row.what == "verl, memory"}
+    assert list(memory) == [f"{size}, 128 x 512 on each of {gpus}" for size in ("0.5b", "1.5b") for gpus in (1, 2)]
+    assert all(-0.04 < row.error < 0 for row in memory.values())
+    last = memory["1.5b, 128 x 512 on each of 2"]
+    assert last.predicted == pytest.approx(sum(update_parts("1.5b", "bf16", 2, 26 * 640, False).values()))
+    assert last.measured == pytest.approx(98.475, abs=1e-3)
+    stages = [row.what for row in rows if row.where == last.where]
+    assert stages == ["verl, memory", "verl, generate", "verl, score", "verl, update"]
+
+
 def test_what_is_committed_makes_the_committed_page() -> None:
     found = read_measured(ROOT / "results", read_sweep(RATES))
     wanted = [Work(size="7b", arm=arm, length=4096) for arm in ARMS]

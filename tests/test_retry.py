@@ -40,7 +40,7 @@ def finals(events: Sequence[Event]) -> dict[int, RunResult]:
         (("failed", "lost: node 10.0.0.7"), LOST),
         (("failed", "hung: no progress for 1800 s after step 3; killed"), LOST),
         (("failed", "RuntimeError: DistNetworkError: port: 35397, code: -98, name: EADDRINUSE"), LOST),
-        (("failed", "MemoryError: OutOfMemoryError: 6 worker(s) were killed due to the node running low on memory"), LOST),
+        (("failed", "MemoryError: OutOfMemoryError: 6 were killed due to the node running low on memory"), LOST),
         (("failed", "crashed: killed by SIGSEGV"), None),
         (("failed", "RuntimeError: a tensor of 3 elements; see MemoryError above"), None),
         (("failed", "ValueError: lost: x"), None),

@@ -86,7 +86,7 @@ def cell_of(folder: Path, size: str, gpus: int, precision: str, given: argparse.
     ]  # fmt: skip
     row = given.prompt_tokens + given.tokens
     values: dict[str, str] = {"gpus": str(gpus), "micro_batch_tokens": str(given.pass_tokens),
-                              "native_16bit": str(given.device == "cuda")}  # fmt: skip
+                              "native_16bit": str(given.device == "cuda"), "compile": str(given.compile)}  # fmt: skip
     if given.device == "cuda":
         planned = place(work_of(size, gpus, precision, given), gpus)
         values |= {"micro_batch_tokens": str(planned.rows * row), "checkpoint_layers": str(planned.is_checkpointed)}
@@ -185,7 +185,7 @@ def lines(cells: Mapping[str, Found]) -> Iterator[str]:
 
 def run(given: argparse.Namespace) -> Found:
     """Every cell that the file does not have, the smallest first; each is in the file before the next one starts."""
-    names = ("device", "prompts", "group", "prompt_tokens", "tokens", "steps", "pass_tokens", "gpu_memory")
+    names = ("device", "prompts", "group", "prompt_tokens", "tokens", "steps", "pass_tokens", "gpu_memory", "compile")
     head: Found = {"what": "verl_scaling", "settings": {name: getattr(given, name) for name in names},
                    "hardware": hardware(given.device), "packages": packages()}  # fmt: skip
     old: Found = json.loads(given.out.read_text(encoding="utf-8")) if given.out.exists() else {}
@@ -222,6 +222,7 @@ def parsed(words: Sequence[str]) -> argparse.Namespace:
         "--work", type=Path, default=Path("results") / "work" / "verl_scaling", help="models and jobs go here"
     )
     own.add_argument("--minutes", type=float, default=1e9, help="no cell begins later than that")
+    own.add_argument("--compile", action="store_true", help="layers run compiled (launch.compile)")
     own.add_argument("--gpu-memory", type=float, default=0.3, help="vLLM's share of a GPU (default: 0.3)")
     for name, value, text in (
         ("prompts", 16, "for every GPU"), ("group", 8, "responses to a prompt"), ("prompt-tokens", 128, ""),

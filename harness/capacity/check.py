@@ -1,5 +1,6 @@
-"""The plan's predictions beside what is committed: memory of every timed engine, whole generations, and
-updates of the local trainer (`harness.bench.long_sequences`) where such files are in `results/bench`.
+"""The plan's predictions beside what is committed: memory of every timed engine, whole generations, and, where such
+files are in `results/bench`, updates of the local trainer (`harness.bench.long_sequences`) and whole steps under verl
+(`harness.bench.verl_scaling`).
 
 Left out: what a prediction is made of, such as the timed layer and pushes at 7B, which agree by construction.
 """
@@ -13,7 +14,8 @@ from statistics import median
 from typing import Any
 
 from harness.capacity.memory import DEVICE_GIB, engine_bytes, update_parts
-from harness.capacity.seconds import decode_s, prefill_s
+from harness.capacity.place import Work, place
+from harness.capacity.seconds import Links, decode_s, prefill_s, step
 from harness.stage_rates import Measured, adam_s, operations, read_json, training_s
 from harness.throughput.estimates import GIB, kv_tokens_expected
 from harness.throughput.plan import Sweep
@@ -22,6 +24,8 @@ from harness.throughput.shapes import shape_of
 
 UPDATES = {"chunks, bf16 native, compiled": False, "checkpoints, bf16 native, compiled": True}
 """Option of `harness.bench.long_sequences` that computes as the plan does -> are layers checkpointed?"""
+STAGES_OF_VERL = {"generate": ("generate",), "old_logp": ("score",), "update": ("update", "communicate")}
+"""Measured stage of a step -> what the plan has for it."""
 NO_UPDATE = (
     "Memory and time of a whole update: no measurement is committed "
     "(`python -m harness.bench.long_sequences --size 7b --out results/bench/long_sequences_7b.json` makes one)"
@@ -108,10 +112,32 @@ def _update(found: Measured, size: str, row: Mapping[str, Any]) -> Iterator[Row]
     yield Row(what="update, time", where=where, unit="s", predicted=seconds, measured=row["s"])
 
 
+def verl_rows(results: Path, found: Measured) -> Iterator[Row]:
+    """Whole steps under verl: memory of a trainer's rank at its peak, and the stages that the plan has too."""
+    path = results / "bench" / "verl_scaling_h200.json"
+    record = read_json(path) if path.is_file() else {"summary": []}
+    for row in record["summary"]:
+        given, gpus = record["settings"], row["gpus"]
+        work = Work(
+            size=row["size"], arm=row["precision"], length=given["tokens"], prompt=given["prompt_tokens"],
+            pass_tokens=given["pass_tokens"], batch=given["prompts"] * given["group"] * gpus,
+        )  # fmt: skip
+        at = place(work, gpus)
+        where = f"{row['size']}, {work.batch // gpus} x {work.length} on each of {gpus}"
+        peak = sum(at.update.values())
+        yield Row(what="verl, memory", where=where, unit="GiB", predicted=peak, measured=row["trainer_gib"])
+        predicted = step(found, work, at, Links())
+        for stage, own in STAGES_OF_VERL.items() if predicted is not None else ():
+            seconds = sum(predicted.seconds[name] for name in own)
+            yield Row(
+                what=f"verl, {own[0]}", where=where, unit="s", predicted=seconds, measured=row["stages"][stage]
+            )  # fmt: skip
+
+
 def section(results: Path, found: Measured, sweep: Sweep) -> list[str]:
     """The lines of the table: every engine, everything else, and what has no measurement."""
     engines = engine_rows(found.records)
-    others = [*generation_rows(results, found, sweep), *update_rows(results, found)]
+    others = [*generation_rows(results, found, sweep), *update_rows(results, found), *verl_rows(results, found)]
     lines = ["## Predicted against measured", "", *(f"- {line}" for line in _summary([*engines, *others])), ""]
     lines += ["| what | where | unit | predicted | measured | error |", "|---|---|---|---:|---:|---:|"]
     for row in [*others, *engines]:
@@ -128,7 +154,12 @@ def _summary(rows: Sequence[Row]) -> Iterator[str]:
         yield f"{what}: {len(errors)} measured, {middle:.1%} off in the median, at most {errors[worst]:+.1%} ({worst})"
     if not any(row.what.startswith("update") for row in rows):
         yield NO_UPDATE + "."
+    if any(row.what == "verl, update" for row in rows):
+        yield (
+            "verl's stages were measured on layers as they are; the plan counts compiled ones, and not what verl "
+            "spends on every stage, however small."
+        )
     yield (
-        "Several GPUs, tensor parallel engines, putting an engine to sleep and waking it: nothing is measured; "
+        "Collectives alone, tensor parallel engines, putting an engine to sleep and waking it: nothing is measured; "
         "**assumed**."
     )
