@@ -115,8 +115,8 @@ def _update(found: Measured, size: str, row: Mapping[str, Any]) -> Iterator[Row]
 def verl_rows(results: Path, found: Measured) -> Iterator[Row]:
     """Whole steps under verl: memory of a trainer's rank at its peak, and the stages that the plan has too."""
     path = results / "bench" / "verl_scaling_h200.json"
-    record = read_json(path) if path.is_file() else {"summary": []}
-    for row in record["summary"]:
+    record: Mapping[str, Any] = read_json(path) if path.is_file() else {}
+    for row in record.get("summary", []):
         given, gpus = record["settings"], row["gpus"]
         work = Work(
             size=row["size"], arm=row["precision"], length=given["tokens"], prompt=given["prompt_tokens"],
