@@ -126,12 +126,12 @@ def verl_rows(results: Path, found: Measured) -> Iterator[Row]:
         where = f"{row['size']}, {work.batch // gpus} x {work.length} on each of {gpus}"
         peak = sum(at.update.values())
         yield Row(what="verl, memory", where=where, unit="GiB", predicted=peak, measured=row["trainer_gib"])
-        predicted = step(found, work, at, Links())
-        for stage, own in STAGES_OF_VERL.items() if predicted is not None else ():
-            seconds = sum(predicted.seconds[name] for name in own)
-            yield Row(
-                what=f"verl, {own[0]}", where=where, unit="s", predicted=seconds, measured=row["stages"][stage]
-            )  # fmt: skip
+        if (planned := step(found, work, at, Links())) is None:
+            continue
+        for stage, own in STAGES_OF_VERL.items():
+            seconds = sum(planned.seconds[name] for name in own)
+            measured = row["stages"][stage]
+            yield Row(what=f"verl, {own[0]}", where=where, unit="s", predicted=seconds, measured=measured)
 
 
 def section(results: Path, found: Measured, sweep: Sweep) -> list[str]:
