@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 
+from harness import byte_code
 from harness.arguments import (
     analysing,
     claiming,
@@ -26,6 +27,7 @@ AREAS = (sweeping, searching, measuring, parity, replaying, analysing, claiming,
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command. Returns the exit code: 0 done, 1 something failed, 2 bad input, 130 interrupted."""
+    byte_code.keep()
     top = parser()
     arguments, rest = top.parse_known_args(argv)
     if rest:  # argparse gives up on positional words that follow an option; overrides may stand anywhere

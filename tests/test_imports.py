@@ -11,7 +11,8 @@ import pytest
 from tests.source_tree import ROOT, Source, imported, sources
 
 LAYERS = (
-    "harness harness.metric_names harness.nearest harness.seeds harness.clock harness.provenance harness.setup_env",
+    "harness harness.metric_names harness.nearest harness.seeds harness.clock harness.provenance harness.setup_env "
+    "harness.byte_code",
     "harness.numerics",
     "harness.api",
     "harness.loss harness.advantage harness.metrics methods harness.numerics.adapter_fit"

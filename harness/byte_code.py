@@ -1,0 +1,36 @@
+"""Python's byte code where an installation has none.
+
+Images are often built with PYTHONDONTWRITEBYTECODE=1 and packages without `__pycache__`. There every process compiles
+torch and vLLM anew, some 20 CPU seconds each; a job under verl is ten processes. What this process and its children
+compile is kept in the user's cache instead: nothing is written beside the sources.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from collections.abc import MutableMapping
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+
+SKIP, PREFIX = "PYTHONDONTWRITEBYTECODE", "PYTHONPYCACHEPREFIX"
+
+
+def lacks_byte_code(spec: ModuleSpec | None) -> bool:
+    """Is this installed package one whose byte code is neither there nor going to be written?"""
+    if spec is None or spec.origin is None or sys.pycache_prefix is not None:
+        return False
+    compiled = Path(importlib.util.cache_from_source(spec.origin))
+    return not compiled.exists() and (sys.dont_write_bytecode or not os.access(Path(spec.origin).parent, os.W_OK))
+
+
+def keep(package: str = "torch", environment: MutableMapping[str, str] = os.environ) -> Path | None:
+    """Keep what is compiled from now on, by this process and by those it starts, where `package` lacks byte code.
+    Returns the folder; None where nothing had to be done."""
+    if not lacks_byte_code(importlib.util.find_spec(package)):
+        return None
+    folder = Path(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lowbit" / "byte_code"
+    environment.update({SKIP: "", PREFIX: str(folder)})
+    sys.pycache_prefix, sys.dont_write_bytecode = str(folder), False
+    return folder
