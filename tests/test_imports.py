@@ -12,7 +12,7 @@ from tests.source_tree import ROOT, Source, imported, sources
 
 LAYERS = (
     "harness harness.metric_names harness.nearest harness.seeds harness.clock harness.provenance harness.setup_env "
-    "harness.byte_code",
+    "harness.byte_code harness.last_words",
     "harness.numerics",
     "harness.api",
     "harness.loss harness.advantage harness.metrics methods harness.numerics.adapter_fit"

@@ -30,9 +30,9 @@ import numpy as np
 import torch
 
 from harness.bench.trl_step import Settings
-from harness.bench.vllm_engine import last_words
 from harness.config import load
 from harness.engines.vllm.settings import DEFAULTS
+from harness.last_words import last_words
 from harness.models.checkpoint import save_decoder
 from harness.models.decoder import Decoder
 from harness.models.tokenizer import save_tokenizer
@@ -165,7 +165,7 @@ def measure(peer: str, folder: Path, given: Settings, options: argparse.Namespac
     if code:
         text = Path(f"{log}.err").read_text(encoding="utf-8", errors="replace")
         print((said + text)[-3000:], file=sys.stderr)
-        words_of = last_words(said + "\n" + text, code)
+        words_of = last_words(said + "\n" + text, f"exit code {code}")
         reason = f"the limit of {options.limit_s:g} s was reached; last words: {words_of}" if is_late else words_of
         found = found | {"cut": reason} if found.get("steps") else {"failed": reason}
     elif peer not in POLL_S:
@@ -181,6 +181,7 @@ def summary(found: Mapping[str, Any]) -> Found:
     return {
         "median_s": float(np.median(steps)), "p90_s": float(np.quantile(steps, 0.9)), "count": len(steps),
         "stages_s": {name: float(np.median(values)) for name, values in found["stages"].items() if values},
+        **({"cut": found["cut"]} if "cut" in found else {}),
     }  # fmt: skip
 
 
@@ -195,7 +196,8 @@ def table(summaries: Mapping[str, Found], given: Settings) -> list[str]:
         ratio = f", {row['median_s'] / own:.2f} times ours" if own and peer != "ours" else ""
         stages = ", ".join(f"{name} {value:.3f}" for name, value in row["stages_s"].items() if value >= 0.001)
         timed = f"{row['median_s']:.3f} s (p90 {row['p90_s']:.3f}, {row['count']} steps)"
-        lines.append(f"{peer}: {timed}, {rate:.0f} tokens/s{ratio}; {stages}")
+        cut = f"; then {row['cut']}" if "cut" in row else ""
+        lines.append(f"{peer}: {timed}, {rate:.0f} tokens/s{ratio}; {stages}{cut}")
     return lines
 
 

@@ -22,6 +22,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from harness.last_words import last_words
 from harness.provenance import ROOT, commit, cpu_name, packages
 from harness.results import write_atomic
 from harness.throughput.shapes import plan_of, shape_of
@@ -111,15 +112,8 @@ def run_child(job: Job) -> Job:
         if code:
             text = log.read_text(encoding="utf-8", errors="replace")
             print(text[-4000:], file=sys.stderr)
-            found["failed"] = last_words(text, code)
+            found["failed"] = last_words(text, f"exit code {code}")
         return found
-
-
-def last_words(text: str, code: int) -> str:
-    """The last line of a log that names an error and only warns of none, else its last line, else the exit code."""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    named = [line for line in lines if ("Error" in line and "Warning" not in line) or line.startswith("vllm_engine:")]
-    return (named or lines or [f"exit code {code}"])[-1][-300:]
 
 
 def report(part: Mapping[str, Any]) -> list[str]:

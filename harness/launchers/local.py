@@ -21,6 +21,7 @@ import torch
 
 from harness.cell import ENDED, record, record_path, work_folder, write
 from harness.config import run_id, to_json
+from harness.last_words import tail
 from harness.launchers.deaths import OUT_OF_MEMORY, ending, oom_kills
 from harness.launchers.job import Admit, Event, Job, always
 from harness.results import RunResult, read_result, write_atomic
@@ -35,6 +36,8 @@ ENVIRONMENT = {
 CELL = "harness.cell"
 """Module that a cell's process runs."""
 POLL_S = 0.2
+LOG_BYTES = 2000
+"""Of what a cell printed last, for its record."""
 GRACE_S = 60.0
 """How long a cell may take to save its state after Ctrl-C."""
 LAST_WORDS_S = 1.0
@@ -89,7 +92,7 @@ class Running:
             if result.status == "ok":
                 clean(self.job)
             return result
-        log = _tail(self.work / "log.txt", self.log_start)
+        log = tail(self.work / "log.txt", self.log_start, LOG_BYTES)
         status, reason = ending(self.process.returncode, log, is_oom=oom_kills() > self.num_ooms)
         if is_hung:
             steps = f"{self.step} of {self.job.config.trainer.steps}"
@@ -225,16 +228,6 @@ def _stamp(path: Path) -> Stamp:
     except OSError:
         return None
     return found.st_ino, found.st_mtime_ns, found.st_size
-
-
-def _tail(path: Path, start: int) -> str:
-    """The last 2000 bytes that a process printed."""
-    try:
-        with path.open("rb") as file:
-            file.seek(max(start, path.stat().st_size - 2000))
-            return file.read().decode(errors="replace")
-    except OSError:
-        return ""
 
 
 def _stop(processes: Sequence[subprocess.Popen[bytes]]) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from harness.last_words import last_words, tail
 from harness.parity.statistics import compare
 from harness.parity.worker import Job
 from harness.provenance import ROOT
@@ -46,7 +47,7 @@ def run(job: Job) -> dict[str, Any]:
                     child.wait()
         if Path(job.out).is_file():
             return json.loads(Path(job.out).read_text(encoding="utf-8"))
-        return {"status": "failed", "reason": _last_words((folder / "log").read_text("utf-8", "replace"))}
+        return {"status": "failed", "reason": last_words(tail(folder / "log"), "no output")}
 
 
 def row_of(answer: dict[str, Any]) -> dict[str, Any]:
@@ -60,9 +61,3 @@ def row_of(answer: dict[str, Any]) -> dict[str, Any]:
         "status": "ok", "kernels": kernels, "attention": passport["state"]["attention"],
         "acts": sorted(set(passport["acts"].values())), "kv": passport["kv"], **compare(scores),
     }  # fmt: skip
-
-
-def _last_words(log: str) -> str:
-    """The last line that reads like an error, else the last line."""
-    lines = [line.strip() for line in log.splitlines() if line.strip()]
-    return ([line for line in lines if "Error" in line] or lines or ["no output"])[-1][-300:]

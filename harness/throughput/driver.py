@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from harness.last_words import last_words, tail
 from harness.provenance import ROOT
 from harness.throughput import cores
 from harness.throughput.engine_arguments import environment, refusal
@@ -80,11 +81,8 @@ class Child:
         self.process.wait()
 
     def last_words(self) -> str:
-        """The last line of its log that reads like an error, else the last line."""
-        lines = [line.strip() for line in self.log.read_text(encoding="utf-8", errors="replace").splitlines()]
-        lines = [line for line in lines if line]
-        errors = [line for line in lines if "Error" in line]
-        return (errors or lines or ["no output"])[-1][-300:]
+        """What its log says about why it ended."""
+        return last_words(tail(self.log), "no output")
 
 
 class Lane:

@@ -6,7 +6,8 @@ import signal
 
 import pytest
 
-from harness.trainers.verl.ending import LONGEST, death, last_words, outcome, with_its_cause
+from harness.last_words import LONGEST
+from harness.trainers.verl.ending import death, outcome, with_its_cause
 
 
 class RayTaskError(Exception):
@@ -64,14 +65,6 @@ Traceback (most recent call last):
 Exception: The current node timed out during startup.
 Ray did not start
 """
-
-
-def test_the_last_words_are_the_last_line_that_names_an_error() -> None:
-    assert last_words(LOG) == "Exception: The current node timed out during startup."
-    assert last_words("a\n\x1b[31mb\x1b[0m\n\n") == "b"
-    native = "x\n[1 C 2] node_manager.cc:3576: Check failed: Timed out waiting for file\n*** StackTrace ***\n"
-    assert last_words(native).endswith("Check failed: Timed out waiting for file")
-    assert last_words("") == ""
 
 
 def test_a_death_is_told_by_its_code_and_its_log() -> None:

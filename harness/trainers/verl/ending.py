@@ -9,21 +9,16 @@ import re
 import signal
 import traceback
 
+from harness.last_words import COLOURS, last_words, one_line
+
 DIED = "verl's driver died without a word"
-LONGEST = 600
-"""Characters of a reason."""
 KINDS = {"Stopped": "stopped", "Diverged": "diverged", "OutOfMemoryError": "memory", "MemoryError": "memory"}
 """Class of what was raised -> kind; by name, for Ray brings classes of its own."""
 MEMORY = re.compile(r"out of memory|can(?:'t|not) allocate memory", re.IGNORECASE)
-CLAIM = re.compile(
-    r"\b(?:[A-Z]\w*(?:Error|Exception|Interrupt|Exit)|Exception)\b:?|Check failed:|Unable to |Failed to "
-)
-"""What a line says that tells why a process ended: the end of a traceback, a check of Ray's native processes."""
 ELSEWHERE = "See root cause above"
 """What vLLM's engine tells where one of its processes ended."""
 LOGGED = re.compile(r"\[\w+\.py:\d+\] ((?:\w+\.)*\w+(?:Error|Exception): .*)")
 """What that process has logged: the end of its traceback."""
-COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def outcome(error: BaseException | None) -> dict[str, str]:
@@ -33,7 +28,7 @@ def outcome(error: BaseException | None) -> dict[str, str]:
     cause = error
     while isinstance(inner := getattr(cause, "cause", None), BaseException):
         cause = inner
-    name, words = type(cause).__name__, _short(str(cause))
+    name, words = type(cause).__name__, one_line(str(cause))
     kind = KINDS.get(name, "memory" if MEMORY.search(words) else "failed")
     reason = words if kind in ("stopped", "diverged") else f"{name}: {words}" if words else name
     return {"kind": kind, "reason": reason, "traceback": "".join(traceback.format_exception(error))}
@@ -55,21 +50,5 @@ def with_its_cause(found: dict[str, str], log: str) -> dict[str, str]:
     errors = LOGGED.findall(COLOURS.sub("", log)) if ELSEWHERE in found["reason"] else []
     if not errors:
         return found
-    reason = _short(errors[0])
+    reason = one_line(errors[0])
     return found | {"kind": "memory" if MEMORY.search(reason) else found["kind"], "reason": reason}
-
-
-def last_words(log: str) -> str:
-    """The last line that names an error, else the last line of all; empty where nothing was printed."""
-    lines = [line for raw in log.splitlines() if (line := COLOURS.sub("", raw).strip())]
-    claims = [line for line in lines if CLAIM.search(line)]
-    return _short((claims or lines or [""])[-1])
-
-
-def _short(text: str) -> str:
-    """One line. Of a text with a traceback in it only the last line counts: where it was raised is in the log."""
-    lines = text.strip().splitlines()
-    if any(line.startswith("Traceback (most recent call last)") for line in lines):
-        lines = lines[-1:]
-    line = " ".join(" ".join(lines).split())
-    return line if len(line) <= LONGEST else f"{line[: LONGEST - 3]}..."

@@ -28,6 +28,7 @@ import torch
 from harness import provenance
 from harness.api import Passport, TensorRecord
 from harness.compose import Composed
+from harness.last_words import tail
 from harness.models.checkpoint import content_hash
 from harness.prepare import start_of
 from harness.results import EvalRecord
@@ -42,8 +43,6 @@ from harness.trainers.verl.settings import environment
 
 POLL_S = 0.5
 DRIVER = "harness.trainers.verl.main"
-LOG_BYTES = 65536
-"""Of the end of a dead driver's log that are looked through for its last words."""
 
 
 class GrowingLines:
@@ -153,7 +152,7 @@ class Watched:
             if rows := self.series:
                 tell(len(rows), float(rows[-1]["reward/accuracy"]))
             time.sleep(POLL_S)
-        printed = _tail(self.job.log_file, log_start)
+        printed = tail(self.job.log_file, log_start)
         if outcome.exists():
             found = with_its_cause(json.loads(outcome.read_text(encoding="utf-8")), printed)
         else:
@@ -206,13 +205,6 @@ def watch(config: RunConfig, launch: Launch, composed: Composed, work: Path) -> 
     if config.trainer.device == "cuda":
         torch.cuda.empty_cache()  # what was prepared there is on disk now; the memory is verl's
     return Watched(job, composed), {"model": content_hash(start.folder), "task": start.task.content_hash()}
-
-
-def _tail(path: Path, start: int) -> str:
-    """The end of what was written to a file behind `start`, as text."""
-    with path.open("rb") as file:
-        file.seek(max(start, file.seek(0, os.SEEK_END) - LOG_BYTES))
-        return file.read().decode(errors="replace")
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
