@@ -156,8 +156,8 @@ def _summary(rows: Sequence[Row]) -> Iterator[str]:
         yield NO_UPDATE + "."
     if any(row.what == "verl, update" for row in rows):
         yield (
-            "verl's stages were measured on layers as they are; the plan counts compiled ones, and not what verl "
-            "spends on every stage, however small."
+            "verl's stages were measured on eager layers; the plan scales one compiled layer of 7B by its operations, "
+            "which small layers and the head, bound by memory traffic, do not follow."
         )
     yield (
         "Collectives alone, tensor parallel engines, putting an engine to sleep and waking it: nothing is measured; "
