@@ -17,10 +17,11 @@ from harness.models.decoder import tensor_shapes
 from harness.numerics.formats import format_named
 from harness.numerics.quantize import quantize
 from tests.engines.engine_cases import arrive
-from tests.engines.vllm_cases import FP8, PROMPTS, SHAPE, LiveEngine, model_of, needs_vllm, plan_of, stream
+from tests.engines.vllm_cases import FP8, PROMPTS, SHAPE, LiveEngine, lacking, model_of, needs_vllm, plan_of, stream
 
 pytestmark = needs_vllm
 A, B = model_of(0), model_of(1)
+NO_INT4 = lacking("avx512f")
 BLOCK = sum(math.prod(s) for n, s in tensor_shapes(SHAPE).items() if n.startswith("model.layers.0."))
 
 
@@ -42,7 +43,12 @@ def assert_same(a: tuple[Passport, Mapping[str, float], Rollout], b: tuple[Passp
     assert torch.equal(a[2].token_ids, b[2].token_ids) and torch.equal(a[2].logp, b[2].logp)
 
 
-@pytest.mark.parametrize("names", [(None,), FP8, ("int8_channel", "int8_token")], ids=["bf16", "fp8", "int8"])
+@pytest.mark.parametrize(
+    "names",
+    [(None,), FP8, ("int8_channel", "int8_token"),
+     pytest.param(("int4_g32",), marks=pytest.mark.skipif(bool(NO_INT4), reason=NO_INT4 or "it has"))],
+    ids=["bf16", "fp8", "int8", "int4"],
+)  # fmt: skip
 @pytest.mark.parametrize("count", [1, 5, 100])
 def test_it_ends_where_a_whole_push_ends(live: LiveEngine, names: tuple[str, ...], count: int) -> None:
     engine = live(plan_of(*names))
