@@ -114,24 +114,28 @@ def _update(found: Measured, size: str, row: Mapping[str, Any]) -> Iterator[Row]
 
 def verl_rows(results: Path, found: Measured) -> Iterator[Row]:
     """Whole steps under verl: memory of a trainer's rank at its peak, and the stages that the plan has too."""
-    path = results / "bench" / "verl_scaling_h200.json"
-    record: Mapping[str, Any] = read_json(path) if path.is_file() else {}
-    for row in record.get("summary", []):
-        given, gpus = record["settings"], row["gpus"]
-        work = Work(
-            size=row["size"], arm=row["precision"], length=given["tokens"], prompt=given["prompt_tokens"],
-            pass_tokens=given["pass_tokens"], batch=given["prompts"] * given["group"] * gpus,
-        )  # fmt: skip
-        at = place(work, gpus)
-        where = f"{row['size']}, {work.batch // gpus} x {work.length} on each of {gpus}"
-        peak = sum(at.update.values())
-        yield Row(what="verl, memory", where=where, unit="GiB", predicted=peak, measured=row["trainer_gib"])
-        if (planned := step(found, work, at, Links())) is None:
-            continue
-        for stage, own in STAGES_OF_VERL.items():
-            seconds = sum(planned.seconds[name] for name in own)
-            measured = row["stages"][stage]
-            yield Row(what=f"verl, {own[0]}", where=where, unit="s", predicted=seconds, measured=measured)
+    for path in sorted((results / "bench").glob("verl_scaling_*.json")):
+        record = read_json(path)
+        for row in record["summary"]:
+            yield from _verl(found, record["settings"], row)
+
+
+def _verl(found: Measured, given: Mapping[str, Any], row: Mapping[str, Any]) -> Iterator[Row]:
+    gpus = row["gpus"]
+    work = Work(
+        size=row["size"], arm=row["precision"], length=given["tokens"], prompt=given["prompt_tokens"],
+        pass_tokens=given["pass_tokens"], batch=given["prompts"] * given["group"] * gpus,
+    )  # fmt: skip
+    at = place(work, gpus)
+    where = f"{row['size']}, {work.batch // gpus} x {work.length} on each of {gpus}"
+    where += ", compiled" if given["compile"] else ""
+    peak = sum(at.update.values())
+    yield Row(what="verl, memory", where=where, unit="GiB", predicted=peak, measured=row["trainer_gib"])
+    if (planned := step(found, work, at, Links())) is None:
+        return
+    for stage, own in STAGES_OF_VERL.items():
+        seconds, measured = sum(planned.seconds[name] for name in own), row["stages"][stage]
+        yield Row(what=f"verl, {own[0]}", where=where, unit="s", predicted=seconds, measured=measured)
 
 
 def section(results: Path, found: Measured, sweep: Sweep) -> list[str]:
