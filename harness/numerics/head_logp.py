@@ -6,7 +6,8 @@
 A chunk of rows is multiplied, reduced to two numbers a row and dropped; the backward pass multiplies it again, turns
 it into dz in place and adds dz^T x to one buffer. So V = 152k costs two or three times chunk x V floats and one
 gradient of the head, whatever the number of tokens (the idea of Cut Cross-Entropy, arXiv 2411.09009, and of Liger,
-arXiv 2410.10989, without their kernels). `logprobs.selected_logp` is the other way, from logits that stand anyway.
+arXiv 2410.10989, without their kernels). Eager operations move some 40 bytes a logit; compiled, a chunk of logits is
+only read and its gradient written once. `logprobs.selected_logp` is the other way, from logits that stand anyway.
 Left out: second derivatives, logits of -inf, and forward hooks of the head, which are not called.
 """
 
@@ -15,6 +16,7 @@ Left out: second derivatives, logits of -inf, and forward hooks of the head, whi
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any, cast
 
 import torch
@@ -32,16 +34,16 @@ class _HeadLogp(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, token_ids: Tensor, temperature: float, chunk: int,
-        has_entropy_grad: bool, rounding: torch.dtype | None,
+        has_entropy_grad: bool, rounding: torch.dtype | None, is_compiled: bool,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        read = _compiled(_read) if is_compiled else _read
         logp, entropy = (torch.empty(len(x), dtype=_wide(x), device=x.device) for _ in range(2))
         for first in range(0, len(x), chunk):
             rows = slice(first, first + chunk)
-            log_probs = _log_probs(x[rows], weight, bias, temperature, rounding)
-            logp[rows] = log_probs.gather(-1, token_ids[rows, None]).squeeze(-1)
-            entropy[rows] = log_probs.exp().mul_(log_probs).sum(-1).neg_()
+            z = F.linear(x[rows], weight, bias)
+            logp[rows], entropy[rows] = read(z, token_ids[rows, None], temperature, rounding)
         ctx.save_for_backward(x, weight, bias, token_ids, entropy if has_entropy_grad else None)
-        ctx.temperature, ctx.chunk, ctx.rounding = temperature, chunk, rounding
+        ctx.temperature, ctx.chunk, ctx.rounding, ctx.is_compiled = temperature, chunk, rounding, is_compiled
         if not has_entropy_grad:
             ctx.mark_non_differentiable(entropy)
         return logp, entropy
@@ -50,50 +52,77 @@ class _HeadLogp(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, bias, token_ids, entropy = ctx.saved_tensors
         wants_x, wants_weight, wants_bias = ctx.needs_input_grad[:3]
-        wide = _wide(x)
+        wide, turn = _wide(x), _compiled(_fused_turn) if ctx.is_compiled else _turn
         dx = torch.empty_like(x) if wants_x else None
         dw = torch.zeros(weight.shape, dtype=wide, device=x.device) if wants_weight else None
         db = torch.zeros(len(weight), dtype=wide, device=x.device) if wants_bias else None
         for first in range(0, len(x), ctx.chunk):
             rows = slice(first, first + ctx.chunk)
-            log_probs = _log_probs(x[rows], weight, bias, ctx.temperature, ctx.rounding)
             held = None if entropy is None else (entropy[rows, None], grads[1][rows, None])
-            dz = _logit_gradient(log_probs, token_ids[rows, None], grads[0][rows, None], held)
-            dz = dz.div_(ctx.temperature) if ctx.temperature != 1.0 else dz
-            dz = dz.to(ctx.rounding or x.dtype).to(x.dtype)
+            z = F.linear(x[rows], weight, bias)
+            dz = turn(z, token_ids[rows, None], grads[0][rows, None], held, ctx.temperature, ctx.rounding)
+            dz = dz.to(x.dtype)
             if dx is not None:
                 dx[rows] = dz @ weight
             if dw is not None:
                 dw = dw.addmm_(dz.t(), x[rows]) if dw.dtype == x.dtype else dw.add_(dz.t() @ x[rows])
             if db is not None:
                 db += dz.sum(0)
-        return dx, dw, db, None, None, None, None, None
+        return dx, dw, db, None, None, None, None, None, None
+
+
+Held = tuple[Tensor, Tensor] | None
+"""(H, g_H), [C, 1] both, where the entropy has a gradient."""
 
 
 def _wide(x: Tensor) -> torch.dtype:
     return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
-def _log_probs(
-    x: Tensor, weight: Tensor, bias: Tensor | None, temperature: float, rounding: torch.dtype | None
-) -> Tensor:
-    """[C, V], in place where it can be: the only copy of the chunk's logits."""
-    z = F.linear(x, weight, bias)
-    z = (z if rounding is None else z.to(rounding)).to(_wide(x))
+@cache
+def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """One for all chunks: whole ones, and what is left of a batch, whose size changes. Torch 2.11's tiling analysis
+    fails on such sizes (`harness.trainers.compiling`)."""
+    return torch.compile(function, options={"triton.coalesce_tiling_analysis": False})
+
+
+def _log_probs(z: Tensor, temperature: float, rounding: torch.dtype | None) -> Tensor:
+    """Logits [C, V], in place where it can be: the only copy of them."""
+    z = (z if rounding is None else z.to(rounding)).to(_wide(z))
     if temperature != 1.0:
         z = z.div_(temperature)
     return torch.log_softmax(z, -1)
 
 
-def _logit_gradient(log_probs: Tensor, ids: Tensor, g: Tensor, held: tuple[Tensor, Tensor] | None) -> Tensor:
-    """dz t of the module docstring, [C, V]; ids and g [C, 1]; `held` is (H, g_H), [C, 1] both."""
+def _read(z: Tensor, ids: Tensor, temperature: float, rounding: torch.dtype | None) -> tuple[Tensor, Tensor]:
+    """(log-prob [C], entropy [C]) of logits [C, V]; ids [C, 1]."""
+    log_probs = _log_probs(z, temperature, rounding)
+    return log_probs.gather(-1, ids).squeeze(-1), log_probs.exp().mul_(log_probs).sum(-1).neg_()
+
+
+def _turn(z: Tensor, ids: Tensor, g: Tensor, held: Held, temperature: float, rounding: torch.dtype | None) -> Tensor:
+    """dz of the module docstring, [C, V], in the dtype that enters products; ids and g [C, 1]."""
+    dz = _slope(_log_probs(z, temperature, rounding), g, held).scatter_add_(1, ids, g)
+    dz = dz.div_(temperature) if temperature != 1.0 else dz
+    return dz.to(rounding or z.dtype)
+
+
+def _fused_turn(
+    z: Tensor, ids: Tensor, g: Tensor, held: Held, temperature: float, rounding: torch.dtype | None
+) -> Tensor:
+    """`_turn` for a compiler: without a scatter, which would make it write dz twice."""
+    is_token = torch.arange(z.shape[-1], device=z.device) == ids
+    dz = _slope(_log_probs(z, temperature, rounding), g, held) + torch.where(is_token, g, 0.0)
+    return (dz / temperature).to(rounding or z.dtype)
+
+
+def _slope(log_probs: Tensor, g: Tensor, held: Held) -> Tensor:
+    """dz t without the term of the token, [C, V]."""
     p = log_probs.exp()
     if held is None:
-        p = p.mul_(-g)
-    else:
-        entropy, g_entropy = held
-        p = p.mul_(log_probs.add_(entropy).mul_(g_entropy).add_(g).neg_())
-    return p.scatter_add_(1, ids, g)
+        return p.mul_(-g)
+    entropy, g_entropy = held
+    return p.mul_(log_probs.add_(entropy).mul_(g_entropy).add_(g).neg_())
 
 
 def head_logp(
@@ -105,6 +134,7 @@ def head_logp(
     chunk: int,
     entropy_grad: bool = False,
     num_tokens: int | None = None,
+    is_compiled: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """What `selected_logp(head(x)[:, :num_tokens], token_ids, temperature)` gives, `chunk` rows of logits at a time.
 
@@ -112,7 +142,8 @@ def head_logp(
     float64 x), equal to the other way up to the order of sums. The entropy is detached unless `entropy_grad`. A head
     of 16-bit rounding has its weight, and the sum of the chunks' gradients of it, rounded once. A head that is neither
     `nn.Linear` nor `CastLinear` is called chunk by chunk under checkpointing. `num_tokens`: ids from there on have
-    probability 0. Raises ValueError where `chunk` < 1.
+    probability 0. `is_compiled`: what surrounds the products runs compiled, where nothing emulates 16 bits. Raises
+    ValueError where `chunk` < 1.
     """
     if chunk < 1:
         raise ValueError(f"chunk: {chunk} is not a number of rows; valid: >= 1")
@@ -123,7 +154,7 @@ def head_logp(
     else:
         return _checkpointed(head, x, token_ids, temperature, chunk, entropy_grad, num_tokens)
     bias = None if bias is None else bias[:num_tokens]
-    knobs = (token_ids, temperature, chunk, entropy_grad, rounding)
+    knobs = (token_ids, temperature, chunk, entropy_grad, rounding, is_compiled and rounding is None)
     return cast(tuple[Tensor, Tensor], _HeadLogp.apply(x, weight[:num_tokens], bias, *knobs))
 
 

@@ -4,7 +4,8 @@ What may be compiled is what was tried and gave the numbers of the eager layers:
 beside them, 16-bit products on 16-bit operands, and FP8 products, which the compiler does not see: it compiles what
 lies between two of them, while codes and products are made as in an eager layer, bit for bit. Other emulated formats
 are refused: a compiler takes a cast to 16 bits and back for nothing and drops the rounding, and it cannot trace the
-quantizers. Left out: embedding and head, packed batches (every set of lengths would be another graph).
+quantizers. The head's chunks are compiled by `harness.numerics.head_logp`. Left out: the embedding, a head whose
+logits stand as a whole, packed batches (every set of lengths would be another graph).
 """
 
 # pyright: reportUnknownMemberType=false

@@ -158,5 +158,6 @@ def of_head(
     if len(h) <= chunk:
         return selected_logp(model.head(h)[:, :num_tokens], token_ids, temperature, entropy_grad=entropy_grad)
     return head_logp(
-        model.lm_head, h, token_ids, temperature, chunk=chunk, entropy_grad=entropy_grad, num_tokens=num_tokens
-    )
+        model.lm_head, h, token_ids, temperature, chunk=chunk, entropy_grad=entropy_grad, num_tokens=num_tokens,
+        is_compiled=thrift.compile,
+    )  # fmt: skip

@@ -12,6 +12,7 @@ from harness.numerics.linear import CastLinear
 from harness.numerics.logprobs import selected_logp
 from harness.seeds import generator
 from tests.live_bytes import peak
+from tests.trainers.test_compiling import has_compiler
 
 ROWS, WIDTH, VOCABULARY = 37, 12, 50
 
@@ -140,3 +141,37 @@ def test_the_logits_of_all_rows_never_exist() -> None:
     gradients = 4 * (vocabulary + rows) * width
     assert whole > 2 * logits and chunked > logits * chunk / rows
     assert chunked < 4 * logits * chunk / rows + 3 * gradients < 0.2 * logits
+
+
+@pytest.mark.skipif(not has_compiler(), reason="no C++ compiler")
+@pytest.mark.parametrize(("entropy", "temperature"), [(False, 1.0), (True, 0.6)])
+def test_compiled_it_is_the_eager_one(entropy: bool, temperature: float) -> None:
+    head, x, ids = case()
+    eager, found = (
+        head_logp(head, x, ids, temperature, chunk=8, entropy_grad=entropy, is_compiled=is_compiled)
+        for is_compiled in (False, True)
+    )
+    for a, b in zip(found, eager, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+    pairs = zip(gradients(found, head, x, entropy=entropy), gradients(eager, head, x, entropy=entropy), strict=True)
+    for a, b in pairs:
+        torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.skipif(not has_compiler(), reason="no C++ compiler")
+def test_compiled_products_of_16_bits_keep_their_rounding() -> None:
+    head, x, ids = case(torch.float32, kind="bf16")
+    head.is_native = True  # type: ignore[assignment]
+    eager, found = (head_logp(head, x, ids, chunk=8, is_compiled=is_compiled) for is_compiled in (False, True))
+    torch.testing.assert_close(found[0], eager[0], rtol=0, atol=4e-6)
+    for a, b in zip(gradients(found, head, x, entropy=False), gradients(eager, head, x, entropy=False), strict=True):
+        assert (a - b).norm() < 1e-3 * b.norm()  # a few gradients of logits round the other way
+
+
+def test_emulated_16_bits_are_never_compiled() -> None:
+    """A compiler would drop the rounding."""
+    head, x, ids = case(torch.float32, kind="bf16")
+    eager, found = (head_logp(head, x, ids, chunk=8, is_compiled=is_compiled) for is_compiled in (False, True))
+    assert torch.equal(found[0], eager[0]) and torch.equal(found[1], eager[1])
+    for a, b in zip(gradients(found, head, x, entropy=False), gradients(eager, head, x, entropy=False), strict=True):
+        assert torch.equal(a, b)
