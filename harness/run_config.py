@@ -199,8 +199,8 @@ class Launch:
     packing: bool = False
     """Sequences of a micro-batch lie end to end without padding; `micro_batch_tokens` then counts real tokens."""
     compile: bool = False
-    """The trainer's layers run as compiled code (torch.compile): seconds to minutes at the first steps, fewer passes
-    over memory afterwards."""
+    """The trainer's layers, and its head where it works in chunks, run as compiled code (torch.compile): seconds to
+    minutes at the first steps, fewer passes over memory afterwards."""
     fp8_kernels: Literal["best", "emulated", "deep_gemm", "scaled_mm", "mixed", "square"] = "best"
     """Who computes a trainer's FP8 linears on a GPU (`harness.engines.vllm.flow_kernels`); best: whoever is fastest
     there, and where nobody is, or on a CPU, the emulation. square rounds otherwise: a variant of the recipe, which
