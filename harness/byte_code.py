@@ -10,7 +10,6 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
-from collections.abc import MutableMapping
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 
@@ -25,12 +24,12 @@ def lacks_byte_code(spec: ModuleSpec | None) -> bool:
     return not compiled.exists() and (sys.dont_write_bytecode or not os.access(Path(spec.origin).parent, os.W_OK))
 
 
-def keep(package: str = "torch", environment: MutableMapping[str, str] = os.environ) -> Path | None:
+def keep(package: str = "torch") -> Path | None:
     """Keep what is compiled from now on, by this process and by those it starts, where `package` lacks byte code.
     Returns the folder; None where nothing had to be done."""
     if not lacks_byte_code(importlib.util.find_spec(package)):
         return None
-    folder = Path(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lowbit" / "byte_code"
-    environment.update({SKIP: "", PREFIX: str(folder)})
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lowbit" / "byte_code"
+    os.environ.update({SKIP: "", PREFIX: str(folder)})
     sys.pycache_prefix, sys.dont_write_bytecode = str(folder), False
     return folder

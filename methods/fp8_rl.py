@@ -33,12 +33,10 @@ from harness.api import (
     WeightStream,
 )
 from harness.numerics.formats import Format
-from harness.numerics.kv_scales import MARGIN, PERCENTILE, kv_amaxes, trainer_scales
+from harness.numerics.kv_scales import ENDINGS, MARGIN, PERCENTILE, kv_amaxes, trainer_scales
 from methods.flashrl import TIS
 from methods.jet_rl import FP8Flow
 from methods.mis import MIS
-
-ENDINGS = (".self_attn.k_scale", ".self_attn.v_scale")
 
 
 def spread_rows(count: int, wanted: int) -> list[int]:

@@ -27,7 +27,8 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from harness.capacity.place import Work, place
+from harness.capacity.check import work_of
+from harness.capacity.place import place
 from harness.cell import check, check_place
 from harness.chosen import resolve
 from harness.clock import STAGES
@@ -88,23 +89,15 @@ def cell_of(folder: Path, size: str, gpus: int, precision: str, given: argparse.
     values: dict[str, str] = {"gpus": str(gpus), "micro_batch_tokens": str(given.pass_tokens),
                               "native_16bit": str(given.device == "cuda"), "compile": str(given.compile)}  # fmt: skip
     if given.device == "cuda":
-        planned = place(work_of(size, gpus, precision, given), gpus)
+        planned = place(work_of(size, gpus, precision, vars(given)), gpus)
         values |= {"micro_batch_tokens": str(planned.rows * row), "checkpoint_layers": str(planned.is_checkpointed)}
     config = resolve(load(words))
     return config, launch_of(values, results=str(given.work), sweep="bench")
 
 
-def work_of(size: str, gpus: int, precision: str, given: argparse.Namespace) -> Work:
-    """The cell as the capacity plan knows it."""
-    return Work(
-        size=size, arm=precision, length=given.tokens, prompt=given.prompt_tokens, pass_tokens=given.pass_tokens,
-        batch=given.prompts * given.group * gpus,
-    )  # fmt: skip
-
-
 def measure(folder: Path, size: str, gpus: int, precision: str, given: argparse.Namespace) -> Found:
     """One run: {"steps": seconds of every step, "stages": ..., ...}, {"skipped": why} or {"failed": verl's words}."""
-    if given.device == "cuda" and (reason := place(work_of(size, gpus, precision, given), gpus).reason):
+    if given.device == "cuda" and (reason := place(work_of(size, gpus, precision, vars(given)), gpus).reason):
         return {"skipped": f"memory: {reason}"}
     config, launch = cell_of(folder, size, gpus, precision, given)
     composed, work = check(config), Path(given.work) / f"{size}-{gpus}-{precision}"

@@ -120,12 +120,17 @@ def verl_rows(results: Path, found: Measured) -> Iterator[Row]:
             yield from _verl(found, record["settings"], row)
 
 
-def _verl(found: Measured, given: Mapping[str, Any], row: Mapping[str, Any]) -> Iterator[Row]:
-    gpus = row["gpus"]
-    work = Work(
-        size=row["size"], arm=row["precision"], length=given["tokens"], prompt=given["prompt_tokens"],
+def work_of(size: str, gpus: int, precision: str, given: Mapping[str, Any]) -> Work:
+    """A cell of `harness.bench.verl_scaling` with these settings, as the plan knows it."""
+    return Work(
+        size=size, arm=precision, length=given["tokens"], prompt=given["prompt_tokens"],
         pass_tokens=given["pass_tokens"], batch=given["prompts"] * given["group"] * gpus,
     )  # fmt: skip
+
+
+def _verl(found: Measured, given: Mapping[str, Any], row: Mapping[str, Any]) -> Iterator[Row]:
+    gpus = row["gpus"]
+    work = work_of(row["size"], gpus, row["precision"], given)
     at = place(work, gpus)
     where = f"{row['size']}, {work.batch // gpus} x {work.length} on each of {gpus}"
     where += ", compiled" if given["compile"] else ""

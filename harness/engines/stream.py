@@ -9,9 +9,7 @@ from torch import Tensor
 
 from harness.api import WeightStream
 from harness.models.adapters import LORA
-
-KV = (".self_attn.k_scale", ".self_attn.v_scale")
-"""Endings of the scales of the cache."""
+from harness.numerics.kv_scales import ENDINGS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +40,7 @@ def read_stream(weights: WeightStream, shapes: Mapping[str, tuple[int, ...]], *,
             kind, key = stream.scales, name.removesuffix("_scale")
         elif name.endswith(".weight_zero_point"):
             kind, key = stream.zeros, name.removesuffix("_zero_point")
-        elif has_kv and name.endswith(KV):
+        elif has_kv and name.endswith(ENDINGS):
             kind = stream.kv
         elif name.endswith(LORA):
             kind = stream.adapters

@@ -27,6 +27,10 @@ from torch.utils.checkpoint import checkpoint  # pyright: ignore[reportUnknownVa
 from harness.numerics.linear import CastLinear
 from harness.numerics.logprobs import selected_logp
 
+CHANGING_SIZES: dict[str, Any] = {"triton.coalesce_tiling_analysis": False}
+"""Options of the compiler where sizes change. There this analysis gives nothing, and in torch 2.11 fails: two equal
+products of sizes are not known to be (torch/_inductor/tiling_utils.py, get_pw_red_splits)."""
+
 
 class _HeadLogp(torch.autograd.Function):
     """Inputs as `head_logp` has them, with the operands of the head's product in place of the head."""
@@ -52,7 +56,7 @@ class _HeadLogp(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, bias, token_ids, entropy = ctx.saved_tensors
         wants_x, wants_weight, wants_bias = ctx.needs_input_grad[:3]
-        wide, turn = _wide(x), _compiled(_fused_turn) if ctx.is_compiled else _turn
+        wide, turn = _wide(x), _compiled(_turn) if ctx.is_compiled else _turn
         dx = torch.empty_like(x) if wants_x else None
         dw = torch.zeros(weight.shape, dtype=wide, device=x.device) if wants_weight else None
         db = torch.zeros(len(weight), dtype=wide, device=x.device) if wants_bias else None
@@ -81,9 +85,8 @@ def _wide(x: Tensor) -> torch.dtype:
 
 @cache
 def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """One for all chunks: whole ones, and what is left of a batch, whose size changes. Torch 2.11's tiling analysis
-    fails on such sizes (`harness.trainers.compiling`)."""
-    return torch.compile(function, options={"triton.coalesce_tiling_analysis": False})
+    """One for all chunks: whole ones, and what is left of a batch, whose size changes."""
+    return torch.compile(function, options=CHANGING_SIZES)
 
 
 def _log_probs(z: Tensor, temperature: float, rounding: torch.dtype | None) -> Tensor:
@@ -102,27 +105,19 @@ def _read(z: Tensor, ids: Tensor, temperature: float, rounding: torch.dtype | No
 
 def _turn(z: Tensor, ids: Tensor, g: Tensor, held: Held, temperature: float, rounding: torch.dtype | None) -> Tensor:
     """dz of the module docstring, [C, V], in the dtype that enters products; ids and g [C, 1]."""
-    dz = _slope(_log_probs(z, temperature, rounding), g, held).scatter_add_(1, ids, g)
-    dz = dz.div_(temperature) if temperature != 1.0 else dz
-    return dz.to(rounding or z.dtype)
-
-
-def _fused_turn(
-    z: Tensor, ids: Tensor, g: Tensor, held: Held, temperature: float, rounding: torch.dtype | None
-) -> Tensor:
-    """`_turn` for a compiler: without a scatter, which would make it write dz twice."""
-    is_token = torch.arange(z.shape[-1], device=z.device) == ids
-    dz = _slope(_log_probs(z, temperature, rounding), g, held) + torch.where(is_token, g, 0.0)
-    return (dz / temperature).to(rounding or z.dtype)
-
-
-def _slope(log_probs: Tensor, g: Tensor, held: Held) -> Tensor:
-    """dz t without the term of the token, [C, V]."""
+    log_probs = _log_probs(z, temperature, rounding)
     p = log_probs.exp()
     if held is None:
-        return p.mul_(-g)
-    entropy, g_entropy = held
-    return p.mul_(log_probs.add_(entropy).mul_(g_entropy).add_(g).neg_())
+        p = p.mul_(-g)
+    else:
+        entropy, g_entropy = held
+        p = p.mul_(log_probs.add_(entropy).mul_(g_entropy).add_(g).neg_())
+    if torch.compiler.is_compiling():  # a scatter would make it write dz twice
+        dz = p + torch.where(torch.arange(z.shape[-1], device=z.device) == ids, g, 0.0)
+    else:
+        dz = p.scatter_add_(1, ids, g)
+    dz = dz.div_(temperature) if temperature != 1.0 else dz
+    return dz.to(rounding or z.dtype)
 
 
 def head_logp(

@@ -25,6 +25,8 @@ from harness.numerics.rounding import FLOAT_MAX, constant
 
 Role = Literal["q", "k", "v"]
 KV: tuple[Role, Role] = ("k", "v")
+ENDINGS = tuple(f".self_attn.{role}_scale" for role in KV)
+"""Of their names in a weight stream."""
 INFERENCE_DIVISOR: dict[Role, float] = {"q": 200.0, "k": 200.0, "v": 100.0}
 """vLLM's defaults of Q_SCALE_CONSTANT, K_SCALE_CONSTANT, V_SCALE_CONSTANT: not 448."""
 MARGIN = 1.05

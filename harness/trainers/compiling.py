@@ -22,14 +22,12 @@ from torch import Tensor, nn
 
 from harness.numerics.fake_quant import FakeQuantLinear
 from harness.numerics.fp8_flow import FP8Linear
+from harness.numerics.head_logp import CHANGING_SIZES
 from harness.numerics.linear import CastLinear
 
 GRAPHS = 64
 """Variants of a layer that are kept: with and without gradients, all or some positions, one row or several. Beyond
 them torch goes on without compiling, and says so."""
-OPTIONS = {"triton.coalesce_tiling_analysis": False}
-"""Where sizes change. There it gives nothing, and in torch 2.11 fails: two equal products of sizes are not known to be
-(torch/_inductor/tiling_utils.py, get_pw_red_splits)."""
 
 
 def compile_layers(layers: nn.ModuleList | nn.Sequential, *, is_dynamic: bool = True) -> None:
@@ -47,7 +45,7 @@ def compile_layers(layers: nn.ModuleList | nn.Sequential, *, is_dynamic: bool = 
         if isinstance(module, FP8Linear):
             module.run = _unseen()
     for layer in layers:
-        layer.compile(dynamic=is_dynamic, options=OPTIONS if is_dynamic else None)
+        layer.compile(dynamic=is_dynamic, options=CHANGING_SIZES if is_dynamic else None)
 
 
 @cache

@@ -75,7 +75,7 @@ def arrive(engine: Any, tensors: Iterable[tuple[str, Tensor]], count: int) -> in
     arrival, most = Arrival(engine.weights), 0
     for piece in pieces(tensors, count):
         arrival.take(piece)
-        most = max(most, sum(tensor.numel() for tensor in arrival.waiting.values()))
+        most = max(most, sum(tensor.numel() for _, tensor in arrival.waiting))
     arrival.end()
     engine.llm.reset_prefix_cache()
     return most

@@ -8,6 +8,7 @@ import pytest
 
 from harness.last_words import LONGEST
 from harness.trainers.verl.ending import death, outcome, with_its_cause
+from tests.test_last_words import LOG
 
 
 class RayTaskError(Exception):
@@ -55,16 +56,6 @@ def test_a_reason_is_one_line_of_bounded_length() -> None:
     reason = outcome(RuntimeError("word\n" * 1000))["reason"]
     assert "\n" not in reason
     assert len(reason) <= LONGEST + len("RuntimeError: ")
-
-
-LOG = """
-\x1b[36m(Runner pid=7)\x1b[0m step 3
-Traceback (most recent call last):
-  File "node.py", line 440, in __init__
-    raise Exception(
-Exception: The current node timed out during startup.
-Ray did not start
-"""
 
 
 def test_a_death_is_told_by_its_code_and_its_log() -> None:

@@ -15,10 +15,9 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from harness.engines.stream import KV, Stream, listed, read_stream
+from harness.engines.stream import Stream, listed, read_stream
 from harness.engines.vllm.export import Export, export
 from harness.engines.vllm.weights import HALF, VLLMWeights
-from harness.models.adapters import COMPANIONS, LORA
 
 
 def unit_of(name: str) -> str:
@@ -32,7 +31,7 @@ class Arrival:
 
     def __init__(self, weights: VLLMWeights) -> None:
         self.weights = weights
-        self.waiting: dict[str, Tensor] = {}
+        self.waiting: list[tuple[str, Tensor]] = []
         self.rest = Stream(tensors={}, scales={}, zeros={}, adapters={}, kv={})
         self.pushed = Export(tensors=[], quantized={}, saturated=[])
         self.units: dict[str, dict[str, tuple[int, ...]]] = {}
@@ -46,19 +45,11 @@ class Arrival:
 
         Raises ValueError for what the model does not have, lacks, has in another shape, or gets in two parts.
         """
-        has_kv = self.weights.plan.rollout_kv is not None
         for name, tensor in pieces:
-            if name.endswith(LORA):
-                self.rest.adapters[name] = tensor.clone()
-            elif has_kv and name.endswith(KV):
-                self.rest.kv[name] = tensor.clone()
-            else:
-                if self.waiting and unit_of(name) != unit_of(next(iter(self.waiting))):
-                    self._settle()
-                if name in self.waiting:
-                    raise ValueError(f"{name} is in the stream twice")
-                self.waiting[name] = tensor.clone() if name.endswith(COMPANIONS) else tensor
-        self.waiting = {name: tensor.clone() for name, tensor in self.waiting.items()}
+            if self.waiting and unit_of(name) != unit_of(self.waiting[0][0]):
+                self._settle()
+            self.waiting.append((name, tensor))
+        self.waiting = [(name, tensor.clone()) for name, tensor in self.waiting]
 
     @torch.no_grad()
     def end(self) -> None:
@@ -74,11 +65,18 @@ class Arrival:
             self.weights.finish(self.pushed, self.rest)
 
     def _settle(self) -> None:
-        """Take over what is waiting."""
-        weights, unit = self.weights, unit_of(next(iter(self.waiting)))
+        """Take over what is waiting. A unit without weights, or one that is there already, may bring adapters and
+        scales of the cache."""
+        weights, unit = self.weights, unit_of(self.waiting[0][0])
         own = self.units.pop(unit, {})
-        part = read_stream(iter(self.waiting.items()), own, has_kv=False)
-        self.waiting = {}
+        part = read_stream(iter(self.waiting), own, has_kv=weights.plan.rollout_kv is not None)
+        self.waiting = []
+        for small in (part.scales, part.zeros, part.adapters, part.kv):
+            small.update({name: tensor.clone() for name, tensor in small.items()})
+        self.rest.adapters.update(part.adapters)
+        self.rest.kv.update(part.kv)
+        if not own:
+            return
         if weights.writer is None:
             self._keep(part, own)
             return
