@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 from harness.api import Passport, Plan, Rollout
 from harness.engines.vllm import direct
-from harness.engines.vllm.arrival import unit_of
+from harness.engines.vllm.arrival import Arrival, unit_of
 from harness.engines.vllm.engine import VLLMEngine
 from harness.models.adapters import named_weights
 from harness.models.decoder import tensor_shapes
 from harness.numerics.formats import format_named
 from harness.numerics.quantize import quantize
-from tests.engines.engine_cases import arrive
+from tests.engines.engine_cases import arrive, pieces
 from tests.engines.vllm_cases import (
     FP8,
     PROMPTS,
@@ -149,3 +151,33 @@ def test_companions_follow_their_weights() -> None:
 )  # fmt: skip
 def test_units(name: str, unit: str) -> None:
     assert unit_of(name) == unit
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_adapters_and_scales_of_the_cache_may_come_with_their_block_or_behind_all(is_late: bool) -> None:
+    plan, taken = plan_of(*FP8[:2], "e4m3_kv"), list[Any]()
+    weights: Any = SimpleNamespace(
+        plan=plan, shapes=tensor_shapes(SHAPE), writer=None, device=torch.device("cpu"),
+        plain=lambda: ((name, tensor) for name, tensor in stream(A)),
+        check_adapters=lambda adapters: taken.append(dict(adapters)), take_over=lambda *given: taken.append(given),
+    )  # fmt: skip
+    small = {
+        "model.layers.0.mlp.up_proj.lora_A.weight": torch.ones(2, 128),
+        "model.layers.1.mlp.up_proj.lora_B.weight": torch.ones(384, 2),
+        "model.layers.0.self_attn.k_scale": torch.tensor(0.5),
+        "model.layers.1.self_attn.v_scale": torch.tensor(0.25),
+    }
+    first = next(n for n, (name, _) in enumerate(stream(B)) if name.startswith("model.layers.1."))
+    given = list(stream(B))
+    block = [(name, tensor) for name, tensor in small.items() if ".0." in name]
+    rest = [(name, tensor) for name, tensor in small.items() if ".0." not in name]
+    order = [*given, *small.items()] if is_late else [*given[:first], *block, *rest, *given[first:]]
+    arrival = Arrival(weights)
+    for piece in pieces(order, 3):
+        arrival.take(piece)
+    arrival.end()
+    (adapters, (pushed, others)) = taken
+    assert {name: tensor.tolist() for name, tensor in {**adapters, **others.kv}.items()} == {
+        name: tensor.tolist() for name, tensor in small.items()
+    }
+    assert sorted(pushed.quantized) == sorted(name for name in weights.shapes if name.endswith("_proj.weight"))
