@@ -161,6 +161,16 @@ def test_inputs_of_unquantized_linears_are_the_base_dtype() -> None:
     assert set(entering(model, {}).values()) == {"bf16"}
 
 
+@pytest.mark.parametrize("name", ["bf16", *(n for n in passport.ACTS_TRIED if n not in ("mxfp8", "e4m3_tensor"))])
+@pytest.mark.parametrize("width", [1152, 4864, 18944])
+def test_inputs_of_wide_layers_are_told_apart(width: int, name: str) -> None:
+    """18944: the MLP of a 7B Qwen2.5, where columns one by one would be alone in their groups of 128."""
+    model, sent = block("e4m3_channel", rounded(name), width=width)
+    assert {len(told.columns) for told in sent.values()} == {64}
+    for planned in ("bf16", "e4m3_1x128", "e4m3_token"):
+        assert set(entering(model, sent, planned=planned).values()) == {name}
+
+
 @pytest.mark.parametrize("name", ["e4m3_token", "int8_token", "e4m3_1x128"])
 def test_wide_layers_are_asked_at_some_columns(name: str) -> None:
     columns = passport.columns_of(4096, torch.device("cpu"))

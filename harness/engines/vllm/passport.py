@@ -34,6 +34,8 @@ SAMPLE = 2**20
 ALL_COLUMNS = 1024
 """Layers up to this many inputs are asked for every column, wider ones for SOME_COLUMNS of them."""
 SOME_COLUMNS = 64
+RUN = 4
+"""Neighbours among those: alone in its group of any size, an input is the group's maximum, which no rounding moves."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,10 +56,12 @@ class Sent:
 
 
 def columns_of(width: int, device: torch.device) -> Tensor:
-    """[C] int64: which columns of a layer with `width` inputs are asked for; evenly spread where not all."""
+    """[C] int64, ascending: which columns of a layer with `width` inputs are asked for; where not all, runs of RUN that
+    begin at multiples of it, evenly spread."""
     if width <= ALL_COLUMNS:
         return torch.arange(width, device=device)
-    return torch.linspace(0, width - 1, SOME_COLUMNS, device=device).round().long()
+    starts = torch.linspace(0, width // RUN - 1, SOME_COLUMNS // RUN, dtype=torch.float64, device=device).long() * RUN
+    return (starts[:, None] + torch.arange(RUN, device=device)).flatten()
 
 
 def sent_of(q: Quantized, dtype: torch.dtype) -> Sent:
