@@ -95,11 +95,15 @@ def grpo_step(run: Run) -> dict[str, Any]:
 def scored(
     run: Run, seqs: Sequences, mask: Tensor, adv: Tensor, rollout: Rollout, step: Step, *, keep_graph: bool
 ) -> tuple[Scores, TokenBatch]:
-    """What the trainer says of a rollout batch before any update, and all that its parts need. Raises Diverged."""
+    """What the trainer says of a rollout batch before any update, and all that its parts need. Raises Diverged, and
+    RuntimeError where the trainer has a log-prob and the engine has none: that engine's tokens are worth nothing."""
     trainer, needs, device = run.trainer, run.composed.needs(step), seqs.ids.device
     scores = trainer.score(seqs, keep_graph=keep_graph)
     if not torch.isfinite(scores.logp.detach()[seqs.sampled]).all():
         raise Diverged("a log-probability of the trainer is not finite")
+    if num_nan := int((rollout.logp.to(device).isnan() & seqs.sampled).sum()):
+        num = int(seqs.sampled.sum())
+        raise RuntimeError(f"the engine's log-probs of {num_nan} of {num} tokens are NaN, the trainer's not")
     if run.composed.plan.sampler == "trainer":
         check_exact(scores.logp.detach(), rollout.logp.to(device), seqs.sampled)
     extras = {"ref_logp": trainer.reference_logp(seqs)} if trainer.reference is not None else {}

@@ -52,6 +52,22 @@ def test_a_zero_mismatch_that_is_none_stops_the_run(tmp_path: Path) -> None:
         grpo_step(run)
 
 
+@pytest.mark.parametrize("method", ["naive", "flashrl"])
+def test_an_engine_without_log_probs_stops_the_run(method: str, tmp_path: Path) -> None:
+    run = small_run(tmp_path, [f"method={method}", "precision=int8"])
+    sample = run.engine.generate
+
+    def lost(*words: object, **named: object) -> Rollout:
+        rollout = sample(*words, **named)  # type: ignore[arg-type]
+        rollout.logp[1:, 1] = math.nan
+        rollout.logp[0, 0] = -math.inf  # a token that cannot be drawn is counted, not fatal
+        return rollout
+
+    run.engine.generate = lost  # type: ignore[method-assign]
+    with pytest.raises(RuntimeError, match=r"^the engine's log-probs of \d+ of \d+ tokens are NaN, the trainer's not$"):
+        grpo_step(run)
+
+
 def test_cached_sampler_in_fp32_is_within_1e_5(tmp_path: Path) -> None:
     _, rows = stepped(tmp_path, "method=bf16", "precision=fp32")
     assert all(0.0 < row["mismatch/logp_absdiff_max"] < 1e-5 for row in rows)

@@ -18,7 +18,7 @@ from methods.qerl import AQN
 from methods.qlora import NORMS
 from tests.engines.engine_cases import weights
 from tests.gpu import vllm_cases
-from tests.gpu.vllm_cases import FORMATS, PROMPTS, QWEN3, Case, started
+from tests.gpu.vllm_cases import FORMATS, PROMPTS, QWEN3, Case, greedy, mean_gap, started
 
 pytestmark = [pytest.mark.gpu, vllm_cases.NEEDS_VLLM]
 ADAPTERS = Adapters(rank=8, alpha=16.0)
@@ -74,6 +74,14 @@ def test_every_push_serves_its_own_adapters(live: Live) -> None:
         near, effect = float((said - wanted).abs().mean()), float((wanted - plain).abs().mean())
         assert near < 0.1 * effect + 0.03, f"scale {scale}: {near:.4f} nats from the emulation, effect {effect:.4f}"
         assert (effect > 0.2) == (scale > 0), f"scale {scale}: an effect of {effect:.4f} nats"
+
+
+def test_decoding_reads_the_same_gains_as_prompts_do(live: Live) -> None:
+    """A graph that was captured before the gains were widened would read their old memory from the second token on."""
+    live.engine.load_weights(iter([*weights(live.model), *adapters(1.0).items()]))
+    said = {scale: greedy(emulated(live, scale)) for scale in (1.0, 0.0)}
+    near, far = (mean_gap(greedy(live.engine), said[scale]) for scale in (1.0, 0.0))
+    assert near < 0.15 and near < far / 2, f"{near:.4f} nats from the emulation, {far:.4f} from other adapters"
 
 
 def test_the_base_below_keeps_its_codes(live: Live) -> None:

@@ -99,8 +99,7 @@ def _rollout(job: Job, plan: Plan, build: Build, prompt_length: int) -> dict[str
     masters = 4 * num_parameters(shape)
     num_samples = job.config.algo.num_prompts * job.config.algo.group_size
     dtype = {torch.float32: "float32", torch.float16: "float16"}.get(vllm.base_dtype(plan), "bfloat16")
-    # A gain that is widened after a graph was captured would not be the one that the graph reads.
-    is_eager = is_cpu or bool(vllm.fp32_gains(plan, shape))
+    is_eager = is_cpu or vllm.rules_out_graphs(plan, shape)
     sampling = {"n": 1, "do_sample": True, "temperature": engine.temperature, "top_p": 1.0, "top_k": -1}
     values: dict[str, Any] = {
         "name": ROLLOUT, "n": job.config.algo.group_size, "temperature": engine.temperature, "top_p": 1.0, "top_k": -1,
