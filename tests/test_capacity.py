@@ -211,8 +211,9 @@ def test_steps_under_verl_are_checked_against_what_was_measured() -> None:
     found = read_measured(ROOT / "results", read_sweep(RATES))
     rows = list(check.verl_rows(ROOT / "results", found))
     memory = {row.where: row for row in rows if row.what == "verl, memory"}
-    assert list(memory) == [f"{size}, 128 x 512 on each of {gpus}" for size in ("0.5b", "1.5b") for gpus in (1, 2)]
-    assert all(-0.04 < row.error < 0 for row in memory.values())
+    sizes = ("0.5b", "1.5b", "7b")
+    assert list(memory) == [f"{size}, 128 x 512 on each of {gpus}" for size in sizes for gpus in (1, 2)]
+    assert all(-0.04 < row.error < 0.09 for row in memory.values())
     last = memory["1.5b, 128 x 512 on each of 2"]
     assert last.predicted == pytest.approx(sum(update_parts("1.5b", "bf16", 2, 26 * 640, False).values()))
     assert last.measured == pytest.approx(98.475, abs=1e-3)
