@@ -25,7 +25,7 @@ from harness.results import read_results
 MAX_LINES = 16
 """Arms of one precision that a panel of curves can hold."""
 MAX_CONTEXTS = 3
-"""With more of them than this, each gets its overview alone."""
+"""With more of them than this, each gets its overview and the accuracy of its plain arms alone."""
 SMOOTHING = 5
 """Steps of the running mean of reward curves."""
 SCORES = (
@@ -41,7 +41,7 @@ def draw_all(
 ) -> list[Path]:
     """Draw every figure of `<results_folder>/runs/<sweep>` into `out_folder`; `formats` are "png", "pdf" or "svg".
 
-    A sweep over several contexts (model sizes, lengths) gets one set per context, or the overview of each; one over
+    A sweep over several contexts (model sizes, lengths) gets one set per context, or the short one of each; one over
     both has a heat map of everything. Raises ValueError without results.
     """
     folder = results_folder / "runs" / sweep
@@ -92,15 +92,20 @@ def _figures(
     entropy = partial(over_profile, series=series, group="by_entropy", axis="entropy", column="k3")
     if max(Counter(arm.precision for arm in arms).values()) > MAX_LINES:
         return {"scores": scores(arms, board)}
-    if is_brief:
-        return {"overview": overview(arms, series, board, looks, control)}
-    grid = partial(small_multiples, arms, looks=looks, control=control)
-    figures = {
+    shown = [arm for arm in arms if not arm.variant] if is_brief else arms
+    grid = partial(small_multiples, shown, looks=looks, control=control)
+    brief = {
         "overview": overview(arms, series, board, looks, control),
-        "scores": scores(arms, board),
         "accuracy": grid(
             accuracy, "policy step (mean, and all seeds as a band)", "accuracy, reference precision", marked=True
         ),
+    }
+    if is_brief:
+        return {name: figure for name, figure in brief.items() if figure is not None}
+    figures = {
+        "overview": brief["overview"],
+        "scores": scores(arms, board),
+        "accuracy": brief["accuracy"],
         "reward": grid(
             reward, "policy step (mean, and all seeds as a band)", f"sampler reward, mean of {SMOOTHING} steps"
         ),

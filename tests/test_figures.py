@@ -204,7 +204,7 @@ def test_many_contexts_have_one_heat_map_and_an_overview_each(tmp_path: Path) ->
     write(tmp_path, [factory.result(model__name=size, task__n=n) for size, n in places])
     paths = draw_all(tmp_path, tmp_path / "out", "quick", formats=("svg",))
     assert paths[0].name == "grid.svg"
-    assert {path.stem.split("-")[0] for path in paths[1:]} == {"overview"} and len(paths) == 5
+    assert {path.stem.split("-")[0] for path in paths[1:]} == {"overview", "accuracy"} and len(paths) == 9
 
 
 def test_nothing_but_failures_is_drawn_empty(tmp_path: Path) -> None:
