@@ -44,10 +44,10 @@ def test_later_arms_run_once_every_seed_of_the_others_is_done() -> None:
     assert {run_id(c) for c in cells[:8]} == {run_id(c) for c in plan(replace(sweep, later=())).cells}
 
 
-def test_the_main_table_has_all_eight_methods_at_two_lengths_and_five_seeds() -> None:
+def test_the_main_table_has_all_eight_methods_at_two_lengths_and_three_seeds() -> None:
     """Planned on any machine: what it lists can run on a GPU, and nothing of it is refused."""
     whole = plan(read_sweep("main_h200"))
-    assert not whole.skipped and not whole.excluded and {c.seed for c in whole.cells} == set(range(5))
+    assert not whole.skipped and not whole.excluded and {c.seed for c in whole.cells} == set(range(3))
     settings = {(c.model.name, c.task.n, c.trainer.lr) for c in whole.cells}
     plain = {("s128", 16, 3e-5), ("s128", 64, 5e-6), ("s128", 256, 5e-6), ("m128", 64, 3.5e-6)}
     assert settings == plain | {("s128", n, 1.5e-5) for n in (64, 256)}
@@ -55,8 +55,8 @@ def test_the_main_table_has_all_eight_methods_at_two_lengths_and_five_seeds() ->
     kinds = {(c.method, c.precision.name) for c in planned.cells}
     eight = {"flashrl", "qurl", "qerl", "jet_rl", "fp8_rl", "fp16", "qat_kd", "rilq"}
     assert {method for method, _ in kinds} == {"bf16", "naive"} | eight
-    assert {(c.task.n, c.seed) for c in planned.cells} == {(n, seed) for n in (64, 256) for seed in range(5)}
-    assert len(planned.cells) == 10 * len(kinds)
+    assert {(c.task.n, c.seed) for c in planned.cells} == {(n, seed) for n in (64, 256) for seed in range(3)}
+    assert len(planned.cells) == 6 * len(kinds)
     corrected = {precision for method, precision in kinds if method not in ("bf16", "fp16", "naive")}
     assert corrected == {precision for method, precision in kinds if method == "naive"}  # each has its own control
     assert {(c.engine.name, c.trainer.device) for c in planned.cells} == {("vllm", "cuda")}
