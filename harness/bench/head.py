@@ -27,7 +27,7 @@ from harness.numerics.head_logp import head_logp
 from harness.numerics.logprobs import selected_logp
 from harness.provenance import commit, hardware, packages
 from harness.results import write_atomic
-from harness.trainers.forward import FLOATS_PER_MIB
+from harness.trainers.forward import Thrift
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 Way = Callable[[nn.Linear, Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -60,11 +60,11 @@ def measured(way: Way, head: nn.Linear, x: Tensor, ids: Tensor, exact: Tensor, r
         if i == repeats and device == "cuda":
             torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated() if device == "cuda" else 0
-        seconds, (logp, _) = timed(lambda: way(head, x, ids), device)
+        seconds, found = timed(lambda: way(head, x, ids)[0], device)
         forward.append(seconds)
-        distance = float((logp.detach() - exact).abs().max())
-        backward.append(timed(logp.sum().backward, device)[0])
-        del logp, _
+        distance = float((found.detach() - exact).abs().max())
+        backward.append(timed(found.sum().backward, device)[0])
+        del found  # before the next one is made
     peak = torch.cuda.max_memory_allocated() - before if device == "cuda" else None
     return {
         "forward_s": median(forward[1:]), "backward_s": median(backward[1:]),
@@ -79,7 +79,7 @@ def run(given: argparse.Namespace) -> dict[str, Any]:
         "logits_mib": given.logits_mib, "commit": commit()[0], "packages": packages(),
         "hardware": hardware(given.device), "rows": [],
     }  # fmt: skip
-    chunk = max(1, given.logits_mib * FLOATS_PER_MIB // given.vocabulary)
+    chunk = Thrift(logits_mib=given.logits_mib).head_rows(given.vocabulary)
     print(f"{'hidden':>6} {'way':18}{'forward s':>11}{'backward s':>11}{'peak GiB':>10}{'nats off':>10}")
     for hidden in given.hidden:
         rng = torch.Generator(given.device).manual_seed(hidden)

@@ -71,18 +71,12 @@ def draw_grid(arms: Sequence[Arm], control: str) -> Figure | None:
         ]
 
     is_emulated = all(_is_emulated(arm) for arm in usual.values())
-    speed = "Every format is emulated" if is_emulated else "Cells shared a machine"
+    speed, why = (" (emulated)", "Every format is emulated") if is_emulated else ("", "Cells shared a machine")
     with mpl.rc_context(fname=STYLE):
         figure = Figure(figsize=(8.6, 0.2 * len(rows) + 1.35), layout="constrained")
         axes: Any = figure.subplots(1, 3, sharey=True)
         maps = (
-            (
-                f"Rollout speed over bf16{' (emulated)' * is_emulated}",
-                cells(_speed),
-                "cividis",
-                Normalize(0.5, 1.5),
-                "{:.2f}",
-            ),
+            (f"Rollout speed over bf16{speed}", cells(_speed), "cividis", Normalize(0.5, 1.5), "{:.2f}"),
             ("Mismatch, median k3 in nats", cells(_mismatch), "viridis_r", LogNorm(1e-5, 1.0), "e"),
             (f"AUC minus that of {control}", cells(_accuracy), "PuOr", Normalize(-0.5, 0.5), "{:+.2f}"),
         )
@@ -92,7 +86,7 @@ def draw_grid(arms: Sequence[Arm], control: str) -> Figure | None:
             _columns(ax, places)
         axes[0].set_yticks(range(len(rows)), [f"{p}  {m}" for p, m in rows], fontsize=6.5)
         figure.supxlabel(
-            f"Model size within n digits to sort, {_seeds(arms)} seeds. Bold: the 95 % interval leaves out 0. {speed}: "
+            f"Model size within n digits to sort, {_seeds(arms)} seeds. Bold: the 95 % interval leaves out 0. {why}: "
             "the first map says nothing about hardware.",
             fontsize=6.5, color="#606060", x=0.01, ha="left",
         )  # fmt: skip

@@ -60,6 +60,10 @@ class Thrift:
                 "launch.compile=true: packed batches are laid out anew each time; valid: launch.packing=false"
             )
 
+    def head_rows(self, vocab_size: int) -> int:
+        """Rows of logits that may stand at once, at least one."""
+        return max(1, self.logits_mib * FLOATS_PER_MIB // vocab_size)
+
     @classmethod
     def of(cls, launch: Launch) -> Thrift:
         """What a launch asks for. Raises ValueError as the fields do."""
@@ -154,7 +158,7 @@ def of_head(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """What the head says of `token_ids` [M] at the final-norm outputs `h` [M, d]: (log-prob [M], entropy [M]), within
     the budget of logits. `num_tokens`: ids from there on have probability 0."""
-    chunk = max(1, thrift.logits_mib * FLOATS_PER_MIB // model.config.vocab_size)
+    chunk = thrift.head_rows(model.config.vocab_size)
     if len(h) <= chunk:
         return selected_logp(model.head(h)[:, :num_tokens], token_ids, temperature, entropy_grad=entropy_grad)
     return head_logp(
