@@ -10,7 +10,7 @@ nothing adds up. Evaluation is without noise.
 BF16 cannot hold the schedule: a gain in [1, 2) keeps a draw only beyond 0.0039, so from sigma = 1e-3 on almost nothing
 arrives. Equation 10 has no such limit, so by default the engine keeps these gains in float32 and the planned sigma is
 the realized one; `fp32_gains=false allow_rounded_noise=true` is a 16-bit engine. `qerl_no_aqn` has float32 gains too,
-so that it differs by the noise alone (at bf16: from `aqn_bf16`). On vLLM such gains rule out CUDA graphs (slower).
+so that it differs by the noise alone (at bf16: from `aqn_bf16`).
 Left out: the released matching by class (nothing matches in vLLM), noise per forward pass. sigma 1e-2 to 5e-4 is the
 paper's table; its scripts end at 1e-4, its section 4.1 starts at 5e-2.
 """

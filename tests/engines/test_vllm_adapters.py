@@ -14,7 +14,7 @@ from harness.api import KVProtocol, Step
 from harness.compose import check_passport
 from harness.engines.embedded import EmbeddedEngine
 from harness.engines.vllm import engine as engine_module
-from harness.engines.vllm import kv
+from harness.engines.vllm import kv, reload
 from harness.engines.vllm.engine import VLLMEngine
 from harness.models.decoder import Decoder, tensor_shapes
 from harness.numerics.formats import Adapters, format_named
@@ -147,6 +147,24 @@ def test_beside_fp8_both_engines_hold_and_compute_the_same(live: LiveEngine) -> 
         theirs, mine = (gap(each, merged(held)) for each in (engine, ours))
         assert 0.6 < theirs.abs().mean() / mine.abs().mean() < 1.7
         assert gap(engine, model_of()).abs().mean() > 1.5 * theirs.abs().mean()
+
+
+def test_gains_are_wide_before_anything_has_run_or_been_captured(
+    live: LiveEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vllm.model_executor.model_loader.dummy_loader import DummyModelLoader
+    from vllm.v1.worker.cpu_worker import CPUWorker
+
+    done, loader = list[str](), DummyModelLoader.load_model
+    for owner, name in ((reload, "widen_gains"), (CPUWorker, "compile_or_warm_up_model")):
+        theirs = getattr(owner, name)
+        monkeypatch.setattr(owner, name, lambda *args, name=name, theirs=theirs: (done.append(name), theirs(*args))[1])
+    live.close()
+    held = dict(live(FP8).model.named_parameters())
+    assert done == ["widen_gains", "compile_or_warm_up_model"]
+    assert held["model.layers.1.input_layernorm.weight"].dtype == torch.float32
+    assert held["model.norm.weight"].dtype == torch.bfloat16
+    assert DummyModelLoader.load_model is loader
 
 
 def test_float32_gains_hold_the_smallest_noise_of_a_schedule(live: LiveEngine) -> None:

@@ -162,9 +162,6 @@ def test_arguments_ask_for_the_sampled_distribution_and_nothing_silent(build: Bu
         sizes = asked["compilation_config"]["cudagraph_capture_sizes"]
         assert (sizes[:5], sizes[-2:], asked["gpu_memory_utilization"]) == ([1, 2, 4, 8, 16], [64, 100], 0.3)
         assert "enforce_eager" in settings.llm_arguments(tmp_path, SHAPE, plan, build, is_eager=True)
-        wide = plan_of("bf16", exceptions=(("*.input_layernorm.weight", format_named("fp32")),))
-        asked = settings.llm_arguments(tmp_path, SHAPE, wide, build)
-        assert asked["enforce_eager"] is True and "compilation_config" not in asked
     long = settings.llm_arguments(tmp_path, SHAPE, plan_of("fp32"), build, max_length=10**6)
     assert (long["max_model_len"], long["dtype"], long["kv_cache_dtype"]) == (512, "float32", "auto")
     assert "enable_lora" not in long

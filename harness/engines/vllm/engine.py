@@ -24,7 +24,7 @@ from torch import Tensor
 
 from harness.api import KVProtocol, Passport, Plan, Rollout, WeightStream
 from harness.engines.requests import requests_of
-from harness.engines.vllm import direct, kv, settings
+from harness.engines.vllm import direct, kv, reload, settings
 from harness.engines.vllm.adapters import AdapterSlot, adapter_shapes
 from harness.engines.vllm.builds import BUILDS, check_plan, supports
 from harness.engines.vllm.decoding import Samples, sample
@@ -85,7 +85,8 @@ class VLLMEngine:
             Path(self.folder.name), config, plan, self.build, max_batch=max_batch, max_length=max_length,
             gpu_memory=gpu_memory, is_eager=is_eager, can_sleep=can_sleep,
         )  # fmt: skip
-        self.llm = start(arguments | small_cache(config, plan, arguments), is_cpu=self.device.type == "cpu")
+        arguments |= small_cache(config, plan, arguments)
+        self.llm = start(arguments, settings.fp32_gains(plan, config), is_cpu=self.device.type == "cpu")
         worker = self.llm.llm_engine.model_executor.driver_worker.worker
         self.vllm_config, self.model = worker.vllm_config, worker.model_runner.get_model()
         self.weights = VLLMWeights(self.model, self.vllm_config, config, plan, self.device, self._slot(), is_direct)
@@ -226,8 +227,11 @@ class VLLMEngine:
             raise RuntimeError(f"the engine's weights are {self.weights.state}: call load_weights first")
 
 
-def start(arguments: dict[str, Any], *, is_cpu: bool) -> Any:
-    """`vllm.LLM(**arguments)`, the host's random state kept. Raises ValueError with the first cause of a failure."""
+def start(arguments: dict[str, Any], wide: Sequence[str] = (), *, is_cpu: bool) -> Any:
+    """`vllm.LLM(**arguments)` with the norm gains `wide` in float32, the host's random state kept.
+
+    Raises ValueError with the first cause of a failure.
+    """
     settings.prepare_environment()
     import numpy as np
 
@@ -241,7 +245,8 @@ def start(arguments: dict[str, Any], *, is_cpu: bool) -> Any:
         with torch.random.fork_rng():
             from vllm import LLM  # pyright: ignore[reportAttributeAccessIssue]
 
-            return LLM(**arguments)
+            with reload.wide_gains(wide):
+                return LLM(**arguments)
     except (RuntimeError, ValueError, AssertionError, ImportError, OSError, AttributeError) as error:
         raise ValueError(f"engine=vllm: the engine died at start: {root_cause(error)}") from error
     finally:

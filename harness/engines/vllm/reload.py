@@ -9,7 +9,8 @@ Left out: experts, several pipeline stages, and transports (`engine.py` calls it
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
@@ -127,6 +128,28 @@ def live_linears(model: nn.Module) -> Iterator[tuple[str, nn.Module, tuple[str, 
         if last in PACKED or last in ("o_proj", "down_proj"):
             parts = PACKED.get(last, (last,))
             yield name, getattr(module, "base_layer", module), tuple(f"{stem}.{part}" for part in parts)
+
+
+@contextmanager
+def wide_gains(names: Sequence[str]) -> Iterator[None]:
+    """Models that vLLM makes inside, with dummy weights, hold these norm gains in float32 from the start.
+
+    A model that stands is too late: CUDA graphs that were captured of it go on reading the memory of the old gains.
+    """
+    from vllm.model_executor.model_loader.dummy_loader import DummyModelLoader
+
+    theirs = DummyModelLoader.load_model
+
+    def load_model(*args: Any, **options: Any) -> nn.Module:
+        model = theirs(*args, **options)
+        widen_gains(model, names)
+        return model
+
+    DummyModelLoader.load_model = load_model
+    try:
+        yield
+    finally:
+        DummyModelLoader.load_model = theirs
 
 
 def widen_gains(model: nn.Module, names: Iterable[str]) -> None:

@@ -161,11 +161,6 @@ def fp32_gains(plan: Plan, config: DecoderConfig) -> list[str]:
     return [name for name in names if (fmt := weight_format(plan, name)) is not None and fmt.element == "fp32"]
 
 
-def rules_out_graphs(plan: Plan, config: DecoderConfig) -> bool:
-    """Gains are widened in a model that stands; a graph that vLLM captured before would go on reading the old ones."""
-    return bool(fp32_gains(plan, config))
-
-
 def quantization_config(plan: Plan, config: DecoderConfig) -> dict[str, Any] | None:
     """compressed-tensors' `quantization_config` of a plan; None where nothing is quantized.
 
@@ -250,7 +245,7 @@ def llm_arguments(
     """Arguments of `vllm.LLM` for a folder of `write_model_folder`.
 
     `max_batch`: sequences at once; `max_length`: prompt and response in tokens (None: the model's positions);
-    `gpu_memory`: share of the device's memory that vLLM may fill; `is_eager`: no CUDA graphs (nor with wide gains);
+    `gpu_memory`: share of the device's memory that vLLM may fill; `is_eager`: no CUDA graphs;
     `can_sleep`: memory from vLLM's allocator, which `LLM.sleep` can give back (CUDA alone).
     """
     kv = None if plan.rollout_kv is None else build.kv[plan.rollout_kv.name]
@@ -266,7 +261,7 @@ def llm_arguments(
                       "lora_target_modules": list(adapters.targets)}  # fmt: skip
     if build is CUDA:
         arguments |= {"gpu_memory_utilization": gpu_memory, "enable_sleep_mode": can_sleep}
-    if is_eager or build is CPU or rules_out_graphs(plan, config):
+    if is_eager or build is CPU:
         return arguments | {"enforce_eager": True}
     return arguments | {"compilation_config": graphs(max_batch)}
 

@@ -41,7 +41,6 @@ class VLLMWeights:
         """`is_direct`: take the kernels' way where the live layout allows it (None: on a GPU and a large model)."""
         self.model, self.vllm_config, self.config, self.plan, self.device = model, vllm_config, config, plan, device
         self.adapters, self.shapes = adapters, tensor_shapes(config)
-        reload.widen_gains(model, settings.fp32_gains(plan, config))
         for module in kv.attentions(model).values():  # dummy weights reach them too
             kv.set_scales(module, dict.fromkeys(kv.ROLES, 1.0))
         self.writer: direct.Writer | None = None

@@ -20,7 +20,7 @@ from verl.workers.rollout.vllm_rollout.utils import VLLM_LORA_INT_ID, set_death_
 
 from harness.api import KVProtocol
 from harness.compose import check_passport
-from harness.engines.vllm import kv
+from harness.engines.vllm import kv, reload, settings
 from harness.engines.vllm.adapters import AdapterSlot
 from harness.engines.vllm.arrival import Arrival
 from harness.engines.vllm.weights import VLLMWeights
@@ -50,6 +50,8 @@ class Extension(vLLMColocateWorkerExtension):
             from harness.engines.vllm import cpu_fixes
 
             cpu_fixes.apply()
+        cls._lowbit_gains = reload.wide_gains(settings.fp32_gains(current_method().plan, current_job().shape))
+        cls._lowbit_gains.__enter__()  # for good: the process makes this one model
         return super(vLLMColocateWorkerExtension, cls).__new__(cls)
 
     @cached_property

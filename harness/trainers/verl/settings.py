@@ -99,12 +99,11 @@ def _rollout(job: Job, plan: Plan, build: Build, prompt_length: int) -> dict[str
     masters = 4 * num_parameters(shape)
     num_samples = job.config.algo.num_prompts * job.config.algo.group_size
     dtype = {torch.float32: "float32", torch.float16: "float16"}.get(vllm.base_dtype(plan), "bfloat16")
-    is_eager = is_cpu or vllm.rules_out_graphs(plan, shape)
     sampling = {"n": 1, "do_sample": True, "temperature": engine.temperature, "top_p": 1.0, "top_k": -1}
     values: dict[str, Any] = {
         "name": ROLLOUT, "n": job.config.algo.group_size, "temperature": engine.temperature, "top_p": 1.0, "top_k": -1,
         "dtype": dtype, "load_format": "dummy", "calculate_log_probs": True, "tensor_model_parallel_size": 1,
-        **room, "enforce_eager": is_eager,
+        **room, "enforce_eager": is_cpu,
         "seed": stable_seed(job.config.seed, "verl rollout") % 2**31, "free_cache_engine": sleeps,
         "enable_sleep_mode": sleeps, "enable_prefix_caching": not is_cpu,
         "checkpoint_engine.update_weights_bucket_megabytes": min(BUCKET_MIB[device], 1 + masters // 2**20),
@@ -117,7 +116,7 @@ def _rollout(job: Job, plan: Plan, build: Build, prompt_length: int) -> dict[str
     if (adapters := at_rollout(plan.adapters)) is not None:
         wanted = {"enable_lora": True, "max_loras": 1, "max_lora_rank": vllm.lora_rank(adapters.rank)}
         values |= {f"engine_kwargs.vllm.{name}": value for name, value in wanted.items()}
-    if not is_eager:
+    if not is_cpu:
         values["engine_kwargs.vllm.compilation_config"] = vllm.graphs(engine.max_batch)
     return {f"actor_rollout_ref.rollout.{name}": value for name, value in values.items()}
 
