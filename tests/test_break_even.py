@@ -189,6 +189,18 @@ def test_other_machines_do_not_compare() -> None:
     assert report.answers([*mixed, record("fp8_block", "s", 64, 9)], "bf16") == []
 
 
+@pytest.mark.parametrize(("engine", "wanted"), [("vllm", [32, 64]), ("embedded", [32, 64, 128])])
+def test_real_kernels_compare_in_runs_of_one_commit(engine: str, wanted: list[int]) -> None:
+    """At 128 tokens the arm ran on a later commit, of a faster engine; an emulated format has no other."""
+    late = {run.run_id for run in sweep((128,), "m") if run.config["precision"]["name"] == "fp8_block"}
+    runs = [
+        run.model_copy(update={"commit": "b" if run.run_id in late else "a"}) for run in sweep(sizes="m", engine=engine)
+    ]
+    assert len(late) == 3
+    (found,) = report.answers(runs, "bf16")
+    assert [round(length) for _, length, _ in sorted(found.measured)] == wanted
+
+
 def test_steps_to_an_accuracy_by_hand() -> None:
     points = np.array([[0, 0.2], [20, 0.4], [40, 0.3], [60, 0.8]])
     assert steps_to(points, 0.3) == pytest.approx(10) and steps_to(points, 0.55) == pytest.approx(50)

@@ -24,6 +24,8 @@ class StepCost:
     """Response tokens per sample."""
     seconds: dict[str, float]
     """Stage of STAGES -> seconds per step."""
+    commit: str | None = None
+    """The code that ran."""
 
     @property
     def total(self) -> float:
@@ -40,7 +42,7 @@ def step_cost(run: RunResult) -> StepCost | None:
     if run.status not in SCORED or not (samples and generate and rate and size):
         return None
     seconds = {name: sum(time.get(s) or 0.0 for s in stages) / run.num_steps for name, stages in STAGES.items()}
-    return StepCost(size=size, length=rate * generate / samples, seconds=seconds)
+    return StepCost(size=size, length=rate * generate / samples, seconds=seconds, commit=run.commit)
 
 
 def num_parameters(run: RunResult) -> float | None:

@@ -21,6 +21,8 @@ EMULATED = ("embedded",)
 """Engines that compute a format in a wider one: their speed says nothing about hardware."""
 DRAWS = 200
 """Resamples; of emulated formats, whose crossings nobody reads, one."""
+Costs = dict[str, list[StepCost]]
+"""Context -> step costs of the runs in it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,28 +86,28 @@ def is_emulated(results: Sequence[RunResult]) -> bool:
 
 
 def answers(results: Sequence[RunResult], control: str) -> list[Answer]:
-    """Arms of coarser precisions that share two sizes or lengths with the control, on the machine of most runs."""
+    """Arms of coarser precisions that share two sizes or lengths with the control, on the machine of most runs; with
+    real kernels in runs of one commit, for an engine gets faster."""
     arms = group_arms(results)
     costs = costs_by_line(arms, commonest_machine(results)) if results else {}
     reference = next((line for line in costs if line[1] == control), None)
     if reference is None:
         return []
     found: list[Answer] = []
-    draws = 1 if is_emulated(results) else DRAWS
+    emulated = is_emulated(results)
     for line in costs:
-        shared = _common(costs[line], costs[reference])
-        if rank(line[0]) > rank(reference[0]) and len(shared) > 1:
+        own, other = _alike(costs[line], costs[reference], emulated)
+        if rank(line[0]) > rank(reference[0]) and len(own) > 1:
             members = {label(a.context): a for a in arms if (a.precision, style_name(a)) == line}
             others = {label(a.context): a for a in arms if (a.precision, style_name(a)) == reference}
-            where = [context for context in costs[line] if context in shared]
-            found.append(_answer(line, members, others, costs[line], costs[reference], where, draws))
+            found.append(_answer(line, members, others, own, other, 1 if emulated else DRAWS))
     found = [answer for answer in found if answer.crossings]  # contexts may differ in neither size nor length
     return sorted(found, key=lambda a: (rank(a.precision), a.name))
 
 
-def costs_by_line(arms: Sequence[Arm], place: str) -> dict[tuple[str, str], dict[str, list[StepCost]]]:
+def costs_by_line(arms: Sequence[Arm], place: str) -> dict[tuple[str, str], Costs]:
     """(precision, method and variant) -> context -> step costs of its runs on one machine."""
-    found: dict[tuple[str, str], dict[str, list[StepCost]]] = {}
+    found: dict[tuple[str, str], Costs] = {}
     for arm in arms:
         known = [cost for run in arm.runs if machine(run) == place and (cost := step_cost(run)) is not None]
         if known:
@@ -113,19 +115,25 @@ def costs_by_line(arms: Sequence[Arm], place: str) -> dict[tuple[str, str], dict
     return found
 
 
-def _common(own: dict[str, list[StepCost]], other: dict[str, list[StepCost]]) -> set[str]:
-    return {context for context in own if context in other}
+def _alike(own: Costs, other: Costs, emulated: bool) -> tuple[Costs, Costs]:
+    """What compares: contexts that both have; with real kernels, of their runs those of a commit that both have."""
+    found: tuple[Costs, Costs] = ({}, {})
+    for context in (c for c in own if c in other):
+        commits = {c.commit for c in own[context]} & {c.commit for c in other[context]}
+        if emulated or commits:
+            for kept, given in zip(found, (own, other), strict=True):
+                kept[context] = [c for c in given[context] if emulated or c.commit in commits]
+    return found
 
 
 def _answer(
-    line: tuple[str, str], members: dict[str, Arm], others: dict[str, Arm], own: dict[str, list[StepCost]],
-    other: dict[str, list[StepCost]], where: list[str], draws: int,
+    line: tuple[str, str], members: dict[str, Arm], others: dict[str, Arm], own: Costs, other: Costs, draws: int
 ) -> Answer:  # fmt: skip
-    mine, theirs = ([cost for context in where for cost in group[context]] for group in (own, other))
+    mine, theirs = ([cost for context in own for cost in group[context]] for group in (own, other))
     rng = np.random.default_rng(0)
     boots = [fit_speedup(resampled(mine, rng), resampled(theirs, rng)) for _ in range(draws)]
     speedup = fit_speedup(mine, theirs)
-    cells = [(_mean(own[c], "size"), _mean(own[c], "length"), _ratio(own[c], other[c]), c) for c in where]
+    cells = [(_mean(own[c], "size"), _mean(own[c], "length"), _ratio(own[c], other[c]), c) for c in own]
     largest = max(cells)[3]
     return Answer(
         name=f"{line[1]} {line[0]}", precision=line[0], speedup=speedup,
@@ -226,9 +234,10 @@ def _race_words(answer: Answer, control: str) -> str:
 def markdown(found: Sequence[Answer], sweep: str, control: str, results: Sequence[RunResult]) -> str:
     """Sentences, then the table of measured and fitted speedups."""
     emulated = is_emulated(results)
+    place = commonest_machine(results) + ("" if emulated else ", runs of one commit")
     lines = [
         f"# {sweep}: break-even", "",
-        f"Measured on: {commonest_machine(results)}. Speedup: seconds per step of {control} over those of the arm, "
+        f"Measured on: {place}. Speedup: seconds per step of {control} over those of the arm, "
         "evaluation left out. Laws per stage in model size and response length, extended to "
         f"{SIZE_REACH:g} times the largest size and {LENGTH_REACH:g} times the longest response. The accuracy to reach "
         f"is {GAIN:.0%} of what {control} gains.", "",
