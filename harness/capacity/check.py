@@ -134,6 +134,7 @@ def _verl(found: Measured, given: Mapping[str, Any], row: Mapping[str, Any]) -> 
     at = place(work, gpus)
     where = f"{row['size']}, {work.batch // gpus} x {work.length} on each of {gpus}"
     where += ", compiled" if given["compile"] else ""
+    where += f", {row['precision']}" if row["precision"] != "bf16" else ""
     peak = sum(at.update.values())
     yield Row(what="verl, memory", where=where, unit="GiB", predicted=peak, measured=row["trainer_gib"])
     if (planned := step(found, work, at, Links())) is None:
