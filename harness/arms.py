@@ -23,6 +23,8 @@ FIRST = (
 """Where several fields vary together, the one named first stands for them."""
 CONTEXT = ("model.", "task.", "base.", "engine.", "trainer.name", "trainer.steps")
 """Fields that set the experiment. Two arms are compared only where these agree."""
+KNOBS = "knobs."
+"""How names of a method's own options begin."""
 WORDS = {
     "model.name": "{}",
     "task.name": "{}",
@@ -72,12 +74,14 @@ def group_arms(results: Sequence[RunResult]) -> list[Arm]:
     fields = {key: setting(group[0]) for key, group in groups.items()}
     names = _axes(list(fields.values()))
     usual = _usual(list(fields.values()), names)
+    own = _own_knobs(list(fields.values()), names)
     arms: list[Arm] = []
     for key, group in groups.items():
         axes = {name: fields[key].get(name) for name in names}
         context = {name: value for name, value in axes.items() if name.startswith(CONTEXT)}
+        method, precision = fields[key]["method"], fields[key]["precision.name"]
         others = {name: value for name, value in axes.items() if name not in context and value != usual[name]}
-        method, precision, variant = fields[key]["method"], fields[key]["precision.name"], label(others)
+        variant = label({name: v for name, v in others.items() if not name.startswith(KNOBS) or (method, name) in own})
         arms.append(
             Arm(
                 label=" ".join(filter(None, [method, precision, variant, label(context)])),
@@ -124,7 +128,7 @@ def label(axes: Fields) -> str:
     words: list[str] = []
     for name, value in axes.items():
         text = f"{value:g}" if isinstance(value, float) else "+".join(value) if isinstance(value, list) else str(value)
-        words += [] if value is None else [WORDS.get(name, f"{name.removeprefix('knobs.')}={{}}").format(text)]
+        words += [] if value is None else [WORDS.get(name, f"{name.removeprefix(KNOBS)}={{}}").format(text)]
     return " ".join(words)
 
 
@@ -161,6 +165,15 @@ def _usual(settings: Sequence[Fields], names: Sequence[str]) -> Fields:
             values = [json.dumps(fields.get(name)) for fields in settings]
             usual[name] = json.loads(max(values, key=values.count))
     return usual
+
+
+def _own_knobs(settings: Sequence[Fields], names: Sequence[str]) -> set[tuple[str, str]]:
+    """(method, knob) of the axes that are knobs and vary within the method: of any other its name says enough."""
+    values: dict[tuple[str, str], set[str]] = {}
+    for fields in settings:
+        for name in (n for n in names if n.startswith(KNOBS)):
+            values.setdefault((fields["method"], name), set()).add(json.dumps(fields.get(name)))
+    return {place for place, found in values.items() if len(found) > 1}
 
 
 def _order(values: Any) -> list[tuple[bool, float, str]]:

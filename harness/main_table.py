@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from harness import stats
 from harness.arms import rank
 from harness.leaderboard import contrasts, leaderboard
 from harness.report import MARKS
@@ -19,9 +20,10 @@ Row = Mapping[str, Any]
 READING = (
     "Accuracy: held-out, in the reference precision, after the last step; brackets are 95 % bootstrap intervals over "
     "seeds and questions. As rolled: the same in the run's own rollout format. Against {control}: difference in AUC "
-    "(mean accuracy of all evaluations after step 0), paired by seed, with its interval and the verdict after Holm's "
-    "correction; (+n): about n more seeds would tell. Against {baseline}: the same at equal precision. k3: mismatch of "
-    "sampler and trainer, nats, median over steps."
+    "(mean accuracy of all evaluations after step 0), paired by seed, with its interval and the verdict after "
+    f"correction for the arms of its setting (Holm up to {stats.MAX_DECLARED}, false discovery rate above); (+n): about "
+    "n more seeds would tell. Against {baseline}: the same at equal precision. k3: mismatch of sampler and trainer, "
+    "nats, median over steps."
 )
 
 

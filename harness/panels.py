@@ -14,9 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from matplotlib import rcParams
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure, SubFigure
+from matplotlib.font_manager import FontProperties
 from matplotlib.lines import Line2D
+from matplotlib.textpath import TextPath
 from matplotlib.ticker import MaxNLocator
 
 from harness.arms import Arm
@@ -152,9 +155,14 @@ def _log_scale(ax: Axes, zeros: Sequence[str]) -> None:
 
 
 def legend(figure: Figure | SubFigure, looks: Looks, marked: bool, columns: int = 5) -> None:
-    """One legend above all panels."""
+    """One legend above all panels, in at most so many columns as its longest name leaves room for."""
+    font = FontProperties(size=rcParams["legend.fontsize"])
+    em = font.get_size_in_points() / 72
+    spaces = rcParams["legend.handlelength"] + rcParams["legend.handletextpad"] + rcParams["legend.columnspacing"]
+    widest = max(TextPath((0, 0), name, prop=font).get_extents().width for name in looks) / 72 + em * spaces
+    columns = max(1, min(len(looks), columns, int(figure.bbox.width / figure.dpi / widest)))
     handles = [
         Line2D([], [], color=look.colour, linestyle=look.dash, marker=look.marker if marked else "", label=name)
         for name, look in looks.items()
     ]
-    figure.legend(handles=handles, loc="outside upper center", ncols=min(len(handles), columns))
+    figure.legend(handles=handles, loc="outside upper center", ncols=columns)

@@ -49,6 +49,8 @@ def test_knobs_are_written_where_they_vary_within_a_method() -> None:
         "flashrl int4 TIS.cap=2",
         "flashrl int4 TIS.cap=4",
     ]
+    plain = run("mis", "int4", knobs={"TIS": {"cap": 9.0}})  # the only one of its method, so the name says it
+    assert labels(run(), plain, *runs)[1] == "mis int4"
 
 
 def test_paths_make_no_arm() -> None:

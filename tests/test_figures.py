@@ -164,6 +164,23 @@ def test_the_overview_focuses_on_the_precision_with_most_arms() -> None:
         assert legend.get_window_extent().y0 >= ax.get_window_extent().y1, "legend over the data"
 
 
+def test_legends_of_long_names_stay_in_their_half() -> None:
+    knobs = [{"AQN": {"allow_rounded_noise": i == 1, "sigma_start": 0.05 if i == 2 else 0.01}} for i in range(3)]
+    pairs = [
+        factory.result(),
+        *(factory.result("qerl", "nvfp4", knobs=k) for k in knobs),
+        factory.result("qerl_no_aqn", "nvfp4"),
+    ]
+    results = [result for result, _ in pairs]
+    arms = group_arms(results)
+    board = {str(r["arm"]): r for r in leaderboard(results).to_dict("records")}
+    with mpl.rc_context(fname=STYLE):
+        figure = overview(arms, {r.run_id: _columns(s) for r, s in pairs}, board, looks_of(arms, "bf16"), "bf16")
+        figure.draw_without_rendering()
+    left, right = (half.legends[0].get_window_extent() for half in figure.subfigs)
+    assert 0 <= left.x0 and left.x1 <= right.x0 and right.x1 <= figure.bbox.width
+
+
 def _columns(rows: list[dict[str, Any]]) -> dict[str, list[Any]]:
     return {name: [row[name] for row in rows] for name in rows[0]}
 
