@@ -21,8 +21,8 @@ READING = (
     "Accuracy: held-out, in the reference precision, after the last step; brackets are 95 % bootstrap intervals over "
     "seeds and questions. As rolled: the same in the run's own rollout format. Against {control}: difference in AUC "
     "(mean accuracy of all evaluations after step 0), paired by seed, with its interval and the verdict after "
-    f"correction for the arms of its setting (Holm up to {stats.MAX_DECLARED}, false discovery rate above); (+n): about "
-    "n more seeds would tell. Against {baseline}: the same at equal precision. k3: mismatch of sampler and trainer, "
+    f"correction for the arms of its setting (Holm up to {stats.MAX_DECLARED}, false discovery rate above); (+n): "
+    "about n more seeds would tell. Against {baseline}: the same at equal precision. k3: mismatch of sampler and trainer, "
     "nats, median over steps."
 )
 

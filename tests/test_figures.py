@@ -178,7 +178,8 @@ def test_legends_of_long_names_stay_in_their_half() -> None:
         figure = overview(arms, {r.run_id: _columns(s) for r, s in pairs}, board, looks_of(arms, "bf16"), "bf16")
         figure.draw_without_rendering()
     left, right = (half.legends[0].get_window_extent() for half in figure.subfigs)
-    assert 0 <= left.x0 and left.x1 <= right.x0 and right.x1 <= figure.bbox.width
+    edges = [0.0, left.x0, left.x1, right.x0, right.x1, figure.bbox.width]
+    assert edges == sorted(edges)
 
 
 def _columns(rows: list[dict[str, Any]]) -> dict[str, list[Any]]:
