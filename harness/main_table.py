@@ -22,8 +22,8 @@ READING = (
     "seeds and questions. As rolled: the same in the run's own rollout format. Against {control}: difference in AUC "
     "(mean accuracy of all evaluations after step 0), paired by seed, with its interval and the verdict after "
     f"correction for the arms of its setting (Holm up to {stats.MAX_DECLARED}, false discovery rate above); (+n): "
-    "about n more seeds would tell. Against {baseline}: the same at equal precision. k3: mismatch of sampler and trainer, "
-    "nats, median over steps."
+    "about n more seeds would tell. Against {baseline}: the same at equal precision. k3: mismatch of sampler and "
+    "trainer, nats, median over steps."
 )
 
 
