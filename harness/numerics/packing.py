@@ -30,12 +30,13 @@ def pack_int32(codes: Tensor, num_bits: int, *, dim: Literal[0, 1] = 1) -> Tenso
     unsigned = (codes.T if dim == 0 else codes).to(torch.int32) + half
     rows, length = unsigned.shape
     groups = torch.nn.functional.pad(unsigned, (0, -length % 32)).view(rows, -1, 32)
+    start = torch.arange(32, dtype=torch.int32, device=codes.device) * num_bits
+    word, offset = start // 32, start % 32
     words = torch.zeros(rows, groups.shape[1], num_bits, dtype=torch.int32, device=codes.device)
-    for i in range(32):
-        word, offset = divmod(i * num_bits, 32)
-        words[..., word] |= groups[..., i] << offset
-        if offset + num_bits > 32:
-            words[..., word + 1] |= groups[..., i] >> (32 - offset)
+    words.index_add_(2, word, groups << offset)  # no two codes have a bit in common
+    if 32 % num_bits:
+        over = (offset + num_bits > 32).nonzero().flatten()
+        words.index_add_(2, word[over] + 1, groups[..., over] >> (32 - offset[over]))
     packed = words.view(rows, -1)[:, : -(-length * num_bits // 32)]
     return (packed.T if dim == 0 else packed).contiguous()
 

@@ -228,12 +228,13 @@ def test_an_engine_sleeps_where_that_frees_something(tmp_path: Path, monkeypatch
     assert found[f"{rollout}checkpoint_engine.update_weights_bucket_megabytes"] == 1  # as much as its masters take
 
 
-def test_noise_in_float32_gains_means_no_graphs(tmp_path: Path) -> None:
-    key = "actor_rollout_ref.rollout.enforce_eager"
-    noised = made(tmp_path / "a", "method=bf16", "parts=[qerl.AQN]")
-    plain = made(tmp_path / "b", "method=bf16")
-    assert told(noised, "cuda")[key] is True
-    assert told(plain, "cuda")[key] is False
+def test_noise_in_float32_gains_has_graphs_too(tmp_path: Path) -> None:
+    """The engine's worker widens them before anything is captured."""
+    noised = told(made(tmp_path / "a", "method=bf16", "parts=[qerl.AQN]"), "cuda")
+    plain = told(made(tmp_path / "b", "method=bf16"), "cuda")
+    for name in ("enforce_eager", "engine_kwargs.vllm.compilation_config"):
+        assert noised[f"actor_rollout_ref.rollout.{name}"] == plain[f"actor_rollout_ref.rollout.{name}"]
+    assert noised["actor_rollout_ref.rollout.enforce_eager"] is False
 
 
 def test_a_row_is_made_of_verls_numbers() -> None:

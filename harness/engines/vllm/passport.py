@@ -12,6 +12,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -36,6 +37,9 @@ ALL_COLUMNS = 1024
 SOME_COLUMNS = 64
 RUN = 4
 """Neighbours among those: alone in its group of any size, an input is the group's maximum, which no rounding moves."""
+
+Readings = dict[str, Tensor]
+"""Format -> [PROBE_ROWS, C] float32: an input at the columns that are asked for, as that format reads it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,8 +112,8 @@ def weight_records(model: nn.Module, sent: Mapping[str, Sent], dtype: torch.dtyp
             live = answered[rows : rows + len(told.values)]
             rows += len(told.values)
             gap = (live - told.values).abs()
-            wrong = gap > WEIGHT_TOLERANCE * told.values.abs() + 1e-12
-            if bool(wrong.any()) or not bool(torch.isfinite(live).all()):
+            wrong = ~(gap <= WEIGHT_TOLERANCE * told.values.abs() + 1e-12)  # NaN too
+            if bool(wrong.any()):
                 raise RuntimeError(
                     f"{part}.weight is not the {told.format.name} tensor that was loaded: {int(wrong.sum())} of "
                     f"{wrong.numel()} weights differ in {kernel_name(layer)} of {name}, by up to {float(gap.max()):.3g}"
@@ -155,34 +159,27 @@ def input_formats(
         if names[0] not in sent:
             found |= dict.fromkeys(names, base)
             continue
-        columns, width = sent[names[0]].columns, int(layer.input_size)  # pyright: ignore[reportArgumentType]
-        x = _probe_input(columns, width, dtype).to(device)
+        x, readings = _probe(int(layer.input_size), dtype, device, (planned or base, base))  # pyright: ignore
         weights = torch.cat([sent[name].values for name in names])
         answer = apply(layer, x).float()
-        gaps = {
-            name: float((rounded[:, columns] @ weights.T - answer).norm())
-            for name, rounded in _roundings(x, [planned or base, base])
-        }
-        found |= dict.fromkeys(names, min(gaps, key=gaps.__getitem__))
+        gaps = torch.stack([(reading @ weights.T - answer).norm() for reading in readings.values()]).tolist()
+        found |= dict.fromkeys(names, min(zip(gaps, readings, strict=True), key=lambda pair: pair[0])[1])
     return found
 
 
-def _probe_input(columns: Tensor, width: int, dtype: torch.dtype) -> Tensor:
-    """[PROBE_ROWS, width]: magnitudes spread over some octaves at `columns`, zero elsewhere; the same at every call."""
-    draws = torch.Generator("cpu").manual_seed(width)
+@cache
+def _probe(width: int, dtype: torch.dtype, device: torch.device, first: tuple[str, ...]) -> tuple[Tensor, Readings]:
+    """An input of a layer [PROBE_ROWS, width], always the same: magnitudes spread over some octaves at `columns_of` the
+    layer, zero elsewhere; and what is there as the `first` formats read it, then those of ACTS_TRIED that fit."""
+    columns, draws = columns_of(width, device), torch.Generator("cpu").manual_seed(width)
     shape = PROBE_ROWS, len(columns)
     x = torch.zeros(PROBE_ROWS, width, dtype=dtype)
     values = torch.randn(shape, generator=draws) * torch.exp(torch.randn(shape, generator=draws))
     x[:, columns.cpu()] = values.to(dtype)
-    return x
-
-
-def _roundings(x: Tensor, first: list[str]) -> Iterator[tuple[str, Tensor]]:
-    """(format, `x` as that format reads it, float32): the `first` ones, then those of ACTS_TRIED that fit the width."""
-    for name in dict.fromkeys((*first, *ACTS_TRIED)):
-        fmt = format_named(name)
-        if fmt.tile is None or x.shape[1] % max(fmt.tile[1], 1) == 0:
-            yield name, fake_quantize(x.float(), fmt)
+    x = x.to(device)
+    formats = {name: format_named(name) for name in (*first, *ACTS_TRIED)}
+    fitting = {name: fmt for name, fmt in formats.items() if fmt.tile is None or width % max(fmt.tile[1], 1) == 0}
+    return x, {name: fake_quantize(x.float(), fmt)[:, columns] for name, fmt in fitting.items()}
 
 
 def plain_record(name: str, live: Tensor, kernel: str = "") -> TensorRecord:
