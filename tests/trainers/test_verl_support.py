@@ -230,11 +230,10 @@ def test_an_engine_sleeps_where_that_frees_something(tmp_path: Path, monkeypatch
 
 def test_noise_in_float32_gains_has_graphs_too(tmp_path: Path) -> None:
     """The engine's worker widens them before anything is captured."""
-    noised = told(made(tmp_path / "a", "method=bf16", "parts=[qerl.AQN]"), "cuda")
-    plain = told(made(tmp_path / "b", "method=bf16"), "cuda")
-    for name in ("enforce_eager", "engine_kwargs.vllm.compilation_config"):
-        assert noised[f"actor_rollout_ref.rollout.{name}"] == plain[f"actor_rollout_ref.rollout.{name}"]
-    assert noised["actor_rollout_ref.rollout.enforce_eager"] is False
+    job, rollout = made(tmp_path, "method=bf16", "parts=[qerl.AQN]"), "actor_rollout_ref.rollout."
+    noised, batch = told(job, "cuda"), job.config.engine.max_batch
+    assert noised[f"{rollout}enforce_eager"] is False
+    assert noised[f"{rollout}engine_kwargs.vllm.compilation_config"] == settings.vllm.graphs(batch)
 
 
 def test_a_row_is_made_of_verls_numbers() -> None:
