@@ -16,13 +16,15 @@
 # collapses within 20 steps. One FP8 flow for both sides stays within about a point of BF16. The mixed baseline has
 # no importance correction.
 #
-# **Here.** Accuracy during training minus that of bf16 at the same length and seeds, and the median mismatch, for 8
-# to 32 digits to sort: FP8 on the left, 4 bits on the right, where the same question has a larger answer.
+# **Here.** Accuracy during training minus that of bf16 at the same length and seeds, and the median mismatch. Emulated
+# on a CPU for 8 to 32 digits to sort: FP8, and 4 bits, where the same question has a larger answer. With vLLM's FP8
+# kernels on an H200 for 64 and 256 digits: there TIS and one FP8 flow stand beside uncorrected rollouts.
 #
-# **What this cannot show.** Lengths of thousands of tokens. Responses here have 9 to 33, so FP8 has little time to
-# drift; that is why 4-bit formats stand beside it.
+# **What this cannot show.** Lengths of thousands of tokens. Accuracy is that in BF16; `jet_rl` and uncorrected FP8 lose
+# it together, and keep it as rolled (`results/tables/main_h200_main.md`).
 #
-# From the sweep `length`; `lowbit figures jet_rl_length` draws the same figure into `results/figures/paper`.
+# From the sweeps `length` and `main_h200`; `lowbit figures jet_rl_length` draws the same figure into
+# `results/figures/paper`.
 
 # %%
 from IPython.display import display

@@ -11,7 +11,7 @@ from harness.results import EvalRecord, RunResult, write_result
 from tests import result_factory as factory
 
 STEPS = 40
-SIZES = {"xs": (2, 32), "s": (4, 64), "m": (6, 128), "l": (8, 256)}
+SIZES = {"xs": (2, 32), "s": (4, 64), "m": (6, 128), "l": (8, 256), "s128": (4, 256)}
 Runs = list[tuple[RunResult, list[dict[str, Any]]]]
 
 

@@ -191,6 +191,21 @@ def test_gap_by_length(tmp_path: Path) -> None:
     laid_out(drawn)
 
 
+def test_gap_by_length_with_real_kernels(tmp_path: Path) -> None:
+    runs = run("length", "bf16", auc=0.8, task__n=8) + run("length", "naive", "fp8_block", auc=0.7, task__n=8)
+    usual: dict[str, Any] = {"model__name": "s128", "algo__num_minibatches": 2}
+    for n in (64, 256):
+        runs += run("main_h200", "bf16", auc=0.5, task__n=n, **usual)
+        runs += run("main_h200", "flashrl", "fp8_block", auc=0.5 - n / 1024, task__n=n, **usual)
+        runs += run("main_h200", "flashrl", "fp8_block", auc=0.0, task__n=n, **usual | {"algo__num_minibatches": 8})
+    drawn = draw("jet_rl_length", write(tmp_path, runs))
+    assert row(drawn, sweep="main_h200", n=256)["AUC - bf16"] == pytest.approx(-0.25)  # of two updates a batch alone
+    assert [ax.get_title(loc="left") for ax in drawn.figure.axes[:3]] == [
+        "FP8, emulated", "4 bits, emulated", "FP8 kernels, H200"]  # fmt: skip
+    assert len(drawn.numbers) == 3
+    laid_out(drawn)
+
+
 def test_fp8_kv_ablation(tmp_path: Path) -> None:
     runs: Runs = []
     for n in (8, 16):

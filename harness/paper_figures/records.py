@@ -30,13 +30,23 @@ class Found:
 
 def load(results: Path, sweep: str) -> Found:
     """The arms of a sweep. Raises ValueError without a result, or for a damaged file."""
-    folder, packed = results / "runs" / sweep, results / FOLDER / f"{sweep}.zip"
+    folder, packed = _places(results, sweep)
     place = folder if any(folder.glob("*.json")) or not packed.is_file() else packed
     files = sorted(folder.glob("*.json")) if place == folder else [packed]
     arms = _arms(place, tuple((path.name, path.stat().st_mtime_ns) for path in files))
     if not arms:
         raise ValueError(f"sweep {sweep!r} has no results in {results}")
     return Found(sweep=sweep, place=place, arms=arms)
+
+
+def has_results(results: Path, sweep: str) -> bool:
+    """Is there a file that `load` would read?"""
+    folder, packed = _places(results, sweep)
+    return any(folder.glob("*.json")) or packed.is_file()
+
+
+def _places(results: Path, sweep: str) -> tuple[Path, Path]:
+    return results / "runs" / sweep, results / FOLDER / f"{sweep}.zip"
 
 
 @cache
