@@ -94,36 +94,32 @@ def _figures(
         return {"scores": scores(arms, board)}
     shown = [arm for arm in arms if not arm.variant] if is_brief else arms
     grid = partial(small_multiples, shown, looks=looks, control=control)
-    brief = {
-        "overview": overview(arms, series, board, looks, control),
-        "accuracy": grid(
-            accuracy, "policy step (mean, and all seeds as a band)", "accuracy, reference precision", marked=True
-        ),
-    }
-    if is_brief:
-        return {name: figure for name, figure in brief.items() if figure is not None}
-    figures = {
-        "overview": brief["overview"],
-        "scores": scores(arms, board),
-        "accuracy": brief["accuracy"],
-        "reward": grid(
-            reward, "policy step (mean, and all seeds as a band)", f"sampler reward, mean of {SMOOTHING} steps"
-        ),
-        "mismatch": grid(
-            k3, "policy step (median, and all seeds as a band)", "mismatch k3, nats per token", is_log=True
-        ),
-        "mismatch_position": grid(
-            position, "position in the response, tokens (mean over training)", "mismatch k3, nats", is_log=True
-        ),
-        "mismatch_entropy": grid(
-            entropy,
-            "entropy of the trainer, nats (lower edge of a bucket)",
-            "mismatch k3, nats",
-            is_log=True,
-            marked=True,
-            x_linear_below=1e-3,
-        ),
-    }
+    figures: dict[str, Figure | None] = {"overview": overview(arms, series, board, looks, control)}
+    if not is_brief:
+        figures["scores"] = scores(arms, board)
+    figures["accuracy"] = grid(
+        accuracy, "policy step (mean, and all seeds as a band)", "accuracy, reference precision", marked=True
+    )
+    if not is_brief:
+        figures |= {
+            "reward": grid(
+                reward, "policy step (mean, and all seeds as a band)", f"sampler reward, mean of {SMOOTHING} steps"
+            ),
+            "mismatch": grid(
+                k3, "policy step (median, and all seeds as a band)", "mismatch k3, nats per token", is_log=True
+            ),
+            "mismatch_position": grid(
+                position, "position in the response, tokens (mean over training)", "mismatch k3, nats", is_log=True
+            ),
+            "mismatch_entropy": grid(
+                entropy,
+                "entropy of the trainer, nats (lower edge of a bucket)",
+                "mismatch k3, nats",
+                is_log=True,
+                marked=True,
+                x_linear_below=1e-3,
+            ),
+        }
     return {name: figure for name, figure in figures.items() if figure is not None}
 
 

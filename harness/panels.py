@@ -154,7 +154,7 @@ def _log_scale(ax: Axes, zeros: Sequence[str]) -> None:
     ax.text(0.04, 0.98, said, transform=ax.transAxes, fontsize=6.5, va="top")
 
 
-def legend(figure: Figure | SubFigure, looks: Looks, marked: bool, columns: int = 5) -> None:
+def legend(figure: Figure | SubFigure, looks: Looks, marked: bool = True, columns: int = 5) -> None:
     """One legend above all panels, in at most so many columns as its longest name leaves room for."""
     font = FontProperties(size=rcParams["legend.fontsize"])
     em = font.get_size_in_points() / 72

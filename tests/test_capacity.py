@@ -190,7 +190,7 @@ def test_engines_and_generations_are_checked_and_updates_where_there_are_any(tmp
     whole = list(check.generation_rows(ROOT / "results", found, sweep))
     shorter = [f"7b-{precision}, {batch} x 512" for precision in ("bf16", "fp8_block") for batch in (64, 256)]
     assert [row.where for row in whole] == [*shorter, "0.5b-bf16, 64 x 16384"]
-    assert max(abs(row.error) for row in whole) < 0.1
+    assert all(abs(row.error) < (0.1 if "fp8" in row.where else 0.07) for row in whole)
     (tmp_path / "bench").mkdir()
     assert any("no measurement is committed" in line for line in check.section(tmp_path, found, sweep))
     rows_there = [

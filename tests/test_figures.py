@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import matplotlib as mpl
 import numpy as np
 import pytest
 from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
 
 from harness.arms import Arm, group_arms
 from harness.curves import load_series, over_evaluations, over_profile, over_steps
@@ -150,12 +152,7 @@ def test_scores_stand_side_by_side() -> None:
 
 def test_the_overview_focuses_on_the_precision_with_most_arms() -> None:
     pairs = factory.sweep_results(MANY, seeds=1)
-    results = [result for result, _ in pairs]
-    arms = group_arms(results)
-    board = {str(r["arm"]): r for r in leaderboard(results).to_dict("records")}
-    with mpl.rc_context(fname=STYLE):
-        figure = overview(arms, {r.run_id: _columns(s) for r, s in pairs}, board, looks_of(arms, "bf16"), "bf16")
-        figure.draw_without_rendering()
+    figure = laid_out_overview(pairs)
     left, top, bottom = figure.axes
     assert "int4" in top.get_title(loc="left")
     assert len(top.lines) == len(bottom.lines) == 6
@@ -171,15 +168,21 @@ def test_legends_of_long_names_stay_in_their_half() -> None:
         *(factory.result("qerl", "nvfp4", knobs=k) for k in knobs),
         factory.result("qerl_no_aqn", "nvfp4"),
     ]
+    figure = laid_out_overview(pairs)
+    left, right = (half.legends[0].get_window_extent() for half in figure.subfigs)
+    edges = [0.0, left.x0, left.x1, right.x0, right.x1, figure.bbox.width]
+    assert edges == sorted(edges)
+
+
+def laid_out_overview(pairs: Sequence[tuple[RunResult, list[dict[str, Any]]]]) -> Figure:
+    """The overview of runs and their series, with everything in its place."""
     results = [result for result, _ in pairs]
     arms = group_arms(results)
     board = {str(r["arm"]): r for r in leaderboard(results).to_dict("records")}
     with mpl.rc_context(fname=STYLE):
         figure = overview(arms, {r.run_id: _columns(s) for r, s in pairs}, board, looks_of(arms, "bf16"), "bf16")
         figure.draw_without_rendering()
-    left, right = (half.legends[0].get_window_extent() for half in figure.subfigs)
-    edges = [0.0, left.x0, left.x1, right.x0, right.x1, figure.bbox.width]
-    assert edges == sorted(edges)
+    return figure
 
 
 def _columns(rows: list[dict[str, Any]]) -> dict[str, list[Any]]:

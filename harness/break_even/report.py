@@ -10,15 +10,13 @@ from pathlib import Path
 import numpy as np
 
 from harness.arms import Arm, group_arms, label, rank
-from harness.break_even.costs import StepCost, commonest_machine, machine, step_cost
+from harness.break_even.costs import StepCost, commonest_machine, emulates, machine, step_cost
 from harness.break_even.laws import LENGTH_REACH, SIZE_REACH, Speedup, crossing, fit_speedup, resampled
 from harness.break_even.time_to_accuracy import GAIN, Race, race
 from harness.panels import style_name
 from harness.results import RunResult, write_atomic
 from harness.stats import Floats
 
-EMULATED = ("embedded",)
-"""Engines that compute a format in a wider one: their speed says nothing about hardware."""
 DRAWS = 200
 """Resamples; of emulated formats, whose crossings nobody reads, one."""
 Costs = dict[str, list[StepCost]]
@@ -82,12 +80,12 @@ def write(
 def is_emulated(results: Sequence[RunResult]) -> bool:
     """Does the engine of the machine that is judged emulate its formats?"""
     place = commonest_machine(results)
-    return any(run.config.get("engine", {}).get("name") in EMULATED for run in results if machine(run) == place)
+    return any(emulates(run) for run in results if machine(run) == place)
 
 
 def answers(results: Sequence[RunResult], control: str) -> list[Answer]:
-    """Arms of coarser precisions that share two sizes or lengths with the control, on the machine of most runs; with
-    real kernels in runs of one commit, for an engine gets faster."""
+    """Arms of coarser precisions that share two sizes or lengths with the control, on the machine of most runs, in runs
+    of equal `timed_code`."""
     arms = group_arms(results)
     costs = costs_by_line(arms, commonest_machine(results)) if results else {}
     reference = next((line for line in costs if line[1] == control), None)
@@ -96,7 +94,7 @@ def answers(results: Sequence[RunResult], control: str) -> list[Answer]:
     found: list[Answer] = []
     emulated = is_emulated(results)
     for line in costs:
-        own, other = _alike(costs[line], costs[reference], emulated)
+        own, other = _alike(costs[line], costs[reference])
         if rank(line[0]) > rank(reference[0]) and len(own) > 1:
             members = {label(a.context): a for a in arms if (a.precision, style_name(a)) == line}
             others = {label(a.context): a for a in arms if (a.precision, style_name(a)) == reference}
@@ -115,14 +113,13 @@ def costs_by_line(arms: Sequence[Arm], place: str) -> dict[tuple[str, str], Cost
     return found
 
 
-def _alike(own: Costs, other: Costs, emulated: bool) -> tuple[Costs, Costs]:
-    """What compares: contexts that both have; with real kernels, of their runs those of a commit that both have."""
+def _alike(own: Costs, other: Costs) -> tuple[Costs, Costs]:
+    """What compares: contexts that both have, and of their runs those of a code that both have."""
     found: tuple[Costs, Costs] = ({}, {})
     for context in (c for c in own if c in other):
-        commits = {c.commit for c in own[context]} & {c.commit for c in other[context]}
-        if emulated or commits:
-            for kept, given in zip(found, (own, other), strict=True):
-                kept[context] = [c for c in given[context] if emulated or c.commit in commits]
+        codes = {c.code for c in own[context]} & {c.code for c in other[context]}
+        for kept, given in zip(found, (own, other), strict=True):
+            kept |= {context: [c for c in given[context] if c.code in codes]} if codes else {}
     return found
 
 

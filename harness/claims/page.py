@@ -37,9 +37,9 @@ READING = (
     "side. *Not supported*: it decides neither, or shows no difference that matters (0.03 of an accuracy, 5 % of a "
     "ratio) where one is claimed.",
     "**Scale.** The sources train models of 0.5B to 32B parameters on long answers; here models of 0.1M to 3M sort "
-    "digits, with emulated formats and without kernel noise, but for `main_h200`: vLLM's kernels on an H200, answers "
-    "of 17, 65 and 257 tokens. A claim about a larger setting is at most *direction supported*; *contradicted* and "
-    "*not supported* speak of this scale alone, too. Remarks say what else differs.",
+    "digits, with emulated formats and without kernel noise, but for `main_h200` and `aqn_h200`: vLLM's kernels on an "
+    "H200, answers of 17, 65 and 257 tokens. A claim about a larger setting is at most *direction supported*; "
+    "*contradicted* and *not supported* speak of this scale alone, too. Remarks say what else differs.",
     "**Speed.** Tests of throughput sweeps read the map of bare vLLM on one H200, with real kernels and models of the "
     "size that is claimed about. Their brackets are no confidence interval: they are the range over the cells next to "
     "the one that is asked for (one step of batch and of length, or all batches where the source leaves it open). The "

@@ -14,10 +14,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from harness.arms import Arm
-from harness.panels import PRECISION_LOOKS, STYLE
+from harness.panels import PRECISION_LOOKS, STYLE, legend
 from harness.paper_figures.drawn import Drawn
 from harness.paper_figures.estimates import Estimate, geometric, ratio
-from harness.paper_figures.marks import draw_points, legend_of, note
+from harness.paper_figures.marks import draw_points, note
 from harness.paper_figures.records import arm, known, load, value_of
 
 PRECISIONS = ("int8", "fp8_block", "nvfp4", "int4")
@@ -85,7 +85,7 @@ def _figure(speeds: dict[tuple[str, str], tuple[float, Estimate, Estimate]]) -> 
         for ax in (relative, reported):
             ax.set_ylim(0, top * 1.05)
             ax.axhline(1.0, color="#707070", linewidth=0.8, zorder=1)
-        legend_of(figure, [(precision, PRECISION_LOOKS[precision]) for precision in shown])
+        legend(figure, {precision: PRECISION_LOOKS[precision] for precision in shown})
         note(
             figure,
             "Ours: every format, bf16 too, is emulated in torch, extra work on top of float32. The first two panels "

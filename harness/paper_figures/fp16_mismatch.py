@@ -13,10 +13,10 @@ from matplotlib.figure import Figure
 from harness.arms import Arm
 from harness.curves import Series
 from harness.curves import over_steps as band_over_steps
-from harness.panels import STYLE, Look, draw_band
+from harness.panels import STYLE, Look, draw_band, legend
 from harness.paper_figures.drawn import Drawn
 from harness.paper_figures.estimates import Values, called, difference, geometric, mean, ratio
-from harness.paper_figures.marks import METHODS, draw_rows, legend_of, note
+from harness.paper_figures.marks import METHODS, draw_rows, note
 from harness.paper_figures.records import Found, arm, auc, known, load, over_steps, series
 
 KL, LARGEST = "mismatch/kl_k3", "mismatch/logp_absdiff_max"
@@ -78,7 +78,7 @@ def _figure(chosen: dict[str, Arm], rows: Series, base: Values) -> Figure:
         others = [key for key in chosen if key != next(iter(chosen))]
         draw_rows(right, [(looks[key][0], difference(auc(chosen[key]), base), looks[key][1]) for key in others])
         right.set(title="Accuracy, reference precision", xlabel="AUC minus that of bf16")
-        legend_of(figure, list(looks.values()), columns=4, marked=False)
+        legend(figure, dict(looks.values()), columns=4, marked=False)
         note(
             figure,
             "bf16 here is float32 training with BF16-rounded rollouts; there are no kernels whose order of summation "

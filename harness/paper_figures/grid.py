@@ -18,6 +18,7 @@ from matplotlib.colors import LogNorm, Normalize
 from matplotlib.figure import Figure
 
 from harness.arms import Arm, control_of, rank
+from harness.break_even.costs import emulates, timed_code
 from harness.panels import STYLE
 from harness.paper_figures.estimates import difference, floored, geometric, ratio
 from harness.paper_figures.records import auc, seeds_of, summary, value_of
@@ -70,8 +71,8 @@ def draw_grid(arms: Sequence[Arm], control: str) -> Figure | None:
             for row in rows
         ]
 
-    is_emulated = all(_is_emulated(arm) for arm in usual.values())
-    speed, why = (" (emulated)", "Every format is emulated") if is_emulated else ("", "Cells shared a machine")
+    all_emulated = all(emulates(run) for arm in usual.values() for run in arm.runs)
+    speed, why = (" (emulated)", "Every format is emulated") if all_emulated else ("", "Cells shared a machine")
     with mpl.rc_context(fname=STYLE):
         figure = Figure(figsize=(8.6, 0.2 * len(rows) + 1.35), layout="constrained")
         axes: Any = figure.subplots(1, 3, sharey=True)
@@ -104,16 +105,12 @@ def _order(row: Row, control: str) -> tuple[Any, ...]:
     return method != control, rank(precision), order.index(method) if method in order else len(order), method
 
 
-def _is_emulated(arm: Arm) -> bool:
-    return arm.fields.get("engine.name", "embedded") == "embedded"
-
-
 def _speed(arm: Arm, control: Arm | None) -> Cell:
     if control is None:
         return Cell(value=math.nan)
     own, other = (value_of(a, lambda run: run.tokens_per_s.get("rollout")) for a in (arm, control))
-    commits = [{seeds_of(run): run.commit for run in a.runs} for a in (arm, control)]
-    at = {pair for pair in own if _is_emulated(arm) or commits[0].get(pair) == commits[1].get(pair)}
+    codes = [{seeds_of(run): timed_code(run) for run in a.runs} for a in (arm, control)]
+    at = {pair for pair in own if codes[0][pair] == codes[1].get(pair)}
     return Cell(value=ratio({pair: own[pair] for pair in at}, other).value)
 
 

@@ -11,10 +11,10 @@ import matplotlib as mpl
 import pandas as pd
 from matplotlib.figure import Figure
 
-from harness.panels import PRECISION_LOOKS, STYLE, Look
+from harness.panels import PRECISION_LOOKS, STYLE, Look, legend
 from harness.paper_figures.drawn import Drawn
 from harness.paper_figures.estimates import Estimate, called, difference, floored, geometric
-from harness.paper_figures.marks import METHODS, draw_points, legend_of, note
+from harness.paper_figures.marks import METHODS, draw_points, note
 from harness.paper_figures.records import arm, auc, has_results, known, load, summary
 
 Pair = tuple[str, str]
@@ -69,7 +69,10 @@ def look(method: str, precision: str) -> Look:
 
 
 def draw(results: Path) -> Drawn:
-    """AUC minus that of bf16, and mismatch, by the number of elements to sort; panels whose sweep has results."""
+    """AUC minus that of bf16, and mismatch, by the number of elements to sort; panels whose sweep has results.
+
+    Raises ValueError without those of the first.
+    """
     load(results, PANELS[0].sweep)
     drawing = [(panel, _lines(results, panel)) for panel in PANELS if has_results(results, panel.sweep)]
     numbers = pd.DataFrame(
@@ -127,7 +130,7 @@ def _figure(drawing: Drawing) -> Figure:
         named: dict[tuple[str, Look], list[str]] = {}
         for method, precision in dict.fromkeys(pair for _, lines in drawing for pair in lines):
             named.setdefault((method, look(method, precision)), []).append(precision)
-        legend_of(figure, [(f"{method} {', '.join(found)}", own) for (method, own), found in named.items()], columns=4)
+        legend(figure, {f"{method} {', '.join(found)}": own for (method, own), found in named.items()}, columns=4)
         note(
             figure,
             "A response has n + 1 tokens; the paper's gap opens at thousands. Bars: 95 % intervals over seeds.",

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from harness.panels import FAMILIAR, INK, Look
@@ -68,12 +67,3 @@ def name_rows(ax: Axes, names: Sequence[str], zero: float | None = 0.0) -> None:
 def note(figure: Figure, text: str) -> None:
     """A line below everything: what the figure cannot show."""
     figure.supxlabel(text, fontsize=6.5, color=NOTE, x=0.01, ha="left")
-
-
-def legend_of(figure: Figure, looks: Sequence[tuple[str, Look]], columns: int = 5, marked: bool = True) -> None:
-    """One legend above all panels."""
-    handles = [
-        Line2D([], [], color=look.colour, linestyle=look.dash, marker=look.marker if marked else "", label=name)
-        for name, look in looks
-    ]
-    figure.legend(handles=handles, loc="outside upper center", ncols=min(len(handles), columns))

@@ -10,10 +10,10 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from harness.arms import Arm
-from harness.panels import STYLE, Look
+from harness.panels import STYLE, Look, legend
 from harness.paper_figures.drawn import Drawn
 from harness.paper_figures.estimates import called, difference, fraction
-from harness.paper_figures.marks import legend_of, name_rows, note
+from harness.paper_figures.marks import name_rows, note
 from harness.paper_figures.records import Found, accuracy_at, arm, auc, known, load
 
 PRECISIONS = ("int4", "int3")
@@ -83,7 +83,7 @@ def _figure(panels: dict[str, dict[str, Arm]], control: Arm) -> Figure:
             line[1].axvline(0.0, color="#707070", linewidth=0.8, zorder=1)
         for ax in axes.flat:
             name_rows(ax, [name for _, name in words], None)
-        legend_of(figure, [("before RL", START), ("after RL", END), ("while training", GAP)])
+        legend(figure, {"before RL": START, "after RL": END, "while training": GAP})
         axes[-1, 0].set_xlabel("accuracy in the run's own format")
         axes[-1, 1].set_xlabel("AUC minus that of bf16")
         note(

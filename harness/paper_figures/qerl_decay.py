@@ -11,10 +11,10 @@ from matplotlib.figure import Figure
 
 from harness.arms import Arm
 from harness.numerics.noise_schedule import stage, stage_sigma
-from harness.panels import COLOURS, DASHES, STYLE, Look
+from harness.panels import COLOURS, DASHES, STYLE, Look, legend
 from harness.paper_figures.drawn import Drawn
 from harness.paper_figures.estimates import Estimate, called, difference
-from harness.paper_figures.marks import draw_points, draw_rows, legend_of, note
+from harness.paper_figures.marks import draw_points, draw_rows, note
 from harness.paper_figures.records import Found, arm, arms, auc, known, load
 
 DECAYS = ("exponential", "linear", "cosine", "logarithmic")
@@ -88,7 +88,7 @@ def _figure(strengths: list[Arm], decays: list[Arm], gaps: dict[str, Estimate]) 
         right.set_xticks(xs, [f"{x:g}" for x in xs])
         right.minorticks_off()
         right.axhline(0.0, color="#707070", linewidth=0.8, zorder=1)
-        legend_of(figure, [(name, LOOKS[name]) for name, _ in looks])
+        legend(figure, {name: LOOKS[name] for name, _ in looks})
         note(
             figure,
             "Formulas of all decays but the exponential are reconstructed. Bars: 95 % intervals over paired seeds.",

@@ -12,10 +12,10 @@ from matplotlib.figure import Figure
 from harness.arms import Arm
 from harness.curves import Series
 from harness.curves import over_steps as band_over_steps
-from harness.panels import STYLE, draw_band
+from harness.panels import STYLE, draw_band, legend
 from harness.paper_figures.drawn import Drawn
 from harness.paper_figures.estimates import difference, mean
-from harness.paper_figures.marks import METHODS, draw_rows, legend_of, note
+from harness.paper_figures.marks import METHODS, draw_rows, note
 from harness.paper_figures.records import Found, arm, known, load, over_steps, series
 
 ENTROPY = "train/entropy"
@@ -69,7 +69,7 @@ def _figure(chosen: list[Arm], rows: Series, early: dict[str, Any], control: Arm
             [(arm.method, difference(early[arm.method], early[control.method]), METHODS[arm.method]) for arm in others],
         )
         right.set(title="First 20 steps", xlabel=f"nats minus {control.method}")
-        legend_of(figure, [(arm.method, METHODS[arm.method]) for arm in chosen], columns=6, marked=False)
+        legend(figure, {arm.method: METHODS[arm.method] for arm in chosen}, columns=6, marked=False)
         note(figure, "Entropy of the trainer, which has no noise itself; a less trained policy also has more of it.")
     return figure
 

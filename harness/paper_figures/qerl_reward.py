@@ -12,10 +12,10 @@ from matplotlib.figure import Figure
 from harness.arms import Arm
 from harness.curves import Series
 from harness.curves import over_steps as band_over_steps
-from harness.panels import STYLE, draw_band
+from harness.panels import STYLE, draw_band, legend
 from harness.paper_figures.drawn import Drawn
 from harness.paper_figures.estimates import called, difference, fraction, mean
-from harness.paper_figures.marks import METHODS, draw_rows, legend_of, note
+from harness.paper_figures.marks import METHODS, draw_rows, note
 from harness.paper_figures.qerl_entropy import shown
 from harness.paper_figures.records import accuracy_at, auc, load, series, summary
 
@@ -57,7 +57,7 @@ def _figure(chosen: list[Arm], rows: Series, control: Arm) -> Figure:
         others = [arm for arm in chosen if arm is not control]
         draw_rows(right, [(a.method, difference(auc(a), auc(control)), METHODS[a.method]) for a in others])
         right.set(title="Accuracy, reference precision", xlabel=f"AUC minus {control.method}")
-        legend_of(figure, [(arm.method, METHODS[arm.method]) for arm in chosen], columns=6, marked=False)
+        legend(figure, {arm.method: METHODS[arm.method] for arm in chosen}, columns=6, marked=False)
         note(
             figure,
             "The sampler's reward is not comparable across formats; accuracy in one reference precision is.\n"

@@ -12,10 +12,10 @@ from matplotlib.figure import Figure
 from harness.arms import Arm
 from harness.curves import Series
 from harness.curves import over_steps as band_over_steps
-from harness.panels import STYLE, draw_band
+from harness.panels import STYLE, draw_band, legend
 from harness.paper_figures.drawn import Drawn
 from harness.paper_figures.estimates import difference, fraction, ratio
-from harness.paper_figures.marks import METHODS, draw_rows, legend_of, note
+from harness.paper_figures.marks import METHODS, draw_rows, note
 from harness.paper_figures.qurl_mismatch import PRECISIONS, shown
 from harness.paper_figures.records import auc, load, over_steps, series
 
@@ -60,7 +60,7 @@ def _figure(panels: dict[str, list[Arm]], rows: Series) -> Figure:
         axes[0, 0].set_ylim(bottom=0)
         axes[1, 0].set_xlim(left=0)
         names = dict.fromkeys(arm.method for inside in panels.values() for arm in inside)
-        legend_of(figure, [(name, METHODS[name]) for name in names], marked=False)
+        legend(figure, {name: METHODS[name] for name in names}, marked=False)
         note(
             figure,
             "Four updates per batch, so that ratios leave 1. Rows: mean over training, 95 % intervals over seeds.",

@@ -13,10 +13,10 @@ from matplotlib.figure import Figure
 
 from harness.arms import Arm
 from harness.curves import Series
-from harness.panels import PRECISION_LOOKS, STYLE, Look
+from harness.panels import PRECISION_LOOKS, STYLE, Look, legend
 from harness.paper_figures.drawn import Drawn
 from harness.paper_figures.estimates import called, difference, geometric, ratio
-from harness.paper_figures.marks import draw_points, legend_of, note
+from harness.paper_figures.marks import draw_points, note
 from harness.paper_figures.records import Found, arm, arms, auc, known, load, over_steps, series
 
 PRECISIONS = ("int8", "int4")
@@ -86,7 +86,7 @@ def _figure(panels: dict[str, dict[str, tuple[float, Arm]]], rows: Series) -> Fi
         right.set(title="Accuracy during training", xlabel="UAQ scale s", ylabel="AUC minus that without UAQ")
         right.axhline(0.0, color="#707070", linewidth=0.8, zorder=1)
         control = Look(colour="#404040", dash="", marker="*")
-        legend_of(figure, [*((p, PRECISION_LOOKS[p]) for p in panels), ("learning rates x 1.5, no UAQ", control)])
+        legend(figure, {p: PRECISION_LOOKS[p] for p in panels} | {"learning rates x 1.5, no UAQ": control})
         note(
             figure,
             f"UAQ scales {share:.0%} of the codes, those that read a norm. Bars: 95 % intervals over paired seeds. "

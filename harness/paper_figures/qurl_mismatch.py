@@ -13,10 +13,10 @@ from matplotlib.figure import Figure
 from harness.arms import Arm
 from harness.curves import Series
 from harness.curves import over_steps as band_over_steps
-from harness.panels import STYLE, draw_band
+from harness.panels import STYLE, draw_band, legend
 from harness.paper_figures.drawn import Drawn
 from harness.paper_figures.estimates import geometric, ratio
-from harness.paper_figures.marks import METHODS, legend_of, note
+from harness.paper_figures.marks import METHODS, note
 from harness.paper_figures.records import Found, arm, known, load, over_steps, series
 
 PRECISIONS = ("int8", "int4")
@@ -69,7 +69,7 @@ def _figure(panels: dict[str, list[Arm]], rows: Series) -> Figure:
         axes[0, 0].set_ylabel("k3, nats per token")
         axes[1, 0].set_ylabel("largest |log ratio|, nats")
         names = dict.fromkeys(arm.method for inside in panels.values() for arm in inside)
-        legend_of(figure, [(name, METHODS[name]) for name in names], marked=False)
+        legend(figure, {name: METHODS[name] for name in names}, marked=False)
         note(
             figure,
             "Running means of 5 steps. 80 steps of a 0.2M model; the paper's curve has 1000 steps of a 7B model.",

@@ -10,10 +10,10 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from harness.arms import Arm
-from harness.panels import PRECISION_LOOKS, STYLE
+from harness.panels import PRECISION_LOOKS, STYLE, legend
 from harness.paper_figures.drawn import Drawn
 from harness.paper_figures.estimates import Estimate, called, difference, floored, geometric, ratio
-from harness.paper_figures.marks import draw_points, legend_of, note
+from harness.paper_figures.marks import draw_points, note
 from harness.paper_figures.records import Found, arm, arms, auc, known, load, summary
 
 PRECISIONS = ("int3", "int2")
@@ -84,7 +84,7 @@ def _figure(kls: dict[tuple[str, str], Estimate], gaps: dict[tuple[str, str], Es
         axes[0].minorticks_off()
         axes[1].set(title="Accuracy while training", ylabel="AUC minus that of bf16")
         axes[1].axhline(0.0, color="#707070", linewidth=0.8, zorder=1)
-        legend_of(figure, [(precision, PRECISION_LOOKS[precision]) for precision in PRECISIONS])
+        legend(figure, {precision: PRECISION_LOOKS[precision] for precision in PRECISIONS})
         note(
             figure,
             "Layers are 64 wide here, so rank 32 is half of everything; the paper's are 4096 wide. 95 % intervals.",
