@@ -29,7 +29,7 @@ help: ## this list
 
 setup: ## .venv with the package and its development tools (EXTRAS=dev,tasks,... PYTHON=...)
 	@command -v $(HOST_PYTHON) >/dev/null || { echo "setup: $(HOST_PYTHON) not found; install Python 3.11 or 3.12"; exit 2; }
-	@$(HOST_PYTHON) -I harness/setup_env.py --extras "$(EXTRAS)" --python "$(PYTHON)"
+	@$(HOST_PYTHON) -I harness/devtools/setup_env.py --extras "$(EXTRAS)" --python "$(PYTHON)"
 
 sweep: setup ## run sweeps/NAME.yaml (default quick): only cells without a result, then table and figures
 	@$(LOWBIT) sweep $(SWEEP) $(ARGS)
@@ -74,7 +74,7 @@ parity: setup ## the emulation against vLLM's kernels on one checkpoint, format 
 	@$(LOWBIT) parity $(ARGS)
 
 bench: setup ## speed ratios against transformers and TRL in one run
-	@$(PY) -m harness.bench $(ARGS)
+	@$(PY) -m harness.devtools.bench $(ARGS)
 
 test: setup ## the default test suite on CPU (ARGS='-m slow' for the slow ones)
 	@$(PY) -m pytest -n $(JOBS) --dist loadfile $(ARGS)
@@ -83,7 +83,7 @@ test-gpu: setup ## the tests that need a CUDA device (WORKERS=4 on two GPUs: sid
 	@$(PY) -m pytest -m gpu -n $(or $(WORKERS),0) --dist loadgroup $(ARGS)
 
 test-verl: setup ## verl's jobs on this CPU, in an environment of their own (.venv-verl, 4.5 GB, half an hour)
-	@$(PY) -I harness/setup_env.py --venv .venv-verl --requirements requirements/verl.txt
+	@$(PY) -I harness/devtools/setup_env.py --venv .venv-verl --requirements requirements/verl.txt
 	@.venv-verl/bin/python -m pip install -q --no-build-isolation -e .
 	@.venv-verl/bin/python -m pip uninstall -q -y torchvision torchaudio torchcodec
 	@.venv-verl/bin/python -m pytest -m verl tests/verl_jobs $(ARGS)
@@ -94,7 +94,7 @@ golden: setup ## rewrite tests/golden; in a commit of its own, with a CHANGELOG 
 oracles: setup $(addprefix oracle-,$(ORACLES)) ## rewrite tests/oracles/*.npz, each library in its own environment (NAME=verl)
 
 oracle-%: requirements/oracle-%.txt
-	@$(PY) -I harness/setup_env.py --venv .venv-oracle-$* --requirements $<
+	@$(PY) -I harness/devtools/setup_env.py --venv .venv-oracle-$* --requirements $<
 	set -e; for script in $(wildcard tests/oracles/make_$*.py tests/oracles/make_$*_*.py); do \
 		.venv-oracle-$*/bin/python $$script; done
 

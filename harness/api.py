@@ -2,7 +2,7 @@
 
 Axes: B sequences, T response tokens, V vocabulary. Log-probabilities are float32 nats of the distribution
 that was actually sampled. A hook maps a value to a value of its own type, so a method is its parts composed
-left to right and a hook left out is the identity. `harness.compose` folds the hooks and refuses conflicts.
+left to right and a hook left out is the identity. `harness.config.compose` folds the hooks and refuses conflicts.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 
 from harness.api import Method
-from harness.nearest import nearest
+from harness.foundation.did_you_mean import nearest
 from methods import (
     acrl,
     ais_r,

@@ -20,11 +20,11 @@ import torch
 from torch import Tensor, nn
 
 from harness.api import QUANTIZED, Fixed, Memory, Method, Part, Plan, Site, Step, WeightStream, weight_format
-from harness.numerics.distill import Texts, texts_of
-from harness.numerics.fake_quant import SCALE, ZERO, ScaleMode, fake_quantized, is_integer, shipped
+from harness.fitting.distill import Texts, texts_of
+from harness.fitting.fake_quant import SCALE, ZERO, ScaleMode, fake_quantized, is_integer, shipped
+from harness.fitting.gptq_decoder import quantize_decoder, round_decoder
+from harness.foundation.seeds import generator, stable_seed
 from harness.numerics.formats import Format, format_named
-from harness.numerics.gptq_layers import quantize_decoder, round_decoder
-from harness.seeds import generator, stable_seed
 from methods.flashrl import TIS
 
 SCALE_LR = 0.1

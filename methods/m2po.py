@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from harness.api import Correction, Memory, Method, Part, TokenBatch
-from harness.loss import log_ratio
+from harness.objective.loss import log_ratio
 from methods.naive import LOW_BIT
 
 

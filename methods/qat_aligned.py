@@ -22,7 +22,7 @@ from typing import Literal
 from torch import nn
 
 from harness.api import Fixed, Method, Part, Plan, RolloutEngine
-from harness.numerics.fake_quant import fake_quantized
+from harness.fitting.fake_quant import fake_quantized
 from harness.numerics.formats import format_named
 
 ATTENTION = "*.self_attn.*_proj.weight"

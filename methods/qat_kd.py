@@ -17,9 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from harness.api import Method, Part, Plan, Site
-from harness.numerics.distill import Divergence, Texts, Tokens, Weighting, fit, kd_loss, sft_loss, texts_of
-from harness.numerics.fake_quant import SCALE
-from harness.seeds import generator
+from harness.fitting.distill import Divergence, Texts, Tokens, Weighting, fit, kd_loss, sft_loss, texts_of
+from harness.fitting.fake_quant import SCALE
+from harness.foundation.seeds import generator
 from methods.flashrl import TIS
 from methods.gptq_start import GPTQStart, sampled, scale_lr
 

@@ -24,10 +24,10 @@ import torch
 from torch import Tensor, nn
 
 from harness.api import Fixed, Memory, Method, Part, Plan, Site, Step, WeightStream, weight_format
+from harness.foundation.seeds import generator
 from harness.numerics.formats import format_named
 from harness.numerics.noise_schedule import Decay, Definition, stage, stage_sigma, survival
 from harness.numerics.rounding import CASTS
-from harness.seeds import generator
 from methods.qlora import NORMS, LoRA
 
 BEYOND_SIGMA = 0.3173

@@ -19,12 +19,12 @@ from typing import Any, Literal
 from torch import Tensor, nn
 
 from harness.api import Fixed, Memory, Method, Part, Plan, Site, Step, WeightStream
-from harness.numerics import low_bit_start
-from harness.numerics.adapter_fit import Align, Fitted, Recipe, Texts, Tokens, fit, site_texts, targets
+from harness.fitting import adapter_start
+from harness.fitting.adapter_fit import Align, Fitted, Recipe, Texts, Tokens, fit, site_texts, targets
+from harness.fitting.adapter_start import Local
+from harness.fitting.low_bit_decoder import adapters_of, input_grams, low_bit_student
+from harness.foundation.seeds import generator, stable_seed
 from harness.numerics.formats import Adapters
-from harness.numerics.low_bit_forward import adapters_of, input_grams, low_bit_student
-from harness.numerics.low_bit_start import Local
-from harness.seeds import generator, stable_seed
 from methods.flashrl import TIS
 from methods.naive import LOW_BIT
 
@@ -86,13 +86,13 @@ class Compensation(Part):
         """Adapters of `base` that need no training; CLoQ's inputs are the teacher's."""
         assert plan.adapters is not None
         weights, rank = dict(base.named_parameters()), plan.adapters.rank
-        modules = low_bit_start.modules_of(weights, plan.adapters.targets)
+        modules = adapter_start.modules_of(weights, plan.adapters.targets)
         if kind == "none":
-            return low_bit_start.gaussian_start(weights, modules, rank, partial(generator, "cpu", seed, "adapter"))
+            return adapter_start.gaussian_start(weights, modules, rank, partial(generator, "cpu", seed, "adapter"))
         grams = input_grams(teacher, modules, texts.ids, texts.used()) if kind == "cloq" else None
         scale = plan.adapters.alpha / rank
         alternations = self.loftq_steps
-        return low_bit_start.local_start(kind, weights, modules, plan, given, rank, scale, alternations, grams)
+        return adapter_start.local_start(kind, weights, modules, plan, given, rank, scale, alternations, grams)
 
     def fitted(
         self, teacher: nn.Module, base: nn.Module, held: Fixed, texts: Texts, plan: Plan, given: Fixed, **recipe: Any
@@ -107,7 +107,7 @@ class Compensation(Part):
     def student(self, base: nn.Module, held: Fixed, plan: Plan, given: Fixed) -> nn.Module:
         """What the rollout computes: `base` with its weights quantized and the adapters in `held`."""
         assert plan.adapters is not None
-        values = low_bit_start.shifted_values(dict(base.named_parameters()), held, plan, given)
+        values = adapter_start.shifted_values(dict(base.named_parameters()), held, plan, given)
         scale = plan.adapters.alpha / plan.adapters.rank
         return low_bit_student(base, values, held, scale=scale, acts=plan.rollout_acts)
 
@@ -133,10 +133,10 @@ class RILQ(Compensation):
     def prepare(self, site: Site, plan: Plan) -> tuple[nn.Module | None, dict[str, Tensor]]:
         base = site.build(site.checkpoint)
         held = self.adapters(site, base, plan)
-        return None, held | low_bit_start.errors_of(dict(base.named_parameters()), held, plan, site.fixed)
+        return None, held | adapter_start.errors_of(dict(base.named_parameters()), held, plan, site.fixed)
 
     def sync(self, weights: WeightStream, step: Step, plan: Plan, fixed: Fixed, memory: Memory) -> WeightStream:
-        return low_bit_start.compensated(weights, fixed)
+        return adapter_start.compensated(weights, fixed)
 
 
 METHOD = Method(

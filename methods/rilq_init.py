@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from harness.api import Method, Plan, Site
-from harness.numerics.low_bit_forward import LORA_A, LORA_B
-from harness.numerics.low_bit_start import without_shift
+from harness.fitting.adapter_start import without_shift
+from harness.fitting.low_bit_decoder import LORA_A, LORA_B
 from methods.flashrl import TIS
 from methods.qlora import LoRA
 from methods.rilq import Compensation

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from harness.api import Fixed, Memory, Plan, Sequences, Step, TokenBatch
-from harness.metrics import mismatch_metrics
-from harness.numerics.adapter_fit import Recipe, Texts, Tokens, held_out, targets, texts_of, validate
-from harness.numerics.low_bit_start import errors_of, relative_change
+from harness.fitting.adapter_fit import Recipe, Texts, Tokens, held_out, targets, texts_of, validate
+from harness.fitting.adapter_start import errors_of, relative_change
+from harness.objective.mismatch import mismatch_metrics
 from methods.flashrl import TIS
 from methods.rilq import METHOD as ONCE
 from methods.rilq import RILQ

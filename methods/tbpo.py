@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from harness.api import Correction, Memory, Method, Part, TokenBatch
-from harness.loss import GSPO_LOG_RATIO_MAX
+from harness.objective.loss import GSPO_LOG_RATIO_MAX
 from methods.flashrl import log_rho, truncated_weight
 from methods.naive import LOW_BIT
 

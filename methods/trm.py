@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from harness.api import Correction, Memory, Method, Part, Step, TokenBatch
-from harness.loss import log_ratio
+from harness.objective.loss import log_ratio
 from methods.flashrl import log_rho
 from methods.mis import divergence
 from methods.naive import LOW_BIT

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from harness.api import Correction, Method, Part, TokenBatch
-from harness.loss import LOG_RATIO_BOUND, log_ratio
+from harness.objective.loss import LOG_RATIO_BOUND, log_ratio
 from methods.flashrl import TIS
 from methods.naive import LOW_BIT
 

@@ -21,15 +21,15 @@
 #
 # **What this cannot show.** Hardware. Every format is emulated in torch: a low-bit rollout does the work of a
 # full-precision one and rounds besides, so its ratio is the cost of the emulation. The right panel has the reported
-# ratios of real kernels beside it. `harness.break_even` and the GPU engine are where speed is measured.
+# ratios of real kernels beside it. `harness.studies.break_even` and the GPU engine are where speed is measured.
 #
 # From the sweep `size`; `lowbit figures flashrl_throughput` draws the same figure into `results/figures/paper`.
 
 # %%
 from IPython.display import display
 
-from harness.paper_figures import draw
-from harness.paper_figures.drawn import folded
+from harness.published.figures import draw
+from harness.published.figures.drawn import folded
 
 drawn = draw("flashrl_throughput")
 display(drawn)

@@ -27,8 +27,8 @@
 # %%
 from IPython.display import display
 
-from harness.paper_figures import draw
-from harness.paper_figures.drawn import folded
+from harness.published.figures import draw
+from harness.published.figures.drawn import folded
 
 drawn = draw("qat_start")
 display(drawn)

@@ -28,8 +28,8 @@
 # %%
 from IPython.display import display
 
-from harness.paper_figures import draw
-from harness.paper_figures.drawn import folded
+from harness.published.figures import draw
+from harness.published.figures.drawn import folded
 
 drawn = draw("qerl_entropy")
 display(drawn)

@@ -28,18 +28,18 @@ import matplotlib as mpl
 import pandas as pd
 from IPython.display import Image, display
 
-from harness.arms import Arm, group_arms
-from harness.cell import run_cell
-from harness.chosen import resolve
-from harness.config import load
-from harness.curves import Band, load_series, over_steps
-from harness.leaderboard import leaderboard
-from harness.panels import STYLE, looks_of, small_multiples
-from harness.paper_figures import RESULTS
-from harness.paper_figures.drawn import png
-from harness.report import render_terminal
-from harness.results import read_results
-from harness.run_config import Launch
+from harness.config.load import load
+from harness.config.resolve import resolve
+from harness.config.schema import Launch
+from harness.published.figures import RESULTS
+from harness.published.figures.drawn import png
+from harness.records.arms import Arm, group_arms
+from harness.records.run_result import read_results
+from harness.report.leaderboard import leaderboard
+from harness.report.plots.bands import Band, load_series, over_steps
+from harness.report.plots.style import STYLE, looks_of, small_multiples
+from harness.report.tables import render_terminal
+from harness.run.cell import run_cell
 
 results = read_results(RESULTS / "runs" / "corrections")
 print(len(results), "runs, for example:")

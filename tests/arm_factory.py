@@ -7,7 +7,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from harness.results import EvalRecord, RunResult, write_result
+from harness.records.run_result import EvalRecord, RunResult, write_result
 from tests import result_factory as factory
 
 STEPS = 40

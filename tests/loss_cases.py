@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from harness.api import Correction, Part, Step, TokenBatch
-from harness.loss import Totals, count_totals, policy_loss, start
-from harness.seeds import generator
+from harness.foundation.seeds import generator
+from harness.objective.loss import Totals, count_totals, policy_loss, start
 
 MASK = torch.tensor([[1, 1, 1, 1], [1, 1, 1, 0], [1, 1, 0, 0]]).bool()
 ROLLOUT = torch.tensor([[-0.5, -1.0, -3.0, -0.2], [-0.7, -2.0, -0.4, 0.0], [-0.1, -0.6, 0.0, 0.0]], dtype=torch.float64)

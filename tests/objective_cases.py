@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from harness.api import Correction, Part, TokenBatch
-from harness.loss import Totals, cleaned, count_totals, policy_loss
+from harness.objective.loss import Totals, cleaned, count_totals, policy_loss
 from tests.loss_cases import Algo, corrected
 
 

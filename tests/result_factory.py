@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from harness.results import EvalRecord, RunResult, summarise
+from harness.records.run_result import EvalRecord, RunResult, summarise
 
 NUM_QUESTIONS = 512
 MISMATCH = {"bf16": 8e-5, "int8": 1.4e-3, "fp8_block": 5e-3, "nvfp4": 0.055, "int4": 0.22, "int3": 1.5}

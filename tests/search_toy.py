@@ -11,14 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from harness.cell import record, work_folder
-from harness.config import parse, run_id
-from harness.launchers.job import Event, Job
-from harness.results import write_result
-from harness.run_config import RunConfig
-from harness.search.cells import record_path
-from harness.search.spec import Search
-from harness.seeds import stable_seed
+from harness.config.load import parse, run_id
+from harness.config.schema import RunConfig
+from harness.foundation.seeds import stable_seed
+from harness.records.run_result import write_result
+from harness.run.cell import record, work_folder
+from harness.studies.search.cells import record_path
+from harness.studies.search.spec import Search
+from harness.sweep.launchers.job import Event, Job
 from tests.toy import SMALL
 
 Scores = Callable[[RunConfig], dict[str, float]]

@@ -25,7 +25,7 @@ class Source:
 
     @property
     def module(self) -> str:
-        """Dotted name: harness/loss.py is harness.loss, harness/tasks/__init__.py is harness.tasks."""
+        """Dotted name: harness/api.py is harness.api, harness/tasks/__init__.py is harness.tasks."""
         return self.path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.advantage import KINDS, AdvantageKind, group_advantage, informative_groups, overlong_penalty
-from harness.seeds import generator
+from harness.foundation.seeds import generator
+from harness.objective.advantage import KINDS, AdvantageKind, group_advantage, informative_groups, overlong_penalty
 
 ONE_RIGHT = torch.tensor([1.0, 0.0, 0.0])
 SAME = torch.zeros(3, dtype=torch.int64)

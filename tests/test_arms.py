@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from harness.arms import arm_labels, control_of, group_arms, rank
-from harness.results import RunResult
+from harness.records.arms import arm_labels, control_of, group_arms, rank
+from harness.records.run_result import RunResult
 from tests import result_factory as factory
 
 

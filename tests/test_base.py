@@ -14,12 +14,20 @@ from pathlib import Path
 import pytest
 import torch
 
-from harness.base import _lock, base_key, base_name, ensure_base, read_record, recipe_values, train_base
-from harness.base_training import BaseRecipe, Place, Unfinished, expected_accuracy, learning_rate, stages, stop_accuracy
+from harness.foundation.seeds import generator
 from harness.models.checkpoint import load_decoder, read_tensors
 from harness.models.decoder import Decoder, DecoderConfig
 from harness.models.tokenizer import EOS_ID
-from harness.seeds import generator
+from harness.start.base_model import _lock, base_key, base_name, ensure_base, read_record, recipe_values, train_base
+from harness.start.base_training import (
+    BaseRecipe,
+    Place,
+    Unfinished,
+    expected_accuracy,
+    learning_rate,
+    stages,
+    stop_accuracy,
+)
 from harness.tasks.chain import Chain
 from harness.tasks.sort import Sort
 
@@ -33,7 +41,7 @@ SCRIPT = """
 import sys, torch
 from pathlib import Path
 from tests.test_base import CONFIG, RECIPE, TASK
-from harness.base import ensure_base
+from harness.start.base_model import ensure_base
 ensure_base("tiny", CONFIG, TASK, RECIPE, 0, Path(sys.argv[1]), lambda step, *_: print(step, flush=True))
 print("done")
 """
@@ -248,7 +256,7 @@ def test_training_keeps_the_thread_count_and_the_global_generator(tmp_path):
 def test_expected_accuracy_agrees_with_the_engine(trained):
     """The sampled accuracy the runs report, from the engine they use."""
     from harness.api import Plan
-    from harness.engines.embedded import EmbeddedEngine
+    from harness.engines.embedded.engine import EmbeddedEngine
 
     model = load_decoder(trained[0])
     engine = EmbeddedEngine(model.config, Plan(), eos_id=TASK.eos_id, pad_id=TASK.pad_id)

@@ -13,15 +13,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from harness.bench import fp8_layers, fp8_layers_parts, fp8_layers_steps
-from harness.bench.fp8_layers_model import Layer, makers
-from harness.bench.fp8_layers_parts import Row, error_rows, product_rows, sides, uses
-from harness.bench.fp8_layers_report import best_launch, best_wgrad, budget, summary, table
-from harness.bench.fp8_layers_steps import BAR, Contestant, build, layer_rows, lineup
-from harness.bench.sync_model import SIZES
+from harness.devtools.bench import fp8_layers, fp8_layers_parts, fp8_layers_steps
+from harness.devtools.bench.fp8_layers_model import Layer, makers
+from harness.devtools.bench.fp8_layers_parts import Row, error_rows, product_rows, sides, uses
+from harness.devtools.bench.fp8_layers_report import best_launch, best_wgrad, budget, summary, table
+from harness.devtools.bench.fp8_layers_steps import BAR, Contestant, build, layer_rows, lineup
+from harness.devtools.bench.sync_model import SIZES
 from harness.numerics.fp8_flow import use_kernels
 from harness.numerics.fp8_gemm import Kernels, Operand, reference
-from harness.stage_rates import TRAIN
+from harness.studies.stage_rates import TRAIN
 from tests.trainers.test_compiling import trace
 
 TOY = SIZES["toy"]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.bench.head import main
+from harness.devtools.bench.head import main
 
 TOY = ["--device", "cpu", "--hidden", "16", "24", "--vocabulary", "2048", "--tokens", "300", "--logits-mib", "1",
        "--repeats", "1"]  # fmt: skip

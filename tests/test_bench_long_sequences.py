@@ -8,14 +8,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from harness.bench import long_sequences
-from harness.bench.long_sequences import batch, main, usual
+from harness.devtools.bench import long_sequences
+from harness.devtools.bench.long_sequences import batch, main, usual
 
 TOY = ["--device", "cpu", "--size", "toy", "--lengths", "32", "48", "--tokens", "96", "--repeats", "1"]
 
 
 def test_every_option_takes_the_same_first_update(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("harness.trainers.forward.FLOATS_PER_MIB", 20)  # 20 rows of logits, where 1024 MiB may stand
+    monkeypatch.setattr(
+        "harness.trainers.local.forward.FLOATS_PER_MIB", 20
+    )  # 20 rows of logits, where 1024 MiB may stand
     out = tmp_path / "x.json"
     assert main([*TOY, "--out", str(out)]) == 0
     found = json.loads(out.read_text())

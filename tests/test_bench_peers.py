@@ -10,8 +10,8 @@ import pandas as pd
 import pytest
 from tokenizers import Tokenizer
 
-from harness.bench import peer_ours, peers
-from harness.bench.trl_step import Settings, arguments
+from harness.devtools.bench import peer_ours, peers
+from harness.devtools.bench.trl_step import Settings, arguments
 from harness.models.tokenizer import char_tokenizer
 
 GIVEN = Settings(prompts=4, group=2, prompt_tokens=6, tokens=5, rows=4, steps=4, warm_up=1)

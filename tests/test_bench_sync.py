@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.bench import sync, sync_verl
-from harness.bench.sync_model import SIZES, Engine, engine_for, packed, trainer_weights
+from harness.devtools.bench import sync, sync_verl
+from harness.devtools.bench.sync_model import SIZES, Engine, engine_for, packed, trainer_weights
 from harness.numerics.formats import format_named
 from harness.numerics.quantize import quantize
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from harness.bench import verl_scaling
+from harness.devtools.bench import verl_scaling
 from harness.models.checkpoint import load_decoder
-from harness.trainers.verl import support
+from harness.trainers.verl import checks
 
 CELL = {"tokens": [64.0, 64.0], "stages": {"generate": [0.5, 0.7], "update": [0.5, 0.7]}, "trainer_gib": None,
         "gpu_gib": None, "start_s": 60.0}  # fmt: skip
@@ -39,7 +39,7 @@ def test_every_gpu_has_as_many_prompts(tmp_path: Path) -> None:
     assert (config.algo.num_prompts, launch.gpus, config.engine.max_batch) == (6, 2, 12)
     assert (config.method, config.precision.name) == ("bf16_train", "fp8_block")
     assert config.task.options["max_new_tokens"] == 8 and not launch.native_16bit
-    support.check_launch(config, launch)
+    checks.check_launch(config, launch)
 
 
 def test_micro_batches_are_those_of_the_capacity_plan(tmp_path: Path) -> None:

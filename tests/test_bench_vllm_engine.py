@@ -16,16 +16,16 @@ from typing import Any
 import pytest
 import torch
 
-from harness.bench import vllm_engine
-from harness.bench import vllm_engine_clock as clock
-from harness.bench import vllm_engine_overhead as overhead
-from harness.bench import vllm_engine_push as push
-from harness.bench import vllm_engine_verl as verl
-from harness.bench.sync_model import SIZES, engine_for, trainer_weights
+from harness.devtools.bench import vllm_engine
+from harness.devtools.bench import vllm_engine_clock as clock
+from harness.devtools.bench import vllm_engine_overhead as overhead
+from harness.devtools.bench import vllm_engine_push as push
+from harness.devtools.bench import vllm_engine_verl as verl
+from harness.devtools.bench.sync_model import SIZES, engine_for, trainer_weights
+from harness.foundation.provenance import ROOT
 from harness.models.decoder import DecoderConfig, tensor_shapes
 from harness.numerics.formats import format_named
-from harness.provenance import ROOT
-from harness.throughput.shapes import plan_of, shape_of
+from harness.studies.throughput.shapes import plan_of, shape_of
 
 
 def test_summary_is_in_milliseconds() -> None:
@@ -103,7 +103,7 @@ class FakeEngine:
 @pytest.mark.parametrize("guards", [True, False])
 def test_a_broken_push_must_be_noticed(guards: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("triton", reason="Triton is not installed")
-    from harness.engines.vllm import kernels
+    from harness.kernels import quantize as kernels
 
     monkeypatch.setattr(kernels, "quantize_into", lambda: None)
     engine: Any = FakeEngine(kernels, guards)
@@ -218,8 +218,8 @@ def test_toy_run_on_a_cpu(tmp_path: Path) -> None:
     out = tmp_path / "sync.json"
     words = ["sync", "--size", "toy", "--device", "cpu", "--formats", "bf16", "--pushes", "2", "--out", str(out)]
     done = subprocess.run(
-        [sys.executable, "-m", "harness.bench.vllm_engine", *words], capture_output=True, text=True, check=False,
-        env=os.environ | {"OMP_NUM_THREADS": "1"}, cwd=ROOT,
+        [sys.executable, "-m", "harness.devtools.bench.vllm_engine", *words], capture_output=True, text=True,
+        check=False, env=os.environ | {"OMP_NUM_THREADS": "1"}, cwd=ROOT,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     part = json.loads(out.read_text(encoding="utf-8"))["parts"][0]

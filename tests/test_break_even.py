@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness import break_even
-from harness.arms import group_arms
-from harness.break_even import costs, laws, report
-from harness.break_even.time_to_accuracy import race, steps_to
-from harness.results import EvalRecord, RunResult
+from harness.records.arms import group_arms
+from harness.records.run_result import EvalRecord, RunResult
+from harness.studies import break_even
+from harness.studies.break_even import costs, laws, report
+from harness.studies.break_even.time_to_accuracy import race, steps_to
 
 SIZES = {"s": (4, 256), "m": (8, 512), "l": (16, 1024)}
 STEPS, SAMPLES = 10, 32
@@ -69,9 +69,9 @@ def sweep(lengths: tuple[int, ...] = (32, 64, 128), sizes: str = "sml", **change
 
 
 def test_parameters_are_those_of_the_decoder() -> None:
-    from harness.config import load
+    from harness.config.load import load
+    from harness.foundation.provenance import ROOT
     from harness.models.checkpoint import load_decoder
-    from harness.provenance import ROOT
 
     base = next((ROOT / "results" / "bases").glob("s-sort8-b0-*"))
     model = load_decoder(base)

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from harness.break_even import hardware
-from harness.break_even.hardware import Cell, StepCost, pays_from, step_cost, table_of
 from harness.engines.vllm.memory import num_parameters
-from harness.provenance import ROOT
-from harness.stage_rates import RATES, Measured, operations, read_measured
-from harness.throughput.plan import read_sweep
-from harness.throughput.shapes import shape_of
+from harness.foundation.provenance import ROOT
+from harness.studies.break_even import hardware
+from harness.studies.break_even.hardware import Cell, StepCost, pays_from, step_cost, table_of
+from harness.studies.stage_rates import RATES, Measured, operations, read_measured
+from harness.studies.throughput.plan import read_sweep
+from harness.studies.throughput.shapes import shape_of
 
 
 def record(step_ms: float, idle_ms: float = 0.0) -> dict[str, object]:

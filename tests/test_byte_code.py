@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from harness import byte_code
+from harness.foundation import bytecode_cache
 
 PROGRAM = """
 import json, os, sys
@@ -56,6 +56,6 @@ def test_a_package_that_has_it_is_left_alone(monkeypatch: pytest.MonkeyPatch) ->
     assert spec is not None and spec.origin is not None
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     monkeypatch.setattr(sys, "pycache_prefix", None)
-    assert byte_code.lacks_byte_code(spec) is not Path(importlib.util.cache_from_source(spec.origin)).exists()
-    assert byte_code.lacks_byte_code(None) is False
-    assert byte_code.keep("there_is_no_such_package") is None
+    assert bytecode_cache.lacks_byte_code(spec) is not Path(importlib.util.cache_from_source(spec.origin)).exists()
+    assert bytecode_cache.lacks_byte_code(None) is False
+    assert bytecode_cache.keep("there_is_no_such_package") is None

@@ -10,22 +10,22 @@ from typing import Any
 import pytest
 import torch
 
-from harness import cli
 from harness.api import Plan
-from harness.capacity import check, report
-from harness.capacity.memory import GIB, USABLE_GIB, at_once, layer_bytes, sampling_parts, update_parts
-from harness.capacity.place import ARMS, Work, place, remedy
-from harness.capacity.seconds import Links, collective_s, decode_s, step
+from harness.cli.main import main as cli
+from harness.config.schema import TrainerConfig
 from harness.engines.vllm.memory import num_parameters
+from harness.foundation.provenance import ROOT
 from harness.models.decoder import Decoder, DecoderConfig
 from harness.numerics.formats import format_named
-from harness.provenance import ROOT
-from harness.run_config import TrainerConfig
-from harness.stage_rates import RATES, Measured, operations, read_measured
-from harness.throughput.plan import read_sweep
-from harness.throughput.shapes import shape_of
-from harness.trainers.forward import Thrift
-from harness.trainers.local import LocalTrainer
+from harness.studies.capacity import check, report
+from harness.studies.capacity.memory import GIB, USABLE_GIB, at_once, layer_bytes, sampling_parts, update_parts
+from harness.studies.capacity.place import ARMS, Work, place, remedy
+from harness.studies.capacity.seconds import Links, collective_s, decode_s, step
+from harness.studies.stage_rates import RATES, Measured, operations, read_measured
+from harness.studies.throughput.plan import read_sweep
+from harness.studies.throughput.shapes import shape_of
+from harness.trainers.local.forward import Thrift
+from harness.trainers.local.trainer import LocalTrainer
 
 COUNT = 7_615_616_512
 """Parameters of Qwen2.5-7B."""

@@ -15,12 +15,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from harness.cell import CANCELLED, Cancelled, run_cell, work_folder
-from harness.config import run_id, to_json
-from harness.provenance import peak_memory_gib
-from harness.results import read_result, read_series
-from harness.run_config import Launch, RunConfig
-from harness.trainers.local import LocalTrainer
+from harness.config.load import run_id, to_json
+from harness.config.schema import Launch, RunConfig
+from harness.foundation.provenance import peak_memory_gib
+from harness.records.run_result import read_result, read_series
+from harness.run.cell import CANCELLED, Cancelled, run_cell, work_folder
+from harness.trainers.local.trainer import LocalTrainer
 from tests.toy import small_config, small_launch
 
 
@@ -30,7 +30,7 @@ def spawn(config: RunConfig, launch: Launch) -> subprocess.Popen[bytes]:
     path = folder / "cell.json"
     path.write_text(json.dumps({"config": to_json(config), "launch": to_json(launch)}))
     return subprocess.Popen(
-        [sys.executable, "-m", "harness.cell", str(path)], env=os.environ | {"OMP_NUM_THREADS": "1"}
+        [sys.executable, "-m", "harness.run.cell", str(path)], env=os.environ | {"OMP_NUM_THREADS": "1"}
     )
 
 

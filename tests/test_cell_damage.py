@@ -15,12 +15,12 @@ from pathlib import Path
 
 import pytest
 
-from harness import cell
-from harness.cell import UNWRITTEN, Cancelled, record, record_path, run_cell, work_folder
-from harness.config import run_id, to_json
-from harness.results import read_result, write_result
-from harness.run_config import Launch, RunConfig
-from harness.states import load_state, save_state
+from harness.config.load import run_id, to_json
+from harness.config.schema import Launch, RunConfig
+from harness.foundation.state_files import load_state, save_state
+from harness.records.run_result import read_result, write_result
+from harness.run.cell import UNWRITTEN, Cancelled, record, record_path, run_cell, work_folder
+from harness.run.run import cell
 from tests.toy import small_config, small_launch, small_run
 
 
@@ -108,7 +108,8 @@ def test_a_disk_too_full_for_a_state_costs_only_the_state(tmp_path: Path) -> Non
     (work / "cell.json").write_text(json.dumps({"config": to_json(config), "launch": to_json(launch)}))
     code = (
         limit
-        + "signal.signal(signal.SIGXFSZ, signal.SIG_IGN); from harness.cell import main; sys.exit(main(sys.argv[1]))"
+        + "signal.signal(signal.SIGXFSZ, signal.SIG_IGN); "
+        "from harness.run.cell import main; sys.exit(main(sys.argv[1]))"
     )
     assert subprocess.run([sys.executable, "-c", code, str(work / "cell.json")], check=False).returncode == 0
     result = read_result(record_path(launch, run_id(config)))

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from harness import cli
-from harness.cell import run_cell
+from harness.cli.main import main as cli
+from harness.run.cell import run_cell
 from tests.sweep.stand_in import Seen, launcher
 from tests.toy import small_config, small_launch
 
@@ -133,8 +133,8 @@ def test_a_sweep_runs_what_is_missing_and_names_files_that_are_not_its_own(
 ) -> None:
     seen = Seen()
     run = launcher(seen, ending=lambda job: ("failed", "ValueError: x") if job.config.task.n == 10 else ("ok", None))
-    monkeypatch.setattr("harness.launchers.local.run_cells", lambda jobs, workers, admit: run(jobs, admit=admit))
-    monkeypatch.setattr("harness.commands.sweeping.present", lambda sweep, results, is_tracked: 0)
+    monkeypatch.setattr("harness.sweep.launchers.local.run_cells", lambda jobs, workers, admit: run(jobs, admit=admit))
+    monkeypatch.setattr("harness.cli.commands.sweeping.present", lambda sweep, results, is_tracked: 0)
     assert cli.main(tiny) == 1
     out, err = capsys.readouterr()
     assert "8 of 8 cells to run" in out and "[8/8]" in out
@@ -158,7 +158,7 @@ def test_a_full_disk_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest
     def full(*_: object, **__: object) -> int:
         raise OSError(errno.ENOSPC, "No space left on device", "results/figures/x.png")
 
-    monkeypatch.setattr("harness.commands.reporting.report", full)
+    monkeypatch.setattr("harness.cli.commands.reporting.report", full)
     assert cli.main(["report", "quick"]) == 2
     assert capsys.readouterr().err == "lowbit: error: results/figures/x.png: No space left on device\n"
 

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from harness.cell import run_cell
-from harness.clock import Clock
-from harness.config import load, run_id
+from harness.config.load import load, run_id
 from harness.engines import factory
-from harness.loop import evaluate, grpo_step, train
-from harness.run import Run
-from harness.trainers.local import LocalTrainer
+from harness.foundation.clock import Clock
+from harness.run.cell import run_cell
+from harness.run.loop import evaluate, grpo_step, train
+from harness.run.run import Run
+from harness.trainers.local.trainer import LocalTrainer
 from tests.toy import small_config, small_launch, small_run
 
 SLEEP = "engine.sleep=true"

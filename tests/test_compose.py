@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from harness.api import Correction, Memory, Part, Passport, Plan, Step, TensorRecord, TokenBatch
-from harness.chosen import resolve
-from harness.compose import Composed, advice, check_passport, check_supported, compose, merge, plan_json
-from harness.config import load
+from harness.config.compose import Composed, advice, check_passport, check_supported, compose, merge, plan_json
+from harness.config.load import load
+from harness.config.resolve import resolve
 from harness.numerics.formats import format_named
 from methods import METHODS
 

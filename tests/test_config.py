@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from harness.chosen import resolve
-from harness.config import groups, launch_of, load, parse, run_id, run_name, split_launch, to_json
-from harness.run_config import Launch, RunConfig
+from harness.config.load import groups, launch_of, load, parse, run_id, run_name, split_launch, to_json
+from harness.config.resolve import resolve
+from harness.config.schema import Launch, RunConfig
 
 
 def test_defaults_are_the_measured_recommendation() -> None:

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness import cost
-from harness.config import load, to_json
-from harness.cost import Sample, features, fit, guess, makespan, read_samples
-from harness.packed import pack
-from harness.provenance import ROOT
-from harness.results import write_result
+from harness.config.load import load, to_json
+from harness.foundation.provenance import ROOT
+from harness.records.packed import pack
+from harness.records.run_result import write_result
+from harness.sweep import forecast
+from harness.sweep.forecast import Sample, features, fit, guess, makespan, read_samples
 from tests.result_factory import result
 
 METHODS = {"bf16": 1.0, "naive": 1.1, "flashrl": 1.3, "mis": 1.4, "qurl": 1.7}
@@ -55,7 +55,7 @@ def sampled(
     ]  # fmt: skip
 
 
-def off(model: cost.CostModel, config: Mapping[str, Any], place: str, truth_s: float) -> float:
+def off(model: forecast.CostModel, config: Mapping[str, Any], place: str, truth_s: float) -> float:
     return abs(model.estimate(config, place).seconds / truth_s - 1)
 
 
@@ -107,12 +107,12 @@ def test_errors_grow_with_what_is_left_out() -> None:
 
 
 @pytest.mark.parametrize("level", ["like", "arm", "new"])
-def test_left_out_errors_are_those_of_refits(level: cost.Level) -> None:
+def test_left_out_errors_are_those_of_refits(level: forecast.Level) -> None:
     samples = sampled(0.2, 2, methods=("bf16", "naive"), models=("xs", "s"))
     groups = {
         "like": [str(i) for i in range(len(samples))],
-        "arm": [cost.arm_key(s.config, s.place) for s in samples],
-        "new": [cost.setting_key(s.config, s.place) for s in samples],
+        "arm": [forecast.arm_key(s.config, s.place) for s in samples],
+        "new": [forecast.setting_key(s.config, s.place) for s in samples],
     }[level]
     predicted = np.empty(len(samples))
     for group in set(groups):

@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from harness.cli.main.arguments import analysing
 
-from harness.arguments import analysing
-from harness.commands.analysing import early_warning
-from harness.early_warning import alarms, report, scores, write
-from harness.early_warning.collapse import drawdown, kind, onset, smoothed
-from harness.results import write_result
+from harness.cli.commands.analysing import early_warning
+from harness.records.run_result import write_result
+from harness.studies.early_warning import alarms, report, scores, write
+from harness.studies.early_warning.collapse import drawdown, kind, onset, smoothed
 from tests import result_factory as factory
 
 STEPS, ONSET, WARNED = 80, 50, 38

@@ -8,8 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from harness.provenance import ROOT
-from harness.results import read_series
+from harness.foundation.provenance import ROOT
+from harness.records.run_result import read_series
 from tests.toy import SMALL, small_launch
 
 PACKAGE = ROOT / "examples" / "soft_tis"
@@ -30,13 +30,13 @@ def test_a_third_party_method_installs_and_runs(tmp_path: Path) -> None:
         assert done.returncode == 0, done.stderr + done.stdout
         return done.stdout
 
-    listed = json.loads(python("-m", "harness.cli", "methods", "--json"))
+    listed = json.loads(python("-m", "harness.cli.main", "methods", "--json"))
     assert listed["soft_tis"]["parts"] == {"SoftTIS": {"cap": 2.0}}
     tests = PACKAGE / "tests" / "test_soft_tis.py"
     assert "4 passed" in python("-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "0", str(tests))
     results = small_launch(tmp_path).results
     words = [*SMALL, "method=soft_tis", "precision=int4", "knobs.SoftTIS.cap=3", "trainer.steps=2"]
-    python("-m", "harness.cli", "run", *words, "--results", results)
+    python("-m", "harness.cli.main", "run", *words, "--results", results)
     (record,) = Path(results).glob("runs/runs/*.json")
     result = json.loads(record.read_text())
     assert result["status"] == "ok" and result["method"]["parts"] == {"SoftTIS": {"cap": 3.0}}

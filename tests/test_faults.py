@@ -14,19 +14,19 @@ from pathlib import Path
 
 import pytest
 
-from harness.cell import record, run_cell
-from harness.commands.faulting import faults
-from harness.config import run_id
-from harness.faults import audit, campaign, report
-from harness.faults.audit import audit_cells, audit_leftovers
-from harness.faults.cell import Striker
-from harness.faults.journal import VARIABLE, Fault, Mark, has_struck, note, read, write_orders
-from harness.faults.outcome import OUTCOMES, outcome, summary, totals
-from harness.faults.rounds import SWEEP, Place, Settings, run_round
-from harness.faults.schedule import FORMS, Round, deal, plan_round
-from harness.provenance import ROOT
-from harness.results import read_result, write_result
-from harness.run_config import Launch, RunConfig
+from harness.cli.commands.faulting import faults
+from harness.config.load import run_id
+from harness.config.schema import Launch, RunConfig
+from harness.devtools.faults import audit, campaign, report
+from harness.devtools.faults.audit import audit_cells, audit_leftovers
+from harness.devtools.faults.cell import Striker
+from harness.devtools.faults.journal import VARIABLE, Fault, Mark, has_struck, note, read, write_orders
+from harness.devtools.faults.outcome import OUTCOMES, outcome, summary, totals
+from harness.devtools.faults.rounds import SWEEP, Place, Settings, run_round
+from harness.devtools.faults.schedule import FORMS, Round, deal, plan_round
+from harness.foundation.provenance import ROOT
+from harness.records.run_result import read_result, write_result
+from harness.run.cell import record, run_cell
 from tests.toy import small_config, small_launch
 
 STEPS = 4

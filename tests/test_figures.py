@@ -13,12 +13,12 @@ import pytest
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
-from harness.arms import Arm, group_arms
-from harness.curves import load_series, over_evaluations, over_profile, over_steps
-from harness.figures import STYLE, draw_all, overview, scores
-from harness.leaderboard import leaderboard
-from harness.panels import INK, looks_of, small_multiples, style_name
-from harness.results import RunResult, write_result
+from harness.records.arms import Arm, group_arms
+from harness.records.run_result import RunResult, write_result
+from harness.report.figures import STYLE, draw_all, overview, scores
+from harness.report.leaderboard import leaderboard
+from harness.report.plots.bands import load_series, over_evaluations, over_profile, over_steps
+from harness.report.plots.style import INK, looks_of, small_multiples, style_name
 from tests import result_factory as factory
 
 MANY = (

@@ -10,13 +10,13 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from harness.arms import group_arms
-from harness.commands.figuring import figures, known_sweeps, listing
-from harness.packed import pack
-from harness.paper_figures import FIGURES, draw, missing
-from harness.paper_figures.drawn import folded, png
-from harness.paper_figures.estimates import bracketed, difference, floored, fraction, geometric, mean, ratio
-from harness.paper_figures.grid import draw_grid, places_of
+from harness.cli.commands.figuring import figures, known_sweeps, listing
+from harness.published.figures import FIGURES, draw, missing
+from harness.published.figures.drawn import folded, png
+from harness.published.figures.estimates import bracketed, difference, floored, fraction, geometric, mean, ratio
+from harness.published.figures.grid import draw_grid, places_of
+from harness.records.arms import group_arms
+from harness.records.packed import pack
 from tests.arm_factory import Runs, run, write
 
 

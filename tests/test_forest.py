@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from harness import figures
-from harness.arms import group_arms
-from harness.forest import _halves, differences
-from harness.leaderboard import leaderboard
-from harness.results import write_result
+from harness.records.arms import group_arms
+from harness.records.run_result import write_result
+from harness.report.leaderboard import leaderboard
+from harness.report.plots.differences import _halves, differences
+from harness.report.tables import figures
 from tests.result_factory import QUICK, result
 
 

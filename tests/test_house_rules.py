@@ -21,17 +21,20 @@ EXCEPTIONS: dict[tuple[str, str], str] = {
     ("file_length", "harness/api.py"): "the whole contract between methods and harness, which is read as one page",
     (
         "broad_except",
-        "harness/cell.py::run_cell",
+        "harness/run/cell.py::run_cell",
     ): "process edge: the record must say what happened and the sweep goes on",
     (
         "broad_except",
-        "harness/trainers/verl/main.py::attempt",
+        "harness/trainers/verl/driver.py::attempt",
     ): "process edge: the cell must hear what ended verl's driver, and Ray's start raises bare Exception",
     (
         "forbidden_call",
         "harness/engines/vllm/engine.py::seeded",
     ): "vLLM draws from the default generator; its state is forked around the call",
-    ("mutable_dataclass", "harness/run.py::Run"): "owns what is alive during a run; its progress moves with the steps",
+    (
+        "mutable_dataclass",
+        "harness/run/run.py::Run",
+    ): "owns what is alive during a run; its progress moves with the steps",
 }
 """(rule, key) -> why this one place may break it."""
 
@@ -39,15 +42,15 @@ VAGUE = {"util", "utils", "helper", "helpers", "common", "misc"}
 FORBIDDEN_CALLS = {
     "eval": "nothing read or generated is executed",
     "exec": "nothing read or generated is executed",
-    "hash": "differs between processes; use harness.seeds or hashlib",
-    "np.random.seed": "global generator; pass one from harness.seeds.generator",
-    "numpy.random.seed": "global generator; pass one from harness.seeds.generator",
+    "hash": "differs between processes; use harness.foundation.seeds or hashlib",
+    "np.random.seed": "global generator; pass one from harness.foundation.seeds.generator",
+    "numpy.random.seed": "global generator; pass one from harness.foundation.seeds.generator",
     "pickle.load": "nothing is unpickled from disk",
     "pickle.loads": "nothing is unpickled from disk",
-    "random.seed": "global generator; pass one from harness.seeds.generator",
+    "random.seed": "global generator; pass one from harness.foundation.seeds.generator",
     "torch.amp.autocast": "precision is explicit at every boundary",
     "torch.autocast": "precision is explicit at every boundary",
-    "torch.manual_seed": "global generator; pass one from harness.seeds.generator",
+    "torch.manual_seed": "global generator; pass one from harness.foundation.seeds.generator",
     "torch.set_default_dtype": "precision is explicit at every boundary",
     "yaml.load": "YAML is loaded safely",
 }

@@ -1,68 +1,54 @@
-"""Who may import whom: the layers, the pure modules, the libraries with one door, and what an import may load."""
+"""Who may import whom: the order of the rooms, circles, pure modules, libraries with one door, heavy imports."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from graphlib import CycleError, TopologicalSorter
 
 import pytest
 
 from tests.source_tree import ROOT, Source, imported, sources
 
-LAYERS = (
-    "harness harness.metric_names harness.nearest harness.seeds harness.clock harness.provenance harness.setup_env "
-    "harness.byte_code harness.last_words",
-    "harness.numerics",
-    "harness.api",
-    "harness.loss harness.advantage harness.metrics methods harness.numerics.adapter_fit"
-    " harness.numerics.fake_quant harness.numerics.low_bit_forward"
-    " harness.numerics.low_bit_start",
-    "harness.run_config harness.config harness.models harness.tasks harness.results harness.stats harness.states",
-    "harness.chosen harness.compose",
-    "harness.base harness.base_training harness.collect harness.colocation harness.engines harness.loop"
-    " harness.prepare harness.run harness.trainers harness.record",
-    "harness.cell",
-    "harness.launchers harness.sweep harness.search harness.replay harness.arms harness.report harness.figures"
-    " harness.panels harness.packed harness.forest"
-    " harness.claims harness.curves harness.findings harness.leaderboard harness.tracking harness.cost harness.retry"
-    " harness.break_even harness.early_warning harness.profiles harness.paper_figures harness.site harness.comparisons"
-    " harness.throughput harness.parity harness.main_table harness.stage_rates harness.capacity",
-    "harness.bench harness.cli harness.commands harness.arguments harness.faults",
-)
-"""Bottom to top. A module imports from its own layer and from those below; the longest prefix places a module."""
-PURE = ("harness/numerics/", "harness/loss.py", "harness/advantage.py")
-PURE_MAY = ("torch", "harness.api", "harness.nearest", "harness.numerics")
+ROOMS = (
+    "foundation", "numerics", "kernels", "api", "fitting", "objective", "models", "tasks", "methods", "config",
+    "records", "engines", "start", "trainers", "run", "sweep", "report", "studies", "published", "viewers", "devtools", "cli",
+)  # fmt: skip
+"""Bottom to top: a room imports from itself and from the rooms before it, one room to a layer."""
+PURE = ("harness/numerics/", "harness/objective/")
+PURE_MAY = ("torch", "harness.api", "harness.foundation.did_you_mean", "harness.numerics", "harness.objective")
 IMPURE_STDLIB = ("logging", "os", "random")
 """Logging, the environment and global randomness: a pure module gets what it needs as arguments."""
 DOORS = {
     "vllm": (
+        "harness/kernels/fp8_flow.py",
         "harness/engines/vllm",
-        "harness/throughput/",
-        "harness/bench/vllm_engine",
-        "harness/bench/sync",
+        "harness/studies/throughput/",
+        "harness/devtools/bench/vllm_engine",
+        "harness/devtools/bench/sync",
         "harness/trainers/verl",
     ),
-    "verl": ("harness/trainers/verl", "harness/bench/peer_verl"),
-    "ray": ("harness/trainers/verl", "harness/launchers/ray"),
-    "mlflow": ("harness/tracking",),
-    "optuna": ("harness/search",),
-    "hydra": ("harness/config.py", "harness/trainers/verl"),
-    "omegaconf": ("harness/config.py", "harness/trainers/verl"),
+    "verl": ("harness/trainers/verl", "harness/devtools/bench/peer_verl"),
+    "ray": ("harness/trainers/verl", "harness/sweep/launchers/ray"),
+    "mlflow": ("harness/viewers/mlflow",),
+    "optuna": ("harness/studies/search",),
+    "hydra": ("harness/config/load.py", "harness/trainers/verl"),
+    "omegaconf": ("harness/config/load.py", "harness/trainers/verl"),
     "peft": ("harness/models/adapters.py",),
-    "yaml": ("harness/config.py",),
+    "yaml": ("harness/config/load.py",),
 }
 """Library -> the path prefixes that may import it, anywhere in the file."""
 HEAVY = ("mlflow", "pandas", "peft", "ray", "transformers", "verl", "vllm")
 
 
-def layer(module: str) -> int | None:
-    """The number of the module's layer, None where LAYERS does not place it. A package places what is in it."""
-    placed = {name: number for number, names in enumerate(LAYERS) for name in names.split()}
-    parts = module.split(".")
-    prefixes = [".".join(parts[:length]) for length in range(len(parts), 0, -1)]
-    inside = [prefix for prefix in prefixes if prefix != "harness" or module == "harness"]
-    return next((placed[prefix] for prefix in inside if prefix in placed), None)
+def room(module: str) -> int | None:
+    """The number of the module's room; -1 for the package `harness` itself, None where ROOMS has no such room."""
+    top, *inside = module.split(".")
+    if module == "harness":
+        return -1
+    name = top if top == "methods" else inside[0]
+    return ROOMS.index(name) if name in ROOMS else None
 
 
 def is_ours(module: str) -> bool:
@@ -71,14 +57,13 @@ def is_ours(module: str) -> bool:
 
 
 def upward(source: Source) -> Iterator[str]:
-    """Imports against the direction of the layers, and modules that no layer names."""
-    own = layer(source.module)
+    """Imports against the order of the rooms, and modules that are in no room."""
+    own = room(source.module)
     if own is None:
-        yield f"{source.path}: {source.module} has no layer; place it in LAYERS of tests/test_imports.py"
+        yield f"{source.path}: {source.module} has no room; ROOMS of tests/test_imports.py lists them"
         return
     for line, module in imported(source):
-        theirs = layer(module)
-        if is_ours(module) and (theirs is None or theirs > own):
+        if is_ours(module) and ((theirs := room(module)) is None or theirs > own):
             yield f"{source.path}:{line}: imports {module}, which is not below {source.module}"
 
 
@@ -100,27 +85,71 @@ def through_the_wall(source: Source) -> Iterator[str]:
             yield f"{source.path}:{line}: imports {module}; only {' and '.join(doors)} may"
 
 
+def circle(imports: Mapping[str, set[str]]) -> list[str]:
+    """One circle of names, first and last the same; empty where there is none."""
+    try:
+        TopologicalSorter(imports).prepare()
+    except CycleError as error:
+        return list(error.args[1])
+    return []
+
+
+def file_imports(found: tuple[Source, ...]) -> dict[str, set[str]]:
+    """Module -> the modules of ours that it imports anywhere in its file."""
+    return {s.module: {m for _, m in imported(s) if is_ours(m) and m != s.module} for s in found}
+
+
+def folder_imports(found: tuple[Source, ...]) -> dict[str, set[str]]:
+    """Folder -> the other folders whose files its files import."""
+    places = {s.module: s.path.rpartition("/")[0] for s in found}
+    graph: dict[str, set[str]] = {}
+    for name, theirs in file_imports(found).items():
+        graph.setdefault(places[name], set()).update(places[m] for m in theirs if m in places)
+    return {folder: theirs - {folder} for folder, theirs in graph.items()}
+
+
 @pytest.mark.parametrize("rule", [upward, impure, through_the_wall])
 def test_imports_point_down(rule):
     found = [line for source in sources("harness", "methods") for line in rule(source)]
     assert not found, "\n" + "\n".join(found)
 
 
+def test_no_file_is_in_a_circle():
+    found = circle(file_imports(sources("harness", "methods")))
+    assert not found, " -> ".join(found)
+
+
+def test_a_circle_is_found():
+    ring = (
+        Source("harness/run/a.py", "from harness.run.b import f"),
+        Source("harness/run/b.py", "def f():\n    import harness.run.a"),
+    )
+    assert set(circle(file_imports(ring))) == {"harness.run.a", "harness.run.b"}
+    rooms = (
+        Source("harness/run/a.py", "from harness.sweep.b import f"),
+        Source("harness/sweep/b.py", ""),
+        Source("harness/sweep/c.py", "from harness.run.a import g"),
+    )
+    assert not circle(file_imports(rooms))
+    assert set(circle(folder_imports(rooms))) == {"harness/run", "harness/sweep"}
+
+
 @pytest.mark.parametrize(
     ("rule", "path", "text"),
     [
         (upward, "harness/numerics/x.py", "from harness.api import Plan"),
-        (upward, "harness/api.py", "def f():\n    from harness import loss"),
-        (upward, "methods/x.py", "from harness.config import parse"),
-        (upward, "methods/x.py", "from harness.trainers.local import LocalTrainer"),
+        (upward, "harness/api.py", "def f():\n    from harness.objective import loss"),
+        (upward, "methods/x.py", "from harness.config.load import parse"),
+        (upward, "methods/x.py", "from harness.trainers.local.trainer import LocalTrainer"),
+        (upward, "harness/trainers/x.py", "import harness.run.loop"),
         (upward, "harness/engines/x.py", "import harness.sweep"),
         (upward, "harness/nowhere.py", ""),
-        (impure, "harness/loss.py", "import numpy"),
-        (impure, "harness/advantage.py", "import os"),
-        (impure, "harness/numerics/x.py", "from harness.seeds import stable_seed"),
-        (through_the_wall, "harness/loop.py", "def f():\n    import mlflow.tracking"),
+        (impure, "harness/objective/loss.py", "import numpy"),
+        (impure, "harness/objective/advantage.py", "import os"),
+        (impure, "harness/numerics/x.py", "from harness.foundation.seeds import stable_seed"),
+        (through_the_wall, "harness/run/loop.py", "def f():\n    import mlflow.tracking"),
         (through_the_wall, "methods/x.py", "from vllm import LLM"),
-        (through_the_wall, "harness/sweep.py", "import yaml"),
+        (through_the_wall, "harness/sweep/x.py", "import yaml"),
     ],
 )
 def test_a_wrong_import_is_found(rule, path, text):
@@ -129,18 +158,15 @@ def test_a_wrong_import_is_found(rule, path, text):
 
 def test_a_right_import_passes():
     fine = Source(
-        "methods/x.py", "import math\nfrom harness import loss\nfrom harness.api import Part\nfrom . import bf16"
+        "methods/x.py",
+        "import math\nfrom harness.objective import loss\nfrom harness.api import Part\nfrom . import bf16",
     )
     assert not [*upward(fine), *impure(fine), *through_the_wall(fine)]
-    assert layer("harness.trainers.local") == layer("harness.loop")
-    assert layer("harness") == 0
+    assert room("harness.trainers.local.trainer") == room("harness.trainers.verl")
+    assert room("harness") == -1
 
 
-@pytest.mark.parametrize(
-    "modules",
-    ["methods", "harness.compose, harness.loop, harness.engines.embedded, harness.trainers.local, harness.cell"],
-    ids=["methods", "training path"],
-)
+@pytest.mark.parametrize("modules", ["methods", "harness.run.cell"], ids=["methods", "training path"])
 def test_import_loads_no_heavy_library(modules):
     code = f"import sys, {modules}; print(*sorted(set({HEAVY!r}) & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from harness.cli import main
-from harness.packed import pack
-from harness.provenance import ROOT
-from harness.results import write_result
+from harness.cli.main import main
+from harness.foundation.provenance import ROOT
+from harness.records.packed import pack
+from harness.records.run_result import write_result
 from tests import result_factory as factory
 
 

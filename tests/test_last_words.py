@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from harness.last_words import LONGEST, last_words, one_line, tail
+from harness.foundation.process_log import LONGEST, last_words, one_line, tail
 
 LOG = """
 \x1b[36m(Runner pid=7)\x1b[0m step 3

@@ -10,9 +10,9 @@ import pandas as pd
 import pytest
 from scipy import stats as scipy_stats
 
-from harness import stats
-from harness.leaderboard import contrasts, leaderboard
-from harness.results import EvalRecord, RunResult
+from harness.records import stats
+from harness.records.run_result import EvalRecord, RunResult
+from harness.report.leaderboard import contrasts, leaderboard
 from tests import result_factory as factory
 
 

@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from harness.api import Rollout
-from harness.collect import chosen_rows
-from harness.loop import evaluate, grpo_step, train
-from harness.provenance import ROOT, tensors_hash
-from harness.run import Run
+from harness.foundation.provenance import ROOT, tensors_hash
+from harness.run.collect import chosen_rows
+from harness.run.loop import evaluate, grpo_step, train
+from harness.run.run import Run
 from harness.tasks import Score
-from harness.trainers.local import Diverged, schedule
+from harness.trainers.local.trainer import Diverged, schedule
 from tests.toy import small_config, small_run
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from harness.api import TokenBatch
-from harness.loss import (
+from harness.objective.loss import (
     AGGREGATIONS,
     aggregate,
     batch_normalize,

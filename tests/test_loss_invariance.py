@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.advantage import KINDS, group_advantage, informative_groups, overlong_penalty
-from harness.loss import AGGREGATIONS, batch_normalize, count_totals, policy_loss, start
-from harness.metrics import by_entropy, by_position, correction_metrics, mismatch_metrics
 from harness.numerics.logprobs import selected_logp
+from harness.objective.advantage import KINDS, group_advantage, informative_groups, overlong_penalty
+from harness.objective.loss import AGGREGATIONS, batch_normalize, count_totals, policy_loss, start
+from harness.objective.mismatch import by_entropy, by_position, correction_metrics, mismatch_metrics
 from methods import METHODS
 from tests.loss_cases import Algo, assert_exact, random_batch, rows_of, value_and_gradient
 

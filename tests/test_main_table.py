@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from harness.leaderboard import contrasts, leaderboard
-from harness.main_table import main_table
-from harness.results import RunResult
+from harness.records.run_result import RunResult
+from harness.report.leaderboard import contrasts, leaderboard
+from harness.report.main_table import main_table
 from tests import arm_factory
 
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.loss import count_totals, policy_loss, start
-from harness.metric_names import FRAMEWORKS, METRICS, translate
-from harness.metrics import (
+from harness.foundation.seeds import generator
+from harness.objective.loss import count_totals, policy_loss, start
+from harness.objective.mismatch import (
     ENTROPY_EDGES,
     by_entropy,
     by_position,
@@ -20,7 +20,7 @@ from harness.metrics import (
     correction_metrics,
     mismatch_metrics,
 )
-from harness.seeds import generator
+from harness.records.metric_names import FRAMEWORKS, METRICS, translate
 from tests.loss_cases import Algo, assert_exact, assert_published, golden_batch, golden_logp, random_batch
 
 GOLDEN = {

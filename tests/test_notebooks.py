@@ -13,9 +13,9 @@ import nbformat
 import pytest
 from nbclient.exceptions import CellExecutionError
 
-from harness.commands.figuring import executed
-from harness.paper_figures import FIGURES, RESULTS, missing
-from harness.paper_figures.drawn import Drawn
+from harness.cli.commands.figuring import executed
+from harness.published.figures import FIGURES, RESULTS, missing
+from harness.published.figures.drawn import Drawn
 from tests.source_tree import ROOT
 
 SOURCES = sorted((ROOT / "notebooks").glob("*.py"))

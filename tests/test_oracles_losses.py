@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.advantage import AdvantageKind, group_advantage
 from harness.api import Correction, Part, TokenBatch
-from harness.loss import AGGREGATIONS, Totals, batch_normalize, count_totals, kl_penalty, policy_loss, start
-from harness.metrics import clip_metrics, correction_metrics, mismatch_metrics
+from harness.objective.advantage import AdvantageKind, group_advantage
+from harness.objective.loss import AGGREGATIONS, Totals, batch_normalize, count_totals, kl_penalty, policy_loss, start
+from harness.objective.mismatch import clip_metrics, correction_metrics, mismatch_metrics
 from methods.flashrl import TIS
 from methods.icepop import IcePop
 from methods.mis import K3RS, MIS, Reject

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from harness.api import Part, TokenBatch
-from harness.loss import Totals, count_totals, policy_loss
+from harness.objective.loss import Totals, count_totals, policy_loss
 from methods.dppo import DPPO, KL, TV, Anchor
 from methods.flashrl import TIS
 from methods.opsm import OPSM

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.packed import COLUMNS, make_available, pack, unpack
-from harness.results import read_results, read_series, write_result
+from harness.records.packed import COLUMNS, make_available, pack, unpack
+from harness.records.run_result import read_results, read_series, write_result
 from tests.result_factory import result
 
 

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness.arms import group_arms
-from harness.paper_figures import draw
-from harness.paper_figures.drawn import Drawn
-from harness.paper_figures.flashrl_throughput import parameters
+from harness.published.figures import draw
+from harness.published.figures.drawn import Drawn
+from harness.published.figures.flashrl_throughput import parameters
+from harness.records.arms import group_arms
 from tests.arm_factory import STEPS, Runs, run, write
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from harness.arms import group_arms
-from harness.profiles import improvements, profile, profile_figure, run_scores, save_png
+from harness.records.arms import group_arms
+from harness.report.plots.profiles import improvements, profile, profile_figure, run_scores, save_png
 from tests import result_factory as factory
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from harness import provenance
+from harness.foundation import provenance
 
 SHA = "0a2afe294179610c17a6d0421a917869d2e40e86"
 

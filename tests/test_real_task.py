@@ -7,16 +7,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from harness.cell import run_cell
-from harness.chosen import resolve
-from harness.collect import sequences
-from harness.config import load, run_id
-from harness.loop import grpo_step
+from harness.config.load import load, run_id
+from harness.config.resolve import resolve
+from harness.config.schema import Launch, RunConfig
+from harness.foundation.seeds import generator
 from harness.models.checkpoint import content_hash, save_decoder
 from harness.models.decoder import Decoder, DecoderConfig
 from harness.models.tokenizer import save_tokenizer
-from harness.run_config import Launch, RunConfig
-from harness.seeds import generator
+from harness.run.cell import run_cell
+from harness.run.collect import sequences
+from harness.run.loop import grpo_step
 from harness.tasks import Item
 from tests.source_tree import ROOT
 from tests.toy import small_launch
@@ -62,7 +62,7 @@ def test_the_id_follows_the_weights_and_not_the_path(folder: Path, tmp_path: Pat
 
 
 def test_prompts_of_different_lengths_score_as_alone(folder: Path, tmp_path: Path) -> None:
-    from harness.cell import build
+    from harness.run.cell import build
 
     run, _ = build(config_of(folder, "method=bf16", "precision=fp32"), small_launch(tmp_path))
     row = grpo_step(run)
@@ -77,7 +77,7 @@ def test_prompts_of_different_lengths_score_as_alone(folder: Path, tmp_path: Pat
 
 
 def test_a_missing_data_file_is_one_line_before_anything_runs(folder: Path, tmp_path: Path) -> None:
-    from harness.prepare import start_of
+    from harness.start.prepare import start_of
 
     config = config_of(folder, f"task.path={tmp_path / 'nowhere.parquet'}")
     with pytest.raises(ValueError, match=r"nowhere\.parquet") as caught:
@@ -86,7 +86,7 @@ def test_a_missing_data_file_is_one_line_before_anything_runs(folder: Path, tmp_
 
 
 def test_a_task_without_demonstrations_needs_a_model(tmp_path: Path) -> None:
-    from harness.prepare import start_of
+    from harness.start.prepare import start_of
 
     with pytest.raises(ValueError, match="model"):
         start_of(resolve(load(["task=gsm8k", f"task.path={DATA / 'gsm8k'}"])), Launch(results=str(tmp_path)))

@@ -10,19 +10,20 @@ import pandas as pd
 import pytest
 import torch
 
-from harness import cli, loop
 from harness.api import Step, TokenBatch
-from harness.cell import build
-from harness.clock import Clock
-from harness.collect import collect
-from harness.loss import start
-from harness.provenance import ROOT
-from harness.replay.arms import Arm, arms_of, pull
-from harness.replay.evaluation import Question, evaluate_context
-from harness.replay.gradients import batch_gradients, gradients, nearest_earlier, pulls_of
-from harness.replay.sampling import Context, Demand, collect_context, plan
-from harness.replay.store import CONTROL, POLICY, REFERENCE, Stored, joined, read, samplers
-from harness.run_config import AlgoConfig, Launch
+from harness.cli.main import main as cli
+from harness.config.schema import AlgoConfig, Launch
+from harness.foundation.clock import Clock
+from harness.foundation.provenance import ROOT
+from harness.objective.loss import start
+from harness.run.cell import build
+from harness.run.collect import collect
+from harness.run.run import loop
+from harness.studies.replay.arms import Arm, arms_of, pull
+from harness.studies.replay.evaluation import Question, evaluate_context
+from harness.studies.replay.gradients import batch_gradients, gradients, nearest_earlier, pulls_of
+from harness.studies.replay.sampling import Context, Demand, collect_context, plan
+from harness.studies.replay.store import CONTROL, POLICY, REFERENCE, Stored, joined, read, samplers
 from methods import METHODS
 from tests.toy import small_launch, small_run
 

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from harness.api import Step, TokenBatch
-from harness.replay.arms import arms_of, pull
-from harness.replay.moments import Moments, compare
-from harness.run_config import AlgoConfig
-from harness.seeds import generator
+from harness.config.schema import AlgoConfig
+from harness.foundation.seeds import generator
+from harness.studies.replay.arms import arms_of, pull
+from harness.studies.replay.moments import Moments, compare
 
 ALGO = AlgoConfig(name="plain", agg="seq-mean-token-sum")
 WORDS = torch.cartesian_prod(torch.arange(3), torch.arange(3))

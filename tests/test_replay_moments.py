@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from harness.replay.moments import Moments, compare, off_diagonal, reference, spread
+from harness.studies.replay.moments import Moments, compare, off_diagonal, reference, spread
 
 DIM = 40
 SCALE = np.sqrt(1 / np.arange(1, DIM + 1))

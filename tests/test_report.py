@@ -7,9 +7,9 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from harness.findings import EXPECTATIONS, findings
-from harness.report import WIDTH, leaderboard, markdown, render_terminal, runs_table, setup_lines, write_tables
-from harness.results import RunResult
+from harness.records.run_result import RunResult
+from harness.report.sentences import EXPECTATIONS, findings
+from harness.report.tables import WIDTH, leaderboard, markdown, render_terminal, runs_table, setup_lines, write_tables
 from tests import result_factory as factory
 
 

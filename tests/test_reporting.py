@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.commands.reporting import report
-from harness.results import write_result
+from harness.cli.commands.reporting import report
+from harness.records.run_result import write_result
 from tests import result_factory as factory
 
 FULL = {"vocab_size": 32, "hidden_size": 64, "num_layers": 4, "num_heads": 4, "num_kv_heads": 2, "head_dim": 16,

@@ -13,8 +13,8 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from harness import results
-from harness.results import (
+from harness.records import run_result
+from harness.records.run_result import (
     EvalRecord,
     RunResult,
     import_results,
@@ -170,7 +170,7 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.
     def full(_descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(results.os, "fsync", full)
+    monkeypatch.setattr(run_result.os, "fsync", full)
     with pytest.raises(ValueError, match=r"a1\.parquet: cannot be written: No space left on device"):
         write_result(tmp_path, minimal(num_steps=2), [{"a": 2.0}])
     assert path.read_bytes() == before
@@ -235,6 +235,7 @@ def test_summary_of_a_run_that_never_started() -> None:
 
 
 def test_import_is_light() -> None:
-    code = "import sys, harness.results; print([m for m in ('torch','pandas','mlflow','pyarrow') if m in sys.modules])"
+    heavy = ("torch", "pandas", "mlflow", "pyarrow")
+    code = f"import sys, harness.records.run_result; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

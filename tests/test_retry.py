@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from harness.cell import work_folder
-from harness.config import load, run_id
-from harness.launchers.job import Admit, Event, Job
-from harness.results import RunResult
-from harness.retry import LOST, MAX_LOST, MAX_MEMORY, MEMORY, Limit, failure_class, in_rounds, next_launch
-from harness.run_config import Launch, settings
+from harness.config.load import load, run_id
+from harness.config.schema import Launch, settings
+from harness.records.run_result import RunResult
+from harness.run.cell import work_folder
+from harness.sweep.launchers.job import Admit, Event, Job
+from harness.sweep.retry import LOST, MAX_LOST, MAX_MEMORY, MEMORY, Limit, failure_class, in_rounds, next_launch
 from tests.sweep.stand_in import Ending, Seen, launcher, result_of
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats as scipy_stats
 
-from harness.search.pruning import (
+from harness.studies.search.pruning import (
     WINDOW,
     has_collapsed,
     is_among_lowest,
@@ -15,7 +15,7 @@ from harness.search.pruning import (
     pooled_spread,
     reward_at,
 )
-from harness.search.spec import Objective, Pruner
+from harness.studies.search.spec import Objective, Pruner
 
 AUC = Objective(metric="auc", direction="maximize")
 K3 = Objective(metric="k3", direction="minimize", log=True)

@@ -5,10 +5,10 @@ import time
 import urllib.request
 
 import pytest
+from harness.cli.main.arguments import searching
 
-from harness.arguments import searching
-from harness.commands.searching import dashboard, dry_run, report
-from harness.results import read_results
+from harness.cli.commands.searching import dashboard, dry_run, report
+from harness.records.run_result import read_results
 from tests.toy import small_launch
 
 FILE = """

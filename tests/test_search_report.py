@@ -4,15 +4,15 @@ import matplotlib.image as mpimg
 import pytest
 from optuna.trial import TrialState
 
-from harness.run_config import Launch
-from harness.search.confirm import best_found, best_of, compared, confirmed, contenders, submit, values_of
-from harness.search.figures import draw_search
-from harness.search.front import beats, on_front
-from harness.search.importance import importances
-from harness.search.run import run_search
-from harness.search.table import knobs_text, read_trials, write_tables
-from harness.search.tags import trial_tags
-from harness.stats import paired
+from harness.config.schema import Launch
+from harness.records.stats import paired
+from harness.studies.search.confirm import best_found, best_of, compared, confirmed, contenders, submit, values_of
+from harness.studies.search.figures import draw_search
+from harness.studies.search.front import beats, on_front
+from harness.studies.search.importance import importances
+from harness.studies.search.run import run_search
+from harness.studies.search.table import knobs_text, read_trials, write_tables
+from harness.studies.search.tags import trial_tags
 from tests.search_toy import FakeRunner, toy_search
 
 SEARCH = toy_search(

@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 from optuna.trial import TrialState
 
-from harness.config import run_id
-from harness.provenance import ROOT
-from harness.results import read_result
-from harness.search.cells import GIVEN_UP
-from harness.search.confirm import submit
-from harness.search.run import run_search
-from harness.search.store import (
+from harness.config.load import run_id
+from harness.foundation.provenance import ROOT
+from harness.foundation.seeds import stable_seed
+from harness.records.run_result import read_result
+from harness.studies.search.cells import GIVEN_UP
+from harness.studies.search.confirm import submit
+from harness.studies.search.run import run_search
+from harness.studies.search.store import (
     held,
     is_alive,
     journal_path,
@@ -27,8 +28,7 @@ from harness.search.store import (
     put_aside,
     take_back,
 )
-from harness.search.trials import aggregate, evaluate
-from harness.seeds import stable_seed
+from harness.studies.search.trials import aggregate, evaluate
 from tests.search_toy import SPACE, FakeRunner, finished_cells, smooth_scores, toy_search
 
 
@@ -218,7 +218,7 @@ def test_a_torn_line_is_cut_off_and_a_foreign_file_is_named(tmp_path):
 def test_a_worker_killed_beside_another_loses_nothing(tmp_path):
     code = (
         "import sys; from pathlib import Path; from tests.search_toy import FakeRunner, toy_search;"
-        "from harness.search.run import run_search;"
+        "from harness.studies.search.run import run_search;"
         "run_search(toy_search(budget={'trials': 12}), Path(sys.argv[1]), 2,"
         " lambda e: (sys.stdout.write(f'{e.number}\\n'), sys.stdout.flush()), runner=FakeRunner(delay_s=0.05))"
     )
@@ -272,8 +272,8 @@ def test_values_are_means_over_seeds_rounded_to_what_counts():
 
 
 def test_a_trial_that_cannot_be_composed_fails_with_the_reason(tmp_path):
-    from harness.run_config import Launch
-    from harness.search.trials import Surroundings
+    from harness.config.schema import Launch
+    from harness.studies.search.trials import Surroundings
 
     runner = FakeRunner()
     around = Surroundings(

@@ -2,10 +2,10 @@ import json
 
 import pytest
 
-from harness.config import run_id
-from harness.provenance import ROOT
-from harness.search.space import cell_of, check_space, combinations, overrides_of, rounded, suggest
-from harness.search.spec import changes, check_search, identity, read_search, search_names
+from harness.config.load import run_id
+from harness.foundation.provenance import ROOT
+from harness.studies.search.space import cell_of, check_space, combinations, overrides_of, rounded, suggest
+from harness.studies.search.spec import changes, check_search, identity, read_search, search_names
 from tests.search_toy import SPACE, toy_search
 
 

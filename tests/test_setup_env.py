@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from harness import setup_env
-from harness.setup_env import CUDA_PACKAGES, TORCH_CPU, TORCH_CUDA, Python, choose_python, read_limits, set_up
+from harness.devtools import setup_env
+from harness.devtools.setup_env import CUDA_PACKAGES, TORCH_CPU, TORCH_CUDA, Python, choose_python, read_limits, set_up
 from tests.source_tree import ROOT
 
 PYPROJECT = (ROOT / "pyproject.toml").read_text(encoding="utf-8")

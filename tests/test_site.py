@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 
-from harness.cli import main
-from harness.comparisons import readable
-from harness.leaderboard import leaderboard
-from harness.results import RunResult, write_result
-from harness.site import compact, write_site
-from harness.site.board import number
-from harness.site.markdown import inline, to_html
+from harness.cli.main import main
+from harness.records.folder import readable
+from harness.records.run_result import RunResult, write_result
+from harness.report.leaderboard import leaderboard
+from harness.viewers.site import compact, write_site
+from harness.viewers.site.board import number
+from harness.viewers.site.markdown import inline, to_html
 from tests import result_factory as factory
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy import stats as scipy_stats
 
-from harness import stats
+from harness.records import stats
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 8, 11, 40])

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from scipy import stats as scipy_stats
 
-from harness import stats
-from harness.bench import coverage
+from harness.devtools.bench import coverage
+from harness.records import stats
 
 SIMS = 200
 

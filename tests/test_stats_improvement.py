@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats as scipy_stats
 
-from harness import stats
+from harness.records import stats
 
 
 def test_improvement_is_mann_whitney() -> None:

@@ -10,12 +10,12 @@ from pathlib import Path
 from torch import nn
 
 from harness.api import Site
-from harness.cell import build
-from harness.chosen import resolve
-from harness.config import load
-from harness.provenance import ROOT
-from harness.run import Run
-from harness.run_config import Launch, RunConfig
+from harness.config.load import load
+from harness.config.resolve import resolve
+from harness.config.schema import Launch, RunConfig
+from harness.foundation.provenance import ROOT
+from harness.run.cell import build
+from harness.run.run import Run
 from harness.sweep import with_default_precision
 
 SMALL = (

@@ -7,13 +7,13 @@ from typing import Any
 import torch
 
 from harness.api import Plan, RolloutEngine
-from harness.compose import Composed, check_supported
-from harness.engines.embedded import EmbeddedEngine
+from harness.config.compose import Composed, check_supported
+from harness.config.schema import RunConfig
+from harness.engines.embedded.engine import EmbeddedEngine
 from harness.engines.vllm import builds, settings
 from harness.models.checkpoint import load_config
 from harness.models.decoder import Decoder, DecoderConfig
-from harness.prepare import decoder_config
-from harness.run_config import RunConfig
+from harness.start.prepare import decoder_config
 
 
 def check_engine(config: RunConfig, composed: Composed, extras: frozenset[str]) -> None:

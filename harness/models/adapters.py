@@ -15,10 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from harness.api import MERGED, Plan, WeightStream, weight_format
+from harness.foundation.seeds import generator
 from harness.models.decoder import Decoder
 from harness.numerics.formats import Adapters
 from harness.numerics.quantize import dequantize, has_tensor_scale, quantize, receiver_scale
-from harness.seeds import generator
 
 COMPANIONS = (".weight_scale", ".weight_zero_point")
 """Endings of what travels beside a weight."""

@@ -19,8 +19,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from harness.foundation.seeds import generator
 from harness.models.decoder import Decoder, DecoderConfig, tensor_shapes
-from harness.seeds import generator
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 MODEL_TYPES = ("qwen2", "qwen3", "llama")

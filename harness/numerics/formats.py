@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-from harness.nearest import nearest
+from harness.foundation.did_you_mean import nearest
 
 Element = Literal["fp32", "bf16", "fp16", "e4m3", "e5m2", "e2m1", "int8", "int4", "int3", "int2", "nf4"]
 ScaleDtype = Literal["fp32", "e4m3", "e8m0"]

@@ -6,7 +6,7 @@
 
 Both operands of every product lie with the contracted axis innermost, the one layout that Hopper's FP8 units read, and
 T is filled with zeros up to 128. `Kernels` says who quantizes and multiplies: `reference()` in float32 on any device,
-`harness.engines.vllm.flow_kernels` on a GPU. What is rounded, and where, is the emulated flow's, code for code. The
+`harness.kernels.fp8_flow` on a GPU. What is rounded, and where, is the emulated flow's, code for code. The
 bias is added to the bf16 product, as vLLM adds it: one rounding more than in the emulated flow.
 Left out: shapes that 128 does not divide (they stay emulated), and accumulation into a gradient that is there already.
 """

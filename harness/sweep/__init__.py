@@ -3,7 +3,7 @@
     sweeps/<name>.yaml -> plan -> cells, skipped, excluded -> queue -> results/runs/<name>/
 
 `plan` derives the cells and `rules` leaves some out; `queue` runs what has no result. Left out: what a cell costs
-(`harness.cost`), and what is tried again or is too late (`harness.retry`).
+(`harness.sweep.forecast`), and what is tried again or is too late (`harness.sweep.retry`).
 """
 
 from harness.sweep.planning import SWEEPS as SWEEPS

@@ -13,14 +13,14 @@ from typing import Any
 
 from pydantic import ConfigDict
 
-from harness.cell import check
-from harness.chosen import resolve
-from harness.compose import advice
-from harness.config import load, parse, read_yaml, run_id, split_launch
+from harness.config.compose import advice
+from harness.config.load import load, parse, read_yaml, run_id, split_launch
+from harness.config.resolve import resolve
+from harness.config.schema import RunConfig
+from harness.foundation.did_you_mean import nearest
 from harness.models.checkpoint import content_hash
-from harness.nearest import nearest
-from harness.prepare import task_of
-from harness.run_config import RunConfig
+from harness.run.cell import check
+from harness.start.prepare import task_of
 from harness.sweep.rules import check_rule, in_words, matches
 from methods import method_named
 

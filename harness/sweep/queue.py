@@ -17,15 +17,15 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from harness.cell import record, work_folder
-from harness.config import identity, run_id, to_json
-from harness.launchers.job import Event, Job
-from harness.launchers.local import clean, run_cells
-from harness.provenance import commit
-from harness.results import RunResult, Settings, read_result, write_result
-from harness.retry import Limit, Runner, in_rounds
-from harness.run_config import Launch, RunConfig
+from harness.config.load import identity, run_id, to_json
+from harness.config.schema import Launch, RunConfig
+from harness.foundation.provenance import commit
+from harness.records.run_result import RunResult, Settings, read_result, write_result
+from harness.run.cell import record, work_folder
+from harness.sweep.launchers.job import Event, Job
+from harness.sweep.launchers.local import clean, run_cells
 from harness.sweep.planning import Planned
+from harness.sweep.retry import Limit, Runner, in_rounds
 
 _SETTINGS = TypeAdapter[dict[str, Any]](Settings)
 FINISHED = ("ok", "diverged")

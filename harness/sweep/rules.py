@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import is_dataclass
 from typing import Any
 
-from harness.config import groups, leaves
-from harness.nearest import nearest
-from harness.run_config import RunConfig
+from harness.config.load import groups, leaves
+from harness.config.schema import RunConfig
+from harness.foundation.did_you_mean import nearest
 from methods import METHODS
 
 Rule = Mapping[str, Any]

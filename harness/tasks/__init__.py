@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from harness.nearest import nearest
+from harness.foundation.did_you_mean import nearest
 
 Split = Literal["train", "eval"]
 

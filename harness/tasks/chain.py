@@ -16,8 +16,8 @@ from functools import cache
 
 import numpy as np
 
+from harness.foundation.seeds import stable_seed
 from harness.models.tokenizer import EOS_ID, PAD_ID, encode
-from harness.seeds import stable_seed
 from harness.tasks import Item, Score, Split
 from harness.tasks.digits import answer_ids, check_options, draw_digits, exact_match, make_item
 

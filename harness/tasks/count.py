@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from harness.provenance import text_hash
-from harness.seeds import generator
+from harness.foundation.provenance import text_hash
+from harness.foundation.seeds import generator
 from harness.tasks import Item, Score
 
 

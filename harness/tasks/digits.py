@@ -8,8 +8,8 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 
+from harness.foundation.seeds import stable_seed
 from harness.models.tokenizer import BOS_ID, DIGIT_0_ID, EOS_ID, char_tokenizer, encode
-from harness.seeds import stable_seed
 from harness.tasks import Item, Score, Split
 
 EVAL_SHARE = 16

@@ -18,8 +18,8 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from harness.nearest import nearest
-from harness.seeds import stable_seed
+from harness.foundation.did_you_mean import nearest
+from harness.foundation.seeds import stable_seed
 from harness.tasks import Item, Score, Split, check_options
 from harness.tasks.text_tokens import TextTask, TextTokenizer, load_text_tokenizer, prompt_ids, response_text
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from harness.foundation.seeds import stable_seed
 from harness.models.tokenizer import EOS_ID, PAD_ID
-from harness.seeds import stable_seed
 from harness.tasks import Item, Score, Split
 from harness.tasks.digits import answer_ids, check_options, draw_digits, exact_match, make_item
 

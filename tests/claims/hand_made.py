@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from harness.published.claims.estimates import Estimate, estimate
+from harness.published.claims.evidence import Evidence, in_arms
 from scipy.stats import t as student
 
-from harness.claims.estimates import Estimate, estimate
-from harness.claims.evidence import Evidence, in_arms
-from harness.results import EvalRecord, RunResult
+from harness.records.run_result import EvalRecord, RunResult
 from tests import result_factory as factory
 
 Answers = dict[int, list[int]]

@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from harness.published.claims.estimates import estimate
+from harness.published.claims.kinds import Speed
+from harness.published.claims.page import describe, judge_all, markdown, shown
+from harness.published.claims.schema import Claims, read_claims
+from harness.published.claims.speed import Map
 
-from harness.claims.estimates import estimate
-from harness.claims.kinds import Speed
-from harness.claims.page import describe, judge_all, markdown, shown
-from harness.claims.schema import Claims, read_claims
-from harness.claims.speed import Map
-from harness.throughput.claimed import claims_table, compare
-from harness.throughput.records import folder_of, write_record
+from harness.published.claims.speed_table import claims_table, compare
+from harness.studies.throughput.records import folder_of, write_record
 from tests.claims.test_page import CLAIM, written
 from tests.throughput import made
 

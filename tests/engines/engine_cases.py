@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from harness.api import Plan, Rollout
-from harness.engines.embedded import EmbeddedEngine
+from harness.engines.embedded.engine import EmbeddedEngine
 from harness.models.decoder import Decoder, DecoderConfig, response_hidden
 from harness.numerics.formats import format_named
 from harness.numerics.logprobs import selected_logp
@@ -70,7 +70,7 @@ def pieces(tensors: Iterable[tuple[str, Tensor]], count: int) -> Iterator[list[t
 
 def arrive(engine: Any, tensors: Iterable[tuple[str, Tensor]], count: int) -> int:
     """Push into vLLM in pieces. Returns the most elements that waited between two of them."""
-    from harness.engines.vllm.arrival import Arrival
+    from harness.engines.vllm.streamed_push import Arrival
 
     arrival, most = Arrival(engine.weights), 0
     for piece in pieces(tensors, count):

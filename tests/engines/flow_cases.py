@@ -15,11 +15,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from harness.foundation.seeds import generator
 from harness.numerics import fp8_gemm
 from harness.numerics.formats import format_named
 from harness.numerics.fp8_gemm import Operand
 from harness.numerics.quantize import quantize
-from harness.seeds import generator
 from tests.engines.kernel_cases import differing, values
 
 KINDS = ("normal", "zeros", "magnitudes", "tiny", "huge", "poison", "ties", "near_ties")
@@ -86,9 +86,9 @@ def mismatches(case: Case, device: str, is_twice_alike: bool = False) -> int:
 
     `is_twice_alike`: compare with the reference of "twice" instead, a control.
     """
-    from harness.engines.vllm import flow_kernels
+    from harness.kernels import fp8_flow
 
-    own = fp8_gemm.Kernels(name="quantizers", weight=flow_kernels.quantize_weight, runs=flow_kernels.quantize_runs,
+    own = fp8_gemm.Kernels(name="quantizers", weight=fp8_flow.quantize_weight, runs=fp8_flow.quantize_runs,
                            by_tiles=lambda a, b: a.codes, by_runs=lambda a, b: a.codes)  # fmt: skip
     x = tensor(case)
     found = operands(own, case, x.to(device))
@@ -107,11 +107,11 @@ def _strides(x: Tensor) -> list[int]:
 
 def engine_mismatches(device: str, shape: tuple[int, int] = (384, 512)) -> int:
     """W's codes and scales that differ from those that the rollout engine's own kernel writes into its buffers."""
-    from harness.engines.vllm import flow_kernels
-    from harness.engines.vllm.kernels import quantize_into
+    from harness.kernels import fp8_flow
+    from harness.kernels.quantize import quantize_into
 
     w = values("magnitudes", shape).to(device)
-    own, turned = flow_kernels.quantize_weight(w, WEIGHTS)
+    own, turned = fp8_flow.quantize_weight(w, WEIGHTS)
     out, scale = torch.empty_like(own.codes), torch.empty_like(own.scale)
     quantize_into(w, WEIGHTS, out, scale, base=torch.bfloat16)
     q = quantize(w.cpu().bfloat16(), WEIGHTS)
@@ -127,15 +127,15 @@ def _bf16(name: str, *shape: int) -> Tensor:
 def product_mismatches(device: str) -> dict[str, int]:
     """Sums of the own product of runs that are more than a millionth of the largest off; 1e-3 on FP8 units, which add
     in fewer bits than float32 has."""
-    from harness.engines.vllm import flow_products
+    from harness.kernels import fp8_wgrad
 
     knobs = {"has_rows": False, "has_columns": True, "is_twice": False}
     (_, a), (_, b) = (fp8_gemm.reference().runs(_bf16(name, 384, size).to(device), ACTS, **knobs)
                       for name, size in (("dy", 256), ("x", 128)))  # fmt: skip
     assert a is not None and b is not None
-    want, found = fp8_gemm.reference().by_runs(a, b), flow_products.by_runs(a, b)
+    want, found = fp8_gemm.reference().by_runs(a, b), fp8_wgrad.by_runs(a, b)
     bound = (1e-6 if device == "cpu" else 1e-3) * want.abs().max()
-    added = flow_products.by_runs(a, b, out=torch.ones_like(want))
+    added = fp8_wgrad.by_runs(a, b, out=torch.ones_like(want))
     assert bool((added - want).abs().max() > 0.5)
     return {"product": int(((found - want).abs() > bound).sum()),
             "product, added": int(((added - 1 - want).abs() > bound).sum())}  # fmt: skip

@@ -130,7 +130,7 @@ def buffer(like: Tensor, layout: str) -> tuple[Tensor, Tensor]:
 
 def level_of(w: Tensor, fmt: Format, base: torch.dtype) -> Tensor | None:
     """What the kernel of a format with a tensor-level scale is given, computed by the kernels' own module."""
-    from harness.engines.vllm.kernels import kind, tensor_level, update_amax
+    from harness.kernels.quantize import kind, tensor_level, update_amax
 
     if kind(fmt) not in ("tensor", "nvfp4"):
         return None
@@ -152,7 +152,7 @@ def differing(a: Tensor, b: Tensor) -> int:
 
 def mismatches(case: Case, device: str) -> int:
     """Codes and scales of the kernel that differ from the reference, and bytes written beside the outputs."""
-    from harness.engines.vllm.kernels import quantize_into
+    from harness.kernels.quantize import quantize_into
 
     fmt = format_named(case.fmt)
     w = values(case.values, case.shape).to(case.source)
@@ -166,7 +166,7 @@ def mismatches(case: Case, device: str) -> int:
 
 def given_mismatches(name: str, device: str) -> int:
     """Codes under scales that another made and that clip a part of the values: 2/3 of the tensor's own ones."""
-    from harness.engines.vllm.kernels import quantize_into
+    from harness.kernels.quantize import quantize_into
 
     fmt = format_named(name)
     w = values("normal", (17, 336)).to(torch.bfloat16)
@@ -182,7 +182,7 @@ def given_mismatches(name: str, device: str) -> int:
 
 def every_bf16(device: str) -> int:
     """All 65536 bf16 numbers under a scale of 1: how many of their e4m3 codes differ from torch's clamped cast."""
-    from harness.engines.vllm.kernels import quantize_into
+    from harness.kernels.quantize import quantize_into
 
     w = torch.arange(65536, dtype=torch.int32).to(torch.int16).view(torch.bfloat16).view(256, 256).to(device)
     out = torch.empty(w.shape, dtype=torch.float8_e4m3fn, device=device)
@@ -193,7 +193,7 @@ def every_bf16(device: str) -> int:
 
 def other_rule(device: str) -> int:
     """The control, which must not be 0: codes under one rule against those of another, whose scales are the same."""
-    from harness.engines.vllm.kernels import quantize_into
+    from harness.kernels.quantize import quantize_into
 
     w = values("near_ties", (256, 256))
     theirs = quantize(w, format_named("e4m3_block_verl"))

@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from harness.cell import check_device
-from harness.compose import compose
-from harness.config import load
+from harness.config.compose import compose
+from harness.config.load import load
 from harness.engines import factory
 from harness.engines.vllm import builds, settings
-from harness.trainers.local import EXTRAS
+from harness.run.cell import check_device
+from harness.trainers.local.trainer import EXTRAS
 
 
 def checked(*words: str) -> None:

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from harness.api import Plan
-from harness.engines.embedded import EmbeddedEngine
-from harness.engines.kv_cache import KVCache, KVScales
+from harness.engines.embedded.engine import EmbeddedEngine
+from harness.engines.embedded.kv_cache import KVCache, KVScales
 from harness.models.decoder import Decoder, DecoderConfig
 from harness.numerics.formats import format_named
 from harness.numerics.kv_scales import kv_scale, quantize_kv

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from harness.api import Plan
-from harness.compose import check_passport
-from harness.engines.embedded import EmbeddedEngine
-from harness.engines.live_weights import FUSED
+from harness.config.compose import check_passport
+from harness.engines.embedded.engine import EmbeddedEngine
+from harness.engines.embedded.weights import FUSED
+from harness.foundation.seeds import generator
 from harness.models.adapters import add_adapters, freeze_base, named_weights, plain_weights
 from harness.models.decoder import Decoder, DecoderConfig, tensor_shapes
 from harness.numerics.formats import FORMATS, Adapters, format_named
-from harness.seeds import generator
 from tests.engines.engine_cases import EOS, FP32, PAD, QWEN2, QWEN3, UNEVEN, decoder, sample, trainer_logp
 
 ADAPTERS = Adapters(rank=3, alpha=6.0)

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from harness.api import MERGED, Passport, weight_format
-from harness.engines.embedded import EmbeddedEngine
-from harness.engines.live_weights import FUSED
-from harness.engines.support import SUPPORTS
+from harness.engines.embedded.engine import EmbeddedEngine
+from harness.engines.embedded.supports import SUPPORTS
+from harness.engines.embedded.weights import FUSED
 from harness.models.decoder import Decoder, DecoderConfig, tensor_shapes
 from harness.numerics.formats import Format, format_named
 from harness.numerics.quantize import dequantize, quantize

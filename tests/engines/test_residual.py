@@ -10,12 +10,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from harness.api import Plan, Rollout
-from harness.engines.embedded import EmbeddedEngine
+from harness.engines.embedded.engine import EmbeddedEngine
+from harness.foundation.seeds import generator
 from harness.models.decoder import DecoderConfig
 from harness.numerics.formats import format_named
 from harness.numerics.linear import EmulatedLinear
 from harness.numerics.quantize import fake_quantize
-from harness.seeds import generator
 from tests.engines.engine_cases import EOS, PAD, UNEVEN, decoder, loaded, sample, trainer_logp, weights
 
 CONFIG = DecoderConfig(

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from harness.api import KVProtocol, Step
-from harness.compose import check_passport
-from harness.engines.embedded import EmbeddedEngine
+from harness.config.compose import check_passport
+from harness.engines.embedded.engine import EmbeddedEngine
 from harness.engines.vllm import engine as engine_module
-from harness.engines.vllm import kv, reload
+from harness.engines.vllm import kv, push_by_reload
 from harness.engines.vllm.engine import VLLMEngine
 from harness.models.decoder import Decoder, tensor_shapes
 from harness.numerics.formats import Adapters, format_named
@@ -156,7 +156,7 @@ def test_gains_are_wide_before_anything_has_run_or_been_captured(
     from vllm.v1.worker.cpu_worker import CPUWorker
 
     done, loader = list[str](), DummyModelLoader.load_model
-    for owner, name in ((reload, "widen_gains"), (CPUWorker, "compile_or_warm_up_model")):
+    for owner, name in ((push_by_reload, "widen_gains"), (CPUWorker, "compile_or_warm_up_model")):
         theirs = getattr(owner, name)
         monkeypatch.setattr(owner, name, lambda *args, name=name, theirs=theirs: (done.append(name), theirs(*args))[1])
     live.close()

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from harness.api import Passport, Plan, Rollout
-from harness.engines.vllm import direct
-from harness.engines.vllm.arrival import Arrival, unit_of
+from harness.engines.vllm import push_by_kernels
 from harness.engines.vllm.engine import VLLMEngine
+from harness.engines.vllm.streamed_push import Arrival, unit_of
 from harness.models.adapters import named_weights
 from harness.models.decoder import tensor_shapes
 from harness.numerics.formats import format_named
@@ -116,7 +116,7 @@ def test_where_it_is_written_at_once_a_bad_stream_is_never_sampled_from(live: Li
     wanted = seen(engine)
     engine.load_weights(stream(A))
     first = seen(engine)
-    engine.weights.writer = direct.Writer(plan, {}, engine.weights.plain())
+    engine.weights.writer = push_by_kernels.Writer(plan, {}, engine.weights.plain())
     try:
         assert arrive(engine, stream(B), 2) <= BLOCK
         passport, _, rollout = seen(engine)

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from harness.api import Plan
-from harness.compose import check_supported, compose
-from harness.config import load
+from harness.config.compose import check_supported, compose
+from harness.config.load import load
 from harness.engines.vllm import builds, settings
 from harness.engines.vllm.builds import CPU, CUDA, Build, check_plan
 from harness.numerics.formats import format_named

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from harness.cell import Cancelled, run_cell
-from harness.config import run_id
-from harness.results import read_series
+from harness.config.load import run_id
+from harness.records.run_result import read_series
+from harness.run.cell import Cancelled, run_cell
 from tests.engines.vllm_cases import needs_vllm
 from tests.toy import small_config, small_launch
 

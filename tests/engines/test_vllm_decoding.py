@@ -11,7 +11,7 @@ import torch
 
 from harness.engines.vllm import decoding
 from harness.engines.vllm.engine import VLLMEngine, seeded
-from harness.seeds import stable_seed
+from harness.foundation.seeds import stable_seed
 from tests.engines.vllm_cases import PROMPTS, LiveEngine, model_of, needs_vllm, plan_of, stream
 
 pytestmark = needs_vllm

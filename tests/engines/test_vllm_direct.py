@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from harness.api import Plan
-from harness.engines.stream import Stream
-from harness.engines.vllm import direct
+from harness.engines.vllm import push_by_kernels
+from harness.engines.weight_stream import Stream
 from harness.numerics.formats import format_named
 
 pytest.importorskip("triton", reason="triton is not installed")
@@ -40,7 +40,7 @@ def stream_of(scaled: list[str]) -> Stream:
 
 def test_places_are_the_rows_of_their_part():
     model = fused("block")
-    places = direct.quantized_places(model, PLAN, SHAPES)
+    places = push_by_kernels.quantized_places(model, PLAN, SHAPES)
     assert places is not None
     (own,) = places.values()
     layer = model.model.layers[0].self_attn.qkv_proj
@@ -53,7 +53,7 @@ def test_places_are_the_rows_of_their_part():
 def test_a_transposed_parameter_is_written_through_its_view():
     plan = Plan(rollout_weights=format_named("e4m3_channel"), rollout_acts=format_named("e4m3_token"))
     model = fused("row")
-    places = direct.quantized_places(model, plan, SHAPES)
+    places = push_by_kernels.quantized_places(model, plan, SHAPES)
     assert places is not None
     (own,) = places.values()
     own["model.layers.0.self_attn.k_proj.weight"].codes.fill_(1.0)
@@ -65,30 +65,30 @@ def test_another_layout_is_no_place():
     model = fused("block")
     layer = model.model.layers[0].self_attn.qkv_proj
     layer.weight_scale = nn.Parameter(torch.zeros(2, 4), requires_grad=False)
-    assert direct.quantized_places(model, PLAN, SHAPES) is None
+    assert push_by_kernels.quantized_places(model, PLAN, SHAPES) is None
     packed = Plan(rollout_weights=format_named("nvfp4"))
-    assert direct.quantized_places(fused("block"), packed, SHAPES) is None
+    assert push_by_kernels.quantized_places(fused("block"), packed, SHAPES) is None
 
 
 @pytest.mark.parametrize("scaled", [["model.layers.0.self_attn.q_proj.weight"], list(SHAPES)[:2]])
 def test_scales_of_some_parts_are_refused_before_a_byte_is_written(scaled):
     model = fused("block")
-    places = direct.quantized_places(model, PLAN, SHAPES)
+    places = push_by_kernels.quantized_places(model, PLAN, SHAPES)
     with pytest.raises(ValueError, match="comes without a scale, other parts of its fused matrix with one"):
-        direct.Writer(PLAN, places, []).write(stream_of(scaled))
+        push_by_kernels.Writer(PLAN, places, []).write(stream_of(scaled))
     assert model.model.layers[0].self_attn.qkv_proj.weight.float().abs().sum() == 0
 
 
 def test_scales_of_another_size_are_refused():
-    places = direct.quantized_places(fused("block"), PLAN, SHAPES)
+    places = push_by_kernels.quantized_places(fused("block"), PLAN, SHAPES)
     stream = stream_of(list(SHAPES))
     stream.scales["model.layers.0.self_attn.k_proj.weight"] = torch.ones(3, 3)
     with pytest.raises(ValueError, match=r"k_proj\.weight_scale has 9 values, the engine holds 2"):
-        direct.Writer(PLAN, places, []).write(stream)
+        push_by_kernels.Writer(PLAN, places, []).write(stream)
 
 
 def test_it_is_refused_where_it_cannot_be_had():
     with pytest.raises(ValueError, match="need a GPU, the engine's device is cpu"):
-        direct.check(PLAN, torch.device("cpu"))
+        push_by_kernels.check(PLAN, torch.device("cpu"))
     with pytest.raises(ValueError, match="nvfp4 is packed in the engine"):
-        direct.check(Plan(rollout_weights=format_named("nvfp4")), torch.device("cuda"))
+        push_by_kernels.check(Plan(rollout_weights=format_named("nvfp4")), torch.device("cuda"))

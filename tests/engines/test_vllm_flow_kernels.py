@@ -96,9 +96,9 @@ def compiled(name: str, values: dict[str, str], constants: dict[str, Any], **opt
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from harness.engines.vllm import flow_bodies, flow_products
+    from harness.kernels import fp8_flow_bodies, fp8_wgrad
 
-    kernel: Any = getattr(flow_bodies, name, None) or getattr(flow_products, name)
+    kernel: Any = getattr(fp8_flow_bodies, name, None) or getattr(fp8_wgrad, name)
     names, unknown = kernel.arg_names, ("tokens", "blocks", "A", "B")
     source = ASTSource(
         fn=kernel,
@@ -113,7 +113,7 @@ def quantizer(what: str, source: str, **options: Any) -> Any:
     """`compiled` of the weight's quantizer or of the runs'."""
     import triton.language as tl
 
-    from harness.engines.vllm.kernels import rule_constants
+    from harness.kernels.quantize import rule_constants
 
     known = {"BASE": tl.bfloat16, "HAS_CAST": True}
     if what == "weight":
@@ -129,11 +129,9 @@ def quantizer(what: str, source: str, **options: Any) -> Any:
 @pytest.mark.parametrize("what", ["rows", "columns", "both", "twice", "weight"])
 def test_compiles_for_hopper(what: str, source: str) -> None:
     pytest.importorskip("triton", reason=NEEDS_TRITON)
-    from harness.engines.vllm import flow_kernels
+    from harness.kernels import fp8_flow
 
-    how: dict[str, Any] = (
-        {"num_warps": 16, "maxnreg": 64} if what == "weight" else flow_kernels.LAUNCHES[flow_kernels.LAUNCH]
-    )
+    how: dict[str, Any] = {"num_warps": 16, "maxnreg": 64} if what == "weight" else fp8_flow.LAUNCHES[fp8_flow.LAUNCH]
     ptx = quantizer(what, source, enable_fp_fusion=False, **how).asm["ptx"]
     if what == "weight":  # approximate division would move codes
         assert "div.rn.f32" in ptx and re.findall(r"\bfma\.|div\.full|div\.approx", ptx) == []
@@ -165,9 +163,9 @@ def spills(found: Any) -> int:
 @pytest.mark.parametrize("what", ["both", "twice", "square"])
 def test_the_launch_keeps_a_tile_in_registers(what: str) -> None:
     pytest.importorskip("triton", reason=NEEDS_TRITON)
-    from harness.engines.vllm import flow_kernels
+    from harness.kernels import fp8_flow
 
-    found = quantizer(what, "*bf16", enable_fp_fusion=False, **flow_kernels.LAUNCHES[flow_kernels.LAUNCH])
+    found = quantizer(what, "*bf16", enable_fp_fusion=False, **fp8_flow.LAUNCHES[fp8_flow.LAUNCH])
     assert spills(found) <= 64
     assert spills(quantizer(what, "*bf16", enable_fp_fusion=False, num_warps=4, maxnreg=64)) > 64  # a control
 
@@ -175,9 +173,9 @@ def test_the_launch_keeps_a_tile_in_registers(what: str) -> None:
 @pytest.mark.parametrize("launch", ["triton", "triton, narrow", "triton, alone"])
 def test_the_product_of_runs_compiles_to_fp8_units(launch: str) -> None:
     pytest.importorskip("triton", reason=NEEDS_TRITON)
-    from harness.engines.vllm import flow_products
+    from harness.kernels import fp8_wgrad
 
-    how = dict(flow_products.LAUNCHES[launch])
+    how = dict(fp8_wgrad.LAUNCHES[launch])
     width = how.pop("WIDTH")
     pointers = {"A": "tensordesc<fp8e4nv[128,128]>", "B": f"tensordesc<fp8e4nv[{width},128]>", "A_SCALE": "*fp32",
                 "B_SCALE": "*fp32", "OUT": "*fp32"}  # fmt: skip
@@ -202,16 +200,16 @@ def operand(rows: int, columns: int, *, is_square: bool = False, device: str = "
 def test_torch_accepts_what_scaled_mm_is_given(m: int, n: int, k: int) -> None:
     """Its checks of sizes and strides of the scales, which meta tensors pass through."""
     pytest.importorskip("triton", reason=NEEDS_TRITON)
-    from harness.engines.vllm import flow_kernels
+    from harness.kernels import fp8_flow
 
-    y = flow_kernels.scaled_by_tiles(operand(m, k), operand(n, k, is_square=True))
+    y = fp8_flow.scaled_by_tiles(operand(m, k), operand(n, k, is_square=True))
     assert (y.shape, y.dtype) == ((m, n), torch.bfloat16)
-    y = flow_kernels.scaled_by_runs(operand(m, k), operand(n, k))
+    y = fp8_flow.scaled_by_runs(operand(m, k), operand(n, k))
     assert (y.shape, y.dtype) == ((m, n), torch.float32)
     if k == 512:  # a control
         with pytest.raises(RuntimeError, match="1x128 x 1x128 blockwise scaling"):
             row_major = replace(operand(n, k), scale=torch.empty(n, k // 128, device="meta"))
-            flow_kernels.scaled_by_runs(operand(m, k), row_major)
+            fp8_flow.scaled_by_runs(operand(m, k), row_major)
 
 
 def deep_gemm(a: Any, b: Any, d: Tensor, *, is_deep_gemm_e8m0_used: bool, **more: Any) -> None:
@@ -234,35 +232,35 @@ def deep_gemm(a: Any, b: Any, d: Tensor, *, is_deep_gemm_e8m0_used: bool, **more
 
 def test_deep_gemm_is_given_what_it_wants(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("triton", reason=NEEDS_TRITON)
-    from harness.engines.vllm import flow_kernels
+    from harness.kernels import fp8_flow
 
-    monkeypatch.setattr(flow_kernels, "_deep_gemm", lambda: deep_gemm)
-    kernels, reference = flow_kernels.kernels_named("deep_gemm"), fp8_gemm.reference()
+    monkeypatch.setattr(fp8_flow, "_deep_gemm", lambda: deep_gemm)
+    kernels, reference = fp8_flow.kernels_named("deep_gemm"), fp8_gemm.reference()
     x, w, u = (operand(256, 512, device="cpu"), operand(384, 512, is_square=True, device="cpu"),
                operand(128, 512, device="cpu"))  # fmt: skip
     assert torch.equal(kernels.by_tiles(x, w), reference.by_tiles(x, w))
     assert torch.equal(kernels.by_runs(x, u), reference.by_runs(x, u))
-    variant = flow_kernels.kernels_named("square")
+    variant = fp8_flow.kernels_named("square")
     square = variant.by_runs(x, w)
     assert variant.is_square and not kernels.is_square and variant.by_tiles is kernels.by_tiles
     assert square.dtype == torch.float32 and torch.equal(square, reference.by_tiles(x, w).float())
-    mixed = flow_kernels.kernels_named("mixed")
-    assert (mixed.by_tiles, mixed.by_runs) == (flow_kernels.deep_by_tiles, flow_kernels.scaled_by_runs)
-    assert flow_kernels.kernels_named("scaled_mm").by_tiles is flow_kernels.scaled_by_tiles
+    mixed = fp8_flow.kernels_named("mixed")
+    assert (mixed.by_tiles, mixed.by_runs) == (fp8_flow.deep_by_tiles, fp8_flow.scaled_by_runs)
+    assert fp8_flow.kernels_named("scaled_mm").by_tiles is fp8_flow.scaled_by_tiles
 
 
 def test_what_does_not_fit_is_refused() -> None:
     pytest.importorskip("triton", reason=NEEDS_TRITON)
-    from harness.engines.vllm import flow_kernels
+    from harness.kernels import fp8_flow
 
     knobs: dict[str, Any] = {"has_rows": True, "has_columns": True, "is_twice": False}
     with pytest.raises(ValueError, match="a side of 200; the FP8 flow's kernels need multiples of 128"):
-        flow_kernels.quantize_weight(torch.zeros(128, 200), WEIGHTS)
+        fp8_flow.quantize_weight(torch.zeros(128, 200), WEIGHTS)
     with pytest.raises(ValueError, match="a side of 130;"):
-        flow_kernels.quantize_runs(torch.zeros(5, 130), ACTS, **knobs)
+        fp8_flow.quantize_runs(torch.zeros(5, 130), ACTS, **knobs)
     for name in ("e4m3_1x128_ue8m0", "e4m3_token", "mxfp8", "e4m3_block"):
         with pytest.raises(ValueError, match="has no kernel of the FP8 flow; choose e4m3_block with e4m3_1x128"):
-            flow_kernels.quantize_runs(torch.zeros(128, 128), format_named(name), **knobs)
+            fp8_flow.quantize_runs(torch.zeros(128, 128), format_named(name), **knobs)
     with pytest.raises(ValueError, match="kernels 'deepgem' are unknown; nearest: deep_gemm"):
-        flow_kernels.kernels_named("deepgem")
-    assert flow_kernels.best(torch.device("cpu")) is None
+        fp8_flow.kernels_named("deepgem")
+    assert fp8_flow.best(torch.device("cpu")) is None

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from harness.api import Plan, Rollout
-from harness.compose import check_passport
-from harness.engines.embedded import EmbeddedEngine
+from harness.config.compose import check_passport
+from harness.engines.embedded.engine import EmbeddedEngine
 from harness.engines.vllm.engine import VLLMEngine
 from tests.engines.engine_cases import EOS, PAD, trainer_logp
 from tests.engines.vllm_cases import PROMPTS, SHAPE, LiveEngine, lacking, model_of, needs_vllm, plan_of, stream

@@ -42,9 +42,9 @@ def compiled(name: str, values: dict[str, str], constants: dict[str, Any]) -> st
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from harness.engines.vllm import kernel_bodies
+    from harness.kernels import quantize_bodies
 
-    kernel: Any = getattr(kernel_bodies, name)
+    kernel: Any = getattr(quantize_bodies, name)
     constants = {"BASE": tl.bfloat16, "w_k": 1, "o_k": 1, "s_k": 1, "IS_GIVEN": False, "HAS_CAST": True} | constants
     names = kernel.arg_names
     signature = {n: "constexpr" if n in constants else values.get(n, "i32") for n in names}
@@ -70,7 +70,7 @@ def compiled(name: str, values: dict[str, str], constants: dict[str, Any]) -> st
 def test_compiles_for_hopper_with_exact_arithmetic(
     name: str, fmt: str | None, out: str, constants: dict[str, Any]
 ) -> None:
-    from harness.engines.vllm.kernels import rule_constants
+    from harness.kernels.quantize import rule_constants
 
     if fmt is not None:
         constants = constants | rule_constants(format_named(fmt))
@@ -86,7 +86,7 @@ def test_compiles_for_hopper_with_exact_arithmetic(
 
 
 def test_kinds() -> None:
-    from harness.engines.vllm.kernels import kind
+    from harness.kernels.quantize import kind
 
     assert [kind(format_named(name)) for name in FORMATS] == ["block"] * 3 + ["row"] * 2 + ["tensor"] + ["row"] * 2 + [
         "group",
@@ -107,7 +107,7 @@ def test_kinds() -> None:
 
 
 def test_what_does_not_fit_is_refused() -> None:
-    from harness.engines.vllm.kernels import quantize_into
+    from harness.kernels.quantize import quantize_into
 
     w, codes = torch.zeros(128, 256, dtype=torch.bfloat16), torch.zeros(128, 256, dtype=torch.float8_e4m3fn)
     with pytest.raises(ValueError, match="format mxfp4_ct has no kernel; valid: e4m3_tensor, "):

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from harness.api import Rollout
-from harness.engines.embedded import EmbeddedEngine
+from harness.engines.embedded.engine import EmbeddedEngine
 from harness.engines.vllm.engine import VLLMEngine
 from tests.engines.engine_cases import EOS, PAD, decoder, trainer_logp, weights
 from tests.engines.vllm_cases import PROMPTS, SHAPE, LiveEngine, model_of, needs_vllm, plan_of, stream

@@ -14,10 +14,10 @@ import pytest
 import torch
 
 from harness.api import Rollout
-from harness.engines.embedded import EmbeddedEngine
-from harness.engines.vllm import kv, passport, reload, settings
+from harness.engines.embedded.engine import EmbeddedEngine
+from harness.engines.vllm import kv, passport, push_by_reload, settings
 from harness.engines.vllm.engine import VLLMEngine, start
-from harness.engines.vllm.reload import IncompleteSwap
+from harness.engines.vllm.push_by_reload import IncompleteSwap
 from harness.engines.vllm.weights import VLLMWeights
 from tests.engines.engine_cases import EOS, PAD
 from tests.engines.vllm_cases import (
@@ -161,7 +161,7 @@ def test_a_swap_whole_or_not_leaves_the_caches_scales_alone(live: LiveEngine) ->
 
 def test_a_push_that_does_not_arrive_is_found(live: LiveEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = fp8(live)
-    monkeypatch.setattr(reload, "swap", lambda model, config, tensors: None)
+    monkeypatch.setattr(push_by_reload, "swap", lambda model, config, tensors: None)
     with pytest.raises(RuntimeError, match=r"^model.embed_tokens.weight did not reach the engine: \d+ elements"):
         engine.load_weights(stream(B))
     with pytest.raises(RuntimeError, match="of a swap that did not end"):
@@ -250,7 +250,7 @@ def test_formats_that_vllm_takes_and_ignores_are_refused_by_what_its_kernels_ans
     worker = llm.llm_engine.model_executor.driver_worker.worker
     model = worker.model_runner.get_model()
     with torch.no_grad(), set_current_vllm_config(worker.vllm_config):
-        reload.swap(model, worker.vllm_config.model_config, pushed_by(plan, A)[0].items())
+        push_by_reload.swap(model, worker.vllm_config.model_config, pushed_by(plan, A)[0].items())
     everything = torch.arange(SHAPE.intermediate_size)
     down = dict(model.named_modules())["model.layers.0.mlp.down_proj"]
     exact = dict(A.named_parameters())["model.layers.0.mlp.down_proj.weight"].detach().bfloat16().float()

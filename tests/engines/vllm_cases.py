@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from harness.api import Plan
-from harness.engines.stream import read_stream
 from harness.engines.vllm import settings
 from harness.engines.vllm.builds import CPU
 from harness.engines.vllm.engine import VLLMEngine
 from harness.engines.vllm.export import export
+from harness.engines.weight_stream import read_stream
 from harness.models.decoder import Decoder, DecoderConfig, tensor_shapes
 from harness.numerics.formats import format_named
 from harness.numerics.quantize import Quantized

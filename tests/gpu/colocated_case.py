@@ -10,10 +10,10 @@ import json
 import sys
 from pathlib import Path
 
-from harness.cell import run_cell
-from harness.config import run_id
+from harness.config.load import run_id
 from harness.engines.vllm import engine as engines
-from harness.results import read_series
+from harness.records.run_result import read_series
+from harness.run.cell import run_cell
 from tests.toy import small_config, small_launch
 
 WORDS = (

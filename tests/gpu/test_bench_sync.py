@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from harness.bench import sync
+from harness.devtools.bench import sync
 
 pytestmark = pytest.mark.gpu
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from harness.foundation.seeds import generator
 from harness.models.decoder import Decoder, DecoderConfig, response_hidden
 from harness.numerics import fp8_gemm
 from harness.numerics.casting import cast_model
@@ -17,7 +18,6 @@ from harness.numerics.formats import format_named
 from harness.numerics.fp8_flow import FP8Linear, held_weights, use_kernels
 from harness.numerics.fp8_gemm import Kernels, Operand
 from harness.numerics.quantize import quantize
-from harness.seeds import generator
 from methods.jet_rl import FP8Flow
 from tests.engines import flow_cases
 from tests.engines.flow_cases import ACTS, WEIGHTS, Case
@@ -40,13 +40,13 @@ def needs_triton() -> None:
 
 def named(name: str) -> Kernels:
     """Somebody who multiplies; skips where that is impossible."""
-    from harness.engines.vllm import flow_kernels
+    from harness.kernels import fp8_flow
 
-    if flow_kernels.best(torch.device(CUDA)) is None:
+    if fp8_flow.best(torch.device(CUDA)) is None:
         pytest.skip("the device is no Hopper GPU (compute capability 9.0)")
-    if name != "scaled_mm" and not flow_kernels.has_deep_gemm():
+    if name != "scaled_mm" and not fp8_flow.has_deep_gemm():
         pytest.skip("vLLM, which brings DeepGEMM, is not installed")
-    return flow_kernels.kernels_named(name)
+    return fp8_flow.kernels_named(name)
 
 
 @pytest.fixture(params=["deep_gemm", "scaled_mm"])
@@ -77,11 +77,11 @@ def test_codes_and_scales_are_the_references(kind: str) -> None:
 
 @pytest.mark.parametrize("launch", ["4 warps", "4 warps, 3 tiles", "8 warps", "16 warps"])
 def test_launches_give_the_same_bits(launch: str) -> None:
-    from harness.engines.vllm import flow_kernels
+    from harness.kernels import fp8_flow
 
     x = randn(200, 512, name="launch").bfloat16()
     knobs: dict[str, Any] = {"has_rows": True, "has_columns": True, "is_twice": False}
-    found = flow_kernels.quantize_runs(x, ACTS, launch=launch, **knobs)
+    found = fp8_flow.quantize_runs(x, ACTS, launch=launch, **knobs)
     for a, b in zip(found, fp8_gemm.reference().runs(x.cpu(), ACTS, **knobs), strict=True):
         assert a is not None and b is not None
         assert torch.equal(a.codes.cpu().view(torch.uint8), b.codes.view(torch.uint8))
@@ -99,11 +99,11 @@ def test_a_second_rounding_gives_other_codes() -> None:
 
 @pytest.mark.parametrize("is_twice", [False, True])
 def test_operands_of_a_7b_layer(is_twice: bool) -> None:
-    from harness.engines.vllm import flow_kernels
+    from harness.kernels import fp8_flow
 
     x = randn(500, 18944, name="wide").bfloat16()
     knobs: dict[str, Any] = {"has_rows": True, "has_columns": True, "is_twice": is_twice}
-    found = flow_kernels.quantize_runs(x, ACTS, **knobs)
+    found = fp8_flow.quantize_runs(x, ACTS, **knobs)
     for a, b in zip(found, fp8_gemm.reference().runs(x.cpu(), ACTS, **knobs), strict=True):
         assert a is not None and b is not None
         assert torch.equal(a.codes.cpu().view(torch.uint8), b.codes.view(torch.uint8))
@@ -112,12 +112,12 @@ def test_operands_of_a_7b_layer(is_twice: bool) -> None:
 
 def test_every_bf16_number_under_every_scale_of_its_neighbours() -> None:
     """The quotient by a corrected product: each run holds one binade of inputs and one of 128 largest magnitudes."""
-    from harness.engines.vllm import flow_kernels
+    from harness.kernels import fp8_flow
 
     mantissas = 1 + torch.arange(128) / 128
     runs = [torch.cat((top[None], mantissas[:127] * 2.0**-gap)) for top in mantissas for gap in range(1, 20)]
     x = torch.stack(runs).bfloat16()
-    found, _ = flow_kernels.quantize_runs(x.to(CUDA), ACTS, has_rows=True, has_columns=False, is_twice=False)
+    found, _ = fp8_flow.quantize_runs(x.to(CUDA), ACTS, has_rows=True, has_columns=False, is_twice=False)
     want = quantize(x, ACTS)
     assert found is not None and want.scale is not None
     assert torch.equal(found.codes[: len(x)].cpu().view(torch.uint8), want.codes.view(torch.uint8))

@@ -31,7 +31,7 @@ def test_given_scales_are_used(fmt: str) -> None:
 
 @pytest.mark.parametrize("has_cast", [True, False], ids=["instruction", "integers"])
 def test_every_bf16_number_gets_its_e4m3_code(monkeypatch: pytest.MonkeyPatch, has_cast: bool) -> None:
-    from harness.engines.vllm import kernels
+    from harness.kernels import quantize as kernels
 
     if has_cast and not kernels.has_fp8_cast(torch.device("cuda")):
         pytest.skip("the device is older than compute capability 8.9: it has no e4m3 instruction")
@@ -52,7 +52,7 @@ def test_shapes_of_a_7b_model(fmt: str, source: torch.dtype) -> None:
 
 
 def test_scales_of_a_narrower_dtype_are_rounded_as_a_copy_rounds_them() -> None:
-    from harness.engines.vllm.kernels import quantize_into
+    from harness.kernels.quantize import quantize_into
     from harness.numerics.quantize import quantize
 
     fmt, w = format_named("int4_g32"), kernel_cases.values("normal", (64, 256))
@@ -65,7 +65,7 @@ def test_scales_of_a_narrower_dtype_are_rounded_as_a_copy_rounds_them() -> None:
 
 
 def test_a_merged_group_shares_its_level() -> None:
-    from harness.engines.vllm.kernels import quantize_into, tensor_level, update_amax
+    from harness.kernels.quantize import quantize_into, tensor_level, update_amax
     from harness.numerics.packing import pack_fp4
     from harness.numerics.quantize import quantize
 
@@ -88,7 +88,7 @@ def test_a_merged_group_shares_its_level() -> None:
 
 
 def test_twenty_swaps_allocate_nothing() -> None:
-    from harness.engines.vllm.kernels import quantize_into
+    from harness.kernels.quantize import quantize_into
 
     w = torch.randn(1024, 3584, dtype=torch.bfloat16, device=CUDA)
     out = torch.empty(w.shape, dtype=torch.float8_e4m3fn, device=CUDA)

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from harness.api import Sequences
+from harness.foundation.seeds import generator
 from harness.models.decoder import Decoder, DecoderConfig
-from harness.seeds import generator
-from harness.trainers.forward import Scores, Thrift, prepared
+from harness.trainers.local.forward import Scores, Thrift, prepared
 from tests.trainers.test_forward import CONFIG, model_of, run, sequences
 
 pytestmark = pytest.mark.gpu
@@ -44,7 +44,7 @@ def test_every_option_gives_the_numbers_of_the_cpu(monkeypatch: pytest.MonkeyPat
     """Attention kernels of another device may round products to TF32, hence a thousandth."""
     wanted, gradients = run(model_of(build), sequences())
     if "logits_mib" in OPTIONS[option]:
-        monkeypatch.setattr("harness.trainers.forward.FLOATS_PER_MIB", 48 * 5)
+        monkeypatch.setattr("harness.trainers.local.forward.FLOATS_PER_MIB", 48 * 5)
     found, got = run(model_of(build).to(DEVICE), moved(sequences()), **OPTIONS[option])
     torch.testing.assert_close(found.logp.cpu(), wanted.logp, rtol=1e-3, atol=1e-3)
     assert far(got, gradients) < 1e-2

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from harness.base import read_record, train_base
-from harness.base_training import BaseRecipe, Place, Unfinished
-from harness.cell import check
 from harness.models.checkpoint import load_decoder
 from harness.models.decoder import DecoderConfig
-from harness.prepare import Start, prepare, start_of
+from harness.run.cell import check
+from harness.start.base_model import read_record, train_base
+from harness.start.base_training import BaseRecipe, Place, Unfinished
+from harness.start.prepare import Start, prepare, start_of
 from harness.tasks.sort import Sort
 from tests.toy import small_config, small_launch
 

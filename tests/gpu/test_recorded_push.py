@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from harness.api import Plan
-from harness.engines.stream import Stream
-from harness.engines.vllm import direct
+from harness.engines.vllm import push_by_kernels
+from harness.engines.weight_stream import Stream
 from harness.numerics.formats import format_named
 from harness.numerics.quantize import quantize
 
@@ -37,7 +37,7 @@ def stream_of(weights: dict[str, Tensor]) -> Stream:
     return Stream(tensors=weights, scales={}, zeros={}, adapters={}, kv={})
 
 
-def writer_of(weights: str) -> tuple[direct.Writer, Tensor, Tensor, Tensor]:
+def writer_of(weights: str) -> tuple[push_by_kernels.Writer, Tensor, Tensor, Tensor]:
     """A writer, and the codes, scales and gain that it writes."""
     plan = Plan(rollout_weights=format_named(weights), rollout_acts=format_named(FORMATS[weights][0]))
     dtype = torch.int8 if "int8" in weights else torch.float8_e4m3fn
@@ -47,9 +47,9 @@ def writer_of(weights: str) -> tuple[direct.Writer, Tensor, Tensor, Tensor]:
     for name, rows in zip(NAMES, ROWS.values(), strict=True):
         step = 128 if weights == "e4m3_block" else 1
         own = scale[first // step : (first + rows) // step] if scale.ndim else scale
-        places[name] = direct.Place(codes=codes[first : first + rows], scale=own)
+        places[name] = push_by_kernels.Place(codes=codes[first : first + rows], scale=own)
         first += rows
-    return direct.Writer(plan, {"qkv": places}, [(GAIN, gain)]), codes, scale, gain
+    return push_by_kernels.Writer(plan, {"qkv": places}, [(GAIN, gain)]), codes, scale, gain
 
 
 def expected(weights: dict[str, Tensor], fmt: str) -> tuple[Tensor, Tensor]:

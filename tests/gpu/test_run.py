@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from harness.cell import run_cell
-from harness.loop import grpo_step
+from harness.run.cell import run_cell
+from harness.run.loop import grpo_step
 from tests.toy import small_config, small_launch, small_run
 
 pytestmark = pytest.mark.gpu

@@ -8,15 +8,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.cell import run_cell
-from harness.loop import grpo_step
 from harness.numerics.quantize import quantize
-from harness.results import read_series
-from harness.retry import MEMORY, failure_class
-from harness.run import Run
-from harness.trainers.compiling import compile_layers
-from harness.trainers.local import LocalTrainer
-from harness.trainers.products import kernels_of
+from harness.records.run_result import read_series
+from harness.run.cell import run_cell
+from harness.run.loop import grpo_step
+from harness.run.run import Run
+from harness.sweep.retry import MEMORY, failure_class
+from harness.trainers.local.compiling import compile_layers
+from harness.trainers.local.products import kernels_of
+from harness.trainers.local.trainer import LocalTrainer
 from tests.gpu.test_long_sequences import far, moved
 from tests.toy import small_config, small_launch, small_run
 from tests.trainers.test_compiling import check_layers, native

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from harness.api import Plan, Step
-from harness.engines.embedded import EmbeddedEngine
+from harness.engines.embedded.engine import EmbeddedEngine
 from harness.models.decoder import Decoder, tensor_shapes
 from harness.numerics.formats import Adapters
 from methods.qerl import AQN

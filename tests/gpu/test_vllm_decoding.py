@@ -11,7 +11,7 @@ import torch
 
 from harness.api import Rollout
 from harness.engines.vllm.engine import seeded
-from harness.seeds import stable_seed
+from harness.foundation.seeds import stable_seed
 from tests.engines.engine_cases import trainer_logp, weights
 from tests.gpu import vllm_cases
 from tests.gpu.vllm_cases import DEVICE, FORMATS, PROMPTS, QWEN3, started

@@ -147,7 +147,7 @@ def test_a_live_weight_that_was_changed_is_found(live: Live) -> None:
 
 def corrupt(engine: Any) -> str:
     """Flip one bit in every 4096 bytes of the first o_proj, in the engine's memory; its name."""
-    from harness.engines.vllm.reload import live_linears
+    from harness.engines.vllm.push_by_reload import live_linears
 
     layer, name = next((layer, parts[0]) for _, layer, parts in live_linears(engine.model) if "o_proj" in parts[0])
     codes = max((p.data for p in layer.parameters()), key=lambda p: p.numel() * p.element_size())

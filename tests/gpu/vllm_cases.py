@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from harness.api import Plan, Rollout
-from harness.engines.embedded import EmbeddedEngine
+from harness.engines.embedded.engine import EmbeddedEngine
 from harness.models.decoder import Decoder, DecoderConfig
 from harness.numerics.formats import format_named
 from tests.engines.engine_cases import decoder, weights
@@ -137,8 +137,8 @@ def contents(engine: Any) -> dict[str, Tensor]:
 
 def checkpoint_of(engine: Any, model: Decoder) -> list[tuple[str, Tensor]]:
     """What `load_weights` would push: codes and scales by checkpoint name."""
-    from harness.engines.stream import read_stream
     from harness.engines.vllm.export import export
+    from harness.engines.weight_stream import read_stream
 
     stream = read_stream(weights(model), engine.shapes, has_kv=False)
     return export(stream, engine.plan, engine.shapes, engine.device).tensors

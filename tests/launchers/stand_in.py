@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from harness.config import run_id
-from harness.launchers import local
-from harness.launchers.job import Event, Job
-from harness.record import record
-from harness.results import RunResult, write_result
-from harness.run_config import Launch
+from harness.config.load import run_id
+from harness.config.schema import Launch
+from harness.records.run_result import RunResult, write_result
+from harness.run.record import record
+from harness.sweep.launchers import local
+from harness.sweep.launchers.job import Event, Job
 from tests.toy import small_config
 
 PRELUDE = """

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from harness.launchers import local
-from harness.launchers.job import Job
-from harness.run_config import Launch
+from harness.config.schema import Launch
+from harness.sweep.launchers import local
+from harness.sweep.launchers.job import Job
 from tests.toy import small_config
 
 

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from harness.cell import record_path, work_folder
-from harness.config import run_id
-from harness.launchers import deaths, local
-from harness.launchers.deaths import OUT_OF_MEMORY
-from harness.launchers.job import Job
-from harness.results import read_result
+from harness.config.load import run_id
+from harness.records.run_result import read_result
+from harness.run.cell import record_path, work_folder
+from harness.sweep.launchers import deaths, local
+from harness.sweep.launchers.deaths import OUT_OF_MEMORY
+from harness.sweep.launchers.job import Job
 from tests.launchers.stand_in import LEAVE_RECORD, jobs_of, made, play, results, run
 
 HANG = """

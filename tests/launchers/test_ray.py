@@ -15,13 +15,13 @@ from typing import Any
 import psutil
 import pytest
 
-from harness.cell import record_path, run_cell, work_folder
-from harness.config import run_id
-from harness.launchers import ray as launcher
-from harness.launchers.job import Event, Job
-from harness.prepare import base_folder
-from harness.results import RunResult, read_result, read_series
-from harness.states import load_state
+from harness.config.load import run_id
+from harness.foundation.state_files import load_state
+from harness.records.run_result import RunResult, read_result, read_series
+from harness.run.cell import record_path, run_cell, work_folder
+from harness.start.prepare import base_folder
+from harness.sweep.launchers import ray as launcher
+from harness.sweep.launchers.job import Event, Job
 from tests.launchers.stand_in import jobs_of
 from tests.toy import small_config, small_launch
 

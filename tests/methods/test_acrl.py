@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from harness.api import TokenBatch
-from harness.loss import start
+from harness.objective.loss import start
 from methods.acrl import ACRL, METHOD, SMALLEST, steering_weight
 from tests.loss_cases import assert_exact, golden_batch, random_batch
 

@@ -8,7 +8,7 @@ from math import exp, nan
 import pytest
 import torch
 
-from harness.loss import start
+from harness.objective.loss import start
 from methods.ais_r import AISR, METHOD, diagnostics
 from methods.flashrl import TIS
 from tests.loss_cases import (

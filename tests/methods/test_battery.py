@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from harness.api import Method, Part, Plan, knobs
-from harness.config import parse
-from harness.loss import batch_normalize, start
+from harness.config.load import parse
 from harness.numerics.formats import format_named
+from harness.objective.loss import batch_normalize, start
 from methods import METHODS, joined, method_named
 from methods.naive import LOW_BIT
 from tests.loss_cases import Algo, assert_exact, corrected, random_batch, value_and_gradient

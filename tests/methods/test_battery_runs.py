@@ -12,14 +12,14 @@ import pytest
 import torch
 
 from harness.api import Plan, weight_format
-from harness.chosen import fixed_algo
-from harness.compose import compose, has_hook, plan_json
-from harness.config import load
-from harness.loop import grpo_step
-from harness.provenance import tensors_hash
-from harness.run import Run
-from harness.run_config import PrecisionConfig
-from harness.states import load_state, save_state
+from harness.config.compose import compose, has_hook, plan_json
+from harness.config.load import load
+from harness.config.resolve import fixed_algo
+from harness.config.schema import PrecisionConfig
+from harness.foundation.provenance import tensors_hash
+from harness.foundation.state_files import load_state, save_state
+from harness.run.loop import grpo_step
+from harness.run.run import Run
 from methods import METHODS
 from tests.loss_cases import Algo, random_batch
 from tests.objective_cases import objective

@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from harness.api import Plan
-from harness.cell import run_cell
-from harness.compose import compose, plan_json
-from harness.config import load
-from harness.loop import grpo_step
+from harness.config.compose import compose, plan_json
+from harness.config.load import load
+from harness.config.schema import TrainerConfig
 from harness.numerics.formats import format_named
-from harness.run_config import TrainerConfig
-from harness.trainers.forward import Thrift
-from harness.trainers.local import LocalTrainer
+from harness.run.cell import run_cell
+from harness.run.loop import grpo_step
+from harness.trainers.local.forward import Thrift
+from harness.trainers.local.trainer import LocalTrainer
 from tests.toy import small_config, small_launch, small_run
 from tests.trainers.test_forward import model_of, run, sequences
 

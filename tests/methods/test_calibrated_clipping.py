@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from harness.api import Correction, Plan, Step, TokenBatch
-from harness.loss import start
+from harness.foundation.seeds import generator
 from harness.numerics.formats import format_named
-from harness.seeds import generator
+from harness.objective.loss import start
 from methods.calibrated_clipping import METHOD, CalibratedClipping, matched_band, matched_high, matched_low
 from methods.flashrl import TIS
 from methods.jet_rl import FP8Flow

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from harness.api import Plan, Sequences, Step
-from harness.loss import batch_normalize
-from harness.metrics import correction_metrics
+from harness.foundation.seeds import generator
 from harness.numerics.formats import format_named
 from harness.numerics.quantize import dequantize, quantize
-from harness.seeds import generator
+from harness.objective.loss import batch_normalize
+from harness.objective.mismatch import correction_metrics
 from methods.flashrl import METHOD, TIS, Profile, log_rho, saturated
 from tests.loss_cases import (
     Algo,

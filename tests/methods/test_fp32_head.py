@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from harness.loop import grpo_step, train
 from harness.numerics.casting import CastEmbedding
 from harness.numerics.linear import CastLinear
+from harness.run.loop import grpo_step, train
 from tests.toy import small_run
 
 

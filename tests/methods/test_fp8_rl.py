@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from harness.api import Plan, Rollout, Sequences, Site, Step
-from harness.engines.embedded import EmbeddedEngine
+from harness.engines.embedded.engine import EmbeddedEngine
+from harness.foundation.seeds import generator
 from harness.models.decoder import Decoder, DecoderConfig, response_hidden
 from harness.numerics.formats import format_named
 from harness.numerics.kv_scales import scale_names
-from harness.seeds import generator
 from methods.flashrl import TIS
 from methods.fp8_rl import END_TO_END, MASKED, METHOD, RecalibratedKV, spread_rows
 from methods.jet_rl import FP8Flow

@@ -11,14 +11,14 @@ from torch import Tensor
 from torch.nn import functional
 
 from harness.api import Plan, weight_format
-from harness.engines.embedded import EmbeddedEngine
+from harness.engines.embedded.engine import EmbeddedEngine
+from harness.foundation.seeds import generator
 from harness.models.decoder import Decoder, DecoderConfig, response_hidden
 from harness.numerics.casting import cast_model
 from harness.numerics.formats import format_named
 from harness.numerics.fp8_flow import FP8Linear, flow_weight
 from harness.numerics.linear import CastLinear
 from harness.numerics.quantize import quantize
-from harness.seeds import generator
 from methods.jet_rl import METHOD, FP8Flow
 
 BLOCKS = Plan(rollout_weights=format_named("e4m3_block"), rollout_acts=format_named("e4m3_1x128"))

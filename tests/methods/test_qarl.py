@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from harness.loop import grpo_step
-from harness.numerics.fake_quant import FakeQuantLinear
-from harness.run import Run
+from harness.fitting.fake_quant import FakeQuantLinear
+from harness.run.loop import grpo_step
+from harness.run.run import Run
 from methods import METHODS, tbpo
 from methods.qarl import METHOD
 from tests.toy import small_run

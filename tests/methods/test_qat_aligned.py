@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from harness.api import Method, Plan
-from harness.loop import grpo_step
-from harness.numerics.fake_quant import FakeQuantLinear
+from harness.fitting.fake_quant import FakeQuantLinear
 from harness.numerics.formats import format_named
-from harness.run import Run
+from harness.run.loop import grpo_step
+from harness.run.run import Run
 from methods import METHODS
 from methods.qat_aligned import METHOD, QUADS, AlignedQAT, ResidualPass
 from tests.engines.engine_cases import decoder

@@ -14,17 +14,17 @@ import torch
 from torch import Tensor, nn
 
 from harness.api import Part, Plan, Rollout, Site, Step, weight_format
-from harness.engines.embedded import EmbeddedEngine
-from harness.loop import evaluate, grpo_step
+from harness.engines.embedded.engine import EmbeddedEngine
+from harness.fitting.distill import divergence, texts_of, weighted_mean
+from harness.fitting.fake_quant import FakeQuantLinear
+from harness.foundation.seeds import generator
 from harness.models.adapters import named_weights
 from harness.models.checkpoint import load_decoder
 from harness.models.decoder import Decoder
-from harness.numerics.distill import divergence, texts_of, weighted_mean
-from harness.numerics.fake_quant import FakeQuantLinear
 from harness.numerics.formats import format_named
 from harness.numerics.quantize import code_flips, fake_quantize, quantize
-from harness.run import Run
-from harness.seeds import generator
+from harness.run.loop import evaluate, grpo_step
+from harness.run.run import Run
 from methods import METHODS, gptq_start, qat_kd
 from methods.gptq_start import GPTQStart
 from methods.qat_kd import KD

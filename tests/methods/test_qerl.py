@@ -15,14 +15,14 @@ import torch
 from torch import Tensor
 
 from harness.api import Memory, Plan, Step, weight_format
-from harness.compose import compose
-from harness.engines.embedded import EmbeddedEngine
-from harness.loop import evaluate, grpo_step
+from harness.config.compose import compose
+from harness.engines.embedded.engine import EmbeddedEngine
+from harness.foundation.seeds import generator
 from harness.models.decoder import Decoder, tensor_shapes
 from harness.numerics.formats import format_named
 from harness.numerics.invariant_scaling import scaled
 from harness.numerics.noise_schedule import survival
-from harness.seeds import generator
+from harness.run.loop import evaluate, grpo_step
 from methods import METHODS
 from methods.qerl import AQN, AQN_BF16, METHOD, QERL_NO_AQN, held_dtype
 from methods.qlora import BF16_LORA, NORMS

@@ -15,11 +15,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from harness.api import Fixed, Plan, Site, weight_format
+from harness.foundation.seeds import generator
 from harness.models.decoder import Decoder, DecoderConfig
 from harness.numerics.formats import format_named
 from harness.numerics.invariant_scaling import scaled
 from harness.numerics.quantize import code_flips, quantize
-from harness.seeds import generator
 from methods.flashrl import TIS, log_rho
 from methods.qurl import ACR, METHOD, QURL_ACR, QURL_LR, UAQ, UAQLearningRate, adaptive_clip
 from tests.loss_cases import (

@@ -12,15 +12,15 @@ from torch import Tensor
 
 import methods
 from harness.api import Method, Part, Plan, Sequences, Site, Step, TokenBatch
-from harness.compose import merge
-from harness.engines.embedded import EmbeddedEngine
-from harness.loop import evaluate, grpo_step, push_weights
+from harness.config.compose import merge
+from harness.engines.embedded.engine import EmbeddedEngine
+from harness.fitting.adapter_start import ERROR
+from harness.foundation.seeds import generator
 from harness.models.adapters import add_adapters, freeze_base
 from harness.models.decoder import Decoder, DecoderConfig
 from harness.numerics.formats import format_named
-from harness.numerics.low_bit_start import ERROR
-from harness.run import Run
-from harness.seeds import generator
+from harness.run.loop import evaluate, grpo_step, push_weights
+from harness.run.run import Run
 from methods import naive, rilq, rilq_init, rilq_refresh
 from methods.qlora import LoRA
 from methods.rilq import RILQ

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from harness.compose import compose
+from harness.config.compose import compose
 from methods import METHODS
 from methods.mis import Reject
 from tests.toy import small_config

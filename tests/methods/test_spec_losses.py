@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from harness.api import Memory, Part, Step, TokenBatch
-from harness.collect import take_batch, take_correction
-from harness.compose import has_hook
-from harness.loss import AGGREGATIONS, aggregate, cleaned, count_totals, policy_loss, start
-from harness.metrics import clip_metrics, correction_metrics, mismatch_metrics
-from harness.seeds import generator
+from harness.config.compose import has_hook
+from harness.foundation.seeds import generator
+from harness.objective.loss import AGGREGATIONS, aggregate, cleaned, count_totals, policy_loss, start
+from harness.objective.mismatch import clip_metrics, correction_metrics, mismatch_metrics
+from harness.run.collect import take_batch, take_correction
 from methods import METHODS
 from methods.ais_r import AISR
 from methods.calibrated_clipping import matched_band

@@ -10,23 +10,23 @@ from typing import Any
 import pytest
 import torch
 
-from harness import cli
 from harness.api import Fixed, Plan, Step
-from harness.cell import run_cell
-from harness.engines.embedded import EmbeddedEngine
-from harness.loop import evaluate, grpo_step, push_weights
+from harness.cli.main import main as cli
+from harness.engines.embedded.engine import EmbeddedEngine
+from harness.fitting.fake_quant import FakeQuantLinear, fake_quantized
+from harness.foundation.seeds import generator
+from harness.foundation.state_files import load_state, save_state
 from harness.models.adapters import named_weights
 from harness.models.decoder import Decoder
-from harness.numerics.fake_quant import FakeQuantLinear, fake_quantized
 from harness.numerics.formats import format_named
 from harness.numerics.gptq import gptq
 from harness.numerics.packing import pack, unpack_fp4, unpack_int32
 from harness.numerics.quantize import dequantize, quantize
 from harness.numerics.rounding import CASTS
-from harness.prepare import prepare, start_of
-from harness.run import Run
-from harness.seeds import generator
-from harness.states import load_state, save_state
+from harness.run.cell import run_cell
+from harness.run.loop import evaluate, grpo_step, push_weights
+from harness.run.run import Run
+from harness.start.prepare import prepare, start_of
 from methods.flashrl import Profile, is_profiled
 from methods.gptq_start import GPTQStart
 from methods.jet_rl import FP8Flow

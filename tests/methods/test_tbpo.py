@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from harness.api import Correction, TokenBatch
-from harness.loss import aggregate, cleaned, count_totals, gspo_surrogate, policy_loss, start
+from harness.objective.loss import aggregate, cleaned, count_totals, gspo_surrogate, policy_loss, start
 from methods.tbpo import METHOD, TBPO, banded, sequence_ratio
 from tests.loss_cases import Algo, assert_exact, assert_published, corrected, golden_batch, golden_logp, random_batch
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from harness.api import Method
-from harness.loss import MODES
+from harness.objective.loss import MODES
 from methods.verl_presets import METHODS, PRESETS
 from tests.loss_cases import corrected, random_batch
 

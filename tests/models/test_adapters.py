@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from harness.api import Plan
+from harness.foundation.seeds import generator
 from harness.models.adapters import (
     LORA,
     NORMS,
@@ -26,7 +27,6 @@ from harness.models.adapters import (
 from harness.models.decoder import Decoder, tensor_shapes
 from harness.numerics.formats import Adapters, format_named
 from harness.numerics.quantize import dequantize, quantize
-from harness.seeds import generator
 from tests.engines.engine_cases import QWEN2, QWEN3, decoder
 
 ADAPTERS = Adapters(rank=3, alpha=6.0)

@@ -10,11 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from harness.api import Plan, Rollout
-from harness.engines.embedded import EmbeddedEngine
-from harness.engines.live_weights import FUSED
-from harness.models.adapters import freeze_base
-from harness.models.decoder import Decoder, DecoderConfig
-from harness.numerics.adapter_fit import (
+from harness.engines.embedded.engine import EmbeddedEngine
+from harness.engines.embedded.weights import FUSED
+from harness.fitting.adapter_fit import (
     Recipe,
     Texts,
     aligned_output,
@@ -26,12 +24,14 @@ from harness.numerics.adapter_fit import (
     texts_of,
     validate,
 )
+from harness.fitting.adapter_start import gaussian_start, local_start, modules_of
+from harness.fitting.low_bit_decoder import LORA_B, adapters_of, input_grams, low_bit_student, low_bit_weights
+from harness.foundation.seeds import generator
+from harness.models.adapters import freeze_base
+from harness.models.decoder import Decoder, DecoderConfig
 from harness.numerics.formats import Adapters, format_named
-from harness.numerics.low_bit_forward import LORA_B, adapters_of, input_grams, low_bit_student, low_bit_weights
-from harness.numerics.low_bit_start import gaussian_start, local_start, modules_of
 from harness.numerics.low_rank import cloq, loftq, svd_residual
 from harness.numerics.quantize import dequantize, quantize
-from harness.seeds import generator
 from tests.toy import site_of
 
 SHAPE = DecoderConfig(

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
+from harness.foundation.seeds import generator
 from harness.models.decoder import Decoder, DecoderConfig
 from harness.numerics.casting import cast_model
 from harness.numerics.formats import format_named
 from harness.numerics.linear import CastLinear
-from harness.seeds import generator
 
 CONFIG = DecoderConfig(
     vocab_size=32, num_layers=2, hidden_size=64, num_heads=4, num_kv_heads=2, head_dim=16, intermediate_size=96

@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from harness.numerics.distill import divergence, fit, kd_loss, sft_loss, texts_of, token_weights, weighted_mean
-from harness.seeds import generator
+from harness.fitting.distill import divergence, fit, kd_loss, sft_loss, texts_of, token_weights, weighted_mean
+from harness.foundation.seeds import generator
 
 B, L, V = 3, 5, 11
 MASK = torch.tensor([[1, 1, 1, 0, 0], [0, 1, 1, 1, 1], [1, 0, 0, 0, 0]]).bool()

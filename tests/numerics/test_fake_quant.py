@@ -10,15 +10,15 @@ import torch
 from torch import Tensor, nn
 
 from harness.api import QUANTIZED, Plan
-from harness.engines.embedded import EmbeddedEngine
+from harness.engines.embedded.engine import EmbeddedEngine
+from harness.fitting.fake_quant import FakeQuantLinear, ScaleMode, fake_quantized, grid_values, in_range, shipped
+from harness.foundation.seeds import generator
 from harness.models.adapters import named_weights
 from harness.models.decoder import Decoder, DecoderConfig
-from harness.numerics.fake_quant import FakeQuantLinear, ScaleMode, fake_quantized, grid_values, in_range, shipped
 from harness.numerics.formats import format_named
 from harness.numerics.linear import CastLinear, EmulatedLinear
 from harness.numerics.quantize import has_tensor_scale, quantize
 from harness.numerics.scales import int_range
-from harness.seeds import generator
 from tests.engines.engine_cases import EOS, PAD, decoder
 
 CONFIG = DecoderConfig(

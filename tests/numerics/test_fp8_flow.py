@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from harness.foundation.seeds import generator
 from harness.numerics.formats import format_named
 from harness.numerics.fp8_flow import FP8Linear, along_tokens, flow_weight
 from harness.numerics.linear import EmulatedLinear
 from harness.numerics.quantize import dequantize, fake_quantize, quantize
-from harness.seeds import generator
 
 WEIGHTS, ACTS, BF16 = format_named("e4m3_block"), format_named("e4m3_1x128"), format_named("bf16")
 

@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from harness.foundation.seeds import generator
 from harness.numerics import fp8_gemm
 from harness.numerics.formats import format_named
 from harness.numerics.fp8_flow import FP8Linear, along_tokens, flow_weight, held_weights, use_kernels
 from harness.numerics.fp8_gemm import Kernels, Operand, fits, reference
 from harness.numerics.quantize import fake_quantize
-from harness.seeds import generator
 
 WEIGHTS, ACTS = format_named("e4m3_block"), format_named("e4m3_1x128")
 

@@ -13,10 +13,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from harness.foundation.seeds import generator
 from harness.numerics.formats import format_named
 from harness.numerics.gptq import GPTQResult, accumulate, gptq
 from harness.numerics.quantize import fake_quantize, quantize
-from harness.seeds import generator
 
 INTS = [
     f"int{bits}_g{columns}{suffix}"

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from harness.api import Plan, weight_format
-from harness.numerics.fake_quant import grid_values
+from harness.fitting.fake_quant import grid_values
+from harness.fitting.gptq_decoder import GROUPS, ROWS, quantize_decoder, round_decoder
+from harness.foundation.seeds import generator
 from harness.numerics.formats import format_named
 from harness.numerics.gptq import accumulate, gptq
-from harness.numerics.gptq_layers import GROUPS, ROWS, quantize_decoder, round_decoder
 from harness.numerics.quantize import fake_quantize
-from harness.seeds import generator
 from tests.engines.engine_cases import QWEN2, QWEN3, decoder
 
 FORMAT = format_named("int3_g32")

@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from harness.foundation.seeds import generator
 from harness.numerics.formats import format_named
 from harness.numerics.head_logp import head_logp
 from harness.numerics.linear import CastLinear
 from harness.numerics.logprobs import selected_logp
-from harness.seeds import generator
 from tests.live_bytes import peak
 from tests.trainers.test_compiling import has_compiler
 

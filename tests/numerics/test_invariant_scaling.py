@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from harness.foundation.seeds import generator
 from harness.models.decoder import Decoder, DecoderConfig
 from harness.numerics.formats import format_named
 from harness.numerics.invariant_scaling import is_power_of_two, restored, role_of, roles, scaled
 from harness.numerics.quantize import code_flips, quantize
-from harness.seeds import generator
 
 CONFIG = DecoderConfig(
     vocab_size=40, num_layers=2, hidden_size=64, num_heads=4, num_kv_heads=2, head_dim=16, intermediate_size=96

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from harness.foundation.seeds import generator
 from harness.numerics.logprobs import selected_logp
-from harness.seeds import generator
 
 
 def case(rows: int = 37, size: int = 32, scale: float = 4.0) -> tuple[Tensor, Tensor]:

@@ -11,11 +11,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from harness.foundation.seeds import generator
 from harness.numerics.formats import format_named
 from harness.numerics.gptq import accumulate
 from harness.numerics.low_rank import cloq, loftq, svd_residual
 from harness.numerics.quantize import fake_quantize
-from harness.seeds import generator
 
 FORMAT = format_named("int3_g32")
 

@@ -8,8 +8,8 @@ from itertools import pairwise
 import pytest
 import torch
 
+from harness.foundation.seeds import generator
 from harness.numerics.noise_schedule import Decay, Definition, decayed, stage, stage_sigma, survival
-from harness.seeds import generator
 
 GOLDEN: dict[Definition, list[float]] = {
     "paper": [1.000e-2, 7.169e-3, 5.139e-3, 3.684e-3, 2.641e-3, 1.893e-3, 1.357e-3, 9.729e-4, 6.975e-4],

@@ -6,8 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from harness.foundation.seeds import generator
 from harness.numerics.rms_norm import rms_norm
-from harness.seeds import generator
 
 
 @pytest.mark.parametrize("shape", [(3, 8), (2, 5, 16), (2, 3, 4, 32)])

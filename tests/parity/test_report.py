@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from harness.commands.parity import report
-from harness.parity import record, table
-from harness.parity.driver import row_of
+from harness.cli.commands.parity import report
+from harness.studies.parity import record, table
+from harness.studies.parity.driver import row_of
 from tests.parity.test_statistics import scores
 
 REFUSED = {"status": "refused", "reason": "no kernel | for\nit"}

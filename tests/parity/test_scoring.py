@@ -9,7 +9,7 @@ import torch
 
 from harness.api import Plan
 from harness.numerics.formats import format_named
-from harness.parity.scoring import decoder_logp, engine_logp
+from harness.studies.parity.scoring import decoder_logp, engine_logp
 from tests.engines.engine_cases import EVEN, FP32, UNEVEN, decoder, loaded, sample
 
 W8A8 = Plan(rollout_weights=format_named("e4m3_channel"), rollout_acts=format_named("e4m3_token"))

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from harness.parity.statistics import LEVELS, compare, describe
+from harness.studies.parity.statistics import LEVELS, compare, describe
 
 
 def scores(size: int = 4000, kernel: float = 0.01, shared: float = 0.05) -> dict[str, np.ndarray]:

@@ -11,8 +11,8 @@ import torch
 
 from harness.models.checkpoint import save_decoder
 from harness.models.decoder import DecoderConfig
-from harness.parity import driver
-from harness.parity.worker import Job
+from harness.studies.parity import driver
+from harness.studies.parity.worker import Job
 from tests.engines.engine_cases import decoder
 
 pytestmark = pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed; it comes with an extra")

@@ -6,11 +6,11 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from harness.config import run_id
-from harness.launchers.job import Admit, Event, Job
-from harness.record import record
-from harness.results import RunResult, write_result
-from harness.retry import Runner
+from harness.config.load import run_id
+from harness.records.run_result import RunResult, write_result
+from harness.run.record import record
+from harness.sweep.launchers.job import Admit, Event, Job
+from harness.sweep.retry import Runner
 
 Ending = tuple[str, str | None]
 """(status, reason)."""

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from harness import config
-from harness.config import run_id
-from harness.provenance import ROOT
+from harness.config.load import load as config
+from harness.config.load import run_id
+from harness.foundation.provenance import ROOT
 from harness.sweep import Sweep, plan, read_sweep, sweep_names
 from tests.sweep.tiny import TINY, sweep_of
 

@@ -12,17 +12,17 @@ from pathlib import Path
 
 import pytest
 
-from harness.cell import work_folder
-from harness.config import parse, run_id
-from harness.launchers.job import Event, Job
-from harness.leaderboard import leaderboard
-from harness.provenance import ROOT
-from harness.report import markdown
-from harness.results import read_result, read_results, write_result
-from harness.retry import Limit
-from harness.run_config import Launch, RunConfig
+from harness.config.load import parse, run_id
+from harness.config.schema import Launch, RunConfig
+from harness.foundation.provenance import ROOT
+from harness.records.run_result import read_result, read_results, write_result
+from harness.report.leaderboard import leaderboard
+from harness.report.tables import markdown
+from harness.run.cell import work_folder
 from harness.sweep import finished, plan, queue, run_sweep, stored
+from harness.sweep.launchers.job import Event, Job
 from harness.sweep.queue import check_owner
+from harness.sweep.retry import Limit
 from tests.sweep.stand_in import Ending, Seen, launcher, result_of
 from tests.sweep.tiny import sweep_of
 from tests.toy import small_launch

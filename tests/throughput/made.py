@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from harness.throughput.plan import Sweep, cell_key, cells, jobs, read_sweep
-from harness.throughput.records import Record, new_record
+from harness.studies.throughput.plan import Sweep, cell_key, cells, jobs, read_sweep
+from harness.studies.throughput.records import Record, new_record
 
 YAML = """
 device: cuda

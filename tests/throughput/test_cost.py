@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.throughput.cost import (
+from harness.studies.throughput.cost import (
     curve,
     decode_ratios,
     falls_below,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from harness.throughput.factors import Factor, Place, factor_at
+from harness.studies.throughput.factors import Factor, Place, factor_at
 from tests.throughput import made
 
 

@@ -14,11 +14,11 @@ from typing import Any, cast
 
 import pytest
 
-from harness.throughput import driver
-from harness.throughput.measure import prompt_length, quantile, step_stats
-from harness.throughput.plan import Job, Sweep, cells, jobs, missing, read_sweep
-from harness.throughput.records import folder_of, read_record, read_records, write_record
-from harness.throughput.stepping import Stepper, full_steps
+from harness.studies.throughput import driver
+from harness.studies.throughput.measure import prompt_length, quantile, step_stats
+from harness.studies.throughput.plan import Job, Sweep, cells, jobs, missing, read_sweep
+from harness.studies.throughput.records import folder_of, read_record, read_records, write_record
+from harness.studies.throughput.stepping import Stepper, full_steps
 from tests.source_tree import ROOT
 from tests.throughput import made
 
@@ -160,7 +160,7 @@ def test_more_gpus_than_there_are_is_refused(monkeypatch: pytest.MonkeyPatch) ->
 
 RUN = """
 import sys
-from harness.commands.measuring import throughput
+from harness.cli.commands.measuring import throughput
 sys.exit(throughput({name!r}, __import__("pathlib").Path({out!r}), num_gpus=1, minutes=8, only=None, is_retried=False,
                     is_dry=False))
 """

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from harness.engines.vllm.memory import kv_bytes_per_token, num_parameters, tensor_bytes, weight_bytes
-from harness.throughput.estimates import (
+from harness.studies.throughput.estimates import (
     GIB,
     OVERHEAD_GIB,
     UTILIZATION,
@@ -17,10 +17,10 @@ from harness.throughput.estimates import (
     kv_tokens_expected,
     kv_tokens_needed,
 )
-from harness.throughput.plan import cells, jobs, missing, read_only, read_sweep, todo
-from harness.throughput.records import folder_of, new_record, read_record, read_records, write_record
-from harness.throughput.shapes import SIZES, plan_of
-from harness.throughput.tables import engine_jobs
+from harness.studies.throughput.plan import cells, jobs, missing, read_only, read_sweep, todo
+from harness.studies.throughput.records import folder_of, new_record, read_record, read_records, write_record
+from harness.studies.throughput.shapes import SIZES, plan_of
+from harness.studies.throughput.tables import engine_jobs
 from tests.source_tree import ROOT
 from tests.throughput import made
 

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from harness.throughput.figures import compared_sizes, draw_crossing, draw_map, ratio_grid
-from harness.throughput.plan import Sweep
-from harness.throughput.records import Record
-from harness.throughput.report import markdown, write
-from harness.throughput.tables import compiling_words, crossing_words, csv_text, engine_table
-from harness.throughput.trust import check_lines, stepping_s
+from harness.studies.throughput.figures import compared_sizes, draw_crossing, draw_map, ratio_grid
+from harness.studies.throughput.plan import Sweep
+from harness.studies.throughput.records import Record
+from harness.studies.throughput.report import markdown, write
+from harness.studies.throughput.tables import compiling_words, crossing_words, csv_text, engine_table
+from harness.studies.throughput.trust import check_lines, stepping_s
 from tests.throughput import made
 
 

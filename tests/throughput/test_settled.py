@@ -13,13 +13,13 @@ from typing import Any, cast
 
 import pytest
 
-from harness.throughput import cores, worker
-from harness.throughput.loading import watch_compiling
-from harness.throughput.measure import check_steps, collecting
-from harness.throughput.plan import jobs, missing
-from harness.throughput.records import new_record
-from harness.throughput.settled import disturbed, disturbed_cells, doubtful, quieter
-from harness.throughput.stepping import Stepper
+from harness.studies.throughput import cores, worker
+from harness.studies.throughput.loading import watch_compiling
+from harness.studies.throughput.measure import check_steps, collecting
+from harness.studies.throughput.plan import jobs, missing
+from harness.studies.throughput.records import new_record
+from harness.studies.throughput.settled import disturbed, disturbed_cells, doubtful, quieter
+from harness.studies.throughput.stepping import Stepper
 from tests.throughput import made
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from harness.throughput.factors import Place, factor_at
-from harness.throughput.tables import mark
-from harness.throughput.waiting import SHARE, device_ms, host_bound_cells, idle_share
+from harness.studies.throughput.factors import Place, factor_at
+from harness.studies.throughput.tables import mark
+from harness.studies.throughput.waiting import SHARE, device_ms, host_bound_cells, idle_share
 from tests.throughput import made
 
 

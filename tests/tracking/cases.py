@@ -7,8 +7,8 @@ import socket
 from pathlib import Path
 from typing import Any
 
-from harness import tracking
-from harness.results import write_result
+from harness.records.run_result import write_result
+from harness.viewers import mlflow
 from tests import result_factory as factory
 
 STEPS: dict[str, Any] = {"trainer__steps": 50, "trainer__eval_every": 25}
@@ -39,7 +39,7 @@ def connection(results: Path) -> tuple[Any, Any]:
     """(client, the experiment of the sweep)."""
     from mlflow.tracking import MlflowClient
 
-    client = MlflowClient(tracking.store_uri(results))
+    client = MlflowClient(mlflow.store_uri(results))
     experiment = client.get_experiment_by_name("lowbit/quick")
     assert experiment is not None
     return client, experiment

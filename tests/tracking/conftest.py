@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from harness import tracking
+from harness.viewers import mlflow
 from tests.tracking.cases import new_results
 
 
 @pytest.fixture(autouse=True)
 def _quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    for name, value in tracking.QUIET.items():
+    for name, value in mlflow.QUIET.items():
         monkeypatch.setenv(name, value)
 
 
@@ -21,7 +21,7 @@ def _quiet(monkeypatch: pytest.MonkeyPatch) -> None:
 def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A store with its tables and nothing in them: making them takes seconds, copying them none."""
     folder = tmp_path_factory.mktemp("empty")
-    assert tracking.Tracker.open(results=folder).client is not None
+    assert mlflow.Tracker.open(results=folder).client is not None
     return folder / "mlflow" / "mlflow.db"
 
 
@@ -29,5 +29,5 @@ def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def results(tmp_path_factory: pytest.TempPathFactory, empty_store: Path) -> Path:
     """Logged once."""
     folder = new_results(tmp_path_factory.mktemp("results"), empty_store)
-    assert tracking.track(folder, "quick") == 6
+    assert mlflow.track(folder, "quick") == 6
     return folder

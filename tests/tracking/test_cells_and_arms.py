@@ -14,11 +14,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from harness import tracking
-from harness.comparisons import saved_comparisons
-from harness.leaderboard import leaderboard
-from harness.results import read_results
-from harness.tracking import entities, links, live
+from harness.records.folder import saved_comparisons
+from harness.records.run_result import read_results
+from harness.report.leaderboard import leaderboard
+from harness.viewers import mlflow
+from harness.viewers.mlflow import entities, links, live
 from tests import result_factory as factory
 from tests.source_tree import ROOT
 from tests.tracking.cases import ARMS, STEPS, add, connection, new_results, runs
@@ -106,15 +106,15 @@ def test_saved_views_find_what_their_titles_say(results: Path) -> None:
 
 def test_again_changes_nothing_and_a_new_result_replaces_the_old(tmp_path: Path, empty_store: Path) -> None:
     results = new_results(tmp_path, empty_store, seeds=1)
-    assert tracking.track(results, "quick") == 3
+    assert mlflow.track(results, "quick") == 3
     before = runs(results)
-    assert tracking.rebuild(results) == 0 and {k: v[0].info for k, v in runs(results).items()}.keys() == before.keys()
+    assert mlflow.rebuild(results) == 0 and {k: v[0].info for k, v in runs(results).items()}.keys() == before.keys()
     lost = add(results, seed=1, status="failed")
-    assert tracking.track(results, "quick") == 1
+    assert mlflow.track(results, "quick") == 1
     assert runs(results)["bf16 bf16, seed 1"][0].info.status == "FAILED"
     assert runs(results)["bf16 bf16"][0].data.tags["status"] == "1 ok, 1 failed"
     won = add(results, seed=1)
-    assert won.run_id == lost.run_id and tracking.rebuild(results) == 1
+    assert won.run_id == lost.run_id and mlflow.rebuild(results) == 1
     after = runs(results)
     assert [run.info.status for run in after["bf16 bf16, seed 1"]] == ["FINISHED"]
     assert after["bf16 bf16"][0].data.tags["seeds"] == "2"
@@ -131,7 +131,7 @@ def test_cells_are_logged_while_the_sweep_runs(tmp_path: Path, empty_store: Path
     monkeypatch.setattr(live, "PERIOD_S", 0.02)
     monkeypatch.setattr(live, "run_id", lambda config: result.run_id)
     with subprocess.Popen([sys.executable, "-c", "import time; x = bytearray(2**26); time.sleep(60)"]) as cell:
-        with tracking.Live(results, "quick", tags={result.run_id: {"trial": "7"}}) as follow:
+        with mlflow.Live(results, "quick", tags={result.run_id: {"trial": "7"}}) as follow:
             follow(SimpleNamespace(kind="started", config=None, pid=cell.pid, result=None))  # pyright: ignore[reportArgumentType]
             deadline = time.monotonic() + 60
             while len(follow.sampler.samples[result.run_id]) < 3 and time.monotonic() < deadline:
@@ -145,7 +145,7 @@ def test_cells_are_logged_while_the_sweep_runs(tmp_path: Path, empty_store: Path
     assert run.data.tags["system_metrics"] == entities.LIVE and run.data.tags["trial"] == "7"
     assert run.data.metrics["system/cell_memory_mib"] > 5 and run.data.metrics["system/cell_threads"] >= 1
     assert 0 < run.data.metrics["system/system_memory_usage_percentage"] <= 100
-    assert tracking.track(results, "quick") == 2
+    assert mlflow.track(results, "quick") == 2
     after = runs(results)
     assert after["flashrl int4, seed 0"][0].info.run_id == run.info.run_id
     assert after["flashrl int4"][0].info.run_id == found["flashrl int4 s n=8"][0].info.run_id
@@ -164,10 +164,10 @@ def test_an_outage_in_the_middle_warns_once_and_is_made_up_for(
 
     with monkeypatch.context() as patch:
         patch.setattr(MlflowClient, "log_inputs", down)
-        assert tracking.track(results, "quick") == 0
+        assert mlflow.track(results, "quick") == 0
     said = capsys.readouterr().err.splitlines()
     assert said == ["warning: MLflow is off, runs go on: the disk is full (later: lowbit results import)"]
-    assert tracking.rebuild(results) == 3
+    assert mlflow.rebuild(results) == 3
     assert {name: len(found) for name, found in runs(results).items()} == dict.fromkeys(
         ["overview", *(f"{m} {p}{end}" for m, p in ARMS for end in ("", ", seed 0"))], 1
     )
@@ -181,7 +181,7 @@ def test_a_store_that_is_not_there_only_warns(tmp_path: Path, capsys: pytest.Cap
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     for uri in (None, f"http://127.0.0.1:{port}", "nonsense://x"):
-        assert tracking.track(tmp_path, "quick", uri) == 0
+        assert mlflow.track(tmp_path, "quick", uri) == 0
         (line,) = capsys.readouterr().err.splitlines()
         assert line.startswith("warning: MLflow is off, runs go on: ")
 
@@ -195,7 +195,7 @@ def test_a_bad_file_is_named_and_left_alone(tmp_path: Path, empty_store: Path, c
     torn = next(folder.glob("*.parquet"))
     torn.write_bytes(b"PAR1 and no more")
     contents = {path.name: path.read_bytes() for path in folder.iterdir()}
-    assert tracking.rebuild(results) == 2
+    assert mlflow.rebuild(results) == 2
     said = capsys.readouterr().err
     assert f"warning: left alone: {torn}: not a Parquet file" in said
     assert f"left alone: {folder / 'half.json'}: not a result file" in said
@@ -204,7 +204,7 @@ def test_a_bad_file_is_named_and_left_alone(tmp_path: Path, empty_store: Path, c
 
 
 def test_mlflow_is_loaded_only_when_used() -> None:
-    code = "import sys, harness.tracking; print([m for m in ('mlflow', 'torch', 'pandas') if m in sys.modules])"
+    code = "import sys, harness.viewers.mlflow; print([m for m in ('mlflow', 'torch', 'pandas') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert done.stdout.strip() == "[]"
 

@@ -15,10 +15,10 @@ from urllib.request import Request, urlopen
 
 import pytest
 
-from harness import tracking
-from harness.leaderboard import leaderboard
-from harness.results import read_results
-from harness.tracking import links, server
+from harness.records.run_result import read_results
+from harness.report.leaderboard import leaderboard
+from harness.viewers import mlflow
+from harness.viewers.mlflow import links, server
 from tests.source_tree import ROOT
 from tests.tracking.cases import free_port
 
@@ -29,22 +29,22 @@ def test_a_taken_port_or_an_unknown_name_is_an_error_in_words(results: Path) -> 
         taken.listen()
         port = taken.getsockname()[1]
         with pytest.raises(ValueError, match=f"port {port} cannot be used: Address already in use"):
-            tracking.browse(results, port)
+            mlflow.browse(results, port)
     with pytest.raises(ValueError, match="port 70000 cannot be used"):
-        tracking.browse(results, 70000)
+        mlflow.browse(results, 70000)
     port = free_port()
     with pytest.raises(ValueError, match=r"sweep 'quik' has no results .*quick"):
-        tracking.browse(results, port, "quik")
+        mlflow.browse(results, port, "quik")
     with pytest.raises(ValueError, match="no such comparison in quick; valid: every arm"):
-        tracking.browse(results, port, "quick", ["qurl", "int8"])
+        mlflow.browse(results, port, "quick", ["qurl", "int8"])
     with pytest.raises(ValueError, match="--compare needs a sweep"):
-        tracking.browse(results, port, None, ["naive"])
+        mlflow.browse(results, port, None, ["naive"])
 
 
 def test_browse_serves_the_view_that_was_asked_for(results: Path) -> None:
     """The real server: its page, and the runs that its API returns for the filter behind the printed link."""
     port = free_port()
-    command = [sys.executable, "-m", "harness.cli", "browse", "quick", "--compare", "flashrl", "naive", "int4"]
+    command = [sys.executable, "-m", "harness.cli.main", "browse", "quick", "--compare", "flashrl", "naive", "int4"]
     command += ["--results", str(results), "--port", str(port)]
     with subprocess.Popen(
         command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, start_new_session=True

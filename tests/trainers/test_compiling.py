@@ -11,15 +11,15 @@ import torch
 from torch import nn
 
 from harness.api import Sequences
+from harness.foundation.seeds import generator
 from harness.models.decoder import Decoder, Layer
 from harness.numerics.casting import cast_model
 from harness.numerics.formats import format_named
 from harness.numerics.fp8_flow import use_kernels
 from harness.numerics.fp8_gemm import Kernels, reference
-from harness.seeds import generator
-from harness.trainers import compiling
-from harness.trainers.compiling import compile_layers, eagerly
-from harness.trainers.forward import Thrift, prepared
+from harness.trainers.local.compiling import compile_layers, eagerly
+from harness.trainers.local.forward import Thrift, prepared
+from harness.trainers.local.trainer import compiling
 from methods.jet_rl import FP8Flow
 from tests.toy import small_run
 from tests.trainers.test_forward import CONFIG, FLOW, model_of, run, sequences

@@ -13,16 +13,16 @@ import torch
 from torch import Tensor, nn
 
 from harness.api import Plan, Sequences
-from harness.loop import grpo_step
+from harness.fitting.fake_quant import fake_quantized
+from harness.foundation.seeds import generator
 from harness.models.adapters import add_adapters
 from harness.models.decoder import Decoder, DecoderConfig
 from harness.numerics.casting import cast_model
-from harness.numerics.fake_quant import fake_quantized
 from harness.numerics.formats import Adapters, format_named
 from harness.numerics.linear import CastLinear
-from harness.run import Run
-from harness.seeds import generator
-from harness.trainers.forward import FLOATS_PER_MIB, Scores, Thrift, forward, lay_out, packed_passes, prepared
+from harness.run.loop import grpo_step
+from harness.run.run import Run
+from harness.trainers.local.forward import FLOATS_PER_MIB, Scores, Thrift, forward, lay_out, packed_passes, prepared
 from methods.jet_rl import FP8Flow
 from tests.live_bytes import peak
 from tests.toy import small_run
@@ -158,7 +158,7 @@ def test_chunks_start_where_the_budget_ends(monkeypatch: pytest.MonkeyPatch) -> 
     again, same = run(model, seqs, logits_mib=1)
     assert torch.equal(again.logp, plain.logp) and all(torch.equal(a, b) for a, b in zip(same, wanted, strict=True))
     assert FLOATS_PER_MIB > 48 * 23
-    monkeypatch.setattr("harness.trainers.forward.FLOATS_PER_MIB", 48 * 5)
+    monkeypatch.setattr("harness.trainers.local.forward.FLOATS_PER_MIB", 48 * 5)
     chunked, got = run(model, seqs, logits_mib=1)
     assert not all(torch.equal(a, b) for a, b in zip(got, wanted, strict=True))
     torch.testing.assert_close(chunked.logp, plain.logp, rtol=1e-6, atol=5e-6)
@@ -254,7 +254,7 @@ def test_native_products_are_a_launch_away(tmp_path: Path, words: tuple[str, ...
 def test_native_heads_work_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     model, seqs = prepared(model_of("bf16"), Thrift(native_16bit=True)), sequences()
     plain, wanted = run(model, seqs)
-    monkeypatch.setattr("harness.trainers.forward.FLOATS_PER_MIB", 48 * 5)
+    monkeypatch.setattr("harness.trainers.local.forward.FLOATS_PER_MIB", 48 * 5)
     chunked, got = run(model, seqs, logits_mib=1)
     torch.testing.assert_close(chunked.logp, plain.logp, rtol=0, atol=0.05)
     for a, b in zip(got, wanted, strict=True):

@@ -14,16 +14,16 @@ import torch
 from torch import Tensor
 
 from harness.api import weight_format
-from harness.cell import run_cell
-from harness.compose import Composed
-from harness.loop import grpo_step
+from harness.config.compose import Composed
 from harness.numerics import fp8_gemm
 from harness.numerics.formats import Format
 from harness.numerics.fp8_flow import FP8Linear, use_kernels
 from harness.numerics.fp8_gemm import Kernels, Operand
-from harness.run import Run
-from harness.trainers import products
-from harness.trainers.products import kernels_of, use_fp8
+from harness.run.cell import run_cell
+from harness.run.loop import grpo_step
+from harness.run.run import Run
+from harness.trainers.local.products import kernels_of, use_fp8
+from harness.trainers.local.trainer import products
 from tests.toy import small_config, small_launch, small_run
 from tests.trainers.test_compiling import trace
 from tests.trainers.test_forward import model_of
@@ -64,7 +64,7 @@ def test_on_a_cpu_everything_is_emulated_bit_for_bit(tmp_path: Path, monkeypatch
     """The options, and the codes that are held for a step, change nothing of what there was without them."""
     run, rows = steps(tmp_path)
     assert run.trainer.products() == {"bf16, emulated": 1, "e4m3_block x e4m3_1x128, emulated": 14}
-    monkeypatch.setattr("harness.trainers.local.held_weights", lambda model: nullcontext())
+    monkeypatch.setattr("harness.trainers.local.trainer.held_weights", lambda model: nullcontext())
     monkeypatch.setattr(Composed, "wrap", lambda self, model: plain(self, model))
     again, found = steps(tmp_path, fp8_kernels="emulated")
     assert [row["train/loss"] for row in rows] == [row["train/loss"] for row in found]

@@ -6,8 +6,8 @@ import signal
 
 import pytest
 
-from harness.last_words import LONGEST
-from harness.trainers.verl.ending import death, outcome, with_its_cause
+from harness.foundation.process_log import LONGEST
+from harness.trainers.verl.outcome import death, outcome, with_its_cause
 from tests.test_last_words import LOG
 
 

@@ -8,15 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from harness import cell, cli
-from harness.chosen import resolve
-from harness.config import load
+from harness.cli.main import main as cli
+from harness.config.load import load
+from harness.config.resolve import resolve
+from harness.config.schema import Launch
+from harness.foundation.seeds import generator
 from harness.models.checkpoint import save_decoder
 from harness.models.decoder import Decoder, DecoderConfig
 from harness.models.tokenizer import save_tokenizer
-from harness.run_config import Launch
-from harness.seeds import generator
-from harness.trainers.verl import support
+from harness.run.run import cell
+from harness.trainers.verl import checks
 from tests.source_tree import ROOT
 
 DATA = ROOT / "tests" / "tasks" / "data"
@@ -27,7 +28,7 @@ def with_verl(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if verl were installed."""
     spec, version = importlib.util.find_spec, metadata.version
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name == "verl" or spec(name))
-    monkeypatch.setattr(metadata, "version", lambda name: support.VERSION if name == "verl" else version(name))
+    monkeypatch.setattr(metadata, "version", lambda name: checks.VERSION if name == "verl" else version(name))
 
 
 def refused(capsys: pytest.CaptureFixture[str], results: Path, *words: str) -> str:
@@ -72,10 +73,10 @@ def test_a_cluster_that_does_not_answer(
 ) -> None:
     (tmp_path / "ray").write_text('#!/bin/sh\ntest "$1 $2 $3" = "status --address here:1"\n')
     (tmp_path / "ray").chmod(0o755)
-    monkeypatch.setattr(support.sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setattr(checks.sys, "executable", str(tmp_path / "python"))
     line = refused(capsys, tmp_path / "results", "launch.ray_address=there:1")
     assert line.startswith("launch.ray_address=there:1: no Ray cluster answers there; ")
-    support.check_cluster("here:1")
+    checks.check_cluster("here:1")
 
 
 @pytest.mark.usefixtures("with_verl")

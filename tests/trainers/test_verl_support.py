@@ -11,15 +11,15 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from harness.chosen import resolve
-from harness.collect import next_items
-from harness.compose import compose
-from harness.config import load, run_id, run_name
-from harness.prepare import start_of
-from harness.run_config import Launch, RunConfig
+from harness.config.compose import compose
+from harness.config.load import load, run_id, run_name
+from harness.config.resolve import resolve
+from harness.config.schema import Launch, RunConfig
+from harness.run.collect import next_items
+from harness.start.prepare import start_of
 from harness.sweep import with_default_precision
-from harness.trainers.local import Diverged
-from harness.trainers.verl import rows, settings, support
+from harness.trainers.local.trainer import Diverged
+from harness.trainers.verl import checks, rows, settings
 from harness.trainers.verl.data import lay_out, prompt_length
 from harness.trainers.verl.job import Job, own_socket, read_job
 from tests.toy import SMALL, small_config, small_launch, small_run
@@ -53,7 +53,7 @@ def told(job: Job, device: str = "cpu") -> dict:
 )  # fmt: skip
 def test_what_verl_takes(words: tuple[str, ...]) -> None:
     config = verl_config(*words)
-    support.check(config, compose(config))
+    checks.check(config, compose(config))
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_what_verl_takes(words: tuple[str, ...]) -> None:
 def test_what_verl_refuses(words: tuple[str, ...], said: str) -> None:
     config = verl_config(*words)
     with pytest.raises(ValueError, match=said) as caught:
-        support.check(config, compose(config))
+        checks.check(config, compose(config))
     assert "\n" not in str(caught.value)
 
 
@@ -91,9 +91,9 @@ def test_what_verl_refuses(words: tuple[str, ...], said: str) -> None:
 )
 def test_launches_that_do_not_fit(values: dict[str, Any], said: str) -> None:
     config = verl_config("method=bf16")
-    support.check_launch(config, Launch(gpus=4, checkpoint_layers=True, logits_mib=64, fp8_kernels="emulated"))
+    checks.check_launch(config, Launch(gpus=4, checkpoint_layers=True, logits_mib=64, fp8_kernels="emulated"))
     with pytest.raises(ValueError, match=said):
-        support.check_launch(config, Launch(**values))
+        checks.check_launch(config, Launch(**values))
 
 
 def test_a_run_under_verl_is_another_run() -> None:

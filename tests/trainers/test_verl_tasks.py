@@ -8,12 +8,12 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from harness.chosen import resolve
-from harness.compose import compose
-from harness.config import load
+from harness.config.compose import compose
+from harness.config.load import load
+from harness.config.resolve import resolve
+from harness.config.schema import Launch
 from harness.models.checkpoint import content_hash
-from harness.prepare import start_of
-from harness.run_config import Launch
+from harness.start.prepare import start_of
 from harness.tasks import Task
 from harness.trainers.verl.data import lay_out, prompt_length
 from harness.trainers.verl.job import Job

@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from harness.chosen import resolve
-from harness.compose import compose
-from harness.config import load
-from harness.prepare import start_of
-from harness.results import write_atomic
-from harness.trainers.local import Diverged
-from harness.trainers.verl import watch
+from harness.config.compose import compose
+from harness.config.load import load
+from harness.config.resolve import resolve
+from harness.records.run_result import write_atomic
+from harness.start.prepare import start_of
+from harness.trainers.local.trainer import Diverged
+from harness.trainers.verl import parent
 from harness.trainers.verl.data import lay_out
-from harness.trainers.verl.watch import GrowingLines, Watched, read_lines
+from harness.trainers.verl.parent import GrowingLines, Watched, read_lines
 from tests.toy import SMALL, small_launch
 
 
@@ -24,8 +24,8 @@ class Stop(Exception):  # noqa: N818 - what the cell raises
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Watched:
-    monkeypatch.setattr(watch, "DRIVER", "tests.trainers.verl_driver")
-    monkeypatch.setattr(watch, "POLL_S", 0.02)
+    monkeypatch.setattr(parent, "DRIVER", "tests.trainers.verl_driver")
+    monkeypatch.setattr(parent, "POLL_S", 0.02)
     config, launch = resolve(load([*SMALL, "trainer=verl", "method=bf16"])), small_launch(tmp_path)
     composed = compose(config)
     return Watched(lay_out(config, launch, composed, start_of(config, launch), tmp_path / "verl"), composed)

@@ -8,11 +8,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+from harness.foundation.seeds import generator
 from harness.models.checkpoint import save_decoder
 from harness.models.decoder import Decoder, DecoderConfig
 from harness.models.tokenizer import save_tokenizer
-from harness.results import RunResult, read_result, read_series
-from harness.seeds import generator
+from harness.records.run_result import RunResult, read_result, read_series
 
 SMALL = ("model=xs128", "task.n=4", "task.num_eval=32", "algo.num_prompts=8", "algo.group_size=4", "trainer.steps=3",
          "trainer.eval_every=3")  # fmt: skip
@@ -22,7 +22,7 @@ QUICK_S = 900.0
 def command(results: Path, *words: str, trainer: str = "verl") -> subprocess.Popen[str]:
     """`lowbit run`, which hears Ctrl-C also where these tests run in the background of a shell."""
     env = {name: value for name, value in os.environ.items() if not name.startswith(("LOWBIT_", "VERL_"))}
-    lowbit = [sys.executable, "-m", "harness.cli", "run", f"trainer={trainer}", *words, "--results", str(results)]
+    lowbit = [sys.executable, "-m", "harness.cli.main", "run", f"trainer={trainer}", *words, "--results", str(results)]
     return subprocess.Popen(
         lowbit, env=env | {"OMP_NUM_THREADS": "1"}, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),

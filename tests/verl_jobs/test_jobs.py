@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.trainers.verl.watch import read_lines
+from harness.trainers.verl.parent import read_lines
 from tests.source_tree import ROOT
 from tests.verl_jobs.jobs import QUICK_S, SMALL, command, done, kinds, text_model
 

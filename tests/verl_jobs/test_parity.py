@@ -16,16 +16,16 @@ import torch
 from torch import Tensor
 
 from harness.api import Sequences, Step, TokenBatch
-from harness.cell import build
-from harness.compose import compose
-from harness.loop import part_loss
-from harness.loss import count_totals, policy_loss, start
+from harness.config.compose import compose
+from harness.foundation.provenance import ROOT
 from harness.numerics import fp8_gemm
 from harness.numerics.fp8_flow import use_kernels
-from harness.prepare import start_of
-from harness.provenance import ROOT
-from harness.run import Run
-from harness.trainers.forward import Scores
+from harness.objective.loss import count_totals, policy_loss, start
+from harness.run.cell import build
+from harness.run.loop import part_loss
+from harness.run.run import Run
+from harness.start.prepare import start_of
+from harness.trainers.local.forward import Scores
 from harness.trainers.verl.data import lay_out
 from harness.trainers.verl.job import Job, write_job
 from tests.toy import small_config, small_launch

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from harness.compose import compose
-from harness.prepare import start_of
-from harness.provenance import ROOT
+from harness.config.compose import compose
+from harness.foundation.provenance import ROOT
+from harness.start.prepare import start_of
 from harness.trainers.verl.data import lay_out, prompt_length
 from harness.trainers.verl.job import Job
 from harness.trainers.verl.settings import build_of, environment, merged, verl_settings
@@ -48,7 +48,7 @@ def test_a_process_of_a_job_has_our_classes_and_verl_takes_every_setting(tmp_pat
 import json
 from harness.trainers.verl import plugin
 from harness.trainers.verl.job import current_job
-from harness.trainers.verl.main import compose_config
+from harness.trainers.verl.driver import compose_config
 import verl
 plugin.check_registered()
 from verl.plugin.platform import get_platform
@@ -173,7 +173,7 @@ def test_a_padded_vocabulary_shifts_no_ratio(tmp_path: Path) -> None:
 
 PORTS = """
 import json, socket
-from harness.trainers.verl.main import PORTS, own_ports
+from harness.trainers.verl.driver import PORTS, own_ports
 from verl.single_controller.ray import base
 look = base.get_master_addr_port._function
 ranges = [own_ports(pid) for pid in range(70000, 70064)]
@@ -199,8 +199,8 @@ from hydra import compose, initialize_config_module
 from pathlib import Path
 from verl.trainer.ppo.utils import need_critic, need_reference_policy
 from verl.utils.config import validate_config
-from harness.bench.peers import POLL_S, verl_words
-from harness.bench.trl_step import Settings
+from harness.devtools.bench.peers import POLL_S, verl_words
+from harness.devtools.bench.trl_step import Settings
 found = []
 for poll_s in POLL_S.values():
     with initialize_config_module("verl.trainer.config", version_base=None):

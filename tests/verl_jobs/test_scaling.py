@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.bench import verl_scaling
+from harness.devtools.bench import verl_scaling
 
 pytestmark = pytest.mark.verl
 

@@ -53,7 +53,7 @@ def make_worker(job: Any, role: str = "actor") -> Any:
     from verl.workers.engine_workers import TrainingWorker
 
     from harness.trainers.verl import objective, plugin
-    from harness.trainers.verl.main import compose_config
+    from harness.trainers.verl.driver import compose_config
 
     plugin.check_registered()
     on_gpu = replace(job, config=replace(job.config, trainer=replace(job.config.trainer, device="cuda")))
@@ -90,7 +90,7 @@ def one(folder: Path, rank: int, ranks: int) -> None:
     from verl.workers.utils.padding import no_padding_2_padding
 
     from harness.models.adapters import named_weights
-    from harness.trainers import forward
+    from harness.trainers.local.trainer import forward
     from harness.trainers.verl import job as jobs
 
     os.environ[jobs.JOB] = str(folder / "job.json")
@@ -138,7 +138,7 @@ def one(folder: Path, rank: int, ranks: int) -> None:
 def without_machine_code() -> None:
     """Everything of compiling but the last stage, which takes minutes on a CPU."""
     from harness.models.decoder import Layer
-    from harness.trainers import compiling
+    from harness.trainers.local.trainer import compiling
 
     real = Layer.compile
     Layer.compile = lambda self, **values: real(self, **values, backend="aot_eager")
@@ -148,7 +148,7 @@ def without_machine_code() -> None:
 def with_kernels() -> None:
     """FP8 layers compute by the definition of the kernels, as those of a GPU would."""
     from harness.numerics import fp8_gemm
-    from harness.trainers import products
+    from harness.trainers.local.trainer import products
 
     products.kernels_of = lambda device, wanted: fp8_gemm.reference()
 

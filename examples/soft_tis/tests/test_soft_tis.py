@@ -7,7 +7,7 @@ import torch
 from lowbit_soft_tis import METHOD, SoftTIS, soft_weight
 
 from harness.api import Step, TokenBatch
-from harness.loss import start
+from harness.objective.loss import start
 from methods import METHODS
 
 

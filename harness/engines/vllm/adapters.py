@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from harness.api import TensorRecord
-from harness.engines.vllm.reload import live_linears
+from harness.engines.vllm.push_by_reload import live_linears
 from harness.numerics.formats import Adapters
 
 

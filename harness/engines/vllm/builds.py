@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from harness.api import Plan
-from harness.nearest import nearest
+from harness.foundation.did_you_mean import nearest
 
 WEIGHT_ONLY = re.compile(r"int(4|8)_g(32|64|128)(_qat)?")
 """Symmetric integer groups: one scheme of vLLM, whatever rule made their scales."""

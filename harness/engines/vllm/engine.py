@@ -24,16 +24,16 @@ from torch import Tensor
 
 from harness.api import KVProtocol, Passport, Plan, Rollout, WeightStream
 from harness.engines.requests import requests_of
-from harness.engines.vllm import direct, kv, reload, settings
+from harness.engines.vllm import kv, push_by_kernels, push_by_reload, settings
 from harness.engines.vllm.adapters import AdapterSlot, adapter_shapes
 from harness.engines.vllm.builds import BUILDS, check_plan, supports
 from harness.engines.vllm.decoding import Samples, sample
 from harness.engines.vllm.memory import check_allocator, check_fits, small_cache
 from harness.engines.vllm.weights import VLLMWeights
+from harness.foundation.seeds import stable_seed
 from harness.models.decoder import DecoderConfig, tensor_shapes
 from harness.numerics.formats import at_rollout
 from harness.numerics.kv_scales import Role
-from harness.seeds import stable_seed
 
 
 class VLLMEngine:
@@ -72,7 +72,7 @@ class VLLMEngine:
         settings.check_shape(self.build, config, plan)
         check_fits(config, plan, self.device, gpu_memory)
         if is_direct:
-            direct.check(plan, self.device)
+            push_by_kernels.check(plan, self.device)
         self.can_sleep = can_sleep and self.device.type == "cuda"
         if self.can_sleep:
             check_allocator()
@@ -245,7 +245,7 @@ def start(arguments: dict[str, Any], wide: Sequence[str] = (), *, is_cpu: bool) 
         with torch.random.fork_rng():
             from vllm import LLM  # pyright: ignore[reportAttributeAccessIssue]
 
-            with reload.wide_gains(wide):
+            with push_by_reload.wide_gains(wide):
                 return LLM(**arguments)
     except (RuntimeError, ValueError, AssertionError, ImportError, OSError, AttributeError) as error:
         raise ValueError(f"engine=vllm: the engine died at start: {root_cause(error)}") from error

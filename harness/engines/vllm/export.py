@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from harness.api import MERGED, Plan, weight_format
-from harness.engines.stream import Stream
 from harness.engines.vllm.settings import base_dtype, is_quantized
+from harness.engines.weight_stream import Stream
 from harness.numerics.packing import pack
 from harness.numerics.quantize import Quantized, has_tensor_scale, quantize, saturated_frac
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from harness.api import TensorRecord
-from harness.engines.vllm.reload import live_linears
+from harness.engines.vllm.push_by_reload import live_linears
 from harness.numerics.formats import Format, format_named
 from harness.numerics.quantize import Quantized, dequantize, fake_quantize
 from harness.numerics.rounding import decode

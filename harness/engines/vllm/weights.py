@@ -15,13 +15,13 @@ import torch
 from torch import Tensor, nn
 
 from harness.api import Passport, Plan, TensorRecord, WeightStream, weight_format
-from harness.engines.live_weights import mean_by_count
-from harness.engines.stream import Stream, read_stream
-from harness.engines.vllm import direct, kv, passport, reload, settings
+from harness.engines.embedded.weights import mean_by_count
+from harness.engines.vllm import kv, passport, push_by_kernels, push_by_reload, settings
 from harness.engines.vllm.adapters import AdapterSlot
 from harness.engines.vllm.builds import Build
 from harness.engines.vllm.export import Export, export
 from harness.engines.vllm.memory import num_parameters
+from harness.engines.weight_stream import Stream, read_stream
 from harness.models.decoder import DecoderConfig, tensor_shapes
 from harness.numerics.kv_scales import Role
 from harness.numerics.quantize import Quantized, code_flips
@@ -43,10 +43,10 @@ class VLLMWeights:
         self.adapters, self.shapes = adapters, tensor_shapes(config)
         for module in kv.attentions(model).values():  # dummy weights reach them too
             kv.set_scales(module, dict.fromkeys(kv.ROLES, 1.0))
-        self.writer: direct.Writer | None = None
+        self.writer: push_by_kernels.Writer | None = None
         if is_direct or (is_direct is None and device.type == "cuda" and num_parameters(config) > SMALL):
-            places = direct.quantized_places(model, plan, self.shapes)
-            self.writer = None if places is None else direct.Writer(plan, places, self.plain())
+            places = push_by_kernels.quantized_places(model, plan, self.shapes)
+            self.writer = None if places is None else push_by_kernels.Writer(plan, places, self.plain())
         self.sent: dict[str, passport.Sent] = {}
         self.codes: dict[str, Quantized] = {}
         self.pushes, self.flips, self.saturated = 0, math.nan, 0.0
@@ -108,7 +108,7 @@ class VLLMWeights:
 
         self.state = HALF
         with torch.no_grad(), set_current_vllm_config(self.vllm_config), self.device:
-            reload.swap(self.model, self.vllm_config.model_config, tensors)
+            push_by_reload.swap(self.model, self.vllm_config.model_config, tensors)
 
     def _take_scales(self, stream: Stream) -> None:
         roles: tuple[Role, Role] = ("k", "v")
@@ -129,7 +129,7 @@ class VLLMWeights:
         adds, for a kernel may hold it in an order of its own (Marlin)."""
         held = {name.replace(".base_layer", ""): p.data for name, p in self.model.named_parameters()}
         fused = {part: (name.removesuffix(".base_layer"), layer, parts)
-                 for name, layer, parts in reload.live_linears(self.model) for part in parts}  # fmt: skip
+                 for name, layer, parts in push_by_reload.live_linears(self.model) for part in parts}  # fmt: skip
         for name, shape in self.shapes.items():
             if settings.is_quantized(self.plan, name):
                 continue
@@ -167,7 +167,7 @@ class VLLMWeights:
         force."""
         dtype, acts, known = settings.base_dtype(self.plan), self.plan.rollout_acts, self.known()
         kernels = {f"{part}.weight": passport.kernel_name(layer)
-                   for _, layer, parts in reload.live_linears(self.model) for part in parts}  # fmt: skip
+                   for _, layer, parts in push_by_reload.live_linears(self.model) for part in parts}  # fmt: skip
         found: list[TensorRecord] = list(passport.weight_records(self.model, known, dtype))
         found += [passport.plain_record(name, live, kernels.get(name, "")) for name, live in self.plain(is_asked=True)]
         found += [] if self.adapters is None else self.adapters.records()

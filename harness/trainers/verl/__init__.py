@@ -1,9 +1,9 @@
 """verl 0.9.1 as the trainer: the same methods on Ray, FSDP and vLLM's servers, without a fork.
 
-    support.py    what verl cannot do of a method, with the reason     settings.py  a run's config -> verl's settings
+    checks.py     what verl cannot do of a method, with the reason     settings.py  a run's config -> verl's settings
     job.py        what every process of a run reads                    data.py      the folder that a run starts from
-    watch.py      start, follow, stop, take up; the record             main.py      the process that holds Ray
-    ending.py     how a run ended, in words                            rows.py      verl's metrics as ours
+    parent.py     start, follow, stop, take up; the record             driver.py    the process that holds Ray
+    outcome.py    how a run ended, in words                            rows.py      verl's metrics as ours
     reference.py  accuracy in the reference precision
 
     plugin.py     registration                                         cpu.py       verl's platform for a CPU

@@ -14,7 +14,7 @@ from torch import Tensor
 from verl.workers.rollout.vllm_rollout.vllm_rollout import ServerAdapter
 
 from harness.api import Step
-from harness.results import write_atomic
+from harness.records.run_result import write_atomic
 from harness.trainers.verl.job import current_job, current_method, own_socket
 
 

@@ -12,7 +12,7 @@ from uuid import uuid4
 
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput
 
-from harness.prepare import task_of
+from harness.start.prepare import task_of
 from harness.tasks import Task
 from harness.trainers.verl.job import current_job
 

@@ -17,11 +17,11 @@ import pyarrow.parquet as pq
 from safetensors.torch import save_file
 from tokenizers import Tokenizer
 
-from harness.collect import prompt_indices
-from harness.compose import Composed, has_hook
+from harness.config.compose import Composed, has_hook
+from harness.config.schema import Launch, RunConfig
 from harness.models.checkpoint import save_decoder
-from harness.prepare import Start, held_out, prepare
-from harness.run_config import Launch, RunConfig
+from harness.run.collect import prompt_indices
+from harness.start.prepare import Start, held_out, prepare
 from harness.tasks import Item
 from harness.trainers.verl.job import Job, write_job
 from harness.trainers.verl.settings import ROLLOUT

@@ -24,18 +24,18 @@ from verl.utils import tensordict_utils as tu
 from verl.workers.engine.base import EngineRegistry
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 
-from harness.loss import count_totals
 from harness.models.adapters import named_weights
 from harness.models.decoder import Decoder
-from harness.results import write_atomic
-from harness.trainers.forward import Thrift, of_head, prepared
-from harness.trainers.local import parameter_groups, schedule
-from harness.trainers.policy import computing, is_loss_scaled
-from harness.trainers.products import products, use_fp8
+from harness.objective.loss import count_totals
+from harness.records.run_result import write_atomic
+from harness.trainers.local.forward import Thrift, of_head, prepared
+from harness.trainers.local.policy import computing, is_loss_scaled
+from harness.trainers.local.products import products, use_fp8
+from harness.trainers.local.trainer import parameter_groups, schedule
+from harness.trainers.verl.checks import num_updates
 from harness.trainers.verl.job import Job, current_job, current_method
 from harness.trainers.verl.reference import policy_of
 from harness.trainers.verl.settings import ROLLOUT
-from harness.trainers.verl.support import num_updates
 
 TOTALS = "lowbit_totals"
 """Counts of one mini-batch over all ranks, beside its tensors."""

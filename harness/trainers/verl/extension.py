@@ -1,6 +1,6 @@
 """What a vLLM worker does with a push: our `VLLMWeights` in place of verl's loader, for every format alike.
 
-verl's buckets are taken over as they come, for their memory is used again (`harness.engines.vllm.arrival`). The
+verl's buckets are taken over as they come, for their memory is used again (`harness.engines.vllm.streamed_push`). The
 passport is measured on the live kernels. Left out: several GPUs per engine.
 """
 
@@ -19,15 +19,15 @@ from torch import Tensor
 from verl.workers.rollout.vllm_rollout.utils import VLLM_LORA_INT_ID, set_death_signal, vLLMColocateWorkerExtension
 
 from harness.api import KVProtocol
-from harness.compose import check_passport
-from harness.engines.vllm import kv, reload, settings
+from harness.config.compose import check_passport
+from harness.engines.vllm import kv, push_by_reload, settings
 from harness.engines.vllm.adapters import AdapterSlot
-from harness.engines.vllm.arrival import Arrival
+from harness.engines.vllm.streamed_push import Arrival
 from harness.engines.vllm.weights import VLLMWeights
 from harness.models.decoder import tensor_shapes
 from harness.numerics.formats import at_rollout
+from harness.trainers.verl.driver import attempt
 from harness.trainers.verl.job import current_job, current_method, own_socket
-from harness.trainers.verl.main import attempt
 from harness.trainers.verl.settings import build_of
 
 
@@ -50,7 +50,7 @@ class Extension(vLLMColocateWorkerExtension):
             from harness.engines.vllm import cpu_fixes
 
             cpu_fixes.apply()
-        cls._lowbit_gains = reload.wide_gains(settings.fp32_gains(current_method().plan, current_job().shape))
+        cls._lowbit_gains = push_by_reload.wide_gains(settings.fp32_gains(current_method().plan, current_job().shape))
         cls._lowbit_gains.__enter__()  # for good: the process makes this one model
         return super(vLLMColocateWorkerExtension, cls).__new__(cls)
 

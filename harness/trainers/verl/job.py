@@ -14,14 +14,14 @@ from pathlib import Path
 
 from safetensors.torch import load_file
 
-from harness.chosen import fixed_algo
-from harness.compose import Composed, compose
-from harness.config import parse, to_json
+from harness.config.compose import Composed, compose
+from harness.config.load import parse, to_json
+from harness.config.resolve import fixed_algo
+from harness.config.schema import AlgoConfig, Launch, RunConfig
+from harness.foundation.provenance import text_hash
 from harness.models.checkpoint import load_config
 from harness.models.decoder import DecoderConfig
-from harness.provenance import text_hash
-from harness.results import write_atomic
-from harness.run_config import AlgoConfig, Launch, RunConfig
+from harness.records.run_result import write_atomic
 
 JOB = "LOWBIT_VERL_JOB"
 """The environment variable."""

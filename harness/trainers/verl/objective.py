@@ -16,8 +16,8 @@ from verl.utils.metric import Metric
 from verl.workers.utils.padding import no_padding_2_padding
 
 from harness.api import Correction, Step, TokenBatch
-from harness.loop import part_loss
-from harness.loss import Totals, policy_loss
+from harness.objective.loss import Totals, policy_loss
+from harness.run.loop import part_loss
 from harness.trainers.verl.engine import TOTALS
 from harness.trainers.verl.job import current_job, current_method
 

@@ -1,7 +1,7 @@
 """The policy of a run under verl outside of verl: its module, and its accuracy in the reference precision.
 
 verl samples in the run's own precision alone, so what runs are compared by is measured here, before and after, with the
-embedded engine, as `harness.loop.evaluate` does.
+embedded engine, as `harness.run.loop.evaluate` does.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from harness.api import Plan
-from harness.compose import Composed
-from harness.engines.embedded import EmbeddedEngine
-from harness.loop import REFERENCE, evaluation
+from harness.config.compose import Composed
+from harness.engines.embedded.engine import EmbeddedEngine
 from harness.models.adapters import named_weights
 from harness.models.checkpoint import load_decoder
 from harness.models.decoder import Decoder
 from harness.numerics.formats import format_named
-from harness.prepare import held_out, task_of
-from harness.results import EvalRecord
-from harness.trainers.local import policy_weights
-from harness.trainers.policy import policy
+from harness.records.run_result import EvalRecord
+from harness.run.loop import REFERENCE, evaluation
+from harness.start.prepare import held_out, task_of
+from harness.trainers.local.policy import policy
+from harness.trainers.local.trainer import policy_weights
 from harness.trainers.verl.job import Job
 
 

@@ -6,12 +6,12 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from harness import provenance
-from harness.clock import STAGES
-from harness.loop import update_metrics
-from harness.results import EvalRecord
+from harness.foundation import provenance
+from harness.foundation.clock import STAGES
+from harness.records.run_result import EvalRecord
+from harness.run.loop import update_metrics
 from harness.tasks import Item
-from harness.trainers.local import Diverged
+from harness.trainers.local.trainer import Diverged
 from harness.trainers.verl.job import Job
 
 TIMERS = {"gen": "generate", "reward": "reward", "update_weights": "sync", "old_log_prob": "old_logp",

@@ -12,13 +12,13 @@ from typing import Any
 import torch
 
 from harness.api import Plan
-from harness.compose import Composed
+from harness.config.compose import Composed
 from harness.engines.vllm import settings as vllm
 from harness.engines.vllm.builds import BUILDS, Build
 from harness.engines.vllm.memory import num_parameters, small_cache, weight_bytes
-from harness.nearest import nearest
+from harness.foundation.did_you_mean import nearest
+from harness.foundation.seeds import stable_seed
 from harness.numerics.formats import at_rollout
-from harness.seeds import stable_seed
 from harness.trainers.verl.job import JOB, Job
 
 ROLLOUT = "lowbit"
@@ -31,7 +31,7 @@ NAP_BYTES = 2**30
 has no less free memory afterwards, which jobs that share it break for each other; so small, it would free nothing."""
 PRECISION = {"param_dtype": "float32", "reduce_dtype": "float32", "buffer_dtype": "float32"}
 """Of FSDP, on every device: float32 turns its casts and verl's autocast off. What computes in fewer bits casts by
-itself, as under the local trainer (`harness.trainers.policy`)."""
+itself, as under the local trainer (`harness.trainers.local.policy`)."""
 LOOP_SAMPLES, MAX_LOOPS = 128, 8
 """Responses of a batch for which a process of agent loops is started, and how many of them at most."""
 OPEN = (

@@ -1,8 +1,8 @@
 """verl's synchronous trainer with our advantages, corrections, metrics, evaluations, pushes and checkpoints.
 
 verl samples, scores log-probs, dispatches updates and moves weights; what decides the numbers is computed here from the
-whole batch, as in `harness.loop`. Every step leaves a line in series.jsonl; a checkpoint is written after that line, so
-that the two never disagree. Left out: profiles of whole vocabularies, updates that see each other (`support.check`).
+whole batch, as in `harness.run.loop`. Every step leaves a line in series.jsonl; a checkpoint is written after that line,
+so that the two never disagree. Left out: profiles of whole vocabularies, updates that see each other (`checks`).
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from verl.utils.debug import marked_timer
 from verl.workers.utils.padding import response_to_nested
 
 from harness.api import KVProtocol, Step, TokenBatch
-from harness.collect import shaped
-from harness.compose import has_hook
-from harness.loop import NUM_AFTER_SYNC, mismatch, normalized
-from harness.loss import start
-from harness.metrics import correction_metrics
-from harness.prepare import task_of
-from harness.results import EvalRecord, write_atomic
+from harness.config.compose import has_hook
+from harness.objective.loss import start
+from harness.objective.mismatch import correction_metrics
+from harness.records.run_result import EvalRecord, write_atomic
+from harness.run.collect import shaped
+from harness.run.loop import NUM_AFTER_SYNC, mismatch, normalized
+from harness.start.prepare import task_of
 from harness.tasks import Score
-from harness.trainers.local import Diverged
-from harness.trainers.policy import is_loss_scaled
+from harness.trainers.local.policy import is_loss_scaled
+from harness.trainers.local.trainer import Diverged
 from harness.trainers.verl import objective, plugin, rows
 from harness.trainers.verl.adapter import evaluation_step
 from harness.trainers.verl.job import current_job, current_method
-from harness.trainers.verl.watch import read_lines
+from harness.trainers.verl.parent import read_lines
 
 READ = ("uid", "responses", "response_mask", "rm_scores", "rollout_log_probs", "old_log_probs", "entropy",
         "ref_log_prob", "extra_fields")  # fmt: skip

@@ -1,0 +1,1 @@
+"""Words to a runnable method: the configuration tree, Hydra, resolved defaults, composed parts, refused conflicts."""

@@ -1,0 +1,264 @@
+"""From a configuration to a runnable method: merge plans, fold hooks, refuse what cannot work before anything starts.
+
+A method is its parts composed left to right. `plan` merges (differing opinions are errors), `token_loss` may come from
+one part, `aux_loss` adds up, `after_sync` has an effect, everything else maps a value to a value of its own type.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from math import prod
+from typing import Any
+
+from torch import Tensor, nn
+
+from harness.api import (
+    Correction,
+    Memory,
+    Method,
+    Part,
+    Passport,
+    Plan,
+    RolloutEngine,
+    Sequences,
+    Step,
+    TokenBatch,
+    WeightStream,
+    weight_format,
+)
+from harness.config.resolve import choose_parts, fixed_algo
+from harness.config.schema import PrecisionConfig, RunConfig
+from harness.foundation.did_you_mean import nearest
+from harness.numerics.formats import Format, at_rollout, format_named
+from methods import method_named
+
+UNQUANTIZED = ("bf16", "fp16", "fp32")
+"""What enters a linear layer whose inputs no format rounds."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Composed:
+    """A method ready to run: its parts, the merged plan, and what the parts keep between steps."""
+
+    method: Method
+    plan: Plan
+    parts: tuple[Part, ...]
+    fixed: dict[str, Tensor]
+    """Of all parts; filled by `harness.start.prepare`, updated by `refit`."""
+    memory: list[Memory]
+    """Per part; logged and checkpointed."""
+
+    def memory_row(self) -> dict[str, float]:
+        """What the parts remember, as columns `part/<Part>.<name>` of a step's row."""
+        pairs = zip(self.parts, self.memory, strict=True)
+        return {f"part/{type(part).__name__}.{name}": x for part, memory in pairs for name, x in memory.items()}
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        """Fold `Part.wrap`."""
+        for part in self.parts:
+            model = part.wrap(model, self.plan, self.fixed)
+        return model
+
+    def lr_factor(self, name: str) -> float:
+        """Product of every `Part.lr_factor`."""
+        return prod(part.lr_factor(name) for part in self.parts)
+
+    def needs(self, step: Step) -> frozenset[str]:
+        """Union of every `Part.needs`."""
+        return frozenset[str]().union(*(part.needs(step) for part in self.parts))
+
+    def sync(self, weights: WeightStream, step: Step) -> WeightStream:
+        """Fold `Part.sync`."""
+        for part, memory in zip(self.parts, self.memory, strict=True):
+            weights = part.sync(weights, step, self.plan, self.fixed, memory)
+        return weights
+
+    def after_sync(self, engine: RolloutEngine, prompts: Sequence[Sequence[int]]) -> None:
+        """Run every `Part.after_sync`."""
+        for part in self.parts:
+            part.after_sync(engine, prompts)
+
+    def refit(self, model: nn.Module, seqs: Sequences, batch: TokenBatch, step: Step) -> None:
+        """Run every `Part.refit`; the tensors it returns replace those of their names."""
+        for part, memory in zip(self.parts, self.memory, strict=True):
+            self.fixed.update(part.refit(model, seqs, batch, step, self.plan, self.fixed, memory) or {})
+
+    def correct(self, c: Correction, b: TokenBatch) -> Correction:
+        """Fold `Part.correct`."""
+        for part, memory in zip(self.parts, self.memory, strict=True):
+            c = part.correct(c, b, memory)
+        return c
+
+    def correct_update(self, c: Correction, logp: Tensor, b: TokenBatch) -> Correction:
+        """Fold `Part.correct_update`; `logp` is detached."""
+        for part, memory in zip(self.parts, self.memory, strict=True):
+            c = part.correct_update(c, logp, b, memory)
+        return c
+
+    def token_loss(self) -> Part | None:
+        """The one part that replaces the objective, or None."""
+        return next((p for p in self.parts if has_hook(p, "token_loss")), None)
+
+
+def has_hook(part: Part, hook: str) -> bool:
+    """True where the part's class overrides the hook."""
+    return getattr(type(part), hook) is not getattr(Part, hook)
+
+
+def rollout_plan(precision: PrecisionConfig) -> Plan:
+    """What the precision axis says, as a plan."""
+
+    def named(name: str | None) -> Format | None:
+        return None if name is None else format_named(name)
+
+    return Plan(
+        rollout_weights=named(precision.weights), rollout_acts=named(precision.acts), rollout_kv=named(precision.kv)
+    )
+
+
+def merge(plans: Sequence[tuple[str, Plan]]) -> Plan:
+    """One plan from (owner, plan) pairs. Raises ValueError where two owners have different opinions."""
+    chosen: dict[str, tuple[str, Any]] = {}
+    exceptions: dict[str, tuple[str, Format | None]] = {}
+    for owner, plan in plans:
+        for f in fields(Plan):
+            value = getattr(plan, f.name)
+            if f.name == "exceptions":
+                for pattern, fmt in value:
+                    other, previous = exceptions.setdefault(pattern, (owner, fmt))
+                    if previous != fmt:
+                        raise ValueError(f"{owner} and {other} disagree on the format of {pattern}")
+            elif value is not None:
+                other, previous = chosen.setdefault(f.name, (owner, value))
+                if previous != value:
+                    names = [getattr(v, "name", v) for v in (previous, value)]
+                    raise ValueError(f"{other} wants {f.name}={names[0]}, {owner} wants {names[1]}")
+    pairs = tuple((pattern, fmt) for pattern, (_, fmt) in exceptions.items())
+    return Plan(**{name: value for name, (_, value) in chosen.items()}, exceptions=pairs)
+
+
+def compose(config: RunConfig) -> Composed:
+    """Build the method of a config and merge its plan with the precision's. Raises ValueError on any conflict."""
+    method, parts = method_named(config.method), choose_parts(config)
+    if config.precision.name.removesuffix("+kv8") not in {name.removesuffix("+kv8") for name in method.precisions}:
+        hint = nearest(config.precision.name, method.precisions)
+        raise ValueError(f"precision={config.precision.name}: method {method.name} cannot use it; {hint}")
+    rollout = rollout_plan(config.precision)
+    plan = merge(
+        [(f"precision {config.precision.name}", rollout)] + [(type(p).__name__, p.plan(rollout)) for p in parts]
+    )
+    composed = Composed(method=method, plan=plan, parts=parts, fixed={}, memory=[{} for _ in parts])
+    _check_parts(replace(config, algo=fixed_algo(method, config.algo)), composed)
+    return composed
+
+
+def advice(config: RunConfig, composed: Composed) -> list[str]:
+    """What is allowed and pointless: one line each."""
+    updates = config.algo.num_minibatches * config.algo.num_epochs
+    return [
+        f"{type(part).__name__} changes nothing below {part.needs_updates} updates per rollout batch, this run has "
+        f"{updates}: raise algo.num_minibatches or algo.num_epochs"
+        for part in composed.parts
+        if updates < part.needs_updates
+    ]
+
+
+def _check_parts(config: RunConfig, composed: Composed) -> None:
+    """Conflicts between parts, and between parts and the algorithm."""
+    parts = composed.parts
+    for what, owners in (
+        ("set the correction weight", [p for p in parts if p.sets_weight]),
+        ("set the upper clip", [p for p in parts if p.sets_clip]),
+        ("replace the objective", [p for p in parts if has_hook(p, "token_loss")]),
+    ):
+        if len(owners) > 1:
+            raise ValueError(f"parts {' and '.join(type(p).__name__ for p in owners)} both {what}; choose one")
+    for part in parts:
+        for key, valid in (("mode", part.modes), ("loss", part.losses)):
+            if valid and getattr(config.algo, key) not in valid:
+                raise ValueError(
+                    f"algo.{key}={getattr(config.algo, key)}: {type(part).__name__} needs {' or '.join(valid)}"
+                )
+    adapters, first = composed.plan.adapters, Step(index=0, total=1, seed=0)
+    shadowed = [type(p).__name__ for p in parts if "shadow" in p.needs(first)]
+    if shadowed and adapters is not None and adapters.is_trained:
+        raise ValueError(f"{shadowed[0]} needs an unquantized forward, which trained adapters do not have")
+    weighting = [type(p).__name__ for p in parts if p.sets_weight]
+    if config.algo.mode == "bypass_ppo" and weighting:
+        raise ValueError(
+            f"algo.mode=bypass_ppo: the ratio already has the rollout policy in it, so the weight of {weighting[0]} "
+            "would count it twice; valid: decoupled, bypass_pg"
+        )
+    if config.algo.mode != "decoupled" and config.algo.loss not in ("ppo", "gspo"):
+        raise ValueError(f"algo.mode={config.algo.mode} with algo.loss={config.algo.loss}; valid losses: gspo, ppo")
+    if composed.plan.sampler == "trainer" and config.precision.kv is not None:
+        raise ValueError(f"precision={config.precision.name}: method {composed.method.name} samples without a cache")
+    if config.engine.top_p != 1.0:
+        raise ValueError(f"engine.top_p={config.engine.top_p}: truncated sampling is not what is scored; valid: 1.0")
+    if config.engine.temperature <= 0:
+        raise ValueError(f"engine.temperature={config.engine.temperature}: must be above 0")
+    samples = config.algo.num_prompts * config.algo.group_size
+    if not 1 <= config.algo.num_minibatches <= config.algo.num_prompts:
+        raise ValueError(f"algo.num_minibatches={config.algo.num_minibatches}: must be 1 to num_prompts")
+    if samples < 1 or config.algo.num_epochs < 1:
+        raise ValueError("algo.num_prompts, algo.group_size and algo.num_epochs must be at least 1")
+
+
+def check_supported(composed: Composed, supports: frozenset[str], engine: str, extras: frozenset[str]) -> None:
+    """Refuse what the backend cannot do: formats the engine lacks, batch extras the trainer cannot compute."""
+    plan = composed.plan
+    wanted = {
+        f"{name}:{fmt.name}"
+        for name in ("rollout_weights", "rollout_acts", "rollout_kv")
+        if (fmt := getattr(plan, name)) is not None
+    }
+    wanted |= {f"rollout_weights:{fmt.name}" for _, fmt in plan.exceptions if fmt is not None}
+    wanted.add(f"sampler:{plan.sampler or 'cached'}")
+    if at_rollout(plan.adapters) is not None:
+        wanted.add("adapters")
+    if plan.residual is not None:
+        wanted.add("residual")
+    if missing := sorted(wanted - supports):
+        raise ValueError(f"engine={engine}: cannot do {', '.join(missing)} of method {composed.method.name}")
+    for part in composed.parts:
+        if lacking := sorted(part.needs(Step(index=0, total=1, seed=0)) - extras):
+            raise ValueError(f"{type(part).__name__} needs {', '.join(lacking)}; the trainer offers {sorted(extras)}")
+
+
+def check_passport(plan: Plan, passport: Passport) -> None:
+    """The realized plan must be the planned one. Raises RuntimeError naming the first tensor that is not."""
+    wrong: list[str] = []
+    if (adapters := at_rollout(plan.adapters)) is not None:
+        held = {record.name for record in passport.weights}
+        targets = [r.name for r in passport.weights if r.name.endswith(tuple(f"{t}.weight" for t in adapters.targets))]
+        lost = [name for name in targets if f"{name.removesuffix('weight')}lora_A.weight" not in held]
+        wrong += [f"{name} has no adapter, planned rank {adapters.rank}" for name in lost]
+    if plan.residual is not None and not any(r.name.endswith(".residual_channels") for r in passport.weights):
+        wrong.append(f"no input gets a second pass, planned for {plan.residual:g} of the channels")
+    for record in passport.weights:
+        fmt = weight_format(plan, record.name)
+        if fmt is not None and record.format != fmt.name:
+            wrong.append(f"{record.name} is {record.format}, planned {fmt.name}")
+    acts = plan.rollout_acts.name if plan.rollout_acts is not None else None
+    for name, realized in passport.acts.items():
+        planned = acts if weight_format(plan, name) is not None else None
+        if realized != planned if planned is not None else realized not in UNQUANTIZED:
+            wrong.append(f"inputs of {name} are {realized}, planned {planned or 'not quantized'}")
+    kv = plan.rollout_kv.name if plan.rollout_kv is not None else None
+    if passport.kv != kv:
+        wrong.append(f"the KV cache is {passport.kv}, planned {kv}")
+    if passport.sampler != (plan.sampler or "cached"):
+        wrong.append(f"the sampler is {passport.sampler}, planned {plan.sampler}")
+    if wrong:
+        raise RuntimeError(f"a format did not take effect: {wrong[0]} ({len(wrong)} differences)")
+
+
+def plan_json(plan: Plan) -> dict[str, Any]:
+    """A plan by format names, for records and tables."""
+    named = {f.name: getattr(plan, f.name) for f in fields(Plan) if f.name not in ("exceptions", "adapters")}
+    values: dict[str, Any] = {name: getattr(value, "name", value) for name, value in named.items()}
+    adapters = plan.adapters
+    values["adapters"] = None if adapters is None else vars(adapters) | {"targets": list(adapters.targets)}
+    values["exceptions"] = {pattern: None if fmt is None else fmt.name for pattern, fmt in plan.exceptions}
+    return values

@@ -1,0 +1,275 @@
+"""Run configurations: composed by Hydra, stored as JSON, hashed into the run id.
+
+Hydra needs mutable structured configs, so its schema is derived from the frozen dataclasses of `harness.config.schema`,
+and the composed tree is validated into them once. Nothing else sees OmegaConf types.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import hashlib
+import itertools
+import json
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import field
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal, TypeVar, Union
+
+from pydantic import TypeAdapter, ValidationError
+
+from harness.config.schema import TUNABLE, Launch, RunConfig
+from harness.foundation.did_you_mean import nearest
+
+if typing.TYPE_CHECKING:
+    from hydra.core.override_parser.types import Override
+    from omegaconf import DictConfig
+
+T = TypeVar("T")
+CONF = Path(__file__).parent / "conf"
+
+
+def parse(cls: type[T], values: dict[str, Any]) -> T:
+    """Validate plain values into a frozen dataclass. Raises ValueError: field, value and what is valid, one line."""
+    try:
+        return _adapter(cls).validate_python(values)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False)[0]
+        path = ".".join(str(p) for p in first["loc"] if not str(p).startswith("function"))
+        if first["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
+            raise ValueError(f"unknown key {path}; {nearest(path, leaves(cls))}") from None
+        if first["type"] == "value_error":  # a dataclass's own check: its words name field, value and choices
+            words = first["msg"].removeprefix("Value error, ")
+            raise ValueError(f"{path}: {words}" if path else words) from None
+        raise ValueError(f"{path}={first['input']!r}: {first['msg'].lower()}") from None
+
+
+@cache
+def _adapter(cls: type[T]) -> TypeAdapter[T]:
+    return TypeAdapter(cls)
+
+
+def to_json(config: Any) -> dict[str, Any]:
+    """A config dataclass as plain JSON values; `parse` turns it back into an equal one. Sparse fields at their default
+    are left out."""
+    return json.loads(json.dumps(_written(config)))
+
+
+def _written(config: Any) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for f in dataclasses.fields(config):
+        value = getattr(config, f.name)
+        if not (f.metadata.get("sparse") and value == f.default):
+            values[f.name] = _written(value) if dataclasses.is_dataclass(value) else value
+    return values
+
+
+def run_id(config: RunConfig) -> str:
+    """12 hexadecimal digits of the SHA-256 of every hashed field of a resolved config."""
+    return hashlib.sha256(json.dumps(identity(to_json(config)), sort_keys=True).encode()).hexdigest()[:12]
+
+
+def identity(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The hashed fields of a config as JSON: what makes a run the run it is. Paths and shares of memory do not."""
+    left_out = _not_hashed()
+    return {
+        section: {k: v for k, v in inner.items() if (section, k) not in left_out} if isinstance(inner, dict) else inner
+        for section, inner in values.items()
+    }
+
+
+@cache
+def _not_hashed() -> tuple[tuple[str, str], ...]:
+    kinds = typing.get_type_hints(RunConfig)
+    sections = [(f.name, kinds[f.name]) for f in dataclasses.fields(RunConfig)]
+    inner = [(name, f) for name, kind in sections if dataclasses.is_dataclass(kind) for f in dataclasses.fields(kind)]
+    return tuple((name, f.name) for name, f in inner if not f.metadata.get("hashed", True))
+
+
+def run_name(config: RunConfig) -> str:
+    """A readable name, computed from the config and never typed by hand."""
+    length = "" if config.task.n is None else str(config.task.n)
+    mode = "" if config.algo.mode == "decoupled" else f"-{config.algo.mode}"
+    engine = "" if config.engine.name == "embedded" else f"-{config.engine.name}"
+    trainer = "" if config.trainer.name == "local" else f"-{config.trainer.name}"
+    seeds = f"b{config.base_seed}-s{config.seed}"
+    what = f"{config.method}-{config.precision.name}-{config.model.name}-{config.task.name}{length}"
+    return f"{what}{mode}{engine}{trainer}-{seeds}"
+
+
+@cache
+def leaves(cls: type, prefix: str = "") -> tuple[str, ...]:
+    """Dotted names of every field of a config dataclass."""
+    names: list[str] = []
+    for name, kind in typing.get_type_hints(cls).items():
+        if name.startswith("__"):
+            continue
+        names.append(prefix + name)
+        if dataclasses.is_dataclass(kind):
+            names += leaves(typing.cast(type, kind), f"{prefix}{name}.")
+    return tuple(names)
+
+
+@cache
+def groups() -> dict[str, list[str]]:
+    """Config group -> its choices, from the YAML files."""
+    return {d.name: sorted(p.stem for p in d.glob("*.yaml")) for d in sorted(CONF.iterdir()) if d.is_dir()}
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """A YAML file as plain values, loaded safely. Raises ValueError naming the file and the line."""
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+    from yaml import YAMLError
+
+    try:
+        values = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
+    except (YAMLError, OmegaConfBaseException) as error:
+        raise ValueError(f"{path}: {' '.join(str(error).split())}") from None
+    if not isinstance(values, dict):
+        raise ValueError(f"{path}: a mapping of keys to values is expected")
+    return typing.cast(dict[str, Any], values)
+
+
+def _plain(kind: Any) -> Any:
+    """The nearest type that OmegaConf knows."""
+    origin = typing.get_origin(kind)
+    if dataclasses.is_dataclass(kind):
+        return _schema(typing.cast(type, kind))
+    if origin is Literal:
+        return str
+    if origin in (Union, types.UnionType):
+        (inner,) = (a for a in typing.get_args(kind) if a is not type(None))
+        return typing.Optional[_plain(inner)]  # noqa: UP045 - OmegaConf reads this form only
+    if origin in (tuple, list):
+        return list[typing.get_args(kind)[0]]
+    return dict[str, Any] if origin is dict else kind
+
+
+@cache
+def _schema(cls: type) -> type:
+    """The mutable twin of a frozen config dataclass, for Hydra."""
+    hints = {k: v for k, v in typing.get_type_hints(cls).items() if not k.startswith("__")}
+    fields: list[tuple[str, Any, Any]] = []
+    for f in dataclasses.fields(cls):
+        kind = _plain(hints[f.name])
+        if dataclasses.is_dataclass(kind):
+            default: Any = field(default_factory=typing.cast(type, kind))
+        elif f.default_factory is not dataclasses.MISSING:
+            default = field(default_factory=typing.cast(typing.Callable[[], Any], f.default_factory))
+        elif isinstance(f.default, tuple):
+            default = field(default_factory=lambda values=f.default: list(values))
+        else:
+            default = field(default="???" if f.default is dataclasses.MISSING else f.default)
+        fields.append((f.name, kind, default))
+    return dataclasses.make_dataclass(f"{cls.__name__}Schema", fields, kw_only=True)
+
+
+def load(overrides: typing.Sequence[str]) -> RunConfig:
+    """Compose `conf/run.yaml` with Hydra overrides (`method=flashrl precision=int8+kv8 knobs.TIS.cap=4`).
+
+    Raises ValueError, one line, for an unknown key, group choice or value.
+    """
+    from hydra.errors import HydraException
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    prepared, suffix = _prepare(overrides)
+    try:
+        composed = _compose_cached(prepared) or _compose(prepared)
+        tree = OmegaConf.to_container(composed, resolve=True)
+    except (HydraException, OmegaConfBaseException) as error:
+        cause = error.__cause__ if isinstance(error.__cause__, OmegaConfBaseException) else error
+        key = getattr(cause, "full_key", None)
+        raise ValueError(f"{key}: " * bool(key) + " ".join(str(cause).split("\n")[0].split())) from None
+    assert isinstance(tree, dict)
+    values = typing.cast(dict[str, Any], tree)
+    if suffix:
+        values["precision"].update(name=values["precision"]["name"] + "+kv8", kv="e4m3_kv")
+    return parse(RunConfig, values)
+
+
+def _compose(overrides: typing.Sequence[str]) -> DictConfig:
+    """Hydra's own result."""
+    from hydra import compose, initialize_config_dir
+    from hydra.core.config_store import ConfigStore
+
+    ConfigStore.instance().store(name="run_schema", node=_schema(RunConfig))
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        return compose("run", overrides=list(overrides))
+
+
+@cache
+def _chosen(choices: tuple[str, ...]) -> DictConfig:
+    return _compose(choices)
+
+
+@cache
+def _parsed(override: str) -> Override:
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    return OverridesParser.create().parse_overrides([override])[0]
+
+
+def _compose_cached(overrides: typing.Sequence[str]) -> DictConfig | None:
+    """The same from the choices of groups, which Hydra composes once each, and the plain values, which it applies last
+    and in order. None where an override is of another kind or wrong: Hydra then does it, or says why not."""
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    is_choice = [override.partition("=")[0] in groups() for override in overrides]
+    values = [_parsed(word) for word, chooses in zip(overrides, is_choice, strict=True) if not chooses]
+    if any(v.is_delete() or v.is_add() or v.is_sweep_override() or v.package is not None for v in values):
+        return None
+    tree = copy.deepcopy(_chosen(tuple(itertools.compress(overrides, is_choice))))
+    try:
+        for value in values:
+            OmegaConf.update(tree, value.key_or_group, value.value(), merge=True, force_add=value.is_force_add())
+    except OmegaConfBaseException:
+        return None
+    return tree
+
+
+def split_launch(overrides: typing.Sequence[str]) -> tuple[list[str], dict[str, Any]]:
+    """(overrides of the run, values of its launch): words such as `launch.packing=true` set how a run happens.
+
+    Raises ValueError, one line, for a field that is not the user's to set.
+    """
+    rest, values = list[str](), dict[str, Any]()
+    for override in overrides:
+        if not override.startswith("launch."):
+            rest.append(override)
+            continue
+        name, separator, _ = override.removeprefix("launch.").partition("=")
+        if not separator or name not in TUNABLE:
+            raise ValueError(f"{override}: launch has no such setting; {nearest(name, TUNABLE)}")
+        values[name] = _parsed(override).value()
+    return rest, values
+
+
+def launch_of(values: dict[str, Any], **places: str) -> Launch:
+    """A launch with a user's settings. Raises ValueError, one line, for a wrong value."""
+    return parse(Launch, {**values, **places})
+
+
+def _prepare(overrides: typing.Sequence[str]) -> tuple[list[str], bool]:
+    """Check keys and group choices with our own words, add `++` for open dictionaries, take `+kv8` off."""
+    known, choices = set(leaves(RunConfig)), groups()
+    prepared, suffix = [], False
+    for override in overrides:
+        key, separator, value = override.partition("=")
+        bare = key.lstrip("+~")
+        if not separator and not key.startswith("~"):
+            raise ValueError(f"override {override!r} is not of the form key=value; {nearest(bare, known)}")
+        is_open = bare.startswith(("knobs.", "task.options."))
+        if not is_open and bare not in known:
+            raise ValueError(f"unknown key {bare}; {nearest(bare, known)}")
+        if bare == "precision" and value.endswith("+kv8"):
+            value, suffix = value.removesuffix("+kv8"), True
+        if bare in choices and value not in choices[bare]:
+            raise ValueError(f"{bare}={value}: no such choice; {nearest(value, choices[bare])}")
+        prepared.append(f"++{bare}={value}" if is_open else f"{key}{separator}{value}")
+    return prepared, suffix

@@ -1,0 +1,80 @@
+"""What a configuration chooses: parts with knobs, the algorithm with what the method fixes, all defaults resolved.
+
+Left out: whether the choice can work, which `harness.config.compose` says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from harness.api import Method, Part, knobs
+from harness.config.load import parse
+from harness.config.schema import AlgoConfig, RunConfig
+from harness.foundation.did_you_mean import nearest
+from methods import METHODS, method_named
+
+LONG_RESPONSES = 16
+"""From this problem size on, RL of the embedded tasks wants a learning rate of at most `LONG_LR`."""
+LONG_LR = 2e-4
+
+
+def choose_parts(config: RunConfig) -> tuple[Part, ...]:
+    """The method's parts, or those `parts` names, with the knobs set. Raises ValueError for unknown names or values."""
+    if config.parts:
+        parts = tuple(_part_named(name) for name in config.parts)
+    else:
+        parts = method_named(config.method).parts
+    names = [type(part).__name__ for part in parts]
+    if len(set(names)) < len(names):
+        raise ValueError(f"parts={names}: the same part twice")
+    for name in config.knobs:
+        if name not in names:
+            raise ValueError(f"knobs.{name}: {config.method} has no such part; {nearest(name, names)}")
+    return tuple(_with_knobs(part, config.knobs.get(type(part).__name__, {})) for part in parts)
+
+
+def _part_named(dotted: str) -> Part:
+    offered = {f"{m.name}.{type(p).__name__}": p for m in METHODS.values() for p in m.parts}
+    if dotted not in offered:
+        raise ValueError(f"parts: unknown part {dotted}; {nearest(dotted, offered)}")
+    return offered[dotted]
+
+
+def _with_knobs(part: Part, values: Mapping[str, Any]) -> Part:
+    name, known = type(part).__name__, knobs(part)
+    for knob in values:
+        if knob not in known:
+            raise ValueError(f"knobs.{name}.{knob}: unknown knob; {nearest(knob, known)}")
+    try:
+        return parse(type(part), known | dict(values))
+    except ValueError as error:
+        words = str(error)
+        raise ValueError(f"knobs.{words}" if words.startswith(name) else f"knobs.{name}.{words}") from None
+
+
+def resolve(config: RunConfig, content_hash: Callable[[str], str] | None = None) -> RunConfig:
+    """Fill in everything that is implied, so that the run id covers it: knobs, learning rate, aggregation, hashes."""
+    method = method_named(config.method)
+    parts = choose_parts(config)
+    lr = config.trainer.lr
+    if lr is None:
+        is_long = (config.task.n or 0) >= LONG_RESPONSES
+        lr = min(config.model.rl_lr, LONG_LR) if is_long else config.model.rl_lr
+    model = config.model
+    if model.path is not None and content_hash is not None:
+        model = replace(model, content_hash=content_hash(model.path))
+    return replace(
+        config,
+        knobs={type(p).__name__: knobs(p) for p in parts if knobs(p)},
+        model=model,
+        trainer=replace(config.trainer, lr=lr),
+        algo=fixed_algo(method, config.algo),
+    )
+
+
+def fixed_algo(method: Method, algo: AlgoConfig) -> AlgoConfig:
+    """The algorithm with what the method fixes of it: aggregation, correction mode, denominator."""
+    fixed = {name: getattr(method, name) for name in ("agg", "mode", "denom") if getattr(method, name) is not None}
+    return parse(AlgoConfig, vars(algo) | fixed)

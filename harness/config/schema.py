@@ -1,0 +1,237 @@
+"""The tree of frozen dataclasses that configures a run: field docs here, values in `harness/config/conf/`.
+
+`RunConfig` holds only what changes numbers and is hashed into the run id; `Launch` holds where and how a run happens.
+A field that came later is `sparse`: at its default it is not written, so that ids and records from before it stand.
+Composing, validating and hashing are in `harness.config.load`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from pydantic import ConfigDict
+
+from harness import NUMERICS_VERSION
+
+_STRICT = ConfigDict(extra="forbid")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrecisionConfig:
+    """A rollout plan by name; the values are names of formats (`harness.numerics.formats`)."""
+
+    __pydantic_config__ = _STRICT
+    name: str
+    weights: str | None = None
+    acts: str | None = None
+    kv: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """A decoder trained here, or (`path`) a Hugging Face folder, whose own config then gives the shape."""
+
+    __pydantic_config__ = _STRICT
+    name: str
+    family: Literal["qwen3", "qwen2"] = "qwen3"
+    num_layers: int | None = None
+    hidden_size: int | None = None
+    num_heads: int | None = None
+    num_kv_heads: int | None = None
+    head_dim: int | None = None
+    intermediate_size: int | None = None
+    vocab_size: int | None = None
+    rope_theta: float = 10000.0
+    spread: float = 0.5
+    """Sigma of the function-preserving channel spread; 0 leaves the weights alone."""
+    rl_lr: float = 1e-6
+    """Learning rate of RL that suits this size, where `trainer.lr` is null."""
+    sft_lr: float = 3e-3
+    """Learning rate that trains the base."""
+    path: str | None = field(default=None, metadata={"hashed": False})
+    content_hash: str | None = None
+    """Filled in from `path`: what is hashed in its place."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BaseConfig:
+    """How a base is trained from scratch: early stop at a sampled accuracy (embedded_default, section 2)."""
+
+    __pydantic_config__ = _STRICT
+    target_accuracy: float = 0.40
+    eval_every: int = 5
+    num_eval: int = 512
+    max_steps: int = 400
+    batch_size: int = 64
+    warmup_steps: int = 50
+    grad_clip: float = 1.0
+    curriculum: tuple[int, ...] = field(default=(), metadata={"sparse": True})
+    """Problem sizes that are learnt first, those below the task's own (`harness.start.base_training`)."""
+    lr_power: float = field(default=0.0, metadata={"sparse": True})
+    """How the learning rate falls with the curriculum's size; 0: not at all."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskConfig:
+    """What is learnt and on how many held-out prompts it is scored."""
+
+    __pydantic_config__ = _STRICT
+    name: str
+    n: int | None = None
+    """Problem size, the generation-length axis of the embedded tasks."""
+    num_eval: int = 512
+    path: str | None = field(default=None, metadata={"hashed": False})
+    """Local data file or folder, for tasks that read one; its content hash is recorded."""
+    options: dict[str, Any] = field(default_factory=dict[str, Any])
+
+
+@dataclass(frozen=True, kw_only=True)
+class AlgoConfig:
+    """The policy-gradient algorithm (losses.md sections 2 to 5)."""
+
+    __pydantic_config__ = _STRICT
+    name: str
+    advantage: Literal["grpo", "dr_grpo", "loo", "batch"] = "grpo"
+    loss: Literal["ppo", "gspo", "cispo", "reinforce"] = "ppo"
+    mode: Literal["decoupled", "bypass_ppo", "bypass_pg"] = "decoupled"
+    """Correction mode: which policy is the denominator of the clipped ratio, and where a weight acts."""
+    eps_low: float = 0.2
+    eps_high: float = 0.28
+    dual_clip: float | None = 3.0
+    agg: Literal["token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-sum-norm", "seq-mean-token-mean"] = (
+        "token-mean"
+    )
+    denom: Literal["original", "kept"] = "original"
+    kl_coef: float = 0.0
+    kl_type: Literal["k1", "k2", "k3"] = "k3"
+    entropy_coef: float = 0.0
+    adv_eps: float = 1e-6
+    batch_normalize: Literal["none", "token", "sequence"] = "none"
+    num_prompts: int = 32
+    group_size: int = 8
+    num_minibatches: int = 1
+    num_epochs: int = 1
+    dynamic_sampling: bool = False
+    max_gen_batches: int = 10
+    """Dynamic sampling stops with an error after this many generation batches; 0 is unlimited."""
+    overlong_buffer: int = 0
+    """Tokens before the length limit over which the soft penalty grows; 0 is off."""
+    overlong_factor: float = 1.0
+    overlong_filter: bool = False
+    """Truncated responses leave the loss."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """The rollout engine and how it samples."""
+
+    __pydantic_config__ = _STRICT
+    name: Literal["embedded", "vllm"] = "embedded"
+    temperature: float = 1.0
+    top_p: float = 1.0
+    max_new_tokens: int | None = None
+    """Null: the task's own limit."""
+    max_batch: int = 256
+    """Rows sampled at once; part of the random stream."""
+    gpu_memory: float = field(default=0.5, metadata={"hashed": False})
+    """vLLM on a GPU: the share of its memory for weights and cache; the trainer has the rest."""
+    sleep: bool = field(default=False, metadata={"hashed": False})
+    """The engine gives its memory back while the trainer updates: vLLM on a GPU all of it, others their cache."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainerConfig:
+    """The optimizer and the length of the run."""
+
+    __pydantic_config__ = _STRICT
+    name: Literal["local", "verl"] = "local"
+    """verl: the same method on Ray, FSDP and vLLM's servers (`harness.trainers.verl`)."""
+    device: Literal["cpu", "cuda"] = "cpu"
+    steps: int = 80
+    lr: float | None = None
+    """Null: `model.rl_lr`, at most 2e-4 from n = 16 on."""
+    betas: tuple[float, float] = (0.9, 0.95)
+    weight_decay: float = 0.0
+    grad_clip: float = 1.0
+    warmup_steps: int = 0
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    eval_every: int = 20
+    loss_scale: float = 65536.0
+    """First loss scale of FP16 training; other formats ignore it."""
+    loss_scale_interval: int = 400
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """Everything that decides the numbers of one run."""
+
+    __pydantic_config__ = _STRICT
+    method: str
+    parts: tuple[str, ...] = ()
+    """Parts by `method.Part` in place of the method's own; empty keeps the method's."""
+    knobs: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
+    """Part -> knob -> value; after `chosen.resolve` every knob of every part."""
+    precision: PrecisionConfig
+    model: ModelConfig
+    base: BaseConfig
+    task: TaskConfig
+    algo: AlgoConfig
+    engine: EngineConfig
+    trainer: TrainerConfig
+    base_seed: int = 0
+    seed: int = 0
+    numerics_version: int = NUMERICS_VERSION
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """Where and how a run happens; changes no number beyond float rounding, but for `fp8_kernels=square`."""
+
+    __pydantic_config__ = _STRICT
+    results: str = "results"
+    sweep: str = "runs"
+    micro_batch_tokens: int = 32768
+    logits_mib: int = 1024
+    """Float32 logits that the trainer holds at once; where a micro-batch has more, its head works in chunks."""
+    checkpoint_layers: bool = False
+    """The trainer's backward pass computes every layer again from its input: less memory, a third more time."""
+    packing: bool = False
+    """Sequences of a micro-batch lie end to end without padding; `micro_batch_tokens` then counts real tokens."""
+    compile: bool = False
+    """The trainer's layers, and its head where it works in chunks, run as compiled code (torch.compile): seconds to
+    minutes at the first steps, fewer passes over memory afterwards."""
+    fp8_kernels: Literal["best", "emulated", "deep_gemm", "scaled_mm", "mixed", "square"] = "best"
+    """Who computes a trainer's FP8 linears on a GPU (`harness.kernels.fp8_flow`); best: whoever is fastest
+    there, and where nobody is, or on a CPU, the emulation. square rounds otherwise: a variant of the recipe, which
+    quantizes the inputs of weight gradients in tiles of 128 x 128; it is never the best."""
+    native_16bit: bool = False
+    """A trainer that computes in bf16 or fp16 multiplies 16-bit tensors, on tensor cores where there are some; False:
+    float32 arithmetic on rounded operands, bit for bit the same on every device with float32 kernels alike."""
+    checkpoint_every_s: float = 20.0
+    nodes: int = 1
+    """Machines of a run with trainer=verl; it has `gpus` on each, and `results` must be a folder that all see."""
+    gpus: int = 1
+    ray_address: str | None = None
+    """An existing cluster for trainer=verl ("auto": the one of this machine); null starts one on this machine."""
+    threads: int = 1
+    stall_s: float = 1800.0
+    """A cell without progress for so long is taken to hang, and is killed."""
+    retries: tuple[str, ...] = ()
+    """What earlier attempts at this cell ended with, and what was changed after each."""
+    commit: str | None = None
+    is_dirty: bool = False
+    """The working tree differs from the commit: the result is a draft."""
+
+
+TUNABLE = (
+    "micro_batch_tokens", "logits_mib", "checkpoint_layers", "packing", "compile", "fp8_kernels", "native_16bit",
+    "threads", "stall_s", "checkpoint_every_s", "nodes", "gpus", "ray_address",
+)  # fmt: skip
+"""Fields of `Launch` that a user sets, as `launch.NAME=VALUE` among the overrides."""
+
+
+def settings(launch: Launch) -> dict[str, Any]:
+    """Those of `TUNABLE` that are not the defaults: what a record says of how its run happened."""
+    usual = Launch()
+    return {name: getattr(launch, name) for name in TUNABLE if getattr(launch, name) != getattr(usual, name)}

@@ -1,0 +1,1 @@
+"""The harness on itself: benches, fault injection and the environment's setup."""

@@ -1,0 +1,211 @@
+"""`python -m harness.devtools.bench.coverage`: a simulation of how often intervals of `harness.records.stats` hold.
+
+Three worlds. `spread`: seeds differ (s.d. 0.03 of accuracy) and arms differ question by question. `answers`: seeds
+are equal and only answers are luck. `collapse`: three runs in ten of either arm fall to 0.2. A truth is known in each,
+new data are drawn many times, and 95 % of the intervals ought to hold it. Two controls must fail: a t interval over
+seeds held against new questions, and rliable's bootstrap of few runs. Then what verdicts do: how often they are
+wrong, and whether the number of further seeds they ask for is enough.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from statistics import NormalDist
+from typing import Literal
+
+import numpy as np
+
+from harness.records import stats
+from harness.records.run_result import write_atomic
+from harness.records.stats import Floats
+from harness.report.plots.profiles import profile
+
+World = Literal["spread", "answers", "collapse"]
+WORLDS: tuple[World, ...] = ("spread", "answers", "collapse")
+SIZES = (2, 3, 4, 5, 6, 8, 10)
+NUM_QUESTIONS = 64
+EFFECT = 0.02
+"""True mean difference of the two arms."""
+SEED_SD = 0.03
+LEVEL = 0.55
+"""Accuracy of the second arm."""
+COLLAPSE, FALLEN = 0.3, 0.2
+"""Share of runs that collapse, and their accuracy."""
+DRAWS = 400
+INTERVALS = {
+    "mean": "bootstrap of the mean, seeds and questions",
+    "iqm": "bootstrap of the IQM, seeds and questions",
+    "paired": "paired t over seeds, these questions",
+    "crossed": "seeds and questions crossed",
+    "paired_new": "control: paired t over seeds, held against new questions",
+    "improvement": "P(X > Y), score interval",
+    "improvement_two": "P(X > Y), score interval, two settings",
+    "improvement_bootstrap": "control: P(X > Y), percentile bootstrap",
+    "profile": "performance profile, band over all thresholds",
+}
+Hits = Mapping[str, float]
+"""Interval -> share of simulations in which it held the truth."""
+
+
+def coverage(world: World, num_seeds: int, sims: int, rng: np.random.Generator) -> dict[str, float]:
+    """Share of `sims` simulations in which each interval holds the truth. `collapse` leaves out the IQM, which is
+    another quantity there, and the probabilities of improvement, which have a world of their own (`chances`)."""
+    draws = stats.resample(num_seeds, NUM_QUESTIONS, rng, DRAWS)
+    found: dict[str, list[bool]] = {}
+
+    def note(name: str, low: float, high: float, truth: float) -> None:
+        found.setdefault(name, []).append(low <= truth <= high)
+
+    level = LEVEL if world != "collapse" else (1 - COLLAPSE) * LEVEL + COLLAPSE * FALLEN
+    effect = EFFECT if world != "collapse" else (1 - COLLAPSE) * EFFECT
+    for _ in range(sims):
+        x, y, of_questions = _two_arms(world, num_seeds, rng)
+        note("mean", *stats.bootstrap(y, draws), level)
+        if world != "collapse":
+            note("iqm", *stats.bootstrap(y, draws, stats.iqm), level)
+        by_seed = stats.paired(dict(enumerate(x.mean(axis=1))), dict(enumerate(y.mean(axis=1))))
+        both = stats.crossed(x, y)
+        note("paired", by_seed.low, by_seed.high, effect + of_questions)
+        note("paired_new", by_seed.low, by_seed.high, effect)
+        note("crossed", both.low, both.high, effect)
+    return {name: float(np.mean(values)) for name, values in found.items()}
+
+
+def _two_arms(world: World, num_seeds: int, rng: np.random.Generator) -> tuple[Floats, Floats, float]:
+    """Answers of two arms [S, Q], and what these questions add to their true difference."""
+    sd = 0.0 if world == "answers" else SEED_SD
+    hard = rng.uniform(-0.05, 0.05, NUM_QUESTIONS)  # bounded, so that no chance leaves [0, 1] and the truth is known
+    taste = rng.uniform(-0.3, 0.3, NUM_QUESTIONS) * (world != "answers")
+    arms: list[Floats] = []
+    added: list[Floats] = []
+    for shift, own in ((EFFECT, taste), (0.0, 0.0 * taste)):
+        chance = LEVEL + shift + rng.normal(0, sd, (num_seeds, 1)) + hard + own
+        if world == "collapse":
+            chance = np.where(rng.random((num_seeds, 1)) < COLLAPSE, FALLEN, chance)
+        arms.append((rng.random(chance.shape) < chance.clip(0, 1)).astype(float))
+        added.append(hard + own)
+    share = 1 - COLLAPSE if world == "collapse" else 1.0
+    return arms[0], arms[1], share * float(np.mean(added[0] - added[1]))
+
+
+def chances(num_runs: int, probability: float, sims: int, rng: np.random.Generator) -> dict[str, float]:
+    """Coverage of the intervals of P(X > Y) where X and Y are normal with equal spread and P(X > Y) is as given, and of
+    the profile of X. The second setting has the same probability."""
+    shift = math.sqrt(2) * NormalDist().inv_cdf(probability)
+    taus = np.linspace(-4, 4 + shift, 60)
+    truth = np.array([1 - NormalDist(shift).cdf(tau) for tau in taus])
+    found: dict[str, list[bool]] = {}
+    for _ in range(sims):
+        strata = [(rng.normal(shift, 1, num_runs), rng.normal(0, 1, num_runs)) for _ in range(2)]
+        for name, interval in (
+            ("improvement", stats.improvement(strata[:1])),
+            ("improvement_two", stats.improvement(strata)),
+            ("improvement_bootstrap", stats.improvement_bootstrap(strata[:1], rng, DRAWS)),
+        ):
+            found.setdefault(name, []).append(interval.low <= probability <= interval.high)
+        band = profile([strata[0][0]], taus)
+        found.setdefault("profile", []).append(bool(np.all((band.low <= truth) & (truth <= band.high))))
+    return {name: float(np.mean(values)) for name, values in found.items()}
+
+
+def verdicts(num_seeds: int, sd: float, effect: float, sims: int, rng: np.random.Generator) -> dict[str, float]:
+    """Share of each verdict over paired normal differences of that effect and s.d."""
+    counts = dict.fromkeys(("better", "equal", "worse", "cannot tell"), 0)
+    for row in rng.normal(effect, sd, (sims, num_seeds)):
+        found = stats.paired(dict(enumerate(row)), dict.fromkeys(range(num_seeds), 0.0))
+        counts[stats.verdict(found.low, found.high, p_adjusted=found.p)] += 1
+    return {name: count / sims for name, count in counts.items()}
+
+
+def power(num_pilot: int, sd: float, effect: float, sims: int, rng: np.random.Generator) -> tuple[float, float]:
+    """(power of the advice, median number of seeds in all): a pilot, the seeds that `further_seeds` asks for by the
+    pilot's own s.d., then the t test on all of them."""
+    hits: list[bool] = []
+    sizes: list[int] = []
+    for _ in range(sims):
+        pilot = rng.normal(effect, sd, num_pilot)
+        more = stats.further_seeds(float(pilot.std(ddof=1)), num_pilot, effect)
+        assert more is not None
+        values = np.concatenate([pilot, rng.normal(effect, sd, more)])
+        found = stats.paired(dict(enumerate(values)), dict.fromkeys(range(len(values)), 0.0))
+        hits.append(found.low > 0)
+        sizes.append(len(values))
+    return float(np.mean(hits)), float(np.median(sizes))
+
+
+def tabulate(
+    sims: int, rng: np.random.Generator, note: Callable[[str], None]
+) -> tuple[str, dict[str, dict[int, Hits]]]:
+    """The Markdown of everything, and world -> size -> coverage for the figure."""
+    found: dict[str, dict[int, Hits]] = {}
+    for world in WORLDS:
+        note(f"coverage: {world}")
+        found[world] = {size: coverage(world, size, sims, rng) for size in SIZES}
+    for probability in (0.5, 0.75, 0.95):
+        note(f"coverage: P(X > Y) = {probability}")
+        found[f"P(X > Y) = {probability}"] = {size: chances(size, probability, sims, rng) for size in SIZES}
+    error = 1.96 * math.sqrt(0.95 * 0.05 / sims)
+    lines = [
+        "# Coverage of the intervals", "",
+        f"Share of {sims} simulations in which a 95 % interval held the truth, by number of seeds. 95 % coverage "
+        f"itself would show as 0.950 ± {error:.3f}. Made by `python -m harness.devtools.bench.coverage`.", "",
+        "| world | interval |" + "".join(f" {size} |" for size in SIZES),
+        "|---|---|" + "---:|" * len(SIZES),
+    ]  # fmt: skip
+    for world, by_size in found.items():
+        for name in INTERVALS:
+            if name in by_size[SIZES[0]]:
+                cells = "".join(f" {by_size[size][name]:.3f} |" for size in SIZES)
+                lines.append(f"| {world} | {INTERVALS[name]} |{cells}")
+    note("coverage: verdicts")
+    lines += ["", *_verdict_lines(sims, rng)]
+    return "\n".join(lines) + "\n", found
+
+
+def _verdict_lines(sims: int, rng: np.random.Generator) -> list[str]:
+    lines = [
+        "## Verdicts", "",
+        f"Paired differences are normal; s.d. {SEED_SD:g} between pairs, equal means within ±{stats.DELTA:g}.", "",
+        "| true difference | seeds | better | equal | worse | cannot tell |", "|---:|---:|---:|---:|---:|---:|",
+    ]  # fmt: skip
+    for effect in (0.0, stats.DELTA, 0.1):
+        for size in (3, 5, 8, 16):
+            share = verdicts(size, SEED_SD, effect, sims, rng)
+            lines.append(f"| {effect:g} | {size} |" + "".join(f" {value:.3f} |" for value in share.values()))
+    lines += [
+        "", "## Seeds asked for", "",
+        "`further_seeds` plans for 80 % power with the s.d. that was seen, which few seeds know badly. The first row "
+        "of each effect knows it.", "",
+        "| true difference | pilot | power | seeds in all, median |", "|---:|---:|---:|---:|",
+    ]  # fmt: skip
+    for effect in (stats.DELTA, 0.06):
+        needed = (stats.further_seeds(SEED_SD, 2, effect) or 0) + 2
+        shown = np.mean([stats.paired(dict(enumerate(row)), dict.fromkeys(range(needed), 0.0)).low > 0
+                         for row in rng.normal(effect, SEED_SD, (sims, needed))])  # fmt: skip
+        lines.append(f"| {effect:g} | s.d. known | {shown:.3f} | {needed} |")
+        for pilot in (3, 5):
+            reached, size = power(pilot, SEED_SD, effect, sims, rng)
+            lines.append(f"| {effect:g} | {pilot} | {reached:.3f} | {size:.0f} |")
+    return lines
+
+
+def main(argv: list[str]) -> int:
+    """Write `tables/stats_coverage.md` and `figures/stats/coverage.png`."""
+    parser = argparse.ArgumentParser(prog="python -m harness.devtools.bench.coverage", description=__doc__)
+    parser.add_argument("--sims", type=int, default=1000, help="simulations per row (default: 1000)")
+    parser.add_argument("--results", type=Path, default=Path("results"))
+    a = parser.parse_args(argv)
+    text, found = tabulate(a.sims, np.random.default_rng(0), print)
+    write_atomic(a.results / "tables" / "stats_coverage.md", text.encode())
+    from harness.devtools.bench.coverage_figure import draw
+
+    draw(found, a.results / "figures" / "stats" / "coverage.png")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

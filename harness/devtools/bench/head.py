@@ -1,0 +1,141 @@
+"""Time and memory of log-probabilities from a wide vocabulary's head: whole logits, chunks of them, compiled chunks.
+
+    python -m harness.devtools.bench.head --out x.json
+    python -m harness.devtools.bench.head --device cpu --hidden 256 --vocabulary 32000 --tokens 256 --logits-mib 8
+
+What a micro-batch of a Qwen2.5 model pays behind its last layer: hidden states [tokens, hidden] in the dtype given, an
+untied head of `vocabulary` rows, log-probability and entropy of one token a row, and the gradients of both inputs. All
+three ways start from the same draws; their log-probs are compared with those of chunks in float32. Medians of
+`--repeats` after one that warms up (and compiles). Left out: the layers in front
+(`harness.devtools.bench.long_sequences`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from harness.foundation.provenance import commit, hardware, packages
+from harness.numerics.head_logp import head_logp
+from harness.numerics.logprobs import selected_logp
+from harness.records.run_result import write_atomic
+from harness.trainers.local.forward import Thrift
+
+DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+Way = Callable[[nn.Linear, Tensor, Tensor], tuple[Tensor, Tensor]]
+
+
+def ways(chunk: int) -> dict[str, Way]:
+    """Name -> (log-prob [M], entropy [M]) of head, hidden states [M, d] and token ids [M]."""
+    return {
+        "whole": lambda head, x, ids: selected_logp(head(x), ids),
+        "chunks": lambda head, x, ids: head_logp(head, x, ids, chunk=chunk),
+        "chunks, compiled": lambda head, x, ids: head_logp(head, x, ids, chunk=chunk, is_compiled=True),
+    }
+
+
+def timed(work: Callable[[], Any], device: str) -> tuple[float, Any]:
+    """(wall seconds, what it gave)."""
+    started = time.perf_counter()
+    found = work()
+    if device == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter() - started, found
+
+
+def measured(way: Way, head: nn.Linear, x: Tensor, ids: Tensor, exact: Tensor, repeats: int) -> dict[str, Any]:
+    """Seconds of both passes, the peak beyond what stood before, the largest distance of a log-prob from `exact`."""
+    device, forward, backward = x.device.type, list[float](), list[float]()
+    distance = 0.0
+    for i in range(repeats + 1):
+        head.weight.grad = x.grad = None
+        if i == repeats and device == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated() if device == "cuda" else 0
+        seconds, found = timed(lambda: way(head, x, ids)[0], device)
+        forward.append(seconds)
+        distance = float((found.detach() - exact).abs().max())
+        backward.append(timed(found.sum().backward, device)[0])
+        del found  # before the next one is made
+    peak = torch.cuda.max_memory_allocated() - before if device == "cuda" else None
+    return {
+        "forward_s": median(forward[1:]), "backward_s": median(backward[1:]),
+        "peak_gib": None if peak is None else peak / 2**30, "largest_distance": distance,
+    }  # fmt: skip
+
+
+def run(given: argparse.Namespace) -> dict[str, Any]:
+    """Every way at every width; what was found is in the file before the next one starts."""
+    found: dict[str, Any] = {
+        "what": "head", "tokens": given.tokens, "vocabulary": given.vocabulary, "dtype": given.dtype,
+        "logits_mib": given.logits_mib, "commit": commit()[0], "packages": packages(),
+        "hardware": hardware(given.device), "rows": [],
+    }  # fmt: skip
+    chunk = Thrift(logits_mib=given.logits_mib).head_rows(given.vocabulary)
+    print(f"{'hidden':>6} {'way':18}{'forward s':>11}{'backward s':>11}{'peak GiB':>10}{'nats off':>10}")
+    for hidden in given.hidden:
+        rng = torch.Generator(given.device).manual_seed(hidden)
+        head = nn.Linear(hidden, given.vocabulary, bias=False, device=given.device)
+        x = torch.randn(given.tokens, hidden, generator=rng, device=given.device)
+        ids = torch.randint(given.vocabulary, (given.tokens,), generator=rng, device=given.device)
+        with torch.no_grad():
+            head.weight.normal_(0.0, hidden**-0.5, generator=rng)
+            exact = head_logp(head, x, ids, chunk=chunk)[0]
+        head, x = head.to(DTYPES[given.dtype]), x.to(DTYPES[given.dtype]).requires_grad_()
+        for name, way in ways(chunk).items():
+            row = {"hidden": hidden, "way": name} | measured(way, head, x, ids, exact, given.repeats)
+            found["rows"].append(row)
+            if given.out is not None:
+                write_atomic(given.out, json.dumps(found, indent=1, allow_nan=False).encode() + b"\n")
+            peak = "-" if row["peak_gib"] is None else f"{row['peak_gib']:.2f}"
+            print(f"{hidden:>6} {name:18}{row['forward_s']:>11.4f}{row['backward_s']:>11.4f}{peak:>10}"
+                  f"{row['largest_distance']:>10.2g}", flush=True)  # fmt: skip
+    return found
+
+
+def parsed(words: Sequence[str] | None) -> argparse.Namespace:
+    """The command line. Raises ValueError, one line, for what cannot be measured here."""
+    own = argparse.ArgumentParser(
+        prog="python -m harness.devtools.bench.head", description=(__doc__ or "").split("\n")[0]
+    )
+    own.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
+    own.add_argument("--dtype", choices=tuple(DTYPES), default="bfloat16", help="(default: bfloat16)")
+    own.add_argument("--hidden", nargs="+", type=int, default=[896, 3584], metavar="WIDTH")
+    for name, value, text in (
+        ("vocabulary", 152064, "rows of the head"), ("tokens", 16384, "of a micro-batch"),
+        ("logits-mib", 1024, "launch.logits_mib"), ("repeats", 5, "after the first"),
+    ):  # fmt: skip
+        own.add_argument(f"--{name}", type=int, default=value, help=f"{text} (default: {value})")
+    own.add_argument("--out", type=Path)
+    given = own.parse_args(words)
+    for name in ("vocabulary", "tokens", "logits_mib", "repeats"):
+        if getattr(given, name) < 1:
+            raise ValueError(f"--{name.replace('_', '-')}: {getattr(given, name)}; valid: >= 1")
+    if min(given.hidden) < 1:
+        raise ValueError(f"--hidden: {min(given.hidden)}; valid: >= 1")
+    if given.device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("--device cuda: no CUDA device is visible; valid: --device cpu")
+    return given
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """0, or 2 for bad input."""
+    try:
+        run(parsed(words))
+    except (ValueError, OSError) as error:
+        print(f"head: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

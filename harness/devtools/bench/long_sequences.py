@@ -1,0 +1,219 @@
+"""Memory and time of one update of the local trainer on long sequences, with each option that makes them fit.
+
+    python -m harness.devtools.bench.long_sequences --size 0.5b [--lengths 512 8192] [--options plain all] --out x.json
+    python -m harness.devtools.bench.long_sequences --device cpu --size toy
+
+A batch is one padded micro-batch of `--tokens` tokens, or one sequence where that is longer: rows from a quarter of the
+length up to all of it, evenly spread, after a short prompt. An update is score, backward and AdamW, as in the loop with
+one update per batch. Every option starts from the same weights, so loss and gradient norm of its first update must
+agree with those of the others. Left out: generation, several GPUs, and what a method adds to a forward pass.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+from harness.api import Plan, Sequences
+from harness.config.schema import TrainerConfig
+from harness.foundation.did_you_mean import nearest
+from harness.foundation.provenance import commit, hardware, packages
+from harness.models.decoder import Decoder
+from harness.numerics.formats import format_named
+from harness.records.run_result import write_atomic
+from harness.studies.throughput.shapes import shape_of
+from harness.trainers.local.forward import Scores, Thrift
+from harness.trainers.local.trainer import LocalTrainer
+
+WHOLE = 2**30
+"""A budget of logits that no micro-batch fills."""
+OPTIONS: dict[str, tuple[Thrift, str]] = {
+    "plain": (Thrift(logits_mib=WHOLE), "fp32"),
+    "chunks": (Thrift(), "fp32"),
+    "chunks, checkpoints": (Thrift(checkpoint_layers=True), "fp32"),
+    "chunks, packing": (Thrift(packing=True), "fp32"),
+    "all": (Thrift(checkpoint_layers=True, packing=True), "fp32"),
+    "all, bf16 emulated": (Thrift(checkpoint_layers=True, packing=True), "bf16"),
+    "all, bf16 native": (Thrift(checkpoint_layers=True, packing=True, native_16bit=True), "bf16"),
+    "chunks, packing, bf16 native": (Thrift(packing=True, native_16bit=True), "bf16"),
+    "chunks, bf16 native": (Thrift(native_16bit=True), "bf16"),
+    "chunks, bf16 native, compiled": (Thrift(native_16bit=True, compile=True), "bf16"),
+    "checkpoints, bf16 native, compiled": (Thrift(checkpoint_layers=True, native_16bit=True, compile=True), "bf16"),
+    "chunks, compiled": (Thrift(compile=True), "fp32"),
+}
+"""Name -> (what saves memory, format of the matmuls)."""
+LENGTHS = {"cuda": (512, 2048, 8192, 16384), "cpu": (64, 128)}
+TOKENS = {"cuda": 16384, "cpu": 256}
+GIB = 2**30
+
+
+def batch(length: int, tokens: int, vocabulary: int, device: str) -> Sequences:
+    """Rows of random tokens with ragged ends, at least one, the first of full length."""
+    count, prompt = max(1, tokens // length), max(1, min(128, length // 8))
+    rng = torch.Generator().manual_seed(length)
+    ids = torch.randint(0, vocabulary, (count, length), generator=rng)
+    ends = torch.linspace(length, length / 4, count).to(torch.int64)
+    sampled = torch.arange(prompt, length) < ends[:, None]
+    return Sequences(
+        ids=ids.to(device), prompt_lens=prompt, token_ids=ids[:, prompt:].to(device), sampled=sampled.to(device)
+    )
+
+
+def trainer_of(size: str, option: str, tokens: int, device: str) -> LocalTrainer:
+    """A trainer whose weights are not set yet."""
+    thrift, compute = OPTIONS[option]
+    model, plan = Decoder(shape_of(size)).to(device), Plan(train_compute=format_named(compute))
+    return LocalTrainer(
+        model, TrainerConfig(lr=1e-6), plan, temperature=1.0, micro_batch_rows=None, micro_batch_tokens=tokens,
+        num_updates=1000, thrift=thrift,
+    )  # fmt: skip
+
+
+@torch.no_grad()
+def begin(trainer: LocalTrainer) -> None:
+    """Random weights, the same for every option, and no moments."""
+    trainer.optimizer.state.clear()
+    rng = torch.Generator(trainer.parameters[0].device).manual_seed(0)
+    for name, parameter in trainer.model.named_parameters():
+        if parameter.dim() == 2:
+            parameter.normal_(0.0, 0.02, generator=rng)
+        else:
+            parameter.fill_(0.0 if name.endswith(".bias") else 1.0)
+
+
+def update(trainer: LocalTrainer, seqs: Sequences) -> tuple[float, float]:
+    """One update: (loss, gradient norm before clipping)."""
+    total = int(seqs.sampled.sum())
+
+    def loss_of(rows: torch.Tensor, found: Scores) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        sign = 1.0 - 2.0 * (rows % 2).to(found.logp)[:, None]  # advantages of both signs
+        return -(sign * found.logp).sum() / total, {}
+
+    loss, _ = trainer.accumulate(seqs, loss_of, trainer.score(seqs, keep_graph=True))
+    return loss, trainer.step()["train/grad_norm"]
+
+
+def measured(trainer: LocalTrainer, seqs: Sequences, repeats: int) -> dict[str, Any]:
+    """Times and memory of updates on one batch from the first weights; the first update warms up and gives the numbers
+    to compare.
+
+    An update that does not fit gives {"failed": "out of memory"}.
+    """
+    is_cuda = seqs.ids.is_cuda
+    begin(trainer)
+    if is_cuda:
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    seconds: list[float] = []
+    first = (0.0, 0.0)
+    try:
+        for i in range(repeats + 1):
+            started = time.perf_counter()
+            found = update(trainer, seqs)
+            if is_cuda:
+                torch.cuda.synchronize()
+            seconds.append(time.perf_counter() - started)
+            first = first if i else found
+    except torch.OutOfMemoryError:
+        trainer.optimizer.zero_grad(set_to_none=True)
+        gc.collect()
+        return {"failed": "out of memory"}
+    once = median(seconds[1:])
+    real = int((seqs.sampled.sum(1) + seqs.ids.shape[1] - seqs.token_ids.shape[1]).sum())
+    row: dict[str, Any] = {"s": once, "tokens": real, "tokens_per_s": real / once, "loss": first[0], "norm": first[1]}
+    if is_cuda:
+        row |= {"peak_gib": torch.cuda.max_memory_allocated() / GIB, "held_gib": torch.cuda.memory_allocated() / GIB}
+    return row
+
+
+def run(given: argparse.Namespace) -> dict[str, Any]:
+    """Every option at every length; what was found is in the file before the next one starts."""
+    tokens = given.tokens or TOKENS[given.device]
+    found: dict[str, Any] = {
+        "size": given.size, "micro_batch_tokens": tokens, "commit": commit()[0], "packages": packages(),
+        "hardware": hardware(given.device), "rows": [],
+    }  # fmt: skip
+    print(f"{'option':30}{'length':>8}{'rows':>6}{'s':>9}{'tokens/s':>10}{'peak GiB':>10}{'loss':>11}{'norm':>9}")
+    lengths = given.lengths or LENGTHS[given.device]
+    for option in given.options or usual(given.device):
+        trainer = trainer_of(given.size, option, max(tokens, *lengths), given.device)
+        for length in lengths:
+            seqs = batch(length, tokens, shape_of(given.size).vocab_size, given.device)
+            row = {"option": option, "length": length, "num_rows": len(seqs.ids)}
+            row |= measured(trainer, seqs, given.repeats)
+            found["rows"].append(row)
+            if given.out is not None:
+                write_atomic(given.out, json.dumps(found, indent=1, allow_nan=False).encode() + b"\n")
+            print(line(row), flush=True)
+        del trainer  # before the next one is made
+        gc.collect()
+    return found
+
+
+def usual(device: str) -> list[str]:
+    """The options that are measured where none are named: on a CPU those that need no minutes of compiling."""
+    return [name for name, (thrift, _) in OPTIONS.items() if device == "cuda" or not thrift.compile]
+
+
+def line(row: dict[str, Any]) -> str:
+    """One row of the table."""
+    start = f"{row['option']:30}{row['length']:>8}{row['num_rows']:>6}"
+    if "failed" in row:
+        return f"{start}  {row['failed']}"
+    peak = f"{row['peak_gib']:.1f}" if "peak_gib" in row else "-"
+    return f"{start}{row['s']:>9.3f}{row['tokens_per_s']:>10.0f}{peak:>10}{row['loss']:>11.5f}{row['norm']:>9.4f}"
+
+
+def arguments() -> argparse.ArgumentParser:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m harness.devtools.bench.long_sequences", description="long sequences"
+    )
+    parser.add_argument("--size", default="0.5b")
+    parser.add_argument("--device", default="cuda", choices=("cpu", "cuda"))
+    parser.add_argument("--lengths", nargs="+", type=int, metavar="TOKENS")
+    parser.add_argument("--options", nargs="+", metavar="OPTION", help=", ".join(OPTIONS))
+    parser.add_argument("--tokens", type=int, help="tokens of a micro-batch, padding included")
+    parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--out", type=Path)
+    return parser
+
+
+def check(given: argparse.Namespace) -> None:
+    """Raises ValueError, one line, for what cannot be measured here."""
+    longest = shape_of(given.size).max_positions
+    for option in given.options or ():
+        if option not in OPTIONS:
+            raise ValueError(f"--options: {option!r} is unknown; {nearest(option, OPTIONS)}")
+    for length in given.lengths or ():
+        if not 8 <= length <= longest:
+            raise ValueError(f"--lengths: {length} tokens; valid: 8 to {longest} for --size {given.size}")
+    if given.repeats < 1:
+        raise ValueError(f"--repeats: {given.repeats}; valid: >= 1")
+    if given.device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("--device cuda: no CUDA device is visible; valid: --device cpu")
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """0, or 2 for bad input."""
+    given = arguments().parse_args(words)
+    try:
+        check(given)
+        run(given)
+    except (ValueError, OSError) as error:
+        print(f"long_sequences: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

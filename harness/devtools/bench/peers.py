@@ -1,0 +1,251 @@
+"""End-to-end seconds of a GRPO step: ours, TRL's GRPOTrainer and verl, one after the other on one device.
+
+    python -m harness.devtools.bench.peers --out results/bench/peers_h200.json [--device cuda] [--only ours TRL verl]
+        [--trl-path DIR] [--trl-python PYTHON] [--verl-path DIR] [--model l128] [--tokens 512] ...
+
+The same folder (a decoder of `conf/model` with its tokenizer), prompts, samples and lengths, BF16 products over float32
+masters and vLLM colocated (on a CPU: float32, and transformers' generation in TRL), one update per batch, no KL. Every
+peer is a process with a PYTHONPATH of its own, for TRL breaks verl. verl runs twice: as it is, where it looks for
+finished generations every 2 s, and asked every 0.05 s (`peer_verl_sampler.py`). Responses never end by themselves.
+Steps of the warm-up are dropped; what is shown are medians and 90 % quantiles. A peer that cannot run is recorded with
+its last words. Left out: verl on a CPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from harness.config.load import load
+from harness.devtools.bench.trl_step import Settings
+from harness.engines.vllm.settings import DEFAULTS
+from harness.foundation.process_log import last_words
+from harness.foundation.provenance import ROOT, commit, cpu_name
+from harness.foundation.seeds import generator
+from harness.models.checkpoint import save_decoder
+from harness.models.decoder import Decoder
+from harness.models.tokenizer import save_tokenizer
+from harness.records.run_result import write_atomic
+from harness.start.prepare import decoder_config
+
+POLL_S = {"verl": 2.0, "verl, asked every 0.05 s": 0.05}
+PEERS = ("ours", "TRL", *POLL_S)
+END_OF_TURN = "<|im_end|>"
+"""What verl's agent loop wants to find in the tokenizer of every Qwen model, also where a turn is all there is."""
+TARGET = 1.3
+"""How many times as fast as each peer a step of ours shall be."""
+Found = dict[str, Any]
+
+
+def make_folder(folder: Path, model: str, given: Settings) -> None:
+    """The random model that all train, as bfloat16, its tokenizer, and verl's data and reward."""
+    import pandas as pd
+
+    config = decoder_config(load([f"model={model}"]).model)
+    save_decoder(Decoder(config, generator=generator("cpu", 0, "peers")), folder / "m", torch.bfloat16)
+    save_tokenizer(folder / "m", config.vocab_size)
+    name_the_end_of_a_turn(folder / "m" / "tokenizer.json")
+    first = 10 ** (given.prompt_tokens - 2)  # the chat template puts <bos> before them
+    prompts = [str(first + 7 * i) for i in range(given.prompts * given.steps)]
+    rows = [
+        {"data_source": "count", "prompt": [{"role": "user", "content": text}],
+         "reward_model": {"style": "rule", "ground_truth": ""}, "extra_info": {"index": i}}
+        for i, text in enumerate(prompts)
+    ]  # fmt: skip
+    for name in ("train", "val"):
+        pd.DataFrame(rows if name == "train" else rows[: given.prompts]).to_parquet(folder / f"{name}.parquet")
+    (folder / "reward.py").write_text(
+        "def compute_score(data_source, solution_str, ground_truth, extra_info=None, **kwargs):\n"
+        "    return float(solution_str.count('1'))\n",
+        encoding="utf-8",
+    )
+
+
+def name_the_end_of_a_turn(file: Path) -> None:
+    """The last token, which no prompt has, becomes `END_OF_TURN`; everything else stays."""
+    tokenizer = json.loads(file.read_text(encoding="utf-8"))
+    vocabulary = tokenizer["model"]["vocab"]
+    vocabulary[END_OF_TURN] = vocabulary.pop(max(vocabulary, key=vocabulary.get))
+    file.write_text(json.dumps(tokenizer, ensure_ascii=False), encoding="utf-8")
+
+
+def verl_words(folder: Path, given: Settings, poll_s: float) -> list[str]:
+    """verl's command line."""
+    batch, length = given.prompts, given.prompt_tokens + given.tokens
+    sampler = "trainer.v1.sampler"
+    quick = [
+        f"{sampler}.custom_sampler.path={ROOT}/harness/devtools/bench/peer_verl_sampler.py",
+        f"{sampler}.custom_sampler.name=QuickBuffer", f"+{sampler}.sampler_kwargs.poll_interval={poll_s}",
+        f"+{sampler}.sampler_kwargs.train_batch_size={batch}", f"+{sampler}.sampler_kwargs.gen_batch_size={batch}",
+    ]  # fmt: skip
+    actor, rollout = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+    return [
+        "-m", "verl.trainer.main_ppo", "algorithm.adv_estimator=grpo", "algorithm.use_kl_in_reward=False",
+        f"data.train_files={folder}/train.parquet", f"data.val_files={folder}/val.parquet",
+        f"data.train_batch_size={batch}", f"data.max_prompt_length={given.prompt_tokens}",
+        f"data.max_response_length={given.tokens}", "data.dataloader_num_workers=0",
+        f"actor_rollout_ref.model.path={folder}/m", "actor_rollout_ref.model.use_remove_padding=False",
+        "+actor_rollout_ref.model.override_config.attn_implementation=sdpa",
+        "actor_rollout_ref.model.enable_gradient_checkpointing=False",
+        f"{actor}.optim.lr={given.lr}", f"{actor}.ppo_mini_batch_size={batch}", f"{actor}.use_kl_loss=False",
+        f"{actor}.ppo_micro_batch_size_per_gpu={given.rows}", f"{actor}.use_torch_compile=False",
+        f"{actor}.strategy=fsdp2", f"{actor}.fsdp_config.strategy=fsdp2",
+        "actor_rollout_ref.model.use_fused_kernels=True",  # without them, and without flash-attn, it loops over tokens
+        f"{rollout}.name=vllm", f"{rollout}.tensor_model_parallel_size=1", f"{rollout}.n={given.group}",
+        f"{rollout}.gpu_memory_utilization={given.gpu_memory}", f"{rollout}.ignore_eos=True",
+        f"{rollout}.max_model_len={length + 8}", f"{rollout}.enforce_eager=False",
+        f"{rollout}.log_prob_micro_batch_size_per_gpu={given.rows}", f"{rollout}.agent.num_workers=2",
+        "trainer.logger=[console,file]", "trainer.n_gpus_per_node=1", "trainer.nnodes=1",
+        f"trainer.total_training_steps={given.steps}", "trainer.total_epochs=1", "trainer.val_before_train=False",
+        "trainer.test_freq=-1", "trainer.save_freq=-1",
+        f"reward.custom_reward_function.path={folder}/reward.py",
+        "reward.custom_reward_function.name=compute_score", "ray_kwargs.ray_init.num_cpus=16",
+        *(quick if poll_s != POLL_S["verl"] else []),
+    ]  # fmt: skip
+
+
+def read_verl(path: Path, given: Settings) -> Found:
+    """Steps and stages from verl's log file, a JSON object per line; none where there is no file."""
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    rows = [json.loads(line)["data"] for line in lines]
+    rows = [row for row in rows if "timing_s/step" in row][given.warm_up :]
+    names = sorted({name for row in rows for name in row if name.startswith("timing_s/")} - {"timing_s/step"})
+    stages = {name.removeprefix("timing_s/"): [row[name] for row in rows if name in row] for name in names}
+    return {"steps": [row["timing_s/step"] for row in rows], "stages": stages}
+
+
+def measure(peer: str, folder: Path, given: Settings, options: argparse.Namespace) -> Found:
+    """What one peer found, or {"failed": its last words}."""
+    python, path, words = sys.executable, str(ROOT), list[str]()
+    values = json.dumps(asdict(given))
+    if peer == "ours":
+        words = ["-m", "harness.devtools.bench.peer_ours", str(folder / "m"),
+                 json.dumps({"settings": asdict(given), "engine": options.engine})]  # fmt: skip
+    elif peer == "TRL":
+        python, path = options.trl_python or sys.executable, options.trl_path or ""
+        words = [str(ROOT / "harness/devtools/bench/trl_step.py"), str(folder / "m"), values]
+    elif given.device == "cpu":
+        return {"failed": "verl is compared on a GPU only"}
+    else:
+        path, words = options.verl_path or "", verl_words(folder, given, POLL_S[peer])
+    log = folder / f"{peer.partition(',')[0]}-{POLL_S.get(peer, 0):g}"
+    inherited = "" if peer == "TRL" and options.trl_python else os.environ.get("PYTHONPATH", "")
+    environment = DEFAULTS | os.environ | {
+        "PYTHONPATH": os.pathsep.join(filter(None, (path, inherited))), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1",
+        "VERL_FILE_LOGGER_PATH": f"{log}.jsonl", "RAY_USAGE_STATS_ENABLED": "0", "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_USE_FLASHINFER_SAMPLER": "0", "TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1",
+    }  # fmt: skip
+    if peer == "TRL":
+        environment["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # its launcher of vLLM asks for that
+    started, is_late = time.perf_counter(), False
+    with Path(f"{log}.out").open("wb") as out, Path(f"{log}.err").open("wb") as errors:
+        process = subprocess.Popen(
+            [python, *words], stdout=out, stderr=errors, env=environment, cwd=folder, start_new_session=True
+        )
+        try:
+            code = process.wait(options.limit_s)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)  # its own children too
+            code, is_late = process.wait(), True
+    said = Path(f"{log}.out").read_text(encoding="utf-8", errors="replace").strip()
+    found = read_verl(Path(f"{log}.jsonl"), given) if peer in POLL_S else Found()
+    if code:
+        text = Path(f"{log}.err").read_text(encoding="utf-8", errors="replace")
+        print((said + text)[-3000:], file=sys.stderr)
+        words_of = last_words(said + "\n" + text, f"exit code {code}")
+        reason = f"the limit of {options.limit_s:g} s was reached; last words: {words_of}" if is_late else words_of
+        found = found | {"cut": reason} if found.get("steps") else {"failed": reason}
+    elif peer not in POLL_S:
+        found = json.loads(said.splitlines()[-1])
+    return found | {"all_s": time.perf_counter() - started}
+
+
+def summary(found: Mapping[str, Any]) -> Found:
+    """Median and 90 % quantile of the steps, medians of the stages; the failure where there is one."""
+    if "failed" in found or not found["steps"]:
+        return {"failed": found.get("failed", "no step was timed")}
+    steps = np.array(found["steps"])
+    return {
+        "median_s": float(np.median(steps)), "p90_s": float(np.quantile(steps, 0.9)), "count": len(steps),
+        "stages_s": {name: float(np.median(values)) for name, values in found["stages"].items() if values},
+        **({"cut": found["cut"]} if "cut" in found else {}),
+    }  # fmt: skip
+
+
+def table(summaries: Mapping[str, Found], given: Settings) -> list[str]:
+    """Lines of text: seconds, tokens per second, and how many times as long as ours."""
+    own, lines = summaries.get("ours", {}).get("median_s"), list[str]()
+    for peer, row in summaries.items():
+        if "failed" in row:
+            lines.append(f"{peer}: not measured: {row['failed']}")
+            continue
+        rate = given.prompts * given.group * given.tokens / row["median_s"]
+        ratio = f", {row['median_s'] / own:.2f} times ours" if own and peer != "ours" else ""
+        stages = ", ".join(f"{name} {value:.3f}" for name, value in row["stages_s"].items() if value >= 0.001)
+        timed = f"{row['median_s']:.3f} s (p90 {row['p90_s']:.3f}, {row['count']} steps)"
+        cut = f"; then {row['cut']}" if "cut" in row else ""
+        lines.append(f"{peer}: {timed}, {rate:.0f} tokens/s{ratio}; {stages}{cut}")
+    return lines
+
+
+def parsed(words: Sequence[str]) -> argparse.Namespace:
+    """The command line."""
+    own = argparse.ArgumentParser(
+        prog="python -m harness.devtools.bench.peers", description=(__doc__ or "").splitlines()[0]
+    )
+    own.add_argument("--out", type=Path, required=True)
+    own.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
+    own.add_argument("--engine", choices=("vllm", "embedded"), default="vllm", help="ours")
+    own.add_argument("--only", nargs="+", choices=PEERS, default=list(PEERS))
+    own.add_argument("--model", default="l128", help="of conf/model (default: l128, 42 million parameters)")
+    own.add_argument("--trl-path", help="folders with TRL and its datasets, first on its PYTHONPATH (A:B)")
+    own.add_argument("--trl-python", help="an interpreter with TRL, in place of this one")
+    own.add_argument("--verl-path", help="folder with verl and its transformers, first on its PYTHONPATH")
+    own.add_argument("--limit-s", type=float, default=540, help="seconds for a peer (default: 540)")
+    for name, value in (("prompts", 32), ("group", 8), ("prompt-tokens", 64), ("tokens", 512), ("rows", 64),
+                        ("steps", 12), ("warm-up", 3)):  # fmt: skip
+        own.add_argument(f"--{name}", type=int, default=value, help=f"(default: {value})")
+    return own.parse_args(words)
+
+
+def main(words: Sequence[str]) -> int:
+    """Measure the peers that were asked for, keeping what the file has of the others. Exit code 1 if one failed."""
+    options = parsed(words)
+    given = Settings(
+        device=options.device, prompts=options.prompts, group=options.group, prompt_tokens=options.prompt_tokens,
+        tokens=options.tokens, rows=options.rows, steps=options.steps, warm_up=options.warm_up,
+    )  # fmt: skip
+    if given.prompts * given.group % given.rows or not 1 <= given.warm_up < given.steps:
+        print(f"peers: rows={given.rows} must divide {given.prompts * given.group} samples, and 1 <= warm-up < steps")
+        return 2
+    place = torch.cuda.get_device_name() if given.device == "cuda" else cpu_name()
+    head: Found = {"what": "peers", "device": place, "model": options.model, "settings": asdict(given)}
+    old = json.loads(options.out.read_text(encoding="utf-8")) if options.out.exists() else {}
+    runs: Found = old.get("runs", {}) if all(old.get(name) == value for name, value in head.items()) else {}
+    with tempfile.TemporaryDirectory(prefix="lowbit-peers-") as temporary:
+        make_folder(Path(temporary), options.model, given)
+        for peer in options.only:
+            runs[peer] = measure(peer, Path(temporary), given, options)
+            summaries = {name: summary(runs[name]) for name in PEERS if name in runs}
+            content = head | {"commit": commit()[0], "target": TARGET, "summary": summaries, "runs": runs}
+            write_atomic(options.out, (json.dumps(content, indent=1) + "\n").encode())
+            print(table({peer: summaries[peer], "ours": summaries.get("ours", {"failed": "-"})}, given)[0], flush=True)
+    print("\n".join(["", *table({name: summary(runs[name]) for name in PEERS if name in runs}, given)]))
+    return int(any("failed" in run for run in runs.values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

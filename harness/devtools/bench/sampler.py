@@ -1,0 +1,146 @@
+"""The embedded sampler against transformers `generate` and against its own matrix products alone.
+
+    python -m harness.devtools.bench.sampler [--repeats 7] [--sizes xs m]
+
+One thread, 256 different 18-token prompts x 32 new tokens, nothing shared between prompts, no early end. All
+contestants take turns inside one run, on process CPU time, because the machine may be shared; compare ratios, never
+seconds of different runs. The floor does every linear layer of the same prefill and decode steps and nothing else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from harness.api import Plan
+from harness.engines.embedded.engine import EmbeddedEngine
+from harness.models.checkpoint import save_decoder
+from harness.models.decoder import Decoder, DecoderConfig
+from harness.numerics.formats import format_named
+
+SIZES = {"xs": (2, 64, 4, 2, 16, 192), "s": (4, 64, 4, 2, 16, 192), "m": (4, 128, 4, 2, 32, 384)}
+"""layers, hidden, heads, key-value heads, head dim, intermediate: the embedded sizes with a 32-token vocabulary."""
+ROWS, PROMPT, NEW = 256, 18, 32
+
+
+def decoder(size: str) -> Decoder:
+    """A random decoder of one of `SIZES`."""
+    layers, hidden, heads, kv_heads, head_dim, intermediate = SIZES[size]
+    config = DecoderConfig(
+        vocab_size=32, num_layers=layers, hidden_size=hidden, num_heads=heads, num_kv_heads=kv_heads,
+        head_dim=head_dim, intermediate_size=intermediate, max_positions=512, eos_id=1, pad_id=0,
+    )  # fmt: skip
+    return Decoder(config, torch.Generator().manual_seed(0), init_std=0.1)
+
+
+def prompts() -> list[list[int]]:
+    """ROWS different prompts."""
+    return torch.randint(2, 32, (ROWS, PROMPT), generator=torch.Generator().manual_seed(1)).tolist()
+
+
+def own_sampler(model: Decoder, fmt: str, num_samples: int = 1) -> Callable[[], object]:
+    """One call of the embedded engine; no token ends a response. `num_samples` rows share a prompt."""
+    engine = EmbeddedEngine(model.config, Plan(rollout_weights=format_named(fmt)), eos_id=-1, pad_id=0)
+    engine.load_weights((name, p.detach()) for name, p in model.named_parameters())
+    batch = prompts()[: ROWS // num_samples]
+    return lambda: engine.generate(batch, num_samples=num_samples, max_new_tokens=NEW, temperature=1.0, seed=2)
+
+
+def transformers_generate(model: Decoder) -> Callable[[], object]:
+    """The same from `generate` with its default (dynamic) cache: float32, pure sampling, no scores returned."""
+    from transformers import AutoModelForCausalLM, GenerationConfig  # pyright: ignore[reportMissingTypeStubs]
+
+    with tempfile.TemporaryDirectory() as folder:
+        save_decoder(model, f"{folder}/model")
+        other: Any = AutoModelForCausalLM.from_pretrained(f"{folder}/model", dtype=torch.float32).eval()
+    ids = torch.tensor(prompts())
+    mask = torch.ones_like(ids)
+    other.generation_config = GenerationConfig(
+        do_sample=True, top_k=0, top_p=1.0, temperature=1.0, max_new_tokens=NEW, pad_token_id=0, eos_token_id=None
+    )
+    return lambda: other.generate(input_ids=ids, attention_mask=mask)
+
+
+def linears_only(size: str) -> Callable[[], object]:
+    """Every matrix product with a weight in one call of the sampler: the bound that nothing can beat."""
+    layers, hidden, heads, kv_heads, head_dim, intermediate = SIZES[size]
+    shapes = [
+        (hidden, (heads + 2 * kv_heads) * head_dim), (heads * head_dim, hidden), (hidden, 2 * intermediate),
+        (intermediate, hidden),
+    ]  # fmt: skip
+    weights = [torch.randn(n, k) for k, n in shapes] * layers
+    head = torch.randn(32, hidden)
+    inputs = {(rows, k): torch.randn(rows, k) for rows in (ROWS, ROWS * PROMPT) for k in {k for k, _ in shapes}}
+
+    def run() -> None:
+        with torch.inference_mode():
+            for rows in (ROWS * PROMPT, *[ROWS] * (NEW - 1)):
+                for w in weights:
+                    F.linear(inputs[rows, w.shape[1]], w)
+                F.linear(inputs[ROWS, hidden], head)
+
+    return run
+
+
+def medians(contestants: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:
+    """Median CPU seconds of each, in turns; one warm-up round."""
+    seconds: dict[str, list[float]] = {name: [] for name in contestants}
+    for turn in range(repeats + 1):
+        for name, call in contestants.items():
+            started = time.process_time()
+            call()
+            if turn:
+                seconds[name].append(time.process_time() - started)
+    return {name: statistics.median(values) for name, values in seconds.items()}
+
+
+def run(sizes: Sequence[str] = ("xs", "m"), repeats: int = 7) -> list[dict[str, Any]]:
+    """One row per size and contestant: tokens_per_s, times_transformers, share_of_linears_only."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    rows: list[dict[str, Any]] = []
+    try:
+        for size in sizes:
+            model = decoder(size)
+            contestants = {
+                "linears only": linears_only(size),
+                "transformers generate": transformers_generate(model),
+                "own fp32": own_sampler(model, "fp32"),
+                "own fp32, 8 samples per prompt": own_sampler(model, "fp32", 8),
+                "own bf16 (emulated)": own_sampler(model, "bf16"),
+            }
+            seconds = medians(contestants, repeats)
+            for name, value in seconds.items():
+                rows.append({
+                    "size": size, "what": name, "tokens_per_s": ROWS * NEW / value,
+                    "times_transformers": seconds["transformers generate"] / value,
+                    "share_of_linears_only": seconds["linears only"] / value,
+                })  # fmt: skip
+    finally:
+        torch.set_num_threads(threads)
+    return rows
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=f"sampler speed, {ROWS} x ({PROMPT} + {NEW}) tokens, 1 thread")
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--sizes", nargs="+", default=["xs", "m"], choices=sorted(SIZES))
+    given = parser.parse_args()
+    print(f"{'size':4} {'what':32} {'tokens/s':>10} {'x transformers':>15} {'of linears only':>16}")
+    for row in run(given.sizes, given.repeats):
+        print(
+            f"{row['size']:4} {row['what']:32} {row['tokens_per_s']:10,.0f} {row['times_transformers']:15.2f} "
+            f"{row['share_of_linears_only']:16.0%}"
+        )
+
+
+if __name__ == "__main__":
+    main()

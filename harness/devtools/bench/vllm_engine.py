@@ -1,0 +1,219 @@
+"""The vLLM engine on its device: weight pushes, overhead against bare vLLM, verl's push beside ours.
+
+    python -m harness.devtools.bench.vllm_engine sync [--size 7b] [--formats fp8_block int8 bf16] --out sync.json
+    python -m harness.devtools.bench.vllm_engine verl [--size 7b] [--ours sync.json] --out verl.json
+    python -m harness.devtools.bench.vllm_engine overhead [--size 7b] [--cells 64x512 256x512] --out overhead.json
+    ... --size toy --device cpu
+
+One process holds one engine, so every engine is a child of its own; what it found is in the file before the next one
+starts, and a child that dies leaves its last words instead. Left out: what a push costs a trainer (`sync.py` has the
+kernels alone), and several GPUs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from harness.foundation.process_log import last_words
+from harness.foundation.provenance import ROOT, commit, cpu_name, packages
+from harness.records.run_result import write_atomic
+from harness.studies.throughput.shapes import plan_of, shape_of
+
+FORMATS = {"cuda": ("fp8_block", "fp8_channel", "int8", "bf16"), "cpu": ("bf16",)}
+RELOADED = "fp8_block"
+"""Whose other way is timed too."""
+OVERHEAD = {"cuda": ("bf16", "fp8_block"), "cpu": ("bf16",)}
+RELOADS = 3
+LIMIT_S = 540
+"""A child that takes longer is ended."""
+Job = dict[str, Any]
+
+
+def jobs(given: argparse.Namespace) -> Iterator[Job]:
+    """The children of a command, the one that matters most first."""
+    base: Job = {"what": given.what, "size": given.size, "device": given.device}
+    if given.what == "verl":
+        yield base
+        return
+    table = FORMATS if given.what == "sync" else OVERHEAD
+    for precision in given.formats or table[given.device]:
+        if given.what == "overhead":
+            yield base | {"precision": precision, "cells": given.cells, "repeats": given.repeats}
+            continue
+        is_cuda = given.device == "cuda"
+        yield base | {"precision": precision, "is_direct": True if is_cuda else None, "pushes": given.pushes}
+        if is_cuda and precision == RELOADED:
+            yield base | {"precision": precision, "is_direct": False, "pushes": RELOADS}
+
+
+def child(job: Job, path: Path) -> int:
+    """One engine in this process; its findings in `path`."""
+    import torch
+
+    def save(found: Mapping[str, Any]) -> None:
+        device = torch.cuda.get_device_name() if job["device"] == "cuda" else cpu_name()
+        write_atomic(path, json.dumps(job | dict(found) | {"device_name": device}, allow_nan=False).encode())
+
+    try:
+        if job["what"] == "sync":
+            from harness.devtools.bench import vllm_engine_push
+
+            save(
+                vllm_engine_push.measure(job["size"], job["precision"], job["device"], job["is_direct"], job["pushes"])
+            )
+        elif job["what"] == "overhead":
+            from harness.devtools.bench import vllm_engine_overhead
+
+            cells = [cell_of(text) for text in job["cells"]]
+            save(
+                vllm_engine_overhead.measure(job["size"], job["precision"], job["device"], cells, job["repeats"], save)
+            )
+        else:
+            from harness.devtools.bench import vllm_engine_verl
+
+            save(vllm_engine_verl.measure(job["size"], job["device"], save))
+    except (ValueError, torch.OutOfMemoryError) as error:
+        print(f"vllm_engine: {str(error).splitlines()[0]}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def cell_of(text: str) -> tuple[int, int]:
+    """ "64x512" -> (batch, new tokens). Raises ValueError."""
+    batch, _, new = text.partition("x")
+    if not (batch.isdigit() and new.isdigit() and int(batch) and int(new)):
+        raise ValueError(f"--cells {text!r}: not BATCHxNEW_TOKENS, such as 64x512")
+    return int(batch), int(new)
+
+
+def run_child(job: Job) -> Job:
+    """What a child found, or `job` with "failed"; both where it died after its first findings."""
+    with tempfile.TemporaryDirectory(prefix="lowbit-bench-") as folder:
+        path, log = Path(folder) / "found.json", Path(folder) / "errors"
+        words = [sys.executable, "-m", "harness.devtools.bench.vllm_engine", "child", json.dumps(job), str(path)]
+        python_path = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(ROOT))))
+        with log.open("wb") as errors:
+            process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=errors,
+                                       env=os.environ | {"PYTHONPATH": python_path})  # fmt: skip
+            try:
+                code = process.wait(LIMIT_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                code = process.wait()
+        found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else dict(job)
+        if code:
+            text = log.read_text(encoding="utf-8", errors="replace")
+            print(text[-4000:], file=sys.stderr)
+            found["failed"] = last_words(text, f"exit code {code}")
+        return found
+
+
+def report(part: Mapping[str, Any]) -> list[str]:
+    """A part as lines of text."""
+    name = " ".join(str(part[key]) for key in ("what", "size", "precision", "way") if key in part)
+    lines = [f"{name}: FAILED: {part['failed']}"] if "failed" in part else []
+    if "push" in part:
+        lines += [
+            f"{name}: {_times(part['push'])}, {part['x_limit']:.2f} x the copy ({part['limit']['median_ms']:.2f} ms)",
+            f"  inside, ms: {_cells(part['inside_ms'])}",
+            f"  write alone: {_write(part['write'])}; passport {part['passport_s']:.2f} s of "
+            f"{part['passport_tensors']} tensors; finite: {part['has_finite_logp']}",
+            f"  memory flat: {part['is_flat']}, grown {part['grown_bytes']} B, peak {part['peak_bytes']} B",
+        ]
+    if (broken := part.get("half_done")) is not None:
+        lines.append(f"  half done: refused {broken['is_refused']}, healed {broken['is_healed']}")
+    for cell in part.get("cells", ()) if part["what"] == "overhead" else ():
+        if isinstance(cell, Mapping):
+            lines.append(
+                f"{name} {cell['batch']}x{cell['new_tokens']}, tokens/s: {_cells(cell['median_tokens_per_s'])}"
+            )
+            lines.append(f"  ours over: {_cells(cell['ratio'])}")
+    for row in part.get("rows", ()):
+        lines += [f"{name} ({row['what']}): {_times(row['push'])}; wrong codes {row['wrong_codes']:.3g}",
+                  f"  inside, ms: {_cells(row['inside_ms'])}"]  # fmt: skip
+    lines += [f"  {key}: {part[key]}" for key in ("notes", "ratio") if part.get(key)]
+    return lines
+
+
+def _times(times: Mapping[str, float]) -> str:
+    return f"median {times['median_ms']:.2f} ms, p90 {times['p90_ms']:.2f}, of {times['count']}"
+
+
+def _cells(values: Mapping[str, float]) -> str:
+    return ", ".join(f"{key} {value:.4g}" for key, value in values.items())
+
+
+def _write(write: Mapping[str, Any] | None) -> str:
+    if write is None:
+        return "-"
+    return ", ".join(f"{key} {value['median_ms']:.2f} ms" for key, value in write.items() if value is not None)
+
+
+def run(given: argparse.Namespace) -> int:
+    """All children of a command, one after the other."""
+    ours = None if given.ours is None else json.loads(given.ours.read_text(encoding="utf-8"))
+    found: dict[str, Any] = {"what": given.what, "size": given.size, "commit": commit()[0], "packages": packages(),
+                             "parts": []}  # fmt: skip
+    for job in jobs(given):
+        print(f"{job['what']} {job['size']} {job.get('precision', '')} ...", file=sys.stderr, flush=True)
+        part = run_child(job)
+        if ours is not None and part.get("rows"):
+            from harness.devtools.bench.vllm_engine_verl import against
+
+            part["ratio"] = against(part, ours)
+        found["parts"].append(part)
+        if given.out is not None:
+            given.out.parent.mkdir(parents=True, exist_ok=True)
+            write_atomic(given.out, json.dumps(found, indent=1, allow_nan=False).encode() + b"\n")
+        print("\n".join(report(part)), flush=True)
+    return 1 if any("failed" in part for part in found["parts"]) else 0
+
+
+def arguments() -> argparse.ArgumentParser:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m harness.devtools.bench.vllm_engine", description="the vLLM engine's speed"
+    )
+    parser.add_argument("what", choices=("sync", "overhead", "verl"))
+    parser.add_argument("--size", default="7b")
+    parser.add_argument("--device", default="cuda", choices=("cpu", "cuda"))
+    parser.add_argument("--formats", nargs="+", metavar="PRECISION")
+    parser.add_argument("--pushes", type=int, default=20)
+    parser.add_argument("--cells", nargs="+", default=["64x512", "256x512"], metavar="BATCHxNEW")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--ours", type=Path, help="JSON of `sync`, for the ratio of `verl`")
+    parser.add_argument("--out", type=Path)
+    return parser
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Run a command, or as its child one engine. 0, 1 where a child failed, 2 for bad input."""
+    words = sys.argv[1:] if words is None else words
+    if words[:1] == ["child"]:
+        return child(json.loads(words[1]), Path(words[2]))
+    given = arguments().parse_args(words)
+    try:
+        shape_of(given.size)
+        for precision in given.formats or ():
+            plan_of(precision)
+        for cell in given.cells:
+            cell_of(cell)
+        for field in ("pushes", "repeats"):
+            if getattr(given, field) < 1:
+                raise ValueError(f"--{field} is {getattr(given, field)}; it must be at least 1")
+        return run(given)
+    except (ValueError, OSError) as error:
+        print(f"vllm_engine: {error}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

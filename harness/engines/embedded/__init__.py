@@ -1,0 +1,1 @@
+"""The embedded engine: the trainer's own modules sample, with every format emulated bit for bit."""

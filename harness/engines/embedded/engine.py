@@ -1,0 +1,265 @@
+"""The embedded rollout engine: batched sampling in plain torch with every number format emulated in float32.
+
+    load_weights -> LiveWeights (quantize, dequantize into fused matrices)
+    generate     -> per chunk of max_batch rows: prefill distinct prompts once, then decode against a static cache,
+                    dropping rows that have ended
+    realized_plan -> what the live memory holds, checked bit for bit against codes and scales
+
+It separates the format gap from the engine gap: one framework, one thread if asked, no kernel noise. Emulated formats
+are slower than float32, never faster. With `plan.sampler == "trainer"` it samples from the trainer's own forward pass
+(`exact.py`). Left out: paged or shared caches, and requests that arrive while others run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from harness.api import KVProtocol, Passport, Plan, Rollout, WeightStream
+from harness.engines.embedded.exact import check_same_weights, input_formats, parameter_records, sample_exact
+from harness.engines.embedded.forward import decode, fold, head_gains, prefill
+from harness.engines.embedded.kv_cache import KVCache, KVScales
+from harness.engines.embedded.sampling import Transcript, join, pick, race_noise, scaled_log_probs
+from harness.engines.embedded.supports import SUPPORTS
+from harness.engines.embedded.weights import LiveWeights
+from harness.engines.requests import Requests, requests_of
+from harness.foundation.seeds import generator
+from harness.models.decoder import Decoder, DecoderConfig, rope_tables
+
+RETIRE_AT = 0.125
+"""Ended rows are dropped once they are this share of those computed. Measured: 1/16 to 1/4 are equally fast, and never
+dropping takes twice the time where lengths spread over 3 x the mean."""
+CPU_BLOCK_TOKENS = 1152
+"""Prompt tokens of one prefill on a CPU: a sixth faster than 4608 at sizes xs and m, which spill its cache."""
+GPU_CHECK_EVERY = 8
+"""How often a GPU is asked whether rows have ended, in steps; a CPU is asked at every step."""
+
+
+class EmbeddedEngine:
+    """`harness.api.RolloutEngine` on one device."""
+
+    supports: ClassVar[frozenset[str]] = SUPPORTS
+
+    def __init__(
+        self,
+        config: DecoderConfig,
+        plan: Plan,
+        *,
+        eos_id: int,
+        pad_id: int,
+        device: torch.device | str = "cpu",
+        trainer_model: Decoder | None = None,
+        max_batch: int | None = None,
+        retire_at: float | None = RETIRE_AT,
+        keeps_log_probs: bool = False,
+    ) -> None:
+        """`max_batch` rows are sampled at once (None: all); it is part of the random stream. `retire_at` None: ended
+        rows are computed to the end. `keeps_log_probs`: rollouts carry the whole distribution of every token.
+        Raises ValueError for a plan this engine cannot follow."""
+        if plan.sampler == "trainer" and trainer_model is None:
+            raise ValueError("sampler=trainer needs trainer_model, the module to sample from")
+        if plan.sampler == "trainer" and plan.residual is not None:
+            raise ValueError("residual: the trainer's own forward (sampler=trainer) has no second pass")
+        self.config, self.plan, self.device = config, plan, torch.device(device)
+        self.eos_id, self.pad_id = eos_id, pad_id
+        self.max_batch, self.retire_at, self.keeps_log_probs = max_batch, retire_at, keeps_log_probs
+        self.trainer_model = trainer_model if plan.sampler == "trainer" else None
+        self.weights = LiveWeights(config, plan, self.device)
+        self.kv = KVScales(plan.rollout_kv, config.num_layers, self.device)
+        self.cache = KVCache(config.num_layers, config.num_kv_heads, config.head_dim, self.device)
+        self.tables = rope_tables(config, 1, self.device)
+        self.is_awake = True
+
+    def load_weights(self, weights: WeightStream) -> None:
+        """Quantize and take over a stream of checkpoint tensors; ValueError leaves the old weights in place."""
+        if self.trainer_model is not None:
+            weights = check_same_weights(self.trainer_model, weights)
+        for name, scale in self.weights.load(weights).items():
+            layer = int(name.removeprefix("model.layers.").partition(".")[0])
+            self.kv.scales[layer, int(name.endswith("v_scale"))] = scale.to(self.device, torch.float32).reshape(())
+
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        *,
+        num_samples: int,
+        max_new_tokens: int,
+        temperature: float,
+        seed: int,
+    ) -> Rollout:
+        """`num_samples` responses per prompt, adjacent. Token ids are as wide as the longest response; under
+        `sampler=trainer` as wide as `max_new_tokens`, the shape the trainer must score them at.
+
+        Temperature 0 is greedy. Raises ValueError for requests that do not fit the model, RuntimeError before the
+        first load or while asleep, or where planned residual channels are not set.
+        """
+        self._check_ready(wants_residual=True)
+        requests = requests_of(prompts, num_samples, max_new_tokens, temperature, self.config)
+        size = self.max_batch or len(requests.rows)
+        parts: list[Rollout] = []
+        with torch.inference_mode():
+            for chunk, rows in enumerate(requests.rows.split(size)):
+                draws = generator(self.device, seed, "sample", chunk) if temperature > 0 else None
+                if self.trainer_model is not None:
+                    out = sample_exact(self.trainer_model, requests, rows, draws, self._transcript(rows, requests))
+                else:
+                    out = self._sample(requests, rows, draws)
+                parts.append(out.rollout())
+        return join(parts, None if self.trainer_model is None else max_new_tokens)
+
+    def _transcript(self, rows: Tensor, requests: Requests) -> Transcript:
+        out = Transcript(len(rows), requests.max_new_tokens, self.eos_id, self.pad_id, self.device)
+        if self.keeps_log_probs:
+            out.keep_log_probs()
+        return out
+
+    def _sample(self, requests: Requests, rows: Tensor, draws: torch.Generator | None) -> Transcript:
+        """One chunk: `rows` [R] int64 are its prompts' numbers."""
+        logits, lens, mask, length = self._start(requests, rows)
+        out, gains = self._transcript(rows, requests), head_gains(self.weights)
+        cos, sin = self._tables(length + requests.max_new_tokens)
+        for t in range(requests.max_new_tokens):
+            noise = None
+            if draws is not None:  # for every row of the chunk, so that dropping rows changes no other row's draw
+                noise = race_noise(len(rows), logits.shape[1], draws)
+                noise = noise if out.rows is None else noise[out.rows]
+            log_probs = scaled_log_probs(logits, requests.temperature)
+            token, logp = pick(log_probs, noise)
+            out.record_log_probs(log_probs)
+            out.record(token, logp)
+            if t == requests.max_new_tokens - 1:
+                break
+            kept = self._retire(out, length + t) if self.device.type == "cpu" or t % GPU_CHECK_EVERY == 0 else None
+            if kept is not None:
+                if len(kept) == 0:
+                    break
+                token, lens, mask = token[kept], lens[kept], None if mask is None else mask[kept]
+            at = slice(length + t, length + t + 1) if mask is None else lens + t
+            hidden = decode(self.weights, self.kv, token, length + t, mask, fold(gains, cos[at], sin[at]), self.cache)
+            logits = self.weights.head(hidden)
+        return out
+
+    def _start(self, requests: Requests, rows: Tensor) -> tuple[Tensor, Tensor, Tensor | None, int]:
+        """Prefill of a chunk: (logits [R, V], prompt lengths [R] int64, mask [R, 1, S] of empty slots or None, the
+        number of prompt slots). Each distinct prompt is computed once."""
+        ids, lens, index = requests.left_padded(rows, self.pad_id, self.device)
+        length, slots = ids.shape[1], ids.shape[1] + requests.max_new_tokens - 1
+        pad = None if int(lens.min()) == length else length - lens
+        self.cache.reserve(len(rows), length, slots)
+        logits = self.weights.head(torch.cat([*self._prefill(ids, pad, index)]))
+        if index is not None:
+            logits, lens, pad = logits[index], lens[index], None if pad is None else pad[index]
+        if pad is None:
+            return logits, lens, None, length
+        is_empty = torch.arange(slots, device=self.device) < pad[:, None]
+        mask = torch.zeros(is_empty.shape, device=self.device).masked_fill_(is_empty, float("-inf"))
+        return logits, lens, mask[:, None], length
+
+    def _prefill(self, ids: Tensor, pad: Tensor | None, index: Tensor | None) -> Iterator[Tensor]:
+        """Hidden states [p, d] of the prompts [P, L], in blocks that stay in a CPU's cache; K and V to the row cache.
+
+        `index` [R] int64 is the prompt of every row, ascending; None: one row per prompt.
+        """
+        (count, length), gains = ids.shape, head_gains(self.weights)
+        cos, sin = self._tables(length)
+        block = max(1, CPU_BLOCK_TOKENS // length) if self.device.type == "cpu" else count
+        for first in range(0, count, block):
+            part = slice(first, min(first + block, count))
+            rows, inside = part, None
+            if index is not None:
+                ends = torch.tensor([part.start, part.stop], device=self.device)
+                rows = slice(*torch.searchsorted(index, ends).tolist())
+                inside = index[rows] - first
+            shift = None if pad is None else pad[part]
+            at: Tensor | slice = slice(0, length)
+            if shift is not None:
+                at = (torch.arange(length, device=self.device) - shift[:, None]).clamp(min=0)
+            store = partial(self.cache.fill, rows=rows, index=inside)
+            yield prefill(self.weights, self.kv, ids[part], shift, fold(gains, cos[at], sin[at]), store)
+
+    def _retire(self, out: Transcript, length: int) -> Tensor | None:
+        """Drop ended rows where it pays: the computed rows that stay, or None where nothing was dropped."""
+        computed, alive = len(out.is_alive), int(out.is_alive.sum())
+        if alive and (self.retire_at is None or computed - alive < max(1.0, self.retire_at * computed)):
+            return None
+        kept = out.retire()
+        if alive:
+            self.cache.keep(kept, length)
+        return kept
+
+    def _tables(self, length: int) -> tuple[Tensor, Tensor]:
+        if len(self.tables[0]) < length:
+            self.tables = rope_tables(self.config, length, self.device)
+        return self.tables
+
+    def calibrate_kv(self, prompts: Sequence[Sequence[int]], protocol: KVProtocol = "trainer") -> None:
+        """Set every layer's K and V scale from the largest magnitudes of one exact prefill. Without a quantized cache
+        there is nothing to set."""
+        self._check_ready()
+        if self.kv.fmt is None:
+            return
+        self.kv.observe()
+        try:
+            self._read(prompts)
+            self.kv.settle(protocol)
+        finally:
+            self.kv.amax = None  # an observing cache stores exactly
+
+    def calibrate_residual(self, prompts: Sequence[Sequence[int]]) -> None:
+        """Choose the channels of the second pass from one prefill without it; nothing to do where none is planned."""
+        self._check_ready()
+        if self.weights.residual is not None:
+            with self.weights.residual.observed():
+                self._read(prompts)
+
+    def _read(self, prompts: Sequence[Sequence[int]]) -> None:
+        """One prefill of every prompt, those of one length together: padding must not count."""
+        requests = requests_of(prompts, 1, 1, 0.0, self.config)
+        with torch.inference_mode():
+            for length in sorted({len(prompt) for prompt in requests.prompts}):
+                alike = torch.tensor([prompt for prompt in requests.prompts if len(prompt) == length])
+                for ids in alike.to(self.device).split(self.max_batch or len(alike)):
+                    self.cache.reserve(len(ids), length, length)
+                    list(self._prefill(ids, None, None))
+
+    def realized_plan(self) -> Passport:
+        """Read back from live memory. RuntimeError where a format did not take effect or the weights were changed."""
+        self._check_ready(wants_residual=True)
+        model = self.trainer_model
+        return Passport(
+            engine="embedded",
+            weights=self.weights.records() if model is None else parameter_records(model),
+            acts=self.weights.acts() if model is None else input_formats(model),
+            kv=None if self.kv.fmt is None else self.kv.fmt.name,
+            sampler="cached" if model is None else "trainer",
+        )
+
+    def sync_metrics(self) -> dict[str, float]:
+        """Of the last load: "code_flip_rate" since the load before, "saturated_frac"."""
+        return self.weights.metrics()
+
+    def sleep(self) -> None:
+        """Give the cache's memory back."""
+        self.cache = KVCache(self.config.num_layers, self.config.num_kv_heads, self.config.head_dim, self.device)
+        self.is_awake = False
+
+    def wake(self) -> None:
+        """The opposite of `sleep`; the cache is made again by the next `generate`."""
+        self.is_awake = True
+
+    def close(self) -> None:
+        """Free everything; the engine cannot be used afterwards."""
+        self.sleep()
+        self.weights = LiveWeights(self.config, self.plan, torch.device("meta"))
+
+    def _check_ready(self, *, wants_residual: bool = False) -> None:
+        if not self.is_awake:
+            raise RuntimeError("the engine is asleep: call wake() first")
+        if not self.weights.loaded:
+            raise RuntimeError("the engine has no weights: call load_weights first")
+        if wants_residual and self.weights.residual is not None and not self.weights.residual.is_set:
+            raise RuntimeError("the plan's residual channels are not chosen: call calibrate_residual first")

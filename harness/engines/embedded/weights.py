@@ -1,0 +1,232 @@
+"""The weights a rollout engine computes with: checkpoint tensors in, quantized, dequantized into fused matrices.
+
+What is quantized is the tensor rounded to the engine's base dtype first, as an engine receives it (precision.md 8.3);
+plain casts are taken from the float32 master. Left out: kernels that read packed codes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+import torch
+from torch import Tensor
+
+from harness.api import Plan, TensorRecord, WeightStream, weight_format
+from harness.engines.embedded.adapters import LiveAdapters
+from harness.engines.embedded.residual import ResidualChannels
+from harness.engines.embedded.slabs import Slab, cut, gather, given_scales, records
+from harness.engines.weight_stream import read_stream
+from harness.models.decoder import DecoderConfig, tensor_shapes
+from harness.numerics.formats import Format, at_rollout, format_named
+from harness.numerics.linear import EmulatedLinear
+from harness.numerics.quantize import Quantized, code_flips, dequantize, quantize, saturated_frac
+from harness.numerics.rounding import CASTS
+
+FUSED = {"qkv": ("q_proj", "k_proj", "v_proj"), "out": ("o_proj",), "gate_up": ("gate_proj", "up_proj"),
+         "down": ("down_proj",)}  # fmt: skip
+"""Fused matrix -> the checkpoint's linears in it, by rows."""
+SINGLE = {"embed": "model.embed_tokens.weight", "norm": "model.norm.weight", "head": "lm_head.weight"}
+PER_LAYER = {"input_gain": "input_layernorm.weight", "post_gain": "post_attention_layernorm.weight",
+             "q_gain": "self_attn.q_norm.weight", "k_gain": "self_attn.k_norm.weight"}  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class FusedLayer:
+    """One block, as the forward pass wants it. Every tensor is a view of `LiveWeights.stacks`."""
+
+    qkv: EmulatedLinear
+    out: EmulatedLinear
+    gate_up: EmulatedLinear
+    down: EmulatedLinear
+    input_gain: Tensor
+    post_gain: Tensor
+
+
+def base_format(plan: Plan) -> Format:
+    """What the engine's tensors are by default: fp32 or fp16 where the plan's weights are that, else bf16."""
+    fmt = plan.rollout_weights
+    return fmt if fmt is not None and fmt.element in ("fp32", "fp16") else format_named("bf16")
+
+
+class LiveWeights:
+    """Owns the weights of one engine. Before the first `load` they are zero."""
+
+    def __init__(self, config: DecoderConfig, plan: Plan, device: torch.device) -> None:
+        """Raises ValueError where the plan's exceptions split a fused matrix between quantized and plain inputs or
+        match no tensor, and where it wants a second pass over inputs that are not quantized."""
+        self.config, self.plan, self.device = config, plan, device
+        self.base = base_format(plan)
+        self.eps = torch.tensor(config.rms_eps, device=device)
+        self.shapes = tensor_shapes(config)
+        for pattern, _ in plan.exceptions:
+            if not any(fnmatchcase(name, pattern) for name in (*self.shapes, SINGLE["head"])):
+                raise ValueError(f"exceptions: {pattern} matches no tensor; choose a pattern such as model.layers.0.*")
+        self.stacks = self._allocate()
+        self.linears = {f"{i}.{name}": self._linear(i, name) for i in range(config.num_layers) for name in FUSED}
+        self.head = self._head()
+        self.layers = [
+            FusedLayer(**{name: self.linears[f"{i}.{name}"] for name in FUSED},
+                       input_gain=self.stacks["input_gain"][i], post_gain=self.stacks["post_gain"][i])
+            for i in range(config.num_layers)
+        ]  # fmt: skip
+        self.slabs = list(self._slabs())
+        self.adapters = self._adapters()
+        self.residual = None if plan.residual is None else ResidualChannels(plan.residual, self.linears)
+        self.loaded: list[tuple[Slab, Quantized]] = []
+        self.previous: list[tuple[Slab, Quantized]] = []
+        self.saturated: list[tuple[int, float]] = []
+
+    def _allocate(self) -> dict[str, Tensor]:
+        c = self.config
+        shapes: dict[str, tuple[int, ...]] = {}
+        for name, parts in FUSED.items():
+            of_parts = [self.shapes[f"model.layers.0.{_module(part)}.weight"] for part in parts]
+            shapes[name] = (c.num_layers, sum(rows for rows, _ in of_parts), of_parts[0][1])
+        if c.attention_bias:
+            shapes["qkv_bias"] = shapes["qkv"][:2]
+        for name, suffix in PER_LAYER.items():
+            if (tensor := f"model.layers.0.{suffix}") in self.shapes:
+                shapes[name] = (c.num_layers, *self.shapes[tensor])
+        for name, tensor in SINGLE.items():
+            if tensor in self.shapes:
+                shapes[name] = self.shapes[tensor]
+        stacks = {name: torch.zeros(shape, device=self.device) for name, shape in shapes.items()}
+        if "head" not in stacks:
+            is_same = (self.plan.lm_head or self.base) == self.base
+            stacks["head"] = stacks["embed"] if is_same else torch.zeros_like(stacks["embed"])
+        return stacks
+
+    def _linear(self, layer: int, name: str) -> EmulatedLinear:
+        parts = [f"model.layers.{layer}.{_module(part)}.weight" for part in FUSED[name]]
+        is_left = {weight_format(self.plan, part) is None for part in parts}
+        if len(is_left) > 1 and self.plan.rollout_acts is not None:
+            raise ValueError(f"exceptions: {', '.join(parts)} are one fused matrix with one input; all or none of them")
+        acts = None if is_left == {True} else self.plan.rollout_acts
+        bias = self.stacks["qkv_bias"][layer] if name == "qkv" and "qkv_bias" in self.stacks else None
+        return self._emulated(self.stacks[name][layer], bias, None if acts == self.base else acts, self.base)
+
+    def _adapters(self) -> LiveAdapters | None:
+        """The plan's adapters at this site, bound to the linears they sit beside."""
+        adapters = at_rollout(self.plan.adapters)
+        if adapters is None:
+            return None
+        live = LiveAdapters(adapters, self._parts(), self.shapes, self.base, self.device)
+        for key, (a, b) in live.pairs.items():
+            self.linears[key].adapter_a, self.linears[key].adapter_b = a, b
+        return live
+
+    def _parts(self) -> dict[str, tuple[str, ...]]:
+        """Key of a linear -> the checkpoint modules in it, by rows."""
+        return {
+            f"{i}.{name}": tuple(f"model.layers.{i}.{_module(part)}" for part in parts)
+            for i in range(self.config.num_layers)
+            for name, parts in FUSED.items()
+        }
+
+    def _head(self) -> EmulatedLinear:
+        fmt = self.plan.lm_head
+        return self._emulated(self.stacks["head"], None, None, self.base if fmt is None or fmt.tile else fmt)
+
+    def _emulated(self, weight: Tensor, bias: Tensor | None, acts: Format | None, base: Format) -> EmulatedLinear:
+        linear = EmulatedLinear(weight, bias, acts=acts, base=base)
+        linear.weight, linear.bias = weight, bias  # views of the stacks, so that one copy fills all layers
+        return linear
+
+    def _slabs(self) -> Iterator[Slab]:
+        layers = range(self.config.num_layers)
+        stacked = {name: [f"{_module(part)}.weight" for part in parts] for name, parts in FUSED.items()}
+        stacked["qkv_bias"] = [f"{_module(part)}.bias" for part in FUSED["qkv"]]
+        stacked |= {name: [suffix] for name, suffix in PER_LAYER.items()}
+        for stack, suffixes in stacked.items():
+            if stack in self.stacks:
+                names = [[f"model.layers.{i}.{suffix}" for suffix in suffixes] for i in layers]
+                formats = {name: weight_format(self.plan, name) or self.base for layer in names for name in layer}
+                yield from cut(self.stacks[stack], names, [self.shapes[name][0] for name in names[0]], formats)
+        for stack, name in SINGLE.items():
+            if stack == "head" and self.stacks["head"] is self.stacks["embed"]:
+                continue
+            yield Slab(
+                names=((name,),), sources=(name if name in self.shapes else SINGLE["embed"],),
+                rows=(len(self.stacks[stack]),), fmt=weight_format(self.plan, name) or self.base,
+                live=self.stacks[stack], is_stacked=False,
+            )  # fmt: skip
+
+    @torch.no_grad()
+    def load(self, weights: WeightStream) -> dict[str, Tensor]:
+        """Quantize a whole stream, then write it. Returns the KV scales it held, by name.
+
+        Raises ValueError for missing, unexpected, repeated or misshapen tensors; the old weights then stay.
+        """
+        stream = read_stream(weights, self.shapes, has_kv=self.plan.rollout_kv is not None)
+        if self.adapters is not None:
+            self.adapters.check(stream.adapters)
+        elif stream.adapters:
+            raise ValueError(f"{min(stream.adapters)}: the plan has no adapters at the rollout; stream merged weights")
+        fresh: list[tuple[Slab, Quantized]] = []
+        saturated: list[tuple[int, float]] = []
+        for slab in self.slabs:
+            received = torch.float32 if slab.fmt.tile is None else CASTS[self.base.element]
+            w = gather(stream.tensors, slab, received)
+            scale, zero = given_scales(stream.scales, slab), given_scales(stream.zeros, slab)
+            q = quantize(w, slab.fmt, scale=scale, zero_point=zero)
+            if scale is not None:
+                saturated.append((w.numel(), saturated_frac(w, q)))
+            fresh.append((slab, q))
+        for slab, q in fresh:
+            slab.live.copy_(dequantize(q))
+        if self.adapters is not None:
+            self.adapters.load(stream.adapters)
+        self.previous, self.loaded, self.saturated = self.loaded, fresh, saturated
+        return stream.kv
+
+    def metrics(self) -> dict[str, float]:
+        """Of the last load: "code_flip_rate" since the load before, over the linear layers (NaN at the first), and
+        "saturated_frac" of the tensors that came with a scale (0 where none did)."""
+        before = {slab.names: q for slab, q in self.previous}
+        flips = [
+            (q.codes.numel(), code_flips(q, before[slab.names]))
+            for slab, q in self.loaded
+            if slab.names in before and slab.sources[0].endswith("_proj.weight")
+        ]
+        flip_rate = mean_by_count(flips) if flips else math.nan
+        return {"code_flip_rate": flip_rate, "saturated_frac": mean_by_count(self.saturated)}
+
+    def acts(self) -> dict[str, str]:
+        """What enters each linear layer, by the weight's name: read from the live modules."""
+        found: dict[str, str] = {}
+        for key, linear in self.linears.items():
+            layer, name = key.split(".")
+            entering = linear.acts or linear.base
+            for part in FUSED[name]:
+                found[f"model.layers.{layer}.{_module(part)}.weight"] = entering.name if entering else "fp32"
+        return found
+
+    @torch.no_grad()
+    def records(self) -> tuple[TensorRecord, ...]:
+        """What every live tensor is. Raises RuntimeError where the memory that the forward pass reads is not, bit for
+        bit, what the codes and scales of the last load stand for."""
+        for key, linear in self.linears.items():
+            layer, name = key.split(".")
+            if linear.weight.data_ptr() != self.stacks[name][int(layer)].data_ptr():
+                raise RuntimeError(f"layer {layer}: the live {name} matrix was replaced after the load")
+        found: list[TensorRecord] = []
+        for slab, q in self.loaded:
+            if not torch.equal(dequantize(q).view(torch.int32), slab.live.view(torch.int32)):
+                raise RuntimeError(f"{slab.sources[0]} is not the {slab.fmt.name} tensor that was loaded")
+            found += records(slab, q)
+        found += [] if self.adapters is None else self.adapters.records()
+        found += [] if self.residual is None else self.residual.records(self._parts())
+        return tuple(sorted(found, key=lambda record: record.name))
+
+
+def mean_by_count(pairs: list[tuple[int, float]]) -> float:
+    """Mean of values by their counts; 0 where there is none."""
+    total = sum(count for count, _ in pairs)
+    return sum(count * value for count, value in pairs) / total if total else 0.0
+
+
+def _module(part: str) -> str:
+    return f"self_attn.{part}" if part in FUSED["qkv"] + FUSED["out"] else f"mlp.{part}"

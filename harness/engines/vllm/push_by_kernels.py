@@ -1,0 +1,193 @@
+"""The fast way of a push: kernels quantize the trainer's tensors straight into the engine's parameters.
+
+For layouts that are the checkpoint's own up to fusing and transposing (16 bits, FP8 by tensor, channel and 128 x 128
+block, INT8 by channel) and a trainer on the same GPU: each weight is read once and its codes are written once, nothing
+is allocated. Packed layouts (Marlin's) take the way of `reload.py`. That a layout is what is assumed here is not
+trusted: the passport asks the kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from harness.api import Plan, weight_format
+from harness.engines.vllm.push_by_reload import live_linears
+from harness.engines.vllm.settings import base_dtype, is_quantized
+from harness.engines.weight_stream import Stream
+from harness.numerics.formats import Format
+
+LAYOUTS = ("row", "block", "tensor")
+"""Kinds of `kernels.kind` whose codes the engine holds as a matrix."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where one quantized weight lives."""
+
+    codes: Tensor
+    """[N, K] view of the live parameter."""
+    scale: Tensor
+    """View of the live scale, shaped as the kernels write it."""
+
+
+def check(plan: Plan, device: torch.device) -> None:
+    """Raises ValueError where this way is asked for and cannot be had."""
+    fmt = plan.rollout_weights
+    if device.type != "cuda":
+        raise ValueError(f"is_direct=True: its kernels need a GPU, the engine's device is {device.type}")
+    if fmt is not None and fmt.tile is not None:
+        from harness.kernels import quantize
+
+        if quantize.kind(fmt) not in LAYOUTS:
+            raise ValueError(f"is_direct=True: {fmt.name} is packed in the engine; choose is_direct=False")
+
+
+def quantized_places(
+    model: nn.Module, plan: Plan, shapes: Mapping[str, tuple[int, ...]]
+) -> dict[str, dict[str, Place]] | None:
+    """Fused matrix -> weight's name -> its place; None where the live layout is not the checkpoint's.
+
+    `shapes`: by checkpoint name.
+    """
+    from harness.kernels import quantize
+
+    fmt = plan.rollout_weights
+    if fmt is None or fmt.tile is None:
+        return {}
+    kind = quantize.kind(fmt)
+    if kind not in LAYOUTS:
+        return None
+    found: dict[str, dict[str, Place]] = {}
+    for fused, layer, parts in live_linears(model):
+        names = [f"{part}.weight" for part in parts]
+        if not is_quantized(plan, names[0]):
+            continue
+        rows = [shapes[name][0] for name in names]
+        places = _places_of(layer, names, rows, shapes[names[0]][1], fmt, kind)
+        if places is None:
+            return None
+        found[fused] = places
+    return found
+
+
+def _places_of(
+    layer: nn.Module, names: list[str], rows: list[int], width: int, fmt: Format, kind: str
+) -> dict[str, Place] | None:
+    weight, scale = layer.weight.data, layer.weight_scale.data  # pyright: ignore[reportAttributeAccessIssue]
+    assert isinstance(weight, Tensor) and isinstance(scale, Tensor)
+    total, step = sum(rows), 128 if kind == "block" else 1
+    live = weight if kind == "block" else weight.t()
+    if live.shape != (total, width) or weight.dtype not in (torch.float8_e4m3fn, torch.int8):
+        return None
+    wanted = {"row": (total, 1), "block": (total // 128, -(-width // 128))}.get(kind)
+    if (wanted is not None and scale.shape != wanted) or any(count % step for count in rows):
+        return None
+    places: dict[str, Place] = {}
+    first = 0
+    for name, count in zip(names, rows, strict=True):
+        own = scale if kind == "tensor" else scale[first // step : (first + count) // step]
+        places[name] = Place(codes=live[first : first + count], scale=own.reshape(()) if kind == "tensor" else own)
+        first += count
+    return places
+
+
+class Writer:
+    """Owns the live tensors of the fast way, and the launches of the last push.
+
+    A trainer on the same GPU updates its parameters in place: from push to push the same memory is read and written.
+    The launches for one such stream are recorded at its second push, as a CUDA graph, and replayed from then on, for
+    hundreds of launches cost the host more time than the device needs to run them. Any other stream is launched anew.
+    """
+
+    def __init__(
+        self, plan: Plan, quantized: Mapping[str, Mapping[str, Place]], plain: Iterable[tuple[str, Tensor]]
+    ) -> None:
+        """`quantized`: as `quantized_places` gives them; `plain`: (name, live tensor) of everything else."""
+        self.plan, self.quantized, self.plain = plan, quantized, tuple(plain)
+        codes = [place.codes for places in quantized.values() for place in places.values()]
+        self.device = (codes or [live for _, live in self.plain])[0].device
+        self.seen: _Memory | None = None
+        self.recorded: tuple[_Memory, torch.cuda.CUDAGraph] | None = None
+
+    def write(self, stream: Stream) -> None:
+        """Write a checked stream into the live tensors: codes and scales by kernel, plain ones by copy.
+
+        Raises ValueError for scales that do not fit, before a byte is written.
+        """
+        check_scales(stream, self.quantized)
+        memory = _memory_of(stream, self.device)
+        if memory is not None and (self.recorded is None or self.recorded[0] != memory) and self.seen == memory:
+            self.recorded = None
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+                self._launch(stream)
+            self.recorded = memory, graph
+        self.seen = memory
+        if self.recorded is not None and self.recorded[0] == memory:
+            self.recorded[1].replay()
+        else:
+            self._launch(stream)
+
+    def write_part(self, stream: Stream) -> None:
+        """`write` for some whole fused matrices and some plain tensors, each of which may lie anywhere."""
+        check_scales(stream, self.quantized)
+        self._launch(stream)
+
+    def forget(self) -> None:
+        """Drop what was recorded: the next push is launched anew."""
+        self.seen = self.recorded = None
+
+    def _launch(self, stream: Stream) -> None:
+        for places in self.quantized.values():
+            if next(iter(places)) in stream.tensors:
+                _write_fused(stream, self.plan, places)
+        for name, live in self.plain:
+            if name in stream.tensors:
+                live.copy_(stream.tensors[name].detach())
+
+
+_Memory = tuple[tuple[str, int, torch.dtype, tuple[int, ...], tuple[int, ...]], ...]
+
+
+def _memory_of(stream: Stream, device: torch.device) -> _Memory | None:
+    """Where every tensor of a stream lies, and how; None where one lies outside the GPU `device`."""
+    held = [*stream.tensors.items(), *((f"{name}_scale", scale) for name, scale in stream.scales.items())]
+    if device.type != "cuda" or any(tensor.device != device for _, tensor in held):
+        return None
+    return tuple((name, t.data_ptr(), t.dtype, tuple(t.shape), t.stride()) for name, t in held)
+
+
+def check_scales(stream: Stream, quantized: Mapping[str, Mapping[str, Place]]) -> None:
+    """Raises ValueError for scales that do not fit their places, or for a part of a fused matrix alone."""
+    for places in quantized.values():
+        lacking = [name for name in places if name not in stream.scales]
+        if 0 < len(lacking) < len(places):
+            raise ValueError(f"{lacking[0]} comes without a scale, other parts of its fused matrix with one")
+        for name, place in places.items():
+            given = stream.scales.get(name)
+            if given is not None and given.numel() != place.scale.numel():
+                raise ValueError(f"{name}_scale has {given.numel()} values, the engine holds {place.scale.numel()}")
+
+
+def _write_fused(stream: Stream, plan: Plan, places: Mapping[str, Place]) -> None:
+    """The parts of one fused matrix; where the format has one scale, they share it."""
+    from harness.kernels import quantize
+
+    base, level = base_dtype(plan), None
+    fmt = weight_format(plan, next(iter(places)))
+    assert fmt is not None
+    is_given = any(name in stream.scales for name in places)
+    if quantize.kind(fmt) == "tensor" and not is_given:
+        amax = torch.zeros((), device=next(iter(places.values())).codes.device)
+        for name in places:
+            quantize.update_amax(stream.tensors[name].detach().to(amax.device), amax, base=base)
+        level = quantize.tensor_level(amax, fmt)
+    for name, place in places.items():
+        if is_given:
+            place.scale.copy_(stream.scales[name].reshape(place.scale.shape))
+        w = stream.tensors[name].detach().to(place.codes.device)
+        quantize.quantize_into(w, fmt, place.codes, place.scale, base=base, level=level, is_scale_given=is_given)

@@ -1,0 +1,1 @@
+"""Whole decoders made low-bit: fake quantization, GPTQ, distillation and fitted adapters."""

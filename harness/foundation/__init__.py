@@ -1,0 +1,1 @@
+"""Basics of any process: seeds, clocks, provenance, suggestions for misspelt names, state files, logs."""

@@ -1,0 +1,1 @@
+"""Triton kernels of engines and trainers: quantizers and FP8 products, each beside its plain body."""

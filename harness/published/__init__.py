@@ -1,0 +1,1 @@
+"""Papers against us: claims with badges, and the papers' figures from our results."""

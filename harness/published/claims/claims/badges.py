@@ -1,0 +1,67 @@
+"""What an interval allows one to say about a claim.
+
+    expected    supported          contradicted       (threshold t, margin m, 95 % interval)
+    above       low > t            high < t           unless equal, below
+    below       high < t           low > t            unless equal, below
+    equal       t - m < interval < t + m              interval beyond t - m or t + m
+    not_below   low > t - m        high < t - m
+    not_above   high < t + m       low > t + m
+
+Everything else is "not supported": the data cannot tell, or show no difference where one is claimed. An interval inside
+t - m and t + m shows none, whichever side of t it lies on. A claim about a larger setting than ours is at most
+"direction supported".
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Literal
+
+from harness.published.claims.kinds import Expect
+
+Badge = Literal[
+    "supported", "direction supported", "not supported", "contradicted", "not testable here", "not tested yet"
+]
+BADGES: tuple[Badge, ...] = (
+    "supported", "direction supported", "not supported", "contradicted", "not testable here", "not tested yet"
+)  # fmt: skip
+"""In the order of the summary."""
+
+
+def judge(low: float, high: float, expect: Expect, threshold: float, margin: float) -> Badge:
+    """The badge of one interval, scale aside. All in the unit of the interval."""
+    assert not math.isnan(low) and not math.isnan(high)
+    floor, ceiling = threshold - margin, threshold + margin
+    if expect in ("above", "below") and is_equal(low, high, threshold, margin):
+        return "not supported"
+    is_supported = {
+        "above": low > threshold,
+        "below": high < threshold,
+        "equal": is_equal(low, high, threshold, margin),
+        "not_below": low > floor,
+        "not_above": high < ceiling,
+    }[expect]
+    is_contradicted = {
+        "above": high < threshold,
+        "below": low > threshold,
+        "equal": high < floor or low > ceiling,
+        "not_below": high < floor,
+        "not_above": low > ceiling,
+    }[expect]
+    return "supported" if is_supported else "contradicted" if is_contradicted else "not supported"
+
+
+def is_equal(low: float, high: float, threshold: float, margin: float) -> bool:
+    """Does the interval show that there is no difference that matters?"""
+    return threshold - margin < low and high < threshold + margin
+
+
+def capped(badge: Badge, scale: Literal["same", "smaller"]) -> Badge:
+    """No claim about a larger model is more than direction supported."""
+    return "direction supported" if badge == "supported" and scale == "smaller" else badge
+
+
+def counts(badges: Sequence[Badge]) -> dict[Badge, int]:
+    """Badge -> how many claims have it, in the order of BADGES, zeros left out."""
+    return {badge: badges.count(badge) for badge in BADGES if badge in badges}

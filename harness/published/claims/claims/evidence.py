@@ -1,0 +1,177 @@
+"""The runs that decide claims: read from the packed sweep where there is one, so that every checkout sees the same.
+
+A sweep that is packed in the repository counts as packed, another as its folder of runs. Nothing is written.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import zipfile
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+from harness.published.claims.kinds import SCORES, Settings
+
+from harness.records.arms import setting
+from harness.records.packed import FOLDER, RECORDS, SERIES
+from harness.records.run_result import SUMMARY, EvalRecord, RunResult, read_results
+from harness.report.leaderboard import SCORED, answers
+from harness.report.plots.bands import load_series
+
+Pair = tuple[int, int]
+"""(base seed, seed)."""
+Columns = Mapping[str, Sequence[float]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """The scored runs of one sweep, arm by arm, with the series columns that were asked for."""
+
+    arms: tuple[tuple[Settings, tuple[RunResult, ...]], ...] = ()
+    """(setting without seeds and places, its runs)."""
+    series: Mapping[str, Columns] = field(default_factory=dict[str, Columns])
+    """Run id -> column -> value per step."""
+
+
+def load(results: Path, needs: Mapping[str, Collection[str]]) -> dict[str, Evidence]:
+    """Sweep -> its evidence, empty where the sweep has no results; `needs` names the columns of the series.
+
+    Raises ValueError naming a damaged file.
+    """
+    return {sweep: _load(results, sweep, sorted(columns)) for sweep, columns in needs.items()}
+
+
+def _load(results: Path, sweep: str, columns: Sequence[str]) -> Evidence:
+    packed = results / FOLDER / f"{sweep}.zip"
+    if packed.is_file():
+        runs, series = _packed(packed, columns)
+    else:
+        runs = read_results(results / "runs" / sweep)
+        series = load_series(results / "runs" / sweep, runs) if columns else {}
+    return Evidence(arms=in_arms(runs), series=series)
+
+
+def in_arms(runs: Sequence[RunResult]) -> tuple[tuple[Settings, tuple[RunResult, ...]], ...]:
+    """The scored runs by their setting."""
+    settings: dict[str, Settings] = {}
+    found: dict[str, list[RunResult]] = {}
+    for run in runs:
+        if run.status in SCORED:
+            own = setting(run)
+            key = json.dumps(own, sort_keys=True)
+            settings[key] = own
+            found.setdefault(key, []).append(run)
+    return tuple((settings[key], tuple(group)) for key, group in found.items())
+
+
+def _packed(path: Path, columns: Sequence[str]) -> tuple[list[RunResult], dict[str, Columns]]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    found: dict[str, dict[str, list[float]]] = {}
+    try:
+        with zipfile.ZipFile(path) as archive:
+            runs = [RunResult.model_validate_json(line) for line in archive.read(RECORDS).splitlines()]
+            if columns:
+                file = pq.ParquetFile(pa.BufferReader(archive.read(SERIES)))
+                kept = [name for name in columns if name in file.schema_arrow.names]
+                for row in file.read(columns=["run_id", *kept]).to_pylist():
+                    series = found.setdefault(row["run_id"], {name: [] for name in kept})
+                    for name in kept:
+                        series[name].append(math.nan if row[name] is None else row[name])
+    except (zipfile.BadZipFile, KeyError, ValueError, OSError) as error:
+        raise ValueError(f"{path}: not a packed sweep: {error}") from error
+    return runs, dict(found)
+
+
+def select(evidence: Evidence, wanted: Settings) -> Sequence[RunResult]:
+    """The runs of the one setting that has all values of `wanted`; none where no run has them.
+
+    Raises ValueError, naming what they differ in, where several settings have them.
+    """
+    matching = [
+        (own, runs)
+        for own, runs in evidence.arms
+        if all(name in own and own[name] == value for name, value in wanted.items())
+    ]
+    if len(matching) > 1:
+        names = {name for own, _ in matching for name in own}
+        differ = sorted(name for name in names if len({json.dumps(own.get(name)) for own, _ in matching}) > 1)
+        raise ValueError(f"{words(wanted)}: {len(matching)} settings have these; name one of {', '.join(differ)}")
+    return matching[0][1] if matching else ()
+
+
+def grouped(evidence: Evidence, wanted: Settings, along: str) -> dict[float, Sequence[RunResult]]:
+    """Value of the numeric setting `along` -> the runs of `wanted` there."""
+    values = {own[along] for own, _ in evidence.arms if isinstance(own.get(along), int | float)}
+    found = {float(value): select(evidence, {**wanted, along: value}) for value in sorted(values)}
+    return {value: runs for value, runs in found.items() if runs}
+
+
+def words(settings: Settings) -> str:
+    """Settings as they are read: method and precision first, then what else is set."""
+    others = [f"{_short(k)}={_plain(v)}" for k, v in settings.items() if k not in ("method", "precision.name")]
+    return " ".join([*(str(settings[k]) for k in ("method", "precision.name") if k in settings), *others])
+
+
+def _short(name: str) -> str:
+    return {"task.n": "n", "model.name": "size", "algo.mode": "mode"}.get(name, name.removeprefix("knobs."))
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, list):
+        return "+".join(str(item) for item in value) or "none"
+    return f"{value:g}" if isinstance(value, float) else "none" if value is None else str(value)
+
+
+def numbers(evidence: Evidence, runs: Sequence[RunResult], metric: str, reduce: str) -> dict[Pair, float]:
+    """Pair of seeds -> the run's number; runs without one are left out."""
+    found = {(run.base_seed, run.seed): number(evidence, run, metric, reduce) for run in runs}
+    return {pair: value for pair, value in found.items() if math.isfinite(value)}
+
+
+def number(evidence: Evidence, run: RunResult, metric: str, reduce: str) -> float:
+    """One number of a run: a score, an entry of its summary, or a reduced column. NaN where it has none."""
+    if metric in SCORES:
+        return _score(run, metric)
+    if metric in SUMMARY:
+        value = run.summary.get(metric)
+        return math.nan if value is None else value
+    values = steps(evidence, run, metric)
+    return REDUCTIONS[reduce](values) if values else math.nan
+
+
+def steps(evidence: Evidence, run: RunResult, metric: str) -> list[float]:
+    """The finite values of a column."""
+    return [float(v) for v in evidence.series.get(run.run_id, {}).get(metric, ()) if math.isfinite(v)]
+
+
+REDUCTIONS: dict[str, Callable[[list[float]], float]] = {
+    "mean": fmean, "median": median, "max": max, "min": min,
+    "first": lambda values: fmean(values[:5]), "last": lambda values: fmean(values[-5:]),
+}  # fmt: skip
+
+
+def _score(run: RunResult, metric: str) -> float:
+    """Evaluations as the leaderboard counts them: 0 where a diverged run did not arrive."""
+    site = "rollout" if "rollout" in metric else "reference"
+    kind = metric.replace("rollout_", "")
+    if kind == "reward":
+        return 0.0 if run.status == "diverged" else run.summary.get("reward_last") or math.nan
+    base = next((r.accuracy for r in _before(run, site) if r.accuracy is not None), math.nan)
+    if kind == "base_accuracy":
+        return base
+    after = answers(run, site)
+    if not len(after):
+        return math.nan
+    if kind == "auc":
+        return float(after.mean())
+    return float(after[-1].mean()) - (base if kind == "gain" else 0.0)
+
+
+def _before(run: RunResult, site: str) -> list[EvalRecord]:
+    return [record for record in run.evals if record.site == site and record.step == 0]

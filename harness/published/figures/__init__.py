@@ -1,0 +1,72 @@
+"""Figures of the papers, drawn again from our results: one module per figure, `draw(results folder) -> Drawn`.
+
+Each names its sweep (or the replay laboratory) and shows our numbers alone, unless a line says "reported". What a
+paper's own figure shows, and what ours cannot show, is in the notebook of the same name. Left out: the figures of a
+sweep (`harness.report.figures`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from harness.foundation.did_you_mean import nearest
+
+if TYPE_CHECKING:
+    from harness.published.figures.drawn import Drawn
+
+RESULTS = Path(__file__).resolve().parents[3] / "results"
+REPLAY = "replay"
+"""Stands for the records of the replay laboratory, which are no sweep."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PaperFigure:
+    """One figure: its module is `harness.published.figures.<name>`."""
+
+    name: str
+    paper: str
+    sweep: str
+    title: str
+
+
+FIGURES = {
+    figure.name: figure
+    for figure in (
+        PaperFigure(name="flashrl_throughput", paper="FlashRL", sweep="size", title="Throughput by model size"),
+        PaperFigure(name="qurl_mismatch", paper="QuRL", sweep="ablate_qurl", title="Mismatch grows while training"),
+        PaperFigure(name="qurl_clip", paper="QuRL", sweep="ablate_qurl", title="What the clip range lets through"),
+        PaperFigure(name="qurl_flips", paper="QuRL", sweep="ablate_qurl", title="Updates that reach the codes"),
+        PaperFigure(name="qerl_entropy", paper="QeRL", sweep="ablate_aqn", title="Entropy under quantization noise"),
+        PaperFigure(name="qerl_reward", paper="QeRL", sweep="ablate_aqn", title="Reward of a shared 4-bit base"),
+        PaperFigure(name="qerl_decay", paper="QeRL", sweep="ablate_aqn", title="Strength and decay of the noise"),
+        PaperFigure(name="jet_rl_length", paper="Jet-RL", sweep="length", title="Gap to bf16 by response length"),
+        PaperFigure(name="fp8_rl_kv", paper="FP8-RL", sweep="standard", title="FP8 weights, FP8 KV cache, both sides"),
+        PaperFigure(name="fp16_mismatch", paper="FP16", sweep="fp16", title="FP16 against BF16 mismatch"),
+        PaperFigure(name="qat_start", paper="Reasoning-QAT", sweep="ablate_qat", title="Distilled, tuned, GPTQ, RTN"),
+        PaperFigure(name="rilq_rank", paper="RILQ", sweep="ablate_rilq", title="Rank of compensating adapters"),
+        PaperFigure(name="replay_corrections", paper="TIS and others", sweep=REPLAY, title="Corrections on one batch"),
+    )
+}  # fmt: skip
+
+
+def draw(name: str, results: Path = RESULTS) -> Drawn:
+    """Draw one figure from the results folder. Raises ValueError for an unknown name and for missing results."""
+    if name not in FIGURES:
+        raise ValueError(f"paper figure {name!r} is unknown; {nearest(name, FIGURES)}")
+    if reason := missing(FIGURES[name], results):
+        raise ValueError(f"paper figure {name}: {reason}")
+    return import_module(f"harness.published.figures.{name}").draw(results)
+
+
+def missing(figure: PaperFigure, results: Path) -> str:
+    """What a figure lacks and the command that makes it; empty where its results are there."""
+    if figure.sweep == REPLAY:
+        command = "lowbit replay collect && lowbit replay evaluate"
+        return "" if any((results / REPLAY).glob("*.json")) else f"no records of the replay laboratory; `{command}`"
+    is_packed = (results / "packed" / f"{figure.sweep}.zip").is_file()
+    if is_packed or any((results / "runs" / figure.sweep).glob("*.json")):
+        return ""
+    return f"sweep {figure.sweep} has no results; `lowbit sweep {figure.sweep}`"

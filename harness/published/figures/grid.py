@@ -1,0 +1,161 @@
+"""The figure of the product itself: speed, mismatch and accuracy of every format and method, by size and length.
+
+One heat map per measure; rows are arms, columns are sizes within lengths. Speed and accuracy are against bf16; speed on
+real kernels within one commit alone, for an engine gets faster.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import LogNorm, Normalize
+from matplotlib.figure import Figure
+
+from harness.published.figures.estimates import difference, floored, geometric, ratio
+from harness.published.figures.records import auc, seeds_of, summary, value_of
+from harness.records.arms import Arm, control_of, rank
+from harness.report.plots.style import STYLE
+from harness.studies.break_even.costs import emulates, timed_code
+
+SIZES = ("xs", "s", "m", "l")
+Place = tuple[str, int]
+"""(size, length)."""
+Row = tuple[str, str]
+"""(precision, method)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """A number of one arm; `is_clear` where its interval leaves out no difference."""
+
+    value: float
+    is_clear: bool = False
+
+
+def places_of(arms: Sequence[Arm]) -> list[Place]:
+    """Every (size, length), by length and then size; empty where the sweep does not vary both."""
+    found = {place_of(arm) for arm in arms}
+    if len({size for size, _ in found}) < 2 or len({n for _, n in found}) < 2:
+        return []
+    order = [*SIZES, *sorted({size for size, _ in found} - set(SIZES))]
+    return sorted(found, key=lambda place: (place[1], order.index(place[0])))
+
+
+def place_of(arm: Arm) -> Place:
+    """Where an arm stands: model size and task length."""
+    return str(arm.fields.get("model.name")), int(arm.fields.get("task.n") or 0)
+
+
+def draw_grid(arms: Sequence[Arm], control: str) -> Figure | None:
+    """Three heat maps; None for a sweep that does not vary both size and length."""
+    places = places_of(arms)
+    usual = {(place_of(arm), arm.precision, arm.method): arm for arm in arms if not arm.variant}
+    rows: list[Row] = sorted({(arm.precision, arm.method) for arm in usual.values()}, key=lambda r: _order(r, control))
+    if not places or not rows:
+        return None
+
+    def cells(measure: Callable[[Arm, Arm | None], Cell]) -> list[list[Cell]]:
+        return [
+            [
+                measure(arm, control_of(arm, arms, control))
+                if (arm := usual.get((place, *row)))
+                else Cell(value=math.nan)
+                for place in places
+            ]
+            for row in rows
+        ]
+
+    all_emulated = all(emulates(run) for arm in usual.values() for run in arm.runs)
+    speed, why = (" (emulated)", "Every format is emulated") if all_emulated else ("", "Cells shared a machine")
+    with mpl.rc_context(fname=STYLE):
+        figure = Figure(figsize=(8.6, 0.2 * len(rows) + 1.35), layout="constrained")
+        axes: Any = figure.subplots(1, 3, sharey=True)
+        maps = (
+            (f"Rollout speed over bf16{speed}", cells(_speed), "cividis", Normalize(0.5, 1.5), "{:.2f}"),
+            ("Mismatch, median k3 in nats", cells(_mismatch), "viridis_r", LogNorm(1e-5, 1.0), "e"),
+            (f"AUC minus that of {control}", cells(_accuracy), "PuOr", Normalize(-0.5, 0.5), "{:+.2f}"),
+        )
+        for ax, (title, values, colours, norm, form) in zip(axes, maps, strict=True):
+            _heat_map(ax, values, colours, norm, form)
+            ax.set_title(title)
+            _columns(ax, places)
+        axes[0].set_yticks(range(len(rows)), [f"{p}  {m}" for p, m in rows], fontsize=6.5)
+        figure.supxlabel(
+            f"Model size within n digits to sort, {_seeds(arms)} seeds. Bold: the 95 % interval leaves out 0. {why}: "
+            "the first map says nothing about hardware.",
+            fontsize=6.5, color="#606060", x=0.01, ha="left",
+        )  # fmt: skip
+    return figure
+
+
+def _seeds(arms: Sequence[Arm]) -> str:
+    counts = sorted({len(arm.runs) for arm in arms})
+    return f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+
+
+def _order(row: Row, control: str) -> tuple[Any, ...]:
+    precision, method = row
+    order = ("naive", "flashrl", "qurl")
+    return method != control, rank(precision), order.index(method) if method in order else len(order), method
+
+
+def _speed(arm: Arm, control: Arm | None) -> Cell:
+    if control is None:
+        return Cell(value=math.nan)
+    own, other = (value_of(a, lambda run: run.tokens_per_s.get("rollout")) for a in (arm, control))
+    codes = [{seeds_of(run): timed_code(run) for run in a.runs} for a in (arm, control)]
+    at = {pair for pair in own if codes[0][pair] == codes[1].get(pair)}
+    return Cell(value=ratio({pair: own[pair] for pair in at}, other).value)
+
+
+def _mismatch(arm: Arm, control: Arm | None) -> Cell:
+    return Cell(value=geometric(floored(summary(arm, "k3_median"))).value)
+
+
+def _accuracy(arm: Arm, control: Arm | None) -> Cell:
+    if control is None or control is arm:
+        return Cell(value=math.nan)
+    found = difference(auc(arm), auc(control))
+    return Cell(value=found.value, is_clear=found.low > 0 or found.high < 0)
+
+
+def _heat_map(ax: Axes, cells: list[list[Cell]], colours: str, norm: Any, form: str) -> None:
+    values = np.array([[cell.value for cell in row] for row in cells])
+    image = ax.imshow(np.ma.masked_invalid(values), cmap=colours, norm=norm, aspect="auto")
+    for y, row in enumerate(cells):
+        for x, cell in enumerate(row):
+            known = math.isfinite(cell.value)
+            red, green, blue, _ = tuple(image.to_rgba(np.array([cell.value]))[0]) if known else (1.0, 1.0, 1.0, 1.0)
+            ink = "white" if 0.3 * red + 0.59 * green + 0.11 * blue < 0.5 else "#202020"
+            text = _short(cell.value, form) if known else "·"
+            weight = "bold" if cell.is_clear else "normal"
+            ax.text(x, y, text, ha="center", va="center", fontsize=5.2, color=ink, fontweight=weight)
+
+
+def _short(value: float, form: str) -> str:
+    """Two digits where a cell is narrow: 2e-3 as 2e-3, 0.05 as .05."""
+    if form == "e":
+        mantissa, exponent = f"{value:.0e}".split("e")
+        return f".{round(100 * value):02d}" if 0.01 <= value < 0.995 else f"{mantissa}e{int(exponent)}"
+    return form.format(value).replace("0.", ".")
+
+
+def _columns(ax: Axes, places: Sequence[Place]) -> None:
+    """Sizes below the columns, lengths above them, a white line between lengths."""
+    ax.set_xticks(range(len(places)), [size for size, _ in places])
+    lengths = [n for _, n in places]
+    for n in dict.fromkeys(lengths):
+        first, count = lengths.index(n), lengths.count(n)
+        ax.text(first + (count - 1) / 2, -0.62, f"n={n}", ha="center", va="bottom", fontsize=6.5, color="#404040")
+        ax.axvline(first - 0.5, color="white", linewidth=2)
+    ax.grid(visible=False)
+    ax.tick_params(length=0)
+    for spine in ax.spines.values():
+        spine.set_visible(False)
+    ax.set_title(ax.get_title(loc="left"), pad=14)

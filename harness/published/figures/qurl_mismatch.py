@@ -1,0 +1,94 @@
+"""Sampler and trainer drift apart while training (QuRL, arXiv 2602.13953): KL and the largest log ratio over steps."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import pandas as pd
+from matplotlib.figure import Figure
+
+from harness.published.figures.drawn import Drawn
+from harness.published.figures.estimates import geometric, ratio
+from harness.published.figures.marks import METHODS, note
+from harness.published.figures.records import Found, arm, known, load, over_steps, series
+from harness.records.arms import Arm
+from harness.report.plots.bands import Series
+from harness.report.plots.bands import over_steps as band_over_steps
+from harness.report.plots.style import STYLE, draw_band, legend
+
+PRECISIONS = ("int8", "int4")
+METHODS_SHOWN = ("bf16", "naive", "flashrl", "qurl_acr", "qurl")
+FIRST, LAST = slice(0, 10), slice(-10, None)
+"""The steps whose means are compared."""
+KL, LARGEST = "mismatch/kl_k3", "mismatch/logp_absdiff_max"
+REPORTED = 0.025 / 0.002
+"""QuRL's KL(sampler || trainer) over 1000 steps; not reproduced."""
+
+
+def shown(found: Found, precision: str) -> list[Arm]:
+    """The arms of one panel; UAQ at the paper's scale, every other knob at its default."""
+    chosen = [arm(found, "bf16")]
+    for method in METHODS_SHOWN[1:]:
+        fields = {"knobs__UAQ__s": 1.5} if method in ("qurl",) else {}
+        chosen.append(arm(found, method, precision, parts=[], **fields))
+    return known(found, *chosen)
+
+
+def draw(results: Path) -> Drawn:
+    """KL and largest log-prob difference over the steps, at 8 and 4 bits."""
+    found = load(results, "ablate_qurl")
+    panels = {precision: shown(found, precision) for precision in PRECISIONS}
+    rows = series(found, [arm for inside in panels.values() for arm in inside])
+    numbers = pd.DataFrame(
+        {"precision": precision, "method": arm.method, "seeds": len(arm.runs)}
+        | geometric(over_steps(arm, rows, KL, FIRST)).cells("k3 first 10")
+        | geometric(over_steps(arm, rows, KL, LAST)).cells("k3 last 10")
+        | ratio(over_steps(arm, rows, KL, LAST), over_steps(arm, rows, KL, FIRST)).cells("growth")
+        | geometric(over_steps(arm, rows, LARGEST, LAST)).cells("largest |d| last 10, nats")
+        for precision, inside in panels.items()
+        for arm in inside
+    )
+    return Drawn(figure=_figure(panels, rows), numbers=numbers, says=_says(panels, rows))
+
+
+def _figure(panels: dict[str, list[Arm]], rows: Series) -> Figure:
+    with mpl.rc_context(fname=STYLE):
+        figure = Figure(figsize=(6.75, 4.0), layout="constrained")
+        axes: Any = figure.subplots(2, len(panels), sharex=True, sharey="row")
+        for column, (precision, inside) in enumerate(panels.items()):
+            for ax, name in zip(axes[:, column], (KL, LARGEST), strict=True):
+                for arm in inside:
+                    draw_band(ax, band_over_steps(arm, rows, name, "median", 5), METHODS[arm.method], is_log=True)
+                ax.set_yscale("log")
+                ax.minorticks_off()
+            axes[0, column].set_title(f"{precision} rollouts")
+            axes[1, column].set_xlabel("policy step (median of seeds, all seeds as a band)")
+        axes[0, 0].set_ylabel("k3, nats per token")
+        axes[1, 0].set_ylabel("largest |log ratio|, nats")
+        names = dict.fromkeys(arm.method for inside in panels.values() for arm in inside)
+        legend(figure, {name: METHODS[name] for name in names}, marked=False)
+        note(
+            figure,
+            "Running means of 5 steps. 80 steps of a 0.2M model; the paper's curve has 1000 steps of a 7B model.",
+        )
+    return figure
+
+
+def _says(panels: dict[str, list[Arm]], rows: Series) -> tuple[str, ...]:
+    lines: list[str] = []
+    growth = partial(_growth, rows=rows)
+    for precision, inside in panels.items():
+        by_method = {arm.method: growth(arm) for arm in inside if arm.method != METHODS_SHOWN[0]}
+        lines.append(
+            f"{precision}: from the first to the last ten steps the mismatch is multiplied by "
+            + "; ".join(f"{estimate} ({method})" for method, estimate in by_method.items())
+            + f". Reported over 1000 steps: {REPORTED:.1f}."
+        )
+    return tuple(lines)
+
+
+def _growth(arm: Arm, rows: Series) -> Any:
+    return ratio(over_steps(arm, rows, KL, LAST), over_steps(arm, rows, KL, FIRST))

@@ -1,0 +1,165 @@
+"""The results behind a figure: arms of a sweep by name, and one number per seed of each."""
+
+from __future__ import annotations
+
+import math
+import zipfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from harness.published.figures.estimates import Pair
+from harness.records.arms import Arm, group_arms
+from harness.records.packed import FOLDER, RECORDS, SERIES
+from harness.records.run_result import RunResult, read_results
+from harness.report.leaderboard import score_arm
+from harness.report.plots.bands import Series, load_series, scored
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """A sweep's results: files of their own in a folder, or one packed file, which is read as it is."""
+
+    sweep: str
+    place: Path
+    arms: tuple[Arm, ...]
+
+
+def load(results: Path, sweep: str) -> Found:
+    """The arms of a sweep. Raises ValueError without a result, or for a damaged file."""
+    folder, packed = _places(results, sweep)
+    place = folder if any(folder.glob("*.json")) or not packed.is_file() else packed
+    files = sorted(folder.glob("*.json")) if place == folder else [packed]
+    arms = _arms(place, tuple((path.name, path.stat().st_mtime_ns) for path in files))
+    if not arms:
+        raise ValueError(f"sweep {sweep!r} has no results in {results}")
+    return Found(sweep=sweep, place=place, arms=arms)
+
+
+def has_results(results: Path, sweep: str) -> bool:
+    """Is there a file that `load` would read?"""
+    folder, packed = _places(results, sweep)
+    return any(folder.glob("*.json")) or packed.is_file()
+
+
+def _places(results: Path, sweep: str) -> tuple[Path, Path]:
+    return results / "runs" / sweep, results / FOLDER / f"{sweep}.zip"
+
+
+@cache
+def _arms(place: Path, files: tuple[tuple[str, int], ...]) -> tuple[Arm, ...]:
+    """Several figures read one sweep; `files` tells when it changed."""
+    if place.is_dir() or not files:
+        return tuple(group_arms(read_results(place)))
+    lines = _member(place, RECORDS).splitlines()
+    return tuple(group_arms([RunResult.model_validate_json(line) for line in lines]))
+
+
+def _member(packed: Path, name: str) -> bytes:
+    try:
+        with zipfile.ZipFile(packed) as archive:
+            return archive.read(name)
+    except (zipfile.BadZipFile, KeyError, OSError) as error:
+        raise ValueError(f"{packed}: not a packed sweep: {error}") from error
+
+
+def arm(found: Found, method: str, precision: str | None = None, **fields: Any) -> Arm | None:
+    """The arm with this method, precision and config values (`task__n=8` for task.n); None where there is none.
+
+    Of several the one with the usual setting, which has no variant.
+    """
+    chosen = arms(found, method, precision, **fields)
+    return min(chosen, key=lambda arm: len(arm.variant), default=None)
+
+
+def arms(found: Found, method: str, precision: str | None = None, **fields: Any) -> list[Arm]:
+    """All arms with this method, precision and config values."""
+    wanted = {name.replace("__", "."): value for name, value in fields.items()}
+    return [
+        arm
+        for arm in found.arms
+        if arm.method == method
+        and precision in (None, arm.precision)
+        and all(arm.fields.get(name) == value for name, value in wanted.items())
+    ]
+
+
+def known(found: Found, *chosen: Arm | None) -> list[Arm]:
+    """Those that are there. Raises ValueError where none is."""
+    there = [arm for arm in chosen if arm is not None and scored(arm)]
+    if not there:
+        raise ValueError(f"sweep {found.sweep!r} has no scored run of the arms that this figure shows")
+    return there
+
+
+def seeds_of(run: RunResult) -> Pair:
+    """What pairs runs."""
+    return run.base_seed, run.seed
+
+
+def auc(arm: Arm) -> dict[Pair, float]:
+    """Mean reference accuracy of the evaluations after step 0, by seed; a diverged run scores 0 from there on."""
+    return {pair: value for (pair, _), value in score_arm(arm).auc.items()}
+
+
+def value_of(arm: Arm, read: Callable[[RunResult], float | None]) -> dict[Pair, float]:
+    """A number of every scored run that has it."""
+    found = {seeds_of(run): read(run) for run in scored(arm)}
+    return {pair: value for pair, value in found.items() if value is not None and math.isfinite(value)}
+
+
+def summary(arm: Arm, name: str) -> dict[Pair, float]:
+    """An entry of the runs' summaries."""
+    return value_of(arm, lambda run: run.summary.get(name))
+
+
+def accuracy_at(arm: Arm, site: str, last: bool) -> dict[Pair, float]:
+    """Accuracy at the last evaluation, or at step 0; a diverged run ends at 0."""
+
+    def read(run: RunResult) -> float | None:
+        if last and run.status == "diverged":
+            return 0.0
+        records = sorted((r.step, r.accuracy) for r in run.evals if r.site == site and r.accuracy is not None)
+        return records[-1 if last else 0][1] if records else None
+
+    return value_of(arm, read)
+
+
+def series(found: Found, chosen: Sequence[Arm]) -> Series:
+    """The per-step series of some arms; of a packed sweep without profiles."""
+    runs = [run for arm in chosen for run in scored(arm)]
+    return load_series(found.place, runs) if found.place.is_dir() else _packed_series(found.place, runs)
+
+
+def _packed_series(packed: Path, runs: Sequence[RunResult]) -> Series:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    source = pa.BufferReader(_member(packed, SERIES))
+    names = [name for name in pq.read_schema(source).names if not name.startswith("by_")]
+    table = pq.read_table(source, columns=names, filters=[("run_id", "in", [run.run_id for run in runs])])
+    found: dict[str, dict[str, list[float]]] = {}
+    for row in table.to_pylist():
+        columns = found.setdefault(row.pop("run_id"), {})
+        for name, value in row.items():
+            columns.setdefault(name, []).append(math.nan if value is None else value)
+    return {
+        run: {name: values for name, values in columns.items() if not all(map(math.isnan, values))}
+        for run, columns in found.items()
+    }
+
+
+def over_steps(
+    arm: Arm, rows: Series, column: str, part: slice = slice(None), reduce: Callable[[list[float]], float] = fmean
+) -> dict[Pair, float]:
+    """A reduction of a column's finite values in a part of the steps, by seed; empty where the column is missing."""
+
+    def read(run: RunResult) -> float | None:
+        values = [float(value) for value in rows.get(run.run_id, {}).get(column, [])[part]]
+        finite = [value for value in values if math.isfinite(value)]
+        return reduce(finite) if finite else None
+
+    return value_of(arm, read)

@@ -1,0 +1,182 @@
+"""Arms: the cells of a sweep that differ only in their seeds, with labels that say what differs and no more."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from harness.records.run_result import RunResult
+
+Fields = dict[str, Any]
+"""Dotted config name -> value."""
+
+SEEDS = ("base_seed", "seed")
+PLACES = ("model.path", "task.path", "trainer.device")
+"""Where things are kept and computed. Another device is another random stream and other float rounding, as another seed
+is, and no other setting."""
+FIRST = (
+    "model.name", "task.name", "task.n", "model.spread", "algo.name", "algo.mode", "algo.num_minibatches",
+    "algo.num_epochs", "trainer.steps", "trainer.lr", "engine.name", "parts",
+)  # fmt: skip
+"""Where several fields vary together, the one named first stands for them."""
+CONTEXT = ("model.", "task.", "base.", "engine.", "trainer.name", "trainer.steps")
+"""Fields that set the experiment. Two arms are compared only where these agree."""
+KNOBS = "knobs."
+"""How names of a method's own options begin."""
+WORDS = {
+    "model.name": "{}",
+    "task.name": "{}",
+    "task.n": "n={}",
+    "model.spread": "sigma={}",
+    "algo.name": "{}",
+    "algo.mode": "{}",
+    "algo.num_minibatches": "{} minibatches",
+    "algo.num_epochs": "{} epochs",
+    "trainer.steps": "{} steps",
+    "trainer.lr": "lr={}",
+    "engine.name": "{}",
+    "parts": "{}",
+}
+"""How a field is written in a label; others as name=value."""
+PRECISIONS = (
+    "fp32", "bf16", "fp16", "w8a16", "int8", "fp8_channel", "fp8_tensor", "fp8_block", "mxfp8", "nvfp4", "mxfp4", "nf4",
+    "int4", "nvfp4_w4a4", "mxfp4_w4a4", "int3", "int2",
+)  # fmt: skip
+"""Rollout precisions from fine to coarse: the order of rows and panels."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arm:
+    """The runs of one setting."""
+
+    label: str
+    method: str
+    precision: str
+    axes: Fields
+    """Fields that vary over the sweep beyond method, precision and seeds, with this arm's values."""
+    fields: Fields
+    """The whole setting, seeds left out."""
+    context: Fields
+    """The axes that set the experiment."""
+    variant: str
+    """What sets the arm apart within its method, precision and context; empty for the usual setting."""
+    runs: tuple[RunResult, ...]
+    """Ordered by (base seed, seed)."""
+
+
+def group_arms(results: Sequence[RunResult]) -> list[Arm]:
+    """The arms of a sweep: by context, by precision from fine to coarse, plain settings before variants."""
+    groups: dict[str, list[RunResult]] = {}
+    for result in {result.run_id: result for result in results}.values():
+        groups.setdefault(json.dumps(setting(result), sort_keys=True), []).append(result)
+    fields = {key: setting(group[0]) for key, group in groups.items()}
+    names = _axes(list(fields.values()))
+    usual = _usual(list(fields.values()), names)
+    own = _own_knobs(list(fields.values()), names)
+    arms: list[Arm] = []
+    for key, group in groups.items():
+        axes = {name: fields[key].get(name) for name in names}
+        context = {name: value for name, value in axes.items() if name.startswith(CONTEXT)}
+        method, precision = fields[key]["method"], fields[key]["precision.name"]
+        others = {name: value for name, value in axes.items() if name not in context and value != usual[name]}
+        variant = label({name: v for name, v in others.items() if not name.startswith(KNOBS) or (method, name) in own})
+        arms.append(
+            Arm(
+                label=" ".join(filter(None, [method, precision, variant, label(context)])),
+                method=method,
+                precision=precision,
+                axes=axes,
+                fields=fields[key],
+                context=context,
+                variant=variant,
+                runs=tuple(sorted(group, key=lambda run: (run.base_seed, run.seed))),
+            )
+        )
+    return sorted(arms, key=lambda arm: (_order(arm.context.values()), rank(arm.precision), arm.variant, arm.label))
+
+
+def arm_labels(results: Sequence[RunResult]) -> dict[str, str]:
+    """Run id -> "method precision", with whatever else varies among `results`."""
+    return {run.run_id: arm.label for arm in group_arms(results) for run in arm.runs}
+
+
+def control_of(arm: Arm, arms: Sequence[Arm], method: str) -> Arm | None:
+    """The arm of `method` in the same context: at its precision if there is one, then with most shared settings."""
+    candidates = [other for other in arms if other.method == method and other.context == arm.context]
+
+    def likeness(other: Arm) -> tuple[bool, int]:
+        return other.precision == arm.precision, sum(other.axes[name] == value for name, value in arm.axes.items())
+
+    return max(candidates, key=likeness, default=None)
+
+
+def setting(result: RunResult) -> Fields:
+    """The config of a run as dotted fields, without seeds and paths."""
+    return {name: value for name, value in flatten(result.config).items() if name not in (*SEEDS, *PLACES)}
+
+
+def rank(precision: str) -> tuple[int, str]:
+    """Sorting key of a precision: fine to coarse, an FP8 cache after the plain one, unknown names last."""
+    plain = precision.removesuffix("+kv8")
+    return (PRECISIONS.index(plain) if plain in PRECISIONS else len(PRECISIONS), precision)
+
+
+def label(axes: Fields) -> str:
+    """The axes in words, those without a value left out."""
+    words: list[str] = []
+    for name, value in axes.items():
+        text = f"{value:g}" if isinstance(value, float) else "+".join(value) if isinstance(value, list) else str(value)
+        words += [] if value is None else [WORDS.get(name, f"{name.removeprefix(KNOBS)}={{}}").format(text)]
+    return " ".join(words)
+
+
+def flatten(value: Any, prefix: str = "") -> Fields:
+    """Nested dictionaries as one with dotted names."""
+    if not isinstance(value, Mapping):
+        return {prefix: value}
+    return {
+        name: leaf
+        for key, item in value.items()
+        for name, leaf in flatten(item, f"{prefix}.{key}" if prefix else str(key)).items()
+    }
+
+
+def _axes(settings: Sequence[Fields]) -> list[str]:
+    """The fewest fields, in the order of FIRST, that tell apart all settings with equal method and precision."""
+
+    def key(fields: Fields, names: Sequence[str]) -> str:
+        return json.dumps([fields.get(name) for name in names])
+
+    names = ["method", "precision.name"]
+    every = dict.fromkeys(FIRST) | {name: None for fields in settings for name in sorted(fields)}
+    for name in every:
+        if len({key(s, [*names, name]) for s in settings}) > len({key(s, names) for s in settings}):
+            names.append(name)
+    return names[2:]
+
+
+def _usual(settings: Sequence[Fields], names: Sequence[str]) -> Fields:
+    """The most common value of every axis that sets no experiment; contexts are always written out."""
+    usual: Fields = {}
+    for name in names:
+        if not name.startswith(CONTEXT):
+            values = [json.dumps(fields.get(name)) for fields in settings]
+            usual[name] = json.loads(max(values, key=values.count))
+    return usual
+
+
+def _own_knobs(settings: Sequence[Fields], names: Sequence[str]) -> set[tuple[str, str]]:
+    """(method, knob) of the axes that are knobs and vary within the method: of any other its name says enough."""
+    values: dict[tuple[str, str], set[str]] = {}
+    for fields in settings:
+        for name in (n for n in names if n.startswith(KNOBS)):
+            values.setdefault((fields["method"], name), set()).add(json.dumps(fields.get(name)))
+    return {place for place, found in values.items() if len(found) > 1}
+
+
+def _order(values: Any) -> list[tuple[bool, float, str]]:
+    """A sorting key for axis values: numbers by size, then words."""
+    numbers = (int, float)
+    return [(not isinstance(v, numbers), v if isinstance(v, numbers) else 0.0, str(v)) for v in values]

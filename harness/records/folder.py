@@ -1,0 +1,148 @@
+"""What a results folder offers to compare: its sweeps, their readable results, and the comparisons worth a link.
+
+MLflow and the static site show the same list. A file that is no result is named and left alone, so that one bad file
+hides no good ones. Left out: numbers, which are the leaderboard's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+from harness.config.load import read_yaml
+from harness.records.run_result import RunResult, read_result
+
+BASELINES = ("flashrl", "naive")
+"""What the other methods of a precision are set against, one by one."""
+MIN_SETTINGS = 3
+"""A method with at least this many settings at one precision gets a comparison of its own."""
+EVERYTHING, AT_PRECISION, PAIRS, PAIRS_OVER, SETTINGS = (
+    "Everything", "All methods at one precision", "Method against method", "Method against method over contexts",
+    "Settings of one method",
+)  # fmt: skip
+"""Headings, in their order."""
+SWEEPS = Path("sweeps")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """Arms of one sweep that belong side by side."""
+
+    title: str
+    group: str
+    """Heading of the list it stands in."""
+    arms: tuple[str, ...]
+    """Labels."""
+    methods: tuple[str, ...]
+    """The pair, or the one; empty: all."""
+    precision: str
+    """Empty: several."""
+    context: str
+    """Empty: all, or the sweep has one."""
+
+
+def sweeps_in(results: Path) -> list[str]:
+    """The sweeps that have a folder with results, by name."""
+    folders = sorted((results / "runs").glob("*"))
+    return [folder.name for folder in folders if folder.is_dir() and any(folder.glob("*.json"))]
+
+
+def readable(folder: Path) -> tuple[list[RunResult], list[str]]:
+    """(results of a sweep's folder in order of path, one line per file that is none of its results)."""
+    found: list[RunResult] = []
+    problems: list[str] = []
+    for path in sorted(folder.glob("*.json")):
+        try:
+            result = read_result(path)
+        except ValueError as error:
+            problems.append(str(error))
+            continue
+        if result.sweep == folder.name:
+            found.append(result)
+        else:
+            problems.append(f"{path}: belongs to the sweep {result.sweep!r}")
+    return found, problems
+
+
+def purpose(sweep: str, folder: Path = SWEEPS) -> tuple[str, str]:
+    """(question, control method) of a sweep's file; no question and bf16 where there is no file."""
+    path = folder / f"{sweep}.yaml"
+    values = read_yaml(path) if path.is_file() else {}
+    return str(values.get("question", "")), str(values.get("control", "bf16"))
+
+
+def saved_comparisons(rows: Sequence[Mapping[str, Any]]) -> list[Comparison]:
+    """The comparisons of a leaderboard (`arm`, `method`, `precision`, `variant`, `context` of every row).
+
+    Per context: every arm; all methods at a precision; every method against each baseline; a method's settings.
+    """
+    contexts = list(dict.fromkeys(str(row["context"]) for row in rows))
+    found: list[Comparison] = []
+    for context in contexts:
+        inside = [row for row in rows if row["context"] == context]
+        found.append(_comparison(_words("every arm", context), EVERYTHING, inside, "", context))
+        for precision in dict.fromkeys(str(row["precision"]) for row in inside):
+            found += _at(precision, context, [row for row in inside if row["precision"] == precision])
+    if len(contexts) > 1:
+        found += _over_contexts(rows)
+    order = (EVERYTHING, AT_PRECISION, PAIRS_OVER, PAIRS, SETTINGS)
+    return sorted((c for c in found if len(c.arms) > 1), key=lambda comparison: order.index(comparison.group))
+
+
+def _at(precision: str, context: str, rows: Sequence[Mapping[str, Any]]) -> list[Comparison]:
+    """The comparisons within one precision of one context."""
+    where = _words(f"at {precision}", context)
+    found = [_comparison(f"all methods {where}", AT_PRECISION, rows, precision, context)]
+    for one, other in _pairs(rows):
+        both = [row for row in rows if row["method"] in (one, other) and not row["variant"]]
+        title = f"{pair_words((one, other))} {where}"
+        found.append(_comparison(title, PAIRS, both, precision, context, (one, other)))
+    for method in dict.fromkeys(str(row["method"]) for row in rows):
+        own = [row for row in rows if row["method"] == method]
+        if len(own) >= MIN_SETTINGS:
+            title = f"settings of {method} {where}"
+            found.append(_comparison(title, SETTINGS, own, precision, context, (method,)))
+    return found
+
+
+def _over_contexts(rows: Sequence[Mapping[str, Any]]) -> list[Comparison]:
+    """Method against method at one precision over all sizes and lengths."""
+    found: list[Comparison] = []
+    for precision in dict.fromkeys(str(row["precision"]) for row in rows):
+        inside = [row for row in rows if row["precision"] == precision and not row["variant"]]
+        for one, other in _pairs(inside):
+            both = [row for row in inside if row["method"] in (one, other)]
+            title = f"{pair_words((one, other))} at {precision}, every context"
+            found.append(_comparison(title, PAIRS_OVER, both, precision, "", (one, other)))
+    return found
+
+
+def _pairs(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+    """(method, baseline) of the plain settings; the two baselines once against each other."""
+    names = list(dict.fromkeys(str(row["method"]) for row in rows if not row["variant"]))
+    ordered = [name for name in names if name not in BASELINES] + [name for name in BASELINES if name in names]
+    return [(one, other) for one, other in combinations(ordered, 2) if other in BASELINES]
+
+
+def _comparison(
+    title: str,
+    group: str,
+    rows: Sequence[Mapping[str, Any]],
+    precision: str,
+    context: str,
+    methods: tuple[str, ...] = (),
+) -> Comparison:
+    arms = tuple(str(row["arm"]) for row in rows)
+    return Comparison(title=title, group=group, arms=arms, methods=methods, precision=precision, context=context)
+
+
+def pair_words(methods: Sequence[str]) -> str:
+    """Two methods as titles have them."""
+    return " against ".join(methods)
+
+
+def _words(words: str, context: str) -> str:
+    return f"{words}, {context}" if context else words

@@ -1,0 +1,108 @@
+"""A large sweep in one file of the repository: every record, and the series that tables and figures read.
+
+    results/packed/<sweep>.zip      records.jsonl  (a record per line)   series.parquet  (a row per run and step)
+
+`unpack` makes the files of `harness.records.run_result` of it again, where they are missing: records byte for byte,
+and of the series the columns COLUMNS and GROUPS. Hundreds of cells then cost a repository a few MB. Left out: all other columns of
+the series, which stay on the machine that ran the sweep.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from harness.records.run_result import RunResult, read_results, read_series, write_atomic, write_result
+
+COLUMNS = (
+    "reward/mean", "reward/accuracy", "rollout/length_mean", "rollout/truncated_frac", "rollout/tokens",
+    "sync/code_flip_rate", "sync/saturated_frac", "mismatch/kl_k1", "mismatch/kl_k3", "mismatch/chi2_token",
+    "mismatch/ess_token", "mismatch/ess_token_raw", "mismatch/logp_absdiff_mean", "mismatch/logp_absdiff_p99",
+    "mismatch/logp_absdiff_p999", "mismatch/logp_absdiff_max", "train/entropy", "train/grad_norm", "train/ppo_kl",
+    "train/clip_frac", "train/clip_low_frac", "train/clip_high_frac", "train/clip_dual_frac", "train/loss_scale",
+    "train/skipped", "correction/weight_mean", "correction/token_kept_frac", "by_position/position", "by_position/k3",
+    "by_position/count", "by_entropy/entropy", "by_entropy/k3", "by_entropy/count",
+)  # fmt: skip
+GROUPS = ("memory/", "part/", "time/")
+"""Columns, and groups of them, that a packed sweep keeps of every step."""
+FOLDER = "packed"
+RECORDS, SERIES = "records.jsonl", "series.parquet"
+
+
+def pack(results: Path, sweep: str) -> Path:
+    """Write `<results>/packed/<sweep>.zip` from the sweep's folder. Raises ValueError where it has no result."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    folder = results / "runs" / sweep
+    records = read_results(folder)
+    if not records:
+        raise ValueError(f"sweep {sweep}: {folder} holds no result to pack")
+    all_series = {
+        record.run_id: read_series(folder, record.run_id)
+        for record in records
+        if record.num_steps and (folder / f"{record.run_id}.parquet").exists()
+    }
+    grouped = {name for series in all_series.values() for name in series if name.startswith(GROUPS)}
+    kept = [*COLUMNS, *sorted(grouped)]
+    columns: dict[str, list[Any]] = {"run_id": [], **{name: [] for name in kept}}
+    for run_id, series in all_series.items():
+        num_steps = len(next(iter(series.values())))
+        columns["run_id"] += [run_id] * num_steps
+        for name in kept:
+            columns[name] += series.get(name, [None] * num_steps)
+    kinds = {name: pa.list_(pa.float32()) if name.startswith("by_") else pa.float32() for name in kept}
+    table = pa.table({n: pa.array(v, kinds.get(n, pa.string())) for n, v in columns.items()})
+    sink, target = io.BytesIO(), io.BytesIO()
+    pq.write_table(table, sink, compression="zstd", compression_level=19, use_dictionary=["run_id"])  # pyright: ignore[reportArgumentType] - the stub says bool alone
+    lines = "".join(json.dumps(r.model_dump(mode="json"), separators=(",", ":")) + "\n" for r in records)
+    with zipfile.ZipFile(target, "w") as archive:
+        for name, data, how in ((RECORDS, lines.encode(), zipfile.ZIP_LZMA), (SERIES, sink.getvalue(), 0)):
+            info = zipfile.ZipInfo(name)  # a fixed date: equal results make equal files
+            archive.writestr(info, data, compress_type=how)
+    path = results / FOLDER / f"{sweep}.zip"
+    write_atomic(path, target.getvalue())
+    return path
+
+
+def unpack(results: Path, sweep: str | None = None) -> int:
+    """Write the missing files of packed sweeps (of one, where named); how many records were. Raises ValueError for a
+    file that is no packed sweep."""
+    count = 0
+    for path in sorted((results / FOLDER).glob(f"{sweep or '*'}.zip")):
+        try:
+            with zipfile.ZipFile(path) as archive:
+                records = [RunResult.model_validate_json(line) for line in archive.read(RECORDS).splitlines()]
+                folder = results / "runs" / path.stem
+                missing = [r for r in records if not (folder / f"{r.run_id}.json").exists()]
+                rows = _rows(archive.read(SERIES), {r.run_id for r in missing}) if missing else {}
+        except (zipfile.BadZipFile, KeyError, ValueError, OSError) as error:
+            raise ValueError(f"{path}: not a packed sweep: {error}") from error
+        for record in missing:
+            write_result(folder, record, rows.get(record.run_id))
+        count += len(missing)
+    return count
+
+
+def make_available(results: Path, sweep: str | None = None) -> None:
+    """Unpack the sweeps (or the named one) that have no folder of their own yet."""
+    for path in (results / FOLDER).glob(f"{sweep or '*'}.zip"):
+        if not (results / "runs" / path.stem).is_dir():
+            unpack(results, path.stem)
+
+
+def _rows(data: bytes, wanted: set[str]) -> dict[str, Sequence[dict[str, Any]]]:
+    """Run -> one row per step, without what a step does not have."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    found: dict[str, list[dict[str, Any]]] = {}
+    for row in pq.read_table(pa.BufferReader(data)).to_pylist():
+        run = row.pop("run_id")
+        if run in wanted:
+            found.setdefault(run, []).append({name: value for name, value in row.items() if value is not None})
+    return dict(found)

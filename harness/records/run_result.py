@@ -1,0 +1,300 @@
+"""Result files: what one run left behind, as strict JSON with its per-step series in Parquet beside it.
+
+JSON is the record, and everything shown (tables, figures, MLflow) is rebuilt from it. Layout:
+`results/runs/<sweep>/<run_id>.json` and `<run_id>.parquet`. Grouping runs into arms is in `harness.records.arms`.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from statistics import fmean, median
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+Row = Mapping[str, float | Sequence[float]]
+"""The metrics of one step; a list is a profile (by response position, by entropy bucket)."""
+
+
+def _finite(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _settings(value: Any) -> Any:
+    """Plain JSON of settings: an infinite bound keeps its meaning as a string, a tuple becomes a list."""
+    if isinstance(value, Mapping):
+        return {str(key): _settings(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_settings(item) for item in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+Measured = Annotated[float | None, BeforeValidator(_finite)]
+"""A measurement. NaN and infinities are null, since JSON has neither."""
+Settings = Annotated[dict[str, Any], BeforeValidator(_settings)]
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class EvalRecord(_Record):
+    """One evaluation: the same fixed questions, one answer each."""
+
+    step: int
+    """Policy steps taken before it."""
+    precision: str
+    site: Literal["reference", "rollout"]
+    """"reference": the trainer's precision, comparable across runs. "rollout": the run's own sampler."""
+    accuracy: Measured
+    correct: list[Annotated[int, Field(ge=0, le=1)]] = []
+    """Per question, in the order that `question_hash` stands for."""
+    question_hash: str
+    length_mean: Measured = None
+    """Tokens, end token included."""
+    truncated_frac: Measured = None
+    unparsable_frac: Measured = None
+
+
+class MethodRecord(_Record):
+    """The method as it ran."""
+
+    name: str
+    paper: str = ""
+    parts: Settings = {}
+    """Part name -> knob name -> value."""
+    reconstructed: str = ""
+    """What of the rule is ours because no source gives it."""
+
+
+class RunResult(_Record):
+    """One cell of a sweep, whatever became of it; `error` is a traceback."""
+
+    schema_version: Literal[1] = 1
+    run_id: str
+    name: str
+    sweep: str
+    status: Literal["ok", "diverged", "failed", "cancelled", "skipped"]
+    reason: str | None = None
+    is_draft: bool = False
+    """True where the working tree was dirty: the commit does not tell the code."""
+    config: Settings
+    method: MethodRecord
+    planned: Settings = {}
+    passport: Settings | None = None
+    seed: int
+    base_seed: int
+    commit: str | None = None
+    is_dirty: bool = False
+    packages: dict[str, str] = {}
+    hardware: Settings = {}
+    hashes: dict[str, str | None] = {}
+    launch: Settings = {}
+    """Settings of the last attempt's launch that are not the defaults."""
+    trainer: Settings = {}
+    """Who computes the linear layers, by the live modules -> how many."""
+    time_s: dict[str, Measured] = {}
+    """Seconds per stage of `clock.STAGES`, and total."""
+    tokens_per_s: dict[str, Measured] = {}
+    """rollout, end_to_end."""
+    peak_memory_gib: Measured = None
+    memory_gib: dict[str, Measured] = {}
+    """GPU: peaks allocated and reserved by torch's count, a sleeping engine's too; engine: at its start; given_back."""
+    num_steps: int = 0
+    evals: list[EvalRecord] = []
+    summary: dict[str, Measured] = {}
+    retries: list[str] = []
+    started_at: str | None = None
+    """ISO 8601, UTC."""
+    ended_at: str | None = None
+    error: str | None = None
+
+
+def write_result(folder: Path, result: RunResult, series: Sequence[Row] | bytes | None) -> Path:
+    """Write `<run_id>.parquet` (a row per step, or its bytes; none without `series`), then `<run_id>.json`, atomically.
+
+    A JSON file therefore never stands without its series. Raises ValueError naming the file that cannot be written.
+    """
+    path = folder / f"{result.run_id}.json"
+    if series:
+        write_atomic(path.with_suffix(".parquet"), series if isinstance(series, bytes) else _parquet(series))
+    elif path.with_suffix(".parquet").exists():
+        path.with_suffix(".parquet").unlink()
+    write_atomic(path, _json(result))
+    return path
+
+
+def read_result(path: Path) -> RunResult:
+    """One result. Raises ValueError naming the file and the reason where it is missing, corrupt or misnamed."""
+    try:
+        result = RunResult.model_validate_json(path.read_bytes())
+    except OSError as error:
+        raise ValueError(f"{path}: cannot be read: {error.strerror or error}") from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise ValueError(f"{path}: not a result file: {where + ': ' if where else ''}{first['msg']}") from error
+    if result.run_id != path.stem:
+        raise ValueError(f"{path}: run_id is {result.run_id!r}, the file name says {path.stem!r}")
+    return result
+
+
+def read_results(folder: Path) -> list[RunResult]:
+    """Every result under `folder` (a sweep's folder, or `results/runs`), ordered by path; none where it is absent."""
+    return [read_result(path) for path in sorted(folder.rglob("*.json"))]
+
+
+def read_series(folder: Path, run_id: str) -> dict[str, list[Any]]:
+    """Column -> one value per step: floats (NaN where a step has none), or lists of floats.
+
+    Raises ValueError naming the file where it is missing or corrupt.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    path = folder / f"{run_id}.parquet"
+    try:
+        table = pq.read_table(pa.BufferReader(path.read_bytes()))
+    except OSError as error:
+        raise ValueError(f"{path}: cannot be read: {error.strerror or error}") from error
+    except pa.ArrowException as error:
+        raise ValueError(f"{path}: not a Parquet file: {error}") from error
+    columns: dict[str, list[Any]] = {}
+    for name, column in table.to_pydict().items():
+        missing = [] if pa.types.is_list(table.schema.field(name).type) else math.nan
+        columns[name] = [missing if value is None else value for value in column]
+    return columns
+
+
+def verify(folder: Path) -> list[str]:
+    """One line per bad file under `folder`; an empty list where everything is readable and consistent."""
+    bad: list[str] = []
+    paths = sorted(folder.rglob("*.json"))
+    for path in paths:
+        try:
+            result = read_result(path)
+            if result.status != "ok" and not result.reason:
+                bad.append(f"{path}: status is {result.status} without a reason")
+            if path.with_suffix(".parquet").exists():
+                read_series(path.parent, result.run_id)
+            elif result.status == "ok":
+                bad.append(f"{path}: its series {path.stem}.parquet is missing")
+        except ValueError as error:
+            bad.append(str(error))
+    alone = [path for path in sorted(folder.rglob("*.parquet")) if not path.with_suffix(".json").exists()]
+    return bad + [f"{path}: a series without its result" for path in alone]
+
+
+def import_results(source: Path, destination: Path) -> tuple[list[str], list[str]]:
+    """Merge the results under `source` into `<destination>/<sweep>/`: (ids added, ids already there).
+
+    A run that is there already must be the same file, or one that did not finish (failed, cancelled, skipped);
+    otherwise ValueError naming the ids, before anything is copied.
+    """
+    if not source.exists():
+        raise ValueError(f"{source}: no such folder")
+    paths = sorted(source.rglob("*.json")) if source.is_dir() else [source]
+    added: list[tuple[Path, RunResult]] = []
+    known: list[str] = []
+    conflicts: list[str] = []
+    for path in paths:
+        result = read_result(path)
+        target = destination / result.sweep / path.name
+        if target.exists() and target.read_bytes() == path.read_bytes():
+            known.append(result.run_id)
+        elif not target.exists() or read_result(target).status in ("failed", "cancelled", "skipped"):
+            added.append((path, result))
+        else:
+            conflicts.append(f"{result.sweep}/{result.run_id}")
+    if conflicts:
+        raise ValueError(f"{destination}: another result of {', '.join(conflicts)} is there; remove one of the two")
+    for path, result in added:
+        target, series = destination / result.sweep / path.name, path.with_suffix(".parquet")
+        if series.exists():
+            write_atomic(target.with_suffix(".parquet"), series.read_bytes())
+        write_atomic(target, path.read_bytes())
+    return [result.run_id for _, result in added], known
+
+
+SUMMARY: dict[str, tuple[str, Callable[[list[float]], float]]] = {
+    "reward_last": ("reward/mean", lambda values: fmean(values[-5:])),
+    "reward_accuracy_last": ("reward/accuracy", lambda values: fmean(values[-5:])),
+    "k3_max": ("mismatch/kl_k3", max),
+    "k3_median": ("mismatch/kl_k3", median),
+    "ess_token_min": ("mismatch/ess_token", min),
+    "ess_token_raw_min": ("mismatch/ess_token_raw", min),
+    "ess_token_raw_median": ("mismatch/ess_token_raw", median),
+    "entropy_last": ("train/entropy", lambda values: fmean(values[-5:])),
+    "grad_norm_max": ("train/grad_norm", max),
+}
+"""Summary name -> (column of the series, reduction over its finite values)."""
+
+
+def summarise(series: Sequence[Row], evals: Sequence[EvalRecord]) -> dict[str, float | None]:
+    """The few numbers of a run that tables rank: accuracies as fractions, mismatch in nats, None where not measured.
+
+    `auc` is the mean accuracy of the evaluations after step 0, `*_last` the mean of the last five steps.
+    `num_nonfinite` counts NaN and infinite scalars of the series, which every reduction leaves out.
+    """
+    summary: dict[str, float | None] = {}
+    for site, suffix in (("reference", ""), ("rollout", "_rollout")):
+        curve = sorted((e.step, e.accuracy) for e in evals if e.site == site and e.accuracy is not None)
+        after = [accuracy for step, accuracy in curve if step > 0]
+        summary[f"base_accuracy{suffix}"] = curve[0][1] if curve and curve[0][0] == 0 else None
+        summary[f"auc{suffix}"] = fmean(after) if after else None
+        summary[f"final_accuracy{suffix}"] = after[-1] if after else None
+    for name, (column, reduce) in SUMMARY.items():
+        values = [row[column] for row in series if column in row]
+        finite = [float(value) for value in values if isinstance(value, (int, float)) and math.isfinite(value)]
+        summary[name] = reduce(finite) if finite else None
+    scalars = [value for row in series for value in row.values() if isinstance(value, float)]
+    summary["num_nonfinite"] = float(sum(not math.isfinite(value) for value in scalars))
+    return summary
+
+
+def _json(result: RunResult) -> bytes:
+    """One line per field and per evaluation, so that a diff of two results can be read."""
+    dumps = partial(json.dumps, allow_nan=False, ensure_ascii=False)
+    fields = result.model_dump(mode="json")
+    dense = partial(dumps, separators=(",", ":"))  # hundreds of answers per evaluation
+    evals = "[" + ",".join(f"\n  {dense(record)}" for record in fields["evals"]) + "]"
+    lines = [f' "{key}": {evals if key == "evals" else dumps(value)}' for key, value in fields.items()]
+    return ("{\n" + ",\n".join(lines) + "\n}\n").encode()
+
+
+def _parquet(series: Sequence[Row]) -> bytes:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    names = list(dict.fromkeys(name for row in series for name in row))
+    columns: dict[str, Any] = {} if "step" in names else {"step": pa.array(range(len(series)), pa.float32())}
+    for name in names:
+        values: list[Any] = [row.get(name) for row in series]
+        is_list = any(isinstance(value, Sequence) for value in values)
+        columns[name] = pa.array(values, pa.list_(pa.float32()) if is_list else pa.float32(), from_pandas=False)
+    sink = io.BytesIO()
+    pq.write_table(pa.table(columns), sink, compression="zstd", use_dictionary=False, write_statistics=False)
+    return sink.getvalue()
+
+
+def write_atomic(path: Path, data: bytes) -> None:
+    """Write beside, flush to disk, rename: a reader sees the old file or the new one, never a part of one."""
+    temporary = path.with_name(path.name + ".tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError as error:
+        with suppress(OSError):
+            temporary.unlink()
+        raise ValueError(f"{path}: cannot be written: {error.strerror or error}") from error

@@ -1,0 +1,92 @@
+"""Probability of improvement: how often a run of one arm beats a run of another, over one or several settings.
+
+The definition is that of rliable (arXiv 2108.13264, section 4.3): in every stratum (a length, a model size) the share
+of pairs of runs, one of each arm, that the first wins, ties counted half; then the mean over strata. Its percentile
+bootstrap is here for comparison: with 3 to 5 runs it is too narrow, down to nothing where all runs of one arm win.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from harness.records.stats.intervals import Floats, t_quantile
+
+Strata = Sequence[tuple[Floats, Floats]]
+"""Per stratum the scores of the runs of the arm [m] and of the control [n]."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Improvement:
+    """P(arm > control) with its interval; NaN without a stratum that has runs of both."""
+
+    probability: float
+    low: float
+    high: float
+
+
+def improvement(strata: Strata, level: float = 0.95) -> Improvement:
+    """P(arm > control), with the score interval of Newcombe's method 5 (Statistics in Medicine 25, 2006).
+
+    The variance at a supposed probability is Hanley and McNeil's; over K strata it is the mean of theirs over K, as if
+    the probability were one. Student's t with sum(m + n - 2) degrees of freedom in place of the normal: three runs
+    that all beat three others are no proof at the 5 % level, since luck alone does that once in ten (2 of 20 orders).
+    One run each: [0, 1].
+    """
+    strata = [(x, y) for x, y in strata if len(x) and len(y)]
+    if not strata:
+        return Improvement(probability=math.nan, low=math.nan, high=math.nan)
+    point = float(np.mean([won(x, y) for x, y in strata]))
+    df = sum(len(x) + len(y) - 2 for x, y in strata)
+    if df < 1:
+        return Improvement(probability=point, low=0.0, high=1.0)
+    quantile = t_quantile(0.5 + level / 2, df)
+
+    def is_inside(theta: float) -> bool:
+        variance = sum(_variance(theta, len(x), len(y)) for x, y in strata) / len(strata) ** 2
+        return abs(theta - point) <= quantile * math.sqrt(variance)
+
+    return Improvement(probability=point, low=_edge(is_inside, point, 0.0), high=_edge(is_inside, point, 1.0))
+
+
+def improvement_bootstrap(
+    strata: Strata, rng: np.random.Generator, draws: int = 1000, level: float = 0.95
+) -> Improvement:
+    """rliable's interval: runs drawn again with replacement within every stratum and arm, percentiles."""
+    point = float(np.mean([won(x, y) for x, y in strata]))
+    total = np.zeros(draws)
+    for x, y in strata:
+        a = x[rng.integers(len(x), size=(draws, len(x)))]
+        b = y[rng.integers(len(y), size=(draws, len(y)))]
+        total += _wins(a, b)
+    low, high = np.quantile(total / len(strata), [0.5 - level / 2, 0.5 + level / 2])
+    return Improvement(probability=point, low=float(low), high=float(high))
+
+
+def won(arm: Floats, control: Floats) -> float:
+    """Share of the pairs that the arm wins, ties half: the statistic of Mann and Whitney over m n."""
+    return float(_wins(arm[None], control[None])[0])
+
+
+def _wins(a: Floats, b: Floats) -> Floats:
+    """[draws, m] and [draws, n] -> [draws]."""
+    return np.mean(np.sign(a[:, :, None] - b[:, None, :]) / 2 + 0.5, axis=(1, 2))
+
+
+def _variance(theta: float, m: int, n: int) -> float:
+    half = (m + n) / 2 - 1
+    return theta * (1 - theta) * (1 + half * (1 - theta) / (2 - theta) + half * theta / (1 + theta)) / (m * n)
+
+
+def _edge(is_inside: Callable[[float], bool], inside: float, outside: float) -> float:
+    """Where the interval around `inside` ends on the way to `outside`, by bisection."""
+    if inside == outside:
+        return inside
+    inner, outer = inside, outside
+    for _ in range(60):
+        middle = (inner + outer) / 2
+        inner, outer = (middle, outer) if is_inside(middle) else (inner, middle)
+    return inner

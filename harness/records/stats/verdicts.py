@@ -1,0 +1,94 @@
+"""What may be concluded: corrections for many comparisons, equivalence, verdicts, and how many seeds are missing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Literal
+
+from harness.records.stats.intervals import t_cdf, t_quantile
+
+Verdict = Literal["better", "equal", "worse", "cannot tell"]
+
+MIN_SEEDS = 3
+"""Fewer seeds than this are marked preliminary."""
+DELTA = 0.03
+"""Accuracy differences below this do not matter: what "equal" means."""
+MAX_DECLARED = 20
+"""Largest family of comparisons that counts as declared beforehand: every one is tested, no false alarm wanted."""
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Holm's step-down adjustment over one family of tests (Scand. J. Stat. 6, 1979); NaN stays out of the family."""
+    family = sorted((p, index) for index, p in enumerate(p_values) if not math.isnan(p))
+    adjusted = [math.nan] * len(p_values)
+    worst = 0.0
+    for rank, (p, index) in enumerate(family):
+        worst = max(worst, min(1.0, p * (len(family) - rank)))
+        adjusted[index] = worst
+    return adjusted
+
+
+def adjusted(p_values: Sequence[float]) -> list[float]:
+    """p-values adjusted over one family, and tested at the same level: by `holm` for up to MAX_DECLARED comparisons,
+    by the false discovery rate for more, where a table screens rather than tests what was declared."""
+    family = sum(not math.isnan(p) for p in p_values)
+    return holm(p_values) if family <= MAX_DECLARED else false_discovery(p_values)
+
+
+def false_discovery(p_values: Sequence[float]) -> list[float]:
+    """Benjamini and Hochberg's step-up adjustment (J. R. Stat. Soc. B 57, 1995); NaN stays out of the family."""
+    family = sorted((p, index) for index, p in enumerate(p_values) if not math.isnan(p))
+    found = [math.nan] * len(p_values)
+    least = 1.0
+    for rank, (p, index) in reversed(list(enumerate(family, 1))):
+        least = min(least, p * len(family) / rank)
+        found[index] = least
+    return found
+
+
+def verdict(
+    low: float, high: float, delta: float = DELTA, p_adjusted: float | None = None, alpha: float = 0.05
+) -> Verdict:
+    """What the 95 % interval of a difference allows one to say.
+
+    Inside (-delta, delta): equal. Otherwise away from 0, and significant after the correction for many comparisons
+    where `p_adjusted` is given: better or worse. Everything else, and an interval of NaN: cannot tell.
+    """
+    if -delta < low and high < delta:
+        return "equal"
+    is_significant = p_adjusted is None or p_adjusted < alpha
+    if low > 0 and is_significant:
+        return "better"
+    if high < 0 and is_significant:
+        return "worse"
+    return "cannot tell"
+
+
+def further_seeds(
+    sd: float, num_pairs: int, effect: float = DELTA, level: float = 0.95, power: float = 0.8
+) -> int | None:
+    """How many more pairs would show a true difference of `effect` with the given power, by the paired s.d. so far.
+
+    Smallest n >= MIN_SEEDS with (t_{1 - alpha/2, n - 1} + t_{power, n - 1}) sd / sqrt(n) <= effect, less what is there.
+    At least 1; None where the s.d. is not known.
+    """
+    if math.isnan(sd):
+        return None
+    n = max(num_pairs + 1, MIN_SEEDS)
+    while (t_quantile(0.5 + level / 2, n - 1) + t_quantile(power, n - 1)) * sd > effect * math.sqrt(n) and n < 1000:
+        n += 1
+    return n - num_pairs
+
+
+def equivalence_p(mean: float, sd: float, num_pairs: int, delta: float = DELTA) -> float:
+    """p of two one-sided t tests that a paired difference lies within (-delta, delta) (Schuirmann, 1987).
+
+    Below 0.025 exactly where the 95 % interval lies inside: the verdict "equal". NaN below two pairs.
+    """
+    if num_pairs < 2:
+        return math.nan
+    gap = delta - abs(mean)
+    if sd == 0:
+        return 0.0 if gap > 0 else 1.0
+    return t_cdf(-gap * math.sqrt(num_pairs) / sd, num_pairs - 1)

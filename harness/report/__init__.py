@@ -1,0 +1,1 @@
+"""Any sweep, shown: leaderboard, verdict tables, sentences and figures."""

@@ -1,0 +1,126 @@
+"""Curves of an arm with a band over its seeds: what figures draw, as plain arrays."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from harness.records.arms import Arm
+from harness.records.run_result import RunResult, read_series
+from harness.report.leaderboard import SCORED
+
+Floats = NDArray[np.float64]
+Series = Mapping[str, Mapping[str, Sequence[Any]]]
+"""Run id -> column -> value per step."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Band:
+    """A curve over seeds. All [N] float64; NaN where no seed has a value."""
+
+    x: Floats
+    middle: Floats
+    """Mean or median over the seeds."""
+    low: Floats
+    """The lowest seed."""
+    high: Floats
+    ends: tuple[tuple[float, float], ...] = ()
+    """(x, y) of the last value of every run that diverged."""
+
+
+def load_series(folder: Path, results: Sequence[RunResult]) -> dict[str, dict[str, list[Any]]]:
+    """The series of every run that has one, read from `<folder>/<run_id>.parquet`."""
+    runs = [run for run in results if run.num_steps and (folder / f"{run.run_id}.parquet").exists()]
+    return {run.run_id: read_series(folder, run.run_id) for run in runs}
+
+
+def over_steps(
+    arm: Arm, series: Series, column: str, center: Literal["mean", "median"] = "mean", window: int = 1
+) -> Band:
+    """A scalar column over the policy steps, counted from 1; every seed is its running mean over `window` steps."""
+    rows: list[Floats] = []
+    ends: list[tuple[float, float]] = []
+    for run in scored(arm):
+        if column not in series.get(run.run_id, {}):
+            continue
+        values = np.asarray(series[run.run_id][column], dtype=np.float64)
+        values = _running_mean(values, window)
+        rows.append(values)
+        known = np.flatnonzero(np.isfinite(values))
+        if run.status == "diverged" and len(known):
+            ends.append((float(known[-1] + 1), float(values[known[-1]])))
+    width = max(map(len, rows), default=0)
+    padded = np.array([np.pad(row, (0, width - len(row)), constant_values=np.nan) for row in rows]).reshape(
+        len(rows), width
+    )
+    return _band(np.arange(1, width + 1, dtype=np.float64), padded, center, tuple(ends))
+
+
+def over_evaluations(arm: Arm, site: Literal["reference", "rollout"]) -> Band:
+    """Accuracy at every evaluation, step 0 included."""
+    runs = [{r.step: r.accuracy for r in run.evals if r.site == site and r.accuracy is not None} for run in scored(arm)]
+    steps = sorted({step for run in runs for step in run})
+    values = np.array([[run.get(step, np.nan) for step in steps] for run in runs]).reshape(len(runs), len(steps))
+    last = [
+        (float(max(run)), run[max(run)])
+        for run, result in zip(runs, scored(arm), strict=True)
+        if run and result.status == "diverged"
+    ]
+    return _band(np.array(steps, dtype=np.float64), values, "mean", tuple(last))
+
+
+def over_profile(arm: Arm, series: Series, group: str, axis: str, column: str) -> Band:
+    """A profile such as `by_position/k3` against `by_position/position`, over steps weighted by its token counts."""
+    curves: list[dict[float, float]] = []
+    for run in scored(arm):
+        columns = series.get(run.run_id, {})
+        sums: dict[float, list[float]] = {}
+        for x, values, counts in zip(
+            *(columns.get(f"{group}/{name}", ()) for name in (axis, column, "count")), strict=True
+        ):
+            for place, value, count in zip(x, values, counts, strict=True):
+                if count and np.isfinite(value):
+                    total = sums.setdefault(place, [0.0, 0.0])
+                    total[0], total[1] = total[0] + value * count, total[1] + count
+        curves.append({place: total / count for place, (total, count) in sums.items()})
+    places = sorted({place for curve in curves for place in curve})
+    values = np.array([[curve.get(place, np.nan) for place in places] for curve in curves]).reshape(
+        len(curves), len(places)
+    )
+    return _band(np.array(places, dtype=np.float64), values, "median", ())
+
+
+def scored(arm: Arm) -> list[RunResult]:
+    """The runs that count."""
+    return [run for run in arm.runs if run.status in SCORED]
+
+
+def _running_mean(values: Floats, window: int) -> Floats:
+    """Mean of the last `window` values, fewer at the start; NaN left out, and NaN where there is nothing else."""
+    known = np.isfinite(values)
+    totals = np.cumsum(np.concatenate([[0.0], np.where(known, values, 0.0)]))
+    counts = np.cumsum(np.concatenate([[0], known]))
+    start = np.maximum(np.arange(1, len(values) + 1) - window, 0)
+    total, count = totals[1:] - totals[start], counts[1:] - counts[start]
+    return np.where(count > 0, total / np.maximum(count, 1), np.nan)
+
+
+def _band(x: Floats, values: Floats, center: str, ends: tuple[tuple[float, float], ...]) -> Band:
+    if not values.size:
+        empty = np.array([], dtype=np.float64)
+        return Band(x=empty, middle=empty, low=empty, high=empty)
+    middle = _quiet(np.nanmean if center == "mean" else np.nanmedian, values, 0)
+    return Band(x=x, middle=middle, low=_quiet(np.nanmin, values, 0), high=_quiet(np.nanmax, values, 0), ends=ends)
+
+
+def _quiet(reduce: Any, values: Floats, axis: int) -> Any:
+    """A step that no seed has is NaN, which numpy would warn about."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        return reduce(values, axis=axis)

@@ -1,0 +1,92 @@
+"""The figure of a large sweep: every arm's difference from the control with its interval, all contexts side by side.
+
+Rows are arms by precision, from the best to the worst; a marker is a context (a length). Two columns keep seventy arms
+on one page.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from harness.records.arms import Arm, label
+from harness.report.plots.style import style_name
+
+CONTEXTS = (("#202020", "o", "full"), ("#0072B2", "s", "none"), ("#D55E00", "D", "full"), ("#009E73", "^", "none"))
+"""(colour, marker, fill) of the contexts in order."""
+FADED = 0.4
+"""Opacity of what the verdict does not call."""
+Rows = list[tuple[str, str]]
+"""(precision, name)."""
+
+
+def differences(arms: Sequence[Arm], board: dict[str, Any], control: str) -> Figure | None:
+    """AUC minus the control's of every arm that was compared; None where there is none."""
+    found: dict[tuple[str, str], dict[str, Any]] = {}
+    for arm in arms:
+        row = board[arm.label]
+        if not math.isnan(row["difference"]):
+            found.setdefault((arm.precision, style_name(arm)), {})[label(arm.context)] = row
+    if not found:
+        return None
+    contexts = list(dict.fromkeys(label(arm.context) for arm in arms))
+    precisions = list(dict.fromkeys(arm.precision for arm in arms))
+    order = sorted(found, key=lambda key: (precisions.index(key[0]), -_mean(found[key])))
+    halves = _halves(order)
+    height = 0.165 * max(map(len, halves)) + 1.1
+    figure = Figure(figsize=(7.6, height), layout="constrained")
+    axes: Any = figure.subplots(1, len(halves), sharex=True, squeeze=False)
+    for ax, rows in zip(axes[0], halves, strict=True):
+        _draw(ax, rows, found, contexts)
+    figure.supxlabel(f"mean accuracy during training minus that of {control}, 95 % intervals", fontsize=8)
+    handles = [
+        Line2D([], [], color=colour, marker=marker, fillstyle=fill, linewidth=1.0, markersize=3.6, label=name or "all")  # pyright: ignore[reportArgumentType]
+        for name, (colour, marker, fill) in zip(contexts, CONTEXTS, strict=False)
+    ]
+    faded = Line2D([], [], color="#202020", alpha=FADED, marker="o", linewidth=1.0, markersize=3.6, label="cannot tell")
+    figure.legend(handles=[*handles, faded], loc="outside upper center", ncols=len(handles) + 1)
+    return figure
+
+
+def _mean(rows: dict[str, Any]) -> float:
+    return sum(row["difference"] for row in rows.values()) / len(rows)
+
+
+def _halves(order: Rows) -> list[Rows]:
+    """One column of up to 30 rows, else two, cut between precisions where that leaves them nearest to equal."""
+    if len(order) <= 30:
+        return [order]
+    cuts = [i for i in range(1, len(order)) if order[i][0] != order[i - 1][0]] or [len(order) // 2]
+    cut = min(cuts, key=lambda i: abs(2 * i - len(order)))
+    return [order[:cut], order[cut:]]
+
+
+def _draw(ax: Axes, rows: Rows, found: dict[tuple[str, str], dict[str, Any]], contexts: Sequence[str]) -> None:
+    for y, key in enumerate(rows):
+        for i, context in enumerate(contexts):
+            row = found[key].get(context)
+            if row is None:
+                continue
+            colour, marker, fill = CONTEXTS[i % len(CONTEXTS)]
+            alpha = FADED if row["verdict"] == "cannot tell" else 1.0
+            at = y + 0.36 * (i - (len(contexts) - 1) / 2)
+            if not math.isnan(row["difference_low"]):
+                ends = [row["difference_low"], row["difference_high"]]
+                ax.plot(ends, [at, at], color=colour, linewidth=1.0, alpha=alpha, solid_capstyle="butt")
+            ax.plot(row["difference"], at, color=colour, marker=marker, fillstyle=fill, markersize=3.2, alpha=alpha)  # pyright: ignore[reportArgumentType]
+    names = [precision for precision, _ in rows]
+    for index, precision in enumerate(dict.fromkeys(names)):
+        first, count = names.index(precision), names.count(precision)
+        if index % 2 == 0:
+            ax.axhspan(first - 0.5, first + count - 0.5, color="#F3F3F3", zorder=0, linewidth=0)
+    ax.axvline(0.0, color="#707070", linewidth=0.8, zorder=1)
+    ax.set_yticks(range(len(rows)), [f"{precision}  {name}" for precision, name in rows], fontsize=6.5)
+    ax.set_ylim(len(rows) - 0.5, -0.5)
+    ax.set_xlim(-1.0, 0.3)
+    ax.grid(axis="y", visible=False)
+    ax.tick_params(axis="y", length=0)

@@ -1,0 +1,180 @@
+"""Whole distributions of runs: performance profiles, and the probability of improvement over several settings at once.
+
+A profile is the share of runs that score above tau, for every tau (arXiv 2108.13264, section 4.2): unlike a mean it
+shows that one run in three collapsed. A line is a method and variant at one precision, its strata are the contexts
+(lengths, model sizes), and a run scores its AUC. Left out: scores per context, which are in
+`harness.report.leaderboard`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from harness.records import stats
+from harness.records.arms import Arm, control_of, label
+from harness.records.stats import Floats
+from harness.report.leaderboard import score_arm
+from harness.report.plots.style import INK, style_name
+
+STYLE = Path(__file__).with_name("plot_style.mplstyle")
+TAUS = np.linspace(0, 1, 201)
+BASELINE = "naive"
+MAX_LINES = 7
+"""Lines of a panel: control and baseline, then the best; a grey print tells no more apart."""
+LOOKS: tuple[tuple[str, Any], ...] = (
+    ("#0072B2", "-"), ("#009E73", (0, (5, 1.5))), ("#CC79A7", (0, (1.2, 1.2))), ("#E69F00", (0, (5, 1.2, 1.2, 1.2))),
+    ("#56B4E9", (0, (8, 1.5))), ("#808080", (0, (3, 1, 1, 1, 1, 1))),
+)  # fmt: skip
+"""(colour, dash) of the lines beyond control and baseline."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Profile:
+    """Share of runs above each threshold, with a band that holds the whole curve at once. All [N] float64."""
+
+    taus: Floats
+    fraction: Floats
+    low: Floats
+    high: Floats
+    num_runs: int
+
+
+def profile(strata: Sequence[Floats], taus: Floats, level: float = 0.95) -> Profile:
+    """The profile of runs in strata of equal weight; `strata` holds the scores [n_k] of each.
+
+    The band is Dvoretzky, Kiefer and Wolfowitz's with Massart's constant, at the effective number of runs
+    1 / sum(w^2): a run of stratum k weighs 1 / (K n_k). Unlike a bootstrap it stays honest for 3 runs: +-0.78.
+    """
+    strata = [scores for scores in strata if len(scores)]
+    if not strata:
+        empty = np.full_like(taus, math.nan)
+        return Profile(taus=taus, fraction=empty, low=empty, high=empty, num_runs=0)
+    fraction = np.mean([np.mean(scores[:, None] > taus, axis=0) for scores in strata], axis=0)
+    effective = len(strata) ** 2 / sum(1 / len(scores) for scores in strata)
+    half = math.sqrt(math.log(2 / (1 - level)) / (2 * effective))
+    return Profile(
+        taus=taus, fraction=fraction, low=np.clip(fraction - half, 0, 1), high=np.clip(fraction + half, 0, 1),
+        num_runs=sum(map(len, strata)),
+    )  # fmt: skip
+
+
+def run_scores(arm: Arm) -> Floats:
+    """The AUC of every scored run of an arm, [n]."""
+    return np.array(list(score_arm(arm).auc.values()), dtype=np.float64)
+
+
+def improvements(arms: Sequence[Arm], control: str) -> pd.DataFrame:
+    """P(arm > control) over all contexts that have both, one row per method, precision and variant.
+
+    Columns: arm, settings (how many contexts), runs, control_runs, probability, low, high. Empty where the sweep has a
+    single context.
+    """
+    lines: dict[tuple[str, str], list[Arm]] = {}
+    for arm in arms:
+        lines.setdefault((arm.precision, style_name(arm)), []).append(arm)
+    rows: list[dict[str, Any]] = []
+    for (precision, name), members in lines.items():
+        pairs = [(arm, control_of(arm, arms, control)) for arm in members]
+        strata = [(run_scores(a), run_scores(c)) for a, c in pairs if c is not None and c is not a]
+        strata = [(x, y) for x, y in strata if len(x) and len(y)]
+        if len(strata) > 1:
+            found = stats.improvement(strata)
+            rows.append(
+                {
+                    "arm": f"{name} {precision}",
+                    "settings": len(strata),
+                    "runs": sum(len(x) for x, _ in strata),
+                    "control_runs": sum(len(y) for _, y in strata),
+                    "probability": found.probability,
+                    "low": found.low,
+                    "high": found.high,
+                }
+            )
+    return pd.DataFrame(rows)
+
+
+def save_png(draw: Callable[[], Figure | None], path: Path) -> list[Path]:
+    """Draw in the house style and write whole; nothing where there is nothing to draw. Equal data give equal files."""
+    with mpl.rc_context(fname=STYLE):
+        figure = draw()
+        if figure is None:
+            return []
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(f".{path.name}.part")  # a full disk must not leave half a figure
+        figure.savefig(temporary, format="png", metadata={})
+        temporary.replace(path)
+    return [path]
+
+
+def profile_figure(arms: Sequence[Arm], control: str = "bf16") -> Figure | None:
+    """A panel per precision with its best lines, the control and the baseline; None without two scored arms."""
+    contexts = list(dict.fromkeys(label(arm.context) for arm in arms))
+    lines: dict[tuple[str, str], dict[str, Floats]] = {}
+    for arm in arms:
+        if len(scores := run_scores(arm)):
+            lines.setdefault((arm.precision, style_name(arm)), {})[label(arm.context)] = scores
+    reference = next((key for key in lines if key[1] == control), None)
+    precisions = [p for p in dict.fromkeys(p for p, _ in lines) if reference is None or p != reference[0]]
+    if not precisions or len(lines) < 2:
+        return None
+    columns = min(3, len(precisions))
+    rows = math.ceil(len(precisions) / columns)
+    figure = Figure(figsize=(2.35 * columns + 0.3, 2.3 * rows + 0.3), layout="constrained")
+    axes: Any = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
+    for ax, precision in zip(axes.flat, precisions, strict=False):
+        inside = {name: strata for (p, name), strata in lines.items() if p == precision}
+        _panel(ax, precision, inside, None if reference is None else (control, lines[reference]), contexts)
+    for ax in axes.flat[len(precisions) :]:
+        ax.set_axis_off()
+        axes.flat[list(axes.flat).index(ax) - columns].xaxis.set_tick_params(labelbottom=True)
+    over = " over " + ", ".join(contexts) if len(contexts) > 1 else ""
+    figure.supxlabel(f"tau: mean accuracy during training{over}", fontsize=8)
+    figure.supylabel("share of runs above tau (bands: 95 %, whole curve)", fontsize=8)
+    return figure
+
+
+def _panel(
+    ax: Axes,
+    precision: str,
+    inside: dict[str, dict[str, Floats]],
+    reference: tuple[str, dict[str, Floats]] | None,
+    contexts: Sequence[str],
+) -> None:
+    def score(name: str) -> float:
+        return float(np.mean([scores.mean() for scores in inside[name].values()]))
+
+    whole = [name for name in inside if len(inside[name]) == len(contexts)] or list(inside)
+    ranked = sorted((name for name in whole if name != BASELINE), key=score, reverse=True)
+    room = MAX_LINES - (reference is not None) - (BASELINE in inside)
+    shown: list[tuple[str, dict[str, Floats], str, Any]] = [
+        (name, inside[name], *look) for name, look in zip(ranked[:room], LOOKS, strict=False)
+    ]
+    if BASELINE in inside:
+        shown.insert(0, (BASELINE, inside[BASELINE], "#D55E00", "-"))
+    if reference is not None:
+        shown.insert(0, (*reference, INK, "-"))
+    for index, (_, strata, colour, dash) in enumerate(shown):
+        found = profile(list(strata.values()), TAUS)
+        ax.step(found.taus, found.fraction, where="post", color=colour, linestyle=dash, linewidth=1.2, zorder=3)
+        if index < 2:  # more bands than two are a grey wall
+            ax.fill_between(found.taus, found.low, found.high, step="post", color=colour, alpha=0.07, linewidth=0)
+    left_out = len(inside) - len([name for name, *_ in shown if name in inside])
+    ax.set_title(precision + (f", best {room} of {len(ranked)}" if left_out else ""))
+    handles = [Line2D([], [], color=c, linestyle=d, linewidth=1.2, label=name) for name, _, c, d in shown]
+    ax.legend(
+        handles=handles, fontsize=5.5, loc="upper left", ncols=2, handlelength=2, labelspacing=0.25, columnspacing=1
+    )
+    room_above = 0.1 * math.ceil(len(handles) / 2) + 0.03  # the legend stands above the curves, never on them
+    ax.set_ylim(-0.03, max(ax.get_ylim()[1], 1.03 + room_above))
+    ax.set_yticks(np.linspace(0, 1, 6))

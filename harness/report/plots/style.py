@@ -1,0 +1,168 @@
+"""Panels of curves: one per precision, so that ten arms and more stay apart, with the control in every panel.
+
+A look belongs to a method (and variant). It differs in colour, dash and marker at once, so that it survives a grey
+print.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib import rcParams
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure, SubFigure
+from matplotlib.font_manager import FontProperties
+from matplotlib.lines import Line2D
+from matplotlib.textpath import TextPath
+from matplotlib.ticker import MaxNLocator
+
+from harness.records.arms import Arm
+from harness.report.plots.bands import Band
+
+STYLE = Path(__file__).with_name("plot_style.mplstyle")
+INK = "#202020"
+COLOURS = ("#009E73", "#E69F00", "#56B4E9", "#808080", "#CC79A7", "#0072B2")
+"""Okabe and Ito's palette, less black (the control), vermilion (no correction) and yellow (too pale), with a grey."""
+DASHES: tuple[Any, ...] = ((0, (1.2, 1.2)), (0, (5, 1.2, 1.2, 1.2)), (0, (8, 1.5)), (0, (3, 1, 1, 1, 1, 1)))
+MARKERS = "^Dv<>Ph"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Look:
+    """How one method and variant is drawn in every panel."""
+
+    colour: str
+    dash: Any
+    marker: str
+
+
+Looks = dict[str, Look]
+FAMILIAR = {
+    "naive": Look(colour="#D55E00", dash=(0, (5, 1.5)), marker="X"),
+    "flashrl": Look(colour="#0072B2", dash="-", marker="s"),
+    "naive bypass_ppo": Look(colour="#CC79A7", dash=(0, (2.5, 1)), marker="P"),
+}
+"""Looks that are the same in the figures of every sweep."""
+
+PRECISION_LOOKS = {
+    "bf16": Look(colour=INK, dash="-", marker="o"),
+    "fp32": Look(colour="#808080", dash=(0, (1.2, 1.2)), marker="h"),
+    "fp16": Look(colour="#009E73", dash=(0, (8, 1.5)), marker="P"),
+    "int8": Look(colour="#0072B2", dash="-", marker="s"),
+    "fp8_block": Look(colour="#56B4E9", dash=(0, (5, 1.2, 1.2, 1.2)), marker="D"),
+    "nvfp4": Look(colour="#E69F00", dash=(0, (3, 1)), marker="v"),
+    "int4": Look(colour="#D55E00", dash=(0, (5, 1.5)), marker="X"),
+    "int3": Look(colour="#CC79A7", dash=(0, (1.2, 1.2)), marker="^"),
+    "int2": Look(colour="#808080", dash=(0, (3, 1, 1, 1)), marker="<"),
+}
+"""Looks of the formats where a line is a precision and the method is the same."""
+
+
+def looks_of(arms: Sequence[Arm], control: str) -> Looks:
+    """A look per method and variant: black for the control, the familiar ones always the same, the rest in turn."""
+    names = sorted({style_name(arm) for arm in arms}, key=lambda name: (" " in name, name))
+    known = FAMILIAR | {control: Look(colour=INK, dash="-", marker="o")}
+    taken = {known[name].colour for name in names if name in known}
+    colours = cycle([colour for colour in COLOURS if colour not in taken] or COLOURS)
+    rest = zip(colours, cycle(DASHES), cycle(MARKERS), strict=False)
+    looks: Looks = {}
+    for name in names:
+        if name not in known:
+            colour, dash, marker = next(rest)
+            known[name] = Look(colour=colour, dash=dash, marker=marker)
+        looks[name] = known[name]
+    return looks
+
+
+def style_name(arm: Arm) -> str:
+    """What a legend calls the arm: its panel says the precision."""
+    return f"{arm.method} {arm.variant}".strip()
+
+
+def small_multiples(
+    arms: Sequence[Arm],
+    curve: Callable[[Arm], Band],
+    x_label: str,
+    y_label: str,
+    *,
+    looks: Looks,
+    control: str,
+    is_log: bool = False,
+    marked: bool = False,
+    x_linear_below: float | None = None,
+) -> Figure | None:
+    """One panel per precision with the control in each; None where no arm has such a curve.
+
+    `marked` puts a marker on every point; `x_linear_below` makes the x axis logarithmic beyond it.
+    """
+    bands = {arm.label: band for arm in arms if len((band := curve(arm)).x)}
+    reference = [arm for arm in arms if arm.method == control and arm.label in bands]
+    others = [arm for arm in arms if arm.label in bands and arm not in reference]
+    panels = {arm.precision: [a for a in others if a.precision == arm.precision] for arm in others or reference}
+    if not panels:
+        return None
+    columns = min((4, 3), key=lambda n: (-len(panels) % n, -n)) if len(panels) > 4 else len(panels)
+    rows = math.ceil(len(panels) / columns)
+    figure = Figure(figsize=(6.75, 1.75 * rows + 0.6), layout="constrained")
+    axes = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
+    for ax, (precision, inside) in zip(axes.flat, panels.items(), strict=False):
+        ax.set_title(precision)
+        for arm in [*reference, *inside]:
+            draw_band(ax, bands[arm.label], looks[style_name(arm)], is_log, marked)
+        if is_log:
+            _log_scale(ax, [style_name(arm) for arm in inside if not (bands[arm.label].middle > 0).any()])
+        if x_linear_below is None:
+            ax.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+        else:
+            ax.set_xscale("symlog", linthresh=x_linear_below, linscale=0.4)
+    for ax in axes.flat[len(panels) :]:
+        ax.set_axis_off()
+        above = axes.flat[list(axes.flat).index(ax) - columns]
+        above.xaxis.set_tick_params(labelbottom=True)
+    figure.supxlabel(x_label, fontsize=8)
+    figure.supylabel(y_label, fontsize=8)
+    shown = [style_name(arm) for arm in [*reference, *others]]
+    legend(figure, {name: looks[name] for name in dict.fromkeys(shown)}, marked)
+    return figure
+
+
+def draw_band(ax: Axes, band: Band, look: Look, is_log: bool = False, marked: bool = False) -> None:
+    """The middle as a line, the seeds as a band, a cross where a run diverged. A log axis leaves out zeros."""
+    middle, low, high = (
+        np.where(values > 0, values, np.nan) if is_log else values for values in (band.middle, band.low, band.high)
+    )
+    front = 3 if look.colour == INK else 2
+    ax.fill_between(band.x, low, high, color=look.colour, alpha=0.16, linewidth=0, zorder=front - 1)
+    marker = look.marker if marked else ""
+    width = 1.3 if len(band.x) < 20 else 1.0
+    ax.plot(band.x, middle, color=look.colour, linestyle=look.dash, marker=marker, linewidth=width, zorder=front)
+    for x, y in band.ends:
+        ax.plot(x, y, marker="x", markersize=6, color=look.colour, zorder=4)
+
+
+def _log_scale(ax: Axes, zeros: Sequence[str]) -> None:
+    """A logarithmic y axis, which cannot show the arms that are exactly 0: they are named."""
+    ax.set_yscale("log")
+    ax.minorticks_off()
+    said = "\n".join(f"{name}: exactly 0" for name in zeros)
+    ax.text(0.04, 0.98, said, transform=ax.transAxes, fontsize=6.5, va="top")
+
+
+def legend(figure: Figure | SubFigure, looks: Looks, marked: bool = True, columns: int = 5) -> None:
+    """One legend above all panels, in at most so many columns as its longest name leaves room for."""
+    font = FontProperties(size=rcParams["legend.fontsize"])
+    em = font.get_size_in_points() / 72
+    spaces = rcParams["legend.handlelength"] + rcParams["legend.handletextpad"] + rcParams["legend.columnspacing"]
+    widest = max(TextPath((0, 0), name, prop=font).get_extents().width for name in looks) / 72 + em * spaces
+    columns = max(1, min(len(looks), columns, int(figure.bbox.width / figure.dpi / widest)))
+    handles = [
+        Line2D([], [], color=look.colour, linestyle=look.dash, marker=look.marker if marked else "", label=name)
+        for name, look in looks.items()
+    ]
+    figure.legend(handles=handles, loc="outside upper center", ncols=columns)

@@ -1,0 +1,90 @@
+"""What a table says in words: where the scores disagree, what fell below its start, and what was expected."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import permutations
+
+import pandas as pd
+
+from harness.records.run_result import RunResult
+
+EXPECTED_WITHIN = 0.05
+
+
+@dataclass(frozen=True, kw_only=True)
+class Expectation:
+    """One comparison that held on the embedded default task when its hyper-parameters were chosen."""
+
+    text: str
+    score: str
+    """Column of the leaderboard."""
+    low: tuple[str, str, str]
+    """(method, precision, variant) that scores lower."""
+    high: tuple[str, str, str]
+    is_close: bool = False
+    """The two are at most EXPECTED_WITHIN apart instead."""
+
+
+_BF16, _INT4, _TIS = ("bf16", "bf16", ""), ("naive", "int4", ""), ("flashrl", "int4", "")
+_INT8, _BYPASS = ("naive", "int8", ""), ("naive", "int4", "bypass_ppo")
+EXPECTATIONS = (
+    Expectation(text="int8 keeps the accuracy of bf16", score="accuracy", low=_INT8, high=_BF16, is_close=True),
+    Expectation(text="uncorrected int4 learns less than bf16", score="auc", low=_INT4, high=_BF16),
+    Expectation(text="TIS repairs part of int4", score="auc", low=_INT4, high=_TIS),
+    Expectation(text="uncorrected int4 is ahead of TIS as rolled", score="rollout_accuracy", low=_TIS, high=_INT4),
+    Expectation(text="the bypass clip hurts int4", score="auc", low=_BYPASS, high=_INT4),
+)
+
+
+def findings(board: pd.DataFrame, results: Sequence[RunResult]) -> list[str]:
+    """Sentences about a leaderboard, strongest first; on point estimates, the verdict column has the intervals."""
+    lines: list[str] = []
+    for context, rows in board.groupby("context", sort=False):
+        where = f" ({context})" if context else ""
+        lines += [line + where for line in [*_collapses(rows), *_reversals(rows)]]
+    engines = {run.config.get("engine", {}).get("name") for run in results}
+    tasks = {run.config.get("task", {}).get("name") for run in results}
+    if engines == {"embedded"} and tasks == {"sort"}:
+        for context, rows in board.groupby("context", sort=False):
+            lines += _expectations(rows, f" ({context})" if context else "")
+    return lines
+
+
+def _collapses(rows: pd.DataFrame) -> list[str]:
+    return [
+        f"{row['arm']}: training ends below its start, {row['accuracy']:.2f} against {row['base_accuracy']:.2f}"
+        for row in rows.to_dict("records")
+        if row["accuracy"] < row["base_accuracy"]
+    ]
+
+
+def _reversals(rows: pd.DataFrame) -> list[str]:
+    """Arms of one precision that the two accuracies rank in opposite orders; per precision the clearest pair."""
+    lines: list[str] = []
+    for precision, group in rows.groupby("precision", sort=False):
+        clearest, line = 0.0, ""
+        for a, b in permutations(group.to_dict("records"), 2):
+            gain, loss = a["accuracy"] - b["accuracy"], b["rollout_accuracy"] - a["rollout_accuracy"]
+            if min(gain, loss) > clearest:
+                clearest = min(gain, loss)
+                line = (
+                    f"{precision}: {a['arm']} is ahead of {b['arm']} in the reference precision (by {gain:.2f}) "
+                    f"and behind it in the rollout format (by {loss:.2f})"
+                )
+        lines += [line] if line else []
+    return lines
+
+
+def _expectations(rows: pd.DataFrame, where: str) -> list[str]:
+    index = {(row["method"], row["precision"], row["variant"]): row for row in rows.to_dict("records")}
+    lines: list[str] = []
+    for expected in EXPECTATIONS:
+        low, high = (index.get(arm, {}).get(expected.score, math.nan) for arm in (expected.low, expected.high))
+        if not math.isnan(high - low):
+            is_held = abs(high - low) <= EXPECTED_WITHIN if expected.is_close else low < high
+            word = "as expected" if is_held else "NOT as expected"
+            lines.append(f"{word}: {expected.text} ({expected.score} {low:.2f} and {high:.2f}){where}")
+    return lines

@@ -1,0 +1,295 @@
+"""One cell in one process: build, resume, train, and leave a result whatever happens.
+
+    python -m harness.run.cell CELL.json      (written by the launcher: {"config": ..., "launch": ...})
+
+Exit codes: 0 a result was written, whatever its status; 3 cancelled, a state to resume from was written; 4 the result
+could not be written, the last line of the log says why. This is a process edge, so here alone any exception becomes a
+record. A cell holds a lock on its work folder, so that one which outlives a killed launcher and its successor take
+turns.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import fcntl
+import json
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from harness.api import Plan, Step
+from harness.config.compose import Composed, compose
+from harness.config.load import parse, run_id
+from harness.config.schema import Launch, RunConfig
+from harness.engines.embedded.engine import EmbeddedEngine
+from harness.engines.factory import check_engine, make_engine
+from harness.foundation import provenance
+from harness.foundation.state_files import load_state, save_state
+from harness.models.checkpoint import content_hash
+from harness.numerics.formats import format_named
+from harness.records.run_result import Row, RunResult, read_result, write_result
+from harness.run.gpu_sharing import reserved_gib
+from harness.run.loop import REFERENCE, train
+from harness.run.record import record
+from harness.run.run import Run
+from harness.start.prepare import held_out, prepare, start_of
+from harness.trainers.local.forward import Thrift
+from harness.trainers.local.policy import policy
+from harness.trainers.local.trainer import EXTRAS, Diverged, LocalTrainer
+from harness.trainers.verl import checks
+from harness.trainers.verl.parent import Watched, watch
+
+CANCELLED = 3
+UNWRITTEN = 4
+ENDED = ("ok", "diverged")
+"""Statuses of a cell that ran to its end: it is not begun again."""
+UNSAVED = "the state could not be saved"
+"""How the note begins of a run that has nothing to resume from."""
+ORPHAN_S = 60.0
+"""How long a cell whose launcher is gone may take to its next step."""
+
+
+class Cancelled(Exception):  # noqa: N818 - a request, not a defect
+    """The launcher asked the cell to stop, or is gone."""
+
+
+def work_folder(launch: Launch, cell_id: str) -> Path:
+    """Where a cell keeps its state, its progress and its log until it has a result."""
+    return Path(launch.results) / "work" / cell_id
+
+
+def record_path(launch: Launch, cell_id: str) -> Path:
+    """Where a cell's record stands."""
+    return Path(launch.results) / "runs" / launch.sweep / f"{cell_id}.json"
+
+
+def check(config: RunConfig) -> Composed:
+    """The composed method of a run that can work here. Raises ValueError, one line, before anything is loaded."""
+    composed = compose(config)
+    if config.trainer.name == "verl":
+        checks.check(config, composed)
+    check_engine(config, composed, EXTRAS)
+    return composed
+
+
+def check_device(config: RunConfig) -> None:
+    """Raises ValueError, one line, where the run's device is not on this machine."""
+    if config.trainer.device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("trainer.device=cuda: no CUDA device is visible; valid: trainer.device=cpu")
+
+
+def check_place(config: RunConfig, launch: Launch) -> None:
+    """Raises ValueError, one line, where this machine does not have what the run wants: its device, verl, a cluster;
+    or where `launch` asks for two things that exclude each other."""
+    check_device(config)
+    Thrift.of(launch)
+    if config.trainer.name != "verl":
+        if launch.gpus * launch.nodes != 1:
+            raise ValueError(
+                f"launch.nodes={launch.nodes} launch.gpus={launch.gpus}: trainer={config.trainer.name} works on one "
+                "GPU; choose trainer=verl"
+            )
+        return
+    checks.check_launch(config, launch)
+    checks.check_installed()
+    checks.check_cluster(launch.ray_address)
+    has = torch.cuda.device_count()
+    if config.trainer.device == "cuda" and launch.ray_address is None and launch.gpus > has:
+        raise ValueError(f"launch.gpus={launch.gpus}: {has} CUDA devices are visible; valid: 1 to {has}")
+
+
+def build(config: RunConfig, launch: Launch) -> tuple[Run, dict[str, str | None]]:
+    """Everything alive in a run, at step 0, and the hashes of what it starts from. Raises ValueError on bad input."""
+    composed, device = check(config), config.trainer.device
+    check_device(config)
+    start = start_of(config, launch)
+    model = prepare(composed, config, start, launch).to(device)
+    shape = model.config
+    model = policy(model, composed, config.base_seed, launch.fp8_kernels)
+    algo, needs = config.algo, composed.needs(Step(index=0, total=config.trainer.steps, seed=config.seed))
+    is_exact = composed.plan.sampler == "trainer"
+    trainer = LocalTrainer(
+        model, config.trainer, composed.plan, temperature=config.engine.temperature,
+        micro_batch_rows=config.engine.max_batch if is_exact else None, micro_batch_tokens=launch.micro_batch_tokens,
+        num_updates=config.trainer.steps * algo.num_minibatches * algo.num_epochs,
+        wants_entropy_grad=algo.entropy_coef != 0, wants_reference=algo.kl_coef != 0 or "ref_logp" in needs,
+        wants_shadow="shadow" in needs, lr_factor=composed.lr_factor, thrift=Thrift.of(launch),
+    )  # fmt: skip
+    ids = {"eos_id": start.task.eos_id, "pad_id": start.task.pad_id, "device": device}
+    before = reserved_gib(device)
+    engine = make_engine(
+        config, shape, composed.plan, trainer_model=trainer.model if is_exact else None,
+        keeps_log_probs="rollout_kl" in needs, **ids,
+    )  # fmt: skip
+    share = {"engine": reserved_gib(device) - before} if device == "cuda" else {}
+    reference = EmbeddedEngine(
+        shape, Plan(rollout_weights=format_named(REFERENCE)), max_batch=config.engine.max_batch, **ids
+    )
+    run = Run(
+        config=config, composed=composed, task=start.task, trainer=trainer, engine=engine, reference=reference,
+        max_new_tokens=config.engine.max_new_tokens or start.task.max_new_tokens,
+        eval_items=held_out(config, start.task),
+    )  # fmt: skip
+    run.keep_peaks(share)
+    return run, {"model": content_hash(start.folder), "task": start.task.content_hash()}
+
+
+def run_cell(config: RunConfig, launch: Launch, should_stop: Callable[[], bool] = lambda: False) -> RunResult:
+    """Train one cell to its end and write its result; resumes from the cell's own state. Raises Cancelled."""
+    started, began = datetime.now(UTC), time.perf_counter()
+    work = work_folder(launch, run_id(config))
+    work.mkdir(parents=True, exist_ok=True)
+    run: Run | Watched | None = None
+    hashes: dict[str, str | None] = {}
+    notes: list[str] = []
+    status, reason, error = "ok", None, None
+    try:
+        if config.trainer.name == "verl":
+            run, hashes = watch(config, launch, check(config), work)
+            run.train(lambda step, reward: _tell(work, config, step, reward), should_stop, Cancelled)
+            hashes["final"] = run.final_hash()
+        else:
+            run, hashes = _resume(config, launch, work / "state.pt", notes)
+            train(run, _after_step(work, launch, should_stop, notes))
+            hashes["final"] = provenance.tensors_hash(run.trainer.weights())
+    except Cancelled:
+        raise
+    except Diverged as divergence:
+        status, reason = "diverged", f"step {run.step if run else 0}: {divergence}"
+    except Exception as failure:  # process edge: the record must tell what happened, and the sweep must go on
+        status, reason, error = "failed", f"{type(failure).__name__}: {failure}", traceback.format_exc()
+    finally:
+        if run is not None:
+            run.close()
+    result = record(config, launch, run, hashes, status, reason, error)
+    total = sum(v or 0.0 for name, v in result.time_s.items() if name != "total")
+    result = result.model_copy(
+        update={
+            "started_at": started.isoformat(timespec="seconds"),
+            "ended_at": datetime.now(UTC).isoformat(timespec="seconds"),
+            "time_s": result.time_s | {"total": max(total, time.perf_counter() - began)},
+            "retries": [*result.retries, *notes],
+        }
+    )
+    write(launch, result, run.series if run else None)
+    return result
+
+
+def is_finished(launch: Launch, cell_id: str) -> bool:
+    """Has the cell run to its end? Raises ValueError where a file that is no result stands in its record's place."""
+    path = record_path(launch, cell_id)
+    return path.exists() and read_result(path).status in ENDED
+
+
+def write(launch: Launch, result: RunResult, series: Sequence[Row] | None) -> None:
+    """Write a cell's record. Raises ValueError where it cannot be written, or where a file that is no result of the
+    cell stands in its place: that one is left alone."""
+    path = record_path(launch, result.run_id)
+    if path.exists():
+        read_result(path)
+    write_result(path.parent, result, series)
+
+
+def _resume(config: RunConfig, launch: Launch, state: Path, notes: list[str]) -> tuple[Run, dict[str, str | None]]:
+    """What `build` gives, taken on to the cell's saved state.
+
+    A state that is damaged or another cell's is set aside by name and noted; the run then starts from step 0.
+    """
+    run, hashes = build(config, launch)
+    if not state.exists():
+        return run, hashes
+    try:
+        saved = load_state(state)
+        if saved.get("run_id") != run_id(config):
+            raise ValueError(f"{state}: the state of another cell")
+        run.restore(saved)
+    except (ValueError, KeyError, TypeError) as error:
+        run.engine.close()  # there is room for one
+        aside = state.with_name(f"{state.name}.corrupt")
+        state.replace(aside)
+        notes.append(f"{state.name} was set aside as {aside.name} and the cell started again from step 0: {error}")
+        return build(config, launch)
+    notes += saved["notes"]
+    return run, hashes
+
+
+def _after_step(work: Path, launch: Launch, should_stop: Callable[[], bool], notes: list[str]) -> Callable[[Run], None]:
+    """Save the state now and then, tell the launcher how far it is, stop when asked. A full disk costs the point to
+    resume from, not the run."""
+    last = [time.perf_counter(), 0.0]
+
+    def after_step(run: Run) -> None:
+        now = time.perf_counter()
+        is_stopping = should_stop()
+        if is_stopping or now - last[0] >= launch.checkpoint_every_s:
+            try:
+                save_state(work / "state.pt", run.state() | {"run_id": run_id(run.config), "notes": list(notes)})
+            except ValueError as error:
+                if not any(note.startswith(UNSAVED) for note in notes):
+                    notes.append(f"{UNSAVED} at step {run.step}: {error}")
+            last[0] = now
+        if now - last[1] >= 0.5:
+            _tell(work, run.config, run.step, run.series[-1]["reward/accuracy"])
+            last[1] = now
+        if is_stopping:
+            raise Cancelled
+
+    return after_step
+
+
+def _tell(work: Path, config: RunConfig, step: int, reward: float) -> None:
+    """Say how far the cell is, for its launcher."""
+    shown: dict[str, Any] = {"step": step, "steps": config.trainer.steps, "reward": reward}
+    temporary = work / "progress.part"
+    with suppress(OSError):
+        try:
+            temporary.write_text(json.dumps(shown), encoding="utf-8")
+            temporary.replace(work / "progress.json")
+        finally:
+            temporary.unlink(missing_ok=True)  # a full disk leaves an empty one
+
+
+def _leave_when_orphaned(parent: int) -> None:
+    """End a cell that does not reach its next step after its launcher is gone."""
+    while os.getppid() == parent:
+        time.sleep(2.0)
+    time.sleep(ORPHAN_S)
+    os._exit(CANCELLED)
+
+
+def main(path: str) -> int:
+    """Run the cell that a JSON file describes."""
+    cell = json.loads(Path(path).read_text(encoding="utf-8"))
+    config, launch = parse(RunConfig, cell["config"]), parse(Launch, cell["launch"])
+    torch.set_num_threads(launch.threads)
+    # The launcher writes its own number: it may be gone before this line is reached.
+    parent, stops = cell.get("parent", os.getppid()), list[int]()
+    fcntl.flock(os.open(Path(path).parent, os.O_RDONLY), fcntl.LOCK_EX)
+    faulthandler.register(signal.SIGUSR1)  # asked where it hangs, before it is killed
+    threading.Thread(target=_leave_when_orphaned, args=(parent,), daemon=True).start()
+    signal.signal(signal.SIGTERM, lambda number, frame: stops.append(number))
+    signal.signal(signal.SIGINT, lambda number, frame: stops.append(number))
+    try:
+        if is_finished(launch, run_id(config)):  # by a process of a killed launcher, while this one waited for the lock
+            return 0
+        run_cell(config, launch, should_stop=lambda: bool(stops) or os.getppid() != parent)
+    except Cancelled:
+        return CANCELLED
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return UNWRITTEN
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

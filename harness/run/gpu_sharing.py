@@ -1,0 +1,41 @@
+"""One GPU for a trainer and an engine: the engine sleeps while the trainer updates (spec: engines.md, section 4.5).
+
+    wake -> push weights -> generate -> sleep -> score, update
+
+Left out: what an engine gives back, which is its own business, and engines of other processes.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from harness.foundation.clock import GIB
+from harness.run.run import Run
+
+
+def lend(run: Run) -> None:
+    """The engine's memory to the trainer until `reclaim`, where the run wants it so."""
+    if not run.config.engine.sleep:
+        return
+    before = free_gib(run.config.trainer.device)
+    run.engine.sleep()
+    run.keep_peaks({"given_back": free_gib(run.config.trainer.device) - before} if before else {})
+
+
+def reclaim(run: Run) -> None:
+    """The opposite of `lend`, before a push. What the trainer's allocator keeps without using it is freed first."""
+    if not run.config.engine.sleep:
+        return
+    if run.config.trainer.device == "cuda":
+        torch.cuda.empty_cache()
+    run.engine.wake()
+
+
+def reserved_gib(device: str) -> float:
+    """What this process' allocator holds of the GPU; 0 on a CPU."""
+    return torch.cuda.memory_reserved() / GIB if device == "cuda" else 0.0
+
+
+def free_gib(device: str) -> float:
+    """What nobody holds of the GPU; 0 on a CPU."""
+    return torch.cuda.mem_get_info()[0] / GIB if device == "cuda" else 0.0

@@ -1,0 +1,98 @@
+"""What is alive during one run, and what of it a bit-exact resume needs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from harness.api import Passport, RolloutEngine
+from harness.config.compose import Composed
+from harness.config.schema import RunConfig
+from harness.records.run_result import EvalRecord
+from harness.tasks import Item, Task
+from harness.trainers.local.trainer import LocalTrainer
+
+
+class Reached(Protocol):
+    """What a record is made of, whoever trains."""
+
+    @property
+    def composed(self) -> Composed: ...
+    @property
+    def series(self) -> list[dict[str, Any]]: ...
+    @property
+    def evals(self) -> list[EvalRecord]: ...
+    @property
+    def eval_s(self) -> float: ...
+    @property
+    def passport(self) -> Passport | None: ...
+    @property
+    def memory_gib(self) -> Mapping[str, float]: ...
+    def products(self) -> Any:
+        """Who computes the trainer's products, for the record."""
+        ...
+
+
+@dataclass(kw_only=True)
+class Run:
+    """The live parts of one run and its progress. Owned by the cell's process."""
+
+    config: RunConfig
+    composed: Composed
+    task: Task
+    trainer: LocalTrainer
+    engine: RolloutEngine
+    reference: RolloutEngine
+    """Samples in the reference precision, for evaluation alone."""
+    max_new_tokens: int
+    eval_items: list[Item]
+    step: int = 0
+    next_prompt: int = 0
+    eval_s: float = 0.0
+    series: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    evals: list[EvalRecord] = field(default_factory=list[EvalRecord])
+    passport: Passport | None = None
+    evaluated_sync: dict[str, float] = field(default_factory=dict[str, float])
+    """What an evaluation's push measured: the push of the step that follows moves nothing."""
+
+    memory_gib: dict[str, float] = field(default_factory=dict[str, float])
+    """Of a GPU, as in `RunResult.memory_gib`."""
+
+    def keep_peaks(self, found: Mapping[str, float]) -> None:
+        """Largest of what was found and what is known, by name."""
+        for name, value in found.items():
+            self.memory_gib[name] = max(value, self.memory_gib.get(name, 0.0))
+
+    def state(self) -> dict[str, Any]:
+        """All that resume needs, as tensors and plain values."""
+        return {
+            "trainer": self.trainer.state(),
+            "step": self.step,
+            "next_prompt": self.next_prompt,
+            "eval_s": self.eval_s,
+            "series": self.series,
+            "evals": [record.model_dump() for record in self.evals],
+            "fixed": self.composed.fixed,
+            "memory": self.composed.memory,
+            "memory_gib": self.memory_gib,
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """The inverse of `state`."""
+        self.trainer.restore(state["trainer"])
+        self.step, self.next_prompt, self.eval_s = state["step"], state["next_prompt"], state["eval_s"]
+        self.series = state["series"]
+        self.evals = [EvalRecord(**record) for record in state["evals"]]
+        self.composed.fixed.clear()
+        self.composed.fixed.update(state["fixed"])
+        self.composed.memory[:] = state["memory"]
+        self.keep_peaks(state.get("memory_gib", {}))
+
+    def products(self) -> Any:
+        """Who computes the trainer's products."""
+        return self.trainer.products()
+
+    def close(self) -> None:
+        """Free the engine."""
+        self.engine.close()

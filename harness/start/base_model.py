@@ -1,0 +1,185 @@
+"""Base models of the embedded experiments: supervised from scratch, stopped early, cached by content.
+
+A base must be under-trained: a converged one has logit margins that hide every precision effect. So training stops at
+a target sampled accuracy, measured without sampling: a question has one right answer, hence the chance to sample it is
+the product of its token probabilities, and the mean over questions is the expected accuracy at temperature 1.
+The schedule counts steps, never time; weights, data and order are functions of (config, task, recipe, base seed), on a
+CPU bit for bit. Left out: the training itself (`harness.start.base_training`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from harness.models.checkpoint import content_hash, save_decoder
+from harness.models.decoder import Decoder, DecoderConfig
+from harness.models.tokenizer import BOS_ID, save_tokenizer
+from harness.start.base_training import BaseRecipe, Place, Progress, expected_accuracy, fit, stop_accuracy
+from harness.tasks import Demonstrated
+
+RULE = 1
+"""Version of this training procedure; part of the key."""
+RECORD = "recipe.json"
+
+
+def base_key(config: DecoderConfig, task: Demonstrated, recipe: BaseRecipe, base_seed: int) -> str:
+    """12 hexadecimal digits over everything that decides the base's weights."""
+    parts = {
+        "rule": RULE,
+        "model": dataclasses.asdict(_complete(config, task)),
+        "task": [task.name, task.content_hash()],
+        "recipe": recipe_values(recipe),
+        "base_seed": base_seed,
+    }
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def base_name(model: str, task: Demonstrated, base_seed: int, key: str) -> str:
+    """The folder's name: `s-sort8-b0-0123456789ab`. The 8 is the response length without EOS."""
+    return f"{model}-{task.name}{task.max_new_tokens - 1}-b{base_seed}-{key}"
+
+
+def ensure_base(
+    model: str,
+    config: DecoderConfig,
+    task: Demonstrated,
+    recipe: BaseRecipe,
+    base_seed: int,
+    root: Path,
+    progress: Progress | None = None,
+    place: Place | None = None,
+) -> Path:
+    """The base's folder under `root`, trained first (at `place`) if it is not there. `model` only names it.
+
+    Two processes that ask for one base train it once: the second waits for the lock. ValueError if the folder is
+    damaged, if the vocabulary does not fit the task, or if training ends below half of the target. Raises Unfinished as
+    `place` says.
+    """
+    name = base_name(model, task, base_seed, base_key(config, task, recipe, base_seed))
+    folder = root / name
+    if not folder.is_dir():
+        root.mkdir(parents=True, exist_ok=True)
+        with _lock(root / f".{name}.lock"):
+            if not folder.is_dir():
+                train_base(config, task, recipe, base_seed, folder, progress, place)
+    read_record(folder)
+    return folder
+
+
+def read_record(folder: Path) -> dict[str, Any]:
+    """The `recipe.json` of a base folder. ValueError if it is missing or the weights are not those it describes."""
+    try:
+        record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+        is_whole = record["content_hash"] == content_hash(folder)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"base folder {folder} is damaged ({error}): delete it to train it again") from error
+    if not is_whole:
+        raise ValueError(f"base folder {folder} is damaged (its weights were changed): delete it to train it again")
+    return record
+
+
+def train_base(
+    config: DecoderConfig,
+    task: Demonstrated,
+    recipe: BaseRecipe,
+    base_seed: int,
+    folder: Path,
+    progress: Progress | None = None,
+    place: Place | None = None,
+) -> dict[str, Any]:
+    """Train a base and write `folder`: weights as bfloat16, tokenizer, and the record that is returned.
+
+    The folder appears whole or not at all, and on a CPU is the same bit for bit on one machine: one thread does the
+    work, because sums depend on how many share them. Raises ValueError and Unfinished: see `ensure_base`.
+    """
+    config, place, threads = _complete(config, task), place or Place(), torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        model, steps, curve = fit(config, task, recipe, base_seed, place, progress)
+    finally:
+        torch.set_num_threads(threads)
+    with torch.no_grad():
+        for tensor in model.parameters():
+            tensor.copy_(tensor.bfloat16())
+    # Other questions than those that decided when to stop, and the weights as they are stored.
+    accuracy, greedy = expected_accuracy(model, task, task.sample("eval", range(recipe.num_eval)))
+    target = stop_accuracy(task, recipe)
+    if accuracy < target / 2:
+        raise ValueError(
+            f"the base for task {task.name!r} reached accuracy {accuracy:.3f} after max_steps={recipe.max_steps}, less "
+            f"than half of its target {target:.3f}: allow more steps or ask for a smaller problem"
+        )
+    record = {
+        "key": base_key(config, task, recipe, base_seed),
+        "rule": RULE,
+        "task": task.name,
+        "task_hash": task.content_hash(),
+        "model": dataclasses.asdict(config),
+        "recipe": recipe_values(recipe),
+        "base_seed": base_seed,
+        "steps": steps,
+        "is_target_reached": bool(curve) and curve[-1][1] >= target,
+        "accuracy": round(accuracy, 6),
+        "greedy_accuracy": round(greedy, 6),
+        "curve": [[step, round(sampled, 6), round(top, 6)] for step, sampled, top in curve],
+        "torch": torch.__version__,
+    }
+    record |= {} if place.device == "cpu" else {"device": torch.cuda.get_device_name(place.device)}
+    record = _store(model.cpu(), record, folder)
+    place.forget()
+    return record
+
+
+def recipe_values(recipe: BaseRecipe) -> dict[str, Any]:
+    """A recipe as JSON. What is off is left out of later fields: the keys of recipes from before them stand."""
+    values = dataclasses.asdict(recipe) | {"betas": list(recipe.betas), "curriculum": list(recipe.curriculum)}
+    return {name: value for name, value in values.items() if value or name not in ("curriculum", "lr_power")}
+
+
+def _store(model: Decoder, record: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Write the folder beside its place, then move it there; the record, with the content hash."""
+    part = folder.with_name(f".{folder.name}.part")
+    shutil.rmtree(part, ignore_errors=True)
+    part.mkdir(parents=True)
+    save_decoder(model, part, torch.bfloat16)
+    save_tokenizer(part, model.config.vocab_size)
+    record = {**record, "content_hash": content_hash(part)}
+    (part / RECORD).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    part.rename(folder)
+    return record
+
+
+def _complete(config: DecoderConfig, task: Demonstrated) -> DecoderConfig:
+    """The config with the tokenizer's ids. ValueError if the vocabularies differ."""
+    if config.vocab_size != task.vocab_size:
+        raise ValueError(f"vocab_size={config.vocab_size} of the model is not the task's {task.vocab_size}")
+    return dataclasses.replace(config, bos_id=BOS_ID, eos_id=task.eos_id, pad_id=task.pad_id)
+
+
+@contextmanager
+def _lock(path: Path) -> Iterator[None]:
+    """Hold an exclusive lock file. The system releases it when the process dies; it is removed when done."""
+    while True:
+        handle = path.open("w")
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        # The holder before us removes the file: if the name is gone or taken anew, our lock is on nothing.
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(handle.fileno()), path.stat()):
+                break
+        handle.close()
+    try:
+        yield
+    finally:
+        path.unlink()
+        handle.close()

@@ -1,0 +1,231 @@
+"""Supervised training of a base from scratch, up to an accuracy: the loop, its curriculum, its state.
+
+    problem sizes of the curriculum below the task's own, then that one; each until the target is reached
+    at every evaluation: expected accuracy -> go on, next size, or done
+
+A long answer teaches nothing while every place of it is wrong, and a size once learnt carries over to the next, so a
+curriculum makes long responses affordable. On a GPU float32 products run in TF32 and sums in no fixed order: two
+trainings there agree in what they reach, not bit for bit. Left out: what is stored of a base
+(`harness.start.base_model`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from harness.foundation.seeds import generator, stable_seed
+from harness.foundation.state_files import load_state, save_state
+from harness.models.decoder import Decoder, DecoderConfig
+from harness.tasks import Demonstrated, Item
+
+Progress = Callable[[int, int, float], None]
+"""(steps done, most steps, expected sampled accuracy), at every evaluation."""
+Point = tuple[int, float, float]
+"""(step, expected accuracy of sampling, accuracy of greedy decoding)."""
+Answers = tuple[Tensor, int]
+"""(prompts and right answers [B, L] int64, length of the prompts)."""
+
+
+class Unfinished(RuntimeError):  # noqa: N818 - a request, not a defect
+    """Training was asked to stop; what it had reached is in `Place.state`, where there is one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BaseRecipe:
+    """How a base is trained. AdamW without decay, linear warm-up, then constant; a curriculum's sizes may slow down."""
+
+    target_accuracy: float = 0.40
+    """Training stops at the first evaluation that reaches it, or what the demonstrations allow (`stop_accuracy`)."""
+    eval_every: int = 5
+    """Steps between evaluations; above half the target every step is evaluated, so as not to overshoot."""
+    num_eval: int = 512
+    max_steps: int = 400
+    batch_size: int = 64
+    lr: float = 3e-3
+    betas: tuple[float, float] = (0.9, 0.98)
+    warmup_steps: int = 50
+    grad_clip: float = 1.0
+    curriculum: tuple[int, ...] = ()
+    """Problem sizes that come first, in this order; those not below the task's own are passed over."""
+    lr_power: float = 0.0
+    """A size n of the curriculum is learnt at lr * (its first size / n)**lr_power: an answer of n tokens must have a
+    smaller error in each, and the noise of a constant rate keeps it from there."""
+
+    def __post_init__(self) -> None:
+        if self.lr_power < 0 or (self.lr_power and not self.curriculum):
+            raise ValueError(
+                f"base.lr_power={self.lr_power:g}: must be at least 0, and above it needs a base.curriculum"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where a base is trained, and until when."""
+
+    device: str = "cpu"
+    state: Path | None = None
+    """What was reached is kept there when training is asked to stop, and is gone on from."""
+    should_stop: Callable[[], bool] = lambda: False
+    """Asked after every step."""
+
+    def forget(self) -> None:
+        """Remove what was kept."""
+        if self.state is not None:
+            self.state.unlink(missing_ok=True)
+
+
+class Training:
+    """What is alive in a training; `stage` is an index into `stages`, `curve` that of the size under way."""
+
+    def __init__(self, model: Decoder, optimizer: torch.optim.Optimizer) -> None:
+        self.model, self.optimizer, self.step, self.stage = model, optimizer, 0, 0
+        self.curve = list[Point]()
+
+    def state(self) -> dict[str, Any]:
+        """Tensors and plain values, for `restore`."""
+        return {
+            "model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(), "step": self.step,
+            "stage": self.stage, "curve": [list(point) for point in self.curve],
+        }  # fmt: skip
+
+    def restore(self, saved: dict[str, Any]) -> None:
+        """Take on what `state` gave."""
+        self.model.load_state_dict(saved["model"])
+        self.optimizer.load_state_dict(saved["optimizer"])
+        self.step, self.stage = saved["step"], saved["stage"]
+        self.curve = [(int(step), float(sampled), float(top)) for step, sampled, top in saved["curve"]]
+
+
+def stop_accuracy(task: Demonstrated, recipe: BaseRecipe) -> float:
+    """The recipe's target, at most 85 % of the accuracy of the demonstrations: a base approaches that slowly."""
+    return min(recipe.target_accuracy, 0.85 * task.ceiling)
+
+
+def learning_rate(recipe: BaseRecipe, task: Demonstrated, step: int) -> float:
+    """The rate of a step, counted from 1, at the size of `task`."""
+    size: Any = task
+    falls = (min(recipe.curriculum) / size.n) ** recipe.lr_power if recipe.lr_power else 1.0
+    return recipe.lr * min(1.0, step / max(recipe.warmup_steps, 1)) * min(falls, 1.0)
+
+
+def stages(task: Demonstrated, recipe: BaseRecipe) -> list[Demonstrated]:
+    """The task at every size of the curriculum that is below its own, then itself."""
+    own: Any = task
+    return [*(dataclasses.replace(own, n=size) for size in recipe.curriculum if size < own.n), task]
+
+
+@torch.no_grad()
+def expected_accuracy(model: Decoder, task: Demonstrated, items: Sequence[Item]) -> tuple[float, float]:
+    """(expected exact match of sampling at temperature 1, exact match of greedy decoding) on `items`.
+
+    Teacher forcing along the right answer. Greedy decoding is right iff every token is the argmax there.
+    """
+    return _accuracy(model, _answers([item.prompt for item in items], task.answers(items), _device(model)))
+
+
+def fit(
+    config: DecoderConfig, task: Demonstrated, recipe: BaseRecipe, base_seed: int, place: Place,
+    progress: Progress | None,
+) -> tuple[Decoder, int, list[Point]]:  # fmt: skip
+    """(model, steps done, curve of the task itself or empty). Raises Unfinished as `place` says."""
+    # Unit-variance logits at the start: with the usual 0.02 narrow models take a third more steps.
+    model = Decoder(config, generator("cpu", base_seed, "base init"), init_std=config.hidden_size**-0.5)
+    model = model.to(place.device)
+    optimizer = torch.optim.AdamW(model.parameters(), recipe.lr, recipe.betas, weight_decay=0.0, fused=True)
+    run = Training(model, optimizer)
+    if place.state is not None and place.state.exists():
+        run.restore(load_state(place.state))
+    order = stages(task, recipe)
+    with _matmul_precision(place.device):
+        while run.stage < len(order):
+            if not _learn(run, order[run.stage], recipe, base_seed, place, progress):
+                break
+            run.stage += 1
+            run.curve = [] if run.stage < len(order) else run.curve
+    return model, run.step, run.curve if run.stage >= len(order) - 1 else []
+
+
+def _learn(
+    run: Training, task: Demonstrated, recipe: BaseRecipe, base_seed: int, place: Place, progress: Progress | None
+) -> bool:
+    """One size up to its target; False where the steps ran out before."""
+    watched = task.sample("train", [stable_seed(base_seed, "base watch", i) for i in range(recipe.num_eval)])
+    shown = _answers([item.prompt for item in watched], task.answers(watched), place.device)
+    target = stop_accuracy(task, recipe)
+    is_near = bool(run.curve) and run.curve[-1][1] > target / 2
+    while run.step < recipe.max_steps:
+        run.step += 1
+        _update(run, task, recipe, base_seed, place.device)
+        if is_near or run.step % recipe.eval_every == 0 or run.step == recipe.max_steps:
+            sampled, top = _accuracy(run.model, shown)
+            run.curve.append((run.step, sampled, top))
+            if progress is not None:
+                progress(run.step, recipe.max_steps, sampled)
+            if sampled >= target:
+                return True
+            is_near = sampled > target / 2
+        if place.should_stop():
+            if place.state is not None:
+                save_state(place.state, run.state())
+            raise Unfinished(f"stopped after {run.step} steps")
+    return False
+
+
+def _update(run: Training, task: Demonstrated, recipe: BaseRecipe, base_seed: int, device: str) -> None:
+    first = (run.step - 1) * recipe.batch_size
+    indices = [stable_seed(base_seed, "base batch", first + i) for i in range(recipe.batch_size)]
+    shown = task.demonstrations(indices, stable_seed(base_seed, "base demonstrations"))
+    batch = _answers([prompt for prompt, _ in shown], [answer for _, answer in shown], device)
+    logits, answers = _answer_logits(run.model, batch)
+    loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), answers.flatten())
+    run.optimizer.zero_grad(set_to_none=True)
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(run.model.parameters(), recipe.grad_clip)
+    for group in run.optimizer.param_groups:
+        group["lr"] = learning_rate(recipe, task, run.step)
+    run.optimizer.step()
+
+
+@torch.no_grad()
+def _accuracy(model: Decoder, shown: Answers) -> tuple[float, float]:
+    logits, target = _answer_logits(model, shown)
+    logp = logits.log_softmax(-1).gather(-1, target[..., None])[..., 0]
+    is_top = (logits.argmax(-1) == target).all(-1)
+    return float(logp.sum(-1).exp().mean()), float(is_top.float().mean())
+
+
+def _answers(prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]], device: str) -> Answers:
+    """One length of prompts and one of answers."""
+    assert len({(len(p), len(a)) for p, a in zip(prompts, answers, strict=True)}) == 1
+    ids = torch.tensor([[*p, *a] for p, a in zip(prompts, answers, strict=True)])
+    return ids.to(device), len(prompts[0])
+
+
+def _answer_logits(model: Decoder, shown: Answers) -> tuple[Tensor, Tensor]:
+    """Logits [B, T, V] float32 that predict each answer token, and those tokens [B, T] int64."""
+    ids, size = shown
+    return model.head(model.hidden(ids[:, :-1])[:, size - 1 :]), ids[:, size:]
+
+
+def _device(model: Decoder) -> str:
+    return str(next(model.parameters()).device)
+
+
+@contextmanager
+def _matmul_precision(device: str) -> Iterator[None]:
+    """TF32 on a GPU while inside: a base has no reference to be bit-equal to."""
+    before = torch.get_float32_matmul_precision()
+    if device != "cpu":
+        torch.set_float32_matmul_precision("high")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)

@@ -1,0 +1,224 @@
+"""What happens once before a run: the base checkpoint, and every part's offline preparation, cached by content."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from harness.api import Plan, Rollout, Site, knobs
+from harness.config.compose import Composed, has_hook, plan_json
+from harness.config.schema import Launch, ModelConfig, RunConfig
+from harness.engines.embedded.engine import EmbeddedEngine
+from harness.foundation.seeds import stable_seed
+from harness.models.checkpoint import content_hash, load_config, load_decoder, save_decoder, spread_channels
+from harness.models.decoder import Decoder, DecoderConfig
+from harness.numerics.formats import format_named
+from harness.start.base_model import base_key, base_name, ensure_base
+from harness.start.base_training import BaseRecipe, Place, Progress
+from harness.tasks import Demonstrated, Item, Task, build_task
+
+NUM_CALIBRATION = 128
+"""Calibration prompts offered to `Part.prepare`."""
+DIGEST = "digest.txt"
+"""Hash of what a part prepared, beside it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Start:
+    """Where a run starts from."""
+
+    folder: Path
+    """Hugging Face folder of the base."""
+    task: Task
+    spread: float
+    spread_seed: int
+    device: str = "cpu"
+    """Where the run computes."""
+
+    def build(self, folder: Path) -> Decoder:
+        """The module of a checkpoint, on the device; the base's channels are spread, a prepared checkpoint's are."""
+        model = load_decoder(folder)
+        if folder == self.folder and self.spread:
+            spread_channels(model, self.spread, self.spread_seed)
+        return model.to(self.device)
+
+
+def decoder_config(model: ModelConfig) -> DecoderConfig:
+    """The shape of a model trained here. Raises ValueError for one that gives none."""
+    names = ("vocab_size", "num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_dim", "intermediate_size")
+    values = {name: getattr(model, name) for name in names}
+    if missing := [name for name, value in values.items() if value is None]:
+        raise ValueError(f"model={model.name}: {', '.join(missing)} not given, and no model.path to read them from")
+    is_qwen3 = model.family == "qwen3"
+    return DecoderConfig(**values, rope_theta=model.rope_theta, qk_norm=is_qwen3, attention_bias=not is_qwen3)
+
+
+def task_of(config: RunConfig) -> Task:
+    """The task of a run, its data read. Raises ValueError, one line, for missing or corrupt data and models."""
+    options = dict(config.task.options)
+    if config.task.n is not None:
+        options["n"] = config.task.n
+    if config.task.path is not None:
+        options["path"] = config.task.path
+    path = Path(config.model.path) if config.model.path is not None else None
+    if path is not None:
+        load_config(path)
+    elif config.model.vocab_size is not None and config.task.name in ("sort", "chain"):
+        options["vocab_size"] = config.model.vocab_size
+    task = build_task(config.task.name, options, path)
+    if task.num_train == 0 and config.trainer.steps:
+        raise ValueError(
+            f"task={config.task.name}: no questions to train on; give a task.path that has some and "
+            "task.options.train_split=NAME, or another task"
+        )
+    return task
+
+
+def held_out(config: RunConfig, task: Task) -> list[Item]:
+    """The questions that a run is evaluated on, in order: `task.num_eval` of them, or all that there are."""
+    count = config.task.num_eval
+    return task.sample("eval", range(min(count, task.num_eval or count)))
+
+
+def base_folder(config: RunConfig, launch: Launch) -> Path | None:
+    """Where the base of a run is, or will be once it is trained; None where the model comes from a folder."""
+    if config.model.path is not None:
+        return None
+    task = _demonstrated(config, task_of(config))
+    key = base_key(decoder_config(config.model), task, _recipe(config), config.base_seed)
+    return Path(launch.results) / "bases" / base_name(config.model.name, task, config.base_seed, key)
+
+
+def _recipe(config: RunConfig) -> BaseRecipe:
+    base = config.base
+    return BaseRecipe(
+        target_accuracy=base.target_accuracy, eval_every=base.eval_every, num_eval=base.num_eval,
+        max_steps=base.max_steps, batch_size=base.batch_size, warmup_steps=base.warmup_steps,
+        grad_clip=base.grad_clip, curriculum=base.curriculum, lr_power=base.lr_power,
+        lr=config.model.sft_lr,
+    )  # fmt: skip
+
+
+def _demonstrated(config: RunConfig, task: Task) -> Demonstrated:
+    if not hasattr(task, "demonstrations"):
+        raise ValueError(f"task={config.task.name}: no base can be trained for it here; give model=hf model.path=...")
+    return cast(Demonstrated, task)
+
+
+def start_of(
+    config: RunConfig, launch: Launch, progress: Progress | None = None, should_stop: Callable[[], bool] | None = None
+) -> Start:
+    """The task and the base of a run; trains the base where it is not there yet, on the run's device.
+
+    Raises Unfinished where `should_stop` says so: the same call later goes on from there.
+    """
+    task = task_of(config)
+    path = Path(config.model.path) if config.model.path is not None else None
+    if path is None:
+        shown, shape, root = _demonstrated(config, task), decoder_config(config.model), Path(launch.results) / "bases"
+        name = base_name(
+            config.model.name, shown, config.base_seed, base_key(shape, shown, _recipe(config), config.base_seed)
+        )
+        state = Path(launch.results) / "work" / "bases" / f"{name}.pt"
+        place = Place(device=config.trainer.device, state=state, should_stop=should_stop or (lambda: False))
+        path = ensure_base(config.model.name, shape, shown, _recipe(config), config.base_seed, root, progress, place)
+    seed = stable_seed(config.base_seed, "spread")
+    return Start(folder=path, task=task, spread=config.model.spread, spread_seed=seed, device=config.trainer.device)
+
+
+def prepare(composed: Composed, config: RunConfig, start: Start, launch: Launch) -> Decoder:
+    """Run every `Part.prepare` in order, or read what it left: fills `composed.fixed`, returns the module to train."""
+    folder = start.folder
+    identity: list[Any] = [
+        content_hash(folder), start.spread, start.spread_seed, plan_json(composed.plan), config.base_seed,
+        start.task.content_hash(), config.numerics_version,
+        config.engine.max_batch, config.engine.max_new_tokens, config.engine.temperature,  # of `Site.sample`
+    ]  # fmt: skip
+    for i, part in enumerate(composed.parts):
+        identity += [type(part).__name__, knobs(part)]  # what an earlier part wraps or prepares is seen by this one
+        if not has_hook(part, "prepare"):
+            continue
+        key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
+        cache = Path(launch.results) / "work" / "prepared" / key
+        if not _is_whole(cache):
+            site = _site(replace(composed, parts=composed.parts[:i]), config, start, folder)
+            _store(cache, *part.prepare(site, composed.plan))
+        composed.fixed.update(load_file(str(cache / "fixed.safetensors")))
+        folder = cache / "checkpoint" if (cache / "checkpoint").is_dir() else folder
+    return start.build(folder)
+
+
+def _site(earlier: Composed, config: RunConfig, start: Start, folder: Path) -> Site:
+    """What the next part may use after the `earlier` ones."""
+    task, count = start.task, min(NUM_CALIBRATION, start.task.num_train or NUM_CALIBRATION)
+
+    def demonstrations(count: int) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+        if not hasattr(task, "demonstrations"):
+            return []
+        seed = stable_seed(config.base_seed, "prepare demonstrations")
+        return cast(Demonstrated, task).demonstrations(range(count), seed)
+
+    def sample(model: nn.Module, prompts: Sequence[Sequence[int]], seed: int) -> Rollout:
+        assert isinstance(model, Decoder)
+        engine = EmbeddedEngine(
+            model.config, Plan(rollout_weights=format_named("fp32")), eos_id=task.eos_id, pad_id=task.pad_id,
+            device=next(model.parameters()).device, max_batch=config.engine.max_batch,
+        )  # fmt: skip
+        engine.load_weights((name, tensor.detach()) for name, tensor in model.named_parameters())
+        limit = config.engine.max_new_tokens or task.max_new_tokens
+        temperature = config.engine.temperature
+        return engine.generate(prompts, num_samples=1, max_new_tokens=limit, temperature=temperature, seed=seed)
+
+    return Site(
+        checkpoint=folder, original=start.folder, seed=config.base_seed, build=start.build, wrap=earlier.wrap,
+        calibration=tuple(item.prompt for item in task.sample("train", range(count))),
+        demonstrations=demonstrations, sample=sample, fixed=dict(earlier.fixed),
+    )  # fmt: skip
+
+
+def _store(cache: Path, model: nn.Module | None, fixed: dict[str, Tensor]) -> None:
+    """The folder appears whole or not at all; who comes second keeps what is there."""
+    part = cache.with_name(f".{cache.name}.{os.getpid()}.part")
+    shutil.rmtree(part, ignore_errors=True)
+    part.mkdir(parents=True)
+    save_file({name: tensor.contiguous() for name, tensor in fixed.items()}, str(part / "fixed.safetensors"))
+    if model is not None:
+        save_decoder(cast(Decoder, model), part / "checkpoint")
+    (part / DIGEST).write_text(_digest(part), encoding="utf-8")
+    try:
+        part.rename(cache)
+    except OSError:
+        if not cache.is_dir():
+            raise
+        shutil.rmtree(part)
+
+
+def _digest(folder: Path) -> str:
+    """SHA-256 (hexadecimal) of every file under a folder, the digest itself left out."""
+    digest = hashlib.sha256()
+    for path in sorted(path for path in folder.rglob("*") if path.is_file() and path.name != DIGEST):
+        with path.open("rb") as file:
+            digest.update(f"{path.relative_to(folder)} {hashlib.file_digest(file, 'sha256').hexdigest()}\n".encode())
+    return digest.hexdigest()
+
+
+def _is_whole(cache: Path) -> bool:
+    """Is what a part prepared there, as it was written? What is damaged is set aside by name: it can be made again."""
+    if not cache.is_dir():
+        return False
+    with suppress(OSError, UnicodeDecodeError):
+        if (cache / DIGEST).read_text(encoding="utf-8") == _digest(cache):
+            return True
+    with suppress(OSError):  # another cell may have been faster
+        cache.rename(cache.with_name(f"{cache.name}.corrupt-{os.getpid()}"))
+    return False

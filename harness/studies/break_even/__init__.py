@@ -1,0 +1,16 @@
+"""From which model size and response length a rollout precision pays end to end, by the measured cost of a step.
+
+    records -> step costs (seconds per stage, parameters, response tokens) -> a law per stage and arm -> T_ctl / T_q > 1
+            -> learning curves -> steps to an accuracy, and with the cost of a step the time to it
+
+Generation gets cheaper in a low precision and the push of weights dearer, while scoring and the update cost what they
+cost, so what counts is the whole step. Evaluation is left out: it is how we look, not how we train. The embedded engine
+emulates formats in torch and is slower in them, so it can only answer "never, by construction"; the same code answers
+for real once records of a real engine are there.
+"""
+
+from harness.studies.break_even.costs import StepCost, step_cost
+from harness.studies.break_even.laws import Law, Speedup, crossing, fit, fit_speedup
+from harness.studies.break_even.report import write
+
+__all__ = ["Law", "Speedup", "StepCost", "crossing", "fit", "fit_speedup", "step_cost", "write"]

@@ -1,0 +1,259 @@
+"""The break-even of a sweep in words, a table and a figure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from harness.records.arms import Arm, group_arms, label, rank
+from harness.records.run_result import RunResult, write_atomic
+from harness.records.stats import Floats
+from harness.report.plots.style import style_name
+from harness.studies.break_even.costs import StepCost, commonest_machine, emulates, machine, step_cost
+from harness.studies.break_even.laws import LENGTH_REACH, SIZE_REACH, Speedup, crossing, fit_speedup, resampled
+from harness.studies.break_even.time_to_accuracy import GAIN, Race, race
+
+DRAWS = 200
+"""Resamples; of emulated formats, whose crossings nobody reads, one."""
+Costs = dict[str, list[StepCost]]
+"""Context -> step costs of the runs in it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Crossing:
+    """From where on an arm pays along one axis, the other held at its largest measured value."""
+
+    axis: str
+    """"size" or "length"."""
+    at: float
+    """The value of the other axis."""
+    measured: tuple[float, float]
+    reach: float
+    """How far the law was extended."""
+    value: float | None
+    low: float
+    high: float
+    """Infinite where some resamples never cross."""
+    best: float
+    """Largest speedup along the line."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """One arm against its control."""
+
+    name: str
+    precision: str
+    speedup: Speedup
+    measured: list[tuple[float, float, float]]
+    """(size, length, ratio of median step costs) of the cells that both have."""
+    crossings: list[Crossing]
+    race: Race | None
+    step_ratio: float
+    """Control's step over the arm's in the largest setting that both ran."""
+    setting: str
+
+
+def write(
+    results: Sequence[RunResult], tables: Path | None, figures: Path | None, sweep: str, control: str = "bf16"
+) -> list[Path]:
+    """Write `<sweep>_break_even.md` into `tables` and `break_even.png` into `figures`, where they are not None.
+
+    Nothing for a sweep with one size and one length, or without the control.
+    """
+    found = answers(results, control)
+    written: list[Path] = []
+    if found and tables is not None:
+        written.append(tables / f"{sweep}_break_even.md")
+        write_atomic(written[0], markdown(found, sweep, control, results).encode())
+    if found and figures is not None:
+        from harness.studies.break_even.figure import draw
+
+        written += draw(found, figures / "break_even.png", is_emulated(results))
+    return written
+
+
+def is_emulated(results: Sequence[RunResult]) -> bool:
+    """Does the engine of the machine that is judged emulate its formats?"""
+    place = commonest_machine(results)
+    return any(emulates(run) for run in results if machine(run) == place)
+
+
+def answers(results: Sequence[RunResult], control: str) -> list[Answer]:
+    """Arms of coarser precisions that share two sizes or lengths with the control, on the machine of most runs, in runs
+    of equal `timed_code`."""
+    arms = group_arms(results)
+    costs = costs_by_line(arms, commonest_machine(results)) if results else {}
+    reference = next((line for line in costs if line[1] == control), None)
+    if reference is None:
+        return []
+    found: list[Answer] = []
+    emulated = is_emulated(results)
+    for line in costs:
+        own, other = _alike(costs[line], costs[reference])
+        if rank(line[0]) > rank(reference[0]) and len(own) > 1:
+            members = {label(a.context): a for a in arms if (a.precision, style_name(a)) == line}
+            others = {label(a.context): a for a in arms if (a.precision, style_name(a)) == reference}
+            found.append(_answer(line, members, others, own, other, 1 if emulated else DRAWS))
+    found = [answer for answer in found if answer.crossings]  # contexts may differ in neither size nor length
+    return sorted(found, key=lambda a: (rank(a.precision), a.name))
+
+
+def costs_by_line(arms: Sequence[Arm], place: str) -> dict[tuple[str, str], Costs]:
+    """(precision, method and variant) -> context -> step costs of its runs on one machine."""
+    found: dict[tuple[str, str], Costs] = {}
+    for arm in arms:
+        known = [cost for run in arm.runs if machine(run) == place and (cost := step_cost(run)) is not None]
+        if known:
+            found.setdefault((arm.precision, style_name(arm)), {})[label(arm.context)] = known
+    return found
+
+
+def _alike(own: Costs, other: Costs) -> tuple[Costs, Costs]:
+    """What compares: contexts that both have, and of their runs those of a code that both have."""
+    found: tuple[Costs, Costs] = ({}, {})
+    for context in (c for c in own if c in other):
+        codes = {c.code for c in own[context]} & {c.code for c in other[context]}
+        for kept, given in zip(found, (own, other), strict=True):
+            kept |= {context: [c for c in given[context] if c.code in codes]} if codes else {}
+    return found
+
+
+def _answer(
+    line: tuple[str, str], members: dict[str, Arm], others: dict[str, Arm], own: Costs, other: Costs, draws: int
+) -> Answer:  # fmt: skip
+    mine, theirs = ([cost for context in own for cost in group[context]] for group in (own, other))
+    rng = np.random.default_rng(0)
+    boots = [fit_speedup(resampled(mine, rng), resampled(theirs, rng)) for _ in range(draws)]
+    speedup = fit_speedup(mine, theirs)
+    cells = [(_mean(own[c], "size"), _mean(own[c], "length"), _ratio(own[c], other[c]), c) for c in own]
+    largest = max(cells)[3]
+    return Answer(
+        name=f"{line[1]} {line[0]}", precision=line[0], speedup=speedup,
+        measured=[cell[:3] for cell in cells],
+        crossings=crossings_of(speedup, boots, mine),
+        race=race(members[largest], others[largest], rng),
+        step_ratio=_ratio(own[largest], other[largest]), setting=largest,
+    )  # fmt: skip
+
+
+def _mean(costs: Sequence[StepCost], name: str) -> float:
+    return float(np.mean([getattr(cost, name) for cost in costs]))
+
+
+def _ratio(own: Sequence[StepCost], other: Sequence[StepCost]) -> float:
+    return float(np.median([c.total for c in other]) / np.median([c.total for c in own]))
+
+
+def crossings_of(speedup: Speedup, boots: Sequence[Speedup], costs: Sequence[StepCost]) -> list[Crossing]:
+    """Where a speedup crosses 1 in size and in length, with the spread of its resamples; what does not vary is left
+    out."""
+    sizes, lengths = ([getattr(cost, name) for cost in costs] for name in ("size", "length"))
+    found: list[Crossing] = []
+    for axis, values, others, factor in (
+        ("size", sizes, lengths, SIZE_REACH),
+        ("length", lengths, sizes, LENGTH_REACH),
+    ):
+        low, high, at = min(values), max(values), max(others)
+        if high < 1.2 * low:
+            continue
+
+        def along(x: Floats, of: Speedup = speedup, axis: str = axis, at: float = at) -> Floats:
+            held = np.full_like(x, at)
+            return of(x, held) if axis == "size" else of(held, x)
+
+        reach = high * factor
+        ends = [crossing(lambda x, of=of: along(x, of), low, reach) for of in boots]
+        known = np.sort([math.inf if end is None else end for end in ends])
+        found.append(
+            Crossing(
+                axis=axis,
+                at=at,
+                measured=(low, high),
+                reach=reach,
+                value=crossing(along, low, reach),
+                low=float(known[int(0.025 * len(known))]),
+                high=float(known[int(0.975 * len(known))]),
+                best=float(along(np.geomspace(low, reach, 60)).max()),
+            )
+        )
+    return found
+
+
+def sentence(answer: Answer, control: str, emulated: bool) -> str:
+    """Where an arm pays, then what its learning curve asks of a step."""
+    if emulated:
+        low, high = min(m[2] for m in answer.measured), max(m[2] for m in answer.measured)
+        says = (
+            f"never, by construction: the format is emulated in a wider one. Its steps run at {low:.2f} to {high:.2f} "
+            f"times the speed of {control}, which says nothing about hardware"
+        )
+    else:
+        says = "; ".join(_crossing_words(c) for c in answer.crossings)
+    return f"{answer.name}: {says}." + _race_words(answer, control)
+
+
+def _crossing_words(c: Crossing) -> str:
+    show, unit = (_params, "parameters") if c.axis == "size" else (_tokens, "tokens")
+    held = f"at {_tokens(c.at)} tokens" if c.axis == "size" else f"at {_params(c.at)} parameters"
+    if c.value is None:
+        some = f"; some resamples pay from {show(c.low)} on" if math.isfinite(c.low) else ""
+        return f"{held}, does not pay within {show(c.reach)} {unit} (speedup at most {c.best:.2f}{some})"
+    beyond = " (extrapolated)" if c.value > c.measured[1] else ""
+    if math.isinf(c.high):
+        return f"{held}, cannot tell: it may pay from {show(c.value)} {unit} on{beyond}, and some resamples never do"
+    if c.high <= c.measured[0]:
+        start = f"{held}, pays already at the smallest measured {c.axis}, {show(c.value)} {unit}"
+    else:
+        start = f"{held}, pays from {show(c.value)} {unit} on, 95 % {show(c.low)} to {show(c.high)}"
+    return f"{start}{beyond}, up to {c.best:.2f} times as fast"
+
+
+def _race_words(answer: Answer, control: str) -> str:
+    found = answer.race
+    if found is None:
+        return ""
+    where = f" In the largest setting measured ({answer.setting or 'the only one'}), accuracy {found.target:.2f}"
+    if math.isinf(found.ratio):
+        return f"{where} is reached by {found.reached} of {found.runs} runs: no speed makes up for that."
+    high = "no bound" if math.isinf(found.high) else f"{found.high:.2f}"
+    return (
+        f"{where} takes {found.ratio:.2f} times the steps of {control} (95 % {found.low:.2f} to {high}, reached by "
+        f"{found.reached} of {found.runs} runs), so a step must be at least {found.ratio:.2f} "
+        f"times as fast; with the measured step it takes {found.ratio / answer.step_ratio:.2f} times as long."
+    )
+
+
+def markdown(found: Sequence[Answer], sweep: str, control: str, results: Sequence[RunResult]) -> str:
+    """Sentences, then the table of measured and fitted speedups."""
+    emulated = is_emulated(results)
+    place = commonest_machine(results) + ("" if emulated else ", runs of one commit")
+    lines = [
+        f"# {sweep}: break-even", "",
+        f"Measured on: {place}. Speedup: seconds per step of {control} over those of the arm, "
+        "evaluation left out. Laws per stage in model size and response length, extended to "
+        f"{SIZE_REACH:g} times the largest size and {LENGTH_REACH:g} times the longest response. The accuracy to reach "
+        f"is {GAIN:.0%} of what {control} gains.", "",
+        *(f"- {sentence(answer, control, emulated)}" for answer in found), "",
+        "| arm | parameters | response tokens | speedup, measured | speedup, law |", "|---|---:|---:|---:|---:|",
+    ]  # fmt: skip
+    for answer in found:
+        for size, length, ratio in sorted(answer.measured):
+            law = float(answer.speedup(np.array(size), np.array(length)))
+            lines.append(f"| {answer.name} | {_params(size)} | {_tokens(length)} | {ratio:.2f} | {law:.2f} |")
+    return "\n".join(lines) + "\n"
+
+
+def _params(value: float) -> str:
+    for unit, name in ((1e9, " B"), (1e6, " M"), (1e3, " k")):
+        if value >= unit:
+            return f"{value / unit:.3g}{name}"
+    return "never" if math.isinf(value) else f"{value:.3g}"
+
+
+def _tokens(value: float) -> str:
+    return "never" if math.isinf(value) else f"{value:.3g}" if value < 1000 else f"{value:.0f}"

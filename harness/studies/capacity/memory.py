@@ -1,0 +1,102 @@
+"""Bytes on a GPU in the two phases of a step that decide what fits: sampling and the update. From shapes alone.
+
+    sampling  engine weights, the engine's own overhead, the trainer's masters and moments, room for a push; the cache
+              gets what is left
+    update    masters, gradients, moments; weights that are gathered or cast; activations; logits. The engine sleeps.
+
+Both trainers work on float32 values and multiply 16-bit casts of them, or FP8 codes (`harness.trainers.local.policy`):
+the local one on one GPU, verl on several, where parameters are gathered in float32.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from math import prod
+
+from harness.config.schema import Launch
+from harness.engines.vllm.memory import kv_bytes_per_token, num_parameters, weight_bytes
+from harness.models.decoder import DecoderConfig, tensor_shapes
+from harness.studies.throughput.estimates import GIB, OVERHEAD_GIB, UTILIZATION, kv_tokens_needed
+from harness.studies.throughput.shapes import plan_of, shape_of
+
+DEVICE_GIB = 139.8
+"""An H200, as CUDA counts its memory."""
+USABLE_GIB = UTILIZATION * DEVICE_GIB
+"""What a plan may fill; the rest is for fragments, graphs and libraries."""
+STATE_BYTES, GRADIENT_BYTES, WEIGHT_BYTES = 12, 4, 4
+"""Per parameter: float32 master and two moments, which stay while the engine samples; float32 gradient; what FSDP
+gathers."""
+BUCKET_BYTES = 2 * 2**30
+"""verl's buffer in which weights travel to the engine."""
+BLOCK = 16
+"""Tokens of a block of vLLM's cache."""
+LOGIT_BYTES = 12
+"""Per logit that stands: itself, its probability and its gradient in float32."""
+Parts = dict[str, float]
+"""Name -> GiB on one GPU."""
+
+
+@cache
+def engine_bytes(size: str, precision: str) -> tuple[float, int]:
+    """(weights, keys and values of a token) of an engine."""
+    config, plan = shape_of(size), plan_of(precision)
+    return weight_bytes(config, plan), kv_bytes_per_token(config, plan)
+
+
+@cache
+def linear_parameters(size: str) -> tuple[int, int, int]:
+    """(of the linear layers of a block, of a whole block, of what is outside blocks: embedding, head, last norm)."""
+    config = shape_of(size)
+    shapes = {name: prod(shape) for name, shape in tensor_shapes(config).items()}
+    block = {name: count for name, count in shapes.items() if name.startswith("model.layers.0.")}
+    linear = sum(count for name, count in block.items() if name.endswith("_proj.weight"))
+    whole = sum(block.values())
+    return linear, whole, sum(shapes.values()) - config.num_layers * whole
+
+
+def sampling_parts(size: str, precision: str, gpus: int, ways: int) -> Parts:
+    """What a GPU holds beside the cache, its replica being spread over `ways` GPUs."""
+    config = shape_of(size)
+    bucket = BUCKET_BYTES if gpus > 1 else 0
+    largest = 4 * config.vocab_size * config.hidden_size
+    return {
+        "engine weights": engine_bytes(size, precision)[0] / ways / GIB,
+        "engine overhead": OVERHEAD_GIB,
+        "masters and moments": STATE_BYTES * num_parameters(config) / gpus / GIB,
+        "push": (bucket + largest) / GIB,
+    }
+
+
+def at_once(size: str, precision: str, tokens: int, cache_gib: float, ways: int) -> int:
+    """Responses of `tokens` tokens, prompt included, that a cache of so many GiB per GPU holds. A GPU of a tensor
+    parallel replica has its share of the key-value heads, one at least."""
+    per_token = engine_bytes(size, precision)[1] / min(ways, shape_of(size).num_kv_heads)
+    return max(0, int(cache_gib * GIB / (per_token * kv_tokens_needed(1, tokens, BLOCK))))
+
+
+def layer_bytes(config: DecoderConfig) -> int:
+    """Per token: what autograd keeps of one decoder layer (`harness.models.decoder`, on a GPU, where keys and values
+    are repeated to all heads): inputs and outputs of norms, products, attention and SwiGLU."""
+    d, wide, ff = config.hidden_size, config.num_heads * config.head_dim, config.intermediate_size
+    small = 4 * (2 + config.num_heads)  # norms' inverses and the softmax' sums
+    return 4 * (2 * d + 4 * wide + 3 * ff) + 2 * (5 * d + wide + ff) + small
+
+
+def update_parts(size: str, arithmetic: str, gpus: int, tokens: int, is_checkpointed: bool) -> Parts:
+    """What a GPU holds at the peak of a backward pass over `tokens` tokens."""
+    config = shape_of(size)
+    linear, block, outside = linear_parameters(size)
+    layers = config.num_layers
+    kept = layer_bytes(config) * (1 if is_checkpointed else layers)
+    kept += 4 * config.hidden_size * layers if is_checkpointed else 0
+    # 16-bit casts live until the backward pass; FP8 codes for both axes are held for a whole update, by verl for none
+    is_brief = is_checkpointed if arithmetic == "bf16" else gpus > 1
+    weights = 2 * linear * (1 if is_brief else layers)
+    if gpus > 1:  # FSDP: a layer and the next one, embedding and head throughout; gradients of one unit and of those
+        weights += WEIGHT_BYTES * (2 * block + outside) + GRADIENT_BYTES * (block + outside)
+    logits = LOGIT_BYTES * min(tokens * config.vocab_size, Launch().logits_mib * 2**20 // 4)  # the head works in chunks
+    state = num_parameters(config) / gpus / GIB
+    return {
+        "masters and moments": STATE_BYTES * state, "gradients": GRADIENT_BYTES * state,
+        "gathered or cast weights": weights / GIB, "activations": kept * tokens / GIB, "logits": logits / GIB,
+    }  # fmt: skip

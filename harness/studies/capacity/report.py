@@ -1,0 +1,158 @@
+"""The capacity plan as a page, a CSV file and a figure."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.engines.vllm.memory import num_parameters
+from harness.records.run_result import write_atomic
+from harness.studies.capacity import check
+from harness.studies.capacity.memory import USABLE_GIB
+from harness.studies.capacity.place import ARMS, Place, Work, check_gpus, place, remedy, works
+from harness.studies.capacity.seconds import Links, Step, step
+from harness.studies.stage_rates import RATES, Measured, read_measured
+from harness.studies.throughput.plan import read_sweep
+from harness.studies.throughput.shapes import shape_of
+
+NAME, SMALLEST = "capacity_h200", "0.5b"
+HEAD = """# Capacity plan for NVIDIA H200
+
+A step of {batch} responses after prompts of {prompt} tokens, all of one length. Trainer and engine share every GPU;
+the engine sleeps during the update. One GPU: `trainer=local` with `engine.sleep=true`. Several: `trainer=verl`, FSDP
+over all of them, one engine per GPU where its weights and one response fit, else tensor parallel over the fewest that
+hold them (our verl settings start one engine per GPU: tensor parallel is paper only). On either the part
+`bf16_train.BF16Compute` (or `jet_rl.FP8Flow`) with `launch.native_16bit=true launch.compile=true`. Of {device:.1f}
+GiB a plan fills {usable:.1f}. Micro-batches of {tokens} tokens (one response at least), halved only where
+checkpointed layers do not fit either.
+
+**Measured**: decode rates (bare vLLM), the push and one compiled layer at 7B. **Estimated** from them: training of a
+whole model, other sizes. **Assumed**: {nvlink:g} GB/s per GPU inside a node of 8, {network:g} GB/s per node between
+nodes, {host:g} GB/s per GPU to the host (sleep and wake), {reduce:g} us per small all-reduce; communication is not
+overlapped; so **every number of more than one GPU is assumed**. Left out: evaluation, checkpoints on disk,
+offloading, padding.
+
+Seconds of a step in each cell. `^` rates of steps that waited for the host; `xN` an engine samples its responses in N
+groups, because its cache (or the largest batch that was timed) holds no more at a time; `c` checkpointed layers; `tpN`
+an engine over N GPUs; `no: N` does not fit, N GPUs would do; `-` fits, but its engine was not timed. Memory: BF16, the
+peak of the update and what sampling takes beside the cache, GiB a GPU; the share is generation's of BF16's step.
+`{name}.csv` has every part of every cell.
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One answer."""
+
+    work: Work
+    place: Place
+    step: Step | None
+    """None where it does not fit or was not timed."""
+    remedy: int | None
+    """GPUs that would do, where it does not fit."""
+
+    @property
+    def words(self) -> str:
+        """Of a table's cell."""
+        if self.place.reason:
+            return f"no: {self.remedy or 'none'}"
+        if self.step is None:
+            return "-"
+        marks = [f"x{self.step.rounds}"] * (self.step.rounds > 1) + ["c"] * self.place.is_checkpointed
+        marks += [f"tp{self.place.ways}"] * (self.place.ways > 1)
+        mark = "^" if self.step.is_host_bound else ""
+        return " ".join([f"{mark}{self.step.total:.{1 if self.step.total < 100 else 0}f}", *marks])
+
+
+def cells_of(found: Measured, wanted: Sequence[Work], gpus: Sequence[int], links: Links) -> list[Cell]:
+    """Every work on every number of GPUs."""
+    cells: list[Cell] = []
+    for work in wanted:
+        for n in gpus:
+            at = place(work, n)
+            cells.append(
+                Cell(
+                    work=work, place=at, step=step(found, work, at, links),
+                    remedy=remedy(work, n) if at.reason else None,
+                )
+            )  # fmt: skip
+    return cells
+
+
+def section(cells: Sequence[Cell], gpus: int) -> list[str]:
+    """The table of one number of GPUs."""
+    by_key = {(c.work.size, c.work.length, c.work.arm): c for c in cells if c.place.gpus == gpus}
+    title = "## 1 GPU (estimated)" if gpus == 1 else f"## {gpus} GPUs (assumed)"
+    lines = [
+        title, "", "| size | tokens | update, GiB | sampling, GiB | at a time | generation | "
+        + " | ".join(ARMS) + " |", "|---|---:|---:|---:|---:|---:|" + "---:|" * len(ARMS),
+    ]  # fmt: skip
+    for size, length in dict.fromkeys(key[:2] for key in by_key):
+        base = by_key[size, length, "bf16"]
+        at, cost = base.place, base.step
+        share = f"{cost.seconds['generate'] / cost.total:.0%}" if cost else "-"
+        shown = [by_key[size, length, arm].words for arm in ARMS]
+        at_once = f"{min(at.at_once, at.share)} of {at.share}"
+        lines.append(
+            f"| {size} | {length} | {at.update_gib:.1f} | {at.sampling_gib:.1f} | {at_once} | {share} | "
+            + " | ".join(shown) + " |"
+        )  # fmt: skip
+    return [*lines, ""]
+
+
+def rows_of(cells: Sequence[Cell]) -> list[dict[str, object]]:
+    """Every part of every cell."""
+    rows: list[dict[str, object]] = []
+    for cell in cells:
+        work, at = cell.work, cell.place
+        row: dict[str, object] = {
+            "size": work.size, "response_tokens": work.length, "arm": work.arm, "gpus": at.gpus, "batch": work.batch,
+            "basis": "estimated" if at.gpus == 1 else "assumed", "verdict": at.verdict, "reason": at.reason,
+            "gpus_that_fit": cell.remedy or "", "gpus_per_engine": at.ways, "responses_per_engine": at.share,
+            "at_a_time": at.at_once, "checkpoint_layers": at.is_checkpointed, "responses_per_pass": at.rows,
+        }  # fmt: skip
+        for phase, parts in (("sampling", at.sampling), ("update", at.update)):
+            row |= {f"{phase}: {name}, GiB": f"{gib:.2f}" for name, gib in parts.items()}
+        stages = ("generate", "push", "sleep", "score", "update", "communicate")
+        row |= {f"{name}, s": f"{cell.step.seconds[name]:.3f}" if cell.step else "" for name in stages}
+        row |= {"step, s": f"{cell.step.total:.3f}" if cell.step else ""}
+        row |= {
+            "rounds": cell.step.rounds if cell.step else "",
+            "host_bound": bool(cell.step and cell.step.is_host_bound),
+        }
+        rows.append(row)
+    return rows
+
+
+def write(
+    results: Path, gpus: Sequence[int], base: Work, links: Links, sizes: Sequence[str], lengths: Sequence[int]
+) -> list[Path]:
+    """Write `tables/capacity_h200.md`, `.csv` and the figure. `base`: batch, prompt and micro-batch of all cells;
+    `sizes` and `lengths`: none for those of the throughput sweep. Raises ValueError for what is unknown or missing."""
+    from harness.studies.capacity.figure import draw
+
+    for n in gpus:
+        check_gpus(n)
+    plan = read_sweep(RATES)
+    for size in sizes:
+        shape_of(size)
+    ordered = sorted(sizes or plan.sizes, key=lambda size: num_parameters(shape_of(size)))
+    wanted = works(ordered, list(lengths or plan.lengths), base)
+    found = read_measured(results, plan)
+    cells = cells_of(found, wanted, gpus, links)
+    head = HEAD.format(
+        batch=base.batch, prompt=base.prompt, device=check.DEVICE_GIB, usable=USABLE_GIB, tokens=base.pass_tokens,
+        nvlink=links.nvlink, network=links.network, host=links.host, reduce=links.all_reduce_us, name=NAME,
+    )  # fmt: skip
+    lines = [head, *(line for n in gpus for line in section(cells, n)), *check.section(results, found, plan)]
+    page, table = results / "tables" / f"{NAME}.md", results / "tables" / f"{NAME}.csv"
+    write_atomic(page, "\n".join(lines).encode())
+    rows, text = rows_of(cells), io.StringIO()
+    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    write_atomic(table, text.getvalue().encode())
+    return [page, table, *draw(cells, results / "figures" / f"{NAME}.png")]

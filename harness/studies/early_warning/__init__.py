@@ -1,0 +1,17 @@
+"""Early warning: which signal moved first before a run collapsed, and by how many steps.
+
+    series of every run -> collapsed at step t, healthy, or neither (`collapse`)
+                        -> a statistic per signal and step; an alarm where it passes a threshold (`alarms`)
+                        -> thresholds from healthy runs of other seeds, all signals at one false-alarm rate
+                        -> recall, precision, lead in steps, and who was first (`scores`)
+
+A signal earns its place by warning before the reward itself does, so the drop of the reward is one of them. Left out:
+why runs collapse.
+"""
+
+from harness.studies.early_warning.alarms import SIGNALS, Trace, traces
+from harness.studies.early_warning.collapse import onset
+from harness.studies.early_warning.report import write
+from harness.studies.early_warning.scores import Score, score_all
+
+__all__ = ["SIGNALS", "Score", "Trace", "onset", "score_all", "traces", "write"]

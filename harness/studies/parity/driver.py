@@ -1,0 +1,63 @@
+"""Runs the workers of a comparison, one process per format, and turns their answers into rows."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from harness.foundation.process_log import last_words, tail
+from harness.foundation.provenance import ROOT
+from harness.studies.parity.statistics import compare
+from harness.studies.parity.worker import Job
+
+LIMIT_S = 300.0
+"""After which a worker is taken to hang."""
+
+
+def run(job: Job) -> dict[str, Any]:
+    """The worker's answer; "failed" with its last words where it left none. The child never outlives the call."""
+    with tempfile.TemporaryDirectory(prefix="lowbit-parity-") as name:
+        folder = Path(name)
+        job = dataclasses.replace(job, out=str(folder / "answer.json"))
+        (folder / "job.json").write_text(json.dumps(dataclasses.asdict(job)), encoding="utf-8")
+        path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+        with (folder / "log").open("wb") as log:
+            child = subprocess.Popen(
+                [sys.executable, "-m", "harness.studies.parity.worker", str(folder / "job.json")], stdout=log,
+                stderr=subprocess.STDOUT, env=os.environ | {"PYTHONPATH": path}, start_new_session=True,
+            )  # fmt: skip
+            try:
+                child.wait(LIMIT_S)
+            except subprocess.TimeoutExpired:
+                return {"status": "failed", "reason": f"no answer after {LIMIT_S:g} s"}
+            finally:
+                if child.poll() is None:
+                    with suppress(ProcessLookupError):
+                        os.killpg(child.pid, signal.SIGKILL)
+                    child.wait()
+        if Path(job.out).is_file():
+            return json.loads(Path(job.out).read_text(encoding="utf-8"))
+        return {"status": "failed", "reason": last_words(tail(folder / "log"), "no output")}
+
+
+def row_of(answer: dict[str, Any]) -> dict[str, Any]:
+    """The row of a record: statistics in place of every token's log-probs, and what of the passport names kernels."""
+    if answer["status"] != "ok":
+        return answer
+    scores = {name: np.array(values, dtype=np.float64) for name, values in answer["scores"].items()}
+    passport = answer["passport"]
+    kernels = sorted({line["kernel"] for line in passport["weights"] if line["kernel"]})
+    return {
+        "status": "ok", "kernels": kernels, "attention": passport["state"]["attention"],
+        "acts": sorted(set(passport["acts"].values())), "kv": passport["kv"], **compare(scores),
+    }  # fmt: skip

@@ -1,0 +1,116 @@
+"""One format in a process of its own: `python -m harness.studies.parity.worker JOB.json`.
+
+Writes, atomically, what it found to the path that the job names: log-probs of every sampled token by vLLM, by the
+embedded engine and by the float32 decoder, with the passport; or why vLLM refuses the format.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from harness.api import Plan
+from harness.engines.embedded.engine import EmbeddedEngine
+from harness.models.checkpoint import load_decoder
+from harness.models.decoder import Decoder
+from harness.numerics.formats import format_named
+from harness.studies.parity.scoring import decoder_logp, engine_logp
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What a worker is told."""
+
+    checkpoint: str
+    """Folder of the policy."""
+    weights: str
+    acts: str | None
+    kv: str | None
+    device: str
+    prompts: list[list[int]]
+    num_samples: int
+    """Responses to each prompt."""
+    max_new_tokens: int
+    temperature: float
+    seed: int
+    eos_id: int
+    pad_id: int
+    out: str
+    """Where the answer goes, JSON."""
+
+    @property
+    def plan(self) -> Plan:
+        """The formats."""
+        acts, kv = (None if name is None else format_named(name) for name in (self.acts, self.kv))
+        return Plan(rollout_weights=format_named(self.weights), rollout_acts=acts, rollout_kv=kv)
+
+
+def stream(model: Decoder) -> Iterator[tuple[str, Tensor]]:
+    """What a trainer sends."""
+    return ((name, tensor.detach()) for name, tensor in model.named_parameters())
+
+
+def emulation(job: Job, model: Decoder) -> EmbeddedEngine:
+    """The embedded engine on the CPU with the job's formats, its cache calibrated as vLLM's is."""
+    engine = EmbeddedEngine(model.config, job.plan, eos_id=job.eos_id, pad_id=job.pad_id)
+    engine.load_weights(stream(model))
+    engine.calibrate_kv(job.prompts)
+    return engine
+
+
+def measure(job: Job) -> dict[str, Any]:
+    """Sample with vLLM and score everywhere; or why vLLM refuses the format."""
+    from harness.engines.vllm.engine import VLLMEngine
+
+    model = load_decoder(Path(job.checkpoint))
+    longest = max(map(len, job.prompts)) + job.max_new_tokens
+    try:
+        engine = VLLMEngine(
+            model.config, job.plan, eos_id=job.eos_id, pad_id=job.pad_id, device=job.device, max_batch=64,
+            max_length=longest, gpu_memory=0.06,
+        )  # fmt: skip
+    except ValueError as error:
+        return {"status": "refused", "reason": str(error)}
+    engine.load_weights(stream(model))
+    engine.calibrate_kv(job.prompts)
+    passport = engine.realized_plan()
+    out = engine.generate(
+        job.prompts, num_samples=job.num_samples, max_new_tokens=job.max_new_tokens, temperature=job.temperature,
+        seed=job.seed,
+    )  # fmt: skip
+    engine.close()
+    tokens, lengths = out.token_ids.cpu(), out.lengths.cpu()
+    ours = engine_logp(emulation(job, model), job.prompts, tokens, job.temperature)
+    exact = decoder_logp(model, job.prompts, tokens, job.temperature)
+    is_token = torch.arange(tokens.shape[1]) < lengths[:, None]
+    scores = {"vllm": out.logp.cpu(), "embedded": ours, "fp32": exact}
+    return {
+        "status": "ok",
+        "num_responses": len(tokens),
+        "scores": {name: logp[is_token].tolist() for name, logp in scores.items()},
+        "passport": dataclasses.asdict(passport),
+    }
+
+
+def main(words: Sequence[str]) -> int:
+    """Run the job of a file. Exit code 0 also where the format is refused, which the answer says."""
+    job = Job(**json.loads(Path(words[0]).read_text(encoding="utf-8")))
+    torch.set_num_threads(1)
+    answer = measure(job)
+    path = Path(job.out)
+    part = path.with_name(f".{path.name}.part")
+    part.write_text(json.dumps(answer), encoding="utf-8")
+    part.replace(path)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

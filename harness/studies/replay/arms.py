@@ -1,0 +1,145 @@
+"""What is replayed: the registry's loss-side methods as arms, and an arm's pull on every token of a stored batch.
+
+Every correction here acts through d loss / d logp, a number per token: the model's gradient is that matrix times
+d logp / d theta, whatever the rule. It is computed on a leaf, with the loop's own loss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import inf
+
+import torch
+from torch import Tensor
+
+from harness.api import Method, Plan, TokenBatch
+from harness.config.compose import Composed, has_hook
+from harness.config.load import parse
+from harness.config.resolve import fixed_algo
+from harness.config.schema import AlgoConfig
+from harness.foundation.did_you_mean import nearest
+from harness.objective.loss import MODES, count_totals, policy_loss, start
+from harness.objective.mismatch import clip_metrics
+from harness.run.loop import normalized, part_loss
+from methods import METHODS
+from methods.flashrl import TIS
+
+OTHER_HOOKS = ("plan", "prepare", "wrap", "lr_factor", "sync", "after_sync", "refit", "aux_loss")
+"""Hooks that act elsewhere than on the loss of given tokens."""
+NONE = "none"
+YARDSTICKS = (
+    Method(name="token IS, no cap", paper="", parts=(TIS(cap=inf),), precisions=()),
+    Method(name="sequence IS, no cap", paper="", parts=(TIS(cap=inf, level="sequence"),), precisions=()),
+)
+"""Untruncated ratios: what truncation and rejection trade bias against."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arm:
+    """One correction in one mode."""
+
+    name: str
+    method: Method
+    algo: AlgoConfig
+
+    @property
+    def target(self) -> AlgoConfig:
+        """The algorithm of the step it is compared with: same aggregation and denominator, no correction."""
+        return parse(
+            AlgoConfig, vars(self.algo) | {"mode": "decoupled", "batch_normalize": "none", "denom": "original"}
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pull:
+    """What an arm does to the tokens of one batch."""
+
+    grad: Tensor
+    """[B, T] float32, d loss / d logp."""
+    loss: float
+    clip_frac: float
+    """Share of the mask's tokens outside the clips of the ratio; NaN where the objective has none."""
+
+
+def arms_of(
+    algo: AlgoConfig, names: Sequence[str] = (), modes: Sequence[str] = ("decoupled",)
+) -> tuple[list[Arm], dict[str, str]]:
+    """(arms, skipped method -> reason): no correction in every mode, the yardsticks, every method on the loss side.
+
+    `names` restricts the methods ("none" is always there), `modes` are those of methods that do not fix theirs. Raises
+    ValueError for unknown names and modes.
+    """
+    for mode in modes:
+        if mode not in MODES:
+            raise ValueError(f"--modes={mode}: unknown; {nearest(mode, MODES)}")
+    offered = {NONE: Method(name=NONE, paper="", parts=(), precisions=())} | {m.name: m for m in YARDSTICKS} | METHODS
+    for name in names:
+        if name not in offered:
+            raise ValueError(f"--methods={name}: unknown; {nearest(name, offered)}")
+    arms: list[Arm] = []
+    skipped: dict[str, str] = {}
+    for name, method in offered.items():
+        if names and name not in (*names, NONE):
+            continue
+        if reason := reason_to_skip(name, method):
+            skipped[name] = reason
+            continue
+        own = fixed_algo(method, algo)
+        own_modes = [method.mode] if method.mode else MODES if name == NONE else modes
+        for mode in own_modes:
+            if not fits(method, mode, algo):
+                continue
+            suffix = f" {mode}" if mode != "decoupled" and not method.mode else ""
+            arms.append(Arm(name=f"{name}{suffix}", method=method, algo=parse(AlgoConfig, vars(own) | {"mode": mode})))
+    return arms, skipped
+
+
+def reason_to_skip(name: str, method: Method) -> str:
+    """Why a method cannot be replayed; empty where it can."""
+    for part in method.parts:
+        acting = [hook for hook in OTHER_HOOKS if has_hook(part, hook)]
+        if acting:
+            return f"{type(part).__name__} acts outside the loss ({', '.join(acting)})"
+    return "" if method.parts or name == NONE else f"has no parts: equal to {NONE}"
+
+
+def fits(method: Method, mode: str, algo: AlgoConfig) -> bool:
+    """Does the mode make sense for the method? A weight must not meet a ratio that has the sampler in it already."""
+    if any(part.modes and mode not in part.modes for part in method.parts):
+        return False
+    if mode == "decoupled":
+        return True
+    is_objective = any(has_hook(part, "token_loss") for part in method.parts)
+    is_weighted = any(part.sets_weight for part in method.parts)
+    return algo.loss in ("ppo", "gspo") and not is_objective and not (mode == "bypass_ppo" and is_weighted)
+
+
+def pull(arm: Arm, batch: TokenBatch, logp: Tensor, max_new_tokens: int) -> Pull:
+    """The arm on a whole batch as one update of the loop; `logp` [B, T] are the current log-probs, no gradient.
+
+    Every batch starts from an empty memory: batches are as many first steps.
+    """
+    algo, composed = arm.algo, composed_of(arm.method)
+    leaf = logp.detach().clone().requires_grad_()
+    batch = replace(batch, shadow={**batch.shadow, "current": leaf.detach()})
+    seen = batch if algo.mode == "decoupled" else replace(batch, old_logp=leaf.detach())
+    c = composed.correct(start(seen, algo.eps_low, algo.eps_high), seen)
+    c = normalized(c, batch.mask, algo.batch_normalize)
+    c = composed.correct_update(c, leaf.detach(), batch)
+    if algo.mode == "bypass_ppo":
+        batch = replace(batch, old_logp=batch.rollout_logp)
+    objective = composed.token_loss()
+    loss, sums = policy_loss(
+        leaf, batch, c, count_totals(batch.mask, c.keep, max_new_tokens), algo,
+        part_loss=None if objective is None else part_loss(objective, leaf, batch, c),
+        owns_objective=objective is not None and objective.owns_objective,
+    )  # fmt: skip
+    (grad,) = torch.autograd.grad(loss, leaf)
+    clips = clip_metrics({name: float(value) for name, value in sums.items()})
+    return Pull(grad=grad, loss=float(loss.detach()), clip_frac=clips.get("train/clip_frac", torch.nan))
+
+
+def composed_of(method: Method) -> Composed:
+    """The method's parts without a plan, with nothing remembered."""
+    return Composed(method=method, plan=Plan(), parts=method.parts, fixed={}, memory=[{} for _ in method.parts])

@@ -1,0 +1,239 @@
+"""Evaluate: every arm on every stored batch, against the exact sampler's step. One JSON record per sampler."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from harness.api import knobs
+from harness.config.load import parse
+from harness.config.schema import Launch, RunConfig
+from harness.foundation.seeds import stable_seed
+from harness.objective.loss import MODES
+from harness.objective.mismatch import ENTROPY_EDGES
+from harness.records.run_result import write_atomic
+from harness.run.cell import build
+from harness.studies.replay.arms import NONE, Arm, arms_of, pull
+from harness.studies.replay.gradients import chunks, current_logp, gradients, move, pulls_of
+from harness.studies.replay.moments import Reference, compare, reference
+from harness.studies.replay.sampling import load_policy
+from harness.studies.replay.store import POLICY, REFERENCE, Stored, read, samplers
+from harness.trainers.local.trainer import LocalTrainer
+
+LENGTH_EDGES = (0.0, 0.25, 0.5, 0.75)
+"""Lower edges of the buckets of response length, as shares of the limit."""
+VERSION = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """What to evaluate."""
+
+    methods: tuple[str, ...] = ()
+    modes: tuple[str, ...] = MODES[:1]
+    ages: tuple[int, ...] = (0, 1)
+    """Optimizer steps between the stored policy and the one that is updated: 0 or 1."""
+
+    def __post_init__(self) -> None:
+        if not self.ages or not set(self.ages) <= {0, 1}:
+            raise ValueError(f"--ages={','.join(map(str, self.ages))}: valid are 0, 1 or 0,1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """The exact sampler's gradients under one aggregation."""
+
+    gradients: np.ndarray
+    """[R, D] float64."""
+    gram: np.ndarray
+    """[R, R]."""
+    summary: Reference
+
+
+def evaluate_context(
+    folder: Path, records: Path, question: Question, launch: Launch, progress: Callable[[str, float], None]
+) -> dict[str, str]:
+    """Write `records`/<context>-<sampler>.json for what has no record yet; returns skipped methods with reasons.
+
+    `progress` is told (what, batches done). Raises ValueError for a damaged or incomplete store.
+    """
+    ref = read(folder, REFERENCE)
+    config = parse(RunConfig, ref.meta["config"])
+    arms, skipped = arms_of(config.algo, question.methods, question.modes)
+    todo: dict[int, list[str]] = {}
+    for age in sorted(question.ages):
+        for name in samplers(folder):
+            if not is_recorded(record_path(records, folder, name, age), identity(arms, ref, read(folder, name), age)):
+                todo.setdefault(age, []).append(name)
+    if not todo:
+        return skipped
+    run, _ = build(config, launch)
+    load_policy(run, read(folder, POLICY).tensors)
+    for age in (0, 1):
+        if age == 1 and age in todo:
+            plain = targets(run.trainer, ref, arms[:1], False, lambda: progress("one step ahead", 1))
+            move(run.trainer, torch.from_numpy(plain[config.algo.agg].gradients.mean(0)).float())
+        if age not in todo:
+            continue
+        found = targets(run.trainer, ref, arms, bool(age), lambda age=age: progress(f"{REFERENCE}, age {age}", 1))
+        for name in todo[age]:
+            stored = read(folder, name)
+            rows = evaluate_sampler(run.trainer, stored, arms, found, age, partial(progress, f"{name}, age {age}"))
+            record = {
+                "identity": identity(arms, ref, stored, age), "context": folder.name, "age": age,
+                "sampler": {k: v for k, v in stored.meta.items() if k != "config"}, "config": stored.meta["config"],
+                "reference": {agg: asdict(target.summary) for agg, target in found.items()},
+                "skipped": skipped, "rows": rows,
+            }  # fmt: skip
+            text = json.dumps(_rounded(record), separators=(",", ":"), allow_nan=False)
+            lines = text.replace('{"arm"', '\n{"arm"') + "\n"
+            write_atomic(record_path(records, folder, name, age), lines.encode())
+    return skipped
+
+
+def record_path(records: Path, folder: Path, sampler: str, age: int) -> Path:
+    """Where the record of one stored sampler at one age is."""
+    return records / f"{folder.name}-{sampler}-age{age}.json"
+
+
+def identity(arms: Sequence[Arm], ref: Stored, stored: Stored, age: int) -> str:
+    """Hash of everything that decides a record: the batches, the arms with their knobs, the age."""
+    said = [[a.name, asdict(a.algo), [[type(p).__name__, knobs(p)] for p in a.method.parts]] for a in arms]
+    values = [VERSION, ref.meta["identity"], stored.meta["identity"], said, age]
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def is_recorded(path: Path, wanted: str) -> bool:
+    """Is there a record of exactly this? A damaged or other one is written again."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))["identity"] == wanted
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def targets(
+    trainer: LocalTrainer, ref: Stored, arms: Sequence[Arm], is_moved: bool, tick: Callable[[], None]
+) -> dict[str, Target]:
+    """Aggregation -> the uncorrected gradient of the exact sampler's batches."""
+    logp = current_logp(trainer, ref, is_moved)
+    wanted = {arm.target.agg: Arm(name=NONE, method=arms[0].method, algo=arm.target) for arm in arms}
+    pulled = {
+        agg: [pull(arm, ref.batch(b), logp[b], ref.meta["max_new_tokens"]).grad for b in range(ref.num_batches)]
+        for agg, arm in wanted.items()
+    }
+    found = {agg: g.double().numpy() for agg, g in gradients(trainer, ref, pulled, tick).items()}
+    grams = {agg: g @ g.T for agg, g in found.items()}
+    return {agg: Target(gradients=g, gram=grams[agg], summary=reference(grams[agg])) for agg, g in found.items()}
+
+
+def evaluate_sampler(
+    trainer: LocalTrainer, stored: Stored, arms: Sequence[Arm], found: dict[str, Target], age: int,
+    tick: Callable[[float], None],
+) -> list[dict[str, Any]]:  # fmt: skip
+    """One row per arm: what it did to the tokens, and where its gradient goes."""
+    logp = current_logp(trainer, stored, bool(age))
+    pulls = pulls_of(arms, stored, logp)
+    by_name = {arm.name: arm for arm in arms}
+    distinct = [name for name, first in pulls.same_as.items() if name == first]
+    size = sum(p.numel() for p in trainer.parameters)
+    measured: dict[str, dict[str, Any]] = {}
+    groups = chunks(distinct, stored.num_batches, size)
+    for group in groups:
+        chosen = {name: [one.grad for one in pulls.by_arm[name]] for name in group}
+        for name, g in gradients(trainer, stored, chosen, lambda: tick(1 / len(groups))).items():
+            rng = np.random.default_rng(stable_seed("replay moments", stored.meta["identity"], name))
+            target = found[by_name[name].target.agg]
+            measured[name] = _flat(asdict(compare(g.double().numpy(), target.gradients, target.gram, rng)))
+    tokens = {
+        agg: base_pulls(stored, arms[0], by_agg) for agg, by_agg in {a.target.agg: a.target for a in arms}.items()
+    }
+    return [
+        {
+            "arm": arm.name, "method": arm.method.name, "mode": arm.algo.mode, "agg": arm.algo.agg,
+            "same_as": "" if pulls.same_as[arm.name] == arm.name else pulls.same_as[arm.name],
+            "reconstructed": arm.method.reconstructed,
+            "loss": float(np.mean([one.loss for one in pulls.by_arm[arm.name]])),
+            "clip_frac": float(np.mean([one.clip_frac for one in pulls.by_arm[arm.name]])),
+            **token_statistics(stored, [one.grad for one in pulls.by_arm[arm.name]], tokens[arm.target.agg]),
+            **measured[pulls.same_as[arm.name]],
+        }
+        for arm in arms
+    ]  # fmt: skip
+
+
+def base_pulls(stored: Stored, none: Arm, algo: Any) -> list[Tensor]:
+    """Pulls of the plain policy gradient at the stored policy, the unit of effective weights."""
+    plain = Arm(name=NONE, method=none.method, algo=algo)
+    return [
+        pull(plain, batch, batch.old_logp, stored.meta["max_new_tokens"]).grad
+        for batch in (stored.batch(b) for b in range(stored.num_batches))
+    ]
+
+
+def token_statistics(stored: Stored, grads: Sequence[Tensor], base: Sequence[Tensor]) -> dict[str, Any]:
+    """Effective weights: an arm's pull over that of the plain policy gradient, on tokens with an advantage.
+
+    Ratio, truncation, rejection and clipping are all in it. `rejected` is the share with no pull at all, by length of
+    the response and by entropy of the token as well (NaN where a bucket is empty).
+    """
+    g, plain = torch.cat([x.flatten() for x in grads]).double(), torch.cat([x.flatten() for x in base]).double()
+    used = plain != 0
+    names = ("weight_mean", "weight_std", "weight_min", "weight_max", "weight_p99", "ess", "rejected")
+    if not used.any():
+        return dict.fromkeys(names, math.nan) | {"rejected_by_length": [], "rejected_by_entropy": []}
+    weight = (g[used] / plain[used]).numpy()
+    lengths = stored.tensors["sampled"].sum(1, keepdim=True).expand(stored.tensors["sampled"].shape).flatten()[used]
+    share = lengths.numpy() / stored.meta["max_new_tokens"]
+    entropy = stored.tensors["entropy"].flatten()[used].numpy()
+    square = float((weight**2).mean())
+    return {
+        "weight_mean": float(weight.mean()),
+        "weight_std": float(weight.std()),
+        "weight_min": float(weight.min()),
+        "weight_max": float(weight.max()),
+        "weight_p99": float(np.quantile(weight, 0.99)),
+        "ess": float(weight.mean()) ** 2 / square if square > 0 else math.nan,
+        "rejected": float((weight == 0).mean()),
+        "rejected_by_length": _by_bucket(weight == 0, share, LENGTH_EDGES, right=True),
+        "rejected_by_entropy": _by_bucket(weight == 0, entropy, ENTROPY_EDGES, right=False),
+    }
+
+
+def _by_bucket(is_rejected: np.ndarray, values: np.ndarray, edges: Sequence[float], right: bool) -> list[float]:
+    """Share rejected in every bucket; `right` puts a value on an edge into the bucket below."""
+    index = np.digitize(values, edges[1:], right=right)
+    counts = np.bincount(index, minlength=len(edges))
+    hits = np.bincount(index, weights=is_rejected, minlength=len(edges))
+    return [float(h / n) if n else math.nan for h, n in zip(hits, counts, strict=True)]
+
+
+def _flat(values: dict[str, Any]) -> dict[str, Any]:
+    """Intervals as name, name_low, name_high."""
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, dict):
+            flat |= {name: value["value"], f"{name}_low": value["low"], f"{name}_high": value["high"]}
+        else:
+            flat[name] = value
+    return flat
+
+
+def _rounded(value: Any) -> Any:
+    """Five significant digits; what is not finite becomes null."""
+    if isinstance(value, dict):
+        return {k: _rounded(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_rounded(v) for v in value]
+    if isinstance(value, float):
+        return float(f"{value:.5g}") if math.isfinite(value) else None
+    return value

@@ -1,0 +1,122 @@
+"""The best trial once more, on fresh seeds beside the baselines: the score that won a search is too good by selection.
+
+The best of many trials was partly lucky (the winner's curse), so no verdict rests on the scores of the search. What is
+compared is the difference of best and baseline over seeds that no trial has seen, paired by seed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from optuna.trial import FrozenTrial, TrialState
+
+from harness.config.schema import Launch
+from harness.records.run_result import RunResult
+from harness.records.stats import Difference, paired
+from harness.studies.search.cells import outcome_on_disk, run_one
+from harness.studies.search.pruning import oriented
+from harness.studies.search.run import Session
+from harness.studies.search.space import cell_of, overrides_of, rounded
+from harness.studies.search.spec import Search
+from harness.studies.search.trials import measured
+
+Trials = Mapping[str, Sequence[FrozenTrial]]
+"""Share -> its trials."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contender:
+    """What is run on the fresh seeds."""
+
+    name: str
+    kind: Literal["baseline", "best", "reference"]
+    share: str
+    overrides: tuple[str, ...]
+    number: int | None = None
+    """Of its trial."""
+
+
+def values_of(trial: FrozenTrial) -> dict[str, Any]:
+    """The knobs of a trial as they went into its cells, with that of its share."""
+    return dict(trial.user_attrs.get("values") or {k: rounded(v) for k, v in trial.params.items()})
+
+
+def is_feasible(trial: FrozenTrial) -> bool:
+    """Complete, and within the constraint."""
+    return trial.state == TrialState.COMPLETE and all(value <= 0 for value in trial.constraints.values())
+
+
+def best_of(search: Search, trials: Sequence[FrozenTrial]) -> FrozenTrial | None:
+    """The feasible trial with the best first objective; None where there is none."""
+    feasible = [trial for trial in trials if is_feasible(trial)]
+    return max(feasible, key=lambda t: oriented(t.values[0], search.objectives[0])) if feasible else None
+
+
+def best_found(search: Search, trials: Sequence[FrozenTrial]) -> FrozenTrial | None:
+    """The best one that the search proposed itself: it is confirmed even where a baseline scored higher."""
+    return best_of(search, [trial for trial in trials if "baseline" not in trial.user_attrs])
+
+
+def contenders(search: Search, trials: Trials) -> list[Contender]:
+    """Baselines and best of every share, then the references."""
+    found: list[Contender] = []
+    for share, of_share in trials.items():
+        started = {t.user_attrs["baseline"]: t.number for t in of_share if "baseline" in t.user_attrs}
+        for name, number in started.items():  # of the last attempt, where a worker died
+            words = tuple(overrides_of(search, search.baselines[name]))
+            found.append(Contender(name=name, kind="baseline", share=share, overrides=words, number=number))
+        best = best_found(search, of_share)
+        if best is not None:
+            words = tuple(overrides_of(search, values_of(best)))
+            name = f"best {share}".strip()
+            found.append(Contender(name=name, kind="best", share=share, overrides=words, number=best.number))
+    for name, words in search.references.items():
+        found.append(
+            Contender(name=name, kind="reference", share="", overrides=(*search.overrides, *words), number=None)
+        )
+    return found
+
+
+def submit(session: Session, pool: ThreadPoolExecutor) -> list[Future[Any]]:
+    """Every cell of the confirmation, seeds outermost."""
+    search, around = session.search, session.around
+    trials = {share: study.get_trials(deepcopy=False) for share, study in session.studies.items()}
+    cells = [
+        cell_of(list(contender.overrides), seed)
+        for seed in search.confirm.seeds
+        for contender in contenders(search, trials)
+    ]
+    return [pool.submit(run_one, cell, around.launch, around.runner, around.stop) for cell in cells]
+
+
+def confirmed(search: Search, found: Sequence[Contender], launch: Launch) -> dict[str, dict[int, RunResult]]:
+    """Contender -> seed -> record, of those that are there."""
+    records: dict[str, dict[int, RunResult]] = {}
+    for contender in found:
+        records[contender.name] = {
+            seed: result
+            for seed in search.confirm.seeds
+            if (result := outcome_on_disk(launch, cell_of(list(contender.overrides), seed))) is not None
+        }
+    return records
+
+
+def fresh_scores(records: Mapping[int, RunResult], metric: str) -> dict[int, float]:
+    """Seed -> score of the cells that ended well."""
+    scores = {seed: measured(result, metric) for seed, result in records.items() if result.status == "ok"}
+    return {seed: value for seed, value in scores.items() if value is not None}
+
+
+def compared(arm: Mapping[int, RunResult], control: Mapping[int, RunResult], metric: str) -> Difference:
+    """Arm minus control over the fresh seeds that both have."""
+    return paired(fresh_scores(arm, metric), fresh_scores(control, metric))
+
+
+def searched_mean(trial: FrozenTrial, metric: str) -> float:
+    """Mean score over the seeds of the search; NaN where it has none."""
+    values = [of_seed[metric] for of_seed in trial.user_attrs.get("scores", {}).values() if metric in of_seed]
+    return sum(values) / len(values) if values else math.nan

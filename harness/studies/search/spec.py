@@ -1,0 +1,262 @@
+"""A search as its YAML file says it: knobs, seeds, objectives, constraint, budget, pruning, what is confirmed.
+
+Values only. What Optuna makes of it is in `harness.studies.search.store`, what a trial runs in
+`harness.studies.search.space`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import ConfigDict
+
+from harness import NUMERICS_VERSION
+from harness.config.load import parse, read_yaml
+from harness.foundation.did_you_mean import nearest
+from harness.records.run_result import summarise
+from harness.sweep import SWEEPS
+
+PREFIX = "search_"
+"""Names of searches begin with it: sweeps and searches share a folder."""
+METRICS = (*summarise([], []), "time_s")
+"""What an objective may be: a number of a record's summary, or the seconds of a cell."""
+_STRICT = ConfigDict(extra="forbid")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Knob:
+    """One dimension of the space: a range, or choices. Its name is an override key, or is used as {name}."""
+
+    __pydantic_config__ = _STRICT
+    low: int | float | None = None
+    high: int | float | None = None
+    """Two whole numbers make a whole-numbered range; write 1.0 for a real one."""
+    log: bool = False
+    step: int | float | None = None
+    choices: list[Any] | dict[str, list[str]] | None = None
+    """Values; or names, each with the overrides that it stands for, in which {other} is the value of another knob."""
+    when: dict[str, list[Any]] = field(default_factory=dict[str, list[Any]])
+    """Knobs above this one and the values of them at which it exists."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Objective:
+    """What is optimised; a trial's value is the mean over its seeds."""
+
+    __pydantic_config__ = _STRICT
+    metric: str
+    direction: Literal["maximize", "minimize"]
+    log: bool = False
+    """Averages and compares logarithms: for mismatch, whose spread grows with its size."""
+    resolution: float = 0.0
+    """The sampler sees values rounded to multiples of it, so that it does not chase noise; 0 does not round."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Constraint:
+    """A trial is feasible where the mean over its seeds is at most the bound."""
+
+    __pydantic_config__ = _STRICT
+    metric: str
+    at_most: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Budget:
+    """When a search ends: at the first limit that is reached, all counted over finished and pruned trials."""
+
+    __pydantic_config__ = _STRICT
+    trials: int | None = None
+    cells: int | None = None
+    core_seconds: float | None = None
+    per: str | None = None
+    """A knob with choices: each is searched by a sampler of its own and gets an equal share."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampler:
+    """Who proposes trials."""
+
+    __pydantic_config__ = _STRICT
+    name: Literal["tpe", "nsga2", "random"] = "tpe"
+    seed: int = 0
+    startup: int = 10
+    """Random trials before TPE begins; population size of NSGA-II."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pruner:
+    """When a trial is given up; the rules and their error rates are in `harness.studies.search.pruning`."""
+
+    __pydantic_config__ = _STRICT
+    alpha: float = 0.01
+    """Chance per look to give up a trial that is as good as the best one. 0 turns the rule off."""
+    min_trials: int = 5
+    """Complete trials before trials are compared."""
+    collapse_alpha: float = 0.001
+    """Chance to give up a cell whose reward has not moved, taken for one that fell. 0 turns the rule off."""
+    reward_quantile: float = 0.0
+    """A cell whose reward half-way is in this lowest share of its seed's finished cells is given up. 0: off."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Confirm:
+    """What is run again on fresh seeds when the search has ended: baselines, references and the best trial."""
+
+    __pydantic_config__ = _STRICT
+    seeds: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Search:
+    """One file `sweeps/search_*.yaml`."""
+
+    __pydantic_config__ = _STRICT
+    name: str
+    question: str
+    overrides: tuple[str, ...] = ()
+    space: dict[str, Knob]
+    seeds: tuple[int, ...]
+    """Of every trial, one after another; each seeds the base and the run together."""
+    objectives: tuple[Objective, ...]
+    """The first one ranks trials; all together make the Pareto front."""
+    constraint: Constraint | None = None
+    budget: Budget
+    sampler: Sampler = field(default_factory=Sampler)
+    pruner: Pruner = field(default_factory=Pruner)
+    baselines: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
+    """Name -> knobs: trials that run first, such as a paper's defaults. What the best is compared with."""
+    references: dict[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
+    """Name -> overrides outside the space, run on the seeds of `confirm` for comparison."""
+    confirm: Confirm = field(default_factory=Confirm)
+
+    @property
+    def shares(self) -> tuple[str, ...]:
+        """The choices of `budget.per`, or one share without a name."""
+        knob = self.space[self.budget.per] if self.budget.per else None
+        return ("",) if knob is None else tuple(str(choice) for choice in knob.choices or ())
+
+
+def search_names(folder: Path = SWEEPS) -> list[str]:
+    """Every search in a folder of sweeps."""
+    return sorted(path.stem for path in folder.glob(f"{PREFIX}*.yaml"))
+
+
+def read_search(name: str, folder: Path = SWEEPS) -> Search:
+    """The search `name`, or a path to a YAML file. Raises ValueError, one line, for unknown names, keys or values."""
+    path = Path(name) if name.endswith((".yaml", ".yml")) else folder / f"{name}.yaml"
+    if not path.is_file() or not path.stem.startswith(PREFIX):
+        raise ValueError(f"search {name!r} not found; {nearest(name, search_names(folder))}")
+    try:
+        search = parse(Search, {"name": path.stem} | read_yaml(path))
+        check_search(search)
+    except ValueError as error:
+        words = str(error)
+        raise ValueError(words if words.startswith(str(path)) else f"{path}: {words}") from None
+    return search
+
+
+def check_search(search: Search) -> None:
+    """Raises ValueError, one line, naming what cannot be searched."""
+    if not search.space or not search.seeds or not search.objectives:
+        raise ValueError("space, seeds and objectives need at least one entry each")
+    for objective in (*search.objectives, *([search.constraint] if search.constraint else [])):
+        if objective.metric not in METRICS:
+            raise ValueError(f"unknown metric {objective.metric}; {nearest(objective.metric, METRICS)}")
+    if len({o.metric for o in search.objectives}) < len(search.objectives):
+        raise ValueError("objectives: the same metric twice")
+    if again := sorted(set(search.seeds) & set(search.confirm.seeds)):
+        raise ValueError(f"confirm.seeds={again}: seeds of the search are not fresh")
+    _check_budget(search)
+    above: dict[str, Knob] = {}
+    for name, knob in search.space.items():
+        _check_knob(name, knob, above)
+        above[name] = knob
+    for name, values in search.baselines.items():
+        _check_baseline(name, values, search.space)
+
+
+def _check_budget(search: Search) -> None:
+    budget = search.budget
+    limits = [budget.trials, budget.cells, budget.core_seconds]
+    if all(limit is None for limit in limits) or any(limit is not None and limit <= 0 for limit in limits):
+        raise ValueError("budget: at least one of trials, cells and core_seconds, each above 0")
+    if budget.per is not None:
+        knob = search.space.get(budget.per)
+        if knob is None or knob.choices is None or knob.when:
+            valid = [name for name, knob in search.space.items() if knob.choices is not None and not knob.when]
+            raise ValueError(f"budget.per={budget.per}: not an unconditional knob with choices; valid: {valid}")
+
+
+def _check_knob(name: str, knob: Knob, above: Mapping[str, Knob]) -> None:
+    where = f"space.{name}"
+    if (knob.choices is None) == (knob.low is None or knob.high is None):
+        raise ValueError(f"{where}: either choices, or low and high")
+    if knob.choices is not None and len(knob.choices) < 1:
+        raise ValueError(f"{where}.choices: at least one is needed")
+    if knob.low is not None and knob.high is not None:
+        if not knob.low < knob.high:
+            raise ValueError(f"{where}: low={knob.low} is not below high={knob.high}")
+        if knob.log and knob.low <= 0:
+            raise ValueError(f"{where}.low={knob.low}: a logarithmic range is above 0")
+        if knob.step is not None and (knob.step <= 0 or knob.log):
+            raise ValueError(f"{where}.step={knob.step}: above 0, and not with log")
+    for key, values in knob.when.items():
+        if key not in above:
+            raise ValueError(f"{where}.when: {key} is not a knob above this one; {nearest(key, above)}")
+        choices = above[key].choices
+        if choices is None or any(value not in choices for value in values):
+            raise ValueError(f"{where}.when.{key}={values}: valid: {list(choices or ())}")
+
+
+def is_active(knob: Knob, values: Mapping[str, Any]) -> bool:
+    """Does a knob exist beside these values of the knobs above it?"""
+    return all(values.get(key) in allowed for key, allowed in knob.when.items())
+
+
+def _check_baseline(name: str, values: Mapping[str, Any], space: Mapping[str, Knob]) -> None:
+    for key in values:
+        if key not in space:
+            raise ValueError(f"baselines.{name}: unknown knob {key}; {nearest(key, space)}")
+    for key, knob in space.items():
+        if is_active(knob, values) != (key in values):
+            verb = "is missing" if key not in values else "does not exist beside the other values"
+            raise ValueError(f"baselines.{name}: {key} {verb}")
+        value = values.get(key)
+        if key in values and knob.choices is not None and value not in knob.choices:
+            raise ValueError(f"baselines.{name}.{key}={value}: valid: {list(knob.choices)}")
+        if key in values and knob.low is not None and knob.high is not None:
+            is_inside = isinstance(value, (int, float)) and knob.low <= value <= knob.high
+            if not is_inside:
+                raise ValueError(f"baselines.{name}.{key}={value}: outside {knob.low} to {knob.high}")
+
+
+def identity(search: Search) -> dict[str, Any]:
+    """What decides whether trials can be compared, as plain JSON; the budget may grow and is not part of it."""
+    values = asdict(search)
+    kept = ("overrides", "space", "seeds", "objectives", "constraint", "pruner")
+    return {key: _plain(values[key]) for key in kept} | {
+        "budget.per": search.budget.per,
+        "numerics_version": NUMERICS_VERSION,
+    }
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+def changes(stored: Mapping[str, Any], wanted: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """One line per key at which two identities differ."""
+    lines: list[str] = []
+    for key in sorted({*stored, *wanted}):
+        old, new = stored.get(key, "absent"), wanted.get(key, "absent")
+        if isinstance(old, Mapping) and isinstance(new, Mapping):
+            lines += changes(old, new, f"{prefix}{key}.")
+        elif old != new:
+            lines.append(f"{prefix}{key}: {old} in the study, {new} in the file")
+    return lines

@@ -1,0 +1,229 @@
+"""The study on disk: Optuna's journal, a lock that dies with its holder, and who is still alive.
+
+`results/searches/<name>.journal` is text, only ever appended to, and committed; locks are under `results/work`. The
+journal's lock is the system's (`flock`): a worker killed with -9 leaves it free at once, where Optuna's own file locks
+stay for half a minute. A last line that a killed writer left unfinished is cut off by the next one.
+
+A trial belongs to the worker process named in it, and that process holds a lock file for as long as it lives. A running
+trial whose owner is gone is told failed and enqueued again; its finished cells are found by their run ids.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import uuid
+import warnings
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, Any, Literal
+
+import optuna
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
+from optuna.study import StudyDirection
+from optuna.trial import FrozenTrial, TrialState
+
+from harness.foundation.seeds import stable_seed
+from harness.studies.search.spec import Search, changes, identity
+
+Direction = Literal["minimize", "maximize"]
+IDENTITY = "identity"
+MAX_ATTEMPTS = 3
+"""How often a trial is started whose worker dies each time."""
+
+optuna.logging.set_verbosity(optuna.logging.WARNING)
+
+
+def journal_path(results: Path, name: str) -> Path:
+    """The study's file."""
+    return results / "searches" / f"{name}.journal"
+
+
+def lock_folder(results: Path, name: str) -> Path:
+    """Where locks are: not committed, and not wanted on another machine."""
+    return results / "work" / "searches" / name
+
+
+class SystemLock(JournalFileOpenLock):
+    """Owns `flock` on a file beside the locks, and mends the journal's end whenever it gets it."""
+
+    def __init__(self, journal: Path, lock: Path) -> None:
+        super().__init__(str(journal))
+        self.journal, self.path = journal, lock
+        self.handle: IO[str] | None = None
+
+    def acquire(self) -> bool:
+        """Wait for the lock."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        handle = self.path.open("a")
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        self.handle = handle
+        mend(self.journal)
+        return True
+
+    def release(self) -> None:
+        """Free the lock."""
+        assert self.handle is not None
+        self.handle.close()
+        self.handle = None
+
+
+def mend(journal: Path) -> None:
+    """Cut off an unfinished last line: nobody has read it, and what is appended to it would be lost."""
+    if not journal.exists() or journal.stat().st_size == 0:
+        return
+    with journal.open("rb+") as file:
+        file.seek(-1, os.SEEK_END)
+        if file.read(1) != b"\n":
+            whole = journal.read_bytes().rfind(b"\n") + 1
+            file.truncate(whole)
+
+
+def storage_of(results: Path, name: str) -> JournalStorage:
+    """The journal, opened. Raises ValueError naming a file that is not one."""
+    path = journal_path(results, name)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lock = SystemLock(path, lock_folder(results, name) / "journal.lock")
+    try:
+        return JournalStorage(JournalFileBackend(str(path), lock_obj=lock))
+    except (json.JSONDecodeError, KeyError, ValueError) as error:
+        raise ValueError(f"{path}: not a journal of trials ({error}); put it aside with --restart") from None
+
+
+@contextmanager
+def held(path: Path) -> Generator[None, None, None]:
+    """Hold a lock file; threads of one process exclude each other too."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+
+
+@contextmanager
+def present(results: Path, name: str) -> Iterator[str]:
+    """Be a worker: its id, whose lock file is held until the end, whatever that is."""
+    worker = uuid.uuid4().hex[:8]
+    path = lock_folder(results, name) / f"worker-{worker}.lock"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        try:
+            yield worker
+        finally:
+            path.unlink(missing_ok=True)
+
+
+def is_alive(results: Path, name: str, worker: str | None) -> bool:
+    """Does the worker process still run? One of another machine, or without a name, does not."""
+    path = lock_folder(results, name) / f"worker-{worker}.lock"
+    if worker is None or not path.exists():
+        return False
+    with suppress(FileNotFoundError), path.open("r") as handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        path.unlink(missing_ok=True)
+    return False
+
+
+def open_studies(search: Search, results: Path, *, is_writing: bool = True) -> dict[str, optuna.Study]:
+    """One study per share of the budget, made where missing. Raises ValueError where the stored one is another search.
+
+    The sampler's seed is hashed from the number of times the study was opened for work, so that a search that goes on
+    does not propose its first trials again.
+    """
+    storage = storage_of(results, search.name)
+    warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
+    names = study_names(search)
+    with held(lock_folder(results, search.name) / "study.lock"):
+        known = {study.study_name: study.user_attrs for study in storage.get_all_studies()}
+        for attrs in known.values():
+            _check_identity(search, results, attrs.get(IDENTITY))
+        studies: dict[str, optuna.Study] = {}
+        for share, name in names.items():
+            opened = int(known.get(name, {}).get("opened", 0))
+            directions: list[Direction | StudyDirection] = [o.direction for o in search.objectives]
+            sampler = _sampler(search, stable_seed(search.sampler.seed, "search", opened, share))
+            if name in known:  # creating with `load_if_exists` would write to the journal even to read it
+                study = optuna.load_study(study_name=name, storage=storage, sampler=sampler)
+            else:
+                study = optuna.create_study(storage=storage, study_name=name, directions=directions, sampler=sampler)
+            if IDENTITY not in study.user_attrs:
+                study.set_user_attr(IDENTITY, identity(search))
+                study.set_metric_names([o.metric for o in search.objectives])
+            if is_writing:
+                _enqueue_baselines(search, study, share)
+                study.set_user_attr("opened", opened + 1)
+            studies[share] = study
+    return studies
+
+
+def study_names(search: Search) -> dict[str, str]:
+    """Share -> name of its study."""
+    return {share: f"{search.name}.{share}" if share else search.name for share in search.shares}
+
+
+def _check_identity(search: Search, results: Path, stored: Any) -> None:
+    lines = [] if stored is None else changes(stored, json.loads(json.dumps(identity(search))))
+    if lines:
+        raise ValueError(
+            f"{search.name}: {journal_path(results, search.name)} holds trials of another search:\n  "
+            + "\n  ".join(lines)
+            + "\ngive the file of the search a new name, or start anew with --restart (the old study is kept aside)"
+        )
+
+
+def _sampler(search: Search, seed: int) -> optuna.samplers.BaseSampler:
+    """The sampler, by the name in the file. Conditional knobs are modelled jointly, group by group."""
+    seed %= 2**32
+    if search.sampler.name == "random":
+        return optuna.samplers.RandomSampler(seed=seed)
+    if search.sampler.name == "nsga2":
+        return optuna.samplers.NSGAIISampler(seed=seed, population_size=max(2, search.sampler.startup))
+    return optuna.samplers.TPESampler(
+        seed=seed, n_startup_trials=search.sampler.startup, multivariate=True, group=True, constant_liar=True
+    )
+
+
+def _enqueue_baselines(search: Search, study: optuna.Study, share: str) -> None:
+    known = {trial.user_attrs.get("baseline") for trial in study.get_trials(deepcopy=False)}
+    for name, values in search.baselines.items():
+        if name in known:
+            continue
+        if not share or str(values.get(search.budget.per or "")) == share:
+            knobs = {key: value for key, value in values.items() if key != search.budget.per}
+            study.enqueue_trial(knobs, user_attrs={"baseline": name})
+
+
+def take_back(study: optuna.Study, trials: Sequence[FrozenTrial], results: Path, name: str) -> int:
+    """Fail the running trials whose owner is gone and enqueue them again: how many. Call with the study's lock."""
+    count = 0
+    for trial in trials:
+        if trial.state != TrialState.RUNNING or is_alive(results, name, trial.user_attrs.get("worker")):
+            continue
+        study.tell(trial.number, state=TrialState.FAIL)
+        attempt = int(trial.user_attrs.get("attempt", 1))
+        if attempt < MAX_ATTEMPTS:
+            kept = {key: trial.user_attrs[key] for key in ("baseline",) if key in trial.user_attrs}
+            knobs = {**trial.system_attrs.get("fixed_params", {}), **trial.params}
+            study.enqueue_trial(knobs, user_attrs=kept | {"attempt": attempt + 1, "again": trial.number})
+        count += 1
+    return count
+
+
+def put_aside(results: Path, name: str) -> Path | None:
+    """Move the study out of the way, if there is one: its new place. Raises ValueError while a worker is at it."""
+    path = journal_path(results, name)
+    workers = [lock.stem.removeprefix("worker-") for lock in lock_folder(results, name).glob("worker-*.lock")]
+    if busy := [worker for worker in workers if is_alive(results, name, worker)]:
+        raise ValueError(f"{name}: {len(busy)} worker processes are at work on it; stop them before --restart")
+    if not path.exists():
+        return None
+    number = 1
+    while (target := path.with_name(f"{name}.{number}.journal")).exists():
+        number += 1
+    return path.rename(target)

@@ -1,0 +1,217 @@
+"""What a search found, as files: a table with a sentence per share, and every trial as JSON, from what is stored."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from optuna.trial import FrozenTrial, TrialState
+
+from harness.config.load import run_id
+from harness.config.schema import Launch
+from harness.records.run_result import RunResult, write_atomic
+from harness.records.stats import further_seeds, paired, verdict
+from harness.studies.search.confirm import (
+    Contender,
+    Trials,
+    best_found,
+    compared,
+    confirmed,
+    contenders,
+    fresh_scores,
+    is_feasible,
+    searched_mean,
+    values_of,
+)
+from harness.studies.search.front import on_front
+from harness.studies.search.pruning import oriented
+from harness.studies.search.space import cell_of, text
+from harness.studies.search.spec import Search
+from harness.studies.search.store import open_studies
+from harness.studies.search.trials import metrics_of
+
+NUM_SHOWN = 10
+"""Best trials that the table lists per share."""
+
+
+def read_trials(search: Search, results: Path) -> dict[str, list[FrozenTrial]]:
+    """Share -> every stored trial. Raises ValueError where the study is of another search."""
+    return {
+        share: study.get_trials(deepcopy=False)
+        for share, study in open_studies(search, results, is_writing=False).items()
+    }
+
+
+def write_tables(search: Search, results: Path) -> list[Path]:
+    """Write `tables/<name>.md` and `searches/<name>.json`: their paths."""
+    trials = read_trials(search, results)
+    found = contenders(search, trials)
+    records = confirmed(search, found, Launch(results=str(results), sweep=search.name))
+    table, whole = results / "tables" / f"{search.name}.md", results / "searches" / f"{search.name}.json"
+    sections = [
+        f"# {search.name}", *answers(search, trials, found, records), search.question,
+        *fresh_section(search, found, records), *trials_section(search, trials), *spent_section(search, trials),
+    ]  # fmt: skip
+    write_atomic(table, ("\n\n".join(sections) + "\n").encode())
+    write_atomic(whole, (json.dumps(exported(search, trials, found), indent=1, sort_keys=True) + "\n").encode())
+    return [table, whole]
+
+
+def answers(
+    search: Search, trials: Trials, found: Sequence[Contender], records: Mapping[str, Mapping[int, RunResult]]
+) -> list[str]:
+    """One sentence per share: does the best differ from its baseline on fresh seeds, and how lucky was it?"""
+    said = [_answer(search, share, of_share, found, records) for share, of_share in trials.items()]
+    return ["\n".join(f"* {line}" for line in said)]
+
+
+def _answer(
+    search: Search, share: str, trials: Sequence[FrozenTrial], found: Sequence[Contender],
+    records: Mapping[str, Mapping[int, RunResult]],
+) -> str:  # fmt: skip
+    metric, where = search.objectives[0].metric, f"{share}: " if share else ""
+    best = best_found(search, trials)
+    base = next((c for c in found if c.kind == "baseline" and c.share == share), None)
+    if best is None:
+        ended = sum(t.state in (TrialState.COMPLETE, TrialState.PRUNED) for t in trials)
+        return f"{where}none of {ended} trials beside the baselines was complete and within the constraint."
+    shown = f"trial {best.number} ({knobs_text(values_of(best), search)})"
+    if base is None:
+        return f"{where}the best found is {shown}; there is no baseline to compare it with."
+    contender = next(c for c in found if c.share == share and c.number == best.number)
+    d = compared(records[contender.name], records[base.name], metric)
+    control = next(t for t in trials if t.number == base.number)
+    lead = searched_mean(best, metric) - searched_mean(control, metric)
+    if math.isnan(d.low):
+        return (
+            f"{where}the best found is {shown}, in the search {lead:+.3f} {metric} against {base.name}; not confirmed."
+        )
+    said = {
+        "equal": "they do not differ by as much as 0.03",
+        "better": "it is better",
+        "worse": "it is worse",
+        "cannot tell": "which does not tell them apart",
+    }[verdict(d.low, d.high)]
+    lead_words = f"In the search it was {lead:+.3f}." if math.isfinite(lead) else "In the search one was given up."
+    more = f" (about {further_seeds(d.sd, d.num_pairs)} more seeds would)" if said.startswith("which") else ""
+    return (
+        f"{where}the best found is {shown}. On {d.num_pairs} fresh seeds its {metric} is {d.mean:+.3f} "
+        f"[{d.low:+.3f}, {d.high:+.3f}] against {base.name}: {said}{more}. " + lead_words
+    )
+
+
+def fresh_section(
+    search: Search, found: Sequence[Contender], records: Mapping[str, Mapping[int, RunResult]]
+) -> list[str]:
+    """Every contender on the fresh seeds."""
+    if not search.confirm.seeds:
+        return []
+    metrics = metrics_of(search)
+    first = metrics[0]
+    rows = [["", "trial", *(f"{m}" for m in metrics), f"{first} against its baseline", "ended well"]]
+    for contender in found:
+        base = next((c for c in found if c.kind == "baseline" and c.share == contender.share), None)
+        base = base or next((c for c in found if c.kind == "baseline"), None)
+        gap = "" if base is None or base.name == contender.name else _gap(contender, base, records, first)
+        mine = records[contender.name]
+        number = "" if contender.number is None else str(contender.number)
+        ended = f"{sum(r.status == 'ok' for r in mine.values())} of {len(search.confirm.seeds)}"
+        rows.append([contender.name, number, *(_mean(mine, metric) for metric in metrics), gap, ended])
+    return [f"## On seeds {list(search.confirm.seeds)}, which no trial had: mean and 95 % interval", _markdown(rows)]
+
+
+def _mean(records: Mapping[int, RunResult], metric: str) -> str:
+    scores = fresh_scores(records, metric)
+    if not scores:
+        return "-"
+    d = paired(scores, dict.fromkeys(scores, 0.0))
+    return f"{d.mean:.4g}" + ("" if math.isnan(d.low) else f" [{d.low:.4g}, {d.high:.4g}]")
+
+
+def _gap(contender: Contender, base: Contender, records: Mapping[str, Mapping[int, RunResult]], metric: str) -> str:
+    d = compared(records[contender.name], records[base.name], metric)
+    return "-" if math.isnan(d.low) else f"{d.mean:+.3f} [{d.low:+.3f}, {d.high:+.3f}] ({verdict(d.low, d.high)})"
+
+
+def trials_section(search: Search, trials: Trials) -> list[str]:
+    """The best trials of every share by the first objective, and which of them no other beats in everything."""
+    names = [o.metric for o in search.objectives]
+    sections: list[str] = []
+    for share, of_share in trials.items():
+        complete = [t for t in of_share if t.state == TrialState.COMPLETE]
+        front = {t.number for t in on_front(search, of_share)}
+        ranked = sorted(complete, key=lambda t: -oriented(t.values[0], search.objectives[0]))
+        chosen = ranked[:NUM_SHOWN] + [t for t in ranked[NUM_SHOWN:] if "baseline" in t.user_attrs]
+        rows = [["trial", "knobs", *names, "feasible", "front", "baseline"]]
+        for t in chosen:
+            flags = ["yes" if is_feasible(t) else "no", "yes" if t.number in front else ""]
+            values = [f"{value:.4g}" for value in t.values]
+            knobs = knobs_text(values_of(t), search)
+            rows.append([str(t.number), knobs, *values, *flags, str(t.user_attrs.get("baseline", ""))])
+        title = f"## Best trials {'of ' + share if share else ''}".rstrip() + f": mean of seeds {list(search.seeds)}"
+        sections += [title, _markdown(rows)]
+    return sections
+
+
+def spent_section(search: Search, trials: Trials) -> list[str]:
+    """What the search spent, and why trials were given up."""
+    rows = [["share", "complete", "pruned", "failed", "cells", "core-hours"]]
+    reasons: Counter[str] = Counter()
+    for share, of_share in trials.items():
+        states = Counter(t.state for t in of_share)
+        own = sum(t.state == TrialState.FAIL and "reason" in t.user_attrs for t in of_share)
+        cells = sum(len(t.user_attrs.get("cells", {})) for t in of_share)
+        hours = sum(float(t.user_attrs.get("cost_s", 0.0)) for t in of_share) / 3600
+        rows.append([share or "all", str(states[TrialState.COMPLETE]), str(states[TrialState.PRUNED]), str(own),
+                     str(cells), f"{hours:.2f}"])  # fmt: skip
+        reasons.update(_kind(t.user_attrs["reason"]) for t in of_share if t.state == TrialState.PRUNED)
+    why = "; ".join(f"{count} because {reason}" for reason, count in reasons.most_common())
+    bound = search.constraint
+    said = "" if bound is None else f" Constraint: {bound.metric} at most {bound.at_most:g}, mean over seeds."
+    return ["## Spent", _markdown(rows), (f"Given up: {why}." if why else "No trial was given up.") + said]
+
+
+def _kind(reason: str) -> str:
+    """Which rule gave a trial up."""
+    for words, kind in (
+        ("behind the best", "it was behind the best trial"),
+        ("reward fell", "the reward of a cell fell"),
+        ("rank", "the reward of a cell was among the lowest"),
+    ):
+        if words in reason:
+            return kind
+    return "a cell diverged"
+
+
+def knobs_text(values: Mapping[str, Any], search: Search) -> str:
+    """Knobs without what they all share: the beginnings of their names and the knob of the share."""
+    kept = {name: value for name, value in values.items() if name != search.budget.per}
+    return ", ".join(f"{name.rpartition('.')[2]} {text(value)}" for name, value in kept.items())
+
+
+def exported(search: Search, trials: Trials, found: Sequence[Contender]) -> dict[str, Any]:
+    """Every trial, and every cell with the trials it belongs to, as plain JSON."""
+    rows = [
+        {
+            "share": share, "number": t.number, "state": t.state.name.lower(), "knobs": values_of(t),
+            "values": t.values, "reason": t.user_attrs.get("reason", ""), "scores": t.user_attrs.get("scores", {}),
+            "cells": t.user_attrs.get("cells", {}), "cost_s": t.user_attrs.get("cost_s", 0.0),
+            "baseline": t.user_attrs.get("baseline"), "is_feasible": is_feasible(t),
+        }
+        for share, of_share in trials.items()
+        for t in of_share
+        if t.state.is_finished()
+    ]  # fmt: skip
+    again = {
+        c.name: {str(seed): run_id(cell_of(list(c.overrides), seed)) for seed in search.confirm.seeds} for c in found
+    }
+    return {"name": search.name, "trials": rows, "confirmation": again}
+
+
+def _markdown(rows: Sequence[Sequence[str]]) -> str:
+    head, *rest = [f"| {' | '.join(row)} |" for row in rows]
+    return "\n".join([head, "|" + " --- |" * len(rows[0]), *rest])

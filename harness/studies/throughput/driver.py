@@ -1,0 +1,210 @@
+"""Runs a throughput sweep: one engine process per GPU at a time, the next one importing meanwhile.
+
+    todo -> [GPU 0] measuring: worker(job) | spare: worker (imports, waits for a job)
+            [GPU 1] ...
+
+Each lane has cores of its own, and in it the spare has others than the process that measures.
+A worker writes what it measures at once; killing it, or this process, loses the cell being measured and no more.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from harness.foundation.process_log import last_words, tail
+from harness.foundation.provenance import ROOT
+from harness.studies.throughput import cores
+from harness.studies.throughput.engine_arguments import environment, refusal
+from harness.studies.throughput.plan import Job, Sweep, missing
+from harness.studies.throughput.records import folder_of, new_record, read_record, write_record
+
+POLL_S = 0.1
+GRACE_S = 2.0
+"""After its deadline, in which a worker may end by itself."""
+MOST_STARTS = 3
+"""Engines that a job gets in one call, as long as each measures something."""
+Tell = Callable[[str], None]
+
+
+class Child:
+    """The live process of one engine."""
+
+    def __init__(self, sweep: Sweep, gpu: str | None, folder: Path, number: int, share: cores.Share | None) -> None:
+        self.share = share
+        self.log = folder / "logs" / f"engine-{gpu or 'cpu'}-{number}.log"
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+        env = os.environ | environment(sweep) | {"PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
+        if gpu is not None:
+            env["CUDA_VISIBLE_DEVICES"] = gpu
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "harness.studies.throughput.worker"],
+                stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT, env=env, start_new_session=True,
+            )  # fmt: skip
+        if share is not None:
+            cores.pin(self.process.pid, share[1])
+        self.job: Job | None = None
+        self.before: list[str] = []
+        self.started_s = self.deadline_s = 0.0
+
+    def give(self, sweep: Sweep, job: Job, path: Path, deadline_s: float) -> None:
+        """Hand over the job that it waits for, and the cores of the process that measures."""
+        if self.share is not None:
+            cores.pin(self.process.pid, self.share[0])
+        limit = sweep.engine_s if job.check is None else job.check.seconds
+        self.job, self.before, self.started_s = job, missing(sweep, job, read_record(path)), time.monotonic()
+        self.deadline_s = min(deadline_s, self.started_s + limit)
+        self.log = self.log.rename(self.log.with_name(f"{job.stem}.log"))
+        words = {
+            "sweep": dataclasses.asdict(sweep), "size": job.size, "precision": job.precision, "path": str(path),
+            "check": None if job.check is None else sweep.checks.index(job.check), "deadline": self.deadline_s,
+        }  # fmt: skip
+        assert self.process.stdin is not None
+        with suppress(BrokenPipeError):  # it has died: `collect` says how
+            self.process.stdin.write(json.dumps(words).encode() + b"\n")
+            self.process.stdin.close()
+
+    def kill(self) -> None:
+        """End it and what it started."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+    def last_words(self) -> str:
+        """What its log says about why it ended."""
+        return last_words(tail(self.log), "no output")
+
+
+class Lane:
+    """One GPU (or the CPU): the process that measures, and the one that will be next."""
+
+    def __init__(self, sweep: Sweep, gpu: str | None, folder: Path, share: cores.Share | None) -> None:
+        self.sweep, self.gpu, self.folder, self.share = sweep, gpu, folder, share
+        self.running: Child | None = None
+        self.spare: Child | None = None
+        self.number = 0
+
+    def spawn(self) -> Child:
+        """A process that imports and waits."""
+        self.number += 1
+        return Child(self.sweep, self.gpu, self.folder, self.number, self.share)
+
+    def start(self, job: Job, deadline_s: float, *, has_next: bool) -> None:
+        """Give a job to the process that waits, and start the next one where there will be use for it."""
+        self.running, self.spare = self.spare or self.spawn(), None
+        self.running.give(self.sweep, job, self.folder / f"{job.stem}.json", deadline_s)
+        if has_next and self.gpu is not None:  # on a CPU its imports would disturb the measurement
+            self.spare = self.spawn()
+
+    def close(self) -> None:
+        """End both processes."""
+        for child in (self.running, self.spare):
+            if child is not None:
+                child.kill()
+        self.running = self.spare = None
+
+
+def visible_gpus(wanted: int) -> list[str]:
+    """The first `wanted` devices that this process may use, by the name that CUDA_VISIBLE_DEVICES takes.
+
+    Raises ValueError where there are fewer.
+    """
+    given = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if given is not None:
+        found = [name for name in given.split(",") if name]
+    else:
+        import torch
+
+        found = [str(index) for index in range(torch.cuda.device_count())]  # counts by NVML: no context is made
+    if len(found) < wanted:
+        raise ValueError(f"--gpus {wanted}: {len(found)} CUDA device{'s are' if len(found) != 1 else ' is'} visible")
+    return found[:wanted]
+
+
+def refuse(sweep: Sweep, queue: Sequence[Job], results: Path, tell: Tell) -> list[Job]:
+    """The jobs that the installed build can do; of the others a record that says why not."""
+    possible: list[Job] = []
+    for job in queue:
+        reason = refusal(sweep, job.size, job.precision)
+        if reason is None:
+            possible.append(job)
+            continue
+        path = folder_of(results, sweep.name) / f"{job.stem}.json"
+        write_record(path, (read_record(path) or new_record(sweep, job)) | {"skipped": reason})
+        tell(f"{job.stem:<22}skipped: {reason}")
+    return possible
+
+
+def drive(
+    sweep: Sweep, queue: Sequence[Job], results: Path, gpus: Sequence[str | None], deadline_s: float, tell: Tell
+) -> list[Job]:
+    """Run the jobs in order; the jobs that are left when time (`time.monotonic`) is up. Ctrl-C ends every process."""
+    folder, waiting = folder_of(results, sweep.name), list(queue)
+    # On a CPU nothing imports beside a measurement, which needs every core.
+    split = cores.shares(cores.visible(), len(gpus)) if sweep.device == "cuda" else None
+    lanes = [Lane(sweep, gpu, folder, split[at] if split else None) for at, gpu in enumerate(gpus)]
+    starts: dict[str, int] = {}
+    try:
+        while waiting or any(lane.running for lane in lanes):
+            for lane in lanes:
+                if lane.running is not None:
+                    waiting += _collect(lane, tell, starts, deadline_s)
+                if lane.running is None and (job := _next(sweep, waiting, deadline_s)) is not None:
+                    starts[job.stem] = starts.get(job.stem, 0) + 1
+                    lane.start(job, deadline_s, has_next=_next(sweep, list(waiting), deadline_s) is not None)
+            if not any(lane.running for lane in lanes):
+                break  # too little time for any job that is left
+            time.sleep(POLL_S)
+    finally:
+        for lane in lanes:
+            lane.close()
+    return waiting
+
+
+def _next(sweep: Sweep, waiting: list[Job], deadline_s: float) -> Job | None:
+    """Take the first job that the time left is enough to start."""
+    left = deadline_s - time.monotonic()
+    for at, job in enumerate(waiting):
+        if left >= (sweep.start_s if job.check is None else job.check.seconds):
+            return waiting.pop(at)
+    return None
+
+
+def _collect(lane: Lane, tell: Tell, starts: Mapping[str, int], deadline_s: float) -> list[Job]:
+    """See to the running process; its job again, where it ended with something measured and something missing."""
+    child, sweep = lane.running, lane.sweep
+    assert child is not None
+    job = child.job
+    assert job is not None
+    is_running = child.process.poll() is None
+    is_late = is_running and time.monotonic() > child.deadline_s + GRACE_S
+    if is_late:
+        child.kill()
+    elif is_running:
+        return []
+    lane.running = None
+    path = lane.folder / f"{job.stem}.json"
+    record = read_record(path)
+    left = missing(sweep, job, record)
+    code = child.process.returncode
+    seconds = time.monotonic() - child.started_s
+    is_hung = is_late and child.deadline_s < deadline_s
+    if (is_hung or (code != 0 and not is_late)) and left == child.before and "failed" not in record:
+        how = f"nothing measured in {seconds:.0f} s" if is_hung else f"exit code {code}"
+        record = (record or new_record(sweep, job)) | {"failed": f"{how}: {child.last_words()}"}
+        write_record(path, record)
+    words = record.get("failed") or record.get("skipped") or f"{len(child.before) - len(left)} measured"
+    rest = f", {len(left)} missing" if left and "failed" not in record else ""
+    tell(f"{job.stem:<22}{seconds:6.1f} s  {words}{rest}")
+    has_more = bool(left) and left != child.before and starts[job.stem] < MOST_STARTS
+    return [job] if has_more and "failed" not in record else []

@@ -1,0 +1,246 @@
+"""Figures of the throughput map: ratios to BF16 by batch and context, where formats cross it, tokens/s by length."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import TwoSlopeNorm
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Rectangle
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+from harness.report.plots.style import INK, STYLE, Look
+from harness.studies.throughput.cost import (
+    baseline_of,
+    decode_ratios,
+    decode_tokens_per_s,
+    falls_below,
+    generation_tokens_per_s,
+    ratio,
+    reached,
+)
+from harness.studies.throughput.plan import BASELINE, Cell, Sweep
+from harness.studies.throughput.settled import SPREAD, disturbed_cells
+from harness.studies.throughput.tables import Records, measured_jobs, shown_batch, shown_length
+from harness.studies.throughput.waiting import host_bound_cells
+
+LOOKS = {
+    "bf16": Look(colour=INK, dash="-", marker="o"),
+    "fp16": Look(colour="#808080", dash=(0, (1.2, 1.2)), marker="P"),
+    "int8": Look(colour="#0072B2", dash="-", marker="s"),
+    "fp8_block": Look(colour="#56B4E9", dash="-", marker="D"),
+    "fp8_block+kv8": Look(colour="#009E73", dash=(0, (5, 1.2, 1.2, 1.2)), marker="^"),
+    "fp8_channel": Look(colour="#CC79A7", dash=(0, (8, 1.5)), marker="<"),
+    "fp8_tensor": Look(colour="#CC79A7", dash=(0, (1.2, 1.2)), marker=">"),
+    "w8a16": Look(colour="#7A5195", dash=(0, (3, 1, 1, 1)), marker="p"),
+    "nvfp4": Look(colour="#E69F00", dash=(0, (5, 1.5)), marker="v"),
+    "int4": Look(colour="#D55E00", dash=(0, (5, 1.5)), marker="X"),
+}
+OTHER = Look(colour="#A0A0A0", dash="-", marker="h")
+
+
+def draw_all(sweep: Sweep, records: Records, folder: Path) -> list[Path]:
+    """map.png, crossing.png and length.png; without a date, so that equal records give equal files."""
+    folder.mkdir(parents=True, exist_ok=True)
+    paths: list[Path] = []
+    with mpl.rc_context({"hatch.linewidth": 0.4}, fname=STYLE):
+        for name, draw in (("map", draw_map), ("crossing", draw_crossing), ("length", draw_length)):
+            path = folder / f"{name}.png"
+            temporary = path.with_name(f".{path.name}.part")  # a full disk must not leave half a figure
+            draw(sweep, records).savefig(temporary, format="png", metadata={})
+            temporary.replace(path)
+            paths.append(path)
+    return paths
+
+
+def compared_sizes(sweep: Sweep, records: Records) -> list[str]:
+    """By size, those with a measured cell in another format than BF16; those with any, where that is all there is."""
+    jobs = measured_jobs(sweep, records)
+    others = [job.size for job in jobs if job.precision != BASELINE]
+    return list(dict.fromkeys(others or [job.size for job in jobs]))
+
+
+def ratio_grid(sweep: Sweep, records: Records, size: str, precision: str) -> np.ndarray[Any, Any]:
+    """[lengths, batches] ratios of decode rates to BF16, NaN where one of the two is missing."""
+    record, base = records.get(f"{size}-{precision}", {}), baseline_of(records, size)
+    rows = [
+        [ratio(decode_tokens_per_s(record, b, n), decode_tokens_per_s(base, b, n)) for b in sweep.batches]
+        for n in sweep.lengths
+    ]
+    return np.array([[np.nan if value is None else value for value in row] for row in rows])
+
+
+def marked_cells(records: Records, size: str, precision: str) -> set[Cell]:
+    """(batch, length) where the format's cell or BF16's was disturbed, or waits for the host."""
+    both = records.get(f"{size}-{precision}", {}), baseline_of(records, size)
+    return set[Cell]().union(*(kind(record) for record in both for kind in (disturbed_cells, host_bound_cells)))
+
+
+def draw_map(sweep: Sweep, records: Records) -> Figure:
+    """A heat map of batch by context for every size and precision."""
+    sizes = compared_sizes(sweep, records)
+    precisions = [name for name in sweep.precisions if name != BASELINE] or [BASELINE]
+    figure = Figure(figsize=(6.75, 0.55 + 0.92 * len(sizes)), layout="constrained")
+    axes = figure.subplots(len(sizes), len(precisions), squeeze=False)
+    norm, image, num_marked = TwoSlopeNorm(vcenter=1.0, vmin=0.5, vmax=2.0), None, 0
+    colours = mpl.colormaps["RdBu"].with_extremes(bad="#D9D9D9")
+    for row, size in enumerate(sizes):
+        for column, precision in enumerate(precisions):
+            ax = axes[row, column]
+            grid = np.ma.masked_invalid(ratio_grid(sweep, records, size, precision))
+            image = ax.imshow(grid, norm=norm, cmap=colours, aspect="auto", origin="lower", interpolation="nearest")
+            ax.grid(visible=False)
+            _write_ratios(ax, grid)
+            num_marked += _hatch(ax, sweep, grid, marked_cells(records, size, precision))
+            ax.set_xticks(range(len(sweep.batches)), [str(b) for b in sweep.batches] if row == len(sizes) - 1 else [])
+            ax.set_yticks(range(len(sweep.lengths)), [_short(n) for n in sweep.lengths] if column == 0 else [])
+            ax.tick_params(labelsize=4.5, length=1.5)
+            ax.tick_params(axis="x", rotation=90)
+            if row == 0:
+                ax.set_title(precision.replace("+", "\n+"), fontsize=6)
+            if column == 0:
+                ax.set_ylabel(size.upper(), fontweight="bold")
+    assert image is not None
+    bar = figure.colorbar(image, ax=axes, fraction=0.02, pad=0.01, ticks=[0.5, 0.75, 1.0, 1.5, 2.0])
+    bar.set_label("decode rate over BF16 (grey: not measured)", fontsize=6.5)
+    bar.ax.tick_params(labelsize=6)
+    words = f"\nhatched: waits for the host, or disturbed (p90/p10 above {SPREAD:g}, or above its neighbours' line)"
+    figure.supxlabel("batch (context in tokens on the left)" + (words if num_marked else ""), fontsize=7)
+    return figure
+
+
+def _write_ratios(ax: Axes, grid: Any) -> None:
+    """The ratio in every cell, small."""
+    for (row, column), value in np.ndenumerate(grid):
+        if np.ma.is_masked(value) or not np.isfinite(value):
+            continue
+        colour = "white" if value > 1.75 or value < 0.62 else INK
+        ax.text(column, row, f"{value:.1f}", ha="center", va="center", fontsize=3.2, color=colour)
+
+
+def _hatch(ax: Axes, sweep: Sweep, grid: Any, marked: set[Cell]) -> int:
+    """Hatch the disturbed cells; their number."""
+    places = [(sweep.batches.index(batch), sweep.lengths.index(length)) for batch, length in sorted(marked)]
+    there = [(column, row) for column, row in places if not np.ma.is_masked(grid[row, column])]
+    for column, row in there:
+        box = Rectangle((column - 0.5, row - 0.5), 1, 1, fill=False, hatch="/////", linewidth=0, edgecolor="#808080")
+        ax.add_patch(box)
+    return len(there)
+
+
+def _short(tokens: int) -> str:
+    return f"{tokens // 1024}K" if tokens >= 1024 and tokens % 1024 == 0 else str(tokens)
+
+
+def _panels(sizes: Sequence[str], height: float) -> tuple[Figure, list[Axes]]:
+    columns = min(3, len(sizes))
+    rows = -(-len(sizes) // columns)
+    figure = Figure(figsize=(6.75, 0.5 + height * rows), layout="constrained")
+    grid = figure.subplots(rows, columns, squeeze=False, sharex=True)
+    axes = list(grid.flat)
+    for ax in axes[len(sizes) :]:
+        ax.set_visible(False)
+    for ax, size in zip(axes, sizes, strict=False):
+        ax.set_title(size.upper())
+    return figure, axes[: len(sizes)]
+
+
+def _style(precision: str) -> dict[str, Any]:
+    look = LOOKS.get(precision, OTHER)
+    return {"color": look.colour, "linestyle": look.dash, "marker": look.marker, "label": precision}
+
+
+def _draw_line(ax: Axes, found: Sequence[tuple[int, float]], precision: str, marked: Collection[int]) -> None:
+    """A line with its markers, white inside where a point was disturbed."""
+    style = _style(precision)
+    ax.plot([x for x, _ in found], [y for _, y in found], **style)
+    hollow = [(x, y) for x, y in found if x in marked]
+    if hollow:
+        ax.plot([x for x, _ in hollow], [y for _, y in hollow], linestyle="none", marker=style["marker"],
+                color=style["color"], markerfacecolor="white", zorder=3)  # fmt: skip
+
+
+def _has_hollow(axes: Sequence[Axes]) -> bool:
+    return any(line.get_markerfacecolor() == "white" for ax in axes for line in ax.lines)
+
+
+def _legend(figure: Figure, axes: Sequence[Axes]) -> None:
+    handles: dict[str, Any] = {
+        label: h for ax in axes for h, label in zip(*ax.get_legend_handles_labels(), strict=True)
+    }
+    if _has_hollow(axes):
+        name = "disturbed, or waits for the host"
+        handles[name] = Line2D([], [], linestyle="none", marker="o", color=INK, markerfacecolor="white", label=name)
+    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=min(5, max(1, len(handles))))
+
+
+def draw_crossing(sweep: Sweep, records: Records) -> Figure:
+    """Ratio to BF16 against the batch, a panel per size, the batch marked at which a format falls below."""
+    sizes, length = compared_sizes(sweep, records), shown_length(sweep)
+    figure, axes = _panels(sizes, 1.75)
+    for ax, size in zip(axes, sizes, strict=True):
+        ax.axhline(1.0, color=INK, linewidth=0.8)
+        level = 0
+        for precision in sweep.precisions:
+            record = records.get(f"{size}-{precision}", {})
+            found = decode_ratios(record, baseline_of(records, size), sweep.batches, length)
+            if precision == BASELINE or not found:
+                continue
+            marked = marked_cells(records, size, precision)
+            hollow = {batch for batch, context in marked if context == length}
+            _draw_line(ax, found, precision, hollow)
+            at = falls_below(found)
+            if at is not None and at > found[0][0]:
+                style = _style(precision)
+                ax.plot([at], [1.0], marker="|", markersize=9, markeredgewidth=1.4, color=style["color"])
+                text = "~" * bool(hollow & {b for b, _ in found}) + f"{at:.0f}"
+                ax.annotate(text, (at, 1.0), xytext=(0, -8 - 7 * (level % 2)), textcoords="offset points",
+                            ha="center", va="top", fontsize=6, color=style["color"])  # fmt: skip
+                level += 1
+        _batch_axis(ax, sweep.batches)
+        ax.margins(y=0.14)  # room for the numbers of crossings
+    _label(axes, "batch", f"decode rate over BF16\nat a context of {length}")
+    _legend(figure, axes)
+    return figure
+
+
+def _batch_axis(ax: Axes, values: Sequence[int]) -> None:
+    ax.set_xscale("log", base=2)
+    ax.xaxis.set_major_locator(FixedLocator(list(values)))
+    ax.xaxis.set_minor_locator(NullLocator())
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _short(round(value))))
+
+
+def _label(axes: Sequence[Axes], x: str, y: str) -> None:
+    for ax in axes:
+        place = ax.get_subplotspec()
+        if place is not None and place.is_first_col():
+            ax.set_ylabel(y, fontsize=7)
+        ax.set_xlabel(x)
+        ax.tick_params(labelbottom=True)
+
+
+def draw_length(sweep: Sweep, records: Records) -> Figure:
+    """Tokens/s of a whole generation against its length, at one batch, a panel per size."""
+    sizes, batch = compared_sizes(sweep, records), shown_batch(sweep)
+    figure, axes = _panels(sizes, 1.75)
+    for ax, size in zip(axes, sizes, strict=True):
+        for precision in sweep.precisions:
+            record = records.get(f"{size}-{precision}", {})
+            rates = [(n, generation_tokens_per_s(record, batch, sweep.prompt, n)) for n in sweep.lengths]
+            found = [(n, rate / 1e3) for n, rate in rates if rate is not None]
+            if found:
+                marked = [at for own, at in disturbed_cells(record) if own == batch]
+                hollow = {n for n, _ in found if any(at <= reached(sweep, n) for at in marked)}
+                _draw_line(ax, found, precision, hollow)
+        _batch_axis(ax, sweep.lengths)
+        ax.set_ylim(bottom=0)
+    _label(axes, "length of the generation, tokens", f"thousand tokens/s\nat batch {batch}")
+    _legend(figure, axes)
+    return figure

@@ -1,0 +1,267 @@
+"""What a throughput sweep measures: its YAML file, its cells, its jobs, and which of them are still missing.
+
+One job is one engine load: a size in a precision, or the long generation that checks the map.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import ConfigDict
+
+from harness.config.load import parse, read_yaml
+from harness.foundation.did_you_mean import nearest
+from harness.studies.throughput.settled import doubtful
+from harness.studies.throughput.shapes import PRECISIONS, SIZES, plan_of, shape_of
+
+SWEEPS = Path("sweeps")
+PREFIX = "throughput_"
+BASELINE = "bf16"
+Context = Literal["filled", "prefilled"]
+Cell = tuple[int, int]
+"""(batch, length)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """One whole generation, to compare with what the map predicts for it."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+    size: str
+    precision: str
+    batch: int
+    length: int
+    """New tokens."""
+    seconds: float
+    """What it may take, engine load included; it is not started with less time left."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pair:
+    """One cell measured at contexts of both kinds in one engine: filled with dummy values, and prefilled."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+    size: str
+    precision: str
+    batch: int
+    length: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Extra:
+    """One engine outside the product of sizes and precisions."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+    size: str
+    precision: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sweep:
+    """One `sweeps/throughput_*.yaml`."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+    name: str
+    device: Literal["cuda", "cpu"]
+    sizes: tuple[str, ...]
+    """In the order they are measured."""
+    precisions: tuple[str, ...]
+    """In the order they are measured within a size."""
+    extra: tuple[Extra, ...] = ()
+    """Measured behind the product."""
+    lengths: tuple[int, ...]
+    """Contexts in tokens, prompt included."""
+    batches: tuple[int, ...]
+    prompt: int = 64
+    """Tokens of a prompt, where the cost of a whole generation is computed."""
+    context: Context = "filled"
+    min_steps: int = 24
+    max_steps: int = 96
+    warm_steps: int = 6
+    """Steps of a cell that are run and not counted."""
+    cell_s: float = 0.8
+    """Seconds of counted steps after which a cell stops, once it has `min_steps`."""
+    prefill_tokens: int = 8192
+    """Tokens of the batch whose prefill is timed, in prompts of an eighth each; 0 for none."""
+    breakdown: tuple[int, ...] = ()
+    """Batches whose step is taken apart, at the shortest length."""
+    pairs: tuple[Pair, ...] = ()
+    checks: tuple[Check, ...] = ()
+    engine: Mapping[str, Any] | None = None
+    """Further arguments of `vllm.LLM`; they win over the harness's."""
+    environment: Mapping[str, str] | None = None
+    """Environment variables of the engine processes."""
+    engine_s: float = 150.0
+    """Seconds after which an engine is killed."""
+    start_s: float = 25.0
+    """An engine is not started with less time left."""
+    memory_gib: float | None = None
+    """Memory of the device, where torch cannot say it."""
+
+    def __post_init__(self) -> None:
+        for name in ("sizes", "precisions", "lengths", "batches"):
+            values = getattr(self, name)
+            if not values or len(set(values)) < len(values):
+                raise ValueError(f"{name}={list(values)}: at least one value, and none twice, is expected")
+        for name in ("lengths", "batches"):
+            if any(value < 1 for value in getattr(self, name)) or list(getattr(self, name)) != sorted(
+                getattr(self, name)
+            ):
+                raise ValueError(f"{name}={list(getattr(self, name))}: rising whole numbers above 0 are expected")
+        named = (*self.extra, *self.pairs, *self.checks)
+        for size in (*self.sizes, *(entry.size for entry in named)):
+            shape_of(size)
+        for precision in (*self.precisions, *(entry.precision for entry in named)):
+            plan_of(precision)
+        for entry in self.extra:
+            if entry.size not in self.sizes or entry.precision in self.precisions:
+                raise ValueError(
+                    f"extra: {entry.size}-{entry.precision} needs a size of sizes, and no precision of theirs"
+                )
+        if not 1 <= self.min_steps <= self.max_steps:
+            raise ValueError(f"min_steps={self.min_steps}: between 1 and max_steps={self.max_steps} is expected")
+        if self.lengths[0] <= self.most_new_tokens:
+            raise ValueError(
+                f"lengths={list(self.lengths)}: above the {self.most_new_tokens} tokens that a cell decodes is expected"
+            )
+        unknown = set(self.breakdown) - set(self.batches)
+        if unknown:
+            raise ValueError(f"breakdown={list(self.breakdown)}: {sorted(unknown)} is not among batches")
+        for check in self.checks:
+            if check.batch not in self.batches or check.length > self.lengths[-1]:
+                raise ValueError(f"checks: batch={check.batch} length={check.length} is outside batches or lengths")
+
+    @property
+    def most_new_tokens(self) -> int:
+        """Tokens that a sequence of a cell decodes at most, and those that are in flight when it stops."""
+        return self.warm_steps + self.max_steps + 4
+
+    @property
+    def max_model_len(self) -> int:
+        """Tokens that the longest sequence of the sweep reaches."""
+        longest = max([self.lengths[-1], *(self.prompt + check.length for check in self.checks)])
+        return longest + 128
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """One engine load."""
+
+    size: str
+    precision: str
+    check: Check | None = None
+
+    @property
+    def stem(self) -> str:
+        """Of its result file."""
+        return f"{self.size}-{self.precision}" + ("-check" if self.check is not None else "")
+
+
+def sweep_names(folder: Path = SWEEPS) -> list[str]:
+    """Every throughput sweep of a folder."""
+    return sorted(path.stem for path in folder.glob(f"{PREFIX}*.yaml"))
+
+
+def read_sweep(name: str, folder: Path = SWEEPS) -> Sweep:
+    """The sweep `name`, or a path to a YAML file. Raises ValueError, one line, for unknown names, keys or values."""
+    path = Path(name) if name.endswith((".yaml", ".yml")) else folder / f"{name}.yaml"
+    if not path.is_file():
+        raise ValueError(f"throughput sweep {name!r} not found; {nearest(name, sweep_names(folder))}")
+    try:
+        values = {"name": path.stem} | read_yaml(path)
+        fields = {field.name: field for field in dataclasses.fields(Sweep)}
+        for key in values:
+            if key not in fields:
+                raise ValueError(f"unknown key {key}; {nearest(key, fields)}")
+        for key, field in fields.items():
+            if field.default is dataclasses.MISSING and key not in values:
+                raise ValueError(f"{key} is missing")
+        return parse(Sweep, values)
+    except ValueError as error:
+        words = str(error)
+        raise ValueError(words if str(path) in words else f"{path}: {words}") from None
+
+
+def cells(sweep: Sweep) -> list[Cell]:
+    """Every (batch, length), large batches first: at each length the engine meets its heaviest shape early."""
+    return [(batch, length) for length in sweep.lengths for batch in sorted(sweep.batches, reverse=True)]
+
+
+def cell_key(batch: int, length: int) -> str:
+    """The name of a cell in a result file."""
+    return f"{batch}x{length}"
+
+
+def jobs(sweep: Sweep, only: Mapping[str, str] | None = None) -> list[Job]:
+    """Every engine load in the order of the file, checks first: they take longest.
+
+    `only` keeps those with its size or precision.
+    """
+    wanted = dict(only or {})
+    for key, valid in (("size", SIZES), ("precision", PRECISIONS)):
+        for value in _words(wanted.get(key)):
+            if value not in valid:
+                raise ValueError(f"--only {key}={value}: {nearest(value, valid)}")
+    everything = [Job(size=check.size, precision=check.precision, check=check) for check in sweep.checks]
+    everything += [Job(size=size, precision=precision) for size in sweep.sizes for precision in sweep.precisions]
+    everything += [Job(size=entry.size, precision=entry.precision) for entry in sweep.extra]
+    return [
+        job
+        for job in everything
+        if job.size in (_words(wanted.get("size")) or [job.size])
+        and job.precision in (_words(wanted.get("precision")) or [job.precision])
+    ]
+
+
+def _words(text: str | None) -> list[str]:
+    return text.split("+or+") if text else []
+
+
+def read_only(text: str | None) -> dict[str, str]:
+    """`size=7b,precision=int8` as a mapping. Raises ValueError for another key."""
+    found: dict[str, str] = {}
+    for part in (text or "").split(","):
+        key, _, value = part.partition("=")
+        if part and (key not in ("size", "precision") or not value):
+            raise ValueError(f"--only {part}: size=NAME or precision=NAME is expected")
+        if part:
+            found[key] = f"{found[key]}+or+{value}" if key in found else value
+    return found
+
+
+def missing(sweep: Sweep, job: Job, record: Mapping[str, Any] | None) -> list[str]:
+    """What of a job its result file lacks, by key: cells, "prefill", "breakdown/B", "pair", or "check".
+
+    A disturbed cell is lacking until it has been measured again often enough (`harness.studies.throughput.settled`).
+    """
+    found: Mapping[str, Any] = record or {}
+    if job.check is not None:
+        check = found.get("check", {})
+        is_done = bool(check) and ("seconds" not in check or "windows" in check)  # without them it explains nothing
+        return [] if is_done or "skipped" in found else ["check"]
+    if "skipped" in found:
+        return []
+    done: Mapping[str, Any] = found.get("cells", {})
+    again = doubtful(done)
+    keys = [key for key in (cell_key(*cell) for cell in cells(sweep)) if key not in done or key in again]
+    keys += [f"breakdown/{batch}" for batch in sweep.breakdown if str(batch) not in found.get("breakdown", {})]
+    if sweep.prefill_tokens and "prefill" not in found:
+        keys.append("prefill")
+    if any((pair.size, pair.precision) == (job.size, job.precision) for pair in sweep.pairs) and "pair" not in found:
+        keys.append("pair")
+    return keys
+
+
+def todo(
+    sweep: Sweep, records: Mapping[str, Mapping[str, Any]], wanted: Sequence[Job], *, is_retried: bool = False
+) -> list[Job]:
+    """The jobs that lack something; engines that died are among them with `is_retried` alone."""
+    return [
+        job
+        for job in wanted
+        if missing(sweep, job, record := records.get(job.stem, {})) and (is_retried or "failed" not in record)
+    ]

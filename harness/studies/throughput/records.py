@@ -1,0 +1,66 @@
+"""Result files of the map: one JSON per engine, rewritten whole and atomically after every cell."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from harness.records.run_result import write_atomic
+from harness.studies.throughput.plan import Job, Sweep, jobs
+
+Record = dict[str, Any]
+
+
+def folder_of(results: Path, sweep: str) -> Path:
+    """Where the files of a sweep are."""
+    return results / "throughput" / sweep
+
+
+def now() -> str:
+    """ISO 8601, UTC, to the second."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def read_record(path: Path) -> Record:
+    """One file; empty where there is none. Raises ValueError naming a file that is not one of these."""
+    if not path.is_file():
+        return {}
+    try:
+        record = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise ValueError(f"{path}: not valid JSON: {error}") from error
+    if not isinstance(record, dict) or record.get("schema_version") != 1:
+        raise ValueError(f"{path}: not a throughput record")
+    return record
+
+
+def new_record(sweep: Sweep, job: Job) -> Record:
+    """What a file starts as."""
+    head = {"schema_version": 1, "sweep": sweep.name, "size": job.size, "precision": job.precision, "engines": []}
+    return head if job.check is not None else head | {"cells": {}, "breakdown": {}}
+
+
+def write_record(path: Path, record: Mapping[str, Any]) -> None:
+    """Two levels of one line each, so that a diff of two files can be read."""
+    lines: list[str] = []
+    for key, value in record.items():
+        if isinstance(value, Mapping) and key in ("cells", "breakdown") and value:
+            inner = ",\n".join(f"  {json.dumps(name)}: {_dumps(item)}" for name, item in value.items())
+            lines.append(f' "{key}": {{\n{inner}\n }}')
+        else:
+            lines.append(f' "{key}": {_dumps(value)}')
+    write_atomic(path, ("{\n" + ",\n".join(lines) + "\n}\n").encode())
+
+
+def _dumps(value: Any) -> str:
+    return json.dumps(value, allow_nan=False, ensure_ascii=False)
+
+
+def read_records(results: Path, sweep: Sweep) -> dict[str, Record]:
+    """File stem -> record, in the order of the sweep; stems without a file are left out."""
+    folder = folder_of(results, sweep.name)
+    found = {job.stem: read_record(folder / f"{job.stem}.json") for job in jobs(sweep)}
+    return {stem: record for stem, record in found.items() if record}

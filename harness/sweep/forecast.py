@@ -1,0 +1,300 @@
+"""What cells cost: seconds from finished cells, with the error that the same prediction made on them.
+
+Two ridge regressions on logarithms, of the time per step and of the rest (start, preparation, evaluation). What they
+fit is measured over guessed time, the guess being from the model's size, so that everything not seen before falls back
+to the guess, feature by feature. Records count as they are: many cells at a time on one GPU, a busy machine.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+import json
+import math
+import zipfile
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from harness.config.load import to_json
+from harness.config.schema import RunConfig
+from harness.foundation import provenance
+from harness.foundation.clock import STAGES
+from harness.records.packed import FOLDER, RECORDS
+
+Config = Mapping[str, Any]
+Floats = NDArray[np.float64]
+Level = Literal["like", "arm", "new"]
+LEVELS: dict[Level, str] = {
+    "like": "cells with finished seeds",
+    "arm": "new arms in a known setting",
+    "new": "new sizes, lengths or machines",
+}
+"""How much is known of a cell, and in words whose past error is told."""
+PENALTY = 1.0
+"""Noise variance over the variance of one effect, of log seconds: on a shared machine both are about 0.2^2."""
+START_S = 4.0
+GPU_START_S = {"embedded": 15.0, "vllm": 45.0}
+"""Imports, engine, CUDA graphs: guessed for a machine whose cores are all in use."""
+GPU_DECODE_S = {"embedded": (1e-6, 3e-3), "vllm": (2e-5, 2.5e-3)}
+"""Seconds of a decoding step: per row, and once."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """What a finished cell took."""
+
+    config: Config
+    place: str
+    """Device and machine."""
+    num_steps: int
+    step_s: float
+    """Per step, evaluations left out."""
+    rest_s: float
+    """Once: start, preparation, evaluations."""
+
+    @property
+    def total_s(self) -> float:
+        return self.num_steps * self.step_s + self.rest_s
+
+
+@dataclass(frozen=True, kw_only=True)
+class PastError:
+    """Of cells predicted without themselves (`like`), their arm (`arm`) or their setting (`new`)."""
+
+    median: float
+    """Of |predicted - actual| / actual."""
+    p90: float
+    low: float
+    """Actual over predicted, 10 % quantile."""
+    high: float
+    """Its 90 % quantile."""
+    count: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """Seconds of one cell, and the range that held 80 % of past ones."""
+
+    seconds: float
+    low: float
+    high: float
+    level: Level
+
+
+UNKNOWN = PastError(median=math.nan, p90=math.nan, low=1 / 3, high=3.0, count=0)
+"""Where nothing was measured: the guess has been off by as much."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CostModel:
+    """What was learnt from finished cells."""
+
+    step: dict[str, float]
+    """Feature -> effect on log(measured / guessed), of a step."""
+    rest: dict[str, float]
+    arms: frozenset[str]
+    settings: frozenset[str]
+    errors: dict[Level, PastError]
+    places: dict[str, str]
+    """Device -> where most of its samples are from."""
+
+    def estimate(self, config: RunConfig | Config, place: str | None = None) -> Estimate:
+        """Of a whole cell, on this machine or where most samples of its device are from."""
+        values = to_json(config) if isinstance(config, RunConfig) else config
+        place = place or self._place(values["trainer"]["device"])
+        words, (step, rest) = features(values, place), guess(values)
+        if values["trainer"]["device"] in self.places:  # what one kind of device taught says nothing of another
+            step, rest = step * _factor(self.step, words), rest * _factor(self.rest, words)
+        seconds = values["trainer"]["steps"] * step + rest
+        level: Level = "new"
+        if setting_key(values, place) in self.settings:
+            level = "like" if arm_key(values, place) in self.arms else "arm"
+        error = self.errors.get(level, UNKNOWN)
+        return Estimate(seconds=seconds, low=seconds * error.low, high=seconds * error.high, level=level)
+
+    def _place(self, device: str) -> str:
+        if device == "cpu":
+            return f"cpu {provenance.cpu_name()}"
+        return self.places.get(device, device)
+
+
+def _factor(effects: Mapping[str, float], words: Mapping[str, float]) -> float:
+    return math.exp(sum(effects.get(name, 0.0) * value for name, value in words.items()))
+
+
+def guess(config: Config) -> tuple[float, float]:
+    """(seconds per step, seconds once) from the sizes alone."""
+    if config["trainer"]["device"] == "cuda":
+        return _guess_gpu(config)
+    model, algo, trainer, task = config["model"], config["algo"], config["trainer"], config["task"]
+    evals = 2 * (1 + trainer["steps"] // max(1, trainer["eval_every"]))
+    step = 0.06 + _token_flops(model) * _tokens(config) / 40e9
+    answers = evals * task["num_eval"] * _length(config)
+    passes = 0.55 + 0.4 * algo["num_epochs"] + 0.05 * algo["num_minibatches"] * algo["num_epochs"]
+    return step * passes, START_S + _token_flops(model) * answers / 80e9
+
+
+def _guess_gpu(config: Config) -> tuple[float, float]:
+    """Of a small model on one of the GPU's many cells: a decoding step costs the host more than the GPU."""
+    algo, trainer, task, engine = config["algo"], config["trainer"], config["task"], config["engine"]
+    length, evals = _length(config) / 2.2, 1 + trainer["steps"] // max(1, trainer["eval_every"])
+    row_s, once_s = GPU_DECODE_S[engine["name"]]
+
+    def decode(rows: int) -> float:
+        return length * (once_s * -(-rows // engine["max_batch"]) + row_s * rows)
+
+    updates = algo["num_minibatches"] * algo["num_epochs"]
+    train = _token_flops(config["model"]) * _tokens(config) * (0.5 + algo["num_epochs"]) / 20e12
+    reference = length * GPU_DECODE_S["embedded"][1] * -(-task["num_eval"] // engine["max_batch"])
+    step = 0.15 + decode(algo["num_prompts"] * algo["group_size"]) + train + 0.05 * updates
+    return step, GPU_START_S[engine["name"]] + evals * (decode(task["num_eval"]) + reference)
+
+
+def _token_flops(model: Config) -> float:
+    width, layers = model["hidden_size"] or 1024, model["num_layers"] or 24
+    return 10.0 * layers * width * (4 * width + 3 * (model["intermediate_size"] or 3 * width))
+
+
+def _length(config: Config) -> float:
+    return 2.2 * (config["task"]["n"] or config["engine"]["max_new_tokens"] or 256)
+
+
+def _tokens(config: Config) -> float:
+    return config["algo"]["num_prompts"] * config["algo"]["group_size"] * _length(config)
+
+
+def features(config: Config, place: str) -> dict[str, float]:
+    """What a cell's time may depend on: slopes over logarithms, and levels, from the general to the particular."""
+    method, precision = config["method"], config["precision"]["name"]
+    model, updates = config["model"], config["algo"]["num_minibatches"] * config["algo"]["num_epochs"]
+    sized = f"{model['name']} n={config['task']['n']}"
+    levels = [
+        place, f"task {config['task']['name']}", f"model {model['name']}", f"n {config['task']['n']}",
+        f"updates {updates}", f"method {method}", f"precision {precision}", f"{method} {precision}",
+        f"{sized}", f"{place} {sized} {updates}", f"{place} {method}", f"{place} {precision}",
+        f"{model['name']} {method}", f"n={config['task']['n']} {method}", f"setting {setting_key(config, place)}",
+        f"arm {arm_key(config, place)}",
+    ]  # fmt: skip
+    slopes = {
+        "log size": math.log(_token_flops(model) / 2e6),
+        "log length": math.log(_length(config) / 20),
+        "log tokens": math.log(_tokens(config) / 5000),
+        "log updates": math.log(updates),
+        f"log size {config['trainer']['device']}": math.log(_token_flops(model) / 2e6),
+    }
+    return {"one": 1.0, **slopes, **dict.fromkeys(levels, 1.0)}
+
+
+def setting_key(config: Config, place: str) -> str:
+    """What arms of a sweep share: model, task, sizes of a batch, steps between evaluations, machine."""
+    algo, task, model = config["algo"], config["task"], config["model"]
+    counts = [algo[name] for name in ("num_prompts", "group_size", "num_minibatches", "num_epochs")]
+    return json.dumps(
+        [place, model["name"], model["hidden_size"], model["num_layers"], task["name"], task["n"], *counts]
+    )
+
+
+def arm_key(config: Config, place: str) -> str:
+    """Everything but the seeds and the number of steps."""
+    kept = {name: value for name, value in config.items() if name not in ("seed", "base_seed", "trainer")}
+    text = json.dumps([place, kept], sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def read_samples(results: Path) -> list[Sample]:
+    """Every finished cell of every sweep, packed ones too. Files that are no records are no samples."""
+    return [sample for record in _records(results) if (sample := _sample(record)) is not None]
+
+
+def _records(results: Path) -> Iterator[Any]:
+    folders = {path.name for path in (results / "runs").glob("*") if path.is_dir()}
+    for path in sorted((results / "runs").glob("*/*.json")):
+        with suppress(OSError, ValueError):
+            yield json.loads(path.read_bytes())
+    for path in sorted((results / FOLDER).glob("*.zip")):
+        if path.stem not in folders:
+            with suppress(OSError, ValueError, KeyError, zipfile.BadZipFile), zipfile.ZipFile(path) as archive:
+                yield from [json.loads(line) for line in archive.read(RECORDS).splitlines()]
+
+
+def _sample(record: Any) -> Sample | None:
+    with suppress(KeyError, TypeError, ValueError, ZeroDivisionError):
+        times, hardware, steps = record["time_s"], record["hardware"], record["num_steps"]
+        step_s = sum(times.get(stage, 0.0) for stage in STAGES if stage != "eval") / steps
+        place = f"{hardware['device']} {hardware.get('gpu') or hardware['cpu']}"
+        rest_s = max(0.5, times["total"] - steps * step_s)
+        if record["status"] == "ok" and step_s > 0:
+            features(record["config"], place)
+            return Sample(config=record["config"], place=place, num_steps=steps, step_s=step_s, rest_s=rest_s)
+    return None
+
+
+def fit(samples: Sequence[Sample]) -> CostModel:
+    """Learn from samples; none at all leaves the guess."""
+    if not samples:
+        return CostModel(step={}, rest={}, arms=frozenset(), settings=frozenset(), errors={}, places={})
+    rows = [features(s.config, s.place) for s in samples]
+    guesses = np.array([guess(s.config) for s in samples])
+    names = sorted({name for row in rows for name in row})
+    column = {name: i for i, name in enumerate(names)}
+    x = np.zeros((len(rows), len(names)))
+    for i, row in enumerate(rows):
+        x[i, [column[name] for name in row]] = list(row.values())
+    measured = np.array([(s.step_s, s.rest_s) for s in samples])
+    y = np.log(measured / guesses)
+    penalty = np.where(np.array(names) == "one", 0.01, PENALTY)
+    smoother = np.linalg.solve(x.T @ x + np.diag(penalty), x.T).astype(np.float64)
+    effects = smoother @ y
+    arms = [arm_key(s.config, s.place) for s in samples]
+    settings = [setting_key(s.config, s.place) for s in samples]
+    steps, actual = np.array([s.num_steps for s in samples]), np.array([s.total_s for s in samples])
+    errors: dict[Level, PastError] = {}
+    keys: dict[Level, Sequence[object]] = {"like": range(len(samples)), "arm": arms, "new": settings}
+    for level, groups in keys.items():
+        if len(set(groups)) > 1:
+            parts = guesses * np.exp(y - _left_out(x, smoother, y - x @ effects, groups))
+            errors[level] = _past_error(steps * parts[:, 0] + parts[:, 1], actual)
+    devices = {place.partition(" ")[0] for place in {s.place for s in samples}}
+    places = {
+        device: Counter(s.place for s in samples if s.place.startswith(device + " ")).most_common(1)[0][0]
+        for device in devices
+    }
+    return CostModel(
+        step=dict(zip(names, effects[:, 0], strict=True)), rest=dict(zip(names, effects[:, 1], strict=True)),
+        arms=frozenset(arms), settings=frozenset(settings), errors=errors, places=places,
+    )  # fmt: skip
+
+
+def _left_out(x: Floats, smoother: Floats, residuals: Floats, groups: Sequence[object]) -> Floats:
+    """Residuals of every group predicted by a fit without it: (1 - H_GG)^-1 r_G, exact for ridge regression."""
+    members: dict[object, list[int]] = {}
+    for i, group in enumerate(groups):
+        members.setdefault(group, []).append(i)
+    found = np.empty_like(residuals)
+    for rows in members.values():
+        hat = x[rows] @ smoother[:, rows]
+        found[rows] = np.linalg.solve(np.eye(len(rows)) - hat, residuals[rows])
+    return found
+
+
+def _past_error(predicted: Floats, actual: Floats) -> PastError:
+    off, ratio = np.abs(predicted / actual - 1), actual / predicted
+    return PastError(
+        median=float(np.median(off)), p90=float(np.quantile(off, 0.9)), low=float(np.quantile(ratio, 0.1)),
+        high=float(np.quantile(ratio, 0.9)), count=len(actual),
+    )  # fmt: skip
+
+
+def makespan(seconds: Sequence[float], workers: int) -> float:
+    """When the last cell ends, started in order on whichever worker is free first."""
+    free = [0.0] * workers
+    for duration in seconds:
+        heapq.heapreplace(free, free[0] + duration)
+    return max(free)

@@ -1,0 +1,73 @@
+"""The side of the Ray launcher that runs on a node: one cell, run by the local launcher in a scratch folder.
+
+Nothing is shared with the driver but values: the files a cell needs come as bytes, what it made goes back as bytes.
+So a cell that outlives its lost driver or worker can overwrite nobody's result.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from harness.config.load import run_id
+from harness.records.run_result import RunResult, write_atomic
+from harness.run.cell import record_path, work_folder
+from harness.sweep.launchers.job import Job
+from harness.sweep.launchers.local import run_cells
+
+Files = Mapping[str, bytes]
+"""Path relative to a results folder -> content."""
+STATES = ("state.pt", "state.pt.corrupt")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What became of a cell on a node."""
+
+    result: RunResult | None
+    """None: it was stopped before it ended."""
+    files: Files
+    """Its record and series, its state where there is something to resume, the base that it trained."""
+
+
+class RayCell:
+    """The owner of one cell on a node; the launcher makes an actor of it."""
+
+    def __init__(self) -> None:
+        self.pid, self.step, self.is_stopping = 0, 0, False
+        self.state: Path | None = None
+
+    def run(self, job: Job, given: Files, scratch: str | None) -> Outcome:
+        """Run the cell to its end, or until `stop`. Raises ValueError or OSError where the node's disk is full."""
+        with tempfile.TemporaryDirectory(prefix="lowbit-cell-", dir=scratch, ignore_cleanup_errors=True) as folder:
+            here = Job(config=job.config, launch=replace(job.launch, results=folder))
+            root, work = Path(folder), work_folder(here.launch, run_id(job.config))
+            for name, data in given.items():
+                write_atomic(root / name, data)
+            self.state, result = work / "state.pt", None
+            with closing(run_cells([here], 1)) as events:
+                for event in events:
+                    self.pid, self.step = event.pid or self.pid, max(self.step, event.step)
+                    result = event.result
+                    if self.is_stopping:
+                        break
+            path = record_path(here.launch, run_id(job.config))
+            wanted = [path, path.with_suffix(".parquet"), *(work / name for name in STATES)]
+            wanted += [file for file in (root / "bases").glob("[!.]*/*") if str(file.relative_to(root)) not in given]
+            made = {str(file.relative_to(root)): file.read_bytes() for file in wanted if file.is_file()}
+            return Outcome(result=result, files=made)
+
+    def look(self, wants_state: bool) -> tuple[int, int, bytes | None]:
+        """(process id of the cell, 0 before it runs; steps done; its saved state, where wanted and there)."""
+        state = self.state if wants_state else None
+        try:
+            return self.pid, self.step, state.read_bytes() if state is not None else None
+        except OSError:
+            return self.pid, self.step, None
+
+    def stop(self) -> None:
+        """Ask the cell to save its state and end; `run` then returns."""
+        self.is_stopping = True

@@ -1,0 +1,1 @@
+"""The trainer of one process: forward, backward and optimizer over float32 masters."""

@@ -1,0 +1,93 @@
+"""Compiled decoder layers: `torch.compile` layer by layer, so that all layers of a shape share one compilation.
+
+What may be compiled is what was tried and gave the numbers of the eager layers: float32 linears, trained adapters
+beside them, 16-bit products on 16-bit operands, and FP8 products, which the compiler does not see: it compiles what
+lies between two of them, while codes and products are made as in an eager layer, bit for bit. Other emulated formats
+are refused: a compiler takes a cast to 16 bits and back for nothing and drops the rounding, and it cannot trace the
+quantizers. The head's chunks are compiled by `harness.numerics.head_logp`. Left out: the embedding, a head whose
+logits stand as a whole, packed batches (every set of lengths would be another graph).
+"""
+
+# pyright: reportUnknownMemberType=false
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from harness.fitting.fake_quant import FakeQuantLinear
+from harness.numerics.fp8_flow import FP8Linear
+from harness.numerics.head_logp import CHANGING_SIZES
+from harness.numerics.linear import CastLinear
+
+GRAPHS = 64
+"""Variants of a layer that are kept: with and without gradients, all or some positions, one row or several. Beyond
+them torch goes on without compiling, and says so."""
+
+
+def compile_layers(layers: nn.ModuleList | nn.Sequential, *, is_dynamic: bool = True) -> None:
+    """Compile every one of `layers`, in place, at its first call. Parameters and names stay.
+
+    `is_dynamic`: one compilation for all sizes of a batch. Raises ValueError, one line, for layers that would compute
+    something else, and where there is no compiler.
+    """
+    for name, module in layers.named_modules():
+        if why := obstacle(module):
+            raise ValueError(f"launch.compile=true: {name} {why}")
+    check_compiler(next(layers.parameters()).device)
+    torch._dynamo.config.recompile_limit = GRAPHS
+    for module in layers.modules():
+        if isinstance(module, FP8Linear):
+            module.run = _unseen()
+    for layer in layers:
+        layer.compile(dynamic=is_dynamic, options=CHANGING_SIZES if is_dynamic else None)
+
+
+@cache
+def _unseen() -> Callable[[FP8Linear, Tensor], Tensor]:
+    """The products behind a break of the graph; one function for all layers, which so share their compilations."""
+    from torch._dynamo import mark_static
+
+    def compute(layer: FP8Linear, input: Tensor) -> Tensor:
+        y = layer.compute(input)
+        mark_static(y, y.dim() - 1)  # behind a break all sizes count as changing; channels do not
+        return y
+
+    unseen: Any = torch.compiler.disable(compute, reason="FP8 codes and products are made as they stand")
+    return unseen
+
+
+def obstacle(module: nn.Module) -> str | None:
+    """Why a module cannot be compiled; None where it can."""
+    if isinstance(module, FakeQuantLinear):
+        return "is fake-quantized, which cannot be compiled; valid: launch.compile=false"
+    if isinstance(module, CastLinear) and not module.is_native:
+        return f"emulates {module.fmt.name}; add launch.native_16bit=true"
+    return None
+
+
+def check_compiler(device: torch.device) -> None:
+    """Raises ValueError, one line, where torch finds nobody to compile for `device`."""
+    if device.type == "cuda":
+        from torch.utils._triton import has_triton
+
+        if not has_triton():
+            raise ValueError("launch.compile=true: Triton is not installed; valid: launch.compile=false")
+        return
+    from torch._inductor.cpp_builder import get_cpp_compiler
+    from torch._inductor.exc import InvalidCxxCompiler
+
+    try:
+        get_cpp_compiler()
+    except InvalidCxxCompiler:
+        raise ValueError("launch.compile=true: no C++ compiler is installed; valid: launch.compile=false") from None
+
+
+def eagerly(is_compiled: bool) -> AbstractContextManager[object]:
+    """Inside, layers run uncompiled: hooks that are put on compiled ones are not called."""
+    return torch.compiler.set_stance("force_eager") if is_compiled else nullcontext()

@@ -1,0 +1,167 @@
+"""One forward pass of the trainer: how a micro-batch is cut, laid out and scored, within a budget of memory.
+
+    padded  [b, L] rows of one length; logits where a token was sampled
+    packed  the sequences of a micro-batch end to end in one row, without padding: `lay_out`, `decoder.Spans`
+    fixed   [b, L] and logits everywhere, at the shapes of the zero-mismatch sampler: nothing below touches it
+
+Left out: what the loss is, and every state of the trainer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from harness.api import Sequences
+from harness.config.schema import Launch
+from harness.models.decoder import Decoder, Spans, response_hidden
+from harness.numerics.head_logp import head_logp
+from harness.numerics.linear import CastLinear
+from harness.numerics.logprobs import selected_logp
+from harness.trainers.local.compiling import compile_layers
+
+FLOATS_PER_MIB = 2**18
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scores:
+    """What the current policy says of sampled tokens; 0 where nothing was sampled."""
+
+    logp: Tensor
+    """[B, T] float32 nats; carries the graph where the scorer was asked to keep it."""
+    entropy: Tensor
+    """[B, T] float32 nats."""
+    logits: Tensor | None = None
+    """[B, T, V], only when asked for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Thrift:
+    """What a forward pass does to fit into memory; none of it changes a number beyond float rounding."""
+
+    logits_mib: int = 1024
+    """Float32 logits that may stand at once; where a micro-batch has more, the head works in chunks (`head_logp`)."""
+    checkpoint_layers: bool = False
+    """The backward pass computes every layer again from its input."""
+    packing: bool = False
+    """No padding: micro-batches count real tokens."""
+    compile: bool = False
+    """Layers run as compiled code (`trainers.compiling`)."""
+    native_16bit: bool = False
+    """Linear layers of a 16-bit trainer multiply 16-bit tensors (`linear.CastLinear`); nothing else changes."""
+
+    def __post_init__(self) -> None:
+        if self.logits_mib < 1:
+            raise ValueError(f"logits_mib={self.logits_mib}: not a budget; valid: >= 1")
+        if self.compile and self.packing:
+            raise ValueError(
+                "launch.compile=true: packed batches are laid out anew each time; valid: launch.packing=false"
+            )
+
+    def head_rows(self, vocab_size: int) -> int:
+        """Rows of logits that may stand at once, at least one."""
+        return max(1, self.logits_mib * FLOATS_PER_MIB // vocab_size)
+
+    @classmethod
+    def of(cls, launch: Launch) -> Thrift:
+        """What a launch asks for. Raises ValueError as the fields do."""
+        return cls(
+            logits_mib=launch.logits_mib, checkpoint_layers=launch.checkpoint_layers, packing=launch.packing,
+            native_16bit=launch.native_16bit, compile=launch.compile,
+        )  # fmt: skip
+
+
+def prepared(model: Decoder, thrift: Thrift) -> Decoder:
+    """The model itself, told how to compute. Raises ValueError, one line, where it cannot be compiled."""
+    model.checkpoint_layers = thrift.checkpoint_layers
+    for module in model.modules():
+        if isinstance(module, CastLinear):
+            module.is_native = thrift.native_16bit
+    if thrift.compile:
+        compile_layers(model.model.layers)
+    return model
+
+
+def response_lengths(seqs: Sequences) -> tuple[list[int], list[int]]:
+    """(prompt tokens, response tokens) of every row."""
+    count, lens = len(seqs.ids), seqs.prompt_lens
+    return [lens] * count if isinstance(lens, int) else lens.tolist(), seqs.sampled.sum(1).tolist()
+
+
+def packed_passes(seqs: Sequences, tokens: int) -> list[Tensor]:
+    """Row indices of each pass, in order: as many sequences as `tokens` real ones hold, one at least."""
+    passes, room = list[list[int]](), 0
+    for row, (prompt, new) in enumerate(zip(*response_lengths(seqs), strict=True)):
+        if not passes or prompt + new > room:
+            passes.append([])
+            room = tokens
+        passes[-1].append(row)
+        room -= prompt + new
+    return [torch.tensor(rows, device=seqs.ids.device) for rows in passes]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """Sequences end to end. What predicts nothing, a last token and padding, is not in it."""
+
+    ids: Tensor
+    """[1, N] int64."""
+    positions: Tensor
+    """[1, N] int64: the place of each token in its own sequence."""
+    predicts: Tensor
+    """[M] int64: where the next token is a sampled one, in the order of `ids[sampled]`."""
+    spans: Spans
+
+
+def lay_out(seqs: Sequences) -> Layout:
+    """Pack rows; those with an empty response predict nothing."""
+    prompts, news = response_lengths(seqs)
+    lengths = tuple(max(1, prompt + new - 1) for prompt, new in zip(prompts, news, strict=True))
+    device = seqs.ids.device
+    at = torch.arange(seqs.ids.shape[1], device=device)
+    size, first, new = (torch.tensor(x, device=device)[:, None] for x in (lengths, prompts, news))
+    is_kept, predicts = at < size, (at >= first - 1) & (at < first - 1 + new)
+    return Layout(
+        ids=seqs.ids[is_kept][None], positions=at.expand_as(is_kept)[is_kept][None],
+        predicts=predicts[is_kept].nonzero().flatten(), spans=Spans(lengths=lengths),
+    )  # fmt: skip
+
+
+def forward(
+    model: Decoder, seqs: Sequences, thrift: Thrift, *, temperature: float, entropy_grad: bool, is_fixed: bool,
+    wants_logits: bool,
+) -> Scores:  # fmt: skip
+    """Log-probability and entropy of every sampled token of one micro-batch."""
+    if is_fixed or wants_logits:
+        logits = model.head(response_hidden(model, seqs.ids, seqs.prompt_lens, seqs.token_ids.shape[1]))
+        flat = (logits.flatten(0, 1), seqs.token_ids.flatten())
+        logp, entropy = selected_logp(*flat, temperature, entropy_grad=entropy_grad)
+        logp, entropy = (torch.where(seqs.sampled, x.view_as(seqs.token_ids), 0.0) for x in (logp, entropy))
+        return Scores(logp=logp, entropy=entropy, logits=logits if wants_logits else None)
+    if thrift.packing:
+        layout = lay_out(seqs)
+        h = model.hidden(layout.ids, layout.positions, layout.spans)[0, layout.predicts]
+    else:
+        h = response_hidden(model, seqs.ids, seqs.prompt_lens, seqs.token_ids.shape[1])[seqs.sampled]
+    logp, entropy = of_head(
+        model, h, seqs.token_ids[seqs.sampled], thrift, temperature=temperature, entropy_grad=entropy_grad
+    )
+    empty = torch.zeros(seqs.token_ids.shape, dtype=logp.dtype, device=logp.device)
+    return Scores(logp=empty.masked_scatter(seqs.sampled, logp), entropy=empty.masked_scatter(seqs.sampled, entropy))
+
+
+def of_head(
+    model: Decoder, h: Tensor, token_ids: Tensor, thrift: Thrift, *, temperature: float, entropy_grad: bool,
+    num_tokens: int | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """What the head says of `token_ids` [M] at the final-norm outputs `h` [M, d]: (log-prob [M], entropy [M]), within
+    the budget of logits. `num_tokens`: ids from there on have probability 0."""
+    chunk = thrift.head_rows(model.config.vocab_size)
+    if len(h) <= chunk:
+        return selected_logp(model.head(h)[:, :num_tokens], token_ids, temperature, entropy_grad=entropy_grad)
+    return head_logp(
+        model.lm_head, h, token_ids, temperature, chunk=chunk, entropy_grad=entropy_grad, num_tokens=num_tokens,
+        is_compiled=thrift.compile,
+    )  # fmt: skip

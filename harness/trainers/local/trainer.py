@@ -1,0 +1,242 @@
+"""The one-process trainer: float32 masters, micro-batches that cannot change the result, loss scaling for FP16.
+
+It scores sequences and takes optimizer steps; what the loss is, the loop says. Left out: sharding (that is verl's).
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from harness.api import Plan, Sequences, WeightStream
+from harness.config.schema import TrainerConfig
+from harness.fitting.fake_quant import FakeQuantLinear
+from harness.models.adapters import checkpoint_name, named_weights, plain_twin, plain_weights
+from harness.models.decoder import Decoder
+from harness.numerics.formats import Adapters
+from harness.numerics.fp8_flow import held_weights
+from harness.trainers.local.compiling import eagerly
+from harness.trainers.local.forward import Scores, Thrift, forward, packed_passes, prepared
+from harness.trainers.local.policy import computing, is_loss_scaled
+from harness.trainers.local.products import products
+
+EXTRAS = frozenset({"ref_logp", "rollout_kl", "shadow"})
+"""What a part's `needs` may name."""
+
+
+class Diverged(RuntimeError):  # noqa: N818 - a status of runs, not a defect
+    """A loss or a log-probability is not finite."""
+
+
+LossOf = Callable[[Tensor, Scores], tuple[Tensor, dict[str, Tensor]]]
+"""(rows of the mini-batch [b] int64, their scores) -> (scalar loss share, {name: 0-d sum})."""
+
+
+class LocalTrainer:
+    """Owns the policy, its optimizer and the loss scaler."""
+
+    def __init__(
+        self,
+        model: Decoder,
+        config: TrainerConfig,
+        plan: Plan,
+        *,
+        temperature: float,
+        micro_batch_rows: int | None,
+        micro_batch_tokens: int,
+        num_updates: int,
+        wants_entropy_grad: bool = False,
+        wants_reference: bool = False,
+        wants_shadow: bool = False,
+        lr_factor: Callable[[str], float] = lambda name: 1.0,
+        thrift: Thrift | None = None,
+    ) -> None:
+        """`micro_batch_rows` fixes the rows of every forward pass, at full shapes and with all logits; None derives
+        them from `micro_batch_tokens`, and `thrift` then says how they fit into memory.
+
+        `num_updates` is how many optimizer updates the run will take, for the learning-rate schedule; `lr_factor` says
+        by checkpoint name how much faster a parameter learns.
+        """
+        if micro_batch_rows is not None and thrift is not None and thrift.compile:
+            raise ValueError("launch.compile=true: the sampler runs the trainer's layers; valid: launch.compile=false")
+        self.total_updates = num_updates
+        self.config, self.temperature, self.thrift = config, temperature, thrift or Thrift()
+        self.micro_batch_rows, self.micro_batch_tokens = micro_batch_rows, micro_batch_tokens
+        self.wants_entropy_grad, self.adapters = wants_entropy_grad, plan.adapters
+        self.reference = copy.deepcopy(model).requires_grad_(False) if wants_reference else None
+        self.model = prepared(computing(model, plan), self.thrift)
+        self.is_fp16 = is_loss_scaled(plan)
+        self.shadow = plain_twin(model) if wants_shadow else None
+        self.named = named_weights(model)
+        self.parameters = [p for p in model.parameters() if p.requires_grad]
+        assert config.lr is not None, "the config must be resolved"
+        self.lr = config.lr
+        self.optimizer = torch.optim.AdamW(
+            parameter_groups(model, lr_factor), lr=config.lr, betas=config.betas, eps=1e-8,
+            weight_decay=config.weight_decay, fused=True,
+        )  # fmt: skip
+        device = self.parameters[0].device.type
+        self.scaler = torch.amp.GradScaler(
+            device, init_scale=config.loss_scale, growth_interval=config.loss_scale_interval, enabled=self.is_fp16
+        )
+        self.num_updates = 0
+        self.num_skipped = 0
+
+    def weights(self) -> WeightStream:
+        """Float32 masters under checkpoint names, tied tensors once; adapters and the scales of frozen layers too."""
+        for name, tensor in self.named:
+            yield name, tensor.detach()
+
+    def policy_weights(self) -> WeightStream:
+        """What is evaluated in the reference precision."""
+        return policy_weights(self.model, self.weights(), self.adapters)
+
+    def products(self) -> dict[str, int]:
+        """Who computes the linear layers -> how many of them (`products`)."""
+        return products(self.model)
+
+    def eagerly(self) -> AbstractContextManager[object]:
+        """Inside, the model may be looked into: no layer runs compiled."""
+        return eagerly(self.thrift.compile)
+
+    def rows_per_pass(self, length: int) -> int:
+        """Rows of one forward pass over sequences of `length` tokens."""
+        return self.micro_batch_rows or max(1, self.micro_batch_tokens // length)
+
+    def passes(self, seqs: Sequences, *, wants_logits: bool = False) -> list[Tensor]:
+        """Row indices of each forward pass, in order."""
+        if self.thrift.packing and self.micro_batch_rows is None and not wants_logits:
+            return packed_passes(seqs, self.micro_batch_tokens)
+        rows = torch.arange(len(seqs.ids), device=seqs.ids.device)
+        return list(rows.split(self.rows_per_pass(seqs.ids.shape[1])))
+
+    def score(self, seqs: Sequences, *, keep_graph: bool = False, model: Decoder | None = None) -> Scores:
+        """Log-probabilities and entropies of every sampled token, micro-batch by micro-batch.
+
+        With `keep_graph`, and where one pass holds all rows, the result carries the graph and `accumulate` reuses it:
+        a single update per batch then needs one forward pass (losses.md section 5).
+        """
+        passes = self.passes(seqs)
+        if keep_graph and len(passes) == 1 and model is None:
+            return self._forward(seqs)
+        with torch.no_grad(), held_weights(model or self.model):
+            pieces = [self._forward(seqs.take(rows), model=model) for rows in passes]
+        return Scores(logp=torch.cat([p.logp for p in pieces]), entropy=torch.cat([p.entropy for p in pieces]))
+
+    def reference_logp(self, seqs: Sequences) -> Tensor:
+        """[B, T] float32 nats under the frozen initial policy."""
+        assert self.reference is not None
+        return self.score(seqs, model=self.reference).logp
+
+    def shadow_logp(self, seqs: Sequences) -> Tensor:
+        """[B, T] float32 nats of the current weights through the unquantized float32 forward."""
+        assert self.shadow is not None
+        return self.score(seqs, model=self.shadow).logp
+
+    @torch.no_grad()
+    def rollout_kl(self, seqs: Sequences, log_probs: Tensor) -> Tensor:
+        """[B, T] float32 nats: KL of the sampler's whole distribution, `log_probs` [B, T, V], against the policy's."""
+        pieces: list[Tensor] = []
+        for rows in self.passes(seqs, wants_logits=True):
+            some, sampler = seqs.take(rows), log_probs[rows].to(torch.float32)
+            logits = self._forward(some, wants_logits=True).logits
+            assert logits is not None
+            own = torch.log_softmax(logits.to(torch.float32) / self.temperature, -1)
+            terms = torch.where(sampler > -torch.inf, sampler.exp() * (sampler - own), 0.0)
+            pieces.append(torch.where(some.sampled, terms.sum(-1), 0.0))
+        return torch.cat(pieces)
+
+    def _forward(self, seqs: Sequences, *, model: Decoder | None = None, wants_logits: bool = False) -> Scores:
+        return forward(
+            model or self.model, seqs, self.thrift, temperature=self.temperature, entropy_grad=self.wants_entropy_grad,
+            is_fixed=self.micro_batch_rows is not None, wants_logits=wants_logits,
+        )  # fmt: skip
+
+    def accumulate(
+        self, seqs: Sequences, loss_of: LossOf, scores: Scores | None = None, *, wants_logits: bool = False
+    ) -> tuple[float, dict[str, float]]:
+        """Backward over one optimizer batch: (loss, summed sums). Raises Diverged on a non-finite loss."""
+        reusable = scores if scores is not None and scores.logp.requires_grad and not wants_logits else None
+        total, sums = torch.zeros((), device=seqs.ids.device), dict[str, Tensor]()
+        with held_weights(self.model):
+            for rows in self.passes(seqs, wants_logits=wants_logits):
+                found = reusable or self._forward(seqs.take(rows), wants_logits=wants_logits)
+                loss, parts = loss_of(rows, found)
+                if not torch.isfinite(loss):
+                    raise Diverged(f"the loss is {loss.item()}")
+                self.scaler.scale(loss).backward()
+                total += loss.detach()
+                for name, value in parts.items():
+                    sums[name] = sums[name] + value if name in sums else value
+        stacked = torch.stack([total, *(v.to(total) for v in sums.values())]).tolist()
+        return stacked[0], dict(zip(sums, stacked[1:], strict=True))
+
+    def step(self) -> dict[str, float]:
+        """Unscale, clip, step, zero. A step with non-finite gradients under loss scaling is skipped and counted."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.lr * group["lr_factor"] * schedule(self.config, self.num_updates, self.total_updates)
+        self.scaler.unscale_(self.optimizer)
+        norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, self.config.grad_clip))
+        if not math.isfinite(norm) and not self.is_fp16:
+            raise Diverged(f"the gradient norm is {norm}")
+        scale = self.scaler.get_scale()
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        is_skipped = self.is_fp16 and not math.isfinite(norm)
+        self.num_skipped += is_skipped
+        self.num_updates += not is_skipped
+        self.optimizer.zero_grad(set_to_none=True)
+        return {"train/grad_norm": norm, "train/loss_scale": scale, "train/skipped": float(is_skipped)}
+
+    def state(self) -> dict[str, Any]:
+        """Everything that a bit-exact resume needs: tensors and plain values only."""
+        return {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "scaler": self.scaler.state_dict(),
+            "num_updates": self.num_updates,
+            "num_skipped": self.num_skipped,
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """The inverse of `state`."""
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.scaler.load_state_dict(state["scaler"])
+        self.num_updates, self.num_skipped = state["num_updates"], state["num_skipped"]
+
+
+def policy_weights(model: Decoder, weights: WeightStream, adapters: Adapters | None) -> WeightStream:
+    """What a policy computes with as plain float32 tensors: weights on the grid they are trained on, trained adapters
+    merged. `weights`: its masters."""
+    on_grid = {
+        checkpoint_name(f"{name}.weight"): module.values().detach()
+        for name, module in model.named_modules()
+        if isinstance(module, FakeQuantLinear)
+    }
+    return plain_weights(((name, on_grid.get(name, tensor)) for name, tensor in weights), adapters)
+
+
+def parameter_groups(model: Decoder, lr_factor: Callable[[str], float]) -> list[dict[str, Any]]:
+    """The trained parameters by their factor on the learning rate, in model order."""
+    groups = dict[float, list[Tensor]]()
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            groups.setdefault(lr_factor(checkpoint_name(name)), []).append(parameter)
+    return [{"params": parameters, "lr_factor": factor} for factor, parameters in groups.items()]
+
+
+def schedule(config: TrainerConfig, update: int, total: int) -> float:
+    """Factor on the learning rate at update 0..total-1: linear warm-up, then constant, linear or cosine decay."""
+    if update < config.warmup_steps:
+        return (update + 1) / config.warmup_steps
+    if config.schedule == "constant":
+        return 1.0
+    progress = min(1.0, (update - config.warmup_steps) / max(1, total - config.warmup_steps))
+    return 1.0 - progress if config.schedule == "linear" else 0.5 * (1.0 + math.cos(math.pi * progress))

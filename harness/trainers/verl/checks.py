@@ -1,0 +1,134 @@
+"""What verl can do of a run, decided before anything starts; every refusal names its reason.
+
+Neither verl nor Ray is imported.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from contextlib import suppress
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+
+from harness.api import Part, Plan, Step
+from harness.config.compose import Composed, has_hook
+from harness.config.schema import Launch, RunConfig
+from methods.flashrl import Profile
+from methods.fp8_rl import RecalibratedKV
+
+VERSION = "0.9.1"
+EXTRAS = frozenset({"ref_logp"})
+"""What the trainer can compute for a part."""
+HOOKS = {
+    "aux_loss": ("verl's loss sees log-probs, no logits", "choose trainer=local"),
+    "refit": ("it wants the whole module in one process", "choose knobs.RecalibratedKV.protocol=inference, "
+              "knobs.Profile.refit_above=null or trainer=local"),
+}  # fmt: skip
+"""Hook -> (why verl's loop cannot run it, what to choose)."""
+ANSWER_S = 30.0
+"""How long a cluster may take to answer."""
+
+
+def check(config: RunConfig, composed: Composed) -> None:
+    """Raises ValueError, one line, for what cannot be had under verl."""
+    if config.engine.name != "vllm":
+        raise ValueError(f"engine={config.engine.name}: trainer=verl drives vLLM's servers; valid: vllm")
+    plan, method = composed.plan, composed.method.name
+    if plan.sampler == "trainer" or plan.residual is not None:
+        raise ValueError(f"trainer=verl: {method} samples with the embedded engine's own code; choose trainer=local")
+    for part in composed.parts:
+        _check_part(config, part, plan)
+    _check_algo(config)
+
+
+def _check_part(config: RunConfig, part: Part, plan: Plan) -> None:
+    name = type(part).__name__
+    for hook, (reason, choice) in HOOKS.items():
+        if has_hook(part, hook) and not (hook == "refit" and is_idle(part, plan)):
+            raise ValueError(f"trainer=verl: {name}.{hook} cannot run: {reason}; {choice}")
+    if has_hook(part, "correct_update") and num_updates(config) > 1:
+        raise ValueError(
+            f"trainer=verl: {name} reads the policy between updates; valid: algo.num_minibatches=1 algo.num_epochs=1"
+        )
+    if config.algo.mode != "decoupled" and has_hook(part, "correct") and num_updates(config) > 1:
+        raise ValueError(
+            f"trainer=verl: in algo.mode={config.algo.mode} {name} follows the live policy; valid: "
+            "algo.num_minibatches=1 algo.num_epochs=1"
+        )
+    if lacking := sorted(part.needs(Step(index=0, total=1, seed=0)) - EXTRAS):
+        raise ValueError(f"trainer=verl: {name} needs {', '.join(lacking)}; verl's workers offer {', '.join(EXTRAS)}")
+
+
+def is_idle(part: Part, plan: Plan) -> bool:
+    """True where the part's knobs and the plan leave its `refit` nothing to do."""
+    if isinstance(part, RecalibratedKV):
+        return plan.rollout_kv is None or part.protocol == "inference"
+    return isinstance(part, Profile) and part.refit_above is None
+
+
+def num_updates(config: RunConfig) -> int:
+    """Optimizer updates per rollout batch."""
+    return config.algo.num_minibatches * config.algo.num_epochs
+
+
+def _check_algo(config: RunConfig) -> None:
+    algo = config.algo
+    if algo.dynamic_sampling:
+        raise ValueError(
+            "algo.dynamic_sampling=true: verl refills prompt by prompt, another rule; valid: false under trainer=verl"
+        )
+    if algo.mode == "bypass_pg" and num_updates(config) > 1:
+        raise ValueError(
+            "algo.mode=bypass_pg: its weights follow the live policy; valid under trainer=verl: "
+            "algo.num_minibatches=1 algo.num_epochs=1"
+        )
+    if algo.num_prompts % algo.num_minibatches:
+        raise ValueError(
+            f"algo.num_minibatches={algo.num_minibatches}: verl cuts equal parts of algo.num_prompts={algo.num_prompts}"
+        )
+
+
+def check_launch(config: RunConfig, launch: Launch) -> None:
+    """Raises ValueError, one line, for numbers of GPUs that the batch does not divide by, and for what verl's workers
+    would not do of it."""
+    world = launch.nodes * launch.gpus
+    if launch.nodes < 1 or launch.gpus < 1:
+        raise ValueError(f"launch.nodes={launch.nodes} launch.gpus={launch.gpus}: at least 1 each")
+    if launch.nodes > 1 and launch.ray_address is None:
+        raise ValueError("launch.nodes: several machines need a running cluster; give launch.ray_address")
+    samples = config.algo.num_prompts * config.algo.group_size // config.algo.num_minibatches
+    if samples % world:
+        raise ValueError(
+            f"launch.gpus={launch.gpus}: {samples} samples of an update do not divide by {world} GPUs; change "
+            "algo.num_prompts or algo.group_size"
+        )
+    if launch.packing:
+        raise ValueError("launch.packing=true: verl's workers pad a micro-batch; valid under trainer=verl: false")
+    if config.trainer.device == "cpu" and launch.fp8_kernels not in ("best", "emulated"):
+        raise ValueError(f"launch.fp8_kernels={launch.fp8_kernels}: needs a GPU; valid on a CPU: best, emulated")
+
+
+def check_installed() -> None:
+    """Raises ValueError, one line, where verl is not here or of another version."""
+    if importlib.util.find_spec("verl") is None:
+        raise ValueError('trainer=verl: verl is not installed; pip install -e ".[gpu]", or make test-verl on a CPU')
+    if (found := metadata.version("verl")) != VERSION:
+        raise ValueError(f"trainer=verl: verl {found} is installed; valid: {VERSION}")
+
+
+@cache
+def check_cluster(address: str | None) -> None:
+    """Raises ValueError, one line, where a Ray cluster is named and none answers there, as `ray status` sees it."""
+    if address is None:
+        return
+    ask = [str(Path(sys.executable).with_name("ray")), "status", "--address", address]
+    with suppress(subprocess.TimeoutExpired):
+        if subprocess.run(ask, capture_output=True, timeout=ANSWER_S, check=False).returncode == 0:
+            return
+    raise ValueError(
+        f"launch.ray_address={address}: no Ray cluster answers there; `ray start --head` starts one; valid: auto, "
+        "HOST:PORT, or null for one of this run's own"
+    )

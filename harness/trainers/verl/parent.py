@@ -1,0 +1,212 @@
+"""A cell whose trainer is verl: start the process that holds Ray, follow its files, stop it, take it up again.
+
+    work/<id>/verl/   job.json  model/  train.parquet  eval.parquet     written here
+                      series.jsonl  evals.jsonl  passport.json          by verl's driver, read here
+                      stop                                              written here: save, then end
+                      checkpoints/                                      verl's own; a new start goes on from the last
+                      outcome.json                                      how it ended
+
+A checkpoint that verl cannot read ends the run as failed; its text says which.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from harness.api import Passport, TensorRecord
+from harness.config.compose import Composed
+from harness.config.schema import Launch, RunConfig
+from harness.foundation import provenance
+from harness.foundation.process_log import tail
+from harness.models.checkpoint import content_hash
+from harness.records.run_result import EvalRecord
+from harness.start.prepare import start_of
+from harness.trainers.local.trainer import Diverged
+from harness.trainers.verl import checks
+from harness.trainers.verl.data import lay_out
+from harness.trainers.verl.job import GRACE_S, Job, composed_of
+from harness.trainers.verl.outcome import death, with_its_cause
+from harness.trainers.verl.reference import evaluated, final_weights
+from harness.trainers.verl.settings import environment
+
+POLL_S = 0.5
+DRIVER = "harness.trainers.verl.driver"
+
+
+class GrowingLines:
+    """Owns the place up to which a file of JSON lines was read: nothing is read twice while the file grows."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.inode, self.offset, self.rows = -1, 0, list[dict[str, Any]]()
+
+    def read(self) -> list[dict[str, Any]]:
+        """All rows so far; a last line that is being written is left out. A file that took the place of another, as
+        where verl's driver cuts it back to a checkpoint, is read from its start."""
+        if not self.path.exists():
+            return []
+        with self.path.open("rb") as file:
+            status = os.fstat(file.fileno())
+            if status.st_ino != self.inode or status.st_size < self.offset:
+                self.inode, self.offset, self.rows = status.st_ino, 0, []
+            file.seek(self.offset)
+            added = file.read()
+        lines = added[: added.rfind(b"\n") + 1]
+        self.rows += [json.loads(line) for line in lines.split(b"\n") if line]
+        self.offset += len(lines)
+        return self.rows
+
+
+class Watched:
+    """Owns the process of one run; what it reached is read from its files."""
+
+    def __init__(self, job: Job, composed: Composed) -> None:
+        self.job, self.composed = job, composed
+        self.process: subprocess.Popen[bytes] | None = None
+        self.rows = GrowingLines(job.series_file)
+        self.references: list[EvalRecord] = []
+        self.reference_s = 0.0
+
+    @property
+    def step(self) -> int:
+        """Steps done so far."""
+        return len(self.series)
+
+    @property
+    def series(self) -> list[dict[str, Any]]:
+        """A row per step."""
+        return self.rows.read()
+
+    @property
+    def evals(self) -> list[EvalRecord]:
+        """In the run's own rollout precision by verl, in the reference precision by us, in order."""
+        own = [EvalRecord.model_validate(line["record"]) for line in read_lines(self.job.evals_file)]
+        return sorted([*own, *self.references], key=lambda record: (record.step, record.site))
+
+    @property
+    def eval_s(self) -> float:
+        """Seconds of all evaluations."""
+        return self.reference_s + sum(line["seconds"] for line in read_lines(self.job.evals_file))
+
+    @property
+    def passport(self) -> Passport | None:
+        """What the first server read back last."""
+        if not self.job.passport_file.exists():
+            return None
+        values = json.loads(self.job.passport_file.read_text(encoding="utf-8"))
+        weights = tuple(TensorRecord(**record) for record in values.pop("weights"))
+        return Passport(**values, weights=weights)
+
+    @property
+    def memory_gib(self) -> dict[str, float]:
+        """Peaks of the first trainer's process; a vLLM server is another one, and is not counted."""
+        names = {"allocated": "memory/update_gib", "reserved": "memory/reserved_gib"}
+        rows = self.series
+        return {own: max(row[name] for row in rows) for own, name in names.items() if rows and name in rows[0]}
+
+    def products(self) -> dict[str, int]:
+        """How a linear layer is computed -> how many of them are, as the first trainer said."""
+        file = self.job.products_file
+        return json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+
+    def final_hash(self) -> str | None:
+        """Of the weights after the last step."""
+        found = final_weights(self.job)
+        return provenance.tensors_hash(found.items()) if found else None
+
+    def train(
+        self, tell: Callable[[int, float], None], should_stop: Callable[[], bool], stopped: type[Exception]
+    ) -> None:
+        """Run to the end. Raises `stopped` when asked to stop, Diverged, and with verl's own words MemoryError or
+        RuntimeError, which has verl's traceback as a note."""
+        self._wait_for_the_last()
+        self.job.stop_file.unlink(missing_ok=True)
+        outcome = self.job.folder / "outcome.json"
+        outcome.unlink(missing_ok=True)
+        with self.job.log_file.open("ab") as log:
+            log_start = log.tell()  # behind what earlier starts printed
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", DRIVER, str(self.job.folder / "job.json")],
+                stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, start_new_session=True,
+                env=os.environ | environment(self.job),
+            )  # fmt: skip
+        asked: float | None = None
+        while self.process.poll() is None:
+            if asked is None and should_stop():
+                asked = time.monotonic()
+                self.job.stop_file.touch()
+            if asked is not None and time.monotonic() - asked > GRACE_S:
+                self.close()
+            if rows := self.series:
+                tell(len(rows), float(rows[-1]["reward/accuracy"]))
+            time.sleep(POLL_S)
+        printed = tail(self.job.log_file, log_start)
+        if outcome.exists():
+            found = with_its_cause(json.loads(outcome.read_text(encoding="utf-8")), printed)
+        else:
+            found = death(self.process.returncode, printed)
+        if found["kind"] == "stopped" or asked is not None:
+            raise stopped
+        if found["kind"] == "diverged":
+            raise Diverged(found["reason"])
+        if found["kind"] != "ok":
+            kind = MemoryError if found["kind"] == "memory" else RuntimeError
+            failure = kind(f"{found['reason']} (exit code {self.process.returncode}; {self.job.log_file})")
+            failure.add_note(found.get("traceback", ""))
+            raise failure
+        self._compare()
+
+    def _wait_for_the_last(self) -> None:
+        """A driver whose cell was killed may still be writing its checkpoint; it holds the folder's lock."""
+        handle = os.open(self.job.folder, os.O_RDONLY)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        finally:
+            os.close(handle)
+
+    def _compare(self) -> None:
+        """Start and end of the run in the reference precision, once the device is free."""
+        if self.job.is_timed:
+            return
+        started, composed = time.monotonic(), composed_of(self.job)
+        ends = ((None, 0), (final_weights(self.job), self.job.config.trainer.steps))
+        self.references = [evaluated(self.job, composed, masters, step) for masters, step in ends]
+        self.reference_s = time.monotonic() - started
+
+    def close(self) -> None:
+        """End the process and its whole group: Ray's local cluster is in it."""
+        if self.process is None:
+            return
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.process.pid, number)
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(20.0)
+
+
+def watch(config: RunConfig, launch: Launch, composed: Composed, work: Path) -> tuple[Watched, dict[str, str | None]]:
+    """A run at rest, its files written, and the hashes of what it starts from. Raises ValueError on bad input."""
+    checks.check_launch(config, launch)
+    checks.check_installed()
+    start = start_of(config, launch)
+    job = lay_out(config, launch, composed, start, work / "verl")
+    if config.trainer.device == "cuda":
+        torch.cuda.empty_cache()  # what was prepared there is on disk now; the memory is verl's
+    return Watched(job, composed), {"model": content_hash(start.folder), "task": start.task.content_hash()}
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """Lines of JSON; a last line that is being written is left out."""
+    return GrowingLines(path).read()

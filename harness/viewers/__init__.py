@@ -1,0 +1,1 @@
+"""Results elsewhere: the static site and MLflow."""

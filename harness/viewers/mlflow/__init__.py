@@ -1,0 +1,18 @@
+"""MLflow as a view of the results: an experiment per sweep, a run per arm, a child run per cell.
+
+    lowbit/<sweep>      the question and saved comparisons in its description
+      overview          tables and figures
+      qurl int8 n=8     an arm: means over seeds with intervals, the difference to the control, the verdict
+        ... seed 0      a cell: config, curves, evaluations, passport, data set, base model
+
+The only import of mlflow. Everything here is rebuilt from the result files (`lowbit results import`), so an outage
+costs one warning and no run. By default the store is SQLite in `<results>/mlflow/`; MLFLOW_TRACKING_URI names another.
+"""
+
+from harness.viewers.mlflow.live import Live
+from harness.viewers.mlflow.rebuild import rebuild, track
+from harness.viewers.mlflow.server import browse
+from harness.viewers.mlflow.store import PREFIX, QUIET, store_uri
+from harness.viewers.mlflow.tracker import Tracker
+
+__all__ = ["PREFIX", "QUIET", "Live", "Tracker", "browse", "rebuild", "store_uri", "track"]

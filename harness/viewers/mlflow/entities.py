@@ -1,0 +1,152 @@
+"""A result in MLflow's words: tags to filter by, parameters, curves, the data set. Nothing here talks to a store."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+from zlib import crc32
+
+from harness.records.arms import flatten, setting
+from harness.records.run_result import RunResult
+
+if TYPE_CHECKING:
+    from mlflow.entities import Dataset, Metric, Param
+
+CURVES = (
+    "reward/mean", "mismatch/kl_k3", "mismatch/ess_token_raw", "mismatch/logp_absdiff_max", "train/entropy",
+    "train/grad_norm", "train/clip_frac", "train/loss_scale", "correction/weight_mean", "correction/token_kept_frac",
+    "rollout/length_mean", "rollout/tokens_per_s", "sync/code_flip_rate",
+)  # fmt: skip
+"""Columns of the series that are logged, beside what a method's parts measured (`part/`). All are in the Parquet."""
+MAX_POINTS = 20
+"""Steps of a curve that are logged, evenly spaced and with the last; extremes are in `summary/`. A point costs MLflow
+0.3 ms and 250 bytes, and a rebuild logs them all."""
+SCORES = {
+    "auc": "auc",
+    "accuracy": "final_accuracy",
+    "rollout_accuracy": "final_accuracy_rollout",
+    "reward": "reward_last",
+}
+"""Column of the leaderboard -> its value in a run's summary: arms and cells share the names `scores/...`."""
+LIVE, REBUILT = "live: the cell's process and the machine", "from the record: peak memory and seconds per stage"
+
+
+def arm_key(result: RunResult) -> str:
+    """8 hexadecimal digits of the run's setting without its seeds: known before the other arms are."""
+    return f"{crc32(json.dumps(setting(result), sort_keys=True).encode()):08x}"
+
+
+def plain_name(result: RunResult) -> str:
+    """Method, precision, model, length and mode: an arm's name until the sweep is known as a whole."""
+    fields = flatten(result.config)
+    n, mode = fields.get("task.n"), fields.get("algo.mode")
+    words = [result.method.name, fields.get("precision.name"), fields.get("model.name")]
+    words += [None if n is None else f"n={n}", None if mode in (None, "decoupled") else mode]
+    return " ".join(str(word) for word in words if word is not None)
+
+
+def setting_tags(result: RunResult) -> dict[str, str]:
+    """What cells and arms are found by. `length` is the limit of a response where one is set, else the problem size."""
+    fields = flatten(result.config)
+    n, limit = fields.get("task.n"), fields.get("engine.max_new_tokens")
+    values = {
+        "method": result.method.name,
+        "precision": fields.get("precision.name"),
+        "model": fields.get("model.name"),
+        "task": fields.get("task.name"),
+        "n": n,
+        "max_new_tokens": limit,
+        "length": n if limit is None else limit,
+        "mode": fields.get("algo.mode"),
+        "parts": "+".join(result.method.parts) or None,
+        "reconstructed": result.method.reconstructed or None,
+    }
+    return {name: str(value) for name, value in values.items() if value is not None}
+
+
+def cell_tags(sweep: str, result: RunResult) -> dict[str, str]:
+    """Everything a cell is found by, but for its arm's label."""
+    values = {
+        "kind": "cell",
+        "lowbit.sweep": sweep,
+        "lowbit.run_id": result.run_id,
+        "seed": result.seed,
+        "base_seed": result.base_seed,
+        "status": result.status,
+        "reason": result.reason,
+        "commit": result.commit,
+        "is_draft": str(result.is_draft).lower(),
+        "model_hash": result.hashes.get("model"),
+        "task_hash": result.hashes.get("task"),
+        "question_hash": _questions(result),
+    }
+    return setting_tags(result) | {name: str(value)[:8000] for name, value in values.items() if value is not None}
+
+
+def cell_params(result: RunResult) -> list[Param]:
+    """The resolved config, at most MLflow's 100 per request, with the versions that decide numbers."""
+    from mlflow.entities import Param
+
+    values = {k: v for k, v in flatten(result.config).items() if v is not None}
+    values |= {f"package.{name}": version for name, version in result.packages.items()}
+    values |= {f"hardware.{name}": value for name, value in result.hardware.items()}
+    values |= {f"launch.{name}": value for name, value in result.launch.items()}
+    return [Param(name, str(value)[:6000]) for name, value in values.items()][:100]
+
+
+def cell_metrics(result: RunResult, series: Mapping[str, Sequence[Any]]) -> list[Metric]:
+    """Scores, summary, evaluations, curves, seconds per stage and peak memory; what was not measured is left out."""
+    from mlflow.entities import Metric
+
+    start, end = milliseconds(result.started_at) or 0, milliseconds(result.ended_at) or 0
+    values = {f"scores/{name}": result.summary.get(key) for name, key in SCORES.items()}
+    values |= {f"summary/{name}": value for name, value in result.summary.items()}
+    values |= {f"time/{name}_s": value for name, value in result.time_s.items()}
+    values |= {f"speed/{name}_tokens_per_s": value for name, value in result.tokens_per_s.items()}
+    values["system/peak_memory_gib"] = result.peak_memory_gib
+    values |= {f"system/{name}_gib": value for name, value in result.memory_gib.items()}
+    metrics = [Metric(name, value, end, 0) for name, value in values.items() if value is not None]
+    for record in result.evals:
+        if record.accuracy is not None:
+            metrics.append(Metric(f"eval/accuracy_{record.site}", record.accuracy, end, record.step))
+    for name, column in series.items():
+        if name in CURVES or name.startswith("part/"):
+            metrics += [
+                Metric(name, float(column[step - 1]), start + (end - start) * step // len(column), step)
+                for step in chosen_steps(column)
+                if isinstance(column[step - 1], (int, float)) and math.isfinite(column[step - 1])
+            ]
+    return metrics
+
+
+def chosen_steps(column: Sequence[Any]) -> list[int]:
+    """At most MAX_POINTS of the steps from 1, evenly spaced and with the last; the last alone of what never changes."""
+    count = len(column)
+    if all(value == column[0] for value in column):
+        return [count] if count else []
+    stride = max(1, math.ceil(count / MAX_POINTS))
+    return [step for step in range(1, count + 1) if (count - step) % stride == 0]
+
+
+def data_set(result: RunResult) -> Dataset | None:
+    """The task as MLflow's data set: its digest is the content hash, its profile says which questions were scored."""
+    from mlflow.entities import Dataset
+
+    digest, task = result.hashes.get("task"), result.config.get("task", {})
+    if not digest:
+        return None
+    name = f"{task.get('name')}" + (f" n={task['n']}" if task.get("n") is not None else "")
+    profile = {"question_hash": _questions(result), "num_eval": task.get("num_eval")}
+    return Dataset(name, digest[:36], "task", json.dumps({"task": task}), profile=json.dumps(profile))
+
+
+def _questions(result: RunResult) -> str | None:
+    return next((record.question_hash for record in result.evals), None)
+
+
+def milliseconds(stamp: str | None) -> int | None:
+    """ISO 8601 to milliseconds since 1970."""
+    return None if stamp is None else int(datetime.fromisoformat(stamp).timestamp() * 1000)

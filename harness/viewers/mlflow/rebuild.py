@@ -1,0 +1,188 @@
+"""A sweep's experiment from its result files: arms with their aggregates first, then the cells that are missing."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from time import time
+from typing import TYPE_CHECKING, Any
+from zlib import crc32
+
+from tqdm import tqdm
+
+from harness.records.arms import arm_labels
+from harness.records.folder import purpose, readable, saved_comparisons, sweeps_in
+from harness.records.run_result import RunResult
+from harness.studies.search.tags import trial_tags
+from harness.viewers.mlflow import entities, links
+from harness.viewers.mlflow.store import KEY, outages, runs_of
+from harness.viewers.mlflow.tracker import Tracker, cell_key
+
+if TYPE_CHECKING:
+    from mlflow.entities import Metric
+    from mlflow.tracking import MlflowClient
+
+    from harness.records.folder import Comparison
+
+Row = Mapping[str, Any]
+SUMMARY = ("k3_max", "k3_median", "ess_token_min", "entropy_last", "grad_norm_max", "base_accuracy")
+"""Columns of the leaderboard that a run's summary has under the same name."""
+VERDICT = ("difference", "difference_low", "difference_high", "p_adjusted", "pairs", "further_seeds")
+DIGEST = "lowbit.digest"
+"""Tag of the overview: the content of everything that the experiment was built from."""
+
+
+def track(results: Path, sweep: str, uri: str | None = None, control: str | None = None) -> int:
+    """Log one sweep of a results folder, with its arms, tables and figures: how many cells were new."""
+    return log_sweep(Tracker.open(uri, results), results, sweep, control)
+
+
+def rebuild(results: Path, uri: str | None = None) -> int:
+    """Log every sweep of a results folder that MLflow does not have: how many cells were new."""
+    tracker = Tracker.open(uri, results)
+    return sum(log_sweep(tracker, results, sweep) for sweep in sweeps_in(results))
+
+
+def log_sweep(tracker: Tracker, results: Path, sweep: str, control: str | None = None) -> int:
+    """What is missing of one sweep, with a bar on a terminal; files that are no results are named and passed over."""
+    runs = log_arms(tracker, results, sweep, control)
+    folder, labels, tags = results / "runs" / sweep, arm_labels(runs), trial_tags(results, sweep)
+    count = 0
+    for run in tqdm(runs, unit="run", desc=f"MLflow {sweep}", disable=not (runs and sys.stderr.isatty())):
+        count += tracker.log_cell(sweep, run, folder, label=labels[run.run_id], tags=tags.get(run.run_id))
+    return count
+
+
+def log_arms(tracker: Tracker, results: Path, sweep: str, control: str | None = None) -> list[RunResult]:
+    """The arms of a sweep, its overview and the experiment's description, where the results changed since. Returns the
+    results whose cells are not logged yet."""
+    folder, control = results / "runs" / sweep, control or purpose(sweep)[1]
+    runs, problems = readable(folder)
+    for line in problems:
+        print(f"warning: left alone: {line}", file=sys.stderr)
+    if tracker.client is None or not runs:
+        return []
+    try:
+        extra = [*sorted((results / "figures" / sweep).glob("*.png")),
+                 *(p for end in ("md", "csv") if (p := results / "tables" / f"{sweep}.{end}").exists())]  # fmt: skip
+        keys = {run.run_id: cell_key(sweep, folder / f"{run.run_id}.json") for run in runs}
+        content = "".join([*keys.values(), *(f"{p.name}{crc32(p.read_bytes())}" for p in extra), control])
+        if _digest(tracker.client, tracker, sweep) != (digest := f"{crc32(content.encode()):08x}-{len(runs)}"):
+            _write_arms(tracker.client, tracker, sweep, runs, control, extra, digest)
+        return [run for run in runs if keys[run.run_id] not in tracker.place(sweep).known]
+    except outages() as error:
+        tracker.give_up(error)
+        return []
+
+
+def _digest(client: MlflowClient, tracker: Tracker, sweep: str) -> str | None:
+    overview = tracker.place(sweep).known.get(sweep)
+    return client.get_run(overview).data.tags.get(DIGEST) if overview else None
+
+
+def _write_arms(
+    client: MlflowClient, tracker: Tracker, sweep: str, runs: Sequence[RunResult], control: str,
+    extra: Sequence[Path], digest: str,
+) -> None:  # fmt: skip
+    from harness.report.leaderboard import leaderboard
+
+    rows = leaderboard(runs, control).to_dict("records")
+    labels, members = arm_labels(runs), dict[str, list[RunResult]]()
+    for run in runs:
+        members.setdefault(labels[run.run_id], []).append(run)
+    place, comparisons = tracker.place(sweep), saved_comparisons(rows)
+    for row in rows:
+        tags = {links.PAIRS: links.pairs_of(row["arm"], comparisons)}
+        _write_arm(client, tracker, sweep, row, members[row["arm"]], tags)
+    _rename_cells(client, tracker, sweep, labels)
+    words = links.note(purpose(sweep)[0], place.experiment_id, comparisons)
+    client.set_experiment_tag(place.experiment_id, "mlflow.note.content", words)
+    saved = client.get_experiment(place.experiment_id).tags
+    for key, view in links.views(comparisons).items():
+        if saved.get(links.TAG + key) != view:
+            client.set_experiment_tag(place.experiment_id, links.TAG + key, view)
+    overview = place.known.get(sweep)
+    if overview is None:
+        tags = {"kind": "overview", "lowbit.sweep": sweep, KEY: sweep}
+        overview = client.create_run(place.experiment_id, tags=tags, run_name="overview").info.run_id
+        place.known[sweep] = overview
+    client.set_tag(overview, "mlflow.note.content", words[:7900])
+    client.log_text(overview, _list(place.experiment_id, comparisons), "comparisons.md")
+    for path in extra:
+        client.log_artifact(overview, str(path), "figures" if path.suffix == ".png" else "tables")
+    client.set_tag(overview, DIGEST, digest)
+    client.set_terminated(overview)
+
+
+def _list(experiment_id: str, comparisons: Sequence[Comparison]) -> str:
+    lines = [f"- {c.title}: {links.runs_page(experiment_id, links.condition(c))}" for c in comparisons]
+    return "Open these behind the server's address, as in http://127.0.0.1:5000/#/...\n\n" + "\n".join(lines) + "\n"
+
+
+def _write_arm(
+    client: MlflowClient, tracker: Tracker, sweep: str, row: Row, runs: Sequence[RunResult], tags: dict[str, str]
+) -> None:
+    """One arm: its aggregates replace older ones, for MLflow shows the latest value of a metric."""
+    from mlflow.entities import RunTag
+
+    run, num_known = runs[0], len(tracker.place(sweep).known)
+    run_id = tracker.arm(sweep, run, row["arm"])
+    is_new = len(tracker.place(sweep).known) > num_known
+    old = None if is_new else client.get_run(run_id)
+    tags |= entities.setting_tags(run) | {
+        "arm": row["arm"], "variant": row["variant"], "context": row["context"], "verdict": row["verdict"],
+        "status": row["status"], "control": row["control"], "seeds": str(row["seeds"]),
+        "is_preliminary": str(row["is_preliminary"]).lower(), "is_draft": str(row["is_draft"]).lower(),
+        "commit": run.commit or "", "mlflow.note.content": arm_words(row),
+    }  # fmt: skip
+    params = entities.cell_params(run)
+    seeds = ("seed", "base_seed")
+    client.log_batch(
+        run_id,
+        metrics=arm_metrics(row),
+        tags=[RunTag(name, value) for name, value in tags.items()],
+        params=[] if old and old.data.params else [param for param in params if param.key not in seeds],
+    )
+    if old and old.info.run_name != row["arm"]:
+        client.update_run(run_id, name=row["arm"])
+    ends = [stamp for run in runs if (stamp := entities.milliseconds(run.ended_at)) is not None]
+    client.set_terminated(run_id, "FINISHED" if row["seeds"] else "FAILED", max(ends, default=None))
+
+
+def arm_metrics(row: Row) -> list[Metric]:
+    """Means over seeds under the names that cells have, their intervals, and the difference to the control."""
+    from mlflow.entities import Metric
+
+    names = {f"scores/{name}{end}": f"{name}{end}" for name in entities.SCORES for end in ("", "_low", "_high")}
+    names |= {f"scores/{name}_iqm": f"{name}_iqm" for name in entities.SCORES}
+    names |= {f"summary/{name}": name for name in SUMMARY} | {f"verdict/{name}": name for name in VERDICT}
+    names |= {"time/total_s": "total_s", "speed/rollout_tokens_per_s": "rollout_tokens_per_s"}
+    names |= {"system/peak_memory_gib": "peak_memory_gib"}
+    now = int(time() * 1000)
+    values = {name: row.get(column) for name, column in names.items()}
+    numbers = {name: float(value) for name, value in values.items() if isinstance(value, (int, float))}
+    return [Metric(name, value, now, 0) for name, value in numbers.items() if abs(value) < float("inf")]
+
+
+def arm_words(row: Row) -> str:
+    """The description of an arm."""
+    words = f"Mean over {row['seeds']} seeds ({row['status']})"
+    if row["seeds"]:
+        words += f": AUC {row['auc']:.3f} [{row['auc_low']:.3f}, {row['auc_high']:.3f}]"
+    words += "."
+    if row["pairs"]:
+        words += (
+            f" Against {row['control']}: {row['difference']:+.3f} [{row['difference_low']:+.3f}, "
+            f"{row['difference_high']:+.3f}] over {row['pairs']} pairs."
+        )
+    return f"{words} Verdict: {row['verdict']}."
+
+
+def _rename_cells(client: MlflowClient, tracker: Tracker, sweep: str, labels: Mapping[str, str]) -> None:
+    """Cells that were logged one by one, before the sweep was known as a whole, get their arm's label."""
+    for run in runs_of(client, tracker.place(sweep).experiment_id, "tags.kind = 'cell'"):
+        label = labels.get(run.data.tags.get("lowbit.run_id", ""))
+        if label and run.data.tags.get("arm") != label:
+            client.set_tag(run.info.run_id, "arm", label)
+            client.update_run(run.info.run_id, name=f"{label}, seed {run.data.tags.get('seed')}")

@@ -1,0 +1,66 @@
+"""The leaderboard rows, figures and saved comparisons of one sweep, as the page's JSON."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from harness.records.arms import arm_labels
+from harness.records.folder import purpose, readable, saved_comparisons
+from harness.records.run_result import RunResult
+from harness.viewers.mlflow.links import condition
+
+NUMBERS = (
+    "auc", "auc_low", "auc_high", "accuracy", "accuracy_low", "accuracy_high", "rollout_accuracy",
+    "rollout_accuracy_low", "rollout_accuracy_high", "reward", "difference", "difference_low", "difference_high",
+    "p_adjusted", "further_seeds", "k3_max", "ess_token_raw", "entropy_last", "rollout_tokens_per_s", "total_s",
+    "peak_memory_gib", "base_accuracy",
+)  # fmt: skip
+WORDS = ("arm", "method", "precision", "variant", "context", "control", "verdict", "status", "reconstructed")
+FLAGS = ("is_preliminary", "is_draft")
+DIGITS = 4
+"""Significant digits of a number in the page."""
+
+
+def sweep_entry(results: Path, sweep: str) -> tuple[dict[str, Any], list[RunResult]]:
+    """(what the page says of a sweep, its readable results)."""
+    from harness.report.leaderboard import leaderboard
+    from harness.report.tables import setup_lines
+
+    runs, problems = readable(results / "runs" / sweep)
+    if not runs:
+        return {}, []
+    question, control = purpose(sweep)
+    rows = leaderboard(runs, control).to_dict("records")
+    figures = sorted((results / "figures" / sweep).glob("*.png"))
+    entry = {
+        "name": sweep,
+        "question": question,
+        "setup": setup_lines(runs),
+        "problems": [Path(line.partition(":")[0]).name + ":" + line.partition(":")[2] for line in problems],
+        "columns": [*WORDS, *FLAGS, "seeds", "n", *NUMBERS],
+        "rows": [_row(row) for row in rows],
+        "figures": [f"../figures/{sweep}/{path.name}" for path in figures],
+        "comparisons": [
+            {"title": c.title, "group": c.group, "methods": c.methods, "precision": c.precision, "context": c.context,
+             "filter": condition(c)} for c in saved_comparisons(rows)
+        ],
+        "labels": arm_labels(runs),
+    }  # fmt: skip
+    return entry, runs
+
+
+def _row(row: Mapping[str, Any]) -> list[Any]:
+    total = sum(row[status] for status in ("ok", "diverged", "failed", "cancelled", "skipped"))
+    words = [row[name] for name in WORDS]
+    return [*words, *(int(row[name]) for name in FLAGS), row["seeds"], total, *(number(row[n]) for n in NUMBERS)]
+
+
+def number(value: Any) -> float | int | None:
+    """A number with DIGITS significant digits; None for what is none."""
+    if value is None or not math.isfinite(value):
+        return None
+    rounded = float(f"{value:.{DIGITS}g}")
+    return int(rounded) if rounded == int(rounded) else rounded
