@@ -30,7 +30,7 @@ from harness.results import EvalRecord
 from harness.run import Run
 from harness.run_config import RunConfig
 from harness.seeds import stable_seed
-from harness.tasks import Item, Task
+from harness.tasks import Item, Task, failure_shares
 from harness.trainers.local import Diverged, Scores
 
 REFERENCE = "fp32"
@@ -264,6 +264,7 @@ def evaluation(
             "length_mean": float(rollout.lengths.float().mean()),
             "truncated_frac": float(rollout.truncated.float().mean()),
             "unparsable_frac": sum(not s.is_parsable for s in scores) / len(scores),
+            "failures": failure_shares(scores),
         }
     )
 

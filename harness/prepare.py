@@ -25,7 +25,7 @@ from harness.models.decoder import Decoder, DecoderConfig
 from harness.numerics.formats import format_named
 from harness.run_config import Launch, ModelConfig, RunConfig
 from harness.seeds import stable_seed
-from harness.tasks import Demonstrated, Item, Task, build_task
+from harness.tasks import EMBEDDED, Demonstrated, Item, Task, build_task
 
 NUM_CALIBRATION = 128
 """Calibration prompts offered to `Part.prepare`."""
@@ -73,7 +73,7 @@ def task_of(config: RunConfig) -> Task:
     path = Path(config.model.path) if config.model.path is not None else None
     if path is not None:
         load_config(path)
-    elif config.model.vocab_size is not None and config.task.name in ("sort", "chain"):
+    elif config.model.vocab_size is not None and config.task.name in EMBEDDED:
         options["vocab_size"] = config.model.vocab_size
     task = build_task(config.task.name, options, path)
     if task.num_train == 0 and config.trainer.steps:
