@@ -20,7 +20,8 @@ LAYERS = (
     " harness.numerics.low_bit_start",
     "harness.run_config harness.config harness.models harness.tasks harness.results harness.stats harness.states",
     "harness.chosen harness.compose",
-    "harness.base harness.base_training harness.collect harness.colocation harness.engines harness.loop"
+    "harness.base harness.base_training harness.base_documents harness.base_step harness.base_text"
+    " harness.collect harness.colocation harness.engines harness.loop"
     " harness.prepare harness.run harness.trainers harness.record",
     "harness.cell",
     "harness.launchers harness.sweep harness.search harness.replay harness.arms harness.report harness.figures"
