@@ -196,11 +196,13 @@ class Feed:
             except (EOFError, OSError) as error:
                 self.ready.put(error)
                 return
-            arrays = cast(list[NDArray[Any]], [ids, wanted, ends])
-            tensors = [torch.from_numpy(array) for array in arrays]
-            tensors = [tensor.pin_memory() for tensor in tensors] if self.is_pinned else tensors
-            self._offer(Packed(bucket, *tensors, num_wanted, num_used))
+            ids, wanted, ends = (self._tensor(array) for array in (ids, wanted, ends))
+            self._offer(Packed(bucket, ids, wanted, ends, num_wanted, num_used))
             turn += 1
+
+    def _tensor(self, array: NDArray[Any]) -> Tensor:
+        tensor = torch.from_numpy(array)
+        return tensor.pin_memory() if self.is_pinned else tensor
 
     def _offer(self, batch: Packed) -> None:
         while not self.is_closed:

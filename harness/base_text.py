@@ -5,7 +5,7 @@
 
 A right answer has many wordings, so its probability is no product along one of them: accuracy is measured by sampling
 with the embedded engine. The probability of all numbers of a demonstrated answer, its words given, is an estimate that
-costs one forward pass and is nearly always higher; while it is below half of the target, nobody samples. Schedules are
+costs one forward pass and is hardly ever lower; while it is well below the target, nobody samples. Schedules are
 functions of the step alone. On a CPU weights, data and order are functions of (config, task, recipe, base seed), bit
 for bit. Left out: batches (`harness.base_documents`), the step (`harness.base_step`), what is stored (`harness.base`).
 """
@@ -35,6 +35,8 @@ RULE = 1
 EMBED_STD = 0.02
 FINE = 5
 """Where the target can be near, evaluations are so many times as frequent."""
+SURE = 0.8
+"""Answers are sampled once the probability of their numbers is above this share of the target."""
 SAMPLED_ROWS = 512
 """Answers sampled at a time."""
 Point = tuple[int, float | None, float]
@@ -167,7 +169,7 @@ def fit_text(
 
 def _point(model: Decoder, task: Worded, items: Sequence[Item], recipe: TextRecipe, done: int, base_seed: int) -> Point:
     sure = number_certainty(model, task, items, recipe.batch_tokens)
-    if sure < recipe.target_accuracy / 2 and done < recipe.max_steps:
+    if sure < SURE * recipe.target_accuracy and done < recipe.max_steps:
         return done, None, sure
     seed = stable_seed(base_seed, "base sampling", done)
     return done, sampled_accuracy(model, task, items, seed=seed), sure
