@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.config.load import read_yaml
+from harness.records.paths import sweep_folders
 from harness.records.run_result import RunResult, read_result
 
 BASELINES = ("flashrl", "naive")
@@ -46,8 +47,7 @@ class Comparison:
 
 def sweeps_in(results: Path) -> list[str]:
     """The sweeps that have a folder with results, by name."""
-    folders = sorted((results / "runs").glob("*"))
-    return [folder.name for folder in folders if folder.is_dir() and any(folder.glob("*.json"))]
+    return [folder.name for folder in sweep_folders(results) if any(folder.glob("*.json"))]
 
 
 def readable(folder: Path) -> tuple[list[RunResult], list[str]]:

@@ -16,6 +16,7 @@ from matplotlib.lines import Line2D
 
 from harness.published.figures.grid import draw_grid
 from harness.records.arms import Arm, group_arms, label, rank
+from harness.records.paths import runs_folder
 from harness.records.run_result import read_results
 from harness.report.leaderboard import leaderboard
 from harness.report.plots.bands import Series, load_series, over_evaluations, over_profile, over_steps
@@ -44,7 +45,7 @@ def draw_all(
     A sweep over several contexts (model sizes, lengths) gets one set per context, or the short one of each; one over
     both has a heat map of everything. Raises ValueError without results.
     """
-    folder = results_folder / "runs" / sweep
+    folder = runs_folder(results_folder, sweep)
     results = read_results(folder)
     if not results:
         raise ValueError(f"sweep {sweep!r} has no results in {results_folder} to draw")

@@ -12,6 +12,7 @@ import pandas as pd
 from harness.records import stats
 from harness.records.arms import arm_labels, group_arms
 from harness.records.run_result import RunResult, write_atomic
+from harness.records.statuses import STATUSES
 from harness.report.leaderboard import contrasts, leaderboard
 from harness.report.plots.profiles import improvements
 from harness.report.sentences import findings
@@ -224,7 +225,7 @@ def _verdict(row: Row) -> str:
 
 def _seeds(row: Row) -> str:
     """Scored runs of all runs."""
-    total = sum(row[status] for status in ("ok", "diverged", "failed", "cancelled", "skipped"))
+    total = sum(row[status] for status in STATUSES)
     return f"{row['seeds']}" if row["ok"] == total else f"{row['seeds']}/{total}"
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.engines.vllm.memory import num_parameters
+from harness.records.paths import figures_folder, tables_folder
 from harness.records.run_result import write_atomic
 from harness.studies.capacity import check
 from harness.studies.capacity.memory import USABLE_GIB
@@ -148,11 +149,11 @@ def write(
         nvlink=links.nvlink, network=links.network, host=links.host, reduce=links.all_reduce_us, name=NAME,
     )  # fmt: skip
     lines = [head, *(line for n in gpus for line in section(cells, n)), *check.section(results, found, plan)]
-    page, table = results / "tables" / f"{NAME}.md", results / "tables" / f"{NAME}.csv"
+    page, table = (tables_folder(results) / f"{NAME}.{kind}" for kind in ("md", "csv"))
     write_atomic(page, "\n".join(lines).encode())
     rows, text = rows_of(cells), io.StringIO()
     writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
     write_atomic(table, text.getvalue().encode())
-    return [page, table, *draw(cells, results / "figures" / f"{NAME}.png")]
+    return [page, table, *draw(cells, figures_folder(results) / f"{NAME}.png")]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from harness.published.claims.schema import CLAIMS, Claims, read_claims
 from harness.published.claims.speed_table import claims_table, compare
+from harness.records.paths import figures_folder, tables_folder
 from harness.records.run_result import write_atomic
 from harness.studies.throughput import tables
 from harness.studies.throughput.plan import Sweep, missing
@@ -25,11 +26,11 @@ def write(sweep: Sweep, records: Records, results: Path, claims: Path = CLAIMS) 
         raise ValueError(f"{sweep.name}: nothing is measured in {results}; lowbit throughput {sweep.name} measures it")
     from harness.studies.throughput.figures import draw_all
 
-    text, data = results / "tables" / f"{sweep.name}.md", results / "tables" / f"{sweep.name}.csv"
+    text, data = (tables_folder(results) / f"{sweep.name}.{kind}" for kind in ("md", "csv"))
     known = read_claims(claims) if claims.is_file() else NOTHING
     write_atomic(text, markdown(sweep, records, known).encode())
     write_atomic(data, tables.csv_text(sweep, records).encode())
-    return [text, data, *draw_all(sweep, records, results / "figures" / sweep.name)]
+    return [text, data, *draw_all(sweep, records, figures_folder(results, sweep.name))]
 
 
 def markdown(sweep: Sweep, records: Records, claims: Claims = NOTHING) -> str:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from harness.config.load import run_id
+from harness.records.paths import bases_folder
 from harness.records.run_result import RunResult, write_atomic
 from harness.run.cell import record_path, work_folder
 from harness.sweep.launchers.job import Job
@@ -56,7 +57,7 @@ class RayCell:
                         break
             path = record_path(here.launch, run_id(job.config))
             wanted = [path, path.with_suffix(".parquet"), *(work / name for name in STATES)]
-            wanted += [file for file in (root / "bases").glob("[!.]*/*") if str(file.relative_to(root)) not in given]
+            wanted += [file for file in bases_folder(root).glob("[!.]*/*") if str(file.relative_to(root)) not in given]
             made = {str(file.relative_to(root)): file.read_bytes() for file in wanted if file.is_file()}
             return Outcome(result=result, files=made)
 

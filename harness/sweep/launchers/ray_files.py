@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from harness.config.load import run_id
+from harness.records.paths import bases_folder
 from harness.records.run_result import RunResult, write_atomic
 from harness.run.cell import record, record_path, work_folder
 from harness.start.base_model import read_record
@@ -61,7 +62,7 @@ def keep(job: Job, outcome: Outcome) -> RunResult:
 def _store_base(results: Path, files: Files) -> None:
     """The folder of a base that a cell trained appears whole or not at all."""
     for name in {Path(path).parent.name for path in files}:
-        folder = results / "bases" / name
+        folder = bases_folder(results) / name
         part = folder.with_name(f".{name}.{os.getpid()}.part")
         for path, data in files.items():
             if Path(path).parent.name == name:

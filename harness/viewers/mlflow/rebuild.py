@@ -13,6 +13,7 @@ from tqdm import tqdm
 
 from harness.records.arms import arm_labels
 from harness.records.folder import purpose, readable, saved_comparisons, sweeps_in
+from harness.records.paths import figures_folder, runs_folder, tables_folder
 from harness.records.run_result import RunResult
 from harness.studies.search.tags import trial_tags
 from harness.viewers.mlflow import entities, links
@@ -47,7 +48,7 @@ def rebuild(results: Path, uri: str | None = None) -> int:
 def log_sweep(tracker: Tracker, results: Path, sweep: str, control: str | None = None) -> int:
     """What is missing of one sweep, with a bar on a terminal; files that are no results are named and passed over."""
     runs = log_arms(tracker, results, sweep, control)
-    folder, labels, tags = results / "runs" / sweep, arm_labels(runs), trial_tags(results, sweep)
+    folder, labels, tags = runs_folder(results, sweep), arm_labels(runs), trial_tags(results, sweep)
     count = 0
     for run in tqdm(runs, unit="run", desc=f"MLflow {sweep}", disable=not (runs and sys.stderr.isatty())):
         count += tracker.log_cell(sweep, run, folder, label=labels[run.run_id], tags=tags.get(run.run_id))
@@ -57,15 +58,15 @@ def log_sweep(tracker: Tracker, results: Path, sweep: str, control: str | None =
 def log_arms(tracker: Tracker, results: Path, sweep: str, control: str | None = None) -> list[RunResult]:
     """The arms of a sweep, its overview and the experiment's description, where the results changed since. Returns the
     results whose cells are not logged yet."""
-    folder, control = results / "runs" / sweep, control or purpose(sweep)[1]
+    folder, control = runs_folder(results, sweep), control or purpose(sweep)[1]
     runs, problems = readable(folder)
     for line in problems:
         print(f"warning: left alone: {line}", file=sys.stderr)
     if tracker.client is None or not runs:
         return []
     try:
-        extra = [*sorted((results / "figures" / sweep).glob("*.png")),
-                 *(p for end in ("md", "csv") if (p := results / "tables" / f"{sweep}.{end}").exists())]  # fmt: skip
+        tables = (tables_folder(results) / f"{sweep}.{end}" for end in ("md", "csv"))
+        extra = [*sorted(figures_folder(results, sweep).glob("*.png")), *filter(Path.exists, tables)]
         keys = {run.run_id: cell_key(sweep, folder / f"{run.run_id}.json") for run in runs}
         content = "".join([*keys.values(), *(f"{p.name}{crc32(p.read_bytes())}" for p in extra), control])
         if _digest(tracker.client, tracker, sweep) != (digest := f"{crc32(content.encode()):08x}-{len(runs)}"):

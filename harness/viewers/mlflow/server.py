@@ -15,6 +15,7 @@ from urllib.request import urlopen
 
 from harness.foundation.did_you_mean import nearest
 from harness.records.folder import Comparison, purpose, readable, saved_comparisons, sweeps_in
+from harness.records.paths import mlflow_folder, runs_folder
 from harness.records.run_result import write_atomic
 from harness.viewers.mlflow import links
 from harness.viewers.mlflow.rebuild import log_arms, log_sweep
@@ -74,7 +75,7 @@ def _chosen(results: Path, sweep: str | None, words: Sequence[str]) -> Compariso
         raise ValueError("--compare needs a sweep: lowbit browse SWEEP --compare qurl flashrl int8")
     from harness.report.leaderboard import leaderboard
 
-    runs, _ = readable(results / "runs" / sweep)
+    runs, _ = readable(runs_folder(results, sweep))
     saved = saved_comparisons(leaderboard(runs, purpose(sweep)[1]).to_dict("records"))
     for comparison in sorted(saved, key=lambda c: len(c.title)):
         if set(words) <= set(comparison.title.replace(",", "").split()):
@@ -114,4 +115,4 @@ def _write_links(tracker: Tracker, results: Path, address: str, sweeps: Sequence
     ids = {name: found.experiment_id for name in sweeps
            if (found := tracker.client.get_experiment_by_name(PREFIX + name)) is not None}  # fmt: skip
     text = f"window.LOWBIT_MLFLOW = {json.dumps({'address': address, 'experiments': ids})};\n"
-    write_atomic(results / "mlflow" / "links.js", text.encode())
+    write_atomic(mlflow_folder(results) / "links.js", text.encode())

@@ -9,7 +9,9 @@ from typing import Any
 
 from harness.records.arms import arm_labels
 from harness.records.folder import purpose, readable, saved_comparisons
+from harness.records.paths import figures_folder, runs_folder
 from harness.records.run_result import RunResult
+from harness.records.statuses import STATUSES
 from harness.viewers.mlflow.links import condition
 
 NUMBERS = (
@@ -29,12 +31,12 @@ def sweep_entry(results: Path, sweep: str) -> tuple[dict[str, Any], list[RunResu
     from harness.report.leaderboard import leaderboard
     from harness.report.tables import setup_lines
 
-    runs, problems = readable(results / "runs" / sweep)
+    runs, problems = readable(runs_folder(results, sweep))
     if not runs:
         return {}, []
     question, control = purpose(sweep)
     rows = leaderboard(runs, control).to_dict("records")
-    figures = sorted((results / "figures" / sweep).glob("*.png"))
+    figures = sorted(figures_folder(results, sweep).glob("*.png"))
     entry = {
         "name": sweep,
         "question": question,
@@ -53,7 +55,7 @@ def sweep_entry(results: Path, sweep: str) -> tuple[dict[str, Any], list[RunResu
 
 
 def _row(row: Mapping[str, Any]) -> list[Any]:
-    total = sum(row[status] for status in ("ok", "diverged", "failed", "cancelled", "skipped"))
+    total = sum(row[status] for status in STATUSES)
     words = [row[name] for name in WORDS]
     return [*words, *(int(row[name]) for name in FLAGS), row["seeds"], total, *(number(row[n]) for n in NUMBERS)]
 
