@@ -74,7 +74,8 @@ def _break_even(found: Sequence[RunResult], sweep: Sweep, results: Path, only: s
 
 def _profiles(found: Sequence[RunResult], sweep: Sweep, results: Path) -> list[Path]:
     """The figure of whole distributions of runs."""
-    from harness.report.plots.profiles import profile_figure, save_png
+    from harness.report.plots.profiles import profile_figure
+    from harness.report.plots.save import save_png
 
     arms = group_arms(found)
     return save_png(lambda: profile_figure(arms, sweep.control), results / "figures" / sweep.name / "profiles.png")

@@ -20,6 +20,7 @@ from matplotlib.figure import Figure
 from harness.published.figures.estimates import difference, floored, geometric, ratio
 from harness.published.figures.records import auc, seeds_of, summary, value_of
 from harness.records.arms import Arm, control_of, rank
+from harness.report.plots.colours import GREY_25, INK, NOTE
 from harness.report.plots.style import STYLE
 from harness.studies.break_even.costs import emulates, timed_code
 
@@ -89,7 +90,7 @@ def draw_grid(arms: Sequence[Arm], control: str) -> Figure | None:
         figure.supxlabel(
             f"Model size within n digits to sort, {_seeds(arms)} seeds. Bold: the 95 % interval leaves out 0. {why}: "
             "the first map says nothing about hardware.",
-            fontsize=6.5, color="#606060", x=0.01, ha="left",
+            fontsize=6.5, color=NOTE, x=0.01, ha="left",
         )  # fmt: skip
     return figure
 
@@ -132,7 +133,7 @@ def _heat_map(ax: Axes, cells: list[list[Cell]], colours: str, norm: Any, form: 
         for x, cell in enumerate(row):
             known = math.isfinite(cell.value)
             red, green, blue, _ = tuple(image.to_rgba(np.array([cell.value]))[0]) if known else (1.0, 1.0, 1.0, 1.0)
-            ink = "white" if 0.3 * red + 0.59 * green + 0.11 * blue < 0.5 else "#202020"
+            ink = "white" if 0.3 * red + 0.59 * green + 0.11 * blue < 0.5 else INK
             text = _short(cell.value, form) if known else "·"
             weight = "bold" if cell.is_clear else "normal"
             ax.text(x, y, text, ha="center", va="center", fontsize=5.2, color=ink, fontweight=weight)
@@ -152,7 +153,7 @@ def _columns(ax: Axes, places: Sequence[Place]) -> None:
     lengths = [n for _, n in places]
     for n in dict.fromkeys(lengths):
         first, count = lengths.index(n), lengths.count(n)
-        ax.text(first + (count - 1) / 2, -0.62, f"n={n}", ha="center", va="bottom", fontsize=6.5, color="#404040")
+        ax.text(first + (count - 1) / 2, -0.62, f"n={n}", ha="center", va="bottom", fontsize=6.5, color=GREY_25)
         ax.axvline(first - 0.5, color="white", linewidth=2)
     ax.grid(visible=False)
     ax.tick_params(length=0)

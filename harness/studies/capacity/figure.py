@@ -14,8 +14,8 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter
 
-from harness.report.plots.profiles import save_png
-from harness.report.plots.style import INK
+from harness.report.plots.colours import BLUE, GREEN, INK, ORANGE, PINK, SKY, VERMILION
+from harness.report.plots.save import save_png
 from harness.studies.capacity.memory import USABLE_GIB
 
 if TYPE_CHECKING:
@@ -26,11 +26,11 @@ SHOWN = {"bf16": "-", "one FP8 flow": (0, (3, 1.5))}
 LENGTH = 4096
 """Of the bars; the longest below it where it is not among the plan's."""
 BARS = {
-    "masters and moments": ("#0072B2", ("masters and moments",)),
-    "engine": ("#56B4E9", ("engine weights", "engine overhead", "push")),
-    "gradients, gathered weights": ("#E69F00", ("gradients", "gathered or cast weights")),
-    "activations": ("#009E73", ("activations",)),
-    "logits": ("#CC79A7", ("logits",)),
+    "masters and moments": (BLUE, ("masters and moments",)),
+    "engine": (SKY, ("engine weights", "engine overhead", "push")),
+    "gradients, gathered weights": (ORANGE, ("gradients", "gathered or cast weights")),
+    "activations": (GREEN, ("activations",)),
+    "logits": (PINK, ("logits",)),
 }
 """Word -> (colour, parts), from below."""
 TOP = 1.45
@@ -89,7 +89,7 @@ def _memory(ax: Axes, cells: Sequence[Cell]) -> None:
             if below > TOP * USABLE_GIB:
                 ax.text(x, 0.96 * TOP * USABLE_GIB, f"{below:.0f}", rotation=90, ha="center", va="top", fontsize=6.5,
                         color=INK, bbox={"facecolor": "white", "linewidth": 0, "pad": 0.8})  # fmt: skip
-    ax.axhline(USABLE_GIB, color="#D55E00", linewidth=1.0)
+    ax.axhline(USABLE_GIB, color=VERMILION, linewidth=1.0)
     ax.set_ylim(0, TOP * USABLE_GIB)
     ax.set_xticks(range(len(cells)), labels=[cell.work.size for cell in cells])
     ax.grid(visible=False, axis="x")
@@ -114,6 +114,6 @@ def _legend(figure: Figure, colours: dict[str, Any], shown: int) -> None:
     figure.legend(handles=above, loc="outside upper center", ncols=5)
     below: list[Any] = [Patch(color=colour, label=words) for words, (colour, _) in BARS.items()]
     below.append(
-        Line2D([], [], color="#D55E00", label=f"limit (bars at {shown} tokens: sampling without cache, update)")
+        Line2D([], [], color=VERMILION, label=f"limit (bars at {shown} tokens: sampling without cache, update)")
     )
     figure.legend(handles=below, loc="outside lower center", ncols=2)
