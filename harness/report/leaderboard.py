@@ -23,6 +23,7 @@ from harness.records import stats
 from harness.records.arms import Arm, control_of, group_arms, label
 from harness.records.run_result import EvalRecord, RunResult
 from harness.records.statuses import FINISHED, STATUSES
+from harness.records.sweep_file import BASELINES
 
 SCORES = ("accuracy", "rollout_accuracy", "reward", "auc")
 Pair = tuple[int, int]
@@ -69,7 +70,7 @@ def leaderboard(results: Sequence[RunResult], control: str = "bf16") -> pd.DataF
     return pd.DataFrame(rows)
 
 
-def contrasts(results: Sequence[RunResult], baseline: str = "naive") -> pd.DataFrame:
+def contrasts(results: Sequence[RunResult], baseline: str = BASELINES[-1]) -> pd.DataFrame:
     """What every arm changes against the method `baseline` at the same precision and context; empty without such pairs.
 
     The columns of `leaderboard` from `control` on. `p_adjusted` is over these differences alone, context by context.

@@ -27,7 +27,7 @@ def main_table(name: str, results: Path) -> int:
 
     make_available(results, name)
     sweep, found = _sweep_or_bare(name), read_results(results / "runs" / name)
-    text, path = made.main_table(found, sweep.control), results / "tables" / f"{name}_main.md"
+    text, path = made.main_table(found, sweep.control, sweep.baselines[-1]), results / "tables" / f"{name}_main.md"
     write_atomic(path, text.encode())
     print(f"{text}\nwritten: {path}")
     return 0

@@ -22,12 +22,14 @@ from matplotlib.lines import Line2D
 from harness.records import stats
 from harness.records.arms import Arm, control_of, label
 from harness.records.stats import Floats
+from harness.records.sweep_file import BASELINES
 from harness.report.leaderboard import score_arm
 from harness.report.plots.colours import BLUE, GREEN, GREY, INK, ORANGE, PINK, SKY, VERMILION
 from harness.report.plots.style import style_name
 
 TAUS = np.linspace(0, 1, 201)
-BASELINE = "naive"
+BASELINE = BASELINES[-1]
+"""Drawn in every panel besides the control."""
 MAX_LINES = 7
 """Lines of a panel: control and baseline, then the best; a grey print tells no more apart."""
 LOOKS: tuple[tuple[str, Any], ...] = (

@@ -23,6 +23,7 @@ from matplotlib.textpath import TextPath
 from matplotlib.ticker import MaxNLocator
 
 from harness.records.arms import Arm
+from harness.records.sweep_file import BASELINES
 from harness.report.plots.bands import Band
 from harness.report.plots.colours import BLUE, GREEN, GREY, INK, ORANGE, PINK, SKY, VERMILION
 
@@ -44,9 +45,9 @@ class Look:
 
 Looks = dict[str, Look]
 FAMILIAR = {
-    "naive": Look(colour=VERMILION, dash=(0, (5, 1.5)), marker="X"),
-    "flashrl": Look(colour=BLUE, dash="-", marker="s"),
-    "naive bypass_ppo": Look(colour=PINK, dash=(0, (2.5, 1)), marker="P"),
+    BASELINES[-1]: Look(colour=VERMILION, dash=(0, (5, 1.5)), marker="X"),
+    BASELINES[0]: Look(colour=BLUE, dash="-", marker="s"),
+    f"{BASELINES[-1]} bypass_ppo": Look(colour=PINK, dash=(0, (2.5, 1)), marker="P"),
 }
 """Looks that are the same in the figures of every sweep."""
 

@@ -12,9 +12,10 @@ from zlib import crc32
 from tqdm import tqdm
 
 from harness.records.arms import arm_labels
-from harness.records.folder import purpose, readable, saved_comparisons, sweeps_in
+from harness.records.folder import readable, saved_comparisons, sweeps_in
 from harness.records.paths import figures_folder, runs_folder, tables_folder
 from harness.records.run_result import RunResult
+from harness.records.sweep_file import purpose
 from harness.studies.search.tags import trial_tags
 from harness.viewers.mlflow import entities, links
 from harness.viewers.mlflow.store import KEY, outages, runs_of
@@ -58,7 +59,7 @@ def log_sweep(tracker: Tracker, results: Path, sweep: str, control: str | None =
 def log_arms(tracker: Tracker, results: Path, sweep: str, control: str | None = None) -> list[RunResult]:
     """The arms of a sweep, its overview and the experiment's description, where the results changed since. Returns the
     results whose cells are not logged yet."""
-    folder, control = runs_folder(results, sweep), control or purpose(sweep)[1]
+    folder, control = runs_folder(results, sweep), control or purpose(sweep).control
     runs, problems = readable(folder)
     for line in problems:
         print(f"warning: left alone: {line}", file=sys.stderr)
@@ -92,12 +93,12 @@ def _write_arms(
     labels, members = arm_labels(runs), dict[str, list[RunResult]]()
     for run in runs:
         members.setdefault(labels[run.run_id], []).append(run)
-    place, comparisons = tracker.place(sweep), saved_comparisons(rows)
+    place, comparisons = tracker.place(sweep), saved_comparisons(rows, purpose(sweep).baselines)
     for row in rows:
         tags = {links.PAIRS: links.pairs_of(row["arm"], comparisons)}
         _write_arm(client, tracker, sweep, row, members[row["arm"]], tags)
     _rename_cells(client, tracker, sweep, labels)
-    words = links.note(purpose(sweep)[0], place.experiment_id, comparisons)
+    words = links.note(purpose(sweep).question, place.experiment_id, comparisons)
     client.set_experiment_tag(place.experiment_id, "mlflow.note.content", words)
     saved = client.get_experiment(place.experiment_id).tags
     for key, view in links.views(comparisons).items():

@@ -14,9 +14,10 @@ from urllib.error import URLError
 from urllib.request import urlopen
 
 from harness.foundation.did_you_mean import nearest
-from harness.records.folder import Comparison, purpose, readable, saved_comparisons, sweeps_in
+from harness.records.folder import Comparison, readable, saved_comparisons, sweeps_in
 from harness.records.paths import mlflow_folder, runs_folder
 from harness.records.run_result import write_atomic
+from harness.records.sweep_file import purpose
 from harness.viewers.mlflow import links
 from harness.viewers.mlflow.rebuild import log_arms, log_sweep
 from harness.viewers.mlflow.store import PREFIX, QUIET, artifact_root, store_uri
@@ -76,7 +77,8 @@ def _chosen(results: Path, sweep: str | None, words: Sequence[str]) -> Compariso
     from harness.report.leaderboard import leaderboard
 
     runs, _ = readable(runs_folder(results, sweep))
-    saved = saved_comparisons(leaderboard(runs, purpose(sweep)[1]).to_dict("records"))
+    aim = purpose(sweep)
+    saved = saved_comparisons(leaderboard(runs, aim.control).to_dict("records"), aim.baselines)
     for comparison in sorted(saved, key=lambda c: len(c.title)):
         if set(words) <= set(comparison.title.replace(",", "").split()):
             return comparison
