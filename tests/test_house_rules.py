@@ -184,9 +184,9 @@ def method_branch(source: Source) -> Iterator[Finding]:
         return
     docs = {id(node.value) for node in ast.walk(source.tree) if isinstance(node, ast.Expr)}
     for node in ast.walk(source.tree):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docs:
-            if {node.value, node.value.partition(" ")[0]} & method_names():
-                yield enclosing(source, node.lineno), f"line {node.lineno} names the method {node.value!r}"
+        text = node.value if isinstance(node, ast.Constant) and id(node) not in docs else None
+        if isinstance(text, str) and {text, text.partition(" ")[0]} & method_names():
+            yield enclosing(source, node.lineno), f"line {node.lineno} names the method {text!r}"
         if isinstance(node, ast.Compare):
             sides = [node.left, *node.comparators]
             if any(re.search(r"(^|\.)method(_name|\.name)?$", dotted(side)) for side in sides) and any(

@@ -14,6 +14,7 @@ from urllib.error import URLError
 from urllib.request import urlopen
 
 from harness.foundation.did_you_mean import nearest
+from harness.foundation.own_process import module_command
 from harness.records.folder import Comparison, readable, saved_comparisons, sweeps_in
 from harness.records.paths import mlflow_folder, runs_folder
 from harness.records.run_result import write_atomic
@@ -41,12 +42,12 @@ def browse(results: Path, port: int, sweep: str | None = None, words: Sequence[s
     tracker, wanted = Tracker.open(store_uri(results), results), [sweep] if sweep else known
     for name in wanted:
         log_arms(tracker, results, name)
-    command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", store_uri(results)]
+    command = module_command("mlflow", "server", "--backend-store-uri", store_uri(results))
     command += ["--default-artifact-root", artifact_root(results)]
     command += ["--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
     address = f"http://127.0.0.1:{port}"
     print(f"MLflow of {results} starts at {address} (Ctrl-C ends it)", flush=True)
-    environment = {**os.environ, **QUIET, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+    environment = {**os.environ, **QUIET, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "PYTHONSAFEPATH": "1"}
     with subprocess.Popen(command, env=environment, stdout=sys.stderr) as server:
         try:
             _wait_for(server, address)
