@@ -43,6 +43,16 @@ EXCEPTIONS: dict[tuple[str, str], str] = {
 
 NAMES_METHODS = ("studies", "published", "viewers", "devtools", "cli")
 """Rooms that ask questions about chosen methods."""
+ONE_HOME_ROOMS = (
+    "harness/records/", "harness/sweep/", "harness/report/", "harness/published/", "harness/viewers/",
+    *(f"harness/studies/{name}/" for name in ("replay", "parity", "throughput", "early_warning", "capacity")),
+)  # fmt: skip
+RESULT_FOLDERS = ("runs", "packed", "tables", "figures", "bases", "bench")
+HOMES = {
+    "folder": "harness/records/paths.py",
+    "colour": "harness/report/plots/colours.py",
+    "savefig": "harness/report/plots/save.py",
+}
 VAGUE = {"util", "utils", "helper", "helpers", "common", "misc"}
 FORBIDDEN_CALLS = {
     "eval": "nothing read or generated is executed",
@@ -184,9 +194,9 @@ def method_branch(source: Source) -> Iterator[Finding]:
         return
     docs = {id(node.value) for node in ast.walk(source.tree) if isinstance(node, ast.Expr)}
     for node in ast.walk(source.tree):
-        text = node.value if isinstance(node, ast.Constant) and id(node) not in docs else None
-        if isinstance(text, str) and {text, text.partition(" ")[0]} & method_names():
-            yield enclosing(source, node.lineno), f"line {node.lineno} names the method {text!r}"
+        if isinstance(node, ast.Constant) and isinstance(text := node.value, str) and id(node) not in docs:
+            named = {text, text.partition(" ")[0]} & method_names()
+            yield from ((enclosing(source, node.lineno), f"line {node.lineno} names the method {n!r}") for n in named)
         if isinstance(node, ast.Compare):
             sides = [node.left, *node.comparators]
             if any(re.search(r"(^|\.)method(_name|\.name)?$", dotted(side)) for side in sides) and any(
@@ -204,6 +214,22 @@ def method_names() -> frozenset[str]:
     return frozenset(METHODS) - set(FORMATS)
 
 
+def one_home(source: Source) -> Iterator[Finding]:
+    """The layout of a results folder, colours and saving a figure stand in one file each: HOMES."""
+    if not source.path.startswith(ONE_HOME_ROOMS):
+        return
+    for node in ast.walk(source.tree):
+        what = ""
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div) and isinstance(node.right, ast.Constant):
+            what = "folder" if node.right.value in RESULT_FOLDERS else ""
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            what = "colour" if re.fullmatch(r"#[0-9A-Fa-f]{6}", node.value) else ""
+        elif isinstance(node, ast.Call):
+            what = "savefig" if dotted(node.func).endswith(".savefig") else ""
+        if what and source.path != HOMES[what]:
+            yield enclosing(source, node.lineno), f"line {node.lineno} spells a {what}; its home is {HOMES[what]}"
+
+
 def silent_skip(source: Source) -> Iterator[Finding]:
     """A test that is skipped says why, and none is skipped always."""
     for node in ast.walk(source.tree):
@@ -216,7 +242,7 @@ def silent_skip(source: Source) -> Iterator[Finding]:
 
 
 EVERYWHERE = (file_length, function_length, vague_name, broad_except)
-PACKAGES = (docstrings, seed_arithmetic, forbidden_call, mutable_dataclass, method_branch)
+PACKAGES = (docstrings, seed_arithmetic, forbidden_call, mutable_dataclass, method_branch, one_home)
 RULES: dict[Rule, tuple[str, ...]] = {
     **dict.fromkeys(EVERYWHERE, ("harness", "methods", "tests")),
     **dict.fromkeys(PACKAGES, ("harness", "methods")),
@@ -255,6 +281,9 @@ def test_rule_holds(rule):
         (method_branch, "harness/report/x.py", 'LOOKS = {"qurl": "blue"}'),
         (method_branch, "harness/report/x.py", 'LINE = "naive bypass_ppo"'),
         (method_branch, "harness/trainers/x.py", "def f(part):\n    from methods.flashrl import Profile"),
+        (one_home, "harness/report/x.py", 'folder = results / "runs"'),
+        (one_home, "harness/published/x.py", 'ax.plot(x, color="#D55E00")'),
+        (one_home, "harness/viewers/x.py", "figure.savefig(path)"),
         (silent_skip, "tests/x.py", "@pytest.mark.skip(reason='no')\ndef test_a(): ..."),
         (silent_skip, "tests/x.py", "pytest.skip()"),
     ],

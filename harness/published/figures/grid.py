@@ -25,21 +25,21 @@ from harness.report.plots.style import STYLE
 from harness.studies.break_even.costs import emulates, timed_code
 
 SIZES = ("xs", "s", "m", "l")
-Place = tuple[str, int]
+ModelAndLength = tuple[str, int]
 """(size, length)."""
 Row = tuple[str, str]
 """(precision, method)."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cell:
+class Square:
     """A number of one arm; `is_clear` where its interval leaves out no difference."""
 
     value: float
     is_clear: bool = False
 
 
-def places_of(arms: Sequence[Arm]) -> list[Place]:
+def places_of(arms: Sequence[Arm]) -> list[ModelAndLength]:
     """Every (size, length), by length and then size; empty where the sweep does not vary both."""
     found = {place_of(arm) for arm in arms}
     if len({size for size, _ in found}) < 2 or len({n for _, n in found}) < 2:
@@ -48,7 +48,7 @@ def places_of(arms: Sequence[Arm]) -> list[Place]:
     return sorted(found, key=lambda place: (place[1], order.index(place[0])))
 
 
-def place_of(arm: Arm) -> Place:
+def place_of(arm: Arm) -> ModelAndLength:
     """Where an arm stands: model size and task length."""
     return str(arm.fields.get("model.name")), int(arm.fields.get("task.n") or 0)
 
@@ -61,12 +61,12 @@ def draw_grid(arms: Sequence[Arm], control: str) -> Figure | None:
     if not places or not rows:
         return None
 
-    def cells(measure: Callable[[Arm, Arm | None], Cell]) -> list[list[Cell]]:
+    def cells(measure: Callable[[Arm, Arm | None], Square]) -> list[list[Square]]:
         return [
             [
                 measure(arm, control_of(arm, arms, control))
                 if (arm := usual.get((place, *row)))
-                else Cell(value=math.nan)
+                else Square(value=math.nan)
                 for place in places
             ]
             for row in rows
@@ -106,27 +106,27 @@ def _order(row: Row, control: str) -> tuple[Any, ...]:
     return method != control, rank(precision), order.index(method) if method in order else len(order), method
 
 
-def _speed(arm: Arm, control: Arm | None) -> Cell:
+def _speed(arm: Arm, control: Arm | None) -> Square:
     if control is None:
-        return Cell(value=math.nan)
+        return Square(value=math.nan)
     own, other = (value_of(a, lambda run: run.tokens_per_s.get("rollout")) for a in (arm, control))
     codes = [{seeds_of(run): timed_code(run) for run in a.runs} for a in (arm, control)]
     at = {pair for pair in own if codes[0][pair] == codes[1].get(pair)}
-    return Cell(value=ratio({pair: own[pair] for pair in at}, other).value)
+    return Square(value=ratio({pair: own[pair] for pair in at}, other).value)
 
 
-def _mismatch(arm: Arm, control: Arm | None) -> Cell:
-    return Cell(value=geometric(floored(summary(arm, "k3_median"))).value)
+def _mismatch(arm: Arm, control: Arm | None) -> Square:
+    return Square(value=geometric(floored(summary(arm, "k3_median"))).value)
 
 
-def _accuracy(arm: Arm, control: Arm | None) -> Cell:
+def _accuracy(arm: Arm, control: Arm | None) -> Square:
     if control is None or control is arm:
-        return Cell(value=math.nan)
+        return Square(value=math.nan)
     found = difference(auc(arm), auc(control))
-    return Cell(value=found.value, is_clear=found.low > 0 or found.high < 0)
+    return Square(value=found.value, is_clear=found.low > 0 or found.high < 0)
 
 
-def _heat_map(ax: Axes, cells: list[list[Cell]], colours: str, norm: Any, form: str) -> None:
+def _heat_map(ax: Axes, cells: list[list[Square]], colours: str, norm: Any, form: str) -> None:
     values = np.array([[cell.value for cell in row] for row in cells])
     image = ax.imshow(np.ma.masked_invalid(values), cmap=colours, norm=norm, aspect="auto")
     for y, row in enumerate(cells):
@@ -147,7 +147,7 @@ def _short(value: float, form: str) -> str:
     return form.format(value).replace("0.", ".")
 
 
-def _columns(ax: Axes, places: Sequence[Place]) -> None:
+def _columns(ax: Axes, places: Sequence[ModelAndLength]) -> None:
     """Sizes below the columns, lengths above them, a white line between lengths."""
     ax.set_xticks(range(len(places)), [size for size, _ in places])
     lengths = [n for _, n in places]

@@ -19,7 +19,7 @@ from harness.report.plots.save import save_png
 from harness.studies.capacity.memory import USABLE_GIB
 
 if TYPE_CHECKING:
-    from harness.studies.capacity.report import Cell
+    from harness.studies.capacity.report import PlanRow
 
 SHOWN = {"bf16": "-", "one FP8 flow": (0, (3, 1.5))}
 """Arm -> dash, above."""
@@ -37,12 +37,12 @@ TOP = 1.45
 """Height of the lower panels, in limits; what is higher is cut, with its number on it."""
 
 
-def draw(cells: Sequence[Cell], path: Path) -> list[Path]:
+def draw(cells: Sequence[PlanRow], path: Path) -> list[Path]:
     """Cells that do not fit, or were not timed, have no seconds; their memory is drawn."""
     return save_png(lambda: _figure(cells), path)
 
 
-def _figure(cells: Sequence[Cell]) -> Figure:
+def _figure(cells: Sequence[PlanRow]) -> Figure:
     gpus = list(dict.fromkeys(cell.place.gpus for cell in cells))
     sizes = list(dict.fromkeys(cell.work.size for cell in cells))
     lengths = sorted({cell.work.length for cell in cells})
@@ -67,7 +67,7 @@ def _colours(count: int) -> list[Any]:
     return [mpl.colormaps["viridis"](0.92 * (1 - i / max(1, count - 1))) for i in range(count)]
 
 
-def _seconds(ax: Axes, cells: Sequence[Cell], colour: Any) -> None:
+def _seconds(ax: Axes, cells: Sequence[PlanRow], colour: Any) -> None:
     for arm, dash in SHOWN.items():
         known = sorted((c.work.length, c.step.total, c.step.is_host_bound)
                        for c in cells if c.work.arm == arm and c.step is not None)  # fmt: skip
@@ -77,7 +77,7 @@ def _seconds(ax: Axes, cells: Sequence[Cell], colour: Any) -> None:
             ax.plot([length], [seconds], "o", color=colour, markerfacecolor=face, clip_on=False)
 
 
-def _memory(ax: Axes, cells: Sequence[Cell]) -> None:
+def _memory(ax: Axes, cells: Sequence[PlanRow]) -> None:
     """Two bars per size: sampling, then the update."""
     for i, cell in enumerate(cells):
         for x, parts in ((i - 0.2, cell.place.sampling), (i + 0.2, cell.place.update)):

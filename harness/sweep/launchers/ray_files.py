@@ -15,7 +15,7 @@ from harness.start.base_model import read_record
 from harness.sweep.launchers.deaths import REQUESTED
 from harness.sweep.launchers.job import Job
 from harness.sweep.launchers.local import clean, failed, refuse_foreign
-from harness.sweep.launchers.ray_cell import Files, Outcome
+from harness.sweep.launchers.ray_cell import CellFiles, Files
 
 
 def files_for(job: Job, base: Path | None) -> Files:
@@ -33,7 +33,7 @@ def files_for(job: Job, base: Path | None) -> Files:
     return files
 
 
-def keep(job: Job, outcome: Outcome) -> RunResult:
+def keep(job: Job, outcome: CellFiles) -> RunResult:
     """Write what a cell made into the results folder; its record, or one that says why there is none."""
     results, path = Path(job.launch.results), record_path(job.launch, run_id(job.config))
     own, series = str(path.relative_to(results)), str(path.with_suffix(".parquet").relative_to(results))
