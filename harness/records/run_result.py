@@ -19,6 +19,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
+from harness.records.statuses import FINISHED, Status
+
 Row = Mapping[str, float | Sequence[float]]
 """The metrics of one step; a list is a profile (by response position, by entropy bucket)."""
 
@@ -82,7 +84,7 @@ class RunResult(_Record):
     run_id: str
     name: str
     sweep: str
-    status: Literal["ok", "diverged", "failed", "cancelled", "skipped"]
+    status: Status
     reason: str | None = None
     is_draft: bool = False
     """True where the working tree was dirty: the commit does not tell the code."""
@@ -209,7 +211,7 @@ def import_results(source: Path, destination: Path) -> tuple[list[str], list[str
         target = destination / result.sweep / path.name
         if target.exists() and target.read_bytes() == path.read_bytes():
             known.append(result.run_id)
-        elif not target.exists() or read_result(target).status in ("failed", "cancelled", "skipped"):
+        elif not target.exists() or read_result(target).status not in FINISHED:
             added.append((path, result))
         else:
             conflicts.append(f"{result.sweep}/{result.run_id}")
