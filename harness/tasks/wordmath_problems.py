@@ -58,10 +58,12 @@ learnt."""
 RECENT = 0.4
 """How often a second quantity is one that was stated on its own, and not one of the chain."""
 SHARES = {
-    "shuffled": ((0.27, ADD), (0.54, SUBTRACT), (0.61, DOUBLE), (0.66, TRIPLE), (0.72, HALVE), (0.86, SUM),
-                 (1.0, DIFFERENCE)),
-    "ordered": ((0.4, ADD), (0.8, SUBTRACT), (0.9, DOUBLE), (1.0, HALVE)),
-}  # fmt: skip
+    "shuffled": (
+        (0.27, 0.54, 0.61, 0.66, 0.72, 0.86, 1.0),
+        (ADD, SUBTRACT, DOUBLE, TRIPLE, HALVE, SUM, DIFFERENCE),
+    ),
+    "ordered": ((0.4, 0.8, 0.9, 1.0), (ADD, SUBTRACT, DOUBLE, HALVE)),
+}
 """Cumulative probabilities of the operations; one that does not fit the value is drawn again."""
 MOST = {"shuffled": (2, 98), "ordered": (1, 9)}
 """(least, number of values) of constants and of given numbers."""
@@ -163,12 +165,13 @@ def _given(rng: random.Random, rules: Rules, quantity: tuple[int, int]) -> Step:
 
 def _derived(rng: random.Random, rules: Rules, source: Step, others: Sequence[Step], quantity: tuple[int, int]) -> Step:
     """A step from `source` to `quantity`, where need be with one of `others`."""
-    r, limit, shares, value = rng.random, LIMITS[rules.layout], SHARES[rules.layout], source.value
+    r, limit, value = rng.random, LIMITS[rules.layout], source.value
+    ends, ops = SHARES[rules.layout]
     least, count = MOST[rules.layout]
     other_who = other_what = 0
     while True:
         chance = r()
-        op = next(op for end, op in shares if chance < end)
+        op = ops[bisect_right(ends, chance)]
         if op in (ADD, SUBTRACT):
             number = least + int(r() * count)
         elif op >= SUM:
