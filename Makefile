@@ -110,8 +110,9 @@ types: setup ## pyright
 spelling: setup ## codespell
 	@.venv/bin/codespell
 
-rules: setup ## the house rules and the import rules
+rules: setup ## the house rules and the import rules; the longest files and functions
 	@$(PY) -m pytest -q -n 0 tests/test_house_rules.py tests/test_imports.py
+	@$(PY) -m harness.devtools.longest
 
 format: setup ## let ruff rewrite the sources
 	@.venv/bin/ruff check --fix .

@@ -195,7 +195,7 @@ def test_children_of_a_command() -> None:
         (["sync", "--formats", "fp9"], "fp9"),
         (["overhead", "--cells", "64"], "--cells '64'"),
         (["overhead", "--cells", "0x5"], "--cells '0x5'"),
-        (["sync", "--pushes", "0"], "--pushes is 0"),
+        (["sync", "--pushes", "0"], "--pushes: 0; valid: >= 1"),
         (["verl", "--ours", "nowhere.json"], "nowhere.json"),
     ],
 )
