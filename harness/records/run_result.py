@@ -47,10 +47,9 @@ class _Record(BaseModel):
 
 
 class EvalRecord(_Record):
-    """One evaluation: the same fixed questions, one answer each."""
+    """One evaluation after `step` steps of the policy: the same fixed questions, one answer each."""
 
     step: int
-    """Policy steps taken before it."""
     precision: str
     site: Literal["reference", "rollout"]
     """"reference": the trainer's precision, comparable across runs. "rollout": the run's own sampler."""
@@ -62,6 +61,8 @@ class EvalRecord(_Record):
     """Tokens, end token included."""
     truncated_frac: Measured = None
     unparsable_frac: Measured = None
+    failures: dict[str, float] = {}
+    """Share of the responses by what goes wrong first (`harness.tasks.Score.failure`)."""
 
 
 class MethodRecord(_Record):
@@ -76,7 +77,7 @@ class MethodRecord(_Record):
 
 
 class RunResult(_Record):
-    """One cell of a sweep, whatever became of it; `error` is a traceback."""
+    """One cell of a sweep, whatever became of it; `error` is a traceback, times are ISO 8601 in UTC."""
 
     schema_version: Literal[1] = 1
     run_id: str
@@ -113,7 +114,6 @@ class RunResult(_Record):
     summary: dict[str, Measured] = {}
     retries: list[str] = []
     started_at: str | None = None
-    """ISO 8601, UTC."""
     ended_at: str | None = None
     error: str | None = None
 

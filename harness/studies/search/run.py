@@ -26,7 +26,7 @@ from harness.studies.search.cells import Runner, Stopped, local_runner
 from harness.studies.search.space import suggest
 from harness.studies.search.spec import Budget, Search
 from harness.studies.search.store import held, lock_folder, open_studies, present, take_back
-from harness.studies.search.trials import TrialOutcome, Surroundings, aggregate, evaluate, violation
+from harness.studies.search.trials import Surroundings, TrialOutcome, aggregate, evaluate, violation
 
 WAIT_S = 1.0
 """Between two looks of a worker that has nothing to do while trials run elsewhere."""
