@@ -141,7 +141,7 @@ class Documents:
     def __call__(self, step: int) -> Packed:
         """The batch of a step, counted from 1."""
         rng = random.Random(stable_seed(self.base_seed, "base batch", step))
-        number = bucket_at(step / self.max_steps, rng.random(), len(self.buckets))
+        number = bucket_at(min(step / self.max_steps, 1.0), rng.random(), len(self.buckets))
         bucket, used = self.buckets[number], 0
         found: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
         tasks = {n: sized(self.task, n) for n in range(bucket.low, bucket.high + 1)}
