@@ -11,7 +11,6 @@ from harness.published.claims.estimates import Estimate, estimate
 from harness.published.claims.kinds import Speed
 from harness.published.claims.schema import Claims
 from harness.published.claims.speed import Map, answer
-
 from harness.studies.throughput.plan import Sweep
 from harness.studies.throughput.tables import NONE, Records, Rows, table
 
