@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.cli.commands.faulting import faults
+from harness.cli.faults import faults
 from harness.config.load import run_id
 from harness.config.schema import Launch, RunConfig
 from harness.devtools.faults import audit, campaign, report

@@ -19,10 +19,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from harness.config.schema import TUNABLE, Launch, RunConfig
-from harness.foundation.did_you_mean import nearest
+from harness.foundation.did_you_mean import LONG, nearest
 
 if typing.TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
@@ -30,6 +30,25 @@ if typing.TYPE_CHECKING:
 
 T = TypeVar("T")
 CONF = Path(__file__).parent / "conf"
+SHOWN = 60
+"""Characters of a wrong value in an error."""
+EXPECTED = {
+    "int_": "a whole number is expected",
+    "float_": "a number is expected",
+    "bool_": "true or false is expected",
+    "string_type": "text is expected",
+    "tuple_type": "a list is expected, such as [a,b]",
+    "list_type": "a list is expected, such as [a,b]",
+}
+"""Beginning of pydantic's name of an error -> what it means."""
+BOUNDS = {
+    "must be": "input should be",
+    "at least": "greater than or equal to",
+    "at most": "less than or equal to",
+    "above": "greater than",
+    "below": "less than",
+}
+"""Our words for pydantic's, replaced in this order."""
 
 
 def parse(cls: type[T], values: dict[str, Any]) -> T:
@@ -37,19 +56,78 @@ def parse(cls: type[T], values: dict[str, Any]) -> T:
     try:
         return _adapter(cls).validate_python(values)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False)[0]
-        path = ".".join(str(p) for p in first["loc"] if not str(p).startswith("function"))
-        if first["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
-            raise ValueError(f"unknown key {path}; {nearest(path, leaves(cls))}") from None
-        if first["type"] == "value_error":  # a dataclass's own check: its words name field, value and choices
-            words = first["msg"].removeprefix("Value error, ")
-            raise ValueError(f"{path}: {words}" if path else words) from None
-        raise ValueError(f"{path}={first['input']!r}: {first['msg'].lower()}") from None
+        raise ValueError(_in_words(error, cls)) from None
+
+
+def _in_words(error: ValidationError, cls: type | None = None, prefix: str = "") -> str:
+    """The first finding of pydantic in one line; `cls` is whose keys an unknown one is compared with."""
+    first = error.errors(include_url=False, include_context=False)[0]
+    path = ".".join([prefix] * bool(prefix) + [str(p) for p in first["loc"] if not str(p).startswith("function")])
+    if first["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
+        return f"unknown key {path}; {nearest_key(path, leaves(cls) if cls else ())}"
+    if first["type"] in ("missing", "missing_argument", "missing_keyword_only_argument"):
+        return f"{path} is missing"
+    if first["type"] == "value_error":  # a dataclass's own check: its words name field, value and choices
+        words = first["msg"].removeprefix("Value error, ")
+        return f"{path}: {words}" if path else words
+    if first["type"] in ("dataclass_type", "dict_type"):
+        return f"{path}={_short(first['input'])}: keys with values are expected, such as {path}.KEY=VALUE"
+    expected = next((words for kind, words in EXPECTED.items() if first["type"].startswith(kind)), None)
+    if expected is None:
+        expected = first["msg"][0].lower() + first["msg"][1:]
+        for ours, theirs in BOUNDS.items():
+            expected = expected.replace(theirs, ours)
+    return f"{path}={_short(first['input'])}: {expected}"
+
+
+def _short(value: Any) -> str:
+    """A value as it is shown in an error: as it is written in an override, at most SHOWN characters."""
+    text = json.dumps(value) if value is None or isinstance(value, bool) else repr(value)
+    return text if len(text) <= SHOWN else f"{text[: SHOWN - 3]}..."
+
+
+def nearest_key(key: str, known: typing.Iterable[str]) -> str:
+    """What was probably meant by a key: the same word in another group first; the groups where nothing is near."""
+    word, keys = key.rpartition(".")[2], list(known)
+    same = [name for name in keys if name.rpartition(".")[2] == word]
+    hint = f"nearest: {', '.join(same)}" if same else nearest(key, keys)
+    if hint.startswith("nearest") or len(keys) <= LONG:
+        return hint
+    return f"valid: {', '.join(name for name in keys if '.' not in name)}; lowbit run --dry-run shows what is in them"
 
 
 @cache
 def _adapter(cls: type[T]) -> TypeAdapter[T]:
     return TypeAdapter(cls)
+
+
+@cache
+def _kinds(cls: type, prefix: str = "") -> dict[str, Any]:
+    """Dotted name -> annotation, bounds included, of every field that holds a plain value."""
+    found: dict[str, Any] = {}
+    for name, kind in typing.get_type_hints(cls, include_extras=True).items():
+        if dataclasses.is_dataclass(kind):
+            found |= _kinds(typing.cast(type, kind), f"{prefix}{name}.")
+        elif not name.startswith("__"):
+            found[prefix + name] = kind
+    return found
+
+
+@cache
+def _check_value(override: str) -> None:
+    """Raises ValueError, one line, where the value of `key=value` is not of the field's type or out of its bounds."""
+    parsed = _parsed(override)
+    key = parsed.key_or_group
+    if parsed.is_sweep_override():
+        raise ValueError(f"{override}: one value is expected; a sweep's YAML file lists several, under axes or arms")
+    value = parsed.value()
+    if key not in _kinds(RunConfig) or (isinstance(value, str) and "${" in value):
+        return
+    config = ConfigDict(allow_inf_nan=False, coerce_numbers_to_str=True)
+    try:
+        TypeAdapter(_kinds(RunConfig)[key], config=config).validate_python(value, strict=isinstance(value, bool))
+    except ValidationError as error:
+        raise ValueError(_in_words(error, prefix=key)) from None
 
 
 def to_json(config: Any) -> dict[str, Any]:
@@ -210,8 +288,16 @@ def _chosen(choices: tuple[str, ...]) -> DictConfig:
 @cache
 def _parsed(override: str) -> Override:
     from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import OverrideParseException
 
-    return OverridesParser.create().parse_overrides([override])[0]
+    try:
+        return OverridesParser.create().parse_overrides([override])[0]
+    except OverrideParseException:
+        key = override.partition("=")[0]
+        raise ValueError(
+            f"{override}: cannot be read; where the value has brackets, commas, quotes, = or spaces in it, write "
+            f"\"{key}='...'\""
+        ) from None
 
 
 def _compose_cached(overrides: typing.Sequence[str]) -> DictConfig | None:
@@ -246,30 +332,47 @@ def split_launch(overrides: typing.Sequence[str]) -> tuple[list[str], dict[str, 
         name, separator, _ = override.removeprefix("launch.").partition("=")
         if not separator or name not in TUNABLE:
             raise ValueError(f"{override}: launch has no such setting; {nearest(name, TUNABLE)}")
+        if _parsed(override).is_sweep_override():
+            raise ValueError(f"{override}: one value is expected")
         values[name] = _parsed(override).value()
     return rest, values
 
 
 def launch_of(values: dict[str, Any], **places: str) -> Launch:
     """A launch with a user's settings. Raises ValueError, one line, for a wrong value."""
-    return parse(Launch, {**values, **places})
+    try:
+        return parse(Launch, {**values, **places})
+    except ValueError as error:
+        raise ValueError(f"launch.{error}") from None
+
+
+def check_overrides(overrides: typing.Sequence[str]) -> None:
+    """Raises ValueError, one line, for a word that is wrong on its own: its key, its choice or its value, of the run
+    or of its launch. Composes nothing, so it answers at once."""
+    rest, given = split_launch(overrides)
+    launch_of(given)
+    _prepare(rest)
 
 
 def _prepare(overrides: typing.Sequence[str]) -> tuple[list[str], bool]:
-    """Check keys and group choices with our own words, add `++` for open dictionaries, take `+kv8` off."""
-    known, choices = set(leaves(RunConfig)), groups()
+    """Check keys, group choices and values with our own words, add `++` for open dictionaries, take `+kv8` off."""
+    known, choices = (*groups(), *_kinds(RunConfig)), groups()
     prepared, suffix = [], False
     for override in overrides:
         key, separator, value = override.partition("=")
-        bare = key.lstrip("+~")
-        if not separator and not key.startswith("~"):
-            raise ValueError(f"override {override!r} is not of the form key=value; {nearest(bare, known)}")
+        bare = key.lstrip("+")
+        if not separator or not bare:
+            raise ValueError(f"{override!r} is not of the form key=value; {nearest_key(bare, known)}")
+        if bare.startswith("~"):
+            raise ValueError(f"{override}: a key cannot be removed; set {bare[1:]} to a value or to null")
         is_open = bare.startswith(("knobs.", "task.options."))
         if not is_open and bare not in known:
-            raise ValueError(f"unknown key {bare}; {nearest(bare, known)}")
+            raise ValueError(f"unknown key {bare}; {nearest_key(bare, known)}")
         if bare == "precision" and value.endswith("+kv8"):
             value, suffix = value.removesuffix("+kv8"), True
         if bare in choices and value not in choices[bare]:
             raise ValueError(f"{bare}={value}: no such choice; {nearest(value, choices[bare])}")
-        prepared.append(f"++{bare}={value}" if is_open else f"{key}{separator}{value}")
+        if bare not in choices:
+            _check_value(f"{bare}={value}")
+        prepared.append(f"{'++' * is_open}{bare}={value}")
     return prepared, suffix

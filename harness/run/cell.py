@@ -42,7 +42,7 @@ from harness.run.gpu_sharing import reserved_gib
 from harness.run.loop import REFERENCE, train
 from harness.run.record import record
 from harness.run.run import Run
-from harness.start.prepare import held_out, prepare, start_of
+from harness.start.prepare import decoder_config, held_out, prepare, start_of
 from harness.trainers.local.forward import Thrift
 from harness.trainers.local.policy import policy
 from harness.trainers.local.trainer import EXTRAS, Diverged, LocalTrainer
@@ -76,6 +76,8 @@ def record_path(launch: Launch, cell_id: str) -> Path:
 def check(config: RunConfig) -> Composed:
     """The composed method of a run that can work here. Raises ValueError, one line, before anything is loaded."""
     composed = compose(config)
+    if config.model.path is None:
+        decoder_config(config.model)
     if config.trainer.name == "verl":
         checks.check(config, composed)
     check_engine(config, composed, EXTRAS)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from harness.api import Plan, Rollout, Site, knobs
 from harness.config.compose import Composed, has_hook, plan_json
-from harness.config.schema import Launch, ModelConfig, RunConfig
+from harness.config.schema import SHAPE, Launch, ModelConfig, RunConfig
 from harness.engines.embedded.engine import EmbeddedEngine
 from harness.foundation.seeds import stable_seed
 from harness.models.checkpoint import content_hash, load_config, load_decoder, save_decoder, spread_channels
@@ -54,12 +54,8 @@ class Start:
 
 
 def decoder_config(model: ModelConfig) -> DecoderConfig:
-    """The shape of a model trained here. Raises ValueError for one that gives none."""
-    names = ("vocab_size", "num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_dim", "intermediate_size")
-    values = {name: getattr(model, name) for name in names}
-    if missing := [name for name, value in values.items() if value is None]:
-        raise ValueError(f"model={model.name}: {', '.join(missing)} not given, and no model.path to read them from")
-    is_qwen3 = model.family == "qwen3"
+    """The shape of a model without a path. Raises ValueError for one that cannot be built."""
+    is_qwen3, values = model.family == "qwen3", {name: getattr(model, name) for name in SHAPE}
     return DecoderConfig(**values, rope_theta=model.rope_theta, qk_norm=is_qwen3, attention_bias=not is_qwen3)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.cli.main import main as cli
+from harness.cli import main as cli
 from harness.config.load import load
 from harness.config.resolve import resolve
 from harness.config.schema import Launch

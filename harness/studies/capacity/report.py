@@ -127,13 +127,11 @@ def rows_of(cells: Sequence[Cell]) -> list[dict[str, object]]:
     return rows
 
 
-def write(
+def report(
     results: Path, gpus: Sequence[int], base: Work, links: Links, sizes: Sequence[str], lengths: Sequence[int]
-) -> list[Path]:
-    """Write `tables/capacity_h200.md`, `.csv` and the figure. `base`: batch, prompt and micro-batch of all cells;
-    `sizes` and `lengths`: none for those of the throughput sweep. Raises ValueError for what is unknown or missing."""
-    from harness.studies.capacity.figure import draw
-
+) -> tuple[str, list[Cell]]:
+    """The page, and the cells in it. `base`: batch, prompt and micro-batch of all cells; `sizes` and `lengths`: none
+    for those of the throughput sweep. Raises ValueError for what is unknown or missing."""
     for n in gpus:
         check_gpus(n)
     plan = read_sweep(RATES)
@@ -148,11 +146,18 @@ def write(
         nvlink=links.nvlink, network=links.network, host=links.host, reduce=links.all_reduce_us, name=NAME,
     )  # fmt: skip
     lines = [head, *(line for n in gpus for line in section(cells, n)), *check.section(results, found, plan)]
-    page, table = results / "tables" / f"{NAME}.md", results / "tables" / f"{NAME}.csv"
-    write_atomic(page, "\n".join(lines).encode())
+    return "\n".join(lines), cells
+
+
+def write(results: Path, page: str, cells: Sequence[Cell]) -> list[Path]:
+    """Write `tables/capacity_h200.md`, `.csv` and the figure; the paths."""
+    from harness.studies.capacity.figure import draw
+
+    path, table = results / "tables" / f"{NAME}.md", results / "tables" / f"{NAME}.csv"
+    write_atomic(path, page.encode())
     rows, text = rows_of(cells), io.StringIO()
     writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
     write_atomic(table, text.getvalue().encode())
-    return [page, table, *draw(cells, results / "figures" / f"{NAME}.png")]
+    return [path, table, *draw(cells, results / "figures" / f"{NAME}.png")]

@@ -17,19 +17,24 @@ NOTHING = Claims(papers={}, claims=())
 
 
 def write(sweep: Sweep, records: Records, results: Path, claims: Path = CLAIMS) -> list[Path]:
-    """Write all of it; the paths. `claims` is left out where there is no such file.
+    """Write all of it; the paths. Raises ValueError as `page` does."""
+    whole = page(sweep, records, results, claims)
+    from harness.studies.throughput.figures import draw_all
+
+    text, data = results / "tables" / f"{sweep.name}.md", results / "tables" / f"{sweep.name}.csv"
+    write_atomic(text, whole.encode())
+    write_atomic(data, tables.csv_text(sweep, records).encode())
+    return [text, data, *draw_all(sweep, records, results / "figures" / sweep.name)]
+
+
+def page(sweep: Sweep, records: Records, results: Path, claims: Path = CLAIMS) -> str:
+    """The whole text, `claims` in it where there is such a file.
 
     Raises ValueError where nothing is measured, or for a faulty claims file.
     """
     if not any(cell.get("status") == "ok" for record in records.values() for cell in record.get("cells", {}).values()):
         raise ValueError(f"{sweep.name}: nothing is measured in {results}; lowbit throughput {sweep.name} measures it")
-    from harness.studies.throughput.figures import draw_all
-
-    text, data = results / "tables" / f"{sweep.name}.md", results / "tables" / f"{sweep.name}.csv"
-    known = read_claims(claims) if claims.is_file() else NOTHING
-    write_atomic(text, markdown(sweep, records, known).encode())
-    write_atomic(data, tables.csv_text(sweep, records).encode())
-    return [text, data, *draw_all(sweep, records, results / "figures" / sweep.name)]
+    return markdown(sweep, records, read_claims(claims) if claims.is_file() else NOTHING)
 
 
 def markdown(sweep: Sweep, records: Records, claims: Claims = NOTHING) -> str:
