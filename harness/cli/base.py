@@ -47,7 +47,7 @@ def base(names: Sequence[str], overrides: Sequence[str], *, results: Path, worke
     0 too where `minutes` left some unfinished, which the same command goes on with."""
     import torch
 
-    from harness.run.cell import check_device
+    from harness.run.checks import check_device
     from harness.start.base_process import UNFINISHED
     from harness.sweep import sweep_names
     from harness.sweep.launchers.local import visible_gpus

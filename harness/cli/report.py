@@ -86,9 +86,10 @@ def present(sweep: Sweep, results: Path, is_tracked: bool, only: str | None = No
     if only != "figures":
         written += tables.write_tables(found, results / "tables", sweep.name, control=sweep.control)
     if only != "tables":
+        from harness.published.figures.grid import draw_grid
         from harness.report.figures import draw_all
 
-        written += draw_all(results, results / "figures" / sweep.name, sweep.name)
+        written += draw_all(results, results / "figures" / sweep.name, sweep.name, overview=draw_grid)
         written += _profiles(found, sweep, results)
     written += _break_even(found, sweep, results, only)
     if is_tracked:

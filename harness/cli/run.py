@@ -32,7 +32,7 @@ def run_one(overrides: Sequence[str], *, results: Path, is_dry: bool) -> int:
     from harness.config.compose import advice
     from harness.config.resolve import resolve
     from harness.models.checkpoint import content_hash
-    from harness.run.cell import check, check_place
+    from harness.run.checks import check, check_place
     from harness.start.prepare import task_of
     from harness.sweep import Planned, Sweep, finished, run_sweep, with_default_precision
 

@@ -85,7 +85,7 @@ def sweep(
     check_overrides(overrides)  # refuses wrong words before torch is imported
     from harness.cli.report import present
     from harness.records.packed import make_available
-    from harness.run.cell import check_place
+    from harness.run.checks import check_place
     from harness.sweep import FINISHED, plan, read_sweep, run_sweep, stored
     from harness.sweep.preview import dry_run, tell_left_out, time_limit
     from harness.sweep.progress import Progress

@@ -89,13 +89,16 @@ def throughput(
 
 def report(name: str, results: Path, *, is_written: bool) -> int:
     """The tables on the terminal, or tables and figures as files."""
+    from harness.published.claims.speed_table import claimed_table
     from harness.studies.throughput.plan import read_sweep
     from harness.studies.throughput.records import read_records
-    from harness.studies.throughput.report import page, write
+    from harness.studies.throughput.report import check_measured, markdown, write
 
     sweep = read_sweep(name)
     records = read_records(results, sweep)
-    print("\n".join(map(str, write(sweep, records, results))) if is_written else page(sweep, records, results))
+    check_measured(sweep, records)
+    page = markdown(sweep, records, claimed_table(sweep, records))
+    print("\n".join(map(str, write(sweep, records, page, results))) if is_written else page)
     return 0
 
 

@@ -16,7 +16,7 @@ from harness.foundation.seeds import generator
 from harness.models.checkpoint import save_decoder
 from harness.models.decoder import Decoder, DecoderConfig
 from harness.models.tokenizer import save_tokenizer
-from harness.run.run import cell
+from harness.run import cell
 from harness.trainers.verl import checks
 from tests.source_tree import ROOT
 
