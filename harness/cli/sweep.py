@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Literal
 from harness.cli.options import OVERRIDES, add_results, add_workers, hours, minutes, number_list
 
 if TYPE_CHECKING:
+    from harness.config.schema import Launch, RunConfig
+    from harness.sweep import Planned
     from harness.sweep.launchers.job import Event
     from harness.sweep.retry import Runner
 
@@ -87,8 +89,7 @@ def sweep(
     from harness.records.packed import make_available
     from harness.run.checks import check_place
     from harness.sweep import FINISHED, plan, read_sweep, run_sweep, stored
-    from harness.sweep.preview import dry_run, tell_left_out, time_limit
-    from harness.sweep.progress import Progress
+    from harness.sweep.preview import dry_run, tell_left_out
 
     found = read_sweep(name)
     found = found if seeds is None else replace(found, seeds=seeds)
@@ -112,6 +113,18 @@ def sweep(
             check_place(cell, launch)
         elif cell.trainer.name == "verl":
             raise ValueError("launcher=ray: a cell with trainer=verl has a Ray of its own; valid: local")
+    return _run_cells(planned, todo, launch, way, runner)
+
+
+def _run_cells(planned: Planned, todo: Sequence[RunConfig], launch: Launch, way: Way, runner: Runner) -> int:
+    """Run the cells that are left, then show what all of them say."""
+    from harness.cli.report import present
+    from harness.config.load import run_id
+    from harness.sweep import run_sweep
+    from harness.sweep.preview import time_limit
+    from harness.sweep.progress import Progress
+
+    found, results = planned.sweep, Path(launch.results)
     print(f"{found.name}: {found.question}")
     print(f"{len(todo)} of {len(planned.cells)} cells to run, {way.workers} at a time", flush=True)
     limit = time_limit(todo, results, way.max_hours)
