@@ -27,11 +27,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(a: argparse.Namespace) -> int:
     """Write what is asked for. Raises ValueError where the sweep is missing."""
-    if a.name is None and (a.is_main or not a.is_html):
+    name: str | None = a.name
+    if name is None and (a.is_main or not a.is_html):
         raise ValueError("report: the name of a sweep is missing; only --html does without")
-    if a.is_main:
-        return main_table(a.name, a.results)
-    code = report(a.name, a.results, only=a.only) if a.name is not None else 0
+    if name is not None and a.is_main:
+        return main_table(name, a.results)
+    code = report(name, a.results, only=a.only) if name is not None else 0
     if a.is_html:
         from harness.cli.site import site
 

@@ -171,11 +171,11 @@ def load(overrides: typing.Sequence[str]) -> RunConfig:
 
     Raises ValueError, one line, for an unknown key, group choice or value.
     """
+    prepared, suffix = _prepare(overrides)  # what it refuses needs no Hydra
     from hydra.errors import HydraException
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    prepared, suffix = _prepare(overrides)
     try:
         composed = _compose_cached(prepared) or _compose(prepared)
         tree = OmegaConf.to_container(composed, resolve=True)

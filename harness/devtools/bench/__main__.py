@@ -6,7 +6,7 @@ import sys
 
 import torch
 
-from harness.devtools.bench import fp8_flow, grpo_step, overhead, preparations, rilq, sampler
+from harness.devtools.bench import fp8_flow, grpo_step, overhead, preparations, rilq, sampler, start
 from harness.foundation.provenance import cpu_name
 
 BENCHES = {
@@ -16,6 +16,7 @@ BENCHES = {
     "fp8_flow": fp8_flow.run,
     "preparations": preparations.run,
     "rilq": rilq.run,
+    "start": start.run,
 }
 
 
