@@ -133,7 +133,7 @@ def test_a_wrong_launch_value_names_field_and_value():
 
 
 def test_every_committed_record_keeps_its_run_id() -> None:
-    """Records of single files and of packed sweeps: their configurations are within the bounds and hash to their ids."""
+    """Single and packed ones: their configurations are within the bounds and hash to their ids."""
     records = [json.loads(path.read_text(encoding="utf-8")) for path in (ROOT / "results" / "runs").glob("*/*.json")]
     for path in (ROOT / "results" / "packed").glob("*.zip"):
         with zipfile.ZipFile(path) as archive:
