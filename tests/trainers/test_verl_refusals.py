@@ -46,7 +46,7 @@ def refused(capsys: pytest.CaptureFixture[str], results: Path, *words: str) -> s
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("launch.gpus=0",), "launch.nodes=1 launch.gpus=0: at least 1 each"),
+        (("launch.gpus=0",), "launch.gpus=0: must be at least 1"),
         (
             ("launch.gpus=3",),
             "launch.gpus=3: 256 samples of an update do not divide by 3 GPUs; change algo.num_prompts",
@@ -116,7 +116,7 @@ def test_the_local_trainer_refuses_more_than_one_gpu(tmp_path: Path, capsys: pyt
     ("words", "said"),
     [
         (("launch.compile=true", "launch.packing=true"), "launch.compile=true: packed batches are laid out anew"),
-        (("launch.logits_mib=0",), "logits_mib=0: not a budget; valid: >= 1"),
+        (("launch.logits_mib=0",), "launch.logits_mib=0: must be at least 1"),
     ],
 )
 def test_launches_that_exclude_themselves_leave_no_record(
