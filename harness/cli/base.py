@@ -10,7 +10,6 @@ import argparse
 import json
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -103,8 +102,9 @@ def wanted(names: Sequence[str], overrides: Sequence[str], results: Path) -> lis
 def _spawn(cell: RunConfig, results: Path, end: float | None, gpu: str | None) -> subprocess.Popen[bytes]:
     from harness.config.load import to_json
     from harness.config.schema import Launch
+    from harness.foundation.own_process import code_path, module_command
     from harness.sweep.launchers.local import ENVIRONMENT
 
     words = {"config": to_json(cell), "launch": to_json(Launch(results=str(results))), "end": end}
-    environment = os.environ | ENVIRONMENT | ({} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu})
-    return subprocess.Popen([sys.executable, "-m", "harness.start.base_process", json.dumps(words)], env=environment)
+    environment = os.environ | code_path() | ENVIRONMENT | ({} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu})
+    return subprocess.Popen(module_command("harness.start.base_process", json.dumps(words)), env=environment)

@@ -28,6 +28,7 @@ def run(a: argparse.Namespace) -> int:
 def early_warning(sweeps: Sequence[str], results: Path, *, is_written: bool) -> int:
     """Signals against collapses over the named sweeps. Raises ValueError for a sweep without results."""
     from harness.records.packed import make_available
+    from harness.records.paths import figures_folder, runs_folder, sweep_folders, tables_folder
     from harness.records.run_result import read_results
     from harness.studies.early_warning.alarms import Trace, traces
     from harness.studies.early_warning.report import report, write
@@ -35,15 +36,15 @@ def early_warning(sweeps: Sequence[str], results: Path, *, is_written: bool) -> 
     runs: list[Trace] = []
     for name in sweeps or SWEEPS:
         make_available(results, name)
-        folder = results / "runs" / name
+        folder = runs_folder(results, name)
         if not folder.is_dir():
-            known = sorted(path.name for path in (results / "runs").glob("*") if path.is_dir())
+            known = [path.name for path in sweep_folders(results)]
             raise ValueError(f"sweep {name!r} has no results in {results}; {nearest(name, known)}")
         print(f"early-warning: reading {name}")
         runs += traces(folder, read_results(folder))
     page, scores = report(runs)
     print(page.partition("\n## ")[0].partition("\n\n")[2])
     if is_written:
-        written = write(runs, page, scores, results / "tables", results / "figures" / "early_warning")
+        written = write(runs, page, scores, tables_folder(results), figures_folder(results, "early_warning"))
         print("written: " + ", ".join(str(path) for path in written))
     return 0

@@ -53,10 +53,10 @@ def find_run(beginning: str, results: Path) -> RunResult:
     """The one result whose id starts with `beginning`. Raises ValueError for none or several."""
     from harness.cli.results import unpack_all
     from harness.records.folder import readable
+    from harness.records.paths import sweep_folders
 
     unpack_all(results)
-    folders = sorted(path for path in (results / "runs").glob("*") if path.is_dir())
-    found = [r for folder in folders for r in readable(folder)[0] if r.run_id.startswith(beginning)]
+    found = [r for folder in sweep_folders(results) for r in readable(folder)[0] if r.run_id.startswith(beginning)]
     if len({r.run_id for r in found}) != 1:
         names = ", ".join(f"{r.run_id} ({r.name})" for r in found[:8]) or "none"
         raise ValueError(f"run {beginning!r} matches {len(found)} results in {results}/runs: {names}")

@@ -72,10 +72,11 @@ def pack_one(sweep: str | None, results: Path, *, is_packing: bool) -> int:
     """A sweep's results into one file, or the missing results of packed sweeps (of one, where named) out of theirs.
     Raises ValueError for a sweep that is not there."""
     from harness.foundation.did_you_mean import nearest
-    from harness.records.packed import FOLDER, pack, unpack
+    from harness.records.packed import pack, unpack
+    from harness.records.paths import packed_folder
 
     if not is_packing:
-        known = sorted(path.stem for path in (results / FOLDER).glob("*.zip"))
+        known = sorted(path.stem for path in packed_folder(results).glob("*.zip"))
         if sweep is not None and sweep not in known:
             raise ValueError(
                 f"results unpack: no packed sweep {sweep!r}; {nearest(sweep, known) if known else 'none is'}"
