@@ -65,7 +65,7 @@ break-even: setup ## from which size and length on a precision pays for a whole 
 	@$(LOWBIT) break-even --write $(ARGS)
 
 faults: setup ## inject 200 faults into running sweeps and count what is lost, duplicated or mislabelled
-	@$(LOWBIT) faults $(ARGS)
+	@$(PY) -m harness.devtools.faults $(ARGS)
 
 throughput: setup ## tokens/s of vLLM by size, precision, batch and length (NAME=throughput_h200 ARGS='--gpus 2 --minutes 9')
 	@$(LOWBIT) throughput $(or $(NAME),throughput_h200) $(ARGS)
@@ -110,8 +110,9 @@ types: setup ## pyright
 spelling: setup ## codespell
 	@.venv/bin/codespell
 
-rules: setup ## the house rules and the import rules
+rules: setup ## the house rules and the import rules; the longest files and functions
 	@$(PY) -m pytest -q -n 0 tests/test_house_rules.py tests/test_imports.py
+	@$(PY) -m harness.devtools.longest
 
 format: setup ## let ruff rewrite the sources
 	@.venv/bin/ruff check --fix .

@@ -128,15 +128,13 @@ def test_the_known_crossing_is_found(noise: float) -> None:
 
 def test_sentences_say_where_it_pays_and_where_not() -> None:
     (found,) = report.answers(sweep(), "bf16")
-    said = report.sentence(found, "bf16", False)
+    said = report.sentence(found, "bf16")
     assert "naive fp8_block: at 128 tokens, pays from 125 M parameters on" in said
     assert "parameters, pays from 97.2 tokens on, 95 % 97.2 to 97.2, up to " in said and "hardware" not in said
     short = report.answers(sweep(lengths=(2, 4, 8), sizes="s"), "bf16")[0]
     (line,) = short.crossings
     assert line.axis == "length" and line.value is None and line.best < 1
-    assert "does not pay within 32 tokens" in report.sentence(short, "bf16", False)
-    emulated = report.sentence(found, "bf16", True)
-    assert emulated.startswith("naive fp8_block: never, by construction") and "pays from" not in emulated
+    assert "does not pay within 32 tokens" in report.sentence(short, "bf16")
 
 
 def test_where_resamples_disagree_it_cannot_tell() -> None:
@@ -147,7 +145,7 @@ def test_where_resamples_disagree_it_cannot_tell() -> None:
         else run.model_copy(update={"config": run.config | {"method": "naive", "precision": {"name": "int8"}}})
         for run in runs
     ]  # fmt: skip
-    said = report.sentence(report.answers(halves, "bf16")[0], "bf16", False)
+    said = report.sentence(report.answers(halves, "bf16")[0], "bf16")
     assert "cannot tell" in said or "some resamples pay" in said
 
 
@@ -163,7 +161,7 @@ def test_extrapolation_is_marked() -> None:
     line = next(c for c in small.crossings if c.axis == "length")
     assert line.value is not None and line.value > line.measured[1]
     assert line.value * line.at == pytest.approx(1.6e10, rel=1e-3)
-    assert "(extrapolated)" in report.sentence(small, "bf16", False)
+    assert "(extrapolated)" in report.sentence(small, "bf16")
 
 
 def test_one_setting_or_no_control_is_no_break_even(tmp_path: Path) -> None:
@@ -178,9 +176,13 @@ def test_settings_that_differ_in_neither_size_nor_length_are_no_break_even() -> 
     assert report.answers([*sweep(lengths=(64,), sizes="s"), *longer], "bf16") == []
 
 
-def test_the_engine_of_most_runs_decides_what_is_emulated() -> None:
-    few = [run.model_copy(update={"run_id": f"e{run.run_id}"}) for run in sweep((32,), "s", engine="embedded")]
-    assert report.is_emulated(few) and not report.is_emulated([*sweep(), *few])
+def test_an_engine_that_emulates_its_formats_has_no_break_even() -> None:
+    emulated = [run.model_copy(update={"run_id": f"e{run.run_id}"}) for run in sweep(engine="embedded")]
+    assert report.answers(emulated, "bf16") == []
+    few = [run for run in emulated if run.config["model"]["name"] == "s"]
+    (real,) = report.answers([*sweep(), *few], "bf16")  # most runs are of the other engine
+    (alone,) = report.answers(sweep(), "bf16")
+    assert real.measured == alone.measured
 
 
 def test_other_machines_do_not_compare() -> None:
@@ -189,16 +191,13 @@ def test_other_machines_do_not_compare() -> None:
     assert report.answers([*mixed, record("fp8_block", "s", 64, 9)], "bf16") == []
 
 
-@pytest.mark.parametrize(("engine", "wanted"), [("vllm", [32, 64]), ("embedded", [32, 64, 128])])
-def test_real_kernels_compare_in_runs_of_one_commit(engine: str, wanted: list[int]) -> None:
-    """At 128 tokens the arm ran on a later commit, of a faster engine; an emulated format has no other."""
+def test_speeds_compare_in_runs_of_one_commit() -> None:
+    """At 128 tokens the arm ran on a later commit, of a faster engine."""
     late = {run.run_id for run in sweep((128,), "m") if run.config["precision"]["name"] == "fp8_block"}
-    runs = [
-        run.model_copy(update={"commit": "b" if run.run_id in late else "a"}) for run in sweep(sizes="m", engine=engine)
-    ]
+    runs = [run.model_copy(update={"commit": "b" if run.run_id in late else "a"}) for run in sweep(sizes="m")]
     assert len(late) == 3
     (found,) = report.answers(runs, "bf16")
-    assert [round(length) for _, length, _ in sorted(found.measured)] == wanted
+    assert [round(length) for _, length, _ in sorted(found.measured)] == [32, 64]
 
 
 def test_steps_to_an_accuracy_by_hand() -> None:
@@ -218,21 +217,19 @@ def test_a_slow_learner_must_be_faster() -> None:
     assert found.control_steps == pytest.approx(9) and found.steps == pytest.approx(10 * 0.36 / 0.37)
     assert found.ratio == pytest.approx(found.steps / 9) and found.low <= found.ratio <= found.high
     answer = report.answers(runs, "bf16")[0]
-    said = report.sentence(answer, "bf16", False)
+    said = report.sentence(answer, "bf16")
     assert f"takes {found.ratio:.2f} times the steps of bf16" in said
     assert f"takes {found.ratio / answer.step_ratio:.2f} times as long" in said
     never = [r for r in runs if r.config["precision"]["name"] == "bf16"]
     never += [record("fp8_block", "s", n, s, curve=(0.2, 0.3)) for n in (512, 1024) for s in range(3)]
-    assert "reached by 0 of 3 runs: no speed makes up" in report.sentence(
-        report.answers(never, "bf16")[0], "bf16", False
-    )
+    assert "reached by 0 of 3 runs: no speed makes up" in report.sentence(report.answers(never, "bf16")[0], "bf16")
 
 
 def test_files_are_written(tmp_path: Path) -> None:
-    written = break_even.write(sweep(engine="embedded"), tmp_path / "tables", tmp_path / "figures", "size")
+    written = break_even.write(sweep(), tmp_path / "tables", tmp_path / "figures", "size")
     assert [path.name for path in written] == ["size_break_even.md", "break_even.png"]
     text = written[0].read_text()
-    assert text.count("| naive fp8_block |") == 9 and "by construction" in text
+    assert text.count("| naive fp8_block |") == 9 and "pays from" in text
     assert written[1].read_bytes()[:4] == b"\x89PNG"
     one_axis = break_even.write(sweep(sizes="l"), tmp_path / "tables", tmp_path / "one", "length")
     assert one_axis[1].exists()

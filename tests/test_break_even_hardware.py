@@ -10,7 +10,7 @@ import pytest
 from harness.engines.vllm.memory import num_parameters
 from harness.foundation.provenance import ROOT
 from harness.studies.break_even import hardware
-from harness.studies.break_even.hardware import Cell, StepCost, pays_from, step_cost, table_of
+from harness.studies.break_even.hardware import Compared, StepCost, pays_from, step_cost, table_of
 from harness.studies.stage_rates import RATES, Measured, operations, read_measured
 from harness.studies.throughput.plan import read_sweep
 from harness.studies.throughput.shapes import shape_of
@@ -51,10 +51,10 @@ def test_a_step_is_the_sum_of_its_terms() -> None:
     assert step_cost(FOUND, "7b", "nvfp4", "bf16", batch=64, prompt=24, length=1000) is None
 
 
-def cell(ratio: float, *, is_host_bound: bool = False) -> Cell:
+def cell(ratio: float, *, is_host_bound: bool = False) -> Compared:
     own = StepCost(size=1.0, length=1.0, seconds={"generate": 1.0, "sync": 0.0, "rest": 0.0})
     base = StepCost(size=1.0, length=1.0, seconds={"generate": ratio, "sync": 0.0, "rest": 0.0})
-    return Cell(own=own, base=base, is_host_bound=is_host_bound)
+    return Compared(own=own, base=base, is_host_bound=is_host_bound)
 
 
 def test_where_it_pays_rests_on_what_did_not_wait_for_the_host() -> None:

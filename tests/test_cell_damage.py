@@ -177,7 +177,7 @@ def test_a_second_process_of_a_cell_waits_for_the_first(tmp_path: Path, monkeypa
     described.write_text(json.dumps({"config": to_json(config), "launch": to_json(launch), "parent": os.getpid()}))
     told: list[str] = []
 
-    def fake_cell(config: RunConfig, launch: Launch, should_stop: object) -> None:
+    def fake_cell(config: RunConfig, launch: Launch, should_stop: object, stages: cell.Stages) -> None:
         told.append("ran")
         assert callable(should_stop)
         assert should_stop()  # the launcher that it names is not its parent

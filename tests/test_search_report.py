@@ -1,6 +1,8 @@
 import json
 
+import matplotlib as mpl
 import matplotlib.image as mpimg
+import matplotlib.pyplot as plt
 import pytest
 from optuna.trial import TrialState
 
@@ -8,10 +10,9 @@ from harness.config.schema import Launch
 from harness.records.stats import paired
 from harness.studies.search.confirm import best_found, best_of, compared, confirmed, contenders, submit, values_of
 from harness.studies.search.figures import draw_search
-from harness.studies.search.front import beats, on_front
-from harness.studies.search.importance import importances
 from harness.studies.search.run import run_search
-from harness.studies.search.table import knobs_text, read_trials, write_tables
+from harness.studies.search.store import open_studies
+from harness.studies.search.table import knobs_text, write_tables
 from harness.studies.search.tags import trial_tags
 from tests.search_toy import FakeRunner, toy_search
 
@@ -28,19 +29,9 @@ def results(tmp_path_factory):
     return folder
 
 
-def test_the_front_is_what_no_other_beats(results):
-    for found in read_trials(SEARCH, results).values():
-        feasible = [t for t in found if t.constraints["k3_median"] <= 0]
-        assert 0 < len(feasible) < len(found)
-        wanted = {
-            t.number
-            for t in feasible
-            if not any(
-                o.values[0] >= t.values[0] and o.values[1] <= t.values[1] and o.values != t.values for o in feasible
-            )
-        }
-        assert {t.number for t in on_front(SEARCH, found)} == wanted
-    assert beats([1, 2], [1, 1]) and not beats([1, 1], [1, 1]) and not beats([2, 0], [1, 1])
+def read_trials(search, results):
+    """Share -> its stored trials."""
+    return {share: study.get_trials() for share, study in open_studies(search, results, is_writing=False).items()}
 
 
 def test_the_best_is_feasible_and_is_confirmed_beside_the_defaults(results):
@@ -83,21 +74,33 @@ def test_every_cell_has_its_trial_among_its_tags(results):
     assert trial_tags(results, "quick") == {}
 
 
-def test_importance_finds_the_knob_that_matters_and_no_other(results):
-    found = importances(SEARCH, read_trials(SEARCH, results), shuffles=4)
-    auc, k3 = found["auc"], found["k3_median"]
-    assert set(auc.values) == {"algo.eps_low", "algo.eps_high", "cap"}
-    assert max(auc.values, key=lambda n: auc.values[n]) == "algo.eps_low" and auc.values["algo.eps_low"] > 0.6
-    assert k3.values["algo.eps_high"] > 0.9 > k3.chance["algo.eps_high"]
-    assert sum(auc.values.values()) == pytest.approx(1) and 0.1 < auc.between < 0.9
+def test_the_table_marks_the_trials_that_no_other_beats(results):
+    text = write_tables(SEARCH, results)[0].read_text(encoding="utf-8")
+    for share, found in read_trials(SEARCH, results).items():
+        feasible = [t for t in found if t.constraints["k3_median"] <= 0]
+        assert 0 < len(feasible) < len(found)
+        wanted = {
+            t.number
+            for t in feasible
+            if not any(
+                o.values[0] >= t.values[0] and o.values[1] <= t.values[1] and o.values != t.values for o in feasible
+            )
+        }
+        section = text.split(f"## Best trials of {share}:")[1].split("##")[0]
+        rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in section.splitlines() if "|" in line][2:]
+        shown = {int(row[0]): row[5] for row in rows}
+        assert {number for number, mark in shown.items() if mark == "yes"} == wanted & set(shown) != set()
 
 
 def test_figures_are_drawn_from_the_stored_study_alone(results):
-    paths = draw_search(SEARCH, results, shuffles=1)
-    assert [p.stem for p in paths] == ["history", "importance", "slice", "contour", "pareto"]
+    style = dict(mpl.rcParams)
+    paths = draw_search(SEARCH, results)
+    names = ["history", *(f"{kind}_{share}" for share in ("tis", "ppo") for kind in ("importance", "slice", "pareto"))]
+    assert [p.stem for p in paths] == names
     for path in paths:
         image = mpimg.imread(path)
-        assert image.shape[1] == 1350 and image.min() < 0.3 and image.max() == 1.0
+        assert image.min() < 0.3 and image.max() == 1.0
+    assert dict(mpl.rcParams) == style and plt.get_fignums() == []
 
 
 def test_a_search_without_a_complete_trial_says_so(tmp_path):

@@ -23,8 +23,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(a: argparse.Namespace) -> int:
     """Print the tables. Raises ValueError for an unknown size, or a length or batch that cannot be."""
+    from harness.records.paths import figures_folder
     from harness.studies.capacity.place import Work
-    from harness.studies.capacity.report import SMALLEST, report, write
+    from harness.studies.capacity.report import NAME, SMALLEST, report, write
     from harness.studies.capacity.seconds import Links
 
     work, links = (
@@ -35,5 +36,8 @@ def run(a: argparse.Namespace) -> int:
     page, cells = report(a.results, a.gpus, base, Links(**links), a.sizes, a.lengths)
     print(page[page.index("## ") : page.index("| what | where |")].strip())
     if a.is_written:
-        print("written: " + ", ".join(str(path) for path in write(a.results, page, cells)))
+        from harness.studies.capacity.figure import draw
+
+        written = [*write(a.results, page, cells), *draw(cells, figures_folder(a.results) / f"{NAME}.png")]
+        print("written: " + ", ".join(str(path) for path in written))
     return 0

@@ -49,7 +49,6 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
     "check": {
         "doctor": "check this installation and machine",
         "results": "verify, import, track or pack result files",
-        "faults": "inject faults into sweeps of tiny real cells; exit 1 where a result is wrong",
     },
 }
 """Group -> command -> its line in `lowbit --help`."""

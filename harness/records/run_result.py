@@ -23,6 +23,7 @@ from harness.records.statuses import FINISHED, Status
 
 Row = Mapping[str, float | Sequence[float]]
 """The metrics of one step; a list is a profile (by response position, by entropy bucket)."""
+WriteFile = Callable[[Path, bytes], None]
 
 
 def _finite(value: Any) -> Any:
@@ -119,17 +120,21 @@ class RunResult(_Record):
     error: str | None = None
 
 
-def write_result(folder: Path, result: RunResult, series: Sequence[Row] | bytes | None) -> Path:
+def write_result(
+    folder: Path, result: RunResult, series: Sequence[Row] | bytes | None, write_file: WriteFile | None = None
+) -> Path:
     """Write `<run_id>.parquet` (a row per step, or its bytes; none without `series`), then `<run_id>.json`, atomically.
 
-    A JSON file therefore never stands without its series. Raises ValueError naming the file that cannot be written.
+    A JSON file therefore never stands without its series. `write_file` stands in for `write_atomic`. Raises ValueError
+    naming the file that cannot be written.
     """
+    write_file = write_file or write_atomic
     path = folder / f"{result.run_id}.json"
     if series:
-        write_atomic(path.with_suffix(".parquet"), series if isinstance(series, bytes) else _parquet(series))
+        write_file(path.with_suffix(".parquet"), series if isinstance(series, bytes) else _parquet(series))
     elif path.with_suffix(".parquet").exists():
         path.with_suffix(".parquet").unlink()
-    write_atomic(path, _json(result))
+    write_file(path, _json(result))
     return path
 
 

@@ -21,6 +21,7 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -64,7 +65,19 @@ def record_path(launch: Launch, cell_id: str) -> Path:
     return Path(launch.results) / "runs" / launch.sweep / f"{cell_id}.json"
 
 
-def run_cell(config: RunConfig, launch: Launch, should_stop: Callable[[], bool] = lambda: False) -> RunResult:
+@dataclass(frozen=True, kw_only=True)
+class Stages:
+    """What a cell calls at its stages; the fault campaign gives functions that fail on purpose."""
+
+    build: Callable[[RunConfig, Launch], tuple[Run, dict[str, str | None]]] = build
+    train: Callable[[Run, Callable[[Run], None]], None] = train
+    save_state: Callable[[Path, dict[str, Any]], None] = save_state
+    write_result: Callable[[Path, RunResult, Sequence[Row] | None], Path] = write_result
+
+
+def run_cell(
+    config: RunConfig, launch: Launch, should_stop: Callable[[], bool] = lambda: False, stages: Stages = Stages()
+) -> RunResult:
     """Train one cell to its end and write its result; resumes from the cell's own state. Raises Cancelled."""
     started, began = datetime.now(UTC), time.perf_counter()
     work = work_folder(launch, run_id(config))
@@ -79,8 +92,8 @@ def run_cell(config: RunConfig, launch: Launch, should_stop: Callable[[], bool] 
             run.train(lambda step, reward: _tell(work, config, step, reward), should_stop, Cancelled)
             hashes["final"] = run.final_hash()
         else:
-            run, hashes = _resume(config, launch, work / "state.pt", notes)
-            train(run, _after_step(work, launch, should_stop, notes))
+            run, hashes = _resume(config, launch, work / "state.pt", notes, stages.build)
+            stages.train(run, _after_step(work, launch, should_stop, notes, stages.save_state))
             hashes["final"] = provenance.tensors_hash(run.trainer.weights())
     except Cancelled:
         raise
@@ -101,7 +114,7 @@ def run_cell(config: RunConfig, launch: Launch, should_stop: Callable[[], bool] 
             "retries": [*result.retries, *notes],
         }
     )
-    write(launch, result, run.series if run else None)
+    write(launch, result, run.series if run else None, stages)
     return result
 
 
@@ -111,16 +124,18 @@ def is_finished(launch: Launch, cell_id: str) -> bool:
     return path.exists() and read_result(path).status in ENDED
 
 
-def write(launch: Launch, result: RunResult, series: Sequence[Row] | None) -> None:
+def write(launch: Launch, result: RunResult, series: Sequence[Row] | None, stages: Stages = Stages()) -> None:
     """Write a cell's record. Raises ValueError where it cannot be written, or where a file that is no result of the
     cell stands in its place: that one is left alone."""
     path = record_path(launch, result.run_id)
     if path.exists():
         read_result(path)
-    write_result(path.parent, result, series)
+    stages.write_result(path.parent, result, series)
 
 
-def _resume(config: RunConfig, launch: Launch, state: Path, notes: list[str]) -> tuple[Run, dict[str, str | None]]:
+def _resume(
+    config: RunConfig, launch: Launch, state: Path, notes: list[str], build: Callable[..., Any]
+) -> tuple[Run, dict[str, str | None]]:
     """What `build` gives, taken on to the cell's saved state.
 
     A state that is damaged or another cell's is set aside by name and noted; the run then starts from step 0.
@@ -143,7 +158,9 @@ def _resume(config: RunConfig, launch: Launch, state: Path, notes: list[str]) ->
     return run, hashes
 
 
-def _after_step(work: Path, launch: Launch, should_stop: Callable[[], bool], notes: list[str]) -> Callable[[Run], None]:
+def _after_step(
+    work: Path, launch: Launch, should_stop: Callable[[], bool], notes: list[str], save_state: Callable[..., None]
+) -> Callable[[Run], None]:
     """Save the state now and then, tell the launcher how far it is, stop when asked. A full disk costs the point to
     resume from, not the run."""
     last = [time.perf_counter(), 0.0]
@@ -187,7 +204,7 @@ def _leave_when_orphaned(parent: int) -> None:
     os._exit(CANCELLED)
 
 
-def main(path: str) -> int:
+def main(path: str, stages: Stages = Stages()) -> int:
     """Run the cell that a JSON file describes."""
     cell = json.loads(Path(path).read_text(encoding="utf-8"))
     config, launch = parse(RunConfig, cell["config"]), parse(Launch, cell["launch"])
@@ -202,7 +219,7 @@ def main(path: str) -> int:
     try:
         if is_finished(launch, run_id(config)):  # by a process of a killed launcher, while this one waited for the lock
             return 0
-        run_cell(config, launch, should_stop=lambda: bool(stops) or os.getppid() != parent)
+        run_cell(config, launch, lambda: bool(stops) or os.getppid() != parent, stages)
     except Cancelled:
         return CANCELLED
     except ValueError as error:

@@ -14,30 +14,31 @@ FULL = {"vocab_size": 32, "hidden_size": 64, "num_layers": 4, "num_heads": 4, "n
         "intermediate_size": 192, "name": "s", "spread": 0.5, "rl_lr": 3e-4}  # fmt: skip
 
 
-def sweep(results: Path, lengths: tuple[int, ...]) -> None:
+def sweep(results: Path, lengths: tuple[int, ...], engine: str = "embedded") -> None:
     for method, precision in (("bf16", "bf16"), ("naive", "int4")):
         for n in lengths:
             for seed in range(3):
-                result, rows = factory.result(method, precision, seed=seed, sweep="lengths", task__n=n, model=FULL)
+                changes = {"task__n": n, "model": FULL, "engine": {"name": engine}}
+                result, rows = factory.result(method, precision, seed=seed, sweep="lengths", **changes)
                 time = {"generate": 1e-3 * n * (1 if precision == "bf16" else 2), "update": 5.0}
                 tokens = 256 * 80 * n / time["generate"]
                 result = result.model_copy(update={"time_s": time, "tokens_per_s": {"rollout": tokens}})
                 write_result(results / "runs" / "lengths", result, rows)
 
 
+@pytest.mark.parametrize("engine", ["vllm", "embedded"])
 @pytest.mark.parametrize("only", [None, "tables", "figures"])
-def test_a_sweep_over_lengths_has_a_break_even_and_profiles(
-    tmp_path: Path, only: str | None, capsys: pytest.CaptureFixture[str]
+def test_a_sweep_over_lengths_has_profiles_and_where_its_kernels_are_real_a_break_even(
+    tmp_path: Path, only: str | None, engine: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    sweep(tmp_path, (8, 16))
+    sweep(tmp_path, (8, 16), engine)
     assert report("lengths", tmp_path, only=only) == 0
     text, figures = tmp_path / "tables" / "lengths_break_even.md", tmp_path / "figures" / "lengths"
-    assert text.exists() == (only != "figures")
-    for name in ("profiles.png", "break_even.png"):
-        assert (figures / name).exists() == (only != "tables")
-    if only is None:
-        assert "naive int4: never, by construction" in text.read_text()
-        assert str(text) in capsys.readouterr().out
+    assert (figures / "profiles.png").exists() == (only != "tables")
+    assert (figures / "break_even.png").exists() == (only != "tables" and engine == "vllm")
+    assert text.exists() == (only != "figures" and engine == "vllm")
+    if only is None and engine == "vllm":
+        assert "naive int4: " in text.read_text() and str(text) in capsys.readouterr().out
 
 
 def test_one_length_has_profiles_and_no_break_even(tmp_path: Path) -> None:

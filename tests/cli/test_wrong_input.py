@@ -128,7 +128,6 @@ COMMANDS = (
     ("parity --report", "no parity was measured yet"),
     ("parity --samples 0", "argument --samples: '0': a whole number above 0 is expected"),
     ("methods flashrk", "flashrk"),
-    ("faults --kinds kil --count 1", "kinds=kil: unknown"),
 )  # fmt: skip
 """(a command line, what the line says)."""
 

@@ -46,7 +46,7 @@ def play(monkeypatch: pytest.MonkeyPatch, *lines: str) -> None:
         code = [sys.executable, "-S", "-c", PRELUDE + line, str(cell)]
         return subprocess.Popen(code, stdout=log, stderr=log, start_new_session=True)
 
-    monkeypatch.setattr(local, "_spawn", spawn)
+    monkeypatch.setattr(local, "start_cell", spawn)
 
 
 def run(monkeypatch: pytest.MonkeyPatch, jobs: list[Job], *lines: str) -> list[Event]:

@@ -33,7 +33,7 @@ def test_each_cell_takes_the_gpu_with_the_fewest(tmp_path: Path, monkeypatch: py
         taken.append(gpus)
         return subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(60)"])
 
-    monkeypatch.setattr(local, "_spawn", spawn)
+    monkeypatch.setattr(local, "start_cell", spawn)
     config = small_config()
     on_gpu = replace(config, trainer=replace(config.trainer, device="cuda"))
     cells = [replace(on_gpu, seed=seed) for seed in range(7)] + [replace(config, seed=9)]

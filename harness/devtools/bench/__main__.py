@@ -1,49 +1,55 @@
-"""`make bench`: every speed bar as a ratio in one run, medians over interleaved repetitions."""
+"""Every bench by its name: `python -m harness.devtools.bench NAME [options]`, without one those of `make bench`."""
 
 from __future__ import annotations
 
+import ast
 import sys
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
 
 import torch
 
-from harness.devtools.bench import fp8_flow, grpo_step, overhead, preparations, rilq, sampler, start
+from harness.devtools.bench.runner import PROGRAM, table
 from harness.foundation.provenance import cpu_name
 
-BENCHES = {
-    "sampler": sampler.run,
-    "grpo_step": grpo_step.run,
-    "overhead": overhead.run,
-    "fp8_flow": fp8_flow.run,
-    "preparations": preparations.run,
-    "rilq": rilq.run,
-    "start": start.run,
-}
+RATIOS = ("sampler", "grpo_step", "overhead", "fp8_flow", "preparations", "rilq", "start")
+"""Benches of this CPU without options, whose `run` gives rows: `make bench`."""
+OTHERS = ("coverage", "fp8_layers", "head", "long_sequences", "peers", "sync", "verl_scaling", "vllm_engine")
+"""Benches with options of their own (`NAME --help`), most of them of a GPU: each has a `main`."""
 
 
-def main(names: list[str]) -> int:
-    """Run the named benches (default: all) and print one table each."""
-    unknown = [name for name in names if name not in BENCHES]
-    if unknown:
-        print(f"bench: {unknown[0]!r} is unknown; valid: {', '.join(BENCHES)}", file=sys.stderr)
+def main(words: Sequence[str] | None = None) -> int:
+    """Run a bench: its exit code, 2 for an unknown one."""
+    words = list(sys.argv[1:] if words is None else words)
+    if words[:1] in (["--help"], ["-h"]):
+        print(listing())
+        return 0
+    if words and words[0] not in (*RATIOS, *OTHERS):
+        print(f"bench: {words[0]!r} is unknown; valid: {', '.join((*RATIOS, *OTHERS))}", file=sys.stderr)
+        return 2
+    if words and words[0] in OTHERS:
+        return import_module(f"harness.devtools.bench.{words[0]}").main(words[1:])
+    if len(words) > 1:
+        print(f"bench: {words[0]} has no options, and {words[1]!r} is one too many", file=sys.stderr)
         return 2
     torch.set_num_threads(1)
     print(f"{cpu_name()}, torch {torch.__version__}, 1 thread")
-    for name in names or BENCHES:
-        rows = BENCHES[name]()
-        columns = list(rows[0])
-        cells = [[_text(row[c]) for c in columns] for row in rows]
-        widths = [max(len(c), *(len(line[i]) for line in cells)) for i, c in enumerate(columns)]
-        print(f"\n{name}")
-        for line in (columns, *cells):
-            print("  " + "  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip())
+    for name in words or RATIOS:
+        print(f"\n{name}\n{table(import_module(f'harness.devtools.bench.{name}').run())}", flush=True)
     return 0
 
 
-def _text(value: object) -> str:
-    if value is None:
-        return "-"
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+def listing() -> str:
+    """Every bench with the first line of its docstring, read without importing it."""
+    lines = [f"usage: {PROGRAM} [NAME [options]]", ""]
+    for title, names in (("ratios on this CPU, all of them without a NAME:", RATIOS), ("others:", OTHERS)):
+        lines.append(title)
+        for name in names:
+            source = Path(__file__).with_name(f"{name}.py").read_text(encoding="utf-8")
+            lines.append(f"  {name:16}{(ast.get_docstring(ast.parse(source)) or '').splitlines()[0]}")
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

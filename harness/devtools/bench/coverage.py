@@ -19,6 +19,7 @@ from typing import Literal
 
 import numpy as np
 
+from harness.devtools.bench.coverage_intervals import INTERVALS
 from harness.records import stats
 from harness.records.run_result import write_atomic
 from harness.records.stats import Floats
@@ -36,17 +37,6 @@ LEVEL = 0.55
 COLLAPSE, FALLEN = 0.3, 0.2
 """Share of runs that collapse, and their accuracy."""
 DRAWS = 400
-INTERVALS = {
-    "mean": "bootstrap of the mean, seeds and questions",
-    "iqm": "bootstrap of the IQM, seeds and questions",
-    "paired": "paired t over seeds, these questions",
-    "crossed": "seeds and questions crossed",
-    "paired_new": "control: paired t over seeds, held against new questions",
-    "improvement": "P(X > Y), score interval",
-    "improvement_two": "P(X > Y), score interval, two settings",
-    "improvement_bootstrap": "control: P(X > Y), percentile bootstrap",
-    "profile": "performance profile, band over all thresholds",
-}
 Hits = Mapping[str, float]
 """Interval -> share of simulations in which it held the truth."""
 

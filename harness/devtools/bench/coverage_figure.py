@@ -9,7 +9,7 @@ from typing import Any
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from harness.devtools.bench.coverage import INTERVALS
+from harness.devtools.bench.coverage_intervals import INTERVALS
 from harness.report.plots.save import save_png
 
 LOOKS: dict[str, tuple[str, Any, str]] = {

@@ -9,7 +9,6 @@ take turns inside one run, on process CPU time. Generation is left out of both s
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from functools import partial
 from statistics import median
@@ -20,6 +19,7 @@ import torch
 from harness.api import Plan, Sequences, Step
 from harness.config.schema import TrainerConfig
 from harness.devtools.bench.sampler import decoder
+from harness.devtools.bench.timing import cpu_seconds, in_turns
 from harness.numerics.formats import format_named
 from harness.trainers.local.trainer import LocalTrainer, Scores
 from methods.fp8_rl import RecalibratedKV
@@ -74,15 +74,10 @@ def run() -> list[dict[str, Any]]:
         work[f"KV scales of {part.rows} rows"] = partial(
             part.refit, own["plain"].model, seqs, no_batch, at, FLOW, {}, {}
         )
-        times: dict[str, list[float]] = {what: [] for what in work}
-        for _ in range(STEPS + 2):
-            for what, once in work.items():
-                started = time.process_time()
-                once()
-                times[what].append(time.process_time() - started)
-        plain = median(times["plain"][2:])
+        times = in_turns(work, cpu_seconds, 2, STEPS)
+        plain = median(times["plain"])
         for what, values in times.items():
-            found = median(values[2:])
+            found = median(values)
             bar = BAR if what.startswith("fp8") else None
             rows.append({"size": size, "what": what, "CPU [s]": found, "x plain step": found / plain, "bar": bar})
     return rows

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harness.devtools.bench.sync import in_turns
 from harness.devtools.bench.sync_model import Shape
+from harness.devtools.bench.timing import device_seconds, in_turns
 from harness.numerics.formats import format_named
 from harness.numerics.fp8_gemm import Kernels, Operand, reference
 
@@ -44,7 +44,7 @@ def reason(error: Exception) -> str:
 
 def medians(calls: dict[str, Call], device: str, repeats: int, until: float = float("inf")) -> dict[str, list[float]]:
     """`in_turns` with this bench's warm-up."""
-    return in_turns(calls, device, WARM_UP, repeats, until)
+    return in_turns(calls, partial(device_seconds, device=device), WARM_UP, repeats, until)
 
 
 def sides(shape: Shape, is_separate: bool) -> dict[str, tuple[int, int]]:

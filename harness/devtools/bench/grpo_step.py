@@ -13,13 +13,13 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
 
+from harness.devtools.bench.timing import seconds
 from harness.foundation.provenance import ROOT
 from harness.foundation.seeds import generator
 from harness.models.checkpoint import load_decoder, save_decoder
@@ -49,7 +49,7 @@ def ours(folder: Path) -> list[float]:
     from harness.run.loop import grpo_step
 
     run = toy_run(folder, num_prompts=PROMPTS, group_size=GROUP, tokens=TOKENS, prompt_tokens=PROMPT_TOKENS)
-    return [_timed(lambda: grpo_step(run)) for _ in range(STEPS + 2)][2:]
+    return [seconds(lambda: grpo_step(run)) for _ in range(STEPS + 2)][2:]
 
 
 def floor(folder: Path) -> list[float]:
@@ -65,13 +65,7 @@ def floor(folder: Path) -> list[float]:
         optimizer.step()
         optimizer.zero_grad()
 
-    return [_timed(step) for _ in range(STEPS + 2)][2:]
-
-
-def _timed(step: Any) -> float:
-    started = time.perf_counter()
-    step()
-    return time.perf_counter() - started
+    return [seconds(step) for _ in range(STEPS + 2)][2:]
 
 
 def _process(python: str, script: list[str], folder: Path) -> list[float]:

@@ -1,7 +1,7 @@
 """Time and memory of log-probabilities from a wide vocabulary's head: whole logits, chunks of them, compiled chunks.
 
-    python -m harness.devtools.bench.head --out x.json
-    python -m harness.devtools.bench.head --device cpu --hidden 256 --vocabulary 32000 --tokens 256 --logits-mib 8
+    python -m harness.devtools.bench head --out x.json
+    python -m harness.devtools.bench head --device cpu --hidden 256 --vocabulary 32000 --tokens 256 --logits-mib 8
 
 What a micro-batch of a Qwen2.5 model pays behind its last layer: hidden states [tokens, hidden] in the dtype given, an
 untied head of `vocabulary` rows, log-probability and entropy of one token a row, and the gradients of both inputs. All
@@ -13,21 +13,19 @@ three ways start from the same draws; their log-probs are compared with those of
 from __future__ import annotations
 
 import argparse
-import json
-import sys
-import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from harness.devtools.bench import runner
+from harness.devtools.bench.runner import add_device_and_out, check_device, check_positive, save
+from harness.devtools.bench.timing import timed
 from harness.foundation.provenance import commit, hardware, packages
 from harness.numerics.head_logp import head_logp
 from harness.numerics.logprobs import selected_logp
-from harness.records.run_result import write_atomic
 from harness.trainers.local.forward import Thrift
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
@@ -41,15 +39,6 @@ def ways(chunk: int) -> dict[str, Way]:
         "chunks": lambda head, x, ids: head_logp(head, x, ids, chunk=chunk),
         "chunks, compiled": lambda head, x, ids: head_logp(head, x, ids, chunk=chunk, is_compiled=True),
     }
-
-
-def timed(work: Callable[[], Any], device: str) -> tuple[float, Any]:
-    """(wall seconds, what it gave)."""
-    started = time.perf_counter()
-    found = work()
-    if device == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter() - started, found
 
 
 def measured(way: Way, head: nn.Linear, x: Tensor, ids: Tensor, exact: Tensor, repeats: int) -> dict[str, Any]:
@@ -94,48 +83,37 @@ def run(given: argparse.Namespace) -> dict[str, Any]:
         for name, way in ways(chunk).items():
             row = {"hidden": hidden, "way": name} | measured(way, head, x, ids, exact, given.repeats)
             found["rows"].append(row)
-            if given.out is not None:
-                write_atomic(given.out, json.dumps(found, indent=1, allow_nan=False).encode() + b"\n")
+            save(given.out, found)
             peak = "-" if row["peak_gib"] is None else f"{row['peak_gib']:.2f}"
             print(f"{hidden:>6} {name:18}{row['forward_s']:>11.4f}{row['backward_s']:>11.4f}{peak:>10}"
                   f"{row['largest_distance']:>10.2g}", flush=True)  # fmt: skip
     return found
 
 
-def parsed(words: Sequence[str] | None) -> argparse.Namespace:
-    """The command line. Raises ValueError, one line, for what cannot be measured here."""
-    own = argparse.ArgumentParser(
-        prog="python -m harness.devtools.bench.head", description=(__doc__ or "").split("\n")[0]
-    )
-    own.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
-    own.add_argument("--dtype", choices=tuple(DTYPES), default="bfloat16", help="(default: bfloat16)")
-    own.add_argument("--hidden", nargs="+", type=int, default=[896, 3584], metavar="WIDTH")
+def options(parser: argparse.ArgumentParser) -> None:
+    """The options of the bench."""
+    add_device_and_out(parser)
+    parser.add_argument("--dtype", choices=tuple(DTYPES), default="bfloat16", help="(default: bfloat16)")
+    parser.add_argument("--hidden", nargs="+", type=int, default=[896, 3584], metavar="WIDTH")
     for name, value, text in (
-        ("vocabulary", 152064, "rows of the head"), ("tokens", 16384, "of a micro-batch"),
-        ("logits-mib", 1024, "launch.logits_mib"), ("repeats", 5, "after the first"),
-    ):  # fmt: skip
-        own.add_argument(f"--{name}", type=int, default=value, help=f"{text} (default: {value})")
-    own.add_argument("--out", type=Path)
-    given = own.parse_args(words)
-    for name in ("vocabulary", "tokens", "logits_mib", "repeats"):
-        if getattr(given, name) < 1:
-            raise ValueError(f"--{name.replace('_', '-')}: {getattr(given, name)}; valid: >= 1")
+        ("vocabulary", 152064, "rows of the head"),
+        ("tokens", 16384, "of a micro-batch"),
+        ("logits-mib", 1024, "launch.logits_mib"),
+        ("repeats", 5, "after the first"),
+    ):
+        parser.add_argument(f"--{name}", type=int, default=value, help=f"{text} (default: {value})")
+
+
+def command(given: argparse.Namespace) -> int:
+    """Check the options, then measure. Raises ValueError, one line, for what cannot be measured here."""
+    check_positive(given, "vocabulary", "tokens", "logits_mib", "repeats")
     if min(given.hidden) < 1:
         raise ValueError(f"--hidden: {min(given.hidden)}; valid: >= 1")
-    if given.device == "cuda" and not torch.cuda.is_available():
-        raise ValueError("--device cuda: no CUDA device is visible; valid: --device cpu")
-    return given
+    check_device(given.device)
+    run(given)
+    return 0
 
 
 def main(words: Sequence[str] | None = None) -> int:
     """0, or 2 for bad input."""
-    try:
-        run(parsed(words))
-    except (ValueError, OSError) as error:
-        print(f"head: {error}", file=sys.stderr)
-        return 2
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return runner.run("head", __doc__ or "", options, command, words)

@@ -1,7 +1,7 @@
 """Memory and time of one update of the local trainer on long sequences, with each option that makes them fit.
 
-    python -m harness.devtools.bench.long_sequences --size 0.5b [--lengths 512 8192] [--options plain all] --out x.json
-    python -m harness.devtools.bench.long_sequences --device cpu --size toy
+    python -m harness.devtools.bench long_sequences --size 0.5b [--lengths 512 8192] [--options plain all] --out x.json
+    python -m harness.devtools.bench long_sequences --device cpu --size toy
 
 A batch is one padded micro-batch of `--tokens` tokens, or one sequence where that is longer: rows from a quarter of the
 length up to all of it, evenly spread, after a short prompt. An update is score, backward and AdamW, as in the loop with
@@ -13,11 +13,8 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
-import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -25,11 +22,12 @@ import torch
 
 from harness.api import Plan, Sequences
 from harness.config.schema import TrainerConfig
+from harness.devtools.bench import runner
+from harness.devtools.bench.runner import add_device_and_out, check_device, check_positive, save
 from harness.foundation.did_you_mean import nearest
 from harness.foundation.provenance import commit, hardware, packages
 from harness.models.decoder import Decoder
 from harness.numerics.formats import format_named
-from harness.records.run_result import write_atomic
 from harness.studies.throughput.shapes import shape_of
 from harness.trainers.local.forward import Scores, Thrift
 from harness.trainers.local.trainer import LocalTrainer
@@ -151,8 +149,7 @@ def run(given: argparse.Namespace) -> dict[str, Any]:
             row = {"option": option, "length": length, "num_rows": len(seqs.ids)}
             row |= measured(trainer, seqs, given.repeats)
             found["rows"].append(row)
-            if given.out is not None:
-                write_atomic(given.out, json.dumps(found, indent=1, allow_nan=False).encode() + b"\n")
+            save(given.out, found)
             print(line(row), flush=True)
         del trainer  # before the next one is made
         gc.collect()
@@ -173,19 +170,14 @@ def line(row: dict[str, Any]) -> str:
     return f"{start}{row['s']:>9.3f}{row['tokens_per_s']:>10.0f}{peak:>10}{row['loss']:>11.5f}{row['norm']:>9.4f}"
 
 
-def arguments() -> argparse.ArgumentParser:
-    """The command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m harness.devtools.bench.long_sequences", description="long sequences"
-    )
+def options(parser: argparse.ArgumentParser) -> None:
+    """The options of the bench."""
+    add_device_and_out(parser)
     parser.add_argument("--size", default="0.5b")
-    parser.add_argument("--device", default="cuda", choices=("cpu", "cuda"))
     parser.add_argument("--lengths", nargs="+", type=int, metavar="TOKENS")
     parser.add_argument("--options", nargs="+", metavar="OPTION", help=", ".join(OPTIONS))
     parser.add_argument("--tokens", type=int, help="tokens of a micro-batch, padding included")
     parser.add_argument("--repeats", type=int, default=2)
-    parser.add_argument("--out", type=Path)
-    return parser
 
 
 def check(given: argparse.Namespace) -> None:
@@ -197,23 +189,17 @@ def check(given: argparse.Namespace) -> None:
     for length in given.lengths or ():
         if not 8 <= length <= longest:
             raise ValueError(f"--lengths: {length} tokens; valid: 8 to {longest} for --size {given.size}")
-    if given.repeats < 1:
-        raise ValueError(f"--repeats: {given.repeats}; valid: >= 1")
-    if given.device == "cuda" and not torch.cuda.is_available():
-        raise ValueError("--device cuda: no CUDA device is visible; valid: --device cpu")
+    check_positive(given, "repeats")
+    check_device(given.device)
+
+
+def command(given: argparse.Namespace) -> int:
+    """Check the options, then measure."""
+    check(given)
+    run(given)
+    return 0
 
 
 def main(words: Sequence[str] | None = None) -> int:
     """0, or 2 for bad input."""
-    given = arguments().parse_args(words)
-    try:
-        check(given)
-        run(given)
-    except (ValueError, OSError) as error:
-        print(f"long_sequences: {error}", file=sys.stderr)
-        return 2
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return runner.run("long_sequences", __doc__ or "", options, command, words)

@@ -1,6 +1,6 @@
 """End-to-end seconds of a GRPO step: ours, TRL's GRPOTrainer and verl, one after the other on one device.
 
-    python -m harness.devtools.bench.peers --out results/bench/peers_h200.json [--device cuda] [--only ours TRL verl]
+    python -m harness.devtools.bench peers --out results/bench/peers_h200.json [--device cuda] [--only ours TRL verl]
         [--trl-path DIR] [--trl-python PYTHON] [--verl-path DIR] [--model l128] [--tokens 512] ...
 
 The same folder (a decoder of `conf/model` with its tokenizer), prompts, samples and lengths, BF16 products over float32
@@ -31,6 +31,8 @@ import torch
 
 from harness.config.decoder_config import decoder_config
 from harness.config.load import load
+from harness.devtools.bench import runner
+from harness.devtools.bench.runner import add_device_and_out, save
 from harness.devtools.bench.trl_step import Settings
 from harness.engines.vllm.settings import DEFAULTS
 from harness.foundation.process_log import last_words
@@ -39,7 +41,6 @@ from harness.foundation.seeds import generator
 from harness.models.checkpoint import save_decoder
 from harness.models.decoder import Decoder
 from harness.models.tokenizer import save_tokenizer
-from harness.records.run_result import write_atomic
 
 POLL_S = {"verl": 2.0, "verl, asked every 0.05 s": 0.05}
 PEERS = ("ours", "TRL", *POLL_S)
@@ -201,36 +202,31 @@ def table(summaries: Mapping[str, Found], given: Settings) -> list[str]:
     return lines
 
 
-def parsed(words: Sequence[str]) -> argparse.Namespace:
-    """The command line."""
-    own = argparse.ArgumentParser(
-        prog="python -m harness.devtools.bench.peers", description=(__doc__ or "").splitlines()[0]
-    )
-    own.add_argument("--out", type=Path, required=True)
-    own.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
-    own.add_argument("--engine", choices=("vllm", "embedded"), default="vllm", help="ours")
-    own.add_argument("--only", nargs="+", choices=PEERS, default=list(PEERS))
-    own.add_argument("--model", default="l128", help="of conf/model (default: l128, 42 million parameters)")
-    own.add_argument("--trl-path", help="folders with TRL and its datasets, first on its PYTHONPATH (A:B)")
-    own.add_argument("--trl-python", help="an interpreter with TRL, in place of this one")
-    own.add_argument("--verl-path", help="folder with verl and its transformers, first on its PYTHONPATH")
-    own.add_argument("--limit-s", type=float, default=540, help="seconds for a peer (default: 540)")
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The options of the bench."""
+    add_device_and_out(parser, needs_out=True)
+    parser.add_argument("--engine", choices=("vllm", "embedded"), default="vllm", help="ours")
+    parser.add_argument("--only", nargs="+", choices=PEERS, default=list(PEERS))
+    parser.add_argument("--model", default="l128", help="of conf/model (default: l128, 42 million parameters)")
+    parser.add_argument("--trl-path", help="folders with TRL and its datasets, first on its PYTHONPATH (A:B)")
+    parser.add_argument("--trl-python", help="an interpreter with TRL, in place of this one")
+    parser.add_argument("--verl-path", help="folder with verl and its transformers, first on its PYTHONPATH")
+    parser.add_argument("--limit-s", type=float, default=540, help="seconds for a peer (default: 540)")
     for name, value in (("prompts", 32), ("group", 8), ("prompt-tokens", 64), ("tokens", 512), ("rows", 64),
                         ("steps", 12), ("warm-up", 3)):  # fmt: skip
-        own.add_argument(f"--{name}", type=int, default=value, help=f"(default: {value})")
-    return own.parse_args(words)
+        parser.add_argument(f"--{name}", type=int, default=value, help=f"(default: {value})")
 
 
-def main(words: Sequence[str]) -> int:
+def command(options: argparse.Namespace) -> int:
     """Measure the peers that were asked for, keeping what the file has of the others. Exit code 1 if one failed."""
-    options = parsed(words)
     given = Settings(
         device=options.device, prompts=options.prompts, group=options.group, prompt_tokens=options.prompt_tokens,
         tokens=options.tokens, rows=options.rows, steps=options.steps, warm_up=options.warm_up,
     )  # fmt: skip
     if given.prompts * given.group % given.rows or not 1 <= given.warm_up < given.steps:
-        print(f"peers: rows={given.rows} must divide {given.prompts * given.group} samples, and 1 <= warm-up < steps")
-        return 2
+        raise ValueError(
+            f"rows={given.rows} must divide {given.prompts * given.group} samples, and 1 <= warm-up < steps"
+        )
     place = torch.cuda.get_device_name() if given.device == "cuda" else cpu_name()
     head: Found = {"what": "peers", "device": place, "model": options.model, "settings": asdict(given)}
     old = json.loads(options.out.read_text(encoding="utf-8")) if options.out.exists() else {}
@@ -241,11 +237,12 @@ def main(words: Sequence[str]) -> int:
             runs[peer] = measure(peer, Path(temporary), given, options)
             summaries = {name: summary(runs[name]) for name in PEERS if name in runs}
             content = head | {"commit": commit()[0], "target": TARGET, "summary": summaries, "runs": runs}
-            write_atomic(options.out, (json.dumps(content, indent=1) + "\n").encode())
+            save(options.out, content)
             print(table({peer: summaries[peer], "ours": summaries.get("ours", {"failed": "-"})}, given)[0], flush=True)
     print("\n".join(["", *table({name: summary(runs[name]) for name in PEERS if name in runs}, given)]))
     return int(any("failed" in run for run in runs.values()))
 
 
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+def main(words: Sequence[str] | None = None) -> int:
+    """0; 1 where a peer failed; 2 for bad input."""
+    return runner.run("peers", __doc__ or "", add_options, command, words)

@@ -30,6 +30,7 @@ from harness.config.resolve import resolve
 from harness.config.schema import Launch
 from harness.devtools.bench.fp8_flow import FLOW, NEW, PROMPT
 from harness.devtools.bench.sampler import decoder
+from harness.devtools.bench.timing import cpu_seconds, in_turns
 from harness.fitting.gptq_decoder import quantize_decoder
 from harness.foundation.clock import Clock
 from harness.foundation.provenance import ROOT
@@ -49,11 +50,11 @@ Seconds = tuple[float, float]
 """Wall and process CPU time."""
 
 
-def seconds(work: Callable[[], object]) -> Seconds:
-    """Of one call."""
-    wall, cpu = time.perf_counter(), time.process_time()
-    work()
-    return time.perf_counter() - wall, time.process_time() - cpu
+def wall_and_cpu(work: Callable[[], object]) -> Seconds:
+    """Seconds of one call."""
+    started = time.perf_counter()
+    cpu = cpu_seconds(work)
+    return time.perf_counter() - started, cpu
 
 
 def gptq_seconds() -> Seconds:
@@ -63,7 +64,7 @@ def gptq_seconds() -> Seconds:
     shape = (NUM_CALIBRATION, PROMPT + NEW)
     ids = torch.randint(2, 32, shape, generator=torch.Generator().manual_seed(1))
     fmt_of = partial(weight_format, rollout_plan(config.precision))
-    return seconds(lambda: quantize_decoder(model, ids, torch.ones(shape, dtype=torch.bool), fmt_of))
+    return wall_and_cpu(lambda: quantize_decoder(model, ids, torch.ones(shape, dtype=torch.bool), fmt_of))
 
 
 def uaq() -> Callable[[], object]:
@@ -133,11 +134,8 @@ def run() -> list[dict[str, Any]]:
         )
         added = additions(plain)
         work = {"bf16": grpo(plain), "fp8_rl": grpo(fp8), **added}
-        times: dict[str, list[Seconds]] = {what: [] for what in work}
-        for _ in range(STEPS + 2):
-            for what, once in work.items():
-                times[what].append(seconds(once))
-    found = {what: tuple(map(median, zip(*values[2:], strict=True))) for what, values in times.items()}
+        times = in_turns(work, wall_and_cpu, 2, STEPS)
+    found = {what: tuple(map(median, zip(*values, strict=True))) for what, values in times.items()}
     found["all three"] = tuple(map(sum, zip(*(found[what] for what in added), strict=True)))
     rows: list[dict[str, Any]] = []
     for what, (wall, cpu) in [("GPTQ, size l, int4", gptq_seconds()), *found.items()]:

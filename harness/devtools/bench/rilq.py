@@ -8,8 +8,6 @@ never stopped early, takes at most 120 s. A tenth of it is run and counted ten t
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +16,7 @@ import torch
 
 from harness.api import Plan, Rollout, Sequences, Site, Step, TokenBatch
 from harness.devtools.bench.sampler import decoder
+from harness.devtools.bench.timing import cpu_seconds
 from harness.numerics.formats import format_named
 from methods.rilq import RILQ
 from methods.rilq_refresh import RILQRefresh
@@ -40,22 +39,15 @@ def site(size: str) -> Site:
     )  # fmt: skip
 
 
-def seconds(work: Callable[[], object]) -> float:
-    """Process CPU time of one call."""
-    started = time.process_time()
-    work()
-    return time.process_time() - started
-
-
 def run() -> list[dict[str, Any]]:
     """One row per piece of work."""
     part = RILQ(updates=1250 // SHARE, patience=1250, sampled_frac=0.0)
     plan, at = replace(INT2, adapters=part.plan(INT2).adapters), site("s")
     start, cloq = (replace(part, start=start) for start in ("none", "cloq"))
-    before = seconds(lambda: start.prepare(at, plan))
+    before = cpu_seconds(lambda: start.prepare(at, plan))
     rows: list[dict[str, Any]] = [
-        {"what": "CLoQ start", "CPU [s]": seconds(lambda: cloq.prepare(at, plan)), "bar [s]": None},
-        {"what": "fit", "CPU [s]": SHARE * (seconds(lambda: part.prepare(at, plan)) - before), "bar [s]": 120.0},
+        {"what": "CLoQ start", "CPU [s]": cpu_seconds(lambda: cloq.prepare(at, plan)), "bar [s]": None},
+        {"what": "fit", "CPU [s]": SHARE * (cpu_seconds(lambda: part.prepare(at, plan)) - before), "bar [s]": 120.0},
     ]
     model, fixed = decoder("s"), start.prepare(at, plan)[1]
     ids = torch.tensor([[*prompt, *response] for prompt, response in at.demonstrations(256)])
@@ -65,6 +57,6 @@ def run() -> list[dict[str, Any]]:
     batch = TokenBatch(token_ids=seqs.token_ids, mask=sampled, adv=logp, rollout_logp=logp, old_logp=logp, step=step)
     for what, every in (("refit of 200 updates", 1), ("staleness of one step", None)):
         refresh = RILQRefresh(refresh_every=every, triggers=False, patience=99)
-        found = seconds(lambda refresh=refresh: refresh.refit(model, seqs, batch, step, plan, fixed, {}))
+        found = cpu_seconds(lambda refresh=refresh: refresh.refit(model, seqs, batch, step, plan, fixed, {}))
         rows.append({"what": what, "CPU [s]": found, "bar [s]": None})
     return rows

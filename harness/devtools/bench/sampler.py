@@ -1,6 +1,6 @@
 """The embedded sampler against transformers `generate` and against its own matrix products alone.
 
-    python -m harness.devtools.bench.sampler [--repeats 7] [--sizes xs m]
+    python -m harness.devtools.bench sampler
 
 One thread, 256 different 18-token prompts x 32 new tokens, nothing shared between prompts, no early end. All
 contestants take turns inside one run, on process CPU time, because the machine may be shared; compare ratios, never
@@ -9,17 +9,16 @@ seconds of different runs. The floor does every linear layer of the same prefill
 
 from __future__ import annotations
 
-import argparse
-import statistics
 import tempfile
-import time
 from collections.abc import Callable, Sequence
+from statistics import median
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from harness.api import Plan
+from harness.devtools.bench.timing import cpu_seconds, in_turns
 from harness.engines.embedded.engine import EmbeddedEngine
 from harness.models.checkpoint import save_decoder
 from harness.models.decoder import Decoder, DecoderConfig
@@ -89,18 +88,6 @@ def linears_only(size: str) -> Callable[[], object]:
     return run
 
 
-def medians(contestants: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:
-    """Median CPU seconds of each, in turns; one warm-up round."""
-    seconds: dict[str, list[float]] = {name: [] for name in contestants}
-    for turn in range(repeats + 1):
-        for name, call in contestants.items():
-            started = time.process_time()
-            call()
-            if turn:
-                seconds[name].append(time.process_time() - started)
-    return {name: statistics.median(values) for name, values in seconds.items()}
-
-
 def run(sizes: Sequence[str] = ("xs", "m"), repeats: int = 7) -> list[dict[str, Any]]:
     """One row per size and contestant: tokens_per_s, times_transformers, share_of_linears_only."""
     threads = torch.get_num_threads()
@@ -116,7 +103,8 @@ def run(sizes: Sequence[str] = ("xs", "m"), repeats: int = 7) -> list[dict[str, 
                 "own fp32, 8 samples per prompt": own_sampler(model, "fp32", 8),
                 "own bf16 (emulated)": own_sampler(model, "bf16"),
             }
-            seconds = medians(contestants, repeats)
+            times = in_turns(contestants, cpu_seconds, 1, repeats)
+            seconds = {name: median(values) for name, values in times.items()}
             for name, value in seconds.items():
                 rows.append({
                     "size": size, "what": name, "tokens_per_s": ROWS * NEW / value,
@@ -126,21 +114,3 @@ def run(sizes: Sequence[str] = ("xs", "m"), repeats: int = 7) -> list[dict[str, 
     finally:
         torch.set_num_threads(threads)
     return rows
-
-
-def main() -> None:
-    """Print the table."""
-    parser = argparse.ArgumentParser(description=f"sampler speed, {ROWS} x ({PROMPT} + {NEW}) tokens, 1 thread")
-    parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--sizes", nargs="+", default=["xs", "m"], choices=sorted(SIZES))
-    given = parser.parse_args()
-    print(f"{'size':4} {'what':32} {'tokens/s':>10} {'x transformers':>15} {'of linears only':>16}")
-    for row in run(given.sizes, given.repeats):
-        print(
-            f"{row['size']:4} {row['what']:32} {row['tokens_per_s']:10,.0f} {row['times_transformers']:15.2f} "
-            f"{row['share_of_linears_only']:16.0%}"
-        )
-
-
-if __name__ == "__main__":
-    main()

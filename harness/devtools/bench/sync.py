@@ -1,7 +1,7 @@
 """A colocated weight sync of one model on one GPU: quantize every linear layer and write the engine's buffers.
 
-    python -m harness.devtools.bench.sync [--size 7b] [--device cuda] [--out sync.json]
-    python -m harness.devtools.bench.sync --size toy --device cpu
+    python -m harness.devtools.bench sync [--size 7b] [--device cuda] [--out sync.json]
+    python -m harness.devtools.bench sync --size toy --device cpu
 
 bf16 weights of the trainer -> codes and scales in preallocated fused buffers (qkv, o, gate_up, down), and plain copies
 of embedding, head, norms and biases. All contestants of a format take turns in one run; CUDA events, medians.
@@ -16,24 +16,22 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import json
 import sys
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from importlib.metadata import version
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from harness.devtools.bench import sync_verl
+from harness.devtools.bench import runner, sync_verl
+from harness.devtools.bench.runner import add_device_and_out, check_device, save
 from harness.devtools.bench.sync_model import SIZES, Engine, engine_for, packed, trainer_weights
+from harness.devtools.bench.timing import device_seconds, in_turns
 from harness.foundation.provenance import commit, cpu_name, packages
 from harness.numerics.formats import format_named
-from harness.records.run_result import write_atomic
 
 WARM_UP, REPEATS, SWAPS = 2, 10, 20
 TIMED = ("e4m3_block", "e4m3_channel", "int8_channel", "int4_g128", "nvfp4")
@@ -83,37 +81,6 @@ def graph_of(call: Callable[[], object]) -> Callable[[], object]:
     with torch.cuda.graph(graph):
         call()
     return graph.replay
-
-
-def seconds(call: Callable[[], object], device: str) -> float:
-    """One call: device time between two CUDA events, or wall time on a CPU."""
-    if device == "cpu":
-        started = time.perf_counter()
-        call()
-        return time.perf_counter() - started
-    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    torch.cuda.synchronize()
-    begin.record()
-    call()
-    end.record()
-    torch.cuda.synchronize()
-    return begin.elapsed_time(end) / 1e3
-
-
-def in_turns(
-    calls: Mapping[str, Callable[[], object]], device: str, warm_up: int, repeats: int, until: float = float("inf")
-) -> dict[str, list[float]]:
-    """Contestant -> seconds of its measured calls; they take turns until `repeats` or `until` of the monotonic clock,
-    but once at least."""
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    for turn in range(warm_up + repeats):
-        for name, call in calls.items():
-            spent = seconds(call, device)
-            if turn >= warm_up:
-                times[name].append(spent)
-        if turn >= warm_up and time.monotonic() > until:
-            break
-    return times
 
 
 def memory(call: Callable[[], object], device: str) -> dict[str, int | None]:
@@ -168,7 +135,7 @@ def contestants(engine: Engine, device: str, is_first: bool) -> dict[str, Callab
 def measure(engine: Engine, device: str, is_first: bool, repeats: int) -> list[dict[str, Any]]:
     """One row per contestant."""
     calls = contestants(engine, device, is_first)
-    times = in_turns(calls, device, WARM_UP, repeats)
+    times = in_turns(calls, partial(device_seconds, device=device), WARM_UP, repeats)
     limit = median(times[LIMIT])
     rows: list[dict[str, Any]] = []
     for name, call in calls.items():
@@ -185,10 +152,9 @@ def measure(engine: Engine, device: str, is_first: bool, repeats: int) -> list[d
 
 def run(size: str, device: str, repeats: int = REPEATS) -> dict[str, Any]:
     """Everything that is measured, as JSON. Raises ValueError where the device is not there or `repeats` < 1."""
-    if device == "cuda" and not torch.cuda.is_available():
-        raise ValueError("--device is cuda, but torch sees no CUDA device; choose cpu")
+    check_device(device)
     if repeats < 1:
-        raise ValueError(f"--repeats is {repeats}; it must be at least 1")
+        raise ValueError(f"--repeats: {repeats}; valid: >= 1")
     groups, plain = trainer_weights(SIZES[size], device)
     rows: list[dict[str, Any]] = []
     num_bytes: dict[str, int] = {}
@@ -202,51 +168,34 @@ def run(size: str, device: str, repeats: int = REPEATS) -> dict[str, Any]:
             torch.cuda.empty_cache()
     return {
         "size": size, "device": torch.cuda.get_device_name() if device == "cuda" else cpu_name(),
-        "commit": commit()[0], "packages": packages() | {"triton": _triton(), "verl": sync_verl.version()},
+        "commit": commit()[0], "packages": packages() | {"triton": triton_version(), "verl": sync_verl.version()},
         "repeats": repeats,
         "swaps": SWAPS, "num_bytes": num_bytes, "rows": rows,
     }  # fmt: skip
 
 
-def _triton() -> str:
+def triton_version() -> str:
+    """Of the installed Triton, or "not installed"."""
     return version("triton") if importlib.util.find_spec("triton") else "not installed"
 
 
-def table(found: dict[str, Any]) -> str:
-    """The rows as text."""
-    columns = ("format", "what", "ms", "x_limit", "x_own", "gb_per_s", "wrong_codes", "peak_bytes", "grown_bytes")
-    cells = [list(columns), *([_text(row[name]) for name in columns] for row in found["rows"])]
-    widths = [max(len(line[i]) for line in cells) for i in range(len(columns))]
-    lines = ["  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip() for line in cells]
-    head = f"{found['size']} on {found['device']}, median of {found['repeats']}; verl: {found['packages']['verl']}"
-    return "\n".join([head, *lines])
-
-
-def _text(value: object) -> str:
-    if value is None:
-        return "-"
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def main(words: Sequence[str] | None = None) -> int:
-    """Print the table; write the JSON where asked."""
-    parser = argparse.ArgumentParser(prog="python -m harness.devtools.bench.sync", description="colocated weight sync")
+def options(parser: argparse.ArgumentParser) -> None:
+    """The options of the bench."""
+    add_device_and_out(parser)
     parser.add_argument("--size", default="7b", choices=sorted(SIZES))
-    parser.add_argument("--device", default="cuda", choices=("cpu", "cuda"))
     parser.add_argument("--repeats", type=int, default=REPEATS)
-    parser.add_argument("--out", type=Path)
-    given = parser.parse_args(words)
-    try:
-        found = run(given.size, given.device, given.repeats)
-    except (ValueError, torch.OutOfMemoryError) as error:
-        print(f"sync: {str(error).splitlines()[0]}", file=sys.stderr)
-        return 2
-    print(table(found))
-    if given.out is not None:
-        given.out.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(given.out, json.dumps(found, indent=1, allow_nan=False).encode() + b"\n")
+
+
+def command(given: argparse.Namespace) -> int:
+    """Print the table; write the JSON where asked."""
+    found = run(given.size, given.device, given.repeats)
+    print(f"{found['size']} on {found['device']}, median of {found['repeats']}; verl: {found['packages']['verl']}")
+    columns = ("format", "what", "ms", "x_limit", "x_own", "gb_per_s", "wrong_codes", "peak_bytes", "grown_bytes")
+    print(runner.table([{name: row[name] for name in columns} for row in found["rows"]]))
+    save(given.out, found)
     return 0
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def main(words: Sequence[str] | None = None) -> int:
+    """0, or 2 for bad input."""
+    return runner.run("sync", __doc__ or "", options, command, words)

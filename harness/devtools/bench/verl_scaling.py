@@ -1,7 +1,7 @@
 """Throughput and scaling of trainer=verl on real shapes: seconds of a step and its stages on 1, 2, 4 GPUs.
 
-    python -m harness.devtools.bench.verl_scaling --size 0.5b,1.5b,7b --gpus 1,2,4 --out scaling.json
-    python -m harness.devtools.bench.verl_scaling --device cpu --size toy --gpus 1 --prompts 4 --tokens 16 --out x.json
+    python -m harness.devtools.bench verl_scaling --size 0.5b,1.5b,7b --gpus 1,2,4 --out scaling.json
+    python -m harness.devtools.bench verl_scaling --device cpu --size toy --gpus 1 --prompts 4 --tokens 16 --out x.json
 
 A cell is a run as `lowbit run trainer=verl method=bf16_train launch.native_16bit=true` makes it, on
 random weights of a Qwen2.5 shape and the task `count`: responses of one length. Weak scaling: as many prompts for every
@@ -16,7 +16,6 @@ import argparse
 import json
 import shutil
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -30,13 +29,14 @@ from safetensors.torch import save_file
 from harness.config.load import launch_of, load
 from harness.config.resolve import resolve
 from harness.config.schema import Launch, RunConfig
+from harness.devtools.bench import runner
+from harness.devtools.bench.runner import add_device_and_out, save
 from harness.engines.vllm.memory import num_parameters
 from harness.foundation.clock import STAGES
 from harness.foundation.provenance import commit, hardware, packages
 from harness.models.checkpoint import CONFIG, WEIGHTS, config_json
 from harness.models.decoder import tensor_shapes
 from harness.models.tokenizer import BOS_ID, EOS_ID, PAD_ID, save_numbered
-from harness.records.run_result import write_atomic
 from harness.run.checks import check, check_place
 from harness.start.prepare import start_of
 from harness.studies.capacity.check import work_of
@@ -194,52 +194,42 @@ def run(given: argparse.Namespace) -> Found:
                 make_folder(folder, size, given.device)
                 cells[name] = measure(folder, size, gpus, precision, given)
                 found = head | {"commit": commit()[0], "summary": summary(cells), "cells": cells}
-                write_atomic(given.out, (json.dumps(found, indent=1) + "\n").encode())
+                save(given.out, found)
                 print("\n".join(lines({name: cells[name]})), flush=True)
         shutil.rmtree(folder, ignore_errors=True)  # 15 GB of the largest; drawn again in seconds
     print("\n".join(["", *lines(cells)]))
     return cells
 
 
-def parsed(words: Sequence[str]) -> argparse.Namespace:
-    """The command line. Raises ValueError for sizes that there are not."""
-    own = argparse.ArgumentParser(
-        prog="python -m harness.devtools.bench.verl_scaling", description=(__doc__ or "").split("\n")[0]
-    )
-    own.add_argument("--size", type=lambda text: text.split(","), default=["0.5b", "1.5b", "7b"], metavar="A,B")
-    own.add_argument("--gpus", type=lambda text: [int(n) for n in text.split(",")], default=[1, 2, 4], metavar="N,M")
-    own.add_argument("--precision", type=lambda text: text.split(","), default=["bf16", "fp8_block"], metavar="P,Q")
-    own.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
-    own.add_argument("--out", type=Path, required=True)
-    own.add_argument(
+def options(parser: argparse.ArgumentParser) -> None:
+    """The options of the bench."""
+    add_device_and_out(parser, needs_out=True)
+    parser.add_argument("--size", type=lambda text: text.split(","), default=["0.5b", "1.5b", "7b"], metavar="A,B")
+    parser.add_argument("--gpus", type=lambda text: [int(n) for n in text.split(",")], default=[1, 2, 4], metavar="N,M")
+    parser.add_argument("--precision", type=lambda text: text.split(","), default=["bf16", "fp8_block"], metavar="P,Q")
+    parser.add_argument(
         "--work", type=Path, default=Path("results") / "work" / "verl_scaling", help="models and jobs go here"
     )
-    own.add_argument("--minutes", type=float, default=1e9, help="no cell begins later than that")
-    own.add_argument("--compile", action="store_true", help="layers run compiled (launch.compile)")
-    own.add_argument("--gpu-memory", type=float, default=0.3, help="vLLM's share of a GPU (default: 0.3)")
+    parser.add_argument("--minutes", type=float, default=1e9, help="no cell begins later than that")
+    parser.add_argument("--compile", action="store_true", help="layers run compiled (launch.compile)")
+    parser.add_argument("--gpu-memory", type=float, default=0.3, help="vLLM's share of a GPU (default: 0.3)")
     for name, value, text in (
         ("prompts", 16, "for every GPU"), ("group", 8, "responses to a prompt"), ("prompt-tokens", 128, ""),
         ("tokens", 512, "of every response"), ("steps", 4, "the first of them warms up"),
         ("pass-tokens", 16896, "of a micro-batch, at most"),
     ):  # fmt: skip
-        own.add_argument(f"--{name}", type=int, default=value, help=f"{text} (default: {value})")
-    given = own.parse_args(words)
+        parser.add_argument(f"--{name}", type=int, default=value, help=f"{text} (default: {value})")
+
+
+def command(given: argparse.Namespace) -> int:
+    """0; 1 where a cell failed. Raises ValueError for sizes that there are not."""
     for size in given.size:
         num_parameters(shape_of(size))
     if given.steps <= WARM_UP:
         raise ValueError(f"--steps {given.steps}: valid: more than {WARM_UP}")
-    return given
+    return int(any("failed" in cell for cell in run(given).values()))
 
 
-def main(words: Sequence[str]) -> int:
+def main(words: Sequence[str] | None = None) -> int:
     """0; 1 where a cell failed; 2 for bad input."""
-    try:
-        cells = run(parsed(words))
-    except ValueError as error:
-        print(f"verl_scaling: {error}", file=sys.stderr)
-        return 2
-    return int(any("failed" in cell for cell in cells.values()))
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    return runner.run("verl_scaling", __doc__ or "", options, command, words)

@@ -1,8 +1,8 @@
 """The vLLM engine on its device: weight pushes, overhead against bare vLLM, verl's push beside ours.
 
-    python -m harness.devtools.bench.vllm_engine sync [--size 7b] [--formats fp8_block int8 bf16] --out sync.json
-    python -m harness.devtools.bench.vllm_engine verl [--size 7b] [--ours sync.json] --out verl.json
-    python -m harness.devtools.bench.vllm_engine overhead [--size 7b] [--cells 64x512 256x512] --out overhead.json
+    python -m harness.devtools.bench vllm_engine sync [--size 7b] [--formats fp8_block int8 bf16] --out sync.json
+    python -m harness.devtools.bench vllm_engine verl [--size 7b] [--ours sync.json] --out verl.json
+    python -m harness.devtools.bench vllm_engine overhead [--size 7b] [--cells 64x512 256x512] --out overhead.json
     ... --size toy --device cpu
 
 One process holds one engine, so every engine is a child of its own; what it found is in the file before the next one
@@ -22,6 +22,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from harness.devtools.bench import runner
+from harness.devtools.bench.runner import add_device_and_out, check_positive, save
 from harness.foundation.process_log import last_words
 from harness.foundation.provenance import ROOT, commit, cpu_name, packages
 from harness.records.run_result import write_atomic
@@ -58,7 +60,7 @@ def child(job: Job, path: Path) -> int:
     """One engine in this process; its findings in `path`."""
     import torch
 
-    def save(found: Mapping[str, Any]) -> None:
+    def keep(found: Mapping[str, Any]) -> None:
         device = torch.cuda.get_device_name() if job["device"] == "cuda" else cpu_name()
         write_atomic(path, json.dumps(job | dict(found) | {"device_name": device}, allow_nan=False).encode())
 
@@ -66,20 +68,20 @@ def child(job: Job, path: Path) -> int:
         if job["what"] == "sync":
             from harness.devtools.bench import vllm_engine_push
 
-            save(
+            keep(
                 vllm_engine_push.measure(job["size"], job["precision"], job["device"], job["is_direct"], job["pushes"])
             )
         elif job["what"] == "overhead":
             from harness.devtools.bench import vllm_engine_overhead
 
             cells = [cell_of(text) for text in job["cells"]]
-            save(
-                vllm_engine_overhead.measure(job["size"], job["precision"], job["device"], cells, job["repeats"], save)
+            keep(
+                vllm_engine_overhead.measure(job["size"], job["precision"], job["device"], cells, job["repeats"], keep)
             )
         else:
             from harness.devtools.bench import vllm_engine_verl
 
-            save(vllm_engine_verl.measure(job["size"], job["device"], save))
+            keep(vllm_engine_verl.measure(job["size"], job["device"], keep))
     except (ValueError, torch.OutOfMemoryError) as error:
         print(f"vllm_engine: {str(error).splitlines()[0]}", file=sys.stderr)
         return 2
@@ -98,7 +100,7 @@ def run_child(job: Job) -> Job:
     """What a child found, or `job` with "failed"; both where it died after its first findings."""
     with tempfile.TemporaryDirectory(prefix="lowbit-bench-") as folder:
         path, log = Path(folder) / "found.json", Path(folder) / "errors"
-        words = [sys.executable, "-m", "harness.devtools.bench.vllm_engine", "child", json.dumps(job), str(path)]
+        words = [sys.executable, "-m", "harness.devtools.bench", "vllm_engine", "child", json.dumps(job), str(path)]
         python_path = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(ROOT))))
         with log.open("wb") as errors:
             process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=errors,
@@ -170,50 +172,36 @@ def run(given: argparse.Namespace) -> int:
 
             part["ratio"] = against(part, ours)
         found["parts"].append(part)
-        if given.out is not None:
-            given.out.parent.mkdir(parents=True, exist_ok=True)
-            write_atomic(given.out, json.dumps(found, indent=1, allow_nan=False).encode() + b"\n")
+        save(given.out, found)
         print("\n".join(report(part)), flush=True)
     return 1 if any("failed" in part for part in found["parts"]) else 0
 
 
-def arguments() -> argparse.ArgumentParser:
-    """The command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m harness.devtools.bench.vllm_engine", description="the vLLM engine's speed"
-    )
+def options(parser: argparse.ArgumentParser) -> None:
+    """The options of the bench."""
     parser.add_argument("what", choices=("sync", "overhead", "verl"))
+    add_device_and_out(parser)
     parser.add_argument("--size", default="7b")
-    parser.add_argument("--device", default="cuda", choices=("cpu", "cuda"))
     parser.add_argument("--formats", nargs="+", metavar="PRECISION")
     parser.add_argument("--pushes", type=int, default=20)
     parser.add_argument("--cells", nargs="+", default=["64x512", "256x512"], metavar="BATCHxNEW")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--ours", type=Path, help="JSON of `sync`, for the ratio of `verl`")
-    parser.add_argument("--out", type=Path)
-    return parser
+
+
+def command(given: argparse.Namespace) -> int:
+    """Check the options, then run every child. 0, 1 where a child failed."""
+    shape_of(given.size)
+    for precision in given.formats or ():
+        plan_of(precision)
+    for cell in given.cells:
+        cell_of(cell)
+    check_positive(given, "pushes", "repeats")
+    return run(given)
 
 
 def main(words: Sequence[str] | None = None) -> int:
     """Run a command, or as its child one engine. 0, 1 where a child failed, 2 for bad input."""
-    words = sys.argv[1:] if words is None else words
-    if words[:1] == ["child"]:
+    if words is not None and words[:1] == ["child"]:
         return child(json.loads(words[1]), Path(words[2]))
-    given = arguments().parse_args(words)
-    try:
-        shape_of(given.size)
-        for precision in given.formats or ():
-            plan_of(precision)
-        for cell in given.cells:
-            cell_of(cell)
-        for field in ("pushes", "repeats"):
-            if getattr(given, field) < 1:
-                raise ValueError(f"--{field} is {getattr(given, field)}; it must be at least 1")
-        return run(given)
-    except (ValueError, OSError) as error:
-        print(f"vllm_engine: {error}", file=sys.stderr)
-        return 2
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return runner.run("vllm_engine", __doc__ or "", options, command, words)

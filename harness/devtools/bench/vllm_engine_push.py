@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from harness.api import Plan
-from harness.devtools.bench import vllm_engine_clock as clock
+from harness.devtools.bench import timing as clock
 from harness.engines.vllm import memory, passport
 from harness.engines.vllm import weights as live_weights
 from harness.engines.vllm.engine import VLLMEngine

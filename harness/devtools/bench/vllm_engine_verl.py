@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from harness.devtools.bench import sync_verl
-from harness.devtools.bench import vllm_engine_clock as clock
+from harness.devtools.bench import timing as clock
 from harness.devtools.bench.vllm_engine_push import trainer_tensors
 from harness.engines.vllm import settings
 from harness.engines.vllm.engine import start

@@ -18,8 +18,8 @@ import psutil
 
 from harness.config.load import run_id, to_json
 from harness.config.schema import RunConfig
+from harness.devtools.faults.damage import BALLAST
 from harness.devtools.faults.journal import Fault, Mark
-from harness.devtools.faults.strikes import BALLAST
 from harness.records.run_result import RunResult, read_result, read_series, verify
 from harness.sweep import FINISHED
 
@@ -42,9 +42,12 @@ class Case:
 
 
 def audit_cells(
-    cells: Sequence[RunConfig], reference: Path, records: Path, marks: Sequence[Mark], struck: Mapping[str, Fault]
+    cells: Sequence[RunConfig], reference: Path, records: Path, marks: Sequence[Mark], diverging: Mapping[str, Fault]
 ) -> list[Case]:
-    """Every planned cell: `reference` and `records` are folders of records, `struck` has the `nan` fault of a cell."""
+    """What is wrong with the records of the planned cells.
+
+    `reference` and `records` are folders of records, `diverging` has the `nan` fault of a cell.
+    """
     ends = Counter(mark.cell for mark in marks if mark.what == "end" and mark.status in FINISHED)
     cases: list[Case] = []
     for config in cells:
@@ -63,7 +66,7 @@ def audit_cells(
         if others or ends[cell] > 1:
             words = f"ran to its end {ends[cell]} times; other records: {', '.join(map(str, others)) or 'none'}"
             cases.append(Case(wrong="duplicated", where=where, words=words))
-        if words := mislabelled(found, config, read_result(reference / path.name), records, reference, struck):
+        if words := mislabelled(found, config, read_result(reference / path.name), records, reference, diverging):
             cases.append(Case(wrong="mislabelled", where=where, words=words))
     planned = {run_id(config) for config in cells}
     for path in records.glob("*.json"):
@@ -73,10 +76,10 @@ def audit_cells(
 
 
 def mislabelled(
-    found: RunResult, config: RunConfig, true: RunResult, records: Path, reference: Path, struck: Mapping[str, Fault]
+    found: RunResult, config: RunConfig, true: RunResult, records: Path, reference: Path, diverging: Mapping[str, Fault]
 ) -> str:
     """How a finished record differs from what it should say; empty where it is right."""
-    fault = struck.get(found.run_id)
+    fault = diverging.get(found.run_id)
     expected = "ok" if fault is None else "diverged"
     if found.status != expected:
         return f"{found.status} where it should be {expected}: {found.reason}"

@@ -14,9 +14,10 @@ from harness.config.resolve import resolve
 from harness.config.schema import RunConfig
 from harness.devtools.faults.audit import Case
 from harness.devtools.faults.journal import read
-from harness.devtools.faults.outcome import Outcome
-from harness.devtools.faults.rounds import Done, Place, Settings, is_forked, open_place, run_round, start, wait
-from harness.devtools.faults.schedule import Round, deal, plan_round
+from harness.devtools.faults.open_round import OpenRound, Settings
+from harness.devtools.faults.outcome import FaultOutcome
+from harness.devtools.faults.rounds import Done, is_forked, open_round, run_round, start, wait
+from harness.devtools.faults.schedule import Round, endless, plan_round
 
 SMALL = (
     "model=xs", "task=chain", "model.spread=0", "trainer.steps=12", "trainer.eval_every=4", "task.num_eval=16",
@@ -29,7 +30,7 @@ ARMS = (("bf16", "bf16"), ("flashrl", "int8"), ("naive", "int4"), ("mis", "nvfp4
 class Campaign:
     """What came of it."""
 
-    outcomes: tuple[Outcome, ...]
+    outcomes: tuple[FaultOutcome, ...]
     cases: tuple[Case, ...]
     records: int
     unmeasured: int
@@ -46,9 +47,9 @@ class Campaign:
 
 
 def run_campaign(settings: Settings, scratch: Path, bases: Path, tell: Callable[[str, int], None]) -> Campaign:
-    """Run rounds below `scratch` until `settings.count` faults struck; `bases` may hold the trained base of the cells.
+    """Run rounds below `scratch` until `settings.count` faults were injected.
 
-    Raises RuntimeError where the undisturbed reference does not finish.
+    `bases` may hold the trained base of the cells. Raises RuntimeError where the undisturbed reference does not finish.
     """
     configs = tuple(
         resolve(load([*SMALL, f"method={method}", f"precision={precision}", f"seed={seed}"]))
@@ -57,26 +58,26 @@ def run_campaign(settings: Settings, scratch: Path, bases: Path, tell: Callable[
     )[: settings.cells]
     reference = run_reference(settings, configs, scratch / "reference", bases)
     tell(f"reference: {len(configs)} cells", 0)
-    dealt = deal(settings.kinds, settings.seed)
+    following = endless(settings.kinds, settings.seed)
     done: list[Done] = []
     injected = 0
     while injected < settings.count and len(done) < 4 + settings.count:
         size = min(settings.size, max(4, settings.count - injected))
-        abreast = 1 if settings.count - injected <= settings.size else settings.abreast
+        rounds_at_a_time = 1 if settings.count - injected <= settings.size else settings.rounds_at_a_time
         steps = configs[0].trainer.steps
-        numbers = range(len(done), len(done) + abreast)
+        numbers = range(len(done), len(done) + rounds_at_a_time)
         sizes = [size if is_forked(settings, number) else max(8, size // 3) for number in numbers]
         plans = [
-            plan_round(dealt, settings.seed, number, len(configs), steps, size)
+            plan_round(following, settings.seed, number, len(configs), steps, size)
             for number, size in zip(numbers, sizes, strict=True)
         ]
 
         def one(number: int, planned: Round) -> Done:
             with ExitStack() as stack:
-                place = open_place(scratch / f"round-{number:03d}", number, reference, configs, settings, stack)
-                return run_round(place, planned)
+                opened = open_round(scratch / f"round-{number:03d}", number, reference, configs, settings, stack)
+                return run_round(opened, planned)
 
-        with ThreadPoolExecutor(abreast) as pool:
+        with ThreadPoolExecutor(rounds_at_a_time) as pool:
             done += pool.map(one, numbers, plans)
         injected = sum(len(each.outcomes) for each in done)
         cases = sum(len(each.cases) for each in done)
@@ -85,20 +86,20 @@ def run_campaign(settings: Settings, scratch: Path, bases: Path, tell: Callable[
         outcomes=tuple(one for each in done for one in each.outcomes),
         cases=tuple(case for each in done for case in each.cases),
         records=len(configs) * len(done), unmeasured=sum(each.unmeasured for each in done),
-        ended=sum(len(each.place.ended) for each in done), rounds=len(done),
-        starts=sum(len(each.place.starts) for each in done),
-        processes=sum(mark.what == "begin" for each in done for mark in read(each.place.control)),
-        volume=any(each.place.volume is not None for each in done),
+        ended=sum(len(each.opened.ended) for each in done), rounds=len(done),
+        starts=sum(len(each.opened.starts) for each in done),
+        processes=sum(mark.what == "begin" for each in done for mark in read(each.opened.control)),
+        volume=any(each.opened.volume is not None for each in done),
     )  # fmt: skip
 
 
 def run_reference(settings: Settings, configs: Sequence[RunConfig], folder: Path, bases: Path) -> Path:
     """The results folder of the undisturbed cells, with the base that all start from."""
-    place = Place(folder=folder, reference=folder, configs=tuple(configs), settings=settings)
-    place.control.mkdir(parents=True)
+    opened = OpenRound(folder=folder, reference=folder, configs=tuple(configs), settings=settings)
+    opened.control.mkdir(parents=True)
     for base in bases.glob("xs-chain8-b0-*"):
-        shutil.copytree(base, place.results / "bases" / base.name)
-    process, log = start(place, configs, replace(place.launch, stall_s=1800.0), is_struck=False)
-    if wait(place, process) != 0:
+        shutil.copytree(base, opened.results / "bases" / base.name)
+    process, log = start(opened, configs, replace(opened.launch, stall_s=1800.0), has_faults=False)
+    if wait(opened, process) != 0:
         raise RuntimeError(f"the reference did not finish: {log.read_text(encoding='utf-8')}")
-    return place.results
+    return opened.results

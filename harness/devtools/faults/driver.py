@@ -1,4 +1,4 @@
-"""A sweep under faults: `python -m harness.devtools.faults.driver SWEEP.json` runs given cells.
+"""A sweep under faults: `python -m harness.devtools.faults.driver SWEEP.json` runs `run_sweep` on given cells.
 
 Its cells run `harness.devtools.faults.cell` where the environment names a control folder, `harness.run.cell`
 otherwise. Exit codes: 0 every cell has an ok or diverged record, 1 some have not, 2 refused (the reason is the last
@@ -11,16 +11,17 @@ import json
 import os
 import sys
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from harness.config.load import parse
 from harness.config.schema import Launch, RunConfig
+from harness.devtools.faults.forked_cell import fork_cell
 from harness.devtools.faults.journal import VARIABLE
-from harness.devtools.faults.processes import fork_cell
 from harness.sweep import FINISHED, Planned, Sweep, run_sweep
-from harness.sweep.launchers import local
 from harness.sweep.launchers.job import Event
+from harness.sweep.launchers.local import Start, run_cells, start_cell
 
 if TYPE_CHECKING:
     from harness.viewers.mlflow.live import Live
@@ -31,11 +32,10 @@ def main(path: str) -> int:
     words = json.loads(Path(path).read_text(encoding="utf-8"))
     cells = tuple(parse(RunConfig, cell) for cell in words["cells"])
     launch = parse(Launch, words["launch"])
+    start: Start = start_cell
     if VARIABLE in os.environ:
-        launcher: Any = local
-        launcher.CELL = "harness.devtools.faults.cell"
-        if words["is_forked"]:
-            launcher._spawn = fork_cell
+        start = fork_cell if words["is_forked"] else partial(start_cell, module="harness.devtools.faults.cell")
+    run = partial(run_cells, workers=words["workers"], start=start)
     one = Sweep(name=launch.sweep, question="", arms=({},), seeds=(0,))
     live: Live | None = None
     if words["tracking"] is not None:
@@ -51,7 +51,8 @@ def main(path: str) -> int:
 
     try:
         with live or nullcontext():
-            records, _ = run_sweep(Planned(sweep=one, cells=cells, skipped=()), launch, words["workers"], tell)
+            planned = Planned(sweep=one, cells=cells, skipped=())
+            records, _ = run_sweep(planned, launch, words["workers"], tell, run=run)
     except ValueError as error:
         print(error, file=sys.stderr)
         return 2

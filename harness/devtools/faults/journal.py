@@ -1,6 +1,6 @@
-"""A fault, and what happened, line by line: begins, steps, strikes and ends of cells. Standard library only.
+"""A fault, and what happened, line by line: begins, steps, injected faults and ends of cells. Standard library only.
 
-The control folder of a round holds `journal.jsonl`, the orders of every cell and a marker per fault that has struck.
+The control folder of a round holds `journal.jsonl`, the faults of every cell and a marker per fault that was injected.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Fault:
     kind: str
     form: str
     step: int = 0
-    """Steps done when it strikes, at the earliest."""
+    """Steps done when it is injected, at the earliest."""
 
     @property
     def is_ending(self) -> bool:
@@ -39,7 +39,7 @@ class Fault:
 class Mark:
     """One line of the journal."""
 
-    what: Literal["begin", "step", "strike", "end", "told"]
+    what: Literal["begin", "step", "inject", "end", "told"]
     cell: str
     """Run id; empty for what concerns the sweep."""
     at_s: float
@@ -70,25 +70,25 @@ def read(control: Path) -> list[Mark]:
 
 
 def claim(control: Path, fault: str) -> bool:
-    """Take a fault for this process; False where it has struck before."""
+    """Take a fault for this process; False where it was injected before."""
     try:
-        os.close(os.open(control / f"struck-{fault}", os.O_CREAT | os.O_EXCL))
+        os.close(os.open(control / f"injected-{fault}", os.O_CREAT | os.O_EXCL))
     except FileExistsError:
         return False
     return True
 
 
-def has_struck(control: Path, fault: str) -> bool:
+def was_injected(control: Path, fault: str) -> bool:
     """Was the fault claimed?"""
-    return (control / f"struck-{fault}").exists()
+    return (control / f"injected-{fault}").exists()
 
 
-def write_orders(control: Path, cell: str, faults: Sequence[Fault]) -> None:
-    """Say what shall strike a cell, in order."""
-    (control / f"orders-{cell}.json").write_text(json.dumps([asdict(fault) for fault in faults]), encoding="utf-8")
+def write_faults(control: Path, cell: str, faults: Sequence[Fault]) -> None:
+    """Write the faults of a cell, in order."""
+    (control / f"faults-{cell}.json").write_text(json.dumps([asdict(fault) for fault in faults]), encoding="utf-8")
 
 
-def orders(control: Path, cell: str) -> list[Fault]:
-    """What shall strike a cell; nothing where nobody said so."""
-    path = control / f"orders-{cell}.json"
+def read_faults(control: Path, cell: str) -> list[Fault]:
+    """The faults of a cell; none where none were written."""
+    path = control / f"faults-{cell}.json"
     return [Fault(**one) for one in json.loads(path.read_text(encoding="utf-8"))] if path.exists() else []

@@ -17,7 +17,7 @@ or diverged by name."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class FaultOutcome:
     """A fault that was injected and what became of it."""
 
     fault: Fault
@@ -27,42 +27,44 @@ class Outcome:
     """Until the cell's next step or its record, or until the report."""
 
 
-def outcome(fault: Fault, marks: Sequence[Mark]) -> Outcome | None:
-    """What became of a fault; None where it has not struck."""
-    strike = next((mark for mark in marks if mark.what == "strike" and mark.fault == fault.id), None)
-    if strike is None:
+def outcome(fault: Fault, marks: Sequence[Mark]) -> FaultOutcome | None:
+    """What became of a fault; None where it was not injected."""
+    injected = next((mark for mark in marks if mark.what == "inject" and mark.fault == fault.id), None)
+    if injected is None:
         return None
     told = next((mark for mark in marks if mark.what == "told" and mark.fault == fault.id), None)
     if told is not None:
-        return Outcome(fault=fault, became=told.status, recovery_s=told.at_s - strike.at_s)
-    if not strike.cell:  # from beside, and nobody noticed: a server that nobody asked, sweeps that did not overlap
+        return FaultOutcome(fault=fault, became=told.status, recovery_s=told.at_s - injected.at_s)
+    if not injected.cell:  # from outside, and nobody noticed: a server that nobody asked, sweeps that did not overlap
         return None
-    later = [mark for mark in marks if mark.at_s > strike.at_s and mark.cell == strike.cell]
-    sign = next((mark for mark in later if _goes_on(mark, strike, fault)), None)
+    later = [mark for mark in marks if mark.at_s > injected.at_s and mark.cell == injected.cell]
+    sign = next((mark for mark in later if _goes_on(mark, injected, fault)), None)
     if sign is None:  # the record was there already
-        is_there = any(m.what == "end" and m.cell == strike.cell and m.at_s <= strike.at_s for m in marks)
-        return Outcome(fault=fault, became="went on" if is_there else "", recovery_s=None)
+        is_there = any(m.what == "end" and m.cell == injected.cell and m.at_s <= injected.at_s for m in marks)
+        return FaultOutcome(fault=fault, became="went on" if is_there else "", recovery_s=None)
     if fault.kind == "nan":
         became = "reported"
-    elif sign.pid == strike.pid:
+    elif sign.pid == injected.pid:
         became = "went on"
     else:
-        became = "retried by the sweep" if sign.parent == strike.parent else "resumed by the next start"
-    return Outcome(fault=fault, became=became, recovery_s=sign.at_s - strike.at_s)
+        became = "retried by the sweep" if sign.parent == injected.parent else "resumed by the next start"
+    return FaultOutcome(fault=fault, became=became, recovery_s=sign.at_s - injected.at_s)
 
 
-def _goes_on(mark: Mark, strike: Mark, fault: Fault) -> bool:
+def _goes_on(mark: Mark, injected: Mark, fault: Fault) -> bool:
     """Does this mark show that the cell is past the fault? A failed record or an orphan's next step does not."""
     if mark.what == "end":
         return mark.status in FINISHED
-    if mark.what != "step" or (mark.pid == strike.pid and mark.step < strike.step):
+    if mark.what != "step" or (mark.pid == injected.pid and mark.step < injected.step):
         return False
     return (
-        mark.parent != strike.parent if fault.kind == "kill_sweep" else not (fault.is_ending and mark.pid == strike.pid)
+        mark.parent != injected.parent
+        if fault.kind == "kill_sweep"
+        else not (fault.is_ending and mark.pid == injected.pid)
     )
 
 
-def summary(outcomes: Iterable[Outcome], kinds: Sequence[str]) -> dict[str, dict[str, Any]]:
+def summary(outcomes: Iterable[FaultOutcome], kinds: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Per kind: injected, recovered, retried, how many of each outcome and form, median seconds to recovery."""
     table: dict[str, dict[str, Any]] = {}
     listed = list(outcomes)

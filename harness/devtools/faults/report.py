@@ -13,8 +13,8 @@ from matplotlib.figure import Figure
 
 from harness.devtools.faults.audit import WRONGS
 from harness.devtools.faults.campaign import Campaign
+from harness.devtools.faults.open_round import Settings
 from harness.devtools.faults.outcome import OUTCOMES, summary, totals
-from harness.devtools.faults.rounds import Settings
 from harness.foundation.provenance import commit, cpu_name
 from harness.records.run_result import write_atomic
 from harness.report.plots.save import save_png
@@ -85,7 +85,7 @@ def table(data: Mapping[str, Any]) -> str:
 
 
 def figure(data: Mapping[str, Any]) -> Figure:
-    """Faults by kind and what became of them; beside it the seconds to recovery."""
+    """Faults by kind and what became of them; to the right the seconds to recovery."""
     kinds = list(reversed(data["kinds"]))
     drawn = Figure(figsize=(6.75, 0.6 + 0.26 * len(kinds)), layout="constrained")
     left, right = drawn.subplots(1, 2, width_ratios=(3, 2), sharey=True)

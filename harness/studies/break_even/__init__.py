@@ -4,9 +4,8 @@
             -> learning curves -> steps to an accuracy, and with the cost of a step the time to it
 
 Generation gets cheaper in a low precision and the push of weights dearer, while scoring and the update cost what they
-cost, so what counts is the whole step. Evaluation is left out: it is how we look, not how we train. The embedded engine
-emulates formats in torch and is slower in them, so it can only answer "never, by construction"; the same code answers
-for real once records of a real engine are there.
+cost, so what counts is the whole step. Evaluation is left out: it is how we look, not how we train. So are sweeps on
+the embedded engine, which emulates formats in torch and is slower in them by construction.
 """
 
 from harness.studies.break_even.costs import StepCost, step_cost

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -16,40 +16,38 @@ from matplotlib.patches import Rectangle
 from harness.report.plots.profiles import BASELINE
 from harness.report.plots.save import save_png
 from harness.report.plots.style import INK
+from harness.studies.break_even.answer import Answer
 from harness.studies.break_even.laws import LENGTH_REACH, SIZE_REACH
-
-if TYPE_CHECKING:
-    from harness.studies.break_even.report import Answer
 
 MAX_PANELS = 12
 TICKS = ((1.0, 1.25, 1.5), (1.0, 1.5, 2.0), (1.0, 2.0, 4.0))
 """Speedups marked on the colour scale, and their inverses; the first scale that holds every map is taken."""
 
 
-def draw(answers: Sequence[Answer], path: Path, is_emulated: bool) -> list[Path]:
+def draw(answers: Sequence[Answer], path: Path) -> list[Path]:
     """A panel per arm: a map where sizes and lengths vary, a curve where one of them does."""
     plain = [a for a in answers if a.name.startswith(f"{BASELINE} ")]  # of many arms, the formats themselves
     shown = answers if len(answers) <= MAX_PANELS or not plain else plain
-    return save_png(lambda: _figure(shown[:MAX_PANELS], is_emulated), path)
+    return save_png(lambda: _figure(shown[:MAX_PANELS]), path)
 
 
-def _figure(answers: Sequence[Answer], is_emulated: bool) -> Figure:
+def _figure(answers: Sequence[Answer]) -> Figure:
     columns = min(3, len(answers))
     rows = math.ceil(len(answers) / columns)
     figure = Figure(figsize=(2.3 * columns + 0.8, 2.05 * rows + 0.6), layout="constrained")
     axes: Any = figure.subplots(rows, columns, squeeze=False)
     image: Any = None
     axis = ""
-    maps = [_speedups(answer, is_emulated)[2] for answer in answers if len(answer.crossings) == 2]
+    maps = [_speedups(answer)[2] for answer in answers if len(answer.crossings) == 2]
     widest = max((float(np.abs(value).max()) for value in maps), default=0.0)
     ticks = next((t for t in TICKS if widest <= math.log2(t[-1])), TICKS[-1])
     for ax, answer in zip(axes.flat, answers, strict=False):
         ax.set_title(answer.name)
         if len(answer.crossings) == 2:
-            image = _map(ax, answer, is_emulated, math.log2(ticks[-1]))
+            image = _map(ax, answer, math.log2(ticks[-1]))
         elif answer.crossings:
             axis = answer.crossings[0].axis
-            _curve(ax, answer, is_emulated)
+            _curve(ax, answer)
     for ax in axes.flat[len(answers) :]:
         ax.set_axis_off()
     if image is not None:
@@ -62,24 +60,21 @@ def _figure(answers: Sequence[Answer], is_emulated: bool) -> Figure:
     else:
         figure.supxlabel("parameters" if axis == "size" else "response, tokens", fontsize=8)
         figure.supylabel("speedup of a step", fontsize=8)
-    emulated = "formats are emulated: never pays, by construction; no statement about hardware"
-    note = emulated if is_emulated else "hatched: beyond what was measured"
-    figure.suptitle(note, fontsize=8)
+    figure.suptitle("hatched: beyond what was measured", fontsize=8)
     return figure
 
 
-def _speedups(answer: Answer, is_emulated: bool) -> tuple[Any, Any, Any]:
+def _speedups(answer: Answer) -> tuple[Any, Any, Any]:
     """(parameters [80], response tokens [80], log2 of the speedup [80, 80]) of a map."""
-    by_size, by_length = (1.0, 1.0) if is_emulated else (SIZE_REACH, LENGTH_REACH)  # an emulation is not extended
     sizes, lengths = (np.array(x) for x in list(zip(*answer.measured, strict=True))[:2])
-    n = np.geomspace(sizes.min(), sizes.max() * by_size, 80)
-    length = np.geomspace(lengths.min(), lengths.max() * by_length, 80)
+    n = np.geomspace(sizes.min(), sizes.max() * SIZE_REACH, 80)
+    length = np.geomspace(lengths.min(), lengths.max() * LENGTH_REACH, 80)
     return n, length, np.log2(answer.speedup(n[None, :], length[:, None]))
 
 
-def _map(ax: Axes, answer: Answer, is_emulated: bool, top: float) -> Any:
+def _map(ax: Axes, answer: Answer, top: float) -> Any:
     sizes, lengths = (np.array(x) for x in list(zip(*answer.measured, strict=True))[:2])
-    n, length, value = _speedups(answer, is_emulated)
+    n, length, value = _speedups(answer)
     image = ax.pcolormesh(n, length, value.clip(-top, top), cmap="PuOr", norm=TwoSlopeNorm(0, -top, top),
                           shading="gouraud", rasterized=True)  # fmt: skip
     if value.min() < 0 < value.max():
@@ -98,10 +93,9 @@ def _map(ax: Axes, answer: Answer, is_emulated: bool, top: float) -> Any:
     return image
 
 
-def _curve(ax: Axes, answer: Answer, is_emulated: bool) -> None:
+def _curve(ax: Axes, answer: Answer) -> None:
     line = answer.crossings[0]
-    reach = line.measured[1] if is_emulated else line.reach  # an emulation is not extended
-    x = np.geomspace(line.measured[0], reach, 100)
+    x = np.geomspace(line.measured[0], line.reach, 100)
     held = np.full_like(x, line.at)
     y = answer.speedup(x, held) if line.axis == "size" else answer.speedup(held, x)
     inside = x <= line.measured[1]
@@ -110,8 +104,8 @@ def _curve(ax: Axes, answer: Answer, is_emulated: bool) -> None:
     at = 0 if line.axis == "size" else 1
     ax.plot([m[at] for m in answer.measured], [m[2] for m in answer.measured], "o", color=INK, markersize=3.5)
     ax.axhline(1.0, color="#707070", linewidth=0.8, linestyle="--")
-    ax.axvspan(line.measured[1], reach, color="#F3F3F3", linewidth=0, zorder=0)
-    if line.value is not None and not is_emulated:
+    ax.axvspan(line.measured[1], line.reach, color="#F3F3F3", linewidth=0, zorder=0)
+    if line.value is not None:
         ax.axvline(line.value, color="#D55E00", linewidth=1.0)
     ax.set_xscale("log")
     marks = sorted({float(f"{m[at]:.2g}") for m in answer.measured})

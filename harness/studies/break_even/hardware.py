@@ -15,9 +15,10 @@ from pathlib import Path
 
 from harness.engines.vllm.memory import num_parameters
 from harness.records.run_result import write_atomic
+from harness.studies.break_even.answer import Answer, crossings_of
 from harness.studies.break_even.costs import StepCost
+from harness.studies.break_even.figure import draw
 from harness.studies.break_even.laws import fit_speedup
-from harness.studies.break_even.report import Answer, crossings_of
 from harness.studies.stage_rates import ARMS, RATES, Measured, adam_s, push_s, read_measured, training_s
 from harness.studies.throughput.cost import generation_s
 from harness.studies.throughput.plan import read_sweep
@@ -52,8 +53,8 @@ def step_cost(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cell:
-    """An arm's step beside BF16's."""
+class Compared:
+    """An arm's step and that of BF16."""
 
     own: StepCost
     base: StepCost
@@ -66,15 +67,15 @@ class Cell:
         return self.base.total / self.own.total
 
 
-Cells = Mapping[tuple[str, int], Cell]
-"""(size, response tokens) -> cell."""
+Comparisons = Mapping[tuple[str, int], Compared]
+"""(size, response tokens) -> an arm and BF16 there."""
 
 
 def table_of(
     found: Measured, sizes: Sequence[str], lengths: Sequence[int], *, batch: int, prompt: int
-) -> dict[str, Cells]:
+) -> dict[str, Comparisons]:
     """Arm -> all steps that both it and BF16 were timed for."""
-    costs: dict[str, dict[tuple[str, int], Cell]] = {}
+    costs: dict[str, dict[tuple[str, int], Compared]] = {}
     for (arm, (precision, arithmetic)), size, length in itertools.product(ARMS.items(), sizes, lengths):
         at = {"batch": batch, "prompt": prompt, "length": length}
         own = step_cost(found, size, precision, arithmetic, **at)
@@ -83,11 +84,11 @@ def table_of(
             used = {(batch, n) for n in lengths if n <= max(length, min(lengths))}
             records = (found.records[f"{size}-{name}"] for name in (precision, "bf16"))
             waits = any(used & host_bound_cells(record) for record in records)
-            costs.setdefault(arm, {})[size, length] = Cell(own=own, base=base, is_host_bound=waits)
+            costs.setdefault(arm, {})[size, length] = Compared(own=own, base=base, is_host_bound=waits)
     return dict(costs)
 
 
-def answers(costs: Mapping[str, Cells]) -> list[Answer]:
+def answers(costs: Mapping[str, Comparisons]) -> list[Answer]:
     """Laws and crossings of every arm with two sizes and two lengths that do not wait for the host."""
     found: list[Answer] = []
     for arm, all_cells in costs.items():
@@ -108,7 +109,7 @@ def answers(costs: Mapping[str, Cells]) -> list[Answer]:
     return found
 
 
-def pays_from(cells: Cells, size: str) -> str:
+def pays_from(cells: Comparisons, size: str) -> str:
     """From which response length on a step of this size is cheaper than BF16's, in words."""
     every = {length: cell for (own, length), cell in cells.items() if own == size}
     ratios = sorted((length, cell.ratio) for length, cell in every.items() if not cell.is_host_bound)
@@ -123,7 +124,7 @@ def pays_from(cells: Cells, size: str) -> str:
     return f"{where} ({span})"
 
 
-def section(costs: Mapping[str, Cells], sizes: Sequence[str], batch: int) -> list[str]:
+def section(costs: Mapping[str, Comparisons], sizes: Sequence[str], batch: int) -> list[str]:
     """One batch size: from where each arm pays, and every step."""
     lines = [
         f"## {batch} responses a step", "",
@@ -163,11 +164,10 @@ def report(results: Path, batches: Sequence[int] = (64, 256)) -> tuple[str, dict
 
 def write(results: Path, page: str, found: Mapping[int, Sequence[Answer]]) -> list[Path]:
     """Write `tables/break_even_h200.md` and a figure per batch that has an answer; the paths."""
-    from harness.studies.break_even.figure import draw
 
     path, drawn = results / "tables" / f"{NAME}.md", list[Path]()
     write_atomic(path, page.encode())
     for batch, shown in found.items():
         if shown:
-            drawn += draw(shown, results / "figures" / f"{NAME}_b{batch}.png", False)
+            drawn += draw(shown, results / "figures" / f"{NAME}_b{batch}.png")
     return [path, *drawn]

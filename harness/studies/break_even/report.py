@@ -4,58 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from harness.records.arms import Arm, group_arms, label, rank
 from harness.records.run_result import RunResult, write_atomic
-from harness.records.stats import Floats
 from harness.report.plots.style import style_name
+from harness.studies.break_even.answer import Answer, Crossing, crossings_of
 from harness.studies.break_even.costs import StepCost, commonest_machine, emulates, machine, step_cost
-from harness.studies.break_even.laws import LENGTH_REACH, SIZE_REACH, Speedup, crossing, fit_speedup, resampled
-from harness.studies.break_even.time_to_accuracy import GAIN, Race, race
+from harness.studies.break_even.figure import draw
+from harness.studies.break_even.laws import LENGTH_REACH, SIZE_REACH, fit_speedup, resampled
+from harness.studies.break_even.time_to_accuracy import GAIN, race
 
 DRAWS = 200
-"""Resamples; of emulated formats, whose crossings nobody reads, one."""
+"""Resamples of the runs, which give a crossing its interval."""
 Costs = dict[str, list[StepCost]]
 """Context -> step costs of the runs in it."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Crossing:
-    """From where on an arm pays along one axis, the other held at its largest measured value."""
-
-    axis: str
-    """"size" or "length"."""
-    at: float
-    """The value of the other axis."""
-    measured: tuple[float, float]
-    reach: float
-    """How far the law was extended."""
-    value: float | None
-    low: float
-    high: float
-    """Infinite where some resamples never cross."""
-    best: float
-    """Largest speedup along the line."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Answer:
-    """One arm against its control."""
-
-    name: str
-    precision: str
-    speedup: Speedup
-    measured: list[tuple[float, float, float]]
-    """(size, length, ratio of median step costs) of the cells that both have."""
-    crossings: list[Crossing]
-    race: Race | None
-    step_ratio: float
-    """Control's step over the arm's in the largest setting that both ran."""
-    setting: str
 
 
 def write(
@@ -63,7 +28,8 @@ def write(
 ) -> list[Path]:
     """Write `<sweep>_break_even.md` into `tables` and `break_even.png` into `figures`, where they are not None.
 
-    Nothing for a sweep with one size and one length, or without the control.
+    Nothing for a sweep with one size and one length, without the control, or on an engine that emulates its formats:
+    such an engine is slower in them by construction.
     """
     found = answers(results, control)
     written: list[Path] = []
@@ -71,34 +37,28 @@ def write(
         written.append(tables / f"{sweep}_break_even.md")
         write_atomic(written[0], markdown(found, sweep, control, results).encode())
     if found and figures is not None:
-        from harness.studies.break_even.figure import draw
-
-        written += draw(found, figures / "break_even.png", is_emulated(results))
+        written += draw(found, figures / "break_even.png")
     return written
-
-
-def is_emulated(results: Sequence[RunResult]) -> bool:
-    """Does the engine of the machine that is judged emulate its formats?"""
-    place = commonest_machine(results)
-    return any(emulates(run) for run in results if machine(run) == place)
 
 
 def answers(results: Sequence[RunResult], control: str) -> list[Answer]:
     """Arms of coarser precisions that share two sizes or lengths with the control, on the machine of most runs, in runs
-    of equal `timed_code`."""
+    of equal `timed_code`. None where that machine's engine emulates its formats."""
+    place = commonest_machine(results) if results else None
+    if place is None or any(emulates(run) for run in results if machine(run) == place):
+        return []
     arms = group_arms(results)
-    costs = costs_by_line(arms, commonest_machine(results)) if results else {}
+    costs = costs_by_line(arms, place)
     reference = next((line for line in costs if line[1] == control), None)
     if reference is None:
         return []
     found: list[Answer] = []
-    emulated = is_emulated(results)
     for line in costs:
         own, other = _alike(costs[line], costs[reference])
         if rank(line[0]) > rank(reference[0]) and len(own) > 1:
             members = {label(a.context): a for a in arms if (a.precision, style_name(a)) == line}
             others = {label(a.context): a for a in arms if (a.precision, style_name(a)) == reference}
-            found.append(_answer(line, members, others, own, other, 1 if emulated else DRAWS))
+            found.append(_answer(line, members, others, own, other))
     found = [answer for answer in found if answer.crossings]  # contexts may differ in neither size nor length
     return sorted(found, key=lambda a: (rank(a.precision), a.name))
 
@@ -123,12 +83,10 @@ def _alike(own: Costs, other: Costs) -> tuple[Costs, Costs]:
     return found
 
 
-def _answer(
-    line: tuple[str, str], members: dict[str, Arm], others: dict[str, Arm], own: Costs, other: Costs, draws: int
-) -> Answer:  # fmt: skip
+def _answer(line: tuple[str, str], members: dict[str, Arm], others: dict[str, Arm], own: Costs, other: Costs) -> Answer:
     mine, theirs = ([cost for context in own for cost in group[context]] for group in (own, other))
     rng = np.random.default_rng(0)
-    boots = [fit_speedup(resampled(mine, rng), resampled(theirs, rng)) for _ in range(draws)]
+    boots = [fit_speedup(resampled(mine, rng), resampled(theirs, rng)) for _ in range(DRAWS)]
     speedup = fit_speedup(mine, theirs)
     cells = [(_mean(own[c], "size"), _mean(own[c], "length"), _ratio(own[c], other[c]), c) for c in own]
     largest = max(cells)[3]
@@ -149,52 +107,9 @@ def _ratio(own: Sequence[StepCost], other: Sequence[StepCost]) -> float:
     return float(np.median([c.total for c in other]) / np.median([c.total for c in own]))
 
 
-def crossings_of(speedup: Speedup, boots: Sequence[Speedup], costs: Sequence[StepCost]) -> list[Crossing]:
-    """Where a speedup crosses 1 in size and in length, with the spread of its resamples; what does not vary is left
-    out."""
-    sizes, lengths = ([getattr(cost, name) for cost in costs] for name in ("size", "length"))
-    found: list[Crossing] = []
-    for axis, values, others, factor in (
-        ("size", sizes, lengths, SIZE_REACH),
-        ("length", lengths, sizes, LENGTH_REACH),
-    ):
-        low, high, at = min(values), max(values), max(others)
-        if high < 1.2 * low:
-            continue
-
-        def along(x: Floats, of: Speedup = speedup, axis: str = axis, at: float = at) -> Floats:
-            held = np.full_like(x, at)
-            return of(x, held) if axis == "size" else of(held, x)
-
-        reach = high * factor
-        ends = [crossing(lambda x, of=of: along(x, of), low, reach) for of in boots]
-        known = np.sort([math.inf if end is None else end for end in ends])
-        found.append(
-            Crossing(
-                axis=axis,
-                at=at,
-                measured=(low, high),
-                reach=reach,
-                value=crossing(along, low, reach),
-                low=float(known[int(0.025 * len(known))]),
-                high=float(known[int(0.975 * len(known))]),
-                best=float(along(np.geomspace(low, reach, 60)).max()),
-            )
-        )
-    return found
-
-
-def sentence(answer: Answer, control: str, emulated: bool) -> str:
+def sentence(answer: Answer, control: str) -> str:
     """Where an arm pays, then what its learning curve asks of a step."""
-    if emulated:
-        low, high = min(m[2] for m in answer.measured), max(m[2] for m in answer.measured)
-        says = (
-            f"never, by construction: the format is emulated in a wider one. Its steps run at {low:.2f} to {high:.2f} "
-            f"times the speed of {control}, which says nothing about hardware"
-        )
-    else:
-        says = "; ".join(_crossing_words(c) for c in answer.crossings)
-    return f"{answer.name}: {says}." + _race_words(answer, control)
+    return f"{answer.name}: {'; '.join(_crossing_words(c) for c in answer.crossings)}." + _race_words(answer, control)
 
 
 def _crossing_words(c: Crossing) -> str:
@@ -230,15 +145,13 @@ def _race_words(answer: Answer, control: str) -> str:
 
 def markdown(found: Sequence[Answer], sweep: str, control: str, results: Sequence[RunResult]) -> str:
     """Sentences, then the table of measured and fitted speedups."""
-    emulated = is_emulated(results)
-    place = commonest_machine(results) + ("" if emulated else ", runs of one commit")
     lines = [
         f"# {sweep}: break-even", "",
-        f"Measured on: {place}. Speedup: seconds per step of {control} over those of the arm, "
-        "evaluation left out. Laws per stage in model size and response length, extended to "
+        f"Measured on: {commonest_machine(results)}, runs of one commit. Speedup: seconds per step of {control} over "
+        "those of the arm, evaluation left out. Laws per stage in model size and response length, extended to "
         f"{SIZE_REACH:g} times the largest size and {LENGTH_REACH:g} times the longest response. The accuracy to reach "
         f"is {GAIN:.0%} of what {control} gains.", "",
-        *(f"- {sentence(answer, control, emulated)}" for answer in found), "",
+        *(f"- {sentence(answer, control)}" for answer in found), "",
         "| arm | parameters | response tokens | speedup, measured | speedup, law |", "|---|---:|---:|---:|---:|",
     ]  # fmt: skip
     for answer in found:

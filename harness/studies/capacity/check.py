@@ -29,7 +29,7 @@ STAGES_OF_VERL = {"generate": ("generate",), "old_logp": ("score",), "update": (
 """Measured stage of a step -> what the plan has for it."""
 NO_UPDATE = (
     "Memory and time of a whole update: no measurement is committed "
-    "(`python -m harness.devtools.bench.long_sequences --size 7b --out results/bench/long_sequences_7b.json` makes one)"
+    "(`python -m harness.devtools.bench long_sequences --size 7b --out results/bench/long_sequences_7b.json` makes one)"
 )
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.engines.vllm.memory import num_parameters
-from harness.records.paths import figures_folder, tables_folder
+from harness.records.paths import tables_folder
 from harness.records.run_result import write_atomic
 from harness.studies.capacity import check
 from harness.studies.capacity.memory import USABLE_GIB
@@ -151,9 +151,7 @@ def report(
 
 
 def write(results: Path, page: str, cells: Sequence[PlanRow]) -> list[Path]:
-    """Write `tables/capacity_h200.md`, `.csv` and the figure; the paths."""
-    from harness.studies.capacity.figure import draw
-
+    """Write `tables/capacity_h200.md` and `.csv`; the paths."""
     path, table = (tables_folder(results) / f"{NAME}.{kind}" for kind in ("md", "csv"))
     write_atomic(path, page.encode())
     rows, text = rows_of(cells), io.StringIO()
@@ -161,4 +159,4 @@ def write(results: Path, page: str, cells: Sequence[PlanRow]) -> list[Path]:
     writer.writeheader()
     writer.writerows(rows)
     write_atomic(table, text.getvalue().encode())
-    return [path, table, *draw(cells, figures_folder(results) / f"{NAME}.png")]
+    return [path, table]

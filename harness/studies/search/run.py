@@ -26,7 +26,7 @@ from harness.studies.search.cells import Runner, Stopped, local_runner
 from harness.studies.search.space import suggest
 from harness.studies.search.spec import Budget, Search
 from harness.studies.search.store import held, lock_folder, open_studies, present, take_back
-from harness.studies.search.trials import Outcome, Surroundings, aggregate, evaluate, violation
+from harness.studies.search.trials import Surroundings, TrialOutcome, aggregate, evaluate, violation
 
 WAIT_S = 1.0
 """Between two looks of a worker that has nothing to do while trials run elsewhere."""
@@ -42,7 +42,7 @@ class Progressed:
     number: int
     values: dict[str, Any]
     """Its knobs."""
-    outcome: Outcome
+    outcome: TrialOutcome
     objectives: tuple[float, ...] | None
     usage: Usage
 
@@ -168,7 +168,7 @@ def work(session: Session) -> None:
         tell(session, share, trial, values, outcome)
 
 
-def tell(session: Session, share: str, trial: Trial, values: Mapping[str, Any], outcome: Outcome) -> None:
+def tell(session: Session, share: str, trial: Trial, values: Mapping[str, Any], outcome: TrialOutcome) -> None:
     """Store what became of a trial: attributes first, so that a trial with an end always has them."""
     search, study = session.search, session.studies[share]
     found = {"values": dict(values), "cells": outcome.cells, "scores": outcome.scores, "cost_s": outcome.cost_s}

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from optuna import Study
 from optuna.trial import FrozenTrial, TrialState
 
 from harness.config.load import run_id
@@ -27,7 +28,6 @@ from harness.studies.search.confirm import (
     searched_mean,
     values_of,
 )
-from harness.studies.search.front import on_front
 from harness.studies.search.pruning import oriented
 from harness.studies.search.space import cell_of, text
 from harness.studies.search.spec import Search
@@ -38,23 +38,16 @@ NUM_SHOWN = 10
 """Best trials that the table lists per share."""
 
 
-def read_trials(search: Search, results: Path) -> dict[str, list[FrozenTrial]]:
-    """Share -> every stored trial. Raises ValueError where the study is of another search."""
-    return {
-        share: study.get_trials(deepcopy=False)
-        for share, study in open_studies(search, results, is_writing=False).items()
-    }
-
-
 def write_tables(search: Search, results: Path) -> list[Path]:
     """Write `tables/<name>.md` and `searches/<name>.json`: their paths."""
-    trials = read_trials(search, results)
+    studies = open_studies(search, results, is_writing=False)
+    trials = {share: study.get_trials(deepcopy=False) for share, study in studies.items()}
     found = contenders(search, trials)
     records = confirmed(search, found, Launch(results=str(results), sweep=search.name))
     table, whole = results / "tables" / f"{search.name}.md", results / "searches" / f"{search.name}.json"
     sections = [
         f"# {search.name}", *answers(search, trials, found, records), search.question,
-        *fresh_section(search, found, records), *trials_section(search, trials), *spent_section(search, trials),
+        *fresh_section(search, found, records), *trials_section(search, studies), *spent_section(search, trials),
     ]  # fmt: skip
     write_atomic(table, ("\n\n".join(sections) + "\n").encode())
     write_atomic(whole, (json.dumps(exported(search, trials, found), indent=1, sort_keys=True) + "\n").encode())
@@ -137,13 +130,13 @@ def _gap(contender: Contender, base: Contender, records: Mapping[str, Mapping[in
     return "-" if math.isnan(d.low) else f"{d.mean:+.3f} [{d.low:+.3f}, {d.high:+.3f}] ({verdict(d.low, d.high)})"
 
 
-def trials_section(search: Search, trials: Trials) -> list[str]:
+def trials_section(search: Search, studies: Mapping[str, Study]) -> list[str]:
     """The best trials of every share by the first objective, and which of them no other beats in everything."""
     names = [o.metric for o in search.objectives]
     sections: list[str] = []
-    for share, of_share in trials.items():
-        complete = [t for t in of_share if t.state == TrialState.COMPLETE]
-        front = {t.number for t in on_front(search, of_share)}
+    for share, study in studies.items():
+        complete = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+        front = {t.number for t in study.best_trials}
         ranked = sorted(complete, key=lambda t: -oriented(t.values[0], search.objectives[0]))
         chosen = ranked[:NUM_SHOWN] + [t for t in ranked[NUM_SHOWN:] if "baseline" in t.user_attrs]
         rows = [["trial", "knobs", *names, "feasible", "front", "baseline"]]

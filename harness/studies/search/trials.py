@@ -25,7 +25,7 @@ REWARD_HALF = "reward_half"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class TrialOutcome:
     """What became of a trial."""
 
     state: Literal["complete", "pruned", "failed"]
@@ -75,12 +75,14 @@ def violation(scores: Scores, search: Search) -> float | None:
     return fmean(values) - constraint.at_most if values else None
 
 
-def evaluate(around: Surroundings, values: Mapping[str, Any], peers: Callable[[], Sequence[FrozenTrial]]) -> Outcome:
+def evaluate(
+    around: Surroundings, values: Mapping[str, Any], peers: Callable[[], Sequence[FrozenTrial]]
+) -> TrialOutcome:
     """Run the cells of a trial. `peers` reads the trials of its share. Raises Stopped."""
     search, scores, cells, cost = around.search, dict[int, dict[str, float]](), dict[int, str](), 0.0
 
-    def ended(state: Literal["complete", "pruned", "failed"], reason: str = "") -> Outcome:
-        return Outcome(state=state, reason=reason, scores=scores, cells=cells, cost_s=cost)
+    def ended(state: Literal["complete", "pruned", "failed"], reason: str = "") -> TrialOutcome:
+        return TrialOutcome(state=state, reason=reason, scores=scores, cells=cells, cost_s=cost)
 
     try:
         first = cell_of(overrides_of(search, values), search.seeds[0])

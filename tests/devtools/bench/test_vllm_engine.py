@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 import torch
 
-from harness.devtools.bench import vllm_engine
-from harness.devtools.bench import vllm_engine_clock as clock
+from harness.devtools.bench import runner, vllm_engine
+from harness.devtools.bench import timing as clock
 from harness.devtools.bench import vllm_engine_overhead as overhead
 from harness.devtools.bench import vllm_engine_push as push
 from harness.devtools.bench import vllm_engine_verl as verl
@@ -176,7 +176,7 @@ def test_ratio_to_ours_is_to_the_direct_push() -> None:
 
 def test_children_of_a_command() -> None:
     def told(*words: str) -> list[tuple[Any, ...]]:
-        given = vllm_engine.arguments().parse_args(words)
+        given = runner.parsed("vllm_engine", "x", vllm_engine.options, words)
         return [tuple(job.get(key) for key in ("precision", "is_direct", "pushes")) for job in vllm_engine.jobs(given)]
 
     assert told("sync") == [
@@ -195,7 +195,7 @@ def test_children_of_a_command() -> None:
         (["sync", "--formats", "fp9"], "fp9"),
         (["overhead", "--cells", "64"], "--cells '64'"),
         (["overhead", "--cells", "0x5"], "--cells '0x5'"),
-        (["sync", "--pushes", "0"], "--pushes is 0"),
+        (["sync", "--pushes", "0"], "--pushes: 0; valid: >= 1"),
         (["verl", "--ours", "nowhere.json"], "nowhere.json"),
     ],
 )
@@ -218,7 +218,7 @@ def test_toy_run_on_a_cpu(tmp_path: Path) -> None:
     out = tmp_path / "sync.json"
     words = ["sync", "--size", "toy", "--device", "cpu", "--formats", "bf16", "--pushes", "2", "--out", str(out)]
     done = subprocess.run(
-        [sys.executable, "-m", "harness.devtools.bench.vllm_engine", *words], capture_output=True, text=True,
+        [sys.executable, "-m", "harness.devtools.bench", "vllm_engine", *words], capture_output=True, text=True,
         check=False, env=os.environ | {"OMP_NUM_THREADS": "1"}, cwd=ROOT,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

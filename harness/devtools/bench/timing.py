@@ -1,4 +1,4 @@
-"""Clocks of the engine's benchmarks: wall time around a device, device time alone, where time goes inside a call."""
+"""Timing of calls: wall, process and device time, contestants in turns, and where time goes inside a call."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from math import ceil
 from statistics import median
-from typing import Any
+from typing import Any, TypeVar
 from unittest.mock import patch
 
 import torch
 
+T = TypeVar("T")
 AHEAD = 400_000_000
 """Clock cycles, about 0.2 s, that a GPU waits so that everything measured is queued before it begins."""
 
@@ -22,13 +23,60 @@ def wait(device: str) -> None:
         torch.cuda.synchronize()
 
 
-def seconds(call: Callable[[], object], device: str) -> float:
-    """Wall time of one call, the device waited for on both sides."""
+def timed(call: Callable[[], T], device: str) -> tuple[float, T]:
+    """(wall time of one call, what it returned), the device waited for on both sides."""
     wait(device)
     started = time.perf_counter()
-    call()
+    found = call()
     wait(device)
-    return time.perf_counter() - started
+    return time.perf_counter() - started, found
+
+
+def seconds(call: Callable[[], object], device: str = "cpu") -> float:
+    """Wall time of one call, the device waited for on both sides."""
+    return timed(call, device)[0]
+
+
+def cpu_seconds(call: Callable[[], object]) -> float:
+    """Process CPU time of one call, which other processes of the machine do not lengthen."""
+    started = time.process_time()
+    call()
+    return time.process_time() - started
+
+
+def device_seconds(call: Callable[[], object], device: str) -> float:
+    """One call: device time between two CUDA events, or wall time on a CPU."""
+    if device == "cpu":
+        return seconds(call)
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    torch.cuda.synchronize()
+    begin.record()
+    call()
+    end.record()
+    torch.cuda.synchronize()
+    return begin.elapsed_time(end) / 1e3
+
+
+def in_turns(
+    calls: Mapping[str, Callable[[], object]],
+    clock: Callable[[Callable[[], object]], T],
+    warm_up: int,
+    repeats: int,
+    until: float = float("inf"),
+) -> dict[str, list[T]]:
+    """Contestant -> what `clock` says of its measured calls.
+
+    They take turns until `repeats` or `until` of the monotonic clock, but once at least.
+    """
+    times: dict[str, list[T]] = {name: [] for name in calls}
+    for turn in range(warm_up + repeats):
+        for name, call in calls.items():
+            spent = clock(call)
+            if turn >= warm_up:
+                times[name].append(spent)
+        if turn >= warm_up and time.monotonic() > until:
+            break
+    return times
 
 
 def host_seconds(call: Callable[[], object], device: str) -> float:
@@ -73,7 +121,7 @@ def watched(targets: Mapping[str, tuple[Any, str]], device: str) -> Iterator[dic
     """
     spent = dict.fromkeys(targets, 0.0)
 
-    def timed(stage: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    def counted(stage: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
             found: list[Any] = []
             spent[stage] += seconds(lambda: found.append(function(*args, **kwargs)), device)
@@ -83,7 +131,7 @@ def watched(targets: Mapping[str, tuple[Any, str]], device: str) -> Iterator[dic
 
     with ExitStack() as stack:
         for stage, (owner, name) in targets.items():
-            stack.enter_context(patch.object(owner, name, timed(stage, getattr(owner, name))))
+            stack.enter_context(patch.object(owner, name, counted(stage, getattr(owner, name))))
         yield spent
 
 

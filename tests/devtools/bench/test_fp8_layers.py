@@ -13,11 +13,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from harness.devtools.bench import fp8_layers, fp8_layers_parts, fp8_layers_steps
-from harness.devtools.bench.fp8_layers_model import Layer, makers
+from harness.devtools.bench import fp8_layers, fp8_layers_model, fp8_layers_parts
+from harness.devtools.bench.fp8_layers import best_launch, best_wgrad, budget, summary
+from harness.devtools.bench.fp8_layers_model import BAR, Contestant, Layer, build, layer_rows, lineup, makers
 from harness.devtools.bench.fp8_layers_parts import Row, error_rows, product_rows, sides, uses
-from harness.devtools.bench.fp8_layers_report import best_launch, best_wgrad, budget, summary, table
-from harness.devtools.bench.fp8_layers_steps import BAR, Contestant, build, layer_rows, lineup
+from harness.devtools.bench.runner import table
 from harness.devtools.bench.sync_model import SIZES
 from harness.numerics.fp8_flow import use_kernels
 from harness.numerics.fp8_gemm import Kernels, Operand, reference
@@ -129,8 +129,8 @@ def test_compiled_contestants_are_the_eager_ones_bit_for_bit(
         found: list[list[Tensor]] = []
         for is_compiled in (False, True):
             model = build(TOY, Contestant(name="", make=make, kernels=kernels, is_compiled=is_compiled), given)
-            x, dy = fp8_layers_steps.inputs(TOY, given)
-            fp8_layers_steps.step(model, x, dy)
+            x, dy = fp8_layers_model.inputs(TOY, given)
+            fp8_layers_model.step(model, x, dy)
             with torch.no_grad():
                 y = model(x)
             found.append([y, *(p.grad for p in (x, *model.parameters()) if p.grad is not None)])

@@ -1,9 +1,10 @@
-"""Faults: the schedule, the audit on cases made by hand, a small real campaign, and the committed one."""
+"""Faults: the schedule, the audit on cases made by of_cell, a small real campaign, and the committed one."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,16 +15,17 @@ from pathlib import Path
 
 import pytest
 
-from harness.cli.faults import faults
 from harness.config.load import run_id
 from harness.config.schema import Launch, RunConfig
 from harness.devtools.faults import audit, campaign, report
+from harness.devtools.faults.__main__ import main
 from harness.devtools.faults.audit import audit_cells, audit_leftovers
-from harness.devtools.faults.cell import Striker
-from harness.devtools.faults.journal import VARIABLE, Fault, Mark, has_struck, note, read, write_orders
+from harness.devtools.faults.injector import Injector
+from harness.devtools.faults.journal import VARIABLE, Fault, Mark, note, read, was_injected, write_faults
+from harness.devtools.faults.open_round import SWEEP, OpenRound, Settings
 from harness.devtools.faults.outcome import OUTCOMES, outcome, summary, totals
-from harness.devtools.faults.rounds import SWEEP, Place, Settings, run_round
-from harness.devtools.faults.schedule import FORMS, Round, deal, plan_round
+from harness.devtools.faults.rounds import run_round
+from harness.devtools.faults.schedule import FORMS, Round, endless, plan_round
 from harness.foundation.provenance import ROOT
 from harness.records.run_result import read_result, write_result
 from harness.run.cell import record, run_cell
@@ -33,21 +35,21 @@ STEPS = 4
 
 
 def test_a_schedule_is_a_function_of_its_seed_and_reaches_every_form() -> None:
-    first, again, other = (list(islice(deal(tuple(FORMS), seed), 600)) for seed in (0, 0, 1))
+    first, again, other = (list(islice(endless(tuple(FORMS), seed), 600)) for seed in (0, 0, 1))
     assert first == again != other
     assert {kind for kind, _ in first[: len(FORMS)]} == set(FORMS)
     assert set(first) == {(kind, form) for kind, forms in FORMS.items() for form in forms}
     rounds = [plan_round(iter(first), 0, 3, cells=6, steps=12, size=60) for _ in range(2)]
     assert rounds[0] == rounds[1]
-    assert sum(len(hand) for hand in rounds[0].cells) + len(rounds[0].beside) == 60
-    for hand in rounds[0].cells:
-        assert all(0 <= fault.step < 12 for fault in hand)
-        assert sum(fault.kind == "nan" for fault in hand[:-1]) == 0  # a divergence is the last of a cell
-    ids = [fault.id for hand in rounds[0].cells for fault in hand] + [fault.id for fault in rounds[0].beside]
+    assert sum(len(of_cell) for of_cell in rounds[0].cells) + len(rounds[0].outside) == 60
+    for of_cell in rounds[0].cells:
+        assert all(0 <= fault.step < 12 for fault in of_cell)
+        assert sum(fault.kind == "nan" for fault in of_cell[:-1]) == 0  # a divergence is the last of a cell
+    ids = [fault.id for of_cell in rounds[0].cells for fault in of_cell] + [fault.id for fault in rounds[0].outside]
     assert len(set(ids)) == 60
 
 
-def test_a_fault_strikes_once_at_its_moment_and_none_before_its_turn(
+def test_a_fault_is_injected_once_at_its_moment_and_none_before_its_turn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(VARIABLE, str(tmp_path))
@@ -57,20 +59,20 @@ def test_a_fault_strikes_once_at_its_moment_and_none_before_its_turn(
         Fault(id="c", kind="memory", form="MemoryError", step=1),
     ]
     note(tmp_path, "begin", "cell", at_s=0.0)
-    write_orders(tmp_path, "cell", faults)
-    striker = Striker(tmp_path / "cell" / "cell.json")
-    assert striker.orders == faults
-    striker.step = 2
-    assert striker.due(("memory",), ("MemoryError",)) is None  # the hang ends the process first
-    assert striker.due(("hang",), ("sleep",)) is None
-    striker.step = 3
-    assert striker.due(("hang",), ("stop",)) is None
-    assert striker.due(("hang",), ("sleep",)) == faults[1]
-    assert striker.due(("memory",), ("MemoryError",)) == faults[2]
-    assert striker.due(("memory",), ("MemoryError",)) is None
-    assert [has_struck(tmp_path, fault.id) for fault in faults] == [False, True, True]
+    write_faults(tmp_path, "cell", faults)
+    injector = Injector(tmp_path / "cell" / "cell.json")
+    assert injector.faults == faults
+    injector.step = 2
+    assert injector.due(("memory",), ("MemoryError",)) is None  # the hang ends the process first
+    assert injector.due(("hang",), ("sleep",)) is None
+    injector.step = 3
+    assert injector.due(("hang",), ("stop",)) is None
+    assert injector.due(("hang",), ("sleep",)) == faults[1]
+    assert injector.due(("memory",), ("MemoryError",)) == faults[2]
+    assert injector.due(("memory",), ("MemoryError",)) is None
+    assert [was_injected(tmp_path, fault.id) for fault in faults] == [False, True, True]
     marks = [(mark.what, mark.fault, mark.step) for mark in read(tmp_path)]
-    assert marks == [("begin", "", 0), ("strike", "b", 3), ("strike", "c", 3)]
+    assert marks == [("begin", "", 0), ("inject", "b", 3), ("inject", "c", 3)]
 
 
 def written(folder: Path, config: RunConfig, final: str = "aa", status: str = "ok", loss: float = 0.5) -> Path:
@@ -98,9 +100,9 @@ def audited(
     spoil(results, configs)
     first = run_id(configs[0])
     marks = [Mark(what="end", cell=first, at_s=float(i), status="ok") for i in range(ends)]
-    struck = {} if nan_step is None else {first: Fault(id="n", kind="nan", form="loss", step=nan_step)}
+    diverging = {} if nan_step is None else {first: Fault(id="n", kind="nan", form="loss", step=nan_step)}
     runs = [folder / "runs" / SWEEP for folder in (reference, results)]
-    return [(case.wrong, case.words) for case in audit_cells(configs, runs[0], runs[1], marks, struck)]
+    return [(case.wrong, case.words) for case in audit_cells(configs, runs[0], runs[1], marks, diverging)]
 
 
 def path_of(results: Path, config: RunConfig) -> Path:
@@ -213,7 +215,7 @@ def test_what_became_of_a_fault(
     fault: tuple[str, str], later: list[tuple[str, int, int, int, str]], became: str, seconds: float | None
 ) -> None:
     order = Fault(id="f", kind=fault[0], form=fault[1])
-    marks = [Mark(what="strike", cell="c", at_s=10.0, pid=1, parent=9, step=4, fault="f")]
+    marks = [Mark(what="inject", cell="c", at_s=10.0, pid=1, parent=9, step=4, fault="f")]
     for i, (what, pid, parent, step, status) in enumerate(later):
         marks.append(
             Mark(what=what, cell="c", at_s=13.0 + i, pid=pid, parent=parent, step=step, status=status)  # type: ignore[arg-type]
@@ -243,24 +245,26 @@ def test_a_small_campaign(tmp_path: Path) -> None:
             ),
             (Fault(id="4", kind="nan", form="gradient", step=4),),
         ),
-        beside=(Fault(id="5", kind="record", form="garbage"), Fault(id="6", kind="record", form="truncated")),
+        outside=(Fault(id="5", kind="record", form="garbage"), Fault(id="6", kind="record", form="truncated")),
     )
     settings = Settings(workers=2)
-    place = Place(folder=tmp_path / "round", reference=reference, configs=configs, settings=settings, is_forked=True)
-    place.control.mkdir(parents=True)
-    small_launch(place.results)
-    done = run_round(place, plan)
+    opened = OpenRound(
+        folder=tmp_path / "round", reference=reference, configs=configs, settings=settings, is_forked=True
+    )
+    opened.control.mkdir(parents=True)
+    small_launch(opened.results)
+    done = run_round(opened, plan)
     assert done.cases == []
     became = {one.fault.id: one.became for one in done.outcomes}
     assert became == {
         "0": "went on", "1": "retried by the sweep", "2": "went on", "3": "retried by the sweep", "4": "reported",
         "5": "reported", "6": "reported",
     }  # fmt: skip
-    survivor, diverged = (read_result(place.records / f"{run_id(config)}.json") for config in configs)
+    survivor, diverged = (read_result(opened.records / f"{run_id(config)}.json") for config in configs)
     assert (survivor.status, diverged.status) == ("ok", "diverged")
     told = " ".join(survivor.retries)
     assert all(words in told for words in ("out of memory: MemoryError", "killed by SIGKILL", "state.pt.corrupt"))
-    assert place.starts == [0, 2, 0]
+    assert opened.starts == [0, 2, 0]
 
 
 def test_the_committed_campaign() -> None:
@@ -281,12 +285,23 @@ def test_the_figure_shows_every_fault() -> None:
     assert sum(bar.get_width() for bar in left.patches) == data["totals"]["injected"]  # type: ignore[attr-defined]
 
 
-def test_bad_words_are_told(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--kinds", "kil"], r"kinds=kil: unknown; .*kill"),
+        (["--scratch", "."], r"scratch=\.: not empty"),
+        (["--count", "0"], r"count=0: must be at least 1"),
+    ],
+)
+def test_bad_words_are_told(
+    words: list[str], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "there").write_text("mine")
-    with pytest.raises(ValueError, match=r"kinds=kil: unknown; .*kill"):
-        faults(8, 0, kinds=["kil"], workers=1, scratch=None, results=tmp_path)
-    with pytest.raises(ValueError, match=r"scratch=.*: not empty"):
-        faults(8, 0, kinds=None, workers=1, scratch=tmp_path, results=tmp_path)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit, match="2"):
+        main(words)
+    assert re.search(told, capsys.readouterr().err)
+    assert [path.name for path in tmp_path.iterdir()] == ["there"]
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from harness.devtools.bench import verl_scaling
+from harness.devtools.bench import runner, verl_scaling
 from harness.models.checkpoint import load_decoder
 from harness.trainers.verl import checks
 
@@ -18,7 +18,8 @@ CELL = {"tokens": [64.0, 64.0], "stages": {"generate": [0.5, 0.7], "update": [0.
 
 
 def given(folder: Path, *words: str) -> argparse.Namespace:
-    return verl_scaling.parsed(["--out", str(folder / "x.json"), "--work", str(folder / "work"), *words])
+    asked = ["--out", str(folder / "x.json"), "--work", str(folder / "work"), *words]
+    return runner.parsed("verl_scaling", "x", verl_scaling.options, asked)
 
 
 def test_a_folder_of_random_weights_has_a_tokenizer_of_its_whole_vocabulary(tmp_path: Path) -> None:

@@ -114,4 +114,4 @@ def test_verl_finds_the_end_of_a_turn_among_as_many_tokens(tmp_path: Path) -> No
 
 def test_a_batch_that_does_not_divide_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert peers.main(["--out", "x.json", "--device", "cpu", "--prompts", "3", "--group", "3", "--rows", "4"]) == 2
-    assert "rows=4 must divide 9 samples" in capsys.readouterr().out
+    assert "rows=4 must divide 9 samples" in capsys.readouterr().err

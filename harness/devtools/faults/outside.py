@@ -1,4 +1,4 @@
-"""Faults from beside a sweep: damaged and foreign files among its results, damaged bases, an MLflow that fails."""
+"""Faults from outside a sweep: damaged and foreign files among its results, damaged bases, an MLflow that fails."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from harness.devtools.faults.damage import damage
 from harness.devtools.faults.journal import Fault
-from harness.devtools.faults.strikes import damage
 
 ANSWER = '{"experiments": []}'
 
@@ -62,7 +62,7 @@ def restore(before: Mapping[Path, bytes], hit: Iterable[Path]) -> None:
 
 
 def damage_base(fault: Fault, bases: Path) -> Path:
-    """Damage the base of a round: its weights, or the record beside them."""
+    """Damage the base of a round: its weights, or the record next to them."""
     (folder,) = [path for path in bases.iterdir() if path.is_dir() and not path.name.startswith(".")]
     if fault.form == "recipe":
         (folder / "recipe.json").write_text('{"key": ', encoding="utf-8")

@@ -1,0 +1,83 @@
+"""What all benches share: parsing their options, refusing bad input, writing JSON, tables of rows."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from harness.records.run_result import write_atomic
+
+PROGRAM = "python -m harness.devtools.bench"
+
+
+def run(
+    name: str,
+    what: str,
+    options: Callable[[argparse.ArgumentParser], None],
+    command: Callable[[argparse.Namespace], int],
+    words: Sequence[str] | None,
+) -> int:
+    """Parse the words of one bench and run it: its exit code, or 2 with one line on standard error for bad input.
+
+    `what` is its docstring, of which the first line is shown.
+    """
+    given = parsed(name, what, options, words)
+    try:
+        return command(given)
+    except (ValueError, OSError, torch.OutOfMemoryError) as error:
+        print(f"{name}: {str(error).splitlines()[0]}", file=sys.stderr)
+        return 2
+
+
+def parsed(
+    name: str, what: str, options: Callable[[argparse.ArgumentParser], None], words: Sequence[str] | None
+) -> argparse.Namespace:
+    """The options of one bench."""
+    parser = argparse.ArgumentParser(prog=f"{PROGRAM} {name}", description=what.splitlines()[0])
+    options(parser)
+    return parser.parse_args(words)
+
+
+def add_device_and_out(parser: argparse.ArgumentParser, *, needs_out: bool = False) -> None:
+    """The options that most benches have."""
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda", help="(default: cuda)")
+    parser.add_argument("--out", type=Path, required=needs_out, help="JSON file of everything that was measured")
+
+
+def check_device(device: str) -> None:
+    """Raises ValueError, one line, where torch does not see the device."""
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("--device cuda: no CUDA device is visible; valid: --device cpu")
+
+
+def check_positive(given: argparse.Namespace, *names: str) -> None:
+    """Raises ValueError, one line, for an option below 1."""
+    for name in names:
+        if getattr(given, name) < 1:
+            raise ValueError(f"--{name.replace('_', '-')}: {getattr(given, name)}; valid: >= 1")
+
+
+def save(path: Path | None, found: Mapping[str, Any]) -> None:
+    """Write everything that was found so far as JSON, whole; nothing without a path."""
+    if path is not None:
+        write_atomic(path, json.dumps(found, indent=1, allow_nan=False).encode() + b"\n")
+
+
+def table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Rows as text in columns; a column that is empty throughout is left out."""
+    names = list(dict.fromkeys(name for row in rows for name in row if row[name] is not None))
+    cells = [names, *([_text(row.get(name)) for name in names] for row in rows)]
+    widths = [max(len(line[i]) for line in cells) for i in range(len(names))]
+    return "\n".join("  ".join(t.ljust(w) for t, w in zip(line, widths, strict=True)).rstrip() for line in cells)
+
+
+def _text(value: object) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,76 @@
+"""A round while it runs: the settings of the campaign, the folders of the round, and what was seen in it so far."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from harness.config.schema import Launch, RunConfig
+from harness.devtools.faults.audit import Case
+from harness.devtools.faults.schedule import FORMS
+from harness.sweep.queue import finished
+
+SWEEP = "faults"
+"""Name of the sweep that every round runs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What a campaign does."""
+
+    count: int = 200
+    """Faults to inject, at least."""
+    seed: int = 0
+    kinds: tuple[str, ...] = tuple(FORMS)
+    cells: int = 6
+    """Per round."""
+    size: int = 42
+    """Faults planned per round."""
+    rounds_at_a_time: int = 3
+    """Rounds at a time: most of a round is waiting for one process to start."""
+    workers: int = 3
+    """Cells at a time in a round."""
+    spawned_every: int = 5
+    """Every so many rounds processes are started as users start them, in the others they are forked."""
+    stall_s: float = 60.0
+    """Longer than a cell needs to its first step on a busy machine."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenRound:
+    """A round while it runs: its folders, and what was seen so far."""
+
+    folder: Path
+    reference: Path
+    configs: tuple[RunConfig, ...]
+    settings: Settings
+    is_forked: bool = False
+    """Are its processes forked (`harness.devtools.faults.forked_cell`)?"""
+    volume: Path | None = None
+    starts: list[int] = field(default_factory=list[int])
+    """Exit codes."""
+    ended: list[int] = field(default_factory=list[int])
+    """Stopped orphans that had to be ended by hand."""
+    cases: list[Case] = field(default_factory=list[Case])
+
+    @property
+    def results(self) -> Path:
+        return self.folder / "results"
+
+    @property
+    def control(self) -> Path:
+        return self.folder / "control"
+
+    @property
+    def records(self) -> Path:
+        return self.results / "runs" / SWEEP
+
+    @property
+    def launch(self) -> Launch:
+        return Launch(
+            results=str(self.results), sweep=SWEEP, checkpoint_every_s=0.0, stall_s=self.settings.stall_s, threads=1
+        )
+
+    def unfinished(self) -> list[RunConfig]:
+        """Cells without a finished record."""
+        return [config for config in self.configs if finished(config, self.launch) is None]

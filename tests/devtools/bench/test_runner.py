@@ -1,0 +1,56 @@
+"""The entry of all benches: names, tables, files, refusals."""
+
+from __future__ import annotations
+
+import json
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+import torch
+
+from harness.devtools.bench import runner
+from harness.devtools.bench.__main__ import OTHERS, RATIOS, main
+
+
+def test_every_bench_is_listed_with_its_first_line_and_can_be_called(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    for name in (*RATIOS, *OTHERS):
+        module = import_module(f"harness.devtools.bench.{name}")
+        assert f"  {name:16}{(module.__doc__ or '').splitlines()[0]}" in lines
+        assert callable(module.run if name in RATIOS else module.main)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["headd"], "bench: 'headd' is unknown; valid: sampler, "),
+        (["sampler", "--quick"], "bench: sampler has no options, and '--quick' is one too many"),
+        (["sync", "--size", "toy", "--device", "cpu", "--repeats", "0"], "sync: --repeats: 0; valid: >= 1"),
+    ],
+)
+def test_bad_words_are_one_line(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(said)
+
+
+def test_a_table_has_a_column_per_name_that_has_a_value() -> None:
+    rows = [{"what": "a", "ms": 1.23456, "failed": None}, {"what": "bcd", "failed": None, "n": 7}]
+    assert runner.table(rows) == "what  ms     n\na     1.235  -\nbcd   -      7"
+
+
+def test_what_was_found_is_saved_whole(tmp_path: Path) -> None:
+    runner.save(None, {})
+    runner.save(tmp_path / "new" / "x.json", {"a": [1.5]})
+    assert json.loads((tmp_path / "new" / "x.json").read_text()) == {"a": [1.5]}
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        runner.save(tmp_path / "new" / "x.json", {"a": float("nan")})
+    assert json.loads((tmp_path / "new" / "x.json").read_text()) == {"a": [1.5]}
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+def test_a_device_that_is_not_there_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"--device cuda: no CUDA device is visible; valid: --device cpu"):
+        runner.check_device("cuda")
