@@ -53,7 +53,7 @@ notebooks: setup ## execute notebooks/*.py into their .ipynb
 	@$(LOWBIT) figures --notebooks $(ARGS)
 
 claims: setup ## test the published claims on the results: results/claims.md
-	@$(LOWBIT) claims $(ARGS)
+	@$(LOWBIT) claims --write $(ARGS)
 
 site: setup ## results/site/index.html: leaderboard, figures, passports, claims on one page
 	@$(LOWBIT) site $(ARGS)
@@ -62,7 +62,7 @@ browse: setup ## serve MLflow on this machine, opened at NAME (default: all swee
 	@$(LOWBIT) browse $(NAME) $(ARGS)
 
 break-even: setup ## from which size and length on a precision pays for a whole step (from what a GPU measured)
-	@$(LOWBIT) break-even $(ARGS)
+	@$(LOWBIT) break-even --write $(ARGS)
 
 faults: setup ## inject 200 faults into running sweeps and count what is lost, duplicated or mislabelled
 	@$(PY) -m harness.devtools.faults $(ARGS)
@@ -71,7 +71,7 @@ throughput: setup ## tokens/s of vLLM by size, precision, batch and length (NAME
 	@$(LOWBIT) throughput $(or $(NAME),throughput_h200) $(ARGS)
 
 parity: setup ## the emulation against vLLM's kernels on one checkpoint, format by format
-	@$(LOWBIT) parity $(ARGS)
+	@$(LOWBIT) parity --write $(ARGS)
 
 bench: setup ## speed ratios against transformers and TRL in one run
 	@$(PY) -m harness.devtools.bench $(ARGS)

@@ -78,7 +78,7 @@ def test_what_is_committed_makes_the_committed_page(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"fp8_layers_7b.json: cannot be read"):
         read_measured(tmp_path, plan)
     with pytest.raises(ValueError, match=r"batch=7 was not measured; valid: 1, 8, 32"):
-        hardware.write(tmp_path, [7])
+        hardware.report(tmp_path, [7])
     (tmp_path / "bench").mkdir()
     for name in ("fp8_layers_7b.json", "vllm_sync_7b.json", "kernels_7b.json"):
         source = json.loads((ROOT / "results" / "bench" / name).read_text(encoding="utf-8"))

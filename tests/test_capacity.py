@@ -237,6 +237,8 @@ def test_the_command_writes_a_page_a_table_and_a_figure(tmp_path: Path, capsys: 
         (tmp_path / name).symlink_to(ROOT / "results" / name)
     words = ["capacity", "--results", str(tmp_path), "--gpus", "1,16", "--sizes", "7b,0.5b", "--lengths", "512,2048"]
     assert cli.main([*words, "--batch", "64"]) == 0
+    assert not (tmp_path / "tables").exists() and not (tmp_path / "figures").exists()
+    assert cli.main([*words, "--batch", "64", "--write"]) == 0
     said = capsys.readouterr().out
     assert "## 16 GPUs (assumed)" in said and "- weights: 31 measured" in said
     rows = (tmp_path / "tables" / "capacity_h200.csv").read_text(encoding="utf-8").splitlines()
@@ -247,11 +249,11 @@ def test_the_command_writes_a_page_a_table_and_a_figure(tmp_path: Path, capsys: 
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["--gpus", "0"], "--gpus 0: 1 to 8, or whole nodes of 8"),
+        (["--gpus", "0"], "--gpus: '0': whole numbers above 0 are expected"),
         (["--gpus", "8,12"], "--gpus 12: 1 to 8, or whole nodes of 8"),
         (["--sizes", "8b"], "sizes: '8b' is unknown"),
         (["--lengths", "40000"], "lengths=40000: 0.5b answers with 1 to 32704 tokens"),
-        (["--network", "-1"], "network=-1.0: a number above 0"),
+        (["--network", "-1"], "--network: '-1': GB/s above 0 are expected"),
     ],
 )
 def test_bad_input_is_one_line_and_code_2(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import zipfile
 from dataclasses import replace
 
 import pytest
@@ -9,6 +11,7 @@ import pytest
 from harness.config.load import groups, launch_of, load, parse, run_id, run_name, split_launch, to_json
 from harness.config.resolve import resolve
 from harness.config.schema import Launch, RunConfig
+from tests.source_tree import ROOT
 
 
 def test_defaults_are_the_measured_recommendation() -> None:
@@ -71,7 +74,7 @@ def test_long_problems_get_the_smaller_learning_rate() -> None:
 def test_every_choice_of_every_group_composes() -> None:
     for group, choices in groups().items():
         for choice in choices:
-            config = load([f"{group}={choice}"])
+            config = load([f"{group}={choice}", *["model.path=there"] * (choice == "hf")])
             assert getattr(config, group) is not None
 
 
@@ -127,3 +130,14 @@ def test_a_wrong_launch_setting_is_one_line(words, said):
 def test_a_wrong_launch_value_names_field_and_value():
     with pytest.raises(ValueError, match=r"packing='often'"):
         launch_of(split_launch(["launch.packing=often"])[1], results="r", sweep="s")
+
+
+def test_every_committed_record_keeps_its_run_id() -> None:
+    """Single and packed ones: their configurations are within the bounds and hash to their ids."""
+    records = [json.loads(path.read_text(encoding="utf-8")) for path in (ROOT / "results" / "runs").glob("*/*.json")]
+    for path in (ROOT / "results" / "packed").glob("*.zip"):
+        with zipfile.ZipFile(path) as archive:
+            records += [json.loads(line) for line in archive.read("records.jsonl").splitlines()]
+    assert len(records) > 1000
+    wrong = [r["run_id"] for r in records if run_id(parse(RunConfig, r["config"])) != r["run_id"]]
+    assert wrong == []

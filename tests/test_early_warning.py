@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -11,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness.cli.arguments import analysing
-from harness.cli.commands.analysing import early_warning
+from harness.cli.early_warning import early_warning
+from harness.cli.main import parse
 from harness.records.run_result import write_result
-from harness.studies.early_warning import alarms, report, scores, write
+from harness.studies.early_warning import alarms, report, scores
 from harness.studies.early_warning.collapse import drawdown, kind, onset, smoothed
 from tests import result_factory as factory
 
@@ -124,7 +123,9 @@ def test_a_hidden_loss_is_counted_apart(tmp_path: Path) -> None:
 
 def test_tables_figures_and_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sweep(tmp_path, num_arms=2)
-    assert early_warning(["early"], tmp_path) == 0
+    assert early_warning(["early"], tmp_path, is_written=False) == 0
+    assert not (tmp_path / "tables").exists() and not (tmp_path / "figures").exists()
+    assert early_warning(["early"], tmp_path, is_written=True) == 0
     said = capsys.readouterr().out
     assert "30 runs of early: 20 healthy, 10 collapsed (10 of them from step 15 on)" in said
     assert "k3 (level) warns of 100% of the collapses" in said and "steps before the reward's drop" in said
@@ -157,9 +158,9 @@ def test_hidden_losses_can_be_counted_by_their_reward() -> None:
 def test_bad_input_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "runs" / "quick").mkdir(parents=True)
     with pytest.raises(ValueError, match=r"sweep 'quik' has no results in .*nearest: quick"):
-        early_warning(["quik"], tmp_path)
+        early_warning(["quik"], tmp_path, is_written=False)
     with pytest.raises(ValueError, match="0 collapsed and 0 healthy runs"):
-        write([], tmp_path, tmp_path)
+        report.report([])
     bad = tmp_path / "bad.parquet"
     bad.write_bytes(b"no")
     with pytest.raises(ValueError, match=r"bad\.parquet: not a Parquet file"):
@@ -168,7 +169,5 @@ def test_bad_input_is_one_line(tmp_path: Path) -> None:
 
 
 def test_the_command_is_declared() -> None:
-    top = argparse.ArgumentParser()
-    analysing.add(top.add_subparsers())
-    parsed = top.parse_args(["early-warning", "a", "b"])
+    parsed = parse(["early-warning", "a", "b"])
     assert parsed.sweeps == ["a", "b"] and parsed.results == Path("results")

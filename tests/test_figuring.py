@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from harness.cli.commands.figuring import figures, known_sweeps, listing
+from harness.cli.figures import figures, known_sweeps, listing
 from harness.published.figures import FIGURES, draw, missing
 from harness.published.figures.drawn import folded, png
 from harness.published.figures.estimates import bracketed, difference, floored, fraction, geometric, mean, ratio

@@ -13,7 +13,7 @@ import nbformat
 import pytest
 from nbclient.exceptions import CellExecutionError
 
-from harness.cli.commands.figuring import executed
+from harness.cli.figures import executed
 from harness.published.figures import FIGURES, RESULTS, missing
 from harness.published.figures.drawn import Drawn
 from tests.source_tree import ROOT

@@ -171,6 +171,8 @@ def test_records_are_kept_and_tables_and_figures_are_redrawn(records: Path, caps
     times = {path: path.stat().st_mtime_ns for path in records.glob("*.json")}
     words = ["--results", str(results)]
     assert cli.main(["replay", "report", *words]) == 0
+    assert "## xs-chain8, age 1" in capsys.readouterr().out and not (results / "tables").exists()
+    assert cli.main(["replay", "report", "--write", *words]) == 0
     assert {path: path.stat().st_mtime_ns for path in records.glob("*.json")} == times
     table = pd.read_csv(results / "tables" / "replay.csv")
     assert set(table["sampler"]) == {CONTROL, "int3"} and set(table["age"]) == {0, 1}
@@ -211,7 +213,7 @@ def test_joined_pads_to_common_widths() -> None:
         (["collect", "--prompts", "64"], "at least 8"),
         (["collect", "method=mis"], "collecting has no method"),
         (["collect", "algo.dynamic_sampling=true"], "same prompts"),
-        (["collect", "--warmup", "-1"], "--warmup=-1"),
+        (["collect", "--warmup", "-1"], "--warmup: '-1'"),
         (["collect", "metod=bf16"], "nearest: method"),
         (["evaluate"], "run `lowbit replay collect` first"),
         (["evaluate", "--ages", "3"], "--ages=3"),

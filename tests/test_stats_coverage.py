@@ -122,7 +122,8 @@ def test_intervals_cover_closely(world: coverage.World, num_seeds: int) -> None:
 
 def test_the_command_writes_table_and_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(coverage, "SIZES", (2, 3))
-    assert coverage.main(["--sims", "4", "--results", str(tmp_path)]) == 0
+    assert coverage.main(["--sims", "4", "--results", str(tmp_path)]) == 0 and not (tmp_path / "tables").exists()
+    assert coverage.main(["--sims", "4", "--results", str(tmp_path), "--write"]) == 0
     lines = (tmp_path / "tables" / "stats_coverage.md").read_text().splitlines()
     assert any(line.startswith("| spread | bootstrap of the mean") for line in lines)
     assert lines.count("| true difference | pilot | power | seeds in all, median |") == 1

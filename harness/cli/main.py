@@ -1,45 +1,81 @@
-"""The command `lowbit`: parse, dispatch, and turn bad input into one line and exit code 2."""
+"""The command `lowbit`: find the command's file, parse, run it, and turn bad input into one line and exit code 2.
+
+A command `some-name` is the file `harness/cli/some_name.py` with `arguments(parser)`, which declares its options, and
+`run(arguments)`, which returns the exit code. Only the file of the chosen command is imported, and it imports what
+is slow to import (torch, Hydra, pandas) when it runs, so that help and typing errors answer at once.
+"""
 
 from __future__ import annotations
 
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from typing import NoReturn
 
-from harness.cli.arguments import (
-    analysing,
-    claiming,
-    faulting,
-    figuring,
-    inspecting,
-    measuring,
-    parity,
-    replaying,
-    searching,
-    sweeping,
-)
 from harness.foundation import bytecode_cache
+from harness.foundation.did_you_mean import nearest
 
-AREAS = (sweeping, searching, measuring, parity, replaying, analysing, claiming, figuring, faulting, inspecting)
-"""In the order of `lowbit --help`."""
+GROUPS: Mapping[str, Mapping[str, str]] = {
+    "run": {
+        "sweep": "run a sweep; finished cells are skipped, so starting again resumes",
+        "run": "run one cell",
+        "base": "train the base models that sweeps start from, where they are missing",
+        "search": "search knobs with Optuna; starting again goes on",
+    },
+    "look": {
+        "report": "write tables and figures of a sweep from its results",
+        "figures": "draw paper figures (all, or those named) and the figures of named sweeps from their results",
+        "methods": "list the methods: parts, precisions, paper",
+        "metrics": "list the metrics: unit, direction, definition",
+        "passport": "show planned and realized formats of a run, tensor by tensor",
+        "browse": "serve MLflow's pages over the results on this machine",
+        "site": "write the static site of the results: leaderboard, figures, passports",
+    },
+    "study": {
+        "claims": "test published claims on the results and show the table of badges",
+        "replay": "store rollout batches and evaluate every correction on the same data",
+        "throughput": "measure vLLM's decode rate by size, precision, batch and context; "
+        "starting again measures what is missing",
+        "parity": "score what vLLM samples with the embedded emulation and in float32, format by format",
+        "early-warning": "which signal moved first before runs collapsed, and by how many steps",
+        "break-even": "from which size and length on a low precision pays for a whole step, "
+        "from what was measured on the GPU",
+        "capacity": "memory and time of a step by size, length and precision on so many GPUs, "
+        "checked against measurements",
+    },
+    "check": {
+        "doctor": "check this installation and machine",
+        "results": "verify, import, track or pack result files",
+    },
+}
+"""Group -> command -> its line in `lowbit --help`."""
+COMMANDS = {name: line for group in GROUPS.values() for name, line in group.items()}
+COLUMNS = 88
+"""Width of `lowbit --help`."""
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser that raises ValueError on bad input, where argparse prints its usage and exits."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raises ValueError with the command, what is wrong, and where to read on."""
+        command = self.prog.removeprefix("lowbit").strip()
+        raise ValueError(f"{command}: " * bool(command) + f"{message}; see {self.prog} --help")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command. Returns the exit code: 0 done, 1 something failed, 2 bad input, 130 interrupted."""
     bytecode_cache.keep()
-    top = parser()
-    arguments, rest = top.parse_known_args(argv)
-    if rest:  # argparse gives up on positional words that follow an option; overrides may stand anywhere
-        if not hasattr(arguments, "overrides") or any(word.startswith("-") for word in rest):
-            top.error(f"unrecognized arguments: {' '.join(rest)}")
-        arguments.overrides += rest
     try:
+        arguments = parse(sys.argv[1:] if argv is None else argv)
         return arguments.run(arguments)
     except ValueError as error:
         if os.environ.get("LOWBIT_TRACEBACK"):
             raise
-        print(f"lowbit: error: {error}", file=sys.stderr)
+        print(f"lowbit: error: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
     except BrokenPipeError:  # the reader of a pipe has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -54,17 +90,49 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
 
 
-def parser() -> argparse.ArgumentParser:
-    """Every command and its options."""
-    top = argparse.ArgumentParser(
+def parse(words: Sequence[str]) -> argparse.Namespace:
+    """The words of a command line as values; `run` is the command's function. Raises ValueError on bad input."""
+    command = words[0] if words and not words[0].startswith("-") else ""
+    if command and command not in COMMANDS:
+        raise ValueError(f"unknown command {command}; {nearest(command, COMMANDS)}")
+    top = parser(command)
+    arguments, rest = top.parse_known_args(words)
+    if rest:  # argparse gives up on positional words that follow an option; overrides may stand anywhere
+        wrong = [word for word in rest if word.startswith("-") or not hasattr(arguments, "overrides")]
+        if wrong:
+            raise ValueError(f"{command}: unknown arguments {' '.join(wrong)}; see lowbit {command} --help")
+        arguments.overrides += rest
+    return arguments
+
+
+def parser(command: str | None = None) -> argparse.ArgumentParser:
+    """Every command, with the options of `command` alone (default: of all)."""
+    top = Parser(
         prog="lowbit",
-        description="Compare methods of reinforcement learning with low-precision rollouts, side by side.",
-        epilog="LOWBIT_TRACEBACK=1 shows where an error came from.",
+        usage="lowbit [-h] command ...",
+        description="Compare methods of reinforcement learning with low-precision rollouts, side by side.\n\n"
+        + _listed(),
+        epilog="lowbit COMMAND --help shows a command's options; LOWBIT_TRACEBACK=1 shows where an error came from.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    commands = top.add_subparsers(metavar="command", required=True)
-    for area in AREAS:
-        area.add(commands)
+    commands = top.add_subparsers(prog="lowbit", required=True, dest="command", help=argparse.SUPPRESS)
+    for name, line in COMMANDS.items():
+        sub = commands.add_parser(name, help=line, description=line[0].upper() + line[1:] + ".")
+        if command in (None, name):
+            module = import_module(f"harness.cli.{name.replace('-', '_')}")
+            module.arguments(sub)
+            sub.set_defaults(run=module.run)
     return top
+
+
+def _listed() -> str:
+    """The commands by group, as `lowbit --help` shows them."""
+    lines: list[str] = []
+    for group, commands in GROUPS.items():
+        lines.append(f"{group}:")
+        for name, line in commands.items():
+            lines += textwrap.wrap(f"  {name:<14} {line}", COLUMNS, subsequent_indent=" " * 17)
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

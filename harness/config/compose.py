@@ -196,13 +196,8 @@ def _check_parts(config: RunConfig, composed: Composed) -> None:
         raise ValueError(f"precision={config.precision.name}: method {composed.method.name} samples without a cache")
     if config.engine.top_p != 1.0:
         raise ValueError(f"engine.top_p={config.engine.top_p}: truncated sampling is not what is scored; valid: 1.0")
-    if config.engine.temperature <= 0:
-        raise ValueError(f"engine.temperature={config.engine.temperature}: must be above 0")
-    samples = config.algo.num_prompts * config.algo.group_size
     if not 1 <= config.algo.num_minibatches <= config.algo.num_prompts:
         raise ValueError(f"algo.num_minibatches={config.algo.num_minibatches}: must be 1 to num_prompts")
-    if samples < 1 or config.algo.num_epochs < 1:
-        raise ValueError("algo.num_prompts, algo.group_size and algo.num_epochs must be at least 1")
 
 
 def check_supported(composed: Composed, supports: frozenset[str], engine: str, extras: frozenset[str]) -> None:

@@ -17,39 +17,50 @@ from collections.abc import Mapping
 from dataclasses import field
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, TypeVar, Union
+from typing import Any, Literal, Union
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from harness.config.schema import TUNABLE, Launch, RunConfig
+from harness.config.validation import in_words, nearest_key
+from harness.config.validation import leaves as leaves
+from harness.config.validation import parse as parse
 from harness.foundation.did_you_mean import nearest
 
 if typing.TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
     from omegaconf import DictConfig
 
-T = TypeVar("T")
 CONF = Path(__file__).parent / "conf"
 
 
-def parse(cls: type[T], values: dict[str, Any]) -> T:
-    """Validate plain values into a frozen dataclass. Raises ValueError: field, value and what is valid, one line."""
-    try:
-        return _adapter(cls).validate_python(values)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False)[0]
-        path = ".".join(str(p) for p in first["loc"] if not str(p).startswith("function"))
-        if first["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
-            raise ValueError(f"unknown key {path}; {nearest(path, leaves(cls))}") from None
-        if first["type"] == "value_error":  # a dataclass's own check: its words name field, value and choices
-            words = first["msg"].removeprefix("Value error, ")
-            raise ValueError(f"{path}: {words}" if path else words) from None
-        raise ValueError(f"{path}={first['input']!r}: {first['msg'].lower()}") from None
+@cache
+def _kinds(cls: type, prefix: str = "") -> dict[str, Any]:
+    """Dotted name -> annotation, bounds included, of every field that holds a plain value."""
+    found: dict[str, Any] = {}
+    for name, kind in typing.get_type_hints(cls, include_extras=True).items():
+        if dataclasses.is_dataclass(kind):
+            found |= _kinds(typing.cast(type, kind), f"{prefix}{name}.")
+        elif not name.startswith("__"):
+            found[prefix + name] = kind
+    return found
 
 
 @cache
-def _adapter(cls: type[T]) -> TypeAdapter[T]:
-    return TypeAdapter(cls)
+def _check_value(override: str) -> None:
+    """Raises ValueError, one line, where the value of `key=value` is not of the field's type or out of its bounds."""
+    parsed = _parsed(override)
+    key = parsed.key_or_group
+    if parsed.is_sweep_override():
+        raise ValueError(f"{override}: one value is expected; a sweep's YAML file lists several, under axes or arms")
+    value = parsed.value()
+    if key not in _kinds(RunConfig) or (isinstance(value, str) and "${" in value):
+        return
+    config = ConfigDict(allow_inf_nan=False, coerce_numbers_to_str=True)
+    try:
+        TypeAdapter(_kinds(RunConfig)[key], config=config).validate_python(value, strict=isinstance(value, bool))
+    except ValidationError as error:
+        raise ValueError(in_words(error, prefix=key)) from None
 
 
 def to_json(config: Any) -> dict[str, Any]:
@@ -98,19 +109,6 @@ def run_name(config: RunConfig) -> str:
     seeds = f"b{config.base_seed}-s{config.seed}"
     what = f"{config.method}-{config.precision.name}-{config.model.name}-{config.task.name}{length}"
     return f"{what}{mode}{engine}{trainer}-{seeds}"
-
-
-@cache
-def leaves(cls: type, prefix: str = "") -> tuple[str, ...]:
-    """Dotted names of every field of a config dataclass."""
-    names: list[str] = []
-    for name, kind in typing.get_type_hints(cls).items():
-        if name.startswith("__"):
-            continue
-        names.append(prefix + name)
-        if dataclasses.is_dataclass(kind):
-            names += leaves(typing.cast(type, kind), f"{prefix}{name}.")
-    return tuple(names)
 
 
 @cache
@@ -173,11 +171,11 @@ def load(overrides: typing.Sequence[str]) -> RunConfig:
 
     Raises ValueError, one line, for an unknown key, group choice or value.
     """
+    prepared, suffix = _prepare(overrides)  # what it refuses needs no Hydra
     from hydra.errors import HydraException
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    prepared, suffix = _prepare(overrides)
     try:
         composed = _compose_cached(prepared) or _compose(prepared)
         tree = OmegaConf.to_container(composed, resolve=True)
@@ -210,8 +208,16 @@ def _chosen(choices: tuple[str, ...]) -> DictConfig:
 @cache
 def _parsed(override: str) -> Override:
     from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import OverrideParseException
 
-    return OverridesParser.create().parse_overrides([override])[0]
+    try:
+        return OverridesParser.create().parse_overrides([override])[0]
+    except OverrideParseException:
+        key = override.partition("=")[0]
+        raise ValueError(
+            f"{override}: cannot be read; where the value has brackets, commas, quotes, = or spaces in it, write "
+            f"\"{key}='...'\""
+        ) from None
 
 
 def _compose_cached(overrides: typing.Sequence[str]) -> DictConfig | None:
@@ -246,30 +252,47 @@ def split_launch(overrides: typing.Sequence[str]) -> tuple[list[str], dict[str, 
         name, separator, _ = override.removeprefix("launch.").partition("=")
         if not separator or name not in TUNABLE:
             raise ValueError(f"{override}: launch has no such setting; {nearest(name, TUNABLE)}")
+        if _parsed(override).is_sweep_override():
+            raise ValueError(f"{override}: one value is expected")
         values[name] = _parsed(override).value()
     return rest, values
 
 
 def launch_of(values: dict[str, Any], **places: str) -> Launch:
     """A launch with a user's settings. Raises ValueError, one line, for a wrong value."""
-    return parse(Launch, {**values, **places})
+    try:
+        return parse(Launch, {**values, **places})
+    except ValueError as error:
+        raise ValueError(f"launch.{error}") from None
+
+
+def check_overrides(overrides: typing.Sequence[str]) -> None:
+    """Raises ValueError, one line, for a word that is wrong on its own: its key, its choice or its value, of the run
+    or of its launch. Composes nothing, so it answers at once."""
+    rest, given = split_launch(overrides)
+    launch_of(given)
+    _prepare(rest)
 
 
 def _prepare(overrides: typing.Sequence[str]) -> tuple[list[str], bool]:
-    """Check keys and group choices with our own words, add `++` for open dictionaries, take `+kv8` off."""
-    known, choices = set(leaves(RunConfig)), groups()
+    """Check keys, group choices and values with our own words, add `++` for open dictionaries, take `+kv8` off."""
+    known, choices = (*groups(), *_kinds(RunConfig)), groups()
     prepared, suffix = [], False
     for override in overrides:
         key, separator, value = override.partition("=")
-        bare = key.lstrip("+~")
-        if not separator and not key.startswith("~"):
-            raise ValueError(f"override {override!r} is not of the form key=value; {nearest(bare, known)}")
+        bare = key.lstrip("+")
+        if not separator or not bare:
+            raise ValueError(f"{override!r} is not of the form key=value; {nearest_key(bare, known)}")
+        if bare.startswith("~"):
+            raise ValueError(f"{override}: a key cannot be removed; set {bare[1:]} to a value or to null")
         is_open = bare.startswith(("knobs.", "task.options."))
         if not is_open and bare not in known:
-            raise ValueError(f"unknown key {bare}; {nearest(bare, known)}")
+            raise ValueError(f"unknown key {bare}; {nearest_key(bare, known)}")
         if bare == "precision" and value.endswith("+kv8"):
             value, suffix = value.removesuffix("+kv8"), True
         if bare in choices and value not in choices[bare]:
             raise ValueError(f"{bare}={value}: no such choice; {nearest(value, choices[bare])}")
-        prepared.append(f"++{bare}={value}" if is_open else f"{key}{separator}{value}")
+        if bare not in choices:
+            _check_value(f"{bare}={value}")
+        prepared.append(f"{'++' * is_open}{bare}={value}")
     return prepared, suffix

@@ -47,6 +47,8 @@ def _with_knobs(part: Part, values: Mapping[str, Any]) -> Part:
     for knob in values:
         if knob not in known:
             raise ValueError(f"knobs.{name}.{knob}: unknown knob; {nearest(knob, known)}")
+        if values[knob] != values[knob]:
+            raise ValueError(f"knobs.{name}.{knob}=nan: a number is expected")
     try:
         return parse(type(part), known | dict(values))
     except ValueError as error:

@@ -8,13 +8,19 @@ Composing, validating and hashing are in `harness.config.load`.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import ConfigDict
+from pydantic import ConfigDict, Field
 
 from harness import NUMERICS_VERSION
 
-_STRICT = ConfigDict(extra="forbid")
+_STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
+Count: TypeAlias = Annotated[int, Field(ge=1)]
+Whole: TypeAlias = Annotated[int, Field(ge=0)]
+Positive: TypeAlias = Annotated[float, Field(gt=0)]
+NotNegative: TypeAlias = Annotated[float, Field(ge=0)]
+Beta: TypeAlias = Annotated[float, Field(ge=0, lt=1)]
+Share: TypeAlias = Annotated[float, Field(gt=0, le=1)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +34,9 @@ class PrecisionConfig:
     kv: str | None = None
 
 
+SHAPE = ("num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_dim", "intermediate_size", "vocab_size")
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
     """A decoder trained here, or (`path`) a Hugging Face folder, whose own config then gives the shape."""
@@ -35,23 +44,29 @@ class ModelConfig:
     __pydantic_config__ = _STRICT
     name: str
     family: Literal["qwen3", "qwen2"] = "qwen3"
-    num_layers: int | None = None
-    hidden_size: int | None = None
-    num_heads: int | None = None
-    num_kv_heads: int | None = None
-    head_dim: int | None = None
-    intermediate_size: int | None = None
-    vocab_size: int | None = None
-    rope_theta: float = 10000.0
-    spread: float = 0.5
+    num_layers: Count | None = None
+    hidden_size: Count | None = None
+    num_heads: Count | None = None
+    num_kv_heads: Count | None = None
+    head_dim: Count | None = None
+    intermediate_size: Count | None = None
+    vocab_size: Count | None = None
+    rope_theta: Positive = 10000.0
+    spread: NotNegative = 0.5
     """Sigma of the function-preserving channel spread; 0 leaves the weights alone."""
-    rl_lr: float = 1e-6
+    rl_lr: Positive = 1e-6
     """Learning rate of RL that suits this size, where `trainer.lr` is null."""
-    sft_lr: float = 3e-3
+    sft_lr: Positive = 3e-3
     """Learning rate that trains the base."""
     path: str | None = field(default=None, metadata={"hashed": False})
     content_hash: str | None = None
     """Filled in from `path`: what is hashed in its place."""
+
+    def __post_init__(self) -> None:
+        if self.path is None and (missing := [name for name in SHAPE if getattr(self, name) is None]):
+            raise ValueError(
+                f"{missing[0]}=null: without a shape a local Hugging Face folder is needed; give model.path=FOLDER"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,16 +74,16 @@ class BaseConfig:
     """How a base is trained from scratch: early stop at a sampled accuracy (embedded_default, section 2)."""
 
     __pydantic_config__ = _STRICT
-    target_accuracy: float = 0.40
-    eval_every: int = 5
-    num_eval: int = 512
-    max_steps: int = 400
-    batch_size: int = 64
-    warmup_steps: int = 50
-    grad_clip: float = 1.0
-    curriculum: tuple[int, ...] = field(default=(), metadata={"sparse": True})
+    target_accuracy: Share = 0.40
+    eval_every: Count = 5
+    num_eval: Count = 512
+    max_steps: Count = 400
+    batch_size: Count = 64
+    warmup_steps: Whole = 50
+    grad_clip: Positive = 1.0
+    curriculum: tuple[Count, ...] = field(default=(), metadata={"sparse": True})
     """Problem sizes that are learnt first, those below the task's own (`harness.start.base_training`)."""
-    lr_power: float = field(default=0.0, metadata={"sparse": True})
+    lr_power: NotNegative = field(default=0.0, metadata={"sparse": True})
     """How the learning rate falls with the curriculum's size; 0: not at all."""
     batch_tokens: int = field(default=0, metadata={"sparse": True})
     """Tokens of a batch of packed documents, for a task in words (`harness.start.text_training`), whose `curriculum`
@@ -85,9 +100,9 @@ class TaskConfig:
 
     __pydantic_config__ = _STRICT
     name: str
-    n: int | None = None
+    n: Count | None = None
     """Problem size, the generation-length axis of the embedded tasks."""
-    num_eval: int = 512
+    num_eval: Count = 512
     path: str | None = field(default=None, metadata={"hashed": False})
     """Local data file or folder, for tasks that read one; its content hash is recorded."""
     options: dict[str, Any] = field(default_factory=dict[str, Any])
@@ -103,28 +118,28 @@ class AlgoConfig:
     loss: Literal["ppo", "gspo", "cispo", "reinforce"] = "ppo"
     mode: Literal["decoupled", "bypass_ppo", "bypass_pg"] = "decoupled"
     """Correction mode: which policy is the denominator of the clipped ratio, and where a weight acts."""
-    eps_low: float = 0.2
-    eps_high: float = 0.28
-    dual_clip: float | None = 3.0
+    eps_low: NotNegative = 0.2
+    eps_high: NotNegative = 0.28
+    dual_clip: Annotated[float, Field(gt=1)] | None = 3.0
     agg: Literal["token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-sum-norm", "seq-mean-token-mean"] = (
         "token-mean"
     )
     denom: Literal["original", "kept"] = "original"
-    kl_coef: float = 0.0
+    kl_coef: NotNegative = 0.0
     kl_type: Literal["k1", "k2", "k3"] = "k3"
-    entropy_coef: float = 0.0
-    adv_eps: float = 1e-6
+    entropy_coef: NotNegative = 0.0
+    adv_eps: NotNegative = 1e-6
     batch_normalize: Literal["none", "token", "sequence"] = "none"
-    num_prompts: int = 32
-    group_size: int = 8
-    num_minibatches: int = 1
-    num_epochs: int = 1
+    num_prompts: Count = 32
+    group_size: Count = 8
+    num_minibatches: Count = 1
+    num_epochs: Count = 1
     dynamic_sampling: bool = False
-    max_gen_batches: int = 10
+    max_gen_batches: Whole = 10
     """Dynamic sampling stops with an error after this many generation batches; 0 is unlimited."""
-    overlong_buffer: int = 0
+    overlong_buffer: Whole = 0
     """Tokens before the length limit over which the soft penalty grows; 0 is off."""
-    overlong_factor: float = 1.0
+    overlong_factor: NotNegative = 1.0
     overlong_filter: bool = False
     """Truncated responses leave the loss."""
 
@@ -135,13 +150,13 @@ class EngineConfig:
 
     __pydantic_config__ = _STRICT
     name: Literal["embedded", "vllm"] = "embedded"
-    temperature: float = 1.0
-    top_p: float = 1.0
-    max_new_tokens: int | None = None
+    temperature: Positive = 1.0
+    top_p: Share = 1.0
+    max_new_tokens: Count | None = None
     """Null: the task's own limit."""
-    max_batch: int = 256
+    max_batch: Count = 256
     """Rows sampled at once; part of the random stream."""
-    gpu_memory: float = field(default=0.5, metadata={"hashed": False})
+    gpu_memory: Annotated[float, Field(gt=0, lt=1)] = field(default=0.5, metadata={"hashed": False})
     """vLLM on a GPU: the share of its memory for weights and cache; the trainer has the rest."""
     sleep: bool = field(default=False, metadata={"hashed": False})
     """The engine gives its memory back while the trainer updates: vLLM on a GPU all of it, others their cache."""
@@ -155,18 +170,18 @@ class TrainerConfig:
     name: Literal["local", "verl"] = "local"
     """verl: the same method on Ray, FSDP and vLLM's servers (`harness.trainers.verl`)."""
     device: Literal["cpu", "cuda"] = "cpu"
-    steps: int = 80
-    lr: float | None = None
+    steps: Count = 80
+    lr: Positive | None = None
     """Null: `model.rl_lr`, at most 2e-4 from n = 16 on."""
-    betas: tuple[float, float] = (0.9, 0.95)
-    weight_decay: float = 0.0
-    grad_clip: float = 1.0
-    warmup_steps: int = 0
+    betas: tuple[Beta, Beta] = (0.9, 0.95)
+    weight_decay: NotNegative = 0.0
+    grad_clip: Positive = 1.0
+    warmup_steps: Whole = 0
     schedule: Literal["constant", "linear", "cosine"] = "constant"
-    eval_every: int = 20
-    loss_scale: float = 65536.0
+    eval_every: Count = 20
+    loss_scale: Positive = 65536.0
     """First loss scale of FP16 training; other formats ignore it."""
-    loss_scale_interval: int = 400
+    loss_scale_interval: Count = 400
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,9 +201,9 @@ class RunConfig:
     algo: AlgoConfig
     engine: EngineConfig
     trainer: TrainerConfig
-    base_seed: int = 0
-    seed: int = 0
-    numerics_version: int = NUMERICS_VERSION
+    base_seed: Whole = 0
+    seed: Whole = 0
+    numerics_version: Count = NUMERICS_VERSION
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,8 +213,8 @@ class Launch:
     __pydantic_config__ = _STRICT
     results: str = "results"
     sweep: str = "runs"
-    micro_batch_tokens: int = 32768
-    logits_mib: int = 1024
+    micro_batch_tokens: Count = 32768
+    logits_mib: Count = 1024
     """Float32 logits that the trainer holds at once; where a micro-batch has more, its head works in chunks."""
     checkpoint_layers: bool = False
     """The trainer's backward pass computes every layer again from its input: less memory, a third more time."""
@@ -215,14 +230,14 @@ class Launch:
     native_16bit: bool = False
     """A trainer that computes in bf16 or fp16 multiplies 16-bit tensors, on tensor cores where there are some; False:
     float32 arithmetic on rounded operands, bit for bit the same on every device with float32 kernels alike."""
-    checkpoint_every_s: float = 20.0
-    nodes: int = 1
+    checkpoint_every_s: NotNegative = 20.0
+    nodes: Count = 1
     """Machines of a run with trainer=verl; it has `gpus` on each, and `results` must be a folder that all see."""
-    gpus: int = 1
+    gpus: Count = 1
     ray_address: str | None = None
     """An existing cluster for trainer=verl ("auto": the one of this machine); null starts one on this machine."""
-    threads: int = 1
-    stall_s: float = 1800.0
+    threads: Count = 1
+    stall_s: Positive = 1800.0
     """A cell without progress for so long is taken to hang, and is killed."""
     retries: tuple[str, ...] = ()
     """What earlier attempts at this cell ended with, and what was changed after each."""

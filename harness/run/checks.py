@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from harness.config.compose import Composed, compose
+from harness.config.decoder_config import decoder_config
 from harness.config.schema import Launch, RunConfig
 from harness.engines.factory import check_engine
 from harness.trainers.local.forward import Thrift
@@ -15,6 +16,8 @@ from harness.trainers.verl import checks
 def check(config: RunConfig) -> Composed:
     """The composed method of a run that can work here. Raises ValueError, one line, before anything is loaded."""
     composed = compose(config)
+    if config.model.path is None:
+        decoder_config(config.model)
     if config.trainer.name == "verl":
         checks.check(config, composed)
     check_engine(config, composed, EXTRAS)

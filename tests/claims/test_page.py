@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from harness.cli.arguments import claiming
-from harness.cli.commands.claiming import claims
+from harness.cli.claims import claims
+from harness.cli.main import parse
 from harness.published.claims.kinds import Contrast, Ratio
 from harness.published.claims.page import PAGE, describe, judge_all, markdown
 from harness.published.claims.schema import read_claims
@@ -114,7 +113,8 @@ def test_the_command_writes_checks_and_shows_one(tmp_path: Path, capsys: pytest.
     assert claims([], results, is_check=True, path=path) == 1 and not (results / PAGE).exists()
     assert claims(["one"], results, path=path) == 0 and not (results / PAGE).exists()
     assert "not supported" in capsys.readouterr().out
-    assert claims([], results, path=path) == 0
+    assert claims([], results, path=path) == 0 and not (results / PAGE).exists()
+    assert claims([], results, path=path, is_written=True) == 0
     assert "1 claims: 1 not supported" in capsys.readouterr().out
     assert claims([], results, is_check=True, path=path) == 0
     (results / PAGE).write_text("older", encoding="utf-8")
@@ -125,7 +125,5 @@ def test_the_command_writes_checks_and_shows_one(tmp_path: Path, capsys: pytest.
 
 
 def test_the_parser():
-    top = argparse.ArgumentParser()
-    claiming.add(top.add_subparsers())
-    a = top.parse_args(["claims", "x", "y", "--check", "--results", "there"])
+    a = parse(["claims", "x", "y", "--check", "--results", "there"])
     assert (a.ids, a.check, a.results) == (["x", "y"], True, Path("there"))

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from harness.cli.commands.parity import report
+from harness.cli.parity import report
 from harness.studies.parity import record, table
 from harness.studies.parity.driver import row_of
 from tests.parity.test_statistics import scores
@@ -71,12 +71,12 @@ def test_rows_are_replaced_in_the_same_setting_and_dropped_in_another(tmp_path: 
 
 def test_damaged_and_missing_records_are_one_line(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no parity was measured yet"):
-        report(tmp_path)
+        report(tmp_path, is_written=True)
     path = record.path_of(tmp_path, "cpu")
     path.parent.mkdir()
     path.write_text("{", encoding="utf-8")
     with pytest.raises(ValueError, match="is damaged"):
-        report(tmp_path)
+        report(tmp_path, is_written=True)
 
 
 def test_unknown_formats_name_the_nearest() -> None:
@@ -88,7 +88,7 @@ def test_unknown_formats_name_the_nearest() -> None:
 def test_the_report_writes_the_table_and_draws_what_was_measured(tmp_path: Path) -> None:
     for device in ("cpu", "cuda"):
         record.keep(tmp_path, device, {**setting(device), "formats": {"bf16": measured(), "nvfp4": REFUSED}})
-    assert report(tmp_path) == 0
+    assert report(tmp_path, is_written=True) == 0
     image = np.asarray(Image.open(tmp_path / "figures" / "parity" / "parity.png").convert("RGB")).astype(int)
     blue = (np.abs(image - [0x00, 0x72, 0xB2]).sum(2) < 30).nonzero()[1]
     half = image.shape[1] // 2

@@ -160,7 +160,7 @@ def test_more_gpus_than_there_are_is_refused(monkeypatch: pytest.MonkeyPatch) ->
 
 RUN = """
 import sys
-from harness.cli.commands.measuring import throughput
+from harness.cli.throughput import throughput
 sys.exit(throughput({name!r}, __import__("pathlib").Path({out!r}), num_gpus=1, minutes=8, only=None, is_retried=False,
                     is_dry=False))
 """

@@ -9,7 +9,7 @@ import pytest
 from harness.studies.throughput.figures import compared_sizes, draw_crossing, draw_map, ratio_grid
 from harness.studies.throughput.plan import Sweep
 from harness.studies.throughput.records import Record
-from harness.studies.throughput.report import markdown, write
+from harness.studies.throughput.report import check_measured, markdown, write
 from harness.studies.throughput.tables import compiling_words, crossing_words, csv_text, engine_table
 from harness.studies.throughput.trust import check_lines, stepping_s
 from tests.throughput import made
@@ -51,8 +51,8 @@ def test_the_csv_has_a_row_for_every_cell(tmp_path: Path) -> None:
 
 def test_the_report_of_nothing_is_refused(tmp_path: Path) -> None:
     """It says which command measures."""
-    with pytest.raises(ValueError, match=r"nothing is measured in .*lowbit throughput throughput_made"):
-        write(made.sweep(tmp_path), {}, tmp_path)
+    with pytest.raises(ValueError, match=r"nothing is measured; lowbit throughput throughput_made"):
+        check_measured(made.sweep(tmp_path), {})
 
 
 def test_figures_are_written_and_equal_for_equal_records(tmp_path: Path) -> None:
@@ -63,11 +63,11 @@ def test_figures_are_written_and_equal_for_equal_records(tmp_path: Path) -> None
     assert grid.shape == (3, 3)
     assert grid[1, 2] == pytest.approx(5.024 / 9.424)
     assert str(grid[2, 2]) == "nan"
-    paths = write(sweep, records, tmp_path / "a")
+    paths = write(sweep, records, markdown(sweep, records), tmp_path / "a")
     assert [path.name for path in paths] == [
         "throughput_made.md", "throughput_made.csv", "map.png", "crossing.png", "length.png"
     ]  # fmt: skip
-    again = write(sweep, records, tmp_path / "b")
+    again = write(sweep, records, markdown(sweep, records), tmp_path / "b")
     assert [path.read_bytes() for path in paths] == [path.read_bytes() for path in again]
 
 

@@ -16,7 +16,7 @@ from harness.foundation.seeds import generator
 from harness.models.checkpoint import save_decoder
 from harness.models.decoder import Decoder, DecoderConfig
 from harness.models.tokenizer import save_tokenizer
-from harness.run import cell
+from harness.run import checks as run_checks
 from harness.trainers.verl import checks
 from tests.source_tree import ROOT
 
@@ -46,7 +46,7 @@ def refused(capsys: pytest.CaptureFixture[str], results: Path, *words: str) -> s
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("launch.gpus=0",), "launch.nodes=1 launch.gpus=0: at least 1 each"),
+        (("launch.gpus=0",), "launch.gpus=0: must be at least 1"),
         (
             ("launch.gpus=3",),
             "launch.gpus=3: 256 samples of an update do not divide by 3 GPUs; change algo.num_prompts",
@@ -81,12 +81,12 @@ def test_a_cluster_that_does_not_answer(
 
 @pytest.mark.usefixtures("with_verl")
 def test_more_gpus_than_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cell.torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(cell.torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(run_checks.torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(run_checks.torch.cuda, "device_count", lambda: 2)
     config = resolve(load(["trainer=verl", "method=bf16", "trainer.device=cuda"]))
-    cell.check_place(config, Launch(gpus=2))
+    run_checks.check_place(config, Launch(gpus=2))
     with pytest.raises(ValueError, match=r"^launch\.gpus=4: 2 CUDA devices are visible; valid: 1 to 2$"):
-        cell.check_place(config, Launch(gpus=4))
+        run_checks.check_place(config, Launch(gpus=4))
 
 
 def test_verl_is_not_installed(
@@ -116,7 +116,7 @@ def test_the_local_trainer_refuses_more_than_one_gpu(tmp_path: Path, capsys: pyt
     ("words", "said"),
     [
         (("launch.compile=true", "launch.packing=true"), "launch.compile=true: packed batches are laid out anew"),
-        (("launch.logits_mib=0",), "logits_mib=0: not a budget; valid: >= 1"),
+        (("launch.logits_mib=0",), "launch.logits_mib=0: must be at least 1"),
     ],
 )
 def test_launches_that_exclude_themselves_leave_no_record(

@@ -184,12 +184,16 @@ def _verdict_lines(sims: int, rng: np.random.Generator) -> list[str]:
 
 
 def main(argv: list[str]) -> int:
-    """Write `tables/stats_coverage.md` and `figures/stats/coverage.png`."""
+    """Print the tables; with --write, write `tables/stats_coverage.md` and `figures/stats/coverage.png`."""
     parser = argparse.ArgumentParser(prog="python -m harness.devtools.bench.coverage", description=__doc__)
     parser.add_argument("--sims", type=int, default=1000, help="simulations per row (default: 1000)")
     parser.add_argument("--results", type=Path, default=Path("results"))
+    parser.add_argument("--write", action="store_true", help="write the table and the figure into the results folder")
     a = parser.parse_args(argv)
     text, found = tabulate(a.sims, np.random.default_rng(0), print)
+    if not a.write:
+        print(text)
+        return 0
     write_atomic(a.results / "tables" / "stats_coverage.md", text.encode())
     from harness.devtools.bench.coverage_figure import draw
 

@@ -146,20 +146,28 @@ def section(costs: Mapping[str, Comparisons], sizes: Sequence[str], batch: int) 
     return [*lines, ""]
 
 
-def write(results: Path, batches: Sequence[int] = (64, 256)) -> list[Path]:
-    """Write `tables/break_even_h200.md` and a figure per batch. Raises ValueError for what is missing."""
+def report(results: Path, batches: Sequence[int] = (64, 256)) -> tuple[str, dict[int, list[Answer]]]:
+    """The page, and the answers per batch. Raises ValueError for what is missing."""
     plan = read_sweep(RATES)
     for batch in batches:
         if batch not in plan.batches:
             raise ValueError(f"batch={batch} was not measured; valid: {', '.join(map(str, plan.batches))}")
     found = read_measured(results, plan)
     sizes = sorted(plan.sizes, key=lambda size: num_parameters(shape_of(size)))
-    lines, drawn = [HEAD.format(prompt=plan.prompt)], list[Path]()
+    lines, found_by_batch = [HEAD.format(prompt=plan.prompt)], dict[int, list[Answer]]()
     for batch in batches:
         costs = table_of(found, sizes, plan.lengths, batch=batch, prompt=plan.prompt)
         lines += section(costs, sizes, batch)
-        if shown := answers(costs):
+        found_by_batch[batch] = answers(costs)
+    return "\n".join(lines), found_by_batch
+
+
+def write(results: Path, page: str, found: Mapping[int, Sequence[Answer]]) -> list[Path]:
+    """Write `tables/break_even_h200.md` and a figure per batch that has an answer; the paths."""
+
+    path, drawn = results / "tables" / f"{NAME}.md", list[Path]()
+    write_atomic(path, page.encode())
+    for batch, shown in found.items():
+        if shown:
             drawn += draw(shown, results / "figures" / f"{NAME}_b{batch}.png")
-    path = results / "tables" / f"{NAME}.md"
-    write_atomic(path, "\n".join(lines).encode())
     return [path, *drawn]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.engines.vllm.memory import num_parameters
-from harness.records.paths import figures_folder, tables_folder
+from harness.records.paths import tables_folder
 from harness.records.run_result import write_atomic
 from harness.studies.capacity import check
 from harness.studies.capacity.memory import USABLE_GIB
@@ -128,13 +128,11 @@ def rows_of(cells: Sequence[PlanRow]) -> list[dict[str, object]]:
     return rows
 
 
-def write(
+def report(
     results: Path, gpus: Sequence[int], base: Work, links: Links, sizes: Sequence[str], lengths: Sequence[int]
-) -> list[Path]:
-    """Write `tables/capacity_h200.md`, `.csv` and the figure. `base`: batch, prompt and micro-batch of all cells;
-    `sizes` and `lengths`: none for those of the throughput sweep. Raises ValueError for what is unknown or missing."""
-    from harness.studies.capacity.figure import draw
-
+) -> tuple[str, list[PlanRow]]:
+    """The page, and the cells in it. `base`: batch, prompt and micro-batch of all cells; `sizes` and `lengths`: none
+    for those of the throughput sweep. Raises ValueError for what is unknown or missing."""
     for n in gpus:
         check_gpus(n)
     plan = read_sweep(RATES)
@@ -149,11 +147,16 @@ def write(
         nvlink=links.nvlink, network=links.network, host=links.host, reduce=links.all_reduce_us, name=NAME,
     )  # fmt: skip
     lines = [head, *(line for n in gpus for line in section(cells, n)), *check.section(results, found, plan)]
-    page, table = (tables_folder(results) / f"{NAME}.{kind}" for kind in ("md", "csv"))
-    write_atomic(page, "\n".join(lines).encode())
+    return "\n".join(lines), cells
+
+
+def write(results: Path, page: str, cells: Sequence[PlanRow]) -> list[Path]:
+    """Write `tables/capacity_h200.md` and `.csv`; the paths."""
+    path, table = (tables_folder(results) / f"{NAME}.{kind}" for kind in ("md", "csv"))
+    write_atomic(path, page.encode())
     rows, text = rows_of(cells), io.StringIO()
     writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
     write_atomic(table, text.getvalue().encode())
-    return [page, table, *draw(cells, figures_folder(results) / f"{NAME}.png")]
+    return [path, table]

@@ -16,8 +16,8 @@ NUM_NAMED = 3
 """Signals that get a sentence."""
 
 
-def write(runs: Sequence[Trace], tables: Path, figures: Path) -> list[Path]:
-    """Write `early_warning.md` and its figures. Raises ValueError where no run collapsed, or too few are healthy."""
+def report(runs: Sequence[Trace]) -> tuple[str, list[Score]]:
+    """The page, and the scores in it. Raises ValueError where no run collapsed, or too few are healthy."""
     counts = Counter(run.kind for run in runs)
     if not counts["collapsed"] or counts["healthy"] < MIN_HEALTHY:
         raise ValueError(
@@ -27,14 +27,19 @@ def write(runs: Sequence[Trace], tables: Path, figures: Path) -> list[Path]:
     scores = score_all(runs)
     if not scores:
         raise ValueError(f"early warning: no run collapses after step {SLOW} where other seeds could set a threshold")
-    from harness.studies.early_warning.figure import draw
-
-    path = tables / "early_warning.md"
     others = {
         "within a format": score_all(within_format(runs)),
         "with hidden losses counted by their reward": score_all(by_reward(runs)),
     }
-    write_atomic(path, markdown(runs, scores, others).encode())
+    return markdown(runs, scores, others), scores
+
+
+def write(runs: Sequence[Trace], page: str, scores: Sequence[Score], tables: Path, figures: Path) -> list[Path]:
+    """Write `early_warning.md` and its figures; the paths."""
+    from harness.studies.early_warning.figure import draw
+
+    path = tables / "early_warning.md"
+    write_atomic(path, page.encode())
     return [path, *draw(runs, scores, figures)]
 
 

@@ -13,23 +13,24 @@ from harness.studies.throughput.tables import Records
 from harness.studies.throughput.trust import trust_lines
 
 
-def write(sweep: Sweep, records: Records, results: Path, claimed: str = "") -> list[Path]:
-    """Write all of it; the paths. `claimed`: a table of claims beside what was measured, left out where empty.
-
-    Raises ValueError where nothing is measured.
-    """
+def check_measured(sweep: Sweep, records: Records) -> None:
+    """Raises ValueError where nothing is measured."""
     if not any(cell.get("status") == "ok" for record in records.values() for cell in record.get("cells", {}).values()):
-        raise ValueError(f"{sweep.name}: nothing is measured in {results}; lowbit throughput {sweep.name} measures it")
+        raise ValueError(f"{sweep.name}: nothing is measured; lowbit throughput {sweep.name} measures it")
+
+
+def write(sweep: Sweep, records: Records, page: str, results: Path) -> list[Path]:
+    """Write the page, the numbers and the figures; the paths."""
     from harness.studies.throughput.figures import draw_all
 
     text, data = (tables_folder(results) / f"{sweep.name}.{kind}" for kind in ("md", "csv"))
-    write_atomic(text, markdown(sweep, records, claimed).encode())
+    write_atomic(text, page.encode())
     write_atomic(data, tables.csv_text(sweep, records).encode())
     return [text, data, *draw_all(sweep, records, figures_folder(results, sweep.name))]
 
 
 def markdown(sweep: Sweep, records: Records, claimed: str = "") -> str:
-    """The whole text."""
+    """The whole text. `claimed`: a table of claims beside what was measured, left out where empty."""
     return "\n".join(_parts(sweep, records, claimed)) + "\n"
 
 

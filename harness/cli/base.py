@@ -1,0 +1,110 @@
+"""`lowbit base`: train the base models that sweeps start from, several at once, and go on where it stopped.
+
+Every base is a process of its own (`harness.start.base_process`) that prints what it reaches; bases for a GPU share
+those that are visible, the longest answers first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from harness.cli.options import OVERRIDES, add_results, add_workers, minutes
+
+if TYPE_CHECKING:
+    from harness.config.schema import RunConfig
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.add_argument("sweeps", nargs="*", default=[], metavar="sweep | key=value",
+                        help=f"sweeps whose bases to train (default: all); {OVERRIDES}")  # fmt: skip
+    add_workers(parser, "bases")
+    parser.add_argument("--minutes", type=minutes, metavar="M",
+                        help="stop after so long and save what was reached; the same command goes on")  # fmt: skip
+    add_results(parser)
+
+
+def run(a: argparse.Namespace) -> int:
+    """Train the bases."""
+    from harness.config.load import check_overrides
+
+    overrides = [word for word in a.sweeps if "=" in word]
+    check_overrides(overrides)
+    names = [word for word in a.sweeps if "=" not in word]
+    return base(names, overrides, results=a.results, workers=a.workers, minutes=a.minutes)
+
+
+def base(names: Sequence[str], overrides: Sequence[str], *, results: Path, workers: int, minutes: float | None) -> int:
+    """Train every base that the named sweeps (default: all) start from. Exit code 1 if one failed, 130 if interrupted;
+    0 too where `minutes` left some unfinished, which the same command goes on with."""
+    import torch
+
+    from harness.run.checks import check_device
+    from harness.start.base_process import UNFINISHED
+    from harness.sweep import sweep_names
+    from harness.sweep.launchers.local import visible_gpus
+
+    waiting = wanted(list(names) or sweep_names(), overrides, results)
+    elsewhere = [cell for cell in waiting if cell.trainer.device == "cuda" and not torch.cuda.is_available()]
+    if elsewhere and not names:
+        print(f"{len(elsewhere)} bases are for a GPU, which this machine does not have: left out")
+        waiting = [cell for cell in waiting if cell not in elsewhere]
+    print(f"{len(waiting)} bases to train", flush=True)
+    for cell in waiting:
+        check_device(cell)
+    end = None if minutes is None else time.monotonic() + 60 * minutes
+    gpus = visible_gpus() if any(cell.trainer.device == "cuda" for cell in waiting) else []
+    running, code, left, count = list[subprocess.Popen[bytes]](), 0, 0, 0
+    try:
+        while waiting or running:
+            while waiting and len(running) < workers and (end is None or time.monotonic() < end):
+                running.append(_spawn(waiting.pop(0), results, end, gpus[count % len(gpus)] if gpus else None))
+                count += 1
+            if not running:
+                break
+            time.sleep(0.1)
+            for process in [p for p in running if p.poll() is not None]:
+                running.remove(process)
+                left += process.returncode == UNFINISHED
+                code = code or (0 if process.returncode in (0, UNFINISHED) else 1)
+    except KeyboardInterrupt:  # the children have heard of it too
+        for process in running:
+            process.wait()
+        print("\ninterrupted; the same command goes on from here")
+        return 130
+    if left + len(waiting):
+        print(f"time limit: {left + len(waiting)} bases are left; the same command goes on from here")
+    return code
+
+
+def wanted(names: Sequence[str], overrides: Sequence[str], results: Path) -> list[RunConfig]:
+    """One cell for every base that is not there yet, the longest answers first."""
+    from harness.config.schema import Launch
+    from harness.start.prepare import base_folder
+    from harness.sweep import plan, read_sweep
+
+    launch, found = Launch(results=str(results)), dict[Path, RunConfig]()
+    for name in names:
+        for cell in plan(read_sweep(name), overrides).cells:
+            folder = base_folder(cell, launch)
+            if folder is not None and not folder.is_dir():
+                found.setdefault(folder, cell)
+    return sorted(found.values(), key=lambda cell: -(cell.task.n or 0) * (cell.model.hidden_size or 0))
+
+
+def _spawn(cell: RunConfig, results: Path, end: float | None, gpu: str | None) -> subprocess.Popen[bytes]:
+    from harness.config.load import to_json
+    from harness.config.schema import Launch
+    from harness.foundation.own_process import code_path, module_command
+    from harness.sweep.launchers.local import ENVIRONMENT
+
+    words = {"config": to_json(cell), "launch": to_json(Launch(results=str(results))), "end": end}
+    environment = os.environ | code_path() | ENVIRONMENT | ({} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu})
+    return subprocess.Popen(module_command("harness.start.base_process", json.dumps(words)), env=environment)

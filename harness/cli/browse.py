@@ -1,0 +1,25 @@
+"""`lowbit browse`: MLflow's pages over the results on this machine."""
+
+from __future__ import annotations
+
+import argparse
+
+from harness.cli.options import add_results, port
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.add_argument("sweep", nargs="?", help="log and open this sweep alone (default: all)")
+    parser.add_argument("--compare", nargs="+", default=[], metavar="WORD",
+                        help="open the saved comparison of SWEEP with these words: qurl flashrl int8")  # fmt: skip
+    parser.add_argument("--port", type=port, default=5000, help="of the server (default: 5000)")
+    add_results(parser)
+
+
+def run(a: argparse.Namespace) -> int:
+    """Serve until interrupted, packed sweeps too."""
+    from harness.cli.results import unpack_all
+    from harness.viewers.mlflow import browse
+
+    unpack_all(a.results)
+    return browse(a.results, a.port, a.sweep, a.compare)

@@ -1,0 +1,43 @@
+"""`lowbit capacity`: memory and time of a step by size, length and precision on so many GPUs."""
+
+from __future__ import annotations
+
+import argparse
+
+from harness.cli.options import add_results, add_write, positive, positive_list, rate, word_list
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.add_argument("--gpus", type=positive_list, default=(1, 8, 64), help="numbers of GPUs (default: 1,8,64)")
+    parser.add_argument("--sizes", type=word_list, default=(), help="of Qwen2.5 (default: all that were timed)")
+    parser.add_argument("--lengths", type=positive_list, default=(), help="response tokens (default: all timed ones)")
+    parser.add_argument("--batch", type=positive, help="responses of a step (default: 512)")
+    parser.add_argument("--micro-batch-tokens", type=positive, dest="pass_tokens", help="on a GPU (default: 16896)")
+    parser.add_argument("--nvlink", type=rate, metavar="GB/S", help="assumed, per GPU in a node (default: 350)")
+    parser.add_argument("--network", type=rate, metavar="GB/S", help="assumed, per node between nodes (default: 320)")
+    parser.add_argument("--host", type=rate, metavar="GB/S", help="assumed, from a GPU to the host (default: 40)")
+    add_write(parser, "the tables and the figure")
+    add_results(parser)
+
+
+def run(a: argparse.Namespace) -> int:
+    """Print the tables. Raises ValueError for an unknown size, or a length or batch that cannot be."""
+    from harness.records.paths import figures_folder
+    from harness.studies.capacity.place import Work
+    from harness.studies.capacity.report import NAME, SMALLEST, report, write
+    from harness.studies.capacity.seconds import Links
+
+    work, links = (
+        {name: value for name in names if (value := getattr(a, name)) is not None}
+        for names in (("batch", "pass_tokens"), ("nvlink", "network", "host"))
+    )
+    base = Work(size=SMALLEST, arm="bf16", length=1, **work)
+    page, cells = report(a.results, a.gpus, base, Links(**links), a.sizes, a.lengths)
+    print(page[page.index("## ") : page.index("| what | where |")].strip())
+    if a.is_written:
+        from harness.studies.capacity.figure import draw
+
+        written = [*write(a.results, page, cells), *draw(cells, figures_folder(a.results) / f"{NAME}.png")]
+        print("written: " + ", ".join(str(path) for path in written))
+    return 0

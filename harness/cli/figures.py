@@ -1,0 +1,126 @@
+"""`lowbit figures [NAME...]`: paper figures into `<results>/figures/paper`, figures of sweeps, executed notebooks."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from harness.cli.options import add_results
+from harness.foundation.did_you_mean import nearest
+from harness.published.figures import FIGURES, draw, missing
+from harness.records.packed import make_available
+from harness.records.paths import packed_folder
+from harness.records.run_result import write_atomic
+
+PAPER = Path("figures") / "paper"
+NOTEBOOKS = Path("notebooks")
+TIMEOUT_S = 300
+"""For one cell of a notebook."""
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.add_argument("names", nargs="*", metavar="NAME", help="paper figures or sweeps (default: all paper figures)")
+    parser.add_argument("--list", action="store_true", dest="is_listing", help="name the paper figures")
+    parser.add_argument("--notebooks", action="store_true", dest="is_executing",
+                        help="execute notebooks/*.py into their .ipynb as well (extra: notebooks)")  # fmt: skip
+    add_results(parser)
+
+
+def run(a: argparse.Namespace) -> int:
+    """List or draw."""
+    return listing(a.results) if a.is_listing else figures(a.names, a.results, is_executing=a.is_executing)
+
+
+def figures(names: Sequence[str], results: Path, *, is_executing: bool = False) -> int:
+    """Draw what is named, or every paper figure. One without results is skipped, with the command that makes them.
+
+    Raises ValueError for a name that is neither a paper figure nor a sweep with results.
+    """
+    from tqdm import tqdm
+
+    sweeps = known_sweeps(results)
+    unknown = [name for name in names if name not in FIGURES and name not in sweeps]
+    if unknown:
+        known = [*FIGURES, *sweeps]
+        raise ValueError(f"{unknown[0]!r} is no paper figure and no sweep with results; {nearest(unknown[0], known)}")
+    for name in tqdm(_chosen(names), unit="figure", disable=not sys.stderr.isatty()):
+        if reason := missing(FIGURES[name], results):
+            tqdm.write(f"skipped  {name}: {reason}", file=sys.stdout)
+            continue
+        tqdm.write(_drawn(name, results, is_asked=name in names), file=sys.stdout)
+    for name in dict.fromkeys(name for name in names if name not in FIGURES):
+        from harness.report.figures import draw_all
+
+        make_available(results, name)
+        tqdm.write(
+            "written  " + ", ".join(map(str, draw_all(results, results / "figures" / name, name))), file=sys.stdout
+        )
+    return execute_all(names, results) if is_executing else 0
+
+
+def _drawn(name: str, results: Path, is_asked: bool) -> str:
+    """Draw and write one figure: a line for the terminal. Among many, one whose sweep lacks its arms is skipped."""
+    from harness.published.figures.drawn import save
+
+    try:
+        written = save(draw(name, results), results / PAPER, name)
+    except ValueError as error:
+        if is_asked:
+            raise
+        return f"skipped  {name}: {error}"
+    return f"written  {', '.join(map(str, written))}"
+
+
+def _chosen(names: Sequence[str]) -> list[str]:
+    """Paper figures in their order: those named, those of named sweeps, or all."""
+    return [f.name for f in FIGURES.values() if not names or f.name in names or f.sweep in names]
+
+
+def known_sweeps(results: Path) -> list[str]:
+    """Sweeps with results, in files of their own or packed."""
+    folders = {path.parent.name for path in (results / "runs").glob("*/*.json")}
+    return sorted(folders | {path.stem for path in packed_folder(results).glob("*.zip")})
+
+
+def listing(results: Path) -> int:
+    """One line per paper figure: name, paper, sweep, and whether it can be drawn now."""
+    for figure in FIGURES.values():
+        state = f"needs {missing(figure, results)}" if missing(figure, results) else f"from {figure.sweep}"
+        print(f"{figure.name:<20} {figure.paper:<15} {figure.title:<40} {state}")
+    return 0
+
+
+def execute_all(names: Sequence[str], results: Path, folder: Path = NOTEBOOKS) -> int:
+    """Run every notebook whose results are there (of `names`, where given) and keep its outputs beside its source."""
+    chosen = _chosen(names)
+    for source in sorted(folder.glob("*.py")):
+        if source.stem in FIGURES and (source.stem not in chosen or missing(FIGURES[source.stem], results)):
+            continue
+        target = source.with_suffix(".ipynb")
+        write_atomic(target, executed(source).encode())
+        print(f"written  {target}", flush=True)
+    return 0
+
+
+def executed(source: Path) -> str:
+    """The notebook of a percent script with the outputs of running it, without times, ids at random and metadata that
+    differs between machines. Raises ValueError where the packages for notebooks are missing."""
+    try:
+        import jupytext
+        import nbformat
+        from nbclient import NotebookClient
+    except ImportError as error:
+        raise ValueError(f"--notebooks needs {error.name}: make setup EXTRAS=dev, or the extra `notebooks`") from None
+    notebook: Any = jupytext.read(source)
+    client = NotebookClient(notebook, timeout=TIMEOUT_S, kernel_name="python3", record_timing=False)
+    client.execute(cwd=str(source.parent.resolve()))
+    notebook.metadata.pop("language_info", None)
+    notebook.metadata["kernelspec"] = {"display_name": "Python 3", "language": "python", "name": "python3"}
+    for index, cell in enumerate(notebook.cells):
+        cell["id"] = f"cell-{index}"
+        cell.metadata = nbformat.NotebookNode()
+    return nbformat.writes(notebook) + "\n"

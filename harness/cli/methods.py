@@ -1,0 +1,120 @@
+"""`lowbit methods`: every method with its parts, precisions and paper, and what can run it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from harness.cli.table import table
+
+if TYPE_CHECKING:
+    from harness.api import Method
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.add_argument("names", nargs="*", metavar="NAME", help="these alone, with knobs (default: a table of all)")
+    parser.add_argument("--json", action="store_true", help="machine-readable")
+
+
+def run(a: argparse.Namespace) -> int:
+    """Print the methods."""
+    return methods(a.names, is_json=a.json)
+
+
+def methods(names: Sequence[str], *, is_json: bool) -> int:
+    """Every method in a table; the named ones with their parts, knobs and what of them is reconstructed."""
+    from harness.api import knobs
+    from methods import METHODS, method_named
+
+    chosen = [method_named(name) for name in names] or list(METHODS.values())
+    if is_json:
+        values = {
+            m.name: {
+                "paper": m.paper,
+                "summary": m.summary,
+                "claim": m.claim,
+                "status": status_of(m),
+                "is_control": m.is_control,
+                "parts": {type(p).__name__: knobs(p) for p in m.parts},
+                "fixed": {k: v for k in ("mode", "agg", "denom") if (v := getattr(m, k)) is not None},
+                "precisions": list(m.precisions),
+                "engines": engines_of(m),
+                "reconstructed": m.reconstructed,
+            }
+            for m in chosen
+        }
+        print(json.dumps(values, indent=2))
+        return 0
+    if not names:
+        rows = [(m.name, status_of(m), m.paper or "-", "+".join(type(p).__name__ for p in m.parts) or "-",
+                 _shortened(m.precisions), " ".join(engines_of(m)), m.claim or m.summary) for m in chosen]  # fmt: skip
+        print(table(rows, ("method", "status", "paper", "parts", "formats", "engines", "claim of its authors")))
+        print("\nlowbit methods NAME shows knobs and what is reconstructed.")
+        return 0
+    for m in chosen:
+        fixed = "".join(
+            f", {key}={value}" for key in ("mode", "agg", "denom") if (value := getattr(m, key)) is not None
+        )
+        print(f"{m.name}: {m.summary}{fixed}")
+        for title, words in (("status", status_of(m)), ("paper", m.paper), ("claim", m.claim),
+                             ("formats", " ".join(m.precisions)), ("engines", " ".join(engines_of(m)))):  # fmt: skip
+            print(f"    {title:<14} {words or '-'}")
+        for p in m.parts:
+            settings = ", ".join(f"{name}={value}" for name, value in knobs(p).items())
+            print(f"    part           {type(p).__name__}({settings})")
+        if m.reconstructed:
+            print(f"    reconstructed  {m.reconstructed}")
+        for engine in ENGINES:
+            if engine not in engines_of(m):
+                print(f"    {f'not {engine}':<14} {refusal(engine, m, m.precisions[0])}")
+    return 0
+
+
+def status_of(method: Method) -> str:
+    """control, exact, or reconstructed where part of the rule is ours."""
+    return "control" if method.is_control else "reconstructed" if method.reconstructed else "exact"
+
+
+ENGINES = ("embedded", "vllm", "verl")
+"""What can run a method; vllm: the GPU's build, with the local trainer; verl: that build under trainer=verl."""
+
+
+def engines_of(method: Method) -> list[str]:
+    """The engines that can run the method at one of its precisions."""
+    return [engine for engine in ENGINES if any(refusal(engine, method, name) is None for name in method.precisions)]
+
+
+def refusal(engine: str, method: Method, precision: str) -> str | None:
+    """Why an engine cannot run the method at a precision; None where it can."""
+    from harness.config.compose import check_supported, compose
+    from harness.config.load import load
+    from harness.engines.embedded.engine import EmbeddedEngine
+    from harness.engines.vllm import builds
+    from harness.trainers.local.trainer import EXTRAS
+    from harness.trainers.verl import checks
+
+    config = replace(load([f"precision={precision}"]), method=method.name)
+    if engine == "verl":
+        trainer, vllm = replace(config.trainer, name="verl"), replace(config.engine, name="vllm")
+        config = replace(config, trainer=trainer, engine=vllm)
+    supports = EmbeddedEngine.supports if engine == "embedded" else builds.supports(builds.CUDA)
+    try:
+        composed = compose(config)
+        if engine == "verl":
+            checks.check(config, composed)
+        if engine != "embedded":
+            builds.check_plan(builds.CUDA, composed.plan)
+        check_supported(composed, supports, engine, EXTRAS)
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+def _shortened(precisions: Sequence[str]) -> str:
+    """The default first, and how many more."""
+    shown = " ".join(precisions[:3])
+    return shown if len(precisions) <= 3 else f"{shown} +{len(precisions) - 3}"

@@ -1,0 +1,93 @@
+"""Types and options that several commands declare."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+
+OVERRIDES = "Hydra overrides, e.g. model=m task.n=16 algo.mode=bypass_pg knobs.TIS.cap=4.0 launch.packing=true"
+
+
+def add_results(parser: argparse.ArgumentParser) -> None:
+    """The option that says where results are."""
+    parser.add_argument("--results", type=Path, default=Path("results"), help="results folder (default: results)")
+
+
+def add_write(parser: argparse.ArgumentParser, what: str) -> None:
+    """The option of a study, which prints, that also writes `what` into the results folder."""
+    parser.add_argument("--write", action="store_true", dest="is_written", help=f"also write {what}")
+
+
+def add_workers(parser: argparse.ArgumentParser, what: str) -> None:
+    """The option that says how many processes work at a time."""
+    parser.add_argument("--workers", type=positive, default=os.cpu_count(), help=f"{what} at a time (default: cores)")
+
+
+def positive(text: str) -> int:
+    """A whole number above 0."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: a whole number above 0 is expected")
+    return int(text)
+
+
+def whole(text: str) -> int:
+    """A whole number, 0 or more."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r}: a whole number, 0 or more, is expected")
+    return int(text)
+
+
+def port(text: str) -> int:
+    """A port number."""
+    if not text.isdecimal() or not 1 <= int(text) <= 65535:
+        raise argparse.ArgumentTypeError(f"{text!r}: a port from 1 to 65535 is expected")
+    return int(text)
+
+
+def minutes(text: str) -> float:
+    """A finite number of minutes above 0."""
+    return _above_zero(text, "minutes above 0 are expected")
+
+
+def hours(text: str) -> float:
+    """A finite number of hours above 0."""
+    return _above_zero(text, "a number of hours above 0 is expected")
+
+
+def rate(text: str) -> float:
+    """A finite number of GB/s above 0."""
+    return _above_zero(text, "GB/s above 0 are expected")
+
+
+def _above_zero(text: str, wish: str) -> float:
+    try:
+        found = float(text)
+    except ValueError:
+        found = 0.0
+    if not 0 < found < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r}: {wish}")
+    return found
+
+
+def word_list(text: str) -> tuple[str, ...]:
+    """Words separated by commas."""
+    words = tuple(word for word in text.split(",") if word)
+    if not words:
+        raise argparse.ArgumentTypeError(f"{text!r}: words separated by commas are expected")
+    return words
+
+
+def number_list(text: str) -> tuple[int, ...]:
+    """Whole numbers, 0 or more, separated by commas."""
+    if not all(part.isdecimal() for part in text.split(",")):
+        raise argparse.ArgumentTypeError(f"{text!r}: whole numbers, 0 or more, separated by commas are expected")
+    return tuple(int(part) for part in text.split(","))
+
+
+def positive_list(text: str) -> tuple[int, ...]:
+    """Whole numbers above 0, separated by commas."""
+    numbers = number_list(text)
+    if 0 in numbers:
+        raise argparse.ArgumentTypeError(f"{text!r}: whole numbers above 0 are expected")
+    return numbers

@@ -1,0 +1,159 @@
+"""`lowbit replay collect | evaluate | report`: stored rollouts, every correction on them, tables and figures."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from harness.cli.options import add_results, add_write, number_list, positive, positive_list, whole, word_list
+
+if TYPE_CHECKING:
+    from tqdm import tqdm
+
+    from harness.studies.replay.evaluation import Question
+    from harness.studies.replay.sampling import Demand
+
+STORED = Path("results") / "work" / "replay"
+RECORDS = "replay"
+"""Folder of the records below the results folder."""
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the three actions and their options."""
+    actions = parser.add_subparsers(metavar="action", required=True)
+    line = "sample one policy exactly and in every format"
+    collect = actions.add_parser("collect", help=line, description=f"{line.capitalize()}.")
+    collect.set_defaults(action=_collect)
+    collect.add_argument(
+        "overrides", nargs="*", default=[], help="Hydra overrides of model, task, base, algo, engine, seed"
+    )
+    collect.add_argument("--precisions", type=word_list, metavar="A,B,...",
+                         default=("int8", "fp8_block", "nvfp4", "int4"),
+                         help="formats of the sampler (default: int8,fp8_block,nvfp4,int4)")  # fmt: skip
+    collect.add_argument(
+        "--lengths", type=positive_list, default=(), metavar="N,M,...", help="values of task.n (default: its own)"
+    )
+    collect.add_argument("--prompts", type=positive, default=512,
+                         help="prompts per sampler, a multiple of algo.num_prompts (default: 512)")  # fmt: skip
+    collect.add_argument("--reference-factor", type=positive, default=4,
+                         help="how many times as many prompts the exact reference gets (default: 4)")  # fmt: skip
+    collect.add_argument("--warmup", type=whole, default=0, help="training steps with bf16 rollouts first (default: 0)")
+    collect.add_argument("--out", type=Path, default=STORED, help=f"folder of the batches (default: {STORED})")
+    add_results(collect)
+
+    line = "every correction on the stored batches; what has no record yet is evaluated and recorded"
+    evaluate = actions.add_parser("evaluate", help=line, description=f"{line.capitalize()}.")
+    evaluate.set_defaults(action=_evaluate)
+    evaluate.add_argument("--methods", type=word_list, default=(), metavar="A,B,...", help="these alone (default: all)")
+    evaluate.add_argument("--modes", type=word_list, default=("decoupled",), metavar="A,B,...",
+                          help="of methods that fix none: decoupled, bypass_ppo, bypass_pg")  # fmt: skip
+    evaluate.add_argument("--ages", type=number_list, default=(0, 1), metavar="0,1",
+                          help="optimizer steps since the batches were sampled (default: 0,1)")  # fmt: skip
+    evaluate.add_argument("--stored", type=Path, default=STORED, help=f"what collect wrote (default: {STORED})")
+    add_write(evaluate, "the tables and the figures")
+    add_results(evaluate)
+
+    line = "the tables from the records alone"
+    report = actions.add_parser("report", help=line, description=f"{line.capitalize()}.")
+    report.set_defaults(action=lambda a: replay_report(a.results, is_written=a.is_written))
+    add_write(report, "the tables and the figures")
+    add_results(report)
+
+
+def run(a: argparse.Namespace) -> int:
+    """Do one of the three."""
+    return a.action(a)
+
+
+def _collect(a: argparse.Namespace) -> int:
+    from harness.config.load import check_overrides
+
+    check_overrides(a.overrides)
+    from harness.studies.replay.sampling import Demand
+
+    demand = Demand(
+        overrides=tuple(a.overrides), precisions=a.precisions, lengths=a.lengths, num_prompts=a.prompts,
+        reference_factor=a.reference_factor, warmup=a.warmup,
+    )  # fmt: skip
+    return replay_collect(demand, a.out, a.results)
+
+
+def _evaluate(a: argparse.Namespace) -> int:
+    from harness.studies.replay.evaluation import Question
+
+    question = Question(methods=a.methods, modes=a.modes, ages=a.ages)
+    return replay_evaluate(a.stored, question, a.results, is_written=a.is_written)
+
+
+def replay_collect(demand: Demand, out: Path, results: Path) -> int:
+    """Sample what is missing; a second start goes on."""
+    from tqdm import tqdm
+
+    from harness.config.schema import Launch
+    from harness.studies.replay.sampling import collect_context, plan
+    from harness.studies.replay.store import REFERENCE, read_meta, samplers
+
+    launch = Launch(results=str(results))
+    for context in plan(demand, out):
+        started = time.perf_counter()
+        total = sum(count for name, _, count in context.samplers() if read_meta(context.folder, name) is None)
+        with tqdm(total=total, unit="batch", desc=context.folder.name, disable=not sys.stderr.isatty()) as bar:
+
+            def on_batch(name: str, bar: tqdm = bar) -> None:  # pyright: ignore[reportMissingTypeArgument]
+                bar.set_postfix_str(name, refresh=False)
+                bar.update(1)
+
+            written = collect_context(context, launch, on_batch)
+        seconds = time.perf_counter() - started
+        print(
+            f"{context.folder}: {written} files written, {seconds:.0f} s" if written else f"{context.folder}: complete"
+        )
+        for name in (REFERENCE, *samplers(context.folder)):
+            meta = read_meta(context.folder, name) or {}
+            k3, ess = meta["mismatch"]["kl_k3"], meta["mismatch"]["ess_token_raw"]
+            size = f"{meta['num_batches']:3d} batches of {meta['num_prompts']} x {meta['group_size']}"
+            print(f"  {name:<12} {size}  accuracy {meta['accuracy']:.3f}  k3 {k3:.2e} nats  raw ESS {ess:.3f}")
+    return 0
+
+
+def replay_evaluate(stored: Path, question: Question, results: Path, *, is_written: bool) -> int:
+    """Evaluate what has no record yet, record it, then tables and figures."""
+    from tqdm import tqdm
+
+    from harness.config.schema import Launch
+    from harness.studies.replay.evaluation import evaluate_context
+    from harness.studies.replay.store import contexts
+
+    launch = Launch(results=str(results))
+    skipped: dict[str, str] = {}
+    for folder in contexts(stored):
+        started = time.perf_counter()
+        with tqdm(unit="batch", desc=folder.name, disable=not sys.stderr.isatty()) as bar:
+
+            def progress(what: str, count: float, bar: tqdm = bar) -> None:  # pyright: ignore[reportMissingTypeArgument]
+                bar.set_postfix_str(what, refresh=False)
+                bar.update(count)
+
+            skipped |= evaluate_context(folder, results / RECORDS, question, launch, progress)
+        print(f"{folder.name}: evaluated, {time.perf_counter() - started:.0f} s", flush=True)
+    for name, reason in skipped.items():
+        print(f"skipped  {name}: {reason}")
+    return replay_report(results, is_written=is_written)
+
+
+def replay_report(results: Path, *, is_written: bool) -> int:
+    """Tables from the records alone; written with the figures where asked to."""
+    from harness.studies.replay.tables import frame, markdown, read_records, write_tables
+
+    records = read_records(results / RECORDS)
+    if not is_written:
+        print(markdown(records, frame(records)))
+        return 0
+    from harness.studies.replay.figure import draw
+
+    written = [*write_tables(records, results / "tables"), *draw(records, results / "figures" / "replay")]
+    print("written: " + ", ".join(str(path) for path in written))
+    return 0

@@ -1,0 +1,122 @@
+"""`lowbit report` and the end of every sweep: tables, figures and MLflow from the result files."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from harness.cli.options import add_results
+from harness.foundation.did_you_mean import nearest
+
+if TYPE_CHECKING:
+    from harness.records.run_result import RunResult
+    from harness.sweep import Sweep
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.add_argument("name", nargs="?", help="a sweep with results (with --html alone: every one)")
+    parser.add_argument("--only", choices=("tables", "figures"), help="write one of the two")
+    parser.add_argument("--main", dest="is_main", action="store_true",
+                        help="the main table of a README alone: settings side by side, with verdicts")  # fmt: skip
+    parser.add_argument("--html", dest="is_html", action="store_true", help="write the site of all results too")
+    add_results(parser)
+
+
+def run(a: argparse.Namespace) -> int:
+    """Write what is asked for. Raises ValueError where the sweep is missing."""
+    name: str | None = a.name
+    if name is None and (a.is_main or not a.is_html):
+        raise ValueError("report: the name of a sweep is missing; only --html does without")
+    if name is not None and a.is_main:
+        return main_table(name, a.results)
+    code = report(name, a.results, only=a.only) if name is not None else 0
+    if a.is_html:
+        from harness.cli.site import site
+
+        code = site(a.results, ()) or code
+    return code
+
+
+def report(name: str, results: Path, *, only: str | None = None) -> int:
+    """Tables and figures of a sweep that has results."""
+    _check_results(name, results)
+    return present(_sweep_or_bare(name), results, False, only=only)
+
+
+def main_table(name: str, results: Path) -> int:
+    """The table of a README: printed, and written beside the others."""
+    from harness.records.run_result import read_results, write_atomic
+    from harness.report import main_table as made
+
+    _check_results(name, results)
+    sweep, found = _sweep_or_bare(name), read_results(results / "runs" / name)
+    text, path = made.main_table(found, sweep.control, sweep.baselines[-1]), results / "tables" / f"{name}_main.md"
+    write_atomic(path, text.encode())
+    print(f"{text}\nwritten: {path}")
+    return 0
+
+
+def _check_results(name: str, results: Path) -> None:
+    """Unpack the sweep where it is packed. Raises ValueError where it has no results."""
+    from harness.records.packed import make_available
+
+    make_available(results, name)
+    if not (results / "runs" / name).is_dir():
+        known = sorted(path.name for path in (results / "runs").glob("*") if path.is_dir())
+        raise ValueError(f"sweep {name!r} has no results in {results}; {nearest(name, known) if known else 'none has'}")
+
+
+def _sweep_or_bare(name: str) -> Sweep:
+    from harness.sweep import SWEEPS, Sweep, read_sweep
+
+    if (SWEEPS / f"{name}.yaml").is_file():
+        return read_sweep(name)
+    return Sweep(name=name, question="", arms=({},), seeds=(0,))
+
+
+def present(sweep: Sweep, results: Path, is_tracked: bool, only: str | None = None) -> int:
+    """Tables, figures, MLflow, and the verdict table on the terminal."""
+    from harness.records.run_result import read_results
+    from harness.report import tables
+
+    found = read_results(results / "runs" / sweep.name)
+    written: list[Path] = []
+    if only != "figures":
+        written += tables.write_tables(found, results / "tables", sweep.name, control=sweep.control)
+    if only != "tables":
+        from harness.published.figures.grid import draw_grid
+        from harness.report.figures import draw_all
+
+        written += draw_all(results, results / "figures" / sweep.name, sweep.name, overview=draw_grid)
+        written += _profiles(found, sweep, results)
+    written += _break_even(found, sweep, results, only)
+    if is_tracked:
+        from harness.viewers.mlflow import track
+
+        track(results, sweep.name)
+    if only != "figures":
+        print(tables.render_terminal(tables.leaderboard(found, control=sweep.control)))
+    print("written: " + ", ".join(str(path) for path in written))
+    return 0
+
+
+def _break_even(found: Sequence[RunResult], sweep: Sweep, results: Path, only: str | None) -> list[Path]:
+    """Table and figure of where a precision pays; nothing for a sweep with one size and one length."""
+    from harness.studies import break_even
+
+    tables = None if only == "figures" else results / "tables"
+    figures = None if only == "tables" else results / "figures" / sweep.name
+    return break_even.write(found, tables, figures, sweep.name, sweep.control)
+
+
+def _profiles(found: Sequence[RunResult], sweep: Sweep, results: Path) -> list[Path]:
+    """The figure of whole distributions of runs."""
+    from harness.records.arms import group_arms
+    from harness.report.plots.profiles import profile_figure
+    from harness.report.plots.save import save_png
+
+    arms = group_arms(found)
+    return save_png(lambda: profile_figure(arms, sweep.control), results / "figures" / sweep.name / "profiles.png")

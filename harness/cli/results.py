@@ -1,0 +1,141 @@
+"""`lowbit results`: verify, import, track or pack result files."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+import tarfile
+import tempfile
+import zipfile
+from pathlib import Path
+
+from harness.cli.options import add_results
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.add_argument("action", choices=("verify", "import", "pack", "unpack"),
+                        help="verify files, import runs, pack a sweep into one file, unpack it")  # fmt: skip
+    parser.add_argument("source", nargs="?", help="import: a results folder or its archive (none: rebuild MLflow); "
+                                                  "pack, unpack: a sweep")  # fmt: skip
+    add_results(parser)
+
+
+def run(a: argparse.Namespace) -> int:
+    """Do one of the four. Raises ValueError for a source that verify does not take."""
+    if a.action in ("pack", "unpack"):
+        return pack_one(a.source, a.results, is_packing=a.action == "pack")
+    if a.action == "import":
+        return import_all(a.source, a.results)
+    if a.source is not None:
+        raise ValueError(f"results verify: {a.source} is one word too many; it checks all of --results")
+    return verify_all(a.results)
+
+
+def verify_all(results: Path) -> int:
+    """Every file that is corrupt, incomplete or in the wrong place; exit code 1 if there is one. Changes no file."""
+    from harness.records.folder import readable
+    from harness.records.run_result import verify
+
+    problems = packed_problems(results)
+    for folder in sorted(path for path in (results / "runs").glob("*") if path.is_dir()):
+        problems += [*verify(folder), *readable(folder)[1]]
+    problems = list(dict.fromkeys(problems))
+    for problem in problems:
+        print(f"FAIL  {problem}")
+    head = "FAIL" if problems else "ok  "
+    print(f"{head}  {len(list((results / 'runs').rglob('*.json')))} result files, {len(problems)} problems")
+    return 1 if problems else 0
+
+
+def packed_problems(results: Path) -> list[str]:
+    """Make packed sweeps available, each on its own; a line per packed file that is none."""
+    from harness.records.packed import make_available
+
+    problems: list[str] = []
+    for path in sorted((results / "packed").glob("*.zip")):
+        try:
+            make_available(results, path.stem)
+        except ValueError as error:
+            problems.append(str(error))
+    return problems
+
+
+def unpack_all(results: Path) -> None:
+    """Packed sweeps unpacked, those that cannot be named in a warning."""
+    for problem in packed_problems(results):
+        print(f"warning: left alone: {problem}", file=sys.stderr)
+
+
+def pack_one(sweep: str | None, results: Path, *, is_packing: bool) -> int:
+    """A sweep's results into one file, or the missing results of packed sweeps (of one, where named) out of theirs.
+    Raises ValueError for a sweep that is not there."""
+    from harness.foundation.did_you_mean import nearest
+    from harness.records.packed import pack, unpack
+    from harness.records.paths import packed_folder
+
+    if not is_packing:
+        known = sorted(path.stem for path in packed_folder(results).glob("*.zip"))
+        if sweep is not None and sweep not in known:
+            raise ValueError(
+                f"results unpack: no packed sweep {sweep!r}; {nearest(sweep, known) if known else 'none is'}"
+            )
+        print(f"{unpack(results, sweep)} results unpacked")
+    elif sweep is None:
+        raise ValueError("results pack: which sweep? give the name of a folder of results/runs")
+    else:
+        path = pack(results, sweep)
+        print(f"{path}: {path.stat().st_size / 1e6:.1f} MB")
+    return 0
+
+
+def import_all(source: str | None, results: Path) -> int:
+    """Merge runs and bases of another results folder, or of an archive of one, into ours; without a source, rebuild
+    MLflow from ours. Raises ValueError, one line, for what is no result or no base; nothing is imported then."""
+    from harness.records.run_result import import_results
+    from harness.start.base_model import read_record
+
+    if source is None:
+        from harness.viewers.mlflow import rebuild
+
+        unpack_all(results)
+        print(f"logged {rebuild(results)} runs to MLflow")
+        return 0
+    if Path(source).is_file() and (zipfile.is_zipfile(source) or tarfile.is_tarfile(source)):
+        with tempfile.TemporaryDirectory(prefix="lowbit-import-") as folder:
+            shutil.unpack_archive(source, folder, filter="data")
+            inner = next((path.parent for path in sorted(Path(folder).rglob("runs")) if path.is_dir()), Path(folder))
+            return import_all(str(inner), results)
+    bases = [path for path in sorted((Path(source) / "bases").glob("*")) if path.is_dir() and path.name[0] != "."]
+    runs = Path(source) / "runs" if bases or (Path(source) / "runs").is_dir() else Path(source)
+    for base in bases:
+        read_record(base)
+    foreign = _foreign(runs)
+    for line in foreign:
+        print(line, file=sys.stderr)
+    if foreign:
+        raise ValueError(f"{source}: {len(foreign)} files are no results (named above); nothing was imported")
+    added, known = import_results(runs, results / "runs") if runs.exists() or not bases else ([], [])
+    print(f"{len(added)} runs imported, {len(known)} were there already")
+    new = [base for base in bases if not (results / "bases" / base.name).exists()]
+    for base in new:
+        part = results / "bases" / f".{base.name}.part"
+        shutil.copytree(base, part, dirs_exist_ok=True)
+        part.rename(results / "bases" / base.name)
+    if bases:
+        print(f"{len(new)} bases imported, {len(bases) - len(new)} were there already")
+    return 0
+
+
+def _foreign(source: Path) -> list[str]:
+    """A line per JSON file under `source`, or for `source` itself, that is no result."""
+    from harness.records.run_result import read_result
+
+    found: list[str] = []
+    for path in sorted(source.rglob("*.json")) if source.is_dir() else [source] if source.is_file() else []:
+        try:
+            read_result(path)
+        except ValueError as error:
+            found.append(str(error))
+    return found

@@ -1,0 +1,229 @@
+"""`lowbit search`: run a search with progress, show what it found, open its dashboard."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import socket
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+from harness.cli.options import add_results, add_workers, hours, port, positive
+
+if TYPE_CHECKING:
+    from harness.studies.search.run import Progressed
+    from harness.studies.search.spec import Budget, Search
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.add_argument("name", help="a file sweeps/search_*.yaml without its ending, or a path to one")
+    parser.add_argument("--trials", type=positive, help="end after so many trials in all (default: the file's budget)")
+    add_workers(parser, "cells")
+    parser.add_argument("--max-hours", type=hours, metavar="H", help="stop after so long; the same command goes on")
+    parser.add_argument("--dry-run", action="store_true", help="show space, budget and expected time, run nothing")
+    parser.add_argument("--report", action="store_true", help="write table and figures of what is there, run nothing")
+    parser.add_argument("--restart", action="store_true", help="begin a new study; the old one is kept aside")
+    parser.add_argument("--dashboard", action="store_true", help="open optuna-dashboard on the study, run nothing")
+    parser.add_argument("--port", type=port, default=8080, help="of the dashboard (default: 8080)")
+    parser.add_argument("--no-tracking", action="store_true", help="do not log to MLflow")
+    add_results(parser)
+
+
+def run(a: argparse.Namespace) -> int:
+    """Search, or one of the three that run nothing."""
+    if a.dashboard:
+        return dashboard(a.name, a.results, a.port)
+    if a.dry_run:
+        return dry_run(a.name, a.results, a.trials, a.workers)
+    if a.report:
+        return report(a.name, a.results)
+    return search(
+        a.name, results=a.results, trials=a.trials, workers=a.workers, max_hours=a.max_hours,
+        is_restarted=a.restart, is_tracked=not a.no_tracking,
+    )  # fmt: skip
+
+
+class Progress:
+    """A bar over the trials of a budget on a terminal; a line per trial everywhere."""
+
+    def __init__(self, budget: Budget) -> None:
+        from tqdm import tqdm
+
+        self.budget = budget
+        self.bar = tqdm(total=budget.trials, unit="trial", disable=not sys.stderr.isatty())
+        self.started = time.perf_counter()
+
+    def __call__(self, event: Progressed) -> None:
+        self.bar.n = event.usage.trials
+        self.bar.refresh()
+        minutes = (time.perf_counter() - self.started) / 60
+        done = f"{event.usage.trials}/{self.budget.trials or '-'}"
+        self.bar.write(f"[{done}] {minutes:5.1f} min  {trial_line(event)}", file=sys.stdout)
+        sys.stdout.flush()
+
+    def close(self) -> None:
+        """End the bar."""
+        self.bar.close()
+
+
+def trial_line(event: Progressed) -> str:
+    """One trial: its end, its knobs, its values."""
+    from harness.studies.search.space import text
+
+    label = f"{event.share} {event.number}".strip()
+    knobs = " ".join(f"{name}={text(value)}" for name, value in event.values.items())
+    if event.objectives is None:
+        return f"{event.outcome.state} {label}: {knobs}: {event.outcome.reason}"
+    return f"{event.outcome.state} {label}: {knobs}: " + ", ".join(f"{value:.4g}" for value in event.objectives)
+
+
+def _read(name: str, trials: int | None) -> Search:
+    from harness.studies.search.space import check_space
+    from harness.studies.search.spec import read_search
+
+    search = read_search(name)
+    check_space(search)
+    return search if trials is None else replace(search, budget=replace(search.budget, trials=trials))
+
+
+def search(
+    name: str, *, results: Path, trials: int | None, workers: int, max_hours: float | None = None,
+    is_restarted: bool = False, is_tracked: bool = True,
+) -> int:  # fmt: skip
+    """Search until the budget is spent, confirm the best, then table, figures and MLflow. 130 where interrupted."""
+    from harness.records.packed import make_available
+    from harness.studies.search.confirm import submit
+    from harness.studies.search.run import run_search
+    from harness.studies.search.store import put_aside
+
+    found = _read(name, trials)
+    make_available(results, found.name)
+    if is_restarted and (kept := put_aside(results, found.name)) is not None:
+        print(f"{found.name}: the old study is {kept}")
+    print(f"{found.name}: {found.question}")
+    for number in (signal.SIGINT, signal.SIGTERM):  # also where a shell's background job ignores Ctrl-C
+        signal.signal(number, signal.default_int_handler)
+    progress = Progress(found.budget)
+    try:
+        is_interrupted = run_search(found, results, workers, progress, max_hours=max_hours, afterwards=submit)
+    finally:
+        progress.close()
+    if is_interrupted:
+        print("\nstopped; the same command goes on from here")
+        return 130
+    return _present(found, results, is_tracked)
+
+
+def report(name: str, results: Path) -> int:
+    """Table and figures from the stored study."""
+    from harness.records.packed import make_available
+    from harness.studies.search.spec import read_search
+    from harness.studies.search.store import journal_path
+
+    found = read_search(name)
+    make_available(results, found.name)
+    if not journal_path(results, found.name).exists():
+        raise ValueError(f"search {found.name!r} has no study in {results}; run it first: lowbit search {found.name}")
+    return _present(found, results, False)
+
+
+def _present(search: Search, results: Path, is_tracked: bool) -> int:
+    from harness.studies.search.figures import draw_search
+    from harness.studies.search.table import write_tables
+
+    written = write_tables(search, results)
+    written += draw_search(search, results)
+    if is_tracked:
+        from harness.viewers.mlflow import track
+
+        track(results, search.name)
+    print(written[0].read_text(encoding="utf-8").split("\n\n")[1])
+    print("written: " + ", ".join(str(path) for path in written))
+    return 0
+
+
+def dry_run(name: str, results: Path, trials: int | None, workers: int) -> int:
+    """Space, budget, what is there, and a guess of the time."""
+    from harness.studies.search.confirm import contenders
+    from harness.studies.search.run import has_room, total, usage
+
+    found = _read(name, trials)
+    print(f"{found.name}: {found.question}")
+    for knob, entry in found.space.items():
+        what = f"{entry.low} to {entry.high}" + " (log)" * entry.log if entry.choices is None else _choices(entry)
+        when = "".join(f", where {key} is {' or '.join(map(str, values))}" for key, values in entry.when.items())
+        print(f"  {knob}: {what}{when}")
+    there = _there(found, results)
+    size = len(found.seeds)
+    spent = total([usage(found_trials, size) for found_trials in there.values()])
+    print(f"  seeds {list(found.seeds)}; {spent.trials} trials and {spent.cells} cells are done, {spent.failed} failed")
+    print(f"  budget: {_budget(found.budget)}")
+    if found.budget.trials is not None and found.baselines:
+        fresh = len(contenders(found, there)) if there else 2 * len(found.baselines) + len(found.references)
+        cells = max(0, found.budget.trials - spent.trials) * size + fresh * len(found.confirm.seeds)
+        print(f"  at most {cells} cells, {_time(found, results, cells, workers)}")
+    if not has_room(found.budget, spent, size):
+        print("  the budget is spent")
+    return 0
+
+
+def _time(search: Search, results: Path, cells: int, workers: int) -> str:
+    """How long so many cells take, by finished cells of every sweep: the mean over the baselines."""
+    from harness.studies.search.space import cell_of, overrides_of
+    from harness.sweep.forecast import fit, read_samples
+
+    model = fit(read_samples(results))
+    found = [cell_of(overrides_of(search, values), search.seeds[0]) for values in search.baselines.values()]
+    seconds = fmean(model.estimate(config).seconds for config in found)
+    return f"{seconds:.0f} s each, about {cells * seconds / workers / 60:.0f} min with {workers} at a time"
+
+
+def _choices(entry: Any) -> str:
+    return ", ".join(str(choice) for choice in entry.choices)
+
+
+def _budget(budget: Budget) -> str:
+    limits = {"trials": budget.trials, "cells": budget.cells, "core-seconds": budget.core_seconds}
+    said = ", ".join(f"{value:g} {unit}" for unit, value in limits.items() if value is not None)
+    return said + (f", in equal shares per {budget.per}" if budget.per else "")
+
+
+def _there(search: Search, results: Path) -> Mapping[str, Any]:
+    """Share -> trials of the study, where there is one."""
+    from harness.studies.search.store import journal_path, open_studies
+
+    if not journal_path(results, search.name).exists():
+        return {}
+    return {s: study.get_trials() for s, study in open_studies(search, results, is_writing=False).items()}
+
+
+def dashboard(name: str, results: Path, port: int) -> int:
+    """Serve optuna-dashboard on this machine until interrupted. Raises ValueError where the port is taken."""
+    from harness.studies.search.spec import read_search
+    from harness.studies.search.store import journal_path, storage_of
+
+    found = read_search(name)
+    path = journal_path(results, found.name)
+    if not path.exists():
+        raise ValueError(f"search {found.name!r} has no study in {results}; run it first: lowbit search {found.name}")
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except (OSError, OverflowError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise ValueError(f"port {port} cannot be used: {reason}; choose another with --port") from error
+    from optuna_dashboard import run_server
+
+    print(f"{path}: http://127.0.0.1:{port} (Ctrl-C ends it)", flush=True)
+    try:
+        run_server(storage_of(results, found.name), host="127.0.0.1", port=port)
+    except KeyboardInterrupt:
+        return 0
+    return 0

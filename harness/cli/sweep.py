@@ -1,0 +1,168 @@
+"""`lowbit sweep`: run what a sweep lacks, with progress and a resumable state, then its table and figures."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from harness.cli.options import OVERRIDES, add_results, add_workers, hours, minutes, number_list
+
+if TYPE_CHECKING:
+    from harness.config.schema import Launch, RunConfig
+    from harness.sweep import Planned
+    from harness.sweep.launchers.job import Event
+    from harness.sweep.retry import Runner
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.add_argument("name", help="a file of sweeps/ without its ending, or a path to a YAML file")
+    parser.add_argument("overrides", nargs="*", default=[], help=f"{OVERRIDES}; they apply to every cell and come last")
+    parser.add_argument("--dry-run", action="store_true",
+                        help="list cells, what is left out, predicted time and its error; run nothing")  # fmt: skip
+    add_workers(parser, "cells")
+    parser.add_argument("--seeds", type=number_list, help="comma-separated seeds in place of the file's")
+    limit = parser.add_mutually_exclusive_group()
+    limit.add_argument("--max-hours", type=hours, metavar="H",
+                       help="start no new cell that is not predicted to end within so many hours; what still runs "
+                            "then saves its state")  # fmt: skip
+    limit.add_argument("--minutes", type=minutes, dest="max_minutes", metavar="M", help="the same in minutes")
+    parser.add_argument("--launcher", choices=("local", "ray"), default="local",
+                        help="processes of this machine, or tasks of a Ray cluster (default: local)")  # fmt: skip
+    parser.add_argument("--ray-address", metavar="ADDRESS", help="of a running Ray cluster (default: one started here)")
+    parser.add_argument("--no-tracking", action="store_true", help="do not log to MLflow")
+    add_results(parser)
+
+
+def run(a: argparse.Namespace) -> int:
+    """Run the sweep."""
+    way = Way(
+        workers=a.workers, launcher=a.launcher, ray_address=a.ray_address,
+        max_hours=a.max_hours if a.max_minutes is None else a.max_minutes / 60,
+        is_tracked=not a.no_tracking,
+    )  # fmt: skip
+    return sweep(a.name, a.overrides, results=a.results, way=way, seeds=a.seeds, is_dry=a.dry_run)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Way:
+    """How a sweep runs."""
+
+    workers: int
+    launcher: Literal["local", "ray"] = "local"
+    ray_address: str | None = None
+    """An existing cluster; null starts one on this machine."""
+    max_hours: float | None = None
+    is_tracked: bool = True
+
+    def runner(self) -> Runner:
+        """The launcher. Raises ValueError where it is not installed."""
+        if self.ray_address is not None and self.launcher != "ray":
+            raise ValueError(f"ray-address={self.ray_address}: only with --launcher ray")
+        if self.launcher == "local":
+            from harness.sweep.launchers import local
+
+            return partial(local.run_cells, workers=self.workers)
+        if find_spec("ray") is None:
+            raise ValueError("launcher=ray: ray is not installed; make setup EXTRAS=dev,ray; valid: local")
+        cluster = import_module("harness.sweep.launchers.ray")
+        return partial(cluster.run_cells, workers=self.workers, address=self.ray_address)
+
+
+def sweep(
+    name: str, overrides: Sequence[str], *, results: Path, way: Way, seeds: tuple[int, ...] | None, is_dry: bool
+) -> int:
+    """Plan, run what is missing, then tables, figures and MLflow. Exit code 0 too where the time limit left cells; 1 if
+    a cell failed, 130 if interrupted."""
+    from harness.config.load import check_overrides, launch_of, run_id, split_launch
+
+    check_overrides(overrides)  # refuses wrong words before torch is imported
+    from harness.cli.report import present
+    from harness.records.packed import make_available
+    from harness.run.checks import check_place
+    from harness.sweep import FINISHED, plan, read_sweep, run_sweep, stored
+    from harness.sweep.preview import dry_run, tell_left_out
+
+    found = read_sweep(name)
+    found = found if seeds is None else replace(found, seeds=seeds)
+    overrides, given = split_launch(overrides)
+    launch = launch_of(split_launch(found.overrides)[1] | given, results=str(results), sweep=found.name)
+    planned = plan(found, overrides)
+    make_available(results, found.name)
+    known = stored(launch, planned.cells)
+    todo = [c for c in planned.cells if (held := known.get(run_id(c))) is None or held.status not in FINISHED]
+    if is_dry:
+        return dry_run(planned, todo, results, way.workers)
+    runner = way.runner()
+    tell_left_out(planned)
+    if not todo:
+        print(f"{found.name}: all {len(planned.cells)} cells are finished, nothing to run")
+        if planned.impossible:
+            run_sweep(planned, launch, way.workers, lambda event: None)
+        return present(found, results, way.is_tracked)
+    for cell in todo:
+        if way.launcher == "local":
+            check_place(cell, launch)
+        elif cell.trainer.name == "verl":
+            raise ValueError("launcher=ray: a cell with trainer=verl has a Ray of its own; valid: local")
+    return _run_cells(planned, todo, launch, way, runner)
+
+
+def _run_cells(planned: Planned, todo: Sequence[RunConfig], launch: Launch, way: Way, runner: Runner) -> int:
+    """Run the cells that are left, then show what all of them say."""
+    from harness.cli.report import present
+    from harness.config.load import run_id
+    from harness.sweep import run_sweep
+    from harness.sweep.preview import time_limit
+    from harness.sweep.progress import Progress
+
+    found, results = planned.sweep, Path(launch.results)
+    print(f"{found.name}: {found.question}")
+    print(f"{len(todo)} of {len(planned.cells)} cells to run, {way.workers} at a time", flush=True)
+    limit = time_limit(todo, results, way.max_hours)
+    progress = Progress(todo, len(planned.cells))
+    try:
+        with _live(results, found.name, way.is_tracked) as live:
+            listeners = (progress, *live)
+            records, is_interrupted = run_sweep(
+                planned, launch, way.workers, lambda event: tell(listeners, event), run=runner, limit=limit
+            )
+    finally:
+        progress.close()
+    if is_interrupted:
+        print("\ninterrupted; the same command goes on from here")
+        return 130
+    left = {run_id(cell) for cell in planned.cells} - {record.run_id for record in records}
+    code = present(found, results, way.is_tracked) if any(r.status != "skipped" for r in records) else 0
+    failed = [r for r in records if r.status == "failed"]
+    for r in failed:
+        print(f"failed  {r.name} ({r.run_id}): {r.reason}", file=sys.stderr)
+    if left:
+        print(f"time limit: {len(left)} of {len(planned.cells)} cells are left; the same command goes on from here")
+    return 1 if failed else code
+
+
+def tell(listeners: Iterable[Callable[[Event], None]], event: Event) -> None:
+    """Pass an event on."""
+    for listener in listeners:
+        listener(event)
+
+
+@contextmanager
+def _live(results: Path, name: str, is_tracked: bool) -> Iterator[tuple[Callable[[Event], None], ...]]:
+    """What logs cells to MLflow while the sweep runs, in a thread of its own."""
+    if not is_tracked:
+        yield ()
+        return
+    from harness.viewers.mlflow import Live
+
+    with Live(results, name) as live:
+        yield (live,)

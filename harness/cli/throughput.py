@@ -1,0 +1,139 @@
+"""`lowbit throughput`: the speed of bare vLLM by size, precision, batch and context."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from harness.cli.options import add_results, add_write, minutes, positive
+
+if TYPE_CHECKING:
+    from harness.studies.throughput.plan import Job, Sweep
+
+H200_GIB = 139.8
+"""Memory of the device that estimates are made for, where none is there to ask."""
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.add_argument("name", help="a file sweeps/throughput_*.yaml without its ending, or a path to a YAML file")
+    parser.add_argument("--gpus", type=positive, default=1, help="GPUs to use, one engine on each (default: 1)")
+    parser.add_argument("--minutes", type=minutes, metavar="M",
+                        help="start no engine that has too little time left, and end those that run after so many "
+                             "minutes; everything measured stays")  # fmt: skip
+    parser.add_argument("--only", metavar="KEY=VALUE,...",
+                        help="these engines alone: size=7b,precision=int8; a key twice means either value")  # fmt: skip
+    parser.add_argument("--retry", action="store_true", help="also try engines again that died before")
+    parser.add_argument("--dry-run", action="store_true", help="list what is missing and about how long it takes")
+    parser.add_argument("--report", action="store_true", dest="is_report",
+                        help="run nothing; show the tables of what is measured")  # fmt: skip
+    add_write(parser, "tables and figures (with --report)")
+    add_results(parser)
+
+
+def run(a: argparse.Namespace) -> int:
+    """Measure, or report. Raises ValueError for --write without --report."""
+    if a.is_report:
+        return report(a.name, a.results, is_written=a.is_written)
+    if a.is_written:
+        raise ValueError("throughput: --write goes with --report alone; measurements are always kept")
+    return throughput(
+        a.name, a.results, num_gpus=a.gpus, minutes=a.minutes, only=a.only, is_retried=a.retry, is_dry=a.dry_run
+    )
+
+
+def throughput(
+    name: str, results: Path, *, num_gpus: int, minutes: float | None, only: str | None, is_retried: bool, is_dry: bool
+) -> int:
+    """Measure. Exit code 0 when nothing is missing any more, 1 when something is."""
+    from tqdm import tqdm
+
+    from harness.studies.throughput.plan import jobs, read_only, read_sweep, todo
+    from harness.studies.throughput.records import folder_of, read_records
+
+    sweep = read_sweep(name)
+    records = read_records(results, sweep)
+    wanted = jobs(sweep, read_only(only))
+    queue = todo(sweep, records, wanted, is_retried=is_retried)
+    if is_dry:
+        return _dry_run(sweep, queue, wanted, records, num_gpus)
+    if not queue:
+        print(f"{sweep.name}: nothing is missing")
+        return 0
+    from harness.engines.vllm.settings import installed_build
+    from harness.studies.throughput.driver import drive, refuse, visible_gpus
+
+    installed_build()  # one line where vLLM is absent or another version, before anything is started
+    if sweep.device == "cpu":  # on a GPU the engine's process asks the device
+        queue = refuse(sweep, queue, results, print)
+    gpus: Sequence[str | None] = visible_gpus(num_gpus) if sweep.device == "cuda" else [None]
+    deadline_s = math.inf if minutes is None else time.monotonic() + 60 * minutes
+    with tqdm(total=len(queue), unit="engine", disable=not sys.stderr.isatty()) as bar:
+
+        def tell(line: str) -> None:
+            bar.update(1)
+            tqdm.write(line, file=sys.stdout)
+            sys.stdout.flush()
+
+        drive(sweep, queue, results, gpus, deadline_s, tell)
+    left = todo(sweep, read_records(results, sweep), wanted, is_retried=is_retried)
+    folder = folder_of(results, sweep.name)
+    print(f"{sweep.name}: {len(left)} of {len(wanted)} engines still lack something; results in {folder}")
+    return 1 if left else 0
+
+
+def report(name: str, results: Path, *, is_written: bool) -> int:
+    """The tables on the terminal, or tables and figures as files."""
+    from harness.published.claims.speed_table import claimed_table
+    from harness.studies.throughput.plan import read_sweep
+    from harness.studies.throughput.records import read_records
+    from harness.studies.throughput.report import check_measured, markdown, write
+
+    sweep = read_sweep(name)
+    records = read_records(results, sweep)
+    check_measured(sweep, records)
+    page = markdown(sweep, records, claimed_table(sweep, records))
+    print("\n".join(map(str, write(sweep, records, page, results))) if is_written else page)
+    return 0
+
+
+def _dry_run(
+    sweep: Sweep, queue: Sequence[Job], wanted: Sequence[Job], records: Mapping[str, Mapping[str, Any]], num_gpus: int
+) -> int:
+    """What is missing, per engine, with the estimate of its cache and of its time."""
+    from harness.studies.throughput.estimates import job_expected_s, kv_tokens_expected
+    from harness.studies.throughput.plan import missing
+    from harness.studies.throughput.settled import SPREAD
+
+    device_gib = sweep.memory_gib or H200_GIB
+    total, num_again = 0.0, 0
+    for job in wanted:
+        keys = missing(sweep, job, records.get(job.stem))
+        if job not in queue:
+            print(f"{job.stem:<22}{'died before' if keys else 'measured'}")
+            continue
+        again = [key for key in keys if key in records.get(job.stem, {}).get("cells", {})]
+        num_again += len(again)
+        words = f" ({len(again)} of them disturbed, to be measured again)" if again else ""
+        seconds = job_expected_s(sweep, job, keys, device_gib)
+        total += seconds
+        tokens = kv_tokens_expected(job.size, job.precision, device_gib)
+        print(
+            f"{job.stem:<22}{len(keys):3d} missing{words}, about {seconds:4.0f} s, "
+            f"cache of about {tokens / 1e6:.2f}M tokens"
+        )
+    print(
+        f"{sweep.name}: {len(queue)} of {len(wanted)} engines to start, about {total / num_gpus / 60:.0f} minutes on "
+        f"{num_gpus} GPU{'s' * (num_gpus > 1)} of {device_gib:.0f} GiB"
+    )
+    if num_again:
+        print(
+            f"{num_again} measured cells count as missing: their steps spread by more than {SPREAD:g} (p90/p10), or "
+            "lie above what the contexts next to them allow"
+        )
+    return 0

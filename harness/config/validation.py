@@ -1,0 +1,98 @@
+"""Plain values validated into config dataclasses; whatever is wrong is said in one line."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import typing
+from collections.abc import Iterable
+from functools import cache
+from typing import Any, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
+
+from harness.foundation.did_you_mean import LONG, nearest
+
+T = TypeVar("T")
+SHOWN = 60
+"""Characters of a wrong value in an error."""
+EXPECTED = {
+    "int_": "a whole number is expected",
+    "float_": "a number is expected",
+    "bool_": "true or false is expected",
+    "string_type": "text is expected",
+    "tuple_type": "a list is expected, such as [a,b]",
+    "list_type": "a list is expected, such as [a,b]",
+}
+"""Beginning of pydantic's name of an error -> what it means."""
+BOUNDS = {
+    "must be": "input should be",
+    "at least": "greater than or equal to",
+    "at most": "less than or equal to",
+    "above": "greater than",
+    "below": "less than",
+}
+"""Our words for pydantic's, replaced in this order."""
+
+
+def parse(cls: type[T], values: dict[str, Any]) -> T:
+    """Validate plain values into a frozen dataclass. Raises ValueError: field, value and what is valid, one line."""
+    try:
+        return _adapter(cls).validate_python(values)
+    except ValidationError as error:
+        raise ValueError(in_words(error, cls)) from None
+
+
+def in_words(error: ValidationError, cls: type | None = None, prefix: str = "") -> str:
+    """The first finding of pydantic in one line; `cls` is whose keys an unknown one is compared with."""
+    first = error.errors(include_url=False, include_context=False)[0]
+    path = ".".join([prefix] * bool(prefix) + [str(p) for p in first["loc"] if not str(p).startswith("function")])
+    if first["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
+        return f"unknown key {path}; {nearest_key(path, leaves(cls) if cls else ())}"
+    if first["type"] in ("missing", "missing_argument", "missing_keyword_only_argument"):
+        return f"{path} is missing"
+    if first["type"] == "value_error":  # a dataclass's own check: its words name field, value and choices
+        words = first["msg"].removeprefix("Value error, ")
+        return f"{path}: {words}" if path else words
+    if first["type"] in ("dataclass_type", "dict_type"):
+        return f"{path}={_short(first['input'])}: keys with values are expected, such as {path}.KEY=VALUE"
+    expected = next((words for kind, words in EXPECTED.items() if first["type"].startswith(kind)), None)
+    if expected is None:
+        expected = first["msg"][0].lower() + first["msg"][1:]
+        for ours, theirs in BOUNDS.items():
+            expected = expected.replace(theirs, ours)
+    return f"{path}={_short(first['input'])}: {expected}"
+
+
+def _short(value: Any) -> str:
+    """A value as it is shown in an error: as it is written in an override, at most SHOWN characters."""
+    text = json.dumps(value) if value is None or isinstance(value, bool) else repr(value)
+    return text if len(text) <= SHOWN else f"{text[: SHOWN - 3]}..."
+
+
+def nearest_key(key: str, known: Iterable[str]) -> str:
+    """What was probably meant by a key: the same word in another group first; the groups where nothing is near."""
+    word, keys = key.rpartition(".")[2], list(known)
+    same = [name for name in keys if name.rpartition(".")[2] == word]
+    hint = f"nearest: {', '.join(same)}" if same else nearest(key, keys)
+    if hint.startswith("nearest") or len(keys) <= LONG:
+        return hint
+    return f"valid: {', '.join(name for name in keys if '.' not in name)}; lowbit run --dry-run shows what is in them"
+
+
+@cache
+def _adapter(cls: type[T]) -> TypeAdapter[T]:
+    return TypeAdapter(cls)
+
+
+@cache
+def leaves(cls: type, prefix: str = "") -> tuple[str, ...]:
+    """Dotted names of every field of a config dataclass."""
+    names: list[str] = []
+    for name, kind in typing.get_type_hints(cls).items():
+        if name.startswith("__"):
+            continue
+        names.append(prefix + name)
+        if dataclasses.is_dataclass(kind):
+            names += leaves(typing.cast(type, kind), f"{prefix}{name}.")
+    return tuple(names)

@@ -1,0 +1,95 @@
+"""Preview of a sweep: what it will do, what it will take, and how far to trust that."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from harness.config.load import run_id, run_name
+from harness.config.schema import RunConfig
+from harness.sweep.forecast import LEVELS, CostModel, Estimate, fit, makespan, read_samples
+from harness.sweep.launchers.local import visible_gpus
+from harness.sweep.planning import Planned
+from harness.sweep.retry import Limit
+
+
+def dry_run(planned: Planned, todo: Sequence[RunConfig], results: Path, workers: int) -> int:
+    """Print cells, what is left out and why, predicted time and device-hours with the past error. Exit code 0."""
+    model = fit(read_samples(results))
+    waiting = {run_id(cell): model.estimate(cell) for cell in todo}
+    for cell in planned.cells:
+        cell_id = run_id(cell)
+        found = waiting.get(cell_id)
+        state = "finished" if found is None else f"{found.seconds:5.0f} s{'' if found.level == 'like' else '?'}"
+        print(f"{state:>9}  {cell_id}  {run_name(cell)}")
+    tell_left_out(planned)
+    print(
+        f"{planned.sweep.name}: {len(todo)} of {len(planned.cells)} cells to run, {len(planned.impossible)} skipped as "
+        f"impossible, {len(planned.excluded)} arms excluded"
+    )
+    if todo:
+        print("\n".join(forecast_lines(todo, list(waiting.values()), model, workers)))
+    return 0
+
+
+def tell_left_out(planned: Planned) -> None:
+    """Print what the plan leaves out and remarks on."""
+    for head, lines in (("skipped", planned.skipped), ("excluded", planned.excluded), ("note", planned.notes)):
+        for words, line in lines:
+            print(f"{head:<9}{words}: {line}")
+
+
+def forecast_lines(
+    todo: Sequence[RunConfig], estimates: Sequence[Estimate], model: CostModel, workers: int
+) -> list[str]:
+    """Wall time, device-hours, and the past error of such predictions."""
+    walls = [makespan(times, workers) for times in _times(estimates)]
+    lines = [f"time: about {_span(walls)} with {workers} at a time"]
+    on_cpu = [e for cell, e in zip(todo, estimates, strict=True) if cell.trainer.device == "cpu"]
+    if on_cpu:
+        lines.append(f"cost: {_hours([sum(times) for times in _times(on_cpu)])} CPU core-hours")
+    if len(on_cpu) < len(todo):
+        num_gpus = max(1, min(workers, len(visible_gpus())))
+        gpu_s = [num_gpus * (wall - sum(t) / workers) for wall, t in zip(walls, _times(on_cpu), strict=True)]
+        lines.append(f"cost: {_hours(gpu_s)} GPU-hours of {num_gpus} GPU{'s' * (num_gpus > 1)}")
+    counts = Counter(e.level for e in estimates)
+    for level, words in LEVELS.items():
+        if not counts[level]:
+            continue
+        error = model.errors.get(level)
+        past = "no finished cells to tell the error: a guess, a factor 3 either way" if error is None else (
+            f"{error.median:.0%} off in the median, {error.p90:.0%} at the 90th percentile of {error.count} past cells"
+        )  # fmt: skip
+        lines.append(f"error: {counts[level]} {words}: {past}")
+    return lines
+
+
+def time_limit(todo: Sequence[RunConfig], results: Path, max_hours: float | None) -> Limit | None:
+    """The end of a sweep that may run for so many hours from now."""
+    if max_hours is None:
+        return None
+    model = fit(read_samples(results))
+    seconds = {run_id(cell): model.estimate(cell).seconds for cell in todo}
+    by_object = {id(cell): seconds[run_id(cell)] for cell in todo}
+    return Limit(
+        end=time.monotonic() + 3600 * max_hours,
+        predict=lambda cell: by_object.get(id(cell)) or seconds[run_id(cell)],
+    )
+
+
+def _times(estimates: Sequence[Estimate]) -> tuple[list[float], list[float], list[float]]:
+    """As predicted, and where all cells are at one end of the range that held 80 % of past ones."""
+    return [e.seconds for e in estimates], [e.low for e in estimates], [e.high for e in estimates]
+
+
+def _span(seconds: Sequence[float]) -> str:
+    unit, word = (3600, "h") if seconds[0] >= 5400 else (60, "min")
+    middle, low, high = (f"{value / unit:.{1 if value < 10 * unit else 0}f}" for value in seconds)
+    return f"{middle} {word} ({low} to {high})"
+
+
+def _hours(seconds: Sequence[float]) -> str:
+    middle, low, high = (f"{value / 3600:.2g}" if value < 36000 else f"{value / 3600:.0f}" for value in seconds)
+    return f"{middle} ({low} to {high})"

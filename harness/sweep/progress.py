@@ -1,0 +1,64 @@
+"""Progress of a sweep on the terminal: a bar of steps, a line per finished cell."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+
+from tqdm import tqdm
+
+from harness.config.load import run_id, run_name
+from harness.config.schema import RunConfig
+from harness.records.run_result import RunResult
+from harness.sweep.launchers.job import Event
+
+
+class Progress:
+    """One bar over the steps to go of a sweep on a terminal; a line per finished cell everywhere."""
+
+    def __init__(self, todo: Sequence[RunConfig], num_all: int) -> None:
+        self.total, self.num_before = num_all, num_all - len(todo)
+        self.ids = {id(config): run_id(config) for config in todo}
+        self.steps = dict.fromkeys(self.ids.values(), 0)
+        self.ended: set[str] = set()
+        total = sum(config.trainer.steps for config in todo)
+        self.bar = tqdm(total=total, unit="step", disable=not sys.stderr.isatty(), smoothing=0.05)
+        self.num_steps, self.started = total, time.perf_counter()
+
+    def __call__(self, event: Event) -> None:
+        cell = self.ids.get(id(event.config)) or run_id(event.config)
+        if event.kind == "started" and cell in self.ended:
+            self._write(f"again  {run_name(event.config)}")
+        step = event.config.trainer.steps if event.kind == "finished" else event.step
+        if event.kind != "started" and step > self.steps[cell]:
+            self.bar.update(step - self.steps[cell])
+            self.steps[cell] = step
+        if event.result is not None:
+            self.ended.add(cell)
+            done, seconds = sum(self.steps.values()), time.perf_counter() - self.started
+            left = seconds * (self.num_steps - done) / max(1, done)
+            head = f"[{self.num_before + len(self.ended)}/{self.total}] {seconds / 60:5.1f} min, {left / 60:.0f} left"
+            self._write(f"{head}  {summary_line(event.result)}")
+
+    def _write(self, line: str) -> None:
+        self.bar.write(line, file=sys.stdout)
+        sys.stdout.flush()
+
+    def close(self) -> None:
+        """End the bar."""
+        self.bar.close()
+
+
+def summary_line(result: RunResult) -> str:
+    """One finished cell: status, name, scores."""
+    if result.status != "ok":
+        return f"{result.status}  {result.name}: {result.reason}"
+    s = result.summary
+    scores = ", ".join(
+        f"{name} {value:.3f}"
+        for name, key in (("accuracy", "final_accuracy"), ("in rollout format", "final_accuracy_rollout"))
+        if (value := s.get(key)) is not None
+    )
+    again = f" (attempt {len(result.retries) + 1})" if result.retries else ""
+    return f"ok  {result.name}{again}: {scores}, {result.time_s.get('total') or 0:.0f} s"

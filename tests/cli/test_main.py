@@ -1,0 +1,198 @@
+"""The command line: help reads, bad input is one line with exit code 2, commands print what they promise."""
+
+from __future__ import annotations
+
+import errno
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from harness.cli import main as cli
+from harness.run.cell import run_cell
+from tests.sweep.stand_in import Seen, launcher
+from tests.toy import small_config, small_launch
+
+
+@pytest.mark.parametrize("command", cli.COMMANDS)
+def test_every_command_explains_itself(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        cli.main([command, "--help"])
+    assert left.value.code == 0
+    assert "usage: lowbit " + command in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["sweep", "quik"], "nearest: quick"),
+        (["sweep", "smoke", "--ray-address", "auto"], "only with --launcher ray"),
+        (["sweep", "search_aqn"], "lowbit search search_aqn"),
+        (["run", "method=naive", "precision=int5"], "int4"),
+        (["run", "method=bf16", "precision=int4"], "method bf16 cannot use it"),
+        (["run", "metod=bf16"], "nearest: method"),
+        (["run", "method=flashrl", "knobs.TIS.cup=2"], "nearest: cap"),
+        (["run", "task.n=0"], "n=0"),
+        (["report", "nothing"], "no results"),
+        (["passport", "zzz"], "matches 0 results"),
+        (["results", "import", "nowhere"], "nowhere"),
+    ],
+)
+def test_bad_input_is_one_line_and_code_2(
+    words: list[str], expected: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main([*words, "--results", str(tmp_path)]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("lowbit: error: ")
+    assert err.count("\n") == 1
+    assert expected in err
+
+
+def test_overrides_may_follow_options(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["run", "method=bf16", "--results", str(tmp_path), "--dry-run", "trainer.steps=7", "seed=3"]
+    assert cli.main(words) == 0
+    config = json.loads(capsys.readouterr().out)["config"]
+    assert (config["trainer"]["steps"], config["seed"]) == (7, 3)
+    assert cli.main([*words, "--colour"]) == 2
+    assert capsys.readouterr().err == "lowbit: error: run: unknown arguments --colour; see lowbit run --help\n"
+
+
+SWEEP = """
+question: Does it?
+overrides: [model=xs, task=chain, model.spread=0, trainer.steps=10]
+axes: {task.n: [8, 9]}
+arms:
+  - {method: bf16}
+  - {method: flashrl, precision: int4, algo.mode: [decoupled, bypass_ppo]}
+exclude: [{task.n: 9, algo.mode: decoupled, method: flashrl}]
+include: [{method: naive, precision: int8, task.n: 10}]
+seeds: [0, 1]
+"""
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> list[str]:
+    """A sweep of 8 cells, 4 impossible ones and an excluded arm, in a results folder of its own."""
+    (tmp_path / "tiny.yaml").write_text(SWEEP)
+    return ["sweep", str(tmp_path / "tiny.yaml"), "--no-tracking", "--results", str(tmp_path / "results")]
+
+
+def test_a_dry_run_tells_cells_what_is_left_out_and_the_cost(
+    tiny: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main([*tiny, "--dry-run", "--workers", "2"]) == 0
+    out = capsys.readouterr().out
+    assert sum(" s?  " in line for line in out.splitlines()) == 8
+    assert out.count("\nskipped  task.n=") == 2 and "would count it twice" in out
+    assert "excluded task.n=9 method=flashrl precision=int4 algo.mode=decoupled: task.n=9" in out
+    assert "tiny: 8 of 8 cells to run, 4 skipped as impossible, 1 arms excluded" in out
+    time, cost, error = out.splitlines()[-3:]
+    assert re.fullmatch(r"time: about [\d.]+ min \([\d.]+ to [\d.]+\) with 2 at a time", time)
+    assert cost.endswith("CPU core-hours")
+    assert error.startswith("error: 8 new sizes, lengths or machines: no finished cells")
+    assert not (tmp_path / "results").exists()
+    assert cli.main([*tiny, "--dry-run", "--workers", "2", "trainer.device=cuda"]) == 0
+    assert "GPU-hours of 1 GPU" in capsys.readouterr().out
+
+
+def test_a_time_limit_ends_well_and_says_what_is_left(tiny: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([*tiny, "--max-hours", "1e-6"]) == 0
+    assert capsys.readouterr().out.endswith("time limit: 8 of 8 cells are left; the same command goes on from here\n")
+    for hours in ("0", "-1", "inf", "soon"):
+        assert cli.main([*tiny, "--max-hours", hours]) == 2
+        assert f"'{hours}': a number of hours above 0 is expected" in capsys.readouterr().err
+
+
+def test_a_time_limit_is_given_once_and_above_zero(tiny: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    for words, said in (
+        (("--minutes", "0"), "argument --minutes: '0': minutes above 0 are expected"),
+        (("--minutes", "nan"), "argument --minutes: 'nan': minutes above 0 are expected"),
+        (("--minutes", "3", "--max-hours", "2"), "argument --max-hours: not allowed with argument --minutes"),
+        (("--max-hours", "2", "--minutes", "3"), "argument --minutes: not allowed with argument --max-hours"),
+    ):
+        assert cli.main([*tiny, *words]) == 2
+        assert capsys.readouterr().err == f"lowbit: error: sweep: {said}; see lowbit sweep --help\n"
+    assert cli.main([*tiny, "--minutes", "1e-5"]) == 0
+    assert "time limit: 8 of 8 cells are left" in capsys.readouterr().out
+
+
+def test_a_sweep_runs_what_is_missing_and_names_files_that_are_not_its_own(
+    tiny: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = Seen()
+    run = launcher(seen, ending=lambda job: ("failed", "ValueError: x") if job.config.task.n == 10 else ("ok", None))
+    monkeypatch.setattr("harness.sweep.launchers.local.run_cells", lambda jobs, workers, admit: run(jobs, admit=admit))
+    monkeypatch.setattr("harness.cli.report.present", lambda sweep, results, is_tracked: 0)
+    assert cli.main(tiny) == 1
+    out, err = capsys.readouterr()
+    assert "8 of 8 cells to run" in out and "[8/8]" in out
+    assert err.count("failed  naive-int8") == 2
+    assert len(seen.starts) == 8
+    assert cli.main(tiny) == 1
+    assert "2 of 8 cells to run" in capsys.readouterr().out
+    assert len(seen.starts) == 10
+    folder = tmp_path / "results" / "runs" / "tiny"
+    (folder / "notes.json").write_text("mine")
+    (folder / f"{seen.starts[0][0].config.seed}.json").write_text("{}")
+    for words in ([], ["--dry-run"]):
+        assert cli.main([*tiny, *words]) == 2
+        err = capsys.readouterr().err
+        assert err.count("\n") == 1 and "notes.json" in err and "0.json" in err and "left alone" in err
+    assert (folder / "notes.json").read_text() == "mine"
+    assert len(seen.starts) == 10
+
+
+def test_a_full_disk_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def full(*_: object, **__: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device", "results/figures/x.png")
+
+    monkeypatch.setattr("harness.cli.report.report", full)
+    assert cli.main(["report", "quick"]) == 2
+    assert capsys.readouterr().err == "lowbit: error: results/figures/x.png: No space left on device\n"
+
+
+def test_methods_lists_parts_and_knobs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["methods", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["flashrl"]["parts"]["TIS"]["cap"] == 2.0
+    assert found["bf16"]["is_control"]
+    assert found["k3_rs_tis"]["reconstructed"]
+
+
+def test_metrics_translate_has_verl_names(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["metrics", "--translate"]) == 0
+    line = next(x for x in capsys.readouterr().out.splitlines() if x.startswith("mismatch/kl_k3 "))
+    assert "rollout_corr/k3_kl" in line
+
+
+def test_dry_run_prints_the_resolved_configuration(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert cli.main(["run", "method=flashrl", "--dry-run", "--results", str(tmp_path)]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["config"]["precision"]["name"] == "int8"
+    assert shown["config"]["trainer"]["lr"] == 3e-4
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_passport_and_report_read_a_finished_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    result = run_cell(small_config("method=flashrl", "precision=int8"), small_launch(tmp_path))
+    assert cli.main(["passport", result.run_id[:6], "--results", str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    assert "model.layers.0.self_attn.q_proj.weight" in out
+    assert "int8_channel" in out and "int8_token" in out
+    assert cli.main(["report", "test", "--only", "tables", "--results", str(tmp_path)]) == 0
+    assert (tmp_path / "tables" / "test.md").read_text().count("flashrl int8") >= 1
+    assert cli.main(["results", "verify", "--results", str(tmp_path)]) == 0
+
+
+def test_a_missing_gpu_is_one_line_and_planning_needs_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    words = ["trainer.device=cuda", "task=chain", "model=xs", "--results", str(tmp_path)]
+    assert cli.main(["run", *words]) == 2
+    assert capsys.readouterr().err.splitlines() == [
+        "lowbit: error: trainer.device=cuda: no CUDA device is visible; valid: trainer.device=cpu"
+    ]
+    assert cli.main(["run", "--dry-run", *words]) == 0
+    assert '"device": "cuda"' in capsys.readouterr().out

@@ -1,0 +1,48 @@
+"""`lowbit report`: what it writes for a sweep over lengths, and for one without."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from harness.cli.report import report
+from harness.records.run_result import write_result
+from tests import result_factory as factory
+
+FULL = {"vocab_size": 32, "hidden_size": 64, "num_layers": 4, "num_heads": 4, "num_kv_heads": 2, "head_dim": 16,
+        "intermediate_size": 192, "name": "s", "spread": 0.5, "rl_lr": 3e-4}  # fmt: skip
+
+
+def sweep(results: Path, lengths: tuple[int, ...], engine: str = "embedded") -> None:
+    for method, precision in (("bf16", "bf16"), ("naive", "int4")):
+        for n in lengths:
+            for seed in range(3):
+                changes = {"task__n": n, "model": FULL, "engine": {"name": engine}}
+                result, rows = factory.result(method, precision, seed=seed, sweep="lengths", **changes)
+                time = {"generate": 1e-3 * n * (1 if precision == "bf16" else 2), "update": 5.0}
+                tokens = 256 * 80 * n / time["generate"]
+                result = result.model_copy(update={"time_s": time, "tokens_per_s": {"rollout": tokens}})
+                write_result(results / "runs" / "lengths", result, rows)
+
+
+@pytest.mark.parametrize("engine", ["vllm", "embedded"])
+@pytest.mark.parametrize("only", [None, "tables", "figures"])
+def test_a_sweep_over_lengths_has_profiles_and_where_its_kernels_are_real_a_break_even(
+    tmp_path: Path, only: str | None, engine: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sweep(tmp_path, (8, 16), engine)
+    assert report("lengths", tmp_path, only=only) == 0
+    text, figures = tmp_path / "tables" / "lengths_break_even.md", tmp_path / "figures" / "lengths"
+    assert (figures / "profiles.png").exists() == (only != "tables")
+    assert (figures / "break_even.png").exists() == (only != "tables" and engine == "vllm")
+    assert text.exists() == (only != "figures" and engine == "vllm")
+    if only is None and engine == "vllm":
+        assert "naive int4: " in text.read_text() and str(text) in capsys.readouterr().out
+
+
+def test_one_length_has_profiles_and_no_break_even(tmp_path: Path) -> None:
+    sweep(tmp_path, (8,))
+    assert report("lengths", tmp_path) == 0
+    assert (tmp_path / "figures" / "lengths" / "profiles.png").exists()
+    assert not (tmp_path / "tables" / "lengths_break_even.md").exists()

@@ -1,0 +1,138 @@
+"""`lowbit results verify | import` and what reads results: bad files are named, left alone, and hide no good ones."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from harness.cli.main import main
+from harness.foundation.provenance import ROOT
+from harness.records.packed import pack
+from harness.records.run_result import write_result
+from tests import result_factory as factory
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Path:
+    """One good result, and one file of every bad kind."""
+    folder = tmp_path / "results" / "runs" / "quick"
+    good, series = factory.result(trainer__steps=4, trainer__eval_every=2)
+    other, _ = factory.result(seed=5, sweep="elsewhere", trainer__steps=4, trainer__eval_every=2)
+    write_result(folder, good, series)
+    (folder / "cut.json").write_bytes((folder / f"{good.run_id}.json").read_bytes()[:500])
+    (folder / "package.json").write_text('{"name": "something else", "version": "1.0"}')
+    (folder / "renamed.json").write_bytes((folder / f"{good.run_id}.json").read_bytes())
+    write_result(folder, other, series)
+    (folder / "alone.parquet").write_bytes(b"PAR1")
+    (tmp_path / "results" / "packed").mkdir()
+    (tmp_path / "results" / "packed" / "torn.zip").write_bytes(b"PK\x03\x04")
+    return tmp_path / "results"
+
+
+def test_verify_names_every_bad_file_and_changes_none(results: Path, capsys: pytest.CaptureFixture) -> None:
+    before = contents(results)
+    assert main(["results", "verify", "--results", str(results)]) == 1
+    *lines, total = capsys.readouterr().out.splitlines()
+    said = {Path(line.removeprefix("FAIL  ").partition(":")[0]).name: line for line in lines}
+    elsewhere = next(name for name, line in said.items() if "belongs to the sweep 'elsewhere'" in line)
+    assert sorted(said) == sorted(["alone.parquet", "cut.json", "package.json", "renamed.json", "torn.zip", elsewhere])
+    assert "not a result file" in said["cut.json"] and "not a packed sweep" in said["torn.zip"]
+    assert "the file name says 'renamed'" in said["renamed.json"] and total == "FAIL  5 result files, 6 problems"
+    assert contents(results) == before
+
+
+def test_a_packed_sweep_is_verified_beside_a_torn_one(results: Path, capsys: pytest.CaptureFixture) -> None:
+    for path in (results / "runs" / "quick").iterdir():
+        path.unlink()
+    good, series = factory.result(trainer__steps=4, trainer__eval_every=2)
+    folder = results / "runs" / "quick"
+    write_result(folder, good, series)
+    pack(results, "quick")
+    for path in folder.iterdir():
+        path.unlink()
+    folder.rmdir()
+    assert main(["results", "verify", "--results", str(results)]) == 1
+    out = capsys.readouterr().out.splitlines()
+    assert len(out) == 2 and "torn.zip: not a packed sweep" in out[0] and out[1] == "FAIL  1 result files, 1 problems"
+    assert (folder / f"{good.run_id}.json").exists()
+
+
+def test_a_passport_tells_how_the_run_happened(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    plain, series = factory.result(trainer__steps=4, trainer__eval_every=2)
+    told = {
+        "launch": {"packing": True, "micro_batch_tokens": 8192}, "memory_gib": {"allocated": 1.5, "engine": 8.25},
+        "trainer": {"bf16, native": 15}, "retries": ["out of memory: x; checkpoint_layers False -> True"],
+    }  # fmt: skip
+    for name, result in (("plain", plain), ("told", plain.model_copy(update=told))):
+        write_result(tmp_path / name / "runs" / "quick", result, series)
+        assert main(["passport", plain.run_id, "--results", str(tmp_path / name)]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert (lines[1:4] == [
+            "launch:   packing=True, micro_batch_tokens=8192",
+            "memory:   allocated 1.50 GiB, engine 8.25 GiB",
+            "retried:  out of memory: x; checkpoint_layers False -> True",
+        ]) == (name == "told")  # fmt: skip
+        assert ("trainer:  15 linear layers in bf16, native" in lines) == (name == "told")
+
+
+def test_an_import_with_foreign_files_names_them_all_and_copies_nothing(
+    results: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    target, before = tmp_path / "ours", contents(results)
+    assert main(["results", "import", str(results), "--results", str(target)]) == 2
+    err = capsys.readouterr().err
+    for name in ("cut.json", "package.json", "renamed.json"):
+        assert f"{name}: " in err
+    assert err.splitlines()[-1].endswith("3 files are no results (named above); nothing was imported")
+    assert not target.exists() and contents(results) == before
+
+
+def test_an_archive_from_another_machine_brings_runs_and_bases(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    good, series = factory.result(trainer__steps=4, trainer__eval_every=2)
+    theirs, ours = tmp_path / "out" / "results", tmp_path / "ours"
+    write_result(theirs / "runs" / "quick", good, series)
+    base = next((ROOT / "results" / "bases").glob("xs-chain8-b0-*"))
+    shutil.copytree(base, theirs / "bases" / base.name)
+    archive = shutil.make_archive(str(tmp_path / "back"), "gztar", tmp_path / "out")
+    for added in (1, 0):
+        assert main(["results", "import", archive, "--results", str(ours)]) == 0
+        said = capsys.readouterr().out
+        assert f"{added} runs imported" in said and f"{added} bases imported" in said
+    assert contents(ours / "runs") == contents(theirs / "runs")
+    assert contents(ours / "bases") == contents(theirs / "bases")
+    (theirs / "bases" / base.name / "model.safetensors").write_bytes(b"other")
+    shutil.rmtree(ours)
+    assert main(["results", "import", str(theirs), "--results", str(ours)]) == 2
+    assert "is damaged" in capsys.readouterr().err and not ours.exists()
+
+
+def test_an_import_never_replaces_a_corrupt_or_finished_result(
+    results: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    good, series = factory.result(trainer__steps=4, trainer__eval_every=2)
+    source, target = tmp_path / "theirs", tmp_path / "ours"
+    write_result(source / "runs" / "quick", good, series)
+    path = target / "runs" / "quick" / f"{good.run_id}.json"
+    path.parent.mkdir(parents=True)
+    path.write_text("{ torn")
+    assert main(["results", "import", str(source), "--results", str(target)]) == 2
+    assert f"{path}: not a result file" in capsys.readouterr().err and path.read_text() == "{ torn"
+    write_result(path.parent, good.model_copy(update={"seed": 1}), series)
+    before = contents(target)
+    assert main(["results", "import", str(source), "--results", str(target)]) == 2
+    assert f"another result of quick/{good.run_id} is there" in capsys.readouterr().err
+    assert contents(target) == before
+
+
+def test_a_passport_is_found_beside_bad_files(results: Path, capsys: pytest.CaptureFixture) -> None:
+    good, _ = factory.result(trainer__steps=4, trainer__eval_every=2)
+    assert main(["passport", good.run_id[:8], "--results", str(results)]) == 0
+    said = capsys.readouterr()
+    assert "warning: left alone: " in said.err and "torn.zip: not a packed sweep" in said.err
+    assert f"{good.run_id}  {good.name}  ok" in said.out

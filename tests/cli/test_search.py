@@ -1,0 +1,94 @@
+import socket
+import threading
+import time
+import urllib.request
+
+import pytest
+
+from harness.cli.main import main
+from harness.cli.search import dashboard, dry_run, report
+from harness.records.run_result import read_results
+from tests.toy import small_launch
+
+FILE = """
+question: Does a real search work?
+overrides: [model=xs, task=chain, model.spread=0, trainer.steps=4, trainer.eval_every=2, task.num_eval=32,
+            algo.num_prompts=4, algo.group_size=4, precision=int4, method=flashrl]
+space:
+  algo.eps_high: {low: 0.1, high: 1.0, log: true}
+  knobs.TIS.cap: {low: 1.0, high: 8.0, log: true}
+seeds: [0]
+objectives:
+  - {metric: auc, direction: maximize}
+  - {metric: k3_median, direction: minimize, log: true}
+constraint: {metric: k3_median, at_most: 1.0}
+budget: {trials: 3}
+baselines: {default: {algo.eps_high: 0.28, knobs.TIS.cap: 2.0}}
+confirm: {seeds: [1]}
+"""
+
+
+def lowbit_search(*words):
+    return main(["search", *map(str, words)])
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("real")
+    small_launch(folder)
+    path = folder / "search_real.yaml"
+    path.write_text(FILE, encoding="utf-8")
+    code = lowbit_search(path, "--workers", "2", "--results", folder, "--no-tracking")
+    return folder, path, code
+
+
+def test_a_real_search_runs_its_cells_and_reports(place, capsys):
+    folder, path, code = place
+    records = read_results(folder / "runs" / "search_real")
+    assert code == 0 and len(records) == 3 + 2 and {r.status for r in records} == {"ok"}
+    assert sorted(r.seed for r in records) == [0, 0, 0, 1, 1]
+    assert {r.config["knobs"]["TIS"]["cap"] for r in records if r.config["algo"]["eps_high"] == 0.28} == {2.0}
+    assert report(str(path), folder) == 0
+    assert "against default" in capsys.readouterr().out
+    assert (folder / "tables" / "search_real.md").exists()
+
+
+def test_a_dry_run_tells_the_space_and_what_is_left(place, capsys):
+    folder, path, _ = place
+    assert dry_run(str(path), folder, 10, 2) == 0
+    out = capsys.readouterr().out
+    assert "algo.eps_high: 0.1 to 1.0 (log)" in out and "3 trials and 3 cells are done" in out
+    assert "at most 9 cells" in out  # 7 trials of one seed, two contenders on one fresh seed
+    assert dry_run(str(path), folder, None, 2) == 0
+    assert "the budget is spent" in capsys.readouterr().out
+
+
+def test_the_dashboard_serves_the_study(place):
+    folder, path, _ = place
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    threading.Thread(target=dashboard, args=(str(path), folder, port), daemon=True).start()
+    assert "search_real" in _get(f"http://127.0.0.1:{port}/api/studies")
+
+
+def _get(url):
+    for _ in range(100):
+        try:
+            with urllib.request.urlopen(url, timeout=10) as answer:
+                return answer.read().decode()
+        except OSError:
+            time.sleep(0.1)
+    raise AssertionError(f"{url} does not answer")
+
+
+def test_a_taken_port_and_a_missing_study_are_refused_in_one_line(place, tmp_path):
+    folder, path, _ = place
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with pytest.raises(ValueError, match=r"port \d+ cannot be used: .*choose another with --port"):
+            dashboard(str(path), folder, taken.getsockname()[1])
+    for command in (lambda: dashboard(str(path), tmp_path, 1), lambda: report(str(path), tmp_path)):
+        with pytest.raises(ValueError, match=r"search 'search_real' has no study in .*; run it first"):
+            command()

@@ -1,0 +1,158 @@
+"""Wrong input: one line on stderr that names what is wrong, exit code 2, nothing written to the results folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from harness.cli.main import main
+
+RUN = (
+    # numbers out of their bounds
+    ("trainer.steps=0", "trainer.steps=0: must be at least 1"),
+    ("trainer.steps=-5", "trainer.steps=-5: must be at least 1"),
+    ("trainer.lr=-1", "trainer.lr=-1: must be above 0"),
+    ("trainer.lr=0", "trainer.lr=0: must be above 0"),
+    ("trainer.lr=nan", "trainer.lr=nan: must be a finite number"),
+    ("trainer.lr=1e999", "trainer.lr=inf: must be a finite number"),
+    ("trainer.eval_every=0", "trainer.eval_every=0: must be at least 1"),
+    ("trainer.warmup_steps=-1", "trainer.warmup_steps=-1: must be at least 0"),
+    ("trainer.betas=[0.9,1]", "trainer.betas.1=1: must be below 1"),
+    ("trainer.grad_clip=0", "trainer.grad_clip=0: must be above 0"),
+    ("engine.max_batch=0", "engine.max_batch=0: must be at least 1"),
+    ("engine.temperature=0", "engine.temperature=0: must be above 0"),
+    ("engine.top_p=1.5", "engine.top_p=1.5: must be at most 1"),
+    ("engine.top_p=0.9", "engine.top_p=0.9: truncated sampling is not what is scored"),
+    ("engine.gpu_memory=1", "engine.gpu_memory=1: must be below 1"),
+    ("engine.max_new_tokens=0", "engine.max_new_tokens=0: must be at least 1"),
+    ("seed=-1", "seed=-1: must be at least 0"),
+    ("base_seed=-1", "base_seed=-1: must be at least 0"),
+    ("base.target_accuracy=7", "base.target_accuracy=7: must be at most 1"),
+    ("base.curriculum=[0]", "base.curriculum.0=0: must be at least 1"),
+    ("algo.eps_low=-1", "algo.eps_low=-1: must be at least 0"),
+    ("algo.dual_clip=1", "algo.dual_clip=1: must be above 1"),
+    ("algo.num_prompts=0", "algo.num_prompts=0: must be at least 1"),
+    ("algo.num_minibatches=1000", "algo.num_minibatches=1000: must be 1 to num_prompts"),
+    ("task.n=0", "task.n=0: must be at least 1"),
+    ("task.n=100000", "n=100000 is not an integer from 2 to 1024"),
+    ("model.num_kv_heads=3", "num_heads=4 is not a multiple of num_kv_heads=3"),
+    ("launch.gpus=-1", "launch.gpus=-1: must be at least 1"),
+    ("launch.stall_s=0", "launch.stall_s=0: must be above 0"),
+    ("knobs.TIS.cap=-1", "knobs.TIS.cap: -1.0 is not a positive weight"),
+    ("knobs.TIS.cap=nan", "knobs.TIS.cap=nan: a number is expected"),
+    # values of another type
+    ("trainer.steps=abc", "trainer.steps='abc': a whole number is expected"),
+    ("trainer.steps=3.5", "trainer.steps=3.5: a whole number is expected"),
+    ("trainer.steps=null", "trainer.steps=null: a whole number is expected"),
+    ("trainer.steps=true", "trainer.steps=true: a whole number is expected"),
+    ("trainer.steps={a:1}", "trainer.steps={'a': 1}: a whole number is expected"),
+    ("trainer.lr=high", "trainer.lr='high': a number is expected"),
+    ("trainer.betas=0.9", "trainer.betas=0.9: a list is expected"),
+    ("trainer.betas=[0.9]", "trainer.betas.1 is missing"),
+    ("algo.loss=pbo", "algo.loss='pbo': must be 'ppo', 'gspo', 'cispo' or 'reinforce'"),
+    ("algo.dynamic_sampling=maybe", "algo.dynamic_sampling='maybe': true or false is expected"),
+    ("launch.compile=maybe", "launch.compile='maybe': true or false is expected"),
+    ("launch.fp8_kernels=fast", "launch.fp8_kernels='fast': must be 'best'"),
+    ("knobs.TIS.cap=abc", "knobs.TIS.cap='abc': a number is expected"),
+    ("knobs.TIS=3", "knobs.TIS=3: keys with values are expected, such as knobs.TIS.KEY=VALUE"),
+    ("knobs=3", "knobs=3: keys with values are expected"),
+    ("task.options=3", "task.options=3: keys with values are expected"),
+    ("parts=foo", "parts='foo': a list is expected"),
+    # words that Hydra's grammar refuses, or that ask for several runs
+    ("trainer.lr=[1", "trainer.lr=[1: cannot be read"),
+    ("trainer.lr={a:1", "trainer.lr={a:1: cannot be read"),
+    ("task.path=a=b", "task.path=a=b: cannot be read"),
+    ("launch.gpus=[", "launch.gpus=[: cannot be read"),
+    ("trainer.lr=1,2", "trainer.lr=1,2: one value is expected"),
+    ("launch.gpus=1,2", "launch.gpus=1,2: one value is expected"),
+    ("trainer.lr=${foo}", "Interpolation key 'foo' not found"),
+    ("~trainer.steps", "'~trainer.steps' is not of the form key=value"),
+    ("~trainer.steps=1", "~trainer.steps=1: a key cannot be removed"),
+    # names that there are not
+    ("algo.lr=3", "unknown key algo.lr; nearest: trainer.lr"),
+    ("steps=3", "unknown key steps; nearest: trainer.steps"),
+    ("trainer.stepz=3", "unknown key trainer.stepz; nearest: trainer.steps"),
+    ("qqqq=3", "unknown key qqqq; valid: algo, base, engine, model, precision, task, trainer, method"),
+    ("launch.gpu=1", "launch has no such setting; nearest: gpus"),
+    ("trainer.steps", "'trainer.steps' is not of the form key=value"),
+    ("=3", "'=3' is not of the form key=value"),
+    ("trainer={steps:3}", "trainer={steps:3}: no such choice; valid: local, verl"),
+    ("precision=int8+kv9", "precision=int8+kv9: no such choice; nearest: int8"),
+    ("method=flashrk", "method=flashrk: unknown; nearest: flashrl"),
+    ("parts=[foo]", "parts: unknown part foo"),
+    ("knobs.TIZ.cap=3", "knobs.TIZ: flashrl has no such part; nearest: TIS"),
+    ("knobs.TIS.cup=3", "knobs.TIS.cup: unknown knob; nearest: cap"),
+    ("model=hf", "model: num_layers=null: without a shape a local Hugging Face folder is needed"),
+    ("model.path=nowhere", "nowhere"),
+)
+"""(an override of `lowbit run method=flashrl`, what the line says)."""
+COMMANDS = (
+    ("", "the following arguments are required: command"),
+    ("swep quick", "unknown command swep; nearest: sweep"),
+    ("sweep", "the following arguments are required: name"),
+    ("sweep quik", "sweep 'quik' not found; nearest: quick"),
+    ("sweep smoke --workers 0", "argument --workers: '0': a whole number above 0 is expected"),
+    ("sweep smoke --workers -1", "argument --workers: '-1': a whole number above 0 is expected"),
+    ("sweep smoke --seeds -1", "argument --seeds: '-1': whole numbers, 0 or more"),
+    ("sweep smoke --seeds 1,a", "argument --seeds: '1,a': whole numbers"),
+    ("sweep smoke --launcher slurm", "argument --launcher: invalid choice: 'slurm'"),
+    ("sweep smoke --max-hours inf", "'inf': a number of hours above 0 is expected"),
+    ("sweep smoke --colour", "sweep: unknown arguments --colour; see lowbit sweep --help"),
+    ("sweep smoke trainer.steps=0 --dry-run", "trainer.steps=0: must be at least 1"),
+    ("sweep smoke launch.compile=maybe --dry-run", "launch.compile='maybe': true or false is expected"),
+    ("sweep smoke algo.lr=3", "unknown key algo.lr; nearest: trainer.lr"),
+    ("base smoke seed=-1", "seed=-1: must be at least 0"),
+    ("replay collect trainer.steps=0", "trainer.steps=0: must be at least 1"),
+    ("replay report", "run `lowbit replay evaluate` first"),
+    ("search quick", "quick"),
+    ("search search_aqn --trials 0", "argument --trials: '0': a whole number above 0 is expected"),
+    ("search search_aqn --dashboard --port 99999", "argument --port: '99999': a port from 1 to 65535 is expected"),
+    ("browse --port 0", "argument --port: '0': a port from 1 to 65535 is expected"),
+    ("report", "report: the name of a sweep is missing"),
+    ("report nothing", "sweep 'nothing' has no results"),
+    ("report nothing --main", "sweep 'nothing' has no results"),
+    ("passport zzz", "run 'zzz' matches 0 results"),
+    ("results import nowhere", "nowhere"),
+    ("results verify quick", "quick is one word too many"),
+    ("results pack", "which sweep?"),
+    ("results unpack quik", "no packed sweep 'quik'"),
+    ("figures figure1", "'figure1' is no paper figure and no sweep with results"),
+    ("early-warning quick", "sweep 'quick' has no results"),
+    ("break-even --batches 0", "argument --batches: '0': whole numbers above 0 are expected"),
+    ("capacity --gpus 0", "argument --gpus: '0': whole numbers above 0 are expected"),
+    ("capacity --nvlink nan", "argument --nvlink: 'nan': GB/s above 0 are expected"),
+    ("claims nonsense", "claim nonsense: unknown"),
+    ("claims --write --check", "--write does not go with --check"),
+    ("throughput throughput_h200 --write", "--write goes with --report alone"),
+    ("parity --report", "no parity was measured yet"),
+    ("parity --samples 0", "argument --samples: '0': a whole number above 0 is expected"),
+    ("methods flashrk", "flashrk"),
+)  # fmt: skip
+"""(a command line, what the line says)."""
+
+
+def refused(words: list[str], expected: str, results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("lowbit: error: ") and err.count("\n") == 1
+    assert expected in err
+    assert not results.exists()
+
+
+@pytest.mark.parametrize(("override", "expected"), RUN)
+@pytest.mark.parametrize("option", [[], ["--dry-run"]], ids=["run", "dry"])
+def test_a_wrong_override_is_refused(
+    override: str, expected: str, option: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    results = tmp_path / "results"
+    refused(["run", "method=flashrl", override, *option, "--results", str(results)], expected, results, capsys)
+
+
+@pytest.mark.parametrize(("line", "expected"), COMMANDS)
+def test_a_wrong_command_line_is_refused(
+    line: str, expected: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    results, words = tmp_path / "results", line.split()
+    with_folder = words and words[0] not in ("methods", "metrics", "swep")
+    refused([*words, *["--results", str(results)] * bool(with_folder)], expected, results, capsys)
