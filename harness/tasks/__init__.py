@@ -1,5 +1,17 @@
 """Tasks: prompts as token ids, reference answers, and the raw 0/1 metric of a response.
 
+    chain.py           running sums mod 10, with an imperfect demonstrator
+    sort.py            n digits sorted
+    count.py           random prompts for timing, nothing to learn
+    digits.py          questions of random digits, for those three
+    math_data.py       mathematical question sets in their publishers' columns
+    math_reward.py     scores of mathematical answers
+    math_worker.py     the process that grades them with math-verify
+    reasoning_gym.py   tasks of the reasoning-gym library
+    text_tokens.py     text as token ids, by a model's tokenizer
+    data_files.py      rows of parquet and JSON-lines files
+    prompt_order.py    the order of a run's training prompts
+
 A task is a value: what it samples is a function of (split, index) alone, so the loop owns all randomness by choosing
 indices. Left out: reward shaping (overlong penalty and filtering), which belongs to the algorithm.
 """
