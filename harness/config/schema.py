@@ -56,7 +56,7 @@ class ModelConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class BaseConfig:
-    """How a base is trained from scratch: early stop at a sampled accuracy (embedded_default, section 2)."""
+    """How a base is trained from scratch: early stop at a sampled accuracy."""
 
     __pydantic_config__ = _STRICT
     target_accuracy: float = 0.40
@@ -88,7 +88,7 @@ class TaskConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class AlgoConfig:
-    """The policy-gradient algorithm (losses.md sections 2 to 5)."""
+    """The policy-gradient algorithm (docs/rules/losses.md, sections 2 to 5)."""
 
     __pydantic_config__ = _STRICT
     name: str

@@ -1,4 +1,4 @@
-"""One GPU for a trainer and an engine: the engine sleeps while the trainer updates (spec: engines.md, section 4.5).
+"""One GPU for a trainer and an engine: the engine sleeps while the trainer updates (docs/rules/engines.md 4.5).
 
     wake -> push weights -> generate -> sleep -> score, update
 

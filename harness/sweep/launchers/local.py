@@ -32,7 +32,7 @@ ENVIRONMENT = {
     "MALLOC_TRIM_THRESHOLD_": "1073741824",
     "MALLOC_TOP_PAD_": "268435456",
 }
-"""glibc keeps freed memory: removes 97 % of the page faults of a small training step (embedded_default, section 3)."""
+"""glibc keeps freed memory: removes 97 % of the page faults of a small training step."""
 CELL = "harness.run.cell"
 """Module that a cell's process runs."""
 POLL_S = 0.2
