@@ -1,4 +1,4 @@
-"""What a method may say and do: the whole contract between methods and the harness.
+"""The contract between methods and the harness: parts, plans, batches, corrections, engines.
 
 Axes: B sequences, T response tokens, V vocabulary. Log-probabilities are float32 nats of the distribution
 that was actually sampled. A hook maps a value to a value of its own type, so a method is its parts composed
@@ -22,14 +22,14 @@ from harness.numerics.formats import Adapters, Format
 WeightStream = Iterator[tuple[str, Tensor]]
 """(checkpoint name, whole tensor) pairs, read once."""
 Fixed = Mapping[str, Tensor]
-"""What a part prepared once: profiles, scales, latents, adapters."""
+"""Tensors that a part prepared once: profiles, scales, latents, adapters."""
 Memory = dict[str, float]
 """The little state a part keeps between steps; logged and checkpointed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """Where in the run a hook is called. Schedules are functions of it."""
+    """The step of the run at which a hook is called. Schedules are functions of it."""
 
     index: int
     """Policy steps already taken: 0 before the first update."""
@@ -41,10 +41,10 @@ class Step:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """Which format lives where. None: no opinion. Two different opinions are an error."""
+    """Formats by place: weights, inputs, cache, both sites. None: no opinion. Two different opinions are an error."""
 
     train_weights: Format | None = None
-    """What the optimizer (or the frozen base) holds."""
+    """Format of the weights that the optimizer (or the frozen base) holds."""
     train_compute: Format | None = None
     """Forward and backward matmuls of the trainer."""
     rollout_weights: Format | None = None
@@ -73,7 +73,7 @@ class TensorRecord:
     hash: str
     """CRC-32 of the codes and scales, hexadecimal."""
     kernel: str = ""
-    """What multiplies by it, where the engine chooses among kernels."""
+    """Kernel that multiplies by it, where the engine chooses among kernels."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,7 +140,7 @@ class Sequences:
 
 @dataclass(frozen=True, kw_only=True)
 class Correction:
-    """How a batch enters the objective. Constants, every field [B, T]."""
+    """Weights, kept tokens and clips with which a batch enters the objective. Constants, every field [B, T]."""
 
     weight: Tensor
     """float32, multiplies the token loss; starts as 1."""
@@ -154,7 +154,7 @@ class Correction:
 
 @dataclass(frozen=True, kw_only=True)
 class Rollout:
-    """What an engine sampled, in request order, samples of one prompt adjacent."""
+    """Responses that an engine sampled, in request order, samples of one prompt adjacent."""
 
     token_ids: Tensor
     """[B, T] int64, right padded with the pad id."""
@@ -198,7 +198,7 @@ KVProtocol = Literal["trainer", "inference"]
 
 
 class RolloutEngine(Protocol):
-    """What generates. Every method travels across engines by this alone."""
+    """A rollout engine. Methods know engines by this protocol alone."""
 
     supports: ClassVar[frozenset[str]]
     """Capabilities such as "rollout_weights:int8_channel"."""
@@ -228,11 +228,11 @@ class RolloutEngine(Protocol):
         ...
 
     def realized_plan(self) -> Passport:
-        """What the live weights, inputs and cache are, read back."""
+        """Formats of the live weights, inputs and cache, read back."""
         ...
 
     def sync_metrics(self) -> dict[str, float]:
-        """Of the last `load_weights`: "code_flip_rate" since the load before, "saturated_frac"."""
+        """Numbers of the last `load_weights`: "code_flip_rate" since the load before, "saturated_frac"."""
         ...
 
     def sleep(self) -> None:
@@ -250,7 +250,7 @@ class RolloutEngine(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Site:
-    """What `Part.prepare` may use: the checkpoint, training data, the base seed; nothing of the run's state."""
+    """Inputs of `Part.prepare`: the checkpoint, training data, the base seed; nothing of the run's state."""
 
     checkpoint: Path
     """As earlier parts left it."""
@@ -268,7 +268,7 @@ class Site:
     wrap: Callable[[nn.Module], nn.Module]
     """A module as the earlier parts wrap it."""
     fixed: Fixed
-    """What earlier parts prepared."""
+    """Tensors that earlier parts prepared."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -293,7 +293,8 @@ class Part:
     """Updates per rollout batch below which the part changes nothing; fewer are warned of."""
 
     def needs(self, step: Step) -> frozenset[str]:
-        """What the trainer must compute for this step: "ref_logp" and "rollout_kl" (`TokenBatch.extras`), "shadow"."""
+        """Extras that the trainer must compute for this step: "ref_logp" and "rollout_kl" (`TokenBatch.extras`),
+        "shadow"."""
         return frozenset()
 
     def plan(self, rollout: Plan) -> Plan:
@@ -358,12 +359,12 @@ class Method:
     denom: str | None = None
     """A fixed denominator after rejection, where the method demands one."""
     summary: str = ""
-    """What it does, one line for `lowbit methods`."""
+    """Its mechanism, one line for `lowbit methods`."""
     claim: str = ""
-    """What its authors say it achieves, one line; controls have none."""
+    """The authors' claim, one line; controls have none."""
     is_control: bool = False
     reconstructed: str = ""
-    """What of the rule is ours because no source gives it; shown wherever the method is."""
+    """The parts of the rule that are ours because no source gives them; shown wherever the method is."""
 
 
 def knobs(part: Part) -> dict[str, Any]:

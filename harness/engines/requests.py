@@ -1,4 +1,4 @@
-"""What is asked of an engine in one call, checked once, and laid out for a prefill."""
+"""Requests of one `generate` call, checked once and laid out for a prefill."""
 
 from __future__ import annotations
 

@@ -125,7 +125,7 @@ def gptq(
 
 @dataclass(frozen=True)
 class _Grid:
-    """What columns are rounded with. The tensors are overwritten where scales follow the weight."""
+    """Grid that columns are rounded to. The tensors are overwritten where scales follow the weight."""
 
     fmt: Format
     scale: Tensor

@@ -27,7 +27,7 @@ KL_KINDS = ("k1", "k2", "k3", "k3+")
 
 
 class Algorithm(Protocol):
-    """What `policy_loss` reads from the algorithm's configuration."""
+    """Fields of the algorithm's configuration that `policy_loss` reads."""
 
     @property
     def loss(self) -> str: ...

@@ -36,7 +36,7 @@ dropping takes twice the time where lengths spread over 3 x the mean."""
 CPU_BLOCK_TOKENS = 1152
 """Prompt tokens of one prefill on a CPU: a sixth faster than 4608 at sizes xs and m, which spill its cache."""
 GPU_CHECK_EVERY = 8
-"""How often a GPU is asked whether rows have ended, in steps; a CPU is asked at every step."""
+"""Steps between two questions to a GPU whether rows have ended; a CPU is asked at every step."""
 
 
 class EmbeddedEngine:
@@ -239,7 +239,7 @@ class EmbeddedEngine:
         )
 
     def sync_metrics(self) -> dict[str, float]:
-        """Of the last load: "code_flip_rate" since the load before, "saturated_frac"."""
+        """Numbers of the last load: "code_flip_rate" since the load before, "saturated_frac"."""
         return self.weights.metrics()
 
     def sleep(self) -> None:

@@ -43,7 +43,7 @@ def parameter_records(model: Decoder) -> tuple[TensorRecord, ...]:
 
 
 def input_formats(model: Decoder) -> dict[str, str]:
-    """What enters each linear layer of the blocks, by the weight's name: the module's own format, else fp32."""
+    """Formats of the inputs of the blocks' linear layers, by the weight's name: the module's own format, else fp32."""
     linears = [(name, module) for name, module in model.named_modules() if name.endswith("_proj")]
     formats = {name: getattr(module, "fmt", None) for name, module in linears}
     return {f"{name}.weight": fmt.name if isinstance(fmt, Format) else "fp32" for name, fmt in formats.items()}

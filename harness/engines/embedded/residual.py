@@ -41,7 +41,8 @@ class ResidualChannels:
 
     @contextmanager
     def observed(self) -> Iterator[None]:
-        """What is computed inside decides the channels; inside there is no second pass. On an error they stay unset."""
+        """Choose the channels by what is computed inside, where there is no second pass. On an error they stay
+        unset."""
         sums: dict[str, Tensor] = {}
         handles: list[Any] = []
         for name, linear in self.linears.items():

@@ -36,7 +36,7 @@ def pick(log_probs: Tensor, noise: Tensor | None) -> tuple[Tensor, Tensor]:
 
 
 class Transcript:
-    """What the rows of one batch have sampled so far, and which of them go on."""
+    """Tokens that the rows of one batch have sampled so far, and the rows that go on."""
 
     def __init__(self, rows: int, max_new_tokens: int, eos_id: int, pad_id: int, device: torch.device) -> None:
         self.eos_id, self.pad_id = eos_id, pad_id

@@ -123,7 +123,7 @@ def _as_bytes(x: Tensor) -> np.ndarray:
 
 
 def _share(stored: np.ndarray, slab: Slab, layer: int, rows: slice) -> np.ndarray:
-    """What of a slab's codes, scales or zero points (as bytes) belongs to one tensor."""
+    """One tensor's share of a slab's codes, scales or zero points (as bytes)."""
     if stored.ndim == 1:
         return stored
     if slab.fmt.element == "nf4" and stored.ndim == 2:  # flat scales, one part

@@ -1,4 +1,4 @@
-"""What the embedded engine can emulate, as capability names."""
+"""Capability names of the embedded engine: the formats and features that it emulates."""
 
 from __future__ import annotations
 

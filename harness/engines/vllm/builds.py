@@ -26,7 +26,7 @@ class Build:
     version: str
     """The only one that is accepted."""
     torch: str
-    """Where its torch begins with this."""
+    """Beginning of the torch version that this build comes with."""
     pairs: frozenset[tuple[str, str]]
     """(format of the weights, format of what enters the linear layers; "base" is the engine's dtype)."""
     refused: Mapping[str, str]
@@ -110,7 +110,7 @@ def kind_of(name: str) -> str:
 
 
 def supports(build: Build) -> frozenset[str]:
-    """What the build can do, as `harness.api.RolloutEngine.supports` says it."""
+    """Capabilities of the build, as `harness.api.RolloutEngine.supports` says it."""
     names: set[str] = {"sampler:cached", "adapters"}
     for weights, acts in build.pairs:
         bits = weights.removeprefix("int").removesuffix("_group")

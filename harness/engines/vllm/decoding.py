@@ -31,7 +31,7 @@ RETIRE_AT = 0.125
 
 
 class Samples:
-    """What was sampled: N rows of at most T tokens."""
+    """Sampled tokens and log-probs: N rows of at most T tokens."""
 
     def __init__(self, num_rows: int, max_new_tokens: int, *, eos_id: int, pad_id: int, vocab_size: int | None) -> None:
         """`vocab_size`: keep the whole distribution of every token; None: the sampled token's log-prob alone."""
@@ -140,7 +140,7 @@ def _moved(planned: Any, step: int) -> Any:
 
 
 def _tell(scheduler: Any, samples: Samples, names: Sequence[str], index: Any, before: Any, steps: int) -> None:
-    """What the requests got in `steps` steps, and which of them are finished."""
+    """Tell vLLM's scheduler the tokens of `steps` steps, and the requests that are finished."""
     from vllm.v1.request import RequestStatus
 
     stopped, full = list[str](), list[str]()

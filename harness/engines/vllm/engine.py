@@ -129,7 +129,7 @@ class VLLMEngine:
         return self._rollout(samples)
 
     def _slot(self) -> AdapterSlot | None:
-        """Where adapters of the rollout go; None where the plan has none."""
+        """Slot for the rollout's adapters; None where the plan has none."""
         adapters = at_rollout(self.plan.adapters)
         return None if adapters is None else AdapterSlot(self.llm, adapters, self.shapes, Path(self.folder.name))
 
@@ -186,7 +186,7 @@ class VLLMEngine:
         return self.weights.realized_plan(self.build, "vllm")
 
     def sync_metrics(self) -> dict[str, float]:
-        """Of the last load: "code_flip_rate" since the load before, "saturated_frac"."""
+        """Numbers of the last load: "code_flip_rate" since the load before, "saturated_frac"."""
         return self.weights.sync_metrics()
 
     def sleep(self) -> None:

@@ -21,7 +21,7 @@ from harness.numerics.quantize import Quantized, has_tensor_scale, quantize, sat
 
 @dataclass(frozen=True, kw_only=True)
 class Export:
-    """What is pushed and what is remembered of it."""
+    """Tensors of a push, and what is remembered of them."""
 
     tensors: list[tuple[str, Tensor]]
     """By checkpoint name, ordered by layer: codes and scales where quantized, else the tensor itself."""

@@ -26,7 +26,7 @@ LAYOUTS = ("row", "block", "tensor")
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Where one quantized weight lives."""
+    """Live tensors of one quantized weight."""
 
     codes: Tensor
     """[N, K] view of the live parameter."""
@@ -154,7 +154,7 @@ _Memory = tuple[tuple[str, int, torch.dtype, tuple[int, ...], tuple[int, ...]], 
 
 
 def _memory_of(stream: Stream, device: torch.device) -> _Memory | None:
-    """Where every tensor of a stream lies, and how; None where one lies outside the GPU `device`."""
+    """Address and layout of every tensor of a stream; None where one lies outside the GPU `device`."""
     held = [*stream.tensors.items(), *((f"{name}_scale", scale) for name, scale in stream.scales.items())]
     if device.type != "cuda" or any(tensor.device != device for _, tensor in held):
         return None

@@ -37,7 +37,7 @@ ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
     "HF_HUB_OFFLINE": "1",
 }
-"""What the numbers depend on, or the promise to use no network."""
+"""Environment variables that numbers depend on, or that forbid the network."""
 DEFAULTS = {
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_DEEP_GEMM_WARMUP": "skip",  # it compiles hundreds of kernels; those in use are compiled when first used
@@ -46,7 +46,7 @@ DEFAULTS = {
     # vLLM imports Ray, which reads this then: a cluster that this process starts later listens on the loopback alone.
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
 }
-"""What a user may set otherwise."""
+"""Environment variables that a user may set otherwise."""
 ACTS: dict[str, dict[str, Any]] = {
     "e4m3_token": {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "token", "dynamic": True},
     "int8_token": {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "token", "dynamic": True},

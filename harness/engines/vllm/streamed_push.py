@@ -21,7 +21,7 @@ from harness.engines.weight_stream import Stream, listed, read_stream
 
 
 def unit_of(name: str) -> str:
-    """What a tensor is taken over with: its decoder block, elsewhere its module."""
+    """Name of the unit with which a tensor is taken over: its decoder block, elsewhere its module."""
     parts = name.split(".")
     return ".".join(parts[:3] if name.startswith("model.layers.") else parts[:-1])
 

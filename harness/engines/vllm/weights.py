@@ -87,7 +87,7 @@ class VLLMWeights:
 
     @property
     def sampled(self) -> str:
-        """How the names begin of the block, in turn, whose codes this push compares with the reference's."""
+        """Prefix of the names of the block whose codes this push compares with the reference's; blocks take turns."""
         return f"model.layers.{self.pushes % self.config.num_layers}."
 
     def finish(self, pushed: Export, stream: Stream) -> None:
@@ -151,7 +151,8 @@ class VLLMWeights:
         self.codes = new if self.writer is None and sum(q.codes.numel() for q in new.values()) <= SMALL else {}
 
     def known(self) -> dict[str, passport.Sent]:
-        """What each quantized tensor must be: the reference's result, else what the live memory says."""
+        """Expected codes and scales of each quantized tensor: the reference's result, else what the live memory
+        says."""
         dtype, found = settings.base_dtype(self.plan), dict(self.sent)
         for places in (self.writer.quantized if self.writer is not None else {}).values():
             for name, place in places.items():
@@ -188,5 +189,5 @@ class VLLMWeights:
         )
 
     def sync_metrics(self) -> dict[str, float]:
-        """Of the last load: "code_flip_rate" since the load before, "saturated_frac"."""
+        """Numbers of the last load: "code_flip_rate" since the load before, "saturated_frac"."""
         return {"code_flip_rate": self.flips, "saturated_frac": self.saturated}
