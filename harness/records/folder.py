@@ -1,4 +1,4 @@
-"""What a results folder offers to compare: its sweeps, their readable results, and the comparisons worth a link.
+"""Contents of a results folder: its sweeps, their readable results, and the comparisons worth a link.
 
 MLflow and the static site show the same list. A file that is no result is named and left alone, so that one bad file
 hides no good ones. Left out: numbers, which are the leaderboard's.
@@ -16,7 +16,7 @@ from harness.config.load import read_yaml
 from harness.records.run_result import RunResult, read_result
 
 BASELINES = ("flashrl", "naive")
-"""What the other methods of a precision are set against, one by one."""
+"""Methods that the other methods of a precision are compared with, one by one."""
 MIN_SETTINGS = 3
 """A method with at least this many settings at one precision gets a comparison of its own."""
 EVERYTHING, AT_PRECISION, PAIRS, PAIRS_OVER, SETTINGS = (

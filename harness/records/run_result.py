@@ -71,7 +71,7 @@ class MethodRecord(_Record):
     parts: Settings = {}
     """Part name -> knob name -> value."""
     reconstructed: str = ""
-    """What of the rule is ours because no source gives it."""
+    """The parts of the rule that are ours because no source gives them."""
 
 
 class RunResult(_Record):
@@ -99,7 +99,7 @@ class RunResult(_Record):
     launch: Settings = {}
     """Settings of the last attempt's launch that are not the defaults."""
     trainer: Settings = {}
-    """Who computes the linear layers, by the live modules -> how many."""
+    """Kind of product, by the live modules -> how many linear layers compute so."""
     time_s: dict[str, Measured] = {}
     """Seconds per stage of `clock.STAGES`, and total."""
     tokens_per_s: dict[str, Measured] = {}

@@ -31,7 +31,7 @@ Pair = tuple[int, int]
 
 @dataclass(frozen=True, kw_only=True)
 class Scores:
-    """What the runs of an arm scored; rows are the scored runs in seed order. Fractions in [0, 1]."""
+    """Scores of the runs of an arm; rows are the scored runs in seed order. Fractions in [0, 1]."""
 
     matrices: dict[str, stats.Floats]
     """Score name -> [S, Q]; Q = 1 where a score has no value per question, or the runs saw different questions."""
@@ -70,7 +70,7 @@ def leaderboard(results: Sequence[RunResult], control: str = "bf16") -> pd.DataF
 
 
 def contrasts(results: Sequence[RunResult], baseline: str = "naive") -> pd.DataFrame:
-    """What every arm changes against the method `baseline` at the same precision and context; empty without such pairs.
+    """Differences of every arm from the method `baseline` at the same precision and context; empty without such pairs.
 
     The columns of `leaderboard` from `control` on. `p_adjusted` is over these differences alone, context by context.
     """

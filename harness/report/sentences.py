@@ -1,4 +1,4 @@
-"""What a table says in words: where the scores disagree, what fell below its start, and what was expected."""
+"""Sentences on a sweep's table: where the scores disagree, what fell below its start, and what was expected."""
 
 from __future__ import annotations
 

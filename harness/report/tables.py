@@ -112,7 +112,8 @@ def markdown(board: pd.DataFrame, results: Sequence[RunResult], sweep: str) -> s
 
 
 def setup_lines(results: Sequence[RunResult]) -> list[str]:
-    """What was run, from the configs: task, model, channel spread, algorithm, steps, seeds, code and machine."""
+    """Lines on what was run, from the configs: task, model, channel spread, algorithm, steps, seeds, code and
+    machine."""
     arms = group_arms(results)
 
     def values(*names: str, form: Callable[..., str]) -> str:

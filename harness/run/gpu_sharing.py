@@ -32,10 +32,10 @@ def reclaim(run: Run) -> None:
 
 
 def reserved_gib(device: str) -> float:
-    """What this process' allocator holds of the GPU; 0 on a CPU."""
+    """GPU memory that this process' allocator holds; 0 on a CPU."""
     return torch.cuda.memory_reserved() / GIB if device == "cuda" else 0.0
 
 
 def free_gib(device: str) -> float:
-    """What nobody holds of the GPU; 0 on a CPU."""
+    """Free memory of the GPU; 0 on a CPU."""
     return torch.cuda.mem_get_info()[0] / GIB if device == "cuda" else 0.0

@@ -40,7 +40,8 @@ class Unfinished(RuntimeError):  # noqa: N818 - a request, not a defect
 
 @dataclass(frozen=True, kw_only=True)
 class BaseRecipe:
-    """How a base is trained. AdamW without decay, linear warm-up, then constant; a curriculum's sizes may slow down."""
+    """Recipe of a base's training. AdamW without decay, linear warm-up, then constant; a curriculum's sizes may slow
+    down."""
 
     target_accuracy: float = 0.40
     """Training stops at the first evaluation that reaches it, or what the demonstrations allow (`stop_accuracy`)."""
@@ -68,11 +69,11 @@ class BaseRecipe:
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Where a base is trained, and until when."""
+    """Device of a base's training, its saved state and its stop."""
 
     device: str = "cpu"
     state: Path | None = None
-    """What was reached is kept there when training is asked to stop, and is gone on from."""
+    """File that keeps the training when it is asked to stop, and from which it goes on."""
     should_stop: Callable[[], bool] = lambda: False
     """Asked after every step."""
 
@@ -83,7 +84,7 @@ class Place:
 
 
 class Training:
-    """What is alive in a training; `stage` is an index into `stages`, `curve` that of the size under way."""
+    """Live parts of a training; `stage` is an index into `stages`, `curve` that of the size under way."""
 
     def __init__(self, model: Decoder, optimizer: torch.optim.Optimizer) -> None:
         self.model, self.optimizer, self.step, self.stage = model, optimizer, 0, 0

@@ -36,11 +36,11 @@ class Sweep:
     __pydantic_config__ = ConfigDict(extra="forbid")
     name: str
     question: str
-    """Which question it answers."""
+    """Question that the sweep answers."""
     control: str = "bf16"
     """Method of the reference arm."""
     overrides: tuple[str, ...] = ()
-    """Of every cell; `launch.NAME=VALUE` sets how they run."""
+    """Overrides of every cell; `launch.NAME=VALUE` sets how they run."""
     axes: dict[str, list[Any]] = field(default_factory=dict[str, list[Any]])
     """Override key -> values; the product of all axes."""
     arms: tuple[dict[str, Any], ...]
@@ -57,7 +57,7 @@ class Sweep:
 
 @dataclass(frozen=True, kw_only=True)
 class Planned:
-    """What a sweep will do."""
+    """Plan of a sweep: cells to run, and combinations left out with the reason."""
 
     sweep: Sweep
     cells: tuple[RunConfig, ...]
@@ -77,7 +77,7 @@ class _Arm:
     config: RunConfig
     """Resolved, where it can work."""
     reason: str | None
-    """Why it cannot work."""
+    """Reason why the arm cannot work."""
     notes: tuple[str, ...]
     is_included: bool
     is_late: bool
@@ -112,7 +112,7 @@ def read_sweep(name: str, folder: Path = SWEEPS) -> Sweep:
 
 
 def _values(path: Path) -> dict[str, Any]:
-    """What a file says; with `like: NAME` on top of what NAME beside it says, its overrides behind those."""
+    """Values of a sweep file; with `like: NAME` on top of those of NAME beside it, its overrides behind those."""
     values = read_yaml(path)
     if "like" not in values:
         return values

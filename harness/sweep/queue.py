@@ -33,7 +33,7 @@ FINISHED = ("ok", "diverged")
 
 
 def records_folder(launch: Launch) -> Path:
-    """Where the records of a sweep are."""
+    """Folder of the records of a sweep."""
     return Path(launch.results) / "runs" / launch.sweep
 
 

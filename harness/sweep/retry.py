@@ -1,4 +1,4 @@
-"""What is started again and what is not started any more: classes of failure, attempts, and the time limit of a sweep.
+"""Retries and the time limit of a sweep: classes of failure, attempts, and the time limit of a sweep.
 
     jobs -> round of the launcher -> out of memory: with layer checkpoints, then with halved micro-batches
                                      lost, hung, crowded out: again, a bounded number of times
@@ -26,9 +26,9 @@ from harness.run.cell import work_folder
 from harness.sweep.launchers.job import Admit, Event, Job
 
 MAX_LOST = 2
-"""How often a cell that was lost or hung is started again."""
+"""Restarts of a cell that was lost or hung, at most."""
 MAX_MEMORY = 3
-"""How often a cell that ran out of memory is started again with a thriftier launch, which leaves its run id alone."""
+"""Restarts of a cell that ran out of memory, at most, each with a thriftier launch, which leaves its run id alone."""
 MIN_TOKENS = 256
 """Below this, half a micro-batch saves nothing worth a start."""
 OUT_OF_MEMORY = re.compile(

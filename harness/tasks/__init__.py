@@ -37,7 +37,7 @@ class Item:
     prompt: tuple[int, ...]
     """Token ids, no padding."""
     reference: str
-    """What the score compares with; its form is the task's own."""
+    """Answer that the score compares with; its form is the task's own."""
     key: str
     """Hash of the question's content: equal keys are the same question."""
 
@@ -53,7 +53,7 @@ class Score:
 
 
 class Task(Protocol):
-    """What the loop, the base trainer and the reports use of a task."""
+    """A task as the loop, the base trainer and the reports use it."""
 
     @property
     def name(self) -> str: ...

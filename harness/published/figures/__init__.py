@@ -81,7 +81,7 @@ def draw(name: str, results: Path = RESULTS) -> Drawn:
 
 
 def missing(figure: PaperFigure, results: Path) -> str:
-    """What a figure lacks and the command that makes it; empty where its results are there."""
+    """Results that a figure lacks and the command that makes them; empty where its results are there."""
     if figure.sweep == REPLAY:
         command = "lowbit replay collect && lowbit replay evaluate"
         return "" if any((results / REPLAY).glob("*.json")) else f"no records of the replay laboratory; `{command}`"

@@ -48,7 +48,7 @@ def places_of(arms: Sequence[Arm]) -> list[Place]:
 
 
 def place_of(arm: Arm) -> Place:
-    """Where an arm stands: model size and task length."""
+    """Place of an arm: model size and task length."""
     return str(arm.fields.get("model.name")), int(arm.fields.get("task.n") or 0)
 
 

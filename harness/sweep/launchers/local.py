@@ -37,11 +37,11 @@ CELL = "harness.run.cell"
 """Module that a cell's process runs."""
 POLL_S = 0.2
 LOG_BYTES = 2000
-"""Of what a cell printed last, for its record."""
+"""Bytes of a cell's last output that its record keeps."""
 GRACE_S = 60.0
-"""How long a cell may take to save its state after Ctrl-C."""
+"""Seconds that a cell has to save its state after Ctrl-C."""
 LAST_WORDS_S = 1.0
-"""How long a hung cell may take to print where it hangs."""
+"""Seconds that a hung cell has to print where it hangs."""
 SIGNS = ("progress.json", "state.pt", "log.txt")
 """Files of a cell's work folder that change while it makes progress."""
 Stamp = tuple[int, int, int] | None
@@ -148,7 +148,7 @@ def run_cells(jobs: Sequence[Job], workers: int, admit: Admit = always) -> Gener
 
 
 def visible_gpus() -> list[str]:
-    """What CUDA_VISIBLE_DEVICES may name: the GPUs that this process sees."""
+    """Names of the GPUs that this process sees, as CUDA_VISIBLE_DEVICES takes them."""
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     return [str(i) for i in range(torch.cuda.device_count())] if named is None else [n for n in named.split(",") if n]
 
@@ -222,7 +222,7 @@ def _spawn(cell: Path, log: int, threads: int, gpus: Sequence[str]) -> subproces
 
 
 def _stamp(path: Path) -> Stamp:
-    """What changes when a file is replaced or grows."""
+    """Stamp of a file that changes when the file is replaced or grows."""
     try:
         found = path.stat()
     except OSError:

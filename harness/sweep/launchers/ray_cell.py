@@ -25,7 +25,7 @@ STATES = ("state.pt", "state.pt.corrupt")
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What became of a cell on a node."""
+    """End of a cell on a node, with its files."""
 
     result: RunResult | None
     """None: it was stopped before it ended."""

@@ -1,4 +1,4 @@
-"""What crosses between a results folder and a cell on a Ray node, as bytes: bases, states, records."""
+"""Files exchanged between a results folder and a cell on a Ray node, as bytes: bases, states, records."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from harness.sweep.launchers.ray_cell import Files, Outcome
 
 
 def files_for(job: Job, base: Path | None) -> Files:
-    """What a cell finds in its scratch folder: its base, and its state where it was stopped before.
+    """Files that a cell finds in its scratch folder: its base, and its state where it was stopped before.
 
     Raises ValueError or OSError where one of them cannot be read.
     """

@@ -63,7 +63,7 @@ def _unseen() -> Callable[[FP8Linear, Tensor], Tensor]:
 
 
 def obstacle(module: nn.Module) -> str | None:
-    """Why a module cannot be compiled; None where it can."""
+    """Reason why a module cannot be compiled; None where it can."""
     if isinstance(module, FakeQuantLinear):
         return "is fake-quantized, which cannot be compiled; valid: launch.compile=false"
     if isinstance(module, CastLinear) and not module.is_native:

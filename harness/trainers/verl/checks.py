@@ -1,4 +1,4 @@
-"""What verl can do of a run, decided before anything starts; every refusal names its reason.
+"""Refusals of runs that verl cannot do, before anything starts, each with its reason.
 
 Neither verl nor Ray is imported.
 """
@@ -21,7 +21,7 @@ from methods.fp8_rl import RecalibratedKV
 
 VERSION = "0.9.1"
 EXTRAS = frozenset({"ref_logp"})
-"""What the trainer can compute for a part."""
+"""Extras that the trainer can compute for a part."""
 HOOKS = {
     "aux_loss": ("verl's loss sees log-probs, no logits", "choose trainer=local"),
     "refit": ("it wants the whole module in one process", "choose knobs.RecalibratedKV.protocol=inference, "
@@ -29,7 +29,7 @@ HOOKS = {
 }  # fmt: skip
 """Hook -> (why verl's loop cannot run it, what to choose)."""
 ANSWER_S = 30.0
-"""How long a cluster may take to answer."""
+"""Seconds that a cluster has to answer."""
 
 
 def check(config: RunConfig, composed: Composed) -> None:

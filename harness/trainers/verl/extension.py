@@ -1,4 +1,4 @@
-"""What a vLLM worker does with a push: our `VLLMWeights` in place of verl's loader, for every format alike.
+"""Push inside a vLLM worker: our `VLLMWeights` in place of verl's loader, for every format alike.
 
 verl's buckets are taken over as they come, for their memory is used again (`harness.engines.vllm.streamed_push`). The
 passport is measured on the live kernels. Left out: several GPUs per engine.

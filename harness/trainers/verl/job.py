@@ -26,12 +26,12 @@ from harness.records.run_result import write_atomic
 JOB = "LOWBIT_VERL_JOB"
 """The environment variable."""
 GRACE_S = 600.0
-"""How long a run that was asked to stop may take to end its step and write a checkpoint."""
+"""Seconds that a run that was asked to stop has to end its step and write a checkpoint."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What a run is and where its files are."""
+    """A run under verl and the paths of its files."""
 
     config: RunConfig
     launch: Launch
@@ -61,7 +61,7 @@ class Job:
 
     @property
     def fixed_file(self) -> Path:
-        """What the parts prepared."""
+        """File of the tensors that the parts prepared."""
         return self.folder / "fixed.safetensors"
 
     @property
@@ -76,12 +76,12 @@ class Job:
 
     @property
     def passport_file(self) -> Path:
-        """What the first vLLM worker read back last."""
+        """File of the last passport of the first vLLM worker."""
         return self.folder / "passport.json"
 
     @property
     def products_file(self) -> Path:
-        """How the trainer computes its linear layers, from its live modules."""
+        """File that says how the trainer computes its linear layers, from its live modules."""
         return self.folder / "products.json"
 
     @property
@@ -91,7 +91,7 @@ class Job:
 
     @property
     def log_file(self) -> Path:
-        """What the process that holds Ray prints, and Ray's workers through it."""
+        """File of the output of the process that holds Ray, and of Ray's workers through it."""
         return self.folder / "verl.log"
 
     @property
@@ -106,7 +106,7 @@ class Job:
 
     @property
     def shape(self) -> DecoderConfig:
-        """Of the model."""
+        """Shape of the model."""
         return load_config(self.model)
 
     @property
@@ -125,7 +125,7 @@ def write_job(job: Job) -> Path:
 
 
 def read_job(path: Path) -> Job:
-    """What `write_job` wrote; its folder is where the file stands."""
+    """Read what `write_job` wrote; its folder is where the file stands."""
     values = json.loads(path.read_text(encoding="utf-8"))
     config, launch = parse(RunConfig, values.pop("config")), parse(Launch, values.pop("launch"))
     return Job(config=config, launch=launch, folder=path.parent, **values)

@@ -102,7 +102,7 @@ class Watched:
 
     @property
     def passport(self) -> Passport | None:
-        """What the first server read back last."""
+        """Last passport of the first server."""
         if not self.job.passport_file.exists():
             return None
         values = json.loads(self.job.passport_file.read_text(encoding="utf-8"))
@@ -117,12 +117,12 @@ class Watched:
         return {own: max(row[name] for row in rows) for own, name in names.items() if rows and name in rows[0]}
 
     def products(self) -> dict[str, int]:
-        """How a linear layer is computed -> how many of them are, as the first trainer said."""
+        """Kind of product -> number of linear layers computed so, from the first trainer."""
         file = self.job.products_file
         return json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
 
     def final_hash(self) -> str | None:
-        """Of the weights after the last step."""
+        """Hash of the weights after the last step."""
         found = final_weights(self.job)
         return provenance.tensors_hash(found.items()) if found else None
 

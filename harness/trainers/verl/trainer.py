@@ -133,7 +133,7 @@ class Trainer(PPOTrainerSync):
         self.row = pushed
 
     def _validate(self) -> dict[str, float]:
-        """Where one is due: verl also asks when a run is taken up in between."""
+        """Evaluate where an evaluation is due: verl also asks when a run is resumed in between."""
         trainer, step = self.job.config.trainer, self.global_steps
         is_due = step % trainer.eval_every == 0 or step >= trainer.steps
         if not is_due or any(line["record"]["step"] == step for line in read_lines(self.job.evals_file)):

@@ -33,7 +33,7 @@ def store_uri(results: Path) -> str:
 
 
 def artifact_root(results: Path) -> str:
-    """Where that store keeps files."""
+    """Folder in which that store keeps files."""
     return (results / "mlflow" / "artifacts").absolute().as_uri()
 
 
@@ -54,7 +54,7 @@ def connect(uri: str | None, results: Path) -> tuple[MlflowClient, str | None]:
 
 
 def outages() -> tuple[type[Exception], ...]:
-    """What a store that is down, full, locked or broken raises."""
+    """Errors that a store raises when it is down, full, locked or broken."""
     from mlflow.exceptions import MlflowException
     from sqlalchemy.exc import SQLAlchemyError
 
