@@ -1,4 +1,5 @@
-"""How many GPUs a model takes: memory and time of a step by size, response length, precision and number of GPUs.
+"""Capacity: the number of GPUs that a model takes, from memory and time of a step by size, response length, precision
+and number of GPUs.
 
     memory.py    bytes of a GPU while it samples and while it updates, from shapes
     place.py     work laid on GPUs: replicas, responses at a time, checkpoints, and what does not fit

@@ -56,7 +56,7 @@ class Cell:
 
     @property
     def words(self) -> str:
-        """Of a table's cell."""
+        """Text of a table's cell."""
         if self.place.reason:
             return f"no: {self.remedy or 'none'}"
         if self.step is None:

@@ -39,7 +39,7 @@ def chosen(names: tuple[str, ...]) -> list[str]:
 
 
 def path_of(results: Path, device: str) -> Path:
-    """Where the record of a device is."""
+    """Path of the record of a device."""
     return results / "parity" / f"{device}.json"
 
 
