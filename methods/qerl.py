@@ -35,8 +35,7 @@ BEYOND_SIGMA = 0.3173
 
 
 def held_dtype(plan: Plan, name: str) -> torch.dtype:
-    """Dtype in which the engine holds gain `name`: as an exception says, else fp32 or fp16 with such weights, else
-    bf16."""
+    """Engine's dtype of gain `name`: as an exception says, else fp32 or fp16 with such weights, else bf16."""
     fmt, base = weight_format(plan, name), plan.rollout_weights
     if fmt is None and base is not None and base.element in ("fp32", "fp16"):
         fmt = base

@@ -112,8 +112,7 @@ def markdown(board: pd.DataFrame, results: Sequence[RunResult], sweep: str) -> s
 
 
 def setup_lines(results: Sequence[RunResult]) -> list[str]:
-    """Lines on what was run, from the configs: task, model, channel spread, algorithm, steps, seeds, code and
-    machine."""
+    """Setup of the runs, from the configs: task, model, channel spread, algorithm, steps, seeds, code and machine."""
     arms = group_arms(results)
 
     def values(*names: str, form: Callable[..., str]) -> str:

@@ -171,8 +171,7 @@ def _tokens(config: Config) -> float:
 
 
 def features(config: Config, place: str) -> dict[str, float]:
-    """Features that a cell's time may depend on: slopes over logarithms, and levels, from the general to the
-    particular."""
+    """Features of a cell's time: slopes over logarithms, and levels, from the general to the particular."""
     method, precision = config["method"], config["precision"]["name"]
     model, updates = config["model"], config["algo"]["num_minibatches"] * config["algo"]["num_epochs"]
     sized = f"{model['name']} n={config['task']['n']}"
