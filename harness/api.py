@@ -24,7 +24,7 @@ WeightStream = Iterator[tuple[str, Tensor]]
 Fixed = Mapping[str, Tensor]
 """Tensors that a part prepared once: profiles, scales, latents, adapters."""
 Memory = dict[str, float]
-"""The little state a part keeps between steps; logged and checkpointed."""
+"""State that a part keeps between steps, floats by name; logged and checkpointed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +51,7 @@ class Plan:
     rollout_acts: Format | None = None
     rollout_kv: Format | None = None
     lm_head: Format | None = None
-    """Both sites."""
+    """Format of the output head, at both sites."""
     adapters: Adapters | None = None
     residual: float | None = None
     """Share of the input channels whose rounding error the rollout's linears read in a second pass (QUADS)."""
@@ -124,14 +124,14 @@ class Sequences:
     ids: Tensor
     """[B, L] int64: prompt, response, right padding."""
     prompt_lens: int | Tensor
-    """One length for all rows, or [B] int64."""
+    """Tokens of the prompts: one number for all rows, or [B] int64."""
     token_ids: Tensor
     """[B, T] int64: the responses alone."""
     sampled: Tensor
     """[B, T] bool: True where a token was sampled."""
 
     def take(self, rows: Tensor) -> Sequences:
-        """The same of some rows, [b] int64."""
+        """Some rows of the sequences; `rows` [b] int64."""
         lens = self.prompt_lens if isinstance(self.prompt_lens, int) else self.prompt_lens[rows]
         return Sequences(
             ids=self.ids[rows], prompt_lens=lens, token_ids=self.token_ids[rows], sampled=self.sampled[rows]
@@ -253,9 +253,9 @@ class Site:
     """Inputs of `Part.prepare`: the checkpoint, training data, the base seed; nothing of the run's state."""
 
     checkpoint: Path
-    """As earlier parts left it."""
+    """Checkpoint folder as the earlier parts left it."""
     original: Path
-    """The base."""
+    """Checkpoint folder of the base."""
     calibration: tuple[tuple[int, ...], ...]
     """Prompts of the task's training split."""
     demonstrations: Callable[[int], Sequence[tuple[tuple[int, ...], tuple[int, ...]]]]
@@ -298,15 +298,15 @@ class Part:
         return frozenset()
 
     def plan(self, rollout: Plan) -> Plan:
-        """Data; `rollout` is what the precision axis says."""
+        """Formats that the part asks for; `rollout` is the plan of the precision axis."""
         return Plan()
 
     def prepare(self, site: Site, plan: Plan) -> tuple[nn.Module | None, dict[str, Tensor]]:
-        """Once, offline, cached by content hash: (the changed module or None, fixed tensors). May train."""
+        """Prepare once, before the run, cached by content: (the changed module or None, fixed tensors). May train."""
         return None, {}
 
     def wrap(self, model: nn.Module, plan: Plan, fixed: Fixed) -> nn.Module:
-        """Per process, before the optimizer is built. Parameters keep their checkpoint names."""
+        """Change the trainer's module, before the optimizer is built. Parameters keep their checkpoint names."""
         return model
 
     def lr_factor(self, name: str) -> float:
@@ -314,24 +314,25 @@ class Part:
         return 1.0
 
     def sync(self, weights: WeightStream, step: Step, plan: Plan, fixed: Fixed, memory: Memory) -> WeightStream:
-        """Per push. The engine uses a `*.weight_scale` (and `*.weight_zero_point`) in the stream as it is."""
+        """Change the weight stream of a push. The engine uses a `*.weight_scale` (and `*.weight_zero_point`) in the
+        stream as it is."""
         return weights
 
     def after_sync(self, engine: RolloutEngine, prompts: Sequence[Sequence[int]]) -> None:
-        """Per push, after the weights are loaded."""
+        """Act on the engine after the weights of a push are loaded."""
 
     def refit(
         self, model: nn.Module, seqs: Sequences, batch: TokenBatch, step: Step, plan: Plan, fixed: Fixed, memory: Memory
     ) -> Fixed | None:
-        """After a batch's updates, before the sync: fixed tensors that replace those of their names, or None."""
+        """Fixed tensors that replace those of their names after a batch's updates, before the push; or None."""
         return None
 
     def correct(self, c: Correction, b: TokenBatch, memory: Memory) -> Correction:
-        """Once per rollout batch, before any update. Sees the whole batch."""
+        """Correct a whole rollout batch, once, before any update."""
         return c
 
     def correct_update(self, c: Correction, logp: Tensor, b: TokenBatch, memory: Memory) -> Correction:
-        """Per mini-batch; `logp` [B, T] is the detached current log-prob."""
+        """Correct the rows of one update; `logp` [B, T] is the detached current log-prob."""
         return c
 
     def token_loss(self, logp: Tensor, c: Correction, b: TokenBatch) -> Tensor | None:

@@ -47,7 +47,7 @@ class Composed:
     fixed: dict[str, Tensor]
     """Prepared tensors of all parts; filled by `harness.start.prepare`, updated by `refit`."""
     memory: list[Memory]
-    """Per part; logged and checkpointed."""
+    """One memory per part; logged and checkpointed."""
 
     def memory_row(self) -> dict[str, float]:
         """The parts' memory as columns `part/<Part>.<name>` of a step's row."""

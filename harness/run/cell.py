@@ -168,7 +168,7 @@ def _after_step(work: Path, launch: Launch, should_stop: Callable[[], bool], not
 
 
 def _tell(work: Path, config: RunConfig, step: int, reward: float) -> None:
-    """Say how far the cell is, for its launcher."""
+    """Write the cell's step and reward, for its launcher."""
     shown: dict[str, Any] = {"step": step, "steps": config.trainer.steps, "reward": reward}
     temporary = work / "progress.part"
     with suppress(OSError):

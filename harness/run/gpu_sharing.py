@@ -14,7 +14,7 @@ from harness.run.run import Run
 
 
 def lend(run: Run) -> None:
-    """The engine's memory to the trainer until `reclaim`, where the run wants it so."""
+    """Lend the engine's memory to the trainer until `reclaim`, where the run asks for it."""
     if not run.config.engine.sleep:
         return
     before = free_gib(run.config.trainer.device)
@@ -23,7 +23,8 @@ def lend(run: Run) -> None:
 
 
 def reclaim(run: Run) -> None:
-    """The opposite of `lend`, before a push. What the trainer's allocator keeps without using it is freed first."""
+    """Give the memory back to the engine, before a push. What the trainer's allocator keeps without using it is freed
+    first."""
     if not run.config.engine.sleep:
         return
     if run.config.trainer.device == "cuda":

@@ -27,7 +27,7 @@ from harness.models.decoder import Decoder, DecoderConfig
 from harness.tasks import Demonstrated, Item
 
 Progress = Callable[[int, int, float], None]
-"""(steps done, most steps, expected sampled accuracy), at every evaluation."""
+"""Callback with (steps done, most steps, expected sampled accuracy), at every evaluation."""
 Point = tuple[int, float, float]
 """(step, expected accuracy of sampling, accuracy of greedy decoding)."""
 Answers = tuple[Tensor, int]
@@ -75,7 +75,7 @@ class Place:
     state: Path | None = None
     """File that keeps the training when it is asked to stop, and from which it goes on."""
     should_stop: Callable[[], bool] = lambda: False
-    """Asked after every step."""
+    """Asked after every step: should training stop?"""
 
     def forget(self) -> None:
         """Remove what was kept."""
@@ -98,7 +98,7 @@ class Training:
         }  # fmt: skip
 
     def restore(self, saved: dict[str, Any]) -> None:
-        """Take on what `state` gave."""
+        """Restore what `state` returned."""
         self.model.load_state_dict(saved["model"])
         self.optimizer.load_state_dict(saved["optimizer"])
         self.step, self.stage = saved["step"], saved["stage"]
@@ -136,7 +136,8 @@ def fit(
     config: DecoderConfig, task: Demonstrated, recipe: BaseRecipe, base_seed: int, place: Place,
     progress: Progress | None,
 ) -> tuple[Decoder, int, list[Point]]:  # fmt: skip
-    """(model, steps done, curve of the task itself or empty). Raises Unfinished as `place` says."""
+    """Train up to the target: (model, steps done, curve of the task itself or empty). Raises Unfinished as `place`
+    says."""
     # Unit-variance logits at the start: with the usual 0.02 narrow models take a third more steps.
     model = Decoder(config, generator("cpu", base_seed, "base init"), init_std=config.hidden_size**-0.5)
     model = model.to(place.device)
@@ -157,7 +158,7 @@ def fit(
 def _learn(
     run: Training, task: Demonstrated, recipe: BaseRecipe, base_seed: int, place: Place, progress: Progress | None
 ) -> bool:
-    """One size up to its target; False where the steps ran out before."""
+    """Train at one size up to its target; False where the steps ran out before."""
     watched = task.sample("train", [stable_seed(base_seed, "base watch", i) for i in range(recipe.num_eval)])
     shown = _answers([item.prompt for item in watched], task.answers(watched), place.device)
     target = stop_accuracy(task, recipe)
@@ -204,7 +205,7 @@ def _accuracy(model: Decoder, shown: Answers) -> tuple[float, float]:
 
 
 def _answers(prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]], device: str) -> Answers:
-    """One length of prompts and one of answers."""
+    """Prompts and right answers of items, one length of each."""
     assert len({(len(p), len(a)) for p, a in zip(prompts, answers, strict=True)}) == 1
     ids = torch.tensor([[*p, *a] for p, a in zip(prompts, answers, strict=True)])
     return ids.to(device), len(prompts[0])
@@ -222,7 +223,7 @@ def _device(model: Decoder) -> str:
 
 @contextmanager
 def _matmul_precision(device: str) -> Iterator[None]:
-    """TF32 on a GPU while inside: a base has no reference to be bit-equal to."""
+    """Context with TF32 products on a GPU: a base need not be bit-equal to a reference."""
     before = torch.get_float32_matmul_precision()
     if device != "cpu":
         torch.set_float32_matmul_precision("high")

@@ -178,7 +178,7 @@ def _site(earlier: Composed, config: RunConfig, start: Start, folder: Path) -> S
 
 
 def _store(cache: Path, model: nn.Module | None, fixed: dict[str, Tensor]) -> None:
-    """The folder appears whole or not at all; who comes second keeps what is there."""
+    """Write a prepared folder, whole or not at all; the second of two writers keeps what is there."""
     part = cache.with_name(f".{cache.name}.{os.getpid()}.part")
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir(parents=True)
@@ -204,7 +204,8 @@ def _digest(folder: Path) -> str:
 
 
 def _is_whole(cache: Path) -> bool:
-    """Is what a part prepared there, as it was written? What is damaged is set aside by name: it can be made again."""
+    """Is a part's prepared folder there, as it was written? What is damaged is set aside by name: it can be made
+    again."""
     if not cache.is_dir():
         return False
     with suppress(OSError, UnicodeDecodeError):

@@ -52,7 +52,7 @@ class Sweep:
     later: tuple[dict[str, Any], ...] = ()
     """Further arms, which run once every seed of the others is done."""
     seeds: tuple[int, ...]
-    """Each seeds the base and the run together: base variance is as large as the effects."""
+    """Seeds of base and run together: base variance is as large as the effects."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +75,7 @@ class Planned:
 class _Arm:
     words: str
     config: RunConfig
-    """Resolved, where it can work."""
+    """Configuration of the arm, resolved where it can work."""
     reason: str | None
     """Reason why the arm cannot work."""
     notes: tuple[str, ...]

@@ -52,7 +52,7 @@ def input_formats(model: Decoder) -> dict[str, str]:
 def sample_exact(
     model: Decoder, requests: Requests, rows: Tensor, draws: torch.Generator | None, out: Transcript
 ) -> Transcript:
-    """One chunk: `rows` [R] int64 are its prompts' numbers. `draws` None: greedy."""
+    """Sample one chunk; `rows` [R] int64 are its prompts' numbers. `draws` None: greedy."""
     steps, device = requests.max_new_tokens, out.tokens.device
     chosen = [requests.prompts[i] for i in rows.tolist()]
     width = max(map(len, requests.prompts)) + steps  # of the whole call, so that every chunk has one shape

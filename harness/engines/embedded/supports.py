@@ -8,7 +8,7 @@ GROUP_SIZES = (8, 16, 32, 64, 128, 256)
 
 
 def _is_activation(fmt: Format) -> bool:
-    """Formats whose scales are made from the input alone, row by row or over the batch."""
+    """Does a format make its scales from the input alone, row by row or over the batch?"""
     if fmt.tile is None:
         return True
     return (

@@ -35,7 +35,7 @@ PER_LAYER = {"input_gain": "input_layernorm.weight", "post_gain": "post_attentio
 
 @dataclass(frozen=True, kw_only=True)
 class FusedLayer:
-    """One block, as the forward pass wants it. Every tensor is a view of `LiveWeights.stacks`."""
+    """Weights of one block as the forward pass reads them. Every tensor is a view of `LiveWeights.stacks`."""
 
     qkv: EmulatedLinear
     out: EmulatedLinear

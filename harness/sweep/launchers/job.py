@@ -28,13 +28,13 @@ Admit = Callable[[Job], bool]
 
 
 def always(job: Job) -> bool:
-    """There is no limit."""
+    """Admit every job."""
     return True
 
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """Something happened to a cell."""
+    """Event in the life of a cell."""
 
     kind: Literal["started", "progress", "finished"]
     config: RunConfig
@@ -43,4 +43,4 @@ class Event:
     step: int = 0
     """Steps done so far (progress)."""
     result: RunResult | None = None
-    """Its record (finished)."""
+    """Record of the cell (finished)."""

@@ -64,7 +64,7 @@ class Running:
         self.signs, self.sign_s = list[Stamp](), time.monotonic()
 
     def is_hung(self) -> bool:
-        """Look for signs of progress; is the last one too long ago?"""
+        """Has the cell shown no sign of progress for too long?"""
         signs = [_stamp(self.work / name) for name in SIGNS]
         if signs != self.signs:
             self.signs, self.sign_s = signs, time.monotonic()
@@ -73,7 +73,7 @@ class Running:
         return time.monotonic() - self.sign_s >= self.job.launch.stall_s
 
     def kill(self) -> None:
-        """End a cell that does not listen, once it had the chance to print where it is."""
+        """Kill a cell that does not stop, after it had the time to print where it hangs."""
         self.process.send_signal(signal.SIGUSR1)
         with suppress(subprocess.TimeoutExpired):
             self.process.wait(LAST_WORDS_S)

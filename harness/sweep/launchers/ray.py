@@ -44,7 +44,7 @@ QUIET = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # else a warning for every cell without a GPU
 }
 ALONE = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
-"""For a cluster of this machine alone: Ray then listens on the loopback address only."""
+"""Environment of a cluster of this machine alone: Ray then listens on the loopback address only."""
 OBJECT_STORE_BYTES = 256 * 2**20
 
 
@@ -117,7 +117,7 @@ class Remote:
         self.kill()
 
     def kill(self) -> None:
-        """Free the place of the cell."""
+        """Kill the cell's actor, which frees its place."""
         import ray
 
         ray.kill(self.actor, no_restart=True)
@@ -164,7 +164,8 @@ def run_cells(
 
 @contextmanager
 def _cluster(jobs: Sequence[Job], workers: int, address: str | None) -> Iterator[str | None]:
-    """A Ray that answers; yields the folder for scratch files where the cluster is ours, which goes with it."""
+    """Context with a Ray cluster that answers; yields the folder for scratch files where the cluster is ours, which
+    goes with it."""
     if importlib.util.find_spec("ray") is None:
         raise ValueError("launcher=ray: Ray is not installed; pip install 'lowbit-rl-bench[ray]'")
     for name, value in (QUIET if address is not None else QUIET | ALONE).items():

@@ -59,7 +59,7 @@ def keep(job: Job, outcome: Outcome) -> RunResult:
 
 
 def _store_base(results: Path, files: Files) -> None:
-    """The folder of a base that a cell trained appears whole or not at all."""
+    """Store the folder of a base that a cell trained, whole or not at all."""
     for name in {Path(path).parent.name for path in files}:
         folder = results / "bases" / name
         part = folder.with_name(f".{name}.{os.getpid()}.part")

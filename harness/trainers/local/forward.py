@@ -44,7 +44,7 @@ class Thrift:
     logits_mib: int = 1024
     """Float32 logits that may stand at once; where a micro-batch has more, the head works in chunks (`head_logp`)."""
     checkpoint_layers: bool = False
-    """The backward pass computes every layer again from its input."""
+    """Activation checkpoints: the backward pass computes every layer again from its input."""
     packing: bool = False
     """No padding: micro-batches count real tokens."""
     compile: bool = False
@@ -104,7 +104,7 @@ def packed_passes(seqs: Sequences, tokens: int) -> list[Tensor]:
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """Sequences end to end. What predicts nothing, a last token and padding, is not in it."""
+    """Sequences end to end, without padding and without last tokens, which predict nothing."""
 
     ids: Tensor
     """[1, N] int64."""

@@ -1,4 +1,4 @@
-"""Products of the trainer's linear layers: FP8 units where the device has some, read back from the live modules.
+"""Kernels of the trainer's linear layers: FP8 kernels where the device has them, read back from the live modules.
 
 Left out: the products themselves (`harness.numerics.linear`, `fp8_flow`) and their kernels
 (`harness.kernels.fp8_flow`).

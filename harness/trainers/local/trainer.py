@@ -102,7 +102,7 @@ class LocalTrainer:
         return products(self.model)
 
     def eagerly(self) -> AbstractContextManager[object]:
-        """Inside, the model may be looked into: no layer runs compiled."""
+        """Context in which no layer runs compiled, so that hooks on layers are called."""
         return eagerly(self.thrift.compile)
 
     def rows_per_pass(self, length: int) -> int:
@@ -178,7 +178,8 @@ class LocalTrainer:
         return stacked[0], dict(zip(sums, stacked[1:], strict=True))
 
     def step(self) -> dict[str, float]:
-        """Unscale, clip, step, zero. A step with non-finite gradients under loss scaling is skipped and counted."""
+        """Take an optimizer step: unscale, clip, step, zero the gradients. A step with non-finite gradients under loss
+        scaling is skipped and counted."""
         for group in self.optimizer.param_groups:
             group["lr"] = self.lr * group["lr_factor"] * schedule(self.config, self.num_updates, self.total_updates)
         self.scaler.unscale_(self.optimizer)

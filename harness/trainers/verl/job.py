@@ -24,7 +24,7 @@ from harness.models.decoder import DecoderConfig
 from harness.records.run_result import write_atomic
 
 JOB = "LOWBIT_VERL_JOB"
-"""The environment variable."""
+"""Environment variable with the path of job.json."""
 GRACE_S = 600.0
 """Seconds that a run that was asked to stop has to end its step and write a checkpoint."""
 
@@ -37,12 +37,12 @@ class Job:
     launch: Launch
     folder: Path
     max_new_tokens: int
-    """The limit of a response, resolved."""
+    """Largest number of response tokens, resolved."""
     num_tokens: int
-    """Tokens that the tokenizer knows; a model's vocabulary may be padded beyond."""
+    """Number of tokens that the tokenizer knows; a model's vocabulary may be padded beyond."""
     eos_id: int
     is_timed: bool = False
-    """Steps alone: no evaluation, no checkpoint, no weights at the end."""
+    """Run steps alone, for timing: no evaluation, no checkpoint, no weights at the end."""
 
     @property
     def model(self) -> Path:
@@ -66,12 +66,12 @@ class Job:
 
     @property
     def series_file(self) -> Path:
-        """A line of JSON per step."""
+        """File with a line of JSON per step."""
         return self.folder / "series.jsonl"
 
     @property
     def evals_file(self) -> Path:
-        """A line of JSON per evaluation."""
+        """File with a line of JSON per evaluation."""
         return self.folder / "evals.jsonl"
 
     @property
@@ -96,12 +96,12 @@ class Job:
 
     @property
     def stop_file(self) -> Path:
-        """Stands while the run is asked to stop after its step."""
+        """File that exists while the run is asked to stop after its step."""
         return self.folder / "stop"
 
     @property
     def checkpoints(self) -> Path:
-        """verl's own checkpoints."""
+        """Folder of verl's own checkpoints."""
         return self.folder / "checkpoints"
 
     @property
@@ -111,7 +111,7 @@ class Job:
 
     @property
     def algo(self) -> AlgoConfig:
-        """With what the method fixes."""
+        """Algorithm with what the method fixes."""
         return fixed_algo(composed_of(self).method, self.config.algo)
 
 

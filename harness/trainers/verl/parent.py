@@ -46,7 +46,7 @@ DRIVER = "harness.trainers.verl.driver"
 
 
 class GrowingLines:
-    """Owns the place up to which a file of JSON lines was read: nothing is read twice while the file grows."""
+    """Reader of a growing file of JSON lines, which reads nothing twice."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -86,12 +86,12 @@ class Watched:
 
     @property
     def series(self) -> list[dict[str, Any]]:
-        """A row per step."""
+        """Series of the run, a row per step."""
         return self.rows.read()
 
     @property
     def evals(self) -> list[EvalRecord]:
-        """In the run's own rollout precision by verl, in the reference precision by us, in order."""
+        """Evaluations in order: in the rollout precision by verl, in the reference precision by us."""
         own = [EvalRecord.model_validate(line["record"]) for line in read_lines(self.job.evals_file)]
         return sorted([*own, *self.references], key=lambda record: (record.step, record.site))
 
@@ -169,7 +169,8 @@ class Watched:
         self._compare()
 
     def _wait_for_the_last(self) -> None:
-        """A driver whose cell was killed may still be writing its checkpoint; it holds the folder's lock."""
+        """Wait for a driver whose cell was killed: it may still be writing its checkpoint, and holds the folder's
+        lock."""
         handle = os.open(self.job.folder, os.O_RDONLY)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX)
@@ -177,7 +178,7 @@ class Watched:
             os.close(handle)
 
     def _compare(self) -> None:
-        """Start and end of the run in the reference precision, once the device is free."""
+        """Evaluate the start and the end of the run in the reference precision, once the device is free."""
         if self.job.is_timed:
             return
         started, composed = time.monotonic(), composed_of(self.job)
@@ -197,7 +198,8 @@ class Watched:
 
 
 def watch(config: RunConfig, launch: Launch, composed: Composed, work: Path) -> tuple[Watched, dict[str, str | None]]:
-    """A run at rest, its files written, and the hashes of what it starts from. Raises ValueError on bad input."""
+    """Set up a run that has not started: its files are written. Returns it and the hashes of what it starts from.
+    Raises ValueError on bad input."""
     checks.check_launch(config, launch)
     checks.check_installed()
     start = start_of(config, launch)
