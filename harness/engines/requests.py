@@ -13,10 +13,10 @@ from harness.models.decoder import DecoderConfig
 
 @dataclass(frozen=True, kw_only=True)
 class Requests:
-    """Distinct prompts and which of them every row continues."""
+    """Distinct prompts, and for every row the one that it continues."""
 
     prompts: tuple[tuple[int, ...], ...]
-    """Each once, in order of first appearance."""
+    """Every distinct prompt once, in order of first appearance."""
     rows: Tensor
     """[B] int64: the number of its prompt, in request order, samples of one prompt adjacent."""
     max_new_tokens: int

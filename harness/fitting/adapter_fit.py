@@ -55,7 +55,7 @@ class Texts:
     """[N, L] bool: positions whose next token is text to predict; never the last column."""
 
     def to(self, device: torch.device) -> Texts:
-        """The same there."""
+        """The texts on another device."""
         return Texts(ids=self.ids.to(device), aligned=self.aligned.to(device), labelled=self.labelled.to(device))
 
     def take(self, rows: Tensor) -> Texts:

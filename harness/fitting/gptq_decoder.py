@@ -35,7 +35,7 @@ ROWS = 64
 
 @dataclass(frozen=True, kw_only=True)
 class Rounded:
-    """One weight on its grid."""
+    """Rounded weight with its grid."""
 
     values: Tensor
     """float32 [N, K]: what the codes stand for."""

@@ -7,7 +7,7 @@
     "square"      a variant of the flow by DeepGEMM: X^T of WGrad in square tiles, which it multiplies faster
 
 Weights are quantized from the bf16 that an engine receives, into the codes and scales that its own loader makes
-(`kernels.py`). All scales are float32: vLLM's option that rounds them to powers of two is left out, and so is
+(`quantize.py`). All scales are float32: vLLM's option that rounds them to powers of two is left out, and so is
 Blackwell, whose kernels know no other. DeepGEMM compiles a kernel per shape of a layer at its first use, seconds each.
 """
 

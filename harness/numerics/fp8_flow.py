@@ -108,7 +108,7 @@ class FP8Linear(nn.Linear):
         return self.run(self, input)
 
     def compute(self, input: Tensor) -> Tensor:
-        """`forward` itself."""
+        """Compute `forward`, without the seam for a compiler."""
         bias = cast(Tensor | None, self.bias)
         if self.kernels is not None:
             return fp8_gemm.linear(input, self.weight, bias, self.flow(self.kernels))
@@ -154,7 +154,8 @@ def use_kernels(model: nn.Module, kernels: Kernels | None) -> dict[str, str]:
 
 @contextmanager
 def held_weights(model: nn.Module) -> Generator[None]:
-    """Inside, each weight is quantized once for all forward passes: around the micro-batches of one optimizer step.
+    """Context in which each weight is quantized once for all forward passes: around the micro-batches of one optimizer
+    step.
 
     No weight of `model` may change inside. Two bytes per weight stay allocated; emulated layers are not affected.
     """

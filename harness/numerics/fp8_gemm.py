@@ -32,7 +32,7 @@ TILE = 128
 
 @dataclass(frozen=True, kw_only=True)
 class Operand:
-    """One side of a product."""
+    """Operand of an FP8 product."""
 
     codes: Tensor
     """float8_e4m3fn [R, C], contiguous; C is contracted over."""
@@ -98,7 +98,7 @@ def fits(shape: tuple[int, ...] | torch.Size, weights: Format, acts: Format) -> 
 
 
 def padded(tokens: int) -> int:
-    """T filled up to whole tiles."""
+    """T rounded up to whole tiles."""
     return -(-tokens // TILE) * TILE
 
 

@@ -33,7 +33,7 @@ MARGIN = 1.05
 """NeMo-RL's head room over the calibrated maximum."""
 PERCENTILE = 0.999
 SMALLEST_SCALE = 1e-6
-"""Engines reject a scale of 0."""
+"""Smallest scale; engines reject 0."""
 CORE = re.compile(r"(?:^|\.)layers\.(\d+)\.self_attn\.core$")
 """The modules called with (q, k, v, mask) after the norms and the rotation."""
 

@@ -35,13 +35,13 @@ class Comparison:
     group: str
     """Heading of the list it stands in."""
     arms: tuple[str, ...]
-    """Labels."""
+    """Labels of the arms."""
     methods: tuple[str, ...]
-    """The pair, or the one; empty: all."""
+    """Methods that are compared, two or one; empty: all."""
     precision: str
-    """Empty: several."""
+    """Rollout precision; empty: several."""
     context: str
-    """Empty: all, or the sweep has one."""
+    """Context; empty: all, or the sweep has one."""
 
 
 def sweeps_in(results: Path) -> list[str]:
@@ -140,7 +140,7 @@ def _comparison(
 
 
 def pair_words(methods: Sequence[str]) -> str:
-    """Two methods as titles have them."""
+    """Title of a pair of methods."""
     return " against ".join(methods)
 
 

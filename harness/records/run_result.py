@@ -55,10 +55,10 @@ class EvalRecord(_Record):
     """"reference": the trainer's precision, comparable across runs. "rollout": the run's own sampler."""
     accuracy: Measured
     correct: list[Annotated[int, Field(ge=0, le=1)]] = []
-    """Per question, in the order that `question_hash` stands for."""
+    """1 or 0 per question, in the order that `question_hash` stands for."""
     question_hash: str
     length_mean: Measured = None
-    """Tokens, end token included."""
+    """Mean length of the answers in tokens, end token included."""
     truncated_frac: Measured = None
     unparsable_frac: Measured = None
 
@@ -103,10 +103,11 @@ class RunResult(_Record):
     time_s: dict[str, Measured] = {}
     """Seconds per stage of `clock.STAGES`, and total."""
     tokens_per_s: dict[str, Measured] = {}
-    """rollout, end_to_end."""
+    """Tokens per second: rollout, end_to_end."""
     peak_memory_gib: Measured = None
     memory_gib: dict[str, Measured] = {}
-    """GPU: peaks allocated and reserved by torch's count, a sleeping engine's too; engine: at its start; given_back."""
+    """GiB of a GPU: peaks allocated and reserved by torch's count, a sleeping engine's too; engine: at its start;
+    given_back."""
     num_steps: int = 0
     evals: list[EvalRecord] = []
     summary: dict[str, Measured] = {}

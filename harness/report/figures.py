@@ -24,7 +24,7 @@ from harness.report.plots.style import INK, STYLE, Looks, draw_band, legend, loo
 MAX_LINES = 16
 """Arms of one precision that a panel of curves can hold."""
 MAX_CONTEXTS = 3
-"""With more of them than this, each gets its overview and the accuracy of its plain arms alone."""
+"""Most contexts with all figures; beyond it each has its overview and the accuracy of its plain arms alone."""
 SMOOTHING = 5
 """Steps of the running mean of reward curves."""
 SCORES = (
@@ -78,7 +78,7 @@ def draw_all(
 
 
 def _save(figure: Figure, stem: Path, formats: Sequence[str]) -> list[Path]:
-    """One file per format; without a date, so that equal results give equal files."""
+    """Save one file per format, without a date, so that equal results give equal files."""
     paths = [stem.with_name(f"{stem.name}.{kind}") for kind in formats]
     for path in paths:
         dates = {"png": {}, "pdf": {"CreationDate": None}, "svg": {"Date": None}}

@@ -42,7 +42,7 @@ class Scores:
     base_accuracy: float
 
     def mean_auc(self) -> float:
-        """0 where there is none."""
+        """Mean AUC of the runs; 0 where there is none."""
         return sum(self.auc.values()) / max(len(self.auc), 1)
 
 
@@ -189,7 +189,7 @@ def _score_columns(scores: Scores, draws: dict[tuple[int, ...], stats.Draws]) ->
 
 
 def _measurements(arm: Arm) -> dict[str, float]:
-    """The worst mismatch of any seed; medians of what tails would rule; means of the rest."""
+    """Measurements of an arm: the worst mismatch of any seed, medians of heavy-tailed quantities, means of the rest."""
     runs = [run for run in arm.runs if run.status in SCORED]
 
     def over(reduce: Any, values: list[float | None]) -> float:

@@ -62,7 +62,8 @@ def _collapses(rows: pd.DataFrame) -> list[str]:
 
 
 def _reversals(rows: pd.DataFrame) -> list[str]:
-    """Arms of one precision that the two accuracies rank in opposite orders; per precision the clearest pair."""
+    """Sentences on arms of one precision that the two accuracies rank in opposite orders; per precision the clearest
+    pair."""
     lines: list[str] = []
     for precision, group in rows.groupby("precision", sort=False):
         clearest, line = 0.0, ""

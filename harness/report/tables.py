@@ -223,7 +223,7 @@ def _verdict(row: Row) -> str:
 
 
 def _seeds(row: Row) -> str:
-    """Scored runs of all runs."""
+    """Number of scored runs of all runs, as text."""
     total = sum(row[status] for status in ("ok", "diverged", "failed", "cancelled", "skipped"))
     return f"{row['seeds']}" if row["ok"] == total else f"{row['seeds']}/{total}"
 

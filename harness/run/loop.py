@@ -1,4 +1,4 @@
-"""The GRPO/DAPO step, start to end, in one file.
+"""The GRPO/DAPO step from start to end, in one file.
 
     push weights -> generate -> reward -> advantage -> score -> correct -> update (mini-batches) -> refit -> metrics
     (an engine that shares the trainer's GPU may sleep from after `generate` to the next push: `gpu_sharing`)

@@ -26,7 +26,7 @@ from harness.numerics.rounding import decode
 from harness.numerics.scales import stored_multiplier
 
 WEIGHT_TOLERANCE = 1.125 * 2.0**-8
-"""Relative: two roundings to bf16. One step of the widest code, 1 / 127, is more than its double."""
+"""Relative tolerance: two roundings to bf16. One step of the widest code, 1 / 127, is more than its double."""
 ACTS_TRIED = ("e4m3_token", "int8_token", "e4m3_1x128", "e4m3_1x128_ue8m0", "e4m3_tensor", "nvfp4_act", "mxfp8")
 """Formats that an input may turn out to have, besides its own dtype."""
 PROBE_ROWS = 8
@@ -36,7 +36,8 @@ ALL_COLUMNS = 1024
 """Layers up to this many inputs are asked for every column, wider ones for SOME_COLUMNS of them."""
 SOME_COLUMNS = 64
 RUN = 4
-"""Neighbours among those: alone in its group of any size, an input is the group's maximum, which no rounding moves."""
+"""Neighbouring columns among those: alone in its group of any size, an input is the group's maximum, which no rounding
+moves."""
 
 Readings = dict[str, Tensor]
 """Format -> [PROBE_ROWS, C] float32: an input at the columns that are asked for, as that format reads it."""
@@ -60,7 +61,7 @@ class Sent:
 
 
 def columns_of(width: int, device: torch.device) -> Tensor:
-    """[C] int64, ascending: which columns of a layer with `width` inputs are asked for; where not all, runs of RUN that
+    """Columns [C] int64, ascending, that a layer with `width` inputs is asked for; where not all, runs of RUN that
     begin at multiples of it, evenly spread."""
     if width <= ALL_COLUMNS:
         return torch.arange(width, device=device)

@@ -20,7 +20,7 @@ from harness.report.plots.style import style_name
 CONTEXTS = (("#202020", "o", "full"), ("#0072B2", "s", "none"), ("#D55E00", "D", "full"), ("#009E73", "^", "none"))
 """(colour, marker, fill) of the contexts in order."""
 FADED = 0.4
-"""Opacity of what the verdict does not call."""
+"""Opacity of differences without a verdict."""
 Rows = list[tuple[str, str]]
 """(precision, name)."""
 

@@ -105,7 +105,8 @@ def improvements(arms: Sequence[Arm], control: str) -> pd.DataFrame:
 
 
 def save_png(draw: Callable[[], Figure | None], path: Path) -> list[Path]:
-    """Draw in the house style and write whole; nothing where there is nothing to draw. Equal data give equal files."""
+    """Draw in the house style and write one PNG; nothing where there is nothing to draw. Equal data give equal
+    files."""
     with mpl.rc_context(fname=STYLE):
         figure = draw()
         if figure is None:

@@ -1,4 +1,4 @@
-"""The process that holds Ray: `python -m harness.trainers.verl.driver JOB.json`, started by `watch.py`.
+"""The process that holds Ray: `python -m harness.trainers.verl.driver JOB.json`, started by `parent.py`.
 
 verl's own entry point does the same from a command line; here its configuration is composed with our settings, and its
 task runner gets our trainer. What became of the run is written to outcome.json. Exit code 0 for a run that ended or was
