@@ -291,6 +291,8 @@ class Part:
     """Surrogates it makes sense with; empty: any."""
     needs_updates: ClassVar[int] = 1
     """Updates per rollout batch below which the part changes nothing; fewer are warned of."""
+    idle_by: ClassVar[Mapping[str, str]] = {}
+    """Hook -> the setting of a knob that makes it `idle`, such as "protocol=inference"."""
 
     def needs(self, step: Step) -> frozenset[str]:
         """Extras that the trainer must compute for this step: "ref_logp" and "rollout_kl" (`TokenBatch.extras`),
@@ -300,6 +302,10 @@ class Part:
     def plan(self, rollout: Plan) -> Plan:
         """Formats that the part asks for; `rollout` is the plan of the precision axis."""
         return Plan()
+
+    def idle(self, plan: Plan) -> frozenset[str]:
+        """Names of its hooks that change nothing under this plan and these knobs: a backend may lack them."""
+        return frozenset()
 
     def prepare(self, site: Site, plan: Plan) -> tuple[nn.Module | None, dict[str, Tensor]]:
         """Prepare once, before the run, cached by content: (the changed module or None, fixed tensors). May train."""

@@ -1,16 +1,20 @@
 """Tasks: prompts as token ids, reference answers, and the raw 0/1 metric of a response.
 
-    chain.py           running sums mod 10, with an imperfect demonstrator
-    sort.py            n digits sorted
-    count.py           random prompts for timing, nothing to learn
-    digits.py          questions of random digits, for those three
-    math_data.py       mathematical question sets in their publishers' columns
-    math_reward.py     scores of mathematical answers
-    math_worker.py     the process that grades them with math-verify
-    reasoning_gym.py   tasks of the reasoning-gym library
-    text_tokens.py     text as token ids, by a model's tokenizer
-    data_files.py      rows of parquet and JSON-lines files
-    prompt_order.py    the order of a run's training prompts
+    chain.py               running sums mod 10, with an imperfect demonstrator
+    sort.py                n digits sorted
+    count.py               random prompts for timing, nothing to learn
+    digits.py              questions of random digits, for those three
+    wordmath.py            word problems with written-out solutions
+    wordmath_problems.py   random problems, and their solutions
+    wordmath_language.py   their vocabulary and wordings
+    wordmath_check.py      checks of a response, and its first mistake
+    math_data.py           mathematical question sets in their publishers' columns
+    math_reward.py         scores of mathematical answers
+    math_worker.py         the process that grades them with math-verify
+    reasoning_gym.py       tasks of the reasoning-gym library
+    text_tokens.py         text as token ids, by a model's tokenizer
+    data_files.py          rows of parquet and JSON-lines files
+    prompt_order.py        the order of a run's training prompts
 
 A task is a value: what it samples is a function of (split, index) alone, so the loop owns all randomness by choosing
 indices. Left out: reward shaping (overlong penalty and filtering), which belongs to the algorithm.
@@ -19,10 +23,11 @@ indices. Left out: reward shaping (overlong penalty and filtering), which belong
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from harness.foundation.did_you_mean import nearest
 
@@ -50,6 +55,8 @@ class Score:
     """1.0 right, 0.0 wrong; in between where a task grades."""
     is_parsable: bool
     """False where no answer could be read. Such a response earns 0 but is counted apart from a wrong one."""
+    failure: str | None = None
+    """First mistake on the way to the answer, where a task can say; an answer may be right all the same."""
 
 
 class Task(Protocol):
@@ -87,20 +94,43 @@ class Task(Protocol):
 
 
 class Demonstrated(Task, Protocol):
-    """A task with one right answer, which it can show: the embedded ones."""
+    """A task that can show right answers, and whose `n` is the size of its problems: the embedded ones."""
 
+    @property
+    def n(self) -> int: ...
     @property
     def ceiling(self) -> float:
         """Accuracy of the demonstrations."""
         ...
 
     def answers(self, items: Sequence[Item]) -> list[tuple[int, ...]]:
-        """The right response of each item, EOS included."""
+        """A right response of each item, EOS included; the only one, unless the task is `Worded`."""
         ...
 
     def demonstrations(self, indices: Sequence[int], seed: int) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
         """(prompt, response with EOS) of train items, for supervised fine-tuning."""
         ...
+
+
+@runtime_checkable
+class Worded(Demonstrated, Protocol):
+    """A task whose right answers differ in wording and length, in words of its own."""
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The vocabulary, by id."""
+        ...
+
+    @property
+    def firm_ids(self) -> tuple[int, ...]:
+        """Tokens that the words before them leave no choice about in a right answer."""
+        ...
+
+
+def failure_shares(scores: Sequence[Score]) -> dict[str, float]:
+    """Share of the responses by what goes wrong first; empty where the task does not say."""
+    counts = Counter(score.failure for score in scores if score.failure is not None)
+    return {name: counts[name] / len(scores) for name in sorted(counts)}
 
 
 def _sort() -> type:
@@ -115,13 +145,19 @@ def _chain() -> type:
     return Chain
 
 
+def _wordmath() -> type:
+    from harness.tasks.wordmath import Wordmath
+
+    return Wordmath
+
+
 def _count() -> type:
     from harness.tasks.count import Count
 
     return Count
 
 
-EMBEDDED: Mapping[str, Callable[[], type]] = {"sort": _sort, "chain": _chain}
+EMBEDDED: Mapping[str, Callable[[], type]] = {"sort": _sort, "chain": _chain, "wordmath": _wordmath}
 """Tasks that need no data and no text tokenizer."""
 TIMED: Mapping[str, Callable[[], type]] = {"count": _count}
 """The same, with nothing to learn: loads for timing."""

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness.cli.main.arguments import claiming
 
+from harness.cli.arguments import claiming
 from harness.cli.commands.claiming import claims
 from harness.published.claims.kinds import Contrast, Ratio
 from harness.published.claims.page import PAGE, describe, judge_all, markdown
