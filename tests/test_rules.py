@@ -17,7 +17,7 @@ CITED = re.compile(rf"\b(\w+)\.md,? (?:sections? )?{NUMBERS}|\b({'|'.join(p.stem
 HEADING = re.compile(r"^(?:#+ |- \*\*|\*\*)(\d+(?:\.\d+)*)\b", re.M)
 LINK = re.compile(r"\]\(([^)#:]+)\)")
 MARKDOWN_LINK = re.compile(r"\[[^\]]*\]\([^)]*\)")
-FOLDERS = ("harness", "methods", "tests", "examples", "notebooks", "sweeps", "docs")
+FOLDERS = ("harness", "methods", "tests", "examples", "notebooks", "sweeps", "docs/rules")
 
 
 def citations(text: str) -> Iterator[tuple[str, list[str]]]:
