@@ -3,7 +3,7 @@
 # PYTHON (the interpreter to build .venv on).
 
 .DEFAULT_GOAL := help
-.PHONY: help setup sweep search smoke base figures notebooks report site claims browse break-even faults bench test test-gpu \
+.PHONY: help setup sweep search smoke base figures notebooks report site claims browse break-even faults map bench test test-gpu \
 	test-verl throughput parity golden oracles check lint types spelling rules format clean
 
 PY := .venv/bin/python
@@ -72,6 +72,9 @@ throughput: setup ## tokens/s of vLLM by size, precision, batch and length (NAME
 
 parity: setup ## the emulation against vLLM's kernels on one checkpoint, format by format
 	@$(LOWBIT) parity --write $(ARGS)
+
+map: setup ## docs/architecture: picture and table of the rooms, from the tree
+	@$(PY) -m harness.devtools.room_map
 
 bench: setup ## speed ratios against transformers and TRL in one run
 	@$(PY) -m harness.devtools.bench $(ARGS)

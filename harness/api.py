@@ -1,4 +1,4 @@
-"""What a method may say and do: the whole contract between methods and the harness.
+"""The contract between methods and the harness: parts, plans, batches, corrections, engines.
 
 Axes: B sequences, T response tokens, V vocabulary. Log-probabilities are float32 nats of the distribution
 that was actually sampled. A hook maps a value to a value of its own type, so a method is its parts composed
@@ -22,14 +22,14 @@ from harness.numerics.formats import Adapters, Format
 WeightStream = Iterator[tuple[str, Tensor]]
 """(checkpoint name, whole tensor) pairs, read once."""
 Fixed = Mapping[str, Tensor]
-"""What a part prepared once: profiles, scales, latents, adapters."""
+"""Tensors that a part prepared once: profiles, scales, latents, adapters."""
 Memory = dict[str, float]
-"""The little state a part keeps between steps; logged and checkpointed."""
+"""State that a part keeps between steps, floats by name; logged and checkpointed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """Where in the run a hook is called. Schedules are functions of it."""
+    """The step of the run at which a hook is called. Schedules are functions of it."""
 
     index: int
     """Policy steps already taken: 0 before the first update."""
@@ -41,17 +41,17 @@ class Step:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """Which format lives where. None: no opinion. Two different opinions are an error."""
+    """Formats by place: weights, inputs, cache, both sites. None: no opinion. Two different opinions are an error."""
 
     train_weights: Format | None = None
-    """What the optimizer (or the frozen base) holds."""
+    """Format of the weights that the optimizer (or the frozen base) holds."""
     train_compute: Format | None = None
     """Forward and backward matmuls of the trainer."""
     rollout_weights: Format | None = None
     rollout_acts: Format | None = None
     rollout_kv: Format | None = None
     lm_head: Format | None = None
-    """Both sites."""
+    """Format of the output head, at both sites."""
     adapters: Adapters | None = None
     residual: float | None = None
     """Share of the input channels whose rounding error the rollout's linears read in a second pass (QUADS)."""
@@ -73,7 +73,7 @@ class TensorRecord:
     hash: str
     """CRC-32 of the codes and scales, hexadecimal."""
     kernel: str = ""
-    """What multiplies by it, where the engine chooses among kernels."""
+    """Kernel that multiplies by it, where the engine chooses among kernels."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,14 +124,14 @@ class Sequences:
     ids: Tensor
     """[B, L] int64: prompt, response, right padding."""
     prompt_lens: int | Tensor
-    """One length for all rows, or [B] int64."""
+    """Tokens of the prompts: one number for all rows, or [B] int64."""
     token_ids: Tensor
     """[B, T] int64: the responses alone."""
     sampled: Tensor
     """[B, T] bool: True where a token was sampled."""
 
     def take(self, rows: Tensor) -> Sequences:
-        """The same of some rows, [b] int64."""
+        """Some rows of the sequences; `rows` [b] int64."""
         lens = self.prompt_lens if isinstance(self.prompt_lens, int) else self.prompt_lens[rows]
         return Sequences(
             ids=self.ids[rows], prompt_lens=lens, token_ids=self.token_ids[rows], sampled=self.sampled[rows]
@@ -140,7 +140,7 @@ class Sequences:
 
 @dataclass(frozen=True, kw_only=True)
 class Correction:
-    """How a batch enters the objective. Constants, every field [B, T]."""
+    """Weights, kept tokens and clips with which a batch enters the objective. Constants, every field [B, T]."""
 
     weight: Tensor
     """float32, multiplies the token loss; starts as 1."""
@@ -154,7 +154,7 @@ class Correction:
 
 @dataclass(frozen=True, kw_only=True)
 class Rollout:
-    """What an engine sampled, in request order, samples of one prompt adjacent."""
+    """Responses that an engine sampled, in request order, samples of one prompt adjacent."""
 
     token_ids: Tensor
     """[B, T] int64, right padded with the pad id."""
@@ -198,7 +198,7 @@ KVProtocol = Literal["trainer", "inference"]
 
 
 class RolloutEngine(Protocol):
-    """What generates. Every method travels across engines by this alone."""
+    """A rollout engine. Methods know engines by this protocol alone."""
 
     supports: ClassVar[frozenset[str]]
     """Capabilities such as "rollout_weights:int8_channel"."""
@@ -228,11 +228,11 @@ class RolloutEngine(Protocol):
         ...
 
     def realized_plan(self) -> Passport:
-        """What the live weights, inputs and cache are, read back."""
+        """Formats of the live weights, inputs and cache, read back."""
         ...
 
     def sync_metrics(self) -> dict[str, float]:
-        """Of the last `load_weights`: "code_flip_rate" since the load before, "saturated_frac"."""
+        """Numbers of the last `load_weights`: "code_flip_rate" since the load before, "saturated_frac"."""
         ...
 
     def sleep(self) -> None:
@@ -250,12 +250,12 @@ class RolloutEngine(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Site:
-    """What `Part.prepare` may use: the checkpoint, training data, the base seed; nothing of the run's state."""
+    """Inputs of `Part.prepare`: the checkpoint, training data, the base seed; nothing of the run's state."""
 
     checkpoint: Path
-    """As earlier parts left it."""
+    """Checkpoint folder as the earlier parts left it."""
     original: Path
-    """The base."""
+    """Checkpoint folder of the base."""
     calibration: tuple[tuple[int, ...], ...]
     """Prompts of the task's training split."""
     demonstrations: Callable[[int], Sequence[tuple[tuple[int, ...], tuple[int, ...]]]]
@@ -268,7 +268,7 @@ class Site:
     wrap: Callable[[nn.Module], nn.Module]
     """A module as the earlier parts wrap it."""
     fixed: Fixed
-    """What earlier parts prepared."""
+    """Tensors that earlier parts prepared."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -295,11 +295,12 @@ class Part:
     """Hook -> the setting of a knob that makes it `idle`, such as "protocol=inference"."""
 
     def needs(self, step: Step) -> frozenset[str]:
-        """What the trainer must compute for this step: "ref_logp" and "rollout_kl" (`TokenBatch.extras`), "shadow"."""
+        """Extras that the trainer must compute for this step: "ref_logp" and "rollout_kl" (`TokenBatch.extras`),
+        "shadow"."""
         return frozenset()
 
     def plan(self, rollout: Plan) -> Plan:
-        """Data; `rollout` is what the precision axis says."""
+        """Formats that the part asks for; `rollout` is the plan of the precision axis."""
         return Plan()
 
     def idle(self, plan: Plan) -> frozenset[str]:
@@ -307,11 +308,11 @@ class Part:
         return frozenset()
 
     def prepare(self, site: Site, plan: Plan) -> tuple[nn.Module | None, dict[str, Tensor]]:
-        """Once, offline, cached by content hash: (the changed module or None, fixed tensors). May train."""
+        """Prepare once, before the run, cached by content: (the changed module or None, fixed tensors). May train."""
         return None, {}
 
     def wrap(self, model: nn.Module, plan: Plan, fixed: Fixed) -> nn.Module:
-        """Per process, before the optimizer is built. Parameters keep their checkpoint names."""
+        """Change the trainer's module, before the optimizer is built. Parameters keep their checkpoint names."""
         return model
 
     def lr_factor(self, name: str) -> float:
@@ -319,24 +320,25 @@ class Part:
         return 1.0
 
     def sync(self, weights: WeightStream, step: Step, plan: Plan, fixed: Fixed, memory: Memory) -> WeightStream:
-        """Per push. The engine uses a `*.weight_scale` (and `*.weight_zero_point`) in the stream as it is."""
+        """Change the weight stream of a push. The engine uses a `*.weight_scale` (and `*.weight_zero_point`) in the
+        stream as it is."""
         return weights
 
     def after_sync(self, engine: RolloutEngine, prompts: Sequence[Sequence[int]]) -> None:
-        """Per push, after the weights are loaded."""
+        """Act on the engine after the weights of a push are loaded."""
 
     def refit(
         self, model: nn.Module, seqs: Sequences, batch: TokenBatch, step: Step, plan: Plan, fixed: Fixed, memory: Memory
     ) -> Fixed | None:
-        """After a batch's updates, before the sync: fixed tensors that replace those of their names, or None."""
+        """Fixed tensors that replace those of their names after a batch's updates, before the push; or None."""
         return None
 
     def correct(self, c: Correction, b: TokenBatch, memory: Memory) -> Correction:
-        """Once per rollout batch, before any update. Sees the whole batch."""
+        """Correct a whole rollout batch, once, before any update."""
         return c
 
     def correct_update(self, c: Correction, logp: Tensor, b: TokenBatch, memory: Memory) -> Correction:
-        """Per mini-batch; `logp` [B, T] is the detached current log-prob."""
+        """Correct the rows of one update; `logp` [B, T] is the detached current log-prob."""
         return c
 
     def token_loss(self, logp: Tensor, c: Correction, b: TokenBatch) -> Tensor | None:
@@ -364,12 +366,12 @@ class Method:
     denom: str | None = None
     """A fixed denominator after rejection, where the method demands one."""
     summary: str = ""
-    """What it does, one line for `lowbit methods`."""
+    """Its mechanism, one line for `lowbit methods`."""
     claim: str = ""
-    """What its authors say it achieves, one line; controls have none."""
+    """The authors' claim, one line; controls have none."""
     is_control: bool = False
     reconstructed: str = ""
-    """What of the rule is ours because no source gives it; shown wherever the method is."""
+    """The parts of the rule that are ours because no source gives them; shown wherever the method is."""
 
 
 def knobs(part: Part) -> dict[str, Any]:

@@ -1,4 +1,38 @@
-"""Every method by name: the explicit dict, joined by what other packages offer as entry points `lowbit.methods`."""
+"""Every method by name: the explicit dict, joined by what other packages offer as entry points `lowbit.methods`.
+
+bf16.py                  control: high-precision rollouts
+bf16_tis.py              control: truncated importance sampling without quantization
+bf16_train.py            BF16 training, as a part
+naive.py                 control: a quantized sampler without correction
+zero_mismatch.py         control: the trainer's own graph samples
+flashrl.py               FlashRL: truncated importance sampling (TIS), profiled scales
+mis.py                   masked importance sampling, rejection by divergence
+icepop.py                IcePop: weight 0 where the two policies disagree too much
+ais_r.py                 AIS-R: truncated importance sampling, mixed in by an adaptive coefficient
+acrl.py                  ACRL: importance weights raised to an adaptive power
+m2po.py                  M2PO: tokens masked until the second moment is small
+trm.py                   TRM: responses masked by their largest token divergence
+opsm.py                  OPSM: off-policy responses with negative advantage masked
+calibrated_clipping.py   a clip band that cuts in FP8 as the usual one in high precision
+dppo.py                  DPPO: a trust region on divergence in place of the ratio
+tbpo.py                  TBPO: the response as one action with a trust band
+vespo.py                 VESPO: a soft weight of the response's importance ratio
+verl_presets.py          verl's rollout-correction presets
+qurl.py                  QuRL: adaptive clip range (ACR), update-aware quantization (UAQ)
+qerl.py                  QeRL: LoRA over a shared NVFP4 base, adaptive noise (AQN)
+qlora.py                 LoRA over a frozen base, and its two controls
+jet_rl.py                Jet-RL: one FP8 flow for rollout and training
+fp8_rl.py                FP8-RL: block FP8 and an FP8 KV cache, recalibrated
+fp16.py                  FP16 in place of BF16
+fp32_head.py             the output head in float32
+qat_kd.py                Reasoning-QAT: GPTQ start, distillation, then RL on fake quantization
+qat_aligned.py           4-bit QAT on the rollout's own codes; QUADS
+qarl.py                  QaRL: the trainer's forward pass is the rollout's, with TBPO's objective
+gptq_start.py            fake-quantized training that starts on GPTQ's grid
+rilq.py                  RILQ: adapters that compensate a frozen low-bit sampler
+rilq_refresh.py          RILQ, fitted again every K steps
+rilq_init.py             LoRA over a shared low-bit base, started from compensating adapters
+"""
 
 from __future__ import annotations
 

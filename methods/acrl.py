@@ -49,7 +49,7 @@ class ACRL(Part):
     gamma: float = 0.65
     """Gain of the controller; 0 is no correction."""
     over: Literal["response", "batch"] = "response"
-    """Where Y is averaged."""
+    """Tokens over which Y is averaged."""
     num_batches: int = 4
     """Batches that X is the mean of; until then their mean so far. The paper takes the first alone."""
     bound: float = 5.0

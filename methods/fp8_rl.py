@@ -57,7 +57,8 @@ class RecalibratedKV(Part):
     micro_rows: int = 32
     """Rows of one micro-batch; the percentile is taken over the maxima of micro-batches. Fewer rows cost more time."""
     percentile: float = PERCENTILE
-    """Of the sorted maxima; at 0.999 the largest one for up to 500 micro-batches. Nothing where one holds all rows."""
+    """Percentile of the sorted maxima; at 0.999 the largest one for up to 500 micro-batches. Nothing where one holds
+    all rows."""
     margin: float = MARGIN
     """Head room over that magnitude."""
 

@@ -26,7 +26,7 @@ class OPSM(Part):
     """Off-policy sequence masking, per update."""
 
     anchor: Anchor = "rollout"
-    """What the current policy is compared with: the sampler, or the trainer before any update on this batch."""
+    """Policy that the current one is compared with: the sampler, or the trainer before any update on this batch."""
     delta: float = 0.5
     """Largest mean log-ratio of a kept response with A < 0, nats per token."""
 

@@ -35,7 +35,7 @@ class KD(Part):
     alpha: float = 0.1
     """The teacher's share under kl=skew."""
     temperature: float = 1.0
-    """Of both distributions; gradients keep their size."""
+    """Temperature of both distributions; gradients keep their size."""
     tokens: Tokens = "response"
     """all: prompts count too."""
     weighting: Weighting = "uniform"

@@ -35,7 +35,7 @@ BEYOND_SIGMA = 0.3173
 
 
 def held_dtype(plan: Plan, name: str) -> torch.dtype:
-    """How the engine holds gain `name`: as an exception says, else fp32 or fp16 with such weights, else bf16."""
+    """Engine's dtype of gain `name`: as an exception says, else fp32 or fp16 with such weights, else bf16."""
     fmt, base = weight_format(plan, name), plan.rollout_weights
     if fmt is None and base is not None and base.element in ("fp32", "fp16"):
         fmt = base
@@ -52,7 +52,7 @@ class AQN(Part):
     """The authors' choice; the formulas of the others are reconstructed."""
     num_stages: int = 10
     sigma_start: float = 1e-2
-    """Of stage 1; stage 0 is without noise. 0 turns the noise off."""
+    """Standard deviation of stage 1; stage 0 is without noise. 0 turns the noise off."""
     sigma_end: float = 5e-4
     gain_scale: float = 1.0
     """Multiplies sigma: UAQ's s beside UAQ, which multiplies the gains by it (ours)."""

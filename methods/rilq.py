@@ -34,12 +34,12 @@ RECIPE = ("align", "a", "g", "lr", "batch_size", "updates", "validate_every", "p
 
 @dataclass(frozen=True, kw_only=True)
 class Compensation(Part):
-    """How adapters are made for a plan that has some; what becomes of them is for the parts below."""
+    """Adapters made for a plan that has some; the parts below say how they are used."""
 
     start: Literal["none", "svd", "loftq", "cloq", "rilq"] = "rilq"
     """rilq fits the whole model; none is QLoRA's zero adapter; the others are local, in closed form."""
     fit_from: Local = "none"
-    """What a fit begins with; none is the authors' random A with B = 0."""
+    """Start of a fit; none is the authors' random A with B = 0."""
     loftq_steps: int = 5
     """LoftQ's alternations, 1 to 5 in its paper; 1 is svd."""
     align: Align = "hidden_postnorm"
@@ -49,7 +49,7 @@ class Compensation(Part):
     g: float = 0.5
     """Weight of the cross entropy of demonstrations; text that a model wrote never counts."""
     lr: float = 1e-4
-    """Of Adam, constant."""
+    """Learning rate of Adam, constant."""
     updates: int = 1250
     batch_size: int = 8
     """Sequences per update; the authors accumulate them one by one."""
@@ -57,11 +57,11 @@ class Compensation(Part):
     patience: int = 5
     """Validations without an improvement that end a fit."""
     sequences: int = 320
-    """Of the initial fit, a fifth of which validates."""
+    """Sequences of the initial fit, a fifth of which validate."""
     sampled_frac: float = 0.5
     """Share of them that the full-precision model samples (ours); the rest are the task's demonstrations, if any."""
     tokens: Tokens = "response"
-    """Which predictions are fitted."""
+    """Predictions that are fitted."""
 
     def __post_init__(self) -> None:
         own = type(self).__name__
@@ -105,7 +105,7 @@ class Compensation(Part):
         return adapters_of(student), went
 
     def student(self, base: nn.Module, held: Fixed, plan: Plan, given: Fixed) -> nn.Module:
-        """What the rollout computes: `base` with its weights quantized and the adapters in `held`."""
+        """The model that the rollout computes with: `base` with its weights quantized and the adapters in `held`."""
         assert plan.adapters is not None
         values = adapter_start.shifted_values(dict(base.named_parameters()), held, plan, given)
         scale = plan.adapters.alpha / plan.adapters.rank

@@ -33,7 +33,8 @@ class TRM(Part):
     source: Literal["full", "sampled"] = "full"
     """full: KL of whole distributions; sampled: estimates from the sampled tokens."""
     policy: Literal["current", "old"] = "current"
-    """Of `sampled`: the live policy, or the trainer before any update on this batch. `full` is always old."""
+    """Policy that `sampled` compares with the sampler: the live one, or the trainer before any update on this batch.
+    `full` is always old."""
     delta_max: float = 0.05
     """Largest divergence of any token, nats. The paper: 0.05 stabilises, 0.1 does not."""
     delta_mean: float | None = None

@@ -70,6 +70,10 @@ FORBIDDEN_CALLS = {
 }
 FRAMEWORK_METHODS = {"forward", "backward", "setup_context"}
 """Documented by torch, for every module and every autograd function."""
+FIRST_WORDS = {"How", "Of", "What", "When", "Where", "Whether", "Which", "Who", "Why"}
+"""Words that no docstring begins with: "What is pushed" is "Tensors of a push"."""
+REWRITTEN_LATER = ("harness/cli/", "harness/devtools/", "harness/studies/search/", "harness/studies/break_even/")
+"""Packages that are being rewritten; the rule of first words comes to them with that."""
 # Written in two halves, so that this file is no finding of its own.
 MACHINE_WORDS = re.compile(
     r"(?<![\w.])/(wo{}rk|fa{}rm|roo{}t|tm{}p|ho{}me/\w+|Us{}ers/\w+)/|\.py{}env|pypi\.o{}rg|files\.python{}hosted"
@@ -131,6 +135,16 @@ def docstrings(source: Source) -> Iterator[Finding]:
         is_field = any(dotted(mark) in ("property", "cached_property") for mark in scope.node.decorator_list)
         if is_public and not (is_inner or is_known or is_field) and not ast.get_docstring(scope.node):
             yield f"{source.path}::{scope.name}", "no docstring"
+
+
+def first_words(source: Source) -> Iterator[Finding]:
+    """A docstring begins with a noun phrase or a verb, as one would search for it, never as half a question."""
+    if source.path.startswith(REWRITTEN_LATER):
+        return
+    for node in ast.walk(source.tree):
+        said = node.value.value if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) else None
+        if isinstance(said, str) and (word := said.split(maxsplit=1)[0]) in FIRST_WORDS:
+            yield enclosing(source, node.lineno), f"line {node.lineno}: a docstring begins with {word!r}"
 
 
 def seed_arithmetic(source: Source) -> Iterator[Finding]:
@@ -225,7 +239,7 @@ def silent_skip(source: Source) -> Iterator[Finding]:
 
 
 EVERYWHERE = (vague_name, broad_except)
-PACKAGES = (docstrings, seed_arithmetic, forbidden_call, mutable_dataclass, method_branch, one_home)
+PACKAGES = (docstrings, first_words, seed_arithmetic, forbidden_call, mutable_dataclass, method_branch, one_home)
 RULES: dict[Rule, tuple[str, ...]] = {
     **dict.fromkeys(EVERYWHERE, ("harness", "methods", "tests")),
     **dict.fromkeys(PACKAGES, ("harness", "methods")),
@@ -251,6 +265,8 @@ def test_rule_holds(rule):
         (broad_except, "harness/x.py", "try:\n    f()\nexcept:\n    g()"),
         (docstrings, "harness/x.py", '"""Doc."""\nclass A:\n    """Doc."""\n    def f(self): ...'),
         (docstrings, "harness/x.py", "X = 1"),
+        (first_words, "harness/x.py", '"""What a file holds."""'),
+        (first_words, "methods/x.py", 'X = 1\n"""Of the batch."""'),
         (seed_arithmetic, "harness/x.py", "f(config.seed + i)"),
         (seed_arithmetic, "methods/x.py", "g(1000 * base_seed)"),
         (forbidden_call, "harness/x.py", "torch.load(path, weights_only=False)"),

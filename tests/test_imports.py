@@ -9,14 +9,9 @@ from graphlib import CycleError, TopologicalSorter
 
 import pytest
 
+from harness.devtools.room_map import ROOMS
 from tests.source_tree import ROOT, Source, imported, sources
 
-ROOMS = (
-    "foundation", "numerics", "kernels", "api", "fitting", "objective", "models", "tasks", "methods", "config",
-    "records", "engines", "start", "trainers", "run", "sweep", "report", "studies", "published", "viewers", "devtools",
-    "cli",
-)  # fmt: skip
-"""Bottom to top: a room imports from itself and from the rooms before it, one room to a layer."""
 PURE = ("harness/numerics/", "harness/objective/")
 PURE_MAY = ("torch", "harness.api", "harness.foundation.did_you_mean", "harness.numerics", "harness.objective")
 IMPURE_STDLIB = ("logging", "os", "random")
@@ -61,7 +56,7 @@ def upward(source: Source) -> Iterator[str]:
     """Imports against the order of the rooms, and modules that are in no room."""
     own = room(source.module)
     if own is None:
-        yield f"{source.path}: {source.module} has no room; ROOMS of tests/test_imports.py lists them"
+        yield f"{source.path}: {source.module} has no room; ROOMS of harness/devtools/room_map.py lists them"
         return
     for line, module in imported(source):
         if is_ours(module) and ((theirs := room(module)) is None or theirs > own):

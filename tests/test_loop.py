@@ -92,7 +92,7 @@ def test_micro_batches_cannot_change_the_result(tmp_path: Path, agg: str) -> Non
 
 
 def test_on_policy_decoupled_and_bypass_pg_take_the_same_first_step(tmp_path: Path) -> None:
-    """losses.md invariant 4: one update, token TIS, equal gradients; the loss values differ."""
+    """losses.md 9.4: one update, token TIS, equal gradients; the loss values differ."""
     words = ("method=flashrl", "precision=int4")
     decoupled, a = stepped(tmp_path, *words, steps=1)
     bypass, b = stepped(tmp_path, *words, "algo.mode=bypass_pg", steps=1)
@@ -110,7 +110,7 @@ def test_rejection_acts_in_every_mode(tmp_path: Path) -> None:
 
 
 def test_without_mismatch_a_correction_changes_nothing(tmp_path: Path) -> None:
-    """losses.md invariant 1, through the whole loop, bit for bit."""
+    """losses.md 9.1, through the whole loop, bit for bit."""
     exact = ("method=zero_mismatch", "engine.max_batch=16")
     plain, _ = stepped(tmp_path, *exact)
     weighted, _ = stepped(tmp_path, *exact, "parts=[zero_mismatch.TrainerSampler,flashrl.TIS]")

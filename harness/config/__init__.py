@@ -1,1 +1,10 @@
-"""Words to a runnable method: the configuration tree, Hydra, resolved defaults, composed parts, refused conflicts."""
+"""Configuration: from words on the command line to a runnable method.
+
+    schema.py           the frozen dataclasses that configure a run
+    load.py             Hydra, YAML and JSON to those dataclasses; run ids
+    resolve.py          parts with their knobs, and every implied default filled in
+    compose.py          parts folded into one method, plans merged, conflicts refused
+    decoder_config.py   the shape of a decoder from the model's configuration
+
+`conf/` holds the values: one folder per group, one YAML file per choice.
+"""

@@ -34,7 +34,7 @@ from harness.numerics.formats import Format, at_rollout, format_named
 from methods import method_named
 
 UNQUANTIZED = ("bf16", "fp16", "fp32")
-"""What enters a linear layer whose inputs no format rounds."""
+"""Names of the inputs of a linear layer that no format rounds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,12 +45,12 @@ class Composed:
     plan: Plan
     parts: tuple[Part, ...]
     fixed: dict[str, Tensor]
-    """Of all parts; filled by `harness.start.prepare`, updated by `refit`."""
+    """Prepared tensors of all parts; filled by `harness.start.prepare`, updated by `refit`."""
     memory: list[Memory]
-    """Per part; logged and checkpointed."""
+    """One memory per part; logged and checkpointed."""
 
     def memory_row(self) -> dict[str, float]:
-        """What the parts remember, as columns `part/<Part>.<name>` of a step's row."""
+        """The parts' memory as columns `part/<Part>.<name>` of a step's row."""
         pairs = zip(self.parts, self.memory, strict=True)
         return {f"part/{type(part).__name__}.{name}": x for part, memory in pairs for name, x in memory.items()}
 
@@ -107,7 +107,7 @@ def has_hook(part: Part, hook: str) -> bool:
 
 
 def rollout_plan(precision: PrecisionConfig) -> Plan:
-    """What the precision axis says, as a plan."""
+    """Plan of the precision axis."""
 
     def named(name: str | None) -> Format | None:
         return None if name is None else format_named(name)
@@ -154,7 +154,7 @@ def compose(config: RunConfig) -> Composed:
 
 
 def advice(config: RunConfig, composed: Composed) -> list[str]:
-    """What is allowed and pointless: one line each."""
+    """Remarks on settings that are allowed and change nothing, one line each."""
     updates = config.algo.num_minibatches * config.algo.num_epochs
     return [
         f"{type(part).__name__} changes nothing below {part.needs_updates} updates per rollout batch, this run has "

@@ -191,7 +191,7 @@ def load(overrides: typing.Sequence[str]) -> RunConfig:
 
 
 def _compose(overrides: typing.Sequence[str]) -> DictConfig:
-    """Hydra's own result."""
+    """Compose with Hydra itself."""
     from hydra import compose, initialize_config_dir
     from hydra.core.config_store import ConfigStore
 

@@ -1,4 +1,4 @@
-"""What a configuration chooses: parts with knobs, the algorithm with what the method fixes, all defaults resolved.
+"""Choices of a configuration resolved: parts with knobs, the algorithm with what the method fixes, all defaults.
 
 Left out: whether the choice can work, which `harness.config.compose` says.
 """

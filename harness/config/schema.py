@@ -71,7 +71,7 @@ class ModelConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class BaseConfig:
-    """How a base is trained from scratch: early stop at a sampled accuracy (embedded_default, section 2)."""
+    """Training of a base from scratch, with an early stop at a sampled accuracy."""
 
     __pydantic_config__ = _STRICT
     target_accuracy: Share = 0.40
@@ -84,7 +84,7 @@ class BaseConfig:
     curriculum: tuple[Count, ...] = field(default=(), metadata={"sparse": True})
     """Problem sizes that are learnt first, those below the task's own (`harness.start.base_training`)."""
     lr_power: NotNegative = field(default=0.0, metadata={"sparse": True})
-    """How the learning rate falls with the curriculum's size; 0: not at all."""
+    """Power with which the learning rate falls as the curriculum's size grows; 0: not at all."""
     batch_tokens: int = field(default=0, metadata={"sparse": True})
     """Tokens of a batch of packed documents, for a task in words (`harness.start.text_training`), whose `curriculum`
     holds the ends of the ranges of sizes that are mixed; `batch_size` and `lr_power` are then without effect."""
@@ -96,7 +96,7 @@ class BaseConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class TaskConfig:
-    """What is learnt and on how many held-out prompts it is scored."""
+    """The task, and the number of held-out prompts on which it is scored."""
 
     __pydantic_config__ = _STRICT
     name: str
@@ -110,7 +110,7 @@ class TaskConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class AlgoConfig:
-    """The policy-gradient algorithm (losses.md sections 2 to 5)."""
+    """The policy-gradient algorithm (docs/rules/losses.md, sections 2 to 5)."""
 
     __pydantic_config__ = _STRICT
     name: str
@@ -208,7 +208,7 @@ class RunConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """Where and how a run happens; changes no number beyond float rounding, but for `fp8_kernels=square`."""
+    """Place and manner of a run; they change no number beyond float rounding, but for `fp8_kernels=square`."""
 
     __pydantic_config__ = _STRICT
     results: str = "results"
@@ -224,7 +224,7 @@ class Launch:
     """The trainer's layers, and its head where it works in chunks, run as compiled code (torch.compile): seconds to
     minutes at the first steps, fewer passes over memory afterwards."""
     fp8_kernels: Literal["best", "emulated", "deep_gemm", "scaled_mm", "mixed", "square"] = "best"
-    """Who computes a trainer's FP8 linears on a GPU (`harness.kernels.fp8_flow`); best: whoever is fastest
+    """Kernels of a trainer's FP8 linear layers on a GPU (`harness.kernels.fp8_flow`); best: whoever is fastest
     there, and where nobody is, or on a CPU, the emulation. square rounds otherwise: a variant of the recipe, which
     quantizes the inputs of weight gradients in tiles of 128 x 128; it is never the best."""
     native_16bit: bool = False
@@ -240,7 +240,7 @@ class Launch:
     stall_s: Positive = 1800.0
     """A cell without progress for so long is taken to hang, and is killed."""
     retries: tuple[str, ...] = ()
-    """What earlier attempts at this cell ended with, and what was changed after each."""
+    """Ends of earlier attempts at this cell, and the change after each."""
     commit: str | None = None
     is_dirty: bool = False
     """The working tree differs from the commit: the result is a draft."""

@@ -1,1 +1,8 @@
-"""What generates: the embedded engine here, vLLM beside it."""
+"""Rollout engines: the embedded one, which emulates every format in torch, and vLLM.
+
+factory.py         the engine of a run, and the check that it can do the run
+requests.py        the arguments of one `generate`, checked and laid out
+weight_stream.py   a stream of weights, read once and checked against the model's shapes
+embedded/          the embedded engine
+vllm/              vLLM as an engine
+"""

@@ -1,4 +1,4 @@
-"""Which engine a run samples with, and whether it can: the one place that knows their names."""
+"""The engine of a run and the check that it can do the run: the one place that knows engines by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is asked of an engine in one call, checked once, and laid out for a prefill."""
+"""Requests of one `generate` call, checked once and laid out for a prefill."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from harness.models.decoder import DecoderConfig
 
 @dataclass(frozen=True, kw_only=True)
 class Requests:
-    """Distinct prompts and which of them every row continues."""
+    """Distinct prompts, and for every row the one that it continues."""
 
     prompts: tuple[tuple[int, ...], ...]
-    """Each once, in order of first appearance."""
+    """Every distinct prompt once, in order of first appearance."""
     rows: Tensor
     """[B] int64: the number of its prompt, in request order, samples of one prompt adjacent."""
     max_new_tokens: int

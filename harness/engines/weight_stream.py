@@ -1,4 +1,4 @@
-"""Reading a weight stream: every tensor once, by checkpoint name, or a ValueError that names what is wrong."""
+"""Reader of weight streams: every tensor once, by checkpoint name, or a ValueError that names what is wrong."""
 
 from __future__ import annotations
 

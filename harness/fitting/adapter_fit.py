@@ -26,13 +26,13 @@ Align = Literal["hidden_postnorm", "hidden_prenorm", "logit", "kl"]
 """Last hidden state after the final norm (the authors' code) or before it (their README), logits, or distributions."""
 
 Tokens = Literal["response", "all"]
-"""Which predictions are aligned: those of response tokens, or of every token."""
+"""The predictions that are aligned: those of response tokens, or of every token."""
 VALIDATION = 0.2
 """Share of the sequences that validates (the authors' script)."""
 
 
 class HasHidden(Protocol):
-    """What is fitted: a decoder in two halves."""
+    """A decoder in two halves, as a fit needs it."""
 
     def hidden(self, ids: Tensor) -> Tensor:
         """Token ids [B, L] int64 -> final-norm output [B, L, d]."""
@@ -55,7 +55,7 @@ class Texts:
     """[N, L] bool: positions whose next token is text to predict; never the last column."""
 
     def to(self, device: torch.device) -> Texts:
-        """The same there."""
+        """The texts on another device."""
         return Texts(ids=self.ids.to(device), aligned=self.aligned.to(device), labelled=self.labelled.to(device))
 
     def take(self, rows: Tensor) -> Texts:
@@ -106,7 +106,7 @@ def site_texts(site: Site, sequences: int, sampled_frac: float, tokens: Tokens, 
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """How a fit goes; the defaults are the authors' script's."""
+    """Settings of a fit; the defaults are the authors' script's."""
 
     align: Align = "hidden_postnorm"
     a: float = 0.5
@@ -126,7 +126,7 @@ class Recipe:
 
 @dataclass(frozen=True, kw_only=True)
 class Fitted:
-    """How a fit went. The adapters are in the student."""
+    """Course of a fit. The adapters are in the student."""
 
     log: tuple[float, ...]
     """Validation losses: the start, one per `validate_every` updates, and the end."""
@@ -162,7 +162,7 @@ def aligned_output(model: nn.Module, ids: Tensor, align: Align) -> tuple[Tensor,
 
 @torch.no_grad()
 def targets(teacher: nn.Module, ids: Tensor, align: Align, rows_per_pass: int = 64) -> Tensor:
-    """What the teacher puts out at every position, [N, L, D] float32, computed once."""
+    """The teacher's outputs at every position, [N, L, D] float32, computed once."""
     return torch.cat([aligned_output(teacher, part, align)[0] for part in ids.split(rows_per_pass)])
 
 
@@ -240,7 +240,7 @@ def fit(student: nn.Module, wanted: Tensor, texts: Texts, recipe: Recipe) -> Fit
 
 
 def held_out(count: int) -> int:
-    """How many of `count` sequences, the last ones, validate."""
+    """Number of sequences, the last of `count`, that validate."""
     return max(1, round(VALIDATION * count))
 
 

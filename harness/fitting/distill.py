@@ -1,4 +1,4 @@
-"""Knowledge distillation: how far a student's next-token distributions are from a teacher's, and bringing them closer.
+"""Knowledge distillation: the divergence of a student's next-token distributions from a teacher's, and its training.
 
     L = tau^2 sum m w D / sum m w,   D of p_T = softmax(z_T / tau) and p_S = softmax(z_S / tau), one per token
 
@@ -97,12 +97,12 @@ class Texts:
     """[N] int64, prompt and response."""
 
     def take(self, rows: Tensor) -> Texts:
-        """The same of some rows, [b] int64, without columns that are padding in all of them."""
+        """Some rows, [b] int64, without columns that are padding in all of them."""
         lens = self.lens[rows]
         return Texts(ids=self.ids[rows][:, : int(lens.max())], prompt_lens=self.prompt_lens[rows], lens=lens)
 
     def to(self, device: torch.device) -> Texts:
-        """The same there."""
+        """The texts on another device."""
         return Texts(ids=self.ids.to(device), prompt_lens=self.prompt_lens.to(device), lens=self.lens.to(device))
 
     def keep(self) -> Tensor:

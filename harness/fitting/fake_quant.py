@@ -52,7 +52,8 @@ def grid_values(
     zero_point: Tensor | None = None,
     tensor_amax: Tensor | None = None,
 ) -> Tensor:
-    """What a rollout engine computes with where the trainer holds `latent` [N, K] float32: float32 [N, K], detached.
+    """The weight that a rollout engine computes with where the trainer holds `latent` [N, K] float32: float32 [N, K],
+    detached.
 
     scale, zero_point: as in `quantize`; None for dynamic scales. tensor_amax: float32 [], of the merged group.
     """

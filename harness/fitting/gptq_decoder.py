@@ -35,7 +35,7 @@ ROWS = 64
 
 @dataclass(frozen=True, kw_only=True)
 class Rounded:
-    """One weight on its grid."""
+    """Rounded weight with its grid."""
 
     values: Tensor
     """float32 [N, K]: what the codes stand for."""
@@ -123,7 +123,7 @@ Call = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 def _block_inputs(model: nn.Module, first: nn.Module, batches: Sequence[Tensor]) -> list[Call]:
-    """What enters the first block, batch by batch."""
+    """Inputs of the first block, batch by batch."""
     seen: list[Call] = []
 
     def look(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -54,7 +54,7 @@ class LowBitLinear(nn.Module):
 
 
 def base_dtype(plan: Plan) -> torch.dtype:
-    """What an engine holds tensors in by default: fp32 or fp16 where its weights are that, else bf16."""
+    """Dtype in which an engine holds tensors by default: fp32 or fp16 where its weights are that, else bf16."""
     fmt = plan.rollout_weights
     return CASTS[fmt.element] if fmt is not None and fmt.element in ("fp32", "fp16") else torch.bfloat16
 

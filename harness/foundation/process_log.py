@@ -1,4 +1,4 @@
-"""What the log of a process that ended says about why: its end, and the line of it that names an error."""
+"""The log of a process that ended: its last lines, and the line that names an error."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TAIL = 65536
 CLAIM = re.compile(
     r"\b(?:[A-Z]\w*(?:Error|Exception|Interrupt|Exit)|Exception)\b:?|Check failed:|Unable to |Failed to "
 )
-"""What a line says that tells why a process ended: the end of a traceback, a check of Ray's native processes."""
+"""Pattern of a line that tells why a process ended: the end of a traceback, a check of Ray's native processes."""
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -35,7 +35,7 @@ def last_words(log: str, otherwise: str = "") -> str:
 
 
 def one_line(text: str) -> str:
-    """Of a text with a traceback in it only the last line counts: where it was raised is in the log."""
+    """The last line of a text with a traceback, else the text on one line; the traceback itself is in the log."""
     lines = text.strip().splitlines()
     if any(line.startswith("Traceback (most recent call last)") for line in lines):
         lines = lines[-1:]

@@ -1,4 +1,4 @@
-"""Where a number comes from: commit, package versions, hardware, memory."""
+"""Provenance of a number: commit, package versions, hardware, memory."""
 
 from __future__ import annotations
 

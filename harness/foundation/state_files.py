@@ -1,4 +1,4 @@
-"""What a process saves to go on from: tensors and plain values, written atomically, read without executing anything."""
+"""State files of a process: tensors and plain values, written atomically, read without executing anything."""
 
 from __future__ import annotations
 

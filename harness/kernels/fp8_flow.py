@@ -1,4 +1,4 @@
-"""Who computes the FP8 training flow on a GPU: this project's quantizers around somebody's block-scaled products.
+"""Kernels of the FP8 training flow on a GPU: our quantizers around a library's block-scaled products.
 
     "deep_gemm"   DeepGEMM as vLLM bundles it: 1x128 by 128x128 into bf16; 1x128 by 1x128 added to a float32 buffer
     "scaled_mm"   torch.nn.functional.scaled_mm, that is cuBLASLt 12.9 or later
@@ -7,7 +7,7 @@
     "square"      a variant of the flow by DeepGEMM: X^T of WGrad in square tiles, which it multiplies faster
 
 Weights are quantized from the bf16 that an engine receives, into the codes and scales that its own loader makes
-(`kernels.py`). All scales are float32: vLLM's option that rounds them to powers of two is left out, and so is
+(`quantize.py`). All scales are float32: vLLM's option that rounds them to powers of two is left out, and so is
 Blackwell, whose kernels know no other. DeepGEMM compiles a kernel per shape of a layer at its first use, seconds each.
 """
 
@@ -188,8 +188,8 @@ def kernels_named(name: str, launch: str | None = None) -> Kernels:
 
 
 def best(device: torch.device) -> Kernels | None:
-    """What fits `device`: the fastest mixture on a Hopper GPU where vLLM brings DeepGEMM, cuBLASLt where not; None:
-    emulate."""
+    """The best kernels for `device`: the fastest mixture on a Hopper GPU where vLLM brings DeepGEMM, cuBLASLt where
+    not; None: emulate."""
     if device.type != "cuda" or torch.cuda.get_device_capability(device)[0] != 9:
         return None
     return kernels_named("mixed" if has_deep_gemm() else "scaled_mm")

@@ -1,7 +1,7 @@
-"""What the GPU runs when an operand of the FP8 training flow is quantized (`flow_kernels.py` launches it).
+"""Triton code that quantizes an operand of the FP8 training flow (`fp8_flow.py` launches it).
 
 A tensor is read once and leaves in both layouts that its products need: codes in runs along its rows, and codes in runs
-down its columns stored transposed. The pieces are those of `kernel_bodies.py`, with its two traps.
+down its columns stored transposed. The pieces are those of `quantize_bodies.py`, with its two traps.
 Left out: formats other than E4M3 with float32 scales under a rule that divides, and shapes that 128 does not divide.
 """
 

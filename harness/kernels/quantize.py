@@ -35,7 +35,7 @@ _BODIES: Any = quantize_bodies
 
 
 def kind(fmt: Format) -> str | None:
-    """Which kernel takes `fmt`: "block", "row", "tensor", "group" or "nvfp4"; None where none does."""
+    """Kind of kernel that takes `fmt`: "block", "row", "tensor", "group" or "nvfp4"; None where none does."""
     if fmt.tile is None or not fmt.symmetric:
         return None
     if fmt.element == "e2m1":

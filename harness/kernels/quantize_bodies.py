@@ -1,4 +1,4 @@
-"""What the GPU runs when a weight is quantized (`kernels.py` launches it): loads, scales, roundings, stores.
+"""Triton code that quantizes a weight (`quantize.py` launches it): loads, scales, roundings, stores.
 
 Plain Triton without library calls, so that the interpreter computes the same bits. Two traps shape it: `/` of float32
 is approximate on a GPU (hence `div_rn`), and a product and a sum become one rounding unless the launch forbids it.
@@ -16,7 +16,7 @@ import triton.language as tl
 
 @triton.jit
 def _received(pointers, mask, BASE: tl.constexpr):
-    """What an engine of that base dtype would hold, as float32."""
+    """Values as an engine of that base dtype would hold them, in float32."""
     given = tl.load(pointers, mask=mask, other=0.0)
     x = given.to(tl.float32)
     if tl.bfloat16 == BASE:

@@ -1,1 +1,7 @@
-"""Models: the decoder and its Hugging Face folders."""
+"""Models: the decoder, its Hugging Face folders and its adapters.
+
+decoder.py      the decoder: Qwen2, Qwen3 and bias-free Llama
+checkpoint.py   config.json and safetensors, read and written
+tokenizer.py    a character tokenizer for the embedded models
+adapters.py     trained low-rank adapters through peft, and the frozen base under them
+"""

@@ -26,7 +26,8 @@ class Format:
     """Rows x columns that share one scale; 0 means the whole axis; None means a plain cast without scale."""
     scale_dtype: ScaleDtype = "fp32"
     rule: str = ""
-    """How amax becomes a scale, where libraries differ: `scales.RULES`, `scales.MX_RULES`, or an NVFP4 convention."""
+    """Name of the rule that turns amax into a scale, where libraries differ: `scales.RULES`, `scales.MX_RULES`, or an
+    NVFP4 convention."""
     symmetric: bool = True
     double_quant: bool = False
     """Scales are themselves quantized (NF4)."""

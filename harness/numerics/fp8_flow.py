@@ -84,7 +84,7 @@ class FP8Linear(nn.Linear):
     """
 
     kernels: Kernels | None
-    """Who computes the products; None: they are emulated. `use_kernels` sets it."""
+    """Kernels of the products; None: they are emulated. `use_kernels` sets it."""
     run: Callable[[FP8Linear, Tensor], Tensor]
     """`compute`, or what stands for it beside a compiler, which must not look into it (`trainers.compiling`)."""
 
@@ -108,7 +108,7 @@ class FP8Linear(nn.Linear):
         return self.run(self, input)
 
     def compute(self, input: Tensor) -> Tensor:
-        """`forward` itself."""
+        """Compute `forward`, without the seam for a compiler."""
         bias = cast(Tensor | None, self.bias)
         if self.kernels is not None:
             return fp8_gemm.linear(input, self.weight, bias, self.flow(self.kernels))
@@ -116,7 +116,7 @@ class FP8Linear(nn.Linear):
         return cast(Tensor, _FP8Product.apply(input, self.weight, bias, *knobs))
 
     def flow(self, kernels: Kernels) -> Flow:
-        """What the layer's products need to know now, computed by `kernels`."""
+        """`Flow` of the layer as it is now, with `kernels`."""
         return Flow(kernels=kernels, weights=self.weights, acts=self.fmt, held=self._codes(kernels),
                     is_saved_fp8=self.fp8_saved_activations, has_graph=torch.is_grad_enabled())  # fmt: skip
 
@@ -126,7 +126,7 @@ class FP8Linear(nn.Linear):
 
     @torch.no_grad()
     def _codes(self, kernels: Kernels) -> tuple[Operand, Operand] | None:
-        """What `held_weights` keeps, made at the first use; None outside of it."""
+        """Codes of the weight that `held_weights` keeps, made at the first use; None outside of it."""
         if self._held is None:
             return None
         if not self._held:
@@ -154,7 +154,8 @@ def use_kernels(model: nn.Module, kernels: Kernels | None) -> dict[str, str]:
 
 @contextmanager
 def held_weights(model: nn.Module) -> Generator[None]:
-    """Inside, each weight is quantized once for all forward passes: around the micro-batches of one optimizer step.
+    """Context in which each weight is quantized once for all forward passes: around the micro-batches of one optimizer
+    step.
 
     No weight of `model` may change inside. Two bytes per weight stay allocated; emulated layers are not affected.
     """

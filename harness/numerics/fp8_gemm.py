@@ -32,7 +32,7 @@ TILE = 128
 
 @dataclass(frozen=True, kw_only=True)
 class Operand:
-    """One side of a product."""
+    """Operand of an FP8 product."""
 
     codes: Tensor
     """float8_e4m3fn [R, C], contiguous; C is contracted over."""
@@ -47,7 +47,7 @@ class Operand:
 
 
 class Runs(Protocol):
-    """How an activation or a gradient is quantized."""
+    """Quantizer of an activation or a gradient."""
 
     def __call__(
         self, x: Tensor, fmt: Format, *, has_rows: bool, has_columns: bool, is_twice: bool, is_square: bool = False
@@ -62,7 +62,7 @@ class Runs(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Kernels:
-    """Who quantizes and who multiplies."""
+    """Functions that quantize and that multiply."""
 
     name: str
     weight: Callable[[Tensor, Format], tuple[Operand, Operand]]
@@ -79,7 +79,7 @@ class Kernels:
 
 @dataclass(frozen=True, kw_only=True)
 class Flow:
-    """What a layer knows of its products."""
+    """Kernels, formats and kept codes of a layer's products."""
 
     kernels: Kernels
     weights: Format
@@ -98,7 +98,7 @@ def fits(shape: tuple[int, ...] | torch.Size, weights: Format, acts: Format) -> 
 
 
 def padded(tokens: int) -> int:
-    """T filled up to whole tiles."""
+    """T rounded up to whole tiles."""
     return -(-tokens // TILE) * TILE
 
 

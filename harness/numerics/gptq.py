@@ -125,7 +125,7 @@ def gptq(
 
 @dataclass(frozen=True)
 class _Grid:
-    """What columns are rounded with. The tensors are overwritten where scales follow the weight."""
+    """Grid that columns are rounded to. The tensors are overwritten where scales follow the weight."""
 
     fmt: Format
     scale: Tensor
@@ -145,7 +145,7 @@ def _round(columns: Tensor, grid: _Grid) -> Quantized:
 
 
 def _of_group(grid: _Grid, group: int) -> _Grid:
-    """The grid of one group's columns: views."""
+    """Grid of one group's columns, as views."""
     if grid.fmt.tile is None or grid.fmt.tile[1] == 0:
         return grid
     zero_point = None if grid.zero_point is None else grid.zero_point[..., group : group + 1]
@@ -153,7 +153,7 @@ def _of_group(grid: _Grid, group: int) -> _Grid:
 
 
 def _follow(grid: _Grid, columns: Tensor) -> None:
-    """Take the scales from what the columns are now."""
+    """Recompute the scales from the columns as they are now."""
     now = _grid(columns, grid.fmt, grid.tensor_amax)
     grid.scale.copy_(now.scale)
     if grid.zero_point is not None and now.zero_point is not None:

@@ -131,7 +131,7 @@ def head_logp(
     num_tokens: int | None = None,
     is_compiled: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """What `selected_logp(head(x)[:, :num_tokens], token_ids, temperature)` gives, `chunk` rows of logits at a time.
+    """`selected_logp(head(x)[:, :num_tokens], token_ids, temperature)` with `chunk` rows of logits at a time.
 
     x [M, d] float, differentiable; token_ids [M] int64 -> (log-prob [M], entropy [M]), nats, float32 (float64 for
     float64 x), equal to the other way up to the order of sums. The entropy is detached unless `entropy_grad`. A head

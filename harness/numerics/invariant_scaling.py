@@ -45,7 +45,8 @@ _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def roles(names: Iterable[str], scope: Scope = "all") -> dict[str, Role]:
-    """What the transform does with which tensor: "gain" is multiplied by s, "reader" divided; others are not listed.
+    """Role of every tensor that the transform changes: "gain" is multiplied by s, "reader" divided; others are not
+    listed.
 
     `names`: all tensor names of a checkpoint, adapters and frozen scales too. The norm before the MLP is
     `pre_feedforward_layernorm` where a layer has one (Gemma 2 and 3), else `post_attention_layernorm`, else the norm

@@ -26,14 +26,14 @@ from harness.numerics.rounding import FLOAT_MAX, constant
 Role = Literal["q", "k", "v"]
 KV: tuple[Role, Role] = ("k", "v")
 ENDINGS = tuple(f".self_attn.{role}_scale" for role in KV)
-"""Of their names in a weight stream."""
+"""Endings of the scales' names in a weight stream."""
 INFERENCE_DIVISOR: dict[Role, float] = {"q": 200.0, "k": 200.0, "v": 100.0}
 """vLLM's defaults of Q_SCALE_CONSTANT, K_SCALE_CONSTANT, V_SCALE_CONSTANT: not 448."""
 MARGIN = 1.05
 """NeMo-RL's head room over the calibrated maximum."""
 PERCENTILE = 0.999
 SMALLEST_SCALE = 1e-6
-"""Engines reject a scale of 0."""
+"""Smallest scale; engines reject 0."""
 CORE = re.compile(r"(?:^|\.)layers\.(\d+)\.self_attn\.core$")
 """The modules called with (q, k, v, mask) after the norms and the rotation."""
 
@@ -51,7 +51,7 @@ def inference_scale(amax: Tensor, fmt: Format, role: Role) -> Tensor:
 
 
 def quantize_kv(x: Tensor, fmt: Format, scale: Tensor) -> Tensor:
-    """What is read back after storing `x` (K, V or Q, any shape and float dtype) under one `scale` float32 []:
+    """Values read back after storing `x` (K, V or Q, any shape and float dtype) under one `scale` float32 []:
     cast(clamp(x / scale)) * scale, float32. Values beyond scale times the largest code saturate."""
     return fake_quantize(x, fmt, scale=scale)
 

@@ -162,7 +162,7 @@ class CastLinear(nn.Linear):
         return y.to(torch.float32) if dtype is None else _round(y, dtype)
 
     def operands(self, input: Tensor) -> tuple[Tensor, Tensor, Tensor | None, torch.dtype | None]:
-        """What enters the product, rounded both ways: input [..., K], weight [N, K], bias [N] or None; and the dtype
+        """Operands of the product, rounded both ways: input [..., K], weight [N, K], bias [N] or None; and the dtype
         that the product and its gradient are still to be rounded to, None where it has that dtype by itself."""
         dtype, bias = self._dtype, cast(Tensor | None, self.bias)
         if dtype is None:

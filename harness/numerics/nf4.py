@@ -49,7 +49,7 @@ def quantize_nf4(
 
 
 def dequantize_nf4(codes: Tensor, scale: Tensor, offset: Tensor | None, outer: Tensor | None) -> Tensor:
-    """What `quantize_nf4` returns -> float32 of the codes' shape."""
+    """Dequantize what `quantize_nf4` returns: float32 of the codes' shape."""
     absmax = scale
     if outer is not None:
         assert offset is not None

@@ -1,4 +1,4 @@
-"""How much noise at which step, and how much of it a 16-bit number can hold (QeRL, arXiv 2510.11696, eq. 8, 10).
+"""Noise of AQN by step, and the share of it that a 16-bit number can hold (QeRL, arXiv 2510.11696, eq. 8, 10).
 
 A run of M policy steps has K stages. Stage 0 is without noise, then sigma falls from `start` to `end`. The paper and
 its code disagree on where stages end and on whether `end` is reached, so both definitions are here. The code divides in

@@ -42,7 +42,7 @@ def pack_int32(codes: Tensor, num_bits: int, *, dim: Literal[0, 1] = 1) -> Tenso
 
 
 def unpack_int32(packed: Tensor, num_bits: int, shape: tuple[int, int], *, dim: Literal[0, 1] = 1) -> Tensor:
-    """What `pack_int32` returns -> the codes, int8 of `shape` [N, K]."""
+    """Unpack what `pack_int32` returns: the codes, int8 of `shape` [N, K]."""
     _check_bits(num_bits)
     flat = packed.T if dim == 0 else packed
     rows, length = flat.shape[0], shape[dim]

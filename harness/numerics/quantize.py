@@ -203,7 +203,7 @@ def _encode_(v: Tensor, fmt: Format) -> Tensor:
 
 
 def _limits(fmt: Format) -> tuple[float, float]:
-    """Where rounding would leave the codes: half a step beyond the smallest and the largest one."""
+    """Limits beyond which rounding would leave the codes: half a step beyond the smallest and the largest one."""
     if fmt.element in FLOAT_MAX:
         edge = {"e4m3": 464.0, "e5m2": 61440.0, "e2m1": 7.0}[fmt.element]
         return -edge, edge

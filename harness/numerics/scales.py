@@ -1,4 +1,4 @@
-"""How the largest magnitude of a tile becomes its scale, rule by rule.
+"""Scale rules: from the largest magnitude of a tile to its scale, rule by rule.
 
 A rule is named after who uses it; two rules of one element must not be compared bit for bit with each other.
 Rules of fp32 scales are rows of `RULES`, rules of E8M0 scales rows of `MX_RULES`; NVFP4 has "ct" (with "ct_token",
@@ -89,7 +89,8 @@ _MX_EMAX = {"e2m1": 2, "e4m3": 8}
 
 @dataclass(frozen=True, kw_only=True)
 class Scales:
-    """What a tensor is quantized with. Everything but `stored` broadcasts against its `tiles.split` view."""
+    """Scales and factors that a tensor is quantized with. Everything but `stored` broadcasts against its `tiles.split`
+    view."""
 
     multiplier: Tensor
     """float32: value = (code - zero) * multiplier."""
@@ -98,7 +99,7 @@ class Scales:
     zero: Tensor | None = None
     """float32 integers."""
     block: Tensor
-    """What is stored per tile, as float32 still; differs from `multiplier` under NVFP4 alone."""
+    """Stored scale per tile, still as float32; differs from `multiplier` under NVFP4 alone."""
     tensor_level: Tensor | None = None
     """NVFP4: float32, a quant multiplier under "ct" and a dequant multiplier under "torchao"."""
     is_bounded: bool = False

@@ -35,7 +35,7 @@ def split(x: Tensor, tile: Tile) -> Tensor:
 
 
 def join(view: Tensor, tile: Tile, shape: torch.Size | tuple[int, ...]) -> Tensor:
-    """What `split` did, backwards: the tensor of `shape` without the filling."""
+    """The inverse of `split`: the tensor of `shape` without the filling."""
     if view.shape == shape:
         return view
     if tile[1] == 0:

@@ -17,7 +17,7 @@ KINDS: tuple[AdvantageKind, ...] = ("grpo", "dr_grpo", "loo", "batch")
 
 
 class Shaping(Protocol):
-    """What `shaped` reads from the algorithm's configuration."""
+    """Fields of the algorithm's configuration that `shaped` reads."""
 
     @property
     def advantage(self) -> AdvantageKind: ...
@@ -108,7 +108,7 @@ def overlong_penalty(lengths: Tensor, max_len: int, buffer: int, factor: float =
 
 
 def informative_groups(raw_metric: Tensor, group: Tensor) -> Tensor:
-    """Which groups dynamic sampling keeps: those whose raw task metric is not constant (DAPO, arXiv 2503.14476).
+    """Groups that dynamic sampling keeps: those whose raw task metric is not constant (DAPO, arXiv 2503.14476).
 
     raw_metric [B] float, the accuracy and never the shaped reward: a length penalty would make every group look
     informative. group [B] int64 -> [num_groups] bool in ascending order of the group id.

@@ -27,7 +27,7 @@ KL_KINDS = ("k1", "k2", "k3", "k3+")
 
 
 class Algorithm(Protocol):
-    """What `policy_loss` reads from the algorithm's configuration."""
+    """Fields of the algorithm's configuration that `policy_loss` reads."""
 
     @property
     def loss(self) -> str: ...
@@ -82,7 +82,7 @@ def start(batch: TokenBatch, eps_low: float, eps_high: float) -> Correction:
 
 
 def cleaned(logp: Tensor, batch: TokenBatch, c: Correction) -> tuple[Tensor, TokenBatch, Correction]:
-    """The same values where a token counts, 0 elsewhere; a token counts if it is in the mask and has a finite sampler
+    """Inputs with 0 where a token does not count; a token counts if it is in the mask and has a finite sampler
     log-prob. `mask` and `keep` shrink to those tokens. Only `logp` keeps its gradient, exactly 0 where replaced.
     """
     usable = batch.mask & torch.isfinite(batch.rollout_logp)
@@ -166,7 +166,7 @@ def kl_penalty(logp: Tensor, ref_logp: Tensor, kind: str) -> Tensor:
 
 
 def aggregate(ell: Tensor, mask: Tensor, keep: Tensor, totals: Totals, *, agg: str, denom: str = "original") -> Tensor:
-    """A token matrix to its share of the optimizer batch's loss (verl agg_loss, with every denominator global).
+    """Sum of a token matrix, as its share of the optimizer batch's loss (verl agg_loss, with every denominator global).
 
     ell [b, T] float with gradient, mask and keep [b, T] bool -> scalar. The numerator is always the kept tokens;
     `denom` says what denominators count: "original" the mask (rejection shrinks the update), "kept" the kept tokens.

@@ -24,7 +24,7 @@ ENTROPY_EDGES = (0.0, 0.001, 0.01, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0)
 PROFILE_EVERY = 5
 """Steps between profiles of the mismatch over positions and entropies."""
 METRIC_CAP = 2.0
-"""Where the truncated metrics cut a ratio, whatever a method's own cap is, so that runs compare."""
+"""Cap of the truncated metrics, whatever a method's own cap is, so that runs compare."""
 
 _MEANS = ("kl_k1", "kl_k2", "kl_k3", "kl_k3_reverse", "js", "logp_absdiff_mean", "prob_absdiff_mean", "mult_prob_error")
 _RATIOS = ("rho", "rho_sq", "weight", "weight_sq", "frac_high", "frac_low")
@@ -187,7 +187,7 @@ def _bucketed(old_logp: Tensor, rollout_logp: Tensor, mask: Tensor, index: Tenso
 
 @torch.no_grad()
 def correction_metrics(c: Correction, mask: Tensor) -> dict[str, float]:
-    """What a correction did to a batch, over the original mask [B, T] bool; names prefixed `correction/`.
+    """Metrics of a correction's effect on a batch, over the original mask [B, T] bool; names prefixed `correction/`.
 
     Weights are those applied, so `ess` is verl's rollout_is_eff_sample_size; std is the population's.
     """

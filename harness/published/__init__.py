@@ -1,1 +1,5 @@
-"""Papers against us: claims with badges, and the papers' figures from our results."""
+"""Published papers against our results: claims with badges, and their figures drawn again.
+
+claims/    `claims.yaml` tested on our results
+figures/   figures of the papers, from our results
+"""

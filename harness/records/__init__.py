@@ -1,1 +1,12 @@
-"""Records on disk and the numbers made from them: run results, arms, packed sweeps, statistics."""
+"""Records on disk and the numbers made from them.
+
+run_result.py     the result of one run: strict JSON, with its series in Parquet
+paths.py          the layout of a results folder
+statuses.py       statuses of runs, and those that count as finished
+sweep_file.py     a sweep's question and baselines, from its YAML file
+packed.py         a large sweep in one file of the repository
+folder.py         sweeps and comparisons that a results folder offers
+arms.py           cells that differ only in their seeds, with labels
+metric_names.py   the meaning of every logged number, and its name in other frameworks
+stats/            intervals over few seeds, paired differences, verdicts
+"""

@@ -14,17 +14,17 @@ Fields = dict[str, Any]
 
 SEEDS = ("base_seed", "seed")
 PLACES = ("model.path", "task.path", "trainer.device")
-"""Where things are kept and computed. Another device is another random stream and other float rounding, as another seed
-is, and no other setting."""
+"""Fields that say where things are kept and computed. Another device is another random stream and other float rounding,
+as another seed is, and no other setting."""
 FIRST = (
     "model.name", "task.name", "task.n", "model.spread", "algo.name", "algo.mode", "algo.num_minibatches",
     "algo.num_epochs", "trainer.steps", "trainer.lr", "engine.name", "parts",
 )  # fmt: skip
-"""Where several fields vary together, the one named first stands for them."""
+"""Fields in order of precedence: where several vary together, the first stands for them."""
 CONTEXT = ("model.", "task.", "base.", "engine.", "trainer.name", "trainer.steps")
 """Fields that set the experiment. Two arms are compared only where these agree."""
 KNOBS = "knobs."
-"""How names of a method's own options begin."""
+"""Prefix of the names of a method's own options."""
 WORDS = {
     "model.name": "{}",
     "task.name": "{}",
@@ -39,7 +39,7 @@ WORDS = {
     "engine.name": "{}",
     "parts": "{}",
 }
-"""How a field is written in a label; others as name=value."""
+"""Form of a field in a label; others are written name=value."""
 PRECISIONS = (
     "fp32", "bf16", "fp16", "w8a16", "int8", "fp8_channel", "fp8_tensor", "fp8_block", "mxfp8", "nvfp4", "mxfp4", "nf4",
     "int4", "nvfp4_w4a4", "mxfp4_w4a4", "int3", "int2",
@@ -61,7 +61,7 @@ class Arm:
     context: Fields
     """The axes that set the experiment."""
     variant: str
-    """What sets the arm apart within its method, precision and context; empty for the usual setting."""
+    """Label that sets the arm apart within its method, precision and context; empty for the usual setting."""
     runs: tuple[RunResult, ...]
     """Ordered by (base seed, seed)."""
 

@@ -1,4 +1,4 @@
-"""What a results folder offers to compare: its sweeps, their readable results, and the comparisons worth a link.
+"""Contents of a results folder: its sweeps, their readable results, and the comparisons worth a link.
 
 MLflow and the static site show the same list. A file that is no result is named and left alone, so that one bad file
 hides no good ones. Left out: numbers, which are the leaderboard's.
@@ -32,13 +32,13 @@ class Comparison:
     group: str
     """Heading of the list it stands in."""
     arms: tuple[str, ...]
-    """Labels."""
+    """Labels of the arms."""
     methods: tuple[str, ...]
-    """The pair, or the one; empty: all."""
+    """Methods that are compared, two or one; empty: all."""
     precision: str
-    """Empty: several."""
+    """Rollout precision; empty: several."""
     context: str
-    """Empty: all, or the sweep has one."""
+    """Context; empty: all, or the sweep has one."""
 
 
 def sweeps_in(results: Path) -> list[str]:
@@ -129,7 +129,7 @@ def _comparison(
 
 
 def pair_words(methods: Sequence[str]) -> str:
-    """Two methods as titles have them."""
+    """Title of a pair of methods."""
     return " against ".join(methods)
 
 

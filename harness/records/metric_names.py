@@ -1,4 +1,4 @@
-"""What every logged number means, and what other frameworks call it.
+"""Names of logged numbers: the meaning of each, and its name in other frameworks.
 
 One row per name of the per-step series. `direction` says where better lies; `reduction` how steps or ranks combine.
 Other frameworks' names were read in verl 0.9.1, TRL 1.16.0, and the public repositories of NeMo-RL, slime (with its

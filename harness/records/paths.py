@@ -1,4 +1,4 @@
-"""Where things lie in a results folder: the one place that knows its layout.
+"""Paths in a results folder: the one place that knows its layout.
 
     runs/<sweep>/         <run_id>.json and .parquet of every cell (`harness.records.run_result`)
     packed/<sweep>.zip    a whole sweep in one file (`harness.records.packed`)
@@ -87,7 +87,7 @@ def replay_folder(results: Path | str) -> Path:
 
 
 def bench_folder(results: Path | str) -> Path:
-    """What benchmarks measured, a file each."""
+    """Folder of benchmarks' measurements, a file each."""
     return Path(results) / "bench"
 
 
@@ -102,5 +102,5 @@ def claims_page(results: Path | str) -> Path:
 
 
 def work_folder(results: Path | str, name: str = "") -> Path:
-    """What a stopped command goes on from: by run id for cells, by command for others."""
+    """Folder of the state that a stopped command goes on from: by run id for cells, by command for others."""
     return Path(results) / "work" / name

@@ -57,10 +57,10 @@ class EvalRecord(_Record):
     """"reference": the trainer's precision, comparable across runs. "rollout": the run's own sampler."""
     accuracy: Measured
     correct: list[Annotated[int, Field(ge=0, le=1)]] = []
-    """Per question, in the order that `question_hash` stands for."""
+    """1 or 0 per question, in the order that `question_hash` stands for."""
     question_hash: str
     length_mean: Measured = None
-    """Tokens, end token included."""
+    """Mean length of the answers in tokens, end token included."""
     truncated_frac: Measured = None
     unparsable_frac: Measured = None
     failures: dict[str, float] = {}
@@ -75,7 +75,7 @@ class MethodRecord(_Record):
     parts: Settings = {}
     """Part name -> knob name -> value."""
     reconstructed: str = ""
-    """What of the rule is ours because no source gives it."""
+    """The parts of the rule that are ours because no source gives them."""
 
 
 class RunResult(_Record):
@@ -103,14 +103,15 @@ class RunResult(_Record):
     launch: Settings = {}
     """Settings of the last attempt's launch that are not the defaults."""
     trainer: Settings = {}
-    """Who computes the linear layers, by the live modules -> how many."""
+    """Kind of product, by the live modules -> how many linear layers compute so."""
     time_s: dict[str, Measured] = {}
     """Seconds per stage of `clock.STAGES`, and total."""
     tokens_per_s: dict[str, Measured] = {}
-    """rollout, end_to_end."""
+    """Tokens per second: rollout, end_to_end."""
     peak_memory_gib: Measured = None
     memory_gib: dict[str, Measured] = {}
-    """GPU: peaks allocated and reserved by torch's count, a sleeping engine's too; engine: at its start; given_back."""
+    """GiB of a GPU: peaks allocated and reserved by torch's count, a sleeping engine's too; engine: at its start;
+    given_back."""
     num_steps: int = 0
     evals: list[EvalRecord] = []
     summary: dict[str, Measured] = {}

@@ -1,4 +1,4 @@
-"""What a report reads of a sweep's YAML file: its question, and which methods the others are compared with.
+"""A sweep's YAML file as reports read it: its question, and the methods that the others are compared with.
 
 `harness.sweep.planning.Sweep` is the whole file; a report needs no cells, and results may have no file at all.
 """
@@ -13,7 +13,7 @@ from harness.config.load import parse, read_yaml
 SWEEPS = Path("sweeps")
 CONTROL = "bf16"
 BASELINES = ("flashrl", "naive")
-"""Where a sweep's file names none: a plain correction, and none at all."""
+"""Baselines of a sweep whose file names none: a plain correction, and no correction."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +32,7 @@ class Expectation:
 
 @dataclass(frozen=True, kw_only=True)
 class Purpose:
-    """What a sweep is for; fields are those of `harness.sweep.planning.Sweep`."""
+    """Purpose of a sweep; fields are those of `harness.sweep.planning.Sweep`."""
 
     question: str = ""
     control: str = CONTROL

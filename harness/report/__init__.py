@@ -1,1 +1,9 @@
-"""Any sweep, shown: leaderboard, verdict tables, sentences and figures."""
+"""Any sweep, shown: leaderboard, verdict tables, sentences and figures.
+
+leaderboard.py   scores of every arm with intervals, difference to the control, verdict
+tables.py        the leaderboard as Markdown, CSV and terminal text
+main_table.py    the table of a sweep for a README
+sentences.py     findings of a sweep in words
+figures.py       the figures of a sweep
+plots/           styles, curves, differences and profiles that figures are drawn from
+"""

@@ -27,7 +27,7 @@ from harness.report.plots.style import STYLE, Looks, draw_band, legend, looks_of
 MAX_LINES = 16
 """Arms of one precision that a panel of curves can hold."""
 MAX_CONTEXTS = 3
-"""With more of them than this, each gets its overview and the accuracy of its plain arms alone."""
+"""Most contexts with all figures; beyond it each has its overview and the accuracy of its plain arms alone."""
 SMOOTHING = 5
 """Steps of the running mean of reward curves."""
 SCORES = (

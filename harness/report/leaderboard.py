@@ -32,7 +32,7 @@ Pair = tuple[int, int]
 
 @dataclass(frozen=True, kw_only=True)
 class Scores:
-    """What the runs of an arm scored; rows are the scored runs in seed order. Fractions in [0, 1]."""
+    """Scores of the runs of an arm; rows are the scored runs in seed order. Fractions in [0, 1]."""
 
     matrices: dict[str, stats.Floats]
     """Score name -> [S, Q]; Q = 1 where a score has no value per question, or the runs saw different questions."""
@@ -43,7 +43,7 @@ class Scores:
     base_accuracy: float
 
     def mean_auc(self) -> float:
-        """0 where there is none."""
+        """Mean AUC of the runs; 0 where there is none."""
         return sum(self.auc.values()) / max(len(self.auc), 1)
 
 
@@ -71,7 +71,7 @@ def leaderboard(results: Sequence[RunResult], control: str = "bf16") -> pd.DataF
 
 
 def contrasts(results: Sequence[RunResult], baseline: str = BASELINES[-1]) -> pd.DataFrame:
-    """What every arm changes against the method `baseline` at the same precision and context; empty without such pairs.
+    """Differences of every arm from the method `baseline` at the same precision and context; empty without such pairs.
 
     The columns of `leaderboard` from `control` on. `p_adjusted` is over these differences alone, context by context.
     """
@@ -190,7 +190,7 @@ def _score_columns(scores: Scores, draws: dict[tuple[int, ...], stats.Draws]) ->
 
 
 def _measurements(arm: Arm) -> dict[str, float]:
-    """The worst mismatch of any seed; medians of what tails would rule; means of the rest."""
+    """Measurements of an arm: the worst mismatch of any seed, medians of heavy-tailed quantities, means of the rest."""
     runs = [run for run in arm.runs if run.status in FINISHED]
 
     def over(reduce: Any, values: list[float | None]) -> float:

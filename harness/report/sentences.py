@@ -1,4 +1,4 @@
-"""What a table says in words: where the scores disagree, what fell below its start, and what was expected."""
+"""Sentences on a sweep's table: where the scores disagree, what fell below its start, and what was expected."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ def _collapses(rows: pd.DataFrame) -> list[str]:
 
 
 def _reversals(rows: pd.DataFrame) -> list[str]:
-    """Arms of one precision that the two accuracies rank in opposite orders; per precision the clearest pair."""
+    """Sentences on arms of one precision that the two accuracies rank in opposite orders; per precision the clearest
+    pair."""
     lines: list[str] = []
     for precision, group in rows.groupby("precision", sort=False):
         clearest, line = 0.0, ""

@@ -114,7 +114,7 @@ def markdown(board: pd.DataFrame, results: Sequence[RunResult], sweep: str) -> s
 
 
 def setup_lines(results: Sequence[RunResult]) -> list[str]:
-    """What was run, from the configs: task, model, channel spread, algorithm, steps, seeds, code and machine."""
+    """Setup of the runs, from the configs: task, model, channel spread, algorithm, steps, seeds, code and machine."""
     arms = group_arms(results)
 
     def values(*names: str, form: Callable[..., str]) -> str:
@@ -225,7 +225,7 @@ def _verdict(row: Row) -> str:
 
 
 def _seeds(row: Row) -> str:
-    """Scored runs of all runs."""
+    """Number of scored runs of all runs, as text."""
     total = sum(row[status] for status in STATUSES)
     return f"{row['seeds']}" if row["ok"] == total else f"{row['seeds']}/{total}"
 

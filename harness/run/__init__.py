@@ -1,1 +1,11 @@
-"""One run in one process: the GRPO step, rollout batches, evaluations and the record."""
+"""One run in one process: the GRPO step, rollout batches, evaluations and the record.
+
+cell.py          the process of a run: resume, train, and leave a record whatever happens
+checks.py        refusals before a run starts
+build.py         model, trainer and engines, built from the configuration
+run.py           the live parts of a run, and its state for a resume
+loop.py          the GRPO step
+collect.py       one rollout batch: prompts, samples, rewards, layout
+gpu_sharing.py   one GPU for trainer and engine, which sleeps while the trainer updates
+record.py        the result of a run from what it reached
+"""

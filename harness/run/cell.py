@@ -46,9 +46,9 @@ UNWRITTEN = 4
 ENDED = ("ok", "diverged")
 """Statuses of a cell that ran to its end: it is not begun again."""
 UNSAVED = "the state could not be saved"
-"""How the note begins of a run that has nothing to resume from."""
+"""Beginning of the note of a run that has nothing to resume from."""
 ORPHAN_S = 60.0
-"""How long a cell whose launcher is gone may take to its next step."""
+"""Seconds that a cell whose launcher is gone has until its next step."""
 
 
 class Cancelled(Exception):  # noqa: N818 - a request, not a defect
@@ -56,12 +56,12 @@ class Cancelled(Exception):  # noqa: N818 - a request, not a defect
 
 
 def work_folder(launch: Launch, cell_id: str) -> Path:
-    """Where a cell keeps its state, its progress and its log until it has a result."""
+    """Folder of a cell's state, progress and log until it has a result."""
     return Path(launch.results) / "work" / cell_id
 
 
 def record_path(launch: Launch, cell_id: str) -> Path:
-    """Where a cell's record stands."""
+    """Path of a cell's record."""
     return Path(launch.results) / "runs" / launch.sweep / f"{cell_id}.json"
 
 
@@ -136,7 +136,7 @@ def write(launch: Launch, result: RunResult, series: Sequence[Row] | None, stage
 def _resume(
     config: RunConfig, launch: Launch, state: Path, notes: list[str], build: Callable[..., Any]
 ) -> tuple[Run, dict[str, str | None]]:
-    """What `build` gives, taken on to the cell's saved state.
+    """Build the run with `build` and restore the cell's saved state, where there is one.
 
     A state that is damaged or another cell's is set aside by name and noted; the run then starts from step 0.
     """
@@ -185,7 +185,7 @@ def _after_step(
 
 
 def _tell(work: Path, config: RunConfig, step: int, reward: float) -> None:
-    """Say how far the cell is, for its launcher."""
+    """Write the cell's step and reward, for its launcher."""
     shown: dict[str, Any] = {"step": step, "steps": config.trainer.steps, "reward": reward}
     temporary = work / "progress.part"
     with suppress(OSError):

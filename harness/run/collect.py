@@ -27,9 +27,9 @@ class Collected:
     scores: list[Score]
     """Raw scores of the task, one a row."""
     num_tokens: int
-    """Sampled, those of rows that dynamic sampling dropped among them."""
+    """Sampled tokens, with those of rows that dynamic sampling dropped among them."""
     num_batches: int
-    """Generations that the batch took."""
+    """Generations that filled the batch."""
 
 
 def collect(run: Run, step: Step, clock: Clock) -> Collected:
@@ -90,7 +90,7 @@ def chosen_rows(scores: Sequence[Score], group_size: int, room: int) -> list[int
 
 
 def take_rollout(rollout: Rollout, rows: list[int]) -> Rollout:
-    """Some rows of a rollout; all of them cost nothing."""
+    """Some rows of a rollout; all rows are the rollout itself."""
     if len(rows) == len(rollout.lengths):
         return rollout
     index = torch.tensor(rows, dtype=torch.int64, device=rollout.lengths.device)
@@ -104,7 +104,7 @@ def take_rollout(rollout: Rollout, rows: list[int]) -> Rollout:
 
 
 def join_rollouts(rollouts: Sequence[Rollout], pad_id: int) -> Rollout:
-    """One rollout of several, padded to the longest."""
+    """Several rollouts joined into one, padded to the longest."""
     if len(rollouts) == 1:
         return rollouts[0]
     width = max(r.token_ids.shape[1] for r in rollouts)

@@ -1,4 +1,4 @@
-"""One GPU for a trainer and an engine: the engine sleeps while the trainer updates (spec: engines.md, section 4.5).
+"""One GPU for a trainer and an engine: the engine sleeps while the trainer updates (docs/rules/engines.md 4.5).
 
     wake -> push weights -> generate -> sleep -> score, update
 
@@ -14,7 +14,7 @@ from harness.run.run import Run
 
 
 def lend(run: Run) -> None:
-    """The engine's memory to the trainer until `reclaim`, where the run wants it so."""
+    """Lend the engine's memory to the trainer until `reclaim`, where the run asks for it."""
     if not run.config.engine.sleep:
         return
     before = free_gib(run.config.trainer.device)
@@ -23,7 +23,8 @@ def lend(run: Run) -> None:
 
 
 def reclaim(run: Run) -> None:
-    """The opposite of `lend`, before a push. What the trainer's allocator keeps without using it is freed first."""
+    """Give the memory back to the engine, before a push. What the trainer's allocator keeps without using it is freed
+    first."""
     if not run.config.engine.sleep:
         return
     if run.config.trainer.device == "cuda":
@@ -32,10 +33,10 @@ def reclaim(run: Run) -> None:
 
 
 def reserved_gib(device: str) -> float:
-    """What this process' allocator holds of the GPU; 0 on a CPU."""
+    """GPU memory that this process' allocator holds; 0 on a CPU."""
     return torch.cuda.memory_reserved() / GIB if device == "cuda" else 0.0
 
 
 def free_gib(device: str) -> float:
-    """What nobody holds of the GPU; 0 on a CPU."""
+    """Free memory of the GPU; 0 on a CPU."""
     return torch.cuda.mem_get_info()[0] / GIB if device == "cuda" else 0.0

@@ -1,4 +1,4 @@
-"""The GRPO/DAPO step, start to end, in one file.
+"""The GRPO/DAPO step from start to end, in one file.
 
     push weights -> generate -> reward -> advantage -> score -> correct -> update (mini-batches) -> refit -> metrics
     (an engine that shares the trainer's GPU may sleep from after `generate` to the next push: `gpu_sharing`)
@@ -94,8 +94,9 @@ def grpo_step(run: Run) -> dict[str, Any]:
 def scored(
     run: Run, seqs: Sequences, mask: Tensor, adv: Tensor, rollout: Rollout, step: Step, *, keep_graph: bool
 ) -> tuple[Scores, TokenBatch]:
-    """What the trainer says of a rollout batch before any update, and all that its parts need. Raises Diverged, and
-    RuntimeError where the trainer has a log-prob and the engine has none: that engine's tokens are worth nothing."""
+    """Score a rollout batch with the trainer before any update, and gather all that the parts need. Raises Diverged,
+    and RuntimeError where the trainer has a log-prob and the engine has none: that engine's tokens are worth
+    nothing."""
     trainer, needs, device = run.trainer, run.composed.needs(step), seqs.ids.device
     scores = trainer.score(seqs, keep_graph=keep_graph)
     if not torch.isfinite(scores.logp.detach()[seqs.sampled]).all():

@@ -1,4 +1,4 @@
-"""What a cell leaves behind: the result of a run that ended, diverged or failed, from what was reached.
+"""The result of a run that ended, diverged or failed, made from what it reached.
 
 Left out: when it is written, and times of the whole cell (`harness.run.cell`).
 """

@@ -1,4 +1,4 @@
-"""What is alive during one run, and what of it a bit-exact resume needs."""
+"""The live parts of one run, and the state that a bit-exact resume needs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from harness.trainers.local.trainer import LocalTrainer
 
 
 class Reached(Protocol):
-    """What a record is made of, whoever trains."""
+    """Contents of a record, whichever trainer ran."""
 
     @property
     def composed(self) -> Composed: ...
@@ -30,7 +30,7 @@ class Reached(Protocol):
     @property
     def memory_gib(self) -> Mapping[str, float]: ...
     def products(self) -> Any:
-        """Who computes the trainer's products, for the record."""
+        """Kind of product -> number of the trainer's linear layers, for the record."""
         ...
 
 
@@ -54,10 +54,10 @@ class Run:
     evals: list[EvalRecord] = field(default_factory=list[EvalRecord])
     passport: Passport | None = None
     evaluated_sync: dict[str, float] = field(default_factory=dict[str, float])
-    """What an evaluation's push measured: the push of the step that follows moves nothing."""
+    """Numbers of an evaluation's push: the push of the step that follows moves nothing."""
 
     memory_gib: dict[str, float] = field(default_factory=dict[str, float])
-    """Of a GPU, as in `RunResult.memory_gib`."""
+    """Memory of a GPU, as in `RunResult.memory_gib`."""
 
     def keep_peaks(self, found: Mapping[str, float]) -> None:
         """Largest of what was found and what is known, by name."""
@@ -90,7 +90,7 @@ class Run:
         self.keep_peaks(state.get("memory_gib", {}))
 
     def products(self) -> Any:
-        """Who computes the trainer's products."""
+        """Kind of product -> number of the trainer's linear layers."""
         return self.trainer.products()
 
     def close(self) -> None:

@@ -27,7 +27,7 @@ from harness.models.decoder import Decoder, DecoderConfig
 from harness.tasks import Demonstrated, Item
 
 Progress = Callable[[int, int, float], None]
-"""(steps done, most steps, expected sampled accuracy), at every evaluation."""
+"""Callback with (steps done, most steps, expected sampled accuracy), at every evaluation."""
 Point = tuple[int, float, float]
 """(step, expected accuracy of sampling, accuracy of greedy decoding)."""
 Answers = tuple[Tensor, int]
@@ -40,7 +40,8 @@ class Unfinished(RuntimeError):  # noqa: N818 - a request, not a defect
 
 @dataclass(frozen=True, kw_only=True)
 class BaseRecipe:
-    """How a base is trained. AdamW without decay, linear warm-up, then constant; a curriculum's sizes may slow down."""
+    """Recipe of a base's training. AdamW without decay, linear warm-up, then constant; a curriculum's sizes may slow
+    down."""
 
     target_accuracy: float = 0.40
     """Training stops at the first evaluation that reaches it, or what the demonstrations allow (`stop_accuracy`)."""
@@ -68,13 +69,13 @@ class BaseRecipe:
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Where a base is trained, and until when."""
+    """Device of a base's training, its saved state and its stop."""
 
     device: str = "cpu"
     state: Path | None = None
-    """What was reached is kept there when training is asked to stop, and is gone on from."""
+    """File that keeps the training when it is asked to stop, and from which it goes on."""
     should_stop: Callable[[], bool] = lambda: False
-    """Asked after every step."""
+    """Asked after every step: should training stop?"""
     workers: int = 0
     """Processes that make the documents of a text base; they change nothing but the time."""
 
@@ -85,7 +86,7 @@ class Place:
 
 
 class Training:
-    """What is alive in a training; `stage` is an index into `stages`, `curve` that of the size under way."""
+    """Live parts of a training; `stage` is an index into `stages`, `curve` that of the size under way."""
 
     def __init__(self, model: Decoder, optimizer: torch.optim.Optimizer) -> None:
         self.model, self.optimizer, self.step, self.stage = model, optimizer, 0, 0
@@ -99,7 +100,7 @@ class Training:
         }  # fmt: skip
 
     def restore(self, saved: dict[str, Any]) -> None:
-        """Take on what `state` gave."""
+        """Restore what `state` returned."""
         self.model.load_state_dict(saved["model"])
         self.optimizer.load_state_dict(saved["optimizer"])
         self.step, self.stage = saved["step"], saved["stage"]
@@ -137,7 +138,8 @@ def fit(
     config: DecoderConfig, task: Demonstrated, recipe: BaseRecipe, base_seed: int, place: Place,
     progress: Progress | None,
 ) -> tuple[Decoder, int, list[Point]]:  # fmt: skip
-    """(model, steps done, curve of the task itself or empty). Raises Unfinished as `place` says."""
+    """Train up to the target: (model, steps done, curve of the task itself or empty). Raises Unfinished as `place`
+    says."""
     # Unit-variance logits at the start: with the usual 0.02 narrow models take a third more steps.
     model = Decoder(config, generator("cpu", base_seed, "base init"), init_std=config.hidden_size**-0.5)
     model = model.to(place.device)
@@ -158,7 +160,7 @@ def fit(
 def _learn(
     run: Training, task: Demonstrated, recipe: BaseRecipe, base_seed: int, place: Place, progress: Progress | None
 ) -> bool:
-    """One size up to its target; False where the steps ran out before."""
+    """Train at one size up to its target; False where the steps ran out before."""
     watched = task.sample("train", [stable_seed(base_seed, "base watch", i) for i in range(recipe.num_eval)])
     shown = _answers([item.prompt for item in watched], task.answers(watched), place.device)
     target = stop_accuracy(task, recipe.target_accuracy)
@@ -205,7 +207,7 @@ def _accuracy(model: Decoder, shown: Answers) -> tuple[float, float]:
 
 
 def _answers(prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]], device: str) -> Answers:
-    """One length of prompts and one of answers."""
+    """Prompts and right answers of items, one length of each."""
     assert len({(len(p), len(a)) for p, a in zip(prompts, answers, strict=True)}) == 1
     ids = torch.tensor([[*p, *a] for p, a in zip(prompts, answers, strict=True)])
     return ids.to(device), len(prompts[0])
@@ -223,7 +225,7 @@ def _device(model: Decoder) -> str:
 
 @contextmanager
 def _matmul_precision(device: str) -> Iterator[None]:
-    """TF32 on a GPU while inside: a base has no reference to be bit-equal to."""
+    """Context with TF32 products on a GPU: a base need not be bit-equal to a reference."""
     before = torch.get_float32_matmul_precision()
     if device != "cpu":
         torch.set_float32_matmul_precision("high")

@@ -1,4 +1,4 @@
-"""What happens once before a run: the base checkpoint, and every part's offline preparation, cached by content."""
+"""Preparation before a run: the base checkpoint, and every part's offline preparation, cached by content."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ DIGEST = "digest.txt"
 
 @dataclass(frozen=True, kw_only=True)
 class Start:
-    """Where a run starts from."""
+    """Task, base and device that a run starts from."""
 
     folder: Path
     """Hugging Face folder of the base."""
@@ -45,7 +45,7 @@ class Start:
     spread: float
     spread_seed: int
     device: str = "cpu"
-    """Where the run computes."""
+    """Device of the run."""
 
     def build(self, folder: Path) -> Decoder:
         """The module of a checkpoint, on the device; the base's channels are spread, a prepared checkpoint's are."""
@@ -83,7 +83,7 @@ def held_out(config: RunConfig, task: Task) -> list[Item]:
 
 
 def base_folder(config: RunConfig, launch: Launch) -> Path | None:
-    """Where the base of a run is, or will be once it is trained; None where the model comes from a folder."""
+    """Folder of the base of a run, also before it is trained; None where the model comes from a folder."""
     if config.model.path is not None:
         return None
     task = _demonstrated(config, task_of(config))
@@ -159,7 +159,7 @@ def prepare(composed: Composed, config: RunConfig, start: Start, launch: Launch)
 
 
 def _site(earlier: Composed, config: RunConfig, start: Start, folder: Path) -> Site:
-    """What the next part may use after the `earlier` ones."""
+    """Inputs that the next part may use after the `earlier` ones."""
     task, count = start.task, min(NUM_CALIBRATION, start.task.num_train or NUM_CALIBRATION)
 
     def demonstrations(count: int) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
@@ -187,7 +187,7 @@ def _site(earlier: Composed, config: RunConfig, start: Start, folder: Path) -> S
 
 
 def _store(cache: Path, model: nn.Module | None, fixed: dict[str, Tensor]) -> None:
-    """The folder appears whole or not at all; who comes second keeps what is there."""
+    """Write a prepared folder, whole or not at all; the second of two writers keeps what is there."""
     part = cache.with_name(f".{cache.name}.{os.getpid()}.part")
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir(parents=True)
@@ -213,7 +213,8 @@ def _digest(folder: Path) -> str:
 
 
 def _is_whole(cache: Path) -> bool:
-    """Is what a part prepared there, as it was written? What is damaged is set aside by name: it can be made again."""
+    """Is a part's prepared folder there, as it was written? What is damaged is set aside by name: it can be made
+    again."""
     if not cache.is_dir():
         return False
     with suppress(OSError, UnicodeDecodeError):

@@ -130,7 +130,7 @@ def pack(
 
 @dataclass(frozen=True, kw_only=True)
 class Documents:
-    """Where the batches of one training come from."""
+    """Source of the batches of one training."""
 
     task: Worded
     buckets: tuple[Bucket, ...]

@@ -85,7 +85,7 @@ def document_positions(ends: Tensor, size: int) -> Tensor:
 
 
 def device_of(model: Decoder) -> torch.device:
-    """Where its weights are."""
+    """Device of the model's weights."""
     return next(model.parameters()).device
 
 

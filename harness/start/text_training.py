@@ -36,7 +36,7 @@ RULE = 1
 """Version of this training procedure; part of the key of a text base."""
 EMBED_STD = 0.02
 FINE = 4
-"""Where the target can be near, evaluations are so many times as frequent."""
+"""Factor by which evaluations are more frequent where the target can be near."""
 SURE = 0.2
 """Answers are sampled once the probability of their numbers is above this share of the target."""
 SAMPLED_ROWS = 512
@@ -47,7 +47,8 @@ Point = tuple[int, float | None, float]
 
 @dataclass(frozen=True, kw_only=True)
 class TextRecipe:
-    """How a text base is trained. AdamW: linear warm-up, constant, then linear to `final_lr` of it at `max_steps`."""
+    """Recipe of a text base's training. AdamW: linear warm-up, constant, then linear to `final_lr` of it at
+    `max_steps`."""
 
     target_accuracy: float = 0.40
     """Training stops at the first sampled accuracy that reaches it."""
@@ -76,15 +77,16 @@ class TextRecipe:
 
 @dataclass(frozen=True, kw_only=True)
 class Trained:
-    """What a training gives."""
+    """Result of a training."""
 
     model: Decoder
     steps: int
     curve: list[Point]
     seconds: float
-    """Of training and evaluation, those before a stop in between included."""
+    """Seconds of training and evaluation, those before a stop in between included."""
     tokens_per_s: float
-    """Of the steps between two looks at the clock, evaluations and the first steps left out; 0 where there are none."""
+    """Tokens per second of the steps between two looks at the clock, evaluations and the first steps left out; 0 where
+    there are none."""
 
 
 class _Pace:

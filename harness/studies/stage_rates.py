@@ -1,4 +1,4 @@
-"""What the stages of a step cost on an NVIDIA H200, from what is committed: the ground of forecasts for whole steps.
+"""Measured costs of the stages of a step on an NVIDIA H200, from committed results, for forecasts of whole steps.
 
     decode    bare vLLM by size, precision, batch and context (`results/throughput`)
     push      measured at 7B (`results/bench/vllm_sync_7b.json`); other sizes by parameters; a format that was not
@@ -27,7 +27,7 @@ from harness.studies.throughput.shapes import shape_of
 RATES = "throughput_h200"
 """The sweep of the decode rates."""
 SIZE = "7b"
-"""Of the layer and of the push that were timed."""
+"""Size of the layer and of the push that were timed."""
 ADAM_BYTES = 28
 """Per parameter: gradient, float32 weight and two moments, all but the gradient written back."""
 TRAIN = {"bf16": "bf16, fp32 masters, compiled", "fp8": "fp8 held, mixed, compiled"}
@@ -61,7 +61,7 @@ def operations(config: DecoderConfig, length: float) -> tuple[float, float]:
 
 
 def read_measured(results: Path, sweep: Sweep) -> Measured:
-    """What is committed. Raises ValueError, one line, naming the file that is missing or is none."""
+    """Committed measurements. Raises ValueError, one line, naming the file that is missing or is none."""
     bench = bench_folder(results)
     layers, pushes, kernels = (
         read_json(bench / name) for name in ("fp8_layers_7b.json", "vllm_sync_7b.json", "kernels_7b.json")

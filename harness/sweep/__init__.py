@@ -1,9 +1,13 @@
 """Sweeps: a YAML file of values becomes cells; cells without a finished result run; every cell leaves a record.
 
-    sweeps/<name>.yaml -> plan -> cells, skipped, excluded -> queue -> results/runs/<name>/
+sweeps/<name>.yaml -> plan -> cells, skipped, excluded -> queue -> results/runs/<name>/
 
-`plan` derives the cells and `rules` leaves some out; `queue` runs what has no result. Left out: what a cell costs
-(`harness.sweep.forecast`), and what is tried again or is too late (`harness.sweep.retry`).
+planning.py   cells of a sweep from its YAML file
+rules.py      cells that a sweep leaves out
+queue.py      cells that have no result yet, run one after another
+retry.py      failures that are tried again, and the time limit
+forecast.py   seconds that cells will take, from finished cells
+launchers/    processes of this machine, or of a Ray cluster
 """
 
 from harness.sweep.planning import SWEEPS as SWEEPS

@@ -1,4 +1,4 @@
-"""What cells cost: seconds from finished cells, with the error that the same prediction made on them.
+"""Forecast of a cell's seconds from finished cells, with the error that the same prediction made on them.
 
 Two ridge regressions on logarithms, of the time per step and of the rest (start, preparation, evaluation). What they
 fit is measured over guessed time, the guess being from the model's size, so that everything not seen before falls back
@@ -37,7 +37,7 @@ LEVELS: dict[Level, str] = {
     "arm": "new arms in a known setting",
     "new": "new sizes, lengths or machines",
 }
-"""How much is known of a cell, and in words whose past error is told."""
+"""Level of knowledge of a cell -> the cells whose past error is told, in words."""
 PENALTY = 1.0
 """Noise variance over the variance of one effect, of log seconds: on a shared machine both are about 0.2^2."""
 START_S = 4.0
@@ -49,7 +49,7 @@ GPU_DECODE_S = {"embedded": (1e-6, 3e-3), "vllm": (2e-5, 2.5e-3)}
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """What a finished cell took."""
+    """Measured seconds of a finished cell."""
 
     config: Config
     place: str
@@ -67,10 +67,10 @@ class Sample:
 
 @dataclass(frozen=True, kw_only=True)
 class PastError:
-    """Of cells predicted without themselves (`like`), their arm (`arm`) or their setting (`new`)."""
+    """Error on cells predicted without themselves (`like`), their arm (`arm`) or their setting (`new`)."""
 
     median: float
-    """Of |predicted - actual| / actual."""
+    """Median of |predicted - actual| / actual."""
     p90: float
     low: float
     """Actual over predicted, 10 % quantile."""
@@ -90,12 +90,12 @@ class Estimate:
 
 
 UNKNOWN = PastError(median=math.nan, p90=math.nan, low=1 / 3, high=3.0, count=0)
-"""Where nothing was measured: the guess has been off by as much."""
+"""Error where nothing was measured: the guess has been off by as much."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CostModel:
-    """What was learnt from finished cells."""
+    """Regressions learnt from finished cells."""
 
     step: dict[str, float]
     """Feature -> effect on log(measured / guessed), of a step."""
@@ -107,7 +107,7 @@ class CostModel:
     """Device -> where most of its samples are from."""
 
     def estimate(self, config: RunConfig | Config, place: str | None = None) -> Estimate:
-        """Of a whole cell, on this machine or where most samples of its device are from."""
+        """Seconds of a whole cell, on this machine or where most samples of its device are from."""
         values = to_json(config) if isinstance(config, RunConfig) else config
         place = place or self._place(values["trainer"]["device"])
         words, (step, rest) = features(values, place), guess(values)
@@ -143,7 +143,7 @@ def guess(config: Config) -> tuple[float, float]:
 
 
 def _guess_gpu(config: Config) -> tuple[float, float]:
-    """Of a small model on one of the GPU's many cells: a decoding step costs the host more than the GPU."""
+    """Guess for a small model on one of the GPU's many cells: a decoding step costs the host more than the GPU."""
     algo, trainer, task, engine = config["algo"], config["trainer"], config["task"], config["engine"]
     length, evals = _length(config) / 2.2, 1 + trainer["steps"] // max(1, trainer["eval_every"])
     row_s, once_s = GPU_DECODE_S[engine["name"]]
@@ -172,7 +172,7 @@ def _tokens(config: Config) -> float:
 
 
 def features(config: Config, place: str) -> dict[str, float]:
-    """What a cell's time may depend on: slopes over logarithms, and levels, from the general to the particular."""
+    """Features of a cell's time: slopes over logarithms, and levels, from the general to the particular."""
     method, precision = config["method"], config["precision"]["name"]
     model, updates = config["model"], config["algo"]["num_minibatches"] * config["algo"]["num_epochs"]
     sized = f"{model['name']} n={config['task']['n']}"
@@ -194,7 +194,7 @@ def features(config: Config, place: str) -> dict[str, float]:
 
 
 def setting_key(config: Config, place: str) -> str:
-    """What arms of a sweep share: model, task, sizes of a batch, steps between evaluations, machine."""
+    """Key of what arms of a sweep share: model, task, sizes of a batch, steps between evaluations, machine."""
     algo, task, model = config["algo"], config["task"], config["model"]
     counts = [algo[name] for name in ("num_prompts", "group_size", "num_minibatches", "num_epochs")]
     return json.dumps(
@@ -294,7 +294,7 @@ def _past_error(predicted: Floats, actual: Floats) -> PastError:
 
 
 def makespan(seconds: Sequence[float], workers: int) -> float:
-    """When the last cell ends, started in order on whichever worker is free first."""
+    """Seconds until the last cell ends, started in order on whichever worker is free first."""
     free = [0.0] * workers
     for duration in seconds:
         heapq.heapreplace(free, free[0] + duration)

@@ -36,7 +36,7 @@ class Sweep:
     __pydantic_config__ = ConfigDict(extra="forbid")
     name: str
     question: str
-    """Which question it answers."""
+    """Question that the sweep answers."""
     control: str = CONTROL
     """Method of the reference arm."""
     baselines: tuple[str, ...] = BASELINES
@@ -44,7 +44,7 @@ class Sweep:
     expectations: tuple[Expectation, ...] = ()
     """Outcomes known before, which its table checks."""
     overrides: tuple[str, ...] = ()
-    """Of every cell; `launch.NAME=VALUE` sets how they run."""
+    """Overrides of every cell; `launch.NAME=VALUE` sets how they run."""
     axes: dict[str, list[Any]] = field(default_factory=dict[str, list[Any]])
     """Override key -> values; the product of all axes."""
     arms: tuple[dict[str, Any], ...]
@@ -56,12 +56,12 @@ class Sweep:
     later: tuple[dict[str, Any], ...] = ()
     """Further arms, which run once every seed of the others is done."""
     seeds: tuple[int, ...]
-    """Each seeds the base and the run together: base variance is as large as the effects."""
+    """Seeds of base and run together: base variance is as large as the effects."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Planned:
-    """What a sweep will do."""
+    """Plan of a sweep: cells to run, and combinations left out with the reason."""
 
     sweep: Sweep
     cells: tuple[RunConfig, ...]
@@ -79,9 +79,9 @@ class Planned:
 class _Arm:
     words: str
     config: RunConfig
-    """Resolved, where it can work."""
+    """Configuration of the arm, resolved where it can work."""
     reason: str | None
-    """Why it cannot work."""
+    """Reason why the arm cannot work."""
     notes: tuple[str, ...]
     is_included: bool
     is_late: bool
@@ -116,7 +116,7 @@ def read_sweep(name: str, folder: Path = SWEEPS) -> Sweep:
 
 
 def _values(path: Path) -> dict[str, Any]:
-    """What a file says; with `like: NAME` on top of what NAME beside it says, its overrides behind those."""
+    """Values of a sweep file; with `like: NAME` on top of those of NAME beside it, its overrides behind those."""
     values = read_yaml(path)
     if "like" not in values:
         return values

@@ -1,4 +1,4 @@
-"""The queue of a sweep: what has a result, running what has none, one sweep at a time in a results folder.
+"""Queue of a sweep: cells without a result run, one sweep at a time in a results folder.
 
 Every planned cell leaves a record, impossible ones too (status `skipped`). A file that is no record of the sweep stops
 everything before it starts and is left alone.
@@ -33,7 +33,7 @@ _SETTINGS = TypeAdapter[dict[str, Any]](Settings)
 
 
 def records_folder(launch: Launch) -> Path:
-    """Where the records of a sweep are."""
+    """Folder of the records of a sweep."""
     return runs_folder(launch.results, launch.sweep)
 
 
@@ -117,7 +117,7 @@ def run_sweep(
 
 
 def _note_impossible(planned: Planned, launch: Launch, known: dict[str, RunResult]) -> dict[str, RunResult]:
-    """A record of every impossible cell, so that tables show it; a finished result of old is left as it is."""
+    """Write a record of every impossible cell, so that tables show it; a finished result of old is left as it is."""
     records: dict[str, RunResult] = {}
     for cell, reason in planned.impossible:
         old = known.get(run_id(cell))
@@ -131,7 +131,7 @@ def _note_impossible(planned: Planned, launch: Launch, known: dict[str, RunResul
 
 
 def take_over(cells: Sequence[RunConfig], launch: Launch) -> list[tuple[RunConfig, RunResult]]:
-    """Records of cells that another sweep of the same results folder finished, copied into this sweep: the same cell
+    """Copy records of cells that another sweep of the same results folder finished into this sweep: the same cell
     is not run twice. Drafts stay where they are, and so do files that cannot be read and cells that ran on another
     number of GPUs or machines."""
     elsewhere: dict[str, list[Path]] = {}
@@ -158,7 +158,7 @@ def take_over(cells: Sequence[RunConfig], launch: Launch) -> list[tuple[RunConfi
 
 @contextmanager
 def _lock(results: Path) -> Iterator[None]:
-    """One sweep at a time in a results folder."""
+    """Hold the lock of a results folder, in which one sweep runs at a time."""
     try:
         results.mkdir(parents=True, exist_ok=True)
         handle = (results / ".lock").open("a+")

@@ -1,4 +1,4 @@
-"""What is started again and what is not started any more: classes of failure, attempts, and the time limit of a sweep.
+"""Retries and the time limit of a sweep: classes of failure, and attempts at a cell.
 
     jobs -> round of the launcher -> out of memory: with layer checkpoints, then with halved micro-batches
                                      lost, hung, crowded out: again, a bounded number of times
@@ -26,11 +26,11 @@ from harness.run.cell import work_folder
 from harness.sweep.launchers.job import Admit, Event, Job
 
 MAX_LOST = 2
-"""How often a cell that was lost or hung is started again."""
+"""Restarts of a cell that was lost or hung, at most."""
 MAX_MEMORY = 3
-"""How often a cell that ran out of memory is started again with a thriftier launch, which leaves its run id alone."""
+"""Restarts of a cell that ran out of memory, at most, each with a thriftier launch, which leaves its run id alone."""
 MIN_TOKENS = 256
-"""Below this, half a micro-batch saves nothing worth a start."""
+"""Smallest micro-batch in tokens: halving further saves too little memory for another attempt."""
 OUT_OF_MEMORY = re.compile(
     r"^(?:torch\.)?OutOfMemoryError\b|^MemoryError\b|^(?:RuntimeError|AcceleratorError): .*(?:can't allocate memory"
     r"|CUDA out of memory|CUDA [Ee]rror: out of memory|CUBLAS_STATUS_ALLOC_FAILED)|^OSError: \[Errno 12\]",
@@ -43,9 +43,9 @@ CROWDED = re.compile("EADDRINUSE|node running low on memory")
 listen there; Ray saw the machine's memory full and killed processes."""
 MEMORY, LOST = "out of memory", "lost"
 PACE_CELLS = 3
-"""From so many finished cells on, their own speed corrects the predictions for the rest."""
+"""Number of finished cells from which on their own speed corrects the predictions for the rest."""
 MARGIN = 1.1
-"""A cell is started if it would end in time even if it took so many times as long as predicted."""
+"""Factor on the predicted time of a cell: it is started if it would still end in time."""
 
 
 class Runner(Protocol):
@@ -90,11 +90,11 @@ def _thriftier(launch: Launch) -> tuple[str, Any] | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Limit:
-    """Until when cells may run, and how fast they turn out to be. Times are of `clock`, in seconds."""
+    """Time limit of a sweep, and the measured speed of its cells. Times are of `clock`, in seconds."""
 
     end: float
     predict: Callable[[RunConfig], float]
-    """Seconds a whole cell takes."""
+    """Predicted seconds of a whole cell."""
     clock: Callable[[], float] = time.monotonic
     ratios: list[float] = field(default_factory=list[float])
     """Measured over predicted time of cells that ran here from their first step to their last, sorted."""

@@ -30,7 +30,7 @@ def check_rule(rule: Rule) -> None:
 
 
 def in_words(rule: Rule) -> str:
-    """As overrides, `|` between values."""
+    """Write a rule as overrides, with `|` between values."""
     return " ".join(f"{key}={'|'.join(map(_word, v)) if isinstance(v, list) else _word(v)}" for key, v in rule.items())
 
 
@@ -48,7 +48,7 @@ def matches(config: RunConfig, rule: Rule) -> bool:
 
 
 def _word(value: Any) -> str:
-    """A value as an override has it."""
+    """Write a value as an override has it."""
     if isinstance(value, (tuple, list)):
         return f"[{','.join(map(_word, value))}]"
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,5 +1,21 @@
 """Tasks: prompts as token ids, reference answers, and the raw 0/1 metric of a response.
 
+    chain.py               running sums mod 10, with an imperfect demonstrator
+    sort.py                n digits sorted
+    count.py               random prompts for timing, nothing to learn
+    digits.py              questions of random digits, for those three
+    wordmath.py            word problems with written-out solutions
+    wordmath_problems.py   random problems, and their solutions
+    wordmath_language.py   their vocabulary and wordings
+    wordmath_check.py      checks of a response, and its first mistake
+    math_data.py           mathematical question sets in their publishers' columns
+    math_reward.py         scores of mathematical answers
+    math_worker.py         the process that grades them with math-verify
+    reasoning_gym.py       tasks of the reasoning-gym library
+    text_tokens.py         text as token ids, by a model's tokenizer
+    data_files.py          rows of parquet and JSON-lines files
+    prompt_order.py        the order of a run's training prompts
+
 A task is a value: what it samples is a function of (split, index) alone, so the loop owns all randomness by choosing
 indices. Left out: reward shaping (overlong penalty and filtering), which belongs to the algorithm.
 """
@@ -26,7 +42,7 @@ class Item:
     prompt: tuple[int, ...]
     """Token ids, no padding."""
     reference: str
-    """What the score compares with; its form is the task's own."""
+    """Answer that the score compares with; its form is the task's own."""
     key: str
     """Hash of the question's content: equal keys are the same question."""
 
@@ -40,11 +56,11 @@ class Score:
     is_parsable: bool
     """False where no answer could be read. Such a response earns 0 but is counted apart from a wrong one."""
     failure: str | None = None
-    """What goes wrong first on the way to the answer, where a task can say; an answer may be right all the same."""
+    """First mistake on the way to the answer, where a task can say; an answer may be right all the same."""
 
 
 class Task(Protocol):
-    """What the loop, the base trainer and the reports use of a task."""
+    """A task as the loop, the base trainer and the reports use it."""
 
     @property
     def name(self) -> str: ...

@@ -24,7 +24,7 @@ from harness.tasks.digits import answer_ids, check_options, draw_digits, exact_m
 RULE = 1
 """Version of the questions, the demonstrator and the scoring."""
 HABIT = 0.7
-"""How often a misconception is acted on, before rounding to a whole number of (sum, digit) pairs."""
+"""Share of the cases in which a misconception is acted on, before rounding to a whole number of (sum, digit) pairs."""
 
 
 @dataclass(frozen=True)
@@ -98,11 +98,11 @@ class Chain:
     n: int = 8
     """Digits per question."""
     accuracy: float = 0.35
-    """Of the demonstrator: the share of its answers that are right throughout. 1 is flawless."""
+    """Share of the demonstrator's answers that are right throughout. 1 is flawless."""
     misconceptions: float = 0.6
     """Share of its errors that are systematic."""
     vocab_size: int = 32
-    """Of the character tokenizer, hence of the model: 32 or 128. The ids in use are the same."""
+    """Vocabulary of the character tokenizer, hence of the model: 32 or 128. The ids in use are the same."""
     name: str = field(default="chain", init=False)
     eos_id: int = field(default=EOS_ID, init=False)
     pad_id: int = field(default=PAD_ID, init=False)

@@ -45,5 +45,5 @@ class Count:
         return [Score(reward=list(r).count(13) / len(r), is_parsable=True) for r in responses]
 
     def content_hash(self) -> str:
-        """Of the sizes: nothing else decides."""
+        """Hash of the sizes: nothing else decides."""
         return text_hash([self.name, *map(str, (self.prompt_tokens, self.max_new_tokens, self.vocab_size))])

@@ -120,7 +120,7 @@ def _json_lines(file: Path, index: str | None, seen: set[Any]) -> Iterator[tuple
 
 
 def _is_new(row: Mapping[str, Any], index: str, seen: set[Any]) -> bool:
-    """Whether no row before had this row's label; a row without one is always new."""
+    """True where no row before had this row's label; a row without one is always new."""
     label = _value(row, index)
     is_new = label is None or label not in seen
     seen.add(label)

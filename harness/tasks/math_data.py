@@ -38,7 +38,7 @@ TEMPLATE = "{question}\n\nReason step by step, then give the final answer within
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """Where a question set is, and which of its columns mean what."""
+    """Place of a question set, and the meaning of its columns."""
 
     hub: str
     folder: str | None = None

@@ -42,7 +42,8 @@ def last_boxed(text: str) -> str | None:
 
 
 def last_hashed(text: str) -> str | None:
-    """What GSM8K writes after its last `####`: its first word if a number, else the line. None if there is none."""
+    """Answer that GSM8K writes after its last `####`: its first word if a number, else the line. None if there is
+    none."""
     _, mark, rest = text.rpartition("####")
     line = rest.strip().split("\n")[0].strip()
     if not mark or not line:

@@ -60,7 +60,7 @@ class GymTask(TextTask):
     dataset: Any
     """A `reasoning_gym` procedural data set."""
     version: str
-    """Of the library: a new one may ask other questions."""
+    """Version of the library: a new one may ask other questions."""
     tokens: TextTokenizer
     num_train: None = None
     evaluated: list[int] = field(default_factory=list[int])
@@ -145,14 +145,14 @@ def build_reasoning_gym(name: str, options: Mapping[str, Any], tokenizer_folder:
 
 
 def extract_tagged(text: str) -> str | None:
-    """What stands between the last <answer> and the </answer> after it, stripped; None if either is missing."""
+    """Text between the last <answer> and the </answer> after it, stripped; None if either is missing."""
     _before, opened, rest = text.rpartition("<answer>")
     answer, closed, _ = rest.partition("</answer>")
     return answer.strip() if opened and closed else None
 
 
 def executes_answers(source: str) -> bool:
-    """Whether Python source calls anything that could run a string it is given."""
+    """True where Python source calls anything that could run a string it is given."""
     calls = (node.func for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call))
     names = {call.id if isinstance(call, ast.Name) else getattr(call, "attr", "") for call in calls}
     return bool(names & EXECUTING)

@@ -21,7 +21,7 @@ class Sort:
     n: int = 8
     """Digits per question."""
     vocab_size: int = 32
-    """Of the character tokenizer, hence of the model: 32 or 128. The ids in use are the same."""
+    """Vocabulary of the character tokenizer, hence of the model: 32 or 128. The ids in use are the same."""
     name: str = field(default="sort", init=False)
     eos_id: int = field(default=EOS_ID, init=False)
     pad_id: int = field(default=PAD_ID, init=False)

@@ -17,7 +17,7 @@ Message = Mapping[str, str]
 
 @dataclass(frozen=True, eq=False)
 class TextTokenizer:
-    """What a text task needs of a tokenizer."""
+    """A tokenizer as a text task needs it."""
 
     tokenizer: Any
     """A `tokenizers.Tokenizer`."""
@@ -36,7 +36,7 @@ class Limited(Protocol):
 
 
 class TextTask:
-    """What every text task takes from its options and its tokenizer. A base of frozen dataclasses, without state."""
+    """Options and tokenizer of every text task. A base of frozen dataclasses, without state."""
 
     options: Limited
     tokens: TextTokenizer

@@ -70,7 +70,8 @@ class Wordmath:
     reward: Reward = "answer"
     """answer: the final number must be right. path: every sentence must be, so that the text cannot drift."""
     vocab_size: int = 512
-    """Of the word tokenizer, hence of the model: 160 (ordered layout alone) or 512. The ids in use are the same."""
+    """Vocabulary of the word tokenizer, hence of the model: 160 (ordered layout alone) or 512. The ids in use are the
+    same."""
     name: str = field(default="wordmath", init=False)
     eos_id: int = field(default=EOS_ID, init=False)
     pad_id: int = field(default=PAD_ID, init=False)

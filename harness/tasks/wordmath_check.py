@@ -26,7 +26,7 @@ from harness.tasks.wordmath_language import (
 from harness.tasks.wordmath_problems import Step, applied, read_chain
 
 Failure = Literal["plan", "operation", "operand", "constant", "arithmetic", "form"]
-"""What goes wrong first in a response:
+"""First mistake in a response:
 
     plan        a plan line names other quantities than those that are needed next, or a line is missing or too many
     operation   a calculation uses another operation than the statement says
@@ -51,7 +51,7 @@ def stated_answer(response: Sequence[int], layout: Layout) -> str | None:
 
 
 def failure(reference: str, response: Sequence[int], layout: Layout) -> Failure | None:
-    """What goes wrong first in a response to the problem whose chain is `reference` (`wordmath_problems.written`);
+    """First mistake in a response to the problem whose chain is `reference` (`wordmath_problems.written`);
     None where the whole path is right. A response is token ids without padding, its EOS included if sampled."""
     chain = _chain(reference)
     lines, _ = sentences(response)
@@ -88,7 +88,7 @@ def _match(patterns: Sequence[re.Pattern[str]], line: str) -> dict[str, str] | N
 
 
 def _planned(step: Step) -> dict[str, str]:
-    """What a plan line for `step` must name."""
+    """Names that a plan line for `step` must have."""
     names = {"who": step.who, "what": step.what, "from_who": step.from_who, "from_what": step.from_what}
     if step.op in (SUM, DIFFERENCE):
         names |= {"other_who": step.other_who, "other_what": step.other_what}
@@ -96,7 +96,7 @@ def _planned(step: Step) -> dict[str, str]:
 
 
 def _wrong_step(step: Step, said: Mapping[str, str], before: int) -> Failure | None:
-    """What is wrong with one calculation; `before` is the value that it must start from."""
+    """Mistake in one calculation; `before` is the value that it must start from."""
     if said["who"] != WORDS[step.who] or said.get("what", WORDS[step.what]) != WORDS[step.what]:
         return "operand"
     if (step.op == GIVEN) != ("sign" not in said):

@@ -25,7 +25,7 @@ keys boxes ropes bells drums flags lamps masks nails ovens pots quilts rugs sock
 dolls eggs gems hooks jars kites leaves maps owls pins roses seeds tiles vans wands axes bowls combs darts forks gloves
 jugs knives"""
 NUM_FEW_ITEMS, NUM_FEW_NAMES = 16, 40
-"""Of the smaller vocabulary."""
+"""Items and names of the smaller vocabulary."""
 _NAMES = ["".join(parts) for parts in product("BDFGHJKLMNPRSTVZ", "aeiou", ("lan", "rik", "mo", "zet", "dan"))]
 _SPREAD = [_NAMES[(i * 37) % len(_NAMES)] for i in range(len(_NAMES))]
 """37 is prime to 400: every name once, and neighbours differ in their first letters."""

@@ -56,7 +56,7 @@ REUSE = 0.12
 """Share of quantities whose name stands in the problem already, with another item. Where most names do, nothing is
 learnt."""
 RECENT = 0.4
-"""How often a second quantity is one that was stated on its own, and not one of the chain."""
+"""Share of second quantities that were stated on their own, and are none of the chain."""
 SHARES = {
     "shuffled": (
         (0.27, 0.54, 0.61, 0.66, 0.72, 0.86, 1.0),
@@ -95,7 +95,7 @@ class Problem(NamedTuple):
 
 
 class Rules(NamedTuple):
-    """What a problem is made of."""
+    """Rules by which a problem is made."""
 
     n: int
     layout: Layout
@@ -189,7 +189,7 @@ def _derived(rng: random.Random, rules: Rules, source: Step, others: Sequence[St
 
 
 def applied(op: int, value: int, number: int) -> int | None:
-    """What an operation makes of a value and a number; None where it has no whole result."""
+    """Result of an operation on a value and a number; None where it has no whole result."""
     if op in (ADD, SUM):
         return value + number
     if op in (SUBTRACT, DIFFERENCE):

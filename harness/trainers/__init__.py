@@ -1,1 +1,7 @@
-"""Trainers: who holds the weights and takes the optimizer steps."""
+"""Trainers: who holds the weights and takes the optimizer steps.
+
+corrected_step.py   the update recipe of a batch: correct it, correct each update, its loss and metrics
+evaluation.py       sampled accuracy on held-out questions, and its record
+local/              one process: float32 masters, forward, backward, optimizer
+verl/               verl on Ray: FSDP and vLLM's servers
+"""

@@ -143,7 +143,7 @@ def test_unequal_tensor_scales_of_a_fused_matrix_are_refused() -> None:
         engine.load_weights(iter([*weights(model), *given]))
 
 
-# compensation.md 1.7 and newer.md 6: packed codes are the trainer's
+# compensation.md 1.6 and 1.7: packed codes are the trainer's
 
 
 @pytest.mark.parametrize("name", ["int4_g32", "int4_g32_qat", "int3_g32", "nvfp4"])

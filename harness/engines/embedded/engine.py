@@ -36,7 +36,7 @@ dropping takes twice the time where lengths spread over 3 x the mean."""
 CPU_BLOCK_TOKENS = 1152
 """Prompt tokens of one prefill on a CPU: a sixth faster than 4608 at sizes xs and m, which spill its cache."""
 GPU_CHECK_EVERY = 8
-"""How often a GPU is asked whether rows have ended, in steps; a CPU is asked at every step."""
+"""Steps between two questions to a GPU whether rows have ended; a CPU is asked at every step."""
 
 
 class EmbeddedEngine:
@@ -118,7 +118,7 @@ class EmbeddedEngine:
         return out
 
     def _sample(self, requests: Requests, rows: Tensor, draws: torch.Generator | None) -> Transcript:
-        """One chunk: `rows` [R] int64 are its prompts' numbers."""
+        """Sample one chunk; `rows` [R] int64 are its prompts' numbers."""
         logits, lens, mask, length = self._start(requests, rows)
         out, gains = self._transcript(rows, requests), head_gains(self.weights)
         cos, sin = self._tables(length + requests.max_new_tokens)
@@ -217,7 +217,7 @@ class EmbeddedEngine:
                 self._read(prompts)
 
     def _read(self, prompts: Sequence[Sequence[int]]) -> None:
-        """One prefill of every prompt, those of one length together: padding must not count."""
+        """Prefill every prompt, those of one length together, because padding must not count."""
         requests = requests_of(prompts, 1, 1, 0.0, self.config)
         with torch.inference_mode():
             for length in sorted({len(prompt) for prompt in requests.prompts}):
@@ -227,7 +227,8 @@ class EmbeddedEngine:
                     list(self._prefill(ids, None, None))
 
     def realized_plan(self) -> Passport:
-        """Read back from live memory. RuntimeError where a format did not take effect or the weights were changed."""
+        """Passport read back from live memory. RuntimeError where a format did not take effect or the weights were
+        changed."""
         self._check_ready(wants_residual=True)
         model = self.trainer_model
         return Passport(
@@ -239,7 +240,7 @@ class EmbeddedEngine:
         )
 
     def sync_metrics(self) -> dict[str, float]:
-        """Of the last load: "code_flip_rate" since the load before, "saturated_frac"."""
+        """Numbers of the last load: "code_flip_rate" since the load before, "saturated_frac"."""
         return self.weights.metrics()
 
     def sleep(self) -> None:

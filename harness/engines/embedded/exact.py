@@ -43,7 +43,7 @@ def parameter_records(model: Decoder) -> tuple[TensorRecord, ...]:
 
 
 def input_formats(model: Decoder) -> dict[str, str]:
-    """What enters each linear layer of the blocks, by the weight's name: the module's own format, else fp32."""
+    """Formats of the inputs of the blocks' linear layers, by the weight's name: the module's own format, else fp32."""
     linears = [(name, module) for name, module in model.named_modules() if name.endswith("_proj")]
     formats = {name: getattr(module, "fmt", None) for name, module in linears}
     return {f"{name}.weight": fmt.name if isinstance(fmt, Format) else "fp32" for name, fmt in formats.items()}
@@ -52,7 +52,7 @@ def input_formats(model: Decoder) -> dict[str, str]:
 def sample_exact(
     model: Decoder, requests: Requests, rows: Tensor, draws: torch.Generator | None, out: Transcript
 ) -> Transcript:
-    """One chunk: `rows` [R] int64 are its prompts' numbers. `draws` None: greedy."""
+    """Sample one chunk; `rows` [R] int64 are its prompts' numbers. `draws` None: greedy."""
     steps, device = requests.max_new_tokens, out.tokens.device
     chosen = [requests.prompts[i] for i in rows.tolist()]
     width = max(map(len, requests.prompts)) + steps  # of the whole call, so that every chunk has one shape

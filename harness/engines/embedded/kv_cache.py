@@ -74,7 +74,7 @@ class KVCache:
         self._lay_out(rows, self._roomy(length))
 
     def num_bytes(self) -> int:
-        """Memory held."""
+        """Bytes of memory held."""
         return sum(buffer.nbytes for buffer in (*self._storage, self._spare))
 
     def _roomy(self, length: int) -> int:
@@ -111,7 +111,7 @@ class KVCache:
         self._move(len(rows), self.slots, lambda old: old[:, :, :length].index_select(0, rows))
 
     def _move(self, rows: int, slots: int, kept: Callable[[Tensor], Tensor]) -> None:
-        """Copy what `kept` [rows, K, length, D] takes of every buffer into another layout."""
+        """Copy the part `kept` [rows, K, length, D] of every buffer into another layout."""
         found: list[Tensor] = []
         old_shape, new_shape = (self.rows, self.slots), (rows, slots)
         for buffer in self._storage:

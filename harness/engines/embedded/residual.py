@@ -41,7 +41,8 @@ class ResidualChannels:
 
     @contextmanager
     def observed(self) -> Iterator[None]:
-        """What is computed inside decides the channels; inside there is no second pass. On an error they stay unset."""
+        """Context whose forward passes decide the channels, without a second pass. On an error they stay
+        unset."""
         sums: dict[str, Tensor] = {}
         handles: list[Any] = []
         for name, linear in self.linears.items():
@@ -69,7 +70,7 @@ class ResidualChannels:
 
 
 def _observe(sums: dict[str, Tensor], name: str, linear: nn.Module, args: tuple[Tensor, ...]) -> None:
-    """Add up |e| per channel over the rows that enter a linear layer."""
+    """Add up |e| per channel over the input rows of a linear layer."""
     assert isinstance(linear, EmulatedLinear)
     x, quantized = linear.entering(args[0])
     total = (x - quantized).abs().flatten(0, -2).sum(0, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""Drawing tokens: an exponential race over the full softmax, and the record of what was drawn.
+"""Sampling of tokens: an exponential race over the full softmax, and the record of what was drawn.
 
 Temperature is inside the log-probability. There is no top-p or top-k: what is scored is what was sampled.
 """
@@ -36,14 +36,14 @@ def pick(log_probs: Tensor, noise: Tensor | None) -> tuple[Tensor, Tensor]:
 
 
 class Transcript:
-    """What the rows of one batch have sampled so far, and which of them go on."""
+    """Tokens that the rows of one batch have sampled so far, and the rows that go on."""
 
     def __init__(self, rows: int, max_new_tokens: int, eos_id: int, pad_id: int, device: torch.device) -> None:
         self.eos_id, self.pad_id = eos_id, pad_id
         self.tokens = torch.full((max_new_tokens, rows), pad_id, dtype=torch.int64, device=device)
         self.logp = torch.zeros(max_new_tokens, rows, device=device)
         self.is_alive = torch.ones(rows, dtype=torch.bool, device=device)
-        """By computed row, like `rows`."""
+        """True per computed row, like `rows`, while it has not ended."""
         self.rows: Tensor | None = None
         """Original row of every row still computed, [n] int64; None while that is all of them."""
         self.num_steps = 0
@@ -51,11 +51,11 @@ class Transcript:
         """Per step [rows, V] float32 nats, 0 for rows that have ended; None: not kept."""
 
     def keep_log_probs(self) -> None:
-        """From now on the whole distribution of every step is kept."""
+        """Keep the whole distribution of every step from now on."""
         self.log_probs = []
 
     def record_log_probs(self, log_probs: Tensor) -> None:
-        """The distribution [computed rows, V] of the step that `record` is called for next."""
+        """Keep the distribution [computed rows, V] of the step that `record` is called for next."""
         if self.log_probs is not None:
             whole = log_probs.new_zeros(self.tokens.shape[1], log_probs.shape[1])
             rows = slice(None) if self.rows is None else self.rows
@@ -63,7 +63,7 @@ class Transcript:
             self.log_probs.append(whole)
 
     def record(self, token: Tensor, logp: Tensor) -> None:
-        """One step of every computed row; rows that have ended keep their padding."""
+        """Record one step of every computed row; rows that have ended keep their padding."""
         token = torch.where(self.is_alive, token, self.pad_id)
         logp = torch.where(self.is_alive, logp, 0.0)
         t, self.num_steps = self.num_steps, self.num_steps + 1
@@ -95,7 +95,7 @@ class Transcript:
 
 
 def join(parts: list[Rollout], width: int | None) -> Rollout:
-    """Batches of one call as one rollout, `width` tokens wide (None: the longest response)."""
+    """Join the batches of one call into one rollout, `width` tokens wide (None: the longest response)."""
     names = [name for name in Rollout.__dataclass_fields__ if getattr(parts[0], name) is not None]
     fields = {name: torch.cat([getattr(part, name) for part in parts]) for name in names}
     width = int(fields["lengths"].max()) if width is None else width

@@ -26,16 +26,16 @@ class Slab:
     """Tensors quantized in one call, and where their values live."""
 
     names: tuple[tuple[str, ...], ...]
-    """[layer][part] as the passport calls them."""
+    """Names in the passport, [layer][part]."""
     sources: tuple[str, ...]
-    """As the stream calls them, layer by layer: the head of a tied model comes from the embedding."""
+    """Names in the weight stream, layer by layer: the head of a tied model comes from the embedding."""
     rows: tuple[int, ...]
     """Rows of each part."""
     fmt: Format
     live: Tensor
     """View of the memory that the forward pass reads: [layers, sum of rows, ...], or [sum of rows, ...]."""
     is_stacked: bool
-    """`live` has the layer axis."""
+    """True where `live` has the layer axis."""
 
 
 def cut(
@@ -123,7 +123,7 @@ def _as_bytes(x: Tensor) -> np.ndarray:
 
 
 def _share(stored: np.ndarray, slab: Slab, layer: int, rows: slice) -> np.ndarray:
-    """What of a slab's codes, scales or zero points (as bytes) belongs to one tensor."""
+    """One tensor's share of a slab's codes, scales or zero points (as bytes)."""
     if stored.ndim == 1:
         return stored
     if slab.fmt.element == "nf4" and stored.ndim == 2:  # flat scales, one part

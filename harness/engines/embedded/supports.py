@@ -1,4 +1,4 @@
-"""What the embedded engine can emulate, as capability names."""
+"""Capability names of the embedded engine: the formats and features that it emulates."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ GROUP_SIZES = (8, 16, 32, 64, 128, 256)
 
 
 def _is_activation(fmt: Format) -> bool:
-    """Formats whose scales are made from the input alone, row by row or over the batch."""
+    """Does a format make its scales from the input alone, row by row or over the batch?"""
     if fmt.tile is None:
         return True
     return (

@@ -35,7 +35,7 @@ PER_LAYER = {"input_gain": "input_layernorm.weight", "post_gain": "post_attentio
 
 @dataclass(frozen=True, kw_only=True)
 class FusedLayer:
-    """One block, as the forward pass wants it. Every tensor is a view of `LiveWeights.stacks`."""
+    """Weights of one block as the forward pass reads them. Every tensor is a view of `LiveWeights.stacks`."""
 
     qkv: EmulatedLinear
     out: EmulatedLinear
@@ -46,7 +46,7 @@ class FusedLayer:
 
 
 def base_format(plan: Plan) -> Format:
-    """What the engine's tensors are by default: fp32 or fp16 where the plan's weights are that, else bf16."""
+    """Default format of the engine's tensors: fp32 or fp16 where the plan's weights are that, else bf16."""
     fmt = plan.rollout_weights
     return fmt if fmt is not None and fmt.element in ("fp32", "fp16") else format_named("bf16")
 
@@ -183,8 +183,8 @@ class LiveWeights:
         return stream.kv
 
     def metrics(self) -> dict[str, float]:
-        """Of the last load: "code_flip_rate" since the load before, over the linear layers (NaN at the first), and
-        "saturated_frac" of the tensors that came with a scale (0 where none did)."""
+        """Numbers of the last load: "code_flip_rate" since the load before, over the linear layers (NaN at the first),
+        and "saturated_frac" of the tensors that came with a scale (0 where none did)."""
         before = {slab.names: q for slab, q in self.previous}
         flips = [
             (q.codes.numel(), code_flips(q, before[slab.names]))
@@ -195,7 +195,7 @@ class LiveWeights:
         return {"code_flip_rate": flip_rate, "saturated_frac": mean_by_count(self.saturated)}
 
     def acts(self) -> dict[str, str]:
-        """What enters each linear layer, by the weight's name: read from the live modules."""
+        """Formats of the inputs of each linear layer, by the weight's name: read from the live modules."""
         found: dict[str, str] = {}
         for key, linear in self.linears.items():
             layer, name = key.split(".")
@@ -206,8 +206,8 @@ class LiveWeights:
 
     @torch.no_grad()
     def records(self) -> tuple[TensorRecord, ...]:
-        """What every live tensor is. Raises RuntimeError where the memory that the forward pass reads is not, bit for
-        bit, what the codes and scales of the last load stand for."""
+        """Records of every live tensor. Raises RuntimeError where the memory that the forward pass
+        reads is not, bit for bit, what the codes and scales of the last load stand for."""
         for key, linear in self.linears.items():
             layer, name = key.split(".")
             if linear.weight.data_ptr() != self.stacks[name][int(layer)].data_ptr():

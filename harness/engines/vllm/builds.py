@@ -1,4 +1,4 @@
-"""The two builds of vLLM that the engine knows, and what differs between them: one table.
+"""The two builds of vLLM that the engine knows, and their differences as one table.
 
 A pair of formats (weights, inputs of the linear layers) is listed where it was seen to be in force (`passport.py`
 measures it in every run), and refused with its reason where the build fails, or accepts it and does nothing. Left out:
@@ -24,13 +24,13 @@ class Build:
 
     name: str
     version: str
-    """The only one that is accepted."""
+    """The only version of vLLM that is accepted."""
     torch: str
-    """Where its torch begins with this."""
+    """Beginning of the torch version that this build comes with."""
     pairs: frozenset[tuple[str, str]]
     """(format of the weights, format of what enters the linear layers; "base" is the engine's dtype)."""
     refused: Mapping[str, str]
-    """Format -> why it cannot be had."""
+    """Format -> reason why it cannot be had."""
     min_capability: Mapping[str, int]
     """Format of the weights -> 10 x the compute capability that its kernel needs."""
     cpu_flags: Mapping[str, str]
@@ -42,7 +42,7 @@ class Build:
     reads_host_scales: bool
     """The attention kernel takes the cache's scales from the host's copies, not from the device."""
     head_dims: tuple[int, ...]
-    """That the attention kernel takes."""
+    """Head dimensions that the attention kernel takes."""
     multiples: Mapping[str, tuple[int, int]]
     """Format of the weights -> (rows, columns) of a linear layer must be multiples of these."""
 
@@ -110,7 +110,7 @@ def kind_of(name: str) -> str:
 
 
 def supports(build: Build) -> frozenset[str]:
-    """What the build can do, as `harness.api.RolloutEngine.supports` says it."""
+    """Capabilities of the build, as `harness.api.RolloutEngine.supports` says it."""
     names: set[str] = {"sampler:cached", "adapters"}
     for weights, acts in build.pairs:
         bits = weights.removeprefix("int").removesuffix("_group")

@@ -1,4 +1,4 @@
-"""Four seams of vLLM's CPU build, and what stands in for them.
+"""Corrections of vLLM's CPU build in four places.
 
 * Attention uses AMX tiles where the processor has them, but nobody asks the kernel for them, which Linux wants once a
   process: an illegal instruction, unless oneDNN happened to ask before. Here they are asked for.
@@ -36,7 +36,7 @@ def multiply_codes(
 
 
 def apply() -> None:
-    """Mend all four in this process; harmless when called again."""
+    """Apply all four corrections in this process; harmless when called again."""
     allow_tiles()
     from vllm import _custom_ops  # pyright: ignore[reportAttributeAccessIssue]
     from vllm.model_executor.kernels.linear.scaled_mm import pytorch as fp8_kernels

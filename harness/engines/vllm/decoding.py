@@ -31,7 +31,7 @@ RETIRE_AT = 0.125
 
 
 class Samples:
-    """What was sampled: N rows of at most T tokens."""
+    """Sampled tokens and log-probs: N rows of at most T tokens."""
 
     def __init__(self, num_rows: int, max_new_tokens: int, *, eos_id: int, pad_id: int, vocab_size: int | None) -> None:
         """`vocab_size`: keep the whole distribution of every token; None: the sampled token's log-prob alone."""
@@ -41,12 +41,12 @@ class Samples:
         self.logp = np.zeros(shape, np.float32)
         self.lengths = np.zeros(num_rows, np.int64)
         self.has_ended = np.zeros(num_rows, np.bool_)
-        """By the end-of-sequence token."""
+        """True per row that has ended by the end-of-sequence token."""
         self.log_probs = None if vocab_size is None else np.zeros((*shape, vocab_size), np.float32)
 
     def record(self, rows: Sequence[int], output: Any) -> None:
-        """One step's tokens, `rows` being those of vLLM's ModelRunnerOutput; rows that ended before, and those whose
-        prompt was not read to its end, have none."""
+        """Record one step's tokens, `rows` being those of vLLM's ModelRunnerOutput; rows that ended before, and those
+        whose prompt was not read to its end, have none."""
         tokens = output.sampled_token_ids
         all_rows = np.asarray(rows, np.int64)
         has_token = np.fromiter(map(len, tokens), np.int64, len(tokens)) > 0
@@ -66,7 +66,7 @@ class Samples:
 def sample(
     llm: Any, prompts: Sequence[Sequence[int]], sampling: Any, samples: Samples, *, lora_request: Any = None
 ) -> None:
-    """One response per prompt, in `samples`. `sampling` is a `SamplingParams` with n = 1 and `logprobs`; its
+    """Sample one response per prompt into `samples`. `sampling` is a `SamplingParams` with n = 1 and `logprobs`; its
     `max_tokens` is the width of `samples`."""
     engine = llm.llm_engine
     core = engine.engine_core.engine_core
@@ -129,7 +129,7 @@ def _take(future: Any, samples: Samples, rows: dict[str, int]) -> None:
 
 
 def _moved(planned: Any, step: int) -> Any:
-    """`planned` as vLLM's scheduler would say it `step` tokens later."""
+    """The plan that vLLM's scheduler would make `step` tokens after `planned`."""
     cached = planned.scheduled_cached_reqs
     moved = replace(
         cached, all_token_ids={}, new_block_ids=[None] * len(cached.req_ids),
@@ -140,7 +140,7 @@ def _moved(planned: Any, step: int) -> Any:
 
 
 def _tell(scheduler: Any, samples: Samples, names: Sequence[str], index: Any, before: Any, steps: int) -> None:
-    """What the requests got in `steps` steps, and which of them are finished."""
+    """Tell vLLM's scheduler the tokens of `steps` steps, and the requests that are finished."""
     from vllm.v1.request import RequestStatus
 
     stopped, full = list[str](), list[str]()
@@ -159,7 +159,7 @@ def _tell(scheduler: Any, samples: Samples, names: Sequence[str], index: Any, be
 
 @contextmanager
 def _reserved(scheduler: Any) -> Iterator[None]:
-    """Whatever is scheduled inside gets cache for `AHEAD` more tokens."""
+    """Context in which scheduled requests get cache for `AHEAD` more tokens."""
     usual = scheduler.num_lookahead_tokens
     scheduler.num_lookahead_tokens = AHEAD
     try:

@@ -6,7 +6,7 @@
 
 One process holds one engine: no copies of weights between processes, nothing left behind by a crash, and a trainer on
 the same device hands its tensors over as they are. Draws come from torch's generator, seeded per call, so a batch is
-reproducible as a whole. Left out: several GPUs (`trainers/verl.py` drives vLLM's servers), truncated sampling.
+reproducible as a whole. Left out: several GPUs (`harness.trainers.verl` drives vLLM's servers), truncated sampling.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ class VLLMEngine:
         return self._rollout(samples)
 
     def _slot(self) -> AdapterSlot | None:
-        """Where adapters of the rollout go; None where the plan has none."""
+        """Slot for the rollout's adapters; None where the plan has none."""
         adapters = at_rollout(self.plan.adapters)
         return None if adapters is None else AdapterSlot(self.llm, adapters, self.shapes, Path(self.folder.name))
 
@@ -178,15 +178,15 @@ class VLLMEngine:
         self.llm.reset_prefix_cache()
 
     def calibrate_residual(self, prompts: Sequence[Sequence[int]]) -> None:
-        """vLLM has no second pass; a plan that wants one is refused at the start."""
+        """Nothing to do: vLLM has no second pass, and a plan that wants one is refused at the start."""
 
     def realized_plan(self) -> Passport:
-        """Measured on the live kernels. RuntimeError where a format is not in force."""
+        """Passport measured on the live kernels. RuntimeError where a format is not in force."""
         self._check_ready()
         return self.weights.realized_plan(self.build, "vllm")
 
     def sync_metrics(self) -> dict[str, float]:
-        """Of the last load: "code_flip_rate" since the load before, "saturated_frac"."""
+        """Numbers of the last load: "code_flip_rate" since the load before, "saturated_frac"."""
         return self.weights.sync_metrics()
 
     def sleep(self) -> None:
@@ -265,7 +265,7 @@ def root_cause(error: BaseException) -> str:
 
 @contextmanager
 def seeded(seed: int, device: torch.device) -> Iterator[None]:
-    """torch's default generators start from `seed` inside, and are as before afterwards."""
+    """Context in which torch's default generators start from `seed`; they are as before afterwards."""
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
         yield

@@ -1,4 +1,4 @@
-"""The sender's side of a push: a checked stream -> tensors in the checkpoint format that vLLM was started for.
+"""Export of a push: a checked stream of weights -> tensors in the checkpoint format that vLLM was started for.
 
 Quantized with the trainer's quantizer, from the tensor rounded to the engine's dtype, as the embedded engine does: both
 engines and every method share codes. Parts of one fused matrix share a tensor-level scale.
@@ -21,12 +21,12 @@ from harness.numerics.quantize import Quantized, has_tensor_scale, quantize, sat
 
 @dataclass(frozen=True, kw_only=True)
 class Export:
-    """What is pushed and what is remembered of it."""
+    """Tensors of a push, and what is remembered of them."""
 
     tensors: list[tuple[str, Tensor]]
-    """By checkpoint name, ordered by layer: codes and scales where quantized, else the tensor itself."""
+    """Tensors by checkpoint name, ordered by layer: codes and scales where quantized, else the tensor itself."""
     quantized: dict[str, Quantized]
-    """By the weight's name."""
+    """Quantized weights by their names."""
     saturated: list[tuple[int, float]]
     """(elements, share beyond the largest code) of tensors that came with a scale."""
 

@@ -1,4 +1,4 @@
-"""What a model and its cache need on a device, estimated from shapes before anything is loaded."""
+"""Memory that a model and its cache need on a device, estimated from shapes before anything is loaded."""
 
 from __future__ import annotations
 

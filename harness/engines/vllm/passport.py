@@ -1,4 +1,4 @@
-"""What a live vLLM model really computes with, measured on its own kernels.
+"""Passport of a live vLLM model: the weights and input formats that it computes with, measured on its own kernels.
 
 Each linear layer is asked: unit vectors give its weights back as the kernel applies them, and one random input tells
 which rounding its inputs go through, for the answer is nearer to that format's than to any other's. So a layout need
@@ -26,9 +26,9 @@ from harness.numerics.rounding import decode
 from harness.numerics.scales import stored_multiplier
 
 WEIGHT_TOLERANCE = 1.125 * 2.0**-8
-"""Relative: two roundings to bf16. One step of the widest code, 1 / 127, is more than its double."""
+"""Relative tolerance: two roundings to bf16. One step of the widest code, 1 / 127, is more than its double."""
 ACTS_TRIED = ("e4m3_token", "int8_token", "e4m3_1x128", "e4m3_1x128_ue8m0", "e4m3_tensor", "nvfp4_act", "mxfp8")
-"""What an input may turn out to be, beside its own dtype."""
+"""Formats that an input may turn out to have, besides its own dtype."""
 PROBE_ROWS = 8
 SAMPLE = 2**20
 """Elements of a plain tensor that are hashed."""
@@ -36,7 +36,8 @@ ALL_COLUMNS = 1024
 """Layers up to this many inputs are asked for every column, wider ones for SOME_COLUMNS of them."""
 SOME_COLUMNS = 64
 RUN = 4
-"""Neighbours among those: alone in its group of any size, an input is the group's maximum, which no rounding moves."""
+"""Neighbouring columns among those: alone in its group of any size, an input is the group's maximum, which no rounding
+moves."""
 
 Readings = dict[str, Tensor]
 """Format -> [PROBE_ROWS, C] float32: an input at the columns that are asked for, as that format reads it."""
@@ -44,7 +45,7 @@ Readings = dict[str, Tensor]
 
 @dataclass(frozen=True, kw_only=True)
 class Sent:
-    """What the sender remembers of a tensor: its codes at the columns that the passport asks for."""
+    """The sender's memory of a tensor: its codes at the columns that the passport asks for."""
 
     format: Format
     dtype: str
@@ -60,7 +61,7 @@ class Sent:
 
 
 def columns_of(width: int, device: torch.device) -> Tensor:
-    """[C] int64, ascending: which columns of a layer with `width` inputs are asked for; where not all, runs of RUN that
+    """Columns [C] int64, ascending, that a layer with `width` inputs is asked for; where not all, runs of RUN that
     begin at multiples of it, evenly spread."""
     if width <= ALL_COLUMNS:
         return torch.arange(width, device=device)
@@ -69,7 +70,7 @@ def columns_of(width: int, device: torch.device) -> Tensor:
 
 
 def sent_of(q: Quantized, dtype: torch.dtype) -> Sent:
-    """What to remember of a quantized weight [N, K]. `dtype`: the engine's, in which it holds 32-bit group scales."""
+    """The memory of a quantized weight [N, K]. `dtype`: the engine's, in which it holds 32-bit group scales."""
     columns = columns_of(q.shape[-1], q.codes.device)
     held = q
     if q.scale is not None and q.fmt.element.startswith("int") and q.fmt.tile != (1, 0):
@@ -149,9 +150,9 @@ def apply(layer: nn.Module, x: Tensor, bias: Tensor | None = None) -> Tensor:
 def input_formats(
     model: nn.Module, sent: Mapping[str, Sent], dtype: torch.dtype, device: torch.device, planned: str | None
 ) -> dict[str, str]:
-    """What enters each linear of the blocks, by the weight's name: the format whose rounding explains its answer to a
-    random input best; of formats that round it alike the `planned` one. Where not every column of a layer is known,
-    those that are answer for it."""
+    """Formats of the inputs of the blocks' linear layers, by the weight's name: the format whose rounding explains its
+    answer to a random input best; of formats that round it alike the `planned` one. Where not every column of a layer
+    is known, those that are answer for it."""
     base = {torch.float32: "fp32", torch.float16: "fp16"}.get(dtype, "bf16")
     found: dict[str, str] = {}
     for _, layer, parts in live_linears(model):

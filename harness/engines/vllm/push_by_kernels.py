@@ -1,9 +1,9 @@
-"""The fast way of a push: kernels quantize the trainer's tensors straight into the engine's parameters.
+"""Push by kernels, the fast way: they quantize the trainer's tensors straight into the engine's parameters.
 
 For layouts that are the checkpoint's own up to fusing and transposing (16 bits, FP8 by tensor, channel and 128 x 128
 block, INT8 by channel) and a trainer on the same GPU: each weight is read once and its codes are written once, nothing
-is allocated. Packed layouts (Marlin's) take the way of `reload.py`. That a layout is what is assumed here is not
-trusted: the passport asks the kernels.
+is allocated. Packed layouts (Marlin's) take the way of `push_by_reload.py`. Assumptions about a layout are not trusted:
+the passport asks the kernels.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from harness.engines.weight_stream import Stream
 from harness.numerics.formats import Format
 
 LAYOUTS = ("row", "block", "tensor")
-"""Kinds of `kernels.kind` whose codes the engine holds as a matrix."""
+"""Kinds of `harness.kernels.quantize.kind` whose codes the engine holds as a matrix."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Where one quantized weight lives."""
+    """Live tensors of one quantized weight."""
 
     codes: Tensor
     """[N, K] view of the live parameter."""
@@ -35,7 +35,7 @@ class Place:
 
 
 def check(plan: Plan, device: torch.device) -> None:
-    """Raises ValueError where this way is asked for and cannot be had."""
+    """Refuse a push by kernels that cannot be had: raises ValueError."""
     fmt = plan.rollout_weights
     if device.type != "cuda":
         raise ValueError(f"is_direct=True: its kernels need a GPU, the engine's device is {device.type}")
@@ -154,7 +154,7 @@ _Memory = tuple[tuple[str, int, torch.dtype, tuple[int, ...], tuple[int, ...]], 
 
 
 def _memory_of(stream: Stream, device: torch.device) -> _Memory | None:
-    """Where every tensor of a stream lies, and how; None where one lies outside the GPU `device`."""
+    """Address and layout of every tensor of a stream; None where one lies outside the GPU `device`."""
     held = [*stream.tensors.items(), *((f"{name}_scale", scale) for name, scale in stream.scales.items())]
     if device.type != "cuda" or any(tensor.device != device for _, tensor in held):
         return None
@@ -174,7 +174,7 @@ def check_scales(stream: Stream, quantized: Mapping[str, Mapping[str, Place]]) -
 
 
 def _write_fused(stream: Stream, plan: Plan, places: Mapping[str, Place]) -> None:
-    """The parts of one fused matrix; where the format has one scale, they share it."""
+    """Write the parts of one fused matrix; where the format has one scale, they share it."""
     from harness.kernels import quantize
 
     base, level = base_dtype(plan), None

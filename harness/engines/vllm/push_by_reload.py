@@ -1,4 +1,5 @@
-"""Swapping weights under a live vLLM model: checkpoint-format tensors in, kernel-format tensors in the same storage.
+"""Push by vLLM's loaders, which swap the weights of a live model: checkpoint-format tensors in, kernel-format tensors
+in the same storage.
 
     swap: wrap every loader -> model.load_weights(stream) -> refuse what is incomplete -> let each layer finish
 
@@ -21,7 +22,7 @@ PACKED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_pro
 
 
 class IncompleteSwap(RuntimeError):  # noqa: N818 - says what the weights are
-    """A swap ended with layers that got only part of their tensors: the weights are no model's."""
+    """Error of a swap that ended with layers which got only a part of their tensors."""
 
 
 def swap(model: nn.Module, model_config: Any, tensors: Iterable[tuple[str, Tensor]]) -> None:
@@ -132,9 +133,9 @@ def live_linears(model: nn.Module) -> Iterator[tuple[str, nn.Module, tuple[str, 
 
 @contextmanager
 def wide_gains(names: Sequence[str]) -> Iterator[None]:
-    """Models that vLLM makes inside, with dummy weights, hold these norm gains in float32 from the start.
+    """Context in which models that vLLM makes with dummy weights hold these norm gains in float32 from the start.
 
-    A model that stands is too late: CUDA graphs that were captured of it go on reading the memory of the old gains.
+    An existing model is too late: CUDA graphs that were captured of it go on reading the memory of the old gains.
     """
     from vllm.model_executor.model_loader.dummy_loader import DummyModelLoader
 

@@ -37,7 +37,7 @@ ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
     "HF_HUB_OFFLINE": "1",
 }
-"""What the numbers depend on, or the promise to use no network."""
+"""Environment variables that numbers depend on, or that forbid the network."""
 DEFAULTS = {
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_DEEP_GEMM_WARMUP": "skip",  # it compiles hundreds of kernels; those in use are compiled when first used
@@ -46,14 +46,14 @@ DEFAULTS = {
     # vLLM imports Ray, which reads this then: a cluster that this process starts later listens on the loopback alone.
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
 }
-"""What a user may set otherwise."""
+"""Environment variables that a user may set otherwise."""
 ACTS: dict[str, dict[str, Any]] = {
     "e4m3_token": {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "token", "dynamic": True},
     "int8_token": {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "token", "dynamic": True},
     "e4m3_1x128": {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "group", "group_size": 128,
                    "dynamic": True},
 }  # fmt: skip
-"""compressed-tensors' words for what enters a linear layer."""
+"""compressed-tensors' descriptions of the inputs of a linear layer, by format."""
 
 
 def installed_build() -> Build:
@@ -142,7 +142,7 @@ def check_shape(build: Build, config: DecoderConfig, plan: Plan) -> None:
 
 
 def base_dtype(plan: Plan) -> torch.dtype:
-    """The engine's dtype: what everything that is not quantized is held in."""
+    """Dtype of the engine, in which everything that is not quantized is held."""
     fmt = plan.rollout_weights
     return CASTS[fmt.element] if fmt is not None and fmt.element in ("fp16", "fp32") else torch.bfloat16
 
@@ -223,14 +223,14 @@ def _weights(fmt: Format) -> dict[str, Any]:
 
 
 def prepare_environment() -> None:
-    """Set what must stand before vLLM is imported."""
+    """Set the environment that must stand before vLLM is imported."""
     os.environ.update(ENVIRONMENT)
     for name, value in DEFAULTS.items():
         os.environ.setdefault(name, value)
 
 
 def write_model_folder(folder: Path, config: DecoderConfig, plan: Plan) -> None:
-    """The folder that vLLM starts from: a config.json, no weights."""
+    """Write the folder that vLLM starts from: a config.json, no weights."""
     values = config_json(config, base_dtype(plan))
     if (quantization := quantization_config(plan, config)) is not None:
         values["quantization_config"] = quantization

@@ -1,4 +1,4 @@
-"""A push that arrives in pieces whose memory is lent, as verl's buckets are: a block of the model is held at most.
+"""Push that comes in pieces whose memory is lent, as verl's buckets are: at most one block of the model is held.
 
     pieces -> waiting: tensors of one block (or of the embedding, the last norm, the head), in stream order
            -> when a tensor of another one arrives: checked as a whole, then quantized, or written by kernels
@@ -21,7 +21,7 @@ from harness.engines.weight_stream import Stream, listed, read_stream
 
 
 def unit_of(name: str) -> str:
-    """What a tensor is taken over with: its decoder block, elsewhere its module."""
+    """Name of the unit with which a tensor is taken over: its decoder block, elsewhere its module."""
     parts = name.split(".")
     return ".".join(parts[:3] if name.startswith("model.layers.") else parts[:-1])
 
@@ -41,7 +41,7 @@ class Arrival:
 
     @torch.no_grad()
     def take(self, pieces: Iterable[tuple[str, Tensor]]) -> None:
-        """The next tensors of the stream; their memory may be used again afterwards.
+        """Take the next tensors of the stream; their memory may be used again afterwards.
 
         Raises ValueError for what the model does not have, lacks, has in another shape, or gets in two parts.
         """
@@ -53,7 +53,7 @@ class Arrival:
 
     @torch.no_grad()
     def end(self) -> None:
-        """Everything has arrived. Raises ValueError where it has not."""
+        """End the push. Raises ValueError where something is missing."""
         if self.waiting:
             self._settle()
         if missing := [name for own in self.units.values() for name in own]:
@@ -86,7 +86,7 @@ class Arrival:
             self.pushed = weights.sample(part)
 
     def _keep(self, part: Stream, order: dict[str, tuple[int, ...]]) -> None:
-        """Its codes and scales; of what is not quantized a copy as the engine will hold it."""
+        """Keep a unit's codes and scales, and of what is not quantized a copy as the engine will hold it."""
         held = {name: tensor.to(self.weights.device, self.plain[name], copy=True)
                 for name, tensor in part.tensors.items() if name in self.plain}  # fmt: skip
         self.rest.tensors.update(held)

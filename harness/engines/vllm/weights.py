@@ -1,8 +1,9 @@
-"""The weights of a live vLLM model: one push in, what is really there out.
+"""Weights of a live vLLM model: a push takes them over, and a passport reads them back.
 
-A push is checked whole before anything is written. It then takes one of two ways: quantized by the reference and loaded
-layer by layer (`export.py`, `reload.py`), or, for large models on the trainer's GPU, by kernels straight into place
-(`direct.py`), where one block a push, in turn, is quantized by the reference too and compared.
+A push is checked whole before anything is written. It then takes one of two ways. Either the reference quantizes and
+vLLM's loaders take over layer by layer (`export.py`, `push_by_reload.py`); or, for large models on the trainer's GPU,
+kernels write straight into place (`push_by_kernels.py`). There one block per push, in turn, is quantized by the
+reference too and compared.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ SMALL = 2**28
 
 
 class VLLMWeights:
-    """Owns what an engine computes with. Before the first `load` it is dummies."""
+    """Owner of the weights of an engine, which are dummies before the first `load`."""
 
     def __init__(
         self, model: nn.Module, vllm_config: Any, config: DecoderConfig, plan: Plan, device: torch.device,
@@ -72,7 +73,7 @@ class VLLMWeights:
             raise ValueError(f"{min(adapters)}: the plan has no adapters at the rollout; stream merged weights")
 
     def take_over(self, pushed: Export, stream: Stream) -> None:
-        """Put what was exported from a stream under the live model. Read of the stream: what is not quantized."""
+        """Put exported tensors under the live model, and compare what is not quantized with the stream."""
         scales = kv.all_scales(self.model)
         self.swap(pushed.tensors)
         for layer, module in kv.attentions(self.model).items():
@@ -87,11 +88,12 @@ class VLLMWeights:
 
     @property
     def sampled(self) -> str:
-        """How the names begin of the block, in turn, whose codes this push compares with the reference's."""
+        """Prefix of the names of the block whose codes this push compares with the reference's; blocks take turns."""
         return f"model.layers.{self.pushes % self.config.num_layers}."
 
     def finish(self, pushed: Export, stream: Stream) -> None:
-        """The end of a push: the cache's scales and the adapters of the stream, and what is remembered."""
+        """End a push: take over the cache's scales and the adapters of the stream, and keep what the passport compares
+        with."""
         self._take_scales(stream)
         if self.adapters is not None:
             self.adapters.load(stream.adapters)
@@ -151,7 +153,8 @@ class VLLMWeights:
         self.codes = new if self.writer is None and sum(q.codes.numel() for q in new.values()) <= SMALL else {}
 
     def known(self) -> dict[str, passport.Sent]:
-        """What each quantized tensor must be: the reference's result, else what the live memory says."""
+        """Expected codes and scales of each quantized tensor: the reference's result, else what the live memory
+        says."""
         dtype, found = settings.base_dtype(self.plan), dict(self.sent)
         for places in (self.writer.quantized if self.writer is not None else {}).values():
             for name, place in places.items():
@@ -163,8 +166,8 @@ class VLLMWeights:
         return found
 
     def records(self) -> tuple[tuple[TensorRecord, ...], dict[str, str]]:
-        """(what every tensor is, what enters each linear), measured. Raises RuntimeError where a format is not in
-        force."""
+        """(records of every tensor, input format of each linear layer), measured. Raises RuntimeError where a format is
+        not in force."""
         dtype, acts, known = settings.base_dtype(self.plan), self.plan.rollout_acts, self.known()
         kernels = {f"{part}.weight": passport.kernel_name(layer)
                    for _, layer, parts in push_by_reload.live_linears(self.model) for part in parts}  # fmt: skip
@@ -175,7 +178,8 @@ class VLLMWeights:
         return tuple(sorted(found, key=lambda record: record.name)), entering
 
     def realized_plan(self, build: Build, engine: str) -> Passport:
-        """Measured on the live kernels; `engine` begins its name. RuntimeError where a format is not in force."""
+        """Passport measured on the live kernels; `engine` begins its name. RuntimeError where a format is not in
+        force."""
         records, acts = self.records()
         scales = {str(layer): found for layer, found in kv.all_scales(self.model).items()}
         return Passport(
@@ -188,5 +192,5 @@ class VLLMWeights:
         )
 
     def sync_metrics(self) -> dict[str, float]:
-        """Of the last load: "code_flip_rate" since the load before, "saturated_frac"."""
+        """Numbers of the last load: "code_flip_rate" since the load before, "saturated_frac"."""
         return {"code_flip_rate": self.flips, "saturated_frac": self.saturated}

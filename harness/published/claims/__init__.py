@@ -1,13 +1,13 @@
-"""Published claims beside our own results. `claims.yaml` says what is claimed and which data decide; `lowbit claims`
-writes `results/claims.md`.
+"""Published claims against our own results. `claims.yaml` says what is claimed and which data decide.
 
-    kinds      the kinds of tests
-    schema     claims.yaml as checked data
-    evidence   the committed runs of a sweep, and one number per run
-    speed      the throughput map's answer to a test of speed
-    estimates  a test on that data: value, interval, number of pairs
-    badges     what the interval allows one to say
-    page       Markdown and terminal
+    kinds.py         the kinds of tests
+    schema.py        claims.yaml as checked data
+    evidence.py      the committed runs of a sweep, and one number per run
+    speed.py         the throughput map's answer to a test of speed
+    estimates.py     a test on that data: value, interval, number of pairs
+    badges.py        verdicts that an interval allows
+    page.py          Markdown and terminal
+    speed_table.py   the speed claims as a table for the throughput report
 
-Left out: the speed of training and of whole RL systems; such claims say so.
+`lowbit claims` writes `results/claims.md`. Left out: the speed of training and of whole RL systems; such claims say so.
 """

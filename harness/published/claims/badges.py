@@ -1,4 +1,4 @@
-"""What an interval allows one to say about a claim.
+"""Badges of claims: the verdicts that an interval allows.
 
     expected    supported          contradicted       (threshold t, margin m, 95 % interval)
     above       low > t            high < t           unless equal, below

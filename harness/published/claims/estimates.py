@@ -38,7 +38,7 @@ ReplayRow = Mapping[str, object]
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """What a test found. NaN where nothing was."""
+    """Result of a test. NaN where nothing was found."""
 
     badge: Badge
     """Scale aside."""
@@ -47,7 +47,7 @@ class Estimate:
     high: float = math.nan
     pairs: int = 0
     reason: str = ""
-    """Why it is not tested (yet), or what keeps it from being supported."""
+    """Reason why it is not tested (yet), or why it is not supported."""
     against: tuple[float, float, float] | None = None
     """Replay: the other arm's value and interval."""
 
@@ -129,7 +129,7 @@ def _judged(test: OfRuns, values: Mapping[Pair, float]) -> Estimate:
 
 
 def _undecided(found: stats.Difference, threshold: float, margin: float, test: OfRuns) -> str:
-    """Why an interval does not decide: it shows that there is nothing to see, or it is too wide."""
+    """Reason why an interval does not decide: it shows that there is nothing to see, or it is too wide."""
     floor, ceiling = threshold - margin, threshold + margin
     if test.expect in ("above", "below") and is_equal(found.low, found.high, threshold, margin):
         return "equal within the margin"

@@ -40,7 +40,7 @@ class _Test:
     __pydantic_config__ = ConfigDict(extra="forbid")
     expect: Expect
     note: str = ""
-    """What this test stands for, where its fields do not say it."""
+    """Meaning of this test, where its fields do not say it."""
 
 
 @dataclass(frozen=True, kw_only=True)

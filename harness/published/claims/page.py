@@ -162,7 +162,7 @@ def describe(test: Test) -> str:
 
 
 def _expected(test: OfRuns | Replay | Speed) -> str:
-    """Where the interval has to lie, in the unit of the value."""
+    """Range in which the interval has to lie, in the unit of the value."""
     at = test.threshold or 0.0
     is_factor = isinstance(test, Ratio | Growth | Speed)
     low, high = (at / test.margin, at * test.margin) if is_factor else (at - test.margin, at + test.margin)

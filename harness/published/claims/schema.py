@@ -60,16 +60,16 @@ class Claim:
     place: str
     """Table, section, blog or page."""
     read: Literal["text", "code", "docs", "notes"]
-    """How the source was read; `notes` is second-hand."""
+    """Form in which the source was read; `notes` is second-hand."""
     claim: str
     setting: Where
     unit: str = ""
     numbers: dict[str, float | str] = field(default_factory=dict[str, float | str])
     """The source's own numbers, in `unit`."""
     scale: Literal["same", "smaller"] = "smaller"
-    """How our setting compares with the source's; `smaller` caps a badge at "direction supported"."""
+    """Size of our setting beside the source's; `smaller` caps a badge at "direction supported"."""
     caveat: str = ""
-    """What else keeps our test from being theirs."""
+    """Further differences between our test and theirs."""
     tests: tuple[Test, ...]
     """The first is nearest to the source and decides."""
 

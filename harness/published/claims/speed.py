@@ -40,7 +40,7 @@ def answer(test: Speed, maps: Mapping[str, Map]) -> Factor | None:
 
 
 def place_words(test: Speed) -> str:
-    """Where a test looks, in words."""
+    """Place of the map that a test looks at, in words."""
     batch = "all batches" if test.batch is None else f"batch {test.batch}"
     what = f"a context of {test.length}" if test.measure == "decode" else f"{test.length} tokens"
     against = f" divided by {test.against_size}'s" if test.against_size else ""

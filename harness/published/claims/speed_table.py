@@ -1,4 +1,4 @@
-"""What is claimed of rollout speed beside this map: the speed tests of `claims.yaml`, verdicts as `lowbit claims` has.
+"""Published claims on rollout speed beside this map: the speed tests of `claims.yaml`, verdicts as `lowbit claims` has.
 
 Nothing is stated here: sources, factors and places are those of the file.
 """

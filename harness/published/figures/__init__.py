@@ -1,5 +1,24 @@
 """Figures of the papers, drawn again from our results: one module per figure, `draw(results folder) -> Drawn`.
 
+    drawn.py                what drawing a figure returns: figure, numbers, sentences
+    records.py              arms of a sweep by name, and one number per seed
+    estimates.py            means, differences and ratios over seeds, with intervals
+    marks.py                colours and marks shared by the figures
+    grid.py                 speed, mismatch and accuracy by size and length (the README's figure)
+    flashrl_throughput.py   FlashRL: throughput by model size
+    qurl_mismatch.py        QuRL: mismatch over training
+    qurl_clip.py            QuRL: tokens that the clip stops
+    qurl_flips.py           QuRL: updates that reach the codes
+    qerl_entropy.py         QeRL: entropy under quantization noise
+    qerl_reward.py          QeRL: reward of LoRA over a 4-bit base
+    qerl_decay.py           QeRL: strength and decay of the noise
+    jet_rl_length.py        Jet-RL: gap to bf16 by response length
+    fp8_rl_kv.py            FP8-RL: FP8 KV cache, corrections, training in FP8
+    fp16_mismatch.py        FP16 in place of BF16
+    qat_start.py            Reasoning-QAT: starts of quantization-aware RL
+    rilq_rank.py            RILQ: rank of compensating adapters
+    replay_corrections.py   TIS and others: corrections on one batch
+
 Each names its sweep (or the replay laboratory) and shows our numbers alone, unless a line says "reported". What a
 paper's own figure shows, and what ours cannot show, is in the notebook of the same name. Left out: the figures of a
 sweep (`harness.report.figures`).
@@ -63,7 +82,7 @@ def draw(name: str, results: Path = RESULTS) -> Drawn:
 
 
 def missing(figure: PaperFigure, results: Path) -> str:
-    """What a figure lacks and the command that makes it; empty where its results are there."""
+    """Results that a figure lacks and the command that makes them; empty where its results are there."""
     if figure.sweep == REPLAY:
         command = "lowbit replay collect && lowbit replay evaluate"
         return "" if any((results / REPLAY).glob("*.json")) else f"no records of the replay laboratory; `{command}`"

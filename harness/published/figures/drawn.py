@@ -1,4 +1,4 @@
-"""What drawing a paper's figure gives: the figure, the numbers behind it, and sentences computed from them."""
+"""A drawn paper figure: the figure itself, the numbers behind it, and sentences computed from them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Drawn:
     numbers: pd.DataFrame
     """A row per arm; `x_low` and `x_high` bound the 95 % interval over seeds of column `x`."""
     says: tuple[str, ...]
-    """What the numbers say, computed."""
+    """Sentences computed from the numbers."""
 
     def __repr__(self) -> str:
         return f"figure with {len(self.numbers)} rows of numbers"

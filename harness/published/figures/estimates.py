@@ -86,7 +86,7 @@ def bracketed(value: float, low: float, high: float) -> str:
 
 
 def digits(size: float) -> Callable[[float], str]:
-    """How numbers of about this size are written: three digits, never more than three decimals or an exponent."""
+    """Format of numbers of about this size: three digits, never more than three decimals or an exponent."""
     if size == 0 or 0.01 <= size < 10:
         return lambda x: f"{x:.3f}" if size < 1 else f"{x:.2f}"
     return lambda x: f"{x:.0f}" if size >= 100 else f"{x:.1f}" if size >= 10 else f"{x:.1e}"

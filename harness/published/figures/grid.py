@@ -49,7 +49,7 @@ def places_of(arms: Sequence[Arm]) -> list[ModelAndLength]:
 
 
 def place_of(arm: Arm) -> ModelAndLength:
-    """Where an arm stands: model size and task length."""
+    """Place of an arm: model size and task length."""
     return str(arm.fields.get("model.name")), int(arm.fields.get("task.n") or 0)
 
 

@@ -1,4 +1,4 @@
-"""What the paper figures draw with: looks that stay with a method, points with intervals, rows of estimates, notes."""
+"""Marks of the paper figures: looks that stay with a method, points with intervals, rows of estimates, notes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where quantization-aware RL starts (Reasoning-QAT, arXiv 2601.14888): distilled or tuned, GPTQ or rounding."""
+"""Starts of quantization-aware RL (Reasoning-QAT, arXiv 2601.14888): distilled or tuned, GPTQ or rounding."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from harness.report.plots.style import STYLE, draw_band, legend
 
 REWARD = "reward/mean"
 FALLBACK = "reward/accuracy"
-"""What packed sweeps always have; the same where a task shapes no reward."""
+"""Column that packed sweeps always have; the same where a task shapes no reward."""
 BASELINE = "bf16_lora"
 
 

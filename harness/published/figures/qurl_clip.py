@@ -1,4 +1,4 @@
-"""What the policy clip stops, and what QuRL's ACR lets through (arXiv 2602.13953): clipped tokens over steps."""
+"""Tokens that the policy clip stops, and that QuRL's ACR lets through (arXiv 2602.13953): clipped tokens over steps."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ def _figure(panels: dict[str, dict[str, tuple[float, Arm]]], rows: Series) -> Fi
 
 
 def _expected(ax: Axes, share: float) -> None:
-    """What flips would gain if the step of scaled codes grew by s (Adam) or s^2 (SGD) and flips with it."""
+    """Draw what flips would gain if the step of scaled codes grew by s (Adam) or s^2 (SGD) and flips with it."""
     scales = np.linspace(1.0, 2.0, 21)
     for power, style, words in ((1, "-", "s where scaled (Adam)"), (2, ":", "s² where scaled (SGD)")):
         expected = 1 + share * (scales**power - 1)

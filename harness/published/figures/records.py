@@ -97,7 +97,7 @@ def known(found: Found, *chosen: Arm | None) -> list[Arm]:
 
 
 def seeds_of(run: RunResult) -> Pair:
-    """What pairs runs."""
+    """Key by which runs are paired."""
     return run.base_seed, run.seed
 
 

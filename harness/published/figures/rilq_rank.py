@@ -1,4 +1,4 @@
-"""How much rank compensating adapters need (RILQ, arXiv 2412.01129): mismatch and accuracy by rank and start."""
+"""Rank that compensating adapters need (RILQ, arXiv 2412.01129): mismatch and accuracy by rank and start."""
 
 from __future__ import annotations
 

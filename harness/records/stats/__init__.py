@@ -1,5 +1,10 @@
 """The statistics of a comparison: intervals over few seeds, paired differences, and what may be concluded.
 
+    intervals.py     interquartile mean, bootstrap, Student's t
+    differences.py   paired differences of two arms, over seeds, questions or both
+    improvement.py   the probability that a run of one arm beats a run of another
+    verdicts.py      many comparisons, equivalence, verdicts, missing seeds
+
 Scores of an arm form a matrix [S seeds, Q questions]. A seed is a whole training run, so its questions rise and fall
 together: seeds are resampled as rows and never question by question, which would call 3 runs 1500 independent trials.
 Random generators are passed in. Numpy alone; `tests/test_stats.py` holds every rule against scipy, and

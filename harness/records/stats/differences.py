@@ -19,7 +19,7 @@ Key = TypeVar("Key", bound=Hashable)
 MAX_EXACT = 16
 """Largest number of pairs whose 2^n sign flips are enumerated."""
 MAX_DF = 400
-"""More degrees of freedom change a quantile by less than 0.2 %, and cost time."""
+"""Most degrees of freedom: more change a quantile by less than 0.2 %, and cost time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,15 +28,15 @@ class Difference:
 
     num_pairs: int
     mean: float
-    """NaN without a pair."""
+    """Mean difference; NaN without a pair."""
     sd: float
     """Sample standard deviation of the differences (ddof 1), NaN below two pairs, like the four below."""
     low: float
     high: float
     p: float
-    """Two-sided, Student's t."""
+    """Two-sided p of Student's t."""
     p_sign: float
-    """Two-sided, exact sign-flip permutation; cannot fall below 2^(1 - n). NaN beyond `MAX_EXACT` pairs."""
+    """Two-sided p of the exact sign-flip permutation; cannot fall below 2^(1 - n). NaN beyond `MAX_EXACT` pairs."""
 
 
 def paired(arm: Mapping[Key, float], control: Mapping[Key, float], level: float = 0.95) -> Difference:
@@ -78,7 +78,7 @@ class Crossed:
     low: float
     high: float
     p: float
-    """Two-sided, Student's t."""
+    """Two-sided p of Student's t."""
     df: int
     """Satterthwaite's degrees of freedom, rounded down, at most MAX_DF."""
     sd_seeds: float
@@ -128,13 +128,13 @@ class Answers:
     """Answers that the arm alone got right, over all seeds."""
     losses: int
     p: float
-    """Two-sided, over all seeds."""
+    """Two-sided p over all seeds."""
     per_seed: tuple[float, ...]
-    """Two-sided, seed by seed."""
+    """Two-sided p, seed by seed."""
 
 
 def mcnemar(arm: Floats, control: Floats) -> Answers:
-    """Do these runs answer differently? [S, Q] of 0 and 1 each, rows of common seeds.
+    """McNemar's test whether two arms answer differently: [S, Q] of 0 and 1 each, rows of common seeds.
 
     Exact: given the answers on which two runs disagree, wins are binomial with probability 1/2. Seeds are combined by
     adding their counts (Mantel and Haenszel for pairs). It takes the runs as given, so under noise between seeds it

@@ -82,7 +82,7 @@ def _variance(theta: float, m: int, n: int) -> float:
 
 
 def _edge(is_inside: Callable[[float], bool], inside: float, outside: float) -> float:
-    """Where the interval around `inside` ends on the way to `outside`, by bisection."""
+    """End of the interval around `inside` on the way to `outside`, by bisection."""
     if inside == outside:
         return inside
     inner, outer = inside, outside

@@ -1,4 +1,4 @@
-"""What may be concluded: corrections for many comparisons, equivalence, verdicts, and how many seeds are missing."""
+"""Verdicts on comparisons: corrections for many comparisons, equivalence, verdicts, and how many seeds are missing."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def false_discovery(p_values: Sequence[float]) -> list[float]:
 def verdict(
     low: float, high: float, delta: float = DELTA, p_adjusted: float | None = None, alpha: float = 0.05
 ) -> Verdict:
-    """What the 95 % interval of a difference allows one to say.
+    """Verdict that the 95 % interval of a difference allows.
 
     Inside (-delta, delta): equal. Otherwise away from 0, and significant after the correction for many comparisons
     where `p_adjusted` is given: better or worse. Everything else, and an interval of NaN: cannot tell.
@@ -68,7 +68,8 @@ def verdict(
 def further_seeds(
     sd: float, num_pairs: int, effect: float = DELTA, level: float = 0.95, power: float = 0.8
 ) -> int | None:
-    """How many more pairs would show a true difference of `effect` with the given power, by the paired s.d. so far.
+    """Number of further pairs that would show a true difference of `effect` with the given power, by the paired s.d. so
+    far.
 
     Smallest n >= MIN_SEEDS with (t_{1 - alpha/2, n - 1} + t_{power, n - 1}) sd / sqrt(n) <= effect, less what is there.
     At least 1; None where the s.d. is not known.

@@ -1,1 +1,9 @@
-"""The drawing of reports: style, bands over seeds, differences with intervals, performance profiles."""
+"""The drawing of reports: style, bands over seeds, differences with intervals, performance profiles.
+
+style.py         panels of curves, one per precision
+colours.py       the colours of every figure
+save.py          a figure written to a file
+bands.py         curves of an arm with a band over its seeds
+differences.py   differences from the control with their intervals
+profiles.py      performance profiles, and the probability of improvement
+"""

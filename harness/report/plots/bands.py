@@ -1,4 +1,4 @@
-"""Curves of an arm with a band over its seeds: what figures draw, as plain arrays."""
+"""Curves of an arm with a band over its seeds, as plain arrays for figures."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def over_profile(arm: Arm, series: Series, group: str, axis: str, column: str) -
 
 
 def scored(arm: Arm) -> list[RunResult]:
-    """The runs that count."""
+    """Runs that count for a band: those with status ok or diverged."""
     return [run for run in arm.runs if run.status in FINISHED]
 
 
@@ -120,7 +120,7 @@ def _band(x: Floats, values: Floats, center: str, ends: tuple[tuple[float, float
 
 
 def _quiet(reduce: Any, values: Floats, axis: int) -> Any:
-    """A step that no seed has is NaN, which numpy would warn about."""
+    """Context without numpy's warning about steps that no seed has."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
         return reduce(values, axis=axis)

@@ -21,7 +21,7 @@ from harness.report.plots.style import style_name
 CONTEXTS = ((INK, "o", "full"), (BLUE, "s", "none"), (VERMILION, "D", "full"), (GREEN, "^", "none"))
 """(colour, marker, fill) of the contexts in order."""
 FADED = 0.4
-"""Opacity of what the verdict does not call."""
+"""Opacity of differences without a verdict."""
 Rows = list[tuple[str, str]]
 """(precision, name)."""
 

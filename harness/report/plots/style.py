@@ -36,7 +36,7 @@ MARKERS = "^Dv<>Ph"
 
 @dataclass(frozen=True, kw_only=True)
 class Look:
-    """How one method and variant is drawn in every panel."""
+    """Look of one method and variant, the same in every panel."""
 
     colour: str
     dash: Any
@@ -82,7 +82,7 @@ def looks_of(arms: Sequence[Arm], control: str) -> Looks:
 
 
 def style_name(arm: Arm) -> str:
-    """What a legend calls the arm: its panel says the precision."""
+    """Name of the arm in a legend: its panel says the precision."""
     return f"{arm.method} {arm.variant}".strip()
 
 

@@ -1,10 +1,12 @@
-"""How many GPUs a model takes: memory and time of a step by size, response length, precision and number of GPUs.
+"""Capacity: the number of GPUs that a model takes, from memory and time of a step by size, response length, precision
+and number of GPUs.
 
-    memory   what a GPU holds while it samples and while it updates, from shapes
-    place    how work lies on GPUs: replicas, how many responses at a time, checkpoints, and what does not fit
-    seconds  a step, from the rates of one H200 (`harness.studies.stage_rates`) and assumed bandwidths
-    check    predictions beside what is measured
-    report   tables; `figure`: the picture
+    memory.py    bytes of a GPU while it samples and while it updates, from shapes
+    place.py     work laid on GPUs: replicas, responses at a time, checkpoints, and what does not fit
+    seconds.py   a step, from the rates of one H200 (`harness.studies.stage_rates`) and assumed bandwidths
+    check.py     predictions against measurements
+    report.py    tables
+    figure.py    the picture
 
 One GPU is the local trainer with an engine that sleeps, several are verl: FSDP over all GPUs, one vLLM replica per GPU
 or tensor parallel over the fewest that hold it. Left out: offloading, sequence parallelism, responses that end early

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 SHOWN = {"bf16": "-", "one FP8 flow": (0, (3, 1.5))}
 """Arm -> dash, above."""
 LENGTH = 4096
-"""Of the bars; the longest below it where it is not among the plan's."""
+"""Response length of the bars; the longest below it where it is not among the plan's."""
 BARS = {
     "masters and moments": (BLUE, ("masters and moments",)),
     "engine": (SKY, ("engine weights", "engine overhead", "push")),

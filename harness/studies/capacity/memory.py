@@ -22,7 +22,7 @@ from harness.studies.throughput.shapes import plan_of, shape_of
 DEVICE_GIB = 139.8
 """An H200, as CUDA counts its memory."""
 USABLE_GIB = UTILIZATION * DEVICE_GIB
-"""What a plan may fill; the rest is for fragments, graphs and libraries."""
+"""Memory that a plan may fill; the rest is for fragments, graphs and libraries."""
 STATE_BYTES, GRADIENT_BYTES, WEIGHT_BYTES = 12, 4, 4
 """Per parameter: float32 master and two moments, which stay while the engine samples; float32 gradient; what FSDP
 gathers."""
@@ -55,7 +55,7 @@ def linear_parameters(size: str) -> tuple[int, int, int]:
 
 
 def sampling_parts(size: str, precision: str, gpus: int, ways: int) -> Parts:
-    """What a GPU holds beside the cache, its replica being spread over `ways` GPUs."""
+    """Memory of a GPU beside the cache, its replica being spread over `ways` GPUs."""
     config = shape_of(size)
     bucket = BUCKET_BYTES if gpus > 1 else 0
     largest = 4 * config.vocab_size * config.hidden_size
@@ -83,7 +83,7 @@ def layer_bytes(config: DecoderConfig) -> int:
 
 
 def update_parts(size: str, arithmetic: str, gpus: int, tokens: int, is_checkpointed: bool) -> Parts:
-    """What a GPU holds at the peak of a backward pass over `tokens` tokens."""
+    """Memory of a GPU at the peak of a backward pass over `tokens` tokens."""
     config = shape_of(size)
     linear, block, outside = linear_parameters(size)
     layers = config.num_layers

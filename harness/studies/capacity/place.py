@@ -1,4 +1,4 @@
-"""How a step lies on GPUs: replicas, how many responses sample at a time, micro-batches, checkpoints, what fits.
+"""Placement of a step on GPUs: replicas, responses that sample at a time, micro-batches, checkpoints, what fits.
 
 Choices in this order, the first that fits: all layers' activations kept, then checkpoints, then halved micro-batches
 (as an out-of-memory retry of a run does); one engine per GPU, then tensor parallel over 2, 4 or 8.
@@ -27,7 +27,7 @@ MOST_GPUS = 1024
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """What a step does."""
+    """Work of a step: model size, arm, lengths and batch."""
 
     size: str
     arm: str
@@ -56,18 +56,18 @@ class Work:
 
     @property
     def precision(self) -> str:
-        """Of the rollouts."""
+        """Precision of the rollouts."""
         return ARMS[self.arm][0]
 
     @property
     def arithmetic(self) -> str:
-        """Of the trainer."""
+        """Arithmetic of the trainer."""
         return ARMS[self.arm][1]
 
 
 @dataclass(frozen=True, kw_only=True)
 class GpuSplit:
-    """How a step lies on GPUs."""
+    """Placement of a step on GPUs."""
 
     gpus: int
     ways: int
@@ -75,7 +75,7 @@ class GpuSplit:
     share: int
     """Responses of an engine."""
     at_once: int
-    """Of them, as many as its cache holds; 0 where it does not fit."""
+    """Responses that sample at a time, as many as the cache holds; 0 where it does not fit."""
     rows: int
     """Responses of a micro-batch on one GPU."""
     is_checkpointed: bool
@@ -94,7 +94,7 @@ class GpuSplit:
 
     @property
     def reason(self) -> str:
-        """Why it does not fit; empty where it does."""
+        """Reason why it does not fit; empty where it does."""
         found = [
             f"{what} needs {needed:.1f} of {USABLE_GIB:.1f} GiB a GPU, {most} {parts[most]:.1f}"
             for what, parts, needed, is_over in (

@@ -57,7 +57,7 @@ class PlanRow:
 
     @property
     def words(self) -> str:
-        """Of a table's cell."""
+        """Text of a table's cell."""
         if self.place.reason:
             return f"no: {self.remedy or 'none'}"
         if self.step is None:

@@ -52,12 +52,12 @@ class Links:
 
 @dataclass(frozen=True, kw_only=True)
 class StepTime:
-    """What a step takes."""
+    """Seconds of a step by stage."""
 
     seconds: Mapping[str, float]
     """Stage -> seconds."""
     rounds: int
-    """How often an engine samples, one group of its responses at a time."""
+    """Rounds in which an engine samples, one group of its responses at a time."""
     is_host_bound: bool
     """The decode rates rest on steps that waited for the host."""
 

@@ -28,7 +28,7 @@ def _log(scale: float) -> Transform:
 
 
 def _loss(x: Floats) -> Floats:
-    """What is missing of an effective sample size, on such a scale."""
+    """Log of what an effective sample size lacks of 1."""
     return np.log(0.01 + np.maximum(1 - x, 0))
 
 

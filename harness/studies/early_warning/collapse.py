@@ -1,4 +1,4 @@
-"""When a run has collapsed: the sampler's reward falls to half of its best and stays there, or the run diverges."""
+"""Collapse of a run: the sampler's reward falls to half of its best and stays there, or the run diverges."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def onset(reward: Floats, status: str = "ok") -> int | None:
 
 
 def kind(reward: Floats, status: str = "ok", accuracy: Sequence[float] = ()) -> Kind:
-    """What became of a run; `accuracy` are its evaluations in the reference precision, in order.
+    """Kind of end of a run; `accuracy` are its evaluations in the reference precision, in order.
 
     collapsed: `onset` finds a collapse. hidden: the sampler keeps its reward and the policy ends at least LOSS below
     its start in the reference precision, which nobody who watches the reward sees. declining: the reward ends below

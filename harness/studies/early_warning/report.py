@@ -44,7 +44,7 @@ def write(runs: Sequence[Trace], page: str, scores: Sequence[Score], tables: Pat
 
 
 def markdown(runs: Sequence[Trace], scores: Sequence[Score], others: Mapping[str, Sequence[Score]]) -> str:
-    """What was watched, what it says, and a row per signal; `others` are the scores under other choices, by name."""
+    """The page: runs, findings, and a row per signal; `others` are the scores under other choices, by name."""
     tables = [block for name, found in others.items() for block in (f"## Thresholds {name}", _table(found))]
     blocks = [
         "# Early warning", _about(runs),
@@ -121,7 +121,7 @@ def sentences(runs: Sequence[Trace], scores: Sequence[Score]) -> list[str]:
 
 
 def firmness(scores: Sequence[Score], others: Mapping[str, Sequence[Score]]) -> list[str]:
-    """How much the best signal's gain owes to the choices made here, and to being picked as the best."""
+    """Lines on how much of the best signal's gain is due to the choices made here, and to being picked as the best."""
     signals = [s for s in scores if s.name != REWARD_DROP]
     if not signals:
         return []

@@ -1,4 +1,4 @@
-"""How well alarms warn, all at one false-alarm rate, with thresholds from other seeds than the runs that are scored."""
+"""Scores of alarms, all at one false-alarm rate, with thresholds from other seeds than the runs that are scored."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Score:
     gain_low: float
     gain_high: float
     recall_fast: float
-    """Of the collapses before SLOW."""
+    """Recall of the collapses before SLOW."""
     false_alarms: float
     """Share of healthy runs of held-out seeds that alarm."""
     precision: float

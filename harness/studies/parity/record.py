@@ -40,7 +40,7 @@ def chosen(names: tuple[str, ...]) -> list[str]:
 
 
 def path_of(results: Path, device: str) -> Path:
-    """Where the record of a device is."""
+    """Path of the record of a device."""
     return parity_folder(results) / f"{device}.json"
 
 

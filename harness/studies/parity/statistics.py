@@ -1,4 +1,4 @@
-"""What is said of three scores of the same tokens: sizes of their differences, and how far two of them agree."""
+"""Statistics of three scores of the same tokens: sizes of their differences, and how far two of them agree."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ def key(pair: tuple[str, str]) -> str:
 
 
 def describe(difference: Floats) -> dict[str, Any]:
-    """Of d [n] nats: mean |d|, mean d, percentiles of |d|, k3 = mean(exp(-d) - 1 + d), share with |d| <= CLOSE.
+    """Statistics of d [n] nats: mean |d|, mean d, percentiles of |d|, k3 = mean(exp(-d) - 1 + d), share with |d| <=
+    CLOSE.
 
     Where the tokens were sampled from the first of the pair, k3 estimates KL(first || second) without bias
     (joschu.net/blog/kl-approx.html); vLLM sampled them, so for embedded against fp32 it is a size alone.

@@ -27,7 +27,7 @@ from harness.studies.parity.scoring import decoder_logp, engine_logp
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What a worker is told."""
+    """Task of a worker."""
 
     checkpoint: str
     """Folder of the policy."""
@@ -44,7 +44,7 @@ class Job:
     eos_id: int
     pad_id: int
     out: str
-    """Where the answer goes, JSON."""
+    """File of the answer, JSON."""
 
     @property
     def plan(self) -> Plan:
@@ -54,7 +54,7 @@ class Job:
 
 
 def stream(model: Decoder) -> Iterator[tuple[str, Tensor]]:
-    """What a trainer sends."""
+    """Weight stream as a trainer sends it."""
     return ((name, tensor.detach()) for name, tensor in model.named_parameters())
 
 

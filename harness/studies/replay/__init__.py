@@ -6,6 +6,15 @@
     evaluate  batch -> correction -> dloss/dlogp [B, T] -> gradient [D] --> bias, variance, cosine -> JSON
     report    JSON -> tables/replay.{csv,md}, figures/replay/*.png
 
+    sampling.py     rollout batches of one policy by every sampler
+    store.py        stored batches
+    arms.py         loss-side methods as arms, and an arm's dloss/dlogp
+    gradients.py    gradients of the policy from dloss/dlogp
+    moments.py      bias, variance and cosine of a gradient estimator from few batches
+    evaluation.py   every arm on every stored batch
+    tables.py       CSV and Markdown
+    figure.py       the figure
+
 A batch is one rollout batch of the training loop, and its gradient is the one the loop would take, before clipping its
 norm. The estimand is the expected step of the same algorithm with an exact sampler: E over batches from the trainer's
 own float32 policy, group advantages and denominators included, without correction. So the control has no bias by

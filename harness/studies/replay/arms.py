@@ -1,4 +1,4 @@
-"""What is replayed: the registry's loss-side methods as arms, and an arm's pull on every token of a stored batch.
+"""Arms of the replay: the registry's loss-side methods, and each one's dloss/dlogp on every token of a stored batch.
 
 Every correction here acts through d loss / d logp, a number per token: the model's gradient is that matrix times
 d logp / d theta, whatever the rule. It is computed on a leaf, with the loop's own loss.
@@ -53,7 +53,7 @@ class Arm:
 
 @dataclass(frozen=True, kw_only=True)
 class Pull:
-    """What an arm does to the tokens of one batch."""
+    """Effect of an arm on the tokens of one batch: dloss/dlogp."""
 
     grad: Tensor
     """[B, T] float32, d loss / d logp."""
@@ -96,7 +96,7 @@ def arms_of(
 
 
 def reason_to_skip(name: str, method: Method) -> str:
-    """Why a method cannot be replayed; empty where it can."""
+    """Reason why a method cannot be replayed; empty where it can."""
     for part in method.parts:
         acting = [hook for hook in OTHER_HOOKS if has_hook(part, hook)]
         if acting:

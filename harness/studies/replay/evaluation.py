@@ -37,7 +37,7 @@ VERSION = 1
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """What to evaluate."""
+    """Settings of an evaluation."""
 
     methods: tuple[str, ...] = ()
     modes: tuple[str, ...] = MODES[:1]
@@ -102,7 +102,7 @@ def evaluate_context(
 
 
 def record_path(records: Path, folder: Path, sampler: str, age: int) -> Path:
-    """Where the record of one stored sampler at one age is."""
+    """Path of the record of one stored sampler at one age."""
     return records / f"{folder.name}-{sampler}-age{age}.json"
 
 

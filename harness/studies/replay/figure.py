@@ -51,7 +51,7 @@ MEASURES = (
 )
 """(column, label, whether its axis is logarithmic)."""
 LOWEST_BIAS = 0.03
-"""Where a bias below it is drawn, hollow, at the foot of the axis."""
+"""Smallest bias on the axis: one below it is drawn here, hollow."""
 UNKNOWN = 0.8
 """Width of a cosine's interval from which its marker is hollow."""
 LIMITS = {"bias": (LOWEST_BIAS * 0.8, 3.0), "cosine": (-0.15, 1.08), "variance_ratio": (0.008, 30.0)}

@@ -67,15 +67,15 @@ class Moments:
     bias_raw: float
     """|mean d|, noise included."""
     bias_floor: float
-    """What `bias` stays below in 95 % of cases if there is none."""
+    """Value that `bias` stays below in 95 % of cases where there is no bias."""
     p_zero: float
     """P of so large a debiased square under random signs of d: no bias. Exact where q and r are exchangeable."""
     gain: Interval
     """<E q, E r> / |E r|^2: the share of the target's step that is taken along it."""
     cosine: Interval
-    """Of E q and E r, debiased."""
+    """Cosine of E q and E r, debiased."""
     cosine_raw: float
-    """Of the means of the S pairs."""
+    """Cosine of the means of the S pairs."""
     variance: float
     """tr Cov(q_b) of one batch."""
     variance_ratio: float
@@ -119,7 +119,7 @@ def reference(gram: Floats) -> Reference:
 
 
 def compare(q: Floats, r: Floats, r_gram: Floats, rng: np.random.Generator, draws: int = DRAWS) -> Moments:
-    """What S batches q [S, D] say of their bias against r [R, D], whose first S rows are paired with q. float64.
+    """Bias, variance and cosine of S batches q [S, D] against r [R, D], whose first S rows are paired with q. float64.
 
     `r_gram` [R, R] is r @ r.T, which many estimators share. Raises ValueError where r does not tell its mean from 0.
     """

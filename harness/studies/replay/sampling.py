@@ -39,7 +39,7 @@ CARRIERS = ("naive", "bf16")
 
 @dataclass(frozen=True, kw_only=True)
 class Demand:
-    """What to collect."""
+    """Batches to collect: contexts, samplers, numbers."""
 
     overrides: tuple[str, ...]
     precisions: tuple[str, ...]
@@ -48,7 +48,7 @@ class Demand:
     num_prompts: int
     """Per sampler; a whole number of batches."""
     reference_factor: int = 4
-    """How many times as many prompts the reference gets."""
+    """Factor by which the reference gets more prompts."""
     warmup: int = 0
     """Steps of training with BF16 rollouts before the policy is fixed."""
 
@@ -71,7 +71,7 @@ class Context:
 
 
 def plan(demand: Demand, out: Path) -> list[Context]:
-    """What `demand` stands for. Raises ValueError, one line, for anything that cannot work."""
+    """Contexts that `demand` stands for. Raises ValueError, one line, for anything that cannot work."""
     for word in demand.overrides:
         if word.partition("=")[0].lstrip("+~") in ("method", "precision", "parts"):
             raise ValueError(f"override {word!r}: collecting has no method, and --precisions names the formats")
@@ -222,7 +222,7 @@ def sample(run: Run, initial: Decoder | None, name: str, index: int) -> dict[str
 
 
 def _meta(context: Context, name: str, config: RunConfig, tensors: dict[str, Tensor], run: Run) -> dict[str, Any]:
-    """What is known of a file of batches, as plain JSON."""
+    """Description of a file of batches, as plain JSON."""
     is_exact = name in (REFERENCE, CONTROL)
     names = ("old_logp", "rollout_logp", "mask")
     mismatch = mismatch_metrics(*(tensors[n] for n in names), cap=METRIC_CAP, entropy=tensors["entropy"])

@@ -46,7 +46,7 @@ class Stored:
         return slice(batch * size, (batch + 1) * size)
 
     def sequences(self, batch: int) -> Sequences:
-        """What the trainer reads."""
+        """Sequences of a batch, as the trainer reads them."""
         t, rows = self.tensors, self.rows(batch)
         lens = t["prompt_lens"][rows]
         is_even = bool((lens == lens[0]).all())
@@ -56,8 +56,8 @@ class Stored:
         )  # fmt: skip
 
     def batch(self, batch: int) -> TokenBatch:
-        """What corrections read, with every extra that a part may need. The policy computes in float32, so its shadow
-        is itself; `with_current` of `harness.studies.replay.arms` adds the current one."""
+        """Token batch as corrections read it, with every extra that a part may need. The policy computes in float32, so
+        its shadow is itself; `with_current` of `harness.studies.replay.arms` adds the current one."""
         t, rows = self.tensors, self.rows(batch)
         return TokenBatch(
             token_ids=t["token_ids"][rows].long(), mask=t["mask"][rows],

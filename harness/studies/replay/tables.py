@@ -146,7 +146,7 @@ def is_beside(a: Record, b: Record) -> bool:
 
 
 def _samplers(records: Sequence[Record], rows: Sequence[Record]) -> str:
-    """What was sampled: one line per sampler of one context and age."""
+    """Lines on what was sampled: one line per sampler of one context and age."""
     target = rows[0]
     lines = [
         f"Target from {target['reference_num_batches']:.0f} batches: relative error of its norm "

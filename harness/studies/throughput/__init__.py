@@ -2,7 +2,28 @@
 
     sweeps/throughput_*.yaml -> plan: jobs, what is missing -> driver: one process per GPU, one child per engine
       -> worker: one engine load serves every cell, results/throughput/<sweep>/<size>-<precision>.json after each
-      -> report: tables, figures, claimed against measured
+      -> report: tables and figures
+
+    plan.py               cells and jobs of a sweep, and those still missing
+    shapes.py             Qwen2.5 by size, and the plans of precisions
+    estimates.py          fit, room for cache and time of a job, before an engine is loaded
+    driver.py             one engine process per GPU
+    cores.py              cores of the host, shared out between engine processes
+    worker.py             one engine process
+    engine_arguments.py   arguments of `vllm.LLM` for one size and precision
+    loading.py            the start of one engine, and its log
+    connector.py          a KV connector that gives requests a context without a prefill
+    stepping.py           an engine driven step by step, tokens counted
+    measure.py            a cell, prefill, the time inside a step, a whole generation
+    records.py            one result file per engine
+    settled.py            disturbed cells, and the better of two measurements
+    waiting.py            cells in which the GPU waits for the host
+    trust.py              checks of the map: dummy contexts against real ones, steps against whole generations
+    cost.py               whole generations, ratios to BF16 and crossings from measured steps
+    factors.py            a precision's rate over another's, with the range of the neighbouring cells
+    tables.py             tables
+    figures.py            figures
+    report.py             the command's tables and figures, written
 
 Left out: training, weight sync, real weights and acceptance of quality. Throughput does not depend on values.
 """

@@ -79,7 +79,7 @@ class Child:
         self.process.wait()
 
     def last_words(self) -> str:
-        """What its log says about why it ended."""
+        """Cause of its end, from its log."""
         return last_words(tail(self.log), "no output")
 
 

@@ -1,4 +1,4 @@
-"""What bare `vllm.LLM` is started with for one size and precision: the engine's settings, and what the map adds.
+"""Arguments of bare `vllm.LLM` for one size and precision: the engine's settings, and what the map adds.
 
 Formats and their checks are `harness.engines.vllm.settings`', so that the map and the engine mean the same.
 """
@@ -25,7 +25,7 @@ def environment(sweep: Sweep) -> dict[str, str]:
 
 
 def refusal(sweep: Sweep, size: str, precision: str) -> str | None:
-    """Why the installed build, the device or the shape cannot have a precision, in one line; None where it can.
+    """Reason why the installed build, the device or the shape cannot have a precision, in one line; None where it can.
 
     Raises ValueError where vLLM is not installed in a version that is known.
     """

@@ -1,4 +1,4 @@
-"""What is known before an engine is loaded: does a model fit, how much cache it leaves, about how long a job takes.
+"""Estimates before an engine is loaded: does a model fit, how much cache it leaves, about how long a job takes.
 
 Estimates; what an engine then says about its cache wins over them.
 """
@@ -17,13 +17,14 @@ UTILIZATION = 0.9
 BANDWIDTH = 3.8e12
 """Bytes/s that decoding reads on an H200, roughly (its data sheet says 4.8e12)."""
 FIXED_S, PER_SEQUENCE_S = 3.5e-3, 2e-5
-"""Of a decode step beside reading weights and cache: launches, sampling, the scheduler."""
+"""Seconds of a decode step beside reading weights and cache, once and per sequence: launches, sampling, the
+scheduler."""
 LOAD_S, CELL_S = 14.0, 0.15
 """To load an engine, and to admit and drain the sequences of a cell."""
 
 
 def does_not_fit(size: str, precision: str, device_gib: float, shortest: int) -> str | None:
-    """Why a model does not fit beside a cache for one sequence of `shortest` tokens, or None."""
+    """Reason why a model does not fit beside a cache for one sequence of `shortest` tokens, or None."""
     config, plan = shape_of(size), plan_of(precision)
     weights = weight_bytes(config, plan) / GIB
     needed = weights + kv_bytes_per_token(config, plan) * shortest / GIB + OVERHEAD_GIB

@@ -24,7 +24,7 @@ REACHED = 1
 
 @dataclass(frozen=True, kw_only=True)
 class MapPoint:
-    """What is asked of the map; the fields are those of a speed test in `claims.yaml`."""
+    """Place of the map that is asked for; the fields are those of a speed test in `claims.yaml`."""
 
     size: str
     precision: str
@@ -41,7 +41,7 @@ class Factor:
     """The answer: a factor, its range over the place and its neighbours, and of how many cells."""
 
     value: float
-    """Of the place; the geometric mean over all batches where the batch is open."""
+    """Factor at the place; the geometric mean over all batches where the batch is open."""
     low: float
     high: float
     cells: int
@@ -77,7 +77,7 @@ def factor_at(sweep: Sweep, records: Records, place: MapPoint) -> Factor | None:
 
 
 def _steps(sweep: Sweep, place: MapPoint, cell: Cell) -> int:
-    """How far a cell is from the place, in steps of the grid; every batch is at an open batch."""
+    """Distance of a cell from the place, in steps of the grid; every batch is at an open batch."""
     along = abs(sweep.lengths.index(cell[1]) - sweep.lengths.index(place.length))
     across = 0 if place.batch is None else abs(sweep.batches.index(cell[0]) - sweep.batches.index(place.batch))
     return max(along, across)

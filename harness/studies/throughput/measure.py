@@ -108,7 +108,7 @@ def measure_prefill(stepper: Stepper, sweep: Sweep, repeats: int = 3) -> dict[st
 
 
 def measure_breakdown(stepper: Stepper, sweep: Sweep, batch: int) -> dict[str, Any]:
-    """Where a decode step goes, ms: the model's forward and sampling (head, log-probs) on the device, the host's rest.
+    """Parts of a decode step, ms: the model's forward and sampling (head, log-probs) on the device, the host's rest.
 
     Device times are between events on the engine's stream, so gaps between the kernels of a part count with it.
     """
@@ -190,7 +190,7 @@ def measure_check(stepper: Stepper, sweep: Sweep, check: Check, tell: Callable[[
 
 
 def check_steps(times: Sequence[float], prompt: int, lengths: Sequence[int]) -> Mapping[str, Any]:
-    """Of a whole generation's full steps: "steps" by stretch, and "windows" around the contexts of the map."""
+    """Times of a whole generation's full steps: "steps" by stretch, and "windows" around the contexts of the map."""
     taken = [1e3 * (b - a) for a, b in pairwise(times)]
     width = max(1, len(taken) // BINS)
     stretches = [(at, at + width) for at in range(0, len(taken) - width + 1, width)]

@@ -1,4 +1,4 @@
-"""What a throughput sweep measures: its YAML file, its cells, its jobs, and which of them are still missing.
+"""Plan of a throughput sweep: its YAML file, its cells, its jobs, and which of them are still missing.
 
 One job is one engine load: a size in a precision, or the long generation that checks the map.
 """
@@ -37,7 +37,7 @@ class Check:
     length: int
     """New tokens."""
     seconds: float
-    """What it may take, engine load included; it is not started with less time left."""
+    """Seconds that it may take, engine load included; it is not started with less time left."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,7 +157,7 @@ class Job:
 
     @property
     def stem(self) -> str:
-        """Of its result file."""
+        """Name of its result file, without ending."""
         return f"{self.size}-{self.precision}" + ("-check" if self.check is not None else "")
 
 
@@ -234,7 +234,7 @@ def read_only(text: str | None) -> dict[str, str]:
 
 
 def missing(sweep: Sweep, job: Job, record: Mapping[str, Any] | None) -> list[str]:
-    """What of a job its result file lacks, by key: cells, "prefill", "breakdown/B", "pair", or "check".
+    """Measurements of a job that its result file lacks, by key: cells, "prefill", "breakdown/B", "pair", or "check".
 
     A disturbed cell is lacking until it has been measured again often enough (`harness.studies.throughput.settled`).
     """

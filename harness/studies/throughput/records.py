@@ -16,7 +16,7 @@ Record = dict[str, Any]
 
 
 def folder_of(results: Path, sweep: str) -> Path:
-    """Where the files of a sweep are."""
+    """Folder of the files of a sweep."""
     return throughput_folder(results, sweep)
 
 
@@ -39,7 +39,7 @@ def read_record(path: Path) -> Record:
 
 
 def new_record(sweep: Sweep, job: Job) -> Record:
-    """What a file starts as."""
+    """Record with which a file starts."""
     head = {"schema_version": 1, "sweep": sweep.name, "size": job.size, "precision": job.precision, "engines": []}
     return head if job.check is not None else head | {"cells": {}, "breakdown": {}}
 

@@ -78,7 +78,7 @@ def _parts(sweep: Sweep, records: Records, claimed: str) -> Iterator[str]:
 
 
 def setting(sweep: Sweep, records: Records) -> str:
-    """How and on what it was measured, in a paragraph."""
+    """Paragraph on how and on what it was measured."""
     engines = [engine for record in records.values() for engine in record.get("engines", [])]
     devices = sorted({engine["device"] for engine in engines})
     versions = sorted({f"vLLM {e['versions']['vllm']}, torch {e['versions']['torch']}" for e in engines})

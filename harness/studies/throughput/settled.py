@@ -1,4 +1,4 @@
-"""Which cells were disturbed while they were measured, and which of two measurements of a cell is kept.
+"""Disturbed cells: those whose measurement was disturbed, and the better of two measurements.
 
 A neighbour on the machine only lengthens steps, so a disturbed cell shows in two ways: its steps spread, or all of
 them lie above what the contexts next to it allow. The latter rests on the step being the larger of a constant (the
@@ -18,7 +18,7 @@ BEND = 1.1
 FALL = 1.05
 """Step at the shortest context over that at the next one, above which the former is disturbed."""
 MOST_REPEATS = 2
-"""How often a disturbed cell is measured again; then it stands, marked."""
+"""Repeats of a disturbed cell, at most; then it stands, marked."""
 
 
 def spread(cell: Mapping[str, Any]) -> float:
@@ -63,7 +63,7 @@ def doubtful(found: Cells) -> list[str]:
 
 
 def quieter(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
-    """Of two measurements of a cell the one whose 90th percentile is lower; "repeats" counts the later ones."""
+    """The one of two measurements of a cell whose 90th percentile is lower; "repeats" counts the later ones."""
     kept = new if new["step_ms_p90"] < old["step_ms_p90"] else old
     return dict(kept) | {"repeats": old.get("repeats", 0) + 1}
 

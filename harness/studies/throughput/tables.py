@@ -88,14 +88,14 @@ def _row(sweep: Sweep, records: Records, job: Job, batch: int, length: int) -> d
 
 
 def _whole(record: Mapping[str, Any]) -> str:
-    """Why an engine measured nothing, or ""."""
+    """Reason why an engine measured nothing, or ""."""
     if "skipped" in record:
         return f"skipped: {record['skipped']}"
     return f"failed: {record['failed']}" if "failed" in record else ""
 
 
 def mark(record: Mapping[str, Any], base: Mapping[str, Any], used: Collection[Cell]) -> str:
-    """What stands before a number that rests on the cells `used` of two engines: `~` disturbed, `^` the host's."""
+    """Mark before a number that rests on the cells `used` of two engines: `~` disturbed, `^` the host's."""
     disturbed = (disturbed_cells(record) | disturbed_cells(base)) & set(used)
     waiting = (host_bound_cells(record) | host_bound_cells(base)) & set(used)
     return "~" * bool(disturbed) + "^" * bool(waiting)
@@ -165,7 +165,7 @@ def crossing_table(sweep: Sweep, records: Records) -> str:
 
 
 def crossing_words(found: Sequence[tuple[int, float]]) -> str:
-    """Where a format falls below BF16, in words."""
+    """Batch from which a format falls below BF16, in words."""
     if not found:
         return NONE
     at = falls_below(found)
@@ -175,7 +175,7 @@ def crossing_words(found: Sequence[tuple[int, float]]) -> str:
 
 
 def engine_table(sweep: Sweep, records: Records) -> str:
-    """What each engine took and left: load time and how much of it compiled, weights, cache, prefill, kernels."""
+    """Table of engines: load time and how much of it compiled, weights, cache, prefill, kernels."""
     rows = Rows()
     for job in engine_jobs(sweep):
         record = records.get(job.stem, {})
@@ -208,7 +208,8 @@ def _compiling_words(engine: Mapping[str, Any]) -> str:
 
 
 def compiling_words(sweep: Sweep, records: Records) -> str:
-    """What a first use of DeepGEMM costs and that later engines find its kernels; empty without two such engines."""
+    """Sentence on the cost of DeepGEMM's first use, after which later engines find its kernels; empty without two such
+    engines."""
     pairs: list[str] = []
     for size in dict.fromkeys(job.size for job in engine_jobs(sweep)):
         found = [
@@ -234,7 +235,7 @@ def _kernel(log: Sequence[str]) -> str:
 
 
 def breakdown_table(sweep: Sweep, records: Records) -> str:
-    """Where a decode step goes, ms, by batch, and how much faster than BF16 the device's part of it is."""
+    """Table of the parts of a decode step, ms, by batch, and the speed of the device's part against BF16."""
     rows = Rows()
     for job in engine_jobs(sweep):
         record, base = records.get(job.stem, {}), baseline_of(records, job.size)
@@ -257,7 +258,7 @@ def _step_words(parts: Mapping[str, Any]) -> str:
 
 
 def missing_table(sweep: Sweep, records: Records) -> str:
-    """What has no number, and why."""
+    """Table of what has no number, with the reason."""
     rows = Rows()
     for job in engine_jobs(sweep):
         record = records.get(job.stem, {})

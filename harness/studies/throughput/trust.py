@@ -1,4 +1,5 @@
-"""How far the map can be trusted: dummy contexts against real ones, integrals of steps against a whole generation."""
+"""Checks of how far the map can be trusted: dummy contexts against real ones, integrals of steps against a whole
+generation."""
 
 from __future__ import annotations
 
@@ -68,7 +69,7 @@ def check_lines(stem: str, check: Mapping[str, Any], records: Records) -> Iterat
 
 
 def _where(check: Mapping[str, Any], points: Sequence[Point], seconds: float) -> str:
-    """Where the difference arises, in words."""
+    """Place where the difference arises, in words."""
     stepping = stepping_s(check)
     outside = check["seconds"] - stepping
     parts = [

@@ -1,4 +1,4 @@
-"""Which cells wait for the host: there a step tells how fast the host was that day, and formats differ by noise.
+"""Cells that wait for the host: there a step tells how fast the host was that day, and formats differ by noise.
 
 The breakdown says what share of a step the device idles at three batches and the shortest context; between them the
 share is linear in the logarithm of the batch. A longer context works the device more, so such a cell waits for the host
@@ -45,6 +45,6 @@ def host_bound_cells(record: Mapping[str, Any]) -> set[Cell]:
 
 
 def device_ms(record: Mapping[str, Any], batch: int) -> float | None:
-    """What the device works in a step at the shortest context, ms; None where it was not measured."""
+    """Device time of a step at the shortest context, ms; None where it was not measured."""
     part = record.get("breakdown", {}).get(str(batch), {})
     return part["forward_ms"] + part["sampling_ms"] if "step_ms" in part else None

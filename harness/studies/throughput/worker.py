@@ -183,7 +183,7 @@ def measure_into(bench: Bench, stepper: Stepper, batch: int, length: int) -> boo
 
 
 def beside(bench: Bench, stepper: Stepper, keys: set[str]) -> None:
-    """What is measured once per engine: the parts of a step, prefill, the two kinds of context."""
+    """Measure what is measured once per engine: the parts of a step, prefill, the two kinds of context."""
     sweep, record, job = bench.sweep, bench.record, bench.job
     for batch in sweep.breakdown:
         bench.doing = f"breakdown/{batch}"

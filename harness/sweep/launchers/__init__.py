@@ -1,1 +1,9 @@
-"""Launchers: where the processes of a sweep run."""
+"""Launchers: where the processes of a sweep run.
+
+job.py         a cell with its launch, and the events that a launcher reports
+local.py       processes of this machine
+ray.py         a Ray cluster
+ray_cell.py    the side of the Ray launcher on a node
+ray_files.py   files between a results folder and a node
+deaths.py      why the process of a cell ended
+"""

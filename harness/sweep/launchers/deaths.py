@@ -1,4 +1,4 @@
-"""Why a cell's process ended, in the words of its record.
+"""Causes of a cell's end, in the words of its record.
 
 The first word decides what a sweep does about it: `lost` and `hung` are accidents of the machine, `MemoryError` asks
 for less memory, everything else is a defect that would come again.
@@ -55,8 +55,8 @@ def _counters() -> Iterator[Path]:
 
 
 def oom_kills() -> int:
-    """How many processes of our control group (of the machine, where no group can be read) the kernel's out-of-memory
-    killer has ended so far; 0 where the system does not tell."""
+    """Number of processes of our control group (of the machine, where no group can be read) that the kernel's
+    out-of-memory killer has ended so far; 0 where the system does not tell."""
     try:
         for path in _counters():
             lines = path.read_text(encoding="ascii").splitlines() if path.is_file() else []

@@ -1,4 +1,4 @@
-"""What a launcher is given and what it tells back: a cell with its launch, and the events of its life.
+"""Jobs and events of a launcher: a cell with its launch, and the events of its life.
 
 Every launcher is a function `run_cells(jobs, workers, ..., admit) -> Generator[Event, None, None]`: whenever fewer than
 `workers` run it starts the first waiting job that `admit` lets pass at that moment; it ends when none runs and none may
@@ -28,19 +28,19 @@ Admit = Callable[[Job], bool]
 
 
 def always(job: Job) -> bool:
-    """There is no limit."""
+    """Admit every job."""
     return True
 
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """Something happened to a cell."""
+    """Event in the life of a cell."""
 
     kind: Literal["started", "progress", "finished"]
     config: RunConfig
     pid: int = 0
-    """Of the cell's process (started)."""
+    """Number of the cell's process (started)."""
     step: int = 0
     """Steps done so far (progress)."""
     result: RunResult | None = None
-    """Its record (finished)."""
+    """Record of the cell (finished)."""

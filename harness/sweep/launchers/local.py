@@ -33,14 +33,14 @@ ENVIRONMENT = {
     "MALLOC_TRIM_THRESHOLD_": "1073741824",
     "MALLOC_TOP_PAD_": "268435456",
 }
-"""glibc keeps freed memory: removes 97 % of the page faults of a small training step (embedded_default, section 3)."""
+"""glibc keeps freed memory: removes 97 % of the page faults of a small training step."""
 POLL_S = 0.2
 LOG_BYTES = 2000
-"""Of what a cell printed last, for its record."""
+"""Bytes of a cell's last output that its record keeps."""
 GRACE_S = 60.0
-"""How long a cell may take to save its state after Ctrl-C."""
+"""Seconds that a cell has to save its state after Ctrl-C."""
 LAST_WORDS_S = 1.0
-"""How long a hung cell may take to print where it hangs."""
+"""Seconds that a hung cell has to print where it hangs."""
 SIGNS = ("progress.json", "state.pt", "log.txt")
 """Files of a cell's work folder that change while it makes progress."""
 Stamp = tuple[int, int, int] | None
@@ -97,7 +97,7 @@ class Running:
         self.signs, self.sign_s = list[Stamp](), time.monotonic()
 
     def is_hung(self) -> bool:
-        """Look for signs of progress; is the last one too long ago?"""
+        """Has the cell shown no sign of progress for too long?"""
         signs = [_stamp(self.work / name) for name in SIGNS]
         if signs != self.signs:
             self.signs, self.sign_s = signs, time.monotonic()
@@ -106,7 +106,7 @@ class Running:
         return time.monotonic() - self.sign_s >= self.job.launch.stall_s
 
     def kill(self) -> None:
-        """End a cell that does not listen, once it had the chance to print where it is."""
+        """Kill a cell that does not stop, after it had the time to print where it hangs."""
         self.process.send_signal(signal.SIGUSR1)
         with suppress(subprocess.TimeoutExpired):
             self.process.wait(LAST_WORDS_S)
@@ -201,7 +201,7 @@ def run_cells(
 
 
 def visible_gpus() -> list[str]:
-    """What CUDA_VISIBLE_DEVICES may name: the GPUs that this process sees."""
+    """Names of the GPUs that this process sees, as CUDA_VISIBLE_DEVICES takes them."""
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     return [str(i) for i in range(torch.cuda.device_count())] if named is None else [n for n in named.split(",") if n]
 
@@ -259,7 +259,7 @@ def clean(job: Job) -> None:
 
 
 def _stamp(path: Path) -> Stamp:
-    """What changes when a file is replaced or grows."""
+    """Stamp of a file that changes when the file is replaced or grows."""
     try:
         found = path.stat()
     except OSError:

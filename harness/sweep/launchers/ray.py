@@ -36,15 +36,15 @@ if TYPE_CHECKING:
     from ray.exceptions import RayError
 
 STATE_EVERY_S = 300.0
-"""How often the state of a cell is brought home, for the case that its node is lost."""
+"""Seconds between two copies of a cell's state to this machine, for the case that its node is lost."""
 SILENCE_S = 60.0
-"""How much longer than a cell (`Launch.stall_s`) its worker may be silent."""
+"""Seconds that a worker may be silent beyond the limit of its cell (`Launch.stall_s`)."""
 QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # else a warning for every cell without a GPU
 }
 ALONE = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
-"""For a cluster of this machine alone: Ray then listens on the loopback address only."""
+"""Environment of a cluster of this machine alone: Ray then listens on the loopback address only."""
 OBJECT_STORE_BYTES = 256 * 2**20
 
 
@@ -67,7 +67,7 @@ class Remote:
         self.state_s = time.monotonic()
 
     def news(self) -> Iterator[Event]:
-        """What the worker answered since the last time."""
+        """Events that the worker reported since the last time."""
         import ray
         from ray.exceptions import RayError
 
@@ -117,7 +117,7 @@ class Remote:
         self.kill()
 
     def kill(self) -> None:
-        """Free the place of the cell."""
+        """Kill the cell's actor, which frees its place."""
         import ray
 
         ray.kill(self.actor, no_restart=True)
@@ -164,7 +164,8 @@ def run_cells(
 
 @contextmanager
 def _cluster(jobs: Sequence[Job], workers: int, address: str | None) -> Iterator[str | None]:
-    """A Ray that answers; yields the folder for scratch files where the cluster is ours, which goes with it."""
+    """Context with a Ray cluster that answers; yields the folder for scratch files where the cluster is ours, which
+    goes with it."""
     if importlib.util.find_spec("ray") is None:
         raise ValueError("launcher=ray: Ray is not installed; pip install 'lowbit-rl-bench[ray]'")
     for name, value in (QUIET if address is not None else QUIET | ALONE).items():
@@ -211,7 +212,8 @@ def _knock(address: str) -> None:
 
 
 def _gpu_share(jobs: Sequence[Job], workers: int) -> float:
-    """How much of a GPU a CUDA cell takes, so that `workers` of them fit. Raises ValueError where no node fits one."""
+    """Share of a GPU that a CUDA cell takes, so that `workers` of them fit. Raises ValueError where no node fits
+    one."""
     import ray
 
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
@@ -239,7 +241,7 @@ def _next(waiting: Iterable[Job], running: Sequence[Remote], bases: dict[str, Pa
 
 
 def _reason(error: RayError) -> str:
-    """What Ray's error means for a cell, in one line."""
+    """Meaning of Ray's error for a cell, in one line."""
     from ray.exceptions import ActorUnschedulableError, OutOfMemoryError, RayTaskError, RuntimeEnvSetupError
 
     words = " ".join(str(error).split()).partition(" Some common causes")[0]

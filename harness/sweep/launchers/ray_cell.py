@@ -26,12 +26,12 @@ STATES = ("state.pt", "state.pt.corrupt")
 
 @dataclass(frozen=True, kw_only=True)
 class CellFiles:
-    """What became of a cell on a node."""
+    """End of a cell on a node, with its files."""
 
     result: RunResult | None
-    """None: it was stopped before it ended."""
+    """Record of the cell; None where it was stopped before it ended."""
     files: Files
-    """Its record and series, its state where there is something to resume, the base that it trained."""
+    """The cell's record and series, its state where there is something to resume, the base that it trained."""
 
 
 class RayCell:

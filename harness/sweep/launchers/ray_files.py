@@ -1,4 +1,4 @@
-"""What crosses between a results folder and a cell on a Ray node, as bytes: bases, states, records."""
+"""Files exchanged between a results folder and a cell on a Ray node, as bytes: bases, states, records."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from harness.sweep.launchers.ray_cell import CellFiles, Files
 
 
 def files_for(job: Job, base: Path | None) -> Files:
-    """What a cell finds in its scratch folder: its base, and its state where it was stopped before.
+    """Files that a cell finds in its scratch folder: its base, and its state where it was stopped before.
 
     Raises ValueError or OSError where one of them cannot be read.
     """
@@ -60,7 +60,7 @@ def keep(job: Job, outcome: CellFiles) -> RunResult:
 
 
 def _store_base(results: Path, files: Files) -> None:
-    """The folder of a base that a cell trained appears whole or not at all."""
+    """Store the folder of a base that a cell trained, whole or not at all."""
     for name in {Path(path).parent.name for path in files}:
         folder = bases_folder(results) / name
         part = folder.with_name(f".{name}.{os.getpid()}.part")

@@ -26,8 +26,8 @@ from harness.numerics.head_logp import CHANGING_SIZES
 from harness.numerics.linear import CastLinear
 
 GRAPHS = 64
-"""Variants of a layer that are kept: with and without gradients, all or some positions, one row or several. Beyond
-them torch goes on without compiling, and says so."""
+"""Compiled variants of a layer that are kept: with and without gradients, all or some positions, one row or several.
+Beyond them torch goes on without compiling, and says so."""
 
 
 def compile_layers(layers: nn.ModuleList | nn.Sequential, *, is_dynamic: bool = True) -> None:
@@ -50,7 +50,8 @@ def compile_layers(layers: nn.ModuleList | nn.Sequential, *, is_dynamic: bool = 
 
 @cache
 def _unseen() -> Callable[[FP8Linear, Tensor], Tensor]:
-    """The products behind a break of the graph; one function for all layers, which so share their compilations."""
+    """FP8 products as a function that the compiler does not look into; one for all layers, so that they share
+    compilations."""
     from torch._dynamo import mark_static
 
     def compute(layer: FP8Linear, input: Tensor) -> Tensor:
@@ -63,7 +64,7 @@ def _unseen() -> Callable[[FP8Linear, Tensor], Tensor]:
 
 
 def obstacle(module: nn.Module) -> str | None:
-    """Why a module cannot be compiled; None where it can."""
+    """Reason why a module cannot be compiled; None where it can."""
     if isinstance(module, FakeQuantLinear):
         return "is fake-quantized, which cannot be compiled; valid: launch.compile=false"
     if isinstance(module, CastLinear) and not module.is_native:
@@ -89,5 +90,5 @@ def check_compiler(device: torch.device) -> None:
 
 
 def eagerly(is_compiled: bool) -> AbstractContextManager[object]:
-    """Inside, layers run uncompiled: hooks that are put on compiled ones are not called."""
+    """Context in which layers run uncompiled: hooks on compiled layers are not called."""
     return torch.compiler.set_stance("force_eager") if is_compiled else nullcontext()

@@ -27,7 +27,7 @@ FLOATS_PER_MIB = 2**18
 
 @dataclass(frozen=True, kw_only=True)
 class Scores:
-    """What the current policy says of sampled tokens; 0 where nothing was sampled."""
+    """Log-probs and entropies of sampled tokens under the current policy; 0 where nothing was sampled."""
 
     logp: Tensor
     """[B, T] float32 nats; carries the graph where the scorer was asked to keep it."""
@@ -39,12 +39,12 @@ class Scores:
 
 @dataclass(frozen=True, kw_only=True)
 class Thrift:
-    """What a forward pass does to fit into memory; none of it changes a number beyond float rounding."""
+    """Settings with which a forward pass fits into memory; none of it changes a number beyond float rounding."""
 
     logits_mib: int = 1024
     """Float32 logits that may stand at once; where a micro-batch has more, the head works in chunks (`head_logp`)."""
     checkpoint_layers: bool = False
-    """The backward pass computes every layer again from its input."""
+    """Activation checkpoints: the backward pass computes every layer again from its input."""
     packing: bool = False
     """No padding: micro-batches count real tokens."""
     compile: bool = False
@@ -66,7 +66,7 @@ class Thrift:
 
     @classmethod
     def of(cls, launch: Launch) -> Thrift:
-        """What a launch asks for. Raises ValueError as the fields do."""
+        """Settings that a launch asks for. Raises ValueError as the fields do."""
         return cls(
             logits_mib=launch.logits_mib, checkpoint_layers=launch.checkpoint_layers, packing=launch.packing,
             native_16bit=launch.native_16bit, compile=launch.compile,
@@ -104,7 +104,7 @@ def packed_passes(seqs: Sequences, tokens: int) -> list[Tensor]:
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """Sequences end to end. What predicts nothing, a last token and padding, is not in it."""
+    """Sequences end to end, without padding and without last tokens, which predict nothing."""
 
     ids: Tensor
     """[1, N] int64."""
@@ -156,7 +156,7 @@ def of_head(
     model: Decoder, h: Tensor, token_ids: Tensor, thrift: Thrift, *, temperature: float, entropy_grad: bool,
     num_tokens: int | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """What the head says of `token_ids` [M] at the final-norm outputs `h` [M, d]: (log-prob [M], entropy [M]), within
+    """Score `token_ids` [M] with the head at the final-norm outputs `h` [M, d]: (log-prob [M], entropy [M]), within
     the budget of logits. `num_tokens`: ids from there on have probability 0."""
     chunk = thrift.head_rows(model.config.vocab_size)
     if len(h) <= chunk:

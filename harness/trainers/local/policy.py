@@ -17,7 +17,8 @@ from harness.trainers.local.products import use_fp8
 
 
 def policy(model: Decoder, composed: Composed, base_seed: int, fp8_kernels: str) -> Decoder:
-    """A quantized base is frozen, every part wraps, trained adapters come last. In place, on the module's device.
+    """Make the module that is trained: a quantized base is frozen, every part wraps, trained adapters come last. In
+    place, on the module's device.
 
     `fp8_kernels`: as in `Launch`. Raises ValueError for kernels that are not here.
     """
@@ -33,7 +34,7 @@ def policy(model: Decoder, composed: Composed, base_seed: int, fp8_kernels: str)
 
 
 def computing(model: Decoder, plan: Plan) -> Decoder:
-    """A 16-bit trainer's products, embeddings and gains are rounded from here on, in place; any other stays."""
+    """Round the products, embeddings and gains of a 16-bit trainer, in place; any other model stays as it is."""
     compute = plan.train_compute
     if compute is None or compute.tile is not None or compute.element == "fp32":
         return model
@@ -42,5 +43,5 @@ def computing(model: Decoder, plan: Plan) -> Decoder:
 
 
 def is_loss_scaled(plan: Plan) -> bool:
-    """FP16 gradients underflow without."""
+    """Does the trainer scale its loss? It does in FP16, whose gradients would underflow."""
     return plan.train_compute is not None and plan.train_compute.name == "fp16"

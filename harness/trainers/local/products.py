@@ -1,4 +1,4 @@
-"""Who computes the trainer's linear layers: FP8 units where the device has some, and what the live modules say.
+"""Kernels of the trainer's linear layers: FP8 kernels where the device has them, read back from the live modules.
 
 Left out: the products themselves (`harness.numerics.linear`, `fp8_flow`) and their kernels
 (`harness.kernels.fp8_flow`).
@@ -53,7 +53,7 @@ def kernels_of(device: torch.device, wanted: str) -> Kernels | None:
 
 
 def products(model: nn.Module) -> dict[str, int]:
-    """How a linear layer is computed -> how many of them are, read from the live modules."""
+    """Kind of product -> number of linear layers computed so, read from the live modules."""
     return dict(sorted(Counter(_said(m) for m in model.modules() if isinstance(m, nn.Linear)).items()))
 
 

@@ -27,7 +27,7 @@ from harness.trainers.local.policy import computing, is_loss_scaled
 from harness.trainers.local.products import products
 
 EXTRAS = frozenset({"ref_logp", "rollout_kl", "shadow"})
-"""What a part's `needs` may name."""
+"""Names that a part's `needs` may have."""
 
 
 class Diverged(RuntimeError):  # noqa: N818 - a status of runs, not a defect
@@ -94,15 +94,15 @@ class LocalTrainer:
             yield name, tensor.detach()
 
     def policy_weights(self) -> WeightStream:
-        """What is evaluated in the reference precision."""
+        """The weights that are evaluated in the reference precision."""
         return policy_weights(self.model, self.weights(), self.adapters)
 
     def products(self) -> dict[str, int]:
-        """Who computes the linear layers -> how many of them (`products`)."""
+        """Kind of product -> number of linear layers computed so (`products`)."""
         return products(self.model)
 
     def eagerly(self) -> AbstractContextManager[object]:
-        """Inside, the model may be looked into: no layer runs compiled."""
+        """Context in which no layer runs compiled, so that hooks on layers are called."""
         return eagerly(self.thrift.compile)
 
     def rows_per_pass(self, length: int) -> int:
@@ -178,7 +178,8 @@ class LocalTrainer:
         return stacked[0], dict(zip(sums, stacked[1:], strict=True))
 
     def step(self) -> dict[str, float]:
-        """Unscale, clip, step, zero. A step with non-finite gradients under loss scaling is skipped and counted."""
+        """Take an optimizer step: unscale, clip, step, zero the gradients. A step with non-finite gradients under loss
+        scaling is skipped and counted."""
         for group in self.optimizer.param_groups:
             group["lr"] = self.lr * group["lr_factor"] * schedule(self.config, self.num_updates, self.total_updates)
         self.scaler.unscale_(self.optimizer)
@@ -213,7 +214,7 @@ class LocalTrainer:
 
 
 def policy_weights(model: Decoder, weights: WeightStream, adapters: Adapters | None) -> WeightStream:
-    """What a policy computes with as plain float32 tensors: weights on the grid they are trained on, trained adapters
+    """The policy's weights as plain float32 tensors: weights on the grid they are trained on, trained adapters
     merged. `weights`: its masters."""
     on_grid = {
         checkpoint_name(f"{name}.weight"): module.values().detach()

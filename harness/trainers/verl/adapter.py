@@ -1,4 +1,4 @@
-"""What leaves the trainer at a push: every part transforms the weight stream, then verl sends it.
+"""Push from verl's trainer: every part transforms the weight stream, then verl sends it.
 
 All ranks read the stream, and each sends the same tensors to its own vLLM worker, which quantizes. A push for an
 evaluation is named by a step below 0 (`evaluation_step`): noise is off in it.
@@ -19,7 +19,7 @@ from harness.trainers.verl.job import current_job, current_method, own_socket
 
 
 def evaluation_step(index: int) -> int:
-    """How a push for an evaluation after `index` policy steps is called; its own inverse."""
+    """Step number of a push for an evaluation after `index` policy steps; its own inverse."""
     return -1 - index
 
 

@@ -1,4 +1,4 @@
-"""What verl can do of a run, decided before anything starts; every refusal names its reason.
+"""Refusals of runs that verl cannot do, before anything starts, each with its reason.
 
 Neither verl nor Ray is imported.
 """
@@ -19,14 +19,14 @@ from harness.config.schema import Launch, RunConfig
 
 VERSION = "0.9.1"
 EXTRAS = frozenset({"ref_logp"})
-"""What the trainer can compute for a part."""
+"""Extras that the trainer can compute for a part."""
 HOOKS = {
     "aux_loss": "verl's loss sees log-probs, no logits",
     "refit": "it wants the whole module in one process",
 }
 """Hook -> why verl's loop cannot run it."""
 ANSWER_S = 30.0
-"""How long a cluster may take to answer."""
+"""Seconds that a cluster has to answer."""
 
 
 def check(config: RunConfig, composed: Composed) -> None:

@@ -58,7 +58,7 @@ DEVICE = types.SimpleNamespace(
                      "current_device"), _zero),
     is_available=_yes, device_count=_one, get_device_name=_word("CPU"), mem_get_info=lambda *args: (2**34, 2**34),
 )  # fmt: skip
-"""What verl calls of torch.cuda."""
+"""Names of torch.cuda that verl calls."""
 
 
 class PlatformCPU(PlatformBase):
@@ -84,7 +84,7 @@ class PlatformCPU(PlatformBase):
         return None, None
 
     def ray_noset_envvars(self) -> list[str]:
-        """What keeps Ray from hiding devices."""
+        """Environment variables that keep Ray from hiding devices."""
         return ["RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"]
 
 

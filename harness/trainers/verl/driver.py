@@ -1,4 +1,4 @@
-"""The process that holds Ray: `python -m harness.trainers.verl.driver JOB.json`, started by `watch.py`.
+"""The process that holds Ray: `python -m harness.trainers.verl.driver JOB.json`, started by `parent.py`.
 
 verl's own entry point does the same from a command line; here its configuration is composed with our settings, and its
 task runner gets our trainer. What became of the run is written to outcome.json. Exit code 0 for a run that ended or was
@@ -26,7 +26,7 @@ from harness.trainers.verl.outcome import outcome
 from harness.trainers.verl.settings import build_of, environment, merged, verl_settings
 
 STARTS = 3
-"""How often a local Ray is started before a run gives up: its node gives up on helper processes that take more than 15
+"""Starts of a local Ray before a run gives up: its node gives up on helper processes that take more than 15
 seconds, which a busy machine or a cold disk exceeds; the next start finds their code in memory."""
 
 PORTS = (10000, 16000)
@@ -81,7 +81,7 @@ def own_ports(pid: int) -> list[int]:
 
 
 def _stop_when_alone(job: Job) -> None:
-    """Where the cell is gone, end the step, write a checkpoint and leave, as if it had asked."""
+    """End the step, write a checkpoint and leave where the cell is gone, as if it had asked."""
     parent = os.getppid()
     while os.getppid() == parent:
         time.sleep(1.0)
@@ -91,7 +91,8 @@ def _stop_when_alone(job: Job) -> None:
 
 
 def attempt(action: Callable[[], None]) -> BaseException | None:
-    """What ended the action; None where it came to its end. Ray's start raises no class narrower than Exception."""
+    """Run the action and return what ended it; None where it came to its end. Ray's start raises no class narrower than
+    Exception."""
     try:
         action()
     except BaseException as caught:  # process edge: whatever ended the run, the cell must hear of it

@@ -116,7 +116,7 @@ class Engine(FSDPEngineWithLMHead):
         return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda update: schedule(config.trainer, update, total))
 
     def optimizer_step(self) -> float:
-        """One update, after which the schedule goes on; a step that loss scaling skipped does not count."""
+        """Take one update, after which the schedule goes on; a step that loss scaling skipped does not count."""
         norm = super().optimizer_step()
         if norm == norm and norm not in (float("inf"), float("-inf")):
             self.lr_scheduler.step()
@@ -129,7 +129,7 @@ class Engine(FSDPEngineWithLMHead):
     def forward_backward_batch(
         self, data: TensorDict, loss_function: Callable[..., Any], forward_only: bool = False
     ) -> Any:
-        """verl's, with the counts of the whole mini-batch beside the tensors."""
+        """Run verl's method with the counts of the whole mini-batch beside the tensors."""
         if "lowbit_keep" in data.keys():  # noqa: SIM118 - a TensorDict iterates over rows
             tu.assign_non_tensor_data(data, TOTALS, self._totals(data))
         return super().forward_backward_batch(data, loss_function, forward_only)
@@ -145,7 +145,7 @@ class Engine(FSDPEngineWithLMHead):
     def prepare_model_outputs(
         self, output: tuple[Tensor, Tensor], output_args: dict[str, Tensor], micro_batch: TensorDict, *_: Any, **__: Any
     ) -> dict[str, Tensor]:
-        """As verl lays them out: a value per token of whole sequences, at its predecessor's place; 0 elsewhere.
+        """Outputs as verl lays them out: a value per token of whole sequences, at its predecessor's place; 0 elsewhere.
 
         What was not asked for is left out: the reference's entropy would take the place of the policy's.
         """
@@ -168,7 +168,8 @@ class Engine(FSDPEngineWithLMHead):
         self, local_path: str, hdfs_path: str | None = None, global_step: int = 0,
         max_ckpt_to_keep: int | None = None, **kwargs: Any,
     ) -> None:  # fmt: skip
-        """verl's; after the last step rank 0 also leaves the weights whole, for what reads a run's end."""
+        """Save verl's checkpoint; after the last step rank 0 also writes the whole weights, which the end of a run is
+        read from."""
         super().save_checkpoint(local_path, hdfs_path, global_step, max_ckpt_to_keep, **kwargs)
         job = current_job()
         if global_step < job.config.trainer.steps:

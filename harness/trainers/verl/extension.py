@@ -1,4 +1,4 @@
-"""What a vLLM worker does with a push: our `VLLMWeights` in place of verl's loader, for every format alike.
+"""Push inside a vLLM worker: our `VLLMWeights` in place of verl's loader, for every format alike.
 
 verl's buckets are taken over as they come, for their memory is used again (`harness.engines.vllm.streamed_push`). The
 passport is measured on the live kernels. Left out: several GPUs per engine.
@@ -35,15 +35,15 @@ class ServedSlot(AdapterSlot):
     """The adapter that verl's server names in every request."""
 
     def next_number(self) -> int:
-        """Always verl's; the server forgets its caches at every push."""
+        """Number of verl's adapter, always the same; the server forgets its caches at every push."""
         return VLLM_LORA_INT_ID
 
 
 class Extension(vLLMColocateWorkerExtension):
-    """Mixed into vLLM's worker; its methods are RPC names."""
+    """Class mixed into vLLM's worker; its methods are RPC names."""
 
     def __new__(cls, **kwargs: Any) -> Any:
-        """verl's own is passed over: for its way of loading it patches vLLM's NVFP4 layers and reader of adapters,
+        """Pass over verl's own `__new__`: for its way of loading it patches vLLM's NVFP4 layers and reader of adapters,
         by names that another version of vLLM does not have, and ours needs neither."""
         set_death_signal()
         if current_job().config.trainer.device == "cpu":
@@ -56,7 +56,7 @@ class Extension(vLLMColocateWorkerExtension):
 
     @cached_property
     def lowbit_weights(self) -> VLLMWeights:
-        """The live model under our eyes; made at the first push, before anything is generated."""
+        """Our `VLLMWeights` of the live model; made at the first push, before anything is generated."""
         runner = self.model_runner  # pyright: ignore[reportAttributeAccessIssue]
         job, plan = current_job(), current_method().plan
         device = torch.device("cpu") if job.config.trainer.device == "cpu" else self.device

@@ -24,25 +24,25 @@ from harness.models.decoder import DecoderConfig
 from harness.records.run_result import write_atomic
 
 JOB = "LOWBIT_VERL_JOB"
-"""The environment variable."""
+"""Environment variable with the path of job.json."""
 GRACE_S = 600.0
-"""How long a run that was asked to stop may take to end its step and write a checkpoint."""
+"""Seconds that a run that was asked to stop has to end its step and write a checkpoint."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What a run is and where its files are."""
+    """A run under verl and the paths of its files."""
 
     config: RunConfig
     launch: Launch
     folder: Path
     max_new_tokens: int
-    """The limit of a response, resolved."""
+    """Largest number of response tokens, resolved."""
     num_tokens: int
-    """Tokens that the tokenizer knows; a model's vocabulary may be padded beyond."""
+    """Number of tokens that the tokenizer knows; a model's vocabulary may be padded beyond."""
     eos_id: int
     is_timed: bool = False
-    """Steps alone: no evaluation, no checkpoint, no weights at the end."""
+    """Run steps alone, for timing: no evaluation, no checkpoint, no weights at the end."""
 
     @property
     def model(self) -> Path:
@@ -61,27 +61,27 @@ class Job:
 
     @property
     def fixed_file(self) -> Path:
-        """What the parts prepared."""
+        """File of the tensors that the parts prepared."""
         return self.folder / "fixed.safetensors"
 
     @property
     def series_file(self) -> Path:
-        """A line of JSON per step."""
+        """File with a line of JSON per step."""
         return self.folder / "series.jsonl"
 
     @property
     def evals_file(self) -> Path:
-        """A line of JSON per evaluation."""
+        """File with a line of JSON per evaluation."""
         return self.folder / "evals.jsonl"
 
     @property
     def passport_file(self) -> Path:
-        """What the first vLLM worker read back last."""
+        """File of the last passport of the first vLLM worker."""
         return self.folder / "passport.json"
 
     @property
     def products_file(self) -> Path:
-        """How the trainer computes its linear layers, from its live modules."""
+        """File that says how the trainer computes its linear layers, from its live modules."""
         return self.folder / "products.json"
 
     @property
@@ -91,27 +91,27 @@ class Job:
 
     @property
     def log_file(self) -> Path:
-        """What the process that holds Ray prints, and Ray's workers through it."""
+        """File of the output of the process that holds Ray, and of Ray's workers through it."""
         return self.folder / "verl.log"
 
     @property
     def stop_file(self) -> Path:
-        """Stands while the run is asked to stop after its step."""
+        """File that exists while the run is asked to stop after its step."""
         return self.folder / "stop"
 
     @property
     def checkpoints(self) -> Path:
-        """verl's own checkpoints."""
+        """Folder of verl's own checkpoints."""
         return self.folder / "checkpoints"
 
     @property
     def shape(self) -> DecoderConfig:
-        """Of the model."""
+        """Shape of the model."""
         return load_config(self.model)
 
     @property
     def algo(self) -> AlgoConfig:
-        """With what the method fixes."""
+        """Algorithm with what the method fixes."""
         return fixed_algo(composed_of(self).method, self.config.algo)
 
 
@@ -125,7 +125,7 @@ def write_job(job: Job) -> Path:
 
 
 def read_job(path: Path) -> Job:
-    """What `write_job` wrote; its folder is where the file stands."""
+    """Read what `write_job` wrote; its folder is where the file stands."""
     values = json.loads(path.read_text(encoding="utf-8"))
     config, launch = parse(RunConfig, values.pop("config")), parse(Launch, values.pop("launch"))
     return Job(config=config, launch=launch, folder=path.parent, **values)

@@ -22,14 +22,14 @@ from harness.trainers.verl.engine import TOTALS
 from harness.trainers.verl.job import current_job, current_method
 
 FIELDS = ("weight", "keep", "clip_low", "clip_high")
-"""Of a `Correction`; stored under the prefix."""
+"""Fields of a `Correction`, stored under the prefix."""
 PREFIX = "lowbit_"
 STEP = "lowbit_step"
 """[B] int64: policy steps taken before the batch."""
 
 
 def columns(correction: Correction, step: Step) -> dict[str, Tensor]:
-    """What the driver stores of a correction: [B, T] each, and the step of every row."""
+    """Columns that the driver stores of a correction: [B, T] each, and the step of every row."""
     found = {f"{PREFIX}{name}": getattr(correction, name).float() for name in FIELDS}
     return found | {STEP: torch.full((len(correction.weight),), step.index)}
 

@@ -1,4 +1,4 @@
-"""How a run under verl ended, in the words of its record: from what Ray raised, or from what a dead driver printed.
+"""End of a run under verl, in the words of its record: from what Ray raised, or from what a dead driver printed.
 
 Kinds: ok, stopped, diverged, memory (another attempt may ask for less), failed. Pure.
 """
@@ -16,13 +16,13 @@ KINDS = {"Stopped": "stopped", "Diverged": "diverged", "OutOfMemoryError": "memo
 """Class of what was raised -> kind; by name, for Ray brings classes of its own."""
 MEMORY = re.compile(r"out of memory|can(?:'t|not) allocate memory", re.IGNORECASE)
 ELSEWHERE = "See root cause above"
-"""What vLLM's engine tells where one of its processes ended."""
+"""Message of vLLM's engine where one of its processes ended."""
 LOGGED = re.compile(r"\[\w+\.py:\d+\] ((?:\w+\.)*\w+(?:Error|Exception): .*)")
-"""What that process has logged: the end of its traceback."""
+"""Line that this process has logged: the end of its traceback."""
 
 
 def outcome(error: BaseException | None) -> dict[str, str]:
-    """How a run ended, by what ended it; Ray's wrappers around an error of a worker are taken off."""
+    """Outcome of a run by the error that ended it; Ray's wrappers around an error of a worker are taken off."""
     if error is None:
         return {"kind": "ok", "reason": ""}
     cause = error
@@ -35,7 +35,7 @@ def outcome(error: BaseException | None) -> dict[str, str]:
 
 
 def death(code: int, log: str) -> dict[str, str]:
-    """How a driver ended that left no outcome: its exit code, minus the signal, and what it printed."""
+    """Outcome of a driver that left none: its exit code, minus the signal, and what it printed."""
     words = last_words(log)
     if code < 0:
         name = signal.Signals(-code).name

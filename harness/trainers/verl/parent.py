@@ -46,7 +46,7 @@ DRIVER = "harness.trainers.verl.driver"
 
 
 class GrowingLines:
-    """Owns the place up to which a file of JSON lines was read: nothing is read twice while the file grows."""
+    """Reader of a growing file of JSON lines, which reads nothing twice."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -86,12 +86,12 @@ class Watched:
 
     @property
     def series(self) -> list[dict[str, Any]]:
-        """A row per step."""
+        """Series of the run, a row per step."""
         return self.rows.read()
 
     @property
     def evals(self) -> list[EvalRecord]:
-        """In the run's own rollout precision by verl, in the reference precision by us, in order."""
+        """Evaluations in order: in the rollout precision by verl, in the reference precision by us."""
         own = [EvalRecord.model_validate(line["record"]) for line in read_lines(self.job.evals_file)]
         return sorted([*own, *self.references], key=lambda record: (record.step, record.site))
 
@@ -102,7 +102,7 @@ class Watched:
 
     @property
     def passport(self) -> Passport | None:
-        """What the first server read back last."""
+        """Last passport of the first server."""
         if not self.job.passport_file.exists():
             return None
         values = json.loads(self.job.passport_file.read_text(encoding="utf-8"))
@@ -117,12 +117,12 @@ class Watched:
         return {own: max(row[name] for row in rows) for own, name in names.items() if rows and name in rows[0]}
 
     def products(self) -> dict[str, int]:
-        """How a linear layer is computed -> how many of them are, as the first trainer said."""
+        """Kind of product -> number of linear layers computed so, from the first trainer."""
         file = self.job.products_file
         return json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
 
     def final_hash(self) -> str | None:
-        """Of the weights after the last step."""
+        """Hash of the weights after the last step."""
         found = final_weights(self.job)
         return provenance.tensors_hash(found.items()) if found else None
 
@@ -169,7 +169,8 @@ class Watched:
         self._compare()
 
     def _wait_for_the_last(self) -> None:
-        """A driver whose cell was killed may still be writing its checkpoint; it holds the folder's lock."""
+        """Wait for a driver whose cell was killed: it may still be writing its checkpoint, and holds the folder's
+        lock."""
         handle = os.open(self.job.folder, os.O_RDONLY)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX)
@@ -177,7 +178,7 @@ class Watched:
             os.close(handle)
 
     def _compare(self) -> None:
-        """Start and end of the run in the reference precision, once the device is free."""
+        """Evaluate the start and the end of the run in the reference precision, once the device is free."""
         if self.job.is_timed:
             return
         started, composed = time.monotonic(), composed_of(self.job)
@@ -197,7 +198,8 @@ class Watched:
 
 
 def watch(config: RunConfig, launch: Launch, composed: Composed, work: Path) -> tuple[Watched, dict[str, str | None]]:
-    """A run at rest, its files written, and the hashes of what it starts from. Raises ValueError on bad input."""
+    """Set up a run that has not started: its files are written. Returns it and the hashes of what it starts from.
+    Raises ValueError on bad input."""
     checks.check_launch(config, launch)
     checks.check_installed()
     start = start_of(config, launch)

@@ -1,4 +1,4 @@
-"""The policy of a run under verl outside of verl: its module, and its accuracy in the reference precision.
+"""Evaluation of a run under verl outside of verl: its module, and its accuracy in the reference precision.
 
 verl samples in the run's own precision alone, so what runs are compared by is measured here, before and after, with the
 embedded engine, as `harness.run.loop.evaluate` does.

@@ -20,9 +20,9 @@ TIMERS = {"gen": "generate", "reward": "reward", "update_weights": "sync", "old_
 PREFIX = "actor/lowbit_"
 MEMORY = {"memory/update_gib": "actor/perf/max_memory_allocated_gb",
           "memory/reserved_gib": "actor/perf/max_memory_reserved_gb"}  # fmt: skip
-"""Ours -> verl's: peaks of the trainer's process on its GPU since its start."""
+"""Our name -> verl's: peaks of the trainer's process on its GPU since its start."""
 FACTS = ("acc", "is_parsable", "length", "truncated")
-"""What `agent.py` tells of every answer."""
+"""Facts that `agent.py` reports of every answer."""
 
 
 def step_row(measured: Mapping[str, Any], metrics: Mapping[str, Any], timers: Mapping[str, float]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from harness.trainers.verl.settings import ROLLOUT
 
 
 class Server(vLLMHttpServer):
-    """One replica's engine."""
+    """Server of one replica's engine."""
 
     def _apply_quantization(self) -> tuple[str | None, dict[str, Any]]:
         config = quantization_config(current_method().plan, current_job().shape)

@@ -25,13 +25,14 @@ ROLLOUT = "lowbit"
 """The name under which our rollout and our agent loop are registered."""
 PLUGIN = "harness.trainers.verl.plugin"
 BUCKET_MIB = {"cpu": 256, "cuda": 2048}
-"""Of the buffer in which weights travel, at most; through shared memory a tensor must fit into it whole."""
+"""Size of the buffer in which weights travel, at most; through shared memory a tensor must fit into it whole."""
 NAP_BYTES = 2**30
-"""Of weights and cache up to which an engine stays awake while its trainer updates. vLLM's sleep asserts that the GPU
-has no less free memory afterwards, which jobs that share it break for each other; so small, it would free nothing."""
+"""Size of weights and cache up to which an engine stays awake while its trainer updates. vLLM's sleep asserts that the
+GPU has no less free memory afterwards, which jobs that share it break for each other; so small, it would free
+nothing."""
 PRECISION = {"param_dtype": "float32", "reduce_dtype": "float32", "buffer_dtype": "float32"}
-"""Of FSDP, on every device: float32 turns its casts and verl's autocast off. What computes in fewer bits casts by
-itself, as under the local trainer (`harness.trainers.local.policy`)."""
+"""Dtypes of FSDP, on every device: float32 turns its casts and verl's autocast off. What computes in fewer bits casts
+by itself, as under the local trainer (`harness.trainers.local.policy`)."""
 LOOP_SAMPLES, MAX_LOOPS = 128, 8
 """Responses of a batch for which a process of agent loops is started, and how many of them at most."""
 OPEN = (
@@ -137,7 +138,7 @@ def _trainer(job: Job) -> dict[str, Any]:
 
 
 def _ray(job: Job) -> dict[str, Any]:
-    """How Ray starts, and what every one of its processes finds in its environment."""
+    """Settings of Ray's start, with the environment of every one of its processes."""
     values: dict[str, Any] = {"runtime_env.env_vars": environment(job), "include_dashboard": False}
     if job.launch.ray_address is not None:
         values["address"] = job.launch.ray_address
@@ -149,7 +150,7 @@ def _ray(job: Job) -> dict[str, Any]:
 
 
 def environment(job: Job) -> dict[str, str]:
-    """What numbers and registration depend on, for the driver and every worker."""
+    """Environment variables that numbers and registration depend on, for the driver and every worker."""
     values = {name: value for name, value in vllm.ENVIRONMENT.items() if name != "VLLM_ENABLE_V1_MULTIPROCESSING"}
     values |= vllm.DEFAULTS | {
         JOB: str(job.folder / "job.json"), "VERL_USE_EXTERNAL_MODULES": PLUGIN, "VERL_ENGINE_VENDOR": ROLLOUT,

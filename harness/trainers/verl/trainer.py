@@ -52,22 +52,22 @@ class Servers:
         self.handles = handles
 
     def calibrate_kv(self, prompts: Any, protocol: KVProtocol = "trainer") -> None:
-        """On every replica, from the same prompts."""
+        """Calibrate every replica from the same prompts."""
         if current_method().plan.rollout_kv is not None:
             ray.get([h.lowbit_calibrate.remote([list(p) for p in prompts], protocol) for h in self.handles])
 
 
 class Trainer(PPOTrainerSync):
-    """The driver of one run."""
+    """Trainer of one run, in verl's driver."""
 
     def _build_replay_buffer(self) -> Any:
-        """verl's, which looks every 2 s whether all answers are there; no setting says otherwise."""
+        """Make verl's buffer, but look for finished answers more often than its fixed 2 s."""
         buffer = super()._build_replay_buffer()
         buffer.poll_interval = POLL_S
         return buffer
 
     def on_init_end(self) -> None:
-        """After verl has built and loaded everything: our loss, our files, the first push."""
+        """Set our loss, read our files and push once, after verl has built and loaded everything."""
         plugin.check_registered()
         self.job, self.composed = current_job(), current_method()
         self.row: dict[str, Any] = {}
@@ -91,7 +91,7 @@ class Trainer(PPOTrainerSync):
             self.composed.memory[:] = json.loads(saved.read_text(encoding="utf-8"))
 
     def _push(self, global_steps: int) -> None:
-        """Weights to every replica, then what parts do after it, then the passport, which all must share."""
+        """Push weights to every replica, run the parts' `after_sync`, and read the passport that all must share."""
         self.checkpoint_manager.update_weights(global_steps)
         servers = Servers([replica.servers[0] for replica in self.checkpoint_manager.replicas])
         prompts = [item.prompt for item in self.questions[:NUM_AFTER_SYNC]]
@@ -108,7 +108,7 @@ class Trainer(PPOTrainerSync):
         self.row = self.row | row  # another dictionary: an evaluation puts the one before its pushes back
 
     def on_step_end(self) -> None:
-        """The updated weights go to the sampler."""
+        """Push the updated weights to the sampler."""
         with marked_timer("update_weights", self.timing_raw, color="red"):
             self.finished, self.row = self.row, {}
             self._push(self.global_steps)
@@ -117,7 +117,7 @@ class Trainer(PPOTrainerSync):
         return any(has_hook(part, "sync") for part in self.composed.parts)
 
     def on_validate_begin(self) -> None:
-        """Noise off."""
+        """Push without noise, before an evaluation."""
         self.eval_start, pushed = time.monotonic(), self.row
         if self._has_noise():
             self.checkpoint_manager.sleep_replicas()
@@ -125,7 +125,7 @@ class Trainer(PPOTrainerSync):
         self.row = pushed
 
     def on_validate_end(self) -> None:
-        """Noise on."""
+        """Push with noise again, after an evaluation."""
         pushed = self.row
         if self._has_noise():
             self.checkpoint_manager.sleep_replicas()
@@ -133,7 +133,7 @@ class Trainer(PPOTrainerSync):
         self.row = pushed
 
     def _validate(self) -> dict[str, float]:
-        """Where one is due: verl also asks when a run is taken up in between."""
+        """Evaluate where an evaluation is due: verl also asks when a run is resumed in between."""
         trainer, step = self.job.config.trainer, self.global_steps
         is_due = step % trainer.eval_every == 0 or step >= trainer.steps
         if not is_due or any(line["record"]["step"] == step for line in read_lines(self.job.evals_file)):
@@ -167,7 +167,7 @@ class Trainer(PPOTrainerSync):
     def _corrected(
         self, dense: dict[str, Tensor], uids: list[str], facts: list[dict[str, float]]
     ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """(columns for the workers, this batch's metrics)."""
+        """Correct a batch: (columns for the workers, the batch's metrics)."""
         job, composed, algo = self.job, self.composed, self.job.algo
         sampled = dense["response_mask"].bool()
         numbers = {uid: number for number, uid in enumerate(dict.fromkeys(uids))}
@@ -193,7 +193,7 @@ class Trainer(PPOTrainerSync):
     def _compute_metrics(
         self, batch: Any, metrics: dict[str, Any], timing_raw: Any, global_steps: int, epoch: int
     ) -> None:
-        """The step's line; then a checkpoint where one is due; then the end where it is asked for."""
+        """Write the step's line, then a checkpoint where one is due, then end where that is asked for."""
         self.finished |= self.composed.memory_row()
         row = rows.step_row({**self.finished, **self.row_of_batch}, metrics, timing_raw)
         with self.job.series_file.open("a", encoding="utf-8") as file:
@@ -216,5 +216,5 @@ class Trainer(PPOTrainerSync):
 
 
 def accuracy_of(record: EvalRecord) -> float:
-    """NaN where nothing was answered."""
+    """Mean accuracy of the answers; NaN where nothing was answered."""
     return math.nan if record.accuracy is None else record.accuracy

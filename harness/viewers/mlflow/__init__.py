@@ -5,6 +5,14 @@
       qurl int8 n=8     an arm: means over seeds with intervals, the difference to the control, the verdict
         ... seed 0      a cell: config, curves, evaluations, passport, data set, base model
 
+    store.py      the connection, and the experiment of a sweep
+    entities.py   a result as MLflow's tags, parameters, curves and data set
+    tracker.py    cells and arms logged one at a time
+    live.py       a thread that logs while a sweep runs
+    rebuild.py    an experiment from result files
+    links.py      addresses of filtered lists of runs
+    server.py     `lowbit browse`
+
 The only import of mlflow. Everything here is rebuilt from the result files (`lowbit results import`), so an outage
 costs one warning and no run. By default the store is SQLite in `<results>/mlflow/`; MLFLOW_TRACKING_URI names another.
 """

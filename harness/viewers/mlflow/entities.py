@@ -49,7 +49,8 @@ def plain_name(result: RunResult) -> str:
 
 
 def setting_tags(result: RunResult) -> dict[str, str]:
-    """What cells and arms are found by. `length` is the limit of a response where one is set, else the problem size."""
+    """Tags by which cells and arms are found. `length` is the limit of a response where one is set, else the problem
+    size."""
     fields = flatten(result.config)
     n, limit = fields.get("task.n"), fields.get("engine.max_new_tokens")
     values = {

@@ -30,7 +30,7 @@ PERIOD_S = 2.0
 MAX_SAMPLES = 100
 """Samples kept of a cell; when they are full every second one goes and the period doubles."""
 PATIENCE_S = 30.0
-"""How long the end of a sweep waits for what is still to be logged; the rest is made up for afterwards."""
+"""Seconds that the end of a sweep waits for what is still to be logged; the rest is made up for afterwards."""
 
 
 class Sampler:

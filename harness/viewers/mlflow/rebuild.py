@@ -47,7 +47,8 @@ def rebuild(results: Path, uri: str | None = None) -> int:
 
 
 def log_sweep(tracker: Tracker, results: Path, sweep: str, control: str | None = None) -> int:
-    """What is missing of one sweep, with a bar on a terminal; files that are no results are named and passed over."""
+    """Log what is missing of one sweep, with a progress bar on a terminal; files that are no results are named and
+    passed over."""
     runs = log_arms(tracker, results, sweep, control)
     folder, labels, tags = runs_folder(results, sweep), arm_labels(runs), trial_tags(results, sweep)
     count = 0

@@ -25,7 +25,7 @@ from harness.viewers.mlflow.store import PREFIX, QUIET, artifact_root, store_uri
 from harness.viewers.mlflow.tracker import Tracker
 
 START_S = 90.0
-"""How long the server may take to answer."""
+"""Seconds that the server has to answer."""
 
 
 def browse(results: Path, port: int, sweep: str | None = None, words: Sequence[str] = ()) -> int:
@@ -112,7 +112,8 @@ def _say(tracker: Tracker, address: str, sweep: str | None, wanted: Sequence[str
 
 
 def _write_links(tracker: Tracker, results: Path, address: str, sweeps: Sequence[str]) -> None:
-    """Where the site finds MLflow on this machine: `<results>/mlflow/links.js`, which is not committed."""
+    """Write the links by which the site finds MLflow on this machine: `<results>/mlflow/links.js`, which is not
+    committed."""
     if tracker.client is None:
         return
     ids = {name: found.experiment_id for name in sweeps

@@ -35,7 +35,7 @@ def store_uri(results: Path) -> str:
 
 
 def artifact_root(results: Path) -> str:
-    """Where that store keeps files."""
+    """Folder in which that store keeps files."""
     return (mlflow_folder(results) / "artifacts").absolute().as_uri()
 
 
@@ -56,7 +56,7 @@ def connect(uri: str | None, results: Path) -> tuple[MlflowClient, str | None]:
 
 
 def outages() -> tuple[type[Exception], ...]:
-    """What a store that is down, full, locked or broken raises."""
+    """Errors that a store raises when it is down, full, locked or broken."""
     from mlflow.exceptions import MlflowException
     from sqlalchemy.exc import SQLAlchemyError
 

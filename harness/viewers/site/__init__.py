@@ -4,6 +4,10 @@
     data/<sweep>.js runs of a sweep: scores per seed, settings, passports; loaded by a script element when asked for
     ../figures/     linked, not copied
 
+    board.py      leaderboard rows, figures and comparisons of a sweep as JSON
+    runs.py       the runs of a sweep as compact JSON
+    markdown.py   generated Markdown to HTML
+
 Everything is derived from result files: equal results make equal files. No request leaves the folder `results`.
 """
 
