@@ -283,6 +283,8 @@ class Part:
     """Correction modes it makes sense in; empty: any."""
     losses: ClassVar[tuple[str, ...]] = ()
     """Surrogates it makes sense with; empty: any."""
+    deploys_rollout: ClassVar[bool] = False
+    """True where the trained weights are meant to be used in the rollout's format: the method is ranked as deployed."""
     needs_updates: ClassVar[int] = 1
     """Updates per rollout batch below which the part changes nothing; fewer are warned of."""
 
