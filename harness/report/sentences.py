@@ -6,12 +6,16 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import permutations
+from typing import Any
 
 import pandas as pd
 
 from harness.records.run_result import RunResult
+from harness.records.stats import DELTA
 
 EXPECTED_WITHIN = 0.05
+WORDS = {"flashrl": "Truncated importance weights", "mis": "Masked importance sampling"}
+"""Methods that have a plain name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +55,67 @@ def findings(board: pd.DataFrame, results: Sequence[RunResult]) -> list[str]:
         for context, rows in board.groupby("context", sort=False):
             lines += _expectations(rows, f" ({context})" if context else "")
     return lines
+
+
+def three_sentences(board: pd.DataFrame) -> list[str]:
+    """What rollouts without a correction cost, what a correction gives back, and what cost nothing; per context.
+
+    The loss is that of the uncorrected arm that is worst in the mean accuracy of the BF16 policy, where it is decided;
+    the share given back is that of the best corrected arm at its precision.
+    """
+    lines: list[str] = []
+    for context, rows in board.groupby("context", sort=False):
+        where = f", {context}" if context else ""
+        plain = [row for row in rows.to_dict("records") if not row["variant"] and not math.isnan(row["difference"])]
+        bare = [row for row in plain if row["method"] == "naive"]
+        if not bare:
+            continue
+        worst = min(bare, key=lambda row: row["difference"])
+        if worst["verdict"] == "worse":
+            lines.append(
+                f"{spelled(worst['precision'])} rollouts without a correction lost {-worst['difference']:.2f} of "
+                f"accuracy{where}."
+            )
+            lines.append(_given_back(worst, plain))
+        else:
+            lines += [f"No rollout format without a correction is shown to lose accuracy{where}."]
+        lines.append(_free(bare))
+    return lines
+
+
+def _given_back(worst: dict[str, Any], plain: Sequence[dict[str, Any]]) -> str:
+    others = [row for row in plain if row["precision"] == worst["precision"] and row["method"] != "naive"]
+    if not others:
+        return "No corrected arm at this format stands beside it."
+    best = max(others, key=lambda row: row["difference"])
+    share = (best["difference"] - worst["difference"]) / -worst["difference"]
+    words = WORDS.get(best["method"], best["method"])
+    if share <= 0:
+        return f"{words} gave back nothing of it."
+    part = "more than half" if share > 0.5 else "less than half"
+    return f"{words} gave back {part} of it ({100 * share:.0f} %)."
+
+
+def _free(bare: Sequence[dict[str, Any]]) -> str:
+    """The uncorrected formats that are shown to cost nothing that matters, and those that show no cost."""
+    equal = [spelled(row["precision"]) for row in bare if row["verdict"] == "equal"]
+    unseen = [spelled(row["precision"]) for row in bare if row["verdict"] == "cannot tell"]
+    said = [f"{_list(equal)} cost at most {DELTA:g}"] if equal else []
+    said += [f"{_list(unseen)} cost nothing that can be seen with these seeds"] if unseen else []
+    return f"{'; '.join(said)}." if said else "Every format without a correction costs accuracy."
+
+
+def spelled(precision: str) -> str:
+    """A precision as prose has it: `int4` is INT4 (4-bit), `fp8_block` FP8 in blocks."""
+    plain, _, cache = precision.partition("+")
+    words = {"fp8_block": "FP8 (blocks)", "fp8_channel": "FP8 (channels)", "fp8_tensor": "FP8 (tensors)"}
+    name = words.get(plain, plain.upper().replace("_", " "))
+    four = "4-bit " if plain.endswith("4") else ""
+    return four + name + (" with an FP8 cache" if cache == "kv8" else "")
+
+
+def _list(names: Sequence[str]) -> str:
+    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
 
 
 def _collapses(rows: pd.DataFrame) -> list[str]:

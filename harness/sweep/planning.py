@@ -9,7 +9,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import ConfigDict
 
@@ -39,6 +39,8 @@ class Sweep:
     """Which question it answers."""
     control: str = "bf16"
     """Method of the reference arm."""
+    endpoints: tuple[Literal["reference", "deployed"], ...] = ("reference", "deployed")
+    """What verdicts are about: the policy in BF16, the policy in its own rollout format. The first ranks the arms."""
     overrides: tuple[str, ...] = ()
     """Of every cell; `launch.NAME=VALUE` sets how they run."""
     axes: dict[str, list[Any]] = field(default_factory=dict[str, list[Any]])
@@ -106,8 +108,8 @@ def read_sweep(name: str, folder: Path = SWEEPS) -> Sweep:
             check_rule(rule)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
-    if not sweep.arms or not sweep.seeds:
-        raise ValueError(f"{path}: arms and seeds need at least one entry each")
+    if not sweep.arms or not sweep.seeds or not sweep.endpoints:
+        raise ValueError(f"{path}: arms, seeds and endpoints need at least one entry each")
     return sweep
 
 

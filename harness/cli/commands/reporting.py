@@ -27,7 +27,10 @@ def main_table(name: str, results: Path) -> int:
 
     make_available(results, name)
     sweep, found = _sweep_or_bare(name), read_results(results / "runs" / name)
-    text, path = made.main_table(found, sweep.control), results / "tables" / f"{name}_main.md"
+    text, path = (
+        made.main_table(found, sweep.control, endpoints=sweep.endpoints),
+        results / "tables" / f"{name}_main.md",
+    )
     write_atomic(path, text.encode())
     print(f"{text}\nwritten: {path}")
     return 0
@@ -46,7 +49,7 @@ def present(sweep: Sweep, results: Path, is_tracked: bool, only: str | None = No
     found = read_results(results / "runs" / sweep.name)
     written: list[Path] = []
     if only != "figures":
-        written += tables.write_tables(found, results / "tables", sweep.name, control=sweep.control)
+        written += tables.write_tables(found, results / "tables", sweep.name, sweep.control, sweep.endpoints)
     if only != "tables":
         from harness.published.figures.grid import draw_grid
         from harness.report.figures import draw_all
@@ -59,7 +62,7 @@ def present(sweep: Sweep, results: Path, is_tracked: bool, only: str | None = No
 
         track(results, sweep.name)
     if only != "figures":
-        print(tables.render_terminal(tables.leaderboard(found, control=sweep.control)))
+        print(tables.render_terminal(tables.leaderboard(found, sweep.control, sweep.endpoints)))
     print("written: " + ", ".join(str(path) for path in written))
     return 0
 

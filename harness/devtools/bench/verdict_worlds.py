@@ -118,8 +118,10 @@ def _draw(
     spreads = np.geomspace(world.low, world.high, size)
     if world.is_split:
         spreads = np.where(np.arange(size) % 2, world.low, world.high)
-    noise = rng.standard_t(3, (size + 1, num_seeds)) / math.sqrt(3) if world.has_heavy_tails else rng.standard_normal(
-        (size + 1, num_seeds)
+    noise = (
+        rng.standard_t(3, (size + 1, num_seeds)) / math.sqrt(3)
+        if world.has_heavy_tails
+        else rng.standard_normal((size + 1, num_seeds))
     )
     own = math.sqrt(1 - world.shared**2) * noise[1:] + world.shared * noise[0]
     bases = rng.normal(LEVEL, world.base, num_seeds)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 
 from scipy.stats import beta
 
@@ -37,6 +38,7 @@ class Rate:
         return f"{self.count} of {self.total}: {100 * self.low:.0f} to {self.high:.0%}".replace("%", " %")
 
 
+@lru_cache(maxsize=4096)
 def rate(count: int, total: int, level: float = 0.95) -> Rate:
     """The rate of `count` in `total` runs; [0, 1] without a run. Raises ValueError for counts outside 0..total."""
     if not 0 <= count <= total:
