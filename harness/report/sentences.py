@@ -97,11 +97,15 @@ def _given_back(worst: dict[str, Any], plain: Sequence[dict[str, Any]]) -> str:
 
 
 def _free(bare: Sequence[dict[str, Any]]) -> str:
-    """The uncorrected formats that are shown to cost nothing that matters, and those that show no cost."""
+    """The uncorrected formats that are shown to cost nothing that matters, those that show no cost, and those whose loss is not decided."""
     equal = [spelled(row["precision"]) for row in bare if row["verdict"] == "equal"]
-    unseen = [spelled(row["precision"]) for row in bare if row["verdict"] == "cannot tell"]
+    open_rows = [row for row in bare if row["verdict"] == "cannot tell"]
+    unseen = [spelled(row["precision"]) for row in open_rows if row["difference"] > -DELTA]
+    unsure = [row for row in open_rows if row["difference"] <= -DELTA]
+    undecided = [f"{spelled(row['precision'])} ({row['difference']:+.2f})" for row in unsure]
     said = [f"{_list(equal)} cost at most {DELTA:g}"] if equal else []
     said += [f"{_list(unseen)} cost nothing that can be seen with these seeds"] if unseen else []
+    said += [f"{_list(undecided)} is undecided"] if undecided else []
     return f"{'; '.join(said)}." if said else "Every format without a correction costs accuracy."
 
 
