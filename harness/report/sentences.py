@@ -97,7 +97,7 @@ def _given_back(worst: dict[str, Any], plain: Sequence[dict[str, Any]]) -> str:
 
 
 def _free(bare: Sequence[dict[str, Any]]) -> str:
-    """The uncorrected formats that are shown to cost nothing that matters, those that show no cost, and those whose loss is not decided."""
+    """The uncorrected formats that cost nothing that matters, show no cost, or whose loss is not decided."""
     equal = [spelled(row["precision"]) for row in bare if row["verdict"] == "equal"]
     open_rows = [row for row in bare if row["verdict"] == "cannot tell"]
     unseen = [spelled(row["precision"]) for row in open_rows if row["difference"] > -DELTA]
