@@ -293,6 +293,8 @@ class Part:
     """True where the trained weights are meant to be used in the rollout's format: the method is ranked as deployed."""
     needs_updates: ClassVar[int] = 1
     """Updates per rollout batch below which the part changes nothing; fewer are warned of."""
+    idle_by: ClassVar[Mapping[str, str]] = {}
+    """Hook -> the setting of a knob that makes it `idle`, such as "protocol=inference"."""
 
     def needs(self, step: Step) -> frozenset[str]:
         """What the trainer must compute for this step: "ref_logp" and "rollout_kl" (`TokenBatch.extras`), "shadow"."""
@@ -301,6 +303,10 @@ class Part:
     def plan(self, rollout: Plan) -> Plan:
         """Data; `rollout` is what the precision axis says."""
         return Plan()
+
+    def idle(self, plan: Plan) -> frozenset[str]:
+        """Names of its hooks that change nothing under this plan and these knobs: a backend may lack them."""
+        return frozenset()
 
     def prepare(self, site: Site, plan: Plan) -> tuple[nn.Module | None, dict[str, Tensor]]:
         """Once, offline, cached by content hash: (the changed module or None, fixed tensors). May train."""
@@ -359,6 +365,8 @@ class Method:
     """A fixed correction mode, where the method is one."""
     denom: str | None = None
     """A fixed denominator after rejection, where the method demands one."""
+    plain_name: str = ""
+    """What corrects, in plain words that begin a sentence; empty where its name has to do."""
     summary: str = ""
     """What it does, one line for `lowbit methods`."""
     claim: str = ""

@@ -12,6 +12,7 @@ from typing import Any
 
 from harness.records.arms import rank
 from harness.records.run_result import RunResult
+from harness.records.sweep_file import BASELINES
 from harness.report.leaderboard import ENDPOINTS, contrasts, leaderboard
 from harness.report.tables import MARKS, verdict_words
 from methods import METHODS
@@ -31,7 +32,7 @@ READING = (
 def main_table(
     results: Sequence[RunResult],
     control: str = "bf16",
-    baseline: str = "naive",
+    baseline: str = BASELINES[-1],
     endpoints: Sequence[str] = ENDPOINTS,
 ) -> str:
     """Markdown; arms with fewer seeds than the control are counted below. Raises ValueError where there

@@ -13,6 +13,8 @@ import pandas as pd
 from harness.records import stats
 from harness.records.arms import arm_labels, group_arms, label
 from harness.records.run_result import RunResult, write_atomic
+from harness.records.statuses import STATUSES
+from harness.records.sweep_file import purpose
 from harness.report.leaderboard import ENDPOINTS, components, contrasts, leaderboard
 from harness.report.plots.profiles import improvements
 from harness.report.sentences import findings, three_sentences
@@ -109,7 +111,8 @@ def markdown(board: pd.DataFrame, results: Sequence[RunResult], sweep: str) -> s
     if len(against):
         blocks += ["## What changes against no correction, at the same precision", _grid(_CONTRAST_COLUMNS, against)]
     blocks += ["## What varies", _components_grid(results), COMPONENTS]
-    said = [*three_sentences(board), *findings(board, results)]
+    meant = purpose(sweep)
+    said = [*three_sentences(board, meant.baselines[-1]), *findings(board, results, meant.expectations)]
     blocks += ["## In words", "\n".join(f"- {line}" for line in said)] if said else []
     if bad := [run for run in results if run.status != "ok"]:
         labels = arm_labels(results)
@@ -278,7 +281,7 @@ def _short_verdict(prefix: str = "") -> Callable[[Row], str]:
 
 def _seeds(row: Row) -> str:
     """Scored runs of all runs."""
-    total = sum(row[status] for status in ("ok", "diverged", "failed", "cancelled", "skipped"))
+    total = sum(row[status] for status in STATUSES)
     return f"{row['seeds']}" if row["ok"] == total else f"{row['seeds']}/{total}"
 
 
