@@ -289,6 +289,8 @@ class Part:
     """Correction modes it makes sense in; empty: any."""
     losses: ClassVar[tuple[str, ...]] = ()
     """Surrogates it makes sense with; empty: any."""
+    deploys_rollout: ClassVar[bool] = False
+    """True where the trained weights are meant to be used in the rollout's format: the method is ranked as deployed."""
     needs_updates: ClassVar[int] = 1
     """Updates per rollout batch below which the part changes nothing; fewer are warned of."""
     idle_by: ClassVar[Mapping[str, str]] = {}
@@ -365,6 +367,8 @@ class Method:
     """A fixed correction mode, where the method is one."""
     denom: str | None = None
     """A fixed denominator after rejection, where the method demands one."""
+    plain_name: str = ""
+    """What corrects, in plain words that begin a sentence; empty where its name has to do."""
     summary: str = ""
     """Its mechanism, one line for `lowbit methods`."""
     claim: str = ""

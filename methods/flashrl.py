@@ -146,6 +146,7 @@ class TIS(Part):
 
 METHOD = Method(
     name="flashrl",
+    plain_name="Truncated importance weights",
     paper="OpenReview 8MHqvb4lK9",
     parts=(Profile(), TIS()),
     precisions=LOW_BIT,

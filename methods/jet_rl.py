@@ -13,6 +13,7 @@ float32. Left out: fused norm and activation quantizers, and FP8 weights on the 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import nn
 
@@ -38,6 +39,8 @@ def _name(fmt: Format | None) -> str | None:
 @dataclass(frozen=True, kw_only=True)
 class FP8Flow(Part):
     """The trainer's linears compute in the rollout's own formats, forward and backward; the rest of it in BF16."""
+
+    deploys_rollout: ClassVar[bool] = True
 
     fp8_saved_activations: bool = True
     """The backward pass reads inputs back from FP8, which rounds dW's operand twice (the paper); False keeps them in

@@ -29,7 +29,7 @@ def test_every_difference_is_drawn_where_the_table_has_it() -> None:
     assert drawn == pytest.approx(wanted) and len(drawn) == 2 * (len(QUICK) - 1)
     names = [text.get_text() for text in ax.get_yticklabels()]
     assert len(names) == len(QUICK) - 1 and names[0].startswith("int8")
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["n=8", "n=16", "cannot tell"]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["n=8", "n=16", "undecided"]
 
 
 def test_without_a_control_there_is_nothing_to_draw() -> None:

@@ -11,8 +11,9 @@ import pytest
 from scipy import stats as scipy_stats
 
 from harness.records import stats
+from harness.records.arms import group_arms
 from harness.records.run_result import EvalRecord, RunResult
-from harness.report.leaderboard import contrasts, leaderboard
+from harness.report.leaderboard import components, contrasts, leaderboard
 from tests import result_factory as factory
 
 
@@ -85,7 +86,8 @@ def test_what_the_control_is_beaten_by_hand() -> None:
     assert all(math.isnan(board["bf16 bf16"][name]) for name in ("improvement", "crossed_low", "p_mcnemar", "p_equal"))
 
 
-def test_an_arm_cannot_gain_by_diverging() -> None:
+def test_a_diverged_run_counts_as_collapsed_and_scores_0() -> None:
+    """Means are over all runs; the difference is about the run that stands, beside the rate of collapse."""
     whole = [run("bf16", "bf16", seed, [[0, 1], [1, 1], [1, 1]]) for seed in range(2)]
     broken = run("naive", "int3", 1, [[0, 1], [1, 1]], status="diverged", reason="loss is nan")
     board = rows(leaderboard([*whole, run("naive", "int3", 0, [[0, 1], [1, 1], [1, 1]]), broken]))["naive int3"]
@@ -93,7 +95,8 @@ def test_an_arm_cannot_gain_by_diverging() -> None:
     assert board["accuracy"] == 0.5  # 1 and 0
     assert board["auc"] == 0.75  # (1 + 1) / 2 and (1 + 0) / 2
     assert board["reward"] == 0.25
-    assert board["difference"] == pytest.approx(-0.25)
+    assert board["difference"] == 0 and board["verdict"] == "collapses in 1 of 2"
+    assert board["collapse"] == "1 of 2: 1 to 99 %"
 
 
 def test_what_did_not_finish_is_counted_and_not_scored() -> None:
@@ -116,12 +119,15 @@ def test_pairs_need_equal_seeds_and_questions() -> None:
 def test_verdicts_with_enough_seeds_find_the_truth() -> None:
     board = rows(leaderboard([result for result, _ in factory.sweep_results(seeds=8)]))
     assert board["naive int4"]["verdict"] == "worse"
-    assert board["naive int4 bypass_ppo"]["verdict"] == "worse"
-    assert board["naive int8"]["verdict"] in ("equal", "cannot tell")
+    bypass = board["naive int4 bypass_ppo"]
+    assert bypass["verdict"] == "collapses in 5 of 8, else worse" and bypass["collapse"].startswith("5 of 8: ")
+    assert board["naive int8"]["verdict"] != "better"  # it is 0.02 behind
     assert board["bf16 bf16"]["verdict"] == "control"
     for row in board.values():
         assert row["accuracy_low"] < row["accuracy"] < row["accuracy_high"]
-        assert not row["p_adjusted"] < row["p"]
+        assert not row["p_adjusted"] < min(row["p"], 2 * row["p_equal"]) - 1e-12
+        is_away = row["difference_low"] > 0 or row["difference_high"] < 0
+        assert is_away == row["verdict"].endswith(("better", "worse"))  # no row contradicts itself
     assert board["flashrl int4"]["accuracy"] > board["naive int4"]["accuracy"]
     assert board["flashrl int4"]["rollout_accuracy"] < board["naive int4"]["rollout_accuracy"]
 
@@ -138,7 +144,7 @@ def test_contrasts_are_within_a_precision() -> None:
         ("flashrl int4", "naive int4"),
         ("naive int4 bypass_ppo", "naive int4"),
     ]
-    assert [row["verdict"] for row in found][1:] == ["better", "worse"]
+    assert [row["verdict"] for row in found][1:] == ["better", "collapses in 5 of 8, else worse"]
     assert contrasts([factory.result()[0]]).empty
 
 
@@ -156,3 +162,36 @@ def test_marks() -> None:
     marked = plain.model_copy(update={"method": plain.method.model_copy(update={"reconstructed": "all of it"})})
     row = rows(leaderboard([marked]))["bf16 bf16"]
     assert row["is_draft"] and row["reconstructed"] == "all of it" and row["is_preliminary"]
+
+
+def test_the_policy_as_deployed_has_verdicts_of_its_own() -> None:
+    results = [result for result, _ in factory.sweep_results(seeds=8)]
+    board = rows(leaderboard(results))
+    row = board["flashrl int4"]
+    assert row["deployed_verdict"] == "worse" and row["deployed_difference"] < row["difference"] < 0
+    assert row["deployed_difference_high"] < 0 and row["deployed_collapse"] == "0 of 8: at most 31 %"
+    alone = rows(leaderboard(results, endpoints=["reference"]))["flashrl int4"]
+    assert alone["deployed_verdict"] == "not declared" and math.isnan(alone["deployed_difference"])
+    assert alone["verdict"] == row["verdict"] and alone["difference_low"] == row["difference_low"]
+
+
+def test_a_method_that_must_be_deployed_in_its_format_is_ranked_there() -> None:
+    results = [factory.result(m, p, seed=s)[0] for m, p in (("bf16", "bf16"), ("jet_rl", "fp8_block"),
+               ("naive", "fp8_block")) for s in range(3)]  # fmt: skip
+    board = rows(leaderboard(results))
+    assert [board[name]["endpoint"] for name in ("jet_rl fp8_block", "naive fp8_block")] == ["deployed", "reference"]
+    first = rows(leaderboard(results, endpoints=["deployed"]))
+    assert {row["endpoint"] for row in first.values()} == {"deployed"}
+
+
+def test_an_arm_that_never_moved_has_no_signal_and_one_answer_is_a_move() -> None:
+    control = [run("bf16", "bf16", seed, [[0, 1], [1, 1], [1, 1]]) for seed in range(3)]
+    frozen = [run("naive", "int4", seed, [[0, 1], [0, 1], [0, 1]]) for seed in range(3)]
+    moved = [*frozen[:2], run("naive", "int4", 2, [[0, 1], [1, 0], [0, 1]])]
+    assert rows(leaderboard([*control, *frozen]))["naive int4"]["verdict"] == "no signal"
+    assert rows(leaderboard([*control, *moved]))["naive int4"]["verdict"] == "worse"
+
+
+def test_what_varies_without_replicates() -> None:
+    found = components(group_arms([result for result, _ in factory.sweep_results(seeds=8)]))
+    assert not found.has_replicates and 0 < found.evaluation < 0.02 and found.run >= 0 and found.base >= 0

@@ -27,7 +27,7 @@ def results() -> list[RunResult]:
 def test_rows_are_arms_in_order_and_cells_the_leaderboards_numbers() -> None:
     found = results()
     text = main_table(found)
-    heads = "| method | rollouts | accuracy | as rolled | against bf16 | against naive | k3 |"
+    heads = "| method | rollouts | accuracy | against bf16 | as deployed | against naive | collapsed | k3 |"
     short, long = text.split("n=16:")
     assert short.startswith(f"n=8:\n\n{heads}\n") and long.startswith(f"\n\n{heads}\n")
     split = {name: [line.strip("| ").split(" | ") for line in part.splitlines()[4:] if "|" in line]
@@ -39,11 +39,12 @@ def test_rows_are_arms_in_order_and_cells_the_leaderboards_numbers() -> None:
     ]
     own = {row["arm"]: row for row in leaderboard(found).to_dict("records")}["flashrl int4 n=16"]
     plain = {row["arm"]: row for row in contrasts(found).to_dict("records")}["flashrl int4 n=16"]
-    accuracy, rolled, control, naive, _ = rows["long", "flashrl", "int4"]
-    assert accuracy.startswith(f"{own['accuracy']:.3f} [") and rolled == f"{own['rollout_accuracy']:.3f}"
+    accuracy, control, deployed, naive, collapsed, _ = rows["long", "flashrl", "int4"]
+    assert accuracy.startswith(f"{own['accuracy']:.3f} [") and collapsed == own["collapse"]
+    assert deployed.startswith(f"{own['deployed_difference']:+.3f} [") and own["deployed_verdict"] in deployed
     assert control.startswith(f"{own['difference']:+.3f} [") and own["verdict"] in control
     assert naive.startswith(f"{plain['difference']:+.3f}") and plain["verdict"] in naive and plain["difference"] > 0
-    assert rows["short", "bf16", "bf16"][2] == "control" and rows["long", "naive", "int4"][3] == "-"
+    assert rows["short", "bf16", "bf16"][1] == "control" and rows["long", "naive", "int4"][3] == "-"
     assert text.splitlines()[-1] == "1 arms with fewer seeds than 3 are left out."
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from harness.records.run_result import RunResult
 from harness.records.sweep_file import purpose
-from harness.report.sentences import findings
+from harness.report.sentences import findings, three_sentences
 from harness.report.tables import WIDTH, leaderboard, markdown, render_terminal, runs_table, setup_lines, write_tables
 from harness.sweep import read_sweep
 from tests import result_factory as factory
@@ -46,7 +46,10 @@ def test_markdown_shows_the_numbers_the_verdicts_and_the_setting() -> None:
     row = board[board["arm"] == "naive int4"].iloc[0]
     shown = table["naive int4"]
     assert shown["accuracy, reference"].startswith(f"{row['accuracy']:.3f} [{row['accuracy_low']:.2f}, ")
-    assert shown["accuracy, rollout format"].startswith(f"{row['rollout_accuracy']:.3f} [")
+    assert shown["AUC as deployed"].startswith(f"{row['deployed_auc']:.3f} [")
+    assert shown["verdict as deployed"].startswith(row["deployed_verdict"]) and shown["ranked by"] == "reference"
+    assert shown["collapsed"] == row["collapse"] == "0 of 3: at most 63 %"
+    assert "| all | reference | 0." in text and "no replicates: run has arm by base in it |" in text
     assert shown["sampler reward"].startswith(f"{row['reward']:.3f} [")
     assert shown["AUC"].endswith(f"{row['auc_high']:.2f}]")
     assert shown["verdict"].startswith(row["verdict"])
@@ -110,7 +113,7 @@ def test_terminal_fits(seeds: int) -> None:
     ]
     text = render_terminal(leaderboard(wide))
     assert max(map(len, text.splitlines())) <= WIDTH
-    assert text.count("arm ") == 2 and "n=8" in text and "n=16" in text
+    assert text.count("arm  ") == 2 and "n=8" in text and "n=16" in text
     assert len({line.rstrip()[-9:] for line in text.splitlines()}) > 3
 
 
@@ -119,9 +122,36 @@ def test_terminal_line_by_hand() -> None:
     board = leaderboard(results)
     row = board[board["arm"] == "naive int4"].iloc[0]
     line = next(line for line in render_terminal(board).splitlines() if line.startswith("naive int4  "))
-    half = max(row["accuracy_high"] - row["accuracy"], row["accuracy"] - row["accuracy_low"])
-    assert f"{row['accuracy']:.3f}±{half:.3f}".replace("±0.", "±.") in line
-    assert f"{row['difference']:+.3f}±" in line and "<.001" in line and line.endswith("worse")
+    half = max(row["difference_high"] - row["difference"], row["difference"] - row["difference_low"])
+    assert f" {row['auc']:.3f} " in line and f" {row['deployed_auc']:.3f} " in line
+    assert f"{row['difference']:+.3f}±{half:.3f} worse".replace("±0.", "±.") in line and line.endswith("worse")
+    bypass = next(line for line in render_terminal(board).splitlines() if line.startswith("naive int4 bypass_ppo"))
+    assert " falls 5/8, worse " in bypass
+
+
+def test_the_terminal_ends_with_three_sentences() -> None:
+    board = leaderboard(sweep(8))
+    rows = {str(row["arm"]): row for row in board.to_dict("records")}
+    lost, left = -rows["naive int4"]["difference"], -rows["flashrl int4"]["difference"]
+    said = three_sentences(board)
+    assert said[0] == f"4-bit INT4 rollouts without a correction lost {lost:.2f} of accuracy."
+    part = "more" if left < lost / 2 else "less"
+    assert said[1] == (
+        f"Truncated importance weights gave back {part} than half of it ({100 * (1 - left / lost):.0f} %)."
+    )
+    assert said[2:] == ["Every format without a correction costs accuracy."]
+    few = three_sentences(leaderboard(sweep(3)))
+    assert few[2] == "INT8 cost at most 0.03; FP8 (blocks) cost nothing that can be seen with these seeds."
+    text = render_terminal(board)
+    assert " ".join(text.split()).endswith(" ".join(said))
+
+
+def test_equal_is_never_printed_without_its_bound_on_collapse() -> None:
+    results = [factory.result(m, p, seed=s)[0] for m, p in (("bf16", "bf16"), ("naive", "int8")) for s in range(16)]
+    board = leaderboard(results)
+    assert board[board["arm"] == "naive int8"].iloc[0]["verdict"] == "equal"
+    assert "equal, falls ≤17%" in render_terminal(board)
+    assert "| equal (collapse 0 of 16: at most 17 %) |" in markdown(board, results, "quick")
 
 
 def test_runs_are_sorted_by_arm_and_seed() -> None:

@@ -53,7 +53,8 @@ def main_table(name: str, results: Path) -> int:
 
     _check_results(name, results)
     sweep, found = _sweep_or_bare(name), read_results(results / "runs" / name)
-    text, path = made.main_table(found, sweep.control, sweep.baselines[-1]), results / "tables" / f"{name}_main.md"
+    text = made.main_table(found, sweep.control, sweep.baselines[-1], sweep.endpoints)
+    path = results / "tables" / f"{name}_main.md"
     write_atomic(path, text.encode())
     print(f"{text}\nwritten: {path}")
     return 0
@@ -85,7 +86,7 @@ def present(sweep: Sweep, results: Path, is_tracked: bool, only: str | None = No
     found = read_results(results / "runs" / sweep.name)
     written: list[Path] = []
     if only != "figures":
-        written += tables.write_tables(found, results / "tables", sweep.name, control=sweep.control)
+        written += tables.write_tables(found, results / "tables", sweep.name, sweep.control, sweep.endpoints)
     if only != "tables":
         from harness.published.figures.grid import draw_grid
         from harness.report.figures import draw_all
@@ -98,7 +99,7 @@ def present(sweep: Sweep, results: Path, is_tracked: bool, only: str | None = No
 
         track(results, sweep.name)
     if only != "figures":
-        print(tables.render_terminal(tables.leaderboard(found, control=sweep.control)))
+        print(tables.render_terminal(tables.leaderboard(found, sweep.control, sweep.endpoints)))
     print("written: " + ", ".join(str(path) for path in written))
     return 0
 

@@ -1,8 +1,10 @@
-"""One row per arm: three scores with intervals, the paired difference to the control, and a verdict.
+"""One row per arm: three scores with intervals, the differences to the control, and the verdicts.
 
 The scores are the accuracy in the reference precision, the accuracy in the run's own rollout format, and the reward of
-the sampler while training. They can rank methods in opposite orders, so no row shows one without the others. The
-primary endpoint is the AUC: the mean reference accuracy of the evaluations after step 0.
+the sampler while training. They can rank methods in opposite orders, so no row shows one without the others. A sweep
+declares which endpoints are judged, each the mean accuracy of the evaluations after step 0: `reference`, the policy in
+BF16 (the AUC), and `deployed`, the policy as the run's own rollout format computes it. A method whose parts say that it
+must be deployed in its format (`Part.deploys_rollout`) is ranked by the second.
 
 A diverged run scores 0 wherever it did not arrive, so an arm cannot gain by losing its bad seeds. A failed, cancelled
 or skipped run says nothing about the arm: it is counted and not scored.
@@ -12,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,8 +26,13 @@ from harness.records.arms import Arm, control_of, group_arms, label
 from harness.records.run_result import EvalRecord, RunResult
 from harness.records.statuses import FINISHED, STATUSES
 from harness.records.sweep_file import BASELINES
+from methods import METHODS
 
-SCORES = ("accuracy", "rollout_accuracy", "reward", "auc")
+SCORES = ("accuracy", "rollout_accuracy", "reward", "auc", "deployed_auc")
+ENDPOINTS = ("reference", "deployed")
+"""What a sweep may have judged; the first that it declares ranks the arms."""
+SITES = {"reference": "reference", "deployed": "rollout"}
+"""Endpoint -> the evaluations that it is made of."""
 Pair = tuple[int, int]
 """(base seed, seed)."""
 
@@ -40,55 +47,81 @@ class Scores:
     """(seeds, question hash) -> AUC, for pairing."""
     answers: dict[tuple[Pair, str], stats.Floats]
     """(seeds, question hash) -> [E evaluations after step 0, Q] of 0 and 1."""
+    outcomes: Mapping[str, stats.Outcomes]
+    """Endpoint -> ((base seed, question hash), seed) -> what became of the run there."""
     base_accuracy: float
 
-    def mean_auc(self) -> float:
-        """Mean AUC of the runs; 0 where there is none."""
-        return sum(self.auc.values()) / max(len(self.auc), 1)
+    def mean(self, endpoint: str) -> float:
+        """Mean of an endpoint over all runs, collapsed ones too; 0 where there is none."""
+        values = [run.value for run in self.outcomes[endpoint].values()]
+        return sum(values) / max(len(values), 1)
 
 
-def leaderboard(results: Sequence[RunResult], control: str = "bf16") -> pd.DataFrame:
-    """The table of a sweep, one row per arm by context, precision and falling AUC, against the method `control`.
+def leaderboard(
+    results: Sequence[RunResult], control: str = "bf16", endpoints: Sequence[str] = ENDPOINTS
+) -> pd.DataFrame:
+    """The table of a sweep, one row per arm by context, precision and falling endpoint, against the method `control`.
 
     Score columns hold means over seeds, `<score>_low` and `<score>_high` their 95 % interval, `<score>_iqm...` the
-    interquartile mean. `difference` is arm minus control in AUC over common seeds and questions. `p_adjusted` is over
-    the differences of one context (`stats.adjusted`). `improvement` is P(AUC of a run > that of a run of the control),
-    `crossed` the interval over new seeds and new questions, `p_equal` two one-sided tests within `stats.DELTA`, `wins`
-    and `losses` the final answers that one of two paired runs alone got right. NaN where nothing was measured.
+    interquartile mean. `difference` is arm minus control in AUC over the runs of common bases and questions that did
+    not collapse, `difference_low` and `_high` the interval that decides (`stats.decide`, over the arms of a context),
+    `p_adjusted` the p of that decision. `verdict` is in words, `collapse` the rate with its interval;
+    `deployed_difference`, `deployed_verdict` ... the same of the policy as deployed. `endpoint` says which one ranks
+    the arm. `improvement` is P(AUC of a run > that of a run of the control), `crossed` the interval over new seeds and
+    new questions, `p_equal` two one-sided tests within `stats.DELTA`, `wins` and `losses` the final answers that one
+    of two paired runs alone got right. NaN where nothing was measured.
     """
     arms = group_arms(results)
     scores = {arm.label: score_arm(arm) for arm in arms}
     places = list(dict.fromkeys((arm.precision, str(arm.context)) for arm in arms))
-    arms.sort(key=lambda arm: (places.index((arm.precision, str(arm.context))), -scores[arm.label].mean_auc()))
+    ranks = {arm.label: rank_endpoint(arm.method, endpoints) for arm in arms}
+    arms.sort(
+        key=lambda arm: (
+            places.index((arm.precision, str(arm.context))),
+            -scores[arm.label].mean(ranks[arm.label]),
+        )
+    )
     rows: list[dict[str, Any]] = []
     draws: dict[tuple[int, ...], stats.Draws] = {}
+    references: list[Arm | None] = []
     for arm in arms:
-        reference = control_of(arm, arms, control)
-        row = _identity(arm) | _score_columns(scores[arm.label], draws) | _measurements(arm)
-        rows.append(row | _comparison(arm, reference, scores))
-    _judge(rows)
+        references.append(control_of(arm, arms, control))
+        row = _identity(arm) | {"endpoint": ranks[arm.label]}
+        row |= _score_columns(scores[arm.label], draws) | _measurements(arm)
+        rows.append(row | _comparison(arm, references[-1], scores))
+    _judge(rows, arms, references, scores, endpoints)
     return pd.DataFrame(rows)
 
 
-def contrasts(results: Sequence[RunResult], baseline: str = BASELINES[-1]) -> pd.DataFrame:
+def contrasts(
+    results: Sequence[RunResult], baseline: str = BASELINES[-1], endpoints: Sequence[str] = ENDPOINTS
+) -> pd.DataFrame:
     """Differences of every arm from the method `baseline` at the same precision and context; empty without such pairs.
 
-    The columns of `leaderboard` from `control` on. `p_adjusted` is over these differences alone, context by context.
+    The columns of `leaderboard` from `control` on. They are decided by themselves, context by context.
     """
     arms = group_arms(results)
     scores = {arm.label: score_arm(arm) for arm in arms}
-    rows: list[dict[str, Any]] = []
+    pairs: list[tuple[Arm, Arm]] = []
     for arm in arms:
         if arm.method == baseline and not arm.variant:
             continue
         reference = control_of(arm, [other for other in arms if other is not arm], baseline)
         if reference is not None and reference.precision == arm.precision:
-            rows.append(
-                {"arm": arm.label, "context": label(arm.context), "seeds": len(scores[arm.label].auc)}
-                | _comparison(arm, reference, scores)
-            )
-    _judge(rows)
+            pairs.append((arm, reference))
+    rows = [
+        {"arm": arm.label, "context": label(arm.context), "seeds": len(scores[arm.label].auc)}
+        | _comparison(arm, reference, scores)
+        for arm, reference in pairs
+    ]
+    _judge(rows, [arm for arm, _ in pairs], [reference for _, reference in pairs], scores, endpoints)
     return pd.DataFrame(rows)
+
+
+def rank_endpoint(method: str, endpoints: Sequence[str] = ENDPOINTS) -> str:
+    """The endpoint that ranks a method: the first declared one, or `deployed` where one of its parts demands it."""
+    parts = METHODS[method].parts if method in METHODS else ()
+    return "deployed" if any(part.deploys_rollout for part in parts) else endpoints[0]
 
 
 def evaluation_steps(run: RunResult) -> list[int]:
@@ -122,6 +155,7 @@ def score_arm(arm: Arm) -> Scores:
     runs = [run for run in arm.runs if run.status in FINISHED]
     rows: dict[str, list[stats.Floats]] = {name: [] for name in SCORES}
     auc: dict[tuple[Pair, str], float] = {}
+    outcomes: dict[str, dict[stats.Key, stats.Outcome]] = {name: {} for name in ENDPOINTS}
     answered: dict[tuple[Pair, str], stats.Floats] = {}
     for run in runs:
         reference, rollout = answers(run, "reference"), answers(run, "rollout")
@@ -132,6 +166,10 @@ def score_arm(arm: Arm) -> Scores:
             answered[(run.base_seed, run.seed), _hash(run)] = reference
         if len(rollout):
             rows["rollout_accuracy"].append(rollout[-1])
+            rows["deployed_auc"].append(rollout.mean(axis=0))
+        for endpoint, curve in (("reference", reference), ("deployed", rollout)):
+            if len(curve):
+                outcomes[endpoint][(run.base_seed, _hash(run)), run.seed] = _outcome(run, SITES[endpoint], curve)
         reward = 0.0 if run.status == "diverged" else run.summary.get("reward_last")
         if reward is not None:
             rows["reward"].append(np.array([reward]))
@@ -141,8 +179,33 @@ def score_arm(arm: Arm) -> Scores:
         matrices={name: _matrix(values, is_crossed) for name, values in rows.items()},
         auc=auc,
         answers=answered,
+        outcomes=outcomes,
         base_accuracy=float(np.mean(base)) if base else math.nan,
     )
+
+
+def _outcome(run: RunResult, site: str, curve: stats.Floats) -> stats.Outcome:
+    """What became of a run; it is frozen where not one answer of any evaluation differs from the start's."""
+    start = next((_answers(record) for record in _of(run, site) if record.step == 0), None)
+    means = [float(value) for value in curve.mean(axis=1)]
+    if start is None:
+        return stats.outcome(means, math.nan, run.status == "diverged", is_frozen=False)
+    is_frozen = len(start) == curve.shape[1] and bool(np.all(curve == np.array(start)))
+    return stats.outcome(means, float(np.mean(start)), run.status == "diverged", is_frozen=is_frozen)
+
+
+def components(arms: Sequence[Arm], endpoint: str = "reference") -> stats.Components:
+    """What makes the scores of a context's arms differ, over the arms of which no run collapsed or stayed frozen."""
+    scores = [(arm.label, score_arm(arm)) for arm in arms]
+    steady = [
+        (name, found)
+        for name, found in scores
+        if len(found.outcomes[endpoint]) > 1
+        and all(run.has_moved and not run.has_collapsed for run in found.outcomes[endpoint].values())
+    ]
+    values = {name: {key: run.value for key, run in found.outcomes[endpoint].items()} for name, found in steady}
+    matrix = {"reference": "auc", "deployed": "deployed_auc"}[endpoint]
+    return stats.components(values, {name: found.matrices[matrix] for name, found in steady})
 
 
 def _hash(run: RunResult) -> str:
@@ -211,32 +274,29 @@ def _measurements(arm: Arm) -> dict[str, float]:
 
 
 def _comparison(arm: Arm, reference: Arm | None, scores: dict[str, Scores]) -> dict[str, Any]:
-    """The paired difference to the control, or why there is none in place of the verdict."""
+    """What is said of an arm beside the verdicts, and why there is none in their place."""
     own = scores[arm.label].auc
     against = None if reference is None or reference is arm else scores[reference.label]
     other = {} if against is None else against.auc
-    found = stats.paired(own, other)
     verdict = ""
     if reference is arm:
         verdict = "control"
     elif not own:
         verdict = "no result"
-    elif not found.num_pairs:
+    elif against is None or not _common(scores[arm.label], against, "reference"):
         verdict = "no control"
     return {
         "control": reference.label if reference is not None else "",
-        "pairs": found.num_pairs,
-        "difference": found.mean,
-        "difference_low": found.low,
-        "difference_high": found.high,
-        "difference_sd": found.sd,
-        "p": found.p,
-        "p_sign": found.p_sign,
+        "p_sign": stats.paired(own, other).p_sign,
         "verdict": verdict,
-        "p_equal": stats.equivalence_p(found.mean, found.sd, found.num_pairs),
         **_improvement(own, other),
         **_over_questions(scores[arm.label], against),
     }
+
+
+def _common(own: Scores, other: Scores, endpoint: str) -> bool:
+    """Do two arms share a base and its questions?"""
+    return not {base for base, _ in own.outcomes[endpoint]}.isdisjoint(base for base, _ in other.outcomes[endpoint])
 
 
 def _improvement(own: dict[tuple[Pair, str], float], other: dict[tuple[Pair, str], float]) -> dict[str, float]:
@@ -257,24 +317,57 @@ def _over_questions(own: Scores, other: Scores | None) -> dict[str, float]:
     return dict(zip(names, values, strict=True))
 
 
-def _judge(rows: list[dict[str, Any]]) -> None:
-    """Fill in the adjusted p, the verdict, and how many seeds would show the difference seen, or delta if larger.
+def _judge(
+    rows: list[dict[str, Any]],
+    arms: Sequence[Arm],
+    references: Sequence[Arm | None],
+    scores: dict[str, Scores],
+    endpoints: Sequence[str],
+) -> None:
+    """Fill in collapse rates, differences, verdicts and how many seeds are missing; a family is one context."""
+    reasons = [row["verdict"] for row in rows]
+    for endpoint in ENDPOINTS:
+        prefix = "" if endpoint == "reference" else f"{endpoint}_"
+        families: dict[str, list[tuple[dict[str, Any], tuple[stats.Outcomes, stats.Outcomes]]]] = {}
+        for row, arm, reference, reason in zip(rows, arms, references, reasons, strict=True):
+            own = scores[arm.label].outcomes[endpoint]
+            other = None if reference is None else scores[reference.label]
+            is_judged = endpoint in endpoints and not reason
+            if is_judged and other is not None and _common(scores[arm.label], other, endpoint):
+                pair = own, other.outcomes[endpoint]
+                families.setdefault(row["context"], []).append((row, pair))
+            else:
+                why = reason or ("no control" if endpoint in endpoints else "not declared")
+                rate = stats.collapse_rate(own)
+                row |= _columns(prefix, stats.Judged(verdict=why, rate=rate, contrast=None, decision=None))
+        for family in families.values():
+            for (row, _), found in zip(family, stats.judge([pair for _, pair in family]), strict=True):
+                row |= _columns(prefix, found)
 
-    A family is the differences of one context.
-    """
-    for context in {row["context"] for row in rows}:
-        _judge_family([row for row in rows if row["context"] == context])
 
-
-def _judge_family(rows: list[dict[str, Any]]) -> None:
-    num_contrasts = sum(not math.isnan(row["p"]) for row in rows)
-    for row, adjusted in zip(rows, stats.adjusted([row["p"] for row in rows]), strict=True):
-        row |= {"p_adjusted": adjusted, "further_seeds": None}
-        row["verdict"] = row["verdict"] or stats.verdict(
-            row["difference_low"], row["difference_high"], p_adjusted=adjusted
-        )
-        if row["verdict"] == "cannot tell":
-            effect = max(abs(row["difference"]), stats.DELTA)
-            row["further_seeds"] = stats.further_seeds(
-                row["difference_sd"], row["pairs"], effect, level=1 - 0.05 / max(num_contrasts, 1)
-            )
+def _columns(prefix: str, found: stats.Judged) -> dict[str, Any]:
+    decision, nan = found.decision, math.nan
+    mean, low, high = stats.difference(found)
+    more = None
+    if decision is not None and found.contrast is not None and decision.verdict == "cannot tell":
+        more = stats.further_seeds(
+            decision.sd, found.contrast.num_units, max(abs(mean), stats.DELTA), level=decision.level,
+            extra_df=decision.df - (found.contrast.num_units - 1),
+        )  # fmt: skip
+    values = {
+        "pairs": found.contrast.num_units if found.contrast else 0,
+        "difference": mean,
+        "difference_low": low,
+        "difference_high": high,
+        "difference_sd": decision.sd if decision else nan,
+        "difference_df": decision.df if decision else nan,
+        "p": decision.p if decision else nan,
+        "p_equal": decision.p_equal if decision else nan,
+        "p_adjusted": decision.p_adjusted if decision else nan,
+        "verdict": found.verdict,
+        "further_seeds": more,
+        "collapse": str(found.rate),
+        "collapse_low": found.rate.low,
+        "collapse_high": found.rate.high,
+    }
+    return {prefix + name: value for name, value in values.items()}

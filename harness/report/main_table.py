@@ -10,35 +10,41 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from harness.records import stats
 from harness.records.arms import rank
 from harness.records.run_result import RunResult
 from harness.records.sweep_file import BASELINES
-from harness.report.leaderboard import contrasts, leaderboard
-from harness.report.tables import MARKS
+from harness.report.leaderboard import ENDPOINTS, contrasts, leaderboard
+from harness.report.tables import MARKS, verdict_words
 from methods import METHODS
 
 Row = Mapping[str, Any]
 READING = (
     "Accuracy: held-out, in the reference precision, after the last step; brackets are 95 % bootstrap intervals over "
-    "seeds and questions. As rolled: the same in the run's own rollout format. Against {control}: difference in AUC "
-    "(mean accuracy of all evaluations after step 0), paired by seed, with its interval and the verdict after "
-    f"correction for the arms of its setting (Holm up to {stats.MAX_DECLARED}, false discovery rate above); (+n): "
-    "about n more seeds would tell. Against {baseline}: the same at equal precision. k3: mismatch of sampler and "
-    "trainer, nats, median over steps."
+    "seeds and questions. Against {control}: difference in AUC (mean accuracy of all evaluations after step 0) over "
+    "common bases, of the runs that did not collapse, with the interval that decides; of the verdicts of one setting "
+    "at most 5 % are expected to be wrong; (+n): about n more seeds would tell. As deployed: the same, every policy in "
+    "its own rollout format. Against {baseline}: in the reference precision, at equal rollout precision. Collapsed: "
+    "runs that diverged or ended below half of their start, with a 95 % interval. k3: mismatch of sampler and trainer, "
+    "nats, median over steps."
 )
 
 
-def main_table(results: Sequence[RunResult], control: str = "bf16", baseline: str = BASELINES[-1]) -> str:
+def main_table(
+    results: Sequence[RunResult],
+    control: str = "bf16",
+    baseline: str = BASELINES[-1],
+    endpoints: Sequence[str] = ENDPOINTS,
+) -> str:
     """Markdown; arms with fewer seeds than the control are counted below. Raises ValueError where there
     is no result of `control`."""
-    every = leaderboard(results, control).to_dict("records") if results else []
+    every = leaderboard(results, control, endpoints).to_dict("records") if results else []
     whole = max((row["seeds"] for row in every if row["verdict"] == "control"), default=0)
     if not whole:
         raise ValueError(f"main table: no result of the control {control!r} to compare with")
     board = [row for row in every if row["seeds"] >= whole]
-    against = {row["arm"]: row for row in contrasts(results, baseline).to_dict("records")}
-    heads = ["method", "rollouts", "accuracy", "as rolled", f"against {control}", f"against {baseline}", "k3"]
+    against = {row["arm"]: row for row in contrasts(results, baseline, endpoints).to_dict("records")}
+    heads = ["method", "rollouts", "accuracy", f"against {control}", "as deployed", f"against {baseline}"]
+    heads += ["collapsed", "k3"]
     lines = list[str]()
     for context in dict.fromkeys(row["context"] for row in board):
         lines += [f"{context}:", ""] if context else []
@@ -62,7 +68,7 @@ def _line(row: Row, against: Mapping[str, Row]) -> str:
         accuracy += f" [{row['accuracy_low']:.2f}, {row['accuracy_high']:.2f}]"
     cells = (
         " ".join(filter(None, (row["method"], row["variant"]))) + marks, row["precision"], accuracy,
-        _number(row["rollout_accuracy"], ".3f"), _difference(row), _difference(against.get(row["arm"])),
+        _difference(row), _difference(row, "deployed_"), _difference(against.get(row["arm"])), row["collapse"],
         _number(row["k3_median"], ".1e"),
     )  # fmt: skip
     return f"| {' | '.join(cells)} |"
@@ -72,13 +78,12 @@ def _number(value: float, form: str) -> str:
     return "-" if math.isnan(value) else f"{value:{form}}"
 
 
-def _difference(row: Row | None) -> str:
+def _difference(row: Row | None, prefix: str = "") -> str:
     """`-0.021 [-0.05, +0.01], cannot tell (+4)`; the verdict alone where there is no number."""
     if row is None:
         return "-"
-    more = row["further_seeds"]
-    words = row["verdict"] + (f" (+{more:.0f})" if more is not None and not math.isnan(more) else "")
-    if math.isnan(row["difference"]):
+    words, name = verdict_words(row, prefix), f"{prefix}difference"
+    if math.isnan(row[name]):
         return words
-    interval = f" [{row['difference_low']:+.2f}, {row['difference_high']:+.2f}]"
-    return f"{row['difference']:+.3f}{'' if math.isnan(row['difference_low']) else interval}, {words}"
+    interval = f" [{row[f'{name}_low']:+.2f}, {row[f'{name}_high']:+.2f}]"
+    return f"{row[name]:+.3f}{'' if math.isnan(row[f'{name}_low']) else interval}, {words}"

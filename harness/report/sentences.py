@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import permutations
+from typing import Any
 
 import pandas as pd
 
 from harness.records.run_result import RunResult
-from harness.records.sweep_file import Expectation
+from harness.records.stats import DELTA
+from harness.records.sweep_file import BASELINES, Expectation
+from methods import METHODS
 
 EXPECTED_WITHIN = 0.05
 """Scores that are expected to be close are at most this far apart."""
@@ -27,6 +30,72 @@ def findings(board: pd.DataFrame, results: Sequence[RunResult], expectations: Se
         for context, rows in board.groupby("context", sort=False):
             lines += _expectations(rows, expectations, f" ({context})" if context else "")
     return lines
+
+
+def three_sentences(board: pd.DataFrame, baseline: str = BASELINES[-1]) -> list[str]:
+    """What rollouts without a correction cost, what a correction gives back, and what cost nothing; per context.
+
+    The loss is that of the uncorrected arm that is worst in the mean accuracy of the BF16 policy, where it is decided;
+    the share given back is that of the best corrected arm at its precision.
+    """
+    lines: list[str] = []
+    for context, rows in board.groupby("context", sort=False):
+        where = f", {context}" if context else ""
+        plain = [row for row in rows.to_dict("records") if not row["variant"] and not math.isnan(row["difference"])]
+        bare = [row for row in plain if row["method"] == baseline]
+        if not bare:
+            continue
+        worst = min(bare, key=lambda row: row["difference"])
+        if worst["verdict"] == "worse":
+            lines.append(
+                f"{spelled(worst['precision'])} rollouts without a correction lost {-worst['difference']:.2f} of "
+                f"accuracy{where}."
+            )
+            lines.append(_given_back(worst, plain, baseline))
+        else:
+            lines += [f"No rollout format without a correction is shown to lose accuracy{where}."]
+        lines.append(_free(bare))
+    return lines
+
+
+def _given_back(worst: dict[str, Any], plain: Sequence[dict[str, Any]], baseline: str) -> str:
+    others = [row for row in plain if row["precision"] == worst["precision"] and row["method"] != baseline]
+    if not others:
+        return "No corrected arm at this format stands beside it."
+    best = max(others, key=lambda row: row["difference"])
+    share = (best["difference"] - worst["difference"]) / -worst["difference"]
+    name = METHODS[best["method"]].plain_name if best["method"] in METHODS else ""
+    words = name or best["method"]
+    if share <= 0:
+        return f"{words} gave back nothing of it."
+    part = "more than half" if share > 0.5 else "less than half"
+    return f"{words} gave back {part} of it ({100 * share:.0f} %)."
+
+
+def _free(bare: Sequence[dict[str, Any]]) -> str:
+    """The uncorrected formats that cost nothing that matters, show no cost, or whose loss is not decided."""
+    equal = [spelled(row["precision"]) for row in bare if row["verdict"] == "equal"]
+    open_rows = [row for row in bare if row["verdict"] == "cannot tell"]
+    unseen = [spelled(row["precision"]) for row in open_rows if row["difference"] > -DELTA]
+    unsure = [row for row in open_rows if row["difference"] <= -DELTA]
+    undecided = [f"{spelled(row['precision'])} ({row['difference']:+.2f})" for row in unsure]
+    said = [f"{_list(equal)} cost at most {DELTA:g}"] if equal else []
+    said += [f"{_list(unseen)} cost nothing that can be seen with these seeds"] if unseen else []
+    said += [f"{_list(undecided)} is undecided"] if undecided else []
+    return f"{'; '.join(said)}." if said else "Every format without a correction costs accuracy."
+
+
+def spelled(precision: str) -> str:
+    """A precision as prose has it: `int4` is INT4 (4-bit), `fp8_block` FP8 in blocks."""
+    plain, _, cache = precision.partition("+")
+    words = {"fp8_block": "FP8 (blocks)", "fp8_channel": "FP8 (channels)", "fp8_tensor": "FP8 (tensors)"}
+    name = words.get(plain, plain.upper().replace("_", " "))
+    four = "4-bit " if plain.endswith("4") else ""
+    return four + name + (" with an FP8 cache" if cache == "kv8" else "")
+
+
+def _list(names: Sequence[str]) -> str:
+    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
 
 
 def _collapses(rows: pd.DataFrame) -> list[str]:

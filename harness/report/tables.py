@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from textwrap import wrap
 from typing import Any
 
 import pandas as pd
 
 from harness.records import stats
-from harness.records.arms import arm_labels, group_arms
+from harness.records.arms import arm_labels, group_arms, label
 from harness.records.run_result import RunResult, write_atomic
 from harness.records.statuses import STATUSES
 from harness.records.sweep_file import purpose
-from harness.report.leaderboard import contrasts, leaderboard
+from harness.report.leaderboard import ENDPOINTS, components, contrasts, leaderboard
 from harness.report.plots.profiles import improvements
-from harness.report.sentences import findings
+from harness.report.sentences import findings, three_sentences
 
 Row = dict[str, Any]
-WIDTH = 120
+WIDTH = 100
 """Columns of a terminal that a table must fit."""
 ENGINE_NOTES = {
     "embedded": "Embedded engine: rollouts run in torch with emulated formats. What carries over to large models is "
@@ -28,14 +29,18 @@ ENGINE_NOTES = {
     "tokens do not stress sequence-level products of ratios.",
 }
 READING = (
-    "Three scores: accuracy in the reference precision (comparable across rows), accuracy in the run's own rollout "
-    "format, and the sampler's reward over the last five steps. AUC, the primary endpoint, is the mean reference "
-    "accuracy of the evaluations after step 0.",
-    "Means over seeds; brackets are 95 % bootstrap intervals over seeds and questions. The difference is AUC minus the "
-    "control's over runs with equal seeds and questions, with a 95 % t interval; p is adjusted over the "
-    f"arms of one length: by Holm up to {stats.MAX_DECLARED} comparisons, by the false discovery rate above.",
-    f"Verdict: equal where the interval lies within ±{stats.DELTA:g}; better or worse where it excludes 0 and the "
-    "adjusted p is below 0.05; otherwise cannot tell, with the number of further seeds that would show the difference.",
+    "Two endpoints, each the mean accuracy of the evaluations after step 0: the BF16 policy (AUC), comparable across "
+    "rows, and the policy as deployed, in the run's own rollout format. Accuracy is that after the last step, in the "
+    "reference precision; the reward is the sampler's over the last five steps. Brackets beside means over seeds are "
+    "95 % bootstrap intervals over seeds and questions.",
+    "A difference is the arm minus its control over common bases and questions, over the runs that did not collapse. "
+    "Its interval is the one that decides: of the verdicts of one length and one endpoint at most 5 % are expected to "
+    "be wrong (a false discovery rate over its arms). Variances lean on those of the other arms (moderated).",
+    f"Verdict: better or worse where the interval excludes 0, equal where it lies within ±{stats.DELTA:g}, else cannot "
+    "tell, with the number of further seeds that would show the difference seen. No signal: the arm or its control "
+    "never left its start, or both sit at 0. Collapses in x of n: so many runs diverged, or ended below half of the "
+    "accuracy they started from; what the others show follows.",
+    "Collapsed: of all runs, with a 95 % interval (Clopper and Pearson). No verdict says more about collapse than it.",
     "P(better): the chance that a run has a higher AUC than a run of the control, with a 95 % score interval. The CSV "
     "also has the interval over new seeds and questions, the p of equality, and McNemar's test on the final answers.",
     "A diverged run scores 0 at every evaluation it did not reach. Failed, cancelled and skipped runs are counted and "
@@ -48,14 +53,20 @@ MARKS = {
 }
 
 
-def write_tables(results: Sequence[RunResult], folder: Path, sweep: str, control: str = "bf16") -> list[Path]:
+def write_tables(
+    results: Sequence[RunResult],
+    folder: Path,
+    sweep: str,
+    control: str = "bf16",
+    endpoints: Sequence[str] = ENDPOINTS,
+) -> list[Path]:
     """Write `<sweep>.md`, `<sweep>.csv` (one row per arm) and `<sweep>_runs.csv` (one row per run) into `folder`.
 
     Raises ValueError for no results at all, or where a file cannot be written.
     """
     if not results:
         raise ValueError(f"sweep {sweep!r} has no results to tabulate")
-    board = leaderboard(results, control)
+    board = leaderboard(results, control, endpoints)
     texts = {
         f"{sweep}.md": markdown(board, results, sweep),
         f"{sweep}.csv": board.to_csv(index=False, float_format="%.6g"),
@@ -99,7 +110,9 @@ def markdown(board: pd.DataFrame, results: Sequence[RunResult], sweep: str) -> s
     against = contrasts(results)
     if len(against):
         blocks += ["## What changes against no correction, at the same precision", _grid(_CONTRAST_COLUMNS, against)]
-    said = findings(board, results, purpose(sweep).expectations)
+    blocks += ["## What varies", _components_grid(results), COMPONENTS]
+    meant = purpose(sweep)
+    said = [*three_sentences(board, meant.baselines[-1]), *findings(board, results, meant.expectations)]
     blocks += ["## In words", "\n".join(f"- {line}" for line in said)] if said else []
     if bad := [run for run in results if run.status != "ok"]:
         labels = arm_labels(results)
@@ -137,22 +150,42 @@ def setup_lines(results: Sequence[RunResult]) -> list[str]:
 
 
 def render_terminal(board: pd.DataFrame) -> str:
-    """The leaderboard as text of at most 120 columns."""
+    """The leaderboard as text of at most WIDTH columns: two groups of columns, a legend, and what it says in words."""
     lines: list[str] = []
-    width = WIDTH - sum(width + 1 for _, width, _ in _TERMINAL_COLUMNS)
+    has_deployed = bool((board["deployed_verdict"] != "not declared").any())
+    columns = _TERMINAL_COLUMNS + _DEPLOYED_COLUMNS * has_deployed
+    width = WIDTH - sum(width + 1 for _, width, _ in columns)
     names = [_arm_name(row) for row in board.to_dict("records")]
     width = min(width, max(map(len, names), default=0))
+    groups = "BF16 policy".ljust(sum(size + 1 for _, size, _ in _TERMINAL_COLUMNS[1:]))
+    over = " " * (width + 8) + groups + "as deployed" * has_deployed
     for context, rows in board.groupby("context", sort=False):
         lines += ["", f"{context}"] if context else []
-        lines.append(" ".join(["arm".ljust(width), *(head.rjust(size) for head, size, _ in _TERMINAL_COLUMNS)]))
-        lines.append("─" * len(lines[-1]))
+        lines += [over.rstrip(), " ".join(["arm".ljust(width), *(head.ljust(size) for head, size, _ in columns)])]
+        lines[-1] = lines[-1].rstrip()
+        lines.append("─" * max(map(len, lines[-2:])))
         for row in rows.to_dict("records"):
             name = _arm_name(row)
             name = name if len(name) <= width else name[: width - 1] + "…"
-            cells = [show(row)[:size].rjust(size) for _, size, show in _TERMINAL_COLUMNS]
+            cells = [show(row)[:size].ljust(size) for _, size, show in columns]
             lines.append(" ".join([name.ljust(width), *cells]).rstrip())
-    lines += ["", _control_line(board), "(+n): about n more seeds would tell. ±: 95 %, the wider side. p adjusted."]
-    return "\n".join([*lines, *_marks(board)]).strip("\n")
+    lines += ["", _control_line(board), *LEGEND, *_marks(board), ""]
+    lines += [part for said in three_sentences(board) for part in wrap(said, WIDTH)]
+    return "\n".join(lines).strip("\n")
+
+
+def _components_grid(results: Sequence[RunResult]) -> str:
+    """The standard deviations of base, run and evaluation, a row per context and endpoint."""
+    arms = group_arms(results)
+    rows: list[dict[str, Any]] = []
+    for context in dict.fromkeys(label(arm.context) for arm in arms):
+        inside = [arm for arm in arms if label(arm.context) == context]
+        for endpoint in ENDPOINTS:
+            found = components(inside, endpoint)
+            values = {"base": found.base, "run": found.run, "evaluation": found.evaluation}
+            words = "replicates" if found.has_replicates else "no replicates: run has arm by base in it"
+            rows.append({"context": context, "endpoint": endpoint, "from": words, **values})
+    return _grid(_COMPONENT_COLUMNS, pd.DataFrame(rows))
 
 
 def _control_line(board: pd.DataFrame) -> str:
@@ -199,10 +232,15 @@ def _half(name: str, form: str = ".3f") -> Callable[[Row], str]:
     return show
 
 
-def _difference(row: Row) -> str:
-    if math.isnan(row["difference_low"]):
-        return _number(row["difference"], "+.3f")
-    return f"{row['difference']:+.3f} [{row['difference_low']:+.2f}, {row['difference_high']:+.2f}]"
+def _difference(prefix: str = "") -> Callable[[Row], str]:
+    name = f"{prefix}difference"
+
+    def show(row: Row) -> str:
+        if math.isnan(row[f"{name}_low"]):
+            return _number(row[name], "+.3f")
+        return f"{row[name]:+.3f} [{row[f'{name}_low']:+.2f}, {row[f'{name}_high']:+.2f}]"
+
+    return show
 
 
 def _chance(name: str) -> Callable[[Row], str]:
@@ -215,13 +253,30 @@ def _chance(name: str) -> Callable[[Row], str]:
     return show
 
 
-def _p(row: Row) -> str:
-    p = row["p_adjusted"]
-    return "-" if math.isnan(p) else "<.001" if p < 0.001 else f"{p:.3f}"
+def verdict_words(row: Mapping[str, Any], prefix: str = "") -> str:
+    """A verdict as tables print it: with the seeds that are missing; "equal" has its bound on collapse."""
+    words, more = str(row[f"{prefix}verdict"]), row[f"{prefix}further_seeds"]
+    if words == "equal":
+        words += f" (collapse {row[f'{prefix}collapse']})"
+    return words if more is None or math.isnan(more) else f"{words} (+{more:.0f})"
 
 
-def _verdict(row: Row) -> str:
-    return row["verdict"] + ("" if math.isnan(more := row["further_seeds"] or math.nan) else f" (+{more:.0f})")
+def _verdict(prefix: str = "") -> Callable[[Row], str]:
+    return lambda row: verdict_words(row, prefix)
+
+
+def _short_verdict(prefix: str = "") -> Callable[[Row], str]:
+    """The same in 18 columns."""
+
+    def show(row: Row) -> str:
+        words, bound = row[f"{prefix}verdict"], row[f"{prefix}collapse_high"]
+        if words == "equal":
+            return f"equal, falls ≤{bound:.0%}"
+        if words.startswith(stats.COLLAPSES):
+            return words.replace(f"{stats.COLLAPSES} in ", "falls ").replace(" of ", "/").replace("else ", "")
+        return verdict_words(row, prefix)
+
+    return show
 
 
 def _seeds(row: Row) -> str:
@@ -261,14 +316,17 @@ _ARM_COLUMNS: tuple[tuple[str, Callable[[Row], str]], ...] = (
     ("arm", _arm_name),
     ("seeds", _seeds),
     ("accuracy, reference", _bracket("accuracy")),
-    ("accuracy, rollout format", _bracket("rollout_accuracy")),
-    ("sampler reward", _bracket("reward")),
     ("AUC", _bracket("auc")),
-    ("AUC, IQM", _bracket("auc_iqm")),
-    ("difference to control", _difference),
-    ("p", _p),
+    ("difference to control", _difference()),
+    ("verdict", _verdict()),
+    ("collapsed", lambda row: row["collapse"]),
+    ("AUC as deployed", _bracket("deployed_auc")),
+    ("difference as deployed", _difference("deployed_")),
+    ("verdict as deployed", _verdict("deployed_")),
+    ("collapsed as deployed", lambda row: row["deployed_collapse"]),
+    ("ranked by", lambda row: row["endpoint"]),
     ("P(better)", _chance("improvement")),
-    ("verdict", _verdict),
+    ("sampler reward", _bracket("reward")),
     ("max k3, nats", _small("k3_max")),
     ("raw ESS", lambda row: _number(row["ess_token_raw"], ".2f")),
     ("entropy, nats", lambda row: _number(row["entropy_last"], ".2f")),
@@ -278,9 +336,11 @@ _CONTRAST_COLUMNS: tuple[tuple[str, Callable[[Row], str]], ...] = (
     ("arm", lambda row: row["arm"]),
     ("against", lambda row: row["control"]),
     ("pairs", lambda row: str(row["pairs"])),
-    ("AUC difference", _difference),
-    ("p", _p),
-    ("verdict", _verdict),
+    ("AUC difference", _difference()),
+    ("verdict", _verdict()),
+    ("collapsed", lambda row: row["collapse"]),
+    ("difference as deployed", _difference("deployed_")),
+    ("verdict as deployed", _verdict("deployed_")),
 )
 _OVER_COLUMNS: tuple[tuple[str, Callable[[Row], str]], ...] = (
     ("arm", lambda row: row["arm"]),
@@ -288,15 +348,32 @@ _OVER_COLUMNS: tuple[tuple[str, Callable[[Row], str]], ...] = (
     ("runs", lambda row: str(row["runs"])),
     ("P(better)", _chance("probability")),
 )
+_COMPONENT_COLUMNS: tuple[tuple[str, Callable[[Row], str]], ...] = (
+    ("setting", lambda row: row["context"] or "all"),
+    ("endpoint", lambda row: row["endpoint"]),
+    ("base", lambda row: _number(row["base"])),
+    ("run", lambda row: _number(row["run"])),
+    ("evaluation", lambda row: _number(row["evaluation"])),
+    ("run from", lambda row: row["from"]),
+)
+COMPONENTS = (
+    "Standard deviations of the mean accuracy after step 0, over the arms of which no run collapsed: between bases "
+    "(shared by all arms), between runs on a base, and of a run's evaluation on its questions."
+)
 _TERMINAL_COLUMNS: tuple[tuple[str, int, Callable[[Row], str]], ...] = (
-    ("seeds", 5, _seeds),
-    ("reference", 10, _half("accuracy")),
-    ("as rolled", 10, _half("rollout_accuracy")),
-    ("reward", 6, lambda row: _number(row["reward"])),
-    ("AUC", 10, _half("auc")),
-    ("vs control", 11, _half("difference", "+.3f")),
-    ("p", 5, _p),
-    ("max k3", 6, _small("k3_max")),
-    ("verdict", 17, _verdict),
+    ("seeds", 6, _seeds),
+    ("accuracy", 8, lambda row: _number(row["auc"])),
+    ("to control", 11, _half("difference", "+.3f")),
+    ("verdict", 19, _short_verdict()),
+)
+_DEPLOYED_COLUMNS: tuple[tuple[str, int, Callable[[Row], str]], ...] = (
+    ("accuracy", 8, lambda row: _number(row["deployed_auc"])),
+    ("verdict", 19, _short_verdict("deployed_")),
 )
 """(heading, columns, cell)."""
+LEGEND = (
+    "accuracy: mean over the evaluations after step 0.  ±: the interval that decides, the wider side.",
+    f"worse, better: the interval excludes 0.  equal: it lies within ±{stats.DELTA:g}.  (+n): about n more seeds.",
+    "falls x/n: so many runs collapsed (then the others' verdict).  falls ≤x%: no run did; 95 % bound.",
+    "no signal: the arm or its control never left its start, or both sit at 0.",
+)

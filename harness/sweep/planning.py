@@ -9,7 +9,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import ConfigDict
 
@@ -39,6 +39,8 @@ class Sweep:
     """Question that the sweep answers."""
     control: str = CONTROL
     """Method of the reference arm."""
+    endpoints: tuple[Literal["reference", "deployed"], ...] = ("reference", "deployed")
+    """What verdicts are about: the policy in BF16, the policy in its own rollout format. The first ranks the arms."""
     baselines: tuple[str, ...] = BASELINES
     """Methods that the others are also compared with, one by one; the last one corrects nothing."""
     expectations: tuple[Expectation, ...] = ()
@@ -110,8 +112,8 @@ def read_sweep(name: str, folder: Path = SWEEPS) -> Sweep:
             check_rule(rule)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
-    if not sweep.arms or not sweep.seeds:
-        raise ValueError(f"{path}: arms and seeds need at least one entry each")
+    if not sweep.arms or not sweep.seeds or not sweep.endpoints:
+        raise ValueError(f"{path}: arms, seeds and endpoints need at least one entry each")
     return sweep
 
 

@@ -4,7 +4,8 @@ Three worlds. `spread`: seeds differ (s.d. 0.03 of accuracy) and arms differ que
 are equal and only answers are luck. `collapse`: three runs in ten of either arm fall to 0.2. A truth is known in each,
 new data are drawn many times, and 95 % of the intervals ought to hold it. Two controls must fail: a t interval over
 seeds held against new questions, and rliable's bootstrap of few runs. Then what verdicts do: how often they are
-wrong, and whether the number of further seeds they ask for is enough.
+wrong, and whether the number of further seeds they ask for is enough. Verdicts of a whole setting in hard worlds are in
+`bench.verdict_worlds`.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Literal
 
 import numpy as np
 
+from harness.devtools.bench import verdict_worlds
 from harness.devtools.bench.coverage_intervals import INTERVALS
 from harness.records import stats
 from harness.records.run_result import write_atomic
@@ -152,7 +154,7 @@ def tabulate(
                 cells = "".join(f" {by_size[size][name]:.3f} |" for size in SIZES)
                 lines.append(f"| {world} | {INTERVALS[name]} |{cells}")
     note("coverage: verdicts")
-    lines += ["", *_verdict_lines(sims, rng)]
+    lines += ["", *_verdict_lines(sims, rng), "", *verdict_worlds.lines(max(1, sims // 2), rng, note)]
     return "\n".join(lines) + "\n", found
 
 

@@ -7,10 +7,12 @@
 
 Scores of an arm form a matrix [S seeds, Q questions]. A seed is a whole training run, so its questions rise and fall
 together: seeds are resampled as rows and never question by question, which would call 3 runs 1500 independent trials.
-Random generators are passed in. Numpy alone; `tests/test_stats.py` holds every rule against scipy, and
-`python -m harness.devtools.bench.coverage` simulates how often every interval holds the truth.
+Random generators are passed in. `tests/test_stats*.py` hold every rule against closed forms and scipy, and
+`python -m harness.devtools.bench.coverage` simulates how often every interval holds the truth and verdicts are wrong.
 """
 
+from harness.records.stats.collapse import Rate, is_collapsed, rate
+from harness.records.stats.decisions import ALPHA, Contrast, Decision, decide
 from harness.records.stats.differences import (
     MAX_EXACT,
     Answers,
@@ -23,6 +25,22 @@ from harness.records.stats.differences import (
 )
 from harness.records.stats.improvement import Improvement, Strata, improvement, improvement_bootstrap, won
 from harness.records.stats.intervals import Draws, Floats, bootstrap, iqm, mean, resample, t_cdf, t_quantile
+from harness.records.stats.moderation import Prior, fit_prior, moderated
+from harness.records.stats.outcomes import (
+    COLLAPSES,
+    NO_SIGNAL,
+    Judged,
+    Outcome,
+    Outcomes,
+    collapse_rate,
+    difference,
+    has_signal,
+    is_decided,
+    judge,
+    kind,
+    outcome,
+)
+from harness.records.stats.replicates import Components, Key, components, contrast
 from harness.records.stats.verdicts import (
     DELTA,
     MAX_DECLARED,
@@ -37,8 +55,12 @@ from harness.records.stats.verdicts import (
 )
 
 __all__ = [
-    "DELTA", "MAX_DECLARED", "MAX_EXACT", "MIN_SEEDS", "Answers", "Crossed", "Difference", "Draws", "Floats",
-    "Improvement", "Strata", "Verdict", "adjusted", "bootstrap", "crossed", "equivalence_p", "false_discovery",
-    "further_seeds", "holm", "improvement", "improvement_bootstrap", "iqm", "mcnemar", "mean", "paired", "resample",
-    "sign_flip_p", "t_cdf", "t_quantile", "verdict", "won",
+    "ALPHA", "COLLAPSES", "DELTA", "MAX_DECLARED", "MAX_EXACT", "MIN_SEEDS", "NO_SIGNAL", "Answers",
+    "Components", "Contrast", "Crossed", "Decision", "Difference", "Draws", "Floats", "Improvement", "Judged",
+    "Key", "Outcome", "Outcomes", "Prior", "Rate", "Strata", "Verdict", "adjusted", "bootstrap",
+    "collapse_rate", "components", "contrast", "crossed", "decide", "difference", "equivalence_p",
+    "false_discovery", "fit_prior", "further_seeds", "has_signal", "holm", "improvement",
+    "improvement_bootstrap", "iqm", "is_collapsed", "is_decided", "judge", "kind", "mcnemar", "mean",
+    "moderated", "outcome", "paired", "rate", "resample", "sign_flip_p", "t_cdf", "t_quantile", "verdict",
+    "won",
 ]  # fmt: skip

@@ -99,18 +99,10 @@ def crossed(arm: Floats, control: Floats, level: float = 0.95) -> Crossed:
     center = float(d.mean()) if d.size else nan
     if size < 2 or num_questions < 2:
         return Crossed(mean=center, low=nan, high=nan, p=nan, df=0, sd_seeds=nan, sd_questions=nan)
-    of_seeds, of_questions = d.mean(axis=1), d.mean(axis=0)
-    rest = d - of_seeds[:, None] - of_questions + center
-    ms_seeds = num_questions * float(of_seeds.var(ddof=1))
-    ms_questions = size * float(of_questions.var(ddof=1))
-    ms_rest = float(np.sum(rest**2)) / ((size - 1) * (num_questions - 1))
-    terms = [(ms_seeds, size - 1)]
-    if ms_questions > ms_rest:
-        terms += [(ms_questions, num_questions - 1), (-ms_rest, (size - 1) * (num_questions - 1))]
-    total = sum(value for value, _ in terms)
-    spread = sum(value**2 / freedom for value, freedom in terms)
-    df = min(MAX_DF, max(1, math.floor(total**2 / spread + 1e-9))) if spread > 0 else size - 1
-    error = math.sqrt(total / d.size)
+    ms_seeds, ms_questions, ms_rest = mean_squares(d)
+    variance, freedom = crossed_variance(d)
+    df = min(MAX_DF, max(1, math.floor(freedom + 1e-9)))
+    error = math.sqrt(variance)
     half = t_quantile(0.5 + level / 2, df) * error
     p = 2 * t_cdf(-abs(center) / error, df) if error > 0 else float(center == 0)
     return Crossed(
@@ -118,6 +110,30 @@ def crossed(arm: Floats, control: Floats, level: float = 0.95) -> Crossed:
         sd_seeds=math.sqrt(max(0.0, ms_seeds - ms_rest) / num_questions),
         sd_questions=math.sqrt(max(0.0, ms_questions - ms_rest) / size),
     )  # fmt: skip
+
+
+def mean_squares(values: Floats) -> tuple[float, float, float]:
+    """(rows, columns, rest) of a two-way analysis of variance without replication; `values` is [S, Q], both >= 2."""
+    size, width = values.shape
+    of_rows, of_columns = values.mean(axis=1), values.mean(axis=0)
+    rest = values - of_rows[:, None] - of_columns + values.mean()
+    return (
+        width * float(of_rows.var(ddof=1)),
+        size * float(of_columns.var(ddof=1)),
+        float(np.sum(rest**2)) / ((size - 1) * (width - 1)),
+    )
+
+
+def crossed_variance(values: Floats) -> tuple[float, float]:
+    """(variance of the mean of [S, Q] under crossed random effects, its degrees of freedom by Satterthwaite)."""
+    size, width = values.shape
+    ms_rows, ms_columns, ms_rest = mean_squares(values)
+    terms = [(ms_rows, size - 1)]
+    if ms_columns > ms_rest:
+        terms += [(ms_columns, width - 1), (-ms_rest, (size - 1) * (width - 1))]
+    total = sum(value for value, _ in terms)
+    spread = sum(value**2 / freedom for value, freedom in terms)
+    return total / values.size, total**2 / spread if spread > 0 else size - 1
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,10 @@ import math
 from collections.abc import Sequence
 from typing import Literal
 
-from harness.records.stats.intervals import t_cdf, t_quantile
+import numpy as np
+from scipy import stats as distributions
+
+from harness.records.stats.intervals import t_cdf
 
 Verdict = Literal["better", "equal", "worse", "cannot tell"]
 
@@ -66,20 +69,22 @@ def verdict(
 
 
 def further_seeds(
-    sd: float, num_pairs: int, effect: float = DELTA, level: float = 0.95, power: float = 0.8
+    sd: float, num_pairs: int, effect: float = DELTA, level: float = 0.95, power: float = 0.8, extra_df: float = 0.0
 ) -> int | None:
     """Number of further pairs that would show a true difference of `effect` with the given power, by the paired s.d. so
     far.
 
-    Smallest n >= MIN_SEEDS with (t_{1 - alpha/2, n - 1} + t_{power, n - 1}) sd / sqrt(n) <= effect, less what is there.
-    At least 1; None where the s.d. is not known.
+    Smallest n >= MIN_SEEDS with (t_{1 - alpha/2} + t_{power}) sd / sqrt(n) <= effect, less what is there; t has n - 1
+    degrees of freedom and the `extra_df` that other arms lend. At least 1, at most 1000 in all; None where the s.d. is
+    not known.
     """
     if math.isnan(sd):
         return None
-    n = max(num_pairs + 1, MIN_SEEDS)
-    while (t_quantile(0.5 + level / 2, n - 1) + t_quantile(power, n - 1)) * sd > effect * math.sqrt(n) and n < 1000:
-        n += 1
-    return n - num_pairs
+    sizes = np.arange(max(num_pairs + 1, MIN_SEEDS), 1001)
+    df = sizes - 1 + max(extra_df, 0.0)
+    needed = (distributions.t.ppf(0.5 + level / 2, df) + distributions.t.ppf(power, df)) * sd
+    enough = needed <= effect * np.sqrt(sizes)
+    return int(sizes[np.argmax(enough)] if enough.any() else 1000) - num_pairs
 
 
 def equivalence_p(mean: float, sd: float, num_pairs: int, delta: float = DELTA) -> float:

@@ -49,7 +49,7 @@ def differences(arms: Sequence[Arm], board: dict[str, Any], control: str) -> Fig
         Line2D([], [], color=colour, marker=marker, fillstyle=fill, linewidth=1.0, markersize=3.6, label=name or "all")  # pyright: ignore[reportArgumentType]
         for name, (colour, marker, fill) in zip(contexts, CONTEXTS, strict=False)
     ]
-    faded = Line2D([], [], color=INK, alpha=FADED, marker="o", linewidth=1.0, markersize=3.6, label="cannot tell")
+    faded = Line2D([], [], color=INK, alpha=FADED, marker="o", linewidth=1.0, markersize=3.6, label="undecided")
     figure.legend(handles=[*handles, faded], loc="outside upper center", ncols=len(handles) + 1)
     return figure
 
@@ -74,7 +74,7 @@ def _draw(ax: Axes, rows: Rows, found: dict[tuple[str, str], dict[str, Any]], co
             if row is None:
                 continue
             colour, marker, fill = CONTEXTS[i % len(CONTEXTS)]
-            alpha = FADED if row["verdict"] == "cannot tell" else 1.0
+            alpha = FADED if row["verdict"] in ("cannot tell", "no signal") else 1.0
             at = y + 0.36 * (i - (len(contexts) - 1) / 2)
             if not math.isnan(row["difference_low"]):
                 ends = [row["difference_low"], row["difference_high"]]

@@ -1,0 +1,166 @@
+"""How often the verdicts of a setting are wrong, in worlds that are hard on them; part of `bench.coverage`.
+
+A setting is twelve arms and one control on common bases, judged together by `harness.records.stats.judge` as a report
+does it. Every world is drawn with three truths: some arms differ, none does, or all differ by exactly delta, where
+every "equal" is wrong.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from harness.records import stats
+from harness.records.stats import Floats
+
+SIZES = (3, 4, 5, 8)
+NUM_ARMS = 12
+LEVEL, START, FALLEN = 0.7, 0.3, 0.05
+"""Accuracy of the control, of the base, and of a collapsed run."""
+SPREAD = 0.03
+"""Standard deviation between runs, where the world says nothing else."""
+TRUTHS: Mapping[str, Floats] = {
+    "some differ": np.array([0, 0, 0, 0, -0.03, -0.03, 0.03, -0.06, -0.1, -0.1, -0.2, -0.2]),
+    "none differs": np.zeros(NUM_ARMS),
+    "all at delta": stats.DELTA * np.resize([1.0, -1.0], NUM_ARMS),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class World:
+    """How runs vary. Standard deviations in accuracy."""
+
+    low: float = SPREAD
+    high: float = SPREAD
+    """The arms' standard deviations, evenly spread between the two on a log scale."""
+    is_split: bool = False
+    """Half of the arms at `low`, half at `high` instead."""
+    control: float = SPREAD
+    base: float = 0.02
+    """Of what a base adds to every arm."""
+    shared: float = 0.0
+    """Correlation of an arm's runs with the control's, beyond the base."""
+    has_heavy_tails: bool = False
+    """Student's t with 3 degrees of freedom in place of the normal, at the same standard deviation."""
+    collapse: float = 0.0
+    """Share of the arms' runs that collapse; the control's never do."""
+
+
+WORLDS: Mapping[str, World] = {
+    "equal spreads": World(),
+    "unequal spreads, 0.01 to 0.1": World(low=0.01, high=0.1),
+    "two spreads, 0.015 and 0.09": World(low=0.015, high=0.09, is_split=True),
+    "heavy tails": World(has_heavy_tails=True),
+    "a control three times as noisy": World(low=0.02, high=0.02, control=0.06),
+    "arms that move with the control": World(shared=0.8),
+    "an arm alone collapses, 10 %": World(collapse=0.1),
+    "an arm alone collapses, 20 %": World(collapse=0.2),
+    "an arm alone collapses, 30 %": World(collapse=0.3),
+    "collapse of 20 %, unequal spreads, heavy tails": World(collapse=0.2, low=0.01, high=0.1, has_heavy_tails=True),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Errors:
+    """Shares over many settings; NaN where there was nothing to count."""
+
+    wrong: float
+    """Of the verdicts of a setting, on average over settings: the false discovery rate."""
+    wrong_per_arm: float
+    """Of all arms, judged or not."""
+    covers: float
+    """Printed intervals of the difference that hold it."""
+    rate_covers: float
+    """Intervals of the collapse rate that hold it."""
+    decided: float
+    """Arms with a verdict on their difference."""
+
+
+def errors(world: World, truth: Floats, num_seeds: int, sims: int, rng: np.random.Generator) -> Errors:
+    """Draw `sims` settings of that many seeds, judge them, and hold the verdicts against the truth."""
+    shares, held, rates, wrong, decided = list[float](), list[bool](), list[bool](), 0, 0
+    for _ in range(sims):
+        control, arms = _draw(world, truth, num_seeds, rng)
+        own_wrong = own_decided = 0
+        for effect, arm, found in zip(truth, arms, stats.judge([(arm, control) for arm in arms]), strict=True):
+            rates.append(found.rate.low <= world.collapse <= found.rate.high)
+            if found.contrast is None or found.decision is None:
+                continue
+            fell = found.rate.count == len(arm)
+            value = FALLEN - LEVEL if fell else float(effect)
+            said = found.decision.verdict
+            own_decided += said != "cannot tell"
+            own_wrong += is_wrong(said, value)
+            if not math.isnan(found.decision.low):
+                held.append(found.decision.low <= value <= found.decision.high)
+        shares.append(own_wrong / max(own_decided, 1))
+        wrong, decided = wrong + own_wrong, decided + own_decided
+    total = sims * len(truth)
+    return Errors(
+        wrong=float(np.mean(shares)), wrong_per_arm=wrong / total, covers=float(np.mean(held)),
+        rate_covers=float(np.mean(rates)), decided=decided / total,
+    )  # fmt: skip
+
+
+def is_wrong(verdict: str, difference: float) -> bool:
+    """Does the verdict contradict the true difference?"""
+    is_far = abs(difference) >= stats.DELTA - 1e-12
+    return {"better": difference <= 0, "worse": difference >= 0, "equal": is_far}.get(verdict, False)
+
+
+def _draw(
+    world: World, truth: Floats, num_seeds: int, rng: np.random.Generator
+) -> tuple[stats.Outcomes, list[stats.Outcomes]]:
+    size = len(truth)
+    spreads = np.geomspace(world.low, world.high, size)
+    if world.is_split:
+        spreads = np.where(np.arange(size) % 2, world.low, world.high)
+    noise = (
+        rng.standard_t(3, (size + 1, num_seeds)) / math.sqrt(3)
+        if world.has_heavy_tails
+        else rng.standard_normal((size + 1, num_seeds))
+    )
+    own = math.sqrt(1 - world.shared**2) * noise[1:] + world.shared * noise[0]
+    bases = rng.normal(LEVEL, world.base, num_seeds)
+    values = bases + truth[:, None] + rng.permutation(spreads)[:, None] * own
+    values = np.where(rng.random(values.shape) < world.collapse, FALLEN, values)
+    return _outcomes(bases + world.control * noise[0]), [_outcomes(row) for row in values]
+
+
+def _outcomes(values: Floats) -> stats.Outcomes:
+    return {
+        (seed, seed): stats.Outcome(value=float(value), start=START, end=float(value), has_moved=True)
+        for seed, value in enumerate(values)
+    }
+
+
+def lines(sims: int, rng: np.random.Generator, note: Callable[[str], None]) -> list[str]:
+    """The Markdown of every world, truth and number of seeds."""
+    found: dict[tuple[str, str], list[Errors]] = {}
+    for name, world in WORLDS.items():
+        note(f"verdicts: {name}")
+        for words, truth in TRUTHS.items():
+            found[name, words] = [errors(world, truth, size, sims, rng) for size in SIZES]
+    at = 1.96 * math.sqrt(0.05 * 0.95 / sims)
+    text = [
+        "## Verdicts of a setting, in hard worlds", "",
+        f"{NUM_ARMS} arms and a control, {sims} settings per cell, judged as a report judges them. The rule promises "
+        "that of the verdicts of a setting at most 5 % are wrong on average (a false discovery rate, so it is per "
+        "verdict and not per family), and that every printed interval covers with at least 95 %. A verdict is about "
+        f"the runs that did not collapse. A share of 0.050 would show as up to {0.05 + at:.3f} by chance.",
+    ]  # fmt: skip
+    for title, value in (
+        ("Wrong verdicts, of the verdicts of a setting", lambda e: e.wrong),
+        ("Wrong verdicts, of all arms", lambda e: e.wrong_per_arm),
+        ("Intervals of the difference that hold it", lambda e: e.covers),
+        ("Intervals of the collapse rate that hold it", lambda e: e.rate_covers),
+        ("Arms with a verdict on their difference", lambda e: e.decided),
+    ):
+        text += ["", f"### {title}", "", "| world | truth |" + "".join(f" {size} seeds |" for size in SIZES)]
+        text += ["|---|---|" + "---:|" * len(SIZES)]
+        for (name, words), row in found.items():
+            text.append(f"| {name} | {words} |" + "".join(f" {value(one):.3f} |" for one in row))
+    return text
