@@ -12,6 +12,7 @@ from harness.cli.main import main as cli
 from harness.config.load import load
 from harness.config.resolve import resolve
 from harness.config.schema import Launch
+from harness.engines.vllm import builds, settings
 from harness.foundation.seeds import generator
 from harness.models.checkpoint import save_decoder
 from harness.models.decoder import Decoder, DecoderConfig
@@ -83,6 +84,8 @@ def test_a_cluster_that_does_not_answer(
 def test_more_gpus_than_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cell.torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(cell.torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(cell.torch.cuda, "get_device_capability", lambda: (9, 0))
+    monkeypatch.setattr(settings, "installed_build", lambda: builds.CUDA)
     config = resolve(load(["trainer=verl", "method=bf16", "trainer.device=cuda"]))
     cell.check_place(config, Launch(gpus=2))
     with pytest.raises(ValueError, match=r"^launch\.gpus=4: 2 CUDA devices are visible; valid: 1 to 2$"):
