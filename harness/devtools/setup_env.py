@@ -181,7 +181,7 @@ def install_torch(venv: Path) -> None:
         print(f"setup: no GPU, installing {TORCH_CPU} from {CPU_INDEX}", flush=True)
         command = pip(venv, "install", "--retries", "1", "--index-url", CPU_INDEX, TORCH_CPU)
         if subprocess.run(command, stdin=subprocess.DEVNULL).returncode:
-            print(f"setup: no build for a CPU could be had; installing {TORCH_CPU} with CUDA packages, 3 GB", flush=True)
+            print(f"setup: no CPU build to be had; installing {TORCH_CPU} with CUDA packages, 3 GB", flush=True)
             run(*pip(venv, "install", TORCH_CPU))
     else:
         print(f"setup: no GPU, installing {TORCH_CPU}", flush=True)

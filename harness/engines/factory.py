@@ -17,8 +17,8 @@ from harness.start.prepare import decoder_config
 
 
 def check_engine(config: RunConfig, composed: Composed, extras: frozenset[str]) -> None:
-    """Raises ValueError, one line, where the run's engine cannot follow the plan or has no kernels for the model's shape.
-    Loads nothing.
+    """Raises ValueError, one line, where the run's engine cannot follow the plan or has no kernels for the model's
+    shape. Loads nothing.
 
     A run can be planned, and its records read, where neither its engine nor its GPU is: the device says which build of
     vLLM is asked, and `check_installed` refuses the start. `extras`: what the trainer can compute for a part
