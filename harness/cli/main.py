@@ -7,7 +7,8 @@ import os
 import sys
 from collections.abc import Sequence
 
-from harness.cli.main.arguments import (
+from harness.cli import completion
+from harness.cli.arguments import (
     analysing,
     claiming,
     faulting,
@@ -21,7 +22,9 @@ from harness.cli.main.arguments import (
 )
 from harness.foundation import bytecode_cache
 
-AREAS = (sweeping, searching, measuring, parity, replaying, analysing, claiming, figuring, faulting, inspecting)
+AREAS = (
+    sweeping, searching, measuring, parity, replaying, analysing, claiming, figuring, faulting, inspecting, completion,
+)  # fmt: skip
 """In the order of `lowbit --help`."""
 
 
@@ -29,6 +32,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command. Returns the exit code: 0 done, 1 something failed, 2 bad input, 130 interrupted."""
     bytecode_cache.keep()
     top = parser()
+    if completion.VARIABLE in os.environ:
+        completion.complete(top)
     arguments, rest = top.parse_known_args(argv)
     if rest:  # argparse gives up on positional words that follow an option; overrides may stand anywhere
         if not hasattr(arguments, "overrides") or any(word.startswith("-") for word in rest):
@@ -54,6 +59,24 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
 
 
+class Version(argparse.Action):
+    """`--version`: what is installed, and which commit of it runs."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        """Print one line and leave."""
+        from importlib.metadata import version
+
+        from harness.foundation.provenance import commit
+
+        try:
+            head, is_changed = commit()
+        except ValueError as error:
+            parser.error(str(error))
+        told = f" (commit {head}{', with changes' if is_changed else ''})" if head else ""
+        print(f"lowbit-rl-bench {version('lowbit-rl-bench')}{told}")
+        parser.exit()
+
+
 def parser() -> argparse.ArgumentParser:
     """Every command and its options."""
     top = argparse.ArgumentParser(
@@ -61,6 +84,7 @@ def parser() -> argparse.ArgumentParser:
         description="Compare methods of reinforcement learning with low-precision rollouts, side by side.",
         epilog="LOWBIT_TRACEBACK=1 shows where an error came from.",
     )
+    top.add_argument("--version", action=Version, nargs=0, help="print the version, with the commit of a checkout")
     commands = top.add_subparsers(metavar="command", required=True)
     for area in AREAS:
         area.add(commands)

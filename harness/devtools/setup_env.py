@@ -142,9 +142,14 @@ def choose_python(limits: Limits, wanted: str | None) -> Python:
     return next((p for p in fit if not p.is_venv and limits.allow_torch(p.torch)), fit[0])
 
 
+def exit_code(*command: str) -> int:
+    """Run a step; what it says goes to the terminal."""
+    return subprocess.run(command, stdin=subprocess.DEVNULL).returncode
+
+
 def run(*command: str) -> None:
     """Run a step; SystemExit with one line if it fails (its own words are already on the terminal)."""
-    code = subprocess.run(command, stdin=subprocess.DEVNULL).returncode
+    code = exit_code(*command)
     if code:
         sys.exit(f"setup: failed (exit {code}): {' '.join(command)}. Run the same make command again to go on.")
 
@@ -179,8 +184,7 @@ def install_torch(venv: Path) -> None:
         run(*pip(venv, "install", TORCH_CUDA))
     elif needs_cuda(venv, TORCH_CPU):
         print(f"setup: no GPU, installing {TORCH_CPU} from {CPU_INDEX}", flush=True)
-        command = pip(venv, "install", "--retries", "1", "--index-url", CPU_INDEX, TORCH_CPU)
-        if subprocess.run(command, stdin=subprocess.DEVNULL).returncode:
+        if exit_code(*pip(venv, "install", "--retries", "1", "--index-url", CPU_INDEX, TORCH_CPU)):
             print(f"setup: no CPU build to be had; installing {TORCH_CPU} with CUDA packages, 3 GB", flush=True)
             run(*pip(venv, "install", TORCH_CPU))
     else:
