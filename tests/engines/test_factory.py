@@ -12,7 +12,7 @@ from harness.config.load import load
 from harness.config.schema import Launch
 from harness.engines import factory
 from harness.engines.vllm import builds, settings
-from harness.run.cell import check_device, check_place
+from harness.run.checks import check_device, check_place
 from harness.trainers.local.trainer import EXTRAS
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from harness.config.load import load as config
+from harness.config import load as config
 from harness.config.load import run_id
 from harness.engines.vllm import settings
 from harness.foundation.provenance import ROOT
