@@ -291,6 +291,8 @@ class Part:
     """Surrogates it makes sense with; empty: any."""
     needs_updates: ClassVar[int] = 1
     """Updates per rollout batch below which the part changes nothing; fewer are warned of."""
+    idle_by: ClassVar[Mapping[str, str]] = {}
+    """Hook -> the setting of a knob that makes it `idle`, such as "protocol=inference"."""
 
     def needs(self, step: Step) -> frozenset[str]:
         """What the trainer must compute for this step: "ref_logp" and "rollout_kl" (`TokenBatch.extras`), "shadow"."""
@@ -299,6 +301,10 @@ class Part:
     def plan(self, rollout: Plan) -> Plan:
         """Data; `rollout` is what the precision axis says."""
         return Plan()
+
+    def idle(self, plan: Plan) -> frozenset[str]:
+        """Names of its hooks that change nothing under this plan and these knobs: a backend may lack them."""
+        return frozenset()
 
     def prepare(self, site: Site, plan: Plan) -> tuple[nn.Module | None, dict[str, Tensor]]:
         """Once, offline, cached by content hash: (the changed module or None, fixed tensors). May train."""

@@ -11,7 +11,7 @@ checkpoint; `int8_prune`. Below 8 bits is beyond the paper: online quantization 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
@@ -87,6 +87,7 @@ def saturated(weight: Tensor, scale: Tensor) -> Tensor:
 class Profile(Part):
     """INT8 scales calibrated once. Other formats pass unchanged."""
 
+    idle_by: ClassVar[Mapping[str, str]] = {"refit": "refit_above=null"}
     refit_above: float | None = None
     """Saturated fraction that triggers a new calibration; None never does. 1e-4 is a sensible alarm (ours)."""
     keep_high: tuple[str, ...] = ()
@@ -94,6 +95,9 @@ class Profile(Part):
 
     def plan(self, rollout: Plan) -> Plan:
         return Plan(exceptions=tuple((pattern, None) for pattern in self.keep_high))
+
+    def idle(self, plan: Plan) -> frozenset[str]:
+        return frozenset({"refit"} if self.refit_above is None else ())
 
     def prepare(self, site: Site, plan: Plan) -> tuple[nn.Module | None, dict[str, Tensor]]:
         if not any(is_profiled(fmt) for fmt in (plan.rollout_weights, *(fmt for _, fmt in plan.exceptions))):

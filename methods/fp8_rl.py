@@ -11,9 +11,9 @@ Left out: FP8 attention with its q and probability scales, and the refresh of an
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import get_args
+from typing import ClassVar, get_args
 
 import torch
 from torch import Tensor, nn
@@ -49,6 +49,7 @@ def spread_rows(count: int, wanted: int) -> list[int]:
 class RecalibratedKV(Part):
     """New K and V scales at every weight change. Nothing where the plan's cache is not quantized."""
 
+    idle_by: ClassVar[Mapping[str, str]] = {"refit": "protocol=inference"}
     protocol: KVProtocol = "trainer"
     """trainer: NeMo-RL's, percentile * margin / 448; inference: vLLM's, amax of K / 200 and of V / 100."""
     rows: int = 32
@@ -69,6 +70,9 @@ class RecalibratedKV(Part):
             raise ValueError(f"RecalibratedKV.percentile: {self.percentile} is no share (choose 0 to 1)")
         if self.margin <= 0.0:
             raise ValueError(f"RecalibratedKV.margin: {self.margin} (choose a positive factor)")
+
+    def idle(self, plan: Plan) -> frozenset[str]:
+        return frozenset({"refit"} if plan.rollout_kv is None or self.protocol == "inference" else ())
 
     def prepare(self, site: Site, plan: Plan) -> tuple[nn.Module | None, dict[str, Tensor]]:
         if plan.rollout_kv is None or self.protocol == "inference":

@@ -122,9 +122,9 @@ def test_expected_accuracy_is_what_sampling_gives(trained):
 
 
 def test_demonstrations_of_bounded_accuracy_bound_the_target():
-    assert stop_accuracy(Sort(), BaseRecipe()) == 0.40
-    assert stop_accuracy(Chain(accuracy=0.35), BaseRecipe()) == pytest.approx(0.2975)
-    assert stop_accuracy(Chain(accuracy=0.35), BaseRecipe(target_accuracy=0.1)) == 0.1
+    assert stop_accuracy(Sort(), 0.40) == 0.40
+    assert stop_accuracy(Chain(accuracy=0.35), 0.40) == pytest.approx(0.2975)
+    assert stop_accuracy(Chain(accuracy=0.35), 0.1) == 0.1
 
 
 def test_key_covers_everything_that_decides_the_weights():

@@ -176,7 +176,7 @@ def test_what_does_not_fit_says_why_and_what_would() -> None:
         f"sampling needs {at.sampling_gib:.1f} of 125.8 GiB a GPU, masters and moments 165.1"
     )
     assert remedy(work, 1) == 4 and not place(work, 4).reason and step(FOUND, work, at, Links()) is None
-    cell = report.Cell(work=work, place=at, step=None, remedy=4)
+    cell = report.PlanRow(work=work, place=at, step=None, remedy=4)
     assert cell.words == "no: 4" and replace(cell, place=place(work, 8)).words == "-"
     assert place(Work(size="0.5b", arm="bf16", length=512), 1).verdict == "fits"
 

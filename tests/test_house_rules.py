@@ -11,7 +11,9 @@ from pathlib import PurePosixPath
 
 import pytest
 
-from tests.source_tree import ROOT, Function, Scope, Source, dotted, scopes, sources
+from harness.numerics.formats import FORMATS
+from methods import METHODS
+from tests.source_tree import ROOT, Function, Scope, Source, dotted, imported, scopes, sources
 
 Finding = tuple[str, str]
 """(key, message); the key is the path, or path::name of the function or class."""
@@ -35,9 +37,22 @@ EXCEPTIONS: dict[tuple[str, str], str] = {
         "mutable_dataclass",
         "harness/run/run.py::Run",
     ): "owns what is alive during a run; its progress moves with the steps",
+    ("method_branch", "harness/records/sweep_file.py"): "the defaults of a sweep's file, which may name other methods",
 }
 """(rule, key) -> why this one place may break it."""
 
+NAMES_METHODS = ("studies", "published", "viewers", "devtools", "cli")
+"""Rooms that ask questions about chosen methods."""
+ONE_HOME_ROOMS = (
+    "harness/records/", "harness/sweep/", "harness/report/", "harness/published/", "harness/viewers/",
+    *(f"harness/studies/{name}/" for name in ("replay", "parity", "throughput", "early_warning", "capacity")),
+)  # fmt: skip
+RESULT_FOLDERS = ("runs", "packed", "tables", "figures", "bases", "bench")
+HOMES = {
+    "folder": "harness/records/paths.py",
+    "colour": "harness/report/plots/colours.py",
+    "savefig": "harness/report/plots/save.py",
+}
 VAGUE = {"util", "utils", "helper", "helpers", "common", "misc"}
 FORBIDDEN_CALLS = {
     "eval": "nothing read or generated is executed",
@@ -174,15 +189,45 @@ def mutable_dataclass(source: Source) -> Iterator[Finding]:
 
 
 def method_branch(source: Source) -> Iterator[Finding]:
-    """What only one method does is in its own file, never behind a test of the method's name."""
+    """Methods are known in `methods/` alone: nothing up to the reports names one, or takes a class out of its file."""
+    if not source.path.startswith("harness/") or source.path.split("/")[1] in NAMES_METHODS:
+        return
+    docs = {id(node.value) for node in ast.walk(source.tree) if isinstance(node, ast.Expr)}
     for node in ast.walk(source.tree):
-        if source.path.startswith("harness/") and isinstance(node, ast.Compare):
+        if isinstance(node, ast.Constant) and isinstance(text := node.value, str) and id(node) not in docs:
+            named = {text, text.partition(" ")[0]} & method_names()
+            yield from ((enclosing(source, node.lineno), f"line {node.lineno} names the method {n!r}") for n in named)
+        if isinstance(node, ast.Compare):
             sides = [node.left, *node.comparators]
-            names = {dotted(side) for side in sides}
-            if any(re.search(r"(^|\.)method(_name|\.name)?$", name) for name in names) and any(
+            if any(re.search(r"(^|\.)method(_name|\.name)?$", dotted(side)) for side in sides) and any(
                 isinstance(side, ast.Constant) and isinstance(side.value, str) for side in sides
             ):
                 yield enclosing(source, node.lineno), f"line {node.lineno} branches on the name of a method"
+    for line, module in imported(source):
+        if module.startswith("methods."):
+            yield source.path, f"line {line} imports {module}; the registry gives methods by name"
+
+
+@cache
+def method_names() -> frozenset[str]:
+    """The registered methods, less those that are called as the format they run in."""
+    return frozenset(METHODS) - set(FORMATS)
+
+
+def one_home(source: Source) -> Iterator[Finding]:
+    """The layout of a results folder, colours and saving a figure stand in one file each: HOMES."""
+    if not source.path.startswith(ONE_HOME_ROOMS):
+        return
+    for node in ast.walk(source.tree):
+        what = ""
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div) and isinstance(node.right, ast.Constant):
+            what = "folder" if node.right.value in RESULT_FOLDERS else ""
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            what = "colour" if re.fullmatch(r"#[0-9A-Fa-f]{6}", node.value) else ""
+        elif isinstance(node, ast.Call):
+            what = "savefig" if dotted(node.func).endswith(".savefig") else ""
+        if what and source.path != HOMES[what]:
+            yield enclosing(source, node.lineno), f"line {node.lineno} spells a {what}; its home is {HOMES[what]}"
 
 
 def silent_skip(source: Source) -> Iterator[Finding]:
@@ -197,7 +242,7 @@ def silent_skip(source: Source) -> Iterator[Finding]:
 
 
 EVERYWHERE = (file_length, function_length, vague_name, broad_except)
-PACKAGES = (docstrings, seed_arithmetic, forbidden_call, mutable_dataclass, method_branch)
+PACKAGES = (docstrings, seed_arithmetic, forbidden_call, mutable_dataclass, method_branch, one_home)
 RULES: dict[Rule, tuple[str, ...]] = {
     **dict.fromkeys(EVERYWHERE, ("harness", "methods", "tests")),
     **dict.fromkeys(PACKAGES, ("harness", "methods")),
@@ -231,8 +276,14 @@ def test_rule_holds(rule):
         (forbidden_call, "harness/x.py", "torch.load(path, weights_only=False)"),
         (forbidden_call, "harness/x.py", "torch.manual_seed(0)"),
         (mutable_dataclass, "harness/x.py", "@dataclass(kw_only=True)\nclass A:\n    x: int"),
-        (method_branch, "harness/x.py", 'if config.method.name == "qurl":\n    pass'),
-        (method_branch, "harness/x.py", 'if "qurl" == method:\n    pass'),
+        (method_branch, "harness/run/x.py", 'if config.method.name == "bf16":\n    pass'),
+        (method_branch, "harness/run/x.py", 'if "none" == method:\n    pass'),
+        (method_branch, "harness/report/x.py", 'LOOKS = {"qurl": "blue"}'),
+        (method_branch, "harness/report/x.py", 'LINE = "naive bypass_ppo"'),
+        (method_branch, "harness/trainers/x.py", "def f(part):\n    from methods.flashrl import Profile"),
+        (one_home, "harness/report/x.py", 'folder = results / "runs"'),
+        (one_home, "harness/published/x.py", 'ax.plot(x, color="#D55E00")'),
+        (one_home, "harness/viewers/x.py", "figure.savefig(path)"),
         (silent_skip, "tests/x.py", "@pytest.mark.skip(reason='no')\ndef test_a(): ..."),
         (silent_skip, "tests/x.py", "pytest.skip()"),
     ],

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from harness.records.arms import group_arms
-from harness.report.plots.profiles import improvements, profile, profile_figure, run_scores, save_png
+from harness.report.plots.profiles import improvements, profile, profile_figure, run_scores
+from harness.report.plots.save import save_png
 from tests import result_factory as factory
 
 

@@ -8,9 +8,12 @@ import pandas as pd
 import pytest
 
 from harness.records.run_result import RunResult
-from harness.report.sentences import EXPECTATIONS, findings
+from harness.records.sweep_file import purpose
+from harness.report.sentences import findings
 from harness.report.tables import WIDTH, leaderboard, markdown, render_terminal, runs_table, setup_lines, write_tables
+from harness.sweep import read_sweep
 from tests import result_factory as factory
+from tests.source_tree import ROOT
 
 
 def sweep(seeds: int = 3) -> list[RunResult]:
@@ -133,12 +136,13 @@ def test_no_results_is_an_error_in_words(tmp_path: Path) -> None:
 
 def test_findings_name_reversals_collapses_and_expectations() -> None:
     results = sweep(8)
-    said = findings(leaderboard(results), results)
+    expectations = read_sweep("quick", ROOT / "sweeps").expectations
+    said = findings(leaderboard(results), results, expectations)
     assert any(line.startswith("naive int4 bypass_ppo: training ends below its start") for line in said)
     reversal = [line for line in said if line.startswith("int4: flashrl int4 is ahead of naive int4 in the reference")]
     assert len(reversal) == 1 and "behind it in the rollout format" in reversal[0]
     expected = [line for line in said if "as expected" in line]
-    assert len(expected) == len(EXPECTATIONS) and all(line.startswith("as expected") for line in expected)
+    assert len(expected) == len(expectations) == 5 and all(line.startswith("as expected") for line in expected)
 
 
 def test_findings_say_what_was_not_as_expected() -> None:
@@ -148,10 +152,11 @@ def test_findings_say_what_was_not_as_expected() -> None:
         run.model_copy(update={"config": run.config | {"method": swap.get(run.method.name, run.method.name)}})
         for run in sweep()
     ]
-    said = findings(leaderboard(results), results)
+    said = findings(leaderboard(results), results, purpose("quick", ROOT / "sweeps").expectations)
     assert any(line.startswith("NOT as expected: TIS repairs part of int4") for line in said)
 
 
 def test_findings_of_another_task_expect_nothing() -> None:
     results = [factory.result(*arm, seed=s, task__name="chain")[0] for arm in factory.QUICK for s in range(2)]
-    assert not any("expected" in line for line in findings(leaderboard(results), results))
+    expectations = purpose("quick", ROOT / "sweeps").expectations
+    assert not any("expected" in line for line in findings(leaderboard(results), results, expectations))

@@ -70,6 +70,13 @@ class BaseConfig:
     """Problem sizes that are learnt first, those below the task's own (`harness.start.base_training`)."""
     lr_power: float = field(default=0.0, metadata={"sparse": True})
     """How the learning rate falls with the curriculum's size; 0: not at all."""
+    batch_tokens: int = field(default=0, metadata={"sparse": True})
+    """Tokens of a batch of packed documents, for a task in words (`harness.start.text_training`), whose `curriculum`
+    holds the ends of the ranges of sizes that are mixed; `batch_size` and `lr_power` are then without effect."""
+    decay_from: float = field(default=0.6, metadata={"sparse": True})
+    """Share of `max_steps` after which the learning rate falls, for a task in words."""
+    weight_decay: float = field(default=0.1, metadata={"sparse": True})
+    """For a task in words."""
 
 
 @dataclass(frozen=True, kw_only=True)

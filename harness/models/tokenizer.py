@@ -8,7 +8,7 @@ drops it).
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -89,9 +89,16 @@ def save_tokenizer(folder: Path, size: int = 32) -> None:
 def save_numbered(folder: Path, size: int) -> None:
     """The same files for a vocabulary of any size, whose tokens are words with their number: for models that are
     timed."""
-    vocab = {**{token: i for i, token in enumerate(SPECIAL)}, **{f"t{i}": i for i in range(len(SPECIAL), size)}}
+    save_words(folder, (*SPECIAL, *(f"t{i}" for i in range(len(SPECIAL), size))))
+
+
+def save_words(folder: Path, words: Sequence[str]) -> None:
+    """The same files for a vocabulary of words between spaces, by id; the first three must be SPECIAL."""
+    assert tuple(words[: len(SPECIAL)]) == SPECIAL
+    vocab = {word: i for i, word in enumerate(words)}
     model = {"type": "WordLevel", "vocab": vocab, "unk_token": SPECIAL[PAD_ID]}
-    _save(folder, _tokenizer_json(32) | {"model": model, "pre_tokenizer": {"type": "Whitespace"}, "decoder": None})
+    splitter = {"type": "WhitespaceSplit"}
+    _save(folder, _tokenizer_json(32) | {"model": model, "pre_tokenizer": splitter, "decoder": None})
 
 
 def _save(folder: Path, tokenizer: dict[str, Any]) -> None:

@@ -12,11 +12,9 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from harness.config.load import read_yaml
+from harness.records.paths import sweep_folders
 from harness.records.run_result import RunResult, read_result
 
-BASELINES = ("flashrl", "naive")
-"""What the other methods of a precision are set against, one by one."""
 MIN_SETTINGS = 3
 """A method with at least this many settings at one precision gets a comparison of its own."""
 EVERYTHING, AT_PRECISION, PAIRS, PAIRS_OVER, SETTINGS = (
@@ -24,7 +22,6 @@ EVERYTHING, AT_PRECISION, PAIRS, PAIRS_OVER, SETTINGS = (
     "Settings of one method",
 )  # fmt: skip
 """Headings, in their order."""
-SWEEPS = Path("sweeps")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,8 +43,7 @@ class Comparison:
 
 def sweeps_in(results: Path) -> list[str]:
     """The sweeps that have a folder with results, by name."""
-    folders = sorted((results / "runs").glob("*"))
-    return [folder.name for folder in folders if folder.is_dir() and any(folder.glob("*.json"))]
+    return [folder.name for folder in sweep_folders(results) if any(folder.glob("*.json"))]
 
 
 def readable(folder: Path) -> tuple[list[RunResult], list[str]]:
@@ -67,17 +63,10 @@ def readable(folder: Path) -> tuple[list[RunResult], list[str]]:
     return found, problems
 
 
-def purpose(sweep: str, folder: Path = SWEEPS) -> tuple[str, str]:
-    """(question, control method) of a sweep's file; no question and bf16 where there is no file."""
-    path = folder / f"{sweep}.yaml"
-    values = read_yaml(path) if path.is_file() else {}
-    return str(values.get("question", "")), str(values.get("control", "bf16"))
-
-
-def saved_comparisons(rows: Sequence[Mapping[str, Any]]) -> list[Comparison]:
+def saved_comparisons(rows: Sequence[Mapping[str, Any]], baselines: Sequence[str]) -> list[Comparison]:
     """The comparisons of a leaderboard (`arm`, `method`, `precision`, `variant`, `context` of every row).
 
-    Per context: every arm; all methods at a precision; every method against each baseline; a method's settings.
+    Per context: every arm; all methods at a precision; every method against each of `baselines`; a method's settings.
     """
     contexts = list(dict.fromkeys(str(row["context"]) for row in rows))
     found: list[Comparison] = []
@@ -85,18 +74,18 @@ def saved_comparisons(rows: Sequence[Mapping[str, Any]]) -> list[Comparison]:
         inside = [row for row in rows if row["context"] == context]
         found.append(_comparison(_words("every arm", context), EVERYTHING, inside, "", context))
         for precision in dict.fromkeys(str(row["precision"]) for row in inside):
-            found += _at(precision, context, [row for row in inside if row["precision"] == precision])
+            found += _at(precision, context, [row for row in inside if row["precision"] == precision], baselines)
     if len(contexts) > 1:
-        found += _over_contexts(rows)
+        found += _over_contexts(rows, baselines)
     order = (EVERYTHING, AT_PRECISION, PAIRS_OVER, PAIRS, SETTINGS)
     return sorted((c for c in found if len(c.arms) > 1), key=lambda comparison: order.index(comparison.group))
 
 
-def _at(precision: str, context: str, rows: Sequence[Mapping[str, Any]]) -> list[Comparison]:
+def _at(precision: str, context: str, rows: Sequence[Mapping[str, Any]], baselines: Sequence[str]) -> list[Comparison]:
     """The comparisons within one precision of one context."""
     where = _words(f"at {precision}", context)
     found = [_comparison(f"all methods {where}", AT_PRECISION, rows, precision, context)]
-    for one, other in _pairs(rows):
+    for one, other in _pairs(rows, baselines):
         both = [row for row in rows if row["method"] in (one, other) and not row["variant"]]
         title = f"{pair_words((one, other))} {where}"
         found.append(_comparison(title, PAIRS, both, precision, context, (one, other)))
@@ -108,23 +97,23 @@ def _at(precision: str, context: str, rows: Sequence[Mapping[str, Any]]) -> list
     return found
 
 
-def _over_contexts(rows: Sequence[Mapping[str, Any]]) -> list[Comparison]:
+def _over_contexts(rows: Sequence[Mapping[str, Any]], baselines: Sequence[str]) -> list[Comparison]:
     """Method against method at one precision over all sizes and lengths."""
     found: list[Comparison] = []
     for precision in dict.fromkeys(str(row["precision"]) for row in rows):
         inside = [row for row in rows if row["precision"] == precision and not row["variant"]]
-        for one, other in _pairs(inside):
+        for one, other in _pairs(inside, baselines):
             both = [row for row in inside if row["method"] in (one, other)]
             title = f"{pair_words((one, other))} at {precision}, every context"
             found.append(_comparison(title, PAIRS_OVER, both, precision, "", (one, other)))
     return found
 
 
-def _pairs(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
-    """(method, baseline) of the plain settings; the two baselines once against each other."""
+def _pairs(rows: Sequence[Mapping[str, Any]], baselines: Sequence[str]) -> list[tuple[str, str]]:
+    """(method, baseline) of the plain settings; two baselines once against each other."""
     names = list(dict.fromkeys(str(row["method"]) for row in rows if not row["variant"]))
-    ordered = [name for name in names if name not in BASELINES] + [name for name in BASELINES if name in names]
-    return [(one, other) for one, other in combinations(ordered, 2) if other in BASELINES]
+    ordered = [name for name in names if name not in baselines] + [name for name in baselines if name in names]
+    return [(one, other) for one, other in combinations(ordered, 2) if other in baselines]
 
 
 def _comparison(

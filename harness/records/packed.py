@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from harness.records.paths import packed_folder, packed_path, runs_folder
 from harness.records.run_result import RunResult, read_results, read_series, write_atomic, write_result
 
 COLUMNS = (
@@ -29,7 +30,6 @@ COLUMNS = (
 )  # fmt: skip
 GROUPS = ("memory/", "part/", "time/")
 """Columns, and groups of them, that a packed sweep keeps of every step."""
-FOLDER = "packed"
 RECORDS, SERIES = "records.jsonl", "series.parquet"
 
 
@@ -38,7 +38,7 @@ def pack(results: Path, sweep: str) -> Path:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    folder = results / "runs" / sweep
+    folder = runs_folder(results, sweep)
     records = read_results(folder)
     if not records:
         raise ValueError(f"sweep {sweep}: {folder} holds no result to pack")
@@ -64,7 +64,7 @@ def pack(results: Path, sweep: str) -> Path:
         for name, data, how in ((RECORDS, lines.encode(), zipfile.ZIP_LZMA), (SERIES, sink.getvalue(), 0)):
             info = zipfile.ZipInfo(name)  # a fixed date: equal results make equal files
             archive.writestr(info, data, compress_type=how)
-    path = results / FOLDER / f"{sweep}.zip"
+    path = packed_path(results, sweep)
     write_atomic(path, target.getvalue())
     return path
 
@@ -73,11 +73,11 @@ def unpack(results: Path, sweep: str | None = None) -> int:
     """Write the missing files of packed sweeps (of one, where named); how many records were. Raises ValueError for a
     file that is no packed sweep."""
     count = 0
-    for path in sorted((results / FOLDER).glob(f"{sweep or '*'}.zip")):
+    for path in sorted(packed_folder(results).glob(f"{sweep or '*'}.zip")):
         try:
             with zipfile.ZipFile(path) as archive:
                 records = [RunResult.model_validate_json(line) for line in archive.read(RECORDS).splitlines()]
-                folder = results / "runs" / path.stem
+                folder = runs_folder(results, path.stem)
                 missing = [r for r in records if not (folder / f"{r.run_id}.json").exists()]
                 rows = _rows(archive.read(SERIES), {r.run_id for r in missing}) if missing else {}
         except (zipfile.BadZipFile, KeyError, ValueError, OSError) as error:
@@ -90,8 +90,8 @@ def unpack(results: Path, sweep: str | None = None) -> int:
 
 def make_available(results: Path, sweep: str | None = None) -> None:
     """Unpack the sweeps (or the named one) that have no folder of their own yet."""
-    for path in (results / FOLDER).glob(f"{sweep or '*'}.zip"):
-        if not (results / "runs" / path.stem).is_dir():
+    for path in packed_folder(results).glob(f"{sweep or '*'}.zip"):
+        if not runs_folder(results, path.stem).is_dir():
             unpack(results, path.stem)
 
 

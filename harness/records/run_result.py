@@ -19,6 +19,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
+from harness.records.statuses import FINISHED, Status
+
 Row = Mapping[str, float | Sequence[float]]
 """The metrics of one step; a list is a profile (by response position, by entropy bucket)."""
 
@@ -46,10 +48,9 @@ class _Record(BaseModel):
 
 
 class EvalRecord(_Record):
-    """One evaluation: the same fixed questions, one answer each."""
+    """One evaluation after `step` steps of the policy: the same fixed questions, one answer each."""
 
     step: int
-    """Policy steps taken before it."""
     precision: str
     site: Literal["reference", "rollout"]
     """"reference": the trainer's precision, comparable across runs. "rollout": the run's own sampler."""
@@ -61,6 +62,8 @@ class EvalRecord(_Record):
     """Tokens, end token included."""
     truncated_frac: Measured = None
     unparsable_frac: Measured = None
+    failures: dict[str, float] = {}
+    """Share of the responses by what goes wrong first (`harness.tasks.Score.failure`)."""
 
 
 class MethodRecord(_Record):
@@ -75,13 +78,13 @@ class MethodRecord(_Record):
 
 
 class RunResult(_Record):
-    """One cell of a sweep, whatever became of it; `error` is a traceback."""
+    """One cell of a sweep, whatever became of it; `error` is a traceback, times are ISO 8601 in UTC."""
 
     schema_version: Literal[1] = 1
     run_id: str
     name: str
     sweep: str
-    status: Literal["ok", "diverged", "failed", "cancelled", "skipped"]
+    status: Status
     reason: str | None = None
     is_draft: bool = False
     """True where the working tree was dirty: the commit does not tell the code."""
@@ -112,7 +115,6 @@ class RunResult(_Record):
     summary: dict[str, Measured] = {}
     retries: list[str] = []
     started_at: str | None = None
-    """ISO 8601, UTC."""
     ended_at: str | None = None
     error: str | None = None
 
@@ -209,7 +211,7 @@ def import_results(source: Path, destination: Path) -> tuple[list[str], list[str
         target = destination / result.sweep / path.name
         if target.exists() and target.read_bytes() == path.read_bytes():
             known.append(result.run_id)
-        elif not target.exists() or read_result(target).status in ("failed", "cancelled", "skipped"):
+        elif not target.exists() or read_result(target).status not in FINISHED:
             added.append((path, result))
         else:
             conflicts.append(f"{result.sweep}/{result.run_id}")

@@ -15,11 +15,14 @@ from matplotlib.figure import Figure, SubFigure
 from matplotlib.lines import Line2D
 
 from harness.records.arms import Arm, group_arms, label, rank
+from harness.records.paths import runs_folder
 from harness.records.run_result import read_results
 from harness.report.leaderboard import leaderboard
 from harness.report.plots.bands import Series, load_series, over_evaluations, over_profile, over_steps
+from harness.report.plots.colours import BLUE, INK, REFERENCE, STRIPE, VERMILION
 from harness.report.plots.differences import differences
-from harness.report.plots.style import INK, STYLE, Looks, draw_band, legend, looks_of, small_multiples, style_name
+from harness.report.plots.save import save
+from harness.report.plots.style import STYLE, Looks, draw_band, legend, looks_of, small_multiples, style_name
 
 MAX_LINES = 16
 """Arms of one precision that a panel of curves can hold."""
@@ -29,8 +32,8 @@ SMOOTHING = 5
 """Steps of the running mean of reward curves."""
 SCORES = (
     ("accuracy", "reference precision", INK, "o", "full"),
-    ("rollout_accuracy", "rollout format", "#D55E00", "s", "none"),
-    ("reward", "sampler reward", "#0072B2", "D", "full"),
+    ("rollout_accuracy", "rollout format", VERMILION, "s", "none"),
+    ("reward", "sampler reward", BLUE, "D", "full"),
 )
 """(column, name, colour, marker, fill) of the three scores, in the order they stand in a row."""
 
@@ -52,7 +55,7 @@ def draw_all(
     A sweep over several contexts (model sizes, lengths) gets one set per context, or the short one of each; one over
     both has the `overview`, where one is given. Raises ValueError without results.
     """
-    folder = results_folder / "runs" / sweep
+    folder = runs_folder(results_folder, sweep)
     results = read_results(folder)
     if not results:
         raise ValueError(f"sweep {sweep!r} has no results in {results_folder} to draw")
@@ -60,32 +63,19 @@ def draw_all(
     series = load_series(folder, results)
     board = {str(row["arm"]): row for row in leaderboard(results, control).to_dict("records")}
     looks = looks_of(arms, control)
-    out_folder.mkdir(parents=True, exist_ok=True)
     paths: list[Path] = []
     with mpl.rc_context(fname=STYLE):
         contexts = dict.fromkeys(label(arm.context) for arm in arms)
         if overview is not None and (grid := overview(arms, control)) is not None:
-            paths += _save(grid, out_folder / "grid", formats)
+            paths += [save(grid, out_folder / f"grid.{kind}") for kind in formats]
         elif len(board) > MAX_LINES and (whole := differences(arms, board, control)) is not None:
-            paths += _save(whole, out_folder / "differences", formats)
+            paths += [save(whole, out_folder / f"differences.{kind}") for kind in formats]
         for context in contexts:
             inside = [arm for arm in arms if label(arm.context) == context]
             suffix = "-" + re.sub(r"[^\w.]+", "", context.replace(" ", "_")) if context else ""
             is_brief = len(contexts) > MAX_CONTEXTS
             for name, figure in _figures(inside, series, board, looks, control, is_brief).items():
-                paths += _save(figure, out_folder / f"{name}{suffix}", formats)
-    return paths
-
-
-def _save(figure: Figure, stem: Path, formats: Sequence[str]) -> list[Path]:
-    """One file per format; without a date, so that equal results give equal files."""
-    paths = [stem.with_name(f"{stem.name}.{kind}") for kind in formats]
-    for path in paths:
-        dates = {"png": {}, "pdf": {"CreationDate": None}, "svg": {"Date": None}}
-        temporary = path.with_name(f".{path.name}.part")  # a full disk must not leave half a figure
-        figure.savefig(temporary, format=path.suffix[1:], metadata=dates[path.suffix[1:]])
-        temporary.replace(path)
-        figure.set_layout_engine("none")  # laid out once, by the first format
+                paths += [save(figure, out_folder / f"{name}{suffix}.{kind}") for kind in formats]
     return paths
 
 
@@ -153,11 +143,11 @@ def draw_scores(figure: Figure | SubFigure, arms: Sequence[Arm], board: dict[str
     for index, precision in enumerate(dict.fromkeys(precisions)):
         first, count = precisions.index(precision), precisions.count(precision)
         if index % 2 == 0:
-            ax.axhspan(first - 0.5, first + count - 0.5, color="#F3F3F3", zorder=0, linewidth=0)
+            ax.axhspan(first - 0.5, first + count - 0.5, color=STRIPE, zorder=0, linewidth=0)
     control = next((row for row in rows if row["verdict"] == "control"), None)
     if control is not None:
         for value, style in ((control["accuracy"], "--"), (control["base_accuracy"], ":")):
-            ax.axvline(value, color="#707070", linewidth=0.8, linestyle=style, zorder=1)
+            ax.axvline(value, color=REFERENCE, linewidth=0.8, linestyle=style, zorder=1)
     ax.set_yticks(range(len(arms)), [f"{arm.precision}  {style_name(arm)}" for arm in arms])
     ax.set_ylim(len(arms) - 0.5, -0.5)
     ax.set_xlabel("fraction right after training, 95 % intervals")
@@ -168,8 +158,8 @@ def draw_scores(figure: Figure | SubFigure, arms: Sequence[Arm], board: dict[str
         for _, name, colour, marker, fill in SCORES
     ]
     if control is not None:
-        handles.append(Line2D([], [], color="#707070", linewidth=0.8, linestyle="--", label=f"{control['method']}"))
-        handles.append(Line2D([], [], color="#707070", linewidth=0.8, linestyle=":", label="start"))
+        handles.append(Line2D([], [], color=REFERENCE, linewidth=0.8, linestyle="--", label=f"{control['method']}"))
+        handles.append(Line2D([], [], color=REFERENCE, linewidth=0.8, linestyle=":", label="start"))
     figure.legend(handles=handles, loc="outside upper center", ncols=3)
 
 

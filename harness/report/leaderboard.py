@@ -22,8 +22,9 @@ import pandas as pd
 from harness.records import stats
 from harness.records.arms import Arm, control_of, group_arms, label
 from harness.records.run_result import EvalRecord, RunResult
+from harness.records.statuses import FINISHED, STATUSES
+from harness.records.sweep_file import BASELINES
 
-SCORED = ("ok", "diverged")
 SCORES = ("accuracy", "rollout_accuracy", "reward", "auc")
 Pair = tuple[int, int]
 """(base seed, seed)."""
@@ -69,7 +70,7 @@ def leaderboard(results: Sequence[RunResult], control: str = "bf16") -> pd.DataF
     return pd.DataFrame(rows)
 
 
-def contrasts(results: Sequence[RunResult], baseline: str = "naive") -> pd.DataFrame:
+def contrasts(results: Sequence[RunResult], baseline: str = BASELINES[-1]) -> pd.DataFrame:
     """What every arm changes against the method `baseline` at the same precision and context; empty without such pairs.
 
     The columns of `leaderboard` from `control` on. `p_adjusted` is over these differences alone, context by context.
@@ -118,7 +119,7 @@ def _of(run: RunResult, site: str) -> list[EvalRecord]:
 
 def score_arm(arm: Arm) -> Scores:
     """Every score of the scored runs of an arm."""
-    runs = [run for run in arm.runs if run.status in SCORED]
+    runs = [run for run in arm.runs if run.status in FINISHED]
     rows: dict[str, list[stats.Floats]] = {name: [] for name in SCORES}
     auc: dict[tuple[Pair, str], float] = {}
     answered: dict[tuple[Pair, str], stats.Floats] = {}
@@ -156,7 +157,7 @@ def _matrix(rows: list[stats.Floats], is_crossed: bool) -> stats.Floats:
 
 def _identity(arm: Arm) -> dict[str, Any]:
     counts = Counter(run.status for run in arm.runs)
-    num_scored = sum(counts[status] for status in SCORED)
+    num_scored = sum(counts[status] for status in FINISHED)
     return {
         "arm": arm.label,
         "method": arm.method,
@@ -166,7 +167,7 @@ def _identity(arm: Arm) -> dict[str, Any]:
         **arm.axes,
         "seeds": num_scored,
         "status": ", ".join(f"{count} {status}" for status, count in counts.most_common()),
-        **{status: counts[status] for status in ("ok", "diverged", "failed", "cancelled", "skipped")},
+        **{status: counts[status] for status in STATUSES},
         "reconstructed": next((run.method.reconstructed for run in arm.runs if run.method.reconstructed), ""),
         "is_preliminary": num_scored < stats.MIN_SEEDS,
         "is_draft": any(run.is_draft for run in arm.runs),
@@ -190,7 +191,7 @@ def _score_columns(scores: Scores, draws: dict[tuple[int, ...], stats.Draws]) ->
 
 def _measurements(arm: Arm) -> dict[str, float]:
     """The worst mismatch of any seed; medians of what tails would rule; means of the rest."""
-    runs = [run for run in arm.runs if run.status in SCORED]
+    runs = [run for run in arm.runs if run.status in FINISHED]
 
     def over(reduce: Any, values: list[float | None]) -> float:
         known = [value for value in values if value is not None]

@@ -13,6 +13,7 @@ from typing import Any
 from harness.records import stats
 from harness.records.arms import rank
 from harness.records.run_result import RunResult
+from harness.records.sweep_file import BASELINES
 from harness.report.leaderboard import contrasts, leaderboard
 from harness.report.tables import MARKS
 from methods import METHODS
@@ -28,7 +29,7 @@ READING = (
 )
 
 
-def main_table(results: Sequence[RunResult], control: str = "bf16", baseline: str = "naive") -> str:
+def main_table(results: Sequence[RunResult], control: str = "bf16", baseline: str = BASELINES[-1]) -> str:
     """Markdown; arms with fewer seeds than the control are counted below. Raises ValueError where there
     is no result of `control`."""
     every = leaderboard(results, control).to_dict("records") if results else []

@@ -4,42 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import permutations
 
 import pandas as pd
 
 from harness.records.run_result import RunResult
+from harness.records.sweep_file import Expectation
 
 EXPECTED_WITHIN = 0.05
+"""Scores that are expected to be close are at most this far apart."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Expectation:
-    """One comparison that held on the embedded default task when its hyper-parameters were chosen."""
-
-    text: str
-    score: str
-    """Column of the leaderboard."""
-    low: tuple[str, str, str]
-    """(method, precision, variant) that scores lower."""
-    high: tuple[str, str, str]
-    is_close: bool = False
-    """The two are at most EXPECTED_WITHIN apart instead."""
-
-
-_BF16, _INT4, _TIS = ("bf16", "bf16", ""), ("naive", "int4", ""), ("flashrl", "int4", "")
-_INT8, _BYPASS = ("naive", "int8", ""), ("naive", "int4", "bypass_ppo")
-EXPECTATIONS = (
-    Expectation(text="int8 keeps the accuracy of bf16", score="accuracy", low=_INT8, high=_BF16, is_close=True),
-    Expectation(text="uncorrected int4 learns less than bf16", score="auc", low=_INT4, high=_BF16),
-    Expectation(text="TIS repairs part of int4", score="auc", low=_INT4, high=_TIS),
-    Expectation(text="uncorrected int4 is ahead of TIS as rolled", score="rollout_accuracy", low=_TIS, high=_INT4),
-    Expectation(text="the bypass clip hurts int4", score="auc", low=_BYPASS, high=_INT4),
-)
-
-
-def findings(board: pd.DataFrame, results: Sequence[RunResult]) -> list[str]:
+def findings(board: pd.DataFrame, results: Sequence[RunResult], expectations: Sequence[Expectation] = ()) -> list[str]:
     """Sentences about a leaderboard, strongest first; on point estimates, the verdict column has the intervals."""
     lines: list[str] = []
     for context, rows in board.groupby("context", sort=False):
@@ -49,7 +25,7 @@ def findings(board: pd.DataFrame, results: Sequence[RunResult]) -> list[str]:
     tasks = {run.config.get("task", {}).get("name") for run in results}
     if engines == {"embedded"} and tasks == {"sort"}:
         for context, rows in board.groupby("context", sort=False):
-            lines += _expectations(rows, f" ({context})" if context else "")
+            lines += _expectations(rows, expectations, f" ({context})" if context else "")
     return lines
 
 
@@ -78,10 +54,10 @@ def _reversals(rows: pd.DataFrame) -> list[str]:
     return lines
 
 
-def _expectations(rows: pd.DataFrame, where: str) -> list[str]:
-    index = {(row["method"], row["precision"], row["variant"]): row for row in rows.to_dict("records")}
+def _expectations(rows: pd.DataFrame, expectations: Sequence[Expectation], where: str) -> list[str]:
+    index = {f"{row['method']} {row['precision']} {row['variant']}".strip(): row for row in rows.to_dict("records")}
     lines: list[str] = []
-    for expected in EXPECTATIONS:
+    for expected in expectations:
         low, high = (index.get(arm, {}).get(expected.score, math.nan) for arm in (expected.low, expected.high))
         if not math.isnan(high - low):
             is_held = abs(high - low) <= EXPECTED_WITHIN if expected.is_close else low < high

@@ -12,6 +12,8 @@ import pandas as pd
 from harness.records import stats
 from harness.records.arms import arm_labels, group_arms
 from harness.records.run_result import RunResult, write_atomic
+from harness.records.statuses import STATUSES
+from harness.records.sweep_file import purpose
 from harness.report.leaderboard import contrasts, leaderboard
 from harness.report.plots.profiles import improvements
 from harness.report.sentences import findings
@@ -97,7 +99,7 @@ def markdown(board: pd.DataFrame, results: Sequence[RunResult], sweep: str) -> s
     against = contrasts(results)
     if len(against):
         blocks += ["## What changes against no correction, at the same precision", _grid(_CONTRAST_COLUMNS, against)]
-    said = findings(board, results)
+    said = findings(board, results, purpose(sweep).expectations)
     blocks += ["## In words", "\n".join(f"- {line}" for line in said)] if said else []
     if bad := [run for run in results if run.status != "ok"]:
         labels = arm_labels(results)
@@ -224,7 +226,7 @@ def _verdict(row: Row) -> str:
 
 def _seeds(row: Row) -> str:
     """Scored runs of all runs."""
-    total = sum(row[status] for status in ("ok", "diverged", "failed", "cancelled", "skipped"))
+    total = sum(row[status] for status in STATUSES)
     return f"{row['seeds']}" if row["ok"] == total else f"{row['seeds']}/{total}"
 
 

@@ -1,10 +1,11 @@
 """Base models of the embedded experiments: supervised from scratch, stopped early, cached by content.
 
 A base must be under-trained: a converged one has logit margins that hide every precision effect. So training stops at
-a target sampled accuracy, measured without sampling: a question has one right answer, hence the chance to sample it is
-the product of its token probabilities, and the mean over questions is the expected accuracy at temperature 1.
-The schedule counts steps, never time; weights, data and order are functions of (config, task, recipe, base seed), on a
-CPU bit for bit. Left out: the training itself (`harness.start.base_training`).
+a target sampled accuracy. Where a question has one right answer, the chance to sample it is the product of its token
+probabilities, and the mean over questions is the expected accuracy at temperature 1; where answers have many wordings,
+they are sampled and checked. The schedule counts steps, never time; weights, data and order are functions of
+(config, task, recipe, base seed), on a CPU bit for bit. Left out: the training itself (`base_training`
+for one right answer, `text_training` for many).
 """
 
 from __future__ import annotations
@@ -15,28 +16,32 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from harness.foundation.seeds import stable_seed
 from harness.models.checkpoint import content_hash, save_decoder
 from harness.models.decoder import Decoder, DecoderConfig
-from harness.models.tokenizer import BOS_ID, save_tokenizer
+from harness.models.tokenizer import BOS_ID, save_tokenizer, save_words
+from harness.start import text_training
 from harness.start.base_training import BaseRecipe, Place, Progress, expected_accuracy, fit, stop_accuracy
-from harness.tasks import Demonstrated
+from harness.start.text_training import TextRecipe, fit_text, sampled_accuracy
+from harness.tasks import Demonstrated, Worded
 
 RULE = 1
 """Version of this training procedure; part of the key."""
 RECORD = "recipe.json"
+Recipe = BaseRecipe | TextRecipe
 
 
-def base_key(config: DecoderConfig, task: Demonstrated, recipe: BaseRecipe, base_seed: int) -> str:
+def base_key(config: DecoderConfig, task: Demonstrated, recipe: Recipe, base_seed: int) -> str:
     """12 hexadecimal digits over everything that decides the base's weights."""
     parts = {
-        "rule": RULE,
+        "rule": _rule(recipe),
         "model": dataclasses.asdict(_complete(config, task)),
         "task": [task.name, task.content_hash()],
         "recipe": recipe_values(recipe),
@@ -46,15 +51,15 @@ def base_key(config: DecoderConfig, task: Demonstrated, recipe: BaseRecipe, base
 
 
 def base_name(model: str, task: Demonstrated, base_seed: int, key: str) -> str:
-    """The folder's name: `s-sort8-b0-0123456789ab`. The 8 is the response length without EOS."""
-    return f"{model}-{task.name}{task.max_new_tokens - 1}-b{base_seed}-{key}"
+    """The folder's name: `s-sort8-b0-0123456789ab`. The 8 is the size of the problems."""
+    return f"{model}-{task.name}{task.n}-b{base_seed}-{key}"
 
 
 def ensure_base(
     model: str,
     config: DecoderConfig,
     task: Demonstrated,
-    recipe: BaseRecipe,
+    recipe: Recipe,
     base_seed: int,
     root: Path,
     progress: Progress | None = None,
@@ -92,7 +97,7 @@ def read_record(folder: Path) -> dict[str, Any]:
 def train_base(
     config: DecoderConfig,
     task: Demonstrated,
-    recipe: BaseRecipe,
+    recipe: Recipe,
     base_seed: int,
     folder: Path,
     progress: Progress | None = None,
@@ -106,54 +111,90 @@ def train_base(
     config, place, threads = _complete(config, task), place or Place(), torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        model, steps, curve = fit(config, task, recipe, base_seed, place, progress)
+        model, reached = _trained(config, task, recipe, base_seed, place, progress)
     finally:
         torch.set_num_threads(threads)
-    with torch.no_grad():
-        for tensor in model.parameters():
-            tensor.copy_(tensor.bfloat16())
-    # Other questions than those that decided when to stop, and the weights as they are stored.
-    accuracy, greedy = expected_accuracy(model, task, task.sample("eval", range(recipe.num_eval)))
-    target = stop_accuracy(task, recipe)
-    if accuracy < target / 2:
+    target = stop_accuracy(task, recipe.target_accuracy)
+    if reached["accuracy"] < target / 2:
         raise ValueError(
-            f"the base for task {task.name!r} reached accuracy {accuracy:.3f} after max_steps={recipe.max_steps}, less "
-            f"than half of its target {target:.3f}: allow more steps or ask for a smaller problem"
+            f"the base for task {task.name!r} reached accuracy {reached['accuracy']:.3f} after max_steps="
+            f"{recipe.max_steps}, less than half of its target {target:.3f}: allow more steps or ask for a smaller "
+            "problem"
         )
     record = {
         "key": base_key(config, task, recipe, base_seed),
-        "rule": RULE,
+        "rule": _rule(recipe),
         "task": task.name,
         "task_hash": task.content_hash(),
         "model": dataclasses.asdict(config),
         "recipe": recipe_values(recipe),
         "base_seed": base_seed,
-        "steps": steps,
-        "is_target_reached": bool(curve) and curve[-1][1] >= target,
-        "accuracy": round(accuracy, 6),
-        "greedy_accuracy": round(greedy, 6),
-        "curve": [[step, round(sampled, 6), round(top, 6)] for step, sampled, top in curve],
+        **reached,
         "torch": torch.__version__,
     }
     record |= {} if place.device == "cpu" else {"device": torch.cuda.get_device_name(place.device)}
-    record = _store(model.cpu(), record, folder)
+    record = _store(model.cpu(), record, task.words if isinstance(task, Worded) else None, folder)
     place.forget()
     return record
 
 
-def recipe_values(recipe: BaseRecipe) -> dict[str, Any]:
+def _trained(
+    config: DecoderConfig, task: Demonstrated, recipe: Recipe, base_seed: int, place: Place, progress: Progress | None
+) -> tuple[Decoder, dict[str, Any]]:
+    """(model with its weights rounded to bfloat16, what it reached: on other questions than those that decided when to
+    stop, and with the weights as they are stored)."""
+    items = task.sample("eval", range(recipe.num_eval))
+    if isinstance(recipe, TextRecipe):
+        assert isinstance(task, Worded)
+        trained = fit_text(config, task, recipe, base_seed, place, progress)
+        model, steps, points = trained.model, trained.steps, list(trained.curve)
+        _round(model)
+        seed = stable_seed(base_seed, "base accuracy")
+        accuracy, greedy = (sampled_accuracy(model, task, items, seed=seed, temperature=t) for t in (1.0, 0.0))
+    else:
+        model, steps, points = fit(config, task, recipe, base_seed, place, progress)
+        _round(model)
+        accuracy, greedy = expected_accuracy(model, task, items)
+    reached: dict[str, Any] = {
+        "steps": steps,
+        "is_target_reached": bool(points) and (points[-1][1] or 0.0) >= stop_accuracy(task, recipe.target_accuracy),
+        "accuracy": round(accuracy, 6),
+        "greedy_accuracy": round(greedy, 6),
+        "curve": [[s, None if a is None else round(a, 6), round(b, 6)] for s, a, b in points],
+    }
+    if isinstance(recipe, TextRecipe) and place.device != "cpu":
+        reached |= {"seconds": round(trained.seconds, 1), "tokens": steps * recipe.batch_tokens}
+        reached |= {"tokens_per_s": round(trained.tokens_per_s)}
+    return model, reached
+
+
+@torch.no_grad()
+def _round(model: Decoder) -> None:
+    for tensor in model.parameters():
+        tensor.copy_(tensor.bfloat16())
+
+
+def _rule(recipe: Recipe) -> int | str:
+    return f"text {text_training.RULE}" if isinstance(recipe, TextRecipe) else RULE
+
+
+def recipe_values(recipe: Recipe) -> dict[str, Any]:
     """A recipe as JSON. What is off is left out of later fields: the keys of recipes from before them stand."""
-    values = dataclasses.asdict(recipe) | {"betas": list(recipe.betas), "curriculum": list(recipe.curriculum)}
+    values = json.loads(json.dumps(dataclasses.asdict(recipe)))
     return {name: value for name, value in values.items() if value or name not in ("curriculum", "lr_power")}
 
 
-def _store(model: Decoder, record: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Write the folder beside its place, then move it there; the record, with the content hash."""
+def _store(model: Decoder, record: dict[str, Any], words: Sequence[str] | None, folder: Path) -> dict[str, Any]:
+    """Write the folder beside its place, then move it there; the record, with the content hash. `words` of the
+    tokenizer; None: its tokens are characters."""
     part = folder.with_name(f".{folder.name}.part")
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir(parents=True)
     save_decoder(model, part, torch.bfloat16)
-    save_tokenizer(part, model.config.vocab_size)
+    if words is None:
+        save_tokenizer(part, model.config.vocab_size)
+    else:
+        save_words(part, words)
     record = {**record, "content_hash": content_hash(part)}
     (part / RECORD).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
     part.rename(folder)

@@ -75,6 +75,8 @@ class Place:
     """What was reached is kept there when training is asked to stop, and is gone on from."""
     should_stop: Callable[[], bool] = lambda: False
     """Asked after every step."""
+    workers: int = 0
+    """Processes that make the documents of a text base; they change nothing but the time."""
 
     def forget(self) -> None:
         """Remove what was kept."""
@@ -104,9 +106,9 @@ class Training:
         self.curve = [(int(step), float(sampled), float(top)) for step, sampled, top in saved["curve"]]
 
 
-def stop_accuracy(task: Demonstrated, recipe: BaseRecipe) -> float:
-    """The recipe's target, at most 85 % of the accuracy of the demonstrations: a base approaches that slowly."""
-    return min(recipe.target_accuracy, 0.85 * task.ceiling)
+def stop_accuracy(task: Demonstrated, target: float) -> float:
+    """A recipe's target, at most 85 % of the accuracy of the demonstrations: a base approaches that slowly."""
+    return min(target, 0.85 * task.ceiling)
 
 
 def learning_rate(recipe: BaseRecipe, task: Demonstrated, step: int) -> float:
@@ -159,7 +161,7 @@ def _learn(
     """One size up to its target; False where the steps ran out before."""
     watched = task.sample("train", [stable_seed(base_seed, "base watch", i) for i in range(recipe.num_eval)])
     shown = _answers([item.prompt for item in watched], task.answers(watched), place.device)
-    target = stop_accuracy(task, recipe)
+    target = stop_accuracy(task, recipe.target_accuracy)
     is_near = bool(run.curve) and run.curve[-1][1] > target / 2
     while run.step < recipe.max_steps:
         run.step += 1

@@ -26,7 +26,8 @@ from harness.models.decoder import Decoder
 from harness.numerics.formats import format_named
 from harness.start.base_model import base_key, base_name, ensure_base
 from harness.start.base_training import BaseRecipe, Place, Progress
-from harness.tasks import Demonstrated, Item, Task, build_task
+from harness.start.text_training import TextRecipe
+from harness.tasks import EMBEDDED, Demonstrated, Item, Task, Worded, build_task
 
 NUM_CALIBRATION = 128
 """Calibration prompts offered to `Part.prepare`."""
@@ -64,7 +65,7 @@ def task_of(config: RunConfig) -> Task:
     path = Path(config.model.path) if config.model.path is not None else None
     if path is not None:
         load_config(path)
-    elif config.model.vocab_size is not None and config.task.name in ("sort", "chain"):
+    elif config.model.vocab_size is not None and config.task.name in EMBEDDED:
         options["vocab_size"] = config.model.vocab_size
     task = build_task(config.task.name, options, path)
     if task.num_train == 0 and config.trainer.steps:
@@ -86,12 +87,19 @@ def base_folder(config: RunConfig, launch: Launch) -> Path | None:
     if config.model.path is not None:
         return None
     task = _demonstrated(config, task_of(config))
-    key = base_key(decoder_config(config.model), task, _recipe(config), config.base_seed)
+    key = base_key(decoder_config(config.model), task, _recipe(config, task), config.base_seed)
     return Path(launch.results) / "bases" / base_name(config.model.name, task, config.base_seed, key)
 
 
-def _recipe(config: RunConfig) -> BaseRecipe:
+def _recipe(config: RunConfig, task: Demonstrated) -> BaseRecipe | TextRecipe:
     base = config.base
+    if isinstance(task, Worded):
+        return TextRecipe(
+            target_accuracy=base.target_accuracy, eval_every=base.eval_every, num_eval=base.num_eval,
+            max_steps=base.max_steps, warmup_steps=base.warmup_steps, grad_clip=base.grad_clip, sizes=base.curriculum,
+            batch_tokens=base.batch_tokens, decay_from=base.decay_from, weight_decay=base.weight_decay,
+            lr=config.model.sft_lr,
+        )  # fmt: skip
     return BaseRecipe(
         target_accuracy=base.target_accuracy, eval_every=base.eval_every, num_eval=base.num_eval,
         max_steps=base.max_steps, batch_size=base.batch_size, warmup_steps=base.warmup_steps,
@@ -117,12 +125,13 @@ def start_of(
     path = Path(config.model.path) if config.model.path is not None else None
     if path is None:
         shown, shape, root = _demonstrated(config, task), decoder_config(config.model), Path(launch.results) / "bases"
-        name = base_name(
-            config.model.name, shown, config.base_seed, base_key(shape, shown, _recipe(config), config.base_seed)
-        )
+        recipe = _recipe(config, shown)
+        name = base_name(config.model.name, shown, config.base_seed, base_key(shape, shown, recipe, config.base_seed))
         state = Path(launch.results) / "work" / "bases" / f"{name}.pt"
-        place = Place(device=config.trainer.device, state=state, should_stop=should_stop or (lambda: False))
-        path = ensure_base(config.model.name, shape, shown, _recipe(config), config.base_seed, root, progress, place)
+        device = config.trainer.device
+        workers = 0 if device == "cpu" else max(1, min(8, (os.cpu_count() or 1) // 2))
+        place = Place(device=device, state=state, should_stop=should_stop or (lambda: False), workers=workers)
+        path = ensure_base(config.model.name, shape, shown, recipe, config.base_seed, root, progress, place)
     seed = stable_seed(config.base_seed, "spread")
     return Start(folder=path, task=task, spread=config.model.spread, spread_seed=seed, device=config.trainer.device)
 

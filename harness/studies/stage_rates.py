@@ -19,6 +19,7 @@ from typing import Any
 
 from harness.engines.vllm.memory import num_parameters
 from harness.models.decoder import DecoderConfig
+from harness.records.paths import bench_folder
 from harness.studies.throughput.plan import Sweep
 from harness.studies.throughput.records import read_records
 from harness.studies.throughput.shapes import shape_of
@@ -61,7 +62,7 @@ def operations(config: DecoderConfig, length: float) -> tuple[float, float]:
 
 def read_measured(results: Path, sweep: Sweep) -> Measured:
     """What is committed. Raises ValueError, one line, naming the file that is missing or is none."""
-    bench = results / "bench"
+    bench = bench_folder(results)
     layers, pushes, kernels = (
         read_json(bench / name) for name in ("fp8_layers_7b.json", "vllm_sync_7b.json", "kernels_7b.json")
     )

@@ -26,7 +26,8 @@ from harness.config.load import to_json
 from harness.config.schema import RunConfig
 from harness.foundation import provenance
 from harness.foundation.clock import STAGES
-from harness.records.packed import FOLDER, RECORDS
+from harness.records.packed import RECORDS
+from harness.records.paths import packed_folder, runs_folder, sweep_folders
 
 Config = Mapping[str, Any]
 Floats = NDArray[np.float64]
@@ -214,11 +215,11 @@ def read_samples(results: Path) -> list[Sample]:
 
 
 def _records(results: Path) -> Iterator[Any]:
-    folders = {path.name for path in (results / "runs").glob("*") if path.is_dir()}
-    for path in sorted((results / "runs").glob("*/*.json")):
+    folders = {path.name for path in sweep_folders(results)}
+    for path in sorted(runs_folder(results).glob("*/*.json")):
         with suppress(OSError, ValueError):
             yield json.loads(path.read_bytes())
-    for path in sorted((results / FOLDER).glob("*.zip")):
+    for path in sorted(packed_folder(results).glob("*.zip")):
         if path.stem not in folders:
             with suppress(OSError, ValueError, KeyError, zipfile.BadZipFile), zipfile.ZipFile(path) as archive:
                 yield from [json.loads(line) for line in archive.read(RECORDS).splitlines()]

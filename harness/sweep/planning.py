@@ -19,12 +19,12 @@ from harness.config.resolve import resolve
 from harness.config.schema import RunConfig
 from harness.foundation.did_you_mean import nearest
 from harness.models.checkpoint import content_hash
+from harness.records.sweep_file import BASELINES, CONTROL, SWEEPS, Expectation
 from harness.run.checks import check
 from harness.start.prepare import task_of
 from harness.sweep.rules import check_rule, in_words, matches
 from methods import method_named
 
-SWEEPS = Path("sweeps")
 COMMANDS = {"search_": "search", "throughput_": "throughput"}
 """Beginning of a file's name -> the command that runs it in place of `sweep`."""
 
@@ -37,8 +37,12 @@ class Sweep:
     name: str
     question: str
     """Which question it answers."""
-    control: str = "bf16"
+    control: str = CONTROL
     """Method of the reference arm."""
+    baselines: tuple[str, ...] = BASELINES
+    """Methods that the others are also compared with, one by one; the last one corrects nothing."""
+    expectations: tuple[Expectation, ...] = ()
+    """Outcomes known before, which its table checks."""
     overrides: tuple[str, ...] = ()
     """Of every cell; `launch.NAME=VALUE` sets how they run."""
     axes: dict[str, list[Any]] = field(default_factory=dict[str, list[Any]])

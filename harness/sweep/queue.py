@@ -20,7 +20,9 @@ from pydantic import TypeAdapter
 from harness.config.load import identity, run_id, to_json
 from harness.config.schema import Launch, RunConfig
 from harness.foundation.provenance import commit
+from harness.records.paths import runs_folder
 from harness.records.run_result import RunResult, Settings, read_result, write_result
+from harness.records.statuses import FINISHED
 from harness.run.cell import record, work_folder
 from harness.sweep.launchers.job import Event, Job
 from harness.sweep.launchers.local import clean, run_cells
@@ -28,13 +30,11 @@ from harness.sweep.planning import Planned
 from harness.sweep.retry import Limit, Runner, in_rounds
 
 _SETTINGS = TypeAdapter[dict[str, Any]](Settings)
-FINISHED = ("ok", "diverged")
-"""Statuses that a second start does not run again."""
 
 
 def records_folder(launch: Launch) -> Path:
     """Where the records of a sweep are."""
-    return Path(launch.results) / "runs" / launch.sweep
+    return runs_folder(launch.results, launch.sweep)
 
 
 def stored(launch: Launch, cells: Sequence[RunConfig] = ()) -> dict[str, RunResult]:
@@ -135,7 +135,7 @@ def take_over(cells: Sequence[RunConfig], launch: Launch) -> list[tuple[RunConfi
     is not run twice. Drafts stay where they are, and so do files that cannot be read and cells that ran on another
     number of GPUs or machines."""
     elsewhere: dict[str, list[Path]] = {}
-    for path in sorted((Path(launch.results) / "runs").glob("*/*.json")):
+    for path in sorted(runs_folder(launch.results).glob("*/*.json")):
         if path.parent.name != launch.sweep:
             elsewhere.setdefault(path.stem, []).append(path)
     taken: list[tuple[RunConfig, RunResult]] = []

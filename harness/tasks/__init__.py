@@ -7,10 +7,11 @@ indices. Left out: reward shaping (overlong penalty and filtering), which belong
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from harness.foundation.did_you_mean import nearest
 
@@ -38,6 +39,8 @@ class Score:
     """1.0 right, 0.0 wrong; in between where a task grades."""
     is_parsable: bool
     """False where no answer could be read. Such a response earns 0 but is counted apart from a wrong one."""
+    failure: str | None = None
+    """What goes wrong first on the way to the answer, where a task can say; an answer may be right all the same."""
 
 
 class Task(Protocol):
@@ -75,20 +78,43 @@ class Task(Protocol):
 
 
 class Demonstrated(Task, Protocol):
-    """A task with one right answer, which it can show: the embedded ones."""
+    """A task that can show right answers, and whose `n` is the size of its problems: the embedded ones."""
 
+    @property
+    def n(self) -> int: ...
     @property
     def ceiling(self) -> float:
         """Accuracy of the demonstrations."""
         ...
 
     def answers(self, items: Sequence[Item]) -> list[tuple[int, ...]]:
-        """The right response of each item, EOS included."""
+        """A right response of each item, EOS included; the only one, unless the task is `Worded`."""
         ...
 
     def demonstrations(self, indices: Sequence[int], seed: int) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
         """(prompt, response with EOS) of train items, for supervised fine-tuning."""
         ...
+
+
+@runtime_checkable
+class Worded(Demonstrated, Protocol):
+    """A task whose right answers differ in wording and length, in words of its own."""
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The vocabulary, by id."""
+        ...
+
+    @property
+    def firm_ids(self) -> tuple[int, ...]:
+        """Tokens that the words before them leave no choice about in a right answer."""
+        ...
+
+
+def failure_shares(scores: Sequence[Score]) -> dict[str, float]:
+    """Share of the responses by what goes wrong first; empty where the task does not say."""
+    counts = Counter(score.failure for score in scores if score.failure is not None)
+    return {name: counts[name] / len(scores) for name in sorted(counts)}
 
 
 def _sort() -> type:
@@ -103,13 +129,19 @@ def _chain() -> type:
     return Chain
 
 
+def _wordmath() -> type:
+    from harness.tasks.wordmath import Wordmath
+
+    return Wordmath
+
+
 def _count() -> type:
     from harness.tasks.count import Count
 
     return Count
 
 
-EMBEDDED: Mapping[str, Callable[[], type]] = {"sort": _sort, "chain": _chain}
+EMBEDDED: Mapping[str, Callable[[], type]] = {"sort": _sort, "chain": _chain, "wordmath": _wordmath}
 """Tasks that need no data and no text tokenizer."""
 TIMED: Mapping[str, Callable[[], type]] = {"count": _count}
 """The same, with nothing to learn: loads for timing."""

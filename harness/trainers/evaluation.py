@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from harness.api import RolloutEngine
@@ -10,7 +10,7 @@ from harness.config.schema import RunConfig
 from harness.foundation.provenance import text_hash
 from harness.foundation.seeds import stable_seed
 from harness.records.run_result import EvalRecord
-from harness.tasks import Item, Task
+from harness.tasks import Item, Task, failure_shares
 
 REFERENCE = "fp32"
 """The precision in which runs are compared."""
@@ -36,14 +36,17 @@ def evaluation(
         is_parsable=[score.is_parsable for score in scores],
         length_mean=float(rollout.lengths.float().mean()),
         truncated_frac=float(rollout.truncated.float().mean()),
+        failures=failure_shares(scores),
     )  # fmt: skip
 
 
 def eval_record(
     config: RunConfig, site: Site, step: int, items: Sequence[Item], *, rewards: Sequence[float],
     is_parsable: Sequence[bool], length_mean: float, truncated_frac: float,
+    failures: Mapping[str, float] | None = None,
 ) -> EvalRecord:  # fmt: skip
-    """The record of one answer per item: rewards and readability in the order of `items`, lengths in tokens."""
+    """The record of one answer per item: rewards and readability in the order of `items`, lengths in tokens, shares of
+    the task's kinds of failure."""
     return EvalRecord.model_validate(
         {
             "step": step,
@@ -55,5 +58,6 @@ def eval_record(
             "length_mean": length_mean,
             "truncated_frac": truncated_frac,
             "unparsable_frac": sum(not parsable for parsable in is_parsable) / len(rewards),
+            "failures": dict(failures or {}),
         }
     )

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from harness.published.claims.estimates import Estimate, estimate
-from harness.published.claims.evidence import Evidence, in_arms
 from scipy.stats import t as student
 
+from harness.published.claims.estimates import Estimate, estimate
+from harness.published.claims.evidence import Evidence, in_arms
 from harness.records.run_result import EvalRecord, RunResult
 from tests import result_factory as factory
 

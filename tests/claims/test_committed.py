@@ -6,14 +6,14 @@ import subprocess
 from pathlib import Path
 
 import pytest
+
+import methods
+from harness.config.load import to_json
 from harness.published.claims.estimates import estimate
 from harness.published.claims.evidence import Evidence, in_arms
 from harness.published.claims.kinds import NotTestable, Replay, Speed
 from harness.published.claims.page import PAGE, judge_all, markdown
 from harness.published.claims.schema import Claims, read_claims
-
-import methods
-from harness.config.load import to_json
 from harness.sweep import plan, read_sweep
 from tests.claims.hand_made import run
 from tests.source_tree import ROOT

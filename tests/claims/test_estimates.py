@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from harness.published.claims.badges import capped, judge
 from harness.published.claims.estimates import Estimate, estimate
 from harness.published.claims.evidence import load, number, select
 from harness.published.claims.kinds import Contrast, Growth, Level, NotTestable, Ratio, Replay, Trend
 from harness.published.claims.page import shown
-
 from harness.records.packed import pack
 from harness.records.run_result import write_result
 from tests import result_factory as factory

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from harness.published.claims.estimates import estimate
 from harness.published.claims.kinds import Speed
 from harness.published.claims.page import describe, judge_all, markdown, shown
 from harness.published.claims.schema import Claims, read_claims
 from harness.published.claims.speed import Map
-
 from harness.published.claims.speed_table import claims_table, compare
 from harness.studies.throughput.records import folder_of, write_record
 from tests.claims.test_page import CLAIM, written

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from harness.api import Method, Part, Plan, knobs
+from harness.config.compose import has_hook
 from harness.config.load import parse
 from harness.numerics.formats import format_named
 from harness.objective.loss import batch_normalize, start
@@ -40,6 +41,18 @@ def test_form(name: str) -> None:
     assert len(set(names)) == len(names)
     assert sum(part.sets_weight for part in method.parts) <= 1
     assert sum(own_loss(replace(method, parts=(part,))) for part in method.parts) <= 1
+
+
+@pytest.mark.parametrize("name", METHOD_NAMES)
+def test_idle_hooks_are_its_own_and_a_knob_idles_them(name: str) -> None:
+    for part in METHODS[name].parts:
+        own = {hook for hook in vars(Part) if callable(getattr(Part, hook)) and has_hook(part, hook)}
+        assert part.idle(Plan(rollout_kv=format_named("e4m3_kv"))) <= own and set(part.idle_by) <= own
+        for hook, words in part.idle_by.items():
+            knob, _, value = words.partition("=")
+            assert hook in replace(part, **{knob: None if value == "null" else value}).idle(
+                Plan(rollout_kv=format_named("e4m3_kv"))
+            )
 
 
 @pytest.mark.parametrize("name", METHOD_NAMES)

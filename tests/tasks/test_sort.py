@@ -112,7 +112,7 @@ def test_content_hash_follows_what_is_asked():
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("srot", {}, "task 'srot' is unknown: nearest: sort; valid: sort, chain, gsm8k"),
+        ("srot", {}, "task 'srot' is unknown: nearest: sort; valid: sort, chain, wordmath, gsm8k"),
         ("sort", {"m": 8}, "task 'sort' has no option 'm': valid: n, vocab_size"),
         ("sort", {"name": "x"}, "has no option 'name'"),
         ("chain", {"acuracy": 1}, "nearest: accuracy; valid: n, accuracy"),

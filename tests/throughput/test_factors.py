@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from harness.studies.throughput.factors import Factor, Place, factor_at
+from harness.studies.throughput.factors import Factor, MapPoint, factor_at
 from tests.throughput import made
 
 
-def place(**asked: Any) -> Place:
+def place(**asked: Any) -> MapPoint:
     """int8 of the 7B at 512 tokens, where nothing else is asked for."""
     known: dict[str, Any] = {"size": "7b", "precision": "int8", "length": 512}
-    return Place(**known | asked)
+    return MapPoint(**known | asked)
 
 
 def at(tmp_path: Path, **asked: Any) -> Factor | None:

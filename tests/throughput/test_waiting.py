@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.studies.throughput.factors import Place, factor_at
+from harness.studies.throughput.factors import MapPoint, factor_at
 from harness.studies.throughput.tables import mark
 from harness.studies.throughput.waiting import SHARE, device_ms, host_bound_cells, idle_share
 from tests.throughput import made
@@ -58,7 +58,7 @@ def test_a_number_is_marked_for_either_engine():
 def test_a_factor_says_that_its_own_cells_wait(tmp_path: Path):
     sweep = made.sweep(tmp_path)
     records = made.records(sweep)
-    place = Place(size="7b", precision="int8", length=512, batch=8, measure="decode")
+    place = MapPoint(size="7b", precision="int8", length=512, batch=8, measure="decode")
     for stem in ("7b-bf16", "7b-int8"):
         for batch, share in (("1", 0.0), ("8", 0.0), ("64", 0.9)):
             records[stem]["breakdown"][batch] = {

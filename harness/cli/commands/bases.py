@@ -112,9 +112,10 @@ def train(words: str) -> int:
     except ValueError as error:
         print(f"failed: {folder.name}: {error}", file=sys.stderr, flush=True)
         return 1
+    rate = f", {record['tokens_per_s'] / 1e6:.2f}M tokens/s" if "tokens_per_s" in record else ""
     print(
         f"{folder.name}: {record['steps']} steps, accuracy {record['accuracy']:.3f}, "
-        f"greedy {record['greedy_accuracy']:.3f}, {time.monotonic() - started:.0f} s",
+        f"greedy {record['greedy_accuracy']:.3f}, {time.monotonic() - started:.0f} s{rate}",
         flush=True,
     )
     return 0

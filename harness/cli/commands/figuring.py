@@ -11,7 +11,8 @@ from tqdm import tqdm
 
 from harness.foundation.did_you_mean import nearest
 from harness.published.figures import FIGURES, draw, missing
-from harness.records.packed import FOLDER, make_available
+from harness.records.packed import make_available
+from harness.records.paths import packed_folder
 from harness.records.run_result import write_atomic
 
 PAPER = Path("figures") / "paper"
@@ -66,7 +67,7 @@ def _chosen(names: Sequence[str]) -> list[str]:
 def known_sweeps(results: Path) -> list[str]:
     """Sweeps with results, in files of their own or packed."""
     folders = {path.parent.name for path in (results / "runs").glob("*/*.json")}
-    return sorted(folders | {path.stem for path in (results / FOLDER).glob("*.zip")})
+    return sorted(folders | {path.stem for path in packed_folder(results).glob("*.zip")})
 
 
 def listing(results: Path) -> int:

@@ -27,7 +27,7 @@ def main_table(name: str, results: Path) -> int:
 
     make_available(results, name)
     sweep, found = _sweep_or_bare(name), read_results(results / "runs" / name)
-    text, path = made.main_table(found, sweep.control), results / "tables" / f"{name}_main.md"
+    text, path = made.main_table(found, sweep.control, sweep.baselines[-1]), results / "tables" / f"{name}_main.md"
     write_atomic(path, text.encode())
     print(f"{text}\nwritten: {path}")
     return 0
@@ -75,7 +75,8 @@ def _break_even(found: Sequence[RunResult], sweep: Sweep, results: Path, only: s
 
 def _profiles(found: Sequence[RunResult], sweep: Sweep, results: Path) -> list[Path]:
     """The figure of whole distributions of runs."""
-    from harness.report.plots.profiles import profile_figure, save_png
+    from harness.report.plots.profiles import profile_figure
+    from harness.report.plots.save import save_png
 
     arms = group_arms(found)
     return save_png(lambda: profile_figure(arms, sweep.control), results / "figures" / sweep.name / "profiles.png")

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from harness.devtools.bench.coverage import INTERVALS
-from harness.report.plots.profiles import save_png
+from harness.report.plots.save import save_png
 
 LOOKS: dict[str, tuple[str, Any, str]] = {
     "mean": ("#202020", "-", "o"),

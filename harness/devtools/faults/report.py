@@ -8,7 +8,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -18,7 +17,8 @@ from harness.devtools.faults.outcome import OUTCOMES, summary, totals
 from harness.devtools.faults.rounds import Settings
 from harness.foundation.provenance import commit, cpu_name
 from harness.records.run_result import write_atomic
-from harness.report.plots.style import INK, STYLE
+from harness.report.plots.save import save_png
+from harness.report.plots.style import INK
 
 FILE = "faults.json"
 NAMES = {
@@ -51,11 +51,7 @@ def write(results: Path, data: Mapping[str, Any]) -> list[Path]:
     paths = [results / FILE, results / "tables" / "faults.md", results / "figures" / "faults" / "outcomes.png"]
     write_atomic(paths[0], (json.dumps(data, indent=1) + "\n").encode())
     write_atomic(paths[1], table(data).encode())
-    paths[2].parent.mkdir(parents=True, exist_ok=True)
-    part = paths[2].with_name(f".{paths[2].name}.part")
-    with mpl.rc_context(fname=STYLE):
-        figure(data).savefig(part, format="png", metadata={})
-    part.replace(paths[2])
+    save_png(lambda: figure(data), paths[2])
     return paths
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.foundation.did_you_mean import nearest
+from harness.records.paths import packed_path, runs_folder
 
 if TYPE_CHECKING:
     from harness.published.figures.drawn import Drawn
@@ -66,7 +67,7 @@ def missing(figure: PaperFigure, results: Path) -> str:
     if figure.sweep == REPLAY:
         command = "lowbit replay collect && lowbit replay evaluate"
         return "" if any((results / REPLAY).glob("*.json")) else f"no records of the replay laboratory; `{command}`"
-    is_packed = (results / "packed" / f"{figure.sweep}.zip").is_file()
-    if is_packed or any((results / "runs" / figure.sweep).glob("*.json")):
+    is_packed = packed_path(results, figure.sweep).is_file()
+    if is_packed or any(runs_folder(results, figure.sweep).glob("*.json")):
         return ""
     return f"sweep {figure.sweep} has no results; `lowbit sweep {figure.sweep}`"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from matplotlib.figure import Figure
 
 from harness.published.figures.estimates import bracketed
 from harness.records.run_result import write_atomic
+from harness.report.plots.save import image
 from harness.report.plots.style import STYLE
 
 NOTEBOOK_DPI = 110
@@ -37,12 +37,9 @@ class Drawn:
 
 
 def png(figure: Figure, dpi: int = 200) -> bytes:
-    """The image without a date: equal results give equal bytes."""
-    sink = io.BytesIO()
+    """The image without a date and a version: equal results give equal bytes."""
     with mpl.rc_context(fname=STYLE):
-        figure.savefig(sink, format="png", dpi=dpi, metadata={"Software": None})
-    figure.set_layout_engine("none")  # laid out once: a second pass would move it
-    return sink.getvalue()
+        return image(figure, dpi=dpi, metadata={"Software": None})
 
 
 def save(drawn: Drawn, folder: Path, name: str) -> list[Path]:

@@ -18,6 +18,7 @@ from harness.published.figures.estimates import Estimate, geometric, ratio
 from harness.published.figures.marks import draw_points, note
 from harness.published.figures.records import arm, known, load, value_of
 from harness.records.arms import Arm
+from harness.report.plots.colours import BLUE, REFERENCE
 from harness.report.plots.style import PRECISION_LOOKS, STYLE, legend
 
 PRECISIONS = ("int8", "fp8_block", "nvfp4", "int4")
@@ -84,7 +85,7 @@ def _figure(speeds: dict[tuple[str, str], tuple[float, Estimate, Estimate]]) -> 
         top = max(2.0, *(row[2].value for row in speeds.values()))
         for ax in (relative, reported):
             ax.set_ylim(0, top * 1.05)
-            ax.axhline(1.0, color="#707070", linewidth=0.8, zorder=1)
+            ax.axhline(1.0, color=REFERENCE, linewidth=0.8, zorder=1)
         legend(figure, {precision: PRECISION_LOOKS[precision] for precision in shown})
         note(
             figure,
@@ -96,7 +97,7 @@ def _figure(speeds: dict[tuple[str, str], tuple[float, Estimate, Estimate]]) -> 
 
 def _reported(ax: Axes) -> None:
     for count, low, high in REPORTED:
-        ax.plot([count, count], [low, high], color="#0072B2", linewidth=4, alpha=0.55, solid_capstyle="butt")
+        ax.plot([count, count], [low, high], color=BLUE, linewidth=4, alpha=0.55, solid_capstyle="butt")
     ax.set_xscale("log")
     ax.set_xlim(4e9, 6e10)
     ax.set_xticks([count for count, *_ in REPORTED], [f"{count / 1e9:.0f}B" for count, *_ in REPORTED])

@@ -17,6 +17,7 @@ from harness.published.figures.records import Found, arm, auc, known, load, over
 from harness.records.arms import Arm
 from harness.report.plots.bands import Series
 from harness.report.plots.bands import over_steps as band_over_steps
+from harness.report.plots.colours import BLUE, PINK
 from harness.report.plots.style import STYLE, Look, draw_band, legend
 
 KL, LARGEST = "mismatch/kl_k3", "mismatch/logp_absdiff_max"
@@ -27,8 +28,8 @@ SETTINGS = (
     ("bf16_tis", "bf16_tis", METHODS["bf16_tis"]),
     ("fp32_head", "fp32_head", METHODS["fp32_head"]),
     ("fp16", "fp16, both sides", METHODS["fp16"]),
-    ("naive fp16", "fp16 sampler alone", Look(colour="#CC79A7", dash=(0, (2.5, 1)), marker="X")),
-    ("naive fp32", "fp32 sampler, cached", Look(colour="#0072B2", dash="-", marker="s")),
+    ("naive fp16", "fp16 sampler alone", Look(colour=PINK, dash=(0, (2.5, 1)), marker="X")),
+    ("naive fp32", "fp32 sampler, cached", Look(colour=BLUE, dash="-", marker="s")),
     ("zero_mismatch", "zero_mismatch", METHODS["zero_mismatch"]),
 )
 """(method and, where it has several, precision; name; look)."""

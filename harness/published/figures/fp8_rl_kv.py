@@ -14,6 +14,7 @@ from harness.published.figures.estimates import Estimate, called, difference, fl
 from harness.published.figures.marks import name_rows, note
 from harness.published.figures.records import Found, arm, auc, known, load, summary
 from harness.records.arms import Arm
+from harness.report.plots.colours import BLUE, INK
 from harness.report.plots.style import STYLE, Look
 
 ROWS = (
@@ -24,7 +25,7 @@ ROWS = (
     ("fp8_rl_e2e", "fp8_block+kv8", "... and FP8 training (fp8_rl_e2e)"),
     ("jet_rl", "fp8_block", "one FP8 flow, BF16 KV (jet_rl)"),
 )
-LENGTHS = {8: Look(colour="#202020", dash="", marker="o"), 16: Look(colour="#0072B2", dash="", marker="s")}
+LENGTHS = {8: Look(colour=INK, dash="", marker="o"), 16: Look(colour=BLUE, dash="", marker="s")}
 Table = dict[tuple[str, int], Estimate]
 
 

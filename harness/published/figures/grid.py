@@ -20,25 +20,26 @@ from matplotlib.figure import Figure
 from harness.published.figures.estimates import difference, floored, geometric, ratio
 from harness.published.figures.records import auc, seeds_of, summary, value_of
 from harness.records.arms import Arm, control_of, rank
+from harness.report.plots.colours import GREY_25, INK, NOTE
 from harness.report.plots.style import STYLE
 from harness.studies.break_even.costs import emulates, timed_code
 
 SIZES = ("xs", "s", "m", "l")
-Place = tuple[str, int]
+ModelAndLength = tuple[str, int]
 """(size, length)."""
 Row = tuple[str, str]
 """(precision, method)."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cell:
+class Square:
     """A number of one arm; `is_clear` where its interval leaves out no difference."""
 
     value: float
     is_clear: bool = False
 
 
-def places_of(arms: Sequence[Arm]) -> list[Place]:
+def places_of(arms: Sequence[Arm]) -> list[ModelAndLength]:
     """Every (size, length), by length and then size; empty where the sweep does not vary both."""
     found = {place_of(arm) for arm in arms}
     if len({size for size, _ in found}) < 2 or len({n for _, n in found}) < 2:
@@ -47,7 +48,7 @@ def places_of(arms: Sequence[Arm]) -> list[Place]:
     return sorted(found, key=lambda place: (place[1], order.index(place[0])))
 
 
-def place_of(arm: Arm) -> Place:
+def place_of(arm: Arm) -> ModelAndLength:
     """Where an arm stands: model size and task length."""
     return str(arm.fields.get("model.name")), int(arm.fields.get("task.n") or 0)
 
@@ -60,12 +61,12 @@ def draw_grid(arms: Sequence[Arm], control: str) -> Figure | None:
     if not places or not rows:
         return None
 
-    def cells(measure: Callable[[Arm, Arm | None], Cell]) -> list[list[Cell]]:
+    def cells(measure: Callable[[Arm, Arm | None], Square]) -> list[list[Square]]:
         return [
             [
                 measure(arm, control_of(arm, arms, control))
                 if (arm := usual.get((place, *row)))
-                else Cell(value=math.nan)
+                else Square(value=math.nan)
                 for place in places
             ]
             for row in rows
@@ -89,7 +90,7 @@ def draw_grid(arms: Sequence[Arm], control: str) -> Figure | None:
         figure.supxlabel(
             f"Model size within n digits to sort, {_seeds(arms)} seeds. Bold: the 95 % interval leaves out 0. {why}: "
             "the first map says nothing about hardware.",
-            fontsize=6.5, color="#606060", x=0.01, ha="left",
+            fontsize=6.5, color=NOTE, x=0.01, ha="left",
         )  # fmt: skip
     return figure
 
@@ -105,34 +106,34 @@ def _order(row: Row, control: str) -> tuple[Any, ...]:
     return method != control, rank(precision), order.index(method) if method in order else len(order), method
 
 
-def _speed(arm: Arm, control: Arm | None) -> Cell:
+def _speed(arm: Arm, control: Arm | None) -> Square:
     if control is None:
-        return Cell(value=math.nan)
+        return Square(value=math.nan)
     own, other = (value_of(a, lambda run: run.tokens_per_s.get("rollout")) for a in (arm, control))
     codes = [{seeds_of(run): timed_code(run) for run in a.runs} for a in (arm, control)]
     at = {pair for pair in own if codes[0][pair] == codes[1].get(pair)}
-    return Cell(value=ratio({pair: own[pair] for pair in at}, other).value)
+    return Square(value=ratio({pair: own[pair] for pair in at}, other).value)
 
 
-def _mismatch(arm: Arm, control: Arm | None) -> Cell:
-    return Cell(value=geometric(floored(summary(arm, "k3_median"))).value)
+def _mismatch(arm: Arm, control: Arm | None) -> Square:
+    return Square(value=geometric(floored(summary(arm, "k3_median"))).value)
 
 
-def _accuracy(arm: Arm, control: Arm | None) -> Cell:
+def _accuracy(arm: Arm, control: Arm | None) -> Square:
     if control is None or control is arm:
-        return Cell(value=math.nan)
+        return Square(value=math.nan)
     found = difference(auc(arm), auc(control))
-    return Cell(value=found.value, is_clear=found.low > 0 or found.high < 0)
+    return Square(value=found.value, is_clear=found.low > 0 or found.high < 0)
 
 
-def _heat_map(ax: Axes, cells: list[list[Cell]], colours: str, norm: Any, form: str) -> None:
+def _heat_map(ax: Axes, cells: list[list[Square]], colours: str, norm: Any, form: str) -> None:
     values = np.array([[cell.value for cell in row] for row in cells])
     image = ax.imshow(np.ma.masked_invalid(values), cmap=colours, norm=norm, aspect="auto")
     for y, row in enumerate(cells):
         for x, cell in enumerate(row):
             known = math.isfinite(cell.value)
             red, green, blue, _ = tuple(image.to_rgba(np.array([cell.value]))[0]) if known else (1.0, 1.0, 1.0, 1.0)
-            ink = "white" if 0.3 * red + 0.59 * green + 0.11 * blue < 0.5 else "#202020"
+            ink = "white" if 0.3 * red + 0.59 * green + 0.11 * blue < 0.5 else INK
             text = _short(cell.value, form) if known else "·"
             weight = "bold" if cell.is_clear else "normal"
             ax.text(x, y, text, ha="center", va="center", fontsize=5.2, color=ink, fontweight=weight)
@@ -146,13 +147,13 @@ def _short(value: float, form: str) -> str:
     return form.format(value).replace("0.", ".")
 
 
-def _columns(ax: Axes, places: Sequence[Place]) -> None:
+def _columns(ax: Axes, places: Sequence[ModelAndLength]) -> None:
     """Sizes below the columns, lengths above them, a white line between lengths."""
     ax.set_xticks(range(len(places)), [size for size, _ in places])
     lengths = [n for _, n in places]
     for n in dict.fromkeys(lengths):
         first, count = lengths.index(n), lengths.count(n)
-        ax.text(first + (count - 1) / 2, -0.62, f"n={n}", ha="center", va="bottom", fontsize=6.5, color="#404040")
+        ax.text(first + (count - 1) / 2, -0.62, f"n={n}", ha="center", va="bottom", fontsize=6.5, color=GREY_25)
         ax.axvline(first - 0.5, color="white", linewidth=2)
     ax.grid(visible=False)
     ax.tick_params(length=0)

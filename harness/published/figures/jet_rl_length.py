@@ -15,6 +15,7 @@ from harness.published.figures.drawn import Drawn
 from harness.published.figures.estimates import Estimate, called, difference, floored, geometric
 from harness.published.figures.marks import METHODS, draw_points, note
 from harness.published.figures.records import arm, auc, has_results, known, load, summary
+from harness.report.plots.colours import ORANGE, REFERENCE
 from harness.report.plots.style import PRECISION_LOOKS, STYLE, Look, legend
 
 Pair = tuple[str, str]
@@ -45,7 +46,7 @@ PANELS = (
         where={"model__name": "s128", "algo__num_minibatches": 2},
     ),
 )  # fmt: skip
-HOLLOW = {"nvfp4": "#E69F00"}
+HOLLOW = {"nvfp4": ORANGE}
 LOOKS = {("naive", "fp8_block"): PRECISION_LOOKS["fp8_block"]}
 """Without a correction the format's, for there the format is what differs."""
 
@@ -114,7 +115,7 @@ def _figure(drawing: Drawing) -> Figure:
                 for ax, values in ((top, line.gaps), (bottom, line.kls)):
                     draw_points(ax, list(values), list(values.values()), look(*pair), shift)
             top.set_title(panel.title)
-            top.axhline(0.0, color="#707070", linewidth=0.8, zorder=1)
+            top.axhline(0.0, color=REFERENCE, linewidth=0.8, zorder=1)
             bottom.set_xticks(lengths, [str(n) for n in lengths])
             bottom.set_xlabel("digits to sort, n")
         every = [line for _, lines in drawing for line in lines.values()]

@@ -1,4 +1,4 @@
-"""What the paper figures draw with: looks that stay with a method, points with intervals, rows of a forest, notes."""
+"""What the paper figures draw with: looks that stay with a method, points with intervals, rows of estimates, notes."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from harness.published.figures.estimates import Estimate
-from harness.report.plots.style import FAMILIAR, INK, Look
+from harness.report.plots.colours import GREEN, GREY, INK, NOTE, ORANGE, PINK, REFERENCE, SKY
+from harness.report.plots.style import FAMILIAR, Look
 
 METHODS = FAMILIAR | {
     "bf16": Look(colour=INK, dash="-", marker="o"),
-    "fp16": Look(colour="#009E73", dash=(0, (8, 1.5)), marker="P"),
-    "fp32_head": Look(colour="#E69F00", dash=(0, (5, 1.2, 1.2, 1.2)), marker="D"),
-    "zero_mismatch": Look(colour="#808080", dash=(0, (1.2, 1.2)), marker="h"),
-    "bf16_tis": Look(colour="#56B4E9", dash=(0, (3, 1)), marker="s"),
-    "qurl": Look(colour="#009E73", dash=(0, (8, 1.5)), marker="D"),
-    "qurl_acr": Look(colour="#E69F00", dash=(0, (5, 1.2, 1.2, 1.2)), marker="^"),
-    "qurl_lr": Look(colour="#808080", dash=(0, (1.2, 1.2)), marker="v"),
-    "qerl": Look(colour="#009E73", dash="-", marker="D"),
-    "qerl_no_aqn": Look(colour="#E69F00", dash=(0, (5, 1.2, 1.2, 1.2)), marker="^"),
-    "bf16_lora": Look(colour="#56B4E9", dash=(0, (3, 1)), marker="s"),
-    "aqn_bf16": Look(colour="#CC79A7", dash=(0, (1.2, 1.2)), marker="P"),
-    "qlora": Look(colour="#808080", dash=(0, (8, 1.5)), marker="v"),
-    "jet_rl": Look(colour="#009E73", dash=(0, (8, 1.5)), marker="D"),
-    "rilq": Look(colour="#009E73", dash="-", marker="D"),
-    "qat_kd": Look(colour="#CC79A7", dash=(0, (3, 1, 1, 1)), marker="P"),
+    "fp16": Look(colour=GREEN, dash=(0, (8, 1.5)), marker="P"),
+    "fp32_head": Look(colour=ORANGE, dash=(0, (5, 1.2, 1.2, 1.2)), marker="D"),
+    "zero_mismatch": Look(colour=GREY, dash=(0, (1.2, 1.2)), marker="h"),
+    "bf16_tis": Look(colour=SKY, dash=(0, (3, 1)), marker="s"),
+    "qurl": Look(colour=GREEN, dash=(0, (8, 1.5)), marker="D"),
+    "qurl_acr": Look(colour=ORANGE, dash=(0, (5, 1.2, 1.2, 1.2)), marker="^"),
+    "qurl_lr": Look(colour=GREY, dash=(0, (1.2, 1.2)), marker="v"),
+    "qerl": Look(colour=GREEN, dash="-", marker="D"),
+    "qerl_no_aqn": Look(colour=ORANGE, dash=(0, (5, 1.2, 1.2, 1.2)), marker="^"),
+    "bf16_lora": Look(colour=SKY, dash=(0, (3, 1)), marker="s"),
+    "aqn_bf16": Look(colour=PINK, dash=(0, (1.2, 1.2)), marker="P"),
+    "qlora": Look(colour=GREY, dash=(0, (8, 1.5)), marker="v"),
+    "jet_rl": Look(colour=GREEN, dash=(0, (8, 1.5)), marker="D"),
+    "rilq": Look(colour=GREEN, dash="-", marker="D"),
+    "qat_kd": Look(colour=PINK, dash=(0, (3, 1, 1, 1)), marker="P"),
 }
 """Method -> look. Methods that share a colour share no figure."""
-NOTE = "#606060"
 
 
 def draw_points(ax: Axes, xs: Sequence[float], estimates: Sequence[Estimate], look: Look, shift: float = 0.0) -> None:
@@ -55,7 +55,7 @@ def draw_rows(ax: Axes, rows: Sequence[tuple[str, Estimate, Look]], zero: float 
 def name_rows(ax: Axes, names: Sequence[str], zero: float | None = 0.0) -> None:
     """Names of the rows from the top, and a line at `zero`."""
     if zero is not None:
-        ax.axvline(zero, color="#707070", linewidth=0.8, zorder=1)
+        ax.axvline(zero, color=REFERENCE, linewidth=0.8, zorder=1)
     ax.set_yticks(range(len(names)), names)
     ax.set_ylim(len(names) - 0.5, -0.5)
     if ax.get_xscale() == "linear":

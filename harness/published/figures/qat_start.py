@@ -14,6 +14,7 @@ from harness.published.figures.estimates import called, difference, fraction
 from harness.published.figures.marks import name_rows, note
 from harness.published.figures.records import Found, accuracy_at, arm, auc, known, load
 from harness.records.arms import Arm
+from harness.report.plots.colours import BLUE, GREY_69, INK, REFERENCE, VERMILION
 from harness.report.plots.style import STYLE, Look, legend
 
 PRECISIONS = ("int4", "int3")
@@ -28,9 +29,9 @@ ROWS = (
 )
 """(method, words); the first two start from GPTQ and train before RL, the next two do not."""
 PAIRS = (("qat_kd", "qat_kd_sft"), ("qat_kd", "qat_no_kd"), ("qat_no_kd", "qat_rtn"))
-START = Look(colour="#0072B2", dash="", marker="s")
-END = Look(colour="#D55E00", dash="", marker="o")
-GAP = Look(colour="#202020", dash="", marker="o")
+START = Look(colour=BLUE, dash="", marker="s")
+END = Look(colour=VERMILION, dash="", marker="o")
+GAP = Look(colour=INK, dash="", marker="o")
 
 
 def draw(results: Path) -> Drawn:
@@ -68,7 +69,7 @@ def _figure(panels: dict[str, dict[str, Arm]], control: Arm) -> Figure:
                 a = inside[method]
                 ends = [fraction(accuracy_at(a, "rollout", last=last)) for last in (False, True)]
                 line[0].annotate(
-                    "", (ends[1].value, y), (ends[0].value, y), arrowprops={"arrowstyle": "-", "color": "#B0B0B0"}
+                    "", (ends[1].value, y), (ends[0].value, y), arrowprops={"arrowstyle": "-", "color": GREY_69}
                 )
                 gap = difference(auc(a), auc(control))
                 for ax, e, look, shift in (
@@ -80,7 +81,7 @@ def _figure(panels: dict[str, dict[str, Arm]], control: Arm) -> Figure:
                     ax.plot(e.value, y + shift, color=look.colour, marker=look.marker, markersize=4, linestyle="")
             line[0].set_title(f"{precision}, rollout format")
             line[1].set_title(f"{precision}, reference precision")
-            line[1].axvline(0.0, color="#707070", linewidth=0.8, zorder=1)
+            line[1].axvline(0.0, color=REFERENCE, linewidth=0.8, zorder=1)
         for ax in axes.flat:
             name_rows(ax, [name for _, name in words], None)
         legend(figure, {"before RL": START, "after RL": END, "while training": GAP})

@@ -15,6 +15,7 @@ from harness.published.figures.estimates import Estimate, called, difference
 from harness.published.figures.marks import draw_points, draw_rows, note
 from harness.published.figures.records import Found, arm, arms, auc, known, load
 from harness.records.arms import Arm
+from harness.report.plots.colours import REFERENCE
 from harness.report.plots.style import COLOURS, DASHES, STYLE, Look, legend
 
 DECAYS = ("exponential", "linear", "cosine", "logarithmic")
@@ -87,7 +88,7 @@ def _figure(strengths: list[Arm], decays: list[Arm], gaps: dict[str, Estimate]) 
         right.set(title="Strength, exponential", xlabel="sigma at the start", ylabel="AUC minus no noise", xscale="log")
         right.set_xticks(xs, [f"{x:g}" for x in xs])
         right.minorticks_off()
-        right.axhline(0.0, color="#707070", linewidth=0.8, zorder=1)
+        right.axhline(0.0, color=REFERENCE, linewidth=0.8, zorder=1)
         legend(figure, {name: LOOKS[name] for name, _ in looks})
         note(
             figure,

@@ -17,6 +17,7 @@ from harness.published.figures.marks import draw_points, note
 from harness.published.figures.records import Found, arm, arms, auc, known, load, over_steps, series
 from harness.records.arms import Arm
 from harness.report.plots.bands import Series
+from harness.report.plots.colours import GREY_25, GREY_63, NOTE, REFERENCE
 from harness.report.plots.style import PRECISION_LOOKS, STYLE, Look, legend
 
 PRECISIONS = ("int8", "int4")
@@ -84,8 +85,8 @@ def _figure(panels: dict[str, dict[str, tuple[float, Arm]]], rows: Series) -> Fi
                     _control(ax, LR_SCALE + 0.06 + shift, values["lr"], look)
         left.set(title="Codes that flip per push", xlabel="UAQ scale s", ylabel="flips over those without UAQ")
         right.set(title="Accuracy during training", xlabel="UAQ scale s", ylabel="AUC minus that without UAQ")
-        right.axhline(0.0, color="#707070", linewidth=0.8, zorder=1)
-        control = Look(colour="#404040", dash="", marker="*")
+        right.axhline(0.0, color=REFERENCE, linewidth=0.8, zorder=1)
+        control = Look(colour=GREY_25, dash="", marker="*")
         legend(figure, {p: PRECISION_LOOKS[p] for p in panels} | {"learning rates x 1.5, no UAQ": control})
         note(
             figure,
@@ -100,8 +101,8 @@ def _expected(ax: Axes, share: float) -> None:
     scales = np.linspace(1.0, 2.0, 21)
     for power, style, words in ((1, "-", "s where scaled (Adam)"), (2, ":", "s² where scaled (SGD)")):
         expected = 1 + share * (scales**power - 1)
-        ax.plot(scales, expected, color="#A0A0A0", linewidth=0.8, linestyle=style)
-        ax.text(1.62, expected[13] + 0.04, words, fontsize=6.5, color="#606060", ha="right", va="bottom")
+        ax.plot(scales, expected, color=GREY_63, linewidth=0.8, linestyle=style)
+        ax.text(1.62, expected[13] + 0.04, words, fontsize=6.5, color=NOTE, ha="right", va="bottom")
 
 
 def _control(ax: Axes, x: float, estimate: Any, look: Look) -> None:

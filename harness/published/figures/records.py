@@ -13,7 +13,8 @@ from typing import Any
 
 from harness.published.figures.estimates import Pair
 from harness.records.arms import Arm, group_arms
-from harness.records.packed import FOLDER, RECORDS, SERIES
+from harness.records.packed import RECORDS, SERIES
+from harness.records.paths import packed_path, runs_folder
 from harness.records.run_result import RunResult, read_results
 from harness.report.leaderboard import score_arm
 from harness.report.plots.bands import Series, load_series, scored
@@ -46,7 +47,7 @@ def has_results(results: Path, sweep: str) -> bool:
 
 
 def _places(results: Path, sweep: str) -> tuple[Path, Path]:
-    return results / "runs" / sweep, results / FOLDER / f"{sweep}.zip"
+    return runs_folder(results, sweep), packed_path(results, sweep)
 
 
 @cache

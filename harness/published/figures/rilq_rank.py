@@ -14,6 +14,7 @@ from harness.published.figures.estimates import Estimate, called, difference, fl
 from harness.published.figures.marks import draw_points, note
 from harness.published.figures.records import Found, arm, arms, auc, known, load, summary
 from harness.records.arms import Arm
+from harness.report.plots.colours import GREY_63, REFERENCE
 from harness.report.plots.style import PRECISION_LOOKS, STYLE, legend
 
 PRECISIONS = ("int3", "int2")
@@ -77,13 +78,13 @@ def _figure(kls: dict[tuple[str, str], Estimate], gaps: dict[tuple[str, str], Es
                         draw_points(ax, [places[name]], [table[precision, name]], look, shift=shift)
         for ax in axes:
             ax.set_xticks(list(places.values()), [name.replace("_", "\n") for name in places], fontsize=6.5)
-            ax.axvline(len(ranks) - 0.2, color="#A0A0A0", linewidth=0.6)
+            ax.axvline(len(ranks) - 0.2, color=GREY_63, linewidth=0.6)
             ax.set_xlabel("rank of the adapters | other settings", fontsize=7.5)
             ax.grid(axis="x", visible=False)
         axes[0].set(title="Mismatch", ylabel="median k3, nats per token", yscale="log")
         axes[0].minorticks_off()
         axes[1].set(title="Accuracy while training", ylabel="AUC minus that of bf16")
-        axes[1].axhline(0.0, color="#707070", linewidth=0.8, zorder=1)
+        axes[1].axhline(0.0, color=REFERENCE, linewidth=0.8, zorder=1)
         legend(figure, {precision: PRECISION_LOOKS[precision] for precision in PRECISIONS})
         note(
             figure,

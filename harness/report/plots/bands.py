@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from harness.records.arms import Arm
 from harness.records.run_result import RunResult, read_series
-from harness.report.leaderboard import SCORED
+from harness.records.statuses import FINISHED
 
 Floats = NDArray[np.float64]
 Series = Mapping[str, Mapping[str, Sequence[Any]]]
@@ -98,7 +98,7 @@ def over_profile(arm: Arm, series: Series, group: str, axis: str, column: str) -
 
 def scored(arm: Arm) -> list[RunResult]:
     """The runs that count."""
-    return [run for run in arm.runs if run.status in SCORED]
+    return [run for run in arm.runs if run.status in FINISHED]
 
 
 def _running_mean(values: Floats, window: int) -> Floats:

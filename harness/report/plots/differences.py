@@ -15,9 +15,10 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from harness.records.arms import Arm, label
+from harness.report.plots.colours import BLUE, GREEN, INK, REFERENCE, STRIPE, VERMILION
 from harness.report.plots.style import style_name
 
-CONTEXTS = (("#202020", "o", "full"), ("#0072B2", "s", "none"), ("#D55E00", "D", "full"), ("#009E73", "^", "none"))
+CONTEXTS = ((INK, "o", "full"), (BLUE, "s", "none"), (VERMILION, "D", "full"), (GREEN, "^", "none"))
 """(colour, marker, fill) of the contexts in order."""
 FADED = 0.4
 """Opacity of what the verdict does not call."""
@@ -48,7 +49,7 @@ def differences(arms: Sequence[Arm], board: dict[str, Any], control: str) -> Fig
         Line2D([], [], color=colour, marker=marker, fillstyle=fill, linewidth=1.0, markersize=3.6, label=name or "all")  # pyright: ignore[reportArgumentType]
         for name, (colour, marker, fill) in zip(contexts, CONTEXTS, strict=False)
     ]
-    faded = Line2D([], [], color="#202020", alpha=FADED, marker="o", linewidth=1.0, markersize=3.6, label="cannot tell")
+    faded = Line2D([], [], color=INK, alpha=FADED, marker="o", linewidth=1.0, markersize=3.6, label="cannot tell")
     figure.legend(handles=[*handles, faded], loc="outside upper center", ncols=len(handles) + 1)
     return figure
 
@@ -83,8 +84,8 @@ def _draw(ax: Axes, rows: Rows, found: dict[tuple[str, str], dict[str, Any]], co
     for index, precision in enumerate(dict.fromkeys(names)):
         first, count = names.index(precision), names.count(precision)
         if index % 2 == 0:
-            ax.axhspan(first - 0.5, first + count - 0.5, color="#F3F3F3", zorder=0, linewidth=0)
-    ax.axvline(0.0, color="#707070", linewidth=0.8, zorder=1)
+            ax.axhspan(first - 0.5, first + count - 0.5, color=STRIPE, zorder=0, linewidth=0)
+    ax.axvline(0.0, color=REFERENCE, linewidth=0.8, zorder=1)
     ax.set_yticks(range(len(rows)), [f"{precision}  {name}" for precision, name in rows], fontsize=6.5)
     ax.set_ylim(len(rows) - 0.5, -0.5)
     ax.set_xlim(-1.0, 0.3)

@@ -9,12 +9,10 @@ shows that one run in three collapsed. A line is a method and variant at one pre
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
@@ -24,17 +22,19 @@ from matplotlib.lines import Line2D
 from harness.records import stats
 from harness.records.arms import Arm, control_of, label
 from harness.records.stats import Floats
+from harness.records.sweep_file import BASELINES
 from harness.report.leaderboard import score_arm
-from harness.report.plots.style import INK, style_name
+from harness.report.plots.colours import BLUE, GREEN, GREY, INK, ORANGE, PINK, SKY, VERMILION
+from harness.report.plots.style import style_name
 
-STYLE = Path(__file__).with_name("plot_style.mplstyle")
 TAUS = np.linspace(0, 1, 201)
-BASELINE = "naive"
+BASELINE = BASELINES[-1]
+"""Drawn in every panel besides the control."""
 MAX_LINES = 7
 """Lines of a panel: control and baseline, then the best; a grey print tells no more apart."""
 LOOKS: tuple[tuple[str, Any], ...] = (
-    ("#0072B2", "-"), ("#009E73", (0, (5, 1.5))), ("#CC79A7", (0, (1.2, 1.2))), ("#E69F00", (0, (5, 1.2, 1.2, 1.2))),
-    ("#56B4E9", (0, (8, 1.5))), ("#808080", (0, (3, 1, 1, 1, 1, 1))),
+    (BLUE, "-"), (GREEN, (0, (5, 1.5))), (PINK, (0, (1.2, 1.2))), (ORANGE, (0, (5, 1.2, 1.2, 1.2))),
+    (SKY, (0, (8, 1.5))), (GREY, (0, (3, 1, 1, 1, 1, 1))),
 )  # fmt: skip
 """(colour, dash) of the lines beyond control and baseline."""
 
@@ -104,19 +104,6 @@ def improvements(arms: Sequence[Arm], control: str) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def save_png(draw: Callable[[], Figure | None], path: Path) -> list[Path]:
-    """Draw in the house style and write whole; nothing where there is nothing to draw. Equal data give equal files."""
-    with mpl.rc_context(fname=STYLE):
-        figure = draw()
-        if figure is None:
-            return []
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f".{path.name}.part")  # a full disk must not leave half a figure
-        figure.savefig(temporary, format="png", metadata={})
-        temporary.replace(path)
-    return [path]
-
-
 def profile_figure(arms: Sequence[Arm], control: str = "bf16") -> Figure | None:
     """A panel per precision with its best lines, the control and the baseline; None without two scored arms."""
     contexts = list(dict.fromkeys(label(arm.context) for arm in arms))
@@ -161,7 +148,7 @@ def _panel(
         (name, inside[name], *look) for name, look in zip(ranked[:room], LOOKS, strict=False)
     ]
     if BASELINE in inside:
-        shown.insert(0, (BASELINE, inside[BASELINE], "#D55E00", "-"))
+        shown.insert(0, (BASELINE, inside[BASELINE], VERMILION, "-"))
     if reference is not None:
         shown.insert(0, (*reference, INK, "-"))
     for index, (_, strata, colour, dash) in enumerate(shown):

@@ -23,11 +23,12 @@ from matplotlib.textpath import TextPath
 from matplotlib.ticker import MaxNLocator
 
 from harness.records.arms import Arm
+from harness.records.sweep_file import BASELINES
 from harness.report.plots.bands import Band
+from harness.report.plots.colours import BLUE, GREEN, GREY, INK, ORANGE, PINK, SKY, VERMILION
 
 STYLE = Path(__file__).with_name("plot_style.mplstyle")
-INK = "#202020"
-COLOURS = ("#009E73", "#E69F00", "#56B4E9", "#808080", "#CC79A7", "#0072B2")
+COLOURS = (GREEN, ORANGE, SKY, GREY, PINK, BLUE)
 """Okabe and Ito's palette, less black (the control), vermilion (no correction) and yellow (too pale), with a grey."""
 DASHES: tuple[Any, ...] = ((0, (1.2, 1.2)), (0, (5, 1.2, 1.2, 1.2)), (0, (8, 1.5)), (0, (3, 1, 1, 1, 1, 1)))
 MARKERS = "^Dv<>Ph"
@@ -44,22 +45,22 @@ class Look:
 
 Looks = dict[str, Look]
 FAMILIAR = {
-    "naive": Look(colour="#D55E00", dash=(0, (5, 1.5)), marker="X"),
-    "flashrl": Look(colour="#0072B2", dash="-", marker="s"),
-    "naive bypass_ppo": Look(colour="#CC79A7", dash=(0, (2.5, 1)), marker="P"),
+    BASELINES[-1]: Look(colour=VERMILION, dash=(0, (5, 1.5)), marker="X"),
+    BASELINES[0]: Look(colour=BLUE, dash="-", marker="s"),
+    f"{BASELINES[-1]} bypass_ppo": Look(colour=PINK, dash=(0, (2.5, 1)), marker="P"),
 }
 """Looks that are the same in the figures of every sweep."""
 
 PRECISION_LOOKS = {
     "bf16": Look(colour=INK, dash="-", marker="o"),
-    "fp32": Look(colour="#808080", dash=(0, (1.2, 1.2)), marker="h"),
-    "fp16": Look(colour="#009E73", dash=(0, (8, 1.5)), marker="P"),
-    "int8": Look(colour="#0072B2", dash="-", marker="s"),
-    "fp8_block": Look(colour="#56B4E9", dash=(0, (5, 1.2, 1.2, 1.2)), marker="D"),
-    "nvfp4": Look(colour="#E69F00", dash=(0, (3, 1)), marker="v"),
-    "int4": Look(colour="#D55E00", dash=(0, (5, 1.5)), marker="X"),
-    "int3": Look(colour="#CC79A7", dash=(0, (1.2, 1.2)), marker="^"),
-    "int2": Look(colour="#808080", dash=(0, (3, 1, 1, 1)), marker="<"),
+    "fp32": Look(colour=GREY, dash=(0, (1.2, 1.2)), marker="h"),
+    "fp16": Look(colour=GREEN, dash=(0, (8, 1.5)), marker="P"),
+    "int8": Look(colour=BLUE, dash="-", marker="s"),
+    "fp8_block": Look(colour=SKY, dash=(0, (5, 1.2, 1.2, 1.2)), marker="D"),
+    "nvfp4": Look(colour=ORANGE, dash=(0, (3, 1)), marker="v"),
+    "int4": Look(colour=VERMILION, dash=(0, (5, 1.5)), marker="X"),
+    "int3": Look(colour=PINK, dash=(0, (1.2, 1.2)), marker="^"),
+    "int2": Look(colour=GREY, dash=(0, (3, 1, 1, 1)), marker="<"),
 }
 """Looks of the formats where a line is a precision and the method is the same."""
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.records.run_result import RunResult
-from harness.report.leaderboard import SCORED
+from harness.records.statuses import FINISHED
 
 STAGES = {"generate": ("generate",), "sync": ("sync",), "rest": ("reward", "sleep", "old_logp", "update", "other")}
 """Stage of the law -> stages of the record that it adds up."""
@@ -39,7 +39,7 @@ def step_cost(run: RunResult) -> StepCost | None:
     algo = run.config.get("algo", {})
     samples = run.num_steps * (algo.get("num_prompts") or 0) * (algo.get("group_size") or 0)
     generate = time.get("generate")
-    if run.status not in SCORED or not (samples and generate and rate and size):
+    if run.status not in FINISHED or not (samples and generate and rate and size):
         return None
     seconds = {name: sum(time.get(s) or 0.0 for s in stages) / run.num_steps for name, stages in STAGES.items()}
     return StepCost(size=size, length=rate * generate / samples, seconds=seconds, code=timed_code(run))

@@ -13,7 +13,8 @@ from matplotlib.colors import TwoSlopeNorm
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from harness.report.plots.profiles import BASELINE, save_png
+from harness.report.plots.profiles import BASELINE
+from harness.report.plots.save import save_png
 from harness.report.plots.style import INK
 from harness.studies.break_even.laws import LENGTH_REACH, SIZE_REACH
 

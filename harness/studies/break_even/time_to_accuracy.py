@@ -11,7 +11,7 @@ import numpy as np
 from harness.records.arms import Arm
 from harness.records.run_result import RunResult
 from harness.records.stats import Floats
-from harness.report.leaderboard import SCORED
+from harness.records.statuses import FINISHED
 
 GAIN = 0.9
 """The target: this share of what the control gains from its start to its end."""
@@ -36,7 +36,7 @@ class Race:
 
 def race(arm: Arm, control: Arm, rng: np.random.Generator, draws: int = 1000) -> Race | None:
     """None where the control has no learning curve or does not gain. The interval resamples runs of both arms."""
-    curves, others = ([curve(run) for run in a.runs if run.status in SCORED] for a in (arm, control))
+    curves, others = ([curve(run) for run in a.runs if run.status in FINISHED] for a in (arm, control))
     curves, others = [c for c in curves if len(c) > 1], [c for c in others if len(c) > 1]
     if not curves or not others:
         return None

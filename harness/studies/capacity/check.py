@@ -13,6 +13,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from harness.records.paths import bench_folder
 from harness.studies.capacity.memory import DEVICE_GIB, engine_bytes, update_parts
 from harness.studies.capacity.place import Work, place
 from harness.studies.capacity.seconds import Links, decode_s, prefill_s, step
@@ -67,7 +68,7 @@ def engine_rows(records: Mapping[str, Mapping[str, Any]]) -> list[Row]:
 
 def generation_rows(results: Path, found: Measured, sweep: Sweep) -> Iterator[Row]:
     """Whole generations of bare vLLM against the integral of the map."""
-    path = results / "bench" / "vllm_overhead_7b.json"
+    path = bench_folder(results) / "vllm_overhead_7b.json"
     for part in read_json(path)["parts"] if path.is_file() else []:
         for cell in part["cells"]:
             batch, new = cell["batch"], cell["new_tokens"]
@@ -92,7 +93,7 @@ def _generation(found: Measured, stem: str, batch: int, prompt: int, new: int, s
 
 def update_rows(results: Path, found: Measured) -> Iterator[Row]:
     """Updates of the local trainer on a GPU, of padded micro-batches."""
-    for path in sorted((results / "bench").glob("long_sequences_*.json")):
+    for path in sorted(bench_folder(results).glob("long_sequences_*.json")):
         record = read_json(path)
         for row in record["rows"]:
             if row["option"] in UPDATES and "peak_gib" in row:
@@ -114,7 +115,7 @@ def _update(found: Measured, size: str, row: Mapping[str, Any]) -> Iterator[Row]
 
 def verl_rows(results: Path, found: Measured) -> Iterator[Row]:
     """Whole steps under verl: memory of a trainer's rank at its peak, and the stages that the plan has too."""
-    for path in sorted((results / "bench").glob("verl_scaling_*.json")):
+    for path in sorted(bench_folder(results).glob("verl_scaling_*.json")):
         record = read_json(path)
         for row in record["summary"]:
             yield from _verl(found, record["settings"], row)

@@ -14,35 +14,35 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter
 
-from harness.report.plots.profiles import save_png
-from harness.report.plots.style import INK
+from harness.report.plots.colours import BLUE, GREEN, INK, ORANGE, PINK, SKY, VERMILION
+from harness.report.plots.save import save_png
 from harness.studies.capacity.memory import USABLE_GIB
 
 if TYPE_CHECKING:
-    from harness.studies.capacity.report import Cell
+    from harness.studies.capacity.report import PlanRow
 
 SHOWN = {"bf16": "-", "one FP8 flow": (0, (3, 1.5))}
 """Arm -> dash, above."""
 LENGTH = 4096
 """Of the bars; the longest below it where it is not among the plan's."""
 BARS = {
-    "masters and moments": ("#0072B2", ("masters and moments",)),
-    "engine": ("#56B4E9", ("engine weights", "engine overhead", "push")),
-    "gradients, gathered weights": ("#E69F00", ("gradients", "gathered or cast weights")),
-    "activations": ("#009E73", ("activations",)),
-    "logits": ("#CC79A7", ("logits",)),
+    "masters and moments": (BLUE, ("masters and moments",)),
+    "engine": (SKY, ("engine weights", "engine overhead", "push")),
+    "gradients, gathered weights": (ORANGE, ("gradients", "gathered or cast weights")),
+    "activations": (GREEN, ("activations",)),
+    "logits": (PINK, ("logits",)),
 }
 """Word -> (colour, parts), from below."""
 TOP = 1.45
 """Height of the lower panels, in limits; what is higher is cut, with its number on it."""
 
 
-def draw(cells: Sequence[Cell], path: Path) -> list[Path]:
+def draw(cells: Sequence[PlanRow], path: Path) -> list[Path]:
     """Cells that do not fit, or were not timed, have no seconds; their memory is drawn."""
     return save_png(lambda: _figure(cells), path)
 
 
-def _figure(cells: Sequence[Cell]) -> Figure:
+def _figure(cells: Sequence[PlanRow]) -> Figure:
     gpus = list(dict.fromkeys(cell.place.gpus for cell in cells))
     sizes = list(dict.fromkeys(cell.work.size for cell in cells))
     lengths = sorted({cell.work.length for cell in cells})
@@ -67,7 +67,7 @@ def _colours(count: int) -> list[Any]:
     return [mpl.colormaps["viridis"](0.92 * (1 - i / max(1, count - 1))) for i in range(count)]
 
 
-def _seconds(ax: Axes, cells: Sequence[Cell], colour: Any) -> None:
+def _seconds(ax: Axes, cells: Sequence[PlanRow], colour: Any) -> None:
     for arm, dash in SHOWN.items():
         known = sorted((c.work.length, c.step.total, c.step.is_host_bound)
                        for c in cells if c.work.arm == arm and c.step is not None)  # fmt: skip
@@ -77,7 +77,7 @@ def _seconds(ax: Axes, cells: Sequence[Cell], colour: Any) -> None:
             ax.plot([length], [seconds], "o", color=colour, markerfacecolor=face, clip_on=False)
 
 
-def _memory(ax: Axes, cells: Sequence[Cell]) -> None:
+def _memory(ax: Axes, cells: Sequence[PlanRow]) -> None:
     """Two bars per size: sampling, then the update."""
     for i, cell in enumerate(cells):
         for x, parts in ((i - 0.2, cell.place.sampling), (i + 0.2, cell.place.update)):
@@ -89,7 +89,7 @@ def _memory(ax: Axes, cells: Sequence[Cell]) -> None:
             if below > TOP * USABLE_GIB:
                 ax.text(x, 0.96 * TOP * USABLE_GIB, f"{below:.0f}", rotation=90, ha="center", va="top", fontsize=6.5,
                         color=INK, bbox={"facecolor": "white", "linewidth": 0, "pad": 0.8})  # fmt: skip
-    ax.axhline(USABLE_GIB, color="#D55E00", linewidth=1.0)
+    ax.axhline(USABLE_GIB, color=VERMILION, linewidth=1.0)
     ax.set_ylim(0, TOP * USABLE_GIB)
     ax.set_xticks(range(len(cells)), labels=[cell.work.size for cell in cells])
     ax.grid(visible=False, axis="x")
@@ -114,6 +114,6 @@ def _legend(figure: Figure, colours: dict[str, Any], shown: int) -> None:
     figure.legend(handles=above, loc="outside upper center", ncols=5)
     below: list[Any] = [Patch(color=colour, label=words) for words, (colour, _) in BARS.items()]
     below.append(
-        Line2D([], [], color="#D55E00", label=f"limit (bars at {shown} tokens: sampling without cache, update)")
+        Line2D([], [], color=VERMILION, label=f"limit (bars at {shown} tokens: sampling without cache, update)")
     )
     figure.legend(handles=below, loc="outside lower center", ncols=2)

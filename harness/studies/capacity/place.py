@@ -66,7 +66,7 @@ class Work:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class GpuSplit:
     """How a step lies on GPUs."""
 
     gpus: int
@@ -120,12 +120,12 @@ def check_gpus(gpus: int) -> int:
     return gpus
 
 
-def place(work: Work, gpus: int) -> Place:
+def place(work: Work, gpus: int) -> GpuSplit:
     """The first choice that fits, the thriftiest where none does."""
     check_gpus(gpus)
     ways, fits, sampling = _engine(work, gpus)
     rows, is_checkpointed, update = _trainer(work, gpus)
-    return Place(
+    return GpuSplit(
         gpus=gpus, ways=ways, share=math.ceil(work.batch * ways / gpus), at_once=fits, rows=rows,
         is_checkpointed=is_checkpointed, sampling=sampling, update=update,
     )  # fmt: skip

@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.engines.vllm.memory import num_parameters
+from harness.records.paths import figures_folder, tables_folder
 from harness.records.run_result import write_atomic
 from harness.studies.capacity import check
 from harness.studies.capacity.memory import USABLE_GIB
-from harness.studies.capacity.place import ARMS, Place, Work, check_gpus, place, remedy, works
-from harness.studies.capacity.seconds import Links, Step, step
+from harness.studies.capacity.place import ARMS, GpuSplit, Work, check_gpus, place, remedy, works
+from harness.studies.capacity.seconds import Links, StepTime, step
 from harness.studies.stage_rates import RATES, Measured, read_measured
 from harness.studies.throughput.plan import read_sweep
 from harness.studies.throughput.shapes import shape_of
@@ -44,12 +45,12 @@ peak of the update and what sampling takes beside the cache, GiB a GPU; the shar
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cell:
+class PlanRow:
     """One answer."""
 
     work: Work
-    place: Place
-    step: Step | None
+    place: GpuSplit
+    step: StepTime | None
     """None where it does not fit or was not timed."""
     remedy: int | None
     """GPUs that would do, where it does not fit."""
@@ -67,14 +68,14 @@ class Cell:
         return " ".join([f"{mark}{self.step.total:.{1 if self.step.total < 100 else 0}f}", *marks])
 
 
-def cells_of(found: Measured, wanted: Sequence[Work], gpus: Sequence[int], links: Links) -> list[Cell]:
+def cells_of(found: Measured, wanted: Sequence[Work], gpus: Sequence[int], links: Links) -> list[PlanRow]:
     """Every work on every number of GPUs."""
-    cells: list[Cell] = []
+    cells: list[PlanRow] = []
     for work in wanted:
         for n in gpus:
             at = place(work, n)
             cells.append(
-                Cell(
+                PlanRow(
                     work=work, place=at, step=step(found, work, at, links),
                     remedy=remedy(work, n) if at.reason else None,
                 )
@@ -82,7 +83,7 @@ def cells_of(found: Measured, wanted: Sequence[Work], gpus: Sequence[int], links
     return cells
 
 
-def section(cells: Sequence[Cell], gpus: int) -> list[str]:
+def section(cells: Sequence[PlanRow], gpus: int) -> list[str]:
     """The table of one number of GPUs."""
     by_key = {(c.work.size, c.work.length, c.work.arm): c for c in cells if c.place.gpus == gpus}
     title = "## 1 GPU (estimated)" if gpus == 1 else f"## {gpus} GPUs (assumed)"
@@ -103,7 +104,7 @@ def section(cells: Sequence[Cell], gpus: int) -> list[str]:
     return [*lines, ""]
 
 
-def rows_of(cells: Sequence[Cell]) -> list[dict[str, object]]:
+def rows_of(cells: Sequence[PlanRow]) -> list[dict[str, object]]:
     """Every part of every cell."""
     rows: list[dict[str, object]] = []
     for cell in cells:
@@ -148,11 +149,11 @@ def write(
         nvlink=links.nvlink, network=links.network, host=links.host, reduce=links.all_reduce_us, name=NAME,
     )  # fmt: skip
     lines = [head, *(line for n in gpus for line in section(cells, n)), *check.section(results, found, plan)]
-    page, table = results / "tables" / f"{NAME}.md", results / "tables" / f"{NAME}.csv"
+    page, table = (tables_folder(results) / f"{NAME}.{kind}" for kind in ("md", "csv"))
     write_atomic(page, "\n".join(lines).encode())
     rows, text = rows_of(cells), io.StringIO()
     writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
     write_atomic(table, text.getvalue().encode())
-    return [page, table, *draw(cells, results / "figures" / f"{NAME}.png")]
+    return [page, table, *draw(cells, figures_folder(results) / f"{NAME}.png")]

@@ -24,7 +24,7 @@ import numpy as np
 
 from harness.engines.vllm.memory import num_parameters
 from harness.studies.capacity.memory import GRADIENT_BYTES, WEIGHT_BYTES, engine_bytes
-from harness.studies.capacity.place import NODE, Place, Work
+from harness.studies.capacity.place import NODE, GpuSplit, Work
 from harness.studies.stage_rates import Measured, adam_s, operations, push_s, training_s
 from harness.studies.throughput.cost import generation_s
 from harness.studies.throughput.shapes import shape_of
@@ -51,7 +51,7 @@ class Links:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Step:
+class StepTime:
     """What a step takes."""
 
     seconds: Mapping[str, float]
@@ -98,7 +98,7 @@ def collective_s(links: Links, gpus: int, num_bytes: float) -> float:
     return max(inside, num_bytes * (nodes - 1) / nodes / (1e9 * links.network))
 
 
-def step(found: Measured, work: Work, at: Place, links: Links) -> Step | None:
+def step(found: Measured, work: Work, at: GpuSplit, links: Links) -> StepTime | None:
     """The stages of a step; None where it does not fit or its engine was not timed so far."""
     record = found.records.get(f"{work.size}-{work.precision}", {})
     most = min(at.share, at.at_once, most_measured(record, work.prompt, work.length))
@@ -116,7 +116,7 @@ def step(found: Measured, work: Work, at: Place, links: Links) -> Step | None:
     again = config.num_layers * operations(config, work.row)[0] * found.layer_s[work.arithmetic][0]
     learn += again if at.is_checkpointed else 0.0
     used = {(n, length) for n in decoded[1] for length in _lengths(record) if length <= max(work.length, 512)}
-    return Step(
+    return StepTime(
         seconds={
             "generate": (read + rounds * decoded[0]) / at.ways + rounds * reduces,
             "push": push_s(found, work.size, work.precision),
@@ -129,7 +129,7 @@ def step(found: Measured, work: Work, at: Place, links: Links) -> Step | None:
     )  # fmt: skip
 
 
-def communicate_s(work: Work, at: Place, links: Links) -> float:
+def communicate_s(work: Work, at: GpuSplit, links: Links) -> float:
     """FSDP's collectives of a step, and the weights that a push makes whole."""
     if at.gpus == 1:
         return 0.0

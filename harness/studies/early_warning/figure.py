@@ -11,14 +11,13 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from harness.records.stats import Floats
-from harness.report.plots.profiles import save_png
-from harness.report.plots.style import INK
+from harness.report.plots.colours import BLUE, GREY_56, INK, REFERENCE, VERMILION
+from harness.report.plots.save import save_png
 from harness.studies.early_warning.alarms import REWARD_DROP, SIGNALS, Trace
 from harness.studies.early_warning.scores import SLOW, Score
 
 BEFORE, AFTER = 30, 10
 """Steps around the onset."""
-BLUE, RED, GREY = "#0072B2", "#D55E00", "#909090"
 
 
 def draw(runs: Sequence[Trace], scores: Sequence[Score], folder: Path) -> list[Path]:
@@ -36,15 +35,15 @@ def _signals(scores: Sequence[Score]) -> Figure:
     for ax, name, title in ((axes[0], "recall", "warned of"), (axes[1], "lead", "lead, steps"),
                             (axes[2], "gain", "gain on reward, steps")):  # fmt: skip
         for y, s in enumerate(scores):
-            colour = RED if s.name == REWARD_DROP else INK if name != "gain" or s.gain_low > 0 else GREY
+            colour = VERMILION if s.name == REWARD_DROP else INK if name != "gain" or s.gain_low > 0 else GREY_56
             low, high = getattr(s, f"{name}_low"), getattr(s, f"{name}_high")
             ax.plot([low, high], [y, y], color=colour, linewidth=1.0, solid_capstyle="butt")
             ax.plot(getattr(s, name), y, "o", color=colour, markersize=3.4)
         ax.set_title(title)
     axes[0].set_xlim(-0.02, 1.02)
-    axes[2].axvline(0, color="#707070", linewidth=0.8)
+    axes[2].axvline(0, color=REFERENCE, linewidth=0.8)
     for y, s in enumerate(scores):
-        axes[0].plot(s.false_alarms, y, "|", color=RED, markersize=6)
+        axes[0].plot(s.false_alarms, y, "|", color=VERMILION, markersize=6)
         axes[3].plot(s.hidden, y, "D", color=BLUE, markersize=3.2)
     axes[3].set_title("hidden losses")
     axes[3].set_xlim(-0.02, 1.02)
@@ -57,7 +56,7 @@ def _signals(scores: Sequence[Score]) -> Figure:
         Line2D(
             [], [], color=INK, marker="o", markersize=3.4, linewidth=1.0, label=f"collapses from step {SLOW} on, 95 %"
         ),
-        Line2D([], [], color=RED, marker="|", linestyle="", markersize=6, label="healthy runs that alarm"),
+        Line2D([], [], color=VERMILION, marker="|", linestyle="", markersize=6, label="healthy runs that alarm"),
         Line2D([], [], color=BLUE, marker="D", linestyle="", markersize=3.2, label="alarmed at any step"),
     ]
     figure.legend(handles=handles, loc="outside upper center", ncols=3)
@@ -82,8 +81,8 @@ def _onset(runs: Sequence[Trace]) -> Figure:
         low, middle, high = np.nanquantile(values[:, shown], [0.25, 0.5, 0.75], axis=0)
         ax.fill_between(at[shown], low, high, color=BLUE, alpha=0.2, linewidth=0)
         ax.plot(at[shown], middle, color=BLUE)
-        ax.axhline(0, color="#707070", linewidth=0.8, linestyle="--")
-        ax.axvline(0, color=RED, linewidth=0.9)
+        ax.axhline(0, color=REFERENCE, linewidth=0.8, linestyle="--")
+        ax.axvline(0, color=VERMILION, linewidth=0.9)
         ax.set_title(name.removesuffix(" (level)").removesuffix(" up"))
     for ax in axes.flat[len(names) :]:
         ax.set_axis_off()

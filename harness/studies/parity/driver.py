@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 from contextlib import suppress
 from pathlib import Path
@@ -15,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from harness.foundation.own_process import code_path, module_command
 from harness.foundation.process_log import last_words, tail
-from harness.foundation.provenance import ROOT
 from harness.studies.parity.statistics import compare
 from harness.studies.parity.worker import Job
 
@@ -30,11 +29,10 @@ def run(job: Job) -> dict[str, Any]:
         folder = Path(name)
         job = dataclasses.replace(job, out=str(folder / "answer.json"))
         (folder / "job.json").write_text(json.dumps(dataclasses.asdict(job)), encoding="utf-8")
-        path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
         with (folder / "log").open("wb") as log:
             child = subprocess.Popen(
-                [sys.executable, "-m", "harness.studies.parity.worker", str(folder / "job.json")], stdout=log,
-                stderr=subprocess.STDOUT, env=os.environ | {"PYTHONPATH": path}, start_new_session=True,
+                module_command("harness.studies.parity.worker", str(folder / "job.json")), stdout=log,
+                stderr=subprocess.STDOUT, env=os.environ | code_path(), start_new_session=True,
             )  # fmt: skip
             try:
                 child.wait(LIMIT_S)

@@ -6,28 +6,24 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from harness.report.plots.style import STYLE
+from harness.report.plots.colours import BLUE, GREY, VERMILION
+from harness.report.plots.save import save_png
 from harness.studies.parity.record import FORMATS, Record
 from harness.studies.parity.statistics import LEVELS, PAIRS, key
 
-COLOURS = {"vllm-embedded": "#0072B2", "vllm-fp32": "#D55E00", "embedded-fp32": "#808080"}
+COLOURS = {"vllm-embedded": BLUE, "vllm-fp32": VERMILION, "embedded-fp32": GREY}
 NAMES = {"vllm-embedded": "vLLM - embedded", "vllm-fp32": "vLLM - float32", "embedded-fp32": "embedded - float32"}
 FLOOR = 1e-6
 """Nats drawn as zero: below the last bit of a float32 log-prob near 10."""
 
 
 def draw(records: Mapping[str, Record], path: Path) -> None:
-    """Write the figure, one panel per device; without a date, so that equal records give equal files."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.part")
-    with mpl.rc_context(fname=STYLE):
-        panels(records).savefig(temporary, format="png", metadata={})
-    temporary.replace(path)
+    """Write the figure, one panel per device."""
+    save_png(lambda: panels(records), path)
 
 
 def panels(records: Mapping[str, Record]) -> Figure:

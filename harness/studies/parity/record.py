@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.foundation.did_you_mean import nearest
+from harness.records.paths import parity_folder
 from harness.records.run_result import write_atomic
 
 Record = dict[str, Any]
@@ -40,13 +41,13 @@ def chosen(names: tuple[str, ...]) -> list[str]:
 
 def path_of(results: Path, device: str) -> Path:
     """Where the record of a device is."""
-    return results / "parity" / f"{device}.json"
+    return parity_folder(results) / f"{device}.json"
 
 
 def read(results: Path) -> dict[str, Record]:
     """The records of every device, by device. Raises ValueError for a damaged file."""
     found: dict[str, Record] = {}
-    for path in sorted((results / "parity").glob("*.json")):
+    for path in sorted(parity_folder(results).glob("*.json")):
         try:
             found[path.stem] = json.loads(path.read_text(encoding="utf-8"))
         except ValueError as error:

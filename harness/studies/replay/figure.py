@@ -14,22 +14,36 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from harness.report.figures import STYLE
-from harness.report.plots.style import INK
+from harness.report.plots.colours import (
+    BLUE,
+    GREEN,
+    GREY_63,
+    GREY_69,
+    GREY_89,
+    GREY_93,
+    GREY_97,
+    INK,
+    ORANGE,
+    PINK,
+    REFERENCE,
+    SKY,
+    VERMILION,
+)
+from harness.report.plots.save import save
+from harness.report.plots.style import STYLE
 from harness.studies.replay.store import CONTROL
 
 Row = dict[str, Any]
 FAMILIES = (
     ("none", "none", INK, "o"),
-    ("none bypass_ppo", "none, sampler as old policy", "#CC79A7", "P"),
-    ("bf16_tis", "token TIS, cap 2", "#0072B2", "s"),
-    ("icepop", "IcePop, token band", "#56B4E9", "D"),
-    ("verl_decoupled_seq_is", "sequence TIS, cap 2", "#E69F00", "^"),
-    ("mis", "MIS, sequences above 3 dropped", "#D55E00", "v"),
-    ("sequence IS, no cap", "sequence ratio, no cap", "#009E73", "X"),
+    ("none bypass_ppo", "none, sampler as old policy", PINK, "P"),
+    ("bf16_tis", "token TIS, cap 2", BLUE, "s"),
+    ("icepop", "IcePop, token band", SKY, "D"),
+    ("verl_decoupled_seq_is", "sequence TIS, cap 2", ORANGE, "^"),
+    ("mis", "MIS, sequences above 3 dropped", VERMILION, "v"),
+    ("sequence IS, no cap", "sequence ratio, no cap", GREEN, "X"),
 )
 """(arm, name, colour, marker): the kinds of rule that stand out; every other arm is a small grey mark."""
-GREY = "#B0B0B0"
 MEASURES = (
     ("bias", "bias over exact step", True),
     ("cosine", "cosine with exact step", False),
@@ -46,17 +60,11 @@ LIMITS = {"bias": (LOWEST_BIAS * 0.8, 3.0), "cosine": (-0.15, 1.08), "variance_r
 
 def draw(records: Sequence[dict[str, Any]], folder: Path) -> list[Path]:
     """One figure per age of the batches, `age<k>.png`."""
-    folder.mkdir(parents=True, exist_ok=True)
-    ages = sorted({record["age"] for record in records})
-    paths: list[Path] = []
     with mpl.rc_context(fname=STYLE):
-        for age in ages:
-            path = folder / f"age{age}.png"
-            temporary = path.with_name(f".{path.name}.part")  # a full disk must not leave half a figure
-            panels([record for record in records if record["age"] == age]).savefig(temporary, format="png", metadata={})
-            temporary.replace(path)
-            paths.append(path)
-    return paths
+        return [
+            save(panels([record for record in records if record["age"] == age]), folder / f"age{age}.png")
+            for age in sorted({record["age"] for record in records})
+        ]
 
 
 def panels(records: Sequence[dict[str, Any]]) -> Figure:
@@ -79,8 +87,8 @@ def panels(records: Sequence[dict[str, Any]]) -> Figure:
         for arm, name, colour, marker in FAMILIES
         if arm in shown
     ]
-    handles.append(Line2D([], [], color=GREY, marker="_", linestyle="", label="every other arm"))
-    handles.append(Patch(color="#EDEDED", label="within noise of zero bias"))
+    handles.append(Line2D([], [], color=GREY_69, marker="_", linestyle="", label="every other arm"))
+    handles.append(Patch(color=GREY_93, label="within noise of zero bias"))
     figure.legend(handles=handles, loc="outside upper center", ncols=min(3, len(contexts) + 1))
     return figure
 
@@ -97,17 +105,17 @@ def _panel(ax: Axes, records: Sequence[dict[str, Any]], measure: tuple[str, str,
     for x, record in enumerate(records):
         rows: dict[str, Row] = {row["arm"]: row for row in record["rows"]}
         if x % 2 == 0:
-            ax.axvspan(x - 0.5, x + 0.5, color="#F7F7F7", zorder=0, linewidth=0)
+            ax.axvspan(x - 0.5, x + 0.5, color=GREY_97, zorder=0, linewidth=0)
         if column == "bias" and "none" in rows:
             floor = max(rows["none"]["bias_floor"], LOWEST_BIAS)
-            ax.fill_between([x - 0.5, x + 0.5], LOWEST_BIAS, floor, color="#E4E4E4", linewidth=0, zorder=0.5)
+            ax.fill_between([x - 0.5, x + 0.5], LOWEST_BIAS, floor, color=GREY_89, linewidth=0, zorder=0.5)
         others = [row[column] for arm, row in rows.items() if arm not in known and not row["same_as"]]
         places = x + np.linspace(-0.36, 0.36, max(len(others), 2))[: len(others)]
         ax.plot(
             places,
             [_shown(value, column) for value in sorted(map(_value, others))],
             "_",
-            color=GREY,
+            color=GREY_69,
             markersize=3,
             zorder=1,
         )
@@ -121,10 +129,10 @@ def _panel(ax: Axes, records: Sequence[dict[str, Any]], measure: tuple[str, str,
     ax.set_ylim(*LIMITS[column])
     ax.set_xlim(-0.5, len(records) - 0.5)
     ax.grid(axis="x", visible=False)
-    ax.axhline({"bias": 1.0, "cosine": 1.0, "variance_ratio": 1.0}[column], color="#707070", linewidth=0.6, zorder=0.8)
+    ax.axhline({"bias": 1.0, "cosine": 1.0, "variance_ratio": 1.0}[column], color=REFERENCE, linewidth=0.6, zorder=0.8)
     ax.tick_params(axis="x", length=0)
     if any(record["sampler"]["sampler"] == CONTROL for record in records):
-        ax.axvline(0.5, color="#A0A0A0", linewidth=0.6)
+        ax.axvline(0.5, color=GREY_63, linewidth=0.6)
 
 
 def _point(ax: Axes, x: float, row: Row, column: str, colour: str, marker: str) -> None:

@@ -14,14 +14,13 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from harness.foundation.own_process import code_path, module_command
 from harness.foundation.process_log import last_words, tail
-from harness.foundation.provenance import ROOT
 from harness.studies.throughput import cores
 from harness.studies.throughput.engine_arguments import environment, refusal
 from harness.studies.throughput.plan import Job, Sweep, missing
@@ -42,13 +41,12 @@ class Child:
         self.share = share
         self.log = folder / "logs" / f"engine-{gpu or 'cpu'}-{number}.log"
         self.log.parent.mkdir(parents=True, exist_ok=True)
-        path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-        env = os.environ | environment(sweep) | {"PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
+        env = os.environ | environment(sweep) | code_path() | {"PYTHONUNBUFFERED": "1"}
         if gpu is not None:
             env["CUDA_VISIBLE_DEVICES"] = gpu
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "harness.studies.throughput.worker"],
+                module_command("harness.studies.throughput.worker"),
                 stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT, env=env, start_new_session=True,
             )  # fmt: skip
         if share is not None:

@@ -23,7 +23,7 @@ REACHED = 1
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class MapPoint:
     """What is asked of the map; the fields are those of a speed test in `claims.yaml`."""
 
     size: str
@@ -53,7 +53,7 @@ class Factor:
     """Does the place itself rest on a cell whose steps wait for the host (`waiting`)?"""
 
 
-def factor_at(sweep: Sweep, records: Records, place: Place) -> Factor | None:
+def factor_at(sweep: Sweep, records: Records, place: MapPoint) -> Factor | None:
     """The factor at a place, None where its own cell (or one that it is divided by) was not measured."""
     everything = {
         (batch, length): value
@@ -76,7 +76,7 @@ def factor_at(sweep: Sweep, records: Records, place: Place) -> Factor | None:
     )
 
 
-def _steps(sweep: Sweep, place: Place, cell: Cell) -> int:
+def _steps(sweep: Sweep, place: MapPoint, cell: Cell) -> int:
     """How far a cell is from the place, in steps of the grid; every batch is at an open batch."""
     along = abs(sweep.lengths.index(cell[1]) - sweep.lengths.index(place.length))
     across = 0 if place.batch is None else abs(sweep.batches.index(cell[0]) - sweep.batches.index(place.batch))
@@ -84,7 +84,11 @@ def _steps(sweep: Sweep, place: Place, cell: Cell) -> int:
 
 
 def _rests_on(
-    sweep: Sweep, records: Records, place: Place, near: Iterable[Cell], kind: Callable[[Mapping[str, Any]], set[Cell]]
+    sweep: Sweep,
+    records: Records,
+    place: MapPoint,
+    near: Iterable[Cell],
+    kind: Callable[[Mapping[str, Any]], set[Cell]],
 ) -> bool:
     """Does a factor of the cells `near` rest on a cell of that kind, of any of its engines?"""
     sizes = {place.size, place.against_size or place.size}
@@ -96,7 +100,7 @@ def _rests_on(
     return any(batch == own and at <= reached(sweep, length) for batch, length in used for own, at in marked)
 
 
-def _factor(sweep: Sweep, records: Records, place: Place, batch: int, length: int) -> float | None:
+def _factor(sweep: Sweep, records: Records, place: MapPoint, batch: int, length: int) -> float | None:
     """The factor of one cell."""
     if place.against_length is not None:
         plain = replace(place, against_length=None)

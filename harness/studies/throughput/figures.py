@@ -15,7 +15,9 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from harness.report.plots.style import INK, STYLE, Look
+from harness.report.plots.colours import BLUE, GREEN, GREY, GREY_63, GREY_85, INK, ORANGE, PINK, SKY, VERMILION, VIOLET
+from harness.report.plots.save import save
+from harness.report.plots.style import STYLE, Look
 from harness.studies.throughput.cost import (
     baseline_of,
     decode_ratios,
@@ -32,31 +34,24 @@ from harness.studies.throughput.waiting import host_bound_cells
 
 LOOKS = {
     "bf16": Look(colour=INK, dash="-", marker="o"),
-    "fp16": Look(colour="#808080", dash=(0, (1.2, 1.2)), marker="P"),
-    "int8": Look(colour="#0072B2", dash="-", marker="s"),
-    "fp8_block": Look(colour="#56B4E9", dash="-", marker="D"),
-    "fp8_block+kv8": Look(colour="#009E73", dash=(0, (5, 1.2, 1.2, 1.2)), marker="^"),
-    "fp8_channel": Look(colour="#CC79A7", dash=(0, (8, 1.5)), marker="<"),
-    "fp8_tensor": Look(colour="#CC79A7", dash=(0, (1.2, 1.2)), marker=">"),
-    "w8a16": Look(colour="#7A5195", dash=(0, (3, 1, 1, 1)), marker="p"),
-    "nvfp4": Look(colour="#E69F00", dash=(0, (5, 1.5)), marker="v"),
-    "int4": Look(colour="#D55E00", dash=(0, (5, 1.5)), marker="X"),
+    "fp16": Look(colour=GREY, dash=(0, (1.2, 1.2)), marker="P"),
+    "int8": Look(colour=BLUE, dash="-", marker="s"),
+    "fp8_block": Look(colour=SKY, dash="-", marker="D"),
+    "fp8_block+kv8": Look(colour=GREEN, dash=(0, (5, 1.2, 1.2, 1.2)), marker="^"),
+    "fp8_channel": Look(colour=PINK, dash=(0, (8, 1.5)), marker="<"),
+    "fp8_tensor": Look(colour=PINK, dash=(0, (1.2, 1.2)), marker=">"),
+    "w8a16": Look(colour=VIOLET, dash=(0, (3, 1, 1, 1)), marker="p"),
+    "nvfp4": Look(colour=ORANGE, dash=(0, (5, 1.5)), marker="v"),
+    "int4": Look(colour=VERMILION, dash=(0, (5, 1.5)), marker="X"),
 }
-OTHER = Look(colour="#A0A0A0", dash="-", marker="h")
+OTHER = Look(colour=GREY_63, dash="-", marker="h")
 
 
 def draw_all(sweep: Sweep, records: Records, folder: Path) -> list[Path]:
-    """map.png, crossing.png and length.png; without a date, so that equal records give equal files."""
-    folder.mkdir(parents=True, exist_ok=True)
-    paths: list[Path] = []
+    """Write map.png, crossing.png and length.png: their paths."""
     with mpl.rc_context({"hatch.linewidth": 0.4}, fname=STYLE):
-        for name, draw in (("map", draw_map), ("crossing", draw_crossing), ("length", draw_length)):
-            path = folder / f"{name}.png"
-            temporary = path.with_name(f".{path.name}.part")  # a full disk must not leave half a figure
-            draw(sweep, records).savefig(temporary, format="png", metadata={})
-            temporary.replace(path)
-            paths.append(path)
-    return paths
+        draws = {"map": draw_map, "crossing": draw_crossing, "length": draw_length}
+        return [save(draw(sweep, records), folder / f"{name}.png") for name, draw in draws.items()]
 
 
 def compared_sizes(sweep: Sweep, records: Records) -> list[str]:
@@ -89,7 +84,7 @@ def draw_map(sweep: Sweep, records: Records) -> Figure:
     figure = Figure(figsize=(6.75, 0.55 + 0.92 * len(sizes)), layout="constrained")
     axes = figure.subplots(len(sizes), len(precisions), squeeze=False)
     norm, image, num_marked = TwoSlopeNorm(vcenter=1.0, vmin=0.5, vmax=2.0), None, 0
-    colours = mpl.colormaps["RdBu"].with_extremes(bad="#D9D9D9")
+    colours = mpl.colormaps["RdBu"].with_extremes(bad=GREY_85)
     for row, size in enumerate(sizes):
         for column, precision in enumerate(precisions):
             ax = axes[row, column]
@@ -129,7 +124,7 @@ def _hatch(ax: Axes, sweep: Sweep, grid: Any, marked: set[Cell]) -> int:
     places = [(sweep.batches.index(batch), sweep.lengths.index(length)) for batch, length in sorted(marked)]
     there = [(column, row) for column, row in places if not np.ma.is_masked(grid[row, column])]
     for column, row in there:
-        box = Rectangle((column - 0.5, row - 0.5), 1, 1, fill=False, hatch="/////", linewidth=0, edgecolor="#808080")
+        box = Rectangle((column - 0.5, row - 0.5), 1, 1, fill=False, hatch="/////", linewidth=0, edgecolor=GREY)
         ax.add_patch(box)
     return len(there)
 

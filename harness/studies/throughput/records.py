@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from harness.records.paths import throughput_folder
 from harness.records.run_result import write_atomic
 from harness.studies.throughput.plan import Job, Sweep, jobs
 
@@ -16,7 +17,7 @@ Record = dict[str, Any]
 
 def folder_of(results: Path, sweep: str) -> Path:
     """Where the files of a sweep are."""
-    return results / "throughput" / sweep
+    return throughput_folder(results, sweep)
 
 
 def now() -> str:

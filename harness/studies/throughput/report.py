@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from harness.records.paths import figures_folder, tables_folder
 from harness.records.run_result import write_atomic
 from harness.studies.throughput import tables
 from harness.studies.throughput.plan import Sweep, missing
@@ -21,10 +22,10 @@ def write(sweep: Sweep, records: Records, results: Path, claimed: str = "") -> l
         raise ValueError(f"{sweep.name}: nothing is measured in {results}; lowbit throughput {sweep.name} measures it")
     from harness.studies.throughput.figures import draw_all
 
-    text, data = results / "tables" / f"{sweep.name}.md", results / "tables" / f"{sweep.name}.csv"
+    text, data = (tables_folder(results) / f"{sweep.name}.{kind}" for kind in ("md", "csv"))
     write_atomic(text, markdown(sweep, records, claimed).encode())
     write_atomic(data, tables.csv_text(sweep, records).encode())
-    return [text, data, *draw_all(sweep, records, results / "figures" / sweep.name)]
+    return [text, data, *draw_all(sweep, records, figures_folder(results, sweep.name))]
 
 
 def markdown(sweep: Sweep, records: Records, claimed: str = "") -> str:

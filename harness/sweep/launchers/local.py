@@ -11,7 +11,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Generator, Sequence
 from contextlib import suppress
@@ -21,6 +20,7 @@ import torch
 
 from harness.config.load import run_id, to_json
 from harness.config.schema import RunConfig
+from harness.foundation.own_process import code_path, module_command
 from harness.foundation.process_log import tail
 from harness.records.run_result import RunResult, read_result, write_atomic
 from harness.run.cell import ENDED, record, record_path, work_folder, write
@@ -206,13 +206,12 @@ def clean(job: Job) -> None:
 
 
 def _spawn(cell: Path, log: int, threads: int, gpus: Sequence[str]) -> subprocess.Popen[bytes]:
-    code = str(Path(__file__).resolve().parents[3])  # where a launcher runs need not be where its code is
-    paths = [code, *filter(None, [os.environ.get("PYTHONPATH")])]
     return subprocess.Popen(
-        [sys.executable, "-m", CELL, str(cell)],
+        module_command(CELL, str(cell)),
         env=os.environ
         | ENVIRONMENT
-        | {"OMP_NUM_THREADS": str(threads), "PYTHONPATH": os.pathsep.join(paths)}
+        | {"OMP_NUM_THREADS": str(threads)}
+        | code_path()
         | ({"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {}),
         stdin=subprocess.DEVNULL,
         stdout=log,

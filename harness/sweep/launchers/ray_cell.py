@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from harness.config.load import run_id
+from harness.records.paths import bases_folder
 from harness.records.run_result import RunResult, write_atomic
 from harness.run.cell import record_path, work_folder
 from harness.sweep.launchers.job import Job
@@ -24,7 +25,7 @@ STATES = ("state.pt", "state.pt.corrupt")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class CellFiles:
     """What became of a cell on a node."""
 
     result: RunResult | None
@@ -40,7 +41,7 @@ class RayCell:
         self.pid, self.step, self.is_stopping = 0, 0, False
         self.state: Path | None = None
 
-    def run(self, job: Job, given: Files, scratch: str | None) -> Outcome:
+    def run(self, job: Job, given: Files, scratch: str | None) -> CellFiles:
         """Run the cell to its end, or until `stop`. Raises ValueError or OSError where the node's disk is full."""
         with tempfile.TemporaryDirectory(prefix="lowbit-cell-", dir=scratch, ignore_cleanup_errors=True) as folder:
             here = Job(config=job.config, launch=replace(job.launch, results=folder))
@@ -56,9 +57,9 @@ class RayCell:
                         break
             path = record_path(here.launch, run_id(job.config))
             wanted = [path, path.with_suffix(".parquet"), *(work / name for name in STATES)]
-            wanted += [file for file in (root / "bases").glob("[!.]*/*") if str(file.relative_to(root)) not in given]
+            wanted += [file for file in bases_folder(root).glob("[!.]*/*") if str(file.relative_to(root)) not in given]
             made = {str(file.relative_to(root)): file.read_bytes() for file in wanted if file.is_file()}
-            return Outcome(result=result, files=made)
+            return CellFiles(result=result, files=made)
 
     def look(self, wants_state: bool) -> tuple[int, int, bytes | None]:
         """(process id of the cell, 0 before it runs; steps done; its saved state, where wanted and there)."""

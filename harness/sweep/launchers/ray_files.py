@@ -8,13 +8,14 @@ from contextlib import suppress
 from pathlib import Path
 
 from harness.config.load import run_id
+from harness.records.paths import bases_folder
 from harness.records.run_result import RunResult, write_atomic
 from harness.run.cell import record, record_path, work_folder
 from harness.start.base_model import read_record
 from harness.sweep.launchers.deaths import REQUESTED
 from harness.sweep.launchers.job import Job
 from harness.sweep.launchers.local import clean, failed, refuse_foreign
-from harness.sweep.launchers.ray_cell import Files, Outcome
+from harness.sweep.launchers.ray_cell import CellFiles, Files
 
 
 def files_for(job: Job, base: Path | None) -> Files:
@@ -32,7 +33,7 @@ def files_for(job: Job, base: Path | None) -> Files:
     return files
 
 
-def keep(job: Job, outcome: Outcome) -> RunResult:
+def keep(job: Job, outcome: CellFiles) -> RunResult:
     """Write what a cell made into the results folder; its record, or one that says why there is none."""
     results, path = Path(job.launch.results), record_path(job.launch, run_id(job.config))
     own, series = str(path.relative_to(results)), str(path.with_suffix(".parquet").relative_to(results))
@@ -61,7 +62,7 @@ def keep(job: Job, outcome: Outcome) -> RunResult:
 def _store_base(results: Path, files: Files) -> None:
     """The folder of a base that a cell trained appears whole or not at all."""
     for name in {Path(path).parent.name for path in files}:
-        folder = results / "bases" / name
+        folder = bases_folder(results) / name
         part = folder.with_name(f".{name}.{os.getpid()}.part")
         for path, data in files.items():
             if Path(path).parent.name == name:

@@ -16,18 +16,15 @@ from pathlib import Path
 from harness.api import Part, Plan, Step
 from harness.config.compose import Composed, has_hook
 from harness.config.schema import Launch, RunConfig
-from methods.flashrl import Profile
-from methods.fp8_rl import RecalibratedKV
 
 VERSION = "0.9.1"
 EXTRAS = frozenset({"ref_logp"})
 """What the trainer can compute for a part."""
 HOOKS = {
-    "aux_loss": ("verl's loss sees log-probs, no logits", "choose trainer=local"),
-    "refit": ("it wants the whole module in one process", "choose knobs.RecalibratedKV.protocol=inference, "
-              "knobs.Profile.refit_above=null or trainer=local"),
-}  # fmt: skip
-"""Hook -> (why verl's loop cannot run it, what to choose)."""
+    "aux_loss": "verl's loss sees log-probs, no logits",
+    "refit": "it wants the whole module in one process",
+}
+"""Hook -> why verl's loop cannot run it."""
 ANSWER_S = 30.0
 """How long a cluster may take to answer."""
 
@@ -46,9 +43,10 @@ def check(config: RunConfig, composed: Composed) -> None:
 
 def _check_part(config: RunConfig, part: Part, plan: Plan) -> None:
     name = type(part).__name__
-    for hook, (reason, choice) in HOOKS.items():
-        if has_hook(part, hook) and not (hook == "refit" and is_idle(part, plan)):
-            raise ValueError(f"trainer=verl: {name}.{hook} cannot run: {reason}; {choice}")
+    for hook, reason in HOOKS.items():
+        if has_hook(part, hook) and hook not in part.idle(plan):
+            without = f"knobs.{name}.{part.idle_by[hook]} or " if hook in part.idle_by else ""
+            raise ValueError(f"trainer=verl: {name}.{hook} cannot run: {reason}; choose {without}trainer=local")
     if has_hook(part, "correct_update") and num_updates(config) > 1:
         raise ValueError(
             f"trainer=verl: {name} reads the policy between updates; valid: algo.num_minibatches=1 algo.num_epochs=1"
@@ -60,13 +58,6 @@ def _check_part(config: RunConfig, part: Part, plan: Plan) -> None:
         )
     if lacking := sorted(part.needs(Step(index=0, total=1, seed=0)) - EXTRAS):
         raise ValueError(f"trainer=verl: {name} needs {', '.join(lacking)}; verl's workers offer {', '.join(EXTRAS)}")
-
-
-def is_idle(part: Part, plan: Plan) -> bool:
-    """True where the part's knobs and the plan leave its `refit` nothing to do."""
-    if isinstance(part, RecalibratedKV):
-        return plan.rollout_kv is None or part.protocol == "inference"
-    return isinstance(part, Profile) and part.refit_above is None
 
 
 def num_updates(config: RunConfig) -> int:

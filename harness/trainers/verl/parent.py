@@ -16,7 +16,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -29,6 +28,7 @@ from harness.api import Passport, TensorRecord
 from harness.config.compose import Composed
 from harness.config.schema import Launch, RunConfig
 from harness.foundation import provenance
+from harness.foundation.own_process import code_path, module_command
 from harness.foundation.process_log import tail
 from harness.models.checkpoint import content_hash
 from harness.records.run_result import EvalRecord
@@ -138,9 +138,9 @@ class Watched:
         with self.job.log_file.open("ab") as log:
             log_start = log.tell()  # behind what earlier starts printed
             self.process = subprocess.Popen(
-                [sys.executable, "-m", DRIVER, str(self.job.folder / "job.json")],
+                module_command(DRIVER, str(self.job.folder / "job.json")),
                 stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, start_new_session=True,
-                env=os.environ | environment(self.job),
+                env=os.environ | code_path() | environment(self.job),
             )  # fmt: skip
         asked: float | None = None
         while self.process.poll() is None:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import psutil
 
 from harness.config.load import run_id
+from harness.records.paths import runs_folder
 from harness.viewers.mlflow.tracker import Tracker
 
 if TYPE_CHECKING:
@@ -117,7 +118,7 @@ class Live:
 
     def _work(self) -> None:
         tracker = Tracker.open(self.uri, self.results)
-        folder = self.results / "runs" / self.sweep
+        folder = runs_folder(self.results, self.sweep)
         while tracker.client is not None:
             try:
                 event = self.queue.get(timeout=PERIOD_S)

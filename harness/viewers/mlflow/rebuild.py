@@ -12,8 +12,10 @@ from zlib import crc32
 from tqdm import tqdm
 
 from harness.records.arms import arm_labels
-from harness.records.folder import purpose, readable, saved_comparisons, sweeps_in
+from harness.records.folder import readable, saved_comparisons, sweeps_in
+from harness.records.paths import figures_folder, runs_folder, tables_folder
 from harness.records.run_result import RunResult
+from harness.records.sweep_file import purpose
 from harness.studies.search.tags import trial_tags
 from harness.viewers.mlflow import entities, links
 from harness.viewers.mlflow.store import KEY, outages, runs_of
@@ -47,7 +49,7 @@ def rebuild(results: Path, uri: str | None = None) -> int:
 def log_sweep(tracker: Tracker, results: Path, sweep: str, control: str | None = None) -> int:
     """What is missing of one sweep, with a bar on a terminal; files that are no results are named and passed over."""
     runs = log_arms(tracker, results, sweep, control)
-    folder, labels, tags = results / "runs" / sweep, arm_labels(runs), trial_tags(results, sweep)
+    folder, labels, tags = runs_folder(results, sweep), arm_labels(runs), trial_tags(results, sweep)
     count = 0
     for run in tqdm(runs, unit="run", desc=f"MLflow {sweep}", disable=not (runs and sys.stderr.isatty())):
         count += tracker.log_cell(sweep, run, folder, label=labels[run.run_id], tags=tags.get(run.run_id))
@@ -57,15 +59,15 @@ def log_sweep(tracker: Tracker, results: Path, sweep: str, control: str | None =
 def log_arms(tracker: Tracker, results: Path, sweep: str, control: str | None = None) -> list[RunResult]:
     """The arms of a sweep, its overview and the experiment's description, where the results changed since. Returns the
     results whose cells are not logged yet."""
-    folder, control = results / "runs" / sweep, control or purpose(sweep)[1]
+    folder, control = runs_folder(results, sweep), control or purpose(sweep).control
     runs, problems = readable(folder)
     for line in problems:
         print(f"warning: left alone: {line}", file=sys.stderr)
     if tracker.client is None or not runs:
         return []
     try:
-        extra = [*sorted((results / "figures" / sweep).glob("*.png")),
-                 *(p for end in ("md", "csv") if (p := results / "tables" / f"{sweep}.{end}").exists())]  # fmt: skip
+        tables = (tables_folder(results) / f"{sweep}.{end}" for end in ("md", "csv"))
+        extra = [*sorted(figures_folder(results, sweep).glob("*.png")), *filter(Path.exists, tables)]
         keys = {run.run_id: cell_key(sweep, folder / f"{run.run_id}.json") for run in runs}
         content = "".join([*keys.values(), *(f"{p.name}{crc32(p.read_bytes())}" for p in extra), control])
         if _digest(tracker.client, tracker, sweep) != (digest := f"{crc32(content.encode()):08x}-{len(runs)}"):
@@ -91,12 +93,12 @@ def _write_arms(
     labels, members = arm_labels(runs), dict[str, list[RunResult]]()
     for run in runs:
         members.setdefault(labels[run.run_id], []).append(run)
-    place, comparisons = tracker.place(sweep), saved_comparisons(rows)
+    place, comparisons = tracker.place(sweep), saved_comparisons(rows, purpose(sweep).baselines)
     for row in rows:
         tags = {links.PAIRS: links.pairs_of(row["arm"], comparisons)}
         _write_arm(client, tracker, sweep, row, members[row["arm"]], tags)
     _rename_cells(client, tracker, sweep, labels)
-    words = links.note(purpose(sweep)[0], place.experiment_id, comparisons)
+    words = links.note(purpose(sweep).question, place.experiment_id, comparisons)
     client.set_experiment_tag(place.experiment_id, "mlflow.note.content", words)
     saved = client.get_experiment(place.experiment_id).tags
     for key, view in links.views(comparisons).items():

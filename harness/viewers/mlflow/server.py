@@ -14,8 +14,11 @@ from urllib.error import URLError
 from urllib.request import urlopen
 
 from harness.foundation.did_you_mean import nearest
-from harness.records.folder import Comparison, purpose, readable, saved_comparisons, sweeps_in
+from harness.foundation.own_process import module_command
+from harness.records.folder import Comparison, readable, saved_comparisons, sweeps_in
+from harness.records.paths import mlflow_folder, runs_folder
 from harness.records.run_result import write_atomic
+from harness.records.sweep_file import purpose
 from harness.viewers.mlflow import links
 from harness.viewers.mlflow.rebuild import log_arms, log_sweep
 from harness.viewers.mlflow.store import PREFIX, QUIET, artifact_root, store_uri
@@ -39,12 +42,12 @@ def browse(results: Path, port: int, sweep: str | None = None, words: Sequence[s
     tracker, wanted = Tracker.open(store_uri(results), results), [sweep] if sweep else known
     for name in wanted:
         log_arms(tracker, results, name)
-    command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", store_uri(results)]
+    command = module_command("mlflow", "server", "--backend-store-uri", store_uri(results))
     command += ["--default-artifact-root", artifact_root(results)]
     command += ["--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
     address = f"http://127.0.0.1:{port}"
     print(f"MLflow of {results} starts at {address} (Ctrl-C ends it)", flush=True)
-    environment = {**os.environ, **QUIET, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+    environment = {**os.environ, **QUIET, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "PYTHONSAFEPATH": "1"}
     with subprocess.Popen(command, env=environment, stdout=sys.stderr) as server:
         try:
             _wait_for(server, address)
@@ -74,8 +77,9 @@ def _chosen(results: Path, sweep: str | None, words: Sequence[str]) -> Compariso
         raise ValueError("--compare needs a sweep: lowbit browse SWEEP --compare qurl flashrl int8")
     from harness.report.leaderboard import leaderboard
 
-    runs, _ = readable(results / "runs" / sweep)
-    saved = saved_comparisons(leaderboard(runs, purpose(sweep)[1]).to_dict("records"))
+    runs, _ = readable(runs_folder(results, sweep))
+    aim = purpose(sweep)
+    saved = saved_comparisons(leaderboard(runs, aim.control).to_dict("records"), aim.baselines)
     for comparison in sorted(saved, key=lambda c: len(c.title)):
         if set(words) <= set(comparison.title.replace(",", "").split()):
             return comparison
@@ -114,4 +118,4 @@ def _write_links(tracker: Tracker, results: Path, address: str, sweeps: Sequence
     ids = {name: found.experiment_id for name in sweeps
            if (found := tracker.client.get_experiment_by_name(PREFIX + name)) is not None}  # fmt: skip
     text = f"window.LOWBIT_MLFLOW = {json.dumps({'address': address, 'experiments': ids})};\n"
-    write_atomic(results / "mlflow" / "links.js", text.encode())
+    write_atomic(mlflow_folder(results) / "links.js", text.encode())

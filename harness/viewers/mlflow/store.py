@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from harness.records.paths import mlflow_folder
+
 if TYPE_CHECKING:
     from mlflow.entities import Run
     from mlflow.tracking import MlflowClient
@@ -29,12 +31,12 @@ of which everything is logged."""
 
 def store_uri(results: Path) -> str:
     """The SQLite store of a results folder."""
-    return f"sqlite:///{(results / 'mlflow' / 'mlflow.db').absolute()}"
+    return f"sqlite:///{(mlflow_folder(results) / 'mlflow.db').absolute()}"
 
 
 def artifact_root(results: Path) -> str:
     """Where that store keeps files."""
-    return (results / "mlflow" / "artifacts").absolute().as_uri()
+    return (mlflow_folder(results) / "artifacts").absolute().as_uri()
 
 
 def connect(uri: str | None, results: Path) -> tuple[MlflowClient, str | None]:
@@ -49,7 +51,7 @@ def connect(uri: str | None, results: Path) -> tuple[MlflowClient, str | None]:
     logging.getLogger("alembic").setLevel(logging.ERROR)
     uri = uri or os.environ.get("MLFLOW_TRACKING_URI") or store_uri(results)
     if uri.startswith("sqlite:"):
-        (results / "mlflow").mkdir(parents=True, exist_ok=True)
+        mlflow_folder(results).mkdir(parents=True, exist_ok=True)
     return MlflowClient(uri), None if uri.startswith("http") else artifact_root(results)
 
 

@@ -23,7 +23,7 @@ BATCH = 800
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class Experiment:
     """A sweep's experiment and what is in it."""
 
     experiment_id: str
@@ -39,7 +39,7 @@ class Tracker:
     def __init__(self, client: MlflowClient | None, root: str | None = None) -> None:
         self.client = client
         self.root = root
-        self.places: dict[str, Place] = {}
+        self.places: dict[str, Experiment] = {}
 
     @classmethod
     def open(cls, uri: str | None = None, results: Path = Path("results")) -> Tracker:
@@ -78,12 +78,12 @@ class Tracker:
             self.give_up(error)
         return 0
 
-    def place(self, sweep: str) -> Place:
+    def place(self, sweep: str) -> Experiment:
         """The experiment of a sweep, made or looked up once."""
         assert self.client is not None
         if sweep not in self.places:
             experiment = experiment_of(self.client, sweep, self.root)
-            self.places[sweep] = Place(experiment_id=experiment, known=logged(self.client, experiment))
+            self.places[sweep] = Experiment(experiment_id=experiment, known=logged(self.client, experiment))
         return self.places[sweep]
 
     def arm(self, sweep: str, result: RunResult, label: str | None) -> str:
@@ -128,7 +128,13 @@ class Tracker:
         return 1
 
     def _log_values(
-        self, client: MlflowClient, place: Place, run_id: str, result: RunResult, path: Path, samples: Sequence[Metric]
+        self,
+        client: MlflowClient,
+        place: Experiment,
+        run_id: str,
+        result: RunResult,
+        path: Path,
+        samples: Sequence[Metric],
     ) -> None:
         from mlflow.entities import DatasetInput, InputTag, LoggedModelInput
 
@@ -146,7 +152,7 @@ class Tracker:
         inputs = [] if data is None else [DatasetInput(data, [InputTag("mlflow.data.context", "training")])]
         client.log_inputs(run_id, inputs, None if model is None else [LoggedModelInput(model)])
 
-    def _model(self, client: MlflowClient, place: Place, result: RunResult) -> str | None:
+    def _model(self, client: MlflowClient, place: Experiment, result: RunResult) -> str | None:
         """The base that the run started from, as a logged model: one per content hash."""
         digest = result.hashes.get("model")
         if not digest:

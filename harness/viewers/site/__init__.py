@@ -17,6 +17,7 @@ from typing import Any
 
 from harness.foundation.did_you_mean import nearest
 from harness.records.folder import sweeps_in
+from harness.records.paths import figures_folder, site_folder
 from harness.records.run_result import write_atomic
 from harness.viewers.site.board import sweep_entry
 from harness.viewers.site.markdown import to_html
@@ -41,7 +42,7 @@ def write_site(results: Path, sweeps: Sequence[str] = ()) -> list[Path]:
     for sweep in sweeps:
         if sweep not in known:
             raise ValueError(f"sweep {sweep!r} has no results in {results}; {nearest(sweep, known)}")
-    folder = results / "site"
+    folder = site_folder(results)
     entries: list[dict[str, Any]] = []
     data: dict[Path, str] = {}
     for sweep in sweeps or known:
@@ -87,5 +88,5 @@ def _documents(results: Path) -> list[dict[str, str]]:
 
 def _other_figures(results: Path, sweeps: Sequence[str]) -> list[str]:
     """Figures that belong to no sweep of the page, as paths from the page."""
-    paths = sorted((results / "figures").rglob("*.png"))
+    paths = sorted(figures_folder(results).rglob("*.png"))
     return [f"../{p.relative_to(results).as_posix()}" for p in paths if p.relative_to(results).parts[1] not in sweeps]

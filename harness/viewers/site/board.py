@@ -8,8 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from harness.records.arms import arm_labels
-from harness.records.folder import purpose, readable, saved_comparisons
+from harness.records.folder import readable, saved_comparisons
+from harness.records.paths import figures_folder, runs_folder
 from harness.records.run_result import RunResult
+from harness.records.statuses import STATUSES
+from harness.records.sweep_file import purpose
 from harness.viewers.mlflow.links import condition
 
 NUMBERS = (
@@ -29,15 +32,15 @@ def sweep_entry(results: Path, sweep: str) -> tuple[dict[str, Any], list[RunResu
     from harness.report.leaderboard import leaderboard
     from harness.report.tables import setup_lines
 
-    runs, problems = readable(results / "runs" / sweep)
+    runs, problems = readable(runs_folder(results, sweep))
     if not runs:
         return {}, []
-    question, control = purpose(sweep)
-    rows = leaderboard(runs, control).to_dict("records")
-    figures = sorted((results / "figures" / sweep).glob("*.png"))
+    aim = purpose(sweep)
+    rows = leaderboard(runs, aim.control).to_dict("records")
+    figures = sorted(figures_folder(results, sweep).glob("*.png"))
     entry = {
         "name": sweep,
-        "question": question,
+        "question": aim.question,
         "setup": setup_lines(runs),
         "problems": [Path(line.partition(":")[0]).name + ":" + line.partition(":")[2] for line in problems],
         "columns": [*WORDS, *FLAGS, "seeds", "n", *NUMBERS],
@@ -45,7 +48,7 @@ def sweep_entry(results: Path, sweep: str) -> tuple[dict[str, Any], list[RunResu
         "figures": [f"../figures/{sweep}/{path.name}" for path in figures],
         "comparisons": [
             {"title": c.title, "group": c.group, "methods": c.methods, "precision": c.precision, "context": c.context,
-             "filter": condition(c)} for c in saved_comparisons(rows)
+             "filter": condition(c)} for c in saved_comparisons(rows, aim.baselines)
         ],
         "labels": arm_labels(runs),
     }  # fmt: skip
@@ -53,7 +56,7 @@ def sweep_entry(results: Path, sweep: str) -> tuple[dict[str, Any], list[RunResu
 
 
 def _row(row: Mapping[str, Any]) -> list[Any]:
-    total = sum(row[status] for status in ("ok", "diverged", "failed", "cancelled", "skipped"))
+    total = sum(row[status] for status in STATUSES)
     words = [row[name] for name in WORDS]
     return [*words, *(int(row[name]) for name in FLAGS), row["seeds"], total, *(number(row[n]) for n in NUMBERS)]
 

@@ -25,8 +25,8 @@ from harness.published.claims.kinds import (
 )
 from harness.published.claims.schema import Claim, Claims
 from harness.published.claims.speed import Map, maps_of, place_words
-
 from harness.records.metric_names import METRICS
+from harness.records.paths import replay_folder
 from harness.studies.replay.tables import frame, read_records
 from harness.sweep import SWEEPS
 
@@ -85,7 +85,7 @@ def judge_all(claims: Claims, results: Path, sweeps: Path = SWEEPS) -> list[Judg
         if not isinstance(test, Replay | Speed | NotTestable):
             needs.setdefault(test.sweep, set()).update({test.metric} & set(METRICS))
     evidence = load(results, needs)
-    folder = results / "replay"
+    folder = replay_folder(results)
     rows: Sequence[ReplayRow] = frame(read_records(folder)).to_dict("records") if any(folder.glob("*.json")) else []
     maps = maps_of(tests, results, sweeps)
     return [_judged(claim, evidence, rows, maps) for claim in claims.claims]

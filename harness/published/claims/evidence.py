@@ -15,11 +15,12 @@ from statistics import fmean, median
 from typing import Any
 
 from harness.published.claims.kinds import SCORES, Settings
-
 from harness.records.arms import setting
-from harness.records.packed import FOLDER, RECORDS, SERIES
+from harness.records.packed import RECORDS, SERIES
+from harness.records.paths import packed_path, runs_folder
 from harness.records.run_result import SUMMARY, EvalRecord, RunResult, read_results
-from harness.report.leaderboard import SCORED, answers
+from harness.records.statuses import FINISHED
+from harness.report.leaderboard import answers
 from harness.report.plots.bands import load_series
 
 Pair = tuple[int, int]
@@ -46,12 +47,12 @@ def load(results: Path, needs: Mapping[str, Collection[str]]) -> dict[str, Evide
 
 
 def _load(results: Path, sweep: str, columns: Sequence[str]) -> Evidence:
-    packed = results / FOLDER / f"{sweep}.zip"
+    packed = packed_path(results, sweep)
     if packed.is_file():
         runs, series = _packed(packed, columns)
     else:
-        runs = read_results(results / "runs" / sweep)
-        series = load_series(results / "runs" / sweep, runs) if columns else {}
+        runs = read_results(runs_folder(results, sweep))
+        series = load_series(runs_folder(results, sweep), runs) if columns else {}
     return Evidence(arms=in_arms(runs), series=series)
 
 
@@ -60,7 +61,7 @@ def in_arms(runs: Sequence[RunResult]) -> tuple[tuple[Settings, tuple[RunResult,
     settings: dict[str, Settings] = {}
     found: dict[str, list[RunResult]] = {}
     for run in runs:
-        if run.status in SCORED:
+        if run.status in FINISHED:
             own = setting(run)
             key = json.dumps(own, sort_keys=True)
             settings[key] = own

@@ -1,0 +1,22 @@
+"""Starting a module of this project in a Python process of its own, wherever the command runs.
+
+The working directory is not searched for modules (`python -P`): a user's folder `methods` or file `queue.py` there
+would replace ours or the standard library's. This code's own folder leads PYTHONPATH instead.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from harness.foundation.provenance import ROOT
+
+
+def module_command(module: str, *words: str) -> list[str]:
+    """The command that runs `module` with these arguments."""
+    return [sys.executable, "-P", "-m", module, *words]
+
+
+def code_path() -> dict[str, str]:
+    """PYTHONPATH for such a process: the folder of `harness` and `methods`, then what it already holds."""
+    return {"PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))}

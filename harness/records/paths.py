@@ -1,0 +1,106 @@
+"""Where things lie in a results folder: the one place that knows its layout.
+
+    runs/<sweep>/         <run_id>.json and .parquet of every cell (`harness.records.run_result`)
+    packed/<sweep>.zip    a whole sweep in one file (`harness.records.packed`)
+    tables/  figures/<name>/  site/  claims.md     what reports write
+    searches/  throughput/<sweep>/  parity/  replay/  bench/  passports/     records of the studies and benchmarks
+    bases/<name>/         trained base models
+    mlflow/               MLflow's database and artifacts
+    work/                 what a stopped command goes on from; nothing in it is a result
+
+Functions map a results folder to a path and create nothing. Without the name of a sweep they give the folder of all.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+def runs_folder(results: Path | str, sweep: str = "") -> Path:
+    """The records of a sweep."""
+    return Path(results) / "runs" / sweep
+
+
+def record_path(results: Path | str, sweep: str, run_id: str) -> Path:
+    """The record of one run; its series lies beside it as `.parquet`."""
+    return runs_folder(results, sweep) / f"{run_id}.json"
+
+
+def sweep_folders(results: Path | str) -> list[Path]:
+    """The folder of every sweep, by name; none where there is no `runs`."""
+    return sorted(path for path in runs_folder(results).glob("*") if path.is_dir())
+
+
+def packed_folder(results: Path | str) -> Path:
+    """The packed sweeps."""
+    return Path(results) / "packed"
+
+
+def packed_path(results: Path | str, sweep: str) -> Path:
+    """A packed sweep."""
+    return packed_folder(results) / f"{sweep}.zip"
+
+
+def tables_folder(results: Path | str) -> Path:
+    """All tables, named after their sweep or study."""
+    return Path(results) / "tables"
+
+
+def figures_folder(results: Path | str, name: str = "") -> Path:
+    """The figures of a sweep or study."""
+    return Path(results) / "figures" / name
+
+
+def bases_folder(results: Path | str) -> Path:
+    """The trained base models, one folder each."""
+    return Path(results) / "bases"
+
+
+def site_folder(results: Path | str) -> Path:
+    """The static site."""
+    return Path(results) / "site"
+
+
+def mlflow_folder(results: Path | str) -> Path:
+    """MLflow's database and artifacts."""
+    return Path(results) / "mlflow"
+
+
+def searches_folder(results: Path | str) -> Path:
+    """The trials of searches."""
+    return Path(results) / "searches"
+
+
+def throughput_folder(results: Path | str, sweep: str = "") -> Path:
+    """The records of a throughput sweep, a file per engine."""
+    return Path(results) / "throughput" / sweep
+
+
+def parity_folder(results: Path | str) -> Path:
+    """The records of parity, a file per device."""
+    return Path(results) / "parity"
+
+
+def replay_folder(results: Path | str) -> Path:
+    """The records of replayed corrections, a file per stored batch of rollouts."""
+    return Path(results) / "replay"
+
+
+def bench_folder(results: Path | str) -> Path:
+    """What benchmarks measured, a file each."""
+    return Path(results) / "bench"
+
+
+def passports_folder(results: Path | str) -> Path:
+    """Passports kept on request."""
+    return Path(results) / "passports"
+
+
+def claims_page(results: Path | str) -> Path:
+    """The page of published claims."""
+    return Path(results) / "claims.md"
+
+
+def work_folder(results: Path | str, name: str = "") -> Path:
+    """What a stopped command goes on from: by run id for cells, by command for others."""
+    return Path(results) / "work" / name

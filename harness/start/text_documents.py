@@ -1,0 +1,237 @@
+"""Documents of a text base, packed: prompt and response one after the other until a batch is full of tokens.
+
+    step -> bucket (a range of problem sizes) -> documents of random sizes from it -> Packed
+
+A batch is a function of (task, recipe, base seed, step), so processes that share the work change nothing, and training
+resumes at any step. Batches of a bucket have one shape, which a CUDA graph needs. Left out: the training
+(`harness.start.text_training`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import multiprocessing
+import queue
+import random
+import signal
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing.connection import Connection
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from harness.foundation.seeds import stable_seed
+from harness.tasks import Worded
+
+MIX = ((0.12, (0.7, 0.3, 0.0, 0.0)), (0.3, (0.5, 0.3, 0.15, 0.05)), (1.0, (0.3, 0.3, 0.22, 0.18)))
+"""(until this share of the steps, chances of the buckets): short documents first, long ones mixed in later."""
+DEPTH = 16
+"""Batches that wait for the trainer."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bucket:
+    """A range of problem sizes, and the shape of its batches."""
+
+    low: int
+    high: int
+    longest: int
+    """Tokens of its longest document, at most the positions of the model."""
+    most: int
+    """Documents of a batch, at most."""
+
+
+class Packed(NamedTuple):
+    """One batch of N tokens."""
+
+    bucket: int
+    ids: Tensor
+    """[N] int64; what is left over is padding."""
+    wanted: Tensor
+    """[N] float32: 1 where the next token is one of a response, which is what is learnt; else 0."""
+    ends: Tensor
+    """[D + 1] int32: where documents end, the first at 0; padding counts as documents, and N fills up the rest."""
+    num_wanted: int
+    num_used: int
+    """Tokens that are not padding."""
+
+
+def sized(task: Worded, n: int) -> Worded:
+    """The task at another problem size."""
+    return cast(Worded, dataclasses.replace(cast(Any, task), n=n))
+
+
+def buckets_of(task: Worded, sizes: Sequence[int], tokens: int, positions: int) -> list[Bucket]:
+    """The buckets of a curriculum: from 2 or the size before up to each of `sizes`, cut at the task's own.
+
+    `tokens` of a batch. Raises ValueError where the longest document does not fit into a batch.
+    """
+    found: list[Bucket] = []
+    low = min(2, task.n) if sizes else task.n
+    for high in [*(size for size in sizes if size < task.n), task.n]:
+        shown = sized(task, low).demonstrations(range(64), 0)
+        shortest = min(len(prompt) + len(answer) for prompt, answer in shown)
+        largest = sized(task, high)
+        prompts = max(len(prompt) for prompt, _ in largest.demonstrations(range(64), 0))
+        longest = min(-(-(3 * prompts // 2 + largest.max_new_tokens) // 64) * 64, positions)
+        if longest > tokens:
+            raise ValueError(f"base.batch_tokens={tokens}: a document of n={high} has up to {longest} tokens")
+        found.append(Bucket(low=low, high=high, longest=longest, most=tokens // shortest + tokens // longest + 2))
+        low = high + 1
+    return found
+
+
+def bucket_at(progress: float, chance: float, count: int) -> int:
+    """The bucket of a step at `progress` of the training; `chance` from [0, 1). The last of MIX's buckets stands for
+    all that come after it."""
+    weights = next(shares for until, shares in MIX if progress <= until)[:count]
+    chance *= sum(weights)
+    for bucket, weight in enumerate(weights):
+        if chance < weight:
+            return bucket
+        chance -= weight
+    return len(weights) - 1
+
+
+def pack(
+    documents: Sequence[tuple[Sequence[int], Sequence[int]]], bucket: Bucket, number: int, tokens: int
+) -> tuple[Packed, int]:
+    """(batch, how many documents it took): (prompt, response) pairs in order until one does not fit any more; those
+    longer than the bucket's longest are passed over."""
+    ids, wanted = np.zeros(tokens, np.int64), np.zeros(tokens, np.float32)
+    ends, used, count = [0], 0, 0
+    for prompt, response in documents:
+        size = len(prompt) + len(response)
+        if size > bucket.longest:
+            count += 1
+            continue
+        if used + size > tokens:
+            break
+        ids[used : used + size] = [*prompt, *response]
+        wanted[used + len(prompt) - 1 : used + size - 1] = 1.0
+        used, count = used + size, count + 1
+        ends.append(used)
+    end = used
+    while end < tokens:
+        end = min(tokens, end + bucket.longest)
+        ends.append(end)
+    ends += [tokens] * (bucket.most + 1 - len(ends))
+    assert len(ends) == bucket.most + 1
+    places = torch.from_numpy(np.array(ends, np.int32))
+    batch = Packed(number, torch.from_numpy(ids), torch.from_numpy(wanted), places, int(wanted.sum()), used)
+    return batch, count
+
+
+@dataclass(frozen=True, kw_only=True)
+class Documents:
+    """Where the batches of one training come from."""
+
+    task: Worded
+    buckets: tuple[Bucket, ...]
+    tokens: int
+    base_seed: int
+    max_steps: int
+
+    def __call__(self, step: int) -> Packed:
+        """The batch of a step, counted from 1."""
+        rng = random.Random(stable_seed(self.base_seed, "base batch", step))
+        number = bucket_at(step / self.max_steps, rng.random(), len(self.buckets))
+        bucket, used = self.buckets[number], 0
+        found: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
+        tasks = {n: sized(self.task, n) for n in range(bucket.low, bucket.high + 1)}
+        seed = stable_seed(self.base_seed, "base demonstrations")
+        while used <= self.tokens and len(found) < bucket.most - self.tokens // bucket.longest - 1:
+            size = bucket.low + int(rng.random() * (bucket.high + 1 - bucket.low))
+            index = stable_seed(self.base_seed, "base document", step, len(found))
+            document = tasks[size].demonstrations([index], seed)[0]
+            used += len(document[0]) + len(document[1])
+            found.append(document)
+        return pack(found, bucket, number, self.tokens)[0]
+
+
+class Feed:
+    """The batches of steps one after the other: made where they are asked for, or ahead by processes."""
+
+    def __init__(self, documents: Documents, first: int, workers: int, is_pinned: bool) -> None:
+        """`first` step; `workers` processes, 0: none. `is_pinned`: tensors in memory that a GPU copies from."""
+        self.documents, self.step, self.is_pinned = documents, first, is_pinned
+        self.processes: list[Any] = []
+        self.sources: list[Connection] = []
+        self.ready = queue.Queue[Packed | BaseException](DEPTH)
+        self.is_closed = False
+        context = multiprocessing.get_context("spawn")
+        for number in range(workers):
+            source, sink = context.Pipe(duplex=False)
+            work = partial(_work, documents, first + number, workers)
+            process = context.Process(target=work, args=(sink,), daemon=True)
+            process.start()
+            sink.close()
+            self.processes.append(process)
+            self.sources.append(source)
+        if workers:
+            threading.Thread(target=self._collect, daemon=True).start()
+
+    def next(self) -> Packed:
+        """The batch of the next step. Raises RuntimeError where a process has died."""
+        self.step += 1
+        if not self.processes:
+            return self.documents(self.step - 1)
+        found = self.ready.get()
+        if isinstance(found, BaseException):
+            raise RuntimeError(f"a process that makes training documents has ended: {found!r}") from found
+        return found
+
+    def _collect(self) -> None:
+        """Take batches from the processes in turn."""
+        turn = 0
+        while not self.is_closed:
+            try:
+                bucket, ids, wanted, ends, num_wanted, num_used = self.sources[turn % len(self.sources)].recv()
+            except (EOFError, OSError) as error:
+                self.ready.put(error)
+                return
+            ids, wanted, ends = (self._tensor(array) for array in (ids, wanted, ends))
+            self._offer(Packed(bucket, ids, wanted, ends, num_wanted, num_used))
+            turn += 1
+
+    def _tensor(self, array: NDArray[Any]) -> Tensor:
+        tensor = torch.from_numpy(array)
+        return tensor.pin_memory() if self.is_pinned else tensor
+
+    def _offer(self, batch: Packed) -> None:
+        while not self.is_closed:
+            try:
+                self.ready.put(batch, timeout=0.5)
+                return
+            except queue.Full:
+                continue
+
+    def close(self) -> None:
+        """End the processes."""
+        self.is_closed = True
+        for process in self.processes:
+            process.terminate()
+            process.join()
+        for source in self.sources:
+            source.close()
+
+
+def _work(make: Callable[[int], Packed], first: int, stride: int, sink: Connection) -> None:
+    """Send every `stride`-th batch from step `first` on, until nobody reads them."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the trainer closes the pipe
+    torch.set_num_threads(1)
+    step = first
+    while True:
+        batch = make(step)
+        arrays = (batch.ids.numpy(), batch.wanted.numpy(), batch.ends.numpy())
+        try:
+            sink.send((batch.bucket, *arrays, batch.num_wanted, batch.num_used))
+        except (BrokenPipeError, OSError):
+            return
+        step += stride

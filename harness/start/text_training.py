@@ -1,0 +1,232 @@
+"""Supervised training of a base on a task with many right wordings, up to a sampled accuracy.
+
+    packed documents, short problems first -> AdamW (warm-up, constant, linear decay) -> every so often:
+    how sure of the numbers?  -> only if that can be near the target: sample answers and check them -> go on, or done
+
+A right answer has many wordings, so its probability is no product along one of them: accuracy is measured by sampling
+with the embedded engine. The probability of all numbers of a demonstrated answer, its words given, is an estimate that
+costs one forward pass and is hardly ever lower; while it is well below the target, nobody samples. Schedules are
+functions of the step alone. On a CPU weights, data and order are functions of (config, task, recipe, base seed), bit
+for bit. Left out: batches (`harness.start.text_documents`), the step (`text_step`), what is stored
+(`base_model`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from harness.api import Plan
+from harness.engines.embedded.engine import EmbeddedEngine
+from harness.foundation.seeds import generator, stable_seed
+from harness.foundation.state_files import load_state, save_state
+from harness.models.decoder import Decoder, DecoderConfig
+from harness.numerics.formats import format_named
+from harness.start.base_training import Place, Progress, Unfinished
+from harness.start.text_documents import Documents, Feed, buckets_of, pack
+from harness.start.text_step import PackedDecoder, PackedStep, device_of
+from harness.tasks import Item, Worded
+
+RULE = 1
+"""Version of this training procedure; part of the key of a text base."""
+EMBED_STD = 0.02
+FINE = 5
+"""Where the target can be near, evaluations are so many times as frequent."""
+SURE = 0.8
+"""Answers are sampled once the probability of their numbers is above this share of the target."""
+SAMPLED_ROWS = 512
+"""Answers sampled at a time."""
+Point = tuple[int, float | None, float]
+"""(step, sampled accuracy or None where nobody sampled, mean probability of all numbers of an answer)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextRecipe:
+    """How a text base is trained. AdamW: linear warm-up, constant, then linear to `final_lr` of it at `max_steps`."""
+
+    target_accuracy: float = 0.40
+    """Training stops at the first sampled accuracy that reaches it."""
+    eval_every: int = 500
+    """Steps between evaluations; a fifth of it where the target can be near."""
+    num_eval: int = 512
+    max_steps: int = 5500
+    batch_tokens: int = 32768
+    sizes: tuple[int, ...] = ()
+    """Ends of the ranges of problem sizes that are mixed (`text_documents.MIX`); empty: the task's own size alone."""
+    lr: float = 3e-3
+    final_lr: float = 0.05
+    decay_from: float = 0.6
+    """Share of `max_steps` after which the rate falls; 1: never."""
+    betas: tuple[float, float] = (0.9, 0.95)
+    weight_decay: float = 0.1
+    warmup_steps: int = 150
+    grad_clip: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.batch_tokens < 1:
+            raise ValueError(f"base.batch_tokens={self.batch_tokens}: a task in words needs it; choose base=text")
+        if not 0 < self.decay_from <= 1:
+            raise ValueError(f"base.decay_from={self.decay_from:g}: a share of the steps above 0, at most 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trained:
+    """What a training gives."""
+
+    model: Decoder
+    steps: int
+    curve: list[Point]
+    seconds: float
+    """Of training and evaluation, those before a stop in between included."""
+    tokens_per_s: float
+    """Of the steps between two looks at the clock, evaluations and the first steps left out; 0 where there are none."""
+
+
+class _Pace:
+    """Steps a second between evaluations, those before the first one left out: they compile."""
+
+    def __init__(self, is_cuda: bool) -> None:
+        self.is_cuda, self.seconds, self.steps = is_cuda, 0.0, 0
+        self.since: tuple[int, float] | None = None
+
+    def stop(self, step: int) -> None:
+        """An evaluation after `step` begins."""
+        if self.is_cuda:
+            torch.cuda.synchronize()
+        if self.since is not None:
+            self.steps += step - self.since[0]
+            self.seconds += time.perf_counter() - self.since[1]
+
+    def go(self, step: int) -> None:
+        """It has ended."""
+        self.since = (step, time.perf_counter())
+
+    @property
+    def steps_per_s(self) -> float:
+        """0 where nothing was measured."""
+        return self.steps / self.seconds if self.seconds else 0.0
+
+
+def learning_rate(recipe: TextRecipe, step: int) -> float:
+    """The rate of a step, counted from 1."""
+    rate = recipe.lr * min(1.0, step / max(recipe.warmup_steps, 1))
+    share = step / recipe.max_steps
+    if share > recipe.decay_from:
+        rate *= 1 - (1 - recipe.final_lr) * (share - recipe.decay_from) / (1 - recipe.decay_from)
+    return rate
+
+
+def new_decoder(config: DecoderConfig, base_seed: int) -> Decoder:
+    """A decoder whose linears keep the variance of their inputs, and those that write to the residual share it among
+    the layers."""
+    model = Decoder(config, generator("cpu", base_seed, "base init"), init_std=1.0)
+    with torch.no_grad():
+        for name, tensor in model.named_parameters():
+            if tensor.dim() == 2:
+                scale = EMBED_STD if "embed" in name else tensor.shape[1] ** -0.5
+                tensor.mul_(scale * ((2 * config.num_layers) ** -0.5 if "o_proj" in name or "down_proj" in name else 1))
+    return model
+
+
+def fit_text(
+    config: DecoderConfig, task: Worded, recipe: TextRecipe, base_seed: int, place: Place, progress: Progress | None
+) -> Trained:
+    """Train up to the target or to the last step. Raises Unfinished as `place` says."""
+    buckets = buckets_of(task, recipe.sizes, recipe.batch_tokens, config.max_positions)
+    model = new_decoder(config, base_seed).to(place.device)
+    step = PackedStep(model, buckets, recipe.batch_tokens, recipe.betas, recipe.weight_decay, recipe.grad_clip)
+    done, curve, spent = 0, list[Point](), 0.0
+    if place.state is not None and place.state.exists():
+        done, curve, spent = _restore(step, model, load_state(place.state))
+    watched = task.sample("train", [stable_seed(base_seed, "base watch", i) for i in range(recipe.num_eval)])
+    documents = Documents(task=task, buckets=tuple(buckets), tokens=recipe.batch_tokens, base_seed=base_seed,
+                          max_steps=recipe.max_steps)  # fmt: skip
+    feed, began = Feed(documents, done + 1, place.workers, is_pinned=step.is_cuda), time.perf_counter()
+    pace = _Pace(step.is_cuda)
+    try:
+        while done < recipe.max_steps and not (curve and (curve[-1][1] or 0.0) >= recipe.target_accuracy):
+            done += 1
+            step(feed.next(), learning_rate(recipe, done))
+            every = max(1, recipe.eval_every // FINE) if curve and curve[-1][1] is not None else recipe.eval_every
+            if done % every == 0 or done == recipe.max_steps:
+                pace.stop(done)
+                curve.append(_point(model, task, watched, recipe, done, base_seed))
+                pace.go(done)
+                if progress is not None:
+                    progress(done, recipe.max_steps, curve[-1][1] or 0.0)
+            if place.should_stop():
+                if place.state is not None:
+                    save_state(place.state, _state(step, model, done, curve, spent + time.perf_counter() - began))
+                raise Unfinished(f"stopped after {done} steps")
+    finally:
+        feed.close()
+    return Trained(model=model, steps=done, curve=curve, seconds=spent + time.perf_counter() - began,
+                   tokens_per_s=pace.steps_per_s * recipe.batch_tokens)  # fmt: skip
+
+
+def _point(model: Decoder, task: Worded, items: Sequence[Item], recipe: TextRecipe, done: int, base_seed: int) -> Point:
+    sure = number_certainty(model, task, items, recipe.batch_tokens)
+    if sure < SURE * recipe.target_accuracy and done < recipe.max_steps:
+        return done, None, sure
+    seed = stable_seed(base_seed, "base sampling", done)
+    return done, sampled_accuracy(model, task, items, seed=seed), sure
+
+
+@torch.no_grad()
+def number_certainty(model: Decoder, task: Worded, items: Sequence[Item], tokens: int) -> float:
+    """Mean over items of the probability of all numbers (`firm_ids`) of a right answer, each given what stands before
+    it. `tokens` are computed at a time."""
+    device = device_of(model)
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    bucket = buckets_of(task, (), tokens, model.config.max_positions)[0]
+    decoder = PackedDecoder(model, dtype, bucket.longest)
+    shown = list(zip([item.prompt for item in items], task.answers(items), strict=True))
+    firm = torch.zeros(task.vocab_size, device=device)
+    firm[list(task.firm_ids)] = 1.0
+    total = 0.0
+    while shown:
+        batch, count = pack(shown, bucket, 0, tokens)
+        shown = shown[count:]
+        size = tokens if device.type == "cuda" else batch.num_used
+        ids, ends = batch.ids[:size].to(device), batch.ends.clamp(max=size).to(device)
+        counts = batch.wanted[:size].to(device) * firm[ids.roll(-1)]
+        lost = torch.zeros(len(ends), device=device)
+        number = torch.searchsorted(ends, torch.arange(size, device=device, dtype=ends.dtype), right=True) - 1
+        lost.index_add_(0, number, decoder.losses(ids, ends, bucket.longest) * counts)
+        has = torch.zeros_like(lost).index_add_(0, number, counts)
+        total += float((torch.exp(-lost) * (has > 0)).sum())
+    return total / len(items)
+
+
+def sampled_accuracy(
+    model: Decoder, task: Worded, items: Sequence[Item], *, seed: int, temperature: float = 1.0
+) -> float:
+    """Mean reward of one sampled answer to each item, by the model with its weights rounded to bfloat16."""
+    engine = EmbeddedEngine(
+        model.config, Plan(rollout_weights=format_named("fp32")), eos_id=task.eos_id, pad_id=task.pad_id,
+        device=device_of(model), max_batch=SAMPLED_ROWS,
+    )  # fmt: skip
+    engine.load_weights((name, tensor.detach().bfloat16().float()) for name, tensor in model.named_parameters())
+    rollout = engine.generate(
+        [item.prompt for item in items], num_samples=1, max_new_tokens=task.max_new_tokens, temperature=temperature,
+        seed=seed,
+    )  # fmt: skip
+    engine.close()
+    rows = zip(rollout.token_ids.tolist(), rollout.lengths.tolist(), strict=True)
+    return sum(score.reward for score in task.score(items, [ids[:size] for ids, size in rows])) / len(items)
+
+
+def _state(step: PackedStep, model: Decoder, done: int, curve: list[Point], seconds: float) -> dict[str, Any]:
+    return {"model": model.state_dict(), "optimizer": step.optimizer.state_dict(), "step": done,
+            "curve": [list(point) for point in curve], "seconds": seconds}  # fmt: skip
+
+
+def _restore(step: PackedStep, model: Decoder, saved: dict[str, Any]) -> tuple[int, list[Point], float]:
+    model.load_state_dict(saved["model"])
+    step.optimizer.load_state_dict(saved["optimizer"])
+    step.keep_rate()
+    return saved["step"], [(point[0], point[1], point[2]) for point in saved["curve"]], saved["seconds"]

@@ -1,0 +1,51 @@
+"""Processes of this project in a working directory whose files have the names of modules that they import."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from harness.foundation.own_process import code_path, module_command
+from harness.foundation.provenance import ROOT
+from harness.records.paths import runs_folder
+from harness.records.run_result import read_results
+
+FOREIGN = 'raise RuntimeError("a file of the working directory was imported")\n'
+RUN = (
+    "run", "method=naive", "precision=int8", "model=xs", "task=chain", "task.n=2", "task.num_eval=8", "model.spread=0",
+    "trainer.steps=1", "algo.num_prompts=2", "algo.group_size=2", "base.max_steps=1", "base.target_accuracy=0.0",
+)  # fmt: skip
+
+
+@pytest.fixture
+def foreign(tmp_path: Path) -> Path:
+    """A folder with packages `harness` and `methods` and a module `queue` that are not ours."""
+    for name in ("harness/__init__.py", "methods/__init__.py", "queue.py"):
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(FOREIGN)
+    return tmp_path
+
+
+def test_the_working_directory_shadows_no_module(foreign: Path) -> None:
+    command = module_command("harness.cli.main", *RUN, "--results", "found")
+    done = subprocess.run(command, cwd=foreign, env=os.environ | code_path(), capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (result,) = read_results(runs_folder(foreign / "found"))
+    assert (result.status, result.num_steps) == ("ok", 1)
+
+
+def test_a_plain_start_would_be_shadowed(foreign: Path) -> None:
+    command = [word for word in module_command("harness.cli.main", "methods") if word != "-P"]
+    done = subprocess.run(command, cwd=foreign, env=os.environ | code_path(), capture_output=True, text=True)
+    assert done.returncode == 1 and "a file of the working directory was imported" in done.stderr
+
+
+def test_our_code_leads_what_pythonpath_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", "a" + os.pathsep + "b")
+    assert code_path() == {"PYTHONPATH": os.pathsep.join([str(ROOT), "a", "b"])}
+    monkeypatch.delenv("PYTHONPATH")
+    assert code_path() == {"PYTHONPATH": str(ROOT)}

@@ -1,0 +1,254 @@
+"""Text bases: packed documents, the step on them, the schedule, when it stops, and what is stored."""
+
+import dataclasses
+import itertools
+import json
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from harness.config.load import load
+from harness.config.schema import Launch
+from harness.models.checkpoint import load_decoder
+from harness.models.decoder import Decoder, DecoderConfig
+from harness.start.base_model import base_key, base_name, read_record, train_base
+from harness.start.base_training import Place, Unfinished
+from harness.start.prepare import base_folder
+from harness.start.text_documents import MIX, Bucket, Documents, Feed, Packed, bucket_at, buckets_of, pack
+from harness.start.text_step import PackedDecoder, PackedStep, document_positions
+from harness.start.text_training import TextRecipe, learning_rate, new_decoder, number_certainty, sampled_accuracy
+from harness.tasks.wordmath import Wordmath
+
+TASK = Wordmath(n=2, layout="ordered", num_names=4, vocab_size=160, reward="path")
+CONFIG = DecoderConfig(
+    vocab_size=160, num_layers=2, hidden_size=32, num_heads=4, num_kv_heads=2, head_dim=16, intermediate_size=96,
+    bos_id=2, eos_id=1, pad_id=0,
+)  # fmt: skip
+RECIPE = TextRecipe(target_accuracy=0.05, eval_every=40, num_eval=128, max_steps=400, batch_tokens=1024, lr=1e-2,
+                    warmup_steps=10, decay_from=1.0)  # fmt: skip
+
+
+def test_packed_documents_by_hand():
+    bucket = Bucket(low=1, high=2, longest=6, most=6)
+    shown = [((7, 8), (9,)), ((1,) * 5, (2,) * 5), ((5,), (6, 4)), ((3, 3), (3, 3))]
+    batch, count = pack(shown, bucket, 2, 9)
+    assert count == 3  # the second is longer than the bucket's longest, the fourth is one token too many
+    assert batch.ids.tolist() == [7, 8, 9, 5, 6, 4, 0, 0, 0]
+    assert batch.wanted.tolist() == [0, 1, 0, 1, 1, 0, 0, 0, 0]
+    assert batch.ends.tolist() == [0, 3, 6, 9, 9, 9, 9]
+    assert (batch.bucket, batch.num_wanted, batch.num_used) == (2, 3, 6)
+    assert document_positions(batch.ends, 9).tolist() == [0, 1, 2, 0, 1, 2, 0, 1, 2]
+
+
+def test_sizes_are_cut_at_the_tasks_own():
+    task = Wordmath(n=10)
+    cut = [(bucket.low, bucket.high) for bucket in buckets_of(task, (6, 14, 36), 32768, 4096)]
+    assert cut == [(2, 6), (7, 10)]
+    assert [(b.low, b.high) for b in buckets_of(task, (), 32768, 4096)] == [(10, 10)]
+    assert [(b.low, b.high) for b in buckets_of(Wordmath(n=4), (6, 14), 32768, 4096)] == [(2, 4)]
+    with pytest.raises(ValueError, match=r"base.batch_tokens=512: a document of n=10 has up to \d+ tokens"):
+        buckets_of(task, (6,), 512, 4096)
+
+
+def test_short_documents_come_first():
+    assert MIX[0][1][:3] == (0.7, 0.3, 0.0)
+    assert [bucket_at(0.1, chance, 4) for chance in (0.0, 0.69, 0.71, 0.999)] == [0, 0, 1, 1]
+    assert [bucket_at(1.0, chance, 4) for chance in (0.29, 0.31, 0.61, 0.81, 0.83)] == [0, 1, 2, 2, 3]
+    assert [bucket_at(1.0, chance, 2) for chance in (0.49, 0.51)] == [0, 1]  # 0.3 and 0.3, of 0.6
+    assert bucket_at(0.05, 0.99, 1) == 0
+
+
+def test_batches_are_right_answers_of_their_bucket():
+    task = Wordmath(n=5)
+    buckets = tuple(buckets_of(task, (3,), 4096, 4096))
+    documents = Documents(task=task, buckets=buckets, tokens=4096, base_seed=0, max_steps=10)
+    drawn = [documents(step) for step in range(1, 11)]
+    assert {batch.bucket for batch in drawn} == {0, 1}
+    for batch in drawn:
+        starts = batch.ends[batch.ends < batch.num_used].tolist()
+        assert len(batch.ids) == 4096 and batch.num_used > 3700 and len(starts) == len({*starts}) >= 15
+        assert batch.ends.diff().max() <= buckets[batch.bucket].longest and batch.ends[-1] == 4096
+        assert (batch.ids[starts] == 2).all()  # <bos>
+        last = [end - 1 for end in [*starts[1:], batch.num_used]]
+        assert (batch.ids[last] == 1).all() and batch.wanted.sum() == batch.num_wanted
+        # the last prompt token, `?`, is the first position that is learnt of each document
+        first = [start + int(batch.wanted[start:].argmax()) for start in starts]
+        assert {task.words[int(batch.ids[at])] for at in first} == {"?"}
+    again, other = documents(3), dataclasses.replace(documents, base_seed=1)(3)
+    assert torch.equal(again.ids, drawn[2].ids) and not torch.equal(other.ids, again.ids)
+
+
+def test_processes_make_the_same_batches():
+    documents = Documents(task=TASK, buckets=tuple(buckets_of(TASK, (), 512, 4096)), tokens=512, base_seed=3,
+                          max_steps=9)  # fmt: skip
+    feed = Feed(documents, 4, workers=2, is_pinned=False)
+    try:
+        for step in (4, 5, 6, 7):
+            for ours, theirs in zip(feed.next(), documents(step), strict=True):
+                assert torch.equal(ours, theirs) if isinstance(ours, torch.Tensor) else ours == theirs
+        for process in feed.processes:
+            process.kill()
+        with pytest.raises(RuntimeError, match="makes training documents has ended"):
+            for _ in range(200):
+                feed.next()
+    finally:
+        feed.close()
+    assert not any(process.is_alive() for process in feed.processes)
+
+
+def losses_by_hand(model, batch: Packed):
+    """Document by document through the model's own forward pass: the mean over response tokens."""
+    total = torch.zeros(())
+    for first, end in itertools.pairwise(batch.ends.tolist()):
+        if end <= batch.num_used and end > first:
+            ids = batch.ids[None, first:end]
+            losses = F.cross_entropy(model(ids)[0, :-1], ids[0, 1:], reduction="none")
+            total = total + (losses * batch.wanted[first : end - 1]).sum()
+    return total / batch.num_wanted
+
+
+def test_the_packed_loss_and_its_gradient_are_the_models_own():
+    buckets = buckets_of(TASK, (), 512, 4096)
+    batch = Documents(task=TASK, buckets=tuple(buckets), tokens=512, base_seed=0, max_steps=9)(1)
+    model = new_decoder(CONFIG, 0)
+    expected = losses_by_hand(model, batch)
+    grads = torch.autograd.grad(expected, list(model.parameters()))
+    for dtype, size, tolerance in ((torch.float32, batch.num_used, 1e-5), (torch.bfloat16, 512, 0.05)):
+        decoder = PackedDecoder(model, dtype, buckets[0].longest)
+        losses = decoder.losses(batch.ids[:size], batch.ends.clamp(max=size), buckets[0].longest)
+        loss = (losses * batch.wanted[:size]).sum() / batch.num_wanted
+        assert loss.dtype == torch.float32 and abs(float((loss - expected).detach())) < tolerance
+        for ours, theirs in zip(torch.autograd.grad(loss, list(model.parameters())), grads, strict=True):
+            assert float((ours - theirs).norm() / theirs.norm()) < tolerance
+
+
+def test_a_step_is_clipped_adamw_with_decay_on_matrices():
+    buckets = buckets_of(TASK, (), 512, 4096)
+    documents = Documents(task=TASK, buckets=tuple(buckets), tokens=512, base_seed=0, max_steps=9)
+    model, twin = new_decoder(CONFIG, 0), new_decoder(CONFIG, 0)
+    step = PackedStep(model, buckets, 512, (0.9, 0.95), 0.1, 0.5)
+    groups = [{"params": [p for p in twin.parameters() if p.dim() == 2], "weight_decay": 0.1},
+              {"params": [p for p in twin.parameters() if p.dim() == 1], "weight_decay": 0.0}]  # fmt: skip
+    optimizer = torch.optim.AdamW(groups, 1.0, (0.9, 0.95))
+    for number, lr in ((1, 1e-3), (2, 2e-3), (3, 5e-4)):
+        step(documents(number), lr)
+        loss = losses_by_hand(twin, documents(number))
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(twin.parameters(), 0.5)
+        for group in optimizer.param_groups:
+            group["lr"] = lr
+        optimizer.step()
+        optimizer.zero_grad()
+        assert abs(float(step.loss - loss.detach())) < 1e-4
+    for ours, theirs in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, atol=2e-5, rtol=1e-3)
+
+
+def test_other_families_are_refused():
+    model = Decoder(dataclasses.replace(CONFIG, qk_norm=False, attention_bias=True))
+    with pytest.raises(ValueError, match=r"model.family: a base for text is trained for qwen3 alone"):
+        PackedDecoder(model, torch.float32, 8)
+
+
+def test_the_rate_warms_up_stays_and_falls():
+    recipe = TextRecipe(lr=1.0, warmup_steps=10, max_steps=100, decay_from=0.6, final_lr=0.2)
+    rates = {1: 0.1, 5: 0.5, 10: 1.0, 60: 1.0, 80: 0.6, 100: 0.2}
+    assert {step: learning_rate(recipe, step) for step in rates} == pytest.approx(rates)
+    assert learning_rate(dataclasses.replace(recipe, decay_from=1.0), 100) == 1.0
+    with pytest.raises(ValueError, match=r"base.batch_tokens=0: a task in words needs it; choose base=text"):
+        TextRecipe(batch_tokens=0)
+    with pytest.raises(ValueError, match=r"base.decay_from=0: a share"):
+        TextRecipe(decay_from=0)
+
+
+def test_weights_start_with_the_variance_of_their_inputs():
+    config = dataclasses.replace(CONFIG, hidden_size=64, intermediate_size=256)
+    for name, tensor in new_decoder(config, 0).named_parameters():
+        if tensor.dim() == 2:
+            wanted = 0.02 if "embed" in name else tensor.shape[1] ** -0.5
+            wanted *= 0.5 if "o_proj" in name or "down_proj" in name else 1.0  # 1 / sqrt(2 * 2 layers)
+            assert float(tensor.detach().std()) == pytest.approx(wanted, rel=0.1), name
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("bases") / "tiny"
+    return folder, train_base(CONFIG, TASK, RECIPE, 0, folder)
+
+
+def test_training_stops_at_the_sampled_accuracy(trained):
+    folder, record = trained
+    steps, sampled, sure = zip(*record["curve"], strict=True)
+    assert record["is_target_reached"] and record["steps"] == steps[-1] < 400 and steps[0] == 40
+    assert sampled[-1] >= 0.05 and all(value is None or value < 0.05 for value in sampled[:-1])
+    assert all((value is None) == (bound < 0.04) for value, bound in zip(sampled, sure, strict=True))
+    fine = [step for step, value in zip(steps, sampled, strict=True) if value is not None]
+    assert all(b - a == 8 for a, b in itertools.pairwise(fine)) and fine[0] % 40 == 0
+    assert record["accuracy"] >= 0.025 and record["rule"] == "text 1" and "seconds" not in record
+    assert read_record(folder) == record
+
+
+def test_training_again_and_after_a_stop_gives_the_same_files(trained, tmp_path):
+    folder, record = trained
+    place = Place(state=tmp_path / "state.pt", should_stop=iter([False] * 44 + [True]).__next__)
+    with pytest.raises(Unfinished, match="stopped after 45 steps"):
+        train_base(CONFIG, TASK, RECIPE, 0, tmp_path / "again", None, place)
+    again = train_base(CONFIG, TASK, RECIPE, 0, tmp_path / "again", None, Place(state=tmp_path / "state.pt"))
+    assert again == record and not (tmp_path / "state.pt").exists()
+    for file in folder.iterdir():
+        assert (tmp_path / "again" / file.name).read_bytes() == file.read_bytes(), file.name
+
+
+def test_the_tokenizer_of_a_base_reads_words(trained):
+    stored = json.loads((trained[0] / "tokenizer.json").read_text())
+    assert [*stored["model"]["vocab"]] == list(TASK.words)
+    tokenizer = pytest.importorskip("tokenizers").Tokenizer.from_file(str(trained[0] / "tokenizer.json"))
+    for item in TASK.sample("eval", range(3)):
+        text = " ".join(TASK.words[token] for token in item.prompt)
+        assert tokenizer.encode(text, add_special_tokens=False).ids == list(item.prompt)
+
+
+def test_the_certainty_of_numbers_is_a_product_over_them(trained):
+    model, items = load_decoder(trained[0]), TASK.sample("eval", range(6))
+    by_hand = []
+    for item, answer in zip(items, TASK.answers(items), strict=True):
+        ids = torch.tensor([[*item.prompt, *answer]])
+        logp = model(ids)[0, :-1].detach().log_softmax(-1).gather(1, ids[0, 1:, None])[:, 0]
+        own = range(len(item.prompt), ids.shape[1])
+        by_hand.append(float(sum(logp[at - 1] for at in own if int(ids[0, at]) in TASK.firm_ids).exp()))
+    assert len({round(value, 6) for value in by_hand}) == 6
+    for tokens in (128, 4096):
+        assert number_certainty(model, TASK, items, tokens) == pytest.approx(sum(by_hand) / 6, rel=1e-4)
+
+
+def test_sampled_accuracy_is_that_of_the_runs_own_engine(trained):
+    model, items = load_decoder(trained[0]), TASK.sample("eval", range(128))
+    drawn = [sampled_accuracy(model, TASK, items, seed=seed) for seed in range(12)]
+    # 1536 answers at an accuracy near .08: s.d. .007; the record's 128 have one of .025
+    assert len({*drawn}) > 3 and abs(sum(drawn) / 12 - trained[1]["accuracy"]) < 0.1
+    assert sampled_accuracy(model, TASK, items, seed=0, temperature=0.0) == trained[1]["greedy_accuracy"]
+
+
+def test_the_key_covers_the_recipe_and_the_reward():
+    changed = {"target_accuracy": 0.3, "eval_every": 41, "num_eval": 64, "max_steps": 401, "batch_tokens": 2048,
+               "sizes": (2,), "lr": 1e-3, "final_lr": 0.1, "decay_from": 0.5, "betas": (0.9, 0.9), "weight_decay": 0.0,
+               "warmup_steps": 11, "grad_clip": 2.0}  # fmt: skip
+    assert {*changed} == {field.name for field in dataclasses.fields(TextRecipe)}
+    keys = [base_key(CONFIG, TASK, dataclasses.replace(RECIPE, **{name: value}), 0) for name, value in changed.items()]
+    keys += [base_key(CONFIG, TASK, RECIPE, seed) for seed in (0, 1)]
+    keys += [base_key(CONFIG, dataclasses.replace(TASK, reward="answer"), RECIPE, 0)]
+    assert len({*keys}) == len(keys) == 16
+    assert base_name("words_s", TASK, 1, "0123456789ab") == "words_s-wordmath2-b1-0123456789ab"
+
+
+def test_a_run_names_its_text_base(tmp_path):
+    words = ["model=words_s", "base=text_small", "task=wordmath_ordered"]
+    folder = base_folder(load(words), Launch(results=str(tmp_path)))
+    assert folder is not None and folder.name.startswith("words_s-wordmath4-b0-")
+    shifted = base_folder(load([*words, "base.decay_from=0.5"]), Launch(results=str(tmp_path)))
+    assert shifted is not None and shifted != folder
+    with pytest.raises(ValueError, match="choose base=text"):
+        base_folder(load([*words, "base=default"]), Launch(results=str(tmp_path)))
+    with pytest.raises(ValueError, match="vocab_size=32: valid: 160, 512"):
+        base_folder(load(["base=text_small", "task=wordmath_ordered"]), Launch(results=str(tmp_path)))
