@@ -3,8 +3,8 @@
 # PYTHON (the interpreter to build .venv on).
 
 .DEFAULT_GOAL := help
-.PHONY: help setup sweep search smoke base figures notebooks report site claims browse break-even faults map bench test test-gpu \
-	test-verl throughput parity golden oracles check lint types spelling rules format clean
+.PHONY: help setup sweep search smoke base figures notebooks report site claims browse break-even faults map bench test \
+	test-all test-gpu test-verl throughput parity golden oracles lock check lint types spelling rules format clean
 
 PY := .venv/bin/python
 LOWBIT := .venv/bin/lowbit
@@ -79,8 +79,11 @@ map: setup ## docs/architecture: picture and table of the rooms, from the tree
 bench: setup ## speed ratios against transformers and TRL in one run
 	@$(PY) -m harness.devtools.bench $(ARGS)
 
-test: setup ## the default test suite on CPU (ARGS='-m slow' for the slow ones)
+test: setup ## the default test suite on CPU, some 10 minutes on 2 cores
 	@$(PY) -m pytest -n $(JOBS) --dist loadfile $(ARGS)
+
+test-all: setup ## the default suite and the slow tests
+	@$(PY) -m pytest -n $(JOBS) --dist loadfile -m "not gpu and not verl" $(ARGS)
 
 test-gpu: setup ## the tests that need a CUDA device (WORKERS=4 on two GPUs: side by side, two to a GPU)
 	@$(PY) -m pytest -m gpu -n $(or $(WORKERS),0) --dist loadgroup $(ARGS)
@@ -100,6 +103,11 @@ oracle-%: requirements/oracle-%.txt
 	@$(PY) -I harness/devtools/setup_env.py --venv .venv-oracle-$* --requirements $<
 	set -e; for script in $(wildcard tests/oracles/make_$*.py tests/oracles/make_$*_*.py); do \
 		.venv-oracle-$*/bin/python $$script; done
+
+lock: setup ## resolve requirements/lock-*.txt anew (NAME=gpu); uv does it, in an environment of its own
+	@$(PY) -m venv .venv-lock
+	@.venv-lock/bin/python -m pip --disable-pip-version-check -qq install -r requirements/tools-lock.txt
+	@PATH="$$PWD/.venv-lock/bin:$$PATH" $(PY) -m harness.devtools.lock $(NAME)
 
 check: lint types spelling rules ## linters, types, spelling and house rules: what CI and pre-commit run
 

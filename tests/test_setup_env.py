@@ -15,6 +15,7 @@ from tests.source_tree import ROOT
 
 PYPROJECT = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
 LIMITS = read_limits(PYPROJECT)
+FROM_CPU_INDEX = ("--retries", "1", "--index-url", setup_env.CPU_INDEX)
 
 
 def python(path: str, **said) -> Python:
@@ -80,7 +81,8 @@ def test_a_working_environment_of_another_version_is_left_alone(machine, monkeyp
 def test_an_up_to_date_environment_runs_nothing(monkeypatch, tmp_path):
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "python").symlink_to(sys.executable)
-    stamp = {"key": hashlib.sha256(PYPROJECT.encode()).hexdigest(), "extras": ["dev", "tasks"]}
+    asked = PYPROJECT + setup_env.constraints(setup_env.lock_file("dev"), None)
+    stamp = {"key": hashlib.sha256(asked.encode()).hexdigest(), "extras": ["dev", "tasks"]}
     (tmp_path / setup_env.STAMP).write_text(json.dumps(stamp), encoding="utf-8")
     monkeypatch.setattr(setup_env, "probe", lambda name: pytest.fail("looked for interpreters"))
     set_up(tmp_path, ["dev"], None, None)
@@ -89,20 +91,27 @@ def test_an_up_to_date_environment_runs_nothing(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("gpu", "cuda_deps", "expected"),
+    ("gpu", "cuda_deps", "answers", "expected"),
     [
-        (True, True, [TORCH_CUDA]),
-        (False, False, [TORCH_CPU]),
-        (False, True, ["--index-url", setup_env.CPU_INDEX, TORCH_CPU]),
+        (True, True, True, [[TORCH_CUDA]]),
+        (False, False, True, [[TORCH_CPU]]),
+        (False, True, True, [[*FROM_CPU_INDEX, TORCH_CPU]]),
+        (False, True, False, [[*FROM_CPU_INDEX, TORCH_CPU], [TORCH_CPU]]),
     ],
 )
-def test_which_torch_is_installed(monkeypatch, gpu, cuda_deps, expected):
+def test_which_torch_is_installed(monkeypatch, gpu, cuda_deps, answers, expected):
     ran: list[list[str]] = []
+
+    def run(*command: str) -> int:
+        ran.append(list(command))
+        return 0 if answers else 1
+
     monkeypatch.setattr(setup_env, "has_nvidia_gpu", lambda: gpu)
     monkeypatch.setattr(setup_env, "needs_cuda", lambda venv, requirement: cuda_deps)
-    monkeypatch.setattr(setup_env, "run", lambda *command: ran.append(list(command)))
+    monkeypatch.setattr(setup_env, "run", run)
+    monkeypatch.setattr(setup_env, "exit_code", run)
     setup_env.install_torch(Path("venv"))
-    assert [command[command.index("install") + 1 :] for command in ran] == [expected]
+    assert [command[command.index("install") + 1 :] for command in ran] == expected
 
 
 def test_cuda_packages_are_known_by_name():

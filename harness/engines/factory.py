@@ -17,23 +17,29 @@ from harness.models.decoder import Decoder, DecoderConfig
 
 
 def check_engine(config: RunConfig, composed: Composed, extras: frozenset[str]) -> None:
-    """Raises ValueError, one line, where the run's engine is not here, cannot follow the plan or has no kernels for the
-    model's shape. Loads nothing.
+    """Raises ValueError, one line, where the run's engine cannot follow the plan or has no kernels for the model's
+    shape. Loads nothing.
 
-    A run for a GPU can be planned, and its records read, without one: then the GPU's build is asked, and `check_device`
-    of the cell refuses the start. `extras`: what the trainer can compute for a part (`Part.needs`).
+    A run can be planned, and its records read, where neither its engine nor its GPU is: the device says which build of
+    vLLM is asked, and `check_installed` refuses the start. `extras`: what the trainer can compute for a part
+    (`Part.needs`).
     """
     supports = EmbeddedEngine.supports
     if config.engine.name == "vllm":
-        is_elsewhere = config.trainer.device == "cuda" and not torch.cuda.is_available()
-        build = builds.CUDA if is_elsewhere else settings.installed_build()
+        build = builds.CUDA if config.trainer.device == "cuda" else builds.CPU
         builds.check_plan(build, composed.plan)
-        if not is_elsewhere:
+        if build is builds.CPU or torch.cuda.is_available():
             settings.check_device(build, config.trainer.device, composed.plan)
         path = config.model.path
         settings.check_shape(build, decoder_config(config.model) if path is None else load_config(path), composed.plan)
         supports = builds.supports(build)
     check_supported(composed, supports, config.engine.name, extras)
+
+
+def check_installed(config: RunConfig) -> None:
+    """Raises ValueError, one line, where the run's engine is not installed here, or in a build for another device."""
+    if config.engine.name == "vllm":
+        settings.check_device(settings.installed_build(), config.trainer.device, Plan())
 
 
 def make_engine(

@@ -7,7 +7,7 @@ import torch
 from harness.config.compose import Composed, compose
 from harness.config.decoder_config import decoder_config
 from harness.config.schema import Launch, RunConfig
-from harness.engines.factory import check_engine
+from harness.engines.factory import check_engine, check_installed
 from harness.trainers.local.forward import Thrift
 from harness.trainers.local.trainer import EXTRAS
 from harness.trainers.verl import checks
@@ -31,17 +31,21 @@ def check_device(config: RunConfig) -> None:
 
 
 def check_place(config: RunConfig, launch: Launch) -> None:
-    """Raises ValueError, one line, where this machine does not have what the run wants: its device, verl, a cluster;
-    or where `launch` asks for two things that exclude each other."""
+    """Raises ValueError, one line, where this machine does not have what the run wants: its device, its engine, verl, a
+    cluster; or where `launch` asks for two things that exclude each other."""
     check_device(config)
     Thrift.of(launch)
-    if config.trainer.name != "verl":
-        if launch.gpus * launch.nodes != 1:
-            raise ValueError(
-                f"launch.nodes={launch.nodes} launch.gpus={launch.gpus}: trainer={config.trainer.name} works on one "
-                "GPU; choose trainer=verl"
-            )
-        return
+    if config.trainer.name == "verl":
+        _check_verl(config, launch)
+    elif launch.gpus * launch.nodes != 1:
+        raise ValueError(
+            f"launch.nodes={launch.nodes} launch.gpus={launch.gpus}: trainer={config.trainer.name} works on one "
+            "GPU; choose trainer=verl"
+        )
+    check_installed(config)
+
+
+def _check_verl(config: RunConfig, launch: Launch) -> None:
     checks.check_launch(config, launch)
     checks.check_installed()
     checks.check_cluster(launch.ray_address)

@@ -9,9 +9,10 @@ import torch
 
 from harness.config.compose import compose
 from harness.config.load import load
+from harness.config.schema import Launch
 from harness.engines import factory
 from harness.engines.vllm import builds, settings
-from harness.run.checks import check_device
+from harness.run.checks import check_device, check_place
 from harness.trainers.local.trainer import EXTRAS
 
 
@@ -24,16 +25,13 @@ def checked(*words: str) -> None:
     ("words", "said"),
     [
         (("method=bf16", "model=s"), "model.head_dim=16: vLLM's attention (cpu) takes 32, 64"),
-        (("method=bf16", "model=xs128", "trainer.device=cuda"), "the installed vLLM is the CPU build"),
         (("method=naive", "precision=nf4", "model=xs128"), "rollout_weights=nf4: engine=vllm (cpu) cannot"),
         (("method=naive", "precision=int8", "model=xs128"), "needs avx512_vnni, which this processor lacks"),
         (("method=zero_mismatch", "precision=fp32", "model=xs128"), "the embedded engine's alone"),
     ],
 )
 def test_what_vllm_cannot_do_is_one_line_before_anything_is_loaded(words, said, monkeypatch):
-    monkeypatch.setattr(settings, "installed_build", lambda: builds.CPU)
     monkeypatch.setattr(settings, "cpu_flags", lambda: frozenset({"avx2"}))
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     with pytest.raises(ValueError) as caught:
         checked(*words)
     assert said in str(caught.value) and "\n" not in str(caught.value)
@@ -51,8 +49,42 @@ def test_a_run_for_a_gpu_is_planned_without_one_and_not_started(monkeypatch):
         check_device(load(["engine=vllm", "trainer.device=cuda"]))
 
 
+def test_a_run_is_planned_where_no_vllm_is_installed_and_not_started(monkeypatch):
+    def absent() -> builds.Build:
+        raise ValueError("engine=vllm: vLLM is not installed")
+
+    monkeypatch.setattr(settings, "installed_build", absent)
+    config = load(["engine=vllm", "method=bf16", "model=xs128"])
+    factory.check_engine(config, compose(config), EXTRAS)
+    with pytest.raises(ValueError, match="vLLM is not installed"):
+        factory.check_installed(config)
+    with pytest.raises(ValueError, match="vLLM is not installed"):
+        check_place(config, Launch())
+    factory.check_installed(load(["engine=embedded", "method=bf16"]))
+
+
+@pytest.mark.parametrize(
+    ("build", "device", "said"),
+    [
+        (
+            builds.CPU,
+            "cuda",
+            r"^trainer\.device=cuda: the installed vLLM is the CPU build; valid: trainer\.device=cpu$",
+        ),
+        (
+            builds.CUDA,
+            "cpu",
+            r"^trainer\.device=cpu: the installed vLLM is the CUDA build; valid: trainer\.device=cuda$",
+        ),
+    ],
+)
+def test_a_build_for_another_device_is_not_started(build, device, said, monkeypatch):
+    monkeypatch.setattr(settings, "installed_build", lambda: build)
+    with pytest.raises(ValueError, match=said):
+        factory.check_installed(load(["engine=vllm", "method=bf16", f"trainer.device={device}"]))
+
+
 def test_what_it_can_do_passes(monkeypatch):
-    monkeypatch.setattr(settings, "installed_build", lambda: builds.CPU)
     monkeypatch.setattr(settings, "cpu_flags", lambda: frozenset({"avx2"}))
     checked("method=flashrl", "precision=fp8_channel", "model=xs128")
     monkeypatch.setattr(settings, "cpu_flags", lambda: frozenset({"avx512f", "avx512_vnni"}))

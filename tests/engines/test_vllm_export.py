@@ -15,7 +15,6 @@ from harness.numerics.formats import format_named
 from harness.numerics.rounding import CASTS
 from tests.engines.vllm_cases import SHAPE, model_of, plan_of, pushed_by
 
-NO_COMPRESSED_TENSORS = "compressed-tensors is not installed; it comes with vLLM"
 FIELDS = [
     ("e4m3_channel", "e4m3_token", "float-quantized", ("float", 8, "channel", None), ("float", 8, "token")),
     ("e4m3_tensor", "e4m3_token", "float-quantized", ("float", 8, "tensor", None), ("float", 8, "token")),
@@ -28,9 +27,11 @@ FIELDS = [
 ]
 
 
+@pytest.mark.needs_vllm("compressed_tensors")
 @pytest.mark.parametrize(("name", "acts", "layout", "weights", "inputs"), FIELDS, ids=[f[0] for f in FIELDS])
 def test_compressed_tensors_reads_what_is_meant(name, acts, layout, weights, inputs) -> None:
-    quantization = pytest.importorskip("compressed_tensors.quantization", reason=NO_COMPRESSED_TENSORS)
+    from compressed_tensors import quantization
+
     written = settings.quantization_config(plan_of(name, acts), SHAPE)
     assert written is not None
     read = quantization.QuantizationConfig.model_validate(written)
@@ -45,10 +46,12 @@ def test_compressed_tensors_reads_what_is_meant(name, acts, layout, weights, inp
     assert x is None or (x.dynamic is True and x.symmetric)
 
 
+@pytest.mark.needs_vllm("compressed_tensors")
 @pytest.mark.parametrize(("name", "acts"), [(f[0], f[1]) for f in FIELDS])
 def test_exported_tensors_are_those_of_compressed_tensors(name: str, acts: str | None) -> None:
-    compressors = pytest.importorskip("compressed_tensors.compressors.base", reason=NO_COMPRESSED_TENSORS)
-    quantization = pytest.importorskip("compressed_tensors.quantization")
+    from compressed_tensors import quantization
+    from compressed_tensors.compressors import base as compressors
+
     plan = plan_of(name, acts)
     written = settings.quantization_config(plan, SHAPE)
     assert written is not None

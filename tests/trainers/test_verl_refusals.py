@@ -7,16 +7,18 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
+import torch
 
 from harness.cli import main as cli
 from harness.config.load import load
 from harness.config.resolve import resolve
 from harness.config.schema import Launch
+from harness.engines.vllm import builds, settings
 from harness.foundation.seeds import generator
 from harness.models.checkpoint import save_decoder
 from harness.models.decoder import Decoder, DecoderConfig
 from harness.models.tokenizer import save_tokenizer
-from harness.run import checks as run_checks
+from harness.run.checks import check_place
 from harness.trainers.verl import checks
 from tests.source_tree import ROOT
 
@@ -81,12 +83,14 @@ def test_a_cluster_that_does_not_answer(
 
 @pytest.mark.usefixtures("with_verl")
 def test_more_gpus_than_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_checks.torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(run_checks.torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    monkeypatch.setattr(settings, "installed_build", lambda: builds.CUDA)
     config = resolve(load(["trainer=verl", "method=bf16", "trainer.device=cuda"]))
-    run_checks.check_place(config, Launch(gpus=2))
+    check_place(config, Launch(gpus=2))
     with pytest.raises(ValueError, match=r"^launch\.gpus=4: 2 CUDA devices are visible; valid: 1 to 2$"):
-        run_checks.check_place(config, Launch(gpus=4))
+        check_place(config, Launch(gpus=4))
 
 
 def test_verl_is_not_installed(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -100,9 +99,9 @@ class FakeEngine:
         return SimpleNamespace(weights=("w",))
 
 
+@pytest.mark.needs_vllm("triton")
 @pytest.mark.parametrize("guards", [True, False])
 def test_a_broken_push_must_be_noticed(guards: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("triton", reason="Triton is not installed")
     from harness.kernels import quantize as kernels
 
     monkeypatch.setattr(kernels, "quantize_into", lambda: None)
@@ -213,7 +212,7 @@ def test_a_child_that_dies_leaves_its_last_words(tmp_path: Path, capsys: pytest.
     assert "verl" in part["failed"] and "FAILED" in capsys.readouterr().out
 
 
-@pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed")
+@pytest.mark.needs_vllm
 def test_toy_run_on_a_cpu(tmp_path: Path) -> None:
     out = tmp_path / "sync.json"
     words = ["sync", "--size", "toy", "--device", "cpu", "--formats", "bf16", "--pushes", "2", "--out", str(out)]
