@@ -24,12 +24,14 @@ def write(sweep: Sweep, records: Records, results: Path, claims: Path = CLAIMS) 
     if not any(cell.get("status") == "ok" for record in records.values() for cell in record.get("cells", {}).values()):
         raise ValueError(f"{sweep.name}: nothing is measured in {results}; lowbit throughput {sweep.name} measures it")
     from harness.studies.throughput.figures import draw_all
+    from harness.studies.throughput.headline import draw_decode, quiet_ratios
 
     text, data = results / "tables" / f"{sweep.name}.md", results / "tables" / f"{sweep.name}.csv"
     known = read_claims(claims) if claims.is_file() else NOTHING
     write_atomic(text, markdown(sweep, records, known).encode())
     write_atomic(data, tables.csv_text(sweep, records).encode())
-    return [text, data, *draw_all(sweep, records, results / "figures" / sweep.name)]
+    more = {"decode": draw_decode} if quiet_ratios(sweep, records) else {}
+    return [text, data, *draw_all(sweep, records, results / "figures" / sweep.name, more)]
 
 
 def markdown(sweep: Sweep, records: Records, claims: Claims = NOTHING) -> str:
