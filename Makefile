@@ -118,7 +118,7 @@ format: setup ## let ruff rewrite the sources
 	@.venv/bin/ruff format .
 
 docs: setup ## build the documentation site into build/docs; a broken link fails
-	@NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --strict --quiet $(ARGS)
+	@NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --strict $(ARGS)  # not --quiet: warnings that nobody logs are no errors either
 	@echo build/docs/index.html
 
 clean: ## remove caches and build leftovers; .venv and results/ stay

@@ -17,6 +17,7 @@ import re
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import MISSING, fields
+from functools import cache
 from pathlib import Path
 from posixpath import dirname, join, normpath, relpath
 from typing import TYPE_CHECKING, Any
@@ -181,6 +182,7 @@ def knob_rows(kind: type[Part]) -> list[tuple[str, str, str]]:
     return rows
 
 
+@cache
 def field_docs(kind: type) -> dict[str, str]:
     """Field -> the string below it in the source of a class or of the classes that it extends."""
     found: dict[str, str] = {}
