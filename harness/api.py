@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, fields
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -166,6 +166,12 @@ class Rollout:
     """[B] bool, True where the length limit came before the end token."""
     log_probs: Tensor | None = None
     """[B, T, V] float32 nats of the whole sampled distribution, where the engine was asked to keep it."""
+
+    def responses(self) -> list[list[int]]:
+        """Token ids of every row without padding."""
+        rows = cast("list[list[int]]", self.token_ids.tolist())  # pyright: ignore[reportUnknownMemberType]
+        lengths = cast("list[int]", self.lengths.tolist())  # pyright: ignore[reportUnknownMemberType]
+        return [ids[:n] for ids, n in zip(rows, lengths, strict=True)]
 
 
 QUANTIZED = tuple(

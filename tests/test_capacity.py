@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from harness.api import Plan
-from harness.cli.main import main as cli
+from harness.cli import main as cli
 from harness.config.schema import TrainerConfig
 from harness.engines.vllm.memory import num_parameters
 from harness.foundation.provenance import ROOT

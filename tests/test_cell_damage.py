@@ -19,8 +19,8 @@ from harness.config.load import run_id, to_json
 from harness.config.schema import Launch, RunConfig
 from harness.foundation.state_files import load_state, save_state
 from harness.records.run_result import read_result, write_result
+from harness.run import cell
 from harness.run.cell import UNWRITTEN, Cancelled, record, record_path, run_cell, work_folder
-from harness.run.run import cell
 from tests.toy import small_config, small_launch, small_run
 
 
@@ -107,8 +107,7 @@ def test_a_disk_too_full_for_a_state_costs_only_the_state(tmp_path: Path) -> Non
     work.mkdir(parents=True)
     (work / "cell.json").write_text(json.dumps({"config": to_json(config), "launch": to_json(launch)}))
     code = (
-        limit
-        + "signal.signal(signal.SIGXFSZ, signal.SIG_IGN); "
+        limit + "signal.signal(signal.SIGXFSZ, signal.SIG_IGN); "
         "from harness.run.cell import main; sys.exit(main(sys.argv[1]))"
     )
     assert subprocess.run([sys.executable, "-c", code, str(work / "cell.json")], check=False).returncode == 0

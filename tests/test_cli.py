@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.cli.main import main as cli
+from harness.cli import main as cli
 from harness.run.cell import run_cell
 from tests.sweep.stand_in import Seen, launcher
 from tests.toy import small_config, small_launch

@@ -8,9 +8,9 @@ import pytest
 
 from harness.records.arms import group_arms
 from harness.records.run_result import write_result
+from harness.report import figures
 from harness.report.leaderboard import leaderboard
 from harness.report.plots.differences import _halves, differences
-from harness.report.tables import figures
 from tests.result_factory import QUICK, result
 
 

@@ -13,7 +13,8 @@ from tests.source_tree import ROOT, Source, imported, sources
 
 ROOMS = (
     "foundation", "numerics", "kernels", "api", "fitting", "objective", "models", "tasks", "methods", "config",
-    "records", "engines", "start", "trainers", "run", "sweep", "report", "studies", "published", "viewers", "devtools", "cli",
+    "records", "engines", "start", "trainers", "run", "sweep", "report", "studies", "published", "viewers", "devtools",
+    "cli",
 )  # fmt: skip
 """Bottom to top: a room imports from itself and from the rooms before it, one room to a layer."""
 PURE = ("harness/numerics/", "harness/objective/")

@@ -62,7 +62,7 @@ def test_the_id_follows_the_weights_and_not_the_path(folder: Path, tmp_path: Pat
 
 
 def test_prompts_of_different_lengths_score_as_alone(folder: Path, tmp_path: Path) -> None:
-    from harness.run.cell import build
+    from harness.run.build import build
 
     run, _ = build(config_of(folder, "method=bf16", "precision=fp32"), small_launch(tmp_path))
     row = grpo_step(run)

@@ -11,14 +11,14 @@ import pytest
 import torch
 
 from harness.api import Step, TokenBatch
-from harness.cli.main import main as cli
+from harness.cli import main as cli
 from harness.config.schema import AlgoConfig, Launch
 from harness.foundation.clock import Clock
 from harness.foundation.provenance import ROOT
 from harness.objective.loss import start
-from harness.run.cell import build
-from harness.run.collect import collect
-from harness.run.run import loop
+from harness.run import loop
+from harness.run.build import build
+from harness.run.collect import advantages, collect
 from harness.studies.replay.arms import Arm, arms_of, pull
 from harness.studies.replay.evaluation import Question, evaluate_context
 from harness.studies.replay.gradients import batch_gradients, gradients, nearest_earlier, pulls_of
@@ -65,7 +65,9 @@ def test_a_replayed_gradient_is_the_one_the_loop_takes(
     run = small_run(tmp_path, (f"method={method}", "precision=int4", f"algo.mode={own}"))
     step = Step(index=0, total=4, seed=0)
     loop.push_weights(run, run.engine, step)
-    seqs, mask, adv, rollout, _ = collect(run, step, Clock("cpu"))
+    batch = collect(run, step, Clock("cpu"))
+    seqs, rollout = batch.seqs, batch.rollout
+    mask, adv, _ = advantages(run, batch.scores, rollout, seqs.sampled)
     old = run.trainer.score(seqs).logp
     batch = TokenBatch(
         token_ids=seqs.token_ids, mask=mask, adv=adv, rollout_logp=rollout.logp, old_logp=old, step=step

@@ -14,7 +14,7 @@ from harness.config.load import load
 from harness.config.resolve import resolve
 from harness.config.schema import Launch, RunConfig
 from harness.foundation.provenance import ROOT
-from harness.run.cell import build
+from harness.run.build import build
 from harness.run.run import Run
 from harness.sweep import with_default_precision
 

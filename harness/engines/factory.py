@@ -8,12 +8,12 @@ import torch
 
 from harness.api import Plan, RolloutEngine
 from harness.config.compose import Composed, check_supported
+from harness.config.decoder_config import decoder_config
 from harness.config.schema import RunConfig
 from harness.engines.embedded.engine import EmbeddedEngine
 from harness.engines.vllm import builds, settings
 from harness.models.checkpoint import load_config
 from harness.models.decoder import Decoder, DecoderConfig
-from harness.start.prepare import decoder_config
 
 
 def check_engine(config: RunConfig, composed: Composed, extras: frozenset[str]) -> None:

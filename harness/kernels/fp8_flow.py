@@ -38,7 +38,7 @@ LAUNCHES: dict[str, dict[str, int]] = {
     "8 warps": {"num_warps": 8, "maxnreg": 128},
     "16 warps": {"num_warps": 16, "maxnreg": 64},
 }
-"""Ways to launch the quantizer of runs: the same bits, differing in time alone (`harness.devtools.bench.fp8_layers`)."""
+"""Ways to launch the quantizer of runs: the same bits, differing in time alone (bench `fp8_layers`)."""
 LAUNCH = "8 warps"
 _BODIES: Any = fp8_flow_bodies
 

@@ -6,13 +6,55 @@ members, also those that a correction rejects later. Left out: value models, tok
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Sequence
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
 
 AdvantageKind = Literal["grpo", "dr_grpo", "loo", "batch"]
 KINDS: tuple[AdvantageKind, ...] = ("grpo", "dr_grpo", "loo", "batch")
+
+
+class Shaping(Protocol):
+    """What `shaped` reads from the algorithm's configuration."""
+
+    @property
+    def advantage(self) -> AdvantageKind: ...
+    @property
+    def adv_eps(self) -> float: ...
+    @property
+    def overlong_buffer(self) -> int: ...
+    @property
+    def overlong_factor(self) -> float: ...
+    @property
+    def overlong_filter(self) -> bool: ...
+
+
+def shaped(
+    algo: Shaping, limit: int, rewards: Sequence[float], lengths: Tensor, truncated: Tensor, sampled: Tensor,
+    group: Tensor,
+) -> tuple[Tensor, Tensor, dict[str, float]]:  # fmt: skip
+    """(mask [B, T], adv [B, T], metrics): overlong penalty and filter, then group advantages over all members.
+
+    rewards: B raw rewards; lengths [B] int64, tokens; truncated [B] bool; sampled [B, T] bool; group [B] int64, any
+    ids; `limit`: tokens.
+    """
+    raw = torch.tensor(rewards, dtype=torch.float32, device=sampled.device)
+    total = raw
+    if algo.overlong_buffer:
+        total = raw + overlong_penalty(lengths, limit, algo.overlong_buffer, algo.overlong_factor)
+    adv = group_advantage(total, group, algo.advantage, algo.adv_eps)
+    mask = sampled & ~truncated[:, None] if algo.overlong_filter else sampled
+    means = {
+        "reward/mean": total,
+        "reward/accuracy": raw,
+        "rollout/length_mean": lengths.float(),
+        "rollout/truncated_frac": truncated.float(),
+        "reward/informative_frac": informative_groups(raw, group).float(),
+    }
+    values = torch.stack([value.mean() for value in means.values()]).tolist()
+    return mask, adv[:, None].expand(mask.shape), dict(zip(means, values, strict=True))
 
 
 def group_advantage(scores: Tensor, group: Tensor, kind: AdvantageKind = "grpo", eps: float = 1e-6) -> Tensor:

@@ -15,7 +15,7 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
-from harness.api import Correction, TokenBatch
+from harness.api import Correction, Part, TokenBatch
 
 LOG_RATIO_BOUND = 20.0
 """Log-ratios are clamped to +-20 before exp, as in verl; GSPO's is only capped."""
@@ -256,6 +256,17 @@ def policy_loss(
             raise ValueError(f"entropy_coef: {algo.entropy_coef} needs an entropy with gradient")
         loss = loss - algo.entropy_coef * aggregate(entropy, mask, batch.mask, totals, agg=agg)
     return loss, sums
+
+
+def part_loss(part: Part, logp: Tensor, b: TokenBatch, c: Correction) -> Tensor | None:
+    """The part's own objective [b, T] on inputs whose padding is neutral."""
+    logp, b, c = cleaned(logp, b, c)
+    return part.token_loss(logp, c, b)
+
+
+def normalized(c: Correction, mask: Tensor, level: Literal["none", "token", "sequence"]) -> Correction:
+    """The correction with batch-normalised weights, the last thing that happens to them (losses.md section 6.9)."""
+    return c if level == "none" else replace(c, weight=batch_normalize(c.weight, mask, level))
 
 
 def _surrogate(logp: Tensor, b: TokenBatch, c: Correction, algo: Algorithm) -> tuple[Tensor, Tensor]:

@@ -9,17 +9,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from harness.api import Correction
+from harness.api import Correction, TokenBatch
 
 BOUND = 20.0
 """Log-ratios are clamped to +-20 before exp."""
 POSITION_BUCKETS = 64
 ENTROPY_EDGES = (0.0, 0.001, 0.01, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0)
 """Lower edges of the entropy buckets, nats; the last bucket is open."""
+PROFILE_EVERY = 5
+"""Steps between profiles of the mismatch over positions and entropies."""
+METRIC_CAP = 2.0
+"""Where the truncated metrics cut a ratio, whatever a method's own cap is, so that runs compare."""
 
 _MEANS = ("kl_k1", "kl_k2", "kl_k3", "kl_k3_reverse", "js", "logp_absdiff_mean", "prob_absdiff_mean", "mult_prob_error")
 _RATIOS = ("rho", "rho_sq", "weight", "weight_sq", "frac_high", "frac_low")
@@ -40,6 +45,18 @@ _DERIVED = (
     "invalid_frac", "m2", "chi2_token", "chi2_seq", "ess_token_raw", "ess_token", "ess_seq_raw", "ess_seq", "is_mean",
     "is_std", "is_min", "is_max", "is_raw_mean", "is_raw_max", "oob", "prob_absdiff_std", "prob_pearson",
 )  # fmt: skip
+
+
+def batch_mismatch(batch: TokenBatch, entropy: Tensor) -> dict[str, Any]:
+    """Mismatch metrics of a rollout batch before any update; at every `PROFILE_EVERY`th step also its profiles.
+
+    entropy [B, T] nats of the trainer, no gradient.
+    """
+    logps = (batch.old_logp, batch.rollout_logp, batch.mask)
+    found: dict[str, Any] = mismatch_metrics(*logps, cap=METRIC_CAP, entropy=entropy)
+    if batch.step.index % PROFILE_EVERY == 0:
+        found |= by_position(*logps) | by_entropy(*logps, entropy)
+    return found
 
 
 @torch.no_grad()

@@ -3,8 +3,8 @@
     results/packed/<sweep>.zip      records.jsonl  (a record per line)   series.parquet  (a row per run and step)
 
 `unpack` makes the files of `harness.records.run_result` of it again, where they are missing: records byte for byte,
-and of the series the columns COLUMNS and GROUPS. Hundreds of cells then cost a repository a few MB. Left out: all other columns of
-the series, which stay on the machine that ran the sweep.
+and of the series the columns COLUMNS and GROUPS. Hundreds of cells then cost a repository a few MB. Left out: all other
+columns of the series, which stay on the machine that ran the sweep.
 """
 
 from __future__ import annotations

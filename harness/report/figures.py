@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure, SubFigure
 from matplotlib.lines import Line2D
 
-from harness.published.figures.grid import draw_grid
 from harness.records.arms import Arm, group_arms, label, rank
 from harness.records.run_result import read_results
 from harness.report.leaderboard import leaderboard
@@ -36,13 +35,22 @@ SCORES = (
 """(column, name, colour, marker, fill) of the three scores, in the order they stand in a row."""
 
 
+Overview = Callable[[Sequence[Arm], str], Figure | None]
+"""(arms, control) -> one figure of a whole sweep, None where it is not for such arms."""
+
+
 def draw_all(
-    results_folder: Path, out_folder: Path, sweep: str, control: str = "bf16", formats: Sequence[str] = ("png",)
+    results_folder: Path,
+    out_folder: Path,
+    sweep: str,
+    control: str = "bf16",
+    formats: Sequence[str] = ("png",),
+    overview: Overview | None = None,
 ) -> list[Path]:
     """Draw every figure of `<results_folder>/runs/<sweep>` into `out_folder`; `formats` are "png", "pdf" or "svg".
 
     A sweep over several contexts (model sizes, lengths) gets one set per context, or the short one of each; one over
-    both has a heat map of everything. Raises ValueError without results.
+    both has the `overview`, where one is given. Raises ValueError without results.
     """
     folder = results_folder / "runs" / sweep
     results = read_results(folder)
@@ -56,7 +64,7 @@ def draw_all(
     paths: list[Path] = []
     with mpl.rc_context(fname=STYLE):
         contexts = dict.fromkeys(label(arm.context) for arm in arms)
-        if (grid := draw_grid(arms, control)) is not None:
+        if overview is not None and (grid := overview(arms, control)) is not None:
             paths += _save(grid, out_folder / "grid", formats)
         elif len(board) > MAX_LINES and (whole := differences(arms, board, control)) is not None:
             paths += _save(whole, out_folder / "differences", formats)

@@ -27,26 +27,17 @@ from typing import Any
 
 import torch
 
-from harness.api import Plan, Step
-from harness.config.compose import Composed, compose
 from harness.config.load import parse, run_id
 from harness.config.schema import Launch, RunConfig
-from harness.engines.embedded.engine import EmbeddedEngine
-from harness.engines.factory import check_engine, make_engine
 from harness.foundation import provenance
 from harness.foundation.state_files import load_state, save_state
-from harness.models.checkpoint import content_hash
-from harness.numerics.formats import format_named
 from harness.records.run_result import Row, RunResult, read_result, write_result
-from harness.run.gpu_sharing import reserved_gib
-from harness.run.loop import REFERENCE, train
+from harness.run.build import build
+from harness.run.checks import check
+from harness.run.loop import train
 from harness.run.record import record
 from harness.run.run import Run
-from harness.start.prepare import held_out, prepare, start_of
-from harness.trainers.local.forward import Thrift
-from harness.trainers.local.policy import policy
-from harness.trainers.local.trainer import EXTRAS, Diverged, LocalTrainer
-from harness.trainers.verl import checks
+from harness.trainers.local.trainer import Diverged
 from harness.trainers.verl.parent import Watched, watch
 
 CANCELLED = 3
@@ -71,77 +62,6 @@ def work_folder(launch: Launch, cell_id: str) -> Path:
 def record_path(launch: Launch, cell_id: str) -> Path:
     """Where a cell's record stands."""
     return Path(launch.results) / "runs" / launch.sweep / f"{cell_id}.json"
-
-
-def check(config: RunConfig) -> Composed:
-    """The composed method of a run that can work here. Raises ValueError, one line, before anything is loaded."""
-    composed = compose(config)
-    if config.trainer.name == "verl":
-        checks.check(config, composed)
-    check_engine(config, composed, EXTRAS)
-    return composed
-
-
-def check_device(config: RunConfig) -> None:
-    """Raises ValueError, one line, where the run's device is not on this machine."""
-    if config.trainer.device == "cuda" and not torch.cuda.is_available():
-        raise ValueError("trainer.device=cuda: no CUDA device is visible; valid: trainer.device=cpu")
-
-
-def check_place(config: RunConfig, launch: Launch) -> None:
-    """Raises ValueError, one line, where this machine does not have what the run wants: its device, verl, a cluster;
-    or where `launch` asks for two things that exclude each other."""
-    check_device(config)
-    Thrift.of(launch)
-    if config.trainer.name != "verl":
-        if launch.gpus * launch.nodes != 1:
-            raise ValueError(
-                f"launch.nodes={launch.nodes} launch.gpus={launch.gpus}: trainer={config.trainer.name} works on one "
-                "GPU; choose trainer=verl"
-            )
-        return
-    checks.check_launch(config, launch)
-    checks.check_installed()
-    checks.check_cluster(launch.ray_address)
-    has = torch.cuda.device_count()
-    if config.trainer.device == "cuda" and launch.ray_address is None and launch.gpus > has:
-        raise ValueError(f"launch.gpus={launch.gpus}: {has} CUDA devices are visible; valid: 1 to {has}")
-
-
-def build(config: RunConfig, launch: Launch) -> tuple[Run, dict[str, str | None]]:
-    """Everything alive in a run, at step 0, and the hashes of what it starts from. Raises ValueError on bad input."""
-    composed, device = check(config), config.trainer.device
-    check_device(config)
-    start = start_of(config, launch)
-    model = prepare(composed, config, start, launch).to(device)
-    shape = model.config
-    model = policy(model, composed, config.base_seed, launch.fp8_kernels)
-    algo, needs = config.algo, composed.needs(Step(index=0, total=config.trainer.steps, seed=config.seed))
-    is_exact = composed.plan.sampler == "trainer"
-    trainer = LocalTrainer(
-        model, config.trainer, composed.plan, temperature=config.engine.temperature,
-        micro_batch_rows=config.engine.max_batch if is_exact else None, micro_batch_tokens=launch.micro_batch_tokens,
-        num_updates=config.trainer.steps * algo.num_minibatches * algo.num_epochs,
-        wants_entropy_grad=algo.entropy_coef != 0, wants_reference=algo.kl_coef != 0 or "ref_logp" in needs,
-        wants_shadow="shadow" in needs, lr_factor=composed.lr_factor, thrift=Thrift.of(launch),
-    )  # fmt: skip
-    ids = {"eos_id": start.task.eos_id, "pad_id": start.task.pad_id, "device": device}
-    before = reserved_gib(device)
-    engine = make_engine(
-        config, shape, composed.plan, trainer_model=trainer.model if is_exact else None,
-        keeps_log_probs="rollout_kl" in needs, **ids,
-    )  # fmt: skip
-    share = {"engine": reserved_gib(device) - before} if device == "cuda" else {}
-    reference = EmbeddedEngine(
-        shape, Plan(rollout_weights=format_named(REFERENCE)), max_batch=config.engine.max_batch, **ids
-    )
-    run = Run(
-        config=config, composed=composed, task=start.task, trainer=trainer, engine=engine, reference=reference,
-        max_new_tokens=config.engine.max_new_tokens or start.task.max_new_tokens,
-        eval_items=held_out(config, start.task),
-    )  # fmt: skip
-    run.keep_peaks(share)
-    return run, {"model": content_hash(start.folder), "task": start.task.content_hash()}
 
 
 def run_cell(config: RunConfig, launch: Launch, should_stop: Callable[[], bool] = lambda: False) -> RunResult:

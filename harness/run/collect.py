@@ -1,24 +1,39 @@
-"""One rollout batch: choose prompts, sample, score, filter, shape rewards, and lay tokens out for the trainer."""
+"""One rollout batch: choose prompts, sample, score, filter, and lay tokens out for the trainer."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from harness.api import Correction, Rollout, Sequences, Step, TokenBatch
-from harness.config.schema import AlgoConfig
 from harness.foundation.clock import Clock
 from harness.foundation.seeds import generator, stable_seed
-from harness.objective.advantage import group_advantage, informative_groups, overlong_penalty
+from harness.objective.advantage import informative_groups, shaped
 from harness.run.run import Run
 from harness.tasks import Item, Score
+from harness.tasks.prompt_order import prompt_indices
 
 
-def collect(run: Run, step: Step, clock: Clock) -> tuple[Sequences, Tensor, Tensor, Rollout, dict[str, float]]:
-    """Sample, score and shape one rollout batch: (sequences, mask, adv, rollout, metrics).
+@dataclass(frozen=True, kw_only=True)
+class Collected:
+    """One rollout batch as it was sampled. Axes: B = prompts x samples, the samples of a prompt adjacent; T tokens."""
+
+    seqs: Sequences
+    """Prompt and response side by side, for the trainer."""
+    rollout: Rollout
+    scores: list[Score]
+    """Raw scores of the task, one a row."""
+    num_tokens: int
+    """Sampled, those of rows that dynamic sampling dropped among them."""
+    num_batches: int
+    """Generations that the batch took."""
+
+
+def collect(run: Run, step: Step, clock: Clock) -> Collected:
+    """Sample and score one rollout batch.
 
     With dynamic sampling (DAPO), prompts whose samples all earn the same raw reward are dropped and more are sampled
     until the batch is full. Raises ValueError after `max_gen_batches`.
@@ -45,7 +60,7 @@ def collect(run: Run, step: Step, clock: Clock) -> tuple[Sequences, Tensor, Tens
             )
         with clock("reward"):
             repeated = [item for item in drawn for _ in range(algo.group_size)]
-            found = run.task.score(repeated, responses(rollout))
+            found = run.task.score(repeated, rollout.responses())
             num_batches, num_tokens = num_batches + 1, num_tokens + int(rollout.lengths.sum())
             room = algo.num_prompts - len(items) // algo.group_size
             kept = chosen_rows(found, algo.group_size, room) if algo.dynamic_sampling else list(range(len(repeated)))
@@ -55,9 +70,7 @@ def collect(run: Run, step: Step, clock: Clock) -> tuple[Sequences, Tensor, Tens
     with clock("reward"):
         rollout = join_rollouts(rollouts, run.task.pad_id)
         seqs = sequences(items, rollout, run.task.pad_id, device)
-        mask, adv, metrics = shape_rewards(run, scores, rollout, seqs.sampled)
-    metrics |= {"rollout/tokens": float(num_tokens), "rollout/gen_batches": float(num_batches)}
-    return seqs, mask, adv, rollout, metrics
+    return Collected(seqs=seqs, rollout=rollout, scores=scores, num_tokens=num_tokens, num_batches=num_batches)
 
 
 def next_items(run: Run) -> list[Item]:
@@ -66,22 +79,6 @@ def next_items(run: Run) -> list[Item]:
     positions = range(run.next_prompt, run.next_prompt + count)
     run.next_prompt += count
     return run.task.sample("train", prompt_indices(run.config.seed, positions, run.task.num_train))
-
-
-def prompt_indices(seed: int, positions: range, num_train: int | None) -> list[int]:
-    """The items at positions of a run's own order. `num_train`: items that there are; None: any index is one."""
-    if num_train is None:
-        return [stable_seed(seed, "prompt", i) % 2**31 for i in positions]
-    size = num_train
-    orders = {
-        e: torch.randperm(size, generator=generator("cpu", seed, "epoch", e)) for e in {i // size for i in positions}
-    }
-    return [int(orders[i // size][i % size]) for i in positions]
-
-
-def responses(rollout: Rollout) -> list[list[int]]:
-    """Token ids without padding."""
-    return [ids[:n] for ids, n in zip(rollout.token_ids.tolist(), rollout.lengths.tolist(), strict=True)]
 
 
 def chosen_rows(scores: Sequence[Score], group_size: int, room: int) -> list[int]:
@@ -140,44 +137,21 @@ def sequences(items: Sequence[Item], rollout: Rollout, pad_id: int, device: torc
     return Sequences(ids=ids, prompt_lens=prompt_lens, token_ids=tokens, sampled=sampled)
 
 
-def shape_rewards(
+def advantages(
     run: Run, scores: Sequence[Score], rollout: Rollout, sampled: Tensor
 ) -> tuple[Tensor, Tensor, dict[str, float]]:
-    """`shaped` of a rollout, whose groups lie one after another."""
+    """(mask [B, T], adv [B, T], metrics) of a batch: its rewards shaped and compared within the groups of a prompt.
+
+    sampled [B, T] bool; the samples of a prompt are adjacent.
+    """
     device = sampled.device
     group = torch.arange(len(scores), device=device) // run.config.algo.group_size
-    lengths, truncated = rollout.lengths.to(device), rollout.truncated.to(device)
-    return shaped(run.config.algo, run.max_new_tokens, scores, lengths, truncated, sampled, group)
-
-
-def shaped(
-    algo: AlgoConfig, limit: int, scores: Sequence[Score], lengths: Tensor, truncated: Tensor, sampled: Tensor,
-    group: Tensor,
-) -> tuple[Tensor, Tensor, dict[str, float]]:  # fmt: skip
-    """(mask [B, T], adv [B, T], metrics): overlong penalty and filter, then group advantages over all members.
-
-    lengths [B] int64, tokens; truncated [B] bool; sampled [B, T] bool; group [B] int64, any ids; `limit`: tokens.
-    """
-    raw = torch.tensor([s.reward for s in scores], dtype=torch.float32, device=sampled.device)
-    total = raw
-    if algo.overlong_buffer:
-        total = raw + overlong_penalty(lengths, limit, algo.overlong_buffer, algo.overlong_factor)
-    adv = group_advantage(total, group, algo.advantage, algo.adv_eps)
-    mask = sampled & ~truncated[:, None] if algo.overlong_filter else sampled
-    informative = informative_groups(raw, group).float().mean()
-    values = torch.stack(
-        [total.mean(), raw.mean(), lengths.float().mean(), truncated.float().mean(), informative]
-    ).tolist()
-    names = (
-        "reward/mean",
-        "reward/accuracy",
-        "rollout/length_mean",
-        "rollout/truncated_frac",
-        "reward/informative_frac",
-    )
-    unparsable = sum(not s.is_parsable for s in scores) / len(scores)
-    metrics = dict(zip(names, values, strict=True)) | {"reward/unparsable_frac": unparsable}
-    return mask, adv[:, None].expand(mask.shape), metrics
+    mask, adv, metrics = shaped(
+        run.config.algo, run.max_new_tokens, [score.reward for score in scores], rollout.lengths.to(device),
+        rollout.truncated.to(device), sampled, group,
+    )  # fmt: skip
+    metrics["reward/unparsable_frac"] = sum(not score.is_parsable for score in scores) / len(scores)
+    return mask, adv, metrics
 
 
 def take_batch(b: TokenBatch, rows: Tensor) -> TokenBatch:

@@ -10,37 +10,32 @@ purpose, index), so a run resumed from `Run.state` goes on bit for bit. Left out
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from harness.api import Correction, Part, Rollout, RolloutEngine, Sequences, Step, TokenBatch
+from harness.api import Correction, Rollout, RolloutEngine, Sequences, Step, TokenBatch
 from harness.config.compose import check_passport, has_hook
-from harness.config.schema import RunConfig
-from harness.foundation import provenance
 from harness.foundation.clock import Clock
-from harness.foundation.seeds import stable_seed
-from harness.objective.loss import aggregate, batch_normalize, cleaned, count_totals, policy_loss, start
-from harness.objective.mismatch import by_entropy, by_position, clip_metrics, correction_metrics, mismatch_metrics
-from harness.records.run_result import EvalRecord
-from harness.run.collect import collect, minibatches, responses, take_batch, take_correction
+from harness.objective.loss import aggregate, count_totals
+from harness.objective.mismatch import batch_mismatch, correction_metrics
+from harness.run.collect import advantages, collect, minibatches, take_batch, take_correction
 from harness.run.gpu_sharing import lend, reclaim
 from harness.run.run import Run
-from harness.tasks import Item, Task
+from harness.trainers.corrected_step import (
+    NUM_AFTER_SYNC,
+    batch_correction,
+    method_loss,
+    needs_current_policy,
+    update_correction,
+    update_metrics,
+)
+from harness.trainers.evaluation import evaluation
 from harness.trainers.local.trainer import Diverged, Scores
-
-REFERENCE = "fp32"
-"""The precision in which runs are compared."""
-PROFILE_EVERY = 5
-"""Steps between profiles of the mismatch over positions and entropies."""
-NUM_AFTER_SYNC = 32
-"""Prompts that `Part.after_sync` may calibrate on: held-out ones, the same at every push."""
-METRIC_CAP = 2.0
-"""Where the truncated metrics cut a ratio, whatever a method's own cap is, so that runs compare."""
 
 
 def train(run: Run, after_step: Callable[[Run], None]) -> None:
@@ -66,20 +61,24 @@ def grpo_step(run: Run) -> dict[str, Any]:
     with clock("sync"):
         row: dict[str, Any] = {**push_weights(run, run.engine, step), **run.evaluated_sync}
         run.evaluated_sync = {}
-    seqs, mask, adv, rollout, measured = collect(run, step, clock)
-    row |= measured
+    sampled = collect(run, step, clock)  # prompts -> answers -> raw rewards
+    seqs = sampled.seqs
+    with clock("reward"):
+        mask, adv, rewarded = advantages(run, sampled.scores, sampled.rollout, seqs.sampled)
+    row |= rewarded | {
+        "rollout/tokens": float(sampled.num_tokens),
+        "rollout/gen_batches": float(sampled.num_batches),
+    }
     with clock("sleep"):
         lend(run)
 
     is_single = algo.num_minibatches * algo.num_epochs == 1
     with clock("old_logp"):
-        scores, batch = scored(run, seqs, mask, adv, rollout, step, keep_graph=is_single)
-    row |= mismatch(batch, scores.entropy.detach())
+        scores, batch = scored(run, seqs, mask, adv, sampled.rollout, step, keep_graph=is_single)
+    row |= batch_mismatch(batch, scores.entropy.detach())
 
     with clock("update"):
-        correction = start(batch, algo.eps_low, algo.eps_high)
-        if algo.mode == "decoupled":
-            correction = normalized(composed.correct(correction, batch), mask, algo.batch_normalize)
+        correction = batch_correction(composed, batch, algo)
         updates = [
             update(run, seqs, batch, correction, rows, scores if is_single else None) for rows in minibatches(run, step)
         ]
@@ -118,18 +117,6 @@ def scored(
     return scores, batch
 
 
-def mismatch(batch: TokenBatch, entropy: Tensor) -> dict[str, Any]:
-    """How far sampler and trainer are apart before any update; at some steps also its profiles.
-
-    entropy [B, T] nats of the trainer, no gradient.
-    """
-    logps = (batch.old_logp, batch.rollout_logp, batch.mask)
-    found: dict[str, Any] = mismatch_metrics(*logps, cap=METRIC_CAP, entropy=entropy)
-    if batch.step.index % PROFILE_EVERY == 0:
-        found |= by_position(*logps) | by_entropy(*logps, entropy)
-    return found
-
-
 def check_exact(train_logp: Tensor, rollout_logp: Tensor, sampled: Tensor) -> None:
     """The zero-mismatch control is worth nothing unless it is exact: RuntimeError where any log-ratio is not 0."""
     gap = float(torch.where(sampled, train_logp - rollout_logp, 0.0).abs().max())
@@ -158,33 +145,19 @@ def update(
     rows = rows.to(seqs.ids.device)
     if len(rows) < len(seqs.ids) or scores is None:
         seqs, batch, correction = seqs.take(rows), take_batch(batch, rows), take_correction(correction, rows)
-    is_bypass = algo.mode != "decoupled"
-    hooks = ("correct", "correct_update") if is_bypass else ("correct_update",)
-    if any(has_hook(part, hook) for part in composed.parts for hook in hooks):
+    if needs_current_policy(composed, algo):
         scores = scores or trainer.score(seqs, keep_graph=True)
         if batch.shadow:
             batch = replace(batch, shadow={**batch.shadow, "current": trainer.shadow_logp(seqs)})
-        live = replace(batch, old_logp=scores.logp.detach())
-        if is_bypass:  # there is no policy before the update: rules see the live one, as a constant (losses.md 5)
-            correction = composed.correct(start(live, algo.eps_low, algo.eps_high), live)
-            correction = normalized(correction, batch.mask, algo.batch_normalize)
-        correction = composed.correct_update(correction, live.old_logp, batch)
-    if algo.mode == "bypass_ppo":
-        batch = replace(batch, old_logp=batch.rollout_logp)
+        correction = update_correction(composed, correction, batch, scores.logp.detach(), algo)
     totals = count_totals(batch.mask, correction.keep, run.max_new_tokens)
-    objective = composed.token_loss()
     adds = [part for part in composed.parts if has_hook(part, "aux_loss")]
 
     def loss_of(some: Tensor, found: Scores) -> tuple[Tensor, dict[str, Tensor]]:
         b, c = (batch, correction)
         if len(some) < len(rows):
             b, c = take_batch(batch, some), take_correction(correction, some)
-        loss, sums = policy_loss(
-            found.logp, b, c, totals, algo,
-            part_loss=None if objective is None else part_loss(objective, found.logp, b, c),
-            owns_objective=objective is not None and objective.owns_objective,
-            entropy=found.entropy,
-        )  # fmt: skip
+        loss, sums = method_loss(composed, found.logp, b, c, totals, algo, found.entropy)
         for part in adds:
             assert found.logits is not None
             aux = part.aux_loss(found.logits, b)
@@ -194,25 +167,6 @@ def update(
 
     loss, sums = trainer.accumulate(seqs, loss_of, scores, wants_logits=bool(adds))
     return {"train/loss": loss} | trainer.step() | correction_metrics(correction, batch.mask), sums
-
-
-def update_metrics(updates: list[tuple[dict[str, float], dict[str, float]]]) -> dict[str, float]:
-    """Means over the updates of one batch, and clip fractions over all their tokens."""
-    rows, sums = [row for row, _ in updates], [sums for _, sums in updates]
-    shared = [name for name in rows[0] if all(name in row for row in rows)]
-    means = {name: sum(row[name] for row in rows) / len(rows) for name in shared}
-    return means | clip_metrics({name: sum(s[name] for s in sums) for name in sums[0]})
-
-
-def part_loss(part: Part, logp: Tensor, b: TokenBatch, c: Correction) -> Tensor | None:
-    """The part's own objective on inputs whose padding is neutral."""
-    logp, b, c = cleaned(logp, b, c)
-    return part.token_loss(logp, c, b)
-
-
-def normalized(c: Correction, mask: Tensor, level: Literal["none", "token", "sequence"]) -> Correction:
-    """Batch normalisation of weights, last and by the algorithm (losses.md section 6.9)."""
-    return c if level == "none" else replace(c, weight=batch_normalize(c.weight, mask, level))
 
 
 def evaluate(run: Run) -> None:
@@ -238,34 +192,6 @@ def evaluate(run: Run) -> None:
         run.evals.append(ask(run.engine, "rollout"))
     run.eval_s += clock.seconds["eval"]
     run.keep_peaks(clock.peaks)
-
-
-def evaluation(
-    engine: RolloutEngine, site: Literal["reference", "rollout"], *, config: RunConfig, task: Task,
-    items: Sequence[Item], max_new_tokens: int, step: int,
-) -> EvalRecord:  # fmt: skip
-    """One pass over the held-out questions by an engine that holds the policy after `step` steps."""
-    rollout = engine.generate(
-        [item.prompt for item in items],
-        num_samples=1,
-        max_new_tokens=max_new_tokens,
-        temperature=config.engine.temperature,
-        seed=stable_seed("eval"),
-    )
-    scores = task.score(items, responses(rollout))
-    return EvalRecord.model_validate(
-        {
-            "step": step,
-            "precision": REFERENCE if site == "reference" else config.precision.name,
-            "site": site,
-            "accuracy": sum(s.reward for s in scores) / len(scores),
-            "correct": [int(s.reward >= 1.0) for s in scores],
-            "question_hash": provenance.text_hash(item.key for item in items),
-            "length_mean": float(rollout.lengths.float().mean()),
-            "truncated_frac": float(rollout.truncated.float().mean()),
-            "unparsable_frac": sum(not s.is_parsable for s in scores) / len(scores),
-        }
-    )
 
 
 def _is_evaluated(run: Run) -> bool:

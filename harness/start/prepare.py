@@ -17,11 +17,12 @@ from torch import Tensor, nn
 
 from harness.api import Plan, Rollout, Site, knobs
 from harness.config.compose import Composed, has_hook, plan_json
-from harness.config.schema import Launch, ModelConfig, RunConfig
+from harness.config.decoder_config import decoder_config
+from harness.config.schema import Launch, RunConfig
 from harness.engines.embedded.engine import EmbeddedEngine
 from harness.foundation.seeds import stable_seed
 from harness.models.checkpoint import content_hash, load_config, load_decoder, save_decoder, spread_channels
-from harness.models.decoder import Decoder, DecoderConfig
+from harness.models.decoder import Decoder
 from harness.numerics.formats import format_named
 from harness.start.base_model import base_key, base_name, ensure_base
 from harness.start.base_training import BaseRecipe, Place, Progress
@@ -51,16 +52,6 @@ class Start:
         if folder == self.folder and self.spread:
             spread_channels(model, self.spread, self.spread_seed)
         return model.to(self.device)
-
-
-def decoder_config(model: ModelConfig) -> DecoderConfig:
-    """The shape of a model trained here. Raises ValueError for one that gives none."""
-    names = ("vocab_size", "num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_dim", "intermediate_size")
-    values = {name: getattr(model, name) for name in names}
-    if missing := [name for name, value in values.items() if value is None]:
-        raise ValueError(f"model={model.name}: {', '.join(missing)} not given, and no model.path to read them from")
-    is_qwen3 = model.family == "qwen3"
-    return DecoderConfig(**values, rope_theta=model.rope_theta, qk_norm=is_qwen3, attention_bias=not is_qwen3)
 
 
 def task_of(config: RunConfig) -> Task:

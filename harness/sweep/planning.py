@@ -19,7 +19,7 @@ from harness.config.resolve import resolve
 from harness.config.schema import RunConfig
 from harness.foundation.did_you_mean import nearest
 from harness.models.checkpoint import content_hash
-from harness.run.cell import check
+from harness.run.checks import check
 from harness.start.prepare import task_of
 from harness.sweep.rules import check_rule, in_words, matches
 from methods import method_named

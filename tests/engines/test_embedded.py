@@ -11,8 +11,8 @@ from scipy.stats import chisquare
 from torch import Tensor
 
 from harness.api import Plan
+from harness.engines.embedded import engine as embedded
 from harness.engines.embedded.engine import EmbeddedEngine
-from harness.engines.embedded.engine import engine as embedded
 from harness.models.decoder import DecoderConfig, response_hidden
 from harness.numerics.casting import cast_model
 from harness.numerics.formats import format_named

@@ -11,7 +11,7 @@ from harness.config.compose import compose
 from harness.config.load import load
 from harness.engines import factory
 from harness.engines.vllm import builds, settings
-from harness.run.cell import check_device
+from harness.run.checks import check_device
 from harness.trainers.local.trainer import EXTRAS
 
 

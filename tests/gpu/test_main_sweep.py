@@ -9,7 +9,7 @@ import torch
 
 from harness.models.checkpoint import load_decoder
 from harness.models.decoder import DecoderConfig
-from harness.run.cell import check
+from harness.run.checks import check
 from harness.start.base_model import read_record, train_base
 from harness.start.base_training import BaseRecipe, Place, Unfinished
 from harness.start.prepare import Start, prepare, start_of

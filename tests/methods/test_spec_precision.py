@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from harness.api import Fixed, Plan, Step
-from harness.cli.main import main as cli
+from harness.cli import main as cli
 from harness.engines.embedded.engine import EmbeddedEngine
 from harness.fitting.fake_quant import FakeQuantLinear, fake_quantized
 from harness.foundation.seeds import generator

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from harness.config.load import load as config
+from harness.config import load as config
 from harness.config.load import run_id
 from harness.foundation.provenance import ROOT
 from harness.sweep import Sweep, plan, read_sweep, sweep_names

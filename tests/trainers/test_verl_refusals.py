@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.cli.main import main as cli
+from harness.cli import main as cli
 from harness.config.load import load
 from harness.config.resolve import resolve
 from harness.config.schema import Launch
@@ -16,7 +16,7 @@ from harness.foundation.seeds import generator
 from harness.models.checkpoint import save_decoder
 from harness.models.decoder import Decoder, DecoderConfig
 from harness.models.tokenizer import save_tokenizer
-from harness.run.run import cell
+from harness.run import cell
 from harness.trainers.verl import checks
 from tests.source_tree import ROOT
 

@@ -20,9 +20,8 @@ from harness.config.compose import compose
 from harness.foundation.provenance import ROOT
 from harness.numerics import fp8_gemm
 from harness.numerics.fp8_flow import use_kernels
-from harness.objective.loss import count_totals, policy_loss, start
-from harness.run.cell import build
-from harness.run.loop import part_loss
+from harness.objective.loss import count_totals, part_loss, policy_loss, start
+from harness.run.build import build
 from harness.run.run import Run
 from harness.start.prepare import start_of
 from harness.trainers.local.forward import Scores

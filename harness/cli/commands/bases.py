@@ -19,7 +19,7 @@ import torch
 
 from harness.config.load import parse, to_json
 from harness.config.schema import Launch, RunConfig
-from harness.run.cell import check_device
+from harness.run.checks import check_device
 from harness.start.base_model import read_record
 from harness.start.base_training import Unfinished
 from harness.start.prepare import base_folder, start_of

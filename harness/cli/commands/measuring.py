@@ -57,10 +57,12 @@ def throughput(
 
 def report(name: str, results: Path) -> int:
     """Tables and figures."""
+    from harness.published.claims.speed_table import claimed_table
     from harness.studies.throughput.report import write
 
     sweep = read_sweep(name)
-    for path in write(sweep, read_records(results, sweep), results):
+    records = read_records(results, sweep)
+    for path in write(sweep, records, results, claimed_table(sweep, records)):
         print(path)
     return 0
 

@@ -23,7 +23,7 @@ def report(name: str, results: Path, *, only: str | None = None) -> int:
 
 def main_table(name: str, results: Path) -> int:
     """The table of a README: printed, and written beside the others."""
-    from harness.report.tables import main_table as made
+    from harness.report import main_table as made
 
     make_available(results, name)
     sweep, found = _sweep_or_bare(name), read_results(results / "runs" / name)
@@ -41,16 +41,17 @@ def _sweep_or_bare(name: str) -> Sweep:
 
 def present(sweep: Sweep, results: Path, is_tracked: bool, only: str | None = None) -> int:
     """Tables, figures, MLflow, and the verdict table on the terminal."""
-    from harness.report.tables import tables as tables
+    from harness.report import tables
 
     found = read_results(results / "runs" / sweep.name)
     written: list[Path] = []
     if only != "figures":
         written += tables.write_tables(found, results / "tables", sweep.name, control=sweep.control)
     if only != "tables":
+        from harness.published.figures.grid import draw_grid
         from harness.report.figures import draw_all
 
-        written += draw_all(results, results / "figures" / sweep.name, sweep.name)
+        written += draw_all(results, results / "figures" / sweep.name, sweep.name, overview=draw_grid)
         written += _profiles(found, sweep, results)
     written += _break_even(found, sweep, results, only)
     if is_tracked:

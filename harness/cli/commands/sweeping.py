@@ -25,7 +25,7 @@ from harness.config.schema import RunConfig
 from harness.models.checkpoint import content_hash
 from harness.records.packed import make_available
 from harness.records.run_result import RunResult
-from harness.run.cell import check, check_place
+from harness.run.checks import check, check_place
 from harness.start.prepare import task_of
 from harness.sweep import (
     FINISHED,

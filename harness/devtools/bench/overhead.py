@@ -27,7 +27,7 @@ def measure(model: str, results: Path) -> dict[str, float]:
     from harness.config.resolve import resolve
     from harness.config.schema import Launch
     from harness.foundation.provenance import peak_memory_gib
-    from harness.run.cell import build
+    from harness.run.build import build
     from harness.run.loop import evaluate, grpo_step
 
     torch.set_num_threads(1)

@@ -29,6 +29,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from harness.config.decoder_config import decoder_config
 from harness.config.load import load
 from harness.devtools.bench.trl_step import Settings
 from harness.engines.vllm.settings import DEFAULTS
@@ -39,7 +40,6 @@ from harness.models.checkpoint import save_decoder
 from harness.models.decoder import Decoder
 from harness.models.tokenizer import save_tokenizer
 from harness.records.run_result import write_atomic
-from harness.start.prepare import decoder_config
 
 POLL_S = {"verl": 2.0, "verl, asked every 0.05 s": 0.05}
 PEERS = ("ours", "TRL", *POLL_S)

@@ -24,6 +24,7 @@ import torch
 
 from harness.api import Plan, Site, Step, weight_format
 from harness.config.compose import rollout_plan
+from harness.config.decoder_config import decoder_config
 from harness.config.load import load
 from harness.config.resolve import resolve
 from harness.config.schema import Launch
@@ -33,11 +34,11 @@ from harness.fitting.gptq_decoder import quantize_decoder
 from harness.foundation.clock import Clock
 from harness.foundation.provenance import ROOT
 from harness.models.decoder import Decoder
-from harness.run.cell import build
+from harness.run.build import build
 from harness.run.collect import collect
 from harness.run.loop import grpo_step
 from harness.run.run import Run
-from harness.start.prepare import NUM_CALIBRATION, decoder_config
+from harness.start.prepare import NUM_CALIBRATION
 from methods.fp8_rl import RecalibratedKV
 from methods.qerl import AQN
 from methods.qurl import UAQ
@@ -94,7 +95,7 @@ def additions(run: Run) -> dict[str, Callable[[], object]]:
     """What each part adds to a step, on rows that the run itself sampled."""
     grpo_step(run)
     aqn, kv, at = AQN(), RecalibratedKV(), Step(index=40, total=80, seed=0)
-    seqs = collect(run, at, Clock("cpu"))[0]
+    seqs = collect(run, at, Clock("cpu")).seqs
     no_batch: Any = None  # the part reads token ids alone
 
     def noise(weights: list[tuple[str, torch.Tensor]]) -> None:

@@ -37,7 +37,7 @@ from harness.models.checkpoint import CONFIG, WEIGHTS, config_json
 from harness.models.decoder import tensor_shapes
 from harness.models.tokenizer import BOS_ID, EOS_ID, PAD_ID, save_numbered
 from harness.records.run_result import write_atomic
-from harness.run.cell import check, check_place
+from harness.run.checks import check, check_place
 from harness.start.prepare import start_of
 from harness.studies.capacity.check import work_of
 from harness.studies.capacity.place import place

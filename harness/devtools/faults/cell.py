@@ -1,4 +1,4 @@
-"""A cell with faults: `python -m harness.devtools.faults.cell CELL.json` is `harness.run.cell` with faults at some moments.
+"""`python -m harness.devtools.faults.cell CELL.json`: `harness.run.cell` with faults at chosen moments.
 
 Everything heavy is imported late, so that a cell can be killed before. What is patched are names that
 `harness.run.cell` looks up at its moments: built, step done, state written, record written.
@@ -56,7 +56,7 @@ def main(path: str) -> int:
     striker.note("begin")
     striker.at("import")
     from harness.devtools.faults import strikes
-    from harness.run.run import cell
+    from harness.run import cell
 
     strikes.damage_state(striker)
     strikes.arm(striker)

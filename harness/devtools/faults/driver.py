@@ -1,7 +1,8 @@
-"""A sweep under faults: `python -m harness.devtools.faults.driver SWEEP.json`, `harness.sweep.run_sweep` on given cells.
+"""A sweep under faults: `python -m harness.devtools.faults.driver SWEEP.json` runs given cells.
 
 Its cells run `harness.devtools.faults.cell` where the environment names a control folder, `harness.run.cell`
-otherwise. Exit codes: 0 every cell has an ok or diverged record, 1 some have not, 2 refused (the reason is the last line printed).
+otherwise. Exit codes: 0 every cell has an ok or diverged record, 1 some have not, 2 refused (the reason is the last
+line printed).
 """
 
 from __future__ import annotations

@@ -19,7 +19,8 @@ from harness.devtools.faults.journal import VOLUME, has_struck
 from harness.foundation.state_files import save_state
 from harness.records import run_result
 from harness.records.run_result import Row, RunResult
-from harness.run.run import Run, cell, loop
+from harness.run import cell, loop
+from harness.run.run import Run
 
 if TYPE_CHECKING:
     from harness.devtools.faults.cell import Striker

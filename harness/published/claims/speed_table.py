@@ -6,10 +6,11 @@ Nothing is stated here: sources, factors and places are those of the file.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from harness.published.claims.estimates import Estimate, estimate
 from harness.published.claims.kinds import Speed
-from harness.published.claims.schema import Claims
+from harness.published.claims.schema import CLAIMS, Claims, read_claims
 from harness.published.claims.speed import Map, answer
 
 from harness.studies.throughput.plan import Sweep
@@ -27,6 +28,15 @@ class Compared:
     estimate: Estimate
     by_batch: tuple[tuple[int, float], ...]
     """(batch, factor) of the place itself; empty where it is not measured."""
+
+
+def claimed_table(sweep: Sweep, records: Records, path: Path = CLAIMS) -> str:
+    """The comparison with the claims of a file; empty without the file or a test on this sweep.
+
+    Raises ValueError for a faulty file.
+    """
+    compared = compare(sweep, records, read_claims(path)) if path.is_file() else []
+    return claims_table(compared) if compared else ""
 
 
 def compare(sweep: Sweep, records: Records, claims: Claims) -> list[Compared]:

@@ -19,9 +19,9 @@ from harness.config.load import parse
 from harness.config.resolve import fixed_algo
 from harness.config.schema import AlgoConfig
 from harness.foundation.did_you_mean import nearest
-from harness.objective.loss import MODES, count_totals, policy_loss, start
+from harness.objective.loss import MODES, count_totals
 from harness.objective.mismatch import clip_metrics
-from harness.run.loop import normalized, part_loss
+from harness.trainers.corrected_step import batch_correction, method_loss, update_correction
 from methods import METHODS
 from methods.flashrl import TIS
 
@@ -123,18 +123,9 @@ def pull(arm: Arm, batch: TokenBatch, logp: Tensor, max_new_tokens: int) -> Pull
     algo, composed = arm.algo, composed_of(arm.method)
     leaf = logp.detach().clone().requires_grad_()
     batch = replace(batch, shadow={**batch.shadow, "current": leaf.detach()})
-    seen = batch if algo.mode == "decoupled" else replace(batch, old_logp=leaf.detach())
-    c = composed.correct(start(seen, algo.eps_low, algo.eps_high), seen)
-    c = normalized(c, batch.mask, algo.batch_normalize)
-    c = composed.correct_update(c, leaf.detach(), batch)
-    if algo.mode == "bypass_ppo":
-        batch = replace(batch, old_logp=batch.rollout_logp)
-    objective = composed.token_loss()
-    loss, sums = policy_loss(
-        leaf, batch, c, count_totals(batch.mask, c.keep, max_new_tokens), algo,
-        part_loss=None if objective is None else part_loss(objective, leaf, batch, c),
-        owns_objective=objective is not None and objective.owns_objective,
-    )  # fmt: skip
+    c = update_correction(composed, batch_correction(composed, batch, algo), batch, leaf.detach(), algo)
+    totals = count_totals(batch.mask, c.keep, max_new_tokens)
+    loss, sums = method_loss(composed, leaf, batch, c, totals, algo)
     (grad,) = torch.autograd.grad(loss, leaf)
     clips = clip_metrics({name: float(value) for name, value in sums.items()})
     return Pull(grad=grad, loss=float(loss.detach()), clip_frac=clips.get("train/clip_frac", torch.nan))

@@ -22,7 +22,7 @@ from harness.foundation.seeds import stable_seed
 from harness.objective.loss import MODES
 from harness.objective.mismatch import ENTROPY_EDGES
 from harness.records.run_result import write_atomic
-from harness.run.cell import build
+from harness.run.build import build
 from harness.studies.replay.arms import NONE, Arm, arms_of, pull
 from harness.studies.replay.gradients import chunks, current_logp, gradients, move, pulls_of
 from harness.studies.replay.moments import Reference, compare, reference

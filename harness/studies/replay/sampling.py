@@ -22,10 +22,10 @@ from harness.foundation import provenance
 from harness.foundation.did_you_mean import nearest
 from harness.foundation.seeds import stable_seed
 from harness.models.decoder import Decoder
-from harness.objective.mismatch import mismatch_metrics
-from harness.run.cell import build
-from harness.run.collect import next_items, responses, sequences, shape_rewards
-from harness.run.loop import METRIC_CAP, grpo_step, push_weights
+from harness.objective.mismatch import METRIC_CAP, mismatch_metrics
+from harness.run.build import build
+from harness.run.collect import advantages, next_items, sequences
+from harness.run.loop import grpo_step, push_weights
 from harness.run.run import Run
 from harness.studies.replay.store import CONTROL, POLICY, REFERENCE, Stored, joined, read, read_meta, write
 from methods import METHODS
@@ -206,9 +206,9 @@ def sample(run: Run, initial: Decoder | None, name: str, index: int) -> dict[str
         num_samples=algo.group_size, max_new_tokens=run.max_new_tokens, temperature=run.config.engine.temperature,
         seed=stable_seed(run.config.seed, "replay", CONTROL if name == CONTROL else "shared", index),
     )  # fmt: skip
-    found = run.task.score(items, responses(rollout))
+    found = run.task.score(items, rollout.responses())
     seqs = sequences(items, rollout, run.task.pad_id, trainer.parameters[0].device)
-    mask, adv, _ = shape_rewards(run, found, rollout, seqs.sampled)
+    mask, adv, _ = advantages(run, found, rollout, seqs.sampled)
     scores, lens, device = trainer.score(seqs), seqs.prompt_lens, seqs.ids.device
     assert rollout.log_probs is not None
     return {

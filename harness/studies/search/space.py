@@ -15,7 +15,7 @@ from harness.config.resolve import resolve
 from harness.config.schema import RunConfig
 from harness.foundation.did_you_mean import nearest
 from harness.models.checkpoint import content_hash
-from harness.run.cell import check
+from harness.run.checks import check
 from harness.studies.search.spec import Knob, Search, is_active
 from harness.sweep import with_default_precision
 

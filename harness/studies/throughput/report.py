@@ -5,21 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from harness.published.claims.schema import CLAIMS, Claims, read_claims
-from harness.published.claims.speed_table import claims_table, compare
 from harness.records.run_result import write_atomic
 from harness.studies.throughput import tables
 from harness.studies.throughput.plan import Sweep, missing
 from harness.studies.throughput.tables import Records
 from harness.studies.throughput.trust import trust_lines
 
-NOTHING = Claims(papers={}, claims=())
 
+def write(sweep: Sweep, records: Records, results: Path, claimed: str = "") -> list[Path]:
+    """Write all of it; the paths. `claimed`: a table of claims beside what was measured, left out where empty.
 
-def write(sweep: Sweep, records: Records, results: Path, claims: Path = CLAIMS) -> list[Path]:
-    """Write all of it; the paths. `claims` is left out where there is no such file.
-
-    Raises ValueError where nothing is measured, or for a faulty claims file.
+    Raises ValueError where nothing is measured.
     """
     if not any(cell.get("status") == "ok" for record in records.values() for cell in record.get("cells", {}).values()):
         raise ValueError(f"{sweep.name}: nothing is measured in {results}; lowbit throughput {sweep.name} measures it")
@@ -27,19 +23,18 @@ def write(sweep: Sweep, records: Records, results: Path, claims: Path = CLAIMS) 
     from harness.studies.throughput.headline import draw_decode, quiet_ratios
 
     text, data = results / "tables" / f"{sweep.name}.md", results / "tables" / f"{sweep.name}.csv"
-    known = read_claims(claims) if claims.is_file() else NOTHING
-    write_atomic(text, markdown(sweep, records, known).encode())
+    write_atomic(text, markdown(sweep, records, claimed).encode())
     write_atomic(data, tables.csv_text(sweep, records).encode())
     more = {"decode": draw_decode} if quiet_ratios(sweep, records) else {}
     return [text, data, *draw_all(sweep, records, results / "figures" / sweep.name, more)]
 
 
-def markdown(sweep: Sweep, records: Records, claims: Claims = NOTHING) -> str:
+def markdown(sweep: Sweep, records: Records, claimed: str = "") -> str:
     """The whole text."""
-    return "\n".join(_parts(sweep, records, claims)) + "\n"
+    return "\n".join(_parts(sweep, records, claimed)) + "\n"
 
 
-def _parts(sweep: Sweep, records: Records, claims: Claims) -> Iterator[str]:
+def _parts(sweep: Sweep, records: Records, claimed: str) -> Iterator[str]:
     length, batch = tables.shown_length(sweep), tables.shown_batch(sweep)
     yield f"# Throughput of bare vLLM: {sweep.name}\n"
     yield setting(sweep, records) + "\n"
@@ -59,15 +54,14 @@ def _parts(sweep: Sweep, records: Records, claims: Claims) -> Iterator[str]:
     if trust:
         yield "\n## How far to trust it\n"
         yield from trust
-    compared = compare(sweep, records, claims)
-    if compared:
+    if claimed:
         yield "\n## Claimed and measured\n"
         yield (
             "The speed tests of `claims.yaml`; `lowbit claims` says how verdicts follow. A claim without a batch is "
             "answered by every batch of the map; other hardware, models and loads, so a difference refutes nothing by "
             "itself.\n"
         )
-        yield claims_table(compared)
+        yield claimed
     yield "\n## Engines\n"
     yield tables.engine_table(sweep, records)
     compiling = tables.compiling_words(sweep, records)

@@ -20,9 +20,9 @@ from tokenizers import Tokenizer
 from harness.config.compose import Composed, has_hook
 from harness.config.schema import Launch, RunConfig
 from harness.models.checkpoint import save_decoder
-from harness.run.collect import prompt_indices
 from harness.start.prepare import Start, held_out, prepare
 from harness.tasks import Item
+from harness.tasks.prompt_order import prompt_indices
 from harness.trainers.verl.job import Job, write_job
 from harness.trainers.verl.settings import ROLLOUT
 

@@ -16,8 +16,8 @@ from verl.utils.metric import Metric
 from verl.workers.utils.padding import no_padding_2_padding
 
 from harness.api import Correction, Step, TokenBatch
-from harness.objective.loss import Totals, policy_loss
-from harness.run.loop import part_loss
+from harness.objective.loss import Totals
+from harness.trainers.corrected_step import method_loss
 from harness.trainers.verl.engine import TOTALS
 from harness.trainers.verl.job import current_job, current_method
 
@@ -49,12 +49,7 @@ def loss(model_output: dict[str, Any], data: TensorDict, dp_group: Any = None) -
         raise RuntimeError("the counts of the mini-batch did not reach the loss: the engine is not ours")
     dp_size = int(data["dp_size"])
     totals = Totals(**counts, max_len=job.max_new_tokens, dp_size=dp_size)
-    part = composed.token_loss()
-    total, sums = policy_loss(
-        logp, batch, correction, totals, job.algo,
-        part_loss=None if part is None else part_loss(part, logp, batch, correction),
-        owns_objective=part is not None and part.owns_objective, entropy=entropy,
-    )  # fmt: skip
+    total, sums = method_loss(composed, logp, batch, correction, totals, job.algo, entropy)
     # verl averages metrics over ranks after it has summed them over micro-batches.
     values = {name: float(value) * dp_size for name, value in sums.items()} | {"loss": float(total.detach())}
     return total, {f"{PREFIX}{name}": Metric(aggregation="sum", value=value) for name, value in values.items()}
@@ -70,11 +65,10 @@ def unpack(data: TensorDict) -> tuple[TokenBatch, Correction]:
     extras = {"ref_logp": _dense(data["ref_log_prob"])} if "ref_log_prob" in data.keys() else {}  # noqa: SIM118
     job = current_job()
     step = Step(index=int(data[STEP].flatten()[0]), total=job.config.trainer.steps, seed=job.config.seed)
-    is_bypass = job.algo.mode == "bypass_ppo"
     batch = TokenBatch(
         token_ids=dense["responses"], mask=dense["loss_mask"].bool(), adv=dense["advantages"].float(),
-        rollout_logp=dense["rollout_log_probs"].float(), step=step, extras=extras,
-        old_logp=dense["rollout_log_probs" if is_bypass else "old_log_probs"].float(),
+        rollout_logp=dense["rollout_log_probs"].float(), old_logp=dense["old_log_probs"].float(), step=step,
+        extras=extras,
     )  # fmt: skip
     weight, keep, low, high = (dense[f"{PREFIX}{name}"] for name in FIELDS)
     return batch, Correction(weight=weight, keep=keep.bool(), clip_low=low, clip_high=high)

@@ -20,8 +20,8 @@ from harness.models.checkpoint import load_decoder
 from harness.models.decoder import Decoder
 from harness.numerics.formats import format_named
 from harness.records.run_result import EvalRecord
-from harness.run.loop import REFERENCE, evaluation
 from harness.start.prepare import held_out, task_of
+from harness.trainers.evaluation import REFERENCE, evaluation
 from harness.trainers.local.policy import policy
 from harness.trainers.local.trainer import policy_weights
 from harness.trainers.verl.job import Job

@@ -6,11 +6,11 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from harness.foundation import provenance
 from harness.foundation.clock import STAGES
 from harness.records.run_result import EvalRecord
-from harness.run.loop import update_metrics
 from harness.tasks import Item
+from harness.trainers.corrected_step import update_metrics
+from harness.trainers.evaluation import eval_record
 from harness.trainers.local.trainer import Diverged
 from harness.trainers.verl.job import Job
 
@@ -21,6 +21,8 @@ PREFIX = "actor/lowbit_"
 MEMORY = {"memory/update_gib": "actor/perf/max_memory_allocated_gb",
           "memory/reserved_gib": "actor/perf/max_memory_reserved_gb"}  # fmt: skip
 """Ours -> verl's: peaks of the trainer's process on its GPU since its start."""
+FACTS = ("acc", "is_parsable", "length", "truncated")
+"""What `agent.py` tells of every answer."""
 
 
 def step_row(measured: Mapping[str, Any], metrics: Mapping[str, Any], timers: Mapping[str, float]) -> dict[str, Any]:
@@ -70,16 +72,11 @@ def evaluation(job: Job, questions: Sequence[Item], facts: Mapping[str, Sequence
     answers = {int(index): i for i, index in enumerate(facts["index"])}
     if missing := [item.index for item in questions if item.index not in answers]:
         raise RuntimeError(f"evaluation at step {step}: question {missing[0]} got no answer ({len(missing)} of them)")
-    at = [answers[item.index] for item in questions]
-    count = len(at)
-    return EvalRecord.model_validate(
-        {
-            "step": step, "precision": job.config.precision.name, "site": "rollout",
-            "accuracy": sum(facts["acc"][i] for i in at) / count,
-            "correct": [int(facts["acc"][i] >= 1.0) for i in at],
-            "question_hash": provenance.text_hash(item.key for item in questions),
-            "length_mean": sum(facts["length"][i] for i in at) / count,
-            "truncated_frac": sum(facts["truncated"][i] for i in at) / count,
-            "unparsable_frac": sum(facts["is_parsable"][i] == 0 for i in at) / count,
-        }
+    found = {name: [facts[name][answers[item.index]] for item in questions] for name in FACTS}
+    return eval_record(
+        job.config, "rollout", step, questions,
+        rewards=found["acc"],
+        is_parsable=[value != 0 for value in found["is_parsable"]],
+        length_mean=sum(found["length"]) / len(questions),
+        truncated_frac=sum(found["truncated"]) / len(questions),
     )  # fmt: skip

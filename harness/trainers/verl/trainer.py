@@ -1,8 +1,8 @@
 """verl's synchronous trainer with our advantages, corrections, metrics, evaluations, pushes and checkpoints.
 
 verl samples, scores log-probs, dispatches updates and moves weights; what decides the numbers is computed here from the
-whole batch, as in `harness.run.loop`. Every step leaves a line in series.jsonl; a checkpoint is written after that line,
-so that the two never disagree. Left out: profiles of whole vocabularies, updates that see each other (`checks`).
+whole batch, as in `harness.run.loop`. Every step leaves a line in series.jsonl; a checkpoint is written after that
+line, so that the two never disagree. Left out: profiles of whole vocabularies, updates that see each other (`checks`).
 """
 
 from __future__ import annotations
@@ -23,13 +23,11 @@ from verl.workers.utils.padding import response_to_nested
 
 from harness.api import KVProtocol, Step, TokenBatch
 from harness.config.compose import has_hook
-from harness.objective.loss import start
-from harness.objective.mismatch import correction_metrics
+from harness.objective.advantage import shaped
+from harness.objective.mismatch import batch_mismatch, correction_metrics
 from harness.records.run_result import EvalRecord, write_atomic
-from harness.run.collect import shaped
-from harness.run.loop import NUM_AFTER_SYNC, mismatch, normalized
 from harness.start.prepare import task_of
-from harness.tasks import Score
+from harness.trainers.corrected_step import NUM_AFTER_SYNC, batch_correction, update_correction
 from harness.trainers.local.policy import is_loss_scaled
 from harness.trainers.local.trainer import Diverged
 from harness.trainers.verl import objective, plugin, rows
@@ -174,10 +172,10 @@ class Trainer(PPOTrainerSync):
         sampled = dense["response_mask"].bool()
         numbers = {uid: number for number, uid in enumerate(dict.fromkeys(uids))}
         group = torch.tensor([numbers[uid] for uid in uids])
-        scores = [Score(reward=f["acc"], is_parsable=f["is_parsable"] > 0) for f in facts]
         lengths = sampled.sum(-1)
         truncated = torch.tensor([f["truncated"] > 0 for f in facts])
-        mask, adv, row = shaped(algo, job.max_new_tokens, scores, lengths, truncated, sampled, group)
+        mask, adv, row = shaped(algo, job.max_new_tokens, [f["acc"] for f in facts], lengths, truncated, sampled, group)
+        row["reward/unparsable_frac"] = sum(f["is_parsable"] == 0 for f in facts) / len(facts)
         step = Step(index=self.global_steps - 1, total=job.config.trainer.steps, seed=job.config.seed)
         old, rollout = dense["old_log_probs"].float(), dense["rollout_log_probs"].float()
         if not torch.isfinite(old[sampled]).all():
@@ -185,11 +183,9 @@ class Trainer(PPOTrainerSync):
         extras = {"ref_logp": dense["ref_log_prob"].float()} if "ref_log_prob" in dense else {}
         batch = TokenBatch(token_ids=dense["responses"], mask=mask, adv=adv, rollout_logp=rollout, old_logp=old,
                            step=step, extras=extras)  # fmt: skip
-        row |= mismatch(batch, dense["entropy"].float())
-        c = composed.correct(start(batch, algo.eps_low, algo.eps_high), batch)
-        c = normalized(c, mask, algo.batch_normalize)
-        if any(has_hook(part, "correct_update") for part in composed.parts):  # one update: the policy is the old one
-            c = composed.correct_update(c, old, batch)
+        row |= batch_mismatch(batch, dense["entropy"].float())
+        # One update a batch: the current policy is the old one.
+        c = update_correction(composed, batch_correction(composed, batch, algo), batch, old, algo)
         row |= correction_metrics(c, mask) | {"rollout/tokens": float(lengths.sum()), "rollout/gen_batches": 1.0}
         columns = objective.columns(c, step) | {"advantages": adv, "returns": adv, "loss_mask": mask.long()}
         return columns, row

@@ -1,0 +1,54 @@
+"""Everything alive in a run, built from its configuration: model, trainer, engine and the engine of evaluations."""
+
+from __future__ import annotations
+
+from harness.api import Plan, Step
+from harness.config.schema import Launch, RunConfig
+from harness.engines.embedded.engine import EmbeddedEngine
+from harness.engines.factory import make_engine
+from harness.models.checkpoint import content_hash
+from harness.numerics.formats import format_named
+from harness.run.checks import check, check_device
+from harness.run.gpu_sharing import reserved_gib
+from harness.run.run import Run
+from harness.start.prepare import held_out, prepare, start_of
+from harness.trainers.evaluation import REFERENCE
+from harness.trainers.local.forward import Thrift
+from harness.trainers.local.policy import policy
+from harness.trainers.local.trainer import LocalTrainer
+
+
+def build(config: RunConfig, launch: Launch) -> tuple[Run, dict[str, str | None]]:
+    """Everything alive in a run, at step 0, and the hashes of what it starts from. Raises ValueError on bad input."""
+    composed, device = check(config), config.trainer.device
+    check_device(config)
+    start = start_of(config, launch)
+    model = prepare(composed, config, start, launch).to(device)
+    shape = model.config
+    model = policy(model, composed, config.base_seed, launch.fp8_kernels)
+    algo, needs = config.algo, composed.needs(Step(index=0, total=config.trainer.steps, seed=config.seed))
+    is_exact = composed.plan.sampler == "trainer"
+    trainer = LocalTrainer(
+        model, config.trainer, composed.plan, temperature=config.engine.temperature,
+        micro_batch_rows=config.engine.max_batch if is_exact else None, micro_batch_tokens=launch.micro_batch_tokens,
+        num_updates=config.trainer.steps * algo.num_minibatches * algo.num_epochs,
+        wants_entropy_grad=algo.entropy_coef != 0, wants_reference=algo.kl_coef != 0 or "ref_logp" in needs,
+        wants_shadow="shadow" in needs, lr_factor=composed.lr_factor, thrift=Thrift.of(launch),
+    )  # fmt: skip
+    ids = {"eos_id": start.task.eos_id, "pad_id": start.task.pad_id, "device": device}
+    before = reserved_gib(device)
+    engine = make_engine(
+        config, shape, composed.plan, trainer_model=trainer.model if is_exact else None,
+        keeps_log_probs="rollout_kl" in needs, **ids,
+    )  # fmt: skip
+    share = {"engine": reserved_gib(device) - before} if device == "cuda" else {}
+    reference = EmbeddedEngine(
+        shape, Plan(rollout_weights=format_named(REFERENCE)), max_batch=config.engine.max_batch, **ids
+    )
+    run = Run(
+        config=config, composed=composed, task=start.task, trainer=trainer, engine=engine, reference=reference,
+        max_new_tokens=config.engine.max_new_tokens or start.task.max_new_tokens,
+        eval_items=held_out(config, start.task),
+    )  # fmt: skip
+    run.keep_peaks(share)
+    return run, {"model": content_hash(start.folder), "task": start.task.content_hash()}

@@ -1,0 +1,47 @@
+"""Refusals before a run starts: what its method, engine, trainer and this machine cannot do. Nothing is loaded."""
+
+from __future__ import annotations
+
+import torch
+
+from harness.config.compose import Composed, compose
+from harness.config.schema import Launch, RunConfig
+from harness.engines.factory import check_engine
+from harness.trainers.local.forward import Thrift
+from harness.trainers.local.trainer import EXTRAS
+from harness.trainers.verl import checks
+
+
+def check(config: RunConfig) -> Composed:
+    """The composed method of a run that can work here. Raises ValueError, one line, before anything is loaded."""
+    composed = compose(config)
+    if config.trainer.name == "verl":
+        checks.check(config, composed)
+    check_engine(config, composed, EXTRAS)
+    return composed
+
+
+def check_device(config: RunConfig) -> None:
+    """Raises ValueError, one line, where the run's device is not on this machine."""
+    if config.trainer.device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("trainer.device=cuda: no CUDA device is visible; valid: trainer.device=cpu")
+
+
+def check_place(config: RunConfig, launch: Launch) -> None:
+    """Raises ValueError, one line, where this machine does not have what the run wants: its device, verl, a cluster;
+    or where `launch` asks for two things that exclude each other."""
+    check_device(config)
+    Thrift.of(launch)
+    if config.trainer.name != "verl":
+        if launch.gpus * launch.nodes != 1:
+            raise ValueError(
+                f"launch.nodes={launch.nodes} launch.gpus={launch.gpus}: trainer={config.trainer.name} works on one "
+                "GPU; choose trainer=verl"
+            )
+        return
+    checks.check_launch(config, launch)
+    checks.check_installed()
+    checks.check_cluster(launch.ray_address)
+    has = torch.cuda.device_count()
+    if config.trainer.device == "cuda" and launch.ray_address is None and launch.gpus > has:
+        raise ValueError(f"launch.gpus={launch.gpus}: {has} CUDA devices are visible; valid: 1 to {has}")
