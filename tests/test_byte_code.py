@@ -15,8 +15,8 @@ from harness.foundation import bytecode_cache
 
 PROGRAM = """
 import json, os, sys
-from harness import byte_code
-folder = byte_code.keep("lacking")
+from harness.foundation import bytecode_cache
+folder = bytecode_cache.keep("lacking")
 import lacking
 child = "import lacking, sys; print(lacking.__cached__, sys.dont_write_bytecode)"
 import subprocess

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from harness.cli.main.arguments import analysing
 
+from harness.cli.arguments import analysing
 from harness.cli.commands.analysing import early_warning
 from harness.records.run_result import write_result
 from harness.studies.early_warning import alarms, report, scores, write

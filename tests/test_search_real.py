@@ -5,8 +5,8 @@ import time
 import urllib.request
 
 import pytest
-from harness.cli.main.arguments import searching
 
+from harness.cli.arguments import searching
 from harness.cli.commands.searching import dashboard, dry_run, report
 from harness.records.run_result import read_results
 from tests.toy import small_launch

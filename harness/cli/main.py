@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from harness.cli.main.arguments import (
+from harness.cli.arguments import (
     analysing,
     claiming,
     faulting,

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness.cli.main.arguments import claiming
+
+from harness.cli.arguments import claiming
+from harness.cli.commands.claiming import claims
 from harness.published.claims.kinds import Contrast, Ratio
 from harness.published.claims.page import PAGE, describe, judge_all, markdown
 from harness.published.claims.schema import read_claims
-
-from harness.cli.commands.claiming import claims
 from harness.records.run_result import write_result
 from tests.claims.hand_made import BF16, NAIVE, run
 

@@ -17,9 +17,9 @@ from harness.numerics.casting import cast_model
 from harness.numerics.formats import format_named
 from harness.numerics.fp8_flow import use_kernels
 from harness.numerics.fp8_gemm import Kernels, reference
+from harness.trainers.local import compiling
 from harness.trainers.local.compiling import compile_layers, eagerly
 from harness.trainers.local.forward import Thrift, prepared
-from harness.trainers.local.trainer import compiling
 from methods.jet_rl import FP8Flow
 from tests.toy import small_run
 from tests.trainers.test_forward import CONFIG, FLOW, model_of, run, sequences

@@ -138,7 +138,7 @@ def one(folder: Path, rank: int, ranks: int) -> None:
 def without_machine_code() -> None:
     """Everything of compiling but the last stage, which takes minutes on a CPU."""
     from harness.models.decoder import Layer
-    from harness.trainers.local.trainer import compiling
+    from harness.trainers.local import compiling
 
     real = Layer.compile
     Layer.compile = lambda self, **values: real(self, **values, backend="aot_eager")

@@ -12,7 +12,6 @@ from harness.published.claims.estimates import Estimate, estimate
 from harness.published.claims.kinds import Speed
 from harness.published.claims.schema import CLAIMS, Claims, read_claims
 from harness.published.claims.speed import Map, answer
-
 from harness.studies.throughput.plan import Sweep
 from harness.studies.throughput.tables import NONE, Records, Rows, table
 

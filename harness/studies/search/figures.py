@@ -29,7 +29,7 @@ from harness.studies.search.spec import Objective, Search
 from harness.studies.search.surface import GRID, ends, scaled, smoothed
 from harness.studies.search.table import read_trials
 
-STYLE = Path(__file__).parents[1] / "plot_style.mplstyle"
+STYLE = Path(__file__).parents[2] / "report" / "plots" / "plot_style.mplstyle"
 WIDTH = 6.75
 
 

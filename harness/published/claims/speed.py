@@ -7,7 +7,6 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from harness.published.claims.kinds import Speed, Test
-
 from harness.studies.throughput.factors import Factor, Place, Records, factor_at
 from harness.studies.throughput.plan import Sweep, read_sweep
 from harness.studies.throughput.records import read_records

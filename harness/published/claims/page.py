@@ -25,7 +25,6 @@ from harness.published.claims.kinds import (
 )
 from harness.published.claims.schema import Claim, Claims
 from harness.published.claims.speed import Map, maps_of, place_words
-
 from harness.records.metric_names import METRICS
 from harness.studies.replay.tables import frame, read_records
 from harness.sweep import SWEEPS

@@ -15,7 +15,6 @@ from statistics import fmean, median
 from typing import Any
 
 from harness.published.claims.kinds import SCORES, Settings
-
 from harness.records.arms import setting
 from harness.records.packed import FOLDER, RECORDS, SERIES
 from harness.records.run_result import SUMMARY, EvalRecord, RunResult, read_results

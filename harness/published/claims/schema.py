@@ -10,6 +10,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from pydantic import ConfigDict
+
+from harness.config.load import groups, leaves, parse, read_yaml
+from harness.config.schema import RunConfig
+from harness.foundation.did_you_mean import nearest
 from harness.published.claims.kinds import (
     ALIASES,
     KINDS,
@@ -24,11 +29,6 @@ from harness.published.claims.kinds import (
     Test,
     Trend,
 )
-from pydantic import ConfigDict
-
-from harness.config.load import groups, leaves, parse, read_yaml
-from harness.config.schema import RunConfig
-from harness.foundation.did_you_mean import nearest
 from harness.records.metric_names import METRICS
 from harness.records.run_result import SUMMARY
 from harness.studies.throughput import plan as throughput

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+
 from harness.published.claims.badges import Badge, is_equal, judge
 from harness.published.claims.evidence import Evidence, Pair, grouped, numbers, select, steps, words
 from harness.published.claims.kinds import (
@@ -28,7 +29,6 @@ from harness.published.claims.kinds import (
     arms_of,
 )
 from harness.published.claims.speed import Map, answer, compared_words
-
 from harness.records import stats
 
 FIFTH = 5
