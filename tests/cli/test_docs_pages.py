@@ -10,8 +10,8 @@ from posixpath import dirname, join, normpath
 import pytest
 
 from harness.api import Method, Part
+from harness.cli import docs_pages as pages
 from harness.cli.main import parser
-from harness.devtools import docs_pages as pages
 from methods import METHODS
 from methods.flashrl import TIS
 from tests.source_tree import ROOT
