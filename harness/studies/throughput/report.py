@@ -22,11 +22,13 @@ def check_measured(sweep: Sweep, records: Records) -> None:
 def write(sweep: Sweep, records: Records, page: str, results: Path) -> list[Path]:
     """Write the page, the numbers and the figures; the paths."""
     from harness.studies.throughput.figures import draw_all
+    from harness.studies.throughput.headline import draw_decode, quiet_ratios
 
     text, data = (tables_folder(results) / f"{sweep.name}.{kind}" for kind in ("md", "csv"))
     write_atomic(text, page.encode())
     write_atomic(data, tables.csv_text(sweep, records).encode())
-    return [text, data, *draw_all(sweep, records, figures_folder(results, sweep.name))]
+    more = {"decode": draw_decode} if quiet_ratios(sweep, records) else {}
+    return [text, data, *draw_all(sweep, records, figures_folder(results, sweep.name), more)]
 
 
 def markdown(sweep: Sweep, records: Records, claimed: str = "") -> str:
