@@ -368,7 +368,7 @@ class Method:
     denom: str | None = None
     """A fixed denominator after rejection, where the method demands one."""
     plain_name: str = ""
-    """What corrects, in plain words that begin a sentence; empty where its name has to do."""
+    """Correction that the method makes, in plain words that begin a sentence; empty where its name has to do."""
     summary: str = ""
     """Its mechanism, one line for `lowbit methods`."""
     claim: str = ""

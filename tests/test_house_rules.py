@@ -72,8 +72,6 @@ FRAMEWORK_METHODS = {"forward", "backward", "setup_context"}
 """Documented by torch, for every module and every autograd function."""
 FIRST_WORDS = {"How", "Of", "What", "When", "Where", "Whether", "Which", "Who", "Why"}
 """Words that no docstring begins with: "What is pushed" is "Tensors of a push"."""
-REWRITTEN_LATER = ("harness/cli/", "harness/devtools/", "harness/studies/search/", "harness/studies/break_even/")
-"""Packages that are being rewritten; the rule of first words comes to them with that."""
 # Written in two halves, so that this file is no finding of its own.
 MACHINE_WORDS = re.compile(
     r"(?<![\w.])/(wo{}rk|fa{}rm|roo{}t|tm{}p|ho{}me/\w+|Us{}ers/\w+)/|\.py{}env|pypi\.o{}rg|files\.python{}hosted"
@@ -139,8 +137,6 @@ def docstrings(source: Source) -> Iterator[Finding]:
 
 def first_words(source: Source) -> Iterator[Finding]:
     """A docstring begins with a noun phrase or a verb, as one would search for it, never as half a question."""
-    if source.path.startswith(REWRITTEN_LATER):
-        return
     for node in ast.walk(source.tree):
         said = node.value.value if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) else None
         if isinstance(said, str) and (word := said.split(maxsplit=1)[0]) in FIRST_WORDS:

@@ -1,1 +1,32 @@
-"""The command line."""
+"""The command line: a file per command, named as the command is.
+
+main.py            the command `lowbit`: find the command's file, parse, run, say what was wrong
+options.py         types and options that several commands declare
+table.py           tables of plain text for the terminal
+docs_pages.py      documentation pages made from the code, for mkdocs
+
+sweep.py           run a sweep
+run.py             run one cell
+base.py            train base models
+search.py          search knobs
+
+report.py          tables and figures of a sweep
+figures.py         paper figures, figures of sweeps, notebooks
+methods.py         the methods with parts, precisions and paper
+metrics.py         the metrics of a step
+passport.py        planned and realized formats of a run
+browse.py          MLflow's pages over the results
+site.py            the static site of the results
+
+claims.py          published claims, tested
+replay.py          stored rollouts, and every correction on them
+throughput.py      the speed of bare vLLM
+parity.py          the emulation against vLLM's kernels
+early_warning.py   the signal that moves first before a collapse
+break_even.py      the size and length from which a precision pays
+capacity.py        memory and time of a step on so many GPUs
+
+doctor.py          check of the installation
+results.py         verify, import, track or pack result files
+completion.py      completion by the shell's tab key
+"""

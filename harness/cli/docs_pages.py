@@ -71,7 +71,7 @@ def linked_files(root: Path) -> list[str]:
 
 
 def site_path(path: str) -> str:
-    """Where the site has a file of the repository: `docs/` is its root, and its first page stands for README.md."""
+    """Path in the site of a file of the repository: `docs/` is its root, and its first page stands for README.md."""
     return "index.md" if path == "README.md" else path.removeprefix(f"{DOCS}/")
 
 
@@ -109,7 +109,7 @@ def _command_lines(name: str, parser: argparse.ArgumentParser) -> Iterator[str]:
 
 
 def _usage(action: argparse.Action) -> str:
-    """How an argument is written, as code: `--steps N`, `[NAME ...]`."""
+    """Spelling of an argument, as code: `--steps N`, `[NAME ...]`."""
     if isinstance(action.metavar, tuple):
         value = " ".join(action.metavar)
     else:
@@ -246,7 +246,7 @@ def plain(words: str) -> str:
 
 
 def section(markdown: str, title: str) -> str:
-    """What stands below a heading of the second level, up to the next one. Raises ValueError where there is none."""
+    """Text below a heading of the second level, up to the next one. Raises ValueError where there is none."""
     found = re.search(rf"^## {re.escape(title)}\n(.*?)(?=^## |\Z)", markdown, re.MULTILINE | re.DOTALL)
     if found is None:
         raise ValueError(f"no heading '## {title}'")

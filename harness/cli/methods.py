@@ -80,7 +80,7 @@ def status_of(method: Method) -> str:
 
 
 ENGINES = ("embedded", "vllm", "verl")
-"""What can run a method; vllm: the GPU's build, with the local trainer; verl: that build under trainer=verl."""
+"""Engines that can run a method; vllm: the GPU's build, with the local trainer; verl: that under trainer=verl."""
 
 
 def engines_of(method: Method) -> list[str]:
@@ -89,7 +89,7 @@ def engines_of(method: Method) -> list[str]:
 
 
 def refusal(engine: str, method: Method, precision: str) -> str | None:
-    """Why an engine cannot run the method at a precision; None where it can."""
+    """Reason why an engine cannot run the method at a precision; None where it can."""
     from harness.config.compose import check_supported, compose
     from harness.config.load import load
     from harness.engines.embedded.engine import EmbeddedEngine

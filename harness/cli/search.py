@@ -174,7 +174,7 @@ def dry_run(name: str, results: Path, trials: int | None, workers: int) -> int:
 
 
 def _time(search: Search, results: Path, cells: int, workers: int) -> str:
-    """How long so many cells take, by finished cells of every sweep: the mean over the baselines."""
+    """Time that so many cells take, by finished cells of every sweep: the mean over the baselines."""
     from harness.studies.search.space import cell_of, overrides_of
     from harness.sweep.forecast import fit, read_samples
 

@@ -54,7 +54,7 @@ def run(a: argparse.Namespace) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Way:
-    """How a sweep runs."""
+    """Options of a sweep's run."""
 
     workers: int
     launcher: Literal["local", "ray"] = "local"
@@ -158,7 +158,7 @@ def tell(listeners: Iterable[Callable[[Event], None]], event: Event) -> None:
 
 @contextmanager
 def _live(results: Path, name: str, is_tracked: bool) -> Iterator[tuple[Callable[[Event], None], ...]]:
-    """What logs cells to MLflow while the sweep runs, in a thread of its own."""
+    """Functions that log cells to MLflow while the sweep runs, in a thread of its own."""
     if not is_tracked:
         yield ()
         return

@@ -105,7 +105,7 @@ def report(name: str, results: Path, *, is_written: bool) -> int:
 def _dry_run(
     sweep: Sweep, queue: Sequence[Job], wanted: Sequence[Job], records: Mapping[str, Mapping[str, Any]], num_gpus: int
 ) -> int:
-    """What is missing, per engine, with the estimate of its cache and of its time."""
+    """List of what is missing, per engine, with the estimate of its cache and of its time."""
     from harness.studies.throughput.estimates import job_expected_s, kv_tokens_expected
     from harness.studies.throughput.plan import missing
     from harness.studies.throughput.settled import SPREAD

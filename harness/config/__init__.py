@@ -1,6 +1,7 @@
 """Configuration: from words on the command line to a runnable method.
 
     schema.py           the frozen dataclasses that configure a run
+    validation.py       plain values checked into those dataclasses
     load.py             Hydra, YAML and JSON to those dataclasses; run ids
     resolve.py          parts with their knobs, and every implied default filled in
     compose.py          parts folded into one method, plans merged, conflicts refused

@@ -71,7 +71,7 @@ def _short(value: Any) -> str:
 
 
 def nearest_key(key: str, known: Iterable[str]) -> str:
-    """What was probably meant by a key: the same word in another group first; the groups where nothing is near."""
+    """Key that was probably meant: the same word in another group first; the groups where nothing is near."""
     word, keys = key.rpartition(".")[2], list(known)
     same = [name for name in keys if name.rpartition(".")[2] == word]
     hint = f"nearest: {', '.join(same)}" if same else nearest(key, keys)

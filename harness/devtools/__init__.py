@@ -1,1 +1,9 @@
-"""The harness on itself: benches, fault injection and the environment's setup."""
+"""The harness on itself: benches, fault injection, the map of the rooms, and the environment's setup.
+
+bench/         speed measurements
+faults/        sweeps under faults, audited
+room_map.py    the picture and the table of the rooms
+longest.py     the longest files and functions
+lock.py        the lock files of `requirements/`
+setup_env.py   a virtual environment, made or refreshed
+"""

@@ -29,7 +29,7 @@ MAC = "sys_platform == 'darwin'"
 
 @dataclass(frozen=True, kw_only=True)
 class Lock:
-    """What one lock file is resolved from."""
+    """Requirements that one lock file is resolved from."""
 
     extras: tuple[str, ...] = ()
     torch: str = TORCH_CPU

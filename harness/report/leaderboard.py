@@ -30,7 +30,7 @@ from methods import METHODS
 
 SCORES = ("accuracy", "rollout_accuracy", "reward", "auc", "deployed_auc")
 ENDPOINTS = ("reference", "deployed")
-"""What a sweep may have judged; the first that it declares ranks the arms."""
+"""Policies that a sweep may have judged; the first that it declares ranks the arms."""
 SITES = {"reference": "reference", "deployed": "rollout"}
 """Endpoint -> the evaluations that it is made of."""
 Pair = tuple[int, int]
@@ -185,7 +185,7 @@ def score_arm(arm: Arm) -> Scores:
 
 
 def _outcome(run: RunResult, site: str, curve: stats.Floats) -> stats.Outcome:
-    """What became of a run; it is frozen where not one answer of any evaluation differs from the start's."""
+    """Outcome of a run; it is frozen where not one answer of any evaluation differs from the start's."""
     start = next((_answers(record) for record in _of(run, site) if record.step == 0), None)
     means = [float(value) for value in curve.mean(axis=1)]
     if start is None:
@@ -195,7 +195,7 @@ def _outcome(run: RunResult, site: str, curve: stats.Floats) -> stats.Outcome:
 
 
 def components(arms: Sequence[Arm], endpoint: str = "reference") -> stats.Components:
-    """What makes the scores of a context's arms differ, over the arms of which no run collapsed or stayed frozen."""
+    """Variance components of a context's scores, over the arms of which no run collapsed or stayed frozen."""
     scores = [(arm.label, score_arm(arm)) for arm in arms]
     steady = [
         (name, found)
@@ -274,7 +274,7 @@ def _measurements(arm: Arm) -> dict[str, float]:
 
 
 def _comparison(arm: Arm, reference: Arm | None, scores: dict[str, Scores]) -> dict[str, Any]:
-    """What is said of an arm beside the verdicts, and why there is none in their place."""
+    """Columns of an arm beside the verdicts, and why there is none in their place."""
     own = scores[arm.label].auc
     against = None if reference is None or reference is arm else scores[reference.label]
     other = {} if against is None else against.auc

@@ -33,7 +33,7 @@ def findings(board: pd.DataFrame, results: Sequence[RunResult], expectations: Se
 
 
 def three_sentences(board: pd.DataFrame, baseline: str = BASELINES[-1]) -> list[str]:
-    """What rollouts without a correction cost, what a correction gives back, and what cost nothing; per context.
+    """Sentences on what uncorrected rollouts cost, what a correction gives back, and what cost nothing; per context.
 
     The loss is that of the uncorrected arm that is worst in the mean accuracy of the BF16 policy, where it is decided;
     the share given back is that of the best corrected arm at its precision.

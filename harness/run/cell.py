@@ -67,7 +67,7 @@ def record_path(launch: Launch, cell_id: str) -> Path:
 
 @dataclass(frozen=True, kw_only=True)
 class Stages:
-    """What a cell calls at its stages; the fault campaign gives functions that fail on purpose."""
+    """Functions that a cell calls at its stages; the fault campaign gives functions that fail on purpose."""
 
     build: Callable[[RunConfig, Launch], tuple[Run, dict[str, str | None]]] = build
     train: Callable[[Run, Callable[[Run], None]], None] = train

@@ -1,6 +1,7 @@
 """The start of a run: its base model and every part's offline preparation.
 
 base_model.py       base models, trained once and cached by content
+base_process.py     one base trained in a process of its own
 base_training.py    supervised training of a base, up to an accuracy
 text_training.py    the same for tasks in words, whose answers have many right wordings
 text_documents.py   packed documents of that training

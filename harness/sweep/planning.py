@@ -40,7 +40,7 @@ class Sweep:
     control: str = CONTROL
     """Method of the reference arm."""
     endpoints: tuple[Literal["reference", "deployed"], ...] = ("reference", "deployed")
-    """What verdicts are about: the policy in BF16, the policy in its own rollout format. The first ranks the arms."""
+    """Policies that verdicts are about: in BF16, in their own rollout format. The first ranks the arms."""
     baselines: tuple[str, ...] = BASELINES
     """Methods that the others are also compared with, one by one; the last one corrects nothing."""
     expectations: tuple[Expectation, ...] = ()

@@ -1,5 +1,6 @@
 """Tasks: prompts as token ids, reference answers, and the raw 0/1 metric of a response.
 
+    contract.py            items, scores, and what a task is asked for
     chain.py               running sums mod 10, with an imperfect demonstrator
     sort.py                n digits sorted
     count.py               random prompts for timing, nothing to learn
@@ -23,114 +24,19 @@ indices. Left out: reward shaping (overlong penalty and filtering), which belong
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any
 
 from harness.foundation.did_you_mean import nearest
-
-Split = Literal["train", "eval"]
-
-
-@dataclass(frozen=True)
-class Item:
-    """One question."""
-
-    index: int
-    prompt: tuple[int, ...]
-    """Token ids, no padding."""
-    reference: str
-    """Answer that the score compares with; its form is the task's own."""
-    key: str
-    """Hash of the question's content: equal keys are the same question."""
-
-
-@dataclass(frozen=True)
-class Score:
-    """The raw metric of one response."""
-
-    reward: float
-    """1.0 right, 0.0 wrong; in between where a task grades."""
-    is_parsable: bool
-    """False where no answer could be read. Such a response earns 0 but is counted apart from a wrong one."""
-    failure: str | None = None
-    """First mistake on the way to the answer, where a task can say; an answer may be right all the same."""
-
-
-class Task(Protocol):
-    """A task as the loop, the base trainer and the reports use it."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def max_new_tokens(self) -> int: ...
-    @property
-    def eos_id(self) -> int: ...
-    @property
-    def pad_id(self) -> int: ...
-    @property
-    def vocab_size(self) -> int: ...
-    @property
-    def num_train(self) -> int | None:
-        """Train indices are 0 <= i < num_train; None: any non-negative integer."""
-        ...
-
-    @property
-    def num_eval(self) -> int | None: ...
-
-    def sample(self, split: Split, indices: Sequence[int]) -> list[Item]:
-        """The items at `indices`. The same index is the same item on every machine; no train item is an eval item."""
-        ...
-
-    def score(self, items: Sequence[Item], responses: Sequence[Sequence[int]]) -> list[Score]:
-        """One score per (item, response) pair. A response is token ids without padding, its EOS included if sampled."""
-        ...
-
-    def content_hash(self) -> str:
-        """Changes whenever a question, a reference or the scoring rule changes."""
-        ...
-
-
-class Demonstrated(Task, Protocol):
-    """A task that can show right answers, and whose `n` is the size of its problems: the embedded ones."""
-
-    @property
-    def n(self) -> int: ...
-    @property
-    def ceiling(self) -> float:
-        """Accuracy of the demonstrations."""
-        ...
-
-    def answers(self, items: Sequence[Item]) -> list[tuple[int, ...]]:
-        """A right response of each item, EOS included; the only one, unless the task is `Worded`."""
-        ...
-
-    def demonstrations(self, indices: Sequence[int], seed: int) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-        """(prompt, response with EOS) of train items, for supervised fine-tuning."""
-        ...
-
-
-@runtime_checkable
-class Worded(Demonstrated, Protocol):
-    """A task whose right answers differ in wording and length, in words of its own."""
-
-    @property
-    def words(self) -> tuple[str, ...]:
-        """The vocabulary, by id."""
-        ...
-
-    @property
-    def firm_ids(self) -> tuple[int, ...]:
-        """Tokens that the words before them leave no choice about in a right answer."""
-        ...
-
-
-def failure_shares(scores: Sequence[Score]) -> dict[str, float]:
-    """Share of the responses by what goes wrong first; empty where the task does not say."""
-    counts = Counter(score.failure for score in scores if score.failure is not None)
-    return {name: counts[name] / len(scores) for name in sorted(counts)}
+from harness.tasks.contract import Demonstrated as Demonstrated
+from harness.tasks.contract import Item as Item
+from harness.tasks.contract import Score as Score
+from harness.tasks.contract import Split as Split
+from harness.tasks.contract import Task as Task
+from harness.tasks.contract import Worded as Worded
+from harness.tasks.contract import check_options as check_options
+from harness.tasks.contract import failure_shares as failure_shares
 
 
 def _sort() -> type:
@@ -184,10 +90,3 @@ def build_task(name: str, options: Mapping[str, Any], tokenizer_folder: Path | N
 
         return build_reasoning_gym(name, options, tokenizer_folder)
     raise ValueError(f"task {name!r} is unknown: {nearest(name, TASKS)}")
-
-
-def check_options(name: str, options: Mapping[str, Any], known: Sequence[str]) -> None:
-    """ValueError naming the first option that task `name` does not have."""
-    for option in options:
-        if option not in known:
-            raise ValueError(f"task {name!r} has no option {option!r}: {nearest(option, known)}")

@@ -18,7 +18,7 @@ import numpy as np
 
 from harness.foundation.seeds import stable_seed
 from harness.models.tokenizer import EOS_ID, PAD_ID, encode
-from harness.tasks import Item, Score, Split
+from harness.tasks.contract import Item, Score, Split
 from harness.tasks.digits import answer_ids, check_options, draw_digits, exact_match, make_item
 
 RULE = 1

@@ -9,7 +9,7 @@ import torch
 
 from harness.foundation.provenance import text_hash
 from harness.foundation.seeds import generator
-from harness.tasks import Item, Score
+from harness.tasks.contract import Item, Score
 
 
 @dataclass(frozen=True)

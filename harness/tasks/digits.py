@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from harness.foundation.seeds import stable_seed
 from harness.models.tokenizer import BOS_ID, DIGIT_0_ID, EOS_ID, char_tokenizer, encode
-from harness.tasks import Item, Score, Split
+from harness.tasks.contract import Item, Score, Split
 
 EVAL_SHARE = 16
 """One in so many digit strings is an eval question, whoever draws it."""

@@ -24,7 +24,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from harness.tasks import Item, Score, Split, check_options
+from harness.tasks.contract import Item, Score, Split, check_options
 from harness.tasks.data_files import find_files, read_rows
 from harness.tasks.math_reward import MathGrader
 from harness.tasks.text_tokens import Message, TextTask, TextTokenizer, load_text_tokenizer, prompt_ids, response_text

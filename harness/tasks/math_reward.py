@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import SimpleQueue
 
-from harness.tasks import Score
+from harness.tasks.contract import Score
 
 WORKER = Path(__file__).with_name("math_worker.py")
 TAIL = 2000

@@ -20,7 +20,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from harness.foundation.did_you_mean import nearest
 from harness.foundation.seeds import stable_seed
-from harness.tasks import Item, Score, Split, check_options
+from harness.tasks.contract import Item, Score, Split, check_options
 from harness.tasks.text_tokens import TextTask, TextTokenizer, load_text_tokenizer, prompt_ids, response_text
 
 RULE = 1

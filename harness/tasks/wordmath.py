@@ -19,7 +19,7 @@ from typing import Literal, get_args
 
 from harness.foundation.seeds import stable_seed
 from harness.models.tokenizer import EOS_ID, PAD_ID
-from harness.tasks import Item, Score, Split
+from harness.tasks.contract import Item, Score, Split
 from harness.tasks.wordmath_check import failure, stated_answer
 from harness.tasks.wordmath_language import (
     ITEMS,

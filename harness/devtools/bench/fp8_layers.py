@@ -48,7 +48,7 @@ QUICK_ENDS = {"quantizers": 0.5, "layers": 0.95, "errors": 1.0}
 
 
 def available(device: str, launch: str | None = None) -> dict[str, Kernels | None]:
-    """Who can multiply here, by name, quantizing as `launch` says; None: emulated."""
+    """Kernels that can multiply here, by name, quantizing as `launch` says; None: emulated."""
     if device == "cpu":
         return {"emulated": None}
     from harness.kernels import fp8_flow
@@ -61,7 +61,7 @@ def available(device: str, launch: str | None = None) -> dict[str, Kernels | Non
 
 
 def header(given: argparse.Namespace) -> Row:
-    """What was asked for, and where. Raises ValueError for what does not fit the size or the device."""
+    """The options of a run and its place. Raises ValueError for what does not fit the size or the device."""
     check_device(given.device)
     if given.length < 1 or given.tokens % given.length:
         raise ValueError(f"--length is {given.length}; it must divide --tokens, which is {given.tokens}")
@@ -127,7 +127,7 @@ def best_launch(quantizers: Sequence[Row]) -> str | None:
 
 
 def best_wgrad(products: Sequence[Row]) -> dict[str, float]:
-    """Who computes WGrad -> ms of the layer's products together, of those who were timed at all; fastest first."""
+    """Kernel of WGrad -> ms of the layer's products together, of those that were timed at all; fastest first."""
     sums: dict[str, list[float]] = {}
     for row in products:
         if row["product"] == "WGrad" and row["ms"] is not None:
@@ -137,7 +137,7 @@ def best_wgrad(products: Sequence[Row]) -> dict[str, float]:
 
 
 def budget(found: Row) -> list[Row]:
-    """Where the milliseconds of "bf16" and of the fastest faithful FP8 layer go, by what was timed alone."""
+    """Parts of the milliseconds of "bf16" and of the fastest faithful FP8 layer, by what was timed alone."""
     layers = {row["what"]: row["ms"] for row in found.get("layers", ()) if row.get("ms")}
     held = {name: ms for name, ms in layers.items() if name.startswith("fp8 held") and "square" not in name}
     chosen, rows = [name for name in (PLAIN, *sorted(held, key=held.__getitem__)[:1]) if name in layers], []

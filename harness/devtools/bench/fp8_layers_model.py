@@ -28,9 +28,9 @@ from harness.trainers.local.compiling import compile_layers
 MASTERS, COMPILED = "bf16, fp32 masters", "bf16, compiled"
 BAR = 1.45
 _OTHERS = ("square", "deep_gemm", "scaled_mm")
-"""Who else multiplies in a layer that holds its weights."""
+"""Other kernels that multiply in a layer that holds its weights."""
 EPS = 1e-6
-"""Of the norms."""
+"""Epsilon of the norms."""
 Make = Callable[[int, int], nn.Module]
 """(out, in) -> a linear layer."""
 

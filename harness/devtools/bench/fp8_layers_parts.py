@@ -27,7 +27,7 @@ ACTS, WEIGHTS = "e4m3_1x128", "e4m3_block"
 
 
 def failures() -> tuple[type[Exception], ...]:
-    """What a contestant may raise that this device or these packages do not take: it loses, the others go on."""
+    """Exceptions of a contestant that this device or these packages do not take: it loses, the others go on."""
     found: tuple[type[Exception], ...] = (RuntimeError, ValueError, ImportError, AttributeError)
     try:
         from triton.errors import TritonError
@@ -138,7 +138,7 @@ def contestants(n: int, k: int, given: argparse.Namespace, who: dict[str, Kernel
 
 
 def error_rows(device: str) -> Iterator[Row]:
-    """What each rounding of WGrad's operands costs: relative error of dW against the float64 product of bf16 operands.
+    """Cost of each rounding of WGrad's operands: relative error of dW against the float64 product of bf16 operands.
 
     "gaussian": as the specification's test; "spread": channels and tokens differ in size, log-normally, by a factor
     e^1.5 at one standard deviation, which is where fewer scales would show.

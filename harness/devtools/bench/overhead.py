@@ -1,4 +1,4 @@
-"""What a step spends outside generation, scoring, updating and evaluation; and the memory of a cell at size m."""
+"""Time of a step outside generation, scoring, updating and evaluation; and the memory of a cell at size m."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What verl loads by path (`trainer.v1.sampler.custom_sampler`): its replay buffer, asked more often than every 2 s.
+"""Sampler that verl loads by path (`trainer.v1.sampler.custom_sampler`): a replay buffer asked more than every 2 s.
 
 verl 0.9.1 looks for finished generations every `poll_interval` = 2.0 s, which no setting changes; a step of a small
 model is then mostly waiting. Everything else is verl's own.

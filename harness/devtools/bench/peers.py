@@ -45,9 +45,9 @@ from harness.models.tokenizer import save_tokenizer
 POLL_S = {"verl": 2.0, "verl, asked every 0.05 s": 0.05}
 PEERS = ("ours", "TRL", *POLL_S)
 END_OF_TURN = "<|im_end|>"
-"""What verl's agent loop wants to find in the tokenizer of every Qwen model, also where a turn is all there is."""
+"""Token that verl's agent loop wants in the tokenizer of every Qwen model, also where a turn is all there is."""
 TARGET = 1.3
-"""How many times as fast as each peer a step of ours shall be."""
+"""Speed that a step of ours shall have over each peer's, as a factor."""
 Found = dict[str, Any]
 
 
@@ -129,7 +129,7 @@ def read_verl(path: Path, given: Settings) -> Found:
 
 
 def measure(peer: str, folder: Path, given: Settings, options: argparse.Namespace) -> Found:
-    """What one peer found, or {"failed": its last words}."""
+    """Findings of one peer, or {"failed": its last words}."""
     python, path, words = sys.executable, str(ROOT), list[str]()
     values = json.dumps(asdict(given))
     if peer == "ours":

@@ -93,7 +93,7 @@ def grpo(run: Run) -> Callable[[], None]:
 
 
 def additions(run: Run) -> dict[str, Callable[[], object]]:
-    """What each part adds to a step, on rows that the run itself sampled."""
+    """Work that each part adds to a step, on rows that the run itself sampled."""
     grpo_step(run)
     aqn, kv, at = AQN(), RecalibratedKV(), Step(index=40, total=80, seed=0)
     seqs = collect(run, at, Clock("cpu")).seqs

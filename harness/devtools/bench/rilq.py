@@ -1,4 +1,4 @@
-"""What RILQ costs: the one fit before a run, a refit within it, and the staleness measured at every step; one thread.
+"""Cost of RILQ: the one fit before a run, a refit within it, and the staleness measured at every step; one thread.
 
     python -m harness.devtools.bench rilq
 

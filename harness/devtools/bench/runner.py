@@ -1,4 +1,4 @@
-"""What all benches share: parsing their options, refusing bad input, writing JSON, tables of rows."""
+"""Frame of all benches: parsing their options, refusing bad input, writing JSON, tables of rows."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def run() -> list[dict[str, object]]:
 
 
 def _seconds(command: list[str]) -> tuple[float, float]:
-    """Of one start: on the clock, and of the CPU."""
+    """Seconds of one start: on the clock, and of the CPU."""
     before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     subprocess.run(command, capture_output=True, check=False)
     seconds, after = time.perf_counter() - started, resource.getrusage(resource.RUSAGE_CHILDREN)

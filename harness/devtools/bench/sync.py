@@ -35,13 +35,13 @@ from harness.numerics.formats import format_named
 
 WARM_UP, REPEATS, SWAPS = 2, 10, 20
 TIMED = ("e4m3_block", "e4m3_channel", "int8_channel", "int4_g128", "nvfp4")
-"""What our kernels are timed in; the other contestants take part in the first alone."""
+"""Formats that our kernels are timed in; the other contestants take part in the first alone."""
 LIMIT, OWN, GRAPH, TORCH = "device copy of the same bytes", "own kernels", "own, one CUDA graph", "torch reference"
 BUCKETS = "behind its buckets"
 
 
 def copy_plain(engine: Engine) -> None:
-    """What is not quantized, in as few launches as torch needs."""
+    """Copy what is not quantized, in as few launches as torch needs."""
     targets, sources = [target for _, target in engine.plain], [source for source, _ in engine.plain]
     torch._foreach_copy_(targets, sources)  # pyright: ignore[reportPrivateImportUsage]
 
@@ -175,7 +175,7 @@ def run(size: str, device: str, repeats: int = REPEATS) -> dict[str, Any]:
 
 
 def triton_version() -> str:
-    """Of the installed Triton, or "not installed"."""
+    """Version of the installed Triton, or "not installed"."""
     return version("triton") if importlib.util.find_spec("triton") else "not installed"
 
 

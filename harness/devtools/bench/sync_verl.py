@@ -23,7 +23,7 @@ Quantizer = Callable[[Tensor, list[int]], tuple[Tensor, Tensor]]
 
 
 def version() -> str:
-    """Of the installed verl, or "not installed"."""
+    """Version of the installed verl, or "not installed"."""
     root = _folder()
     return "not installed" if root is None else (root / "version" / "version").read_text(encoding="utf-8").strip()
 
@@ -47,7 +47,7 @@ def _folder() -> Path | None:
 
 
 def swap(engine: Engine, to_fp8: Quantizer, bucket: Tensor | None) -> None:
-    """What verl does per sync, in its order. `bucket`: uint8, the transport's buffer; None leaves the transport out."""
+    """Sync as verl does, in its order. `bucket`: uint8, the transport's buffer; None leaves the transport out."""
     loads: list[tuple[Tensor, Part | Tensor]] = [(part.w, part) for part in engine.parts()]
     loads += engine.plain
     pending: list[tuple[Tensor, Part | Tensor]] = []

@@ -18,7 +18,7 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What is trained on: one update per batch, no KL, responses that never end by themselves."""
+    """Settings of the training: one update per batch, no KL, responses that never end by themselves."""
 
     device: str = "cpu"
     prompts: int = 8

@@ -1,4 +1,4 @@
-"""How often the verdicts of a setting are wrong, in worlds that are hard on them; part of `bench.coverage`.
+"""Rates of wrong verdicts of a setting, in worlds that are hard on them; part of `bench.coverage`.
 
 A setting is twelve arms and one control on common bases, judged together by `harness.records.stats.judge` as a report
 does it. Every world is drawn with three truths: some arms differ, none does, or all differ by exactly delta, where
@@ -31,7 +31,7 @@ TRUTHS: Mapping[str, Floats] = {
 
 @dataclass(frozen=True, kw_only=True)
 class World:
-    """How runs vary. Standard deviations in accuracy."""
+    """Spread of runs. Standard deviations in accuracy."""
 
     low: float = SPREAD
     high: float = SPREAD
@@ -40,7 +40,7 @@ class World:
     """Half of the arms at `low`, half at `high` instead."""
     control: float = SPREAD
     base: float = 0.02
-    """Of what a base adds to every arm."""
+    """Spread of what a base adds to every arm."""
     shared: float = 0.0
     """Correlation of an arm's runs with the control's, beyond the base."""
     has_heavy_tails: bool = False
@@ -68,9 +68,9 @@ class Errors:
     """Shares over many settings; NaN where there was nothing to count."""
 
     wrong: float
-    """Of the verdicts of a setting, on average over settings: the false discovery rate."""
+    """Wrong share of the verdicts of a setting, on average over settings: the false discovery rate."""
     wrong_per_arm: float
-    """Of all arms, judged or not."""
+    """Wrong share of all arms, judged or not."""
     covers: float
     """Printed intervals of the difference that hold it."""
     rate_covers: float

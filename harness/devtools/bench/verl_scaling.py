@@ -74,7 +74,7 @@ def make_folder(folder: Path, size: str, device: str) -> None:
 
 
 def cell_of(folder: Path, size: str, gpus: int, precision: str, given: argparse.Namespace) -> tuple[RunConfig, Launch]:
-    """What `lowbit run` would make of the same words. Raises ValueError, one line, for what verl does not take."""
+    """The run that `lowbit run` makes of the same words. Raises ValueError, one line, for what verl does not take."""
     samples = given.prompts * given.group
     options = {"prompt_tokens": given.prompt_tokens, "max_new_tokens": given.tokens,
                "vocab_size": shape_of(size).vocab_size}  # fmt: skip
@@ -128,7 +128,7 @@ def measure(folder: Path, size: str, gpus: int, precision: str, given: argparse.
 
 
 def looking(seen: list[float], device: str) -> Callable[[int, float], None]:
-    """What `Watched.train` calls while a run goes on: keeps, now and then, the GiB in use of the fullest GPU."""
+    """Function that `Watched.train` calls during a run: keeps, now and then, the GiB in use of the fullest GPU."""
     last = [-LOOK_S]
 
     def look(step: int, reward: float) -> None:

@@ -97,7 +97,7 @@ def cell_of(text: str) -> tuple[int, int]:
 
 
 def run_child(job: Job) -> Job:
-    """What a child found, or `job` with "failed"; both where it died after its first findings."""
+    """Findings of a child, or `job` with "failed"; both where it died after its first findings."""
     with tempfile.TemporaryDirectory(prefix="lowbit-bench-") as folder:
         path, log = Path(folder) / "found.json", Path(folder) / "errors"
         words = [sys.executable, "-m", "harness.devtools.bench", "vllm_engine", "child", json.dumps(job), str(path)]

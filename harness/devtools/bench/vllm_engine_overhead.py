@@ -22,7 +22,7 @@ from harness.studies.throughput.shapes import shape_of
 PROMPT = 64
 OURS, BARE, FLAT = "engine", "bare", "bare, flat_logprobs"
 TARGET = 0.98
-"""Of bare, at least."""
+"""Share of bare vLLM's rate that ours shall reach at least."""
 Prompts = list[list[int]]
 
 

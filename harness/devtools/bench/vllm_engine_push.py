@@ -24,7 +24,7 @@ from harness.models.decoder import DecoderConfig, tensor_shapes
 from harness.studies.throughput.shapes import plan_of, shape_of
 
 REPEATS = 5
-"""Of every part that is timed alone."""
+"""Repeats of every part that is timed alone."""
 BROKEN_AT = 50
 """Call of the kernel at which a push is broken."""
 PROMPTS = [[3 + (7 * i + j) % 200 for j in range(64)] for i in range(8)]
@@ -164,7 +164,7 @@ def answers(engine: VLLMEngine) -> dict[str, Any]:
 
 
 def has_finite_logp(engine: VLLMEngine) -> bool:
-    """Of one generation."""
+    """Check that the log-probs of one generation are finite."""
     rollout = engine.generate(PROMPTS, num_samples=1, max_new_tokens=16, temperature=1.0, seed=0)
     return bool(torch.isfinite(rollout.logp).all()) and bool((rollout.logp < 0).any())
 

@@ -94,7 +94,7 @@ def imported(name: str) -> Any:
 
 
 def llm_arguments(config: DecoderConfig, folder: Path, has_extension: bool) -> dict[str, Any]:
-    """What verl's server passes for `rollout.quantization=fp8`; sizes, graphs and executor are our engine's."""
+    """Arguments of verl's server for `rollout.quantization=fp8`; sizes, graphs and executor are our engine's."""
     settings.write_model_folder(folder, config, plan_of("bf16"))
     arguments = settings.llm_arguments(folder, config, plan_of("bf16"), settings.installed_build(), max_batch=64,
                                        max_length=1024, gpu_memory=0.5)  # fmt: skip
@@ -204,7 +204,7 @@ def handed_over(transport: Any) -> Iterator[None]:
 
 
 def has_finite_logp(llm: Any) -> bool:
-    """Of one generation."""
+    """Check that the log-probs of one generation are finite."""
     from vllm import SamplingParams  # pyright: ignore[reportAttributeAccessIssue]
 
     sampling = SamplingParams(max_tokens=8, ignore_eos=True, logprobs=0, detokenize=False, flat_logprobs=True)

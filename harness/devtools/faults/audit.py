@@ -44,7 +44,7 @@ class Case:
 def audit_cells(
     cells: Sequence[RunConfig], reference: Path, records: Path, marks: Sequence[Mark], diverging: Mapping[str, Fault]
 ) -> list[Case]:
-    """What is wrong with the records of the planned cells.
+    """List what is wrong with the records of the planned cells.
 
     `reference` and `records` are folders of records, `diverging` has the `nan` fault of a cell.
     """
@@ -78,7 +78,7 @@ def audit_cells(
 def mislabelled(
     found: RunResult, config: RunConfig, true: RunResult, records: Path, reference: Path, diverging: Mapping[str, Fault]
 ) -> str:
-    """How a finished record differs from what it should say; empty where it is right."""
+    """Difference between a finished record and what it should say; empty where it is right."""
     fault = diverging.get(found.run_id)
     expected = "ok" if fault is None else "diverged"
     if found.status != expected:
@@ -110,7 +110,7 @@ def differing(found: Mapping[str, Sequence[Any]], true: Mapping[str, Sequence[An
 
 
 def unmeasured(records: Path, reference: Path) -> int:
-    """How many values of UNMEASURED the records lack that the undisturbed ones have."""
+    """Number of values of UNMEASURED that the records lack that the undisturbed ones have."""
     count = 0
     for path in records.glob("*.parquet"):
         found, true = read_series(records, path.stem), read_series(reference, path.stem)

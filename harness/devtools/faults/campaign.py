@@ -28,7 +28,7 @@ ARMS = (("bf16", "bf16"), ("flashrl", "int8"), ("naive", "int4"), ("mis", "nvfp4
 
 @dataclass(frozen=True, kw_only=True)
 class Campaign:
-    """What came of it."""
+    """Results of a campaign."""
 
     outcomes: tuple[FaultOutcome, ...]
     cases: tuple[Case, ...]
@@ -39,9 +39,9 @@ class Campaign:
     """Cells that were stopped when their sweep was killed: they hold their folder until somebody ends them."""
     rounds: int
     starts: int
-    """Of the sweep."""
+    """Starts of the sweep."""
     processes: int
-    """Of cells."""
+    """Processes of cells."""
     volume: bool
     """Did full disks include real full volumes?"""
 

@@ -1,4 +1,4 @@
-"""What faults do inside a cell's process: memory, numbers, disk, hangs, and states damaged while it was down."""
+"""Faults inside a cell's process: memory, numbers, disk, hangs, and states damaged while it was down."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from harness.run.run import Run
 HALF = 200
 """Bytes of a file that a kill in the middle of writing leaves."""
 LATE_S = 45.0
-"""How long an orphan that finishes late waits for its successor."""
+"""Seconds that an orphan that finishes late waits for its successor."""
 
 
 def stages(injector: Injector) -> Stages:

@@ -16,7 +16,7 @@ SWEEP = "faults"
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What a campaign does."""
+    """Settings of a campaign."""
 
     count: int = 200
     """Faults to inject, at least."""

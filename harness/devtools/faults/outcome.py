@@ -1,4 +1,4 @@
-"""What became of every fault, read off the journal: who got the cell going again, and how long that took."""
+"""Outcome of every fault, read off the journal: who got the cell going again, and how long that took."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class FaultOutcome:
 
 
 def outcome(fault: Fault, marks: Sequence[Mark]) -> FaultOutcome | None:
-    """What became of a fault; None where it was not injected."""
+    """Outcome of a fault; None where it was not injected."""
     injected = next((mark for mark in marks if mark.what == "inject" and mark.fault == fault.id), None)
     if injected is None:
         return None

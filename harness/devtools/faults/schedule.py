@@ -28,7 +28,7 @@ WEIGHTS = {
     "kill": 8, "kill_sweep": 4, "memory": 4, "nan": 3, "disk": 6, "hang": 3, "state": 6,
     "prepared": 1, "base": 2, "record": 8, "mlflow": 2, "twin": 2,
 }  # fmt: skip
-"""How often a kind comes in a shuffled list of kinds."""
+"""Number of times that a kind comes in a shuffled list of kinds."""
 IN_CELL = ("kill", "kill_sweep", "memory", "nan", "disk", "hang", "state")
 """Kinds that a cell's own process brings about; the others come from outside its processes."""
 AT_RECORD = ("series", "half", "recorded", "late", "record limit", "record volume")

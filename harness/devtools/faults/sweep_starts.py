@@ -42,7 +42,7 @@ class SweepStart:
 
 @dataclass(frozen=True, kw_only=True)
 class Damage:
-    """What was damaged before a start and what was there before."""
+    """Damage before a start, and what was there before."""
 
     before: dict[Path, bytes] = field(default_factory=dict[Path, bytes])
     hit: dict[str, Path] = field(default_factory=dict[str, Path])

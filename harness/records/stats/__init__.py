@@ -3,6 +3,11 @@
     intervals.py     interquartile mean, bootstrap, Student's t
     differences.py   paired differences of two arms, over seeds, questions or both
     improvement.py   the probability that a run of one arm beats a run of another
+    replicates.py    bases and runs that are replicated: the unit of a comparison, and what varies in it
+    moderation.py    variances that the arms of a setting lend each other
+    outcomes.py      outcomes of the runs of an arm, and the kind of verdict that they allow
+    collapse.py      the rate of collapse with its interval
+    decisions.py     verdicts of a whole setting at once
     verdicts.py      many comparisons, equivalence, verdicts, missing seeds
 
 Scores of an arm form a matrix [S seeds, Q questions]. A seed is a whole training run, so its questions rise and fall

@@ -26,7 +26,7 @@ class Rate:
     total: int
     low: float
     high: float
-    """Where no run (or every run) collapsed the one open side has all of the 5 %."""
+    """Upper end; where no run (or every run) collapsed the one open side has all of the 5 %."""
 
     def __str__(self) -> str:
         if not self.total:

@@ -33,7 +33,7 @@ class Contrast:
     mean: float
     """NaN without a unit."""
     variance: float
-    """Of one unit's difference; NaN below two units."""
+    """Variance of one unit's difference; NaN below two units."""
     num_units: int
     df: float
     """Degrees of freedom of `variance`; 0 below two units."""
@@ -43,20 +43,20 @@ class Contrast:
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
-    """What a contrast allows one to say beside the others of its setting."""
+    """Conclusion from a contrast beside the others of its setting."""
 
     verdict: Verdict
     low: float
     high: float
     """The interval that decides, NaN where the variance is not known."""
     level: float
-    """Of that interval, between 1 - ALPHA and 1."""
+    """Level of that interval, between 1 - ALPHA and 1."""
     p: float
     """Two-sided, of no difference; one arm alone."""
     p_equal: float
-    """Of a difference of delta or more, by two one-sided tests; one arm alone."""
+    """p of a difference of delta or more, by two one-sided tests; one arm alone."""
     p_adjusted: float
-    """Of the decision, over the arms of the setting: at most ALPHA where it is taken."""
+    """p of the decision, over the arms of the setting: at most ALPHA where it is taken."""
     sd: float
     """Moderated standard deviation of one unit's difference."""
     df: float

@@ -20,7 +20,7 @@ from scipy import stats as distributions
 from harness.records.stats.intervals import Floats
 
 CORRELATION = 0.7
-"""Of two differences from one control: 0.5 where arm and control vary alike, more where the control varies more."""
+"""Correlation of two arms' differences: 0.5 where arm and control vary alike, more where the control varies more."""
 MIN_ARMS = 4
 """Fewer variances tell too little about their spread: no prior."""
 OUTLIER_P = 0.1

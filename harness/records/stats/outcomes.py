@@ -1,4 +1,4 @@
-"""What became of the runs of an arm, and the kind of verdict that it allows.
+"""Outcomes of the runs of an arm, and the kind of verdict that it allows.
 
 better, equal, worse   the runs that did not collapse differ so from those of the control (`decisions.decide`)
 cannot tell            they do not show
@@ -24,7 +24,7 @@ class Outcome:
     """One run at one endpoint, as accuracies in [0, 1]."""
 
     value: float
-    """What is compared: the mean of the evaluations after the start."""
+    """Number that is compared: the mean of the evaluations after the start."""
     start: float
     """NaN where it was not measured."""
     end: float
@@ -48,7 +48,7 @@ class Judged:
 
     verdict: str
     rate: Rate
-    """Of collapse, over all runs of the arm."""
+    """Rate of collapse, over all runs of the arm."""
     contrast: Contrast | None
     """Over the runs that did not collapse (over all where all did); None without a comparison."""
     decision: Decision | None
@@ -68,7 +68,7 @@ def outcome(curve: Sequence[float], start: float, has_diverged: bool = False, is
 
 
 def collapse_rate(runs: Outcomes) -> Rate:
-    """How many of them collapsed."""
+    """Rate of collapse of these runs."""
     return rate(sum(run.has_collapsed for run in runs.values()), len(runs))
 
 

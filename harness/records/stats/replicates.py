@@ -54,13 +54,13 @@ class Components:
     run: float
     """Between runs on one base. Without replicates it has in it what bases do to single arms."""
     evaluation: float
-    """Of one run's score, the luck of single answers."""
+    """Variance of one run's score by the luck of single answers."""
     has_replicates: bool
     """True where `run` is from runs that share arm and base."""
 
 
 def components(arms: Mapping[str, Mapping[Key, float]], answers: Mapping[str, Floats]) -> Components:
-    """What makes scores differ. `answers` per arm is [S runs, Q questions], a run's mean score on each.
+    """Variance components of scores. `answers` per arm is [S runs, Q questions], a run's mean score on each.
 
     Evaluation: the mean square of runs by questions over Q. Run: from replicates, runs of one arm on one base, where
     there are any, else the mean square of arms by bases; less the evaluation part. Base: what the arms' scores on one

@@ -24,7 +24,7 @@ class Crossing:
     """The value of the other axis."""
     measured: tuple[float, float]
     reach: float
-    """How far the law was extended."""
+    """Factor by which the law was extended."""
     value: float | None
     low: float
     high: float
@@ -50,8 +50,10 @@ class Answer:
 
 
 def crossings_of(speedup: Speedup, boots: Sequence[Speedup], costs: Sequence[StepCost]) -> list[Crossing]:
-    """Where a speedup crosses 1 in size and in length, with the spread of its resamples; what does not vary is left
-    out."""
+    """Points where a speedup crosses 1 in size and in length, with the spread of its resamples.
+
+    An axis that does not vary is left out.
+    """
     sizes, lengths = ([getattr(cost, name) for cost in costs] for name in ("size", "length"))
     found: list[Crossing] = []
     for axis, values, others, factor in (

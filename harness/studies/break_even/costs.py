@@ -1,4 +1,4 @@
-"""What a policy step of a run cost: seconds per stage, with the size of the model and the length of a response."""
+"""Cost of a policy step of a run: seconds per stage, with the size of the model and the length of a response."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def step_cost(run: RunResult) -> StepCost | None:
 
 
 def num_parameters(run: RunResult) -> float | None:
-    """Of a decoder, from the shape in its config (a tied head is counted once), or as its summary says."""
+    """Parameters of a decoder, from the shape in its config (a tied head is counted once), or as its summary says."""
     told = run.summary.get("num_parameters")
     m: dict[str, Any] = run.config.get("model", {})
     names = ("num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_dim", "intermediate_size", "vocab_size")
@@ -63,7 +63,7 @@ def emulates(run: RunResult) -> bool:
 
 
 def timed_code(run: RunResult) -> str | None:
-    """What must agree for two speeds to compare: on real kernels the commit, for an engine gets faster."""
+    """Code that must agree for two speeds to compare: on real kernels the commit, for an engine gets faster."""
     return None if emulates(run) else run.commit
 
 

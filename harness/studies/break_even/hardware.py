@@ -63,7 +63,7 @@ class Compared:
 
     @property
     def ratio(self) -> float:
-        """How many times as fast the arm is."""
+        """Speed of the arm over that of its base."""
         return self.base.total / self.own.total
 
 

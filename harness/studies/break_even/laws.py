@@ -28,7 +28,7 @@ TERMS: dict[str, Callable[[Floats, Floats], Floats]] = {
     "LL": lambda n, length: length**2 + 0 * n,
 }
 SIZE_REACH, LENGTH_REACH = 8.0, 4.0
-"""How far beyond the largest measured size and length a law is extended, as factors."""
+"""Factors by which a law is extended beyond the largest measured size and length."""
 GRID = 121
 
 

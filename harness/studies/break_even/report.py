@@ -74,7 +74,7 @@ def costs_by_line(arms: Sequence[Arm], place: str) -> dict[tuple[str, str], Cost
 
 
 def _alike(own: Costs, other: Costs) -> tuple[Costs, Costs]:
-    """What compares: contexts that both have, and of their runs those of a code that both have."""
+    """Costs that compare: contexts that both have, and of their runs those of a code that both have."""
     found: tuple[Costs, Costs] = ({}, {})
     for context in (c for c in own if c in other):
         codes = {c.code for c in own[context]} & {c.code for c in other[context]}
@@ -108,7 +108,7 @@ def _ratio(own: Sequence[StepCost], other: Sequence[StepCost]) -> float:
 
 
 def sentence(answer: Answer, control: str) -> str:
-    """Where an arm pays, then what its learning curve asks of a step."""
+    """Sentence on where an arm pays, then what its learning curve asks of a step."""
     return f"{answer.name}: {'; '.join(_crossing_words(c) for c in answer.crossings)}." + _race_words(answer, control)
 
 

@@ -19,7 +19,7 @@ GAIN = 0.9
 
 @dataclass(frozen=True, kw_only=True)
 class Race:
-    """How an arm and its control reach one accuracy."""
+    """An arm and its control on their way to one accuracy."""
 
     target: float
     reached: int

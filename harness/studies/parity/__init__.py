@@ -1,8 +1,9 @@
 """Parity: one policy, the same sampled tokens, scored by vLLM's kernels, by the emulation of its formats, in float32.
 
-    driver (command) -> one worker process per format -> statistics -> record -> table, figure
+    measuring (command) -> driver -> one worker process per format -> statistics -> record -> table, figure
 
-    driver.py       the command: one worker process per format
+    measuring.py    the formats asked for on one device
+    driver.py       one worker process per format
     worker.py       the process of one format
     scoring.py      log-probs of given responses
     statistics.py   differences of three scores of the same tokens

@@ -21,7 +21,7 @@ from harness.sweep.launchers.job import Event, Job
 from harness.sweep.launchers.local import run_cells
 
 GIVEN_UP = "given up by the search: "
-"""How the reason of a cancelled record begins that is an outcome and not an interruption."""
+"""Beginning of the reason of a cancelled record that is an outcome and not an interruption."""
 Runner = Callable[[Job], Generator[Event, None, None]]
 Verdict = Callable[[dict[int, float]], str | None]
 """Rewards seen so far (step from 1 -> reward) -> why the cell is given up, or None."""
@@ -33,13 +33,13 @@ class Stopped(Exception):  # noqa: N818 - a request, not a defect
 
 @dataclass(frozen=True, kw_only=True)
 class CellOutcome:
-    """What a cell left."""
+    """Result of a cell for its trial."""
 
     result: RunResult
     rewards: dict[int, float]
-    """What was seen of its reward while it ran here."""
+    """Step -> its reward, as far as it ran here."""
     seconds: float
-    """Of one core."""
+    """Seconds of one core."""
 
 
 def local_runner(job: Job) -> Generator[Event, None, None]:
@@ -48,7 +48,7 @@ def local_runner(job: Job) -> Generator[Event, None, None]:
 
 
 def record_path(launch: Launch, config: RunConfig) -> Path:
-    """Where a cell's record is."""
+    """Path of a cell's record."""
     return Path(launch.results) / "runs" / launch.sweep / f"{run_id(config)}.json"
 
 

@@ -30,14 +30,14 @@ Trials = Mapping[str, Sequence[FrozenTrial]]
 
 @dataclass(frozen=True, kw_only=True)
 class Contender:
-    """What is run on the fresh seeds."""
+    """An arm that is run on the fresh seeds."""
 
     name: str
     kind: Literal["baseline", "best", "reference"]
     share: str
     overrides: tuple[str, ...]
     number: int | None = None
-    """Of its trial."""
+    """Number of its trial."""
 
 
 def values_of(trial: FrozenTrial) -> dict[str, Any]:

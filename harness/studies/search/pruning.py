@@ -1,4 +1,4 @@
-"""When a trial is given up: three rules with stated error rates, on numbers alone.
+"""Pruning of trials: three rules with stated error rates, on numbers alone.
 
 1. `is_beaten`, after a seed. The trial and the best one so far are compared on the seeds that both have, which removes
    the base model's share of the variance. The spread is pooled over all complete trials (two-way layout, trial + seed,
@@ -77,7 +77,7 @@ def luck_of_best(num_trials: int) -> float:
 def is_beaten(
     scores: Scores, complete: Sequence[Scores], seeds: Sequence[int], objectives: Sequence[Objective], pruner: Pruner
 ) -> str | None:
-    """Why a trial with the seeds of `scores` is given up, or None. `complete` are comparable trials with every seed."""
+    """Reason to give up a trial with the seeds of `scores`, or None. `complete`: comparable trials with every seed."""
     done = [seed for seed in seeds if seed in scores]
     if pruner.alpha <= 0 or not done or len(done) == len(seeds) or len(complete) < max(2, pruner.min_trials):
         return None
@@ -105,7 +105,7 @@ def is_beaten(
 
 
 def has_collapsed(rewards: Mapping[int, float], steps: int, pruner: Pruner) -> str | None:
-    """Why a running cell is given up; `rewards` are step (from 1) -> mean reward of the steps that were seen."""
+    """Reason to give up a running cell; `rewards` are step (from 1) -> mean reward of the steps that were seen."""
     early = [reward for step, reward in rewards.items() if step <= WINDOW]
     now = max(rewards, default=0)
     late = [reward for step, reward in rewards.items() if step > now - WINDOW]
@@ -129,7 +129,7 @@ def reward_at(rewards: Mapping[int, float], step: int) -> float | None:
 
 
 def is_among_lowest(rewards: Mapping[int, float], steps: int, peers: Sequence[float], pruner: Pruner) -> str | None:
-    """Why a running cell is given up: `peers` are `reward_at` half-way of finished cells of its seed.
+    """Reason to give up a running cell: `peers` are `reward_at` half-way of finished cells of its seed.
 
     Rank r of m + 1 exchangeable cells has the chance r / (m + 1), so rank 1 counts from m + 1 >= 1 / quantile on.
     """

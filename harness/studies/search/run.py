@@ -49,7 +49,7 @@ class Progressed:
 
 @dataclass(frozen=True, kw_only=True)
 class Usage:
-    """What a study has spent, and what its running trials may still spend."""
+    """Budget that a study has spent, and what its running trials may still spend."""
 
     trials: int
     cells: int
@@ -78,7 +78,7 @@ class Session:
 
 
 def usage(trials: Sequence[FrozenTrial], num_seeds: int) -> Usage:
-    """What some trials have spent."""
+    """Budget that some trials have spent."""
     ended = [t for t in trials if t.state in (TrialState.COMPLETE, TrialState.PRUNED)]
     costs = [float(t.user_attrs.get("cost_s", 0.0)) for t in ended]
     running = sum(t.state == TrialState.RUNNING for t in trials)
@@ -109,7 +109,7 @@ def has_room(budget: Budget, spent: Usage, num_seeds: int) -> bool:
 
 
 def charge(budget: Budget, spent: Usage) -> float:
-    """What shares are kept equal in: core-seconds, else cells, else trials."""
+    """Unit in which shares are kept equal: core-seconds, else cells, else trials."""
     if budget.core_seconds is not None:
         return spent.seconds + spent.ahead_s
     return spent.cells + spent.ahead_cells if budget.cells is not None else spent.trials + spent.running

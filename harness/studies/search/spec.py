@@ -22,7 +22,7 @@ from harness.sweep import SWEEPS
 PREFIX = "search_"
 """Names of searches begin with it: sweeps and searches share a folder."""
 METRICS = (*summarise([], []), "time_s")
-"""What an objective may be: a number of a record's summary, or the seconds of a cell."""
+"""Names that an objective may have: a number of a record's summary, or the seconds of a cell."""
 _STRICT = ConfigDict(extra="forbid")
 
 
@@ -44,7 +44,7 @@ class Knob:
 
 @dataclass(frozen=True, kw_only=True)
 class Objective:
-    """What is optimised; a trial's value is the mean over its seeds."""
+    """Number that is optimised; a trial's value is the mean over its seeds."""
 
     __pydantic_config__ = _STRICT
     metric: str
@@ -66,7 +66,7 @@ class Constraint:
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """When a search ends: at the first limit that is reached, all counted over finished and pruned trials."""
+    """Limits of a search; the first that is reached ends it. All are counted over finished and pruned trials."""
 
     __pydantic_config__ = _STRICT
     trials: int | None = None
@@ -78,7 +78,7 @@ class Budget:
 
 @dataclass(frozen=True, kw_only=True)
 class Sampler:
-    """Who proposes trials."""
+    """Optuna sampler that proposes trials."""
 
     __pydantic_config__ = _STRICT
     name: Literal["tpe", "nsga2", "random"] = "tpe"
@@ -89,7 +89,7 @@ class Sampler:
 
 @dataclass(frozen=True, kw_only=True)
 class Pruner:
-    """When a trial is given up; the rules and their error rates are in `harness.studies.search.pruning`."""
+    """Pruning of trials; the rules and their error rates are in `harness.studies.search.pruning`."""
 
     __pydantic_config__ = _STRICT
     alpha: float = 0.01
@@ -104,7 +104,7 @@ class Pruner:
 
 @dataclass(frozen=True, kw_only=True)
 class Confirm:
-    """What is run again on fresh seeds when the search has ended: baselines, references and the best trial."""
+    """Runs that are repeated on fresh seeds when the search has ended: baselines, references and the best trial."""
 
     __pydantic_config__ = _STRICT
     seeds: tuple[int, ...] = ()
@@ -120,7 +120,7 @@ class Search:
     overrides: tuple[str, ...] = ()
     space: dict[str, Knob]
     seeds: tuple[int, ...]
-    """Of every trial, one after another; each seeds the base and the run together."""
+    """Seeds of every trial, one after another; each seeds the base and the run together."""
     objectives: tuple[Objective, ...]
     """The first one ranks trials; all together make the Pareto front."""
     constraint: Constraint | None = None
@@ -235,7 +235,7 @@ def _check_baseline(name: str, values: Mapping[str, Any], space: Mapping[str, Kn
 
 
 def identity(search: Search) -> dict[str, Any]:
-    """What decides whether trials can be compared, as plain JSON; the budget may grow and is not part of it."""
+    """Settings that decide whether trials can be compared, as plain JSON; the budget may grow and is not part of it."""
     values = asdict(search)
     kept = ("overrides", "space", "seeds", "objectives", "constraint", "pruner")
     return {key: _plain(values[key]) for key in kept} | {

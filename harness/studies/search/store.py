@@ -32,7 +32,7 @@ from harness.studies.search.spec import Search, changes, identity
 Direction = Literal["minimize", "maximize"]
 IDENTITY = "identity"
 MAX_ATTEMPTS = 3
-"""How often a trial is started whose worker dies each time."""
+"""Number of times that a trial is started whose worker dies each time."""
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 
@@ -43,7 +43,7 @@ def journal_path(results: Path, name: str) -> Path:
 
 
 def lock_folder(results: Path, name: str) -> Path:
-    """Where locks are: not committed, and not wanted on another machine."""
+    """Folder of locks: not committed, and not wanted on another machine."""
     return results / "work" / "searches" / name
 
 

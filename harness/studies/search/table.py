@@ -1,4 +1,4 @@
-"""What a search found, as files: a table with a sentence per share, and every trial as JSON, from what is stored."""
+"""Findings of a search as files: a table with a sentence per share, and every trial as JSON, from what is stored."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def trials_section(search: Search, studies: Mapping[str, Study]) -> list[str]:
 
 
 def spent_section(search: Search, trials: Trials) -> list[str]:
-    """What the search spent, and why trials were given up."""
+    """Table of what the search spent, and why trials were given up."""
     rows = [["share", "complete", "pruned", "failed", "cells", "core-hours"]]
     reasons: Counter[str] = Counter()
     for share, of_share in trials.items():
@@ -169,7 +169,7 @@ def spent_section(search: Search, trials: Trials) -> list[str]:
 
 
 def _kind(reason: str) -> str:
-    """Which rule gave a trial up."""
+    """Rule that gave a trial up."""
     for words, kind in (
         ("behind the best", "it was behind the best trial"),
         ("reward fell", "the reward of a cell fell"),

@@ -1,4 +1,4 @@
-"""Which trial a cell belongs to, for MLflow's tags: read from the exported study, without Optuna."""
+"""The trial that a cell belongs to, for MLflow's tags: read from the exported study, without Optuna."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ REWARD_HALF = "reward_half"
 
 @dataclass(frozen=True, kw_only=True)
 class TrialOutcome:
-    """What became of a trial."""
+    """Outcome of a trial."""
 
     state: Literal["complete", "pruned", "failed"]
     reason: str = ""
@@ -40,7 +40,7 @@ class TrialOutcome:
 
 @dataclass(frozen=True, kw_only=True)
 class Surroundings:
-    """What a trial needs to run."""
+    """Surroundings that a trial needs to run."""
 
     search: Search
     launch: Launch

@@ -23,6 +23,7 @@
     factors.py            a precision's rate over another's, with the range of the neighbouring cells
     tables.py             tables
     figures.py            figures
+    headline.py           the figure of a README: decode rate over BF16 by batch
     report.py             the command's tables and figures, written
 
 Left out: training, weight sync, real weights and acceptance of quality. Throughput does not depend on values.

@@ -47,7 +47,7 @@ def quiet_ratios(sweep: Sweep, records: Records) -> Ratios:
 
 
 def title(ratios: Ratios) -> str:
-    """What the ratios say: the range of 8-bit formats, and up to which batch the best 4-bit format is ahead of them.
+    """Title of the figure: the range of 8-bit formats, and up to which batch the best 4-bit format is ahead of them.
 
     Only batches that every size and format was measured at count. Raises ValueError where there is none.
     """
