@@ -13,6 +13,7 @@ import pytest
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
+from harness.published.figures.grid import draw_grid
 from harness.records.arms import Arm, group_arms
 from harness.records.run_result import RunResult, write_result
 from harness.report.figures import STYLE, draw_all, overview, scores
@@ -223,7 +224,7 @@ def test_one_set_per_context(tmp_path: Path) -> None:
 def test_many_contexts_have_one_heat_map_and_an_overview_each(tmp_path: Path) -> None:
     places = [(size, n) for size in ("xs", "s") for n in (8, 16)]
     write(tmp_path, [factory.result(model__name=size, task__n=n) for size, n in places])
-    paths = draw_all(tmp_path, tmp_path / "out", "quick", formats=("svg",))
+    paths = draw_all(tmp_path, tmp_path / "out", "quick", formats=("svg",), overview=draw_grid)
     assert paths[0].name == "grid.svg"
     assert {path.stem.split("-")[0] for path in paths[1:]} == {"overview", "accuracy"} and len(paths) == 9
 

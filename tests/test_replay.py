@@ -254,4 +254,4 @@ def test_a_damaged_store_is_one_line(place: tuple[Context, Launch], tmp_path: Pa
         read(folder, "int3")
     with pytest.raises(ValueError, match="collect"):
         read(folder, "int8")
-    assert (ROOT / "harness" / "replay").is_dir()
+    assert (ROOT / "harness" / "studies" / "replay").is_dir()

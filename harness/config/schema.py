@@ -74,7 +74,7 @@ class BaseConfig:
     """Training of a base from scratch, with an early stop at a sampled accuracy."""
 
     __pydantic_config__ = _STRICT
-    target_accuracy: Share = 0.40
+    target_accuracy: Annotated[float, Field(ge=0, le=1)] = 0.40
     eval_every: Count = 5
     num_eval: Count = 512
     max_steps: Count = 400

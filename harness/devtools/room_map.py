@@ -52,6 +52,11 @@ class Room:
         return {"methods": "methods", "api": "harness/api.py"}.get(self.name, f"harness/{self.name}")
 
     @property
+    def source(self) -> str:
+        """File whose docstring describes the room, from the root of the repository."""
+        return self.path if self.path.endswith(".py") else f"{self.path}/__init__.py"
+
+    @property
     def group(self) -> str:
         """Name of its group."""
         place = ROOMS.index(self.name)
@@ -148,7 +153,7 @@ def table(rooms: tuple[Room, ...]) -> str:
     """The rooms as a Markdown table, top to bottom as in the picture, between the two marks of the page."""
     rows = ["| room | what it is for | imports today | group |", "|---|---|---|---|"]
     rows += [
-        f"| [`{room.name}`](../{room.path}) | {room.sentence} | {', '.join(room.imports) or 'nothing of ours'} "
+        f"| [`{room.name}`](../{room.source}) | {room.sentence} | {', '.join(room.imports) or 'nothing of ours'} "
         f"| {room.group} |"
         for room in reversed(rooms)
     ]

@@ -11,10 +11,10 @@ import subprocess
 from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("torch", "numpy", "safetensors", "hydra-core", "pydantic", "math-verify", "vllm", "verl", "peft")
@@ -57,6 +57,8 @@ def packages() -> dict[str, str]:
 
 def hardware(device: str) -> dict[str, Any]:
     """The machine, in words."""
+    import torch
+
     info: dict[str, Any] = {
         "cpu": cpu_name(),
         "cores": os.cpu_count(),
@@ -80,6 +82,8 @@ def cpu_name() -> str:
 
 def peak_memory_gib(device: str) -> float:
     """Peak of this process: resident memory on a CPU, allocated memory on a GPU."""
+    import torch
+
     if device == "cuda" and torch.cuda.is_available():
         return torch.cuda.max_memory_allocated() / 2**30
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
@@ -95,6 +99,8 @@ def text_hash(texts: Iterable[str]) -> str:
 
 def tensors_hash(tensors: Iterable[tuple[str, Tensor]]) -> str:
     """SHA-256 over names and bytes in the order given: equal hashes are equal parameters, bit for bit."""
+    import torch
+
     digest = hashlib.sha256()
     for name, tensor in tensors:
         digest.update(name.encode())

@@ -210,7 +210,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeyp
     assert "--length is 48; it must divide --tokens, which is 64" in capsys.readouterr().err
     if not torch.cuda.is_available():
         assert fp8_layers.main(["--size", "toy"]) == 2
-        assert "--device is cuda, but torch sees no CUDA device" in capsys.readouterr().err
+        assert "--device cuda: no CUDA device is visible; valid: --device cpu" in capsys.readouterr().err
 
     def interrupted(*_: object) -> Iterator[Row]:
         yield {"layer": "o", "product": "WGrad", "what": "bf16", "ms": 1.0, "tflops": 1.0, "x_bf16": 1.0}
