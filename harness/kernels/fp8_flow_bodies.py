@@ -38,7 +38,7 @@ def _quotient(x, scale, HAS_CAST: tl.constexpr):
     """x / scale, to nearest, for a bf16 x and a normal scale.
 
     A product with an inverse that is good to two units in the last place (`div.approx`), corrected once by what it
-    leaves of x, has the bits of `div_rn` in a fifth of its instructions: tests/engines/test_vllm_flow_kernels.py shows
+    leaves of x, has the bits of `div_rn` in a fifth of its instructions: tests/engines/vllm/test_flow_kernels.py shows
     it for every pair of mantissas. The signs of the correction keep -0; under an infinite scale it is left out. The
     interpreter's fma rounds twice, so there it is the division itself.
     """

@@ -13,7 +13,7 @@ from harness.api import Sequences
 from harness.foundation.seeds import generator
 from harness.models.decoder import Decoder, DecoderConfig
 from harness.trainers.local.forward import Scores, Thrift, prepared
-from tests.trainers.test_forward import CONFIG, model_of, run, sequences
+from tests.trainers.local.test_forward import CONFIG, model_of, run, sequences
 
 pytestmark = pytest.mark.gpu
 DEVICE = "cuda"

@@ -19,9 +19,9 @@ from harness.trainers.local.products import kernels_of
 from harness.trainers.local.trainer import LocalTrainer
 from tests.gpu.test_long_sequences import far, moved
 from tests.toy import small_config, small_launch, small_run
-from tests.trainers.test_compiling import check_layers, native
-from tests.trainers.test_forward import model_of, run, sequences
-from tests.trainers.test_products import WIDE, flow_layers
+from tests.trainers.local.test_compiling import check_layers, native
+from tests.trainers.local.test_forward import model_of, run, sequences
+from tests.trainers.local.test_products import WIDE, flow_layers
 
 pytestmark = pytest.mark.gpu
 CUDA = "trainer.device=cuda"
@@ -77,7 +77,7 @@ def test_a_compiled_update_on_fp8_units_is_the_eager_one_up_to_tipped_codes(
 
 
 def test_codes_of_the_trainer_are_the_quantizers_after_an_update(tmp_path: Path, who: str) -> None:
-    """What an engine makes of the same push (tests/trainers/test_products.py compares with its passport)."""
+    """What an engine makes of the same push (tests/trainers/local/test_products.py compares with its passport)."""
     found, _, _ = stepped(tmp_path)
     for layer in flow_layers(found).values():
         assert layer.kernels is not None and layer.kernels.name == who

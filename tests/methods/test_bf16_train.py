@@ -17,7 +17,7 @@ from harness.run.loop import grpo_step
 from harness.trainers.local.forward import Thrift
 from harness.trainers.local.trainer import LocalTrainer
 from tests.toy import small_config, small_launch, small_run
-from tests.trainers.test_forward import model_of, run, sequences
+from tests.trainers.local.test_forward import model_of, run, sequences
 
 EPSILON = 2.0**-8
 """Half the distance of two BF16 numbers, relative."""

@@ -12,7 +12,7 @@ from harness.numerics.head_logp import head_logp
 from harness.numerics.linear import CastLinear
 from harness.numerics.logprobs import selected_logp
 from tests.live_bytes import peak
-from tests.trainers.test_compiling import has_compiler
+from tests.trainers.local.test_compiling import has_compiler
 
 ROWS, WIDTH, VOCABULARY = 37, 12, 50
 

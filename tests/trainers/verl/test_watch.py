@@ -1,0 +1,116 @@
+"""A cell that follows verl's driver: the end, divergence, a death, a stop and taking up; against a stand-in driver."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from harness.config.compose import compose
+from harness.config.load import load
+from harness.config.resolve import resolve
+from harness.records.run_result import write_atomic
+from harness.start.prepare import start_of
+from harness.trainers.local.trainer import Diverged
+from harness.trainers.verl import parent
+from harness.trainers.verl.data import lay_out
+from harness.trainers.verl.parent import GrowingLines, Watched, read_lines
+from tests.toy import SMALL, small_launch
+
+
+class Stop(Exception):  # noqa: N818 - what the cell raises
+    pass
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Watched:
+    monkeypatch.setattr(parent, "DRIVER", "tests.trainers.verl.verl_driver")
+    monkeypatch.setattr(parent, "POLL_S", 0.02)
+    config, launch = resolve(load([*SMALL, "trainer=verl", "method=bf16"])), small_launch(tmp_path)
+    composed = compose(config)
+    return Watched(lay_out(config, launch, composed, start_of(config, launch), tmp_path / "verl"), composed)
+
+
+def train(run: Watched, ending: str, stop_at: int = 99) -> list[tuple[int, float]]:
+    (run.job.folder / "ending").write_text(ending)
+    told: list[tuple[int, float]] = []
+    run.train(lambda step, reward: told.append((step, reward)), lambda: run.step >= stop_at, Stop)
+    return told
+
+
+def test_an_end_is_compared_in_the_reference_precision(run: Watched) -> None:
+    train(run, "ok")
+    assert run.step == 4
+    assert [(e.step, e.site, e.precision) for e in run.evals] == [(0, "reference", "fp32"), (4, "reference", "fp32")]
+    assert run.evals[0].correct == run.evals[1].correct  # the stand-in trains nothing
+    assert run.eval_s > 0
+    assert run.final_hash() is not None
+
+
+def test_divergence_and_failures_keep_their_words(run: Watched) -> None:
+    with pytest.raises(Diverged, match="step 3: train/loss is nan"):
+        train(run, "diverged")
+    with pytest.raises(RuntimeError, match=r"train/loss is nan \(exit code 1; .*verl\.log\)"):
+        train(run, "failed")
+    with pytest.raises(RuntimeError, match=r"died without a word \(exit code 9"):
+        train(run, "die")
+    with pytest.raises(RuntimeError, match=r"driver died: KeyError: 'told' \(exit code 1; "):
+        train(run, "raise")
+    with pytest.raises(RuntimeError, match="killed by SIGKILL, as the kernel does where memory runs out"):
+        train(run, "kill")
+    with pytest.raises(MemoryError, match="train/loss is nan") as caught:
+        train(run, "memory")
+    assert caught.value.__notes__ == ["where it was raised"]
+
+
+def test_a_stop_leaves_what_the_next_start_goes_on_from(run: Watched) -> None:
+    with pytest.raises(Stop):
+        train(run, "wait", stop_at=2)
+    assert run.job.stop_file.exists()
+    assert run.step == 2
+    train(run, "wait")
+    assert run.step == 4
+    assert not run.job.stop_file.exists()
+
+
+def test_a_line_that_is_being_written_is_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "lines.jsonl"
+    path.write_text('{"a": 1}\n{"a": 2}\n{"a"')
+    assert read_lines(path) == [{"a": 1}, {"a": 2}]
+    assert read_lines(tmp_path / "none") == []
+
+
+def test_a_growing_file_is_read_once(tmp_path: Path) -> None:
+    path = tmp_path / "lines.jsonl"
+    lines = GrowingLines(path)
+    assert lines.read() == []
+    path.write_text('{"a": 1}\n{"a"')
+    assert lines.read() == [{"a": 1}]
+    with path.open("r+b") as file:
+        file.write(b"no JSON!")  # a reader that came back here would stumble
+        file.seek(0, 2)
+        file.write(': "\u00fc"}\n{"a": 3'.encode())
+    assert lines.read() == [{"a": 1}, {"a": "\u00fc"}]
+    assert lines.read() == [{"a": 1}, {"a": "\u00fc"}]
+    with path.open("ab") as file:
+        file.write(b"0}\n")
+    assert lines.read() == [{"a": 1}, {"a": "\u00fc"}, {"a": 30}]
+
+
+@pytest.mark.parametrize("count", [1, 4])
+def test_a_file_in_the_place_of_another_is_read_anew(tmp_path: Path, count: int) -> None:
+    path = tmp_path / "lines.jsonl"
+    write_atomic(path, b'{"a": 1}\n{"a": 2}\n')
+    lines = GrowingLines(path)
+    assert lines.read() == [{"a": 1}, {"a": 2}]
+    write_atomic(path, b'{"b": 1}\n' * count)
+    assert lines.read() == [{"b": 1}] * count
+
+
+def test_a_file_that_was_cut_in_place_is_read_anew(tmp_path: Path) -> None:
+    path = tmp_path / "lines.jsonl"
+    path.write_text('{"a": 1}\n{"a": 2}\n')
+    lines = GrowingLines(path)
+    assert len(lines.read()) == 2
+    path.write_text('{"b": 1}\n')
+    assert lines.read() == [{"b": 1}]
