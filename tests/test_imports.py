@@ -27,7 +27,7 @@ DOORS = {
     ),
     "verl": ("harness/trainers/verl", "harness/devtools/bench/peer_verl"),
     "ray": ("harness/trainers/verl", "harness/sweep/launchers/ray"),
-    "mkdocs": ("harness/cli/docs_pages.py",),
+    "mkdocs": ("harness/cli/docs_site/docs_pages.py",),
     "mlflow": ("harness/viewers/mlflow",),
     "optuna": ("harness/studies/search",),
     "hydra": ("harness/config/load.py", "harness/trainers/verl"),

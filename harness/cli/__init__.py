@@ -3,7 +3,7 @@
 main.py            the command `lowbit`: find the command's file, parse, run, say what was wrong
 options.py         types and options that several commands declare
 table.py           tables of plain text for the terminal
-docs_pages.py      documentation pages made from the code, for mkdocs
+docs_site/         the hook of the documentation site
 
 sweep.py           run a sweep
 run.py             run one cell

@@ -10,7 +10,7 @@ from posixpath import dirname, join, normpath
 import pytest
 
 from harness.api import Method, Part
-from harness.cli import docs_pages as pages
+from harness.cli.docs_site import docs_pages as pages
 from harness.cli.main import parser
 from methods import METHODS
 from methods.flashrl import TIS

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from mkdocs.structure.files import Files
     from mkdocs.structure.pages import Page
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 DOCS = "docs"
 MARKER = re.compile(r"^<!-- generated: (\w+) -->$", re.MULTILINE)
 LINK = re.compile(r"(?<=\]\()([^()\s#:]+)((?:#[^()\s]*)?\))")
