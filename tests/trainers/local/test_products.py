@@ -22,8 +22,8 @@ from harness.numerics.fp8_gemm import Kernels, Operand
 from harness.run.cell import run_cell
 from harness.run.loop import grpo_step
 from harness.run.run import Run
+from harness.trainers.local import products
 from harness.trainers.local.products import kernels_of, use_fp8
-from harness.trainers.local.trainer import products
 from tests.toy import small_config, small_launch, small_run
 from tests.trainers.local.test_compiling import trace
 from tests.trainers.local.test_forward import model_of
