@@ -4,8 +4,10 @@
     schema.py        claims.yaml as checked data
     evidence.py      the committed runs of a sweep, and one number per run
     speed.py         the throughput map's answer to a test of speed
+    domains.py       the settings that a claim speaks of, and where a test lies
     estimates.py     a test on that data: value, interval, number of pairs
-    badges.py        verdicts that an interval allows
+    moderated.py     the interval of a contrast beside the other arms of its setting
+    badges.py        outcomes that an interval allows, and badges
     page.py          Markdown and terminal
     speed_table.py   the speed claims as a table for the throughput report
 

@@ -1,19 +1,20 @@
 """A test on its data: one value with a 95 % interval, or the reason why there is none yet.
 
-Runs are compared pair by pair of seeds and the interval is Student's t over the pairs (`stats.paired`). Ratios and
-growth are means of logarithms, shown as factors. The interval of a speed test is a range over neighbouring cells.
+Runs are compared pair by pair of seeds and the interval is Student's t over the pairs (`stats.paired`); differences of
+accuracy take a variance that leans on the other arms of the setting (`moderated.py`). Ratios and growth are means of
+logarithms, shown as factors. The interval of a speed test is a range over neighbouring cells.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from harness.published.claims.badges import Badge, is_equal, judge
-from harness.published.claims.evidence import Evidence, Pair, grouped, numbers, select, steps, words
+from harness.published.claims.badges import Outcome, is_equal, judge
+from harness.published.claims.evidence import Evidence, Pair, grouped, has_moved, numbers, select, steps, words
 from harness.published.claims.kinds import (
     Contrast,
     Growth,
@@ -27,50 +28,96 @@ from harness.published.claims.kinds import (
     Test,
     Trend,
     arms_of,
+    kind_of,
 )
+from harness.published.claims.moderated import moderated
 from harness.published.claims.speed import Map, answer, compared_words
 from harness.records import stats
 
 FIFTH = 5
 """Growth compares this part of a run's steps at its two ends."""
+LEARNED = ("auc", "accuracy", "gain", "rollout_auc", "rollout_accuracy", "rollout_gain")
+"""Scores that say nothing of an arm whose answers never changed."""
 ReplayRow = Mapping[str, object]
+Measured = tuple[str, ...]
+"""One measurement: kind of test, metric, reduction, and the ids of the runs of one pair of seeds."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Estimate:
+class ClaimEstimate:
     """Result of a test. NaN where nothing was found."""
 
-    badge: Badge
-    """Scale aside."""
+    outcome: Outcome
+    """Domain and scale aside."""
     value: float = math.nan
     low: float = math.nan
     high: float = math.nan
     pairs: int = 0
     reason: str = ""
-    """Reason why it is not tested (yet), or why it is not supported."""
+    """Reason why it is not tested (yet), or why it is undecided."""
     against: tuple[float, float, float] | None = None
     """Replay: the other arm's value and interval."""
+    counted: frozenset[Measured] = frozenset()
+    """Measurements that it rests on, so that a further test of the same claim does not count it again."""
+
+    @property
+    def has_data(self) -> bool:
+        return not math.isnan(self.value)
 
 
 def estimate(
-    test: Test, evidence: Mapping[str, Evidence], replayed: Sequence[ReplayRow], maps: Mapping[str, Map] | None = None
-) -> Estimate:
-    """The outcome of one test. Raises ValueError where its settings fit more than one arm."""
+    test: Test,
+    evidence: Mapping[str, Evidence],
+    replayed: Sequence[ReplayRow],
+    maps: Mapping[str, Map] | None = None,
+    counted: Collection[Measured] = (),
+) -> ClaimEstimate:
+    """The outcome of one test, without what is `counted` already.
+
+    Raises ValueError where its settings fit more than one arm.
+    """
     if isinstance(test, NotTestable):
-        return Estimate(badge="not testable here", reason=test.reason)
+        return ClaimEstimate(outcome="not testable here", reason=test.reason)
     if isinstance(test, Replay):
         return _replay(test, replayed)
     if isinstance(test, Speed):
         return _speed(test, maps or {})
     found = evidence.get(test.sweep, Evidence())
     if not found.arms:
-        return Estimate(badge="not tested yet", reason=f"sweep {test.sweep} has no results")
+        return ClaimEstimate(outcome="undecided", reason=f"sweep {test.sweep} has no results")
     arms = arms_of(test)
     for arm in arms:
         if not (grouped(found, arm, test.along) if isinstance(test, Trend) else select(found, arm)):
-            return Estimate(badge="not tested yet", reason=f"sweep {test.sweep} has no run of {words(arm)}")
+            return ClaimEstimate(outcome="undecided", reason=f"sweep {test.sweep} has no run of {words(arm)}")
+    if test.metric in LEARNED and (still := _still(test, found, arms)):
+        return ClaimEstimate(outcome="undecided", reason=f"no signal: {still} never left its start")
     values = _slopes(test, found, arms) if isinstance(test, Trend) else _values(test, found, arms)
-    return _judged(test, values)
+    measured = _measured(test, found, arms)
+    fresh = {pair: value for pair, value in values.items() if measured[pair] not in counted}
+    if values and len(fresh) < 2 and len(fresh) < len(values):
+        return ClaimEstimate(outcome="undecided", reason="its runs are those of a test above and count there")
+    difference = stats.paired(fresh, dict.fromkeys(fresh, 0.0))
+    if isinstance(test, Contrast) and test.metric in LEARNED and len(fresh) > 1:
+        difference = moderated(difference, fresh, found, select(found, arms[0]), select(found, arms[1]), test.metric)
+    return replace(_judged(test, difference), counted=frozenset(measured[pair] for pair in fresh))
+
+
+def _still(test: OfRuns, found: Evidence, arms: Sequence[Settings]) -> str:
+    """The arms of which no run moved, in words."""
+    site = "rollout" if "rollout" in test.metric else "reference"
+    if isinstance(test, Trend):
+        return ""
+    return " and ".join(words(arm) for arm in arms if not any(has_moved(run, site) for run in select(found, arm)))
+
+
+def _measured(test: OfRuns, found: Evidence, arms: Sequence[Settings]) -> dict[Pair, Measured]:
+    """Pair of seeds -> what its value is made of."""
+    ids: dict[Pair, list[str]] = {}
+    for arm in arms:
+        groups = grouped(found, arm, test.along).values() if isinstance(test, Trend) else [select(found, arm)]
+        for run in (run for group in groups for run in group):
+            ids.setdefault((run.base_seed, run.seed), []).append(run.run_id)
+    return {pair: (kind_of(test), test.metric, test.reduce, *own) for pair, own in ids.items()}
 
 
 def _values(test: Contrast | Ratio | Growth | Level, found: Evidence, arms: Sequence[Settings]) -> dict[Pair, float]:
@@ -110,22 +157,22 @@ def _slopes(test: Trend, found: Evidence, arms: Sequence[Settings]) -> dict[Pair
     return {pair: float(np.polyfit(*np.array(xy).T, deg=1)[0]) for pair, xy in points.items() if len(xy) > 2}
 
 
-def _judged(test: OfRuns, values: Mapping[Pair, float]) -> Estimate:
-    if len(values) < 2:
+def _judged(test: OfRuns, found: stats.Difference) -> ClaimEstimate:
+    if found.num_pairs < 2:
         reason = (
-            f"sweep {test.sweep} gives {test.metric} for {len(values)} of the 2 pairs of seeds that an interval needs"
+            f"sweep {test.sweep} gives {test.metric} for {found.num_pairs} of the 2 pairs of seeds that an interval "
+            "needs"
         )
-        return Estimate(badge="not tested yet", pairs=len(values), reason=reason)
-    found = stats.paired(values, dict.fromkeys(values, 0.0))
+        return ClaimEstimate(outcome="undecided", pairs=found.num_pairs, reason=reason)
     is_log = isinstance(test, Ratio | Growth)
     threshold, margin = (math.log(test.threshold), math.log(test.margin)) if is_log else (test.threshold, test.margin)
-    badge = judge(found.low, found.high, test.expect, threshold, margin)
-    if badge == "not supported":
+    outcome = judge(found.low, found.high, test.expect, threshold, margin)
+    if outcome == "undecided":
         reason = _undecided(found, threshold, margin, test)
     else:
         reason = "preliminary: 2 pairs" if found.num_pairs < stats.MIN_SEEDS else ""
     value, low, high = (math.exp(x) if is_log else x for x in (found.mean, found.low, found.high))
-    return Estimate(badge=badge, value=value, low=low, high=high, pairs=found.num_pairs, reason=reason)
+    return ClaimEstimate(outcome=outcome, value=value, low=low, high=high, pairs=found.num_pairs, reason=reason)
 
 
 def _undecided(found: stats.Difference, threshold: float, margin: float, test: OfRuns) -> str:
@@ -144,23 +191,25 @@ def _undecided(found: stats.Difference, threshold: float, margin: float, test: O
     return "cannot tell" if more is None else f"cannot tell (about {more} more pair{'s' * (more > 1)} of seeds)"
 
 
-def _speed(test: Speed, maps: Mapping[str, Map]) -> Estimate:
+def _speed(test: Speed, maps: Mapping[str, Map]) -> ClaimEstimate:
     found = answer(test, maps)
     if found is None:
-        return Estimate(badge="not tested yet", reason=f"{test.sweep} has not measured this")
+        return ClaimEstimate(outcome="undecided", reason=f"{test.sweep} has not measured this")
     low, high, threshold, margin = (math.log(x) for x in (found.low, found.high, test.threshold, test.margin))
-    badge = "not supported" if found.is_host_bound else judge(low, high, test.expect, threshold, margin)
+    outcome = "undecided" if found.is_host_bound else judge(low, high, test.expect, threshold, margin)
     is_flat = test.expect in ("above", "below") and is_equal(low, high, threshold, margin)
     undecided = "equal within the margin" if is_flat else "differs between neighbouring cells"
     if found.is_host_bound:
         undecided = "its steps wait for the host, so it says nothing about the format"
     noise = "some of its cells were disturbed while measured" if found.is_disturbed else ""
-    parts = [undecided if badge == "not supported" else "", compared_words(test, found), noise]
+    parts = [undecided if outcome == "undecided" else "", compared_words(test, found), noise]
     reason = "; ".join(filter(None, parts))
-    return Estimate(badge=badge, value=found.value, low=found.low, high=found.high, pairs=found.cells, reason=reason)
+    return ClaimEstimate(
+        outcome=outcome, value=found.value, low=found.low, high=found.high, pairs=found.cells, reason=reason
+    )
 
 
-def _replay(test: Replay, rows: Sequence[ReplayRow]) -> Estimate:
+def _replay(test: Replay, rows: Sequence[ReplayRow]) -> ClaimEstimate:
     def interval(arm: str) -> tuple[float, float, float] | None:
         wanted = {"context": test.context, "sampler": test.sampler, "age": test.age, "arm": arm}
         for row in rows:
@@ -173,12 +222,12 @@ def _replay(test: Replay, rows: Sequence[ReplayRow]) -> Estimate:
     if own is None or (test.against and other is None):
         arm = test.arm if own is None else test.against
         reason = f"the replay laboratory has no {arm} on {test.sampler} of {test.context}, age {test.age}"
-        return Estimate(badge="not tested yet", reason=reason)
+        return ClaimEstimate(outcome="undecided", reason=reason)
     value, low, high = own
     if other is None:
         assert test.threshold is not None
-        badge = judge(low, high, test.expect, test.threshold, test.margin)
+        outcome = judge(low, high, test.expect, test.threshold, test.margin)
     else:  # two separate intervals: their extremes bound the difference
-        badge = judge(low - other[2], high - other[1], test.expect, 0.0, test.margin)
-    reason = "cannot tell" if badge == "not supported" else ""
-    return Estimate(badge=badge, value=value, low=low, high=high, reason=reason, against=other)
+        outcome = judge(low - other[2], high - other[1], test.expect, 0.0, test.margin)
+    reason = "cannot tell" if outcome == "undecided" else ""
+    return ClaimEstimate(outcome=outcome, value=value, low=low, high=high, reason=reason, against=other)

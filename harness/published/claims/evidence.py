@@ -174,5 +174,12 @@ def _score(run: RunResult, metric: str) -> float:
     return float(after[-1].mean()) - (base if kind == "gain" else 0.0)
 
 
+def has_moved(run: RunResult, site: str) -> bool:
+    """Did an evaluation after the start differ in any answer? True where nothing was evaluated at the start."""
+    before, after = _before(run, site), answers(run, site)
+    start = [float(value) for value in before[0].correct] if before else []
+    return len(start) != after.shape[1] or bool((after != start).any())
+
+
 def _before(run: RunResult, site: str) -> list[EvalRecord]:
     return [record for record in run.evals if record.site == site and record.step == 0]

@@ -41,6 +41,8 @@ class _Test:
     expect: Expect
     note: str = ""
     """Meaning of this test, where its fields do not say it."""
+    is_side: bool = False
+    """It asks another question than the claim, so it is shown and never decides."""
 
 
 @dataclass(frozen=True, kw_only=True)

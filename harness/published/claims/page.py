@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.published.claims.badges import BADGES, Badge, capped, counts
-from harness.published.claims.estimates import Estimate, ReplayRow, estimate
+from harness.published.claims.badges import BADGES, Badge, badge_of, counts
+from harness.published.claims.domains import DIMENSIONS, MISMATCH, Place, outside, place_of, place_words
+from harness.published.claims.estimates import ClaimEstimate, Measured, ReplayRow, estimate
 from harness.published.claims.evidence import Evidence, load, words
 from harness.published.claims.kinds import (
     SCORES,
@@ -24,7 +25,8 @@ from harness.published.claims.kinds import (
     arms_of,
 )
 from harness.published.claims.schema import Claim, Claims
-from harness.published.claims.speed import Map, maps_of, place_words
+from harness.published.claims.speed import Map, maps_of
+from harness.published.claims.speed import place_words as cell_words
 from harness.records.metric_names import METRICS
 from harness.records.paths import replay_folder
 from harness.studies.replay.tables import frame, read_records
@@ -32,15 +34,28 @@ from harness.sweep import SWEEPS
 
 PAGE = "claims.md"
 READING = (
-    "**Badges.** A claim's first test, a, is the one nearest to its source and decides; the others show whether the "
-    "answer holds elsewhere. Differences, ratios and slopes are taken pair by pair of seeds; brackets are 95 % t "
-    "intervals over n pairs. *Supported*: the interval lies where it is expected. *Contradicted*: it lies on the other "
-    "side. *Not supported*: it decides neither, or shows no difference that matters (0.03 of an accuracy, 5 % of a "
-    "ratio) where one is claimed.",
-    "**Scale.** The sources train models of 0.5B to 32B parameters on long answers; here models of 0.1M to 3M sort "
-    "digits, with emulated formats and without kernel noise, but for `main_h200` and `aqn_h200`: vLLM's kernels on an "
-    "H200, answers of 17, 65 and 257 tokens. A claim about a larger setting is at most *direction supported*; "
-    "*contradicted* and *not supported* speak of this scale alone, too. Remarks say what else differs.",
+    "**Badges.** Of a claim's tests the one nearest to its own setting decides, a; the others are side evidence. "
+    "*Supported*: the interval lies where it is expected. *Direction supported*: the same, from a smaller model. "
+    "*Contradicted in its own domain*: the interval lies on the other side. *Undecided*: it decides neither, shows no "
+    "difference that matters (0.03 of an accuracy, 5 % of a ratio) where one is claimed, or no run tells. *Out of "
+    "domain*: the nearest test is of another setting than the claim's, so it neither supports nor contradicts; the "
+    "remark says which way it points.",
+    "**Domain.** Every claim declares in `claims.yaml` what it speaks of: kernels (real, but for arithmetic and for "
+    "weights before training), formats, range of mismatch, learning rate of one arm over the other's (1 where the "
+    "source says nothing else), and where its source bounds it the learning rate, the length, the size and the steps. "
+    "Where a test lies is read from its runs; *mismatch* is k3 in nats a token over the first five steps. Tests "
+    "are compared along this list, and the nearer is the one inside where they first differ; of two as near the first "
+    "of the file decides. A test without data, or whose arms never left their start, does not decide; one that asks "
+    "another question never does (*side*).",
+    "**Intervals.** Differences, ratios and slopes are taken pair by pair of seeds; brackets are 95 % t intervals over "
+    "n pairs. The variance of a difference of accuracy leans on those of the other arms of its setting, as in the "
+    "tables of sweeps: three lucky seeds decide nothing. A run that stands in several sweeps counts once within a "
+    "claim, in the nearest test.",
+    "**Scale.** The sources train models of 0.5B to 32B parameters on long answers; here models of 0.1M to 10M sort "
+    "digits: with emulated formats and without kernel noise, but for `main_h200` and `aqn_h200`, which have vLLM's "
+    "kernels on an H200 and answers of 17, 65 and 257 tokens. A claim about a larger setting is at most *direction "
+    "supported*, and *contradicted in its own domain* speaks of the declared domain at this size. Remarks say what "
+    "else differs.",
     "**Speed.** Tests of throughput sweeps read the map of bare vLLM on one H200, with real kernels and models of the "
     "size that is claimed about. Their brackets are no confidence interval: they are the range over the cells next to "
     "the one that is asked for (one step of batch and of length, or all batches where the source leaves it open). The "
@@ -48,7 +63,8 @@ READING = (
     "the factor, the badge its direction.",
     "**Many tests.** Intervals are not adjusted for the number of claims: of 100 tests of effects that do not exist, "
     "two or three would be called supported and as many contradicted.",
-    "**Numbers of the sources** are theirs, not reproduced; *notes* marks a source known second-hand.",
+    "**Sources.** Their numbers are theirs, not reproduced. *Known from notes* marks a claim whose text could not be "
+    "read; a date says when it was last read against what can be read.",
 )
 SCORE_WORDS = {
     "auc": "AUC", "accuracy": "final accuracy", "gain": "final minus initial accuracy", "base_accuracy":
@@ -62,19 +78,28 @@ REDUCE_WORDS = {"first": "first five steps of", "last": "last five steps of"} | 
 
 
 @dataclass(frozen=True, kw_only=True)
+class Answer:
+    """A test, what it found, and where it lies."""
+
+    test: Test
+    estimate: ClaimEstimate
+    place: Place | None
+    outside: Mapping[str, str]
+    """Dimension -> why it lies outside the claim's domain."""
+    badge: Badge
+
+
+@dataclass(frozen=True, kw_only=True)
 class Judged:
-    """A claim with what its tests found."""
+    """A claim with its answers, the nearest first: that one decides."""
 
     claim: Claim
-    estimates: tuple[Estimate, ...]
+    answers: tuple[Answer, ...]
 
     @property
     def badge(self) -> Badge:
-        return self.badge_of(0)
-
-    def badge_of(self, index: int) -> Badge:
-        """The badge of one test, scale counted."""
-        return capped(self.estimates[index].badge, self.claim.scale)
+        first = self.answers[0]
+        return "out of domain" if _is_side(first.test) and first.estimate.has_data else first.badge
 
 
 def judge_all(claims: Claims, results: Path, sweeps: Path = SWEEPS) -> list[Judged]:
@@ -83,7 +108,7 @@ def judge_all(claims: Claims, results: Path, sweeps: Path = SWEEPS) -> list[Judg
     tests = [test for claim in claims.claims for test in claim.tests]
     for test in tests:
         if not isinstance(test, Replay | Speed | NotTestable):
-            needs.setdefault(test.sweep, set()).update({test.metric} & set(METRICS))
+            needs.setdefault(test.sweep, set()).update({test.metric, MISMATCH} & set(METRICS))
     evidence = load(results, needs)
     folder = replay_folder(results)
     rows: Sequence[ReplayRow] = frame(read_records(folder)).to_dict("records") if any(folder.glob("*.json")) else []
@@ -95,9 +120,29 @@ def _judged(
     claim: Claim, evidence: Mapping[str, Evidence], rows: Sequence[ReplayRow], maps: Mapping[str, Map]
 ) -> Judged:
     try:
-        return Judged(claim=claim, estimates=tuple(estimate(test, evidence, rows, maps) for test in claim.tests))
+        places = [place_of(test, evidence) for test in claim.tests]
+        out = [outside(claim.domain, place) if place else {} for place in places]
+
+        def distance(i: int) -> tuple[bool, ...]:
+            return (_is_side(claim.tests[i]), *(name in out[i] for name in DIMENSIONS))
+
+        counted: set[Measured] = set()
+        answers: list[Answer] = []
+        order = sorted(range(len(claim.tests)), key=distance)
+        for i in order:
+            found = estimate(claim.tests[i], evidence, rows, maps, counted)
+            counted |= found.counted
+            badge = badge_of(found.outcome, not out[i], claim.scale)
+            answers.append(Answer(test=claim.tests[i], estimate=found, place=places[i], outside=out[i], badge=badge))
     except ValueError as error:
         raise ValueError(f"claim {claim.id}: {error}") from None
+    return Judged(
+        claim=claim, answers=tuple(sorted(answers, key=lambda a: (_is_side(a.test), not a.estimate.has_data)))
+    )
+
+
+def _is_side(test: Test) -> bool:
+    return not isinstance(test, NotTestable) and test.is_side
 
 
 def markdown(claims: Claims, judged: Sequence[Judged]) -> str:
@@ -113,7 +158,10 @@ def markdown(claims: Claims, judged: Sequence[Judged]) -> str:
         + "\n".join(f"| {badge} | {count} | {which[badge]} |" for badge, count in found.items()),
         "\n".join(f"- {line}" for line in READING),
     ]
-    head = "| claim | source, setting, its numbers | our test | ours [95 %] | badge | remark |\n" + "|---" * 6 + "|"
+    head = (
+            "| claim | source, setting, its numbers | our test | domain of the test | ours [95 %] | badge | remark |\n"
+            + "|---" * 7 + "|"
+        )  # fmt: skip
     for source, own in papers.items():
         if own:
             rows = [row for one in own for row in _rows(one)]
@@ -122,20 +170,39 @@ def markdown(claims: Claims, judged: Sequence[Judged]) -> str:
 
 
 def _rows(one: Judged) -> list[str]:
-    """A table row per test; the first has the claim too."""
+    """A table row per test, the one that decides first and with the claim."""
     claim = one.claim
-    is_testable = not isinstance(claim.tests[0], NotTestable)
     rows: list[str] = []
-    for i, test in enumerate(claim.tests):
-        found = one.estimates[i]
+    for i, answer in enumerate(one.answers):
+        test, found = answer.test, answer.estimate
         mark = f"{chr(97 + i)}. " if len(claim.tests) > 1 else ""
-        scale = "scale: smaller" if is_testable and claim.scale == "smaller" and not i else ""
-        remark = "<br>".join(filter(None, [found.reason, scale, "" if i else claim.caveat]))
+        scale = "scale: smaller" if not isinstance(test, NotTestable) and claim.scale == "smaller" and not i else ""
+        remark = "<br>".join(filter(None, [_direction(answer), found.reason, scale, "" if i else claim.caveat]))
         about = ["", ""] if i else [f"`{claim.id}`<br>{claim.claim}", "<br>".join(filter(None, _source(claim)))]
-        badge = one.badge_of(i) if i else f"**{one.badge}**"
-        cells = [*about, mark + describe(test), shown(test, found), badge, remark]
+        badge = f"**{one.badge}**" if not i else f"side: {found.outcome}" if _is_side(test) else answer.badge
+        cells = [*about, mark + describe(test), domain_words(answer), shown(test, found), badge, remark]
         rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return rows
+
+
+def domain_words(answer: Answer) -> str:
+    """Place of a test, and why it is, or is not, the claim's own domain."""
+    if isinstance(answer.test, NotTestable):
+        return "-"
+    if answer.place is None:
+        return "not run"
+    if answer.outside:
+        return "outside: " + "; ".join(answer.outside.values())
+    return f"{'other question' if answer.test.is_side else 'own'}: {place_words(answer.place)}"
+
+
+def _direction(answer: Answer) -> str:
+    """Direction in which a test outside the domain points all the same."""
+    if answer.badge != "out of domain" or not answer.estimate.has_data:
+        return ""
+    return {
+        "supported": "there it points the same way", "contradicted": "there it points the other way",
+    }.get(answer.estimate.outcome, "there it is undecided, too")  # fmt: skip
 
 
 def _source(claim: Claim) -> list[str]:
@@ -143,7 +210,10 @@ def _source(claim: Claim) -> list[str]:
                                       claim.setting.hardware]))  # fmt: skip
     values = ", ".join(f"{k} {v:g}" if isinstance(v, int | float) else f"{k} {v}" for k, v in claim.numbers.items())
     reported = f"{values} ({claim.unit})" if claim.unit and values else values or "no number in what was read"
-    return [f"{claim.place}{' (notes)' if claim.read == 'notes' else ''}", setting, reported]
+    how = {"notes": "known from notes", "text": "text read", "code": "code read", "docs": "documentation read"}[
+        claim.read
+    ]
+    return [f"{claim.place} ({' '.join(filter(None, [how, claim.read_on]))})", setting, reported]
 
 
 def describe(test: Test) -> str:
@@ -157,7 +227,7 @@ def describe(test: Test) -> str:
         return f"replay: {what}; expected {target}{note}"
     if isinstance(test, Speed):
         what = "decode rate" if test.measure == "decode" else "rate of a generation"
-        return f"{test.sweep}: {what}, {place_words(test)}; expected {_expected(test)}{note}"
+        return f"{test.sweep}: {what}, {cell_words(test)}; expected {_expected(test)}{note}"
     return f"{test.sweep}: {_comparison(test)}; expected {_expected(test)}{note}"
 
 
@@ -190,7 +260,7 @@ def _comparison(test: OfRuns) -> str:
     return f"{what}, {a} minus {b[0]}" if b else f"{what} of {a}"
 
 
-def shown(test: Test, found: Estimate) -> str:
+def shown(test: Test, found: ClaimEstimate) -> str:
     """Value, interval and n."""
     if isinstance(test, NotTestable) or math.isnan(found.value):
         return "-"
@@ -222,11 +292,14 @@ def _number(value: float, is_signed: bool) -> str:
 def terminal(judged: Sequence[Judged]) -> str:
     """One line per claim, and the counts."""
     width = max((len(one.claim.id) for one in judged), default=0)
-    lines = [
-        f"{one.claim.id:<{width}}  {one.badge:<19}  {shown(one.claim.tests[0], one.estimates[0]):<33}  "
-        f"{one.estimates[0].reason}".rstrip()
-        for one in judged
-    ]
+    room = max(map(len, BADGES))
+    lines: list[str] = []
+    for one in judged:
+        first = one.answers[0]
+        why = "; ".join(filter(None, [*first.outside.values(), first.estimate.reason]))
+        lines.append(
+            f"{one.claim.id:<{width}}  {one.badge:<{room}}  {shown(first.test, first.estimate):<33}  {why}".rstrip()
+        )
     found = counts([one.badge for one in judged])
     return "\n".join([*lines, f"{len(judged)} claims: " + ", ".join(f"{found[b]} {b}" for b in BADGES if b in found)])
 
@@ -235,9 +308,12 @@ def detailed(one: Judged) -> str:
     """One claim with every test, for the terminal."""
     claim = one.claim
     lines = [f"{claim.id}: {claim.claim}", f"  {claim.source}: " + " | ".join(filter(None, _source(claim)))]
-    for i, test in enumerate(claim.tests):
-        lines += [f"  {describe(test)}", f"    {shown(test, one.estimates[i])}  {one.badge_of(i)}"]
-        lines += [f"    {one.estimates[i].reason}"] * bool(one.estimates[i].reason)
+    lines.append(f"  {one.badge}")
+    for answer in one.answers:
+        lines += [f"  {describe(answer.test)}", f"    {domain_words(answer)}"]
+        badge = f"side: {answer.estimate.outcome}" if _is_side(answer.test) else answer.badge
+        lines.append(f"    {shown(answer.test, answer.estimate)}  {badge}")
+        lines += [f"    {answer.estimate.reason}"] * bool(answer.estimate.reason)
     return "\n".join([*lines, *([f"  {claim.caveat}"] if claim.caveat else [])])
 
 

@@ -15,6 +15,8 @@ from pydantic import ConfigDict
 from harness.config.load import groups, leaves, parse, read_yaml
 from harness.config.schema import RunConfig
 from harness.foundation.did_you_mean import nearest
+from harness.foundation.project_files import CLAIMS
+from harness.published.claims.domains import Domain
 from harness.published.claims.kinds import (
     ALIASES,
     KINDS,
@@ -34,8 +36,6 @@ from harness.records.run_result import SUMMARY
 from harness.studies.throughput import plan as throughput
 from harness.sweep import SWEEPS
 from methods import method_named
-
-CLAIMS = Path("claims.yaml")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +61,8 @@ class Claim:
     """Table, section, blog or page."""
     read: Literal["text", "code", "docs", "notes"]
     """Form in which the source was read; `notes` is second-hand."""
+    read_on: str = ""
+    """Day on which the claim was last read against what could be read of its source."""
     claim: str
     setting: Where
     unit: str = ""
@@ -70,8 +72,10 @@ class Claim:
     """Size of our setting beside the source's; `smaller` caps a badge at "direction supported"."""
     caveat: str = ""
     """Further differences between our test and theirs."""
+    domain: Domain = field(default_factory=Domain)
+    """Settings that the claim speaks of: a test outside cannot decide it."""
     tests: tuple[Test, ...]
-    """The first is nearest to the source and decides."""
+    """The one nearest to the domain decides; of two as near the first."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,6 +113,8 @@ def _claim(row: dict[str, Any], path: Path, papers: dict[str, str], sweeps: Path
     try:
         found = tuple(_test(test, sweeps) for test in tests)
         claim = parse(Claim, row | {"tests": []})
+        for name in claim.domain.formats:
+            _check_precision("domain formats", name)
         if claim.source not in papers:
             raise ValueError(f"source={claim.source}: not among papers; {nearest(claim.source, papers)}")
     except ValueError as error:
@@ -133,7 +139,7 @@ def _test(values: dict[str, Any], sweeps: Path) -> Test:
 
 def _check_speed(test: Speed, sweeps: Path) -> None:
     sweep = throughput.read_sweep(test.sweep, sweeps)
-    engines = {(job.size, job.precision) for job in throughput.jobs(sweep)}
+    engines = {(spec.size, spec.precision) for spec in throughput.engine_specs(sweep)}
     for size in (test.size, *([test.against_size] if test.against_size else [])):
         for precision in (test.precision, test.over):
             if (size, precision) not in engines:
@@ -175,6 +181,10 @@ def _check_settings(settings: Settings) -> None:
         if key == "method":
             method_named(str(value))
         if key == "precision":
-            plain, choices = str(value).removesuffix("+kv8"), groups()["precision"]
-            if plain not in choices:
-                raise ValueError(f"precision={value}: unknown; {nearest(plain, choices)}")
+            _check_precision(key, str(value))
+
+
+def _check_precision(field_name: str, value: str) -> None:
+    plain, choices = value.removesuffix("+kv8"), groups()["precision"]
+    if plain not in choices:
+        raise ValueError(f"{field_name}={value}: unknown; {nearest(plain, choices)}")

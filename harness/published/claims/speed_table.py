@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.published.claims.estimates import Estimate, estimate
+from harness.published.claims.estimates import ClaimEstimate, estimate
 from harness.published.claims.kinds import Speed
 from harness.published.claims.schema import CLAIMS, Claims, read_claims
 from harness.published.claims.speed import Map, answer
@@ -24,7 +24,7 @@ class Compared:
     claim: str
     """Its id in `claims.yaml`."""
     test: Speed
-    estimate: Estimate
+    estimate: ClaimEstimate
     by_batch: tuple[tuple[int, float], ...]
     """(batch, factor) of the place itself; empty where it is not measured."""
 
@@ -67,7 +67,7 @@ def claims_table(compared: list[Compared]) -> str:
         cell = f"{test.size} {test.precision} over {test.over}, {what}{against}"
         factors = ", ".join(f"{factor:.2f} at {batch}" for batch, factor in each.by_batch) or NONE
         rows.append([
-            each.source, f"`{each.claim}`", cell, span, factors, each.estimate.badge,
+            each.source, f"`{each.claim}`", cell, span, factors, each.estimate.outcome,
             "; ".join(filter(None, [test.note, each.estimate.reason])),
         ])  # fmt: skip
     return table(["source", "claim", "cell here", "claimed", "factor at batch", "verdict", "remark"], rows)

@@ -32,12 +32,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.foundation.did_you_mean import nearest
+from harness.foundation.project_files import HOME
 from harness.records.paths import packed_path, runs_folder
 
 if TYPE_CHECKING:
     from harness.published.figures.drawn import Drawn
 
-RESULTS = Path(__file__).resolve().parents[3] / "results"
+RESULTS = HOME.absolute() / "results"
 REPLAY = "replay"
 """Stands for the records of the replay laboratory, which are no sweep."""
 
@@ -69,7 +70,7 @@ FIGURES = {
         PaperFigure(name="rilq_rank", paper="RILQ", sweep="ablate_rilq", title="Rank of compensating adapters"),
         PaperFigure(name="replay_corrections", paper="TIS and others", sweep=REPLAY, title="Corrections on one batch"),
     )
-}  # fmt: skip
+}
 
 
 def draw(name: str, results: Path = RESULTS) -> Drawn:

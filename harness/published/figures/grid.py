@@ -54,7 +54,8 @@ def place_of(arm: Arm) -> ModelAndLength:
 
 
 def draw_grid(arms: Sequence[Arm], control: str) -> Figure | None:
-    """Three heat maps; None for a sweep that does not vary both size and length."""
+    """Heat maps of speed (measured on real kernels alone), mismatch and accuracy; None for a sweep that does not vary
+    both size and length."""
     places = places_of(arms)
     usual = {(place_of(arm), arm.precision, arm.method): arm for arm in arms if not arm.variant}
     rows: list[Row] = sorted({(arm.precision, arm.method) for arm in usual.values()}, key=lambda r: _order(r, control))
@@ -72,27 +73,44 @@ def draw_grid(arms: Sequence[Arm], control: str) -> Figure | None:
             for row in rows
         ]
 
-    all_emulated = all(emulates(run) for arm in usual.values() for run in arm.runs)
-    speed, why = (" (emulated)", "Every format is emulated") if all_emulated else ("", "Cells shared a machine")
+    gaps = cells(_accuracy)
+    maps: list[tuple[str, list[list[Square]], str, Normalize, str]] = [
+        ("Mismatch, median k3 in nats", cells(_mismatch), "viridis_r", LogNorm(1e-5, 1.0), "e"),
+        (f"AUC minus that of {control}", gaps, "PuOr", Normalize(-0.5, 0.5), "{:+.2f}"),
+    ]
+    note = ""
+    if not all(emulates(run) for arm in usual.values() for run in arm.runs):  # an emulated format has no speed
+        maps.insert(0, ("Rollout speed over bf16", cells(_speed), "cividis", Normalize(0.5, 1.5), "{:.2f}"))
+        note = " Cells shared a machine: the first map says nothing about hardware."
     with mpl.rc_context(fname=STYLE):
-        figure = Figure(figsize=(8.6, 0.2 * len(rows) + 1.35), layout="constrained")
-        axes: Any = figure.subplots(1, 3, sharey=True)
-        maps = (
-            (f"Rollout speed over bf16{speed}", cells(_speed), "cividis", Normalize(0.5, 1.5), "{:.2f}"),
-            ("Mismatch, median k3 in nats", cells(_mismatch), "viridis_r", LogNorm(1e-5, 1.0), "e"),
-            (f"AUC minus that of {control}", cells(_accuracy), "PuOr", Normalize(-0.5, 0.5), "{:+.2f}"),
-        )
+        figure = Figure(figsize=(2.87 * len(maps), 0.2 * len(rows) + 1.5), layout="constrained")
+        axes: Any = figure.subplots(1, len(maps), sharey=True)
+        figure.suptitle(_finding(rows, places, gaps, control), fontsize=8.5, fontweight="bold", x=0.01, ha="left")
         for ax, (title, values, colours, norm, form) in zip(axes, maps, strict=True):
             _heat_map(ax, values, colours, norm, form)
             ax.set_title(title)
             _columns(ax, places)
         axes[0].set_yticks(range(len(rows)), [f"{p}  {m}" for p, m in rows], fontsize=6.5)
         figure.supxlabel(
-            f"Model size within n digits to sort, {_seeds(arms)} seeds. Bold: the 95 % interval leaves out 0. {why}: "
-            "the first map says nothing about hardware.",
+            f"Model size within n digits to sort, {_seeds(arms)} seeds. Bold: the 95 % interval leaves out 0.{note}",
             fontsize=6.5, color=NOTE, x=0.01, ha="left",
         )  # fmt: skip
     return figure
+
+
+def _finding(rows: Sequence[Row], places: Sequence[ModelAndLength], gaps: list[list[Square]], control: str) -> str:
+    """The largest loss of all arms, and the format whose arms lose least at most."""
+    known = [(gap.value, row, place) for row, line in zip(rows, gaps, strict=True)
+             for place, gap in zip(places, line, strict=True) if math.isfinite(gap.value)]  # fmt: skip
+    if not known:
+        return ""
+    value, (precision, method), (size, n) = min(known)
+    worst = {p: min(v for v, (own, _), _ in known if own == p) for p in dict.fromkeys(p for _, (p, _), _ in known)}
+    mild = max(worst, key=lambda p: worst[p])
+    return (
+        f"{precision} {method} loses most against {control} ({value:+.2f}, size {size}, n={n});\n"
+        f"{mild} loses least ({worst[mild]:+.2f} at worst)"
+    )
 
 
 def _seeds(arms: Sequence[Arm]) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 from scipy.stats import t as student
 
-from harness.published.claims.estimates import Estimate, estimate
+from harness.published.claims.estimates import ClaimEstimate, estimate
 from harness.published.claims.evidence import Evidence, in_arms
 from harness.records.run_result import EvalRecord, RunResult
 from tests import result_factory as factory
@@ -35,7 +35,7 @@ def of(*runs: RunResult, **columns: list[list[float]]) -> Evidence:
     return Evidence(arms=in_arms(runs), series=series)
 
 
-def found(test: Any, evidence: Evidence) -> Estimate:
+def found(test: Any, evidence: Evidence) -> ClaimEstimate:
     return estimate(test, {"standard": evidence}, [])
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from harness.published.claims.badges import capped, judge
-from harness.published.claims.estimates import Estimate, estimate
+from harness.published.claims.badges import badge_of, judge
+from harness.published.claims.estimates import ClaimEstimate, estimate
 from harness.published.claims.evidence import load, number, select
 from harness.published.claims.kinds import Contrast, Growth, Level, NotTestable, Ratio, Replay, Trend
 from harness.published.claims.page import shown
@@ -20,39 +20,43 @@ from tests.published.claims.hand_made import BF16, HALF, NAIVE, found, of, run
 
 
 @pytest.mark.parametrize(
-    ("interval", "expect", "badge"),
+    ("interval", "expect", "outcome"),
     [
         ((0.11, 0.30), "above", "supported"),
-        ((0.10, 0.30), "above", "not supported"),
+        ((0.10, 0.30), "above", "undecided"),
         ((-0.20, 0.09), "above", "contradicted"),
         ((-0.20, 0.09), "below", "supported"),
         ((0.11, 0.30), "below", "contradicted"),
-        ((0.05, 0.20), "below", "not supported"),
-        ((0.11, 0.14), "above", "not supported"),
-        ((0.06, 0.09), "above", "not supported"),
+        ((0.05, 0.20), "below", "undecided"),
+        ((0.11, 0.14), "above", "undecided"),
+        ((0.06, 0.09), "above", "undecided"),
         ((0.11, 0.16), "above", "supported"),
-        ((0.06, 0.09), "below", "not supported"),
+        ((0.06, 0.09), "below", "undecided"),
         ((0.06, 0.14), "equal", "supported"),
-        ((0.04, 0.14), "equal", "not supported"),
+        ((0.04, 0.14), "equal", "undecided"),
         ((0.11, 0.14), "equal", "supported"),
         ((0.16, 0.20), "equal", "contradicted"),
         ((-0.20, 0.04), "equal", "contradicted"),
         ((0.06, 0.90), "not_below", "supported"),
-        ((0.04, 0.90), "not_below", "not supported"),
+        ((0.04, 0.90), "not_below", "undecided"),
         ((-0.20, 0.04), "not_below", "contradicted"),
         ((-0.20, 0.14), "not_above", "supported"),
-        ((-0.20, 0.16), "not_above", "not supported"),
+        ((-0.20, 0.16), "not_above", "undecided"),
         ((0.16, 0.20), "not_above", "contradicted"),
     ],
 )
-def test_the_badge_rule_at_threshold_01_and_margin_005(interval, expect, badge):
-    assert judge(*interval, expect, 0.1, 0.05) == badge
+def test_the_outcome_at_threshold_01_and_margin_005(interval, expect, outcome):
+    assert judge(*interval, expect, 0.1, 0.05) == outcome
 
 
-def test_a_smaller_scale_caps_support_and_nothing_else():
-    assert capped("supported", "smaller") == "direction supported"
-    assert capped("supported", "same") == "supported"
-    assert capped("contradicted", "smaller") == "contradicted"
+def test_outside_the_domain_nothing_is_supported_or_contradicted():
+    assert badge_of("supported", True, "smaller") == "direction supported"
+    assert badge_of("supported", True, "same") == "supported"
+    assert badge_of("contradicted", True, "smaller") == "contradicted in its own domain"
+    assert badge_of("undecided", True, "same") == "undecided"
+    for outcome in ("supported", "contradicted", "undecided"):
+        assert badge_of(outcome, False, "same") == "out of domain"
+    assert badge_of("not testable here", False, "same") == "not testable here"
 
 
 def test_contrast_is_the_paired_t_interval_of_the_auc():
@@ -64,18 +68,18 @@ def test_contrast_is_the_paired_t_interval_of_the_auc():
     got = found(test, of(*runs))
     assert (got.value, got.pairs) == (0.5, 3)
     assert (got.low, got.high) == pytest.approx((0.5 - HALF * 0.25, 0.5 + HALF * 0.25), abs=1e-12)
-    assert got.badge == "not supported" and got.reason.startswith("cannot tell (about")
+    assert got.outcome == "undecided" and got.reason.startswith("cannot tell (about")
     final = found(Contrast(sweep="standard", a=NAIVE, b=BF16, metric="accuracy", expect="above"), of(*runs))
     assert final.value == 0.25
     gain = found(Contrast(sweep="standard", a=NAIVE, b=BF16, metric="gain", expect="above"), of(*runs))
-    assert gain.value == 0.75 - (-0.5) and gain.badge == "supported"
+    assert gain.value == 0.75 - (-0.5) and gain.outcome == "supported"
 
 
 def test_no_difference_where_one_is_claimed_is_not_supported_and_says_so():
     runs = [run(m, s, {20: [1, 0]}) for m in ("naive", "bf16") for s in range(3)]
     below = found(Contrast(sweep="standard", a=NAIVE, b=BF16, expect="below"), of(*runs))
-    assert (below.value, below.badge, below.reason) == (0.0, "not supported", "equal within the margin")
-    assert found(Contrast(sweep="standard", a=NAIVE, b=BF16, expect="equal"), of(*runs)).badge == "supported"
+    assert (below.value, below.outcome, below.reason) == (0.0, "undecided", "equal within the margin")
+    assert found(Contrast(sweep="standard", a=NAIVE, b=BF16, expect="equal"), of(*runs)).outcome == "supported"
 
 
 def test_a_ratio_is_a_geometric_mean_over_pairs():
@@ -85,9 +89,9 @@ def test_a_ratio_is_a_geometric_mean_over_pairs():
     got = found(test, evidence)  # ratios 2, 4, 8: logarithms with mean log 4 and standard deviation log 2
     assert got.value == pytest.approx(4)
     assert (got.low, got.high) == pytest.approx((4 * 2**-HALF, 4 * 2**HALF))
-    assert got.badge == "not supported"  # 4 * 2^-2.48 = 0.71
+    assert got.outcome == "undecided"  # 4 * 2^-2.48 = 0.71
     assert found(Ratio(sweep="standard", a=NAIVE, b=BF16, metric="mismatch/kl_k3", expect="above",
-                       threshold=0.5), evidence).badge == "supported"  # fmt: skip
+                       threshold=0.5), evidence).outcome == "supported"  # fmt: skip
     assert shown(test, got) == "x4.00 [0.715, 22.4], n = 3"
 
 
@@ -96,20 +100,20 @@ def test_growth_compares_the_ends_of_a_run():
     evidence = of(*(run("naive", s) for s in range(3)), kl_k3=series)
     test = Growth(sweep="standard", a=NAIVE, metric="mismatch/kl_k3", expect="above")
     got = found(test, evidence)  # fifths are two steps: 2/1, 6/3, 2/1
-    assert (got.value, got.low, got.high) == pytest.approx((2, 2, 2)) and got.badge == "supported"
+    assert (got.value, got.low, got.high) == pytest.approx((2, 2, 2)) and got.outcome == "supported"
 
 
 def test_a_level_is_the_arms_own_number():
     evidence = of(*(run("naive", s, {20: [1, 1, 1, 0]}) for s in range(3)))
     test = Level(sweep="standard", a=NAIVE, metric="accuracy", expect="below", threshold=0.8)
-    assert (found(test, evidence).value, found(test, evidence).badge) == (0.75, "supported")
+    assert (found(test, evidence).value, found(test, evidence).outcome) == (0.75, "supported")
     reduced = of(*(run("naive", s) for s in range(2)), kl_k3=[[1, 2, 3, 4, 5, 6], [1, 2, 3, 4, 5, math.nan]])
     by = {"mean": 3.25, "median": 3.25, "max": 5.5, "min": 1, "first": 3.0, "last": 3.5}
     for reduce, value in by.items():
         level = Level(sweep="standard", a=NAIVE, metric="mismatch/kl_k3", reduce=reduce, expect="above", threshold=0)
         assert found(level, reduced).value == pytest.approx(value), reduce
     first = Level(sweep="standard", a=NAIVE, metric="mismatch/kl_k3", reduce="first", expect="above", threshold=0)
-    assert (found(first, reduced).badge, found(first, reduced).reason) == ("supported", "preliminary: 2 pairs")
+    assert (found(first, reduced).outcome, found(first, reduced).reason) == ("supported", "preliminary: 2 pairs")
 
 
 def test_a_trend_is_one_slope_per_pair():
@@ -118,11 +122,11 @@ def test_a_trend_is_one_slope_per_pair():
     runs += [run("bf16", s, {20: [1, 1, 1, 1]}, task__n=n) for s in range(3) for n in right]
     test = Trend(sweep="standard", a=NAIVE, b=BF16, along="task.n", expect="below")
     got = found(test, of(*runs))
-    assert (got.value, got.low) == pytest.approx((-0.25, -0.25)) and got.badge == "supported"
+    assert (got.value, got.low) == pytest.approx((-0.25, -0.25)) and got.outcome == "supported"
     per_unit = Trend(sweep="standard", a=NAIVE, along="task.n", per="unit", expect="below")
     assert found(per_unit, of(*runs)).value == pytest.approx(-18 / 896)  # covariance -6, variance 896 / 3, both times 3
     two_places = [one for one in runs if one.config["task"]["n"] != 32]
-    assert found(test, of(*two_places)).badge == "not tested yet"
+    assert found(test, of(*two_places)).outcome == "undecided"
 
 
 def test_the_replay_laboratory_against_a_threshold_and_another_arm():
@@ -132,31 +136,31 @@ def test_the_replay_laboratory_against_a_threshold_and_another_arm():
 
     rows = [row("none", 0.5, 0.4, 0.6), row("tis", 0.1, 0.0, 0.3), row("far", 0.5, 0.35, 0.7)]
 
-    def of_arm(arm: str, **values: Any) -> Estimate:
+    def of_arm(arm: str, **values: Any) -> ClaimEstimate:
         test = Replay(context="s-sort8", sampler="int8", arm=arm, column="bias", expect="below", **values)
         return estimate(test, {}, rows)
 
-    assert of_arm("tis", threshold=0.31).badge == "supported"
-    assert of_arm("tis", threshold=0.2).badge == "not supported"
-    assert of_arm("none", threshold=0.3).badge == "contradicted"
-    assert of_arm("tis", against="none") == Estimate(
-        badge="supported", value=0.1, low=0.0, high=0.3, against=(0.5, 0.4, 0.6)
+    assert of_arm("tis", threshold=0.31).outcome == "supported"
+    assert of_arm("tis", threshold=0.2).outcome == "undecided"
+    assert of_arm("none", threshold=0.3).outcome == "contradicted"
+    assert of_arm("tis", against="none") == ClaimEstimate(
+        outcome="supported", value=0.1, low=0.0, high=0.3, against=(0.5, 0.4, 0.6)
     )
-    assert of_arm("far", against="none").badge == "not supported"
-    assert of_arm("none", against="tis").badge == "contradicted"
+    assert of_arm("far", against="none").outcome == "undecided"
+    assert of_arm("none", against="tis").outcome == "contradicted"
     assert "no trm on int8" in of_arm("trm", threshold=1).reason
 
 
 def test_what_is_missing_is_a_state_and_no_error():
     test = Contrast(sweep="standard", a=NAIVE, b=BF16, expect="above")
     alone = of(run("naive", 0, {20: [1]}))
-    assert estimate(test, {}, []) == Estimate(badge="not tested yet", reason="sweep standard has no results")
+    assert estimate(test, {}, []) == ClaimEstimate(outcome="undecided", reason="sweep standard has no results")
     assert found(test, alone).reason == "sweep standard has no run of bf16"
     one_pair = found(test, of(run("naive", 0, {20: [1]}), run("bf16", 0, {20: [1]})))
-    assert one_pair.badge == "not tested yet" and "auc for 1 of the 2 pairs" in one_pair.reason
+    assert one_pair.outcome == "undecided" and "auc for 1 of the 2 pairs" in one_pair.reason
     silent = Level(sweep="standard", a=NAIVE, metric="mismatch/kl_k1", expect="above", threshold=0)
     assert "gives mismatch/kl_k1 for 0 of the 2 pairs" in found(silent, alone).reason
-    assert estimate(NotTestable(reason="dense"), {}, []) == Estimate(badge="not testable here", reason="dense")
+    assert estimate(NotTestable(reason="dense"), {}, []) == ClaimEstimate(outcome="not testable here", reason="dense")
 
 
 def test_settings_that_fit_two_arms_are_an_error_that_names_the_difference():

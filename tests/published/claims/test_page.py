@@ -48,6 +48,9 @@ def written(folder: Path, *rows: dict[str, Any], papers: dict[str, str] | None =
         ({}, {"expect": "more"}, r"expect='more'"),
         ({}, {"kind": "ratio", "metric": "mismatch/kl_k3", "threshold": 0}, r"a ratio needs them above 0"),
         ({}, {"kind": "growth", "b": None}, r"unknown key b"),
+        ({"domain": {"kernel": "real"}}, {}, r"unknown key domain.kernel; nearest: domain.kernels"),
+        ({"domain": {"length": [9, 8]}}, {}, r"length=\[9.0, 8.0\]: two rising numbers"),
+        ({"domain": {"formats": ["int9"]}}, {}, r"domain formats=int9: unknown; nearest: int"),
     ],
 )
 def test_a_faulty_claim_is_one_line_that_names_it(tmp_path, claim, test, words):
@@ -86,19 +89,30 @@ def sweep_of(folder: Path) -> Path:
 
 
 def test_the_page_shows_claim_source_test_value_and_badge(tmp_path: Path):
-    known = read_claims(written(tmp_path, CLAIM | {"caveat": "Tiny.", "tests": [TEST, TEST | {"expect": "above"}]}))
+    tests = [TEST | {"is_side": True, "metric": "accuracy"}, TEST]
+    known = read_claims(written(tmp_path, CLAIM | {"caveat": "Tiny.", "read_on": "2026-11-23", "tests": tests}))
     judged = judge_all(known, sweep_of(tmp_path))
     text = markdown(known, judged)
     rows = [line for line in text.splitlines() if "minus bf16" in line]
     assert rows == [
-        "| `one`<br>INT8 \\| loses. | table 1<br>7B<br>BF16 55.35 (percent) | a. standard: AUC, naive int8 minus bf16; "
-        "expected below 0 | -0.500 [-1.121, +0.121], n = 3 | **not supported** | "
-        f"{judged[0].estimates[0].reason}<br>scale: smaller<br>Tiny. |",
-        "|  |  | b. standard: AUC, naive int8 minus bf16; expected above 0 | -0.500 [-1.121, +0.121], n = 3 | "
-        f"not supported | {judged[0].estimates[1].reason} |",
-    ]
-    assert "| not supported | 1 | one |" in text and "## One (arXiv 1)" in text
+        "| `one`<br>INT8 \\| loses. | table 1 (text read 2026-11-23)<br>7B<br>BF16 55.35 (percent) | a. standard: AUC, "
+        "naive int8 minus bf16; expected below 0 | outside: emulated kernels | -0.500 [-1.121, +0.121], n = 3 | "
+        "**out of domain** | there it is undecided, too<br>" + judged[0].answers[0].estimate.reason
+        + "<br>scale: smaller<br>Tiny. |",
+        "|  |  | b. standard: final accuracy, naive int8 minus bf16; expected below 0 | outside: emulated kernels | "
+        f"-0.500 [-1.121, +0.121], n = 3 | side: undecided | there it is undecided, too<br>"
+        f"{judged[0].answers[1].estimate.reason} |",
+    ]  # fmt: skip
+    assert "| out of domain | 1 | one |" in text and "## One (arXiv 1)" in text
     assert text == markdown(known, judge_all(known, tmp_path))
+
+
+def test_a_run_counts_once_in_a_claim(tmp_path: Path):
+    known = read_claims(written(tmp_path, CLAIM | {"tests": [TEST, TEST | {"expect": "above"}]}))
+    first, second = judge_all(known, sweep_of(tmp_path))[0].answers
+    assert first.estimate.pairs == 3 and len(first.estimate.counted) == 3
+    assert not second.estimate.has_data
+    assert second.estimate.reason == "its runs are those of a test above and count there"
 
 
 def test_expectations_are_shown_in_the_unit_of_the_value():
@@ -112,10 +126,10 @@ def test_the_command_writes_checks_and_shows_one(tmp_path: Path, capsys: pytest.
     path, results = written(tmp_path, CLAIM | {"tests": [TEST]}), sweep_of(tmp_path)
     assert claims([], results, is_check=True, path=path) == 1 and not (results / PAGE).exists()
     assert claims(["one"], results, path=path) == 0 and not (results / PAGE).exists()
-    assert "not supported" in capsys.readouterr().out
+    assert "out of domain" in capsys.readouterr().out
     assert claims([], results, path=path) == 0 and not (results / PAGE).exists()
     assert claims([], results, path=path, is_written=True) == 0
-    assert "1 claims: 1 not supported" in capsys.readouterr().out
+    assert "1 claims: 1 out of domain" in capsys.readouterr().out
     assert claims([], results, is_check=True, path=path) == 0
     (results / PAGE).write_text("older", encoding="utf-8")
     assert claims([], results, is_check=True, path=path) == 1

@@ -61,20 +61,20 @@ def test_the_badge_is_of_the_range_over_neighbouring_cells(maps: dict[str, Map])
     # int8 decodes at (4 + c) / (3.2 + c) of BF16, c the context in thousands: 1.216 at 512, 1.110 at 4096.
     got = estimate(speed(), {}, [], maps)
     assert (got.value, got.low, got.high) == pytest.approx((5.024 / 4.224, 8.096 / 7.296, 4.512 / 3.712))
-    assert (got.badge, got.pairs, got.reason) == ("supported", 8, "")
-    assert estimate(speed(threshold=1.15), {}, [], maps).badge == "not supported"
+    assert (got.outcome, got.pairs, got.reason) == ("supported", 8, "")
+    assert estimate(speed(threshold=1.15), {}, [], maps).outcome == "undecided"
     assert estimate(speed(threshold=1.15), {}, [], maps).reason == "differs between neighbouring cells"
     assert estimate(speed(threshold=1.15, margin=1.1), {}, [], maps).reason == "equal within the margin"
-    assert estimate(speed(expect="below"), {}, [], maps).badge == "contradicted"
-    assert estimate(speed(expect="not_above"), {}, [], maps).badge == "contradicted"
-    assert estimate(speed(expect="equal", threshold=1.16, margin=1.06), {}, [], maps).badge == "supported"
+    assert estimate(speed(expect="below"), {}, [], maps).outcome == "contradicted"
+    assert estimate(speed(expect="not_above"), {}, [], maps).outcome == "contradicted"
+    assert estimate(speed(expect="equal", threshold=1.16, margin=1.06), {}, [], maps).outcome == "supported"
     assert shown(speed(), got) == "x1.19 [1.11, 1.22], 8 cells"
 
 
 def test_the_sources_factor_is_a_remark(maps: dict[str, Map]) -> None:
     def remark(low: float, high: float) -> str:
         got = estimate(speed(claimed=(low, high)), {}, [], maps)
-        assert got.badge == "supported"
+        assert got.outcome == "supported"
         return got.reason
 
     assert remark(1.2, 1.3) == "claimed 1.20 to 1.30: the same here"
@@ -85,8 +85,8 @@ def test_the_sources_factor_is_a_remark(maps: dict[str, Map]) -> None:
 
 def test_what_is_not_measured_is_not_tested_yet(maps: dict[str, Map]) -> None:
     far = estimate(speed(batch=64, length=4096), {}, [], maps)
-    assert (far.badge, far.reason) == ("not tested yet", "throughput_made has not measured this")
-    assert estimate(speed(), {}, [], {}).badge == "not tested yet"
+    assert (far.outcome, far.reason) == ("undecided", "throughput_made has not measured this")
+    assert estimate(speed(), {}, [], {}).outcome == "undecided"
     records = dict(maps["throughput_made"].records)
     records["7b-bf16"]["cells"]["8x1024"]["step_ms_p90"] *= 2
     assert "disturbed" in estimate(speed(), {}, [], maps).reason
@@ -124,5 +124,5 @@ def test_steps_that_wait_for_the_host_decide_nothing(maps: dict[str, Map]) -> No
     plain = maps["throughput_made"]
     records = {stem: dict(record) | {"breakdown": waiting} for stem, record in plain.records.items()}
     got = estimate(speed(length=512), {}, [], {"throughput_made": Map(sweep=plain.sweep, records=records)})
-    assert (got.badge, got.value) == ("not supported", pytest.approx(4.512 / 3.712))
+    assert (got.outcome, got.value) == ("undecided", pytest.approx(4.512 / 3.712))
     assert got.reason == "its steps wait for the host, so it says nothing about the format"

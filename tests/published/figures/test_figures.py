@@ -92,9 +92,11 @@ def qurl_runs() -> Runs:
 
 def _qurl_columns(flips: float, high: float) -> dict[str, float]:
     return {
-        "sync/code_flip_rate": 0.01 * flips, "train/clip_frac": 2 * high, "train/clip_high_frac": high,
+        "sync/code_flip_rate": 0.01 * flips,
+        "train/clip_frac": 2 * high,
+        "train/clip_high_frac": high,
         "mismatch/logp_absdiff_max": 3.0,
-    }  # fmt: skip
+    }
 
 
 def test_qurl_figures(tmp_path: Path) -> None:
