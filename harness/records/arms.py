@@ -7,18 +7,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from harness.config.load import identity
 from harness.records.run_result import RunResult
 
 Fields = dict[str, Any]
 """Dotted config name -> value."""
 
 SEEDS = ("base_seed", "seed")
-PLACES = ("model.path", "task.path", "trainer.device")
-"""Fields that say where things are kept and computed. Another device is another random stream and other float rounding,
-as another seed is, and no other setting."""
+DEVICE = "trainer.device"
+"""Another device is another random stream and other float rounding, as another seed is, and no other setting."""
 FIRST = (
     "model.name", "task.name", "task.n", "model.spread", "algo.name", "algo.mode", "algo.num_minibatches",
-    "algo.num_epochs", "trainer.steps", "trainer.lr", "engine.name", "parts",
+    "algo.num_epochs", "algo.staleness", "trainer.steps", "trainer.lr", "engine.name", "parts",
 )  # fmt: skip
 """Fields in order of precedence: where several vary together, the first stands for them."""
 CONTEXT = ("model.", "task.", "base.", "engine.", "trainer.name", "trainer.steps")
@@ -34,6 +34,7 @@ WORDS = {
     "algo.mode": "{}",
     "algo.num_minibatches": "{} minibatches",
     "algo.num_epochs": "{} epochs",
+    "algo.staleness": "staleness {}",
     "trainer.steps": "{} steps",
     "trainer.lr": "lr={}",
     "engine.name": "{}",
@@ -113,8 +114,8 @@ def control_of(arm: Arm, arms: Sequence[Arm], method: str) -> Arm | None:
 
 
 def setting(result: RunResult) -> Fields:
-    """The config of a run as dotted fields, without seeds and paths."""
-    return {name: value for name, value in flatten(result.config).items() if name not in (*SEEDS, *PLACES)}
+    """The hashed fields of a run's config, dotted, without seeds and device."""
+    return {name: value for name, value in flatten(identity(result.config)).items() if name not in (*SEEDS, DEVICE)}
 
 
 def rank(precision: str) -> tuple[int, str]:

@@ -12,7 +12,8 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from harness.records.paths import sweep_folders
+from harness.records.packed import read_packed
+from harness.records.paths import packed_folder, packed_path, runs_folder, sweep_folders
 from harness.records.run_result import RunResult, read_result
 
 MIN_SETTINGS = 3
@@ -61,6 +62,23 @@ def readable(folder: Path) -> tuple[list[RunResult], list[str]]:
         else:
             problems.append(f"{path}: belongs to the sweep {result.sweep!r}")
     return found, problems
+
+
+def all_sweeps(results: Path) -> list[str]:
+    """The sweeps that have results in a folder or in a packed file, by name."""
+    return sorted({*sweeps_in(results), *(path.stem for path in packed_folder(results).glob("*.zip"))})
+
+
+def runs_of(results: Path, sweep: str) -> tuple[list[RunResult], list[str]]:
+    """(results of a sweep, one line per file that is none of them): of its folder where it has one, else of its packed
+    file, which is read as it is."""
+    folder = runs_folder(results, sweep)
+    if folder.is_dir():
+        return readable(folder)
+    try:
+        return read_packed(packed_path(results, sweep)), []
+    except ValueError as error:
+        return [], [str(error)]
 
 
 def saved_comparisons(rows: Sequence[Mapping[str, Any]], baselines: Sequence[str]) -> list[Comparison]:

@@ -107,6 +107,9 @@ rollout/truncated_frac | fraction | none | mean | responses stopped by the lengt
 rollout/tokens | tokens | none | sum | response tokens generated, dropped groups included
 rollout/gen_batches | 1 | down | sum | generation rounds of dynamic sampling
 rollout/tokens_per_s | tokens/s | up | mean | response tokens over generation time
+staleness/steps | steps | none | last | age of the sampler's weights
+staleness/kl_k3 | nats | down | mean | k3 with old - stale log-prob: steps of the trainer since then, every fifth step
+staleness/format_kl_k3 | nats | down | mean | k3 with stale - rollout log-prob: format and engine at equal weights
 sync/code_flip_rate | fraction | none | mean | quantized codes that changed since the sync before
 sync/saturated_frac | fraction | down | mean | weights clipped by their scale
 sync/num_replicas | 1 | none | last | engines under trainer=verl, one per GPU, whose passports agreed

@@ -88,6 +88,15 @@ def unpack(results: Path, sweep: str | None = None) -> int:
     return count
 
 
+def read_packed(path: Path) -> list[RunResult]:
+    """The records of a packed sweep, in its order. Raises ValueError for a file that is none."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return [RunResult.model_validate_json(line) for line in archive.read(RECORDS).splitlines()]
+    except (zipfile.BadZipFile, KeyError, ValueError, OSError) as error:
+        raise ValueError(f"{path}: not a packed sweep: {error}") from error
+
+
 def make_available(results: Path, sweep: str | None = None) -> None:
     """Unpack the sweeps (or the named one) that have no folder of their own yet."""
     for path in packed_folder(results).glob(f"{sweep or '*'}.zip"):

@@ -2,6 +2,7 @@
 
     runs/<sweep>/         <run_id>.json and .parquet of every cell (`harness.records.run_result`)
     packed/<sweep>.zip    a whole sweep in one file (`harness.records.packed`)
+    looks/<sweep>.json    looks at a sweep that ran until its arms were decided (`harness.records.looks`)
     tables/  figures/<name>/  site/  claims.md     what reports write
     searches/  throughput/<sweep>/  parity/  replay/  bench/  passports/     records of the studies and benchmarks
     bases/<name>/         trained base models
@@ -39,6 +40,11 @@ def packed_folder(results: Path | str) -> Path:
 def packed_path(results: Path | str, sweep: str) -> Path:
     """A packed sweep."""
     return packed_folder(results) / f"{sweep}.zip"
+
+
+def looks_path(results: Path | str, sweep: str) -> Path:
+    """The looks at a sweep that ran until its arms were decided."""
+    return Path(results) / "looks" / f"{sweep}.json"
 
 
 def tables_folder(results: Path | str) -> Path:

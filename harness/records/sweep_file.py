@@ -7,11 +7,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import ConfigDict, Field
 
 from harness.config.load import parse, read_yaml
+from harness.foundation.project_files import SWEEPS
+from harness.records.stats.verdicts import MIN_SEEDS
 
-SWEEPS = Path("sweeps")
 CONTROL = "bf16"
+Endpoint = Literal["reference", "deployed"]
+ENDPOINTS: tuple[Endpoint, ...] = ("reference", "deployed")
+"""Policies that verdicts are about: in BF16, in their own rollout format. The first that a sweep declares ranks the
+arms."""
 BASELINES = ("flashrl", "naive")
 """Baselines of a sweep whose file names none: a plain correction, and no correction."""
 
@@ -31,20 +39,50 @@ class Expectation:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Until:
+    """Rule of a sweep that runs until its arms are decided: its looks, and when it gives an arm up.
+
+    It looks once every arm has `first` seeds, and again after every `batch` of further seeds.
+    """
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+    max_seeds: Annotated[int, Field(ge=2)]
+    """Most seeds of an arm: the sweep's own, then those that follow the largest of them."""
+    first: Annotated[int, Field(ge=2)] = MIN_SEEDS
+    batch: Annotated[int, Field(ge=1)] = 1
+    hopeless: Annotated[float, Field(ge=0, lt=1)] = 0.1
+    """An arm is given up where all the seeds it may still get would decide it with a smaller chance; 0: never."""
+
+    def __post_init__(self) -> None:
+        if self.first > self.max_seeds:
+            raise ValueError(f"first={self.first}: more than max_seeds={self.max_seeds}")
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Seeds of an arm at each look that it may see."""
+        return (*range(self.first, self.max_seeds, self.batch), self.max_seeds)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Purpose:
     """Purpose of a sweep; fields are those of `harness.sweep.planning.Sweep`."""
 
     question: str = ""
     control: str = CONTROL
+    endpoints: tuple[Endpoint, ...] = ENDPOINTS
     baselines: tuple[str, ...] = BASELINES
     expectations: tuple[Expectation, ...] = ()
 
 
 def purpose(sweep: str, folder: Path = SWEEPS) -> Purpose:
-    """The purpose of a sweep by its file; the defaults where there is no file. Raises ValueError for a wrong value."""
+    """The purpose of a sweep by its file; the defaults where there is no file. Raises ValueError for a wrong value.
+
+    The `baselines` of a search are a mapping of trials, no methods: reports use the defaults there.
+    """
     path = folder / f"{sweep}.yaml"
     values = read_yaml(path) if path.is_file() else {}
-    own = {field.name: values[field.name] for field in fields(Purpose) if field.name in values}
+    names = [field.name for field in fields(Purpose) if field.name in values]
+    own = {name: values[name] for name in names if not isinstance(values[name], dict)}
     try:
         return parse(Purpose, own)
     except ValueError as error:

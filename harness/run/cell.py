@@ -32,7 +32,9 @@ from harness.config.load import parse, run_id
 from harness.config.schema import Launch, RunConfig
 from harness.foundation import provenance
 from harness.foundation.state_files import load_state, save_state
+from harness.records import paths
 from harness.records.run_result import Row, RunResult, read_result, write_result
+from harness.records.statuses import FINISHED
 from harness.run.build import build
 from harness.run.checks import check
 from harness.run.loop import train
@@ -43,8 +45,6 @@ from harness.trainers.verl.parent import Watched, watch
 
 CANCELLED = 3
 UNWRITTEN = 4
-ENDED = ("ok", "diverged")
-"""Statuses of a cell that ran to its end: it is not begun again."""
 UNSAVED = "the state could not be saved"
 """Beginning of the note of a run that has nothing to resume from."""
 ORPHAN_S = 60.0
@@ -57,12 +57,12 @@ class Cancelled(Exception):  # noqa: N818 - a request, not a defect
 
 def work_folder(launch: Launch, cell_id: str) -> Path:
     """Folder of a cell's state, progress and log until it has a result."""
-    return Path(launch.results) / "work" / cell_id
+    return paths.work_folder(launch.results, cell_id)
 
 
 def record_path(launch: Launch, cell_id: str) -> Path:
     """Path of a cell's record."""
-    return Path(launch.results) / "runs" / launch.sweep / f"{cell_id}.json"
+    return paths.record_path(launch.results, launch.sweep, cell_id)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,7 +121,7 @@ def run_cell(
 def is_finished(launch: Launch, cell_id: str) -> bool:
     """Has the cell run to its end? Raises ValueError where a file that is no result stands in its record's place."""
     path = record_path(launch, cell_id)
-    return path.exists() and read_result(path).status in ENDED
+    return path.exists() and read_result(path).status in FINISHED
 
 
 def write(launch: Launch, result: RunResult, series: Sequence[Row] | None, stages: Stages = Stages()) -> None:

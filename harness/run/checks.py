@@ -20,8 +20,21 @@ def check(config: RunConfig) -> Composed:
         decoder_config(config.model)
     if config.trainer.name == "verl":
         checks.check(config, composed)
+    _check_staleness(config, composed)
     check_engine(config, composed, EXTRAS)
     return composed
+
+
+def _check_staleness(config: RunConfig, composed: Composed) -> None:
+    age, steps = config.algo.staleness, config.trainer.steps
+    if age >= steps:
+        raise ValueError(
+            f"algo.staleness={age}: the start would sample all trainer.steps={steps} steps; valid: 0 to {steps - 1}"
+        )
+    if age and composed.plan.sampler == "trainer":
+        raise ValueError(
+            f"algo.staleness={age}: {config.method} samples with the trainer's own module, which is never old; valid: 0"
+        )
 
 
 def check_device(config: RunConfig) -> None:

@@ -5,7 +5,8 @@
 
 `train` is the whole experiment, `harness.run.run.Run` what is alive in it. All randomness is a hash of (run seed,
 purpose, index), so a run resumed from `Run.state` goes on bit for bit. Left out: how a rollout batch is made
-(`harness.run.collect`) and how processes start and end (`harness.run.cell`).
+(`harness.run.collect`), the weights that sample it (`harness.run.staleness`), and how processes start and end
+(`harness.run.cell`).
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from harness.objective.mismatch import batch_mismatch, correction_metrics
 from harness.run.collect import advantages, collect, minibatches, take_batch, take_correction
 from harness.run.gpu_sharing import lend, reclaim
 from harness.run.run import Run
+from harness.run.staleness import keep, measured, stale_logp, synced
 from harness.trainers.corrected_step import (
     NUM_AFTER_SYNC,
     batch_correction,
@@ -59,6 +61,7 @@ def grpo_step(run: Run) -> dict[str, Any]:
     with clock("sleep"):
         reclaim(run)
     with clock("sync"):
+        keep(run, step)
         row: dict[str, Any] = {**push_weights(run, run.engine, step), **run.evaluated_sync}
         run.evaluated_sync = {}
     sampled = collect(run, step, clock)  # prompts -> answers -> raw rewards
@@ -74,8 +77,9 @@ def grpo_step(run: Run) -> dict[str, Any]:
 
     is_single = algo.num_minibatches * algo.num_epochs == 1
     with clock("old_logp"):
+        stale = stale_logp(run, seqs, step)
         scores, batch = scored(run, seqs, mask, adv, sampled.rollout, step, keep_graph=is_single)
-    row |= batch_mismatch(batch, scores.entropy.detach())
+    row |= batch_mismatch(batch, scores.entropy.detach()) | measured(run, batch, stale)
 
     with clock("update"):
         correction = batch_correction(composed, batch, algo)
@@ -126,8 +130,8 @@ def check_exact(train_logp: Tensor, rollout_logp: Tensor, sampled: Tensor) -> No
 
 
 def push_weights(run: Run, engine: RolloutEngine, step: Step) -> dict[str, float]:
-    """Trainer weights through every part into the engine; the realized plan must then be the planned one."""
-    engine.load_weights(run.composed.sync(run.trainer.weights(), step))
+    """Weights through every part into the engine; the realized plan must then be the planned one."""
+    engine.load_weights(synced(run, step))
     if any(has_hook(part, "after_sync") for part in run.composed.parts):
         run.composed.after_sync(engine, [item.prompt for item in run.eval_items[:NUM_AFTER_SYNC]])
     run.passport = engine.realized_plan()
@@ -189,7 +193,8 @@ def evaluate(run: Run) -> None:
         run.evals.append(ask(run.reference, "reference"))
         run.reference.sleep()  # its cache is of no use until the next evaluation
         reclaim(run)
-        run.evaluated_sync = push_weights(run, run.engine, step)
+        pushed = push_weights(run, run.engine, step)
+        run.evaluated_sync = {} if run.config.algo.staleness else pushed  # the next push is of other weights then
         run.evals.append(ask(run.engine, "rollout"))
     run.eval_s += clock.seconds["eval"]
     run.keep_peaks(clock.peaks)

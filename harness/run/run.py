@@ -6,12 +6,25 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from torch import Tensor
+
 from harness.api import Passport, RolloutEngine
 from harness.config.compose import Composed
 from harness.config.schema import RunConfig
 from harness.records.run_result import EvalRecord
 from harness.tasks import Item, Task
 from harness.trainers.local.trainer import LocalTrainer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Version:
+    """The trainer's policy as it stood before a step, on the CPU."""
+
+    step: int
+    weights: dict[str, Tensor]
+    """`LocalTrainer.weights()`, by checkpoint name."""
+    fixed: dict[str, Tensor]
+    """`Composed.fixed`: adapters and scales that a push of these weights takes along."""
 
 
 class Reached(Protocol):
@@ -59,6 +72,9 @@ class Run:
     memory_gib: dict[str, float] = field(default_factory=dict[str, float])
     """Memory of a GPU, as in `RunResult.memory_gib`."""
 
+    past: list[Version] = field(default_factory=list[Version])
+    """With `algo.staleness`: the trainer's last weights, the sampler's first (`harness.run.staleness`)."""
+
     def keep_peaks(self, found: Mapping[str, float]) -> None:
         """Largest of what was found and what is known, by name."""
         for name, value in found.items():
@@ -76,6 +92,7 @@ class Run:
             "fixed": self.composed.fixed,
             "memory": self.composed.memory,
             "memory_gib": self.memory_gib,
+            "past": [dict(vars(version)) for version in self.past],
         }
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -88,6 +105,7 @@ class Run:
         self.composed.fixed.update(state["fixed"])
         self.composed.memory[:] = state["memory"]
         self.keep_peaks(state.get("memory_gib", {}))
+        self.past = [Version(**version) for version in state.get("past", [])]
 
     def products(self) -> Any:
         """Kind of product -> number of the trainer's linear layers."""

@@ -69,14 +69,17 @@ def read_measured(results: Path, sweep: Sweep) -> Measured:
     rows = {row["what"]: row for row in layers["layers"]}
     per_token = operations(shape_of(SIZE), layers["length"])
     layer_s = {
-        name: (rows[what]["forward_ms"] / 1e3 / (layers["tokens"] * per_token[0]),
-               rows[what]["ms"] / 1e3 / (layers["tokens"] * per_token[1]))
+        name: (
+            rows[what]["forward_ms"] / 1e3 / (layers["tokens"] * per_token[0]),
+            rows[what]["ms"] / 1e3 / (layers["tokens"] * per_token[1]),
+        )
         for name, what in TRAIN.items()
-    }  # fmt: skip
+    }
     push_s = {
         part["precision"]: part["push"]["median_ms"] / 1e3
-        for part in pushes["parts"] if part.get("way") == "direct" and "push" in part
-    }  # fmt: skip
+        for part in pushes["parts"]
+        if part.get("way") == "direct" and "push" in part
+    }
     copied = max(row["gb_per_s"] for row in kernels["rows"] if row["what"].startswith("device copy"))
     records = read_records(results, sweep)
     if f"{SIZE}-bf16" not in records:

@@ -25,6 +25,12 @@ def test_seeds_share_an_arm_and_nothing_else_is_written() -> None:
     assert arms[0].axes == {}
 
 
+def test_what_the_run_id_leaves_out_parts_no_arm() -> None:
+    """Records from before `engine.gpu_memory` was written stand in one arm with later ones."""
+    before, after = run(), run(seed=1, engine={"name": "embedded", "gpu_memory": 0.5, "sleep": False})
+    assert [len(arm.runs) for arm in group_arms([before, after])] == [2]
+
+
 def test_the_usual_setting_is_not_written_and_a_context_always_is() -> None:
     runs = [run(), run("naive", "int4"), run("naive", "int4", "bypass_ppo")]
     assert labels(*runs) == ["bf16 bf16", "naive int4", "naive int4 bypass_ppo"]

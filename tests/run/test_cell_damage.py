@@ -1,4 +1,4 @@
-"""What a cell does about damage: states, bases and preparations that changed, full disks, foreign files."""
+"""A cell's answers to damage: states, bases and preparations that changed, full disks, foreign files."""
 
 from __future__ import annotations
 

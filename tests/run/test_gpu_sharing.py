@@ -1,4 +1,4 @@
-"""When an engine that shares a GPU sleeps: the order of calls, and that a run is the same run with it."""
+"""Sleep of an engine that shares a GPU: the order of calls, and that a run is the same run with it."""
 
 from __future__ import annotations
 
@@ -117,8 +117,10 @@ def test_peaks_of_stages_and_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def counters() -> dict[str, Any]:
         peak = next(peaks)
-        return {f"{kind}_bytes": {"all": {"peak": more * gib}} for kind, more in
-                (("allocated", peak), ("reserved", peak + 2))}  # fmt: skip
+        return {
+            f"{kind}_bytes": {"all": {"peak": more * gib}}
+            for kind, more in (("allocated", peak), ("reserved", peak + 2))
+        }
 
     monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", counters)
     clock = Clock("cuda")  # 7: what came before it

@@ -8,6 +8,7 @@
     outcomes.py      outcomes of the runs of an arm, and the kind of verdict that they allow
     collapse.py      the rate of collapse with its interval
     decisions.py     verdicts of a whole setting at once
+    looks.py         looks while seeds arrive: the level of each, and which arms go on
     verdicts.py      many comparisons, equivalence, verdicts, missing seeds
 
 Scores of an arm form a matrix [S seeds, Q questions]. A seed is a whole training run, so its questions rise and fall
@@ -30,6 +31,7 @@ from harness.records.stats.differences import (
 )
 from harness.records.stats.improvement import Improvement, Strata, improvement, improvement_bootstrap, won
 from harness.records.stats.intervals import Draws, Floats, bootstrap, iqm, mean, resample, t_cdf, t_quantile
+from harness.records.stats.looks import Step, chance_to_decide, crossing_chance, level_per_look, next_step
 from harness.records.stats.moderation import Prior, fit_prior, moderated
 from harness.records.stats.outcomes import (
     COLLAPSES,
@@ -61,11 +63,11 @@ from harness.records.stats.verdicts import (
 
 __all__ = [
     "ALPHA", "COLLAPSES", "DELTA", "MAX_DECLARED", "MAX_EXACT", "MIN_SEEDS", "NO_SIGNAL", "Answers",
-    "Components", "Contrast", "Crossed", "Decision", "Difference", "Draws", "Floats", "Improvement", "Judged",
-    "Key", "Outcome", "Outcomes", "Prior", "Rate", "Strata", "Verdict", "adjusted", "bootstrap",
-    "collapse_rate", "components", "contrast", "crossed", "decide", "difference", "equivalence_p",
-    "false_discovery", "fit_prior", "further_seeds", "has_signal", "holm", "improvement",
-    "improvement_bootstrap", "iqm", "is_collapsed", "is_decided", "judge", "kind", "mcnemar", "mean",
-    "moderated", "outcome", "paired", "rate", "resample", "sign_flip_p", "t_cdf", "t_quantile", "verdict",
-    "won",
+    "Components", "Contrast", "Crossed", "Decision", "Difference", "Draws", "Floats", "Improvement",
+    "Judged", "Key", "Outcome", "Outcomes", "Prior", "Rate", "Step", "Strata", "Verdict", "adjusted",
+    "bootstrap", "chance_to_decide", "collapse_rate", "components", "contrast", "crossed",
+    "crossing_chance", "decide", "difference", "equivalence_p", "false_discovery", "fit_prior",
+    "further_seeds", "has_signal", "holm", "improvement", "improvement_bootstrap", "iqm", "is_collapsed",
+    "is_decided", "judge", "kind", "level_per_look", "mcnemar", "mean", "moderated", "next_step",
+    "outcome", "paired", "rate", "resample", "sign_flip_p", "t_cdf", "t_quantile", "verdict", "won",
 ]  # fmt: skip

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from harness.records.stats.collapse import Rate, is_collapsed, rate
-from harness.records.stats.decisions import Contrast, Decision, decide
+from harness.records.stats.decisions import ALPHA, Contrast, Decision, decide
 from harness.records.stats.replicates import Key, contrast
 
 COLLAPSES, NO_SIGNAL = "collapses", "no signal"
@@ -78,10 +78,10 @@ def has_signal(arm: Outcomes, control: Outcomes) -> bool:
     return moved and any(run.value > 0 for runs in (arm, control) for run in runs.values())
 
 
-def judge(pairs: Sequence[tuple[Outcomes, Outcomes]]) -> list[Judged]:
-    """The verdicts on the (arm, control) pairs of one setting, decided together."""
+def judge(pairs: Sequence[tuple[Outcomes, Outcomes]], alpha: float = ALPHA) -> list[Judged]:
+    """The verdicts on the (arm, control) pairs of one setting, decided together at the level `alpha`."""
     compared = [_compared(arm, control) for arm, control in pairs]
-    decisions = iter(decide([found for found in compared if found is not None]))
+    decisions = iter(decide([found for found in compared if found is not None], alpha=alpha))
     return [
         _judged(collapse_rate(arm), found, None if found is None else next(decisions))
         for (arm, _), found in zip(pairs, compared, strict=True)

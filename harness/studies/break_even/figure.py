@@ -83,8 +83,9 @@ def _map(ax: Axes, answer: Answer, top: float) -> Any:
         (sizes.max(), lengths.min(), n[-1], length[-1]),
         (sizes.min(), lengths.max(), sizes.max(), length[-1]),
     ):
-        ax.add_patch(Rectangle((x, y), width - x, height - y, fill=False, hatch="////", edgecolor="#80808070",
-                               linewidth=0))  # fmt: skip
+        ax.add_patch(
+            Rectangle((x, y), width - x, height - y, fill=False, hatch="////", edgecolor="#80808070", linewidth=0)
+        )
     ax.plot(sizes, lengths, "o", color=INK, markersize=3, markerfacecolor="white", clip_on=False)
     ax.set_xscale("log")
     ax.set_yscale("log")

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.engines.vllm.memory import num_parameters
+from harness.records.paths import figures_folder, tables_folder
 from harness.records.run_result import write_atomic
 from harness.studies.break_even.answer import Answer, crossings_of
 from harness.studies.break_even.costs import StepCost
@@ -165,9 +166,9 @@ def report(results: Path, batches: Sequence[int] = (64, 256)) -> tuple[str, dict
 def write(results: Path, page: str, found: Mapping[int, Sequence[Answer]]) -> list[Path]:
     """Write `tables/break_even_h200.md` and a figure per batch that has an answer; the paths."""
 
-    path, drawn = results / "tables" / f"{NAME}.md", list[Path]()
+    path, drawn = tables_folder(results) / f"{NAME}.md", list[Path]()
     write_atomic(path, page.encode())
     for batch, shown in found.items():
         if shown:
-            drawn += draw(shown, results / "figures" / f"{NAME}_b{batch}.png")
+            drawn += draw(shown, figures_folder(results) / f"{NAME}_b{batch}.png")
     return [path, *drawn]

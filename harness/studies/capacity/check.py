@@ -86,9 +86,7 @@ def _generation(found: Measured, stem: str, batch: int, prompt: int, new: int, s
     decoded = decode_s(record, batch, prompt, new)
     if decoded is not None:
         predicted = decoded[0] + prefill_s(record, batch * prompt)
-        yield Row(
-            what="generation", where=f"{stem}, {batch} x {new}", unit="s", predicted=predicted, measured=seconds
-        )  # fmt: skip
+        yield Row(what="generation", where=f"{stem}, {batch} x {new}", unit="s", predicted=predicted, measured=seconds)
 
 
 def update_rows(results: Path, found: Measured) -> Iterator[Row]:

@@ -15,9 +15,7 @@ from harness.studies.capacity.memory import USABLE_GIB, Parts, at_once, sampling
 from harness.studies.stage_rates import ARMS as LOW
 from harness.studies.throughput.shapes import shape_of
 
-ARMS = {"bf16": ("bf16", "bf16")} | {
-    name: LOW[name] for name in ("fp8_block", "fp8_block+kv8", "int8", "one FP8 flow")
-}  # fmt: skip
+ARMS = {"bf16": ("bf16", "bf16")} | {name: LOW[name] for name in ("fp8_block", "fp8_block+kv8", "int8", "one FP8 flow")}
 """Name -> (precision of the rollouts, arithmetic of the trainer)."""
 NODE = 8
 """GPUs of a node."""
@@ -101,8 +99,9 @@ class GpuSplit:
                 ("the update", self.update, self.update_gib, self.update_gib > USABLE_GIB),
                 ("sampling", self.sampling, self.sampling_gib, self.at_once < 1),
             )
-            if is_over for most in [max(parts, key=lambda name: parts[name])]
-        ]  # fmt: skip
+            if is_over
+            for most in [max(parts, key=lambda name: parts[name])]
+        ]
         return "; ".join(found)
 
     @property

@@ -76,10 +76,12 @@ def cells_of(found: Measured, wanted: Sequence[Work], gpus: Sequence[int], links
             at = place(work, n)
             cells.append(
                 PlanRow(
-                    work=work, place=at, step=step(found, work, at, links),
+                    work=work,
+                    place=at,
+                    step=step(found, work, at, links),
                     remedy=remedy(work, n) if at.reason else None,
                 )
-            )  # fmt: skip
+            )
     return cells
 
 
@@ -88,9 +90,11 @@ def section(cells: Sequence[PlanRow], gpus: int) -> list[str]:
     by_key = {(c.work.size, c.work.length, c.work.arm): c for c in cells if c.place.gpus == gpus}
     title = "## 1 GPU (estimated)" if gpus == 1 else f"## {gpus} GPUs (assumed)"
     lines = [
-        title, "", "| size | tokens | update, GiB | sampling, GiB | at a time | generation | "
-        + " | ".join(ARMS) + " |", "|---|---:|---:|---:|---:|---:|" + "---:|" * len(ARMS),
-    ]  # fmt: skip
+        title,
+        "",
+        "| size | tokens | update, GiB | sampling, GiB | at a time | generation | " + " | ".join(ARMS) + " |",
+        "|---|---:|---:|---:|---:|---:|" + "---:|" * len(ARMS),
+    ]
     for size, length in dict.fromkeys(key[:2] for key in by_key):
         base = by_key[size, length, "bf16"]
         at, cost = base.place, base.step
@@ -99,8 +103,9 @@ def section(cells: Sequence[PlanRow], gpus: int) -> list[str]:
         at_once = f"{min(at.at_once, at.share)} of {at.share}"
         lines.append(
             f"| {size} | {length} | {at.update_gib:.1f} | {at.sampling_gib:.1f} | {at_once} | {share} | "
-            + " | ".join(shown) + " |"
-        )  # fmt: skip
+            + " | ".join(shown)
+            + " |"
+        )
     return [*lines, ""]
 
 

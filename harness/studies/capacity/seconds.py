@@ -125,8 +125,9 @@ def step(found: Measured, work: Work, at: GpuSplit, links: Links) -> StepTime | 
             "update": own * work.row * learn + adam_s(found, config) / at.gpus,
             "communicate": communicate_s(work, at, links),
         },
-        rounds=rounds, is_host_bound=bool(used & host_bound_cells(record)),
-    )  # fmt: skip
+        rounds=rounds,
+        is_host_bound=bool(used & host_bound_cells(record)),
+    )
 
 
 def communicate_s(work: Work, at: GpuSplit, links: Links) -> float:
@@ -135,8 +136,9 @@ def communicate_s(work: Work, at: GpuSplit, links: Links) -> float:
         return 0.0
     count = num_parameters(shape_of(work.size))
     passes = math.ceil(math.ceil(work.batch / at.gpus) / at.rows)
-    gather, reduce, whole = (collective_s(links, at.gpus, bytes_each * count) for bytes_each in (
-        WEIGHT_BYTES, GRADIENT_BYTES, 4))  # fmt: skip
+    gather, reduce, whole = (
+        collective_s(links, at.gpus, bytes_each * count) for bytes_each in (WEIGHT_BYTES, GRADIENT_BYTES, 4)
+    )
     return passes * (3 * gather + reduce) + whole
 
 

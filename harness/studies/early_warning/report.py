@@ -71,7 +71,7 @@ READING = (
     f"Recall, lead, gain, precision and first are over collapses from step {SLOW} on; earlier ones leave no time and "
     "are in `fast`. `from bf16, int8`: share of the healthy runs of other formats that would alarm if the 99th "
     "percentile of bf16 and int8 steps were the threshold.",
-)  # fmt: skip
+)
 
 
 def _about(runs: Sequence[Trace]) -> str:

@@ -171,8 +171,10 @@ def cluster_interval(
     if len(groups) < 2:
         return math.nan, math.nan
     rng = np.random.default_rng(0)
-    draws = [float(reduce(np.concatenate([groups[i] for i in rng.integers(len(groups), size=len(groups))])))
-             for _ in range(DRAWS)]  # fmt: skip
+    draws = [
+        float(reduce(np.concatenate([groups[i] for i in rng.integers(len(groups), size=len(groups))])))
+        for _ in range(DRAWS)
+    ]
     low, high = np.quantile(draws, [0.5 - level / 2, 0.5 + level / 2])
     return float(low), float(high)
 
@@ -186,6 +188,7 @@ def reference_alarms(runs: Sequence[Trace], name: str) -> float:
         if known:
             values = np.concatenate(known)
             limit = float(np.nanquantile(values, 0.99)) if np.isfinite(values).any() else math.inf
-            flags += [math.isfinite(first_above(r.statistics[name], limit)) for r in inside
-                      if r.precision not in REFERENCE]  # fmt: skip
+            flags += [
+                math.isfinite(first_above(r.statistics[name], limit)) for r in inside if r.precision not in REFERENCE
+            ]
     return _mean(flags)

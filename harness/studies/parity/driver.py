@@ -17,21 +17,21 @@ import numpy as np
 from harness.foundation.own_process import code_path, module_command
 from harness.foundation.process_log import last_words, tail
 from harness.studies.parity.statistics import compare
-from harness.studies.parity.worker import Job
+from harness.studies.parity.worker import FormatCase
 
 LIMIT_S = 300.0
 """After which a worker is taken to hang."""
 
 
-def run(job: Job) -> dict[str, Any]:
+def run(case: FormatCase) -> dict[str, Any]:
     """The worker's answer; "failed" with its last words where it left none. The child never outlives the call."""
     with tempfile.TemporaryDirectory(prefix="lowbit-parity-") as name:
         folder = Path(name)
-        job = dataclasses.replace(job, out=str(folder / "answer.json"))
-        (folder / "job.json").write_text(json.dumps(dataclasses.asdict(job)), encoding="utf-8")
+        case = dataclasses.replace(case, out=str(folder / "answer.json"))
+        (folder / "case.json").write_text(json.dumps(dataclasses.asdict(case)), encoding="utf-8")
         with (folder / "log").open("wb") as log:
             child = subprocess.Popen(
-                module_command("harness.studies.parity.worker", str(folder / "job.json")), stdout=log,
+                module_command("harness.studies.parity.worker", str(folder / "case.json")), stdout=log,
                 stderr=subprocess.STDOUT, env=os.environ | code_path(), start_new_session=True,
             )  # fmt: skip
             try:
@@ -43,8 +43,8 @@ def run(job: Job) -> dict[str, Any]:
                     with suppress(ProcessLookupError):
                         os.killpg(child.pid, signal.SIGKILL)
                     child.wait()
-        if Path(job.out).is_file():
-            return json.loads(Path(job.out).read_text(encoding="utf-8"))
+        if Path(case.out).is_file():
+            return json.loads(Path(case.out).read_text(encoding="utf-8"))
         return {"status": "failed", "reason": last_words(tail(folder / "log"), "no output")}
 
 

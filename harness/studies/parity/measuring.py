@@ -17,11 +17,12 @@ from harness.config.schema import Launch
 from harness.foundation import provenance
 from harness.foundation.seeds import stable_seed
 from harness.models.checkpoint import content_hash, load_decoder, save_decoder
+from harness.records.paths import passports_folder
 from harness.records.run_result import write_atomic
 from harness.start.prepare import start_of, task_of
 from harness.studies.parity import record
 from harness.studies.parity.driver import row_of, run
-from harness.studies.parity.worker import Job
+from harness.studies.parity.worker import FormatCase
 from harness.tasks import Task
 
 RESPONSES_PER_PROMPT = 4
@@ -39,13 +40,15 @@ def measure(
     names, build = record.chosen(formats), installed_build()
     with tempfile.TemporaryDirectory(prefix="lowbit-policy-") as folder:
         task, setting = _policy(results, checkpoint, model, Path(folder))
-        job = _job(task, Path(folder), device, num_samples)
+        case = _case(task, Path(folder), device, num_samples)
         setting |= {
-            "engine": f"vllm-{build.name}-{build.version}", "packages": provenance.packages(),
-            "hardware": provenance.hardware(device), "num_responses": len(job["prompts"]) * RESPONSES_PER_PROMPT,
+            "engine": f"vllm-{build.name}-{build.version}",
+            "packages": provenance.packages(),
+            "hardware": provenance.hardware(device),
+            "num_responses": len(case["prompts"]) * RESPONSES_PER_PROMPT,
             "temperature": TEMPERATURE,
-        }  # fmt: skip
-        return _measure(results, device, names, job, json.loads(json.dumps(setting)), has_passports)
+        }
+        return _measure(results, device, names, case, json.loads(json.dumps(setting)), has_passports)
 
 
 def _policy(results: Path, checkpoint: Path | None, model: str, folder: Path) -> tuple[Task, dict[str, Any]]:
@@ -63,7 +66,7 @@ def _policy(results: Path, checkpoint: Path | None, model: str, folder: Path) ->
                   "checkpoint_hash": content_hash(folder)}  # fmt: skip
 
 
-def _job(task: Task, folder: Path, device: str, num_samples: int) -> dict[str, Any]:
+def _case(task: Task, folder: Path, device: str, num_samples: int) -> dict[str, Any]:
     count = -(-num_samples // RESPONSES_PER_PROMPT)
     return {
         "checkpoint": str(folder), "device": device, "num_samples": RESPONSES_PER_PROMPT, "out": "",
@@ -74,18 +77,18 @@ def _job(task: Task, folder: Path, device: str, num_samples: int) -> dict[str, A
 
 
 def _measure(
-    results: Path, device: str, names: Sequence[str], job: dict[str, Any], setting: dict[str, Any], has_passports: bool
+    results: Path, device: str, names: Sequence[str], case: dict[str, Any], setting: dict[str, Any], has_passports: bool
 ) -> int:
     found, code = record.begin(results, device, setting), 0
     with tqdm(total=len(names), unit="format", disable=not sys.stderr.isatty()) as bar:
         for name in names:
             weights, acts, kv = record.FORMATS[name]
-            answer = run(Job(**job, weights=weights, acts=acts, kv=kv))
+            answer = run(FormatCase(**case, weights=weights, acts=acts, kv=kv))
             row = found["formats"][name] = row_of(answer)
             record.keep(results, device, found)
             if has_passports and row["status"] == "ok":
                 text = json.dumps(answer["passport"], indent=1) + "\n"
-                write_atomic(results / "passports" / f"vllm-{device}-{name}.json", text.encode())
+                write_atomic(passports_folder(results) / f"vllm-{device}-{name}.json", text.encode())
             code = max(code, int(row["status"] == "failed"))
             bar.update(1)
             tqdm.write(_line(name, row), file=sys.stdout)

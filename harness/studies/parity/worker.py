@@ -1,6 +1,6 @@
-"""One format in a process of its own: `python -m harness.studies.parity.worker JOB.json`.
+"""One format in a process of its own: `python -m harness.studies.parity.worker CASE.json`.
 
-Writes, atomically, what it found to the path that the job names: log-probs of every sampled token by vLLM, by the
+Writes, atomically, what it found to the path that the case names: log-probs of every sampled token by vLLM, by the
 embedded engine and by the float32 decoder, with the passport; or why vLLM refuses the format.
 """
 
@@ -26,8 +26,8 @@ from harness.studies.parity.scoring import decoder_logp, engine_logp
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
-    """Task of a worker."""
+class FormatCase:
+    """One format to compare: the policy, the prompts and the sampling settings that its worker gets."""
 
     checkpoint: str
     """Folder of the policy."""
@@ -58,38 +58,38 @@ def stream(model: Decoder) -> Iterator[tuple[str, Tensor]]:
     return ((name, tensor.detach()) for name, tensor in model.named_parameters())
 
 
-def emulation(job: Job, model: Decoder) -> EmbeddedEngine:
-    """The embedded engine on the CPU with the job's formats, its cache calibrated as vLLM's is."""
-    engine = EmbeddedEngine(model.config, job.plan, eos_id=job.eos_id, pad_id=job.pad_id)
+def emulation(case: FormatCase, model: Decoder) -> EmbeddedEngine:
+    """The embedded engine on the CPU with the case's formats, its cache calibrated as vLLM's is."""
+    engine = EmbeddedEngine(model.config, case.plan, eos_id=case.eos_id, pad_id=case.pad_id)
     engine.load_weights(stream(model))
-    engine.calibrate_kv(job.prompts)
+    engine.calibrate_kv(case.prompts)
     return engine
 
 
-def measure(job: Job) -> dict[str, Any]:
+def measure(case: FormatCase) -> dict[str, Any]:
     """Sample with vLLM and score everywhere; or why vLLM refuses the format."""
     from harness.engines.vllm.engine import VLLMEngine
 
-    model = load_decoder(Path(job.checkpoint))
-    longest = max(map(len, job.prompts)) + job.max_new_tokens
+    model = load_decoder(Path(case.checkpoint))
+    longest = max(map(len, case.prompts)) + case.max_new_tokens
     try:
         engine = VLLMEngine(
-            model.config, job.plan, eos_id=job.eos_id, pad_id=job.pad_id, device=job.device, max_batch=64,
+            model.config, case.plan, eos_id=case.eos_id, pad_id=case.pad_id, device=case.device, max_batch=64,
             max_length=longest, gpu_memory=0.06,
         )  # fmt: skip
     except ValueError as error:
         return {"status": "refused", "reason": str(error)}
     engine.load_weights(stream(model))
-    engine.calibrate_kv(job.prompts)
+    engine.calibrate_kv(case.prompts)
     passport = engine.realized_plan()
     out = engine.generate(
-        job.prompts, num_samples=job.num_samples, max_new_tokens=job.max_new_tokens, temperature=job.temperature,
-        seed=job.seed,
+        case.prompts, num_samples=case.num_samples, max_new_tokens=case.max_new_tokens, temperature=case.temperature,
+        seed=case.seed,
     )  # fmt: skip
     engine.close()
     tokens, lengths = out.token_ids.cpu(), out.lengths.cpu()
-    ours = engine_logp(emulation(job, model), job.prompts, tokens, job.temperature)
-    exact = decoder_logp(model, job.prompts, tokens, job.temperature)
+    ours = engine_logp(emulation(case, model), case.prompts, tokens, case.temperature)
+    exact = decoder_logp(model, case.prompts, tokens, case.temperature)
     is_token = torch.arange(tokens.shape[1]) < lengths[:, None]
     scores = {"vllm": out.logp.cpu(), "embedded": ours, "fp32": exact}
     return {
@@ -101,11 +101,11 @@ def measure(job: Job) -> dict[str, Any]:
 
 
 def main(words: Sequence[str]) -> int:
-    """Run the job of a file. Exit code 0 also where the format is refused, which the answer says."""
-    job = Job(**json.loads(Path(words[0]).read_text(encoding="utf-8")))
+    """Compare the format of a case file. Exit code 0 also where the format is refused, which the answer says."""
+    case = FormatCase(**json.loads(Path(words[0]).read_text(encoding="utf-8")))
     torch.set_num_threads(1)
-    answer = measure(job)
-    path = Path(job.out)
+    answer = measure(case)
+    path = Path(case.out)
     part = path.with_name(f".{path.name}.part")
     part.write_text(json.dumps(answer), encoding="utf-8")
     part.replace(path)

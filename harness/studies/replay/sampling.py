@@ -203,9 +203,11 @@ def sample(run: Run, initial: Decoder | None, name: str, index: int) -> dict[str
     items = [item for item in next_items(run) for _ in range(algo.group_size)]
     rollout = engine.generate(
         [item.prompt for item in items[:: algo.group_size]],
-        num_samples=algo.group_size, max_new_tokens=run.max_new_tokens, temperature=run.config.engine.temperature,
+        num_samples=algo.group_size,
+        max_new_tokens=run.max_new_tokens,
+        temperature=run.config.engine.temperature,
         seed=stable_seed(run.config.seed, "replay", CONTROL if name == CONTROL else "shared", index),
-    )  # fmt: skip
+    )
     found = run.task.score(items, rollout.responses())
     seqs = sequences(items, rollout, run.task.pad_id, trainer.parameters[0].device)
     mask, adv, _ = advantages(run, found, rollout, seqs.sampled)

@@ -51,9 +51,11 @@ class Stored:
         lens = t["prompt_lens"][rows]
         is_even = bool((lens == lens[0]).all())
         return Sequences(
-            ids=t["ids"][rows].long(), prompt_lens=int(lens[0]) if is_even else lens.long(),
-            token_ids=t["token_ids"][rows].long(), sampled=t["sampled"][rows],
-        )  # fmt: skip
+            ids=t["ids"][rows].long(),
+            prompt_lens=int(lens[0]) if is_even else lens.long(),
+            token_ids=t["token_ids"][rows].long(),
+            sampled=t["sampled"][rows],
+        )
 
     def batch(self, batch: int) -> TokenBatch:
         """Token batch as corrections read it, with every extra that a part may need. The policy computes in float32, so

@@ -88,11 +88,11 @@ def markdown(records: Sequence[Record], table: pd.DataFrame) -> str:
     blocks = ["# replay", "\n".join(f"- {line}" for line in _setup(records))]
     everything: list[Record] = table.to_dict("records")
     for record in records:
-        if record["sampler"]["order"] != min(r["sampler"]["order"] for r in records if is_beside(r, record)):
+        if record["sampler"]["order"] != min(r["sampler"]["order"] for r in records if shares_context(r, record)):
             continue
-        rows = [row for row in everything if is_beside(row, record)]
+        rows = [row for row in everything if shares_context(row, record)]
         blocks.append(f"## {record['context']}, age {record['age']}")
-        blocks.append(_samplers([r for r in records if is_beside(r, record)], rows))
+        blocks.append(_samplers([r for r in records if shares_context(r, record)], rows))
         distinct, groups = coinciding(rows)
         for title, show in COLUMNS:
             blocks += [f"### {title}", _grid(rows, distinct, show)]
@@ -140,7 +140,7 @@ def _setup(records: Sequence[Record]) -> Iterator[str]:
     yield f"Commit {', '.join(commits)}; torch {sampler['torch']}"
 
 
-def is_beside(a: Record, b: Record) -> bool:
+def shares_context(a: Record, b: Record) -> bool:
     """Do two records share their context and age?"""
     return (a["context"], a["age"]) == (b["context"], b["age"])
 

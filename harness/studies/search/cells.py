@@ -16,7 +16,9 @@ from pathlib import Path
 from harness.config.load import run_id
 from harness.config.schema import Launch, RunConfig
 from harness.records.run_result import RunResult, read_result, write_result
-from harness.run.cell import record, work_folder
+from harness.records.statuses import FINISHED
+from harness.run.cell import record, record_path, work_folder
+from harness.studies.search.store import lock_folder
 from harness.sweep.launchers.job import Event, Job
 from harness.sweep.launchers.local import run_cells
 
@@ -47,16 +49,11 @@ def local_runner(job: Job) -> Generator[Event, None, None]:
     return run_cells([job], 1)
 
 
-def record_path(launch: Launch, config: RunConfig) -> Path:
-    """Path of a cell's record."""
-    return Path(launch.results) / "runs" / launch.sweep / f"{run_id(config)}.json"
-
-
 def outcome_on_disk(launch: Launch, config: RunConfig) -> RunResult | None:
     """The record of a cell that need not run again."""
-    path = record_path(launch, config)
+    path = record_path(launch, run_id(config))
     result = read_result(path) if path.exists() else None
-    if result is None or result.status in ("ok", "diverged"):
+    if result is None or result.status in FINISHED:
         return result
     return result if result.status == "cancelled" and (result.reason or "").startswith(GIVEN_UP) else None
 
@@ -65,7 +62,7 @@ def run_one(
     config: RunConfig, launch: Launch, runner: Runner, stop: threading.Event, verdict: Verdict = lambda rewards: None
 ) -> CellOutcome:
     """The outcome of a cell, run where it has none. Raises Stopped, after the cell has saved its state."""
-    lock = Path(launch.results) / "work" / "searches" / "cells" / f"{run_id(config)}.lock"
+    lock = lock_folder(Path(launch.results), "cells") / f"{run_id(config)}.lock"
     with _claimed(lock, stop):
         found = outcome_on_disk(launch, config)
         if found is not None:
@@ -100,7 +97,7 @@ def _note_reward(work: Path, rewards: dict[int, float]) -> None:
 def _give_up(config: RunConfig, launch: Launch, reason: str) -> RunResult:
     """The record of a cell that was stopped for good; its saved state goes."""
     result = record(config, launch, None, {}, "cancelled", GIVEN_UP + reason, None)
-    write_result(record_path(launch, config).parent, result, None)
+    write_result(record_path(launch, run_id(config)).parent, result, None)
     shutil.rmtree(work_folder(launch, run_id(config)), ignore_errors=True)
     return result
 

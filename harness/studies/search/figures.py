@@ -27,6 +27,7 @@ from optuna.visualization.matplotlib import (
     plot_slice,
 )
 
+from harness.records.paths import figures_folder
 from harness.studies.search.spec import Search
 from harness.studies.search.store import open_studies
 
@@ -50,7 +51,7 @@ def draw_search(search: Search, results: Path) -> list[Path]:
         draws[f"slice{end}"] = partial(plot_slice, study, **first)
         if len(metrics) > 1:
             draws[f"pareto{end}"] = partial(plot_pareto_front, study, targets=first_two, target_names=metrics[:2])
-    return [save(draw, results / "figures" / search.name / f"{name}.png") for name, draw in draws.items()]
+    return [save(draw, figures_folder(results, search.name) / f"{name}.png") for name, draw in draws.items()]
 
 
 def complete(study: Study) -> list[FrozenTrial]:

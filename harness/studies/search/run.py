@@ -7,7 +7,6 @@ leaves their trials to the next start.
 
 from __future__ import annotations
 
-import fcntl
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
@@ -22,6 +21,7 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 
 from harness.config.schema import Launch
 from harness.foundation.provenance import commit
+from harness.records.results_lock import results_lock
 from harness.studies.search.cells import Runner, Stopped, local_runner
 from harness.studies.search.space import suggest
 from harness.studies.search.spec import Budget, Search
@@ -190,23 +190,7 @@ def tell(session: Session, share: str, trial: Trial, values: Mapping[str, Any], 
         Progressed(
             share=share, number=trial.number, values=dict(values), outcome=outcome, objectives=told, usage=total(spent)
         )
-    )  # fmt: skip
-
-
-@contextmanager
-def no_sweep(results: Path) -> Iterator[None]:
-    """Keep sweeps out of the results folder, other searches not. Raises ValueError while a sweep is at work there."""
-    try:
-        results.mkdir(parents=True, exist_ok=True)
-        handle = (results / ".lock").open("a+")
-    except OSError as error:
-        raise ValueError(f"results={results}: cannot be written: {error.strerror}") from None
-    with handle:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ValueError(f"results={results}: a sweep is at work there") from None
-        yield
+    )
 
 
 @contextmanager
@@ -238,7 +222,7 @@ def run_search(
     sha, is_dirty = commit()
     launch = Launch(results=str(results), sweep=search.name, commit=sha, is_dirty=is_dirty)
     stop = threading.Event()
-    with alarm(max_hours, stop), no_sweep(results), present(results, search.name) as worker:
+    with alarm(max_hours, stop), results_lock(results, is_shared=True), present(results, search.name) as worker:
         session = Session(
             around=Surroundings(search=search, launch=launch, runner=runner, stop=stop), results=results,
             studies=open_studies(search, results), worker=worker, on_event=on_event,

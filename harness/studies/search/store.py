@@ -27,6 +27,7 @@ from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
 from harness.foundation.seeds import stable_seed
+from harness.records.paths import searches_folder, work_folder
 from harness.studies.search.spec import Search, changes, identity
 
 Direction = Literal["minimize", "maximize"]
@@ -39,12 +40,12 @@ optuna.logging.set_verbosity(optuna.logging.WARNING)
 
 def journal_path(results: Path, name: str) -> Path:
     """The study's file."""
-    return results / "searches" / f"{name}.journal"
+    return searches_folder(results) / f"{name}.journal"
 
 
 def lock_folder(results: Path, name: str) -> Path:
-    """Folder of locks: not committed, and not wanted on another machine."""
-    return results / "work" / "searches" / name
+    """Folder of a search's locks (`cells`: of cells, which searches share): not committed, not wanted elsewhere."""
+    return work_folder(results, "searches") / name
 
 
 class SystemLock(JournalFileOpenLock):

@@ -14,6 +14,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from harness.config.load import run_id
 from harness.config.schema import Launch
+from harness.records.paths import searches_folder, tables_folder
 from harness.records.run_result import RunResult, write_atomic
 from harness.records.stats import further_seeds, paired, verdict
 from harness.studies.search.confirm import (
@@ -44,7 +45,7 @@ def write_tables(search: Search, results: Path) -> list[Path]:
     trials = {share: study.get_trials(deepcopy=False) for share, study in studies.items()}
     found = contenders(search, trials)
     records = confirmed(search, found, Launch(results=str(results), sweep=search.name))
-    table, whole = results / "tables" / f"{search.name}.md", results / "searches" / f"{search.name}.json"
+    table, whole = tables_folder(results) / f"{search.name}.md", searches_folder(results) / f"{search.name}.json"
     sections = [
         f"# {search.name}", *answers(search, trials, found, records), search.question,
         *fresh_section(search, found, records), *trials_section(search, studies), *spent_section(search, trials),

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from harness.records.paths import searches_folder
+
 
 def trial_tags(results: Path, name: str) -> dict[str, dict[str, str]]:
     """Run id -> {"search.trial": ..., "search.state": ..., "search.confirms": ...}; empty where `name` is no search."""
-    path = results / "searches" / f"{name}.json"
+    path = searches_folder(results) / f"{name}.json"
     if not path.exists():
         return {}
     study = json.loads(path.read_text(encoding="utf-8"))

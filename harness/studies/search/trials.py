@@ -6,7 +6,6 @@ import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
 
@@ -14,6 +13,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from harness.config.load import run_id
 from harness.config.schema import Launch
+from harness.records.paths import runs_folder
 from harness.records.run_result import RunResult, read_series
 from harness.studies.search.cells import Runner, run_one
 from harness.studies.search.pruning import HALF, Scores, has_collapsed, is_among_lowest, is_beaten, reward_at
@@ -118,7 +118,7 @@ def _half_reward(around: Surroundings, result: RunResult, seen: Mapping[int, flo
     if around.search.pruner.reward_quantile <= 0:
         return {}
     if result.status == "ok":
-        series = read_series(Path(around.launch.results) / "runs" / around.launch.sweep, result.run_id)
+        series = read_series(runs_folder(around.launch.results, around.launch.sweep), result.run_id)
         seen = dict(enumerate(series["reward/accuracy"], 1))
     value = reward_at(seen, int(HALF * steps))
     return {} if value is None else {REWARD_HALF: value}

@@ -1,12 +1,12 @@
 """The throughput map of bare vLLM: model size x context length x precision x batch size, on dummy weights.
 
-    sweeps/throughput_*.yaml -> plan: jobs, what is missing -> driver: one process per GPU, one child per engine
+    sweeps/throughput_*.yaml -> plan: engines, what is missing -> driver: one process per GPU, one child per engine
       -> worker: one engine load serves every cell, results/throughput/<sweep>/<size>-<precision>.json after each
       -> report: tables and figures
 
-    plan.py               cells and jobs of a sweep, and those still missing
+    plan.py               cells and engines of a sweep, and what is still missing
     shapes.py             Qwen2.5 by size, and the plans of precisions
-    estimates.py          fit, room for cache and time of a job, before an engine is loaded
+    estimates.py          fit, room for cache and measuring time, before an engine is loaded
     driver.py             one engine process per GPU
     cores.py              cores of the host, shared out between engine processes
     worker.py             one engine process

@@ -1,6 +1,6 @@
 """Runs a throughput sweep: one engine process per GPU at a time, the next one importing meanwhile.
 
-    todo -> [GPU 0] measuring: worker(job) | spare: worker (imports, waits for a job)
+    todo -> [GPU 0] measuring: worker(spec) | spare: worker (imports, waits for a spec)
             [GPU 1] ...
 
 Each lane has cores of its own, and in it the spare has others than the process that measures.
@@ -23,14 +23,14 @@ from harness.foundation.own_process import code_path, module_command
 from harness.foundation.process_log import last_words, tail
 from harness.studies.throughput import cores
 from harness.studies.throughput.engine_arguments import environment, refusal
-from harness.studies.throughput.plan import Job, Sweep, missing
+from harness.studies.throughput.plan import EngineSpec, Sweep, missing
 from harness.studies.throughput.records import folder_of, new_record, read_record, write_record
 
 POLL_S = 0.1
 GRACE_S = 2.0
 """After its deadline, in which a worker may end by itself."""
 MOST_STARTS = 3
-"""Engines that a job gets in one call, as long as each measures something."""
+"""Engine processes that a spec gets in one call, as long as each measures something."""
 Tell = Callable[[str], None]
 
 
@@ -51,21 +51,21 @@ class Child:
             )  # fmt: skip
         if share is not None:
             cores.pin(self.process.pid, share[1])
-        self.job: Job | None = None
+        self.spec: EngineSpec | None = None
         self.before: list[str] = []
         self.started_s = self.deadline_s = 0.0
 
-    def give(self, sweep: Sweep, job: Job, path: Path, deadline_s: float) -> None:
-        """Hand over the job that it waits for, and the cores of the process that measures."""
+    def give(self, sweep: Sweep, spec: EngineSpec, path: Path, deadline_s: float) -> None:
+        """Hand over the engine's spec, which it waits for, and the cores of the process that measures."""
         if self.share is not None:
             cores.pin(self.process.pid, self.share[0])
-        limit = sweep.engine_s if job.check is None else job.check.seconds
-        self.job, self.before, self.started_s = job, missing(sweep, job, read_record(path)), time.monotonic()
+        limit = sweep.engine_s if spec.check is None else spec.check.seconds
+        self.spec, self.before, self.started_s = spec, missing(sweep, spec, read_record(path)), time.monotonic()
         self.deadline_s = min(deadline_s, self.started_s + limit)
-        self.log = self.log.rename(self.log.with_name(f"{job.stem}.log"))
+        self.log = self.log.rename(self.log.with_name(f"{spec.stem}.log"))
         words = {
-            "sweep": dataclasses.asdict(sweep), "size": job.size, "precision": job.precision, "path": str(path),
-            "check": None if job.check is None else sweep.checks.index(job.check), "deadline": self.deadline_s,
+            "sweep": dataclasses.asdict(sweep), "size": spec.size, "precision": spec.precision, "path": str(path),
+            "check": None if spec.check is None else sweep.checks.index(spec.check), "deadline": self.deadline_s,
         }  # fmt: skip
         assert self.process.stdin is not None
         with suppress(BrokenPipeError):  # it has died: `collect` says how
@@ -97,10 +97,10 @@ class Lane:
         self.number += 1
         return Child(self.sweep, self.gpu, self.folder, self.number, self.share)
 
-    def start(self, job: Job, deadline_s: float, *, has_next: bool) -> None:
-        """Give a job to the process that waits, and start the next one where there will be use for it."""
+    def start(self, spec: EngineSpec, deadline_s: float, *, has_next: bool) -> None:
+        """Hand a spec to the process that waits, and start the next one where there will be use for it."""
         self.running, self.spare = self.spare or self.spawn(), None
-        self.running.give(self.sweep, job, self.folder / f"{job.stem}.json", deadline_s)
+        self.running.give(self.sweep, spec, self.folder / f"{spec.stem}.json", deadline_s)
         if has_next and self.gpu is not None:  # on a CPU its imports would disturb the measurement
             self.spare = self.spawn()
 
@@ -129,24 +129,24 @@ def visible_gpus(wanted: int) -> list[str]:
     return found[:wanted]
 
 
-def refuse(sweep: Sweep, queue: Sequence[Job], results: Path, tell: Tell) -> list[Job]:
-    """The jobs that the installed build can do; of the others a record that says why not."""
-    possible: list[Job] = []
-    for job in queue:
-        reason = refusal(sweep, job.size, job.precision)
+def refuse(sweep: Sweep, queue: Sequence[EngineSpec], results: Path, tell: Tell) -> list[EngineSpec]:
+    """The engines that the installed build can do; of the others a record that says why not."""
+    possible: list[EngineSpec] = []
+    for spec in queue:
+        reason = refusal(sweep, spec.size, spec.precision)
         if reason is None:
-            possible.append(job)
+            possible.append(spec)
             continue
-        path = folder_of(results, sweep.name) / f"{job.stem}.json"
-        write_record(path, (read_record(path) or new_record(sweep, job)) | {"skipped": reason})
-        tell(f"{job.stem:<22}skipped: {reason}")
+        path = folder_of(results, sweep.name) / f"{spec.stem}.json"
+        write_record(path, (read_record(path) or new_record(sweep, spec)) | {"skipped": reason})
+        tell(f"{spec.stem:<22}skipped: {reason}")
     return possible
 
 
 def drive(
-    sweep: Sweep, queue: Sequence[Job], results: Path, gpus: Sequence[str | None], deadline_s: float, tell: Tell
-) -> list[Job]:
-    """Run the jobs in order; the jobs that are left when time (`time.monotonic`) is up. Ctrl-C ends every process."""
+    sweep: Sweep, queue: Sequence[EngineSpec], results: Path, gpus: Sequence[str | None], deadline_s: float, tell: Tell
+) -> list[EngineSpec]:
+    """Measure engines in order; returns those left when time (`time.monotonic`) ends. Ctrl-C ends all processes."""
     folder, waiting = folder_of(results, sweep.name), list(queue)
     # On a CPU nothing imports beside a measurement, which needs every core.
     split = cores.shares(cores.visible(), len(gpus)) if sweep.device == "cuda" else None
@@ -157,11 +157,11 @@ def drive(
             for lane in lanes:
                 if lane.running is not None:
                     waiting += _collect(lane, tell, starts, deadline_s)
-                if lane.running is None and (job := _next(sweep, waiting, deadline_s)) is not None:
-                    starts[job.stem] = starts.get(job.stem, 0) + 1
-                    lane.start(job, deadline_s, has_next=_next(sweep, list(waiting), deadline_s) is not None)
+                if lane.running is None and (spec := _next(sweep, waiting, deadline_s)) is not None:
+                    starts[spec.stem] = starts.get(spec.stem, 0) + 1
+                    lane.start(spec, deadline_s, has_next=_next(sweep, list(waiting), deadline_s) is not None)
             if not any(lane.running for lane in lanes):
-                break  # too little time for any job that is left
+                break  # too little time for any engine that is left
             time.sleep(POLL_S)
     finally:
         for lane in lanes:
@@ -169,21 +169,21 @@ def drive(
     return waiting
 
 
-def _next(sweep: Sweep, waiting: list[Job], deadline_s: float) -> Job | None:
-    """Take the first job that the time left is enough to start."""
+def _next(sweep: Sweep, waiting: list[EngineSpec], deadline_s: float) -> EngineSpec | None:
+    """Take the first engine that the time left is enough to start."""
     left = deadline_s - time.monotonic()
-    for at, job in enumerate(waiting):
-        if left >= (sweep.start_s if job.check is None else job.check.seconds):
+    for at, spec in enumerate(waiting):
+        if left >= (sweep.start_s if spec.check is None else spec.check.seconds):
             return waiting.pop(at)
     return None
 
 
-def _collect(lane: Lane, tell: Tell, starts: Mapping[str, int], deadline_s: float) -> list[Job]:
-    """See to the running process; its job again, where it ended with something measured and something missing."""
+def _collect(lane: Lane, tell: Tell, starts: Mapping[str, int], deadline_s: float) -> list[EngineSpec]:
+    """See to the running process; its spec is returned where it ended with something measured and something missing."""
     child, sweep = lane.running, lane.sweep
     assert child is not None
-    job = child.job
-    assert job is not None
+    spec = child.spec
+    assert spec is not None
     is_running = child.process.poll() is None
     is_late = is_running and time.monotonic() > child.deadline_s + GRACE_S
     if is_late:
@@ -191,18 +191,18 @@ def _collect(lane: Lane, tell: Tell, starts: Mapping[str, int], deadline_s: floa
     elif is_running:
         return []
     lane.running = None
-    path = lane.folder / f"{job.stem}.json"
+    path = lane.folder / f"{spec.stem}.json"
     record = read_record(path)
-    left = missing(sweep, job, record)
+    left = missing(sweep, spec, record)
     code = child.process.returncode
     seconds = time.monotonic() - child.started_s
     is_hung = is_late and child.deadline_s < deadline_s
     if (is_hung or (code != 0 and not is_late)) and left == child.before and "failed" not in record:
         how = f"nothing measured in {seconds:.0f} s" if is_hung else f"exit code {code}"
-        record = (record or new_record(sweep, job)) | {"failed": f"{how}: {child.last_words()}"}
+        record = (record or new_record(sweep, spec)) | {"failed": f"{how}: {child.last_words()}"}
         write_record(path, record)
     words = record.get("failed") or record.get("skipped") or f"{len(child.before) - len(left)} measured"
     rest = f", {len(left)} missing" if left and "failed" not in record else ""
-    tell(f"{job.stem:<22}{seconds:6.1f} s  {words}{rest}")
-    has_more = bool(left) and left != child.before and starts[job.stem] < MOST_STARTS
-    return [job] if has_more and "failed" not in record else []
+    tell(f"{spec.stem:<22}{seconds:6.1f} s  {words}{rest}")
+    has_more = bool(left) and left != child.before and starts[spec.stem] < MOST_STARTS
+    return [spec] if has_more and "failed" not in record else []

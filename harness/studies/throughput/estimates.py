@@ -1,4 +1,4 @@
-"""Estimates before an engine is loaded: does a model fit, how much cache it leaves, about how long a job takes.
+"""Estimates before an engine is loaded: does a model fit, how much cache it leaves, about how long measuring takes.
 
 Estimates; what an engine then says about its cache wins over them.
 """
@@ -6,7 +6,7 @@ Estimates; what an engine then says about its cache wins over them.
 from __future__ import annotations
 
 from harness.engines.vllm.memory import kv_bytes_per_token, weight_bytes
-from harness.studies.throughput.plan import Job, Sweep
+from harness.studies.throughput.plan import EngineSpec, Sweep
 from harness.studies.throughput.shapes import plan_of, shape_of
 
 GIB = 2**30
@@ -53,18 +53,18 @@ def step_expected_s(size: str, precision: str, batch: int, context: float) -> fl
     return read / BANDWIDTH + FIXED_S + PER_SEQUENCE_S * batch
 
 
-def job_expected_s(sweep: Sweep, job: Job, keys: list[str], device_gib: float) -> float:
-    """Seconds of a job that still lacks `keys` (of `harness.studies.throughput.plan.missing`)."""
-    if job.check is not None:
-        half = sweep.prompt + job.check.length / 2
-        return LOAD_S + job.check.length * step_expected_s(job.size, job.precision, job.check.batch, half)
-    total, capacity = LOAD_S, kv_tokens_expected(job.size, job.precision, device_gib)
+def expected_s(sweep: Sweep, spec: EngineSpec, keys: list[str], device_gib: float) -> float:
+    """Seconds to measure what an engine still lacks, `keys` (of `harness.studies.throughput.plan.missing`)."""
+    if spec.check is not None:
+        half = sweep.prompt + spec.check.length / 2
+        return LOAD_S + spec.check.length * step_expected_s(spec.size, spec.precision, spec.check.batch, half)
+    total, capacity = LOAD_S, kv_tokens_expected(spec.size, spec.precision, device_gib)
     for key in keys:
         batch, _, length = key.partition("x")
         if not length:
             total += 1.0
         elif int(batch) * int(length) <= capacity:
-            step = step_expected_s(job.size, job.precision, int(batch), int(length))
+            step = step_expected_s(spec.size, spec.precision, int(batch), int(length))
             counted = min(sweep.max_steps * step, max(sweep.min_steps * step, sweep.cell_s))
             total += counted + sweep.warm_steps * step + CELL_S
     return total

@@ -13,7 +13,7 @@ from statistics import fmean
 from typing import Any, Literal
 
 from harness.studies.throughput.cost import decode_tokens_per_s, generation_tokens_per_s, ratio, reached
-from harness.studies.throughput.plan import BASELINE, Cell, Sweep
+from harness.studies.throughput.plan import BASELINE, MapCell, Sweep
 from harness.studies.throughput.settled import disturbed_cells
 from harness.studies.throughput.waiting import host_bound_cells
 
@@ -76,7 +76,7 @@ def factor_at(sweep: Sweep, records: Records, place: MapPoint) -> Factor | None:
     )
 
 
-def _steps(sweep: Sweep, place: MapPoint, cell: Cell) -> int:
+def _steps(sweep: Sweep, place: MapPoint, cell: MapCell) -> int:
     """Distance of a cell from the place, in steps of the grid; every batch is at an open batch."""
     along = abs(sweep.lengths.index(cell[1]) - sweep.lengths.index(place.length))
     across = 0 if place.batch is None else abs(sweep.batches.index(cell[0]) - sweep.batches.index(place.batch))
@@ -87,13 +87,13 @@ def _rests_on(
     sweep: Sweep,
     records: Records,
     place: MapPoint,
-    near: Iterable[Cell],
-    kind: Callable[[Mapping[str, Any]], set[Cell]],
+    near: Iterable[MapCell],
+    kind: Callable[[Mapping[str, Any]], set[MapCell]],
 ) -> bool:
     """Does a factor of the cells `near` rest on a cell of that kind, of any of its engines?"""
     sizes = {place.size, place.against_size or place.size}
     stems = [f"{size}-{precision}" for size in sizes for precision in (place.precision, place.over)]
-    marked = set[Cell]().union(*(kind(records.get(stem, {})) for stem in stems))
+    marked = set[MapCell]().union(*(kind(records.get(stem, {})) for stem in stems))
     used = {(batch, place.against_length or length) for batch, length in near} | set(near)
     if place.measure == "decode":
         return bool(marked & used)

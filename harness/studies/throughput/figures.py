@@ -27,9 +27,9 @@ from harness.studies.throughput.cost import (
     ratio,
     reached,
 )
-from harness.studies.throughput.plan import BASELINE, Cell, Sweep
+from harness.studies.throughput.plan import BASELINE, MapCell, Sweep
 from harness.studies.throughput.settled import SPREAD, disturbed_cells
-from harness.studies.throughput.tables import Records, measured_jobs, shown_batch, shown_length
+from harness.studies.throughput.tables import Records, measured_specs, shown_batch, shown_length
 from harness.studies.throughput.waiting import host_bound_cells
 
 LOOKS = {
@@ -58,9 +58,9 @@ def draw_all(sweep: Sweep, records: Records, folder: Path, more: Mapping[str, Dr
 
 def compared_sizes(sweep: Sweep, records: Records) -> list[str]:
     """By size, those with a measured cell in another format than BF16; those with any, where that is all there is."""
-    jobs = measured_jobs(sweep, records)
-    others = [job.size for job in jobs if job.precision != BASELINE]
-    return list(dict.fromkeys(others or [job.size for job in jobs]))
+    specs = measured_specs(sweep, records)
+    others = [spec.size for spec in specs if spec.precision != BASELINE]
+    return list(dict.fromkeys(others or [spec.size for spec in specs]))
 
 
 def ratio_grid(sweep: Sweep, records: Records, size: str, precision: str) -> np.ndarray[Any, Any]:
@@ -73,10 +73,10 @@ def ratio_grid(sweep: Sweep, records: Records, size: str, precision: str) -> np.
     return np.array([[np.nan if value is None else value for value in row] for row in rows])
 
 
-def marked_cells(records: Records, size: str, precision: str) -> set[Cell]:
+def marked_cells(records: Records, size: str, precision: str) -> set[MapCell]:
     """(batch, length) where the format's cell or BF16's was disturbed, or waits for the host."""
     both = records.get(f"{size}-{precision}", {}), baseline_of(records, size)
-    return set[Cell]().union(*(kind(record) for record in both for kind in (disturbed_cells, host_bound_cells)))
+    return set[MapCell]().union(*(kind(record) for record in both for kind in (disturbed_cells, host_bound_cells)))
 
 
 def draw_map(sweep: Sweep, records: Records) -> Figure:
@@ -87,14 +87,19 @@ def draw_map(sweep: Sweep, records: Records) -> Figure:
     axes = figure.subplots(len(sizes), len(precisions), squeeze=False)
     norm, image, num_marked = TwoSlopeNorm(vcenter=1.0, vmin=0.5, vmax=2.0), None, 0
     colours = mpl.colormaps["RdBu"].with_extremes(bad=GREY_85)
+    clear: dict[str, Any] = {}
     for row, size in enumerate(sizes):
         for column, precision in enumerate(precisions):
             ax = axes[row, column]
-            grid = np.ma.masked_invalid(ratio_grid(sweep, records, size, precision))
-            image = ax.imshow(grid, norm=norm, cmap=colours, aspect="auto", origin="lower", interpolation="nearest")
+            ratios = np.ma.masked_invalid(ratio_grid(sweep, records, size, precision))
+            marked = _as_mask(sweep, marked_cells(records, size, precision)) & ~np.ma.getmaskarray(ratios)
+            clear.setdefault(precision, []).append(np.ma.masked_where(marked, ratios))
+            image = ax.imshow(
+                clear[precision][-1], norm=norm, cmap=colours, aspect="auto", origin="lower", interpolation="nearest"
+            )
             ax.grid(visible=False)
-            _write_ratios(ax, grid)
-            num_marked += _hatch(ax, sweep, grid, marked_cells(records, size, precision))
+            _write_ratios(ax, ratios, marked)
+            num_marked += int(marked.sum())
             ax.set_xticks(range(len(sweep.batches)), [str(b) for b in sweep.batches] if row == len(sizes) - 1 else [])
             ax.set_yticks(range(len(sweep.lengths)), [_short(n) for n in sweep.lengths] if column == 0 else [])
             ax.tick_params(labelsize=4.5, length=1.5)
@@ -107,28 +112,44 @@ def draw_map(sweep: Sweep, records: Records) -> Figure:
     bar = figure.colorbar(image, ax=axes, fraction=0.02, pad=0.01, ticks=[0.5, 0.75, 1.0, 1.5, 2.0])
     bar.set_label("decode rate over BF16 (grey: not measured)", fontsize=6.5)
     bar.ax.tick_params(labelsize=6)
-    words = f"\nhatched: waits for the host, or disturbed (p90/p10 above {SPREAD:g}, or above its neighbours' line)"
+    figure.suptitle(_finding(sweep, clear), fontsize=8.5, fontweight="bold", x=0.01, ha="left")
+    words = (
+        f"\nwhite and hatched, no ratio of formats: waits for the host, or disturbed (p90/p10 above {SPREAD:g}, or "
+        "above its neighbours' line)"
+    )
     figure.supxlabel("batch (context in tokens on the left)" + (words if num_marked else ""), fontsize=7)
     return figure
 
 
-def _write_ratios(ax: Axes, grid: Any) -> None:
-    """The ratio in every cell, small."""
-    for (row, column), value in np.ndenumerate(grid):
+def _finding(sweep: Sweep, clear: Mapping[str, Sequence[Any]]) -> str:
+    """The fastest format, by the median of its clear cells, at the smallest and at the largest batch that have some."""
+    said: list[str] = []
+    for column in (0, len(sweep.batches) - 1):
+        found = {name: np.ma.concatenate([grid[:, column] for grid in grids]).compressed()
+                 for name, grids in clear.items()}  # fmt: skip
+        medians = {name: float(np.median(values)) for name, values in found.items() if len(values)}
+        if medians:
+            best = max(medians, key=lambda name: medians[name])
+            said.append(f"at batch {sweep.batches[column]} {best} decodes fastest ({medians[best]:.1f} x BF16)")
+    text = ",\n".join(dict.fromkeys(said))
+    return text[:1].upper() + text[1:]
+
+
+def _as_mask(sweep: Sweep, cells: set[MapCell]) -> np.ndarray[Any, Any]:
+    """[lengths, batches] bool: the cells that are in the set."""
+    return np.array([[(batch, length) in cells for batch in sweep.batches] for length in sweep.lengths])
+
+
+def _write_ratios(ax: Axes, ratios: Any, marked: np.ndarray[Any, Any]) -> None:
+    """The ratio in every cell, small; marked cells are white and hatched, with their ratio in grey."""
+    for (row, column), value in np.ndenumerate(ratios):
         if np.ma.is_masked(value) or not np.isfinite(value):
             continue
         colour = "white" if value > 1.75 or value < 0.62 else INK
-        ax.text(column, row, f"{value:.1f}", ha="center", va="center", fontsize=3.2, color=colour)
-
-
-def _hatch(ax: Axes, sweep: Sweep, grid: Any, marked: set[Cell]) -> int:
-    """Hatch the disturbed cells; their number."""
-    places = [(sweep.batches.index(batch), sweep.lengths.index(length)) for batch, length in sorted(marked)]
-    there = [(column, row) for column, row in places if not np.ma.is_masked(grid[row, column])]
-    for column, row in there:
-        box = Rectangle((column - 0.5, row - 0.5), 1, 1, fill=False, hatch="/////", linewidth=0, edgecolor=GREY)
-        ax.add_patch(box)
-    return len(there)
+        if marked[row, column]:
+            colour, corner = GREY, (column - 0.5, row - 0.5)
+            ax.add_patch(Rectangle(corner, 1, 1, facecolor="white", hatch="/////", linewidth=0, edgecolor=GREY_85))
+        ax.text(column, row, f"{value:.1f}", ha="center", va="center", fontsize=3.6, color=colour)
 
 
 def _short(tokens: int) -> str:

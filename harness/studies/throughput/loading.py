@@ -22,7 +22,7 @@ from harness.engines.vllm.cpu_fixes import allow_tiles
 from harness.studies.throughput.engine_arguments import llm_arguments
 from harness.studies.throughput.estimates import GIB, kv_tokens_needed
 from harness.studies.throughput.measure import most_tokens, prompt_length, prompt_of
-from harness.studies.throughput.plan import Job, Sweep
+from harness.studies.throughput.plan import EngineSpec, Sweep
 from harness.studies.throughput.records import now
 from harness.studies.throughput.stepping import Stepper, full_steps
 
@@ -71,9 +71,9 @@ def watch_compiling(module: Any) -> dict[str, Any]:
     return found
 
 
-def _watched(sweep: Sweep, job: Job) -> dict[str, Any] | None:
+def _watched(sweep: Sweep, spec: EngineSpec) -> dict[str, Any] | None:
     """The watch, where block FP8 runs on a GPU and this vLLM keeps DeepGEMM where 0.24 does."""
-    if sweep.device != "cuda" or not job.precision.startswith("fp8_block"):
+    if sweep.device != "cuda" or not spec.precision.startswith("fp8_block"):
         return None
     try:
         module = import_module(DEEP_GEMM)
@@ -82,17 +82,17 @@ def _watched(sweep: Sweep, job: Job) -> dict[str, Any] | None:
     return watch_compiling(module) if hasattr(module, "fp8_gemm_nt") else None
 
 
-def load(sweep: Sweep, job: Job, import_s: float) -> tuple[Stepper, dict[str, Any]]:
+def load(sweep: Sweep, spec: EngineSpec, import_s: float) -> tuple[Stepper, dict[str, Any]]:
     """The engine, and for the record what it is and what loading took."""
     import torch
     from vllm import LLM
 
     if sweep.device == "cpu":
         allow_tiles()
-    lines, compiling = listen(), _watched(sweep, job)
+    lines, compiling = listen(), _watched(sweep, spec)
     started = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
-        arguments = llm_arguments(sweep, job.size, job.precision, Path(folder))
+        arguments = llm_arguments(sweep, spec.size, spec.precision, Path(folder))
         stepper = Stepper(LLM(**arguments))
     load_s = time.perf_counter() - started
     is_cuda = sweep.device == "cuda"
@@ -112,7 +112,7 @@ def load(sweep: Sweep, job: Job, import_s: float) -> tuple[Stepper, dict[str, An
         "log": lines,
         "arguments": {key: value for key, value in arguments.items() if key != "model"},
     }
-    print(f"{job.stem}: loaded in {load_s:.1f} s", flush=True)
+    print(f"{spec.stem}: loaded in {load_s:.1f} s", flush=True)
     return stepper, told
 
 

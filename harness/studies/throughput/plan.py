@@ -1,6 +1,6 @@
-"""Plan of a throughput sweep: its YAML file, its cells, its jobs, and which of them are still missing.
+"""Plan of a throughput sweep: its YAML file, its cells, the engines to load, and what is still missing.
 
-One job is one engine load: a size in a precision, or the long generation that checks the map.
+Every engine is one process that loads one model: a size in a precision, or the long generation that checks the map.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from pydantic import ConfigDict
 
 from harness.config.load import parse, read_yaml
 from harness.foundation.did_you_mean import nearest
+from harness.foundation.project_files import SWEEPS
 from harness.studies.throughput.settled import doubtful
 from harness.studies.throughput.shapes import PRECISIONS, SIZES, plan_of, shape_of
 
-SWEEPS = Path("sweeps")
 PREFIX = "throughput_"
 BASELINE = "bf16"
 Context = Literal["filled", "prefilled"]
-Cell = tuple[int, int]
-"""(batch, length)."""
+MapCell = tuple[int, int]
+"""(batch, length): one cell of the map of decode rates."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,12 +148,13 @@ class Sweep:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
-    """One engine load."""
+class EngineSpec:
+    """An engine to load and measure: a size in a precision."""
 
     size: str
     precision: str
     check: Check | None = None
+    """The long generation to measure in place of the map's cells."""
 
     @property
     def stem(self) -> str:
@@ -186,7 +187,7 @@ def read_sweep(name: str, folder: Path = SWEEPS) -> Sweep:
         raise ValueError(words if str(path) in words else f"{path}: {words}") from None
 
 
-def cells(sweep: Sweep) -> list[Cell]:
+def cells(sweep: Sweep) -> list[MapCell]:
     """Every (batch, length), large batches first: at each length the engine meets its heaviest shape early."""
     return [(batch, length) for length in sweep.lengths for batch in sorted(sweep.batches, reverse=True)]
 
@@ -196,8 +197,8 @@ def cell_key(batch: int, length: int) -> str:
     return f"{batch}x{length}"
 
 
-def jobs(sweep: Sweep, only: Mapping[str, str] | None = None) -> list[Job]:
-    """Every engine load in the order of the file, checks first: they take longest.
+def engine_specs(sweep: Sweep, only: Mapping[str, str] | None = None) -> list[EngineSpec]:
+    """Every engine in the order of the file, checks first: they take longest.
 
     `only` keeps those with its size or precision.
     """
@@ -206,14 +207,14 @@ def jobs(sweep: Sweep, only: Mapping[str, str] | None = None) -> list[Job]:
         for value in _words(wanted.get(key)):
             if value not in valid:
                 raise ValueError(f"--only {key}={value}: {nearest(value, valid)}")
-    everything = [Job(size=check.size, precision=check.precision, check=check) for check in sweep.checks]
-    everything += [Job(size=size, precision=precision) for size in sweep.sizes for precision in sweep.precisions]
-    everything += [Job(size=entry.size, precision=entry.precision) for entry in sweep.extra]
+    everything = [EngineSpec(size=check.size, precision=check.precision, check=check) for check in sweep.checks]
+    everything += [EngineSpec(size=size, precision=precision) for size in sweep.sizes for precision in sweep.precisions]
+    everything += [EngineSpec(size=entry.size, precision=entry.precision) for entry in sweep.extra]
     return [
-        job
-        for job in everything
-        if job.size in (_words(wanted.get("size")) or [job.size])
-        and job.precision in (_words(wanted.get("precision")) or [job.precision])
+        spec
+        for spec in everything
+        if spec.size in (_words(wanted.get("size")) or [spec.size])
+        and spec.precision in (_words(wanted.get("precision")) or [spec.precision])
     ]
 
 
@@ -233,13 +234,13 @@ def read_only(text: str | None) -> dict[str, str]:
     return found
 
 
-def missing(sweep: Sweep, job: Job, record: Mapping[str, Any] | None) -> list[str]:
-    """Measurements of a job that its result file lacks, by key: cells, "prefill", "breakdown/B", "pair", or "check".
+def missing(sweep: Sweep, spec: EngineSpec, record: Mapping[str, Any] | None) -> list[str]:
+    """Measurements that an engine's result file lacks, by key: cells, "prefill", "breakdown/B", "pair", or "check".
 
     A disturbed cell is lacking until it has been measured again often enough (`harness.studies.throughput.settled`).
     """
     found: Mapping[str, Any] = record or {}
-    if job.check is not None:
+    if spec.check is not None:
         check = found.get("check", {})
         is_done = bool(check) and ("seconds" not in check or "windows" in check)  # without them it explains nothing
         return [] if is_done or "skipped" in found else ["check"]
@@ -251,17 +252,17 @@ def missing(sweep: Sweep, job: Job, record: Mapping[str, Any] | None) -> list[st
     keys += [f"breakdown/{batch}" for batch in sweep.breakdown if str(batch) not in found.get("breakdown", {})]
     if sweep.prefill_tokens and "prefill" not in found:
         keys.append("prefill")
-    if any((pair.size, pair.precision) == (job.size, job.precision) for pair in sweep.pairs) and "pair" not in found:
+    if any((pair.size, pair.precision) == (spec.size, spec.precision) for pair in sweep.pairs) and "pair" not in found:
         keys.append("pair")
     return keys
 
 
 def todo(
-    sweep: Sweep, records: Mapping[str, Mapping[str, Any]], wanted: Sequence[Job], *, is_retried: bool = False
-) -> list[Job]:
-    """The jobs that lack something; engines that died are among them with `is_retried` alone."""
+    sweep: Sweep, records: Mapping[str, Mapping[str, Any]], wanted: Sequence[EngineSpec], *, is_retried: bool = False
+) -> list[EngineSpec]:
+    """The engines that lack something; those that died are among them with `is_retried` alone."""
     return [
-        job
-        for job in wanted
-        if missing(sweep, job, record := records.get(job.stem, {})) and (is_retried or "failed" not in record)
+        spec
+        for spec in wanted
+        if missing(sweep, spec, record := records.get(spec.stem, {})) and (is_retried or "failed" not in record)
     ]

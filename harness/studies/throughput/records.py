@@ -10,7 +10,7 @@ from typing import Any
 
 from harness.records.paths import throughput_folder
 from harness.records.run_result import write_atomic
-from harness.studies.throughput.plan import Job, Sweep, jobs
+from harness.studies.throughput.plan import EngineSpec, Sweep, engine_specs
 
 Record = dict[str, Any]
 
@@ -38,10 +38,10 @@ def read_record(path: Path) -> Record:
     return record
 
 
-def new_record(sweep: Sweep, job: Job) -> Record:
+def new_record(sweep: Sweep, spec: EngineSpec) -> Record:
     """Record with which a file starts."""
-    head = {"schema_version": 1, "sweep": sweep.name, "size": job.size, "precision": job.precision, "engines": []}
-    return head if job.check is not None else head | {"cells": {}, "breakdown": {}}
+    head = {"schema_version": 1, "sweep": sweep.name, "size": spec.size, "precision": spec.precision, "engines": []}
+    return head if spec.check is not None else head | {"cells": {}, "breakdown": {}}
 
 
 def write_record(path: Path, record: Mapping[str, Any]) -> None:
@@ -63,5 +63,5 @@ def _dumps(value: Any) -> str:
 def read_records(results: Path, sweep: Sweep) -> dict[str, Record]:
     """File stem -> record, in the order of the sweep; stems without a file are left out."""
     folder = folder_of(results, sweep.name)
-    found = {job.stem: read_record(folder / f"{job.stem}.json") for job in jobs(sweep)}
+    found = {spec.stem: read_record(folder / f"{spec.stem}.json") for spec in engine_specs(sweep)}
     return {stem: record for stem, record in found.items() if record}

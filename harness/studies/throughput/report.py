@@ -87,7 +87,7 @@ def setting(sweep: Sweep, records: Records) -> str:
     days = sorted({engine["started_at"][:10] for engine in engines})
     found = [cell.get("status") for record in records.values() for cell in record.get("cells", {}).values()]
     counts = f"{found.count('ok')} cells measured, {found.count('skipped: kv')} beyond the cache"
-    incomplete = sum(bool(missing(sweep, job, records.get(job.stem))) for job in tables.engine_jobs(sweep))
+    incomplete = sum(bool(missing(sweep, spec, records.get(spec.stem))) for spec in tables.map_specs(sweep))
     rest = f", {incomplete} engines incomplete" if incomplete else ""
     context = "filled with dummy values" if sweep.context == "filled" else "prefilled"
     return (

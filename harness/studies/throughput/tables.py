@@ -16,7 +16,7 @@ from harness.studies.throughput.cost import (
     ratio,
     reached,
 )
-from harness.studies.throughput.plan import BASELINE, Cell, Job, Sweep, cells, jobs
+from harness.studies.throughput.plan import BASELINE, EngineSpec, MapCell, Sweep, cells, engine_specs
 from harness.studies.throughput.settled import disturbed_cells
 from harness.studies.throughput.waiting import device_ms, host_bound_cells
 
@@ -40,17 +40,17 @@ def shown_batch(sweep: Sweep) -> int:
     return min(sweep.batches, key=lambda batch: abs(batch - 64))
 
 
-def engine_jobs(sweep: Sweep) -> list[Job]:
+def map_specs(sweep: Sweep) -> list[EngineSpec]:
     """Every size in every precision, checks left out, in the order of the model's size."""
     order = sorted(sweep.sizes, key=lambda size: float(size.removesuffix("b")) if size[0].isdigit() else 0.0)
-    wanted = {(job.size, job.precision): job for job in jobs(sweep) if job.check is None}
+    wanted = {(spec.size, spec.precision): spec for spec in engine_specs(sweep) if spec.check is None}
     extra = {size: [entry.precision for entry in sweep.extra if entry.size == size] for size in order}
     return [wanted[size, precision] for size in order for precision in (*sweep.precisions, *extra[size])]
 
 
-def measured_jobs(sweep: Sweep, records: Records) -> list[Job]:
+def measured_specs(sweep: Sweep, records: Records) -> list[EngineSpec]:
     """The engines with a measured cell; why others have none is told once, by `missing_table`."""
-    return [job for job in engine_jobs(sweep) if _has_cell(records.get(job.stem, {}))]
+    return [spec for spec in map_specs(sweep) if _has_cell(records.get(spec.stem, {}))]
 
 
 def _has_cell(record: Mapping[str, Any]) -> bool:
@@ -62,16 +62,16 @@ def csv_text(sweep: Sweep, records: Records) -> str:
     sink = io.StringIO()
     writer: csv.DictWriter[str] = csv.DictWriter(sink, COLUMNS, lineterminator="\n")
     writer.writeheader()
-    for job in engine_jobs(sweep):
+    for spec in map_specs(sweep):
         for batch, length in cells(sweep):
-            writer.writerow(_row(sweep, records, job, batch, length))
+            writer.writerow(_row(sweep, records, spec, batch, length))
     return sink.getvalue()
 
 
-def _row(sweep: Sweep, records: Records, job: Job, batch: int, length: int) -> dict[str, Any]:
-    record, base = records.get(job.stem, {}), baseline_of(records, job.size)
+def _row(sweep: Sweep, records: Records, spec: EngineSpec, batch: int, length: int) -> dict[str, Any]:
+    record, base = records.get(spec.stem, {}), baseline_of(records, spec.size)
     cell = dict(record.get("cells", {}).get(f"{batch}x{length}", {}))
-    row: dict[str, Any] = {"size": job.size, "precision": job.precision, "batch": batch, "length": length}
+    row: dict[str, Any] = {"size": spec.size, "precision": spec.precision, "batch": batch, "length": length}
     row["status"] = cell.get("status") or _whole(record) or "not measured"
     row |= {key: cell[key] for key in COLUMNS if key in cell and key != "status"}
     row["note"] = cell.get("note") or cell.get("reason") or ""
@@ -94,7 +94,7 @@ def _whole(record: Mapping[str, Any]) -> str:
     return f"failed: {record['failed']}" if "failed" in record else ""
 
 
-def mark(record: Mapping[str, Any], base: Mapping[str, Any], used: Collection[Cell]) -> str:
+def mark(record: Mapping[str, Any], base: Mapping[str, Any], used: Collection[MapCell]) -> str:
     """Mark before a number that rests on the cells `used` of two engines: `~` disturbed, `^` the host's."""
     disturbed = (disturbed_cells(record) | disturbed_cells(base)) & set(used)
     waiting = (host_bound_cells(record) | host_bound_cells(base)) & set(used)
@@ -115,12 +115,12 @@ def table(head: Sequence[str], rows: Rows) -> str:
 def decode_table(sweep: Sweep, records: Records) -> str:
     """Tokens/s and ratio to BF16 at one context, by batch."""
     length, rows = shown_length(sweep), Rows()
-    for job in measured_jobs(sweep, records):
-        record, base = records[job.stem], baseline_of(records, job.size)
-        row = [job.size, job.precision]
+    for spec in measured_specs(sweep, records):
+        record, base = records[spec.stem], baseline_of(records, spec.size)
+        row = [spec.size, spec.precision]
         for batch in sweep.batches:
             rate, over = decode_tokens_per_s(record, batch, length), decode_tokens_per_s(base, batch, length)
-            row.append(_with_ratio(rate, over, job.precision, mark(record, base, [(batch, length)])))
+            row.append(_with_ratio(rate, over, spec.precision, mark(record, base, [(batch, length)])))
         rows.append(row)
     return table(["size", "precision", *(f"batch {batch}" for batch in sweep.batches)], rows)
 
@@ -128,13 +128,13 @@ def decode_table(sweep: Sweep, records: Records) -> str:
 def generation_table(sweep: Sweep, records: Records) -> str:
     """Tokens/s of a whole generation and its ratio to BF16 at one batch, by length."""
     batch, rows = shown_batch(sweep), Rows()
-    for job in measured_jobs(sweep, records):
-        record, base = records[job.stem], baseline_of(records, job.size)
-        row = [job.size, job.precision]
+    for spec in measured_specs(sweep, records):
+        record, base = records[spec.stem], baseline_of(records, spec.size)
+        row = [spec.size, spec.precision]
         for length in sweep.lengths:
             pair = [generation_tokens_per_s(each, batch, sweep.prompt, length) for each in (record, base)]
             used = [(batch, at) for at in sweep.lengths if at <= reached(sweep, length)]
-            row.append(_with_ratio(pair[0], pair[1], job.precision, mark(record, base, used)))
+            row.append(_with_ratio(pair[0], pair[1], spec.precision, mark(record, base, used)))
         rows.append(row)
     return table(["size", "precision", *(f"{length} tokens" for length in sweep.lengths)], rows)
 
@@ -152,11 +152,11 @@ def crossing_table(sweep: Sweep, records: Records) -> str:
     """The batch at which each format falls below BF16, at the shortest, the shown and the longest context."""
     lengths = sorted({sweep.lengths[0], shown_length(sweep), sweep.lengths[-1]})
     rows = Rows()
-    for job in measured_jobs(sweep, records):
-        if job.precision == BASELINE:
+    for spec in measured_specs(sweep, records):
+        if spec.precision == BASELINE:
             continue
-        record, base = records[job.stem], baseline_of(records, job.size)
-        row = [job.size, job.precision]
+        record, base = records[spec.stem], baseline_of(records, spec.size)
+        row = [spec.size, spec.precision]
         for length in lengths:
             found = decode_ratios(record, base, sweep.batches, length)
             row.append(mark(record, base, [(batch, length) for batch, _ in found]) + crossing_words(found))
@@ -177,17 +177,17 @@ def crossing_words(found: Sequence[tuple[int, float]]) -> str:
 def engine_table(sweep: Sweep, records: Records) -> str:
     """Table of engines: load time and how much of it compiled, weights, cache, prefill, kernels."""
     rows = Rows()
-    for job in engine_jobs(sweep):
-        record = records.get(job.stem, {})
+    for spec in map_specs(sweep):
+        record = records.get(spec.stem, {})
         if not record.get("engines"):
             continue
-        engine, base = record["engines"][0], baseline_of(records, job.size)
+        engine, base = record["engines"][0], baseline_of(records, spec.size)
         prefill = record.get("prefill", {}).get("tokens_per_s")
         rows.append([
-            job.size, job.precision, number(engine["load_s"], ".1f"), _compiling_words(engine),
+            spec.size, spec.precision, number(engine["load_s"], ".1f"), _compiling_words(engine),
             number(engine["weights_gib"], ".1f"),
             number(engine["kv_tokens"] / 1e6, ".2f"),
-            _with_ratio(prefill, base.get("prefill", {}).get("tokens_per_s"), job.precision), _kernel(engine["log"]),
+            _with_ratio(prefill, base.get("prefill", {}).get("tokens_per_s"), spec.precision), _kernel(engine["log"]),
         ])  # fmt: skip
     head = [
         "size",
@@ -211,7 +211,7 @@ def compiling_words(sweep: Sweep, records: Records) -> str:
     """Sentence on the cost of DeepGEMM's first use, after which later engines find its kernels; empty without two such
     engines."""
     pairs: list[str] = []
-    for size in dict.fromkeys(job.size for job in engine_jobs(sweep)):
+    for size in dict.fromkeys(spec.size for spec in map_specs(sweep)):
         found = [
             e for name in ("fp8_block", "fp8_block+kv8") for e in records.get(f"{size}-{name}", {}).get("engines", [])
         ]
@@ -237,14 +237,14 @@ def _kernel(log: Sequence[str]) -> str:
 def breakdown_table(sweep: Sweep, records: Records) -> str:
     """Table of the parts of a decode step, ms, by batch, and the speed of the device's part against BF16."""
     rows = Rows()
-    for job in engine_jobs(sweep):
-        record, base = records.get(job.stem, {}), baseline_of(records, job.size)
+    for spec in map_specs(sweep):
+        record, base = records.get(spec.stem, {}), baseline_of(records, spec.size)
         found: Mapping[str, Any] = record.get("breakdown", {})
         if found:
-            row = [job.size, job.precision]
+            row = [spec.size, spec.precision]
             for batch in sweep.breakdown:
                 over = ratio(device_ms(base, batch), device_ms(record, batch))
-                words = "" if over is None or job.precision == BASELINE else f" ({over:.2f})"
+                words = "" if over is None or spec.precision == BASELINE else f" ({over:.2f})"
                 row.append(_step_words(found.get(str(batch), {})) + words)
             rows.append(row)
     return table(["size", "precision", *(f"batch {batch}" for batch in sweep.breakdown)], rows)
@@ -260,8 +260,8 @@ def _step_words(parts: Mapping[str, Any]) -> str:
 def missing_table(sweep: Sweep, records: Records) -> str:
     """Table of what has no number, with the reason."""
     rows = Rows()
-    for job in engine_jobs(sweep):
-        record = records.get(job.stem, {})
+    for spec in map_specs(sweep):
+        record = records.get(spec.stem, {})
         groups: dict[str, list[str]] = {}
         for batch, length in cells(sweep):
             cell = record.get("cells", {}).get(f"{batch}x{length}", {})
@@ -274,5 +274,5 @@ def missing_table(sweep: Sweep, records: Records) -> str:
                 groups.setdefault(status, []).append(f"{batch}x{length}")
         everything = len(cells(sweep))
         for status, keys in groups.items():
-            rows.append([job.size, job.precision, status, "all" if len(keys) == everything else ", ".join(keys)])
+            rows.append([spec.size, spec.precision, status, "all" if len(keys) == everything else ", ".join(keys)])
     return table(["size", "precision", "why", "batch x context"], rows)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from harness.studies.throughput.cost import Point, curve, generation_s, integral
-from harness.studies.throughput.plan import Sweep, jobs
+from harness.studies.throughput.plan import Sweep, engine_specs
 from harness.studies.throughput.settled import SPREAD, disturbed
 from harness.studies.throughput.tables import Records, Rows, number, table
 from harness.studies.throughput.waiting import SHARE, host_bound_cells
@@ -18,17 +18,17 @@ CLOSE = 0.01
 
 def trust_lines(sweep: Sweep, records: Records) -> Iterator[str]:
     """One point per comparison, and a table where a whole generation was measured."""
-    for job in jobs(sweep):
-        record = records.get(job.stem, {})
-        if job.check is None and "filled" in record.get("pair", {}):
+    for spec in engine_specs(sweep):
+        record = records.get(spec.stem, {})
+        if spec.check is None and "filled" in record.get("pair", {}):
             pair = record["pair"]
             a, b = pair["filled"]["step_ms"], pair["prefilled"]["step_ms"]
             yield (
-                f"* {job.stem}, batch {pair['batch']}, context {pair['length']}: a step takes {a:.3f} ms with a dummy "
+                f"* {spec.stem}, batch {pair['batch']}, context {pair['length']}: a step takes {a:.3f} ms with a dummy "
                 f"context, {b:.3f} ms after a real prefill ({100 * (a / b - 1):+.1f} %)."
             )
-        if job.check is not None and "seconds" in record.get("check", {}):
-            yield from check_lines(f"{job.size}-{job.precision}", record["check"], records)
+        if spec.check is not None and "seconds" in record.get("check", {}):
+            yield from check_lines(f"{spec.size}-{spec.precision}", record["check"], records)
     marked = sum(len(disturbed(record.get("cells", {}))) for record in records.values())
     if marked:
         yield (

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from harness.studies.throughput.cost import curve
-from harness.studies.throughput.plan import Cell
+from harness.studies.throughput.plan import MapCell
 
 SHARE = 0.1
 """Share of a step that the device idles, from which on the step is the host's."""
@@ -32,9 +32,9 @@ def idle_share(record: Mapping[str, Any], batch: int) -> float:
     return float(np.interp(math.log(batch), [math.log(b) for b in batches], [found[b] for b in batches]))
 
 
-def host_bound_cells(record: Mapping[str, Any]) -> set[Cell]:
+def host_bound_cells(record: Mapping[str, Any]) -> set[MapCell]:
     """(batch, length) of the measured cells whose step is the host's."""
-    found: set[Cell] = set()
+    found: set[MapCell] = set()
     for key, cell in record.get("cells", {}).items():
         batch, length = map(int, key.split("x"))
         if cell.get("status") != "ok" or idle_share(record, batch) <= SHARE:

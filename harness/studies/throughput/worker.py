@@ -1,4 +1,4 @@
-"""One engine process: imports, waits for its job on standard input, loads, measures what is missing, writes it.
+"""One engine process: imports, waits on standard input for what to measure, loads, measures what is missing, writes it.
 
 Disturbed cells are measured again at its end (`harness.studies.throughput.settled`).
 
@@ -24,7 +24,7 @@ from harness.studies.throughput.engine_arguments import refusal
 from harness.studies.throughput.estimates import GIB, does_not_fit, kv_tokens_needed
 from harness.studies.throughput.loading import load, still, warm_up
 from harness.studies.throughput.measure import measure_breakdown, measure_cell, measure_check, measure_prefill
-from harness.studies.throughput.plan import Job, Sweep, cell_key, cells, missing
+from harness.studies.throughput.plan import EngineSpec, Sweep, cell_key, cells, missing
 from harness.studies.throughput.records import Record, new_record, now, read_record, write_record
 from harness.studies.throughput.settled import MOST_REPEATS, doubtful, quieter
 from harness.studies.throughput.stepping import Stepper
@@ -41,11 +41,11 @@ RESERVE_S = 3.0
 
 
 class Bench:
-    """One engine's job: its record, and the engine once it is loaded."""
+    """One engine's record, and the engine once it is loaded."""
 
-    def __init__(self, sweep: Sweep, job: Job, path: Path, deadline: float) -> None:
-        self.sweep, self.job, self.path, self.deadline = sweep, job, path, deadline
-        self.record: Record = read_record(path) or new_record(sweep, job)
+    def __init__(self, sweep: Sweep, spec: EngineSpec, path: Path, deadline: float) -> None:
+        self.sweep, self.spec, self.path, self.deadline = sweep, spec, path, deadline
+        self.record: Record = read_record(path) or new_record(sweep, spec)
         self.record.pop("failed", None)
         self.doing = ""
         """The key of `missing` that is being measured."""
@@ -104,9 +104,11 @@ def main() -> None:
     sweep = parse(Sweep, given["sweep"])
     check = None if given["check"] is None else sweep.checks[given["check"]]
     bench = Bench(
-        sweep, Job(size=given["size"], precision=given["precision"], check=check), Path(given["path"]),
+        sweep,
+        EngineSpec(size=given["size"], precision=given["precision"], check=check),
+        Path(given["path"]),
         given["deadline"],
-    )  # fmt: skip
+    )
     sys.excepthook = bench.failed
     run(bench, import_s)
     sys.stdout.flush()
@@ -118,28 +120,28 @@ def run(bench: Bench, import_s: float) -> None:
     """Refuse, or load and measure."""
     import torch
 
-    job, sweep = bench.job, bench.sweep
+    spec, sweep = bench.spec, bench.sweep
     is_cuda = sweep.device == "cuda"
     if is_cuda and not torch.cuda.is_available():
         raise RuntimeError("no CUDA device is visible")
     device_gib = torch.cuda.get_device_properties(0).total_memory / GIB if is_cuda else sweep.memory_gib
-    reason = refusal(sweep, job.size, job.precision)
+    reason = refusal(sweep, spec.size, spec.precision)
     if reason is None and device_gib is not None:
-        reason = does_not_fit(job.size, job.precision, device_gib, sweep.lengths[0])
+        reason = does_not_fit(spec.size, spec.precision, device_gib, sweep.lengths[0])
     if reason is not None:
         bench.refuse(reason)
         return
-    stepper, told = load(sweep, job, import_s)
+    stepper, told = load(sweep, spec, import_s)
     bench.record["engines"].append(told)
     bench.write()
-    keys = missing(sweep, job, bench.record)
+    keys = missing(sweep, spec, bench.record)
     batches = [int(key.partition("x")[0]) for key in keys if key[0].isdigit()]
     told["warm_s"] = round(warm_up(stepper, sweep, batches or [sweep.batches[0]]), 2)
     still()
     bench.write()
-    if job.check is not None:
+    if spec.check is not None:
         bench.doing = "check"
-        found = measure_check(stepper, sweep, job.check, lambda done: print(f"{done} tokens", flush=True))
+        found = measure_check(stepper, sweep, spec.check, lambda done: print(f"{done} tokens", flush=True))
         bench.record["check"] = {**found, "measured_at": now()}
         bench.write()
         return
@@ -178,13 +180,13 @@ def measure_into(bench: Bench, stepper: Stepper, batch: int, length: int) -> boo
     record["cells"][key] = cell
     bench.write()
     again = f" (again, {cell['repeats']})" if "repeats" in cell else ""
-    print(f"{bench.job.stem} {key}: {cell.get('step_ms', cell['status'])}{again}", flush=True)
+    print(f"{bench.spec.stem} {key}: {cell.get('step_ms', cell['status'])}{again}", flush=True)
     return True
 
 
 def beside(bench: Bench, stepper: Stepper, keys: set[str]) -> None:
     """Measure what is measured once per engine: the parts of a step, prefill, the two kinds of context."""
-    sweep, record, job = bench.sweep, bench.record, bench.job
+    sweep, record, spec = bench.sweep, bench.record, bench.spec
     for batch in sweep.breakdown:
         bench.doing = f"breakdown/{batch}"
         if bench.doing in keys and bench.has_time():
@@ -196,7 +198,7 @@ def beside(bench: Bench, stepper: Stepper, keys: set[str]) -> None:
         bench.write()
     bench.doing = "pair"
     if bench.doing in keys and bench.has_time(10):
-        pair = next(pair for pair in sweep.pairs if (pair.size, pair.precision) == (job.size, job.precision))
+        pair = next(pair for pair in sweep.pairs if (pair.size, pair.precision) == (spec.size, spec.precision))
         record["pair"] = {"batch": pair.batch, "length": pair.length} | {
             kind: measure_cell(stepper, sweep, pair.batch, pair.length, is_filled=kind == "filled")
             for kind in ("filled", "prefilled")

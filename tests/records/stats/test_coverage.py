@@ -41,7 +41,7 @@ def test_seeds_alone_do_not_cover_new_questions() -> None:
 
 
 def test_three_seeds_cannot_see_a_rare_collapse() -> None:
-    """Where 3 runs in 10 collapse, three of them often show none: no interval over 3 seeds holds the mean as promised,
+    """If 3 runs in 10 collapse, three of them often show none: no interval over 3 seeds holds the mean as promised,
     and eight seeds do."""
     few, more = (coverage.coverage("collapse", n, SIMS, np.random.default_rng(n))["mean"] for n in (3, 8))
     assert few < 0.88 and more > 0.90

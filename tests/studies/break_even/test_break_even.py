@@ -141,10 +141,11 @@ def test_where_resamples_disagree_it_cannot_tell() -> None:
     """Steps of equal cost with noise of half their size: the sign of the difference is luck."""
     runs = [record("bf16", "l", n, s, noise=0.5) for n in (64, 128) for s in range(8)]
     halves = [
-        run if run.seed < 4
+        run
+        if run.seed < 4
         else run.model_copy(update={"config": run.config | {"method": "naive", "precision": {"name": "int8"}}})
         for run in runs
-    ]  # fmt: skip
+    ]
     said = report.sentence(report.answers(halves, "bf16")[0], "bf16")
     assert "cannot tell" in said or "some resamples pay" in said
 
@@ -186,8 +187,10 @@ def test_an_engine_that_emulates_its_formats_has_no_break_even() -> None:
 
 
 def test_other_machines_do_not_compare() -> None:
-    mixed = [run.model_copy(update={"hardware": {"gpu": "another"}}) if run.config["precision"]["name"] == "bf16"
-             else run for run in sweep()]  # fmt: skip
+    mixed = [
+        run.model_copy(update={"hardware": {"gpu": "another"}}) if run.config["precision"]["name"] == "bf16" else run
+        for run in sweep()
+    ]
     assert report.answers([*mixed, record("fp8_block", "s", 64, 9)], "bf16") == []
 
 

@@ -25,9 +25,10 @@ def record(step_ms: float, idle_ms: float = 0.0) -> dict[str, object]:
 
 FOUND = Measured(
     records={"7b-bf16": record(10.0), "7b-int8": record(5.0), "0.5b-bf16": record(2.0), "0.5b-int8": record(1.0)},
-    push_s={"int8": 0.02, "fp8_block": 0.03}, layer_s={"bf16": (1e-15, 2e-15), "fp8": (0.5e-15, 1e-15)},
+    push_s={"int8": 0.02, "fp8_block": 0.03},
+    layer_s={"bf16": (1e-15, 2e-15), "fp8": (0.5e-15, 1e-15)},
     bytes_per_s=1e12,
-)  # fmt: skip
+)
 
 
 def test_a_step_is_the_sum_of_its_terms() -> None:

@@ -34,18 +34,20 @@ COUNT = 7_615_616_512
 def record(step_ms: dict[int, float], idle: float = 0.0) -> dict[str, Any]:
     """Steps of constant cost by batch, at contexts 512 and 1024."""
     cells = {
-        f"{batch}x{n}": {"status": "ok", "context": n, "step_ms": ms} for batch, ms in step_ms.items()
+        f"{batch}x{n}": {"status": "ok", "context": n, "step_ms": ms}
+        for batch, ms in step_ms.items()
         for n in (512, 1024)
-    }  # fmt: skip
+    }
     breakdown = {"1": {"step_ms": 1.0, "host_ms": idle}}
     return {"cells": cells, "breakdown": breakdown, "prefill": {"tokens": 8000, "seconds": 0.1}}
 
 
 FOUND = Measured(
     records={"7b-bf16": record({1: 4.0, 32: 8.0, 64: 12.0}), "32b-bf16": record({1: 20.0, 8: 22.0}, idle=0.5)},
-    push_s={"bf16": 0.01, "fp8_block": 0.02}, layer_s={"bf16": (1e-15, 2e-15), "fp8": (0.5e-15, 1e-15)},
+    push_s={"bf16": 0.01, "fp8_block": 0.02},
+    layer_s={"bf16": (1e-15, 2e-15), "fp8": (0.5e-15, 1e-15)},
     bytes_per_s=1e12,
-)  # fmt: skip
+)
 SEVEN = Work(size="7b", arm="bf16", length=1000, prompt=24, batch=512, pass_tokens=16384)
 
 
@@ -65,10 +67,12 @@ def test_the_memory_of_7b_on_8_gpus_by_hand() -> None:
     kept = 4 * (2 * d + 4 * d + 3 * ff) + 2 * (5 * d + d + ff) + 4 * (2 + 28)
     gathered = 4 * (2 * block + outside) + 4 * (block + outside)
     wanted = {
-        "masters and moments": 12 * COUNT / 8 / GIB, "gradients": 4 * COUNT / 8 / GIB,
-        "gathered or cast weights": (gathered + 2 * linear * 28) / GIB, "activations": 1000 * 28 * kept / GIB,
+        "masters and moments": 12 * COUNT / 8 / GIB,
+        "gradients": 4 * COUNT / 8 / GIB,
+        "gathered or cast weights": (gathered + 2 * linear * 28) / GIB,
+        "activations": 1000 * 28 * kept / GIB,
         "logits": 12 * 1000 * vocab / GIB,
-    }  # fmt: skip
+    }
     assert update_parts("7b", "bf16", 8, 1000, False) == pytest.approx(wanted)
     checkpointed = {"gathered or cast weights": (gathered + 2 * linear) / GIB}
     checkpointed |= {"activations": 1000 * (kept + 4 * d * 28) / GIB}

@@ -19,7 +19,7 @@ REFUSED = {"status": "refused", "reason": "no kernel | for\nit"}
 
 
 def setting(device: str) -> dict[str, Any]:
-    """What a record says beside its rows."""
+    """Fields of a record other than its rows."""
     gpu = {"gpu": "NVIDIA H200"} if device == "cuda" else {}
     return {
         "engine": f"vllm-{device}-1.2.3", "packages": {"torch": "2.0"}, "hardware": {"cpu": "a processor", **gpu},

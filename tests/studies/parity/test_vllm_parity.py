@@ -11,7 +11,7 @@ import torch
 from harness.models.checkpoint import save_decoder
 from harness.models.decoder import DecoderConfig
 from harness.studies.parity import driver
-from harness.studies.parity.worker import Job
+from harness.studies.parity.worker import FormatCase
 from tests.engines.engine_cases import decoder
 
 pytestmark = pytest.mark.needs_vllm
@@ -22,18 +22,18 @@ SHAPE = DecoderConfig(
 )  # fmt: skip
 
 
-def job(folder: Path, **words: Any) -> Job:
+def case(folder: Path, **words: Any) -> FormatCase:
     """The comparison of one format on a random policy."""
     save_decoder(decoder(SHAPE, std=0.1), folder)
     settings = {"weights": "e4m3_channel", "acts": "e4m3_token", "kv": None, "checkpoint": str(folder)} | words
-    return Job(
+    return FormatCase(
         device=DEVICE, prompts=[[3 + i, 4, 5 + 2 * i] for i in range(12)], num_samples=4, max_new_tokens=8,
         temperature=1.0, seed=1, eos_id=1, pad_id=0, out="", **settings,
     )  # fmt: skip
 
 
 def test_the_emulation_explains_most_of_what_fp8_kernels_do(tmp_path: Path) -> None:
-    answer = driver.run(job(tmp_path))
+    answer = driver.run(case(tmp_path))
     assert answer["status"] == "ok", answer
     assert {len(values) for values in answer["scores"].values()} == {len(answer["scores"]["vllm"])}
     row = driver.row_of(answer)
@@ -44,7 +44,7 @@ def test_the_emulation_explains_most_of_what_fp8_kernels_do(tmp_path: Path) -> N
 
 
 def test_a_format_that_vllm_refuses_is_an_answer_and_a_crash_says_why(tmp_path: Path) -> None:
-    refused = driver.run(job(tmp_path, weights="nf4", acts=None))
+    refused = driver.run(case(tmp_path, weights="nf4", acts=None))
     assert refused["status"] == "refused" and "bitsandbytes" in refused["reason"]
-    failed = driver.run(job(tmp_path, checkpoint=str(tmp_path / "nowhere")))
+    failed = driver.run(case(tmp_path, checkpoint=str(tmp_path / "nowhere")))
     assert failed["status"] == "failed" and failed["reason"].startswith("ValueError: cannot read"), failed

@@ -70,7 +70,7 @@ def expected(arm_name: str, behaviour: Tensor) -> np.ndarray:
 
 
 def known_bias() -> np.ndarray:
-    """Of no correction: sum over responses of (q - p) A grad log p."""
+    """Bias without a correction: sum over responses of (q - p) A grad log p."""
     theta = THETA.clone().requires_grad_()
     gap = (probability(THETA + SHIFT) - probability(THETA)) * ADV
     (found,) = torch.autograd.grad((gap * logp_of(theta, WORDS).sum(1)).sum(), theta)

@@ -69,9 +69,7 @@ def test_a_replayed_gradient_is_the_one_the_loop_takes(
     seqs, rollout = batch.seqs, batch.rollout
     mask, adv, _ = advantages(run, batch.scores, rollout, seqs.sampled)
     old = run.trainer.score(seqs).logp
-    batch = TokenBatch(
-        token_ids=seqs.token_ids, mask=mask, adv=adv, rollout_logp=rollout.logp, old_logp=old, step=step
-    )  # fmt: skip
+    batch = TokenBatch(token_ids=seqs.token_ids, mask=mask, adv=adv, rollout_logp=rollout.logp, old_logp=old, step=step)
     moved = old + 0.2 * torch.sin(torch.arange(old.numel()).view_as(old))  # an old policy other than the live one
     batch = replace(batch, old_logp=torch.where(mask, moved, 0.0))
     monkeypatch.setattr(run.trainer, "step", dict)

@@ -15,8 +15,7 @@ from harness.config.load import parse, run_id
 from harness.config.schema import RunConfig
 from harness.foundation.seeds import stable_seed
 from harness.records.run_result import write_result
-from harness.run.cell import record, work_folder
-from harness.studies.search.cells import record_path
+from harness.run.cell import record, record_path, work_folder
 from harness.studies.search.spec import Search
 from harness.sweep.launchers.job import Event, Job
 from tests.toy import SMALL
@@ -91,7 +90,9 @@ class FakeRunner:
         result = record(job.config, job.launch, None, {}, status, reason, None)
         result = result.model_copy(update={"summary": found, "time_s": {"total": 10.0}})
         rewards = [self.rewards(job.config, step) if self.rewards is not None else 0.5 for step in range(1, 5)]
-        write_result(record_path(job.launch, job.config).parent, result, [{"reward/accuracy": r} for r in rewards])
+        write_result(
+            record_path(job.launch, run_id(job.config)).parent, result, [{"reward/accuracy": r} for r in rewards]
+        )
         return result
 
 

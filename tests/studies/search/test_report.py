@@ -34,7 +34,7 @@ def read_trials(search, results):
     return {share: study.get_trials() for share, study in open_studies(search, results, is_writing=False).items()}
 
 
-def test_the_best_is_feasible_and_is_confirmed_beside_the_defaults(results):
+def test_the_best_is_feasible_and_is_confirmed_with_the_defaults(results):
     trials = read_trials(SEARCH, results)
     found = contenders(SEARCH, trials)
     assert [c.name for c in found] == ["tis default", "best tis", "ppo default", "best ppo", "none"]

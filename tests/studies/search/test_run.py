@@ -160,8 +160,10 @@ def test_a_study_of_another_search_is_refused_with_every_difference(tmp_path):
     with pytest.raises(ValueError) as raised:
         run(toy_search(space=space, seeds=[0, 1]), tmp_path)
     lines = str(raised.value).splitlines()
-    assert lines[1:3] == ["  seeds: [0, 1, 2] in the study, [0, 1] in the file",
-                          "  space.cap.high: 8.0 in the study, 16.0 in the file"]  # fmt: skip
+    assert lines[1:3] == [
+        "  seeds: [0, 1, 2] in the study, [0, 1] in the file",
+        "  space.cap.high: 8.0 in the study, 16.0 in the file",
+    ]
     assert "--restart" in lines[3]
     old = journal_path(tmp_path, "search_toy").read_bytes()
     kept = put_aside(tmp_path, "search_toy")
@@ -215,7 +217,7 @@ def test_a_torn_line_is_cut_off_and_a_foreign_file_is_named(tmp_path):
         open_studies(search, tmp_path)
 
 
-def test_a_worker_killed_beside_another_loses_nothing(tmp_path):
+def test_a_worker_killed_while_another_works_loses_nothing(tmp_path):
     code = (
         "import sys; from pathlib import Path; from tests.studies.search.search_toy import FakeRunner, toy_search;"
         "from harness.studies.search.run import run_search;"
@@ -263,10 +265,12 @@ def test_confirmation_is_on_seeds_that_no_trial_had(tmp_path):
 
 def test_values_are_means_over_seeds_rounded_to_what_counts():
     search = toy_search(
-        objectives=[{"metric": "auc", "direction": "maximize"},
-                    {"metric": "time_s", "direction": "minimize", "resolution": 5},
-                    {"metric": "k3_median", "direction": "minimize", "log": True}],
-    )  # fmt: skip
+        objectives=[
+            {"metric": "auc", "direction": "maximize"},
+            {"metric": "time_s", "direction": "minimize", "resolution": 5},
+            {"metric": "k3_median", "direction": "minimize", "log": True},
+        ],
+    )
     scores = {0: {"auc": 0.2, "time_s": 31.0, "k3_median": 0.1}, 1: {"auc": 0.4, "time_s": 33.0, "k3_median": 0.4}}
     assert [aggregate(scores, o) for o in search.objectives] == [pytest.approx(0.3), 30.0, pytest.approx(0.2)]
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from harness.studies.throughput.plan import Sweep, cell_key, cells, jobs, read_sweep
+from harness.studies.throughput.plan import Sweep, cell_key, cells, engine_specs, read_sweep
 from harness.studies.throughput.records import Record, new_record
 
 YAML = """
@@ -36,7 +36,7 @@ def step_ms(precision: str, batch: int, context: float) -> float:
 
 
 def engine() -> dict[str, Any]:
-    """What a record says of its engine."""
+    """Entry of a record about its engine."""
     return {
         "started_at": "2026-11-21T00:00:00+00:00", "device": "NVIDIA H200", "import_s": 9.0, "load_s": 8.0,
         "versions": {"torch": "2.11.0", "vllm": "0.24.0"}, "weights_gib": 14.2, "used_gib": 120.0, "block_size": 16,
@@ -57,23 +57,23 @@ def ok(precision: str, batch: int, length: int) -> dict[str, Any]:
 def records(made: Sweep) -> dict[str, Record]:
     """Everything measured, but 64 x 4096 of the 7B beyond the cache and the 0.5B in int4 failed."""
     found: dict[str, Record] = {}
-    for job in jobs(made):
-        record: dict[str, Any] = new_record(made, job) | {"engines": [engine()]}
-        if job.check is not None:
+    for spec in engine_specs(made):
+        record: dict[str, Any] = new_record(made, spec) | {"engines": [engine()]}
+        if spec.check is not None:
             check = {"batch": 64, "length": 4096, "prompt": 64, "seconds": 20.0, "steps": [], "windows": []}
             record["check"] = check
-        elif job.stem == "0.5b-int4":
+        elif spec.stem == "0.5b-int4":
             record |= {"engines": [], "failed": "RuntimeError: no kernel"}
         else:
-            record["cells"] = {cell_key(*cell): ok(job.precision, *cell) for cell in cells(made)}
+            record["cells"] = {cell_key(*cell): ok(spec.precision, *cell) for cell in cells(made)}
             record["breakdown"] = {"8": {"step_ms": 5.0, "forward_ms": 3.0, "sampling_ms": 1.5, "host_ms": 0.5}}
             record["prefill"] = {"tokens": 8192, "seconds": 0.1, "tokens_per_s": 81920.0}
-        if job.size == "7b" and "cells" in record:
+        if spec.size == "7b" and "cells" in record:
             kv = {"status": "skipped: kv", "needed_tokens": 265216, "kv_tokens": 200000}
             record["cells"]["64x4096"] = kv
-        if job.stem == "7b-bf16":
+        if spec.stem == "7b-bf16":
             record["pair"] = {"batch": 8, "length": 1024, "filled": {"step_ms": 5.1}, "prefilled": {"step_ms": 5.0}}
-        found[job.stem] = record
+        found[spec.stem] = record
     return found
 
 

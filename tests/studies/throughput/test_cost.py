@@ -22,7 +22,7 @@ LINE = [(512.0, 4.512), (1024.0, 5.024), (4096.0, 8.096)]
 
 @pytest.mark.parametrize(("start", "end"), [(64, 576), (600, 700), (512, 4096), (64, 4160), (1000, 1000)])
 def test_the_integral_of_a_line_is_exact_inside_before_and_beyond(start: float, end: float) -> None:
-    """Of 4 + x / 1000: 4 (b - a) + (b^2 - a^2) / 2000."""
+    """The integral of 4 + x / 1000 is 4 (b - a) + (b^2 - a^2) / 2000."""
     expected = 4 * (end - start) + (end**2 - start**2) / 2000
     assert integral(LINE, start, end) == pytest.approx(expected, rel=1e-12)
 

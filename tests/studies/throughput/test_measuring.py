@@ -16,7 +16,7 @@ import pytest
 
 from harness.studies.throughput import driver
 from harness.studies.throughput.measure import prompt_length, quantile, step_stats
-from harness.studies.throughput.plan import Job, Sweep, cells, jobs, missing, read_sweep
+from harness.studies.throughput.plan import EngineSpec, Sweep, cells, engine_specs, missing, read_sweep
 from harness.studies.throughput.records import folder_of, read_record, read_records, write_record
 from harness.studies.throughput.stepping import Stepper, full_steps
 from tests.source_tree import ROOT
@@ -71,28 +71,28 @@ def test_the_context_is_reached_in_the_middle(tmp_path: Path) -> None:
 
 
 class FakeChild:
-    """A process that measures at once what a script says of its job: "all", "half", "die" or "hang"."""
+    """A process that measures at once what a script says of its engine: "all", "half", "die" or "hang"."""
 
     script: dict[str, list[str]]
     given: list[str]
 
     def __init__(self, sweep: Sweep, gpu: str | None, folder: Path, number: int, share: Any) -> None:
         self.process = cast(Any, self)
-        self.job: Job | None = None
+        self.spec: EngineSpec | None = None
         self.returncode: int | None = None
 
-    def give(self, sweep: Sweep, job: Job, path: Path, deadline_s: float) -> None:
+    def give(self, sweep: Sweep, spec: EngineSpec, path: Path, deadline_s: float) -> None:
         """Do it."""
-        self.job, self.before, self.started_s = job, missing(sweep, job, read_record(path)), time.monotonic()
+        self.spec, self.before, self.started_s = spec, missing(sweep, spec, read_record(path)), time.monotonic()
         self.deadline_s = min(deadline_s, self.started_s)
-        self.given.append(job.stem)
-        action = self.script.get(job.stem, []).pop(0) if self.script.get(job.stem) else "all"
+        self.given.append(spec.stem)
+        action = self.script.get(spec.stem, []).pop(0) if self.script.get(spec.stem) else "all"
         if action == "hang":
             return
         self.returncode = 1 if action == "die" else 0
-        record = made.records(sweep)[job.stem]
+        record = made.records(sweep)[spec.stem]
         record.pop("failed", None)
-        if job.stem == "0.5b-int4":
+        if spec.stem == "0.5b-int4":
             record["skipped"] = "for the test"
         if action == "half":
             record["cells"] = dict(list(record["cells"].items())[:4])
@@ -122,18 +122,16 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[
         monkeypatch.setattr(driver, "GRACE_S", 0.0)
         monkeypatch.setattr(driver, "POLL_S", 0.001)
         sweep, lines = made.sweep(tmp_path), list[str]()
-        driver.drive(sweep, jobs(sweep), tmp_path, ["0"], time.monotonic() + 60 * minutes, lines.append)
+        driver.drive(sweep, engine_specs(sweep), tmp_path, ["0"], time.monotonic() + 60 * minutes, lines.append)
         return FakeChild.given, lines, sweep
 
     return drive
 
 
 def test_a_sweep_is_driven_to_its_end(run: Callable[..., Any], tmp_path: Path) -> None:
-    """Half a job is started again behind the others; a death and a hang leave a record with the cause."""
+    """A half-measured engine is started again behind the others; a death and a hang leave a record with the cause."""
     given, lines, sweep = run({"7b-int8": ["half"], "7b-int4": ["die"], "0.5b-bf16": ["hang"]})
-    assert given == [
-        "7b-bf16-check", "7b-bf16", "7b-int8", "7b-int4", "0.5b-bf16", "0.5b-int8", "0.5b-int4", "7b-int8"
-    ]  # fmt: skip
+    assert given == ["7b-bf16-check", "7b-bf16", "7b-int8", "7b-int4", "0.5b-bf16", "0.5b-int8", "0.5b-int4", "7b-int8"]
     records = read_records(tmp_path, sweep)
     assert records["7b-int4"]["failed"] == "exit code 1: SomeError: the cause"
     assert records["0.5b-bf16"]["failed"].startswith("nothing measured in 0 s: SomeError")

@@ -1,4 +1,4 @@
-"""Sweep files, what is missing of a job, estimates of memory and cache, shapes."""
+"""Sweep files, what is missing of an engine, estimates of memory and cache, shapes."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from harness.studies.throughput.estimates import (
     OVERHEAD_GIB,
     UTILIZATION,
     does_not_fit,
-    job_expected_s,
+    expected_s,
     kv_tokens_expected,
     kv_tokens_needed,
 )
-from harness.studies.throughput.plan import cells, jobs, missing, read_only, read_sweep, todo
+from harness.studies.throughput.plan import cells, engine_specs, missing, read_only, read_sweep, todo
 from harness.studies.throughput.records import folder_of, new_record, read_record, read_records, write_record
 from harness.studies.throughput.shapes import SIZES, plan_of
-from harness.studies.throughput.tables import engine_jobs
+from harness.studies.throughput.tables import map_specs
 from tests.source_tree import ROOT
 from tests.studies.throughput import made
 
@@ -70,10 +70,10 @@ def test_what_fits_is_estimated_before_loading() -> None:
 def test_the_sweeps_of_the_repository_are_valid(name: str) -> None:
     """And the big one is planned at 6 sizes x 6 precisions of 36 cells, about 15 minutes on two GPUs."""
     sweep = read_sweep(name, ROOT / "sweeps")
-    assert len(jobs(sweep)) == (len(sweep.sizes) * len(sweep.precisions) + len(sweep.extra) + len(sweep.checks))
+    assert len(engine_specs(sweep)) == (len(sweep.sizes) * len(sweep.precisions) + len(sweep.extra) + len(sweep.checks))
     if sweep.device == "cuda":
         assert (len(sweep.sizes), len(sweep.precisions), len(cells(sweep))) == (6, 6, 36)
-        seconds = sum(job_expected_s(sweep, job, missing(sweep, job, None), 139.8) for job in jobs(sweep))
+        seconds = sum(expected_s(sweep, spec, missing(sweep, spec, None), 139.8) for spec in engine_specs(sweep))
         assert 12 * 60 < seconds / 2 < 18 * 60
 
 
@@ -114,18 +114,18 @@ def test_an_unknown_sweep_names_the_nearest() -> None:
 def test_only_filters_and_refuses_unknown_names(tmp_path: Path) -> None:
     """A key twice is an alternative; a check counts as its size and precision."""
     sweep = made.sweep(tmp_path)
-    stems = [job.stem for job in jobs(sweep, read_only("size=7b,precision=int8,precision=bf16"))]
+    stems = [spec.stem for spec in engine_specs(sweep, read_only("size=7b,precision=int8,precision=bf16"))]
     assert stems == ["7b-bf16-check", "7b-bf16", "7b-int8"]
     for text, words in (("size=9b", "nearest"), ("batch=8", "size=NAME"), ("size", "size=NAME")):
         with pytest.raises(ValueError, match=words):
-            jobs(sweep, read_only(text))
+            engine_specs(sweep, read_only(text))
 
 
-def test_an_extra_engine_stands_behind_the_product_and_beside_its_size(tmp_path: Path) -> None:
+def test_an_extra_engine_is_last_in_the_plan_and_next_to_its_size_in_tables(tmp_path: Path) -> None:
     """In the order of work it comes last, in tables with its size."""
     sweep = made.sweep(tmp_path, made.YAML + "extra: [{size: 7b, precision: bf16+kv8}]\n")
-    assert [job.stem for job in jobs(sweep)][-1:] == ["7b-bf16+kv8"]
-    assert [job.precision for job in engine_jobs(sweep) if job.size == "7b"] == ["bf16", "int8", "int4", "bf16+kv8"]
+    assert [spec.stem for spec in engine_specs(sweep)][-1:] == ["7b-bf16+kv8"]
+    assert [spec.precision for spec in map_specs(sweep) if spec.size == "7b"] == ["bf16", "int8", "int4", "bf16+kv8"]
 
 
 def test_only_what_is_missing_is_measured_again(tmp_path: Path) -> None:
@@ -140,16 +140,16 @@ def test_only_what_is_missing_is_measured_again(tmp_path: Path) -> None:
         write_record(folder / f"{stem}.json", record)
     records = read_records(tmp_path, sweep)
     assert records == found
-    everything = jobs(sweep)
-    lacking = {job.stem: missing(sweep, job, records.get(job.stem)) for job in everything}
+    everything = engine_specs(sweep)
+    lacking = {spec.stem: missing(sweep, spec, records.get(spec.stem)) for spec in everything}
     assert lacking["7b-int8"] == ["8x1024", "breakdown/8", "prefill"]
     assert lacking["7b-bf16"] == ["pair"]
     assert lacking["7b-bf16-check"] == ["check"]
     assert lacking["7b-int4"] == lacking["0.5b-int8"] == []
     assert len(lacking["0.5b-bf16"]) == 9 + 2
-    stems = [job.stem for job in todo(sweep, records, everything)]
+    stems = [spec.stem for spec in todo(sweep, records, everything)]
     assert stems == ["7b-bf16-check", "7b-bf16", "7b-int8", "0.5b-bf16"]
-    again = [job.stem for job in todo(sweep, records, everything, is_retried=True)]
+    again = [spec.stem for spec in todo(sweep, records, everything, is_retried=True)]
     assert again == ["7b-bf16-check", "7b-bf16", "7b-int8", "0.5b-bf16", "0.5b-int4"]
 
 
@@ -164,4 +164,4 @@ def test_a_foreign_file_is_not_taken_for_a_record(tmp_path: Path) -> None:
         read_record(path)
     sweep = made.sweep(tmp_path)
     with pytest.raises(ValueError, match="Out of range float"):
-        write_record(path, new_record(sweep, jobs(sweep)[0]) | {"prefill": {"seconds": float("nan")}})
+        write_record(path, new_record(sweep, engine_specs(sweep)[0]) | {"prefill": {"seconds": float("nan")}})

@@ -16,7 +16,7 @@ import pytest
 from harness.studies.throughput import cores, worker
 from harness.studies.throughput.loading import watch_compiling
 from harness.studies.throughput.measure import check_steps, collecting
-from harness.studies.throughput.plan import jobs, missing
+from harness.studies.throughput.plan import engine_specs, missing
 from harness.studies.throughput.records import new_record
 from harness.studies.throughput.settled import disturbed, disturbed_cells, doubtful, quieter
 from harness.studies.throughput.stepping import Stepper
@@ -70,25 +70,25 @@ def test_the_quieter_of_two_stays_and_counts() -> None:
 def test_a_disturbed_cell_is_missing_until_it_was_measured_again_twice(tmp_path: Path) -> None:
     """Also one of an older record, which says nothing of repeats; and a check that says nothing of its steps."""
     sweep = made.sweep(tmp_path)
-    job = next(job for job in jobs(sweep) if job.stem == "7b-int8")
+    spec = next(spec for spec in engine_specs(sweep) if spec.stem == "7b-int8")
     record = made.records(sweep)["7b-int8"]
     record["cells"]["8x512"] |= {"step_ms_p90": 2 * record["cells"]["8x512"]["step_ms"]}
-    assert missing(sweep, job, record) == ["8x512"]
+    assert missing(sweep, spec, record) == ["8x512"]
     record["cells"]["8x512"]["repeats"] = 1
-    assert missing(sweep, job, record) == ["8x512"]
+    assert missing(sweep, spec, record) == ["8x512"]
     record["cells"]["8x512"]["repeats"] = 2
-    assert missing(sweep, job, record) == []
+    assert missing(sweep, spec, record) == []
     check = made.records(sweep)["7b-bf16-check"]
     del check["check"]["windows"]
-    assert missing(sweep, jobs(sweep)[0], check) == ["check"]
-    assert missing(sweep, jobs(sweep)[0], {"check": {"status": "failed", "reason": "x"}}) == []
+    assert missing(sweep, engine_specs(sweep)[0], check) == ["check"]
+    assert missing(sweep, engine_specs(sweep)[0], {"check": {"status": "failed", "reason": "x"}}) == []
 
 
 def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: dict[str, list[float]]) -> worker.Bench:
     """A worker whose measurements are a script: key -> spreads, 1 when it runs out; it has measured what is missing."""
     sweep = made.sweep(tmp_path)
-    job = next(job for job in jobs(sweep) if job.stem == "0.5b-bf16")
-    one = worker.Bench(sweep, job, tmp_path / "0.5b-bf16.json", time.monotonic() + 60)
+    spec = next(spec for spec in engine_specs(sweep) if spec.stem == "0.5b-bf16")
+    one = worker.Bench(sweep, spec, tmp_path / "0.5b-bf16.json", time.monotonic() + 60)
 
     def measured(stepper: Any, sweep: Any, batch: int, length: int, *, is_filled: bool) -> dict[str, Any]:
         script = steps.get(f"{batch}x{length}", [])
@@ -102,7 +102,7 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: dict[str, list
     monkeypatch.setattr(worker, "measure_prefill", lambda *a: {"tokens_per_s": 1.0})
     one.record["engines"].append(made.engine())
     stepper = cast(Stepper, SimpleNamespace(num_blocks=10**6, block_size=16))
-    worker.measure(one, stepper, set(missing(sweep, job, one.record)))
+    worker.measure(one, stepper, set(missing(sweep, spec, one.record)))
     return one
 
 
@@ -112,11 +112,13 @@ def test_disturbed_cells_are_measured_again_at_the_end(tmp_path: Path, monkeypat
     one = bench(tmp_path, monkeypatch, script)
     found = one.record["cells"]
     assert {key: cell["repeats"] for key, cell in found.items() if "repeats" in cell} == {
-        "1x512": 1, "8x512": 2, "64x512": 2
-    }  # fmt: skip
+        "1x512": 1,
+        "8x512": 2,
+        "64x512": 2,
+    }
     assert script["64x512"] == [1.0]
     assert disturbed(found) == {"64x512": "p90/p10 = 1.40"}
-    assert missing(one.sweep, one.job, one.record) == []
+    assert missing(one.sweep, one.spec, one.record) == []
 
 
 def test_a_repeat_that_fails_leaves_the_measurement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,8 +126,8 @@ def test_a_repeat_that_fails_leaves_the_measurement(tmp_path: Path, monkeypatch:
     with pytest.raises(RuntimeError) as error:
         bench(tmp_path, monkeypatch, {"8x512": [1.5, 0]})
     sweep = made.sweep(tmp_path)
-    job = next(job for job in jobs(sweep) if job.stem == "0.5b-bf16")
-    again = worker.Bench(sweep, job, tmp_path / "0.5b-bf16.json", 0.0)
+    spec = next(spec for spec in engine_specs(sweep) if spec.stem == "0.5b-bf16")
+    again = worker.Bench(sweep, spec, tmp_path / "0.5b-bf16.json", 0.0)
     again.doing = "8x512"
     monkeypatch.setattr(os, "_exit", lambda code: None)
     again.failed(RuntimeError, error.value, None)
@@ -135,7 +137,7 @@ def test_a_repeat_that_fails_leaves_the_measurement(tmp_path: Path, monkeypatch:
     again.doing = "1x4096x"
     again.failed(RuntimeError, error.value, None)
     assert again.record["cells"]["1x4096x"]["status"] == "failed"
-    assert new_record(sweep, job)["cells"] == {}
+    assert new_record(sweep, spec)["cells"] == {}
 
 
 def test_cores_are_split_between_lanes_and_within() -> None:
@@ -151,7 +153,7 @@ def test_cores_are_split_between_lanes_and_within() -> None:
 
 
 def test_threads_of_a_core_stay_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where core i has the threads i and i + 2, they come next to each other."""
+    """Threads i and i + 2 of a core i come next to each other."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1, 2, 3}, raising=False)
     assert cores.visible(tmp_path) == [0, 1, 2, 3]
     for core, text in enumerate(("0,2", "1,3", "0,2", "1,3")):

@@ -1,4 +1,4 @@
-"""Which cells wait for the host: by the breakdown, and only while the step stays that of the shortest context."""
+"""Cells that wait for the host: by the breakdown, and only while the step stays that of the shortest context."""
 
 from __future__ import annotations
 
@@ -15,10 +15,14 @@ from tests.studies.throughput import made
 
 def record(idle: dict[int, float], steps: dict[tuple[int, int], float]) -> dict:
     """Steps (ms) by (batch, context), and breakdowns of a step of 10 ms of which the device idles a share."""
-    parts = {str(b): {"step_ms": 10.0, "forward_ms": 9.0 - 10 * share, "sampling_ms": 1.0, "host_ms": 10 * share}
-             for b, share in idle.items()}  # fmt: skip
-    cells = {f"{b}x{n}": {"status": "ok", "step_ms": ms, "step_ms_p10": ms, "step_ms_p90": ms, "context": float(n)}
-             for (b, n), ms in steps.items()}  # fmt: skip
+    parts = {
+        str(b): {"step_ms": 10.0, "forward_ms": 9.0 - 10 * share, "sampling_ms": 1.0, "host_ms": 10 * share}
+        for b, share in idle.items()
+    }
+    cells = {
+        f"{b}x{n}": {"status": "ok", "step_ms": ms, "step_ms_p10": ms, "step_ms_p90": ms, "context": float(n)}
+        for (b, n), ms in steps.items()
+    }
     return {"breakdown": parts, "cells": cells}
 
 

@@ -1,0 +1,78 @@
+"""Record of a sweep that ran until its arms were decided: its rule, every look, and why it stopped.
+
+`results/looks/<sweep>.json`. A sweep with such a record was looked at while it ran, so every table of it is judged at
+the level of a look (`level_of`).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from harness.records.paths import looks_path
+from harness.records.run_result import Measured, write_atomic
+from harness.records.stats.decisions import ALPHA
+from harness.records.stats.looks import level_per_look
+from harness.records.sweep_file import Until
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class LookRow(_Part):
+    """One arm at one look."""
+
+    arm: str
+    seeds: int
+    """Finished runs."""
+    difference: Measured = None
+    """Arm minus control at the endpoint that ranks the arm, with the interval that decides."""
+    low: Measured = None
+    high: Measured = None
+    verdict: str
+    next: str
+    """Words on what follows."""
+
+
+class Looks(_Part):
+    """A sweep's looks."""
+
+    sweep: str
+    until: Until
+    """The rule, as the sweep's file has it."""
+    level: float
+    """Level of the step-up over arms at every look; over all looks it is `stats.ALPHA`."""
+    looks: tuple[tuple[LookRow, ...], ...] = ()
+    stopped: str | None = None
+    """Reason why the sweep ended; null while it runs, or where it was interrupted."""
+
+
+def read_looks(results: Path, sweep: str) -> Looks | None:
+    """The looks at a sweep; None where it did not run until decided. Raises ValueError for a file that is no record."""
+    path = looks_path(results, sweep)
+    if not path.is_file():
+        return None
+    try:
+        return Looks.model_validate_json(path.read_bytes())
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        raise ValueError(f"{path}: no record of looks: {where}: {first['msg']}") from None
+
+
+def write_looks(results: Path, looks: Looks) -> None:
+    """Write the record, atomically."""
+    write_atomic(looks_path(results, looks.sweep), (looks.model_dump_json(indent=1) + "\n").encode())
+
+
+def look_level(until: Until) -> float:
+    """Level of one look under a rule."""
+    return level_per_look(until.sizes, ALPHA)
+
+
+def level_of(results: Path, sweep: str) -> float:
+    """Level at which the verdicts of a sweep are given: of a look where it was looked at while it ran."""
+    found = read_looks(results, sweep)
+    return ALPHA if found is None else found.level

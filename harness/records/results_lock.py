@@ -1,0 +1,39 @@
+"""The lock of a results folder: one sweep at a time, or any number of searches.
+
+It is the system's (`flock`), so it is free again when its process dies, however that happens. The processes are those
+of one machine.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def results_lock(results: Path, *, is_shared: bool = False) -> Iterator[None]:
+    """Hold the lock of `results`, alone or (`is_shared`) with others that share it. Makes the folder.
+
+    Raises ValueError where the folder cannot be written, or somebody else holds the lock.
+    """
+    try:
+        results.mkdir(parents=True, exist_ok=True)
+        handle = (results / ".lock").open("a+")
+    except OSError as error:
+        raise ValueError(f"results={results}: cannot be written: {error.strerror}") from None
+    with handle:
+        try:
+            fcntl.flock(handle, (fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+        except BlockingIOError:
+            handle.seek(0)
+            holder = handle.read().strip()
+            who = "a sweep" if is_shared or holder else "a search"
+            by = f" (process {holder})" if holder else ""
+            raise ValueError(f"results={results}: {who} is at work there{by}") from None
+        handle.truncate(0)
+        handle.write("" if is_shared else str(os.getpid()))
+        handle.flush()
+        yield

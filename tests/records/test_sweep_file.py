@@ -1,0 +1,26 @@
+"""A sweep's file as reports read it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from harness.records.sweep_file import Until, purpose
+
+
+def test_the_endpoints_of_a_report_are_those_of_the_file(tmp_path: Path) -> None:
+    (tmp_path / "one.yaml").write_text("question: x\nendpoints: [deployed]\narms: [{method: bf16}]\nseeds: [0]\n")
+    assert purpose("one", tmp_path).endpoints == ("deployed",)
+    assert purpose("none", tmp_path).endpoints == ("reference", "deployed")
+    (tmp_path / "wrong.yaml").write_text("endpoints: [rolled]\n")
+    with pytest.raises(ValueError, match=r"wrong\.yaml: endpoints\.0='rolled': "):
+        purpose("wrong", tmp_path)
+
+
+def test_the_sizes_of_looks() -> None:
+    assert Until(max_seeds=6).sizes == (3, 4, 5, 6)
+    assert Until(max_seeds=10, batch=3).sizes == (3, 6, 9, 10)
+    assert Until(max_seeds=9, batch=3).sizes == (3, 6, 9) and Until(max_seeds=3).sizes == (3,)
+    with pytest.raises(ValueError, match="first=5: more than max_seeds=4"):
+        Until(max_seeds=4, first=5)
