@@ -3,7 +3,7 @@
 # PYTHON (the interpreter to build .venv on).
 
 .DEFAULT_GOAL := help
-.PHONY: help setup docs sweep search smoke base figures notebooks report site claims browse break-even faults map bench test \
+.PHONY: help setup docs sweep search smoke base figures notebooks report site claims browse break-even faults map bench dist test \
 	test-all test-gpu test-verl throughput parity golden oracles lock check lint types spelling rules format clean
 
 PY := .venv/bin/python
@@ -55,7 +55,7 @@ notebooks: setup ## execute notebooks/*.py into their .ipynb
 claims: setup ## test the published claims on the results: results/claims.md
 	@$(LOWBIT) claims --write $(ARGS)
 
-site: setup ## results/site/index.html: leaderboard, figures, passports, claims on one page
+site: setup ## results/site/index.html: leaderboard, figures, passports, claims on one page (ARGS=--committed, --check)
 	@$(LOWBIT) site $(ARGS)
 
 browse: setup ## serve MLflow on this machine, opened at NAME (default: all sweeps)
@@ -128,6 +128,13 @@ rules: setup ## the house rules and the import rules; the longest files and func
 format: setup ## let ruff rewrite the sources
 	@.venv/bin/ruff check --fix .
 	@.venv/bin/ruff format .
+
+dist: setup ## build wheel and sdist into dist/ and check them, with tools in an environment of their own
+	@$(PY) -m venv .venv-dist
+	@.venv-dist/bin/python -m pip --disable-pip-version-check -qq install -r requirements/tools-dist.txt
+	@rm -rf build dist
+	@.venv-dist/bin/python -m build --outdir dist .
+	@.venv-dist/bin/python -m twine check --strict dist/*
 
 docs: setup ## build the documentation site into build/docs; a broken link fails
 	@NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --strict $(ARGS)  # not --quiet: warnings that nobody logs are no errors either

@@ -38,99 +38,103 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import cache
+from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
+from typing import TYPE_CHECKING
 
-from harness.api import Method
 from harness.foundation.did_you_mean import nearest
-from methods import (
-    acrl,
-    ais_r,
-    bf16,
-    bf16_tis,
-    bf16_train,
-    calibrated_clipping,
-    dppo,
-    flashrl,
-    fp8_rl,
-    fp16,
-    fp32_head,
-    gptq_start,
-    icepop,
-    jet_rl,
-    m2po,
-    mis,
-    naive,
-    opsm,
-    qarl,
-    qat_aligned,
-    qat_kd,
-    qerl,
-    qlora,
-    qurl,
-    rilq,
-    rilq_init,
-    rilq_refresh,
-    tbpo,
-    trm,
-    verl_presets,
-    vespo,
-    zero_mismatch,
-)
+
+if TYPE_CHECKING:
+    from harness.api import Method
 
 GROUP = "lowbit.methods"
-_OWN = (
-    bf16.METHOD,
-    bf16_train.METHOD,
-    naive.METHOD,
-    zero_mismatch.METHOD,
-    bf16_tis.METHOD,
-    qlora.METHOD,
-    qlora.BF16_LORA,
-    fp16.METHOD,
-    fp32_head.METHOD,
-    flashrl.METHOD,
-    qurl.METHOD,
-    qurl.QURL_ACR,
-    qurl.QURL_LR,
-    qerl.METHOD,
-    qerl.QERL_NO_AQN,
-    qerl.AQN_BF16,
-    jet_rl.METHOD,
-    fp8_rl.METHOD,
-    fp8_rl.MASKED,
-    fp8_rl.END_TO_END,
-    qat_kd.METHOD,
-    qat_kd.SFT,
-    gptq_start.METHOD,
-    gptq_start.QAT_RTN,
-    rilq.METHOD,
-    rilq_refresh.METHOD,
-    rilq_init.METHOD,
-    mis.METHOD,
-    mis.GEO_RS,
-    mis.GEO_RS_TIS,
-    mis.K3_RS,
-    mis.K3_RS_TIS,
-    icepop.METHOD,
-    dppo.TV,
-    dppo.KL,
-    dppo.PRIME_RL,
-    trm.METHOD,
-    trm.SAMPLED,
-    opsm.METHOD,
-    opsm.SLIME,
-    m2po.METHOD,
-    m2po.AREAL,
-    vespo.METHOD,
-    acrl.METHOD,
-    ais_r.METHOD,
-    tbpo.METHOD,
-    qarl.METHOD,
-    qat_aligned.METHOD,
-    qat_aligned.QUADS,
-    calibrated_clipping.METHOD,
-    *verl_presets.METHODS,
-)
+OWN = {
+    "bf16": "bf16.METHOD",
+    "bf16_train": "bf16_train.METHOD",
+    "naive": "naive.METHOD",
+    "zero_mismatch": "zero_mismatch.METHOD",
+    "bf16_tis": "bf16_tis.METHOD",
+    "qlora": "qlora.METHOD",
+    "bf16_lora": "qlora.BF16_LORA",
+    "fp16": "fp16.METHOD",
+    "fp32_head": "fp32_head.METHOD",
+    "flashrl": "flashrl.METHOD",
+    "qurl": "qurl.METHOD",
+    "qurl_acr": "qurl.QURL_ACR",
+    "qurl_lr": "qurl.QURL_LR",
+    "qerl": "qerl.METHOD",
+    "qerl_no_aqn": "qerl.QERL_NO_AQN",
+    "aqn_bf16": "qerl.AQN_BF16",
+    "jet_rl": "jet_rl.METHOD",
+    "fp8_rl": "fp8_rl.METHOD",
+    "fp8_rl_mis": "fp8_rl.MASKED",
+    "fp8_rl_e2e": "fp8_rl.END_TO_END",
+    "qat_kd": "qat_kd.METHOD",
+    "qat_kd_sft": "qat_kd.SFT",
+    "qat_no_kd": "gptq_start.METHOD",
+    "qat_rtn": "gptq_start.QAT_RTN",
+    "rilq": "rilq.METHOD",
+    "rilq_refresh": "rilq_refresh.METHOD",
+    "rilq_init": "rilq_init.METHOD",
+    "mis": "mis.METHOD",
+    "geo_rs": "mis.GEO_RS",
+    "geo_rs_tis": "mis.GEO_RS_TIS",
+    "k3_rs": "mis.K3_RS",
+    "k3_rs_tis": "mis.K3_RS_TIS",
+    "icepop": "icepop.METHOD",
+    "dppo_tv": "dppo.TV",
+    "dppo_kl": "dppo.KL",
+    "dppo_prime_rl": "dppo.PRIME_RL",
+    "trm": "trm.METHOD",
+    "trm_sampled": "trm.SAMPLED",
+    "opsm": "opsm.METHOD",
+    "opsm_slime": "opsm.SLIME",
+    "m2po": "m2po.METHOD",
+    "m2po_areal": "m2po.AREAL",
+    "vespo": "vespo.METHOD",
+    "acrl": "acrl.METHOD",
+    "ais_r": "ais_r.METHOD",
+    "tbpo": "tbpo.METHOD",
+    "qarl": "qarl.METHOD",
+    "qat_aligned": "qat_aligned.METHOD",
+    "quads": "qat_aligned.QUADS",
+    "calibrated_clipping": "calibrated_clipping.METHOD",
+    **dict.fromkeys(
+        (
+            "verl_decoupled_token_is",
+            "verl_decoupled_seq_is",
+            "verl_decoupled_token_icepop",
+            "verl_decoupled_seq_is_rs",
+            "verl_decoupled_geo_rs",
+            "verl_decoupled_geo_rs_seq_tis",
+            "verl_decoupled_geo_rs_token_tis",
+            "verl_decoupled_k3_rs",
+            "verl_decoupled_k3_rs_seq_tis",
+            "verl_decoupled_k3_rs_token_tis",
+            "verl_bypass_ppo_clip",
+            "verl_bypass_ppo_clip_geo_rs",
+            "verl_bypass_ppo_clip_k3_rs",
+            "verl_bypass_pg_is",
+            "verl_bypass_pg_token_icepop",
+            "verl_bypass_pg_geo_rs",
+            "verl_bypass_pg_geo_rs_seq_tis",
+            "verl_bypass_pg_geo_rs_token_tis",
+        ),
+        "verl_presets.METHODS",
+    ),
+}
+"""Name -> module and attribute of the method; the attribute may be a dict by name. Nothing is imported before methods
+are asked for, so that a wrong name is refused at once."""
+
+
+def own() -> list[Method]:
+    """The methods of this package, in the order in which they are listed."""
+    found: list[Method] = []
+    for name, where in OWN.items():
+        module, _, attribute = where.partition(".")
+        value: Method | dict[str, Method] = getattr(import_module(f"methods.{module}"), attribute)
+        found.append(value[name] if isinstance(value, dict) else value)
+    return found
 
 
 def joined(own: Iterable[Method], offered: Iterable[EntryPoint]) -> dict[str, Method]:
@@ -149,6 +153,8 @@ def _loaded(entry: EntryPoint) -> Method:
         method = entry.load()
     except (ImportError, AttributeError) as error:
         raise ValueError(f"entry point {entry.name} = {entry.value} of {GROUP} does not load: {error}") from error
+    from harness.api import Method
+
     if not isinstance(method, Method):
         raise ValueError(f"entry point {entry.name} = {entry.value} of {GROUP} is not a Method")
     return method
@@ -160,7 +166,7 @@ METHODS: dict[str, Method]
 
 @cache
 def _registry() -> dict[str, Method]:
-    return joined(_OWN, entry_points(group=GROUP))
+    return joined(own(), entry_points(group=GROUP))
 
 
 def __getattr__(name: str) -> dict[str, Method]:
@@ -169,9 +175,14 @@ def __getattr__(name: str) -> dict[str, Method]:
     return _registry()
 
 
+def check_name(name: str) -> None:
+    """Raises ValueError with the nearest names for an unknown method. Imports methods only where other packages offer
+    some, since their names are not known before."""
+    if name not in OWN and name not in (known := _registry() if entry_points(group=GROUP) else OWN):
+        raise ValueError(f"method={name}: unknown; {nearest(name, known)}")
+
+
 def method_named(name: str) -> Method:
     """The method called `name`. Raises ValueError with the nearest names and all of them."""
-    known = _registry()
-    if name not in known:
-        raise ValueError(f"method={name}: unknown; {nearest(name, known)}")
-    return known[name]
+    check_name(name)
+    return _registry()[name]

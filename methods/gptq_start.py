@@ -142,6 +142,8 @@ METHOD = Method(
     reconstructed="TIS during RL, calibration on the base's own responses",
 )  # fmt: skip
 QAT_RTN = replace(
-    METHOD, name="qat_rtn", parts=(GPTQStart(start="rtn", latent="orig"), TIS()),
+    METHOD,
+    name="qat_rtn",
+    parts=(GPTQStart(start="rtn", latent="orig"), TIS()),
     summary="control for qat_kd: a fake-quantized trainer from rounding to nearest, no cold start",
-)  # fmt: skip
+)

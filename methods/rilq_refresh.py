@@ -68,11 +68,13 @@ class RILQRefresh(RILQ):
         texts = recent_texts(seqs, self.refit_sequences, self.tokens)
         found, before, after = self.renewed(model, texts, plan, fixed, step)
         memory |= {
-            "last_refit": float(step.index), "k3_after_refit": 0.0, "refits": memory.get("refits", 0.0) + 1.0,
+            "last_refit": float(step.index),
+            "k3_after_refit": 0.0,
+            "refits": memory.get("refits", 0.0) + 1.0,
             "accepted": memory.get("accepted", 0.0) + float(after < before),
             "refit_gain": 1.0 - after / before if before else 0.0,
             "refit_s": memory.get("refit_s", 0.0) + time.perf_counter() - began,
-        }  # fmt: skip
+        }
         if after >= before:
             return None
         return found | errors_of(dict(model.named_parameters()), {**fixed, **found}, plan, fixed)

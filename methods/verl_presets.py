@@ -68,4 +68,4 @@ def preset(name: str) -> Method:
     )
 
 
-METHODS = tuple(preset(name) for name in PRESETS)
+METHODS = {f"verl_{name}": preset(name) for name in PRESETS}

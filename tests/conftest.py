@@ -1,4 +1,4 @@
-"""What every test shares: one thread, reproducible property tests, and golden files."""
+"""Settings of every test: one thread, reproducible property tests, and golden files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many bytes of tensors are alive at once: what an allocator would show on a device that has no statistics."""
+"""Bytes of tensors alive at once: what an allocator would show on a device that has no statistics."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ STEP = Step(index=0, total=10, seed=0)
 
 @dataclass(frozen=True, kw_only=True)
 class Algo:
-    """What `policy_loss` reads of an algorithm."""
+    """Settings of an algorithm that `policy_loss` reads."""
 
     loss: str = "ppo"
     mode: str = "decoupled"

@@ -1,4 +1,4 @@
-"""What an update makes of a method's parts: the folds of the loop, for tests of parts that see the current policy."""
+"""The parts of a method within an update: the folds of the loop, for tests of parts that see the current policy."""
 
 from __future__ import annotations
 

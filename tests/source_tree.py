@@ -37,7 +37,7 @@ class Scope:
     """Qualified within the file: `Class.method`, `function`, `function.inner`."""
     node: Function | ast.ClassDef
     outer: tuple[Function | ast.ClassDef, ...]
-    """What it stands in, outermost first."""
+    """Functions and classes around it, outermost first."""
 
     @property
     def parent(self) -> Function | ast.ClassDef | None:

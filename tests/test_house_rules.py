@@ -209,8 +209,6 @@ def method_names() -> frozenset[str]:
 
 def one_home(source: Source) -> Iterator[Finding]:
     """The layout of a results folder, colours and saving a figure stand in one file each: HOMES."""
-    if not source.path.startswith(ONE_HOME_ROOMS):
-        return
     for node in ast.walk(source.tree):
         what = ""
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div) and isinstance(node.right, ast.Constant):
@@ -219,7 +217,7 @@ def one_home(source: Source) -> Iterator[Finding]:
             what = "colour" if re.fullmatch(r"#[0-9A-Fa-f]{6}", node.value) else ""
         elif isinstance(node, ast.Call):
             what = "savefig" if dotted(node.func).endswith(".savefig") else ""
-        if what and source.path != HOMES[what]:
+        if what and source.path != HOMES[what] and (what == "folder" or source.path.startswith(ONE_HOME_ROOMS)):
             yield enclosing(source, node.lineno), f"line {node.lineno} spells a {what}; its home is {HOMES[what]}"
 
 
@@ -234,8 +232,8 @@ def silent_skip(source: Source) -> Iterator[Finding]:
                 yield enclosing(source, node.lineno), f"line {node.lineno} skips without a reason"
 
 
-EVERYWHERE = (vague_name, broad_except)
-PACKAGES = (docstrings, first_words, seed_arithmetic, forbidden_call, mutable_dataclass, method_branch, one_home)
+EVERYWHERE = (vague_name, broad_except, first_words)
+PACKAGES = (docstrings, seed_arithmetic, forbidden_call, mutable_dataclass, method_branch, one_home)
 RULES: dict[Rule, tuple[str, ...]] = {
     **dict.fromkeys(EVERYWHERE, ("harness", "methods", "tests")),
     **dict.fromkeys(PACKAGES, ("harness", "methods")),
@@ -273,7 +271,7 @@ def test_rule_holds(rule):
         (method_branch, "harness/report/x.py", 'LOOKS = {"qurl": "blue"}'),
         (method_branch, "harness/report/x.py", 'LINE = "naive bypass_ppo"'),
         (method_branch, "harness/trainers/x.py", "def f(part):\n    from methods.flashrl import Profile"),
-        (one_home, "harness/report/x.py", 'folder = results / "runs"'),
+        (one_home, "harness/cli/x.py", 'folder = results / "runs"'),
         (one_home, "harness/published/x.py", 'ax.plot(x, color="#D55E00")'),
         (one_home, "harness/viewers/x.py", "figure.savefig(path)"),
         (silent_skip, "tests/x.py", "@pytest.mark.skip(reason='no')\ndef test_a(): ..."),

@@ -1,4 +1,4 @@
-"""Who may import whom: the order of the rooms, circles, pure modules, libraries with one door, heavy imports."""
+"""Rules of imports: the order of the rooms, circles, pure modules, libraries with one door, heavy imports."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def pair_of(source: Path) -> Any:
 
 
 def said(notebook: Any) -> str:
-    """What a notebook's cells printed."""
+    """Output of a notebook's cells."""
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
     return "".join(output["text"] for output in outputs if output["output_type"] == "stream")
 
@@ -67,7 +67,7 @@ def test_the_pair_agrees_and_was_executed_in_order(source: Path) -> None:
 def test_it_runs_on_the_committed_results_and_says_the_same(
     source: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where this fails after new results: `lowbit figures --notebooks`."""
+    """If this fails after new results, run `lowbit figures --notebooks`."""
     notebook, shown = pair_of(source), list[Any]()
     monkeypatch.setattr("IPython.display.display", shown.append)
     left = runpy.run_path(str(source))

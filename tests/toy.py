@@ -40,7 +40,7 @@ def small_launch(folder: Path, **values: object) -> Launch:
 
 
 def site_of(model: nn.Module, **values: object) -> Site:
-    """What `Part.prepare` sees of one module: every checkpoint builds a copy of it, earlier parts change nothing."""
+    """A site of one module for `Part.prepare`: every checkpoint builds a copy of it, earlier parts change nothing."""
     offered: dict[str, object] = {
         "checkpoint": Path("checkpoint"), "original": Path("original"), "calibration": (), "seed": 0, "fixed": {},
         "demonstrations": lambda count: [], "build": lambda folder: copy.deepcopy(model), "wrap": lambda found: found,

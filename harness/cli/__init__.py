@@ -14,6 +14,7 @@ report.py          tables and figures of a sweep
 figures.py         paper figures, figures of sweeps, notebooks
 methods.py         the methods with parts, precisions and paper
 metrics.py         the metrics of a step
+runs.py            runs of a sweep by name
 passport.py        planned and realized formats of a run
 browse.py          MLflow's pages over the results
 site.py            the static site of the results

@@ -90,7 +90,8 @@ def wanted(names: Sequence[str], overrides: Sequence[str], results: Path) -> lis
     from harness.start.prepare import base_folder
     from harness.sweep import plan, read_sweep
 
-    launch, found = Launch(results=str(results)), dict[Path, RunConfig]()
+    launch = Launch(results=str(results))
+    found: dict[Path, RunConfig] = {}
     for name in names:
         for cell in plan(read_sweep(name), overrides).cells:
             folder = base_folder(cell, launch)

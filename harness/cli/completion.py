@@ -13,9 +13,10 @@ import argparse
 from collections.abc import Callable
 from pathlib import Path
 
+from harness.foundation.project_files import SWEEPS
+
 VARIABLE = "_ARGCOMPLETE"
 """Environment variable that the shell sets when it asks for completions."""
-SWEEPS = Path("sweeps")
 CONF = Path(__file__).resolve().parents[1] / "config" / "conf"
 OTHERS = {"search": "search_", "throughput": "throughput_"}
 """Command -> how the files of `sweeps/` begin that are its own; all others are those of `lowbit sweep`."""

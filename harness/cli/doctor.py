@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from harness.cli.options import add_results
+from harness.records.paths import bases_folder
 
 DISTRIBUTION = "lowbit-rl-bench"
 Check = tuple[bool, str, str]
@@ -32,9 +33,7 @@ def doctor(results: Path) -> int:
     """Checks that this installation can run the laptop default; exit code 1 if one fails."""
     from harness.foundation import provenance
 
-    checks = [
-        _python(), _torch(), _packages(), _numerics(), _space(results), _bases(results), _tracking(), *_vllm()
-    ]  # fmt: skip
+    checks = [_python(), _torch(), _packages(), _numerics(), _space(results), _bases(results), _tracking(), *_vllm()]
     for is_good, name, words in checks:
         print(f"{'ok  ' if is_good else 'FAIL'}  {name:<10} {words}")
     for name, value in provenance.packages().items():
@@ -131,7 +130,7 @@ def _space(results: Path) -> Check:
 def _bases(results: Path) -> Check:
     from harness.start.base_model import read_record
 
-    folders = sorted(path for path in (results / "bases").glob("*") if path.is_dir() and path.name[0] != ".")
+    folders = sorted(path for path in bases_folder(results).glob("*") if path.is_dir() and path.name[0] != ".")
     for folder in folders:
         try:
             read_record(folder)

@@ -12,7 +12,7 @@ from harness.cli.options import add_results
 from harness.foundation.did_you_mean import nearest
 from harness.published.figures import FIGURES, draw, missing
 from harness.records.packed import make_available
-from harness.records.paths import packed_folder
+from harness.records.paths import figures_folder, packed_folder, runs_folder
 from harness.records.run_result import write_atomic
 
 PAPER = Path("figures") / "paper"
@@ -57,7 +57,7 @@ def figures(names: Sequence[str], results: Path, *, is_executing: bool = False) 
 
         make_available(results, name)
         tqdm.write(
-            "written  " + ", ".join(map(str, draw_all(results, results / "figures" / name, name))), file=sys.stdout
+            "written  " + ", ".join(map(str, draw_all(results, figures_folder(results, name), name))), file=sys.stdout
         )
     return execute_all(names, results) if is_executing else 0
 
@@ -82,7 +82,7 @@ def _chosen(names: Sequence[str]) -> list[str]:
 
 def known_sweeps(results: Path) -> list[str]:
     """Sweeps with results, in files of their own or packed."""
-    folders = {path.parent.name for path in (results / "runs").glob("*/*.json")}
+    folders = {path.parent.name for path in runs_folder(results).glob("*/*.json")}
     return sorted(folders | {path.stem for path in packed_folder(results).glob("*.zip")})
 
 

@@ -18,6 +18,7 @@ from typing import NoReturn
 from harness.cli import completion
 from harness.foundation import bytecode_cache
 from harness.foundation.did_you_mean import nearest
+from harness.foundation.project_files import HOME, RESULTS, bring_results
 
 GROUPS: Mapping[str, Mapping[str, str]] = {
     "run": {
@@ -31,6 +32,7 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
         "figures": "draw paper figures (all, or those named) and the figures of named sweeps from their results",
         "methods": "list the methods: parts, precisions, paper",
         "metrics": "list the metrics: unit, direction, definition",
+        "runs": "list the runs of a sweep by name, or the sweeps that have results",
         "passport": "show planned and realized formats of a run, tensor by tensor",
         "browse": "serve MLflow's pages over the results on this machine",
         "site": "write the static site of the results: leaderboard, figures, passports",
@@ -75,6 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         completion.complete(parser())
     try:
         arguments = parse(sys.argv[1:] if argv is None else argv)
+        _bring_results(arguments)
         return arguments.run(arguments)
     except ValueError as error:
         if os.environ.get("LOWBIT_TRACEBACK"):
@@ -107,6 +110,12 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
             raise ValueError(f"{command}: unknown arguments {' '.join(wrong)}; see lowbit {command} --help")
         arguments.overrides += rest
     return arguments
+
+
+def _bring_results(arguments: argparse.Namespace) -> None:
+    """Outside a clone, copy the committed results to where a command that names no other folder expects them."""
+    if arguments.command != "doctor" and getattr(arguments, "results", None) == RESULTS and (count := bring_results()):
+        print(f"{RESULTS}: {count} files of committed results copied from {HOME / RESULTS}", file=sys.stderr)
 
 
 class Version(argparse.Action):

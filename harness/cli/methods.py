@@ -63,6 +63,7 @@ def methods(names: Sequence[str], *, is_json: bool) -> int:
         for title, words in (("status", status_of(m)), ("paper", m.paper), ("claim", m.claim),
                              ("formats", " ".join(m.precisions)), ("engines", " ".join(engines_of(m)))):  # fmt: skip
             print(f"    {title:<14} {words or '-'}")
+        print(f"    {'bits':<14} {bits_line(m)}")
         for p in m.parts:
             settings = ", ".join(f"{name}={value}" for name, value in knobs(p).items())
             print(f"    part           {type(p).__name__}({settings})")
@@ -74,11 +75,29 @@ def methods(names: Sequence[str], *, is_json: bool) -> int:
     return 0
 
 
+def bits_line(method: Method) -> str:
+    """Effective bits per weight at the rollout, precision by precision, of a small and a large model."""
+    from harness.config.compose import compose
+    from harness.config.decoder_config import decoder_config
+    from harness.config.load import load
+    from harness.records.effective_bits import bits_of_plan
+    from harness.studies.throughput.shapes import shape_of
+
+    shapes = [decoder_config(load([f"model={SMALL}"]).model), shape_of(LARGE)]
+    found: list[str] = []
+    for name in method.precisions:
+        plan = compose(replace(load([f"precision={name}"]), method=method.name)).plan
+        found.append(f"{name} " + "/".join(f"{bits_of_plan(plan, model):.2f}" for model in shapes))
+    return f"{', '.join(found)} (a weight of the linear layers, sizes {SMALL}/{LARGE})"
+
+
 def status_of(method: Method) -> str:
     """control, exact, or reconstructed where part of the rule is ours."""
     return "control" if method.is_control else "reconstructed" if method.reconstructed else "exact"
 
 
+SMALL, LARGE = "s128", "7b"
+"""Models whose effective bits are shown: 3 million parameters, and the shape of Qwen2.5-7B."""
 ENGINES = ("embedded", "vllm", "verl")
 """Engines that can run a method; vllm: the GPU's build, with the local trainer; verl: that under trainer=verl."""
 

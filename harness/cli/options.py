@@ -6,12 +6,14 @@ import argparse
 import os
 from pathlib import Path
 
+from harness.foundation.project_files import RESULTS
+
 OVERRIDES = "Hydra overrides, e.g. model=m task.n=16 algo.mode=bypass_pg knobs.TIS.cap=4.0 launch.packing=true"
 
 
 def add_results(parser: argparse.ArgumentParser) -> None:
     """The option that says where results are."""
-    parser.add_argument("--results", type=Path, default=Path("results"), help="results folder (default: results)")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="results folder (default: results)")
 
 
 def add_write(parser: argparse.ArgumentParser, what: str) -> None:

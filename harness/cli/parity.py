@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from harness.cli.options import add_write, positive, word_list
+from harness.records.paths import figures_folder, tables_folder
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -18,8 +19,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", default="xs128", help="whose base is trained, or read (default: xs128)")
     parser.add_argument("--samples", type=positive, default=512, help="responses to score (default: 512)")
     parser.add_argument("--passports", action="store_true", help="also write every format's passport")
-    parser.add_argument("--report", action="store_true", dest="is_report",
-                        help="measure nothing; show the table of what is there")  # fmt: skip
+    parser.add_argument(
+        "--report", action="store_true", dest="is_report", help="measure nothing; show the table of what is there"
+    )
     add_write(parser, "the table and the figure")
     parser.add_argument(
         "--results", "--out", type=Path, default=Path("results"), help="results folder (default: results)"
@@ -52,7 +54,7 @@ def report(results: Path, *, is_written: bool) -> int:
     if not is_written:
         print(text)
         return 0
-    path, drawn = results / "tables" / "parity.md", results / "figures" / "parity" / "parity.png"
+    path, drawn = tables_folder(results) / "parity.md", figures_folder(results, "parity") / "parity.png"
     write_atomic(path, text.encode())
     figure.draw(records, drawn)
     print(path, drawn, sep="\n")

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import math
+import sys
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,12 +18,18 @@ if TYPE_CHECKING:
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument("run_id", help="a run id or the beginning of one")
+    parser.add_argument(
+        "run_id",
+        metavar="RUN",
+        help="its name, its id or the beginning of one, SWEEP/ before it or not, or its file",
+    )
     add_results(parser)
 
 
 def run(a: argparse.Namespace) -> int:
     """Print planned and realized formats of a run, and how it happened."""
+    from harness.records.effective_bits import bits_of_run
+
     result = find_run(a.run_id, a.results)
     print(f"{result.run_id}  {result.name}  {result.status}")
     if result.launch:
@@ -31,6 +40,8 @@ def run(a: argparse.Namespace) -> int:
     for line in result.retries:
         print(f"retried:  {line}")
     print("planned:  " + ", ".join(f"{k}={v}" for k, v in result.planned.items() if v))
+    if not math.isnan(bits := bits_of_run(result)):
+        print(f"stored:   {bits:.3f} bits a weight of the linear layers at the rollout")
     if result.trainer:
         print("trainer:  " + ", ".join(f"{count} linear layers in {who}" for who, count in result.trainer.items()))
     if result.passport is None:
@@ -49,15 +60,26 @@ def run(a: argparse.Namespace) -> int:
     return 0
 
 
-def find_run(beginning: str, results: Path) -> RunResult:
-    """The one result whose id starts with `beginning`. Raises ValueError for none or several."""
-    from harness.cli.results import unpack_all
-    from harness.records.folder import readable
-    from harness.records.paths import sweep_folders
+def find_run(words: str, results: Path) -> RunResult:
+    """The one run that `words` names: its name, its id or the beginning of one, with or without `SWEEP/` before it, or
+    a path to its record. Raises ValueError for none or several, and for a file that is no result."""
+    from harness.records.folder import all_sweeps, runs_of
+    from harness.records.run_result import read_result
 
-    unpack_all(results)
-    found = [r for folder in sweep_folders(results) for r in readable(folder)[0] if r.run_id.startswith(beginning)]
-    if len({r.run_id for r in found}) != 1:
-        names = ", ".join(f"{r.run_id} ({r.name})" for r in found[:8]) or "none"
-        raise ValueError(f"run {beginning!r} matches {len(found)} results in {results}/runs: {names}")
-    return found[0]
+    if words.endswith(".json"):
+        return read_result(Path(words))
+    sweep, _, wanted = words.rpartition("/")
+    sweeps = [name for name in all_sweeps(results) if sweep in ("", name)]
+    found: list[RunResult] = []
+    for name in sweeps:
+        runs, problems = runs_of(results, name)
+        found += runs
+        for problem in problems:
+            print(f"warning: left alone: {problem}", file=sys.stderr)
+    matching = [r for r in found if wanted == r.name or (wanted and r.run_id.startswith(wanted))]
+    if len({r.run_id for r in matching}) == 1:
+        return matching[0]
+    several = ", ".join(f"{r.sweep}/{r.run_id} ({r.name})" for r in matching[:8])
+    close = get_close_matches(wanted, {r.name for r in found})
+    hint = several or (f"nearest: {', '.join(close)}" if close else "lowbit runs SWEEP lists them")
+    raise ValueError(f"run {words!r} matches {len(matching)} results in {results}; {hint}")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.cli.options import add_results, add_write, number_list, positive, positive_list, whole, word_list
+from harness.records.paths import figures_folder, tables_folder, work_folder
 
 if TYPE_CHECKING:
     from tqdm import tqdm
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from harness.studies.replay.evaluation import Question
     from harness.studies.replay.sampling import Demand
 
-STORED = Path("results") / "work" / "replay"
+STORED = work_folder(Path("results"), "replay")
 RECORDS = "replay"
 """Folder of the records below the results folder."""
 
@@ -154,6 +155,6 @@ def replay_report(results: Path, *, is_written: bool) -> int:
         return 0
     from harness.studies.replay.figure import draw
 
-    written = [*write_tables(records, results / "tables"), *draw(records, results / "figures" / "replay")]
+    written = [*write_tables(records, tables_folder(results)), *draw(records, figures_folder(results, "replay"))]
     print("written: " + ", ".join(str(path) for path in written))
     return 0

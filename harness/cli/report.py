@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from harness.cli.options import add_results
 from harness.foundation.did_you_mean import nearest
+from harness.records.paths import figures_folder, runs_folder, sweep_folders, tables_folder
 
 if TYPE_CHECKING:
     from harness.records.run_result import RunResult
@@ -48,13 +49,14 @@ def report(name: str, results: Path, *, only: str | None = None) -> int:
 
 def main_table(name: str, results: Path) -> int:
     """The table of a README: printed, and written beside the others."""
+    from harness.records.looks import level_of
     from harness.records.run_result import read_results, write_atomic
     from harness.report import main_table as made
 
     _check_results(name, results)
-    sweep, found = _sweep_or_bare(name), read_results(results / "runs" / name)
-    text = made.main_table(found, sweep.control, sweep.baselines[-1], sweep.endpoints)
-    path = results / "tables" / f"{name}_main.md"
+    sweep, found = _sweep_or_bare(name), read_results(runs_folder(results, name))
+    text = made.main_table(found, sweep.control, sweep.baselines[-1], sweep.endpoints, level_of(results, name))
+    path = tables_folder(results) / f"{name}_main.md"
     write_atomic(path, text.encode())
     print(f"{text}\nwritten: {path}")
     return 0
@@ -65,8 +67,8 @@ def _check_results(name: str, results: Path) -> None:
     from harness.records.packed import make_available
 
     make_available(results, name)
-    if not (results / "runs" / name).is_dir():
-        known = sorted(path.name for path in (results / "runs").glob("*") if path.is_dir())
+    if not runs_folder(results, name).is_dir():
+        known = [path.name for path in sweep_folders(results)]
         raise ValueError(f"sweep {name!r} has no results in {results}; {nearest(name, known) if known else 'none has'}")
 
 
@@ -80,18 +82,21 @@ def _sweep_or_bare(name: str) -> Sweep:
 
 def present(sweep: Sweep, results: Path, is_tracked: bool, only: str | None = None) -> int:
     """Tables, figures, MLflow, and the verdict table on the terminal."""
+    from harness.records.looks import level_of
     from harness.records.run_result import read_results
     from harness.report import tables
 
-    found = read_results(results / "runs" / sweep.name)
+    found, level = read_results(runs_folder(results, sweep.name)), level_of(results, sweep.name)
     written: list[Path] = []
     if only != "figures":
-        written += tables.write_tables(found, results / "tables", sweep.name, sweep.control, sweep.endpoints)
+        folder = tables_folder(results)
+        written += tables.write_tables(found, folder, sweep.name, sweep.control, sweep.endpoints, level)
     if only != "tables":
         from harness.published.figures.grid import draw_grid
         from harness.report.figures import draw_all
 
-        written += draw_all(results, results / "figures" / sweep.name, sweep.name, overview=draw_grid)
+        folder = figures_folder(results, sweep.name)
+        written += draw_all(results, folder, sweep.name, sweep.control, overview=draw_grid, endpoints=sweep.endpoints)
         written += _profiles(found, sweep, results)
     written += _break_even(found, sweep, results, only)
     if is_tracked:
@@ -99,7 +104,7 @@ def present(sweep: Sweep, results: Path, is_tracked: bool, only: str | None = No
 
         track(results, sweep.name)
     if only != "figures":
-        print(tables.render_terminal(tables.leaderboard(found, sweep.control, sweep.endpoints)))
+        print(tables.render_terminal(tables.leaderboard(found, sweep.control, sweep.endpoints, level)))
     print("written: " + ", ".join(str(path) for path in written))
     return 0
 
@@ -108,8 +113,8 @@ def _break_even(found: Sequence[RunResult], sweep: Sweep, results: Path, only: s
     """Table and figure of where a precision pays; nothing for a sweep with one size and one length."""
     from harness.studies import break_even
 
-    tables = None if only == "figures" else results / "tables"
-    figures = None if only == "tables" else results / "figures" / sweep.name
+    tables = None if only == "figures" else tables_folder(results)
+    figures = None if only == "tables" else figures_folder(results, sweep.name)
     return break_even.write(found, tables, figures, sweep.name, sweep.control)
 
 
@@ -120,4 +125,4 @@ def _profiles(found: Sequence[RunResult], sweep: Sweep, results: Path) -> list[P
     from harness.report.plots.save import save_png
 
     arms = group_arms(found)
-    return save_png(lambda: profile_figure(arms, sweep.control), results / "figures" / sweep.name / "profiles.png")
+    return save_png(lambda: profile_figure(arms, sweep.control), figures_folder(results, sweep.name) / "profiles.png")

@@ -11,6 +11,7 @@ import zipfile
 from pathlib import Path
 
 from harness.cli.options import add_results
+from harness.records.paths import bases_folder, packed_folder, runs_folder, sweep_folders
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,13 +40,13 @@ def verify_all(results: Path) -> int:
     from harness.records.run_result import verify
 
     problems = packed_problems(results)
-    for folder in sorted(path for path in (results / "runs").glob("*") if path.is_dir()):
+    for folder in sweep_folders(results):
         problems += [*verify(folder), *readable(folder)[1]]
     problems = list(dict.fromkeys(problems))
     for problem in problems:
         print(f"FAIL  {problem}")
     head = "FAIL" if problems else "ok  "
-    print(f"{head}  {len(list((results / 'runs').rglob('*.json')))} result files, {len(problems)} problems")
+    print(f"{head}  {len(list(runs_folder(results).rglob('*.json')))} result files, {len(problems)} problems")
     return 1 if problems else 0
 
 
@@ -54,7 +55,7 @@ def packed_problems(results: Path) -> list[str]:
     from harness.records.packed import make_available
 
     problems: list[str] = []
-    for path in sorted((results / "packed").glob("*.zip")):
+    for path in sorted(packed_folder(results).glob("*.zip")):
         try:
             make_available(results, path.stem)
         except ValueError as error:
@@ -107,8 +108,8 @@ def import_all(source: str | None, results: Path) -> int:
             shutil.unpack_archive(source, folder, filter="data")
             inner = next((path.parent for path in sorted(Path(folder).rglob("runs")) if path.is_dir()), Path(folder))
             return import_all(str(inner), results)
-    bases = [path for path in sorted((Path(source) / "bases").glob("*")) if path.is_dir() and path.name[0] != "."]
-    runs = Path(source) / "runs" if bases or (Path(source) / "runs").is_dir() else Path(source)
+    bases = [path for path in sorted(bases_folder(source).glob("*")) if path.is_dir() and path.name[0] != "."]
+    runs = runs_folder(source) if bases or runs_folder(source).is_dir() else Path(source)
     for base in bases:
         read_record(base)
     foreign = _foreign(runs)
@@ -116,13 +117,13 @@ def import_all(source: str | None, results: Path) -> int:
         print(line, file=sys.stderr)
     if foreign:
         raise ValueError(f"{source}: {len(foreign)} files are no results (named above); nothing was imported")
-    added, known = import_results(runs, results / "runs") if runs.exists() or not bases else ([], [])
+    added, known = import_results(runs, runs_folder(results)) if runs.exists() or not bases else ([], [])
     print(f"{len(added)} runs imported, {len(known)} were there already")
-    new = [base for base in bases if not (results / "bases" / base.name).exists()]
+    new = [base for base in bases if not (bases_folder(results) / base.name).exists()]
     for base in new:
-        part = results / "bases" / f".{base.name}.part"
+        part = bases_folder(results) / f".{base.name}.part"
         shutil.copytree(base, part, dirs_exist_ok=True)
-        part.rename(results / "bases" / base.name)
+        part.rename(bases_folder(results) / base.name)
     if bases:
         print(f"{len(new)} bases imported, {len(bases) - len(new)} were there already")
     return 0

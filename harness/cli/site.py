@@ -12,21 +12,42 @@ from harness.cli.options import add_results
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.add_argument("sweeps", nargs="*", help="these sweeps alone (default: every sweep with results)")
+    parser.add_argument("--committed", action="store_true", help="only the sweeps whose results are committed")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 where the site is not what the "
+                                                             "committed results give")  # fmt: skip
     add_results(parser)
 
 
 def run(a: argparse.Namespace) -> int:
-    """Write the site."""
-    return site(a.results, a.sweeps)
+    """Write or check the site. Raises ValueError for options that exclude each other."""
+    from harness.foundation.project_files import committed_sweeps
+
+    if a.sweeps and (a.check or a.committed):
+        raise ValueError(f"site: {'--check' if a.check else '--committed'} does not go with the names of sweeps")
+    if a.check:
+        return check(a.results, committed_sweeps())
+    return site(a.results, committed_sweeps() if a.committed else a.sweeps)
 
 
 def site(results: Path, sweeps: Sequence[str]) -> int:
     """Write `<results>/site/index.html` and its data files."""
-    from harness.cli.results import unpack_all
     from harness.viewers.site import write_site
 
-    unpack_all(results)
     written = write_site(results, sweeps)
     size = sum(path.stat().st_size for path in written)
     print(f"{written[0]}: {len(written)} files, {size / 1e6:.2f} MB; opens in a browser as it is")
+    return 0
+
+
+def check(results: Path, sweeps: Sequence[str]) -> int:
+    """Exit code 1, with one line, where the site is not what these sweeps give."""
+    from harness.records.paths import site_folder
+    from harness.viewers.site import outdated
+
+    folder = site_folder(results)
+    if wrong := outdated(results, sweeps):
+        names = ", ".join(path.relative_to(folder).as_posix() for path in wrong)
+        print(f"FAIL  {folder}: out of date ({names}); run `lowbit site --committed`")
+        return 1
+    print(f"{folder}: up to date")
     return 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -17,6 +18,7 @@ from harness.cli.options import OVERRIDES, add_results, add_workers, hours, minu
 
 if TYPE_CHECKING:
     from harness.config.schema import Launch, RunConfig
+    from harness.records.run_result import RunResult
     from harness.sweep import Planned
     from harness.sweep.launchers.job import Event
     from harness.sweep.retry import Runner
@@ -26,10 +28,18 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.add_argument("name", help="a file of sweeps/ without its ending, or a path to a YAML file")
     parser.add_argument("overrides", nargs="*", default=[], help=f"{OVERRIDES}; they apply to every cell and come last")
-    parser.add_argument("--dry-run", action="store_true",
-                        help="list cells, what is left out, predicted time and its error; run nothing")  # fmt: skip
+    parser.add_argument(
+        "--dry-run", action="store_true", help="list cells, what is left out, predicted time and its error; run nothing"
+    )
+    parser.add_argument(
+        "--until-decided",
+        action="store_true",
+        dest="is_until_decided",
+        help="look at the verdicts while seeds arrive and give further seeds to the arms that need them, by the file's "
+        "`until`; with --dry-run: what would run next",
+    )
     add_workers(parser, "cells")
-    parser.add_argument("--seeds", type=number_list, help="comma-separated seeds in place of the file's")
+    parser.add_argument("--seeds", type=number_list, help="comma-separated run seeds in place of the file's")
     limit = parser.add_mutually_exclusive_group()
     limit.add_argument("--max-hours", type=hours, metavar="H",
                        help="start no new cell that is not predicted to end within so many hours; what still runs "
@@ -45,11 +55,17 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(a: argparse.Namespace) -> int:
     """Run the sweep."""
     way = Way(
-        workers=a.workers, launcher=a.launcher, ray_address=a.ray_address,
+        workers=a.workers,
+        launcher=a.launcher,
+        ray_address=a.ray_address,
         max_hours=a.max_hours if a.max_minutes is None else a.max_minutes / 60,
         is_tracked=not a.no_tracking,
-    )  # fmt: skip
-    return sweep(a.name, a.overrides, results=a.results, way=way, seeds=a.seeds, is_dry=a.dry_run)
+    )
+    if not a.is_until_decided:
+        return sweep(a.name, a.overrides, results=a.results, way=way, seeds=a.seeds, is_dry=a.dry_run)
+    if a.seeds is not None:
+        raise ValueError("seeds: not with --until-decided, where the file's `until` says how many")
+    return sweep_until_decided(a.name, a.overrides, results=a.results, way=way, is_dry=a.dry_run)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,12 +103,11 @@ def sweep(
     check_overrides(overrides)  # refuses wrong words before torch is imported
     from harness.cli.report import present
     from harness.records.packed import make_available
-    from harness.run.checks import check_place
-    from harness.sweep import FINISHED, plan, read_sweep, run_sweep, stored
+    from harness.sweep import FINISHED, plan, read_sweep, run_sweep, stored, with_seeds
     from harness.sweep.preview import dry_run, tell_left_out
 
     found = read_sweep(name)
-    found = found if seeds is None else replace(found, seeds=seeds)
+    found = found if seeds is None else with_seeds(found, seeds)
     overrides, given = split_launch(overrides)
     launch = launch_of(split_launch(found.overrides)[1] | given, results=str(results), sweep=found.name)
     planned = plan(found, overrides)
@@ -108,46 +123,102 @@ def sweep(
         if planned.impossible:
             run_sweep(planned, launch, way.workers, lambda event: None)
         return present(found, results, way.is_tracked)
-    for cell in todo:
+    _check_places(todo, launch, way)
+    print(f"{found.name}: {found.question}")
+    records, is_interrupted = _run_cells(planned, todo, launch, way, runner, way.max_hours)
+    if is_interrupted:
+        return _interrupted()
+    left = {run_id(cell) for cell in planned.cells} - {record.run_id for record in records}
+    code = present(found, results, way.is_tracked) if any(r.status != "skipped" for r in records) else 0
+    code = _tell_failed(records) or code
+    if left:
+        print(f"time limit: {len(left)} of {len(planned.cells)} cells are left; the same command goes on from here")
+    return code
+
+
+def sweep_until_decided(name: str, overrides: Sequence[str], *, results: Path, way: Way, is_dry: bool) -> int:
+    """Run seeds look by look until no arm needs or may get another, then tables and figures. Exit codes as `sweep`."""
+    from harness.config.load import check_overrides, launch_of, run_id, split_launch
+
+    check_overrides(overrides)
+    from harness.cli.report import present
+    from harness.records.packed import make_available
+    from harness.studies.until_decided import preview, until_decided, with_all_seeds
+    from harness.sweep import FINISHED, plan, read_sweep, stored
+    from harness.sweep.preview import dry_run, tell_left_out
+
+    found = with_all_seeds(read_sweep(name))
+    overrides, given = split_launch(overrides)
+    launch = launch_of(split_launch(found.overrides)[1] | given, results=str(results), sweep=found.name)
+    planned = plan(found, overrides)
+    make_available(results, found.name)
+    if is_dry:
+        todo = preview(planned, launch)
+        return dry_run(replace(planned, cells=tuple(todo)), todo, results, way.workers) if todo else 0
+    runner, started = way.runner(), time.monotonic()
+    tell_left_out(planned)
+    _check_places(planned.cells, launch, way)
+    print(f"{found.name}: {found.question}")
+
+    def run_next(part: Planned) -> tuple[list[RunResult], bool]:
+        known = stored(launch, part.cells)
+        todo = [c for c in part.cells if (held := known.get(run_id(c))) is None or held.status not in FINISHED]
+        hours = None if way.max_hours is None else way.max_hours - (time.monotonic() - started) / 3600
+        return _run_cells(part, todo, launch, way, runner, hours)
+
+    ending = until_decided(planned, launch, run_next)
+    if ending.reason is None:
+        return _interrupted()
+    code = present(found, results, way.is_tracked) if stored(launch) else 0
+    code = _tell_failed(ending.failed) or code
+    print(f"{found.name}: {ending.reason}")
+    return code
+
+
+def _check_places(cells: Sequence[RunConfig], launch: Launch, way: Way) -> None:
+    """Raises ValueError where a cell cannot run here or under this launcher."""
+    from harness.run.checks import check_place
+
+    for cell in cells:
         if way.launcher == "local":
             check_place(cell, launch)
         elif cell.trainer.name == "verl":
             raise ValueError("launcher=ray: a cell with trainer=verl has a Ray of its own; valid: local")
-    return _run_cells(planned, todo, launch, way, runner)
 
 
-def _run_cells(planned: Planned, todo: Sequence[RunConfig], launch: Launch, way: Way, runner: Runner) -> int:
-    """Run the cells that are left, then show what all of them say."""
-    from harness.cli.report import present
-    from harness.config.load import run_id
+def _interrupted() -> int:
+    print("\ninterrupted; the same command goes on from here")
+    return 130
+
+
+def _tell_failed(records: Iterable[RunResult]) -> int:
+    """Name the failed runs. Exit code 1 where there is one."""
+    failed = [r for r in records if r.status == "failed"]
+    for r in failed:
+        print(f"failed  {r.name} ({r.run_id}): {r.reason}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+def _run_cells(
+    planned: Planned, todo: Sequence[RunConfig], launch: Launch, way: Way, runner: Runner, max_hours: float | None
+) -> tuple[list[RunResult], bool]:
+    """Run the cells that are left, with progress: (all records, whether it was interrupted)."""
     from harness.sweep import run_sweep
     from harness.sweep.preview import time_limit
     from harness.sweep.progress import Progress
 
     found, results = planned.sweep, Path(launch.results)
-    print(f"{found.name}: {found.question}")
     print(f"{len(todo)} of {len(planned.cells)} cells to run, {way.workers} at a time", flush=True)
-    limit = time_limit(todo, results, way.max_hours)
+    limit = time_limit(todo, results, max_hours)
     progress = Progress(todo, len(planned.cells))
     try:
         with _live(results, found.name, way.is_tracked) as live:
             listeners = (progress, *live)
-            records, is_interrupted = run_sweep(
+            return run_sweep(
                 planned, launch, way.workers, lambda event: tell(listeners, event), run=runner, limit=limit
             )
     finally:
         progress.close()
-    if is_interrupted:
-        print("\ninterrupted; the same command goes on from here")
-        return 130
-    left = {run_id(cell) for cell in planned.cells} - {record.run_id for record in records}
-    code = present(found, results, way.is_tracked) if any(r.status != "skipped" for r in records) else 0
-    failed = [r for r in records if r.status == "failed"]
-    for r in failed:
-        print(f"failed  {r.name} ({r.run_id}): {r.reason}", file=sys.stderr)
-    if left:
-        print(f"time limit: {len(left)} of {len(planned.cells)} cells are left; the same command goes on from here")
-    return 1 if failed else code
 
 
 def tell(listeners: Iterable[Callable[[Event], None]], event: Event) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from harness.cli.options import add_results, add_write, minutes, positive
 
 if TYPE_CHECKING:
-    from harness.studies.throughput.plan import Job, Sweep
+    from harness.studies.throughput.plan import EngineSpec, Sweep
 
 H200_GIB = 139.8
 """Memory of the device that estimates are made for, where none is there to ask."""
@@ -30,8 +30,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
                         help="these engines alone: size=7b,precision=int8; a key twice means either value")  # fmt: skip
     parser.add_argument("--retry", action="store_true", help="also try engines again that died before")
     parser.add_argument("--dry-run", action="store_true", help="list what is missing and about how long it takes")
-    parser.add_argument("--report", action="store_true", dest="is_report",
-                        help="run nothing; show the tables of what is measured")  # fmt: skip
+    parser.add_argument(
+        "--report", action="store_true", dest="is_report", help="run nothing; show the tables of what is measured"
+    )
     add_write(parser, "tables and figures (with --report)")
     add_results(parser)
 
@@ -53,12 +54,12 @@ def throughput(
     """Measure. Exit code 0 when nothing is missing any more, 1 when something is."""
     from tqdm import tqdm
 
-    from harness.studies.throughput.plan import jobs, read_only, read_sweep, todo
+    from harness.studies.throughput.plan import engine_specs, read_only, read_sweep, todo
     from harness.studies.throughput.records import folder_of, read_records
 
     sweep = read_sweep(name)
     records = read_records(results, sweep)
-    wanted = jobs(sweep, read_only(only))
+    wanted = engine_specs(sweep, read_only(only))
     queue = todo(sweep, records, wanted, is_retried=is_retried)
     if is_dry:
         return _dry_run(sweep, queue, wanted, records, num_gpus)
@@ -103,28 +104,32 @@ def report(name: str, results: Path, *, is_written: bool) -> int:
 
 
 def _dry_run(
-    sweep: Sweep, queue: Sequence[Job], wanted: Sequence[Job], records: Mapping[str, Mapping[str, Any]], num_gpus: int
+    sweep: Sweep,
+    queue: Sequence[EngineSpec],
+    wanted: Sequence[EngineSpec],
+    records: Mapping[str, Mapping[str, Any]],
+    num_gpus: int,
 ) -> int:
     """List of what is missing, per engine, with the estimate of its cache and of its time."""
-    from harness.studies.throughput.estimates import job_expected_s, kv_tokens_expected
+    from harness.studies.throughput.estimates import expected_s, kv_tokens_expected
     from harness.studies.throughput.plan import missing
     from harness.studies.throughput.settled import SPREAD
 
     device_gib = sweep.memory_gib or H200_GIB
     total, num_again = 0.0, 0
-    for job in wanted:
-        keys = missing(sweep, job, records.get(job.stem))
-        if job not in queue:
-            print(f"{job.stem:<22}{'died before' if keys else 'measured'}")
+    for spec in wanted:
+        keys = missing(sweep, spec, records.get(spec.stem))
+        if spec not in queue:
+            print(f"{spec.stem:<22}{'died before' if keys else 'measured'}")
             continue
-        again = [key for key in keys if key in records.get(job.stem, {}).get("cells", {})]
+        again = [key for key in keys if key in records.get(spec.stem, {}).get("cells", {})]
         num_again += len(again)
         words = f" ({len(again)} of them disturbed, to be measured again)" if again else ""
-        seconds = job_expected_s(sweep, job, keys, device_gib)
+        seconds = expected_s(sweep, spec, keys, device_gib)
         total += seconds
-        tokens = kv_tokens_expected(job.size, job.precision, device_gib)
+        tokens = kv_tokens_expected(spec.size, spec.precision, device_gib)
         print(
-            f"{job.stem:<22}{len(keys):3d} missing{words}, about {seconds:4.0f} s, "
+            f"{spec.stem:<22}{len(keys):3d} missing{words}, about {seconds:4.0f} s, "
             f"cache of about {tokens / 1e6:.2f}M tokens"
         )
     print(

@@ -26,6 +26,7 @@ from harness.config.validation import in_words, nearest_key
 from harness.config.validation import leaves as leaves
 from harness.config.validation import parse as parse
 from harness.foundation.did_you_mean import nearest
+from methods import check_name
 
 if typing.TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
@@ -54,6 +55,8 @@ def _check_value(override: str) -> None:
     if parsed.is_sweep_override():
         raise ValueError(f"{override}: one value is expected; a sweep's YAML file lists several, under axes or arms")
     value = parsed.value()
+    if key == "method" and not (isinstance(value, str) and "${" in value):
+        check_name(str(value))
     if key not in _kinds(RunConfig) or (isinstance(value, str) and "${" in value):
         return
     config = ConfigDict(allow_inf_nan=False, coerce_numbers_to_str=True)

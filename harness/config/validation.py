@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import types
 import typing
 from collections.abc import Iterable
 from functools import cache
@@ -93,6 +94,8 @@ def leaves(cls: type, prefix: str = "") -> tuple[str, ...]:
         if name.startswith("__"):
             continue
         names.append(prefix + name)
-        if dataclasses.is_dataclass(kind):
-            names += leaves(typing.cast(type, kind), f"{prefix}{name}.")
+        is_union = typing.get_origin(kind) in (types.UnionType, typing.Union)
+        for inner in typing.get_args(kind) if is_union else (kind,):
+            if dataclasses.is_dataclass(inner):
+                names += leaves(typing.cast(type, inner), f"{prefix}{name}.")
     return tuple(names)

@@ -77,9 +77,11 @@ def _read(name: str, root: Path) -> Room:
     said = ast.get_docstring(trees[files.index(path if path.is_file() else path / "__init__.py")]) or ""
     found = {room for tree in trees for module in _imported(tree) if (room := _room_of(module)) is not None}
     return Room(
-        name=name, sentence=said.partition("\n")[0], imports=tuple(r for r in ROOMS if r in found and r != name),
+        name=name,
+        sentence=said.partition("\n")[0],
+        imports=tuple(r for r in ROOMS if r in found and r != name),
         packages=() if path.is_file() else tuple(sorted(p.parent.name for p in path.glob("*/__init__.py"))),
-    )  # fmt: skip
+    )
 
 
 def _imported(tree: ast.Module) -> Iterator[str]:

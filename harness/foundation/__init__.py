@@ -5,6 +5,7 @@ clock.py            wall time per stage of a step, and peaks of GPU memory
 did_you_mean.py     the nearest valid names, for error messages
 own_process.py      a module of this project started in a Python process of its own
 process_log.py      the line of a dead process's log that names the error
+project_files.py    sweeps, claims and committed results: in a clone, or as the installed package carries them
 provenance.py       commit, package versions, hardware and memory of a run
 seeds.py            seeds as stable hashes of what they are for
 state_files.py      tensors and plain values on disk, written atomically, read without executing anything

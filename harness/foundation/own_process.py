@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 
 from harness.foundation.provenance import ROOT
 
@@ -18,5 +19,7 @@ def module_command(module: str, *words: str) -> list[str]:
 
 
 def code_path() -> dict[str, str]:
-    """PYTHONPATH for such a process: the folder of `harness` and `methods`, then what it already holds."""
-    return {"PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))}
+    """PYTHONPATH for such a process: the folder of `harness` and `methods`, then what it already holds, as absolute
+    paths, since the process may have another working directory."""
+    held = [str(Path(path).absolute()) for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+    return {"PYTHONPATH": os.pathsep.join(dict.fromkeys([str(ROOT), *held]))}

@@ -28,9 +28,11 @@ NORMS = ("input_layernorm.weight", "post_attention_layernorm.weight")
 
 def checkpoint_name(name: str) -> str:
     """The checkpoint's name of a module's parameter."""
-    return name.replace(".base_layer.", ".").replace(".lora_A.default.", ".lora_A.").replace(
-        ".lora_B.default.", ".lora_B."
-    )  # fmt: skip
+    return (
+        name.replace(".base_layer.", ".")
+        .replace(".lora_A.default.", ".lora_A.")
+        .replace(".lora_B.default.", ".lora_B.")
+    )
 
 
 def add_adapters(model: Decoder, adapters: Adapters, fixed: Mapping[str, Tensor], seed: int) -> Decoder:

@@ -7,8 +7,10 @@ no sliding window, no rope scaling. Axes: B rows, L positions, d hidden, H heads
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -112,24 +114,43 @@ class Spans:
 
     lengths: tuple[int, ...]
     """Tokens of each, in order; their sum is the length of the row."""
+    ends: Tensor
+    """[sequences + 1] int32: where each begins, and the length of the row."""
 
-    def attend(self, core: CoreAttention, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Causal attention inside each sequence: q [1, H, N, D], k and v [1, K, N, D] -> [1, H, N, D]."""
+    @classmethod
+    def of(cls, lengths: Sequence[int], device: torch.device | str) -> Spans:
+        """Sequences of these lengths, all at least 1."""
+        ends = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device=device)
+        return cls(lengths=tuple(lengths), ends=ends)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Causal attention inside each sequence: q [1, H, N, D], k and v [1, K, N, D] -> [1, H, N, D]. A GPU, where K
+        must be H, runs one kernel for all: launches for each take longer than a small model's arithmetic."""
+        if q.is_cuda:
+            run: Any = torch.ops.aten._efficient_attention_forward  # PyTorch's own kernel for float32
+            longest, causal = max(self.lengths), 1
+            q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+            out = run(q, k, v, None, self.ends, self.ends, longest, longest, 0.0, causal, torch.is_grad_enabled())
+            return out[0].transpose(1, 2)
+        grouped = q.shape[1] > k.shape[1]
         parts = zip(*(x.split(self.lengths, 2) for x in (q, k, v)), strict=True)
-        return torch.cat([core(*own, None) for own in parts], 2)
+        return torch.cat([F.scaled_dot_product_attention(*own, is_causal=True, enable_gqa=grouped) for own in parts], 2)
 
 
 class CoreAttention(nn.Module):
     """Softmax attention alone, after norms and rotation: where keys and values can be seen as a cache has them."""
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        """q [B, H, T, D], k and v [B, K, L, D], mask [T, L] or [B, 1, T, L] bool, None for causal -> [B, H, T, D]."""
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, at: Tensor | Spans | None) -> Tensor:
+        """q [B, H, T, D], k and v [B, K, L, D] -> [B, H, T, D]. `at`: a mask [T, L] or [B, 1, T, L] bool, the sequences
+        of one packed row, or None for causal."""
         grouped = q.shape[1] > k.shape[1]
         if grouped and q.is_cuda:  # float32 kernels on CUDA have no grouped form; the CPU kernel has
             repeats = q.shape[1] // k.shape[1]
             k, v = k.repeat_interleave(repeats, 1), v.repeat_interleave(repeats, 1)
             grouped = False
-        return F.scaled_dot_product_attention(q, k, v, mask, is_causal=mask is None, enable_gqa=grouped)
+        if isinstance(at, Spans):
+            return at.attend(q, k, v)
+        return F.scaled_dot_product_attention(q, k, v, at, is_causal=at is None, enable_gqa=grouped)
 
 
 class Attention(nn.Module):
@@ -154,10 +175,7 @@ class Attention(nn.Module):
         if isinstance(at, Queries):
             x, cos, sin = at.take(x), cos[at.index], sin[at.index]
         q = rotate(self.q_norm(self._heads(self.q_proj(x))), cos, sin).transpose(1, 2)
-        if isinstance(at, Spans):
-            out = at.attend(self.core, q, k, v)
-        else:
-            out = self.core(q, k, v, None if at is None else at.mask)
+        out = self.core(q, k, v, at.mask if isinstance(at, Queries) else at)
         return self.o_proj(out.transpose(1, 2).flatten(2))
 
     def _heads(self, x: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ rounding.py            rounding to the elements of a format
 scales.py              from the largest magnitude of a tile to its scale, rule by rule
 tiles.py               views of a tensor by the tiles that share a scale
 quantize.py            quantize and dequantize any format
+effective_bits.py      bits that a format and its side structures store for a weight
 packing.py             codes as int32 words and bytes, as checkpoints store them
 nf4.py                 NF4 as bitsandbytes stores it
 gptq.py                GPTQ for one weight

@@ -109,8 +109,9 @@ class _Products(torch.autograd.Function):
         wants_x, wants_weight = (wanted and flow.has_graph for wanted in ctx.needs_input_grad[:2])
         w, turned = flow.held or kernels.weight(weight, flow.weights)
         flat = x.reshape(-1, x.shape[-1])
-        rows, columns = kernels.runs(flat, acts, has_rows=True, has_columns=wants_weight, is_twice=flow.is_saved_fp8,
-                                     is_square=kernels.is_square)  # fmt: skip
+        rows, columns = kernels.runs(
+            flat, acts, has_rows=True, has_columns=wants_weight, is_twice=flow.is_saved_fp8, is_square=kernels.is_square
+        )
         assert rows is not None
         saved = [*_tensors(turned if wants_x else None), *_tensors(columns)]
         ctx.save_for_backward(*saved)

@@ -35,7 +35,7 @@ PERCENTILE = 0.999
 SMALLEST_SCALE = 1e-6
 """Smallest scale; engines reject 0."""
 CORE = re.compile(r"(?:^|\.)layers\.(\d+)\.self_attn\.core$")
-"""The modules called with (q, k, v, mask) after the norms and the rotation."""
+"""The modules called with (q, k, v, at) after the norms and the rotation."""
 
 
 def kv_scale(amax: Tensor, fmt: Format, *, margin: float = MARGIN, divisor: float | None = None) -> Tensor:

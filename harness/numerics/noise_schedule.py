@@ -39,9 +39,8 @@ def decayed(u: float, start: float, end: float, decay: Decay) -> float:
 
 
 def stage_sigma(
-    at: int, *, num_stages: int, start: float, end: float, definition: Definition = "repo",
-    decay: Decay = "exponential",
-) -> float:  # fmt: skip
+    at: int, *, num_stages: int, start: float, end: float, definition: Definition = "repo", decay: Decay = "exponential"
+) -> float:
     """sigma of a stage: 0 at stage 0 and where `start` is 0. With two stages the second has `start`."""
     if at == 0 or start == 0.0:
         return 0.0

@@ -59,8 +59,9 @@ def quantize(
     w = w.float()
     if fmt.element == "nf4":
         codes, absmax, offset, outer = nf4.quantize_nf4(w, fmt.double_quant, scale)
-        return Quantized(codes=codes, scale=absmax, zero_point=offset, global_scale=outer, fmt=fmt,
-                         shape=tuple(w.shape))  # fmt: skip
+        return Quantized(
+            codes=codes, scale=absmax, zero_point=offset, global_scale=outer, fmt=fmt, shape=tuple(w.shape)
+        )
     v, s = _scaled(w, fmt, scale, zero_point, tensor_amax)
     codes = _encode_(v, fmt)
     stored = tiles.store(s.block, fmt.tile)
@@ -150,8 +151,9 @@ def saturated_frac(w: Tensor, q: Quantized) -> float:
     return float(tiles.join(beyond, fmt.tile, q.shape).to(torch.float32).mean())
 
 
-def code_flips(a: Quantized, b: Quantized) -> float:
-    """Fraction of elements whose code differs between two quantizations of one shape and format; +0 and -0 are equal.
+def code_flips(a: Quantized, b: Quantized) -> Tensor:
+    """Fraction [] float32 of elements whose code differs between two quantizations of one shape and format; +0 and -0
+    are equal.
 
     Scales do not count. Raises ValueError where shape or format differ.
     """
@@ -159,10 +161,10 @@ def code_flips(a: Quantized, b: Quantized) -> float:
         raise ValueError(f"cannot compare {a.fmt.name} {a.shape} with {b.fmt.name} {b.shape}")
     sign = {"e4m3": 0x80, "e5m2": 0x80, "e2m1": 0x08}.get(a.fmt.element)
     if sign is None:
-        return float((a.codes != b.codes).to(torch.float32).mean())
+        return (a.codes != b.codes).to(torch.float32).mean()
     x, y = a.codes.view(torch.uint8), b.codes.view(torch.uint8)
     differs = (x != y) & (((x | y) & (sign - 1)) != 0)
-    return float(differs.to(torch.float32).mean())
+    return differs.to(torch.float32).mean()
 
 
 def _scaled(

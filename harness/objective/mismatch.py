@@ -60,6 +60,22 @@ def batch_mismatch(batch: TokenBatch, entropy: Tensor) -> dict[str, Any]:
 
 
 @torch.no_grad()
+def staleness_metrics(batch: TokenBatch, stale_logp: Tensor) -> dict[str, float]:
+    """k3 of a stale rollout batch in its two parts, over the valid tokens of its mask; NaN without one.
+
+    stale_logp [B, T] nats: the weights that sampled, in the trainer's format. d = old - rollout is the sum of what
+    steps did to the trainer (old - stale) and of what the format does at equal weights (stale - rollout). Responses
+    come from the sampler, so the first part is an estimate of KL(stale || old) as far as the second is small.
+    """
+    valid = batch.mask & torch.isfinite(batch.old_logp - batch.rollout_logp) & torch.isfinite(stale_logp)
+    index = valid.flatten().nonzero().squeeze(-1)
+    old, stale, rollout = (x.take(index).double() for x in (batch.old_logp, stale_logp, batch.rollout_logp))
+    gaps = ((old - stale).clamp(-BOUND, BOUND), (stale - rollout).clamp(-BOUND, BOUND))
+    values = torch.stack([(torch.expm1(d) - d).mean() for d in gaps]).tolist()
+    return dict(zip(("staleness/kl_k3", "staleness/format_kl_k3"), values, strict=True))
+
+
+@torch.no_grad()
 def mismatch_metrics(
     old_logp: Tensor, rollout_logp: Tensor, mask: Tensor, *, cap: float, entropy: Tensor | None = None
 ) -> dict[str, float]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
@@ -15,24 +16,38 @@ from matplotlib.figure import Figure, SubFigure
 from matplotlib.lines import Line2D
 
 from harness.records.arms import Arm, group_arms, label, rank
+from harness.records.looks import level_of
 from harness.records.paths import runs_folder
 from harness.records.run_result import read_results
+from harness.records.sweep_file import ENDPOINTS
 from harness.report.leaderboard import leaderboard
 from harness.report.plots.bands import Series, load_series, over_evaluations, over_profile, over_steps
 from harness.report.plots.colours import BLUE, INK, REFERENCE, STRIPE, VERMILION
 from harness.report.plots.differences import differences
 from harness.report.plots.save import save
-from harness.report.plots.style import STYLE, Looks, draw_band, legend, looks_of, small_multiples, style_name
+from harness.report.plots.style import (
+    STYLE,
+    Looks,
+    above_panels,
+    draw_band,
+    legend,
+    looks_of,
+    small_multiples,
+    style_name,
+)
+from harness.report.plots.titles import BASELINE, largest_title, panel_title, scores_title, slope_title
 
-MAX_LINES = 16
-"""Arms of one precision that a panel of curves can hold."""
+MAX_ARMS = 16
+"""Arms of one precision beyond which a sweep has no curves."""
+MAX_LINES = 5
+"""Lines of a panel: the control, the uncorrected arm, then the best."""
 MAX_CONTEXTS = 3
 """Most contexts with all figures; beyond it each has its overview and the accuracy of its plain arms alone."""
 SMOOTHING = 5
 """Steps of the running mean of reward curves."""
 SCORES = (
-    ("accuracy", "reference precision", INK, "o", "full"),
-    ("rollout_accuracy", "rollout format", VERMILION, "s", "none"),
+    ("accuracy", "BF16 policy", INK, "o", "full"),
+    ("rollout_accuracy", "as deployed", VERMILION, "s", "none"),
     ("reward", "sampler reward", BLUE, "D", "full"),
 )
 """(column, name, colour, marker, fill) of the three scores, in the order they stand in a row."""
@@ -49,11 +64,13 @@ def draw_all(
     control: str = "bf16",
     formats: Sequence[str] = ("png",),
     overview: Overview | None = None,
+    endpoints: Sequence[str] = ENDPOINTS,
 ) -> list[Path]:
     """Draw every figure of `<results_folder>/runs/<sweep>` into `out_folder`; `formats` are "png", "pdf" or "svg".
 
     A sweep over several contexts (model sizes, lengths) gets one set per context, or the short one of each; one over
-    both has the `overview`, where one is given. Raises ValueError without results.
+    both has the `overview`, where one is given. `endpoints`: as the sweep's file declares them. Raises ValueError
+    without results.
     """
     folder = runs_folder(results_folder, sweep)
     results = read_results(folder)
@@ -61,14 +78,15 @@ def draw_all(
         raise ValueError(f"sweep {sweep!r} has no results in {results_folder} to draw")
     arms = group_arms(results)
     series = load_series(folder, results)
-    board = {str(row["arm"]): row for row in leaderboard(results, control).to_dict("records")}
+    alpha = level_of(results_folder, sweep)
+    board = {str(row["arm"]): row for row in leaderboard(results, control, endpoints, alpha).to_dict("records")}
     looks = looks_of(arms, control)
     paths: list[Path] = []
     with mpl.rc_context(fname=STYLE):
         contexts = dict.fromkeys(label(arm.context) for arm in arms)
         if overview is not None and (grid := overview(arms, control)) is not None:
             paths += [save(grid, out_folder / f"grid.{kind}") for kind in formats]
-        elif len(board) > MAX_LINES and (whole := differences(arms, board, control)) is not None:
+        elif len(board) > MAX_ARMS and (whole := differences(arms, board, control)) is not None:
             paths += [save(whole, out_folder / f"differences.{kind}") for kind in formats]
         for context in contexts:
             inside = [arm for arm in arms if label(arm.context) == context]
@@ -83,55 +101,71 @@ def _figures(
     arms: Sequence[Arm], series: Series, board: dict[str, Any], looks: Looks, control: str, is_brief: bool
 ) -> dict[str, Figure]:
     """Name -> figure, for the arms of one context. Names in reading order; curves only where a panel can hold them."""
-    accuracy = partial(over_evaluations, site="reference")
     reward = partial(over_steps, series=series, column="reward/mean", window=SMOOTHING)
     k3 = partial(over_steps, series=series, column="mismatch/kl_k3", center="median")
     position = partial(over_profile, series=series, group="by_position", axis="position", column="k3")
     entropy = partial(over_profile, series=series, group="by_entropy", axis="entropy", column="k3")
-    if max(Counter(arm.precision for arm in arms).values()) > MAX_LINES:
-        return {"scores": scores(arms, board)}
-    shown = [arm for arm in arms if not arm.variant] if is_brief else arms
+    if max(Counter(arm.precision for arm in arms).values()) > MAX_ARMS:
+        return {"scores": scores(arms, board, control)}
+    shown = lines_of([arm for arm in arms if not arm.variant] if is_brief else arms, board, control)
     grid = partial(small_multiples, shown, looks=looks, control=control)
+    mean, median = (f"policy step ({kind}, and all seeds as a band)" for kind in ("mean", "median"))
     figures: dict[str, Figure | None] = {"overview": overview(arms, series, board, looks, control)}
     if not is_brief:
-        figures["scores"] = scores(arms, board)
-    figures["accuracy"] = grid(
-        accuracy, "policy step (mean, and all seeds as a band)", "accuracy, reference precision", marked=True
-    )
+        figures["scores"] = scores(arms, board, control)
+    endpoints: tuple[tuple[str, Literal["reference", "rollout"], str], ...] = (
+        ("accuracy", "reference", "the BF16 policy"), ("deployed", "rollout", "as deployed"),
+    )  # fmt: skip
+    for name, site, of_what in endpoints:
+        figures[name] = grid(
+            partial(over_evaluations, site=site), mean, f"accuracy, {of_what}", marked=True,
+            panel=partial(panel_title, board=board, site=site),
+        )  # fmt: skip
     if not is_brief:
         figures |= {
             "reward": grid(
-                reward, "policy step (mean, and all seeds as a band)", f"sampler reward, mean of {SMOOTHING} steps"
+                reward, mean, f"sampler reward, mean of {SMOOTHING} steps",
+                panel=partial(panel_title, board=board, site="reference"),
             ),
             "mismatch": grid(
-                k3, "policy step (median, and all seeds as a band)", "mismatch k3, nats per token", is_log=True
+                k3, median, "mismatch k3, nats per token", is_log=True,
+                title=partial(largest_title, words="Mismatch k3", control=control),
             ),
             "mismatch_position": grid(
-                position, "position in the response, tokens (mean over training)", "mismatch k3, nats", is_log=True
+                position, "position in the response, tokens (mean over training)", "mismatch k3, nats", is_log=True,
+                title=partial(slope_title, words="Mismatch k3 along the response", control=control),
             ),
             "mismatch_entropy": grid(
-                entropy,
-                "entropy of the trainer, nats (lower edge of a bucket)",
-                "mismatch k3, nats",
-                is_log=True,
-                marked=True,
-                x_linear_below=1e-3,
+                entropy, "entropy of the trainer, nats (lower edge of a bucket)", "mismatch k3, nats", is_log=True,
+                marked=True, x_linear_below=1e-3,
+                title=partial(slope_title, words="Mismatch k3 from sure to unsure tokens", control=control),
             ),
-        }
+        }  # fmt: skip
     return {name: figure for name, figure in figures.items() if figure is not None}
 
 
-def scores(arms: Sequence[Arm], board: dict[str, Any]) -> Figure:
+def lines_of(arms: Sequence[Arm], board: dict[str, Any], control: str) -> list[Arm]:
+    """Arms that are drawn as curves, in the order given: per precision the control, the uncorrected arm, and those of
+    the highest mean accuracy during training, MAX_LINES with the control."""
+    chosen: list[Arm] = []
+    for precision in dict.fromkeys(arm.precision for arm in arms):
+        others = [arm for arm in arms if arm.precision == precision and (arm.method != control or arm.variant)]
+        others.sort(key=lambda arm: (arm.method != BASELINE or bool(arm.variant), -board[arm.label]["auc"]))
+        chosen += others[: MAX_LINES - 1]
+    return [arm for arm in arms if (arm.method == control and not arm.variant) or arm in chosen]
+
+
+def scores(arms: Sequence[Arm], board: dict[str, Any], control: str) -> Figure:
     """Final accuracy per precision and method: the three scores of every arm side by side."""
     figure = Figure(figsize=(6.75, 0.24 * len(arms) + 1.1), layout="constrained")
-    draw_scores(figure, arms, board)
+    draw_scores(figure, arms, board, scores_title(arms, board, control), 70)
     return figure
 
 
-def draw_scores(figure: Figure | SubFigure, arms: Sequence[Arm], board: dict[str, Any], title: str = "") -> None:
-    """One row per arm with intervals; the start and the control's accuracy as lines."""
+def draw_scores(figure: Figure | SubFigure, arms: Sequence[Arm], board: dict[str, Any], title: str, width: int) -> None:
+    """One row per arm with intervals; the start and the control's accuracy as lines. The title has lines of at most
+    `width` characters."""
     ax: Axes = figure.subplots()
-    ax.set_title(title)
     rows = [board[arm.label] for arm in arms]
     for column, _, colour, marker, fill in SCORES:
         offset = 0.24 * [name for name, *_ in SCORES].index(column) - 0.24
@@ -160,26 +194,26 @@ def draw_scores(figure: Figure | SubFigure, arms: Sequence[Arm], board: dict[str
     if control is not None:
         handles.append(Line2D([], [], color=REFERENCE, linewidth=0.8, linestyle="--", label=f"{control['method']}"))
         handles.append(Line2D([], [], color=REFERENCE, linewidth=0.8, linestyle=":", label="start"))
-    figure.legend(handles=handles, loc="outside upper center", ncols=3)
+    above_panels(figure, handles, 3, textwrap.fill(title, width))
 
 
 def overview(arms: Sequence[Arm], series: Series, board: dict[str, Any], looks: Looks, control: str) -> Figure:
     """The README's figure: every arm's scores, and learning and mismatch at the precision with most arms."""
     counts = Counter(arm.precision for arm in arms)
     focus = max(counts, key=lambda precision: (counts[precision], rank(precision)))
-    shown = [arm for arm in arms if arm.precision == focus or arm.method == control]
+    shown = lines_of([arm for arm in arms if arm.precision == focus or arm.method == control], board, control)
     figure = Figure(figsize=(7.4, max(3.4, 0.24 * len(arms) + 1.2)), layout="constrained")
     halves: Any = figure.subfigures(1, 2, width_ratios=(1.15, 1))
     left, right = halves
-    draw_scores(left, arms, board, "Final scores")
+    draw_scores(left, arms, board, scores_title(arms, board, control), 46)
     axes: Any = right.subplots(2, 1, sharex=True)
     top, bottom = axes
     for arm in shown:
         look = looks[style_name(arm)]
         draw_band(top, over_evaluations(arm, "reference"), look, marked=True)
         draw_band(bottom, over_steps(arm, series, "mismatch/kl_k3", "median"), look, is_log=True)
-    top.set_title(f"Learning with {focus} rollouts")
-    top.set_ylabel("accuracy,\nreference precision")
+    top.set_title(panel_title(f"{focus} rollouts", shown, board=board, site="reference").replace("\n", ", "))
+    top.set_ylabel("accuracy,\nBF16 policy")
     bottom.set_title("Mismatch of sampler and trainer")
     bottom.set_ylabel("k3, nats per token")
     bottom.set_yscale("log")

@@ -23,14 +23,13 @@ import pandas as pd
 
 from harness.records import stats
 from harness.records.arms import Arm, control_of, group_arms, label
+from harness.records.effective_bits import bits_of_run
 from harness.records.run_result import EvalRecord, RunResult
 from harness.records.statuses import FINISHED, STATUSES
-from harness.records.sweep_file import BASELINES
+from harness.records.sweep_file import BASELINES, ENDPOINTS
 from methods import METHODS
 
 SCORES = ("accuracy", "rollout_accuracy", "reward", "auc", "deployed_auc")
-ENDPOINTS = ("reference", "deployed")
-"""Policies that a sweep may have judged; the first that it declares ranks the arms."""
 SITES = {"reference": "reference", "deployed": "rollout"}
 """Endpoint -> the evaluations that it is made of."""
 Pair = tuple[int, int]
@@ -43,6 +42,8 @@ class Scores:
 
     matrices: dict[str, stats.Floats]
     """Score name -> [S, Q]; Q = 1 where a score has no value per question, or the runs saw different questions."""
+    bases: dict[str, list[int]]
+    """Score name -> base seeds of its rows."""
     auc: dict[tuple[Pair, str], float]
     """(seeds, question hash) -> AUC, for pairing."""
     answers: dict[tuple[Pair, str], stats.Floats]
@@ -58,7 +59,10 @@ class Scores:
 
 
 def leaderboard(
-    results: Sequence[RunResult], control: str = "bf16", endpoints: Sequence[str] = ENDPOINTS
+    results: Sequence[RunResult],
+    control: str = "bf16",
+    endpoints: Sequence[str] = ENDPOINTS,
+    alpha: float = stats.ALPHA,
 ) -> pd.DataFrame:
     """The table of a sweep, one row per arm by context, precision and falling endpoint, against the method `control`.
 
@@ -69,7 +73,8 @@ def leaderboard(
     `deployed_difference`, `deployed_verdict` ... the same of the policy as deployed. `endpoint` says which one ranks
     the arm. `improvement` is P(AUC of a run > that of a run of the control), `crossed` the interval over new seeds and
     new questions, `p_equal` two one-sided tests within `stats.DELTA`, `wins` and `losses` the final answers that one
-    of two paired runs alone got right. NaN where nothing was measured.
+    of two paired runs alone got right. NaN where nothing was measured. `alpha` is the level of the verdicts: lower
+    for a sweep that was looked at while it ran (`harness.records.looks.level_of`).
     """
     arms = group_arms(results)
     scores = {arm.label: score_arm(arm) for arm in arms}
@@ -89,12 +94,15 @@ def leaderboard(
         row = _identity(arm) | {"endpoint": ranks[arm.label]}
         row |= _score_columns(scores[arm.label], draws) | _measurements(arm)
         rows.append(row | _comparison(arm, references[-1], scores))
-    _judge(rows, arms, references, scores, endpoints)
+    _judge(rows, arms, references, scores, endpoints, alpha)
     return pd.DataFrame(rows)
 
 
 def contrasts(
-    results: Sequence[RunResult], baseline: str = BASELINES[-1], endpoints: Sequence[str] = ENDPOINTS
+    results: Sequence[RunResult],
+    baseline: str = BASELINES[-1],
+    endpoints: Sequence[str] = ENDPOINTS,
+    alpha: float = stats.ALPHA,
 ) -> pd.DataFrame:
     """Differences of every arm from the method `baseline` at the same precision and context; empty without such pairs.
 
@@ -114,8 +122,26 @@ def contrasts(
         | _comparison(arm, reference, scores)
         for arm, reference in pairs
     ]
-    _judge(rows, [arm for arm, _ in pairs], [reference for _, reference in pairs], scores, endpoints)
+    _judge(rows, [arm for arm, _ in pairs], [reference for _, reference in pairs], scores, endpoints, alpha)
     return pd.DataFrame(rows)
+
+
+def judge_arms(
+    results: Sequence[RunResult],
+    control: str = "bf16",
+    endpoints: Sequence[str] = ENDPOINTS,
+    alpha: float = stats.ALPHA,
+) -> list[tuple[Arm, Arm | None, stats.Judged]]:
+    """(arm, its control, verdict) of every arm as the leaderboard has it, at the endpoint that ranks the arm."""
+    arms = group_arms(results)
+    scores = {arm.label: score_arm(arm) for arm in arms}
+    references = [control_of(arm, arms, control) for arm in arms]
+    found = {name: _judged(arms, references, scores, name, True, alpha) for name in endpoints}
+    ranks = [rank_endpoint(arm.method, endpoints) for arm in arms]
+    return [
+        (arm, reference, found.get(rank, found[endpoints[0]])[index])
+        for index, (arm, reference, rank) in enumerate(zip(arms, references, ranks, strict=True))
+    ]
 
 
 def rank_endpoint(method: str, endpoints: Sequence[str] = ENDPOINTS) -> str:
@@ -154,29 +180,36 @@ def score_arm(arm: Arm) -> Scores:
     """Every score of the scored runs of an arm."""
     runs = [run for run in arm.runs if run.status in FINISHED]
     rows: dict[str, list[stats.Floats]] = {name: [] for name in SCORES}
+    bases: dict[str, list[int]] = {name: [] for name in SCORES}
     auc: dict[tuple[Pair, str], float] = {}
     outcomes: dict[str, dict[stats.Key, stats.Outcome]] = {name: {} for name in ENDPOINTS}
     answered: dict[tuple[Pair, str], stats.Floats] = {}
     for run in runs:
         reference, rollout = answers(run, "reference"), answers(run, "rollout")
+        found = {
+            "accuracy": reference[-1:],
+            "auc": reference,
+            "rollout_accuracy": rollout[-1:],
+            "deployed_auc": rollout,
+        }
         if len(reference):
-            rows["accuracy"].append(reference[-1])
-            rows["auc"].append(reference.mean(axis=0))
             auc[(run.base_seed, run.seed), _hash(run)] = float(reference.mean())
             answered[(run.base_seed, run.seed), _hash(run)] = reference
-        if len(rollout):
-            rows["rollout_accuracy"].append(rollout[-1])
-            rows["deployed_auc"].append(rollout.mean(axis=0))
         for endpoint, curve in (("reference", reference), ("deployed", rollout)):
             if len(curve):
                 outcomes[endpoint][(run.base_seed, _hash(run)), run.seed] = _outcome(run, SITES[endpoint], curve)
         reward = 0.0 if run.status == "diverged" else run.summary.get("reward_last")
         if reward is not None:
-            rows["reward"].append(np.array([reward]))
+            found["reward"] = np.array([[reward]])
+        for name, curve in found.items():
+            if len(curve):
+                rows[name].append(curve.mean(axis=0))
+                bases[name].append(run.base_seed)
     is_crossed = len({_hash(run) for run in runs}) == 1
     base = [r.accuracy for run in runs for r in _of(run, "reference") if r.step == 0 and r.accuracy is not None]
     return Scores(
         matrices={name: _matrix(values, is_crossed) for name, values in rows.items()},
+        bases=bases,
         auc=auc,
         answers=answered,
         outcomes=outcomes,
@@ -206,6 +239,15 @@ def components(arms: Sequence[Arm], endpoint: str = "reference") -> stats.Compon
     values = {name: {key: run.value for key, run in found.outcomes[endpoint].items()} for name, found in steady}
     matrix = {"reference": "auc", "deployed": "deployed_auc"}[endpoint]
     return stats.components(values, {name: found.matrices[matrix] for name, found in steady})
+
+
+def by_base(rows: stats.Floats, bases: Sequence[int]) -> stats.Floats:
+    """[S runs, ...] -> [U units, ...]: the mean of the runs of each base, which rise and fall together. Runs of one
+    base alone, and bases with a run each, are units themselves."""
+    distinct = list(dict.fromkeys(bases))
+    if len(distinct) in (1, len(bases)):
+        return rows
+    return np.array([rows[np.array(bases) == base].mean(axis=0) for base in distinct])
 
 
 def _hash(run: RunResult) -> str:
@@ -238,9 +280,11 @@ def _identity(arm: Arm) -> dict[str, Any]:
 
 
 def _score_columns(scores: Scores, draws: dict[tuple[int, ...], stats.Draws]) -> dict[str, float]:
-    """Means and interquartile means with intervals; matrices of one shape share their resamples through `draws`."""
+    """Means and interquartile means with intervals over bases; matrices of one shape share their resamples through
+    `draws`."""
     columns: dict[str, float] = {"base_accuracy": scores.base_accuracy}
-    for name, matrix in scores.matrices.items():
+    for name, found in scores.matrices.items():
+        matrix = by_base(found, scores.bases[name])
         is_known = len(matrix) > 0 and bool(np.isfinite(matrix).all())
         if is_known and matrix.shape not in draws:
             num_seeds, num_questions = matrix.shape
@@ -261,6 +305,7 @@ def _measurements(arm: Arm) -> dict[str, float]:
         return float(reduce(known)) if known else math.nan
 
     return {
+        "effective_bits": over(np.median, [bits_of_run(run) for run in runs]),
         "k3_max": over(max, [run.summary.get("k3_max") for run in runs]),
         "k3_median": over(np.median, [run.summary.get("k3_median") for run in runs]),
         "ess_token_raw": over(np.median, [run.summary.get("ess_token_raw_median") for run in runs]),
@@ -278,20 +323,26 @@ def _comparison(arm: Arm, reference: Arm | None, scores: dict[str, Scores]) -> d
     own = scores[arm.label].auc
     against = None if reference is None or reference is arm else scores[reference.label]
     other = {} if against is None else against.auc
-    verdict = ""
-    if reference is arm:
-        verdict = "control"
-    elif not own:
-        verdict = "no result"
-    elif against is None or not _common(scores[arm.label], against, "reference"):
-        verdict = "no control"
+    keys = [key for key in own if key in other]
+    gaps = by_base(np.array([own[key] - other[key] for key in keys]), [base for (base, _), _ in keys])
     return {
         "control": reference.label if reference is not None else "",
-        "p_sign": stats.paired(own, other).p_sign,
-        "verdict": verdict,
+        "p_sign": stats.sign_flip_p(gaps),
+        "verdict": _reason(arm, reference, scores),
         **_improvement(own, other),
         **_over_questions(scores[arm.label], against),
     }
+
+
+def _reason(arm: Arm, reference: Arm | None, scores: dict[str, Scores]) -> str:
+    """Reason why an arm cannot be judged: it is the control, or has none, or no result; empty where it can."""
+    if reference is arm:
+        return "control"
+    if not scores[arm.label].auc:
+        return "no result"
+    if reference is None or not _common(scores[arm.label], scores[reference.label], "reference"):
+        return "no control"
+    return ""
 
 
 def _common(own: Scores, other: Scores, endpoint: str) -> bool:
@@ -310,7 +361,8 @@ def _over_questions(own: Scores, other: Scores | None) -> dict[str, float]:
     names = "crossed_low", "crossed_high", "p_crossed", "wins", "losses", "p_mcnemar"
     if other is None or len({(key[1], own.answers[key].shape[1]) for key in keys}) != 1:
         return dict.fromkeys(names, math.nan)
-    curve, curve_other = (np.array([s.answers[key].mean(axis=0) for key in keys]) for s in (own, other))
+    bases = [base for (base, _), _ in keys]
+    curve, curve_other = (by_base(np.array([s.answers[key].mean(axis=0) for key in keys]), bases) for s in (own, other))
     final, final_other = (np.array([s.answers[key][-1] for key in keys]) for s in (own, other))
     both, last = stats.crossed(curve, curve_other), stats.mcnemar(final, final_other)
     values = both.low, both.high, both.p, last.wins, last.losses, last.p
@@ -323,26 +375,40 @@ def _judge(
     references: Sequence[Arm | None],
     scores: dict[str, Scores],
     endpoints: Sequence[str],
+    alpha: float,
 ) -> None:
-    """Fill in collapse rates, differences, verdicts and how many seeds are missing; a family is one context."""
-    reasons = [row["verdict"] for row in rows]
+    """Fill in collapse rates, differences, verdicts and how many seeds are missing."""
     for endpoint in ENDPOINTS:
         prefix = "" if endpoint == "reference" else f"{endpoint}_"
-        families: dict[str, list[tuple[dict[str, Any], tuple[stats.Outcomes, stats.Outcomes]]]] = {}
-        for row, arm, reference, reason in zip(rows, arms, references, reasons, strict=True):
-            own = scores[arm.label].outcomes[endpoint]
-            other = None if reference is None else scores[reference.label]
-            is_judged = endpoint in endpoints and not reason
-            if is_judged and other is not None and _common(scores[arm.label], other, endpoint):
-                pair = own, other.outcomes[endpoint]
-                families.setdefault(row["context"], []).append((row, pair))
-            else:
-                why = reason or ("no control" if endpoint in endpoints else "not declared")
-                rate = stats.collapse_rate(own)
-                row |= _columns(prefix, stats.Judged(verdict=why, rate=rate, contrast=None, decision=None))
-        for family in families.values():
-            for (row, _), found in zip(family, stats.judge([pair for _, pair in family]), strict=True):
-                row |= _columns(prefix, found)
+        found = _judged(arms, references, scores, endpoint, endpoint in endpoints, alpha)
+        for row, one in zip(rows, found, strict=True):
+            row |= _columns(prefix, one)
+
+
+def _judged(
+    arms: Sequence[Arm],
+    references: Sequence[Arm | None],
+    scores: dict[str, Scores],
+    endpoint: str,
+    is_declared: bool,
+    alpha: float,
+) -> list[stats.Judged]:
+    """The verdicts of the arms at one endpoint; a family is one context."""
+    found: dict[int, stats.Judged] = {}
+    families: dict[str, dict[int, tuple[stats.Outcomes, stats.Outcomes]]] = {}
+    for index, (arm, reference) in enumerate(zip(arms, references, strict=True)):
+        own, other = scores[arm.label], None if reference is None else scores[reference.label]
+        reason = _reason(arm, reference, scores)
+        if is_declared and not reason and other is not None and _common(own, other, endpoint):
+            pair = own.outcomes[endpoint], other.outcomes[endpoint]
+            families.setdefault(label(arm.context), {})[index] = pair
+        else:
+            why = reason or ("no control" if is_declared else "not declared")
+            rate = stats.collapse_rate(own.outcomes[endpoint])
+            found[index] = stats.Judged(verdict=why, rate=rate, contrast=None, decision=None)
+    for family in families.values():
+        found |= zip(family, stats.judge(list(family.values()), alpha), strict=True)
+    return [found[index] for index in range(len(arms))]
 
 
 def _columns(prefix: str, found: stats.Judged) -> dict[str, Any]:

@@ -10,10 +10,11 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from harness.records import stats
 from harness.records.arms import rank
 from harness.records.run_result import RunResult
-from harness.records.sweep_file import BASELINES
-from harness.report.leaderboard import ENDPOINTS, contrasts, leaderboard
+from harness.records.sweep_file import BASELINES, ENDPOINTS
+from harness.report.leaderboard import contrasts, leaderboard
 from harness.report.tables import MARKS, verdict_words
 from methods import METHODS
 
@@ -34,15 +35,16 @@ def main_table(
     control: str = "bf16",
     baseline: str = BASELINES[-1],
     endpoints: Sequence[str] = ENDPOINTS,
+    alpha: float = stats.ALPHA,
 ) -> str:
     """Markdown; arms with fewer seeds than the control are counted below. Raises ValueError where there
     is no result of `control`."""
-    every = leaderboard(results, control, endpoints).to_dict("records") if results else []
+    every = leaderboard(results, control, endpoints, alpha).to_dict("records") if results else []
     whole = max((row["seeds"] for row in every if row["verdict"] == "control"), default=0)
     if not whole:
         raise ValueError(f"main table: no result of the control {control!r} to compare with")
     board = [row for row in every if row["seeds"] >= whole]
-    against = {row["arm"]: row for row in contrasts(results, baseline, endpoints).to_dict("records")}
+    against = {row["arm"]: row for row in contrasts(results, baseline, endpoints, alpha).to_dict("records")}
     heads = ["method", "rollouts", "accuracy", f"against {control}", "as deployed", f"against {baseline}"]
     heads += ["collapsed", "k3"]
     lines = list[str]()

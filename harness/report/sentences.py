@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 
 from harness.records.run_result import RunResult
-from harness.records.stats import DELTA
+from harness.records.stats import DELTA, MIN_SEEDS
 from harness.records.sweep_file import BASELINES, Expectation
 from methods import METHODS
 
@@ -44,6 +44,9 @@ def three_sentences(board: pd.DataFrame, baseline: str = BASELINES[-1]) -> list[
         plain = [row for row in rows.to_dict("records") if not row["variant"] and not math.isnan(row["difference"])]
         bare = [row for row in plain if row["method"] == baseline]
         if not bare:
+            continue
+        if all(row["is_preliminary"] for row in bare):
+            lines.append(f"Fewer than {MIN_SEEDS} seeds{where}: nothing is decided yet.")
             continue
         worst = min(bare, key=lambda row: row["difference"])
         if worst["verdict"] == "worse":
@@ -81,7 +84,7 @@ def _free(bare: Sequence[dict[str, Any]]) -> str:
     undecided = [f"{spelled(row['precision'])} ({row['difference']:+.2f})" for row in unsure]
     said = [f"{_list(equal)} cost at most {DELTA:g}"] if equal else []
     said += [f"{_list(unseen)} cost nothing that can be seen with these seeds"] if unseen else []
-    said += [f"{_list(undecided)} is undecided"] if undecided else []
+    said += [f"{_list(undecided)} {'is' if len(undecided) == 1 else 'are'} undecided"] if undecided else []
     return f"{'; '.join(said)}." if said else "Every format without a correction costs accuracy."
 
 

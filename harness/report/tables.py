@@ -14,8 +14,8 @@ from harness.records import stats
 from harness.records.arms import arm_labels, group_arms, label
 from harness.records.run_result import RunResult, write_atomic
 from harness.records.statuses import STATUSES
-from harness.records.sweep_file import purpose
-from harness.report.leaderboard import ENDPOINTS, components, contrasts, leaderboard
+from harness.records.sweep_file import ENDPOINTS, purpose
+from harness.report.leaderboard import components, contrasts, leaderboard
 from harness.report.plots.profiles import improvements
 from harness.report.sentences import findings, three_sentences
 
@@ -40,6 +40,8 @@ READING = (
     "tell, with the number of further seeds that would show the difference seen. No signal: the arm or its control "
     "never left its start, or both sit at 0. Collapses in x of n: so many runs diverged, or ended below half of the "
     "accuracy they started from; what the others show follows.",
+    "Effective bits: what the rollout stores for the linear layers (codes, scales, zero points, adapters in 16 bits) "
+    "over their number of weights.",
     "Collapsed: of all runs, with a 95 % interval (Clopper and Pearson). No verdict says more about collapse than it.",
     "P(better): the chance that a run has a higher AUC than a run of the control, with a 95 % score interval. The CSV "
     "also has the interval over new seeds and questions, the p of equality, and McNemar's test on the final answers.",
@@ -59,6 +61,7 @@ def write_tables(
     sweep: str,
     control: str = "bf16",
     endpoints: Sequence[str] = ENDPOINTS,
+    alpha: float = stats.ALPHA,
 ) -> list[Path]:
     """Write `<sweep>.md`, `<sweep>.csv` (one row per arm) and `<sweep>_runs.csv` (one row per run) into `folder`.
 
@@ -66,9 +69,9 @@ def write_tables(
     """
     if not results:
         raise ValueError(f"sweep {sweep!r} has no results to tabulate")
-    board = leaderboard(results, control, endpoints)
+    board = leaderboard(results, control, endpoints, alpha)
     texts = {
-        f"{sweep}.md": markdown(board, results, sweep),
+        f"{sweep}.md": markdown(board, results, sweep, endpoints, alpha),
         f"{sweep}.csv": board.to_csv(index=False, float_format="%.6g"),
         f"{sweep}_runs.csv": runs_table(results).to_csv(index=False, float_format="%.6g"),
     }
@@ -98,8 +101,17 @@ def runs_table(results: Sequence[RunResult]) -> pd.DataFrame:
     return pd.DataFrame(rows).sort_values(["arm", "base_seed", "seed"], ignore_index=True)
 
 
-def markdown(board: pd.DataFrame, results: Sequence[RunResult], sweep: str) -> str:
-    """The report of a sweep: what was run, the table per context, contrasts, findings, failures, how to read it."""
+def markdown(
+    board: pd.DataFrame,
+    results: Sequence[RunResult],
+    sweep: str,
+    endpoints: Sequence[str] = ENDPOINTS,
+    alpha: float = stats.ALPHA,
+) -> str:
+    """The report of a sweep: what was run, the table per context, contrasts, findings, failures, how to read it.
+
+    `endpoints` and `alpha` of the contrasts are those of the board.
+    """
     blocks = [f"# {sweep}", "\n".join(f"- {line}" for line in setup_lines(results)), _control_line(board)]
     for context, rows in board.groupby("context", sort=False):
         blocks += [f"## {context}"] if context else []
@@ -107,7 +119,7 @@ def markdown(board: pd.DataFrame, results: Sequence[RunResult], sweep: str) -> s
     over = improvements(group_arms(results), _control_method(board))
     if len(over):
         blocks += ["## Probability of improvement over the control, all settings", _grid(_OVER_COLUMNS, over)]
-    against = contrasts(results)
+    against = contrasts(results, endpoints=endpoints, alpha=alpha)
     if len(against):
         blocks += ["## What changes against no correction, at the same precision", _grid(_CONTRAST_COLUMNS, against)]
     blocks += ["## What varies", _components_grid(results), COMPONENTS]
@@ -315,6 +327,7 @@ def _provenance(results: Sequence[RunResult]) -> str:
 _ARM_COLUMNS: tuple[tuple[str, Callable[[Row], str]], ...] = (
     ("arm", _arm_name),
     ("seeds", _seeds),
+    ("effective bits", lambda row: _number(row["effective_bits"], ".2f")),
     ("accuracy, reference", _bracket("accuracy")),
     ("AUC", _bracket("auc")),
     ("difference to control", _difference()),

@@ -28,7 +28,7 @@ from harness.models.checkpoint import content_hash, save_decoder
 from harness.models.decoder import Decoder, DecoderConfig
 from harness.models.tokenizer import BOS_ID, save_tokenizer, save_words
 from harness.start import text_training
-from harness.start.base_training import BaseRecipe, Place, Progress, expected_accuracy, fit, stop_accuracy
+from harness.start.base_training import BaseRecipe, Progress, TrainingHost, expected_accuracy, fit, stop_accuracy
 from harness.start.text_training import TextRecipe, fit_text, sampled_accuracy
 from harness.tasks import Demonstrated, Worded
 
@@ -63,13 +63,13 @@ def ensure_base(
     base_seed: int,
     root: Path,
     progress: Progress | None = None,
-    place: Place | None = None,
+    host: TrainingHost | None = None,
 ) -> Path:
-    """The base's folder under `root`, trained first (at `place`) if it is not there. `model` only names it.
+    """The base's folder under `root`, trained first (at `host`) if it is not there. `model` only names it.
 
     Two processes that ask for one base train it once: the second waits for the lock. ValueError if the folder is
     damaged, if the vocabulary does not fit the task, or if training ends below half of the target. Raises Unfinished as
-    `place` says.
+    `host` says.
     """
     name = base_name(model, task, base_seed, base_key(config, task, recipe, base_seed))
     folder = root / name
@@ -77,7 +77,7 @@ def ensure_base(
         root.mkdir(parents=True, exist_ok=True)
         with _lock(root / f".{name}.lock"):
             if not folder.is_dir():
-                train_base(config, task, recipe, base_seed, folder, progress, place)
+                train_base(config, task, recipe, base_seed, folder, progress, host)
     read_record(folder)
     return folder
 
@@ -101,17 +101,17 @@ def train_base(
     base_seed: int,
     folder: Path,
     progress: Progress | None = None,
-    place: Place | None = None,
+    host: TrainingHost | None = None,
 ) -> dict[str, Any]:
     """Train a base and write `folder`: weights as bfloat16, tokenizer, and the record that is returned.
 
     The folder appears whole or not at all, and on a CPU is the same bit for bit on one machine: one thread does the
     work, because sums depend on how many share them. Raises ValueError and Unfinished: see `ensure_base`.
     """
-    config, place, threads = _complete(config, task), place or Place(), torch.get_num_threads()
+    config, host, threads = _complete(config, task), host or TrainingHost(), torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        model, reached = _trained(config, task, recipe, base_seed, place, progress)
+        model, reached = _trained(config, task, recipe, base_seed, host, progress)
     finally:
         torch.set_num_threads(threads)
     target = stop_accuracy(task, recipe.target_accuracy)
@@ -132,27 +132,32 @@ def train_base(
         **reached,
         "torch": torch.__version__,
     }
-    record |= {} if place.device == "cpu" else {"device": torch.cuda.get_device_name(place.device)}
+    record |= {} if host.device == "cpu" else {"device": torch.cuda.get_device_name(host.device)}
     record = _store(model.cpu(), record, task.words if isinstance(task, Worded) else None, folder)
-    place.forget()
+    host.forget()
     return record
 
 
 def _trained(
-    config: DecoderConfig, task: Demonstrated, recipe: Recipe, base_seed: int, place: Place, progress: Progress | None
+    config: DecoderConfig,
+    task: Demonstrated,
+    recipe: Recipe,
+    base_seed: int,
+    host: TrainingHost,
+    progress: Progress | None,
 ) -> tuple[Decoder, dict[str, Any]]:
     """(model with its weights rounded to bfloat16, what it reached: on other questions than those that decided when to
     stop, and with the weights as they are stored)."""
     items = task.sample("eval", range(recipe.num_eval))
     if isinstance(recipe, TextRecipe):
         assert isinstance(task, Worded)
-        trained = fit_text(config, task, recipe, base_seed, place, progress)
+        trained = fit_text(config, task, recipe, base_seed, host, progress)
         model, steps, points = trained.model, trained.steps, list(trained.curve)
         _round(model)
         seed = stable_seed(base_seed, "base accuracy")
         accuracy, greedy = (sampled_accuracy(model, task, items, seed=seed, temperature=t) for t in (1.0, 0.0))
     else:
-        model, steps, points = fit(config, task, recipe, base_seed, place, progress)
+        model, steps, points = fit(config, task, recipe, base_seed, host, progress)
         _round(model)
         accuracy, greedy = expected_accuracy(model, task, items)
     reached: dict[str, Any] = {
@@ -162,7 +167,7 @@ def _trained(
         "greedy_accuracy": round(greedy, 6),
         "curve": [[s, None if a is None else round(a, 6), round(b, 6)] for s, a, b in points],
     }
-    if isinstance(recipe, TextRecipe) and place.device != "cpu":
+    if isinstance(recipe, TextRecipe) and host.device != "cpu":
         reached |= {"seconds": round(trained.seconds, 1), "tokens": steps * recipe.batch_tokens}
         reached |= {"tokens_per_s": round(trained.tokens_per_s)}
     return model, reached

@@ -35,7 +35,7 @@ Answers = tuple[Tensor, int]
 
 
 class Unfinished(RuntimeError):  # noqa: N818 - a request, not a defect
-    """Training was asked to stop; what it had reached is in `Place.state`, where there is one."""
+    """Training was asked to stop; what it had reached is in `TrainingHost.state`, where there is one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,8 +68,8 @@ class BaseRecipe:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
-    """Device of a base's training, its saved state and its stop."""
+class TrainingHost:
+    """Device, saved state and stop of a base's training. They do not change the base."""
 
     device: str = "cpu"
     state: Path | None = None
@@ -135,22 +135,22 @@ def expected_accuracy(model: Decoder, task: Demonstrated, items: Sequence[Item])
 
 
 def fit(
-    config: DecoderConfig, task: Demonstrated, recipe: BaseRecipe, base_seed: int, place: Place,
+    config: DecoderConfig, task: Demonstrated, recipe: BaseRecipe, base_seed: int, host: TrainingHost,
     progress: Progress | None,
 ) -> tuple[Decoder, int, list[Point]]:  # fmt: skip
-    """Train up to the target: (model, steps done, curve of the task itself or empty). Raises Unfinished as `place`
+    """Train up to the target: (model, steps done, curve of the task itself or empty). Raises Unfinished as `host`
     says."""
     # Unit-variance logits at the start: with the usual 0.02 narrow models take a third more steps.
     model = Decoder(config, generator("cpu", base_seed, "base init"), init_std=config.hidden_size**-0.5)
-    model = model.to(place.device)
+    model = model.to(host.device)
     optimizer = torch.optim.AdamW(model.parameters(), recipe.lr, recipe.betas, weight_decay=0.0, fused=True)
     run = Training(model, optimizer)
-    if place.state is not None and place.state.exists():
-        run.restore(load_state(place.state))
+    if host.state is not None and host.state.exists():
+        run.restore(load_state(host.state))
     order = stages(task, recipe)
-    with _matmul_precision(place.device):
+    with _matmul_precision(host.device):
         while run.stage < len(order):
-            if not _learn(run, order[run.stage], recipe, base_seed, place, progress):
+            if not _learn(run, order[run.stage], recipe, base_seed, host, progress):
                 break
             run.stage += 1
             run.curve = [] if run.stage < len(order) else run.curve
@@ -158,16 +158,16 @@ def fit(
 
 
 def _learn(
-    run: Training, task: Demonstrated, recipe: BaseRecipe, base_seed: int, place: Place, progress: Progress | None
+    run: Training, task: Demonstrated, recipe: BaseRecipe, base_seed: int, host: TrainingHost, progress: Progress | None
 ) -> bool:
     """Train at one size up to its target; False where the steps ran out before."""
     watched = task.sample("train", [stable_seed(base_seed, "base watch", i) for i in range(recipe.num_eval)])
-    shown = _answers([item.prompt for item in watched], task.answers(watched), place.device)
+    shown = _answers([item.prompt for item in watched], task.answers(watched), host.device)
     target = stop_accuracy(task, recipe.target_accuracy)
     is_near = bool(run.curve) and run.curve[-1][1] > target / 2
     while run.step < recipe.max_steps:
         run.step += 1
-        _update(run, task, recipe, base_seed, place.device)
+        _update(run, task, recipe, base_seed, host.device)
         if is_near or run.step % recipe.eval_every == 0 or run.step == recipe.max_steps:
             sampled, top = _accuracy(run.model, shown)
             run.curve.append((run.step, sampled, top))
@@ -176,9 +176,9 @@ def _learn(
             if sampled >= target:
                 return True
             is_near = sampled > target / 2
-        if place.should_stop():
-            if place.state is not None:
-                save_state(place.state, run.state())
+        if host.should_stop():
+            if host.state is not None:
+                save_state(host.state, run.state())
             raise Unfinished(f"stopped after {run.step} steps")
     return False
 

@@ -24,8 +24,9 @@ from harness.foundation.seeds import stable_seed
 from harness.models.checkpoint import content_hash, load_config, load_decoder, save_decoder, spread_channels
 from harness.models.decoder import Decoder
 from harness.numerics.formats import format_named
+from harness.records.paths import bases_folder, work_folder
 from harness.start.base_model import base_key, base_name, ensure_base
-from harness.start.base_training import BaseRecipe, Place, Progress
+from harness.start.base_training import BaseRecipe, Progress, TrainingHost
 from harness.start.text_training import TextRecipe
 from harness.tasks import EMBEDDED, Demonstrated, Item, Task, Worded, build_task
 
@@ -88,7 +89,7 @@ def base_folder(config: RunConfig, launch: Launch) -> Path | None:
         return None
     task = _demonstrated(config, task_of(config))
     key = base_key(decoder_config(config.model), task, _recipe(config, task), config.base_seed)
-    return Path(launch.results) / "bases" / base_name(config.model.name, task, config.base_seed, key)
+    return bases_folder(launch.results) / base_name(config.model.name, task, config.base_seed, key)
 
 
 def _recipe(config: RunConfig, task: Demonstrated) -> BaseRecipe | TextRecipe:
@@ -124,14 +125,14 @@ def start_of(
     task = task_of(config)
     path = Path(config.model.path) if config.model.path is not None else None
     if path is None:
-        shown, shape, root = _demonstrated(config, task), decoder_config(config.model), Path(launch.results) / "bases"
+        shown, shape, root = _demonstrated(config, task), decoder_config(config.model), bases_folder(launch.results)
         recipe = _recipe(config, shown)
         name = base_name(config.model.name, shown, config.base_seed, base_key(shape, shown, recipe, config.base_seed))
-        state = Path(launch.results) / "work" / "bases" / f"{name}.pt"
+        state = work_folder(launch.results, "bases") / f"{name}.pt"
         device = config.trainer.device
         workers = 0 if device == "cpu" else max(1, min(8, (os.cpu_count() or 1) // 2))
-        place = Place(device=device, state=state, should_stop=should_stop or (lambda: False), workers=workers)
-        path = ensure_base(config.model.name, shape, shown, recipe, config.base_seed, root, progress, place)
+        host = TrainingHost(device=device, state=state, should_stop=should_stop or (lambda: False), workers=workers)
+        path = ensure_base(config.model.name, shape, shown, recipe, config.base_seed, root, progress, host)
     seed = stable_seed(config.base_seed, "spread")
     return Start(folder=path, task=task, spread=config.model.spread, spread_seed=seed, device=config.trainer.device)
 
@@ -149,7 +150,7 @@ def prepare(composed: Composed, config: RunConfig, start: Start, launch: Launch)
         if not has_hook(part, "prepare"):
             continue
         key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
-        cache = Path(launch.results) / "work" / "prepared" / key
+        cache = work_folder(launch.results, "prepared") / key
         if not _is_whole(cache):
             site = _site(replace(composed, parts=composed.parts[:i]), config, start, folder)
             _store(cache, *part.prepare(site, composed.plan))

@@ -27,7 +27,7 @@ from harness.foundation.seeds import generator, stable_seed
 from harness.foundation.state_files import load_state, save_state
 from harness.models.decoder import Decoder, DecoderConfig
 from harness.numerics.formats import format_named
-from harness.start.base_training import Place, Progress, Unfinished
+from harness.start.base_training import Progress, TrainingHost, Unfinished
 from harness.start.text_documents import Documents, Feed, buckets_of, pack
 from harness.start.text_step import PackedDecoder, PackedStep, device_of
 from harness.tasks import Item, Worded
@@ -136,19 +136,25 @@ def new_decoder(config: DecoderConfig, base_seed: int) -> Decoder:
 
 
 def fit_text(
-    config: DecoderConfig, task: Worded, recipe: TextRecipe, base_seed: int, place: Place, progress: Progress | None
+    config: DecoderConfig,
+    task: Worded,
+    recipe: TextRecipe,
+    base_seed: int,
+    host: TrainingHost,
+    progress: Progress | None,
 ) -> Trained:
-    """Train up to the target or to the last step. Raises Unfinished as `place` says."""
+    """Train up to the target or to the last step. Raises Unfinished as `host` says."""
     buckets = buckets_of(task, recipe.sizes, recipe.batch_tokens, config.max_positions)
-    model = new_decoder(config, base_seed).to(place.device)
+    model = new_decoder(config, base_seed).to(host.device)
     step = PackedStep(model, buckets, recipe.batch_tokens, recipe.betas, recipe.weight_decay, recipe.grad_clip)
     done, curve, spent = 0, list[Point](), 0.0
-    if place.state is not None and place.state.exists():
-        done, curve, spent = _restore(step, model, load_state(place.state))
+    if host.state is not None and host.state.exists():
+        done, curve, spent = _restore(step, model, load_state(host.state))
     watched = task.sample("train", [stable_seed(base_seed, "base watch", i) for i in range(recipe.num_eval)])
-    documents = Documents(task=task, buckets=tuple(buckets), tokens=recipe.batch_tokens, base_seed=base_seed,
-                          max_steps=recipe.max_steps)  # fmt: skip
-    feed, began = Feed(documents, done + 1, place.workers, is_pinned=step.is_cuda), time.perf_counter()
+    documents = Documents(
+        task=task, buckets=tuple(buckets), tokens=recipe.batch_tokens, base_seed=base_seed, max_steps=recipe.max_steps
+    )
+    feed, began = Feed(documents, done + 1, host.workers, is_pinned=step.is_cuda), time.perf_counter()
     pace = _Pace(step.is_cuda)
     try:
         while done < recipe.max_steps and not (curve and (curve[-1][1] or 0.0) >= recipe.target_accuracy):
@@ -161,9 +167,9 @@ def fit_text(
                 pace.go(done)
                 if progress is not None:
                     progress(done, recipe.max_steps, curve[-1][1] or 0.0)
-            if place.should_stop():
-                if place.state is not None:
-                    save_state(place.state, _state(step, model, done, curve, spent + time.perf_counter() - began))
+            if host.should_stop():
+                if host.state is not None:
+                    save_state(host.state, _state(step, model, done, curve, spent + time.perf_counter() - began))
                 raise Unfinished(f"stopped after {done} steps")
     finally:
         feed.close()

@@ -80,7 +80,7 @@ class PastError:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Estimate:
+class TimeForecast:
     """Seconds of one cell, and the range that held 80 % of past ones."""
 
     seconds: float
@@ -106,7 +106,7 @@ class CostModel:
     places: dict[str, str]
     """Device -> where most of its samples are from."""
 
-    def estimate(self, config: RunConfig | Config, place: str | None = None) -> Estimate:
+    def estimate(self, config: RunConfig | Config, place: str | None = None) -> TimeForecast:
         """Seconds of a whole cell, on this machine or where most samples of its device are from."""
         values = to_json(config) if isinstance(config, RunConfig) else config
         place = place or self._place(values["trainer"]["device"])
@@ -118,7 +118,7 @@ class CostModel:
         if setting_key(values, place) in self.settings:
             level = "like" if arm_key(values, place) in self.arms else "arm"
         error = self.errors.get(level, UNKNOWN)
-        return Estimate(seconds=seconds, low=seconds * error.low, high=seconds * error.high, level=level)
+        return TimeForecast(seconds=seconds, low=seconds * error.low, high=seconds * error.high, level=level)
 
     def _place(self, device: str) -> str:
         if device == "cpu":

@@ -6,20 +6,20 @@ Nothing is loaded and nothing runs. Left out: which cells have a result, and run
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import ConfigDict
 
 from harness.config.compose import advice
 from harness.config.load import load, parse, read_yaml, run_id, split_launch
 from harness.config.resolve import resolve
-from harness.config.schema import RunConfig
+from harness.config.schema import RunConfig, Whole
 from harness.foundation.did_you_mean import nearest
 from harness.models.checkpoint import content_hash
-from harness.records.sweep_file import BASELINES, CONTROL, SWEEPS, Expectation
+from harness.records.sweep_file import BASELINES, CONTROL, ENDPOINTS, SWEEPS, Endpoint, Expectation, Until
 from harness.run.checks import check
 from harness.start.prepare import task_of
 from harness.sweep.rules import check_rule, in_words, matches
@@ -39,8 +39,8 @@ class Sweep:
     """Question that the sweep answers."""
     control: str = CONTROL
     """Method of the reference arm."""
-    endpoints: tuple[Literal["reference", "deployed"], ...] = ("reference", "deployed")
-    """Policies that verdicts are about: in BF16, in their own rollout format. The first ranks the arms."""
+    endpoints: tuple[Endpoint, ...] = ENDPOINTS
+    """Policies that verdicts are about. The first ranks the arms."""
     baselines: tuple[str, ...] = BASELINES
     """Methods that the others are also compared with, one by one; the last one corrects nothing."""
     expectations: tuple[Expectation, ...] = ()
@@ -57,8 +57,14 @@ class Sweep:
     """Further arms, which no axis multiplies and no rule excludes."""
     later: tuple[dict[str, Any], ...] = ()
     """Further arms, which run once every seed of the others is done."""
-    seeds: tuple[int, ...]
-    """Seeds of base and run together: base variance is as large as the effects."""
+    until: Until | None = None
+    """Looks and limits of `lowbit sweep NAME --until-decided`."""
+    base_seeds: tuple[Whole, ...] = ()
+    """Seeds of the bases, each with every run seed; base by base, so that a base's comparisons finish early. Empty: a
+    run's base has the run's seed, for base variance is as large as the effects."""
+    seeds: tuple[Whole, ...]
+    """Run seeds. An arm may name its own (`seeds: [0, 1, 2]`): a control of several runs on a base enters a comparison
+    by their mean."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,6 +91,7 @@ class _Arm:
     reason: str | None
     """Reason why the arm cannot work."""
     notes: tuple[str, ...]
+    seeds: tuple[int, ...]
     is_included: bool
     is_late: bool
 
@@ -110,11 +117,39 @@ def read_sweep(name: str, folder: Path = SWEEPS) -> Sweep:
         sweep = parse(Sweep, {"name": path.stem} | values)
         for rule in sweep.exclude:
             check_rule(rule)
+        for arm in (*sweep.arms, *sweep.include, *sweep.later):
+            arm_seeds(sweep, arm)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
     if not sweep.arms or not sweep.seeds or not sweep.endpoints:
         raise ValueError(f"{path}: arms, seeds and endpoints need at least one entry each")
+    if sweep.until is not None and sweep.until.max_seeds < len(sweep.seeds):
+        raise ValueError(f"{path}: until.max_seeds={sweep.until.max_seeds}: fewer than the {len(sweep.seeds)} of seeds")
     return sweep
+
+
+def arm_seeds(sweep: Sweep, arm: Mapping[str, Any]) -> tuple[int, ...]:
+    """Run seeds of an arm as its file lists it. Raises ValueError for its own where they are no whole numbers."""
+    own = arm.get("seeds", list(sweep.seeds))
+    if not isinstance(own, list) or not own or any(type(seed) is not int or seed < 0 for seed in own):
+        raise ValueError(f"seeds={own} of an arm: a list of whole numbers from 0 on is expected, such as [0, 1]")
+    return tuple(own)
+
+
+def with_seeds(sweep: Sweep, seeds: tuple[int, ...]) -> Sweep:
+    """The sweep with these run seeds in every arm."""
+
+    def plain(arms: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], ...]:
+        return tuple({key: value for key, value in arm.items() if key != "seeds"} for arm in arms)
+
+    arms, include, later = plain(sweep.arms), plain(sweep.include), plain(sweep.later)
+    return replace(sweep, seeds=seeds, arms=arms, include=include, later=later)
+
+
+def starts(sweep: Sweep, seeds: Iterable[int]) -> list[tuple[int, int]]:
+    """(base seed, run seed) of every run with one of the run seeds, bases outermost."""
+    run_seeds = list(dict.fromkeys(seeds))
+    return [(b, s) for b in dict.fromkeys(sweep.base_seeds) for s in run_seeds] or [(s, s) for s in run_seeds]
 
 
 def _values(path: Path) -> dict[str, Any]:
@@ -132,8 +167,9 @@ def _values(path: Path) -> dict[str, Any]:
     return vars(shared) | {"name": path.stem} | values | {"overrides": overrides}
 
 
-def _settings(values: dict[str, Any]) -> Iterator[tuple[str, ...]]:
-    """Every combination of {key: value or list} as overrides."""
+def _settings(arm: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
+    """Every combination of {key: value or list} as overrides; `seeds` is none."""
+    values = {key: value for key, value in arm.items() if key != "seeds"}
     lists = [v if isinstance(v, list) else [v] for v in values.values()]
     for combination in itertools.product(*lists):
         pairs = zip(values, combination, strict=True)
@@ -142,11 +178,14 @@ def _settings(values: dict[str, Any]) -> Iterator[tuple[str, ...]]:
 
 def _arms(sweep: Sweep, extra: Sequence[str]) -> Iterator[_Arm]:
     settings = [
-        ((*a, *s), {"is_included": False, "is_late": is_late})
+        ((*a, *s), {"seeds": arm_seeds(sweep, arm), "is_included": False, "is_late": is_late})
         for is_late, listed in ((False, sweep.arms), (True, sweep.later))
         for a in _settings(sweep.axes) for arm in listed for s in _settings(arm)
     ]  # fmt: skip
-    settings += [(s, {"is_included": True, "is_late": False}) for arm in sweep.include for s in _settings(arm)]
+    settings += [
+        (s, {"seeds": arm_seeds(sweep, arm), "is_included": True, "is_late": False})
+        for arm in sweep.include for s in _settings(arm)
+    ]  # fmt: skip
     for setting, kind in settings:
         config = load([*split_launch(sweep.overrides)[0], *with_default_precision(setting), *extra])
         words = " ".join(setting)
@@ -161,20 +200,22 @@ def _arms(sweep: Sweep, extra: Sequence[str]) -> Iterator[_Arm]:
 
 
 def plan(sweep: Sweep, extra: Sequence[str] = ()) -> Planned:
-    """The cells of a sweep, seeds outermost so that whole comparisons finish early, and `later` arms behind all others.
-    `extra` overrides come last."""
+    """The cells of a sweep, bases and seeds outermost so that whole comparisons finish early, and `later` arms behind
+    all others. `extra` overrides come last."""
     cells, impossible = dict[str, RunConfig](), dict[str, tuple[RunConfig, str]]()
     skipped, notes = dict[tuple[str, str], None](), dict[tuple[str, str], None]()
-    excluded: dict[tuple[str, str], list[int]] = {}
+    excluded: dict[tuple[str, str], list[tuple[int, int]]] = {}
     tasks: set[tuple[str, str | None]] = set()
     arms = list(_arms(sweep, extra))
-    for _, seed, arm in [
-        (late, s, a) for late in (False, True) for s in sweep.seeds for a in arms if a.is_late == late
-    ]:
-        cell = replace(arm.config, seed=seed, base_seed=seed)
+    every = starts(sweep, itertools.chain(sweep.seeds, *(arm.seeds for arm in arms)))
+    for _, (base_seed, seed), arm in [
+        (late, start, a) for late in (False, True) for start in every for a in arms
+        if a.is_late == late and start[1] in a.seeds
+    ]:  # fmt: skip
+        cell = replace(arm.config, seed=seed, base_seed=base_seed)
         rule = next((r for r in sweep.exclude if not arm.is_included and matches(cell, r)), None)
         if rule is not None:
-            excluded.setdefault((arm.words, in_words(rule)), []).append(seed)
+            excluded.setdefault((arm.words, in_words(rule)), []).append((base_seed, seed))
         elif arm.reason is not None:
             skipped[arm.words, arm.reason] = None
             impossible.setdefault(run_id(cell), (cell, arm.reason))
@@ -190,11 +231,18 @@ def plan(sweep: Sweep, extra: Sequence[str] = ()) -> Planned:
     return Planned(
         sweep=sweep, cells=tuple(cells.values()), skipped=tuple(skipped), notes=tuple(notes),
         excluded=tuple(
-            (words, rule + ("" if len(seeds) == len(sweep.seeds) else f", seeds {', '.join(map(str, seeds))}"))
-            for (words, rule), seeds in excluded.items()
+            (words, rule + _where(sweep, found, next(arm.seeds for arm in arms if arm.words == words)))
+            for (words, rule), found in excluded.items()
         ),
         impossible=tuple(impossible.values()),
     )  # fmt: skip
+
+
+def _where(sweep: Sweep, found: Sequence[tuple[int, int]], seeds: Sequence[int]) -> str:
+    """The runs of an arm that a rule leaves out, in words; nothing where it is all of them."""
+    if len(found) == len(starts(sweep, seeds)):
+        return ""
+    return ", seeds " + ", ".join(f"b{base}-s{seed}" if sweep.base_seeds else str(seed) for base, seed in found)
 
 
 def with_default_precision(overrides: Sequence[str]) -> list[str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from harness.config.load import run_id, run_name
 from harness.config.schema import RunConfig
-from harness.sweep.forecast import LEVELS, CostModel, Estimate, fit, makespan, read_samples
+from harness.sweep.forecast import LEVELS, CostModel, TimeForecast, fit, makespan, read_samples
 from harness.sweep.launchers.local import visible_gpus
 from harness.sweep.planning import Planned
 from harness.sweep.retry import Limit
@@ -42,7 +42,7 @@ def tell_left_out(planned: Planned) -> None:
 
 
 def forecast_lines(
-    todo: Sequence[RunConfig], estimates: Sequence[Estimate], model: CostModel, workers: int
+    todo: Sequence[RunConfig], estimates: Sequence[TimeForecast], model: CostModel, workers: int
 ) -> list[str]:
     """Wall time, device-hours, and the past error of such predictions."""
     walls = [makespan(times, workers) for times in _times(estimates)]
@@ -79,7 +79,7 @@ def time_limit(todo: Sequence[RunConfig], results: Path, max_hours: float | None
     )
 
 
-def _times(estimates: Sequence[Estimate]) -> tuple[list[float], list[float], list[float]]:
+def _times(estimates: Sequence[TimeForecast]) -> tuple[list[float], list[float], list[float]]:
     """As predicted, and where all cells are at one end of the range that held 80 % of past ones."""
     return [e.seconds for e in estimates], [e.low for e in estimates], [e.high for e in estimates]
 

@@ -6,10 +6,7 @@ everything before it starts and is left alone.
 
 from __future__ import annotations
 
-import fcntl
-import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,6 +18,7 @@ from harness.config.load import identity, run_id, to_json
 from harness.config.schema import Launch, RunConfig
 from harness.foundation.provenance import commit
 from harness.records.paths import runs_folder
+from harness.records.results_lock import results_lock
 from harness.records.run_result import RunResult, Settings, read_result, write_result
 from harness.records.statuses import FINISHED
 from harness.run.cell import record, work_folder
@@ -85,7 +83,7 @@ def run_sweep(
     run = run or partial(run_cells, workers=workers)
     sha, is_dirty = commit()
     launch = replace(launch, commit=sha, is_dirty=is_dirty)
-    with _lock(Path(launch.results)):
+    with results_lock(Path(launch.results)):
         known = stored(launch, planned.cells)
         ids = [run_id(cell) for cell in planned.cells]
         records = {i: known[i] for i in ids if i in known and known[i].status in FINISHED}
@@ -131,16 +129,25 @@ def _note_impossible(planned: Planned, launch: Launch, known: dict[str, RunResul
 
 
 def take_over(cells: Sequence[RunConfig], launch: Launch) -> list[tuple[RunConfig, RunResult]]:
-    """Copy records of cells that another sweep of the same results folder finished into this sweep: the same cell
-    is not run twice. Drafts stay where they are, and so do files that cannot be read and cells that ran on another
-    number of GPUs or machines."""
-    elsewhere: dict[str, list[Path]] = {}
+    """Copy the records of `elsewhere` into this sweep: the same cell is not run twice."""
+    taken: list[tuple[RunConfig, RunResult]] = []
+    for cell, found, path in elsewhere(cells, launch):
+        copy, series = found.model_copy(update={"sweep": launch.sweep}), path.with_suffix(".parquet")
+        write_result(records_folder(launch), copy, series.read_bytes() if series.exists() else None)
+        taken.append((cell, copy))
+    return taken
+
+
+def elsewhere(cells: Sequence[RunConfig], launch: Launch) -> list[tuple[RunConfig, RunResult, Path]]:
+    """(cell, record, its path) of cells that another sweep of the same results folder finished. Drafts stay where they
+    are, and so do files that cannot be read and cells that ran on another number of GPUs or machines."""
+    paths: dict[str, list[Path]] = {}
     for path in sorted(runs_folder(launch.results).glob("*/*.json")):
         if path.parent.name != launch.sweep:
-            elsewhere.setdefault(path.stem, []).append(path)
-    taken: list[tuple[RunConfig, RunResult]] = []
+            paths.setdefault(path.stem, []).append(path)
+    found_there: list[tuple[RunConfig, RunResult, Path]] = []
     for cell in cells:
-        for path in elsewhere.get(run_id(cell), []):
+        for path in paths.get(run_id(cell), []):
             try:
                 found = read_result(path)
                 check_owner(path, found, replace(launch, sweep=found.sweep), cell)
@@ -148,29 +155,6 @@ def take_over(cells: Sequence[RunConfig], launch: Launch) -> list[tuple[RunConfi
                 continue
             is_alike = all(found.launch.get(name, 1) == getattr(launch, name) for name in ("gpus", "nodes"))
             if found.status in FINISHED and not found.is_draft and is_alike:
-                copy = found.model_copy(update={"sweep": launch.sweep})
-                series = path.with_suffix(".parquet")
-                write_result(records_folder(launch), copy, series.read_bytes() if series.exists() else None)
-                taken.append((cell, copy))
+                found_there.append((cell, found, path))
                 break
-    return taken
-
-
-@contextmanager
-def _lock(results: Path) -> Iterator[None]:
-    """Hold the lock of a results folder, in which one sweep runs at a time."""
-    try:
-        results.mkdir(parents=True, exist_ok=True)
-        handle = (results / ".lock").open("a+")
-    except OSError as error:
-        raise ValueError(f"results={results}: cannot be written: {error.strerror}") from None
-    with handle:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            handle.seek(0)
-            raise ValueError(f"results={results}: a sweep is at work there (process {handle.read().strip()})") from None
-        handle.truncate(0)
-        handle.write(str(os.getpid()))
-        handle.flush()
-        yield
+    return found_there

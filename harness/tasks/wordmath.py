@@ -127,8 +127,9 @@ class Wordmath:
         """(index, problem, prompt) of every index: by rejection, uniform over the problems of the split."""
         room = POSITIONS - self.max_new_tokens
         taught = (self.n, self.layout, *self._rules[2:3], len(self._rules.names))
+        purpose, rng = (self.name, RULE, *map(str, taught), split), random.Random()
         for index in indices:
-            rng = random.Random(stable_seed(self.name, RULE, *map(str, taught), split, index))
+            rng.seed(stable_seed(*purpose, index))
             while True:
                 problem = draw_problem(rng, self._rules)
                 if (int(problem.key, 16) % EVAL_SHARE == 0) == (split == "eval"):

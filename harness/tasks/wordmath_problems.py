@@ -67,6 +67,7 @@ SHARES = {
 """Cumulative probabilities of the operations; one that does not fit the value is drawn again."""
 MOST = {"shuffled": (2, 98), "ordered": (1, 9)}
 """(least, number of values) of constants and of given numbers."""
+_SUMS, _DIFFERENCES, _CONSTANTS = frozenset((ADD, SUM)), frozenset((SUBTRACT, DIFFERENCE)), frozenset((ADD, SUBTRACT))
 _SIGN_IDS = tuple((ID[sign],) if sign else () for sign in SIGNS)
 
 
@@ -137,7 +138,7 @@ def draw_problem(rng: random.Random, rules: Rules) -> Problem:
 def _quantities(rng: random.Random, rules: Rules) -> Iterator[tuple[int, int]]:
     """New quantities (name, item) without end, each once."""
     r, names, items = rng.random, rules.names, rules.items
-    is_shuffled = rules.layout == "shuffled"
+    is_shuffled, num_names = rules.layout == "shuffled", len(rules.names)
     num_items = 3 + int(r() * (3 + rules.n // 12)) if is_shuffled else 1
     some = [items[int(r() * len(items))] for _ in range(num_items)]
     used, order, seen = set[int](), list[int](), set[tuple[int, int]]()
@@ -145,7 +146,7 @@ def _quantities(rng: random.Random, rules: Rules) -> Iterator[tuple[int, int]]:
         if order and is_shuffled and r() < REUSE:
             name = order[int(r() * len(order))]
         else:
-            name = names[int(r() * len(names))]
+            name = names[int(r() * num_names)]
             if name in used:
                 continue
         quantity = (name, some[int(r() * num_items)])
@@ -170,9 +171,8 @@ def _derived(rng: random.Random, rules: Rules, source: Step, others: Sequence[St
     least, count = MOST[rules.layout]
     other_who = other_what = 0
     while True:
-        chance = r()
-        op = ops[bisect_right(ends, chance)]
-        if op in (ADD, SUBTRACT):
+        op = ops[bisect_right(ends, r())]
+        if op in _CONSTANTS:
             number = least + int(r() * count)
         elif op >= SUM:
             other = others[int(r() * len(others))]
@@ -190,9 +190,9 @@ def _derived(rng: random.Random, rules: Rules, source: Step, others: Sequence[St
 
 def applied(op: int, value: int, number: int) -> int | None:
     """Result of an operation on a value and a number; None where it has no whole result."""
-    if op in (ADD, SUM):
+    if op in _SUMS:
         return value + number
-    if op in (SUBTRACT, DIFFERENCE):
+    if op in _DIFFERENCES:
         return value - number
     if op == HALVE:
         return value // number if value and value % number == 0 else None
@@ -200,7 +200,11 @@ def applied(op: int, value: int, number: int) -> int | None:
 
 
 def _key(statements: Sequence[Step], asked: Step) -> str:
-    stated = sorted((*s[:3], 0 if s.op >= SUM else s.number, *s[4:8]) for s in statements)
+    stated = [
+        (who, what, op, 0 if op >= SUM else number, from_who, from_what, other_who, other_what)
+        for who, what, op, number, from_who, from_what, other_who, other_what, _ in statements
+    ]
+    stated.sort()
     content = array("h", joined.from_iterable(stated))
     content.extend(asked[:2])
     return hashlib.blake2b(content.tobytes(), digest_size=8).hexdigest()
@@ -209,9 +213,9 @@ def _key(statements: Sequence[Step], asked: Step) -> str:
 def prompt_of(rng: random.Random, problem: Problem, layout: Layout) -> list[int]:
     """Token ids of a problem's statements and its question."""
     out, numbers = [BOS_ID], NUMBERS[layout]
-    for s in problem.statements:
-        slots = ((s.who,), (s.what,), numbers[s.number], (s.from_who,), (s.from_what,), (s.other_who,), (s.other_what,))
-        render(choose(STATEMENTS[s.op], rng.random()), slots, out)
+    for who, what, op, number, from_who, from_what, other_who, other_what, _ in problem.statements:
+        slots = ((who,), (what,), numbers[number], (from_who,), (from_what,), (other_who,), (other_what,))
+        render(choose(STATEMENTS[op], rng.random()), slots, out)
     asked = problem.chain[-1]
     render(QUESTION, ((asked.who,), (asked.what,)), out)
     return out
@@ -220,8 +224,10 @@ def prompt_of(rng: random.Random, problem: Problem, layout: Layout) -> list[int]
 def solution_of(rng: random.Random, chain: Sequence[Step], layout: Layout) -> list[int]:
     """Token ids of one of the right responses, EOS included: plan (not in the ordered layout), calculations, answer."""
     r, out, numbers = rng.random, list[int](), NUMBERS[layout]
-    names = [((s.who,), (s.what,), numbers[s.number], (s.from_who,), (s.from_what,), (s.other_who,), (s.other_what,))
-             for s in chain]  # fmt: skip
+    names = [
+        ((who,), (what,), numbers[number], (from_who,), (from_what,), (other_who,), (other_what,))
+        for who, what, _, number, from_who, from_what, other_who, other_what, _ in chain
+    ]
     if layout == "shuffled":
         for i in range(len(chain) - 1, 0, -1):
             render(choose(PLANS[chain[i].op >= SUM], r()), names[i], out)

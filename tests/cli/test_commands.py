@@ -37,7 +37,8 @@ def test_help_lists_every_command_in_its_group(capsys: pytest.CaptureFixture[str
 @pytest.mark.parametrize(
     ("words", "may"),
     [(["--help"], ()), *[([name, "--help"], ()) for name in COMMANDS], (["run", "trainer.stepz=3"], ()),
-     (["run", "trainer.steps=0"], ("hydra",)), (["sweep", "smoke", "algo.lr=3"], ())],
+     (["run", "trainer.steps=0"], ("hydra",)), (["run", "method=flashrk"], ("hydra",)),
+     (["sweep", "smoke", "algo.lr=3"], ())],
     ids=lambda value: " ".join(value),
 )  # fmt: skip
 def test_an_answer_that_runs_nothing_imports_nothing_slow(words: list[str], may: tuple[str, ...]) -> None:

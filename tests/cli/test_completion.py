@@ -1,4 +1,4 @@
-"""What the tab key offers: commands, options, sweeps, methods and choices, as the shell would ask for them."""
+"""Completions by the tab key: commands, options, sweeps, methods and choices, as the shell would ask for them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.source_tree import ROOT
 
 
 def offered(line: str, tmp_path: Path) -> list[str]:
-    """What bash is told to complete the last word of `line` to."""
+    """Completions that bash gets for the last word of `line`."""
     out = tmp_path / "out"
     asking = {"_ARGCOMPLETE": "1", "_ARGCOMPLETE_SHELL": "bash", "_ARGCOMPLETE_IFS": "\n", "COMP_LINE": line,
               "COMP_POINT": str(len(line)), "_ARGCOMPLETE_COMP_WORDBREAKS": " \t\n", "COMP_TYPE": "9",

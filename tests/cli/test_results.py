@@ -47,7 +47,7 @@ def test_verify_names_every_bad_file_and_changes_none(results: Path, capsys: pyt
     assert contents(results) == before
 
 
-def test_a_packed_sweep_is_verified_beside_a_torn_one(results: Path, capsys: pytest.CaptureFixture) -> None:
+def test_a_packed_sweep_is_verified_next_to_a_torn_one(results: Path, capsys: pytest.CaptureFixture) -> None:
     for path in (results / "runs" / "quick").iterdir():
         path.unlink()
     good, series = factory.result(trainer__steps=4, trainer__eval_every=2)
@@ -66,9 +66,11 @@ def test_a_packed_sweep_is_verified_beside_a_torn_one(results: Path, capsys: pyt
 def test_a_passport_tells_how_the_run_happened(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     plain, series = factory.result(trainer__steps=4, trainer__eval_every=2)
     told = {
-        "launch": {"packing": True, "micro_batch_tokens": 8192}, "memory_gib": {"allocated": 1.5, "engine": 8.25},
-        "trainer": {"bf16, native": 15}, "retries": ["out of memory: x; checkpoint_layers False -> True"],
-    }  # fmt: skip
+        "launch": {"packing": True, "micro_batch_tokens": 8192},
+        "memory_gib": {"allocated": 1.5, "engine": 8.25},
+        "trainer": {"bf16, native": 15},
+        "retries": ["out of memory: x; checkpoint_layers False -> True"],
+    }
     for name, result in (("plain", plain), ("told", plain.model_copy(update=told))):
         write_result(tmp_path / name / "runs" / "quick", result, series)
         assert main(["passport", plain.run_id, "--results", str(tmp_path / name)]) == 0
@@ -130,7 +132,7 @@ def test_an_import_never_replaces_a_corrupt_or_finished_result(
     assert contents(target) == before
 
 
-def test_a_passport_is_found_beside_bad_files(results: Path, capsys: pytest.CaptureFixture) -> None:
+def test_a_passport_is_found_among_bad_files(results: Path, capsys: pytest.CaptureFixture) -> None:
     good, _ = factory.result(trainer__steps=4, trainer__eval_every=2)
     assert main(["passport", good.run_id[:8], "--results", str(results)]) == 0
     said = capsys.readouterr()

@@ -96,6 +96,11 @@ COMMANDS = (
     ("sweep smoke --workers -1", "argument --workers: '-1': a whole number above 0 is expected"),
     ("sweep smoke --seeds -1", "argument --seeds: '-1': whole numbers, 0 or more"),
     ("sweep smoke --seeds 1,a", "argument --seeds: '1,a': whole numbers"),
+    ("sweep quick --seeds 1 --until-decided", "seeds: not with --until-decided"),
+    (
+        "sweep smoke --until-decided",
+        "sweep smoke: its file has no `until`, which --until-decided needs; such as until:",
+    ),
     ("sweep smoke --launcher slurm", "argument --launcher: invalid choice: 'slurm'"),
     ("sweep smoke --max-hours inf", "'inf': a number of hours above 0 is expected"),
     ("sweep smoke --colour", "sweep: unknown arguments --colour; see lowbit sweep --help"),
@@ -128,7 +133,7 @@ COMMANDS = (
     ("parity --report", "no parity was measured yet"),
     ("parity --samples 0", "argument --samples: '0': a whole number above 0 is expected"),
     ("methods flashrk", "flashrk"),
-)  # fmt: skip
+)
 """(a command line, what the line says)."""
 
 

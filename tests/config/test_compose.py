@@ -67,7 +67,7 @@ def test_every_method_composes_at_every_precision_it_declares() -> None:
         (["method=bf16", "engine.top_p=0.9"], ["top_p", "0.9"]),
         (["method=zero_mismatch", "precision=fp32+kv8"], ["cache"]),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_work_is_refused_before_anything_starts(overrides: list[str], words: list[str]) -> None:
     with pytest.raises(ValueError) as caught:
         compose(load(overrides))
@@ -137,9 +137,8 @@ def test_inputs_that_nobody_planned_to_quantize_are_fatal() -> None:
     with pytest.raises(RuntimeError, match=r"inputs of .* are int8_token, planned not quantized"):
         check_passport(plan, passport("int4_g32", acts="int8_token"))
     exempt = Plan(
-        rollout_weights=format_named("int8_channel"), rollout_acts=format_named("int8_token"),
-        exceptions=(("*", None),),
-    )  # fmt: skip
+        rollout_weights=format_named("int8_channel"), rollout_acts=format_named("int8_token"), exceptions=(("*", None),)
+    )
     check_passport(exempt, passport("bf16", acts="bf16"))
     with pytest.raises(RuntimeError, match="planned not quantized"):
         check_passport(exempt, passport("bf16", acts="int8_token"))

@@ -136,7 +136,7 @@ def copied(results: Path, configs: list[RunConfig]) -> None:
         (renamed, "mislabelled", "another cell"),
         (lambda results, configs: written(results, small_config("seed=9")), "mislabelled", "no planned cell"),
     ],
-)  # fmt: skip
+)
 def test_the_audit_finds(
     tmp_path: Path, spoil: Callable[[Path, list[RunConfig]], None], wrong: str, words: str
 ) -> None:

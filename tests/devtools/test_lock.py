@@ -45,7 +45,7 @@ def locked(name: str, python: str) -> dict[str, Version]:
 
 
 def asked(name: str) -> list[Requirement]:
-    """What pyproject.toml and the requirements file ask for in that environment."""
+    """Requirements of that environment, from pyproject.toml and the requirements file."""
     lock = LOCKS[name]
     lines = [*PROJECT["dependencies"]]
     for extra in lock.extras:

@@ -23,7 +23,7 @@ from harness.numerics.quantize import quantize
 from tests.engines.kernel_cases import differing, values
 
 KINDS = ("normal", "zeros", "magnitudes", "tiny", "huge", "poison", "ties", "near_ties")
-"""Of `kernel_cases.values`; "tiny" lies below the floor of the scales."""
+"""Kinds of `kernel_cases.values`; "tiny" lies below the floor of the scales."""
 SHAPES = ((128, 128), (200, 256), (5, 384))
 WEIGHTS, ACTS = format_named("e4m3_block"), format_named("e4m3_1x128")
 
@@ -36,7 +36,7 @@ class Case:
     shape: tuple[int, int]
     source: torch.dtype = torch.bfloat16
     what: str = "both"
-    """Of an activation "rows", "columns", "both", "twice" or "square"; "weight"."""
+    """Quantizer: of an activation "rows", "columns", "both", "twice" or "square"; of a weight "weight"."""
     is_strided: bool = False
     """A slice of a wider tensor, as the parts of a fused projection are."""
 
@@ -71,7 +71,7 @@ def tensor(case: Case) -> Tensor:
 
 
 def operands(kernels: fp8_gemm.Kernels, case: Case, x: Tensor) -> list[Operand]:
-    """What is made of `x`."""
+    """Operands that the kernels make of `x`."""
     if case.what == "weight":
         return list(kernels.weight(x, WEIGHTS))
     has_rows, has_columns = case.what != "columns", case.what != "rows"
@@ -101,7 +101,7 @@ def mismatches(case: Case, device: str, is_twice_alike: bool = False) -> int:
 
 
 def _strides(x: Tensor) -> list[int]:
-    """Of the axes that are longer than one element; those of the others mean nothing."""
+    """Strides of the axes longer than one element; those of the others mean nothing."""
     return [stride for stride, size in zip(x.stride(), x.shape, strict=True) if size > 1]
 
 
@@ -130,15 +130,19 @@ def product_mismatches(device: str) -> dict[str, int]:
     from harness.kernels import fp8_wgrad
 
     knobs = {"has_rows": False, "has_columns": True, "is_twice": False}
-    (_, a), (_, b) = (fp8_gemm.reference().runs(_bf16(name, 384, size).to(device), ACTS, **knobs)
-                      for name, size in (("dy", 256), ("x", 128)))  # fmt: skip
+    (_, a), (_, b) = (
+        fp8_gemm.reference().runs(_bf16(name, 384, size).to(device), ACTS, **knobs)
+        for name, size in (("dy", 256), ("x", 128))
+    )
     assert a is not None and b is not None
     want, found = fp8_gemm.reference().by_runs(a, b), fp8_wgrad.by_runs(a, b)
     bound = (1e-6 if device == "cpu" else 1e-3) * want.abs().max()
     added = fp8_wgrad.by_runs(a, b, out=torch.ones_like(want))
     assert bool((added - want).abs().max() > 0.5)
-    return {"product": int(((found - want).abs() > bound).sum()),
-            "product, added": int(((added - 1 - want).abs() > bound).sum())}  # fmt: skip
+    return {
+        "product": int(((found - want).abs() > bound).sum()),
+        "product, added": int(((added - 1 - want).abs() > bound).sum()),
+    }
 
 
 def differences(device: str) -> dict[str, int]:

@@ -42,7 +42,7 @@ class Case:
     source: torch.dtype = torch.bfloat16
     base: torch.dtype = torch.bfloat16
     layout: str = "plain"
-    """How the outputs lie in memory: "plain", "slice" (rows of a fused matrix) or "transposed"."""
+    """Layout of the outputs in memory: "plain", "slice" (rows of a fused matrix) or "transposed"."""
 
     @property
     def name(self) -> str:
@@ -96,8 +96,9 @@ def cases() -> Iterator[Case]:
         yield Case(fmt=fmt, values="ties", source=torch.float16, base=torch.float32)
         yield from (Case(fmt=fmt, values="normal", layout=layout) for layout in ("slice", "transposed"))
     blocks = [fmt for fmt in FORMATS if "block" in fmt]
-    yield from (Case(fmt=fmt, values=kind, shape=shape) for fmt in blocks for kind in ("normal", "zeros")
-                for shape in TWO_TILES)  # fmt: skip
+    yield from (
+        Case(fmt=fmt, values=kind, shape=shape) for fmt in blocks for kind in ("normal", "zeros") for shape in TWO_TILES
+    )
     yield from (Case(fmt=fmt, values="poison") for fmt in FORMATS if fmt.startswith("e4m3"))
     yield from (Case(fmt=fmt, values="normal", shape=LONG) for fmt in ("e4m3_channel", "int8_channel", "e4m3_tensor"))
 
@@ -129,7 +130,7 @@ def buffer(like: Tensor, layout: str) -> tuple[Tensor, Tensor]:
 
 
 def level_of(w: Tensor, fmt: Format, base: torch.dtype) -> Tensor | None:
-    """What the kernel of a format with a tensor-level scale is given, computed by the kernels' own module."""
+    """Tensor-level scale that a kernel is given, computed by the kernels' own module; None without one."""
     from harness.kernels.quantize import kind, tensor_level, update_amax
 
     if kind(fmt) not in ("tensor", "nvfp4"):
@@ -140,7 +141,7 @@ def level_of(w: Tensor, fmt: Format, base: torch.dtype) -> Tensor | None:
 
 
 def differing(a: Tensor, b: Tensor) -> int:
-    """How many elements differ in their bits; NaN of any sign and payload are one value."""
+    """Number of elements that differ in their bits; NaN of any sign and payload are one value."""
     assert a.shape == b.shape and a.dtype == b.dtype, f"{a.dtype} {a.shape} against {b.dtype} {b.shape}"
     if a.dtype == torch.float8_e4m3fn:
         x, y = a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8)
@@ -212,7 +213,7 @@ def differences(device: str) -> dict[str, int]:
 
 
 def run_interpreted(module: str) -> dict[str, int]:
-    """What a module of cases prints, in a process of its own: the interpreter is chosen when Triton is imported."""
+    """Output of a module of cases in its own process: the interpreter is chosen when Triton is imported."""
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-m", module],
         cwd=ROOT,

@@ -1,4 +1,4 @@
-"""Which engine a run gets, and what is refused before anything is loaded."""
+"""The engine factory: the engine of a run, and refusals before anything is loaded."""
 
 from __future__ import annotations
 

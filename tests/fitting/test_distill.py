@@ -31,9 +31,10 @@ def test_against_torch(temperature: float) -> None:
     expected = {
         "forward": F.kl_div(log_s, log_t, log_target=True, reduction="none").sum(-1),
         "reverse": F.kl_div(log_t, log_s, log_target=True, reduction="none").sum(-1),
-        "skew": F.kl_div((0.3 * log_t.exp() + 0.7 * log_s.exp()).log(), log_t, log_target=True,
-                         reduction="none").sum(-1),
-    }  # fmt: skip
+        "skew": F.kl_div((0.3 * log_t.exp() + 0.7 * log_s.exp()).log(), log_t, log_target=True, reduction="none").sum(
+            -1
+        ),
+    }
     found = {kl: temperature**2 * value for kl, value in expected.items()}
     for kl, value in found.items():
         close(divergence(s, t, kl, temperature, 0.3), value)

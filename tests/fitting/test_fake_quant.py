@@ -34,12 +34,12 @@ CASES += [(name, "learned") for name in FORMATS if name.startswith("int")]
 
 
 def stream(model: nn.Module, plan: Plan) -> list[tuple[str, Tensor]]:
-    """What the trainer's part sends."""
+    """Weight stream after the trainer's part."""
     return list(shipped(((name, tensor.detach()) for name, tensor in named_weights(model)), plan))
 
 
 def live(engine: EmbeddedEngine, name: str) -> Tensor:
-    """What the engine multiplies with, by checkpoint module name."""
+    """Weight that the engine multiplies with, by checkpoint module name."""
     _, _, layer, _, child = name.split(".")
     order = {"qkv": ("q_proj", "k_proj", "v_proj"), "out": ("o_proj",), "gate_up": ("gate_proj", "up_proj"),
              "down": ("down_proj",)}  # fmt: skip

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -38,14 +40,30 @@ def test_the_working_directory_shadows_no_module(foreign: Path) -> None:
     assert (result.status, result.num_steps) == ("ok", 1)
 
 
+@pytest.mark.skipif(find_spec("ray") is None, reason="the ray extra is not installed")
+def test_the_working_directory_shadows_no_module_of_a_ray_worker(foreign: Path) -> None:
+    sweep = {"question": "?", "overrides": list(RUN[3:]), "arms": [{"method": "bf16"}], "seeds": [0]}
+    (foreign / "tiny.yaml").write_text(json.dumps(sweep))  # JSON is YAML
+    words = ("sweep", "tiny.yaml", "--launcher", "ray", "--workers", "1", "--results", "found", "--no-tracking")
+    command = module_command("harness.cli.main", *words)
+    done = subprocess.run(command, cwd=foreign, env=os.environ | code_path(), capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (result,) = read_results(runs_folder(foreign / "found", "tiny"))
+    assert (result.status, result.num_steps) == ("ok", 1)
+
+
 def test_a_plain_start_would_be_shadowed(foreign: Path) -> None:
     command = [word for word in module_command("harness.cli.main", "methods") if word != "-P"]
     done = subprocess.run(command, cwd=foreign, env=os.environ | code_path(), capture_output=True, text=True)
     assert done.returncode == 1 and "a file of the working directory was imported" in done.stderr
 
 
-def test_our_code_leads_what_pythonpath_holds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", "a" + os.pathsep + "b")
-    assert code_path() == {"PYTHONPATH": os.pathsep.join([str(ROOT), "a", "b"])}
+def test_our_code_leads_what_pythonpath_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(["a", "", "/b"]))
+    monkeypatch.chdir(tmp_path)
+    whole = os.pathsep.join([str(ROOT), str(tmp_path / "a"), "/b"])
+    assert code_path() == {"PYTHONPATH": whole}
+    monkeypatch.setenv("PYTHONPATH", whole)
+    assert code_path() == {"PYTHONPATH": whole}
     monkeypatch.delenv("PYTHONPATH")
     assert code_path() == {"PYTHONPATH": str(ROOT)}

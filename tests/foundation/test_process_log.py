@@ -1,4 +1,4 @@
-"""What a dead process's log says about why it died."""
+"""The cause of a process's death, read from its log."""
 
 from __future__ import annotations
 

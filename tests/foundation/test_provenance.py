@@ -1,4 +1,4 @@
-"""Which commit a result names: the checkout's, or the one that a copy without git is told."""
+"""The commit that a result names: the checkout's, or the one that a copy without git is told."""
 
 from __future__ import annotations
 

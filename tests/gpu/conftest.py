@@ -10,7 +10,7 @@ import torch
 
 
 def own_gpu(worker: str | None, visible: str | None, count: int) -> str | None:
-    """What CUDA_VISIBLE_DEVICES becomes for pytest-xdist's `worker` ("gw0", ...); None: leave it as it is."""
+    """CUDA_VISIBLE_DEVICES for pytest-xdist's `worker` ("gw0", ...); None: leave it as it is."""
     if worker is None or count < 2:
         return None
     names = visible.split(",") if visible else [str(i) for i in range(count)]

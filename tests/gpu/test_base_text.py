@@ -9,7 +9,7 @@ import torch
 
 from harness.models.decoder import DecoderConfig
 from harness.start.base_model import train_base
-from harness.start.base_training import Place, Unfinished
+from harness.start.base_training import TrainingHost, Unfinished
 from harness.start.text_documents import Documents, buckets_of
 from harness.start.text_step import EAGER_STEPS, PackedDecoder, PackedStep
 from harness.start.text_training import TextRecipe, new_decoder
@@ -58,10 +58,10 @@ def test_a_base_is_learnt_and_goes_on_where_it_stopped(tmp_path: Path) -> None:
     task = Wordmath(n=3, layout="ordered", num_names=8)
     recipe = TextRecipe(target_accuracy=0.1, eval_every=50, num_eval=256, max_steps=1500, batch_tokens=8192, sizes=(2,))
     polls = iter([False] * 60 + [True])
-    place = Place(device="cuda", state=tmp_path / "state.pt", should_stop=lambda: next(polls), workers=2)
+    host = TrainingHost(device="cuda", state=tmp_path / "state.pt", should_stop=lambda: next(polls), workers=2)
     with pytest.raises(Unfinished, match=r"stopped after \d+ steps"):
-        train_base(SHAPE, task, recipe, 0, tmp_path / "base", None, place)
-    place = Place(device="cuda", state=tmp_path / "state.pt", workers=2)
-    record = train_base(SHAPE, task, recipe, 0, tmp_path / "base", None, place)
+        train_base(SHAPE, task, recipe, 0, tmp_path / "base", None, host)
+    host = TrainingHost(device="cuda", state=tmp_path / "state.pt", workers=2)
+    record = train_base(SHAPE, task, recipe, 0, tmp_path / "base", None, host)
     assert record["is_target_reached"] and record["accuracy"] > 0.05 and record["steps"] > 61
     assert record["tokens"] == record["steps"] * 8192 and record["tokens_per_s"] > 0

@@ -29,7 +29,7 @@ SHAPES = ((256, 256, 256), (1024, 512, 3584))
 """(rows, columns, contracted) of a product. DeepGEMM compiles each pair of the last two, seconds apiece: a small one
 that the layers and models below share, and a long one whose W^T is another."""
 SIDE = 256
-"""Of every weight of the layers and of the decoder."""
+"""Rows and columns of every weight of the layers and of the decoder."""
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,4 @@
-"""What makes long sequences fit, on a CUDA device: the same numbers as there without it, and the allocator's peaks."""
+"""Memory savings for long sequences on a CUDA device: the same numbers as without them, and the allocator's peaks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `main_h200` does before its first step, on a GPU: bases learnt there, and parts prepared there as on a CPU."""
+"""Preparations of `main_h200` before its first step, on a GPU: bases learnt, and parts prepared as on a CPU."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from harness.models.checkpoint import load_decoder
 from harness.models.decoder import DecoderConfig
 from harness.run.checks import check
 from harness.start.base_model import read_record, train_base
-from harness.start.base_training import BaseRecipe, Place, Unfinished
+from harness.start.base_training import BaseRecipe, TrainingHost, Unfinished
 from harness.start.prepare import Start, prepare, start_of
 from harness.tasks.sort import Sort
 from tests.toy import small_config, small_launch
@@ -31,11 +31,11 @@ CASES = [
 
 def test_a_base_is_learnt_size_by_size_and_goes_on_where_it_stopped(tmp_path: Path) -> None:
     polls = iter([False] * 40 + [True])
-    place = Place(device="cuda", state=tmp_path / "state.pt", should_stop=lambda: next(polls))
+    host = TrainingHost(device="cuda", state=tmp_path / "state.pt", should_stop=lambda: next(polls))
     with pytest.raises(Unfinished, match=r"stopped after \d+ steps"):
-        train_base(SHAPE, TASK, RECIPE, 0, tmp_path / "base", None, place)
+        train_base(SHAPE, TASK, RECIPE, 0, tmp_path / "base", None, host)
     record = train_base(
-        SHAPE, TASK, RECIPE, 0, tmp_path / "base", None, Place(device="cuda", state=tmp_path / "state.pt")
+        SHAPE, TASK, RECIPE, 0, tmp_path / "base", None, TrainingHost(device="cuda", state=tmp_path / "state.pt")
     )
     assert record["is_target_reached"] and 0.25 < record["accuracy"] < 0.75 and record["steps"] > 41
     assert record["device"] == torch.cuda.get_device_name() and read_record(tmp_path / "base") == record

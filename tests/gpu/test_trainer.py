@@ -29,7 +29,7 @@ CUDA = "trainer.device=cuda"
 
 @pytest.fixture
 def who() -> str:
-    """Who computes here."""
+    """Name of the FP8 kernels that run here."""
     kernels = kernels_of(torch.device("cuda"), "best")
     if kernels is None:
         pytest.skip("no Hopper GPU (compute capability 9.0) or no Triton: the FP8 flow stays emulated")
@@ -77,7 +77,7 @@ def test_a_compiled_update_on_fp8_units_is_the_eager_one_up_to_tipped_codes(
 
 
 def test_codes_of_the_trainer_are_the_quantizers_after_an_update(tmp_path: Path, who: str) -> None:
-    """What an engine makes of the same push (tests/trainers/local/test_products.py compares with its passport)."""
+    """Codes of trainer and engine from one push (tests/trainers/local/test_products.py compares passports)."""
     found, _, _ = stepped(tmp_path)
     for layer in flow_layers(found).values():
         assert layer.kernels is not None and layer.kernels.name == who

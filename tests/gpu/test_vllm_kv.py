@@ -30,7 +30,7 @@ class Live:
     engine: Any
     model: Decoder
     eager: Rollout
-    """What an engine without graphs says under scales that are too small by 16."""
+    """Responses of an engine without graphs under scales that are too small by 16."""
 
 
 @pytest.fixture(scope="module", params=KV8, ids=lambda case: case.name)
@@ -50,8 +50,9 @@ def rescale(engine: Any, factor: float) -> None:
     """Multiply the scales of K and V in every layer; what is cached stays."""
     from harness.engines.vllm import kv
 
-    for module in kv.attentions(engine.model).values():
-        scales = kv.read_scales(module)
+    found = kv.all_scales(engine.model)
+    for layer, module in kv.attentions(engine.model).items():
+        scales = found[layer]
         kv.set_scales(module, {role: scales[role] * factor for role in ("k", "v")})
 
 
@@ -59,7 +60,7 @@ def read(engine: Any) -> dict[int, dict[Role, float]]:
     """The scales of every layer."""
     from harness.engines.vllm import kv
 
-    return {layer: kv.read_scales(module) for layer, module in kv.attentions(engine.model).items()}
+    return kv.all_scales(engine.model)
 
 
 @torch.no_grad()

@@ -34,9 +34,9 @@ class Live:
     a: Decoder
     b: Decoder
     first: Rollout
-    """Of A, the first push."""
+    """Responses after A, the first push."""
     fresh: Rollout | None
-    """Of B by another engine that has seen nothing else."""
+    """Responses after B by another engine that has seen nothing else."""
 
 
 @pytest.fixture(scope="module", params=(*FORMATS, *KV8, *BIASED), ids=lambda case: case.name)

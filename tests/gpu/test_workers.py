@@ -1,4 +1,4 @@
-"""Which GPU a test process takes; needs none."""
+"""The GPU that a test process takes; these tests need none."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ class Case:
 
     @property
     def plan(self) -> Plan:
-        """What the engine is started with."""
+        """Plan that the engine is started with."""
         acts, kv = (None if name is None else format_named(name) for name in (self.acts, self.kv))
         return Plan(rollout_weights=format_named(self.weights), rollout_acts=acts, rollout_kv=kv)
 
@@ -123,7 +123,7 @@ def mean_gap(a: Rollout, b: Rollout) -> float:
 
 
 def pointers(engine: Any) -> dict[str, tuple[int, tuple[int, ...], torch.dtype]]:
-    """Where every parameter and buffer of the live model lies, and how."""
+    """Address, shape and dtype of every parameter and buffer of the live model."""
     held = [*engine.model.named_parameters(), *engine.model.named_buffers()]
     return {name: (tensor.data_ptr(), tuple(tensor.shape), tensor.dtype) for name, tensor in held}
 
@@ -136,7 +136,7 @@ def contents(engine: Any) -> dict[str, Tensor]:
 
 
 def checkpoint_of(engine: Any, model: Decoder) -> list[tuple[str, Tensor]]:
-    """What `load_weights` would push: codes and scales by checkpoint name."""
+    """Tensors that `load_weights` would push: codes and scales by checkpoint name."""
     from harness.engines.vllm.export import export
     from harness.engines.weight_stream import read_stream
 

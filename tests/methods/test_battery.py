@@ -12,6 +12,7 @@ from importlib.metadata import EntryPoint
 import pytest
 import torch
 
+import methods
 from harness.api import Method, Part, Plan, knobs
 from harness.config.compose import has_hook
 from harness.config.load import parse
@@ -132,6 +133,11 @@ def test_unknown_method_names_the_nearest() -> None:
     assert method_named("mis") is METHODS["mis"]
 
 
+def test_every_method_stands_where_the_list_says() -> None:
+    assert [method.name for method in methods.own()] == list(methods.OWN)
+    assert list(METHODS)[: len(methods.OWN)] == list(methods.OWN)
+
+
 def test_entry_points_join_and_duplicates_are_refused() -> None:
     def offered(value: str) -> EntryPoint:
         return EntryPoint(name="extra", value=value, group="lowbit.methods")
@@ -148,6 +154,6 @@ def test_entry_points_join_and_duplicates_are_refused() -> None:
 
 def test_import_is_light() -> None:
     heavy = ("mlflow", "vllm", "ray", "verl", "pandas", "transformers")
-    code = f"import sys, methods; print([m for m in {heavy} if m in sys.modules])"
+    code = f"import sys; from methods import METHODS; print([m for m in {heavy} if m in sys.modules])"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout.strip() == "[]"

@@ -91,8 +91,9 @@ def test_the_parts_change_something(name: str, tmp_path_factory: pytest.TempPath
             return
     config = small_config(*overrides(name))
     plan = compose(config).plan
-    if plan_json(plan) != plan_json(replace(Plan(), **{k: getattr(plan, k) for k in ("rollout_weights", "rollout_acts",
-                                                                                  "rollout_kv")})):  # fmt: skip
+    if plan_json(plan) != plan_json(
+        replace(Plan(), **{k: getattr(plan, k) for k in ("rollout_weights", "rollout_acts", "rollout_kv")})
+    ):
         return
     folder = tmp_path_factory.mktemp("plain")
     run = small_run(folder, overrides(name))

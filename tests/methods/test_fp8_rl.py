@@ -71,7 +71,7 @@ def sequences(rows: int = 4, new: int = 3) -> Sequences:
 
 
 def stream(model: Decoder, part: RecalibratedKV, fixed: Mapping[str, Tensor], plan: Plan = KV8) -> Any:
-    """What reaches the engine."""
+    """Weight stream that reaches the engine."""
     weights = ((name, tensor.detach()) for name, tensor in model.named_parameters())
     return part.sync(weights, STEP, plan, fixed, {})
 

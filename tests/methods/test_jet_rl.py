@@ -164,7 +164,7 @@ def test_the_method() -> None:
 
 
 def test_noise_of_one_bit_in_the_attention_leaves_half_of_the_mismatch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Why one flow on two sets of kernels does not remove the mismatch: tips of codes turn small noise into large."""
+    """One flow on two sets of kernels does not remove the mismatch: tips of codes turn small noise into large."""
     model, exact = decoder(is_qwen3=False), functional.scaled_dot_product_attention
     ids, tokens, rollout = sampled(engine_of(model))
     noise = generator("cpu", 0, "attention noise")

@@ -157,8 +157,9 @@ def distilled(scale: Any, kd: Part, plan: Plan = INT2) -> tuple[nn.Module, nn.Mo
     model, fixed, before = started(start, plan)
     at = site(
         build=lambda folder: copy.deepcopy(base() if folder.name == "original" else model),
-        wrap=lambda plain: start.wrap(plain, plan, fixed), fixed=fixed,
-    )  # fmt: skip
+        wrap=lambda plain: start.wrap(plain, plan, fixed),
+        fixed=fixed,
+    )
     after, changed = kd.prepare(at, plan)
     assert after is not None
     return before, start.wrap(after, plan, fixed | changed), changed
@@ -198,9 +199,10 @@ def test_teacher_and_data_are_chosen() -> None:
         start = GPTQStart()
         model, fixed, _ = started(start, INT2)
         at = replace(
-            plain, wrap=lambda m, f=fixed: GPTQStart().wrap(m, INT2, f),
+            plain,
+            wrap=lambda m, f=fixed: GPTQStart().wrap(m, INT2, f),
             build=lambda folder, m=model: copy.deepcopy(base() if folder.name == "original" else m),
-        )  # fmt: skip
+        )
         after, _ = part.prepare(at, INT2)
         weights.append(after.get_parameter("model.layers.1.mlp.down_proj.weight"))
     assert seen == [24]

@@ -44,14 +44,14 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def stream(model: Decoder) -> Iterator[tuple[str, Tensor]]:
-    """What a trainer sends."""
+    """Weight stream of a trainer."""
     return ((name, tensor.detach()) for name, tensor in model.named_parameters())
 
 
 def synced(
     part: AQN, model: Decoder, step: Step = NOISY, plan: Plan = FP32, memory: Memory | None = None
 ) -> dict[str, Tensor]:
-    """What arrives at the engine."""
+    """Tensors that arrive at the engine."""
     return dict(part.sync(stream(model), step, plan, {}, {} if memory is None else memory))
 
 
@@ -198,12 +198,14 @@ def test_schedules_that_rounding_swallows_are_refused() -> None:
         AQN(fp32_gains=False).prepare(site, NVFP4)
     assert "\n" not in str(caught.value) and "allow_rounded_noise=true" in str(caught.value)
     fine = [
-        (AQN(), NVFP4), (AQN(fp32_gains=False, allow_rounded_noise=True), NVFP4),
-        (AQN(fp32_gains=False, sigma_start=5e-2, sigma_end=1e-2), NVFP4), (AQN(fp32_gains=False), FP32),
+        (AQN(), NVFP4),
+        (AQN(fp32_gains=False, allow_rounded_noise=True), NVFP4),
+        (AQN(fp32_gains=False, sigma_start=5e-2, sigma_end=1e-2), NVFP4),
+        (AQN(fp32_gains=False), FP32),
         (AQN(fp32_gains=False, sigma_start=0.0), NVFP4),
         (AQN(fp32_gains=False), Plan(rollout_weights=format_named("fp16"))),
         (AQN(fp32_gains=False, decay="linear", sigma_start=5e-2, sigma_end=0.0, num_stages=3), NVFP4),
-    ]  # fmt: skip
+    ]
     for part, plan in fine:
         assert part.prepare(site, plan) == (None, {})
     with pytest.raises(

@@ -119,7 +119,7 @@ def decoder() -> Decoder:
 
 
 def site_of(build: Callable[[Path], nn.Module], fixed: Fixed | None = None) -> Site:
-    """Where `prepare` runs; what it should not touch is missing."""
+    """The site of `prepare`, without what it should not touch."""
     values: dict[str, Any] = dict.fromkeys(f.name for f in fields(Site))
     return Site(**values | {"checkpoint": Path("unused"), "build": build, "fixed": fixed or {}})
 
@@ -139,7 +139,7 @@ def test_prepared_model_is_the_same_function_with_the_same_codes(name: str) -> N
         changed += not torch.equal(old, new)
         fmt = weight_format(plan, at)
         if fmt is not None:
-            flips += code_flips(quantize(old.detach(), fmt), quantize(new.detach(), fmt)) * old.numel()
+            flips += float(code_flips(quantize(old.detach(), fmt), quantize(new.detach(), fmt))) * old.numel()
             total += old.numel()
     assert flips / total <= 2e-3 and changed == 2 * 7
 
@@ -208,8 +208,8 @@ def test_codes_flip_s_times_under_adam_and_s_squared_under_sgd(
     grad = torch.randn(1024, 1024, generator=generator("cpu", "flip gradient"))
     step = 4e-7 * (grad.sign() if kind == "adam" else grad)
     gain = 1.0 if kind == "adam" else 1.5
-    plain = code_flips(quantize(w, fmt), quantize(w + step, fmt))
-    wide = code_flips(quantize(w / 1.5, fmt), quantize(w / 1.5 + gain * step, fmt))
+    plain = float(code_flips(quantize(w, fmt), quantize(w + step, fmt)))
+    wide = float(code_flips(quantize(w / 1.5, fmt), quantize(w / 1.5 + gain * step, fmt)))
     assert plain > 4e-4 and wide / plain == pytest.approx(expected, rel=near)
 
 

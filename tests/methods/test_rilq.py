@@ -113,7 +113,7 @@ def test_push_is_idempotent_and_the_passport_holds_the_adapters() -> None:
 
 @pytest.mark.parametrize("start", ["svd", "loftq", "cloq"])
 def test_local_starts_lower_the_error_that_the_sampler_sees(start: Any) -> None:
-    """What the engine holds, plus the adapters, is closer to W; LoftQ's codes are those of shifted weights."""
+    """The engine's weights plus the adapters are closer to W; LoftQ's codes are those of shifted weights."""
     part = RILQ(**QUICK, start=start, loftq_steps=3)
     plan, fixed = prepared(part)
     engine, model = pushed(part, plan, fixed), decoder()

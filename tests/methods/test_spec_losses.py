@@ -84,7 +84,7 @@ def test_no_gradient_reaches_a_constant(name: str) -> None:
 
 
 def own(parts: Sequence[Part], logp: Tensor, batch: TokenBatch, c: Any) -> dict[str, Any]:
-    """What the loop hands to `policy_loss` for a part with an objective of its own."""
+    """Arguments that the loop hands to `policy_loss` for a part with an objective of its own."""
     owner = next((part for part in parts if has_hook(part, "token_loss")), None)
     if owner is None:
         return {}

@@ -181,7 +181,7 @@ def test_a_frozen_base_is_not_quantized_again(tmp_path: Path) -> None:
             small_run(tmp_path, words)
 
 
-def test_dynamic_scales_beside_given_ones_are_refused() -> None:
+def test_dynamic_scales_together_with_given_ones_are_refused() -> None:
     model = decoder()
     _, fixed = Profile().prepare(site_of(model), INT8)
     for part in (AlignedQAT(), GPTQStart(scale="dynamic")):
@@ -235,7 +235,7 @@ def test_a_quantized_head_leaves_a_tied_embedding_alone() -> None:
         ("method=qerl knobs.AQN.num_stages=1", "knobs.AQN.num_stages: 1 has no stage"),
         ("method=qurl_acr precision=mxfp4 parts=[qurl.UAQ]", "UAQ.s: 1.5 with mxfp4_even"),
     ],
-)  # fmt: skip
+)
 def test_what_is_known_before_start_is_exit_code_2(
     words: str, expected: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -248,7 +248,7 @@ def test_what_is_known_before_start_is_exit_code_2(
 
 
 def test_sampling_settings_prepare_anew(tmp_path: Path) -> None:
-    """What is prepared may rest on samples of the base: other sampling settings are another preparation."""
+    """A preparation may rest on samples of the base: other sampling settings are another preparation."""
     fast = ["method=qat_kd", "precision=int3", "knobs.KD.steps=1", "knobs.KD.num_responses=1"]
     found: list[Fixed] = []
     for more in ([], ["engine.temperature=0.5"], []):

@@ -10,7 +10,7 @@ from harness.objective.loss import MODES
 from methods.verl_presets import METHODS, PRESETS
 from tests.loss_cases import corrected, random_batch
 
-MADE = {method.name: method for method in METHODS}
+MADE = {method.name: method for method in METHODS.values()}
 
 
 def test_names_modes_and_denominators() -> None:
@@ -22,10 +22,10 @@ def test_names_modes_and_denominators() -> None:
         assert sum(part.sets_weight for part in method.parts) == int(
             method.mode != "bypass_ppo" and not name.endswith(("_geo_rs", "_k3_rs"))
         )
-    assert len({method.summary for method in METHODS}) == 18
+    assert len({method.summary for method in METHODS.values()}) == 18
 
 
-@pytest.mark.parametrize("method", METHODS, ids=lambda m: m.name)
+@pytest.mark.parametrize("method", METHODS.values(), ids=lambda m: m.name)
 def test_names_say_what_the_parts_do(method: Method) -> None:
     _, batch = random_batch("presets", size=(40, 9), spread=0.15)
     c = corrected(method.parts, batch)

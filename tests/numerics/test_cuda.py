@@ -47,8 +47,9 @@ def test_gpu_equals_cpu(fmt: Format) -> None:
         assert torch.equal(dequantize(here), dequantize(there).cpu())
         assert torch.equal(fake_quantize(w.cuda(), fmt).cpu(), dequantize(here))
         if there.scale is not None and fmt.rule not in ("ct_token",) and fmt.element != "nf4":
-            again = quantize(w.cuda(), fmt, scale=there.scale, zero_point=there.zero_point,
-                             tensor_amax=w.abs().max().cuda())  # fmt: skip
+            again = quantize(
+                w.cuda(), fmt, scale=there.scale, zero_point=there.zero_point, tensor_amax=w.abs().max().cuda()
+            )
             assert code_flips(again, there) < 1e-2 and saturated_frac(w.cuda(), there) <= 0.2
 
 

@@ -86,7 +86,7 @@ def test_one_scale_for_all_heads() -> None:
 
 
 class Core(nn.Module):
-    """Where K and V are seen."""
+    """The attention core, which sees K and V."""
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         """Nothing."""

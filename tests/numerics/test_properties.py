@@ -1,4 +1,4 @@
-"""What holds for every grid, on random matrices: hypothesis chooses shape, spread, kind of data and seed."""
+"""Properties of every grid on random matrices: hypothesis chooses shape, spread, kind of data and seed."""
 
 from __future__ import annotations
 
@@ -51,8 +51,9 @@ def tile_steps(w: Tensor, fmt: Format) -> tuple[Tensor, Tensor]:
     scale = q.scale.float().double()
     if q.global_scale is not None:
         scale = scale * q.global_scale.double() if fmt.rule == "torchao" else scale / q.global_scale.double()
-    unit = tiles.join(torch.ones_like(tiles.split(w, fmt.tile)).double() * tiles.spread(scale, fmt.tile, w.shape),
-                      fmt.tile, w.shape).clamp(min=1e-300)  # fmt: skip
+    unit = tiles.join(
+        torch.ones_like(tiles.split(w, fmt.tile)).double() * tiles.spread(scale, fmt.tile, w.shape), fmt.tile, w.shape
+    ).clamp(min=1e-300)
     return w.double() / unit, dequantize(q).double() / unit
 
 

@@ -161,9 +161,9 @@ def test_own_scales_given_back_change_nothing(name: str) -> None:
         return
     again = quantize(w, fmt, scale=q.scale, zero_point=q.zero_point, tensor_amax=amax)
     if fmt.rule == "int_kernel":  # x * (127 / amax) against x * (1 / scale): the last bit may move a tie
-        assert code_flips(q, again) < 1e-3
+        assert float(code_flips(q, again)) < 1e-3
     else:
-        assert code_flips(q, again) == 0.0
+        assert float(code_flips(q, again)) == 0.0
         assert torch.equal(dequantize(again), dequantize(q))
 
 
@@ -213,10 +213,11 @@ def test_code_flips_of_an_rl_sized_update(gaussian: Tensor) -> None:
     Weights rounded to bf16 lie on ties of the grid more often and flip a little more."""
     step = 1e-6 * (torch.randint(0, 2, gaussian.shape, generator=torch.Generator().manual_seed(5)) * 2.0 - 1)
     for name, flips in (("int8_channel", 0.0021), ("e4m3_channel", 0.0055)):
-        assert code_flips(named(gaussian, name), named(gaussian + step, name)) == pytest.approx(flips, rel=0.08), name
+        found = float(code_flips(named(gaussian, name), named(gaussian + step, name)))
+        assert found == pytest.approx(flips, rel=0.08), name
     smooth = 0.02 * torch.randn(gaussian.shape, generator=torch.Generator().manual_seed(6))
     q = named(smooth, "int8_channel")
-    assert code_flips(q, named(smooth + step, "int8_channel")) == pytest.approx(
+    assert float(code_flips(q, named(smooth + step, "int8_channel"))) == pytest.approx(
         (1e-6 / scale_of(q)).mean().item(), rel=0.05
     )
 
@@ -225,11 +226,11 @@ def test_code_flips_ignore_the_sign_of_zero_and_refuse_other_formats() -> None:
     fmt = format_named("mxfp4")
     plus, minus = torch.zeros(1, 32), -torch.zeros(1, 32)
     plus[0, 0] = minus[0, 0] = 1.0
-    assert code_flips(quantize(plus, fmt), quantize(minus, fmt)) == 0.0
+    assert float(code_flips(quantize(plus, fmt), quantize(minus, fmt))) == 0.0
     minus[0, 1] = 0.5
-    assert code_flips(quantize(plus, fmt), quantize(minus, fmt)) == pytest.approx(1 / 32)
+    assert float(code_flips(quantize(plus, fmt), quantize(minus, fmt))) == pytest.approx(1 / 32)
     with pytest.raises(ValueError, match="cannot compare"):
-        code_flips(named(plus, "mxfp4"), named(plus, "int4_g32"))
+        float(code_flips(named(plus, "mxfp4"), named(plus, "int4_g32")))
 
 
 def test_wrong_scales_are_refused() -> None:
@@ -244,7 +245,7 @@ def test_lost_trailing_scale_dimension_is_put_back() -> None:
     w = torch.randn(256, 64)
     q = named(w, "e4m3_block")
     assert scale_of(q).shape == (2, 1)
-    assert code_flips(q, quantize(w, q.fmt, scale=scale_of(q).squeeze(-1))) == 0.0
+    assert float(code_flips(q, quantize(w, q.fmt, scale=scale_of(q).squeeze(-1)))) == 0.0
 
 
 def test_input_is_left_alone_and_carries_no_gradient() -> None:

@@ -74,8 +74,10 @@ def test_golden_bypass() -> None:
     torch.testing.assert_close(grad, torch.tensor(rows, dtype=torch.float64), rtol=0, atol=5e-6)
 
 
-@pytest.mark.parametrize(("ratio", "adv", "dual", "value"), [(4.0, -1.0, 3.0, 3.0), (4.0, -1.0, None, 4.0),
-                                                             (4.0, 1.0, 3.0, -1.2), (0.5, -1.0, 3.0, 0.8)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("ratio", "adv", "dual", "value"),
+    [(4.0, -1.0, 3.0, 3.0), (4.0, -1.0, None, 4.0), (4.0, 1.0, 3.0, -1.2), (0.5, -1.0, 3.0, 0.8)],
+)
 def test_clip_and_dual_clip_of_one_token(ratio: float, adv: float, dual: float | None, value: float) -> None:
     logp, batch = random_batch("one", size=(2, 1))
     old = logp.detach() - torch.tensor(ratio, dtype=torch.float64).log()

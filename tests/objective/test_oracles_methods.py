@@ -26,13 +26,13 @@ from tests.source_tree import ROOT
 
 PRESET_BATCHES = ("tight", "mild", "wild")
 """Rejecting some responses by the geometric mean, some by k3, some by the product."""
-PRESETS = {method.name.removeprefix("verl_"): method for method in METHODS}
+PRESETS = {method.name.removeprefix("verl_"): method for method in METHODS.values()}
 GLOBAL = 97
 """Tokens of the pretended optimizer batch that the stored batch is a part of, on two ranks."""
 
 
 def verl_configs() -> dict[str, dict[str, Any]]:
-    """What verl's factory methods return."""
+    """Configurations that verl's factory methods return."""
     with np.load(ROOT / "tests" / "oracles" / "verl.npz") as file:
         return json.loads(str(file["presets/configs"]))
 

@@ -37,10 +37,14 @@ def extremes(w: torch.Tensor, args: QuantizationArgs) -> tuple[torch.Tensor, tor
         return w.amin(-1, keepdim=True), w.amax(-1, keepdim=True)
     if args.strategy == "block":
         rows, columns = args.block_structure
-        tiles = [[w[i : i + rows, j : j + columns] for j in range(0, w.shape[1], columns)]
-                 for i in range(0, w.shape[0], rows)]  # fmt: skip
-        return (torch.stack([torch.stack([t.amin() for t in row]) for row in tiles]),
-                torch.stack([torch.stack([t.amax() for t in row]) for row in tiles]))  # fmt: skip
+        tiles = [
+            [w[i : i + rows, j : j + columns] for j in range(0, w.shape[1], columns)]
+            for i in range(0, w.shape[0], rows)
+        ]
+        return (
+            torch.stack([torch.stack([t.amin() for t in row]) for row in tiles]),
+            torch.stack([torch.stack([t.amax() for t in row]) for row in tiles]),
+        )
     groups = w.unflatten(-1, (-1, args.group_size))
     return groups.amin(-1), groups.amax(-1)
 

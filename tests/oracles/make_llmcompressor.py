@@ -1,4 +1,4 @@
-"""What GPTQ of llm-compressor makes of random weights and correlated inputs -> llmcompressor.npz."""
+"""GPTQ by llm-compressor on random weights and correlated inputs -> llmcompressor.npz."""
 
 from __future__ import annotations
 

@@ -90,9 +90,10 @@ def main() -> None:
         for name, b in batches().items():
             for mode, (largest, smallest) in CORRECTIONS.items():
                 options = {
-                    "vllm_importance_sampling_mode": mode, "vllm_importance_sampling_clip_max": largest,
+                    "vllm_importance_sampling_mode": mode,
+                    "vllm_importance_sampling_clip_max": largest,
                     "vllm_importance_sampling_clip_min": smallest,
-                }  # fmt: skip
+                }
                 for loss in LOSSES:
                     answers[f"{name}/{loss}/{mode}"] = answer(folder, b, loss_type=loss, **options)
             for scale in ("group", "batch", "none"):

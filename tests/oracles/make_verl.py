@@ -49,9 +49,11 @@ def loss_and_gradient(name: str, b: dict[str, Any], cfg: ActorConfig, **extra: A
     """Value, gradient and metrics of one registered policy loss."""
     logp = torch.tensor(b["logp"], requires_grad=True)
     loss, metrics = core_algos.get_policy_loss_fn(name)(
-        log_prob=logp, advantages=torch.tensor(b["adv"]), config=cfg,
+        log_prob=logp,
+        advantages=torch.tensor(b["adv"]),
+        config=cfg,
         **{"old_log_prob": torch.tensor(b["old"]), "response_mask": torch.tensor(b["mask"])} | extra,
-    )  # fmt: skip
+    )
     (grad,) = torch.autograd.grad(loss, logp)
     wanted = ("actor/pg_clipfrac", "actor/ppo_kl", "actor/pg_clipfrac_lower")
     kept = {key.rpartition("/")[2]: metrics[key] for key in wanted if key in metrics}
@@ -73,9 +75,7 @@ def losses(b: dict[str, Any]) -> dict[str, Any]:
     for kind in ("ppo_clip", "reinforce"):
         for name in ("token", "sequence"):
             for rs in (None, "seq_mean_k3"):
-                correction = {
-                    "loss_type": kind, "rollout_rs": rs, "rollout_rs_threshold": 0.08, **CORRECTIONS[name],
-                }  # fmt: skip
+                correction = {"loss_type": kind, "rollout_rs": rs, "rollout_rs_threshold": 0.08, **CORRECTIONS[name]}
                 found[f"bypass_{kind}/{name}/{rs or 'none'}"] = loss_and_gradient(
                     "bypass_mode", b, config(rollout_correction=correction), loss_agg_mode="token-mean",
                     old_log_prob=torch.tensor(b["rollout"]),
@@ -141,7 +141,7 @@ def narrowed() -> dict[str, dict[str, Any]]:
 
 
 def preset_configs() -> dict[str, RolloutCorrectionConfig]:
-    """What every factory method of the configuration returns, by its name; "disabled" corrects nothing."""
+    """Configuration that every factory method returns, by its name; "disabled" corrects nothing."""
     made = inspect.getmembers(RolloutCorrectionConfig, lambda member: inspect.ismethod(member))
     return {name: factory() for name, factory in made if name.startswith(("decoupled", "bypass"))}
 

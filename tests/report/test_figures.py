@@ -142,7 +142,7 @@ def test_a_logarithmic_panel_says_what_is_exactly_zero() -> None:
 def test_scores_stand_side_by_side() -> None:
     results = [result for result, _ in factory.sweep_results(seeds=2)]
     arms, board = group_arms(results), {str(r["arm"]): r for r in leaderboard(results).to_dict("records")}
-    (ax,) = scores(arms, board).axes
+    (ax,) = scores(arms, board, "bf16").axes
     assert [label.get_text() for label in ax.get_yticklabels()][:2] == ["bf16  bf16", "int8  naive"]
     dots = [np.array(line.get_xydata()) for line in ax.lines if len(np.array(line.get_xydata())) == 1]
     points = {(round(float(dot[0, 1])), float(dot[0, 0])) for dot in dots}
@@ -156,7 +156,7 @@ def test_the_overview_focuses_on_the_precision_with_most_arms() -> None:
     figure = laid_out_overview(pairs)
     left, top, bottom = figure.axes
     assert "int4" in top.get_title(loc="left")
-    assert len(top.lines) == len(bottom.lines) == 6
+    assert len(top.lines) == len(bottom.lines) == 5
     assert bottom.get_yscale() == "log"
     for legend, ax in zip(figure.subfigs[0].legends + figure.subfigs[1].legends, (left, top), strict=True):
         assert legend.get_window_extent().y0 >= ax.get_window_extent().y1, "legend over the data"
@@ -202,7 +202,16 @@ def test_draw_all(tmp_path: Path) -> None:
         [*pairs, factory.result("naive", "int3", status="failed"), factory.result("mis", "int4", status="diverged")],
     )
     paths = draw_all(tmp_path, tmp_path / "out", "quick")
-    names = ["overview", "scores", "accuracy", "reward", "mismatch", "mismatch_position", "mismatch_entropy"]
+    names = [
+        "overview",
+        "scores",
+        "accuracy",
+        "deployed",
+        "reward",
+        "mismatch",
+        "mismatch_position",
+        "mismatch_entropy",
+    ]
     assert paths == [tmp_path / "out" / f"{name}.png" for name in names]
     for path in paths:
         data = path.read_bytes()
@@ -218,7 +227,7 @@ def test_draw_all(tmp_path: Path) -> None:
 def test_one_set_per_context(tmp_path: Path) -> None:
     write(tmp_path, [factory.result(task__n=n, seed=s) for n in (8, 16) for s in range(2)])
     names = {path.name for path in draw_all(tmp_path, tmp_path / "out", "quick", formats=("svg",))}
-    assert {"accuracy-n8.svg", "accuracy-n16.svg"} <= names and len(names) == 14
+    assert {"accuracy-n8.svg", "accuracy-n16.svg"} <= names and len(names) == 16
 
 
 def test_many_contexts_have_one_heat_map_and_an_overview_each(tmp_path: Path) -> None:
@@ -226,7 +235,7 @@ def test_many_contexts_have_one_heat_map_and_an_overview_each(tmp_path: Path) ->
     write(tmp_path, [factory.result(model__name=size, task__n=n) for size, n in places])
     paths = draw_all(tmp_path, tmp_path / "out", "quick", formats=("svg",), overview=draw_grid)
     assert paths[0].name == "grid.svg"
-    assert {path.stem.split("-")[0] for path in paths[1:]} == {"overview", "accuracy"} and len(paths) == 9
+    assert {path.stem.split("-")[0] for path in paths[1:]} == {"overview", "accuracy", "deployed"} and len(paths) == 13
 
 
 def test_nothing_but_failures_is_drawn_empty(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from scipy import stats as scipy_stats
 from harness.records import stats
 from harness.records.arms import group_arms
 from harness.records.run_result import EvalRecord, RunResult
-from harness.report.leaderboard import components, contrasts, leaderboard
+from harness.report.leaderboard import by_base, components, contrasts, leaderboard
 from tests import result_factory as factory
 
 
@@ -49,12 +49,14 @@ def rows(board: pd.DataFrame) -> dict[str, dict[str, Any]]:
 
 
 def test_scores_by_hand() -> None:
-    board = leaderboard([
-        run("bf16", "bf16", 0, [[0, 0, 0, 1], [1, 1, 0, 0], [1, 1, 1, 0]]),
-        run("bf16", "bf16", 1, [[0, 0, 0, 0], [1, 0, 0, 0], [1, 1, 1, 1]]),
-        run("naive", "int4", 0, [[0, 0, 0, 1], [1, 0, 0, 0], [1, 1, 0, 0]]),
-        run("naive", "int4", 1, [[0, 0, 0, 0], [0, 0, 0, 0], [1, 0, 0, 0]]),
-    ])  # fmt: skip
+    board = leaderboard(
+        [
+            run("bf16", "bf16", 0, [[0, 0, 0, 1], [1, 1, 0, 0], [1, 1, 1, 0]]),
+            run("bf16", "bf16", 1, [[0, 0, 0, 0], [1, 0, 0, 0], [1, 1, 1, 1]]),
+            run("naive", "int4", 0, [[0, 0, 0, 1], [1, 0, 0, 0], [1, 1, 0, 0]]),
+            run("naive", "int4", 1, [[0, 0, 0, 0], [0, 0, 0, 0], [1, 0, 0, 0]]),
+        ]
+    )
     bf16, int4 = rows(board).values()
     assert bf16["accuracy"] == 0.875 and bf16["auc"] == pytest.approx((0.625 + 0.625) / 2)
     assert bf16["base_accuracy"] == 0.125
@@ -195,3 +197,33 @@ def test_an_arm_that_never_moved_has_no_signal_and_one_answer_is_a_move() -> Non
 def test_what_varies_without_replicates() -> None:
     found = components(group_arms([result for result, _ in factory.sweep_results(seeds=8)]))
     assert not found.has_replicates and 0 < found.evaluation < 0.02 and found.run >= 0 and found.base >= 0
+
+
+def test_a_base_with_several_runs_is_one_unit_and_a_replicated_control_enters_by_its_mean() -> None:
+    """Three bases, two runs of the arm and three of the control on each; a run's AUC is that of four answers."""
+
+    def cell(method: str, precision: str, base: int, seed: int, right: int) -> RunResult:
+        answers = [1] * right + [0] * (4 - right)
+        changes = {"base_seed": base, "run_id": f"{method}{base}-{seed}"}
+        return run(method, precision, seed, [[0, 0, 0, 1], answers, answers], **changes)
+
+    right = {0: [4, 3, 2], 1: [3, 3, 3], 2: [2, 4, 3]}  # the control's mean is 0.75 on every base
+    control = [cell("bf16", "bf16", base, seed, right[base][seed]) for base in right for seed in range(3)]
+    arm = [cell("naive", "int4", base, seed, count) for base, pair in enumerate(([2, 2], [1, 2], [2, 3]))
+           for seed, count in enumerate(pair)]  # fmt: skip
+    row = rows(leaderboard([*control, *arm]))["naive int4"]
+    gaps = np.array([0.5, 0.375, 0.625]) - 0.75
+    p = stats.paired(dict(enumerate(gaps)), dict.fromkeys(range(3), 0.0)).p
+    assert (row["seeds"], row["pairs"]) == (6, 3)
+    assert row["difference"] == pytest.approx(gaps.mean()) and row["p"] == pytest.approx(p)
+    assert row["p_sign"] == 0.25  # three bases, all of one sign: 2 of 8 patterns
+    assert row["auc"] == pytest.approx(0.5)
+    bases = np.array([[1, 1, 0, 0], [1, 0.5, 0, 0], [1, 1, 0.5, 0]])  # resampled are bases, not runs
+    drawn = stats.bootstrap(bases, stats.resample(3, 4, np.random.default_rng(0)), stats.mean)
+    assert (row["auc_low"], row["auc_high"]) == drawn
+
+
+def test_runs_of_one_base_and_bases_with_one_run_are_units() -> None:
+    values = np.array([[1.0, 0.0], [0.0, 0.0], [0.5, 1.0]])
+    assert by_base(values, [4, 4, 4]) is values and by_base(values, [0, 1, 2]) is values
+    assert by_base(values, [0, 7, 0]).tolist() == [[0.75, 0.5], [0.0, 0.0]]

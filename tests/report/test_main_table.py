@@ -30,8 +30,10 @@ def test_rows_are_arms_in_order_and_cells_the_leaderboards_numbers() -> None:
     heads = "| method | rollouts | accuracy | against bf16 | as deployed | against naive | collapsed | k3 |"
     short, long = text.split("n=16:")
     assert short.startswith(f"n=8:\n\n{heads}\n") and long.startswith(f"\n\n{heads}\n")
-    split = {name: [line.strip("| ").split(" | ") for line in part.splitlines()[4:] if "|" in line]
-             for name, part in (("short", short), ("long", f"n=16:{long}"))}  # fmt: skip
+    split = {
+        name: [line.strip("| ").split(" | ") for line in part.splitlines()[4:] if "|" in line]
+        for name, part in (("short", short), ("long", f"n=16:{long}"))
+    }
     rows = {(name, row[0], row[1]): row[2:] for name, found_rows in split.items() for row in found_rows}
     order = [("bf16", "bf16"), ("naive", "int8"), ("naive", "int4"), ("flashrl", "int4"), ("qurl", "int8")]
     assert list(rows) == [("short", *pair) for pair in [*order[:3], ("fp16", "fp16"), *order[3:]]] + [

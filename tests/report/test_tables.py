@@ -9,6 +9,7 @@ import pytest
 
 from harness.records.run_result import RunResult
 from harness.records.sweep_file import purpose
+from harness.report.leaderboard import contrasts
 from harness.report.sentences import findings, three_sentences
 from harness.report.tables import WIDTH, leaderboard, markdown, render_terminal, runs_table, setup_lines, write_tables
 from harness.sweep import read_sweep
@@ -34,6 +35,18 @@ def test_csv_holds_the_leaderboard(tmp_path: Path) -> None:
     runs = pd.read_csv(paths[2])
     assert len(runs) == len(results) and not runs["auc"].isna().to_numpy().any()
     assert set(runs["run_id"]) == {run.run_id for run in results}
+
+
+def test_contrasts_have_the_endpoints_and_the_level_of_the_table() -> None:
+    results = sweep()
+    text = markdown(leaderboard(results, endpoints=["reference"]), results, "quick", ["reference"], 0.001)
+    rows = [cells(line) for line in text.partition("## What changes")[2].splitlines() if line.startswith("| flashrl")]
+    low = contrasts(results, endpoints=["reference"], alpha=0.001).set_index("arm")
+    wide = contrasts(results).set_index("arm")
+    for arm, _, _, difference, _, _, _, deployed in rows:
+        assert deployed == "not declared" and difference.endswith(f"{low.loc[arm, 'difference_high']:+.2f}]")
+        assert low.loc[arm, "difference_high"] > wide.loc[arm, "difference_high"]
+    assert len(rows) == 2
 
 
 def test_markdown_shows_the_numbers_the_verdicts_and_the_setting() -> None:
@@ -127,6 +140,10 @@ def test_terminal_line_by_hand() -> None:
     assert f"{row['difference']:+.3f}±{half:.3f} worse".replace("±0.", "±.") in line and line.endswith("worse")
     bypass = next(line for line in render_terminal(board).splitlines() if line.startswith("naive int4 bypass_ppo"))
     assert " falls 5/8, worse " in bypass
+
+
+def test_too_few_seeds_decide_nothing() -> None:
+    assert three_sentences(leaderboard(sweep(2))) == ["Fewer than 3 seeds: nothing is decided yet."]
 
 
 def test_the_terminal_ends_with_three_sentences() -> None:

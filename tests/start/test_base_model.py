@@ -21,7 +21,7 @@ from harness.models.tokenizer import EOS_ID
 from harness.start.base_model import _lock, base_key, base_name, ensure_base, read_record, recipe_values, train_base
 from harness.start.base_training import (
     BaseRecipe,
-    Place,
+    TrainingHost,
     Unfinished,
     expected_accuracy,
     learning_rate,
@@ -180,11 +180,11 @@ def test_a_stopped_training_goes_on_to_the_same_base(tmp_path):
     straight = train_base(CONFIG, TASK, recipe, 0, tmp_path / "straight")
     for stop in (7, straight["steps"] - 3):
         polls, state = itertools.count(1), tmp_path / "state.pt"
-        place = Place(state=state, should_stop=lambda polls=polls, stop=stop: next(polls) >= stop)
+        host = TrainingHost(state=state, should_stop=lambda polls=polls, stop=stop: next(polls) >= stop)
         with pytest.raises(Unfinished, match=r"stopped after \d+ steps"):
-            train_base(CONFIG, TASK, recipe, 0, tmp_path / f"stopped{stop}", None, place)
+            train_base(CONFIG, TASK, recipe, 0, tmp_path / f"stopped{stop}", None, host)
         assert state.exists() and not (tmp_path / f"stopped{stop}").exists()
-        resumed = train_base(CONFIG, TASK, recipe, 0, tmp_path / f"stopped{stop}", None, Place(state=state))
+        resumed = train_base(CONFIG, TASK, recipe, 0, tmp_path / f"stopped{stop}", None, TrainingHost(state=state))
         assert resumed == straight and not state.exists()
 
 

@@ -13,7 +13,7 @@ from harness.config.schema import Launch
 from harness.models.checkpoint import load_decoder
 from harness.models.decoder import Decoder, DecoderConfig
 from harness.start.base_model import base_key, base_name, read_record, train_base
-from harness.start.base_training import Place, Unfinished
+from harness.start.base_training import TrainingHost, Unfinished
 from harness.start.prepare import base_folder
 from harness.start.text_documents import MIX, Bucket, Documents, Feed, Packed, bucket_at, buckets_of, pack
 from harness.start.text_step import PackedDecoder, PackedStep, document_positions
@@ -80,8 +80,9 @@ def test_batches_are_right_answers_of_their_bucket():
 
 
 def test_processes_make_the_same_batches():
-    documents = Documents(task=TASK, buckets=tuple(buckets_of(TASK, (), 512, 4096)), tokens=512, base_seed=3,
-                          max_steps=9)  # fmt: skip
+    documents = Documents(
+        task=TASK, buckets=tuple(buckets_of(TASK, (), 512, 4096)), tokens=512, base_seed=3, max_steps=9
+    )
     feed = Feed(documents, 4, workers=2, is_pinned=False)
     try:
         for step in (4, 5, 6, 7):
@@ -128,8 +129,10 @@ def test_a_step_is_clipped_adamw_with_decay_on_matrices():
     documents = Documents(task=TASK, buckets=tuple(buckets), tokens=512, base_seed=0, max_steps=9)
     model, twin = new_decoder(CONFIG, 0), new_decoder(CONFIG, 0)
     step = PackedStep(model, buckets, 512, (0.9, 0.95), 0.1, 0.5)
-    groups = [{"params": [p for p in twin.parameters() if p.dim() == 2], "weight_decay": 0.1},
-              {"params": [p for p in twin.parameters() if p.dim() == 1], "weight_decay": 0.0}]  # fmt: skip
+    groups = [
+        {"params": [p for p in twin.parameters() if p.dim() == 2], "weight_decay": 0.1},
+        {"params": [p for p in twin.parameters() if p.dim() == 1], "weight_decay": 0.0},
+    ]
     optimizer = torch.optim.AdamW(groups, 1.0, (0.9, 0.95))
     for number, lr in ((1, 1e-3), (2, 2e-3), (3, 5e-4)):
         step(documents(number), lr)
@@ -191,10 +194,10 @@ def test_training_stops_at_the_sampled_accuracy(trained):
 
 def test_training_again_and_after_a_stop_gives_the_same_files(trained, tmp_path):
     folder, record = trained
-    place = Place(state=tmp_path / "state.pt", should_stop=iter([False] * 44 + [True]).__next__)
+    host = TrainingHost(state=tmp_path / "state.pt", should_stop=iter([False] * 44 + [True]).__next__)
     with pytest.raises(Unfinished, match="stopped after 45 steps"):
-        train_base(CONFIG, TASK, RECIPE, 0, tmp_path / "again", None, place)
-    again = train_base(CONFIG, TASK, RECIPE, 0, tmp_path / "again", None, Place(state=tmp_path / "state.pt"))
+        train_base(CONFIG, TASK, RECIPE, 0, tmp_path / "again", None, host)
+    again = train_base(CONFIG, TASK, RECIPE, 0, tmp_path / "again", None, TrainingHost(state=tmp_path / "state.pt"))
     assert again == record and not (tmp_path / "state.pt").exists()
     for file in folder.iterdir():
         assert (tmp_path / "again" / file.name).read_bytes() == file.read_bytes(), file.name

@@ -18,7 +18,7 @@ Ending = tuple[str, str | None]
 
 @dataclass(frozen=True, kw_only=True)
 class Seen:
-    """What the launcher was asked; the last entry of `now` is the simulated time."""
+    """Requests to the launcher; the last entry of `now` is the simulated time."""
 
     now: list[float] = field(default_factory=lambda: [0.0])
     rounds: list[list[Job]] = field(default_factory=list[list[Job]])

@@ -90,7 +90,7 @@ def test_new_combinations_of_known_factors_are_predicted() -> None:
 
 
 def test_the_past_error_is_that_of_the_noise() -> None:
-    """Of lognormal noise sigma, |ratio - 1| has median 0.674 sigma; a mean over few others adds a little."""
+    """Under lognormal noise sigma, |ratio - 1| has median 0.674 sigma; a mean over few others adds a little."""
     for noise in (0.05, 0.2):
         error = fit(sampled(noise, 5)).errors["like"]
         assert error.count == 5 * 5 * 3 * 3 * 2

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,7 @@ from harness.config import load as config
 from harness.config.load import run_id
 from harness.engines.vllm import settings
 from harness.foundation.provenance import ROOT
-from harness.sweep import Sweep, plan, read_sweep, sweep_names
+from harness.sweep import Sweep, plan, read_sweep, sweep_names, with_seeds
 from tests.sweep.tiny import TINY, sweep_of
 
 
@@ -31,6 +33,32 @@ def test_lists_and_axes_multiply_and_seeds_are_outermost() -> None:
     assert all(c.base_seed == c.seed for c in cells)
     assert {(c.method, c.precision.name) for c in cells} == {("bf16", "bf16"), ("naive", "int8"), ("naive", "int4")}
     assert len({run_id(c) for c in cells}) == len(cells)
+
+
+def test_bases_are_outermost_and_every_base_has_every_run_seed() -> None:
+    """A control that names seeds of its own has them on every base; tied seeds stay what they were."""
+    arms = ({"method": "bf16", "seeds": [0, 1, 2]}, {"method": "naive", "precision": ["int8", "int4"]})
+    tied = replace(sweep_of(*arms), seeds=(0, 1))
+    crossed = replace(tied, base_seeds=(5, 3))
+    cells = plan(crossed).cells
+    one_base = ["bf16", "naive", "naive", "bf16", "naive", "naive", "bf16"]
+    assert [c.method for c in cells] == one_base * 2
+    assert [(c.base_seed, c.seed) for c in cells] == [(b, s) for b in (5, 3) for s in (0, 0, 0, 1, 1, 1, 2)]
+    assert len({run_id(c) for c in cells}) == len(cells) == 14
+    assert [(c.base_seed, c.seed) for c in plan(tied).cells] == [(s, s) for s in (0, 0, 0, 1, 1, 1, 2)]
+    plain = sweep_of({"method": "bf16"}, arms[1], seeds=(0, 1))
+    assert plan(plain).cells == plan(tied).cells[:6]  # naming seeds moves no id
+    assert [(c.method, c.base_seed, c.seed) for c in plan(with_seeds(crossed, (4,))).cells] == [
+        (method, base, 4) for base in (5, 3) for method in ("bf16", "naive", "naive")
+    ]
+
+
+def test_a_rule_says_which_runs_of_a_base_it_leaves_out() -> None:
+    sweep = replace(
+        sweep_of({"method": "bf16"}, seeds=(0, 1)), base_seeds=(5, 3), exclude=({"seed": 1, "base_seed": 3},)
+    )
+    assert plan(sweep).excluded == (("method=bf16", "seed=1 base_seed=3, seeds b3-s1"),)
+    assert plan(replace(sweep, exclude=({"method": "bf16"},))).excluded == (("method=bf16", "method=bf16"),)
 
 
 def test_later_arms_run_once_every_seed_of_the_others_is_done() -> None:
@@ -60,6 +88,23 @@ def test_the_main_table_has_all_eight_methods_at_two_lengths_and_three_seeds() -
     corrected = {precision for method, precision in kinds if method not in ("bf16", "fp16", "naive")}
     assert corrected == {precision for method, precision in kinds if method == "naive"}  # each has its own control
     assert {(c.engine.name, c.trainer.device) for c in planned.cells} == {("vllm", "cuda")}
+
+
+def test_the_table_in_words_has_six_bases_and_its_stale_arms_have_controls_of_their_age() -> None:
+    main = plan(read_sweep("main_wordmath")).cells
+    runs = Counter((c.task.n, c.method, c.precision.name) for c in main)
+    assert (runs[10, "bf16", "bf16"], runs[30, "bf16", "bf16"]) == (18, 6)
+    others = {
+        (method, precision): count for (n, method, precision), count in runs.items() if n == 10 and method != "bf16"
+    }
+    assert others.pop(("rilq", "int4")) == 24 and set(others.values()) == {6}  # rank 16 and 5, with and without TIS
+    assert {count for (n, _, _), count in runs.items() if n == 30} == {6} and len(runs) == 19 + 8
+    assert [b for b, _ in groupby(main, lambda c: c.base_seed)] == [0, 1, 2, 3, 4, 5]
+    stress = [c for c in plan(read_sweep("stress_wordmath")).cells if c.algo.num_minibatches == 1]
+    ages = {(c.method, c.algo.staleness) for c in stress}
+    assert {age for method, age in ages if method == "bf16"} == {0, 4, 16}
+    assert {age for method, age in ages if method == "naive"} == {0, 4, 16}
+    assert len({method for method, age in ages if age == 16}) == 8
 
 
 def test_impossible_cells_are_listed_with_the_reason() -> None:
@@ -195,6 +240,9 @@ def test_a_plan_composes_once_per_set_of_choices(monkeypatch: pytest.MonkeyPatch
         ("question: q\narms: []\nseeds: [0]\ncolour: red\n", ["colour"]),
         ("question: q\nseeds: [0]\n", ["arms"]),
         ("question: q\narms: [{method: bf16}]\nseeds: [a]\n", ["seeds", "'a'"]),
+        ("question: q\narms: [{method: bf16}]\nseeds: [0]\nbase_seeds: [-1]\n", ["base_seeds", "-1", "at least 0"]),
+        ("question: q\narms: [{method: bf16, seeds: [a]}]\nseeds: [0]\n", ["seeds=['a'] of an arm", "such as [0, 1]"]),
+        ("question: q\narms: [{method: bf16, seeds: 2}]\nseeds: [0]\n", ["seeds=2 of an arm: a list"]),
         ("question: [q\n", ["bad.yaml"]),
     ],
 )

@@ -113,7 +113,7 @@ def test_scores(grader):
 
 
 def test_scores_from_another_thread_are_the_same(grader):
-    """Where math-verify's own timeouts would make it return nothing."""
+    """A thread other than the main one, where math-verify's own timeouts would make it return nothing."""
     found = []
     thread = threading.Thread(target=lambda: found.extend(grader.grade([r"\frac{1}{2}"] * 3, [r"\boxed{0.5}"] * 3)))
     thread.start()

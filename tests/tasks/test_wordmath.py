@@ -1,5 +1,6 @@
 """Word problems: what they say, the splits, solutions and scores, and the first thing that goes wrong."""
 
+import hashlib
 import random
 import re
 
@@ -244,3 +245,15 @@ def test_bad_options_are_named_in_one_line(options, message):
     with pytest.raises(ValueError, match=message) as error:
         build_task("wordmath", options)
     assert "\n" not in str(error.value)
+
+
+def test_a_seed_makes_the_problems_it_always_made() -> None:
+    """Prompts, chains and wordings of five kinds of problem, as they were when the first bases were trained."""
+    found = hashlib.sha256()
+    for task in (
+        Wordmath(n=4), Wordmath(n=10), Wordmath(n=30),
+        Wordmath(n=4, layout="ordered", num_names=12, distractors=1), Wordmath(n=6, layout="ordered"),
+    ):  # fmt: skip
+        found.update(repr(task.demonstrations(range(150), 3)).encode())
+        found.update(repr(task.sample("eval", range(100))).encode())
+    assert found.hexdigest() == "93accdd0b1b8744ec102b043664f7e5084bfc5c05e72d794410a50065c824ccb"

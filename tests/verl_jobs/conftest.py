@@ -9,5 +9,5 @@ import pytest
 
 @pytest.fixture(scope="session")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the jobs' results go."""
+    """Results folder of the jobs."""
     return tmp_path_factory.mktemp("jobs")

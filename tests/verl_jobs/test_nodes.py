@@ -15,7 +15,7 @@ pytestmark = pytest.mark.verl
 
 @pytest.fixture
 def address() -> Iterator[str]:
-    """Of a cluster with two nodes, each with one pretended GPU."""
+    """Address of a cluster with two nodes, each with one pretended GPU."""
     from ray.cluster_utils import Cluster
 
     node = {"num_cpus": 16, "num_gpus": 1, "include_dashboard": False}

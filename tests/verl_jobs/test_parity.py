@@ -26,7 +26,7 @@ from harness.run.run import Run
 from harness.start.prepare import start_of
 from harness.trainers.local.forward import Scores
 from harness.trainers.verl.data import lay_out
-from harness.trainers.verl.job import Job, write_job
+from harness.trainers.verl.job import VerlJob, write_job
 from tests.toy import small_config, small_launch
 
 pytestmark = pytest.mark.verl
@@ -81,7 +81,7 @@ def local(run: Run, seqs: Sequences, batch: TokenBatch) -> tuple[Tensor, float, 
     return logp, loss, gradients, columns
 
 
-def save(job: Job, seqs: Sequences, batch: TokenBatch, columns: dict[str, Tensor]) -> None:
+def save(job: VerlJob, seqs: Sequences, batch: TokenBatch, columns: dict[str, Tensor]) -> None:
     lens = seqs.prompt_lens
     assert isinstance(lens, Tensor)
     saved = {"ids": seqs.ids, "prompt_lens": lens, "lengths": seqs.sampled.sum(1), "advantages": batch.adv.clone(),
@@ -129,7 +129,7 @@ LAUNCHES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 """Case -> how its worker runs; a MiB holds four rows of logits there, and graphs run by torch's own kernels."""
 ROUNDED = 0.045
-"""What an FP8 product along the tokens may be off: its operands are rounded in runs of 128 tokens, and verl puts the
+"""Largest error of an FP8 product along the tokens: its operands are rounded in runs of 128 tokens, and verl puts the
 rows of a pass in an order of its own. Relative, as a norm; it is the error of one such product of Gaussian operands."""
 HALVED = {"bf16": (0.02, 0.02), "fp16": (0.002, 0.002)}
 """Case of 16-bit products -> what log-probs, nats, and gradients, relative as a norm, may be off: their last bit falls

@@ -16,21 +16,21 @@ from harness.config.compose import compose
 from harness.foundation.provenance import ROOT
 from harness.start.prepare import start_of
 from harness.trainers.verl.data import lay_out, prompt_length
-from harness.trainers.verl.job import Job
+from harness.trainers.verl.job import VerlJob
 from harness.trainers.verl.settings import build_of, environment, merged, verl_settings
 from tests.toy import small_config, small_launch
 
 pytestmark = pytest.mark.verl
 
 
-def made(folder: Path, *words: str) -> Job:
+def made(folder: Path, *words: str) -> VerlJob:
     config = small_config("trainer=verl", *words)
     launch = small_launch(folder)
     return lay_out(config, launch, compose(config), start_of(config, launch), folder / "verl")
 
 
-def said(job: Job, code: str) -> str:
-    """What a process of the job prints."""
+def said(job: VerlJob, code: str) -> str:
+    """Output of a process of the job."""
     done = subprocess.run([sys.executable, "-c", code], env=os.environ | environment(job) | {"PYTHONPATH": str(ROOT)},
                           capture_output=True, text=True, check=False)  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]

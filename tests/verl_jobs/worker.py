@@ -34,12 +34,13 @@ def tensordict(saved: dict[str, torch.Tensor], **numbers: Any) -> Any:
     pairs = list(zip(prompts, lengths, strict=True))
     whole = [row[: p + n] for row, (p, n) in zip(ids, pairs, strict=True)]
     tensors = {
-        "input_ids": nested(whole), "position_ids": nested([torch.arange(len(row)) for row in whole]),
+        "input_ids": nested(whole),
+        "position_ids": nested([torch.arange(len(row)) for row in whole]),
         "prompts": nested([row[:p] for row, (p, _) in zip(ids, pairs, strict=True)]),
         "responses": nested([row[p : p + n] for row, (p, n) in zip(ids, pairs, strict=True)]),
         "response_mask": nested([torch.ones(n, dtype=torch.int64) for n in lengths]),
         "lowbit_step": torch.zeros(len(ids), dtype=torch.int64),
-    }  # fmt: skip
+    }
     tensors |= {name: nested([row[:n] for row, n in zip(saved[name], lengths, strict=True)]) for name in COLUMNS
                 if name in saved}  # fmt: skip
     return tu.get_tensordict(tensors, non_tensor_dict=numbers)
@@ -73,13 +74,13 @@ def make_worker(job: Any, role: str = "actor") -> Any:
 
 
 def meet(store: str, rank: str = "0", ranks: str = "1") -> None:
-    """Where verl finds the other ranks: at a file."""
+    """Join the other ranks by a file."""
     os.environ |= {"RANK": rank, "WORLD_SIZE": ranks, "LOCAL_RANK": "0", "DIST_INIT_METHOD": f"file://{store}",
                    "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29511"}  # fmt: skip
 
 
 def held(worker: Any) -> dict[str, torch.Tensor]:
-    """What a push would send."""
+    """Tensors that a push would send."""
     return {name: tensor.clone() for name, tensor in worker.engine.get_per_tensor_param()[0]}
 
 

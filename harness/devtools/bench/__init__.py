@@ -13,6 +13,7 @@ trl_step.py               TRL's side of it
 fp8_flow.py               a Jet-RL step, and new KV scales
 preparations.py           GPTQ, UAQ, AQN and KV scales
 rilq.py                   RILQ's fit, refit and staleness
+wordmath.py               problems a second of the generator
 
 head.py                   log-probs from a wide vocabulary's head
 long_sequences.py         an update on long sequences
@@ -35,4 +36,5 @@ coverage.py               a simulation of intervals and verdicts
 coverage_intervals.py     the intervals in it
 coverage_figure.py        its figure
 verdict_worlds.py         wrong verdicts in hard worlds
+look_worlds.py            wrong verdicts where a sweep is looked at while seeds arrive
 """

@@ -5,7 +5,7 @@ are equal and only answers are luck. `collapse`: three runs in ten of either arm
 new data are drawn many times, and 95 % of the intervals ought to hold it. Two controls must fail: a t interval over
 seeds held against new questions, and rliable's bootstrap of few runs. Then what verdicts do: how often they are
 wrong, and whether the number of further seeds they ask for is enough. Verdicts of a whole setting in hard worlds are in
-`bench.verdict_worlds`.
+`bench.verdict_worlds`, of one that is looked at while its seeds arrive in `bench.look_worlds`.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ from typing import Literal
 
 import numpy as np
 
-from harness.devtools.bench import verdict_worlds
+from harness.devtools.bench import look_worlds, verdict_worlds
 from harness.devtools.bench.coverage_intervals import INTERVALS
 from harness.records import stats
+from harness.records.paths import figures_folder, tables_folder
 from harness.records.run_result import write_atomic
 from harness.records.stats import Floats
 from harness.report.plots.profiles import profile
@@ -142,12 +143,14 @@ def tabulate(
         found[f"P(X > Y) = {probability}"] = {size: chances(size, probability, sims, rng) for size in SIZES}
     error = 1.96 * math.sqrt(0.95 * 0.05 / sims)
     lines = [
-        "# Coverage of the intervals", "",
+        "# Coverage of the intervals",
+        "",
         f"Share of {sims} simulations in which a 95 % interval held the truth, by number of seeds. 95 % coverage "
-        f"itself would show as 0.950 ± {error:.3f}. Made by `python -m harness.devtools.bench.coverage`.", "",
+        f"itself would show as 0.950 ± {error:.3f}. Made by `python -m harness.devtools.bench.coverage`.",
+        "",
         "| world | interval |" + "".join(f" {size} |" for size in SIZES),
         "|---|---|" + "---:|" * len(SIZES),
-    ]  # fmt: skip
+    ]
     for world, by_size in found.items():
         for name in INTERVALS:
             if name in by_size[SIZES[0]]:
@@ -155,6 +158,7 @@ def tabulate(
                 lines.append(f"| {world} | {INTERVALS[name]} |{cells}")
     note("coverage: verdicts")
     lines += ["", *_verdict_lines(sims, rng), "", *verdict_worlds.lines(max(1, sims // 2), rng, note)]
+    lines += ["", *look_worlds.lines(max(1, sims * 3 // 10), rng, note)]
     return "\n".join(lines) + "\n", found
 
 
@@ -196,10 +200,10 @@ def main(argv: list[str]) -> int:
     if not a.write:
         print(text)
         return 0
-    write_atomic(a.results / "tables" / "stats_coverage.md", text.encode())
+    write_atomic(tables_folder(a.results) / "stats_coverage.md", text.encode())
     from harness.devtools.bench.coverage_figure import draw
 
-    draw(found, a.results / "figures" / "stats" / "coverage.png")
+    draw(found, figures_folder(a.results, "stats") / "coverage.png")
     return 0
 
 

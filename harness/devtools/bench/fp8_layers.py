@@ -192,7 +192,8 @@ def summary(found: Row) -> list[Row]:
     ]
     rows += [{"best": "cut by the time", "is": name} for name in found.get("cut", ())]
     return [*rows, *({"best": row["what"], "is": row["of which"], "ms": row["ms"]} for row in budget(found))] or [
-        {"best": "nothing was timed"}]  # fmt: skip
+        {"best": "nothing was timed"}
+    ]
 
 
 def command(given: argparse.Namespace) -> int:

@@ -112,8 +112,10 @@ def product_rows(shape: Shape, given: argparse.Namespace, who: dict[str, Kernels
 
 def contestants(n: int, k: int, given: argparse.Namespace, who: dict[str, Kernels]) -> dict[str, dict[str, Call]]:
     """Product -> contestant -> its call. FProp and DGrad differ between two libraries alone."""
-    x, dy, w = (torch.randn(*size, device=given.device, dtype=torch.bfloat16)
-                for size in ((given.tokens, k), (given.tokens, n), (n, k)))  # fmt: skip
+    x, dy, w = (
+        torch.randn(*size, device=given.device, dtype=torch.bfloat16)
+        for size in ((given.tokens, k), (given.tokens, n), (n, k))
+    )
     found: dict[str, dict[str, Call]] = {
         "WGrad": {PLAIN: partial(torch.mm, dy.t(), x)},
         "FProp": {PLAIN: partial(torch.mm, x, w.t())},
@@ -160,8 +162,7 @@ def error_rows(device: str) -> Iterator[Row]:
             runs = reference().runs
             (_, a), (_, b) = runs(dy, is_twice=False, **knobs), runs(x, is_twice=is_twice, is_square=is_square, **knobs)
             assert a is not None and b is not None
-            yield {"data": data, "WGrad": what, "error": _relative(a, b, exact),
-                   "worst_channel": _worst(a, b, exact)}  # fmt: skip
+            yield {"data": data, "WGrad": what, "error": _relative(a, b, exact), "worst_channel": _worst(a, b, exact)}
 
 
 def _relative(a: Operand, b: Operand, exact: Tensor) -> float:

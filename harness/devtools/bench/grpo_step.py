@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from harness.devtools.bench.timing import seconds
+from harness.foundation.own_process import module_command
 from harness.foundation.provenance import ROOT
 from harness.foundation.seeds import generator
 from harness.models.checkpoint import load_decoder, save_decoder
@@ -68,13 +69,13 @@ def floor(folder: Path) -> list[float]:
     return [seconds(step) for _ in range(STEPS + 2)][2:]
 
 
-def _process(python: str, script: list[str], folder: Path) -> list[float]:
+def _process(command: list[str], folder: Path) -> list[float]:
     environment = os.environ | ENVIRONMENT | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        [python, *script, str(folder)], capture_output=True, text=True, check=False, env=environment, cwd=folder
+        [*command, str(folder)], capture_output=True, text=True, check=False, env=environment, cwd=folder
     )
     if done.returncode:
-        raise RuntimeError(f"{script}: {done.stderr.strip().splitlines()[-1]}")
+        raise RuntimeError(f"{command}: {done.stderr.strip().splitlines()[-1]}")
     return json.loads(done.stdout.strip().splitlines()[-1])
 
 
@@ -85,10 +86,10 @@ def run(rounds: int = 3) -> list[dict[str, Any]]:
         folder = Path(temporary) / "model"
         make_model(folder)
         for _ in range(rounds):
-            times["ours"] += _process(sys.executable, ["-m", "harness.devtools.bench.grpo_step", "ours"], folder)
-            times["floor"] += _process(sys.executable, ["-m", "harness.devtools.bench.grpo_step", "floor"], folder)
+            times["ours"] += _process(module_command("harness.devtools.bench.grpo_step", "ours"), folder)
+            times["floor"] += _process(module_command("harness.devtools.bench.grpo_step", "floor"), folder)
             if TRL_PYTHON.exists():
-                times["TRL"] += _process(str(TRL_PYTHON), [str(ROOT / "harness/devtools/bench/trl_step.py")], folder)
+                times["TRL"] += _process([str(TRL_PYTHON), str(ROOT / "harness/devtools/bench/trl_step.py")], folder)
     rows: list[dict[str, Any]] = []
     for name, values in times.items():
         found = median(values) if values else None

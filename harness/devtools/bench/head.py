@@ -57,9 +57,11 @@ def measured(way: Way, head: nn.Linear, x: Tensor, ids: Tensor, exact: Tensor, r
         del found  # before the next one is made
     peak = torch.cuda.max_memory_allocated() - before if device == "cuda" else None
     return {
-        "forward_s": median(forward[1:]), "backward_s": median(backward[1:]),
-        "peak_gib": None if peak is None else peak / 2**30, "largest_distance": distance,
-    }  # fmt: skip
+        "forward_s": median(forward[1:]),
+        "backward_s": median(backward[1:]),
+        "peak_gib": None if peak is None else peak / 2**30,
+        "largest_distance": distance,
+    }
 
 
 def run(given: argparse.Namespace) -> dict[str, Any]:

@@ -11,7 +11,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from harness.foundation.own_process import code_path, module_command
 from harness.foundation.provenance import ROOT
+from harness.records.paths import bases_folder
 from harness.sweep.launchers.local import ENVIRONMENT
 
 COUNTED = ("generate", "old_logp", "update", "eval")
@@ -54,16 +56,16 @@ def run() -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as temporary:
         results = Path(temporary)
-        committed = ROOT / "results" / "bases"
+        committed = bases_folder(ROOT / "results")
         if committed.is_dir():
-            (results / "bases").symlink_to(committed)
+            bases_folder(results).symlink_to(committed)
         for model in ("s", "m"):
             done = subprocess.run(
-                [sys.executable, "-m", "harness.devtools.bench.overhead", model, str(results)],
+                module_command("harness.devtools.bench.overhead", model, str(results)),
                 capture_output=True,
                 text=True,
                 check=True,
-                env=os.environ | ENVIRONMENT | {"OMP_NUM_THREADS": "1"},
+                env=os.environ | code_path() | ENVIRONMENT | {"OMP_NUM_THREADS": "1"},
             )
             found = json.loads(done.stdout.strip().splitlines()[-1])
             rows.append(

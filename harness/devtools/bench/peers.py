@@ -35,6 +35,7 @@ from harness.devtools.bench import runner
 from harness.devtools.bench.runner import add_device_and_out, save
 from harness.devtools.bench.trl_step import Settings
 from harness.engines.vllm.settings import DEFAULTS
+from harness.foundation.own_process import module_command
 from harness.foundation.process_log import last_words
 from harness.foundation.provenance import ROOT, commit, cpu_name
 from harness.foundation.seeds import generator
@@ -89,9 +90,11 @@ def verl_words(folder: Path, given: Settings, poll_s: float) -> list[str]:
     sampler = "trainer.v1.sampler"
     quick = [
         f"{sampler}.custom_sampler.path={ROOT}/harness/devtools/bench/peer_verl_sampler.py",
-        f"{sampler}.custom_sampler.name=QuickBuffer", f"+{sampler}.sampler_kwargs.poll_interval={poll_s}",
-        f"+{sampler}.sampler_kwargs.train_batch_size={batch}", f"+{sampler}.sampler_kwargs.gen_batch_size={batch}",
-    ]  # fmt: skip
+        f"{sampler}.custom_sampler.name=QuickBuffer",
+        f"+{sampler}.sampler_kwargs.poll_interval={poll_s}",
+        f"+{sampler}.sampler_kwargs.train_batch_size={batch}",
+        f"+{sampler}.sampler_kwargs.gen_batch_size={batch}",
+    ]
     actor, rollout = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
     return [
         "-m", "verl.trainer.main_ppo", "algorithm.adv_estimator=grpo", "algorithm.use_kl_in_reward=False",
@@ -130,18 +133,22 @@ def read_verl(path: Path, given: Settings) -> Found:
 
 def measure(peer: str, folder: Path, given: Settings, options: argparse.Namespace) -> Found:
     """Findings of one peer, or {"failed": its last words}."""
-    python, path, words = sys.executable, str(ROOT), list[str]()
+    path = str(ROOT)
     values = json.dumps(asdict(given))
     if peer == "ours":
-        words = ["-m", "harness.devtools.bench.peer_ours", str(folder / "m"),
-                 json.dumps({"settings": asdict(given), "engine": options.engine})]  # fmt: skip
+        command = module_command(
+            "harness.devtools.bench.peer_ours",
+            str(folder / "m"),
+            json.dumps({"settings": asdict(given), "engine": options.engine}),
+        )
     elif peer == "TRL":
-        python, path = options.trl_python or sys.executable, options.trl_path or ""
-        words = [str(ROOT / "harness/devtools/bench/trl_step.py"), str(folder / "m"), values]
+        path = options.trl_path or ""
+        script = str(ROOT / "harness/devtools/bench/trl_step.py")
+        command = [options.trl_python or sys.executable, script, str(folder / "m"), values]
     elif given.device == "cpu":
         return {"failed": "verl is compared on a GPU only"}
     else:
-        path, words = options.verl_path or "", verl_words(folder, given, POLL_S[peer])
+        path, command = options.verl_path or "", [sys.executable, *verl_words(folder, given, POLL_S[peer])]
     log = folder / f"{peer.partition(',')[0]}-{POLL_S.get(peer, 0):g}"
     inherited = "" if peer == "TRL" and options.trl_python else os.environ.get("PYTHONPATH", "")
     environment = DEFAULTS | os.environ | {
@@ -154,7 +161,7 @@ def measure(peer: str, folder: Path, given: Settings, options: argparse.Namespac
     started, is_late = time.perf_counter(), False
     with Path(f"{log}.out").open("wb") as out, Path(f"{log}.err").open("wb") as errors:
         process = subprocess.Popen(
-            [python, *words], stdout=out, stderr=errors, env=environment, cwd=folder, start_new_session=True
+            command, stdout=out, stderr=errors, env=environment, cwd=folder, start_new_session=True
         )
         try:
             code = process.wait(options.limit_s)
@@ -180,10 +187,12 @@ def summary(found: Mapping[str, Any]) -> Found:
         return {"failed": found.get("failed", "no step was timed")}
     steps = np.array(found["steps"])
     return {
-        "median_s": float(np.median(steps)), "p90_s": float(np.quantile(steps, 0.9)), "count": len(steps),
+        "median_s": float(np.median(steps)),
+        "p90_s": float(np.quantile(steps, 0.9)),
+        "count": len(steps),
         "stages_s": {name: float(np.median(values)) for name, values in found["stages"].items() if values},
         **({"cut": found["cut"]} if "cut" in found else {}),
-    }  # fmt: skip
+    }
 
 
 def table(summaries: Mapping[str, Found], given: Settings) -> list[str]:

@@ -35,6 +35,7 @@ from harness.fitting.gptq_decoder import quantize_decoder
 from harness.foundation.clock import Clock
 from harness.foundation.provenance import ROOT
 from harness.models.decoder import Decoder
+from harness.records.paths import bases_folder
 from harness.run.build import build
 from harness.run.collect import collect
 from harness.run.loop import grpo_step
@@ -118,7 +119,7 @@ def additions(run: Run) -> dict[str, Callable[[], object]]:
 
 def small_run(folder: Path, *words: str) -> Run:
     """A run at size s, from the committed base where there is one."""
-    committed, bases = ROOT / "results" / "bases", folder / "bases"
+    committed, bases = bases_folder(ROOT / "results"), bases_folder(folder)
     if committed.is_dir() and not bases.exists():
         bases.symlink_to(committed)
     return build(resolve(load(["model=s", *words])), Launch(results=str(folder)))[0]

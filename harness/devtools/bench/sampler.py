@@ -71,9 +71,11 @@ def linears_only(size: str) -> Callable[[], object]:
     """Every matrix product with a weight in one call of the sampler: the bound that nothing can beat."""
     layers, hidden, heads, kv_heads, head_dim, intermediate = SIZES[size]
     shapes = [
-        (hidden, (heads + 2 * kv_heads) * head_dim), (heads * head_dim, hidden), (hidden, 2 * intermediate),
+        (hidden, (heads + 2 * kv_heads) * head_dim),
+        (heads * head_dim, hidden),
+        (hidden, 2 * intermediate),
         (intermediate, hidden),
-    ]  # fmt: skip
+    ]
     weights = [torch.randn(n, k) for k, n in shapes] * layers
     head = torch.randn(32, hidden)
     inputs = {(rows, k): torch.randn(rows, k) for rows in (ROWS, ROWS * PROMPT) for k in {k for k, _ in shapes}}

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from harness.devtools.bench import runner, sync_verl
 from harness.devtools.bench.runner import add_device_and_out, check_device, save
-from harness.devtools.bench.sync_model import SIZES, Engine, engine_for, packed, trainer_weights
+from harness.devtools.bench.sync_model import SIZES, EngineBuffers, engine_for, packed, trainer_weights
 from harness.devtools.bench.timing import device_seconds, in_turns
 from harness.foundation.provenance import commit, cpu_name, packages
 from harness.numerics.formats import format_named
@@ -40,13 +40,13 @@ LIMIT, OWN, GRAPH, TORCH = "device copy of the same bytes", "own kernels", "own,
 BUCKETS = "behind its buckets"
 
 
-def copy_plain(engine: Engine) -> None:
+def copy_plain(engine: EngineBuffers) -> None:
     """Copy what is not quantized, in as few launches as torch needs."""
     targets, sources = [target for _, target in engine.plain], [source for source, _ in engine.plain]
     torch._foreach_copy_(targets, sources)  # pyright: ignore[reportPrivateImportUsage]
 
 
-def own(engine: Engine) -> None:
+def own(engine: EngineBuffers) -> None:
     """One launch per tensor; NVFP4 needs a pass for the largest magnitude of each fused matrix before."""
     from harness.kernels.quantize import kind, quantize_into, tensor_level, update_amax
 
@@ -64,7 +64,7 @@ def own(engine: Engine) -> None:
     copy_plain(engine)
 
 
-def reference(engine: Engine) -> None:
+def reference(engine: EngineBuffers) -> None:
     """`quantize` of every tensor in torch, then the copy."""
     for part in engine.parts():
         codes, scale = packed(part.w, engine.fmt)
@@ -93,11 +93,13 @@ def memory(call: Callable[[], object], device: str) -> dict[str, int | None]:
     for _ in range(SWAPS):
         call()
     torch.cuda.synchronize()
-    return {"grown_bytes": torch.cuda.memory_allocated() - before,
-            "peak_bytes": torch.cuda.max_memory_allocated() - before}  # fmt: skip
+    return {
+        "grown_bytes": torch.cuda.memory_allocated() - before,
+        "peak_bytes": torch.cuda.max_memory_allocated() - before,
+    }
 
 
-def wrong_codes(engine: Engine, call: Callable[[], object], rule: str) -> float:
+def wrong_codes(engine: EngineBuffers, call: Callable[[], object], rule: str) -> float:
     """Share of the first layer's bytes of codes that are not the reference's under `rule`, after one call."""
     groups = engine.groups[:4]
     for part in (part for group in groups for part in group):
@@ -112,7 +114,7 @@ def wrong_codes(engine: Engine, call: Callable[[], object], rule: str) -> float:
     return wrong / total
 
 
-def contestants(engine: Engine, device: str, is_first: bool) -> dict[str, Callable[[], object]]:
+def contestants(engine: EngineBuffers, device: str, is_first: bool) -> dict[str, Callable[[], object]]:
     """Name -> one sync. `is_first`: with everybody else's way beside ours."""
     found: dict[str, Callable[[], object]] = {}
     half = engine.num_bytes() // 2
@@ -132,7 +134,7 @@ def contestants(engine: Engine, device: str, is_first: bool) -> dict[str, Callab
     return found
 
 
-def measure(engine: Engine, device: str, is_first: bool, repeats: int) -> list[dict[str, Any]]:
+def measure(engine: EngineBuffers, device: str, is_first: bool, repeats: int) -> list[dict[str, Any]]:
     """One row per contestant."""
     calls = contestants(engine, device, is_first)
     times = in_turns(calls, partial(device_seconds, device=device), WARM_UP, repeats)

@@ -33,7 +33,7 @@ SIZES = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class LayerRows:
     """One linear layer and its rows of the engine's fused matrix."""
 
     w: Tensor
@@ -43,18 +43,18 @@ class Part:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Engine:
+class EngineBuffers:
     """The buffers of one format, and what is to be written into them."""
 
     fmt: Format
-    groups: list[list[Part]]
+    groups: list[list[LayerRows]]
     """By fused matrix."""
     plain: list[tuple[Tensor, Tensor]]
     """(source, target), copied as they are."""
     amax: Tensor
     """float32, one per fused matrix, for formats with a scale of the whole matrix."""
 
-    def parts(self) -> Iterator[Part]:
+    def parts(self) -> Iterator[LayerRows]:
         """Every linear layer."""
         return (part for group in self.groups for part in group)
 
@@ -79,9 +79,9 @@ def trainer_weights(shape: Shape, device: str) -> tuple[list[list[Tensor]], list
     return groups, [draw(shape.vocab, hidden), draw(shape.vocab, hidden), draw(hidden), *small]
 
 
-def engine_for(groups: list[list[Tensor]], plain: list[Tensor], fmt: Format) -> Engine:
+def engine_for(groups: list[list[Tensor]], plain: list[Tensor], fmt: Format) -> EngineBuffers:
     """Empty fused buffers in the layouts that `packing.pack` gives."""
-    fused: list[list[Part]] = []
+    fused: list[list[LayerRows]] = []
     for group in groups:
         # Shapes follow from those of a matrix with few rows; blocks are 128 rows tall, and so is every part.
         rows = [len(w) for w in group]
@@ -90,9 +90,9 @@ def engine_for(groups: list[list[Tensor]], plain: list[Tensor], fmt: Format) -> 
         out = torch.empty((sum(rows), *codes.shape[1:]), dtype=codes.dtype, device=codes.device)
         scales = torch.empty((sum(rows) // tall, *scale.shape[1:]), dtype=scale.dtype, device=codes.device)
         pieces = zip(group, out.split(rows), scales.split([n // tall for n in rows]), strict=True)
-        fused.append([Part(w=w, out=o, scale=s) for w, o, s in pieces])
+        fused.append([LayerRows(w=w, out=o, scale=s) for w, o, s in pieces])
     amax = torch.zeros(len(groups), device=plain[0].device)
-    return Engine(fmt=fmt, groups=fused, plain=[(w, torch.empty_like(w)) for w in plain], amax=amax)
+    return EngineBuffers(fmt=fmt, groups=fused, plain=[(w, torch.empty_like(w)) for w in plain], amax=amax)
 
 
 def packed(w: Tensor, fmt: Format) -> tuple[Tensor, Tensor]:

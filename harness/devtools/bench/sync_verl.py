@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from harness.devtools.bench.sync_model import Engine, Part
+from harness.devtools.bench.sync_model import EngineBuffers, LayerRows
 
 BUCKET = 2048 << 20
 """Bytes; verl's default `update_weights_bucket_megabytes`."""
@@ -46,11 +46,11 @@ def _folder() -> Path | None:
     return None if spec is None or spec.origin is None else Path(spec.origin).parent
 
 
-def swap(engine: Engine, to_fp8: Quantizer, bucket: Tensor | None) -> None:
+def swap(engine: EngineBuffers, to_fp8: Quantizer, bucket: Tensor | None) -> None:
     """Sync as verl does, in its order. `bucket`: uint8, the transport's buffer; None leaves the transport out."""
-    loads: list[tuple[Tensor, Part | Tensor]] = [(part.w, part) for part in engine.parts()]
+    loads: list[tuple[Tensor, LayerRows | Tensor]] = [(part.w, part) for part in engine.parts()]
     loads += engine.plain
-    pending: list[tuple[Tensor, Part | Tensor]] = []
+    pending: list[tuple[Tensor, LayerRows | Tensor]] = []
     offset = 0
     for w, target in loads:
         if bucket is None:
@@ -66,7 +66,7 @@ def swap(engine: Engine, to_fp8: Quantizer, bucket: Tensor | None) -> None:
     _flush(pending, to_fp8)
 
 
-def _flush(pending: Sequence[tuple[Tensor, Part | Tensor]], to_fp8: Quantizer) -> None:
+def _flush(pending: Sequence[tuple[Tensor, LayerRows | Tensor]], to_fp8: Quantizer) -> None:
     """A bucket on the receiver's side. Both sides wait for the device before they answer each other."""
     wait = torch.cuda.synchronize if pending and pending[0][0].is_cuda else lambda: None
     wait()
@@ -75,7 +75,7 @@ def _flush(pending: Sequence[tuple[Tensor, Part | Tensor]], to_fp8: Quantizer) -
     wait()
 
 
-def _load(w: Tensor, target: Part | Tensor, to_fp8: Quantizer) -> None:
+def _load(w: Tensor, target: LayerRows | Tensor, to_fp8: Quantizer) -> None:
     """Quantize, then the weight loader's copy."""
     if isinstance(target, Tensor):
         target.copy_(w)

@@ -83,7 +83,7 @@ def errors(world: World, truth: Floats, num_seeds: int, sims: int, rng: np.rando
     """Draw `sims` settings of that many seeds, judge them, and hold the verdicts against the truth."""
     shares, held, rates, wrong, decided = list[float](), list[bool](), list[bool](), 0, 0
     for _ in range(sims):
-        control, arms = _draw(world, truth, num_seeds, rng)
+        control, arms = draw(world, truth, num_seeds, rng)
         own_wrong = own_decided = 0
         for effect, arm, found in zip(truth, arms, stats.judge([(arm, control) for arm in arms]), strict=True):
             rates.append(found.rate.low <= world.collapse <= found.rate.high)
@@ -111,9 +111,10 @@ def is_wrong(verdict: str, difference: float) -> bool:
     return {"better": difference <= 0, "worse": difference >= 0, "equal": is_far}.get(verdict, False)
 
 
-def _draw(
+def draw(
     world: World, truth: Floats, num_seeds: int, rng: np.random.Generator
 ) -> tuple[stats.Outcomes, list[stats.Outcomes]]:
+    """(runs of the control, runs of every arm) of one setting, by seed."""
     size = len(truth)
     spreads = np.geomspace(world.low, world.high, size)
     if world.is_split:
@@ -146,12 +147,13 @@ def lines(sims: int, rng: np.random.Generator, note: Callable[[str], None]) -> l
             found[name, words] = [errors(world, truth, size, sims, rng) for size in SIZES]
     at = 1.96 * math.sqrt(0.05 * 0.95 / sims)
     text = [
-        "## Verdicts of a setting, in hard worlds", "",
+        "## Verdicts of a setting, in hard worlds",
+        "",
         f"{NUM_ARMS} arms and a control, {sims} settings per cell, judged as a report judges them. The rule promises "
         "that of the verdicts of a setting at most 5 % are wrong on average (a false discovery rate, so it is per "
         "verdict and not per family), and that every printed interval covers with at least 95 %. A verdict is about "
         f"the runs that did not collapse. A share of 0.050 would show as up to {0.05 + at:.3f} by chance.",
-    ]  # fmt: skip
+    ]
     for title, value in (
         ("Wrong verdicts, of the verdicts of a setting", lambda e: e.wrong),
         ("Wrong verdicts, of all arms", lambda e: e.wrong_per_arm),

@@ -37,6 +37,7 @@ from harness.foundation.provenance import commit, hardware, packages
 from harness.models.checkpoint import CONFIG, WEIGHTS, config_json
 from harness.models.decoder import tensor_shapes
 from harness.models.tokenizer import BOS_ID, EOS_ID, PAD_ID, save_numbered
+from harness.records.paths import work_folder
 from harness.run.checks import check, check_place
 from harness.start.prepare import start_of
 from harness.studies.capacity.check import work_of
@@ -208,7 +209,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--gpus", type=lambda text: [int(n) for n in text.split(",")], default=[1, 2, 4], metavar="N,M")
     parser.add_argument("--precision", type=lambda text: text.split(","), default=["bf16", "fp8_block"], metavar="P,Q")
     parser.add_argument(
-        "--work", type=Path, default=Path("results") / "work" / "verl_scaling", help="models and jobs go here"
+        "--work", type=Path, default=work_folder(Path("results"), "verl_scaling"), help="models and jobs go here"
     )
     parser.add_argument("--minutes", type=float, default=1e9, help="no cell begins later than that")
     parser.add_argument("--compile", action="store_true", help="layers run compiled (launch.compile)")

@@ -24,8 +24,9 @@ from typing import Any
 
 from harness.devtools.bench import runner
 from harness.devtools.bench.runner import add_device_and_out, check_positive, save
+from harness.foundation.own_process import code_path, module_command
 from harness.foundation.process_log import last_words
-from harness.foundation.provenance import ROOT, commit, cpu_name, packages
+from harness.foundation.provenance import commit, cpu_name, packages
 from harness.records.run_result import write_atomic
 from harness.studies.throughput.shapes import plan_of, shape_of
 
@@ -36,12 +37,13 @@ OVERHEAD = {"cuda": ("bf16", "fp8_block"), "cpu": ("bf16",)}
 RELOADS = 3
 LIMIT_S = 540
 """A child that takes longer is ended."""
-Job = dict[str, Any]
+ChildArguments = dict[str, Any]
+"""Arguments of a child process, JSON."""
 
 
-def jobs(given: argparse.Namespace) -> Iterator[Job]:
+def children(given: argparse.Namespace) -> Iterator[ChildArguments]:
     """The children of a command, the one that matters most first."""
-    base: Job = {"what": given.what, "size": given.size, "device": given.device}
+    base: ChildArguments = {"what": given.what, "size": given.size, "device": given.device}
     if given.what == "verl":
         yield base
         return
@@ -56,32 +58,36 @@ def jobs(given: argparse.Namespace) -> Iterator[Job]:
             yield base | {"precision": precision, "is_direct": False, "pushes": RELOADS}
 
 
-def child(job: Job, path: Path) -> int:
+def child(asked: ChildArguments, path: Path) -> int:
     """One engine in this process; its findings in `path`."""
     import torch
 
     def keep(found: Mapping[str, Any]) -> None:
-        device = torch.cuda.get_device_name() if job["device"] == "cuda" else cpu_name()
-        write_atomic(path, json.dumps(job | dict(found) | {"device_name": device}, allow_nan=False).encode())
+        device = torch.cuda.get_device_name() if asked["device"] == "cuda" else cpu_name()
+        write_atomic(path, json.dumps(asked | dict(found) | {"device_name": device}, allow_nan=False).encode())
 
     try:
-        if job["what"] == "sync":
+        if asked["what"] == "sync":
             from harness.devtools.bench import vllm_engine_push
 
             keep(
-                vllm_engine_push.measure(job["size"], job["precision"], job["device"], job["is_direct"], job["pushes"])
+                vllm_engine_push.measure(
+                    asked["size"], asked["precision"], asked["device"], asked["is_direct"], asked["pushes"]
+                )
             )
-        elif job["what"] == "overhead":
+        elif asked["what"] == "overhead":
             from harness.devtools.bench import vllm_engine_overhead
 
-            cells = [cell_of(text) for text in job["cells"]]
+            cells = [cell_of(text) for text in asked["cells"]]
             keep(
-                vllm_engine_overhead.measure(job["size"], job["precision"], job["device"], cells, job["repeats"], keep)
+                vllm_engine_overhead.measure(
+                    asked["size"], asked["precision"], asked["device"], cells, asked["repeats"], keep
+                )
             )
         else:
             from harness.devtools.bench import vllm_engine_verl
 
-            keep(vllm_engine_verl.measure(job["size"], job["device"], keep))
+            keep(vllm_engine_verl.measure(asked["size"], asked["device"], keep))
     except (ValueError, torch.OutOfMemoryError) as error:
         print(f"vllm_engine: {str(error).splitlines()[0]}", file=sys.stderr)
         return 2
@@ -96,21 +102,19 @@ def cell_of(text: str) -> tuple[int, int]:
     return int(batch), int(new)
 
 
-def run_child(job: Job) -> Job:
-    """Findings of a child, or `job` with "failed"; both where it died after its first findings."""
+def run_child(asked: ChildArguments) -> ChildArguments:
+    """Findings of a child, or `asked` with "failed"; both where it died after its first findings."""
     with tempfile.TemporaryDirectory(prefix="lowbit-bench-") as folder:
         path, log = Path(folder) / "found.json", Path(folder) / "errors"
-        words = [sys.executable, "-m", "harness.devtools.bench", "vllm_engine", "child", json.dumps(job), str(path)]
-        python_path = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(ROOT))))
+        words = module_command("harness.devtools.bench", "vllm_engine", "child", json.dumps(asked), str(path))
         with log.open("wb") as errors:
-            process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=errors,
-                                       env=os.environ | {"PYTHONPATH": python_path})  # fmt: skip
+            process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=errors, env=os.environ | code_path())
             try:
                 code = process.wait(LIMIT_S)
             except subprocess.TimeoutExpired:
                 process.kill()
                 code = process.wait()
-        found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else dict(job)
+        found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else dict(asked)
         if code:
             text = log.read_text(encoding="utf-8", errors="replace")
             print(text[-4000:], file=sys.stderr)
@@ -139,8 +143,10 @@ def report(part: Mapping[str, Any]) -> list[str]:
             )
             lines.append(f"  ours over: {_cells(cell['ratio'])}")
     for row in part.get("rows", ()):
-        lines += [f"{name} ({row['what']}): {_times(row['push'])}; wrong codes {row['wrong_codes']:.3g}",
-                  f"  inside, ms: {_cells(row['inside_ms'])}"]  # fmt: skip
+        lines += [
+            f"{name} ({row['what']}): {_times(row['push'])}; wrong codes {row['wrong_codes']:.3g}",
+            f"  inside, ms: {_cells(row['inside_ms'])}",
+        ]
     lines += [f"  {key}: {part[key]}" for key in ("notes", "ratio") if part.get(key)]
     return lines
 
@@ -164,9 +170,9 @@ def run(given: argparse.Namespace) -> int:
     ours = None if given.ours is None else json.loads(given.ours.read_text(encoding="utf-8"))
     found: dict[str, Any] = {"what": given.what, "size": given.size, "commit": commit()[0], "packages": packages(),
                              "parts": []}  # fmt: skip
-    for job in jobs(given):
-        print(f"{job['what']} {job['size']} {job.get('precision', '')} ...", file=sys.stderr, flush=True)
-        part = run_child(job)
+    for asked in children(given):
+        print(f"{asked['what']} {asked['size']} {asked.get('precision', '')} ...", file=sys.stderr, flush=True)
+        part = run_child(asked)
         if ours is not None and part.get("rows"):
             from harness.devtools.bench.vllm_engine_verl import against
 

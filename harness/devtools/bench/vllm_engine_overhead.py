@@ -38,7 +38,7 @@ def bare(engine: VLLMEngine, is_flat: bool, new: int, prompts: Prompts) -> int:
 
     sampling = SamplingParams(
         temperature=1.0, max_tokens=new, ignore_eos=True, logprobs=0, detokenize=False, flat_logprobs=is_flat
-    )  # fmt: skip
+    )
     outputs = engine.llm.generate([{"prompt_token_ids": ids} for ids in prompts], sampling, use_tqdm=False)
     return sum(len(output.outputs[0].token_ids) for output in outputs)
 
@@ -86,8 +86,9 @@ def measure(
     """One engine, all cells. `save`: is given what there is after every cell. Raises ValueError as `VLLMEngine`."""
     config = shape_of(size)
     longest = PROMPT + max(new for _, new in cells)
-    engine = new_engine(size, precision, device, max_batch=max(batch for batch, _ in cells), max_length=longest,
-                        gpu_memory=0.7)  # fmt: skip
+    engine = new_engine(
+        size, precision, device, max_batch=max(batch for batch, _ in cells), max_length=longest, gpu_memory=0.7
+    )
     engine.load_weights(iter(trainer_tensors(config, device).items()))
     sides = {OURS: partial(ours, engine), BARE: partial(bare, engine, False), FLAT: partial(bare, engine, True)}
     found: dict[str, Any] = {"precision": precision, "cells": []}

@@ -101,21 +101,25 @@ def timed_pushes(push: Any, device: str, count: int) -> dict[str, Any]:
         times.append(clock.seconds(push, device))
         held.append(torch.cuda.memory_allocated() if is_cuda else 0)
     return {
-        "push": clock.summary(times), "push_ms": [1e3 * value for value in times],
-        "allocated_bytes": held if is_cuda else None, "grown_bytes": held[-1] - before if is_cuda else None,
+        "push": clock.summary(times),
+        "push_ms": [1e3 * value for value in times],
+        "allocated_bytes": held if is_cuda else None,
+        "grown_bytes": held[-1] - before if is_cuda else None,
         "is_flat": max(held[count // 2 :]) <= max(held[: count // 2]) if is_cuda else None,
         "peak_bytes": torch.cuda.max_memory_allocated() - before if is_cuda else None,
-    }  # fmt: skip
+    }
 
 
 def inside(engine: VLLMEngine, push: Any, device: str) -> dict[str, float]:
     """Milliseconds by stage of a push; the stages are waited for, so their sum exceeds that of an undisturbed one."""
     weights = engine.weights
     targets: dict[str, tuple[Any, str]] = {
-        "read the stream": (live_weights, "read_stream"), "reference of a block or of all": (live_weights, "export"),
-        "remember what was sent": (passport, "sent_of"), "forget prefixes": (engine.llm, "reset_prefix_cache"),
+        "read the stream": (live_weights, "read_stream"),
+        "reference of a block or of all": (live_weights, "export"),
+        "remember what was sent": (passport, "sent_of"),
+        "forget prefixes": (engine.llm, "reset_prefix_cache"),
         "count flips": (weights, "_count"),
-    }  # fmt: skip
+    }
     if weights.writer is not None:
         targets["write in place"] = (weights.writer, "write")
     else:
@@ -149,7 +153,7 @@ def write_alone(engine: VLLMEngine, tensors: Mapping[str, Tensor], device: str) 
         "whole": clock.summary([clock.seconds(call, device) for _ in range(REPEATS)]),
         "device": clock.summary(queued) if queued else None,
         "launched": clock.summary([clock.host_seconds(launch, device) for _ in range(REPEATS)]),
-    }  # fmt: skip
+    }
 
 
 def answers(engine: VLLMEngine) -> dict[str, Any]:

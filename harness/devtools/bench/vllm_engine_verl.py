@@ -96,8 +96,9 @@ def imported(name: str) -> Any:
 def llm_arguments(config: DecoderConfig, folder: Path, has_extension: bool) -> dict[str, Any]:
     """Arguments of verl's server for `rollout.quantization=fp8`; sizes, graphs and executor are our engine's."""
     settings.write_model_folder(folder, config, plan_of("bf16"))
-    arguments = settings.llm_arguments(folder, config, plan_of("bf16"), settings.installed_build(), max_batch=64,
-                                       max_length=1024, gpu_memory=0.5)  # fmt: skip
+    arguments = settings.llm_arguments(
+        folder, config, plan_of("bf16"), settings.installed_build(), max_batch=64, max_length=1024, gpu_memory=0.5
+    )
     gates = [f"model.layers.{layer}.mlp.gate" for layer in range(config.num_layers)]
     arguments |= {"quantization": "fp8", "hf_overrides": {"quantization_config": FP8 | {"ignored_layers": gates}}}
     return arguments | ({"worker_extension_cls": f"{WORKER}.vLLMColocateWorkerExtension"} if has_extension else {})
@@ -117,7 +118,7 @@ def timed(what: str, call: Callable[[], None], runner: Any, tensors: Mapping[str
         "stage": (quant, "prepare_quanted_weights_for_loading"),
         "quantize and load": (worker or quant, "load_quanted_weights"),
         "post-process": (quant, "process_quanted_weights_after_loading"),
-    }  # fmt: skip
+    }
     with clock.watched(targets, "cuda") as spent:
         total = clock.seconds(call, "cuda")
     return {"what": what, "push": clock.summary(times), "push_ms": [1e3 * value for value in times],

@@ -18,6 +18,7 @@ from harness.devtools.faults.open_round import Settings
 from harness.devtools.faults.report import to_json, write
 from harness.devtools.faults.schedule import FORMS
 from harness.foundation.did_you_mean import nearest
+from harness.records.paths import bases_folder
 
 
 def run(
@@ -47,7 +48,7 @@ def run(
             bar.write(f"{(time.monotonic() - started) / 60:5.1f} min  {line}", file=sys.stdout)
             sys.stdout.flush()
 
-        campaign = run_campaign(settings, folder.resolve(), results / "bases", tell)
+        campaign = run_campaign(settings, folder.resolve(), bases_folder(results), tell)
     for path in write(results, to_json(settings, campaign, time.monotonic() - started)):
         print(f"written: {path}")
     for case in campaign.cases:

@@ -20,6 +20,7 @@ from harness.config.load import run_id, to_json
 from harness.config.schema import RunConfig
 from harness.devtools.faults.damage import BALLAST
 from harness.devtools.faults.journal import Fault, Mark
+from harness.records.paths import runs_folder
 from harness.records.run_result import RunResult, read_result, read_series, verify
 from harness.sweep import FINISHED
 
@@ -165,4 +166,4 @@ def audit_leftovers(results: Path, control: Path) -> list[Case]:
 
 
 def _is_ok(results: Path, cell: str) -> bool:
-    return any(read_result(path).status == "ok" for path in (results / "runs").rglob(f"{cell}.json"))
+    return any(read_result(path).status == "ok" for path in runs_folder(results).rglob(f"{cell}.json"))

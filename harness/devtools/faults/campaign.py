@@ -18,6 +18,7 @@ from harness.devtools.faults.open_round import OpenRound, Settings
 from harness.devtools.faults.outcome import FaultOutcome
 from harness.devtools.faults.rounds import Done, is_forked, open_round, run_round, start, wait
 from harness.devtools.faults.schedule import Round, endless, plan_round
+from harness.records.paths import bases_folder
 
 SMALL = (
     "model=xs", "task=chain", "model.spread=0", "trainer.steps=12", "trainer.eval_every=4", "task.num_eval=16",
@@ -85,12 +86,14 @@ def run_campaign(settings: Settings, scratch: Path, bases: Path, tell: Callable[
     return Campaign(
         outcomes=tuple(one for each in done for one in each.outcomes),
         cases=tuple(case for each in done for case in each.cases),
-        records=len(configs) * len(done), unmeasured=sum(each.unmeasured for each in done),
-        ended=sum(len(each.opened.ended) for each in done), rounds=len(done),
+        records=len(configs) * len(done),
+        unmeasured=sum(each.unmeasured for each in done),
+        ended=sum(len(each.opened.ended) for each in done),
+        rounds=len(done),
         starts=sum(len(each.opened.starts) for each in done),
         processes=sum(mark.what == "begin" for each in done for mark in read(each.opened.control)),
         volume=any(each.opened.volume is not None for each in done),
-    )  # fmt: skip
+    )
 
 
 def run_reference(settings: Settings, configs: Sequence[RunConfig], folder: Path, bases: Path) -> Path:
@@ -98,7 +101,7 @@ def run_reference(settings: Settings, configs: Sequence[RunConfig], folder: Path
     opened = OpenRound(folder=folder, reference=folder, configs=tuple(configs), settings=settings)
     opened.control.mkdir(parents=True)
     for base in bases.glob("xs-chain8-b0-*"):
-        shutil.copytree(base, opened.results / "bases" / base.name)
+        shutil.copytree(base, bases_folder(opened.results) / base.name)
     process, log = start(opened, configs, replace(opened.launch, stall_s=1800.0), has_faults=False)
     if wait(opened, process) != 0:
         raise RuntimeError(f"the reference did not finish: {log.read_text(encoding='utf-8')}")

@@ -8,6 +8,7 @@ from pathlib import Path
 from harness.config.schema import Launch, RunConfig
 from harness.devtools.faults.audit import Case
 from harness.devtools.faults.schedule import FORMS
+from harness.records.paths import runs_folder
 from harness.sweep.queue import finished
 
 SWEEP = "faults"
@@ -63,7 +64,7 @@ class OpenRound:
 
     @property
     def records(self) -> Path:
-        return self.results / "runs" / SWEEP
+        return runs_folder(self.results, SWEEP)
 
     @property
     def launch(self) -> Launch:

@@ -16,6 +16,7 @@ from harness.devtools.faults.campaign import Campaign
 from harness.devtools.faults.open_round import Settings
 from harness.devtools.faults.outcome import OUTCOMES, summary, totals
 from harness.foundation.provenance import commit, cpu_name
+from harness.records.paths import figures_folder, tables_folder
 from harness.records.run_result import write_atomic
 from harness.report.plots.save import save_png
 from harness.report.plots.style import INK
@@ -48,7 +49,7 @@ def to_json(settings: Settings, campaign: Campaign, duration_s: float) -> dict[s
 
 def write(results: Path, data: Mapping[str, Any]) -> list[Path]:
     """Write `<results>/faults.json`, `tables/faults.md` and `figures/faults/outcomes.png`."""
-    paths = [results / FILE, results / "tables" / "faults.md", results / "figures" / "faults" / "outcomes.png"]
+    paths = [results / FILE, tables_folder(results) / "faults.md", figures_folder(results, "faults") / "outcomes.png"]
     write_atomic(paths[0], (json.dumps(data, indent=1) + "\n").encode())
     write_atomic(paths[1], table(data).encode())
     save_png(lambda: figure(data), paths[2])
@@ -60,14 +61,16 @@ def table(data: Mapping[str, Any]) -> str:
     sums = data["totals"]
     wrong = ", ".join(f"{sums[name]} {name}" for name in WRONGS)
     lines = [
-        "# Faults", "",
+        "# Faults",
+        "",
         f"{sums['injected']} faults injected into {data['rounds']} sweeps of {data['cells_per_round']} real cells "
         f"({sums['records']} records audited against undisturbed runs): {wrong}.",
         f"Seed {data['seed']}; {data['sweep_starts']} starts of the sweep, {data['cell_processes']} processes of cells "
-        f"in {data['duration_s'] / 60:.0f} minutes.", "",
+        f"in {data['duration_s'] / 60:.0f} minutes.",
+        "",
         "| fault | injected | recovered | " + " | ".join(OUTCOMES) + " | median s to recovery |",
         "|---|---|---|" + "---|" * (len(OUTCOMES) + 1),
-    ]  # fmt: skip
+    ]
     for kind, row in data["kinds"].items():
         became = " | ".join(str(row["became"][name]) for name in OUTCOMES)
         seconds = "" if row["recovery_s_median"] is None else f"{row['recovery_s_median']:.1f}"

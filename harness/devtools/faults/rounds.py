@@ -22,6 +22,7 @@ from harness.devtools.faults.outcome import FaultOutcome, outcome
 from harness.devtools.faults.schedule import Round
 from harness.devtools.faults.sweep_process import Served, Spawned, Sweeping
 from harness.devtools.faults.sweep_starts import SweepStart, next_start
+from harness.records.paths import bases_folder, runs_folder
 
 MAX_STARTS = 60
 """Starts of the sweep in one round, after which its cells count as lost."""
@@ -62,7 +63,7 @@ def run_round(opened: OpenRound, planned: Round) -> Done:
         for one in found
         if one.fault.kind == "nan" and one.fault in of_cell
     }
-    reference = opened.reference / "runs" / SWEEP
+    reference = runs_folder(opened.reference, SWEEP)
     cases = audit_cells(opened.configs, reference, opened.records, marks, diverging)
     cases = [*opened.cases, *cases, *audit_leftovers(opened.results, opened.control)]
     return Done(opened=opened, outcomes=found, cases=cases, unmeasured=unmeasured(opened.records, reference))
@@ -136,7 +137,7 @@ def open_round(
     volume = results if "disk" in settings.kinds and _mount(results) else None
     if volume is not None:
         stack.callback(_unmount, volume, folder)
-    shutil.copytree(reference / "bases", results / "bases")
+    shutil.copytree(bases_folder(reference), bases_folder(results))
     return OpenRound(
         folder=folder, reference=reference, configs=configs, settings=settings, volume=volume,
         is_forked=is_forked(settings, number),

@@ -12,6 +12,7 @@ from typing import Protocol
 
 from harness.devtools.faults import driver
 from harness.devtools.faults.forked_cell import settle
+from harness.foundation.own_process import code_path, module_command
 
 
 class Sweeping(Protocol):
@@ -30,13 +31,11 @@ class Spawned:
     """Owns a sweep that was started with an interpreter of its own."""
 
     def __init__(self, path: Path, environment: Mapping[str, str]) -> None:
-        code = str(Path(__file__).resolve().parents[3])
-        paths = os.pathsep.join([code, *filter(None, [os.environ.get("PYTHONPATH")])])
         with path.with_suffix(".log").open("wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "harness.devtools.faults.driver", str(path)],
+                module_command("harness.devtools.faults.driver", str(path)),
                 cwd=path.parent,
-                env={**os.environ, **environment, "PYTHONPATH": paths},
+                env=os.environ | environment | code_path(),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

@@ -17,6 +17,7 @@ from harness.devtools.faults.damage import damage
 from harness.devtools.faults.journal import Fault, note
 from harness.devtools.faults.open_round import OpenRound
 from harness.devtools.faults.outside import damage_base, mlflow, put_record, restore, snapshot
+from harness.records.paths import bases_folder, runs_folder, work_folder
 from harness.records.run_result import read_result, verify
 
 AT_WORK = "a sweep is at work"
@@ -74,7 +75,7 @@ def _can(fault: Fault, opened: OpenRound) -> bool:
 
 
 def _prepared(opened: OpenRound) -> list[Path]:
-    found = (opened.results / "work" / "prepared").glob("*/fixed.safetensors")
+    found = work_folder(opened.results, "prepared").glob("*/fixed.safetensors")
     return sorted(path for path in found if "." not in path.parent.name)
 
 
@@ -88,7 +89,7 @@ def _record_start(faults: Sequence[Fault], opened: OpenRound) -> SweepStart:
         missing = [i for i in missing if not (opened.records / f"{i}.json").exists()]
         done.before.update(snapshot(opened.records))
         for fault in faults:
-            reference = opened.reference / "runs" / opened.records.name
+            reference = runs_folder(opened.reference, opened.records.name)
             path = put_record(fault, opened.records, _renamed(reference, opened), known, missing)
             if path is not None:
                 done.hit[fault.id] = path
@@ -130,7 +131,7 @@ def _check_same(opened: OpenRound, path: Path, data: bytes | None) -> None:
 
 def _base_start(fault: Fault, opened: OpenRound, missing: Sequence[RunConfig]) -> SweepStart:
     """A damaged base: cells must fail and name it."""
-    cells, bases, done = missing[:2], opened.results / "bases", Damage()
+    cells, bases, done = missing[:2], bases_folder(opened.results), Damage()
 
     def before(opened: OpenRound, stack: ExitStack) -> None:
         done.before.update(snapshot(bases))
@@ -158,7 +159,7 @@ def _prepared_start(fault: Fault, opened: OpenRound, missing: Sequence[RunConfig
         note(opened.control, "inject", "", fault=fault.id)
 
     def after(opened: OpenRound, codes: list[int], said: list[str]) -> None:
-        if any((opened.results / "work" / "prepared").glob("*.corrupt-*")):
+        if any(work_folder(opened.results, "prepared").glob("*.corrupt-*")):
             note(opened.control, "told", "", fault=fault.id, status="went on")
 
     return SweepStart(cells=opened.configs, needs_quiet=True, before=before, after=after)

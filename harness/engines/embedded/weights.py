@@ -187,7 +187,7 @@ class LiveWeights:
         and "saturated_frac" of the tensors that came with a scale (0 where none did)."""
         before = {slab.names: q for slab, q in self.previous}
         flips = [
-            (q.codes.numel(), code_flips(q, before[slab.names]))
+            (q.codes.numel(), float(code_flips(q, before[slab.names])))
             for slab, q in self.loaded
             if slab.names in before and slab.sources[0].endswith("_proj.weight")
         ]

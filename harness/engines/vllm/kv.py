@@ -72,22 +72,20 @@ def set_scales(module: Any, scales: Mapping[Role, float]) -> None:
             host.fill_(scale)
 
 
-def read_scales(module: Any) -> dict[Role, float]:
-    """The scales that kernels read. Raises RuntimeError where the copies of one differ."""
-    found: dict[Role, float] = {}
-    for role in ROLES:
-        device = float(getattr(module, f"_{role}_scale").detach().reshape(-1)[0])
-        hosts = [getattr(module, f"_{role}_scale_float"), getattr(module, f"_{role}_scale_cpu", None)]
-        for host in (float(copy) for copy in hosts if copy is not None):
-            if torch.tensor(device) != torch.tensor(host):
-                raise RuntimeError(f"{role}_scale: {device} on the device, {host} on the host")
-        found[role] = device
-    return found
-
-
 def all_scales(model: nn.Module) -> dict[int, dict[Role, float]]:
-    """`read_scales` of every layer, by its number."""
-    return {layer: read_scales(module) for layer, module in attentions(model).items()}
+    """Layer number -> the scales that its kernels read. Raises RuntimeError where the copies of one differ."""
+    modules = attentions(model)
+    held = [getattr(module, f"_{role}_scale").detach().reshape(-1)[0] for module in modules.values() for role in ROLES]
+    values = iter(torch.stack(held).tolist() if held else [])
+    found: dict[int, dict[Role, float]] = {}
+    for layer, module in modules.items():
+        found[layer] = {role: next(values) for role in ROLES}
+        for role, device in found[layer].items():
+            hosts = [getattr(module, f"_{role}_scale_float"), getattr(module, f"_{role}_scale_cpu", None)]
+            for host in (float(copy) for copy in hosts if copy is not None):
+                if torch.tensor(device) != torch.tensor(host):
+                    raise RuntimeError(f"layer {layer}: {role}_scale is {device} on the device, {host} on the host")
+    return found
 
 
 def cache_format(model: nn.Module, formats: Mapping[str, str]) -> str | None:

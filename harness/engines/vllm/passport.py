@@ -10,11 +10,12 @@ at some of their columns. Left out: attention, whose cache is described by its d
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -38,9 +39,6 @@ SOME_COLUMNS = 64
 RUN = 4
 """Neighbouring columns among those: alone in its group of any size, an input is the group's maximum, which no rounding
 moves."""
-
-Readings = dict[str, Tensor]
-"""Format -> [PROBE_ROWS, C] float32: an input at the columns that are asked for, as that format reads it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,32 +95,41 @@ def values_at(q: Quantized, columns: Tensor) -> Tensor:
     return decode(q.codes[:, columns], q.fmt.element) * multiplier
 
 
-def weight_records(model: nn.Module, sent: Mapping[str, Sent], dtype: torch.dtype) -> Iterator[TensorRecord]:
+def weight_records(model: nn.Module, sent: Mapping[str, Sent], dtype: torch.dtype) -> list[TensorRecord]:
     """One line per quantized linear of the checkpoint, from what its kernel answers.
 
-    Raises RuntimeError naming the first tensor whose kernel does not compute with the codes that were sent.
+    Raises RuntimeError naming the first tensor whose kernel does not compute with the codes that were sent. A GPU is
+    waited for twice, not once per tensor: on one that is shared every wait may last as long as another's turn.
     """
+    asked: list[tuple[str, str, nn.Module]] = []  # the checkpoint's tensor, the live layer's name, the layer
+    differences: list[Tensor] = []
     for name, layer, parts in live_linears(model):
         first = sent.get(f"{parts[0]}.weight")
         if first is None:
             continue
         answered = probe_weights(layer, first.columns, dtype)
-        rows = 0
-        for part in parts:
-            told = sent[f"{part}.weight"]
-            live = answered[rows : rows + len(told.values)]
-            rows += len(told.values)
-            gap = (live - told.values).abs()
-            wrong = ~(gap <= WEIGHT_TOLERANCE * told.values.abs() + 1e-12)  # NaN too
-            if bool(wrong.any()):
-                raise RuntimeError(
-                    f"{part}.weight is not the {told.format.name} tensor that was loaded: {int(wrong.sum())} of "
-                    f"{wrong.numel()} weights differ in {kernel_name(layer)} of {name}, by up to {float(gap.max()):.3g}"
-                )
-            yield TensorRecord(
-                name=f"{part}.weight", format=told.format.name, dtype=told.dtype, scale_shape=told.scale_shape,
-                hash=_hash(told.codes, *told.scales), kernel=kernel_name(layer),
-            )  # fmt: skip
+        told = [sent[f"{part}.weight"].values for part in parts]
+        for part, values, live in zip(parts, told, answered.split([len(values) for values in told]), strict=True):
+            gap = (live - values).abs()
+            wrong = ~(gap <= WEIGHT_TOLERANCE * values.abs() + 1e-12)  # NaN too
+            differences.append(torch.stack([wrong.sum().double(), gap.max().double()]))
+            asked.append((f"{part}.weight", name, layer))
+    if not asked:
+        return []
+    for (part, name, layer), (count, gap) in zip(asked, torch.stack(differences).tolist(), strict=True):
+        if count:
+            raise RuntimeError(
+                f"{part} is not the {sent[part].format.name} tensor that was loaded: {count:.0f} of "
+                f"{sent[part].values.numel()} weights differ in {kernel_name(layer)} of {name}, by up to {gap:.3g}"
+            )
+    hashes = hashes_of([(sent[part].codes, *sent[part].scales) for part, _, _ in asked])
+    return [
+        TensorRecord(
+            name=part, format=sent[part].format.name, dtype=sent[part].dtype, scale_shape=sent[part].scale_shape,
+            hash=code, kernel=kernel_name(layer),
+        )
+        for (part, _, layer), code in zip(asked, hashes, strict=True)
+    ]  # fmt: skip
 
 
 def probe_weights(layer: nn.Module, columns: Tensor, dtype: torch.dtype) -> Tensor:
@@ -155,23 +162,31 @@ def input_formats(
     is known, those that are answer for it."""
     base = {torch.float32: "fp32", torch.float16: "fp16"}.get(dtype, "bf16")
     found: dict[str, str] = {}
+    asked: list[tuple[list[str], tuple[str, ...]]] = []  # the tensors of a layer, the formats that its inputs may have
+    gaps: list[Tensor] = []
     for _, layer, parts in live_linears(model):
         names = [f"{part}.weight" for part in parts]
         if names[0] not in sent:
             found |= dict.fromkeys(names, base)
             continue
-        x, readings = _probe(int(layer.input_size), dtype, device, (planned or base, base))  # pyright: ignore
+        x, formats, readings = _probe(int(layer.input_size), dtype, device, (planned or base, base))  # pyright: ignore
         weights = torch.cat([sent[name].values for name in names])
-        answer = apply(layer, x).float()
-        gaps = torch.stack([(reading @ weights.T - answer).norm() for reading in readings.values()]).tolist()
-        found |= dict.fromkeys(names, min(zip(gaps, readings, strict=True), key=lambda pair: pair[0])[1])
+        gaps.append((readings @ weights.T - apply(layer, x).float()).flatten(1).norm(dim=1))
+        asked.append((names, formats))
+    told = iter(torch.cat(gaps).tolist() if gaps else [])
+    for names, formats in asked:
+        by_gap = [(next(told), name) for name in formats]
+        found |= dict.fromkeys(names, min(by_gap, key=lambda pair: pair[0])[1])
     return found
 
 
 @cache
-def _probe(width: int, dtype: torch.dtype, device: torch.device, first: tuple[str, ...]) -> tuple[Tensor, Readings]:
+def _probe(
+    width: int, dtype: torch.dtype, device: torch.device, first: tuple[str, ...]
+) -> tuple[Tensor, tuple[str, ...], Tensor]:
     """An input of a layer [PROBE_ROWS, width], always the same: magnitudes spread over some octaves at `columns_of` the
-    layer, zero elsewhere; and what is there as the `first` formats read it, then those of ACTS_TRIED that fit."""
+    layer, zero elsewhere; names of F formats, the `first` ones and then those of ACTS_TRIED that fit; and the C columns
+    as these read them, [F, PROBE_ROWS, C] float32."""
     columns, draws = columns_of(width, device), torch.Generator("cpu").manual_seed(width)
     shape = PROBE_ROWS, len(columns)
     x = torch.zeros(PROBE_ROWS, width, dtype=dtype)
@@ -180,16 +195,21 @@ def _probe(width: int, dtype: torch.dtype, device: torch.device, first: tuple[st
     x = x.to(device)
     formats = {name: format_named(name) for name in (*first, *ACTS_TRIED)}
     fitting = {name: fmt for name, fmt in formats.items() if fmt.tile is None or width % max(fmt.tile[1], 1) == 0}
-    return x, {name: fake_quantize(x.float(), fmt)[:, columns] for name, fmt in fitting.items()}
+    readings = [fake_quantize(x.float(), fmt)[:, columns] for fmt in fitting.values()]
+    return x, tuple(fitting), torch.stack(readings)
 
 
-def plain_record(name: str, live: Tensor, kernel: str = "") -> TensorRecord:
-    """A line for a tensor that is held as it is: CRC-32 of the live memory, of an even sample where it is large."""
-    if live.numel() > SAMPLE:
-        live = live.reshape(-1)[:: live.numel() // SAMPLE]
-    dtype = str(live.dtype).removeprefix("torch.")
-    fmt = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}.get(dtype, dtype)
-    return TensorRecord(name=name, format=fmt, dtype=dtype, scale_shape=None, hash=_hash(live), kernel=kernel)
+def plain_records(held: Iterable[tuple[str, Tensor]], kernels: Mapping[str, str]) -> list[TensorRecord]:
+    """A line for every (name, live tensor) that is held as it is: CRC-32 of its memory, of an even sample where it is
+    large. `kernels`: the kernel by name, where one multiplies."""
+    sampled = {name: x if x.numel() <= SAMPLE else x.reshape(-1)[:: x.numel() // SAMPLE] for name, x in held}
+    dtypes = {name: str(x.dtype).removeprefix("torch.") for name, x in sampled.items()}
+    short = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+    return [
+        TensorRecord(name=name, format=short.get(dtypes[name], dtypes[name]), dtype=dtypes[name], scale_shape=None,
+                     hash=code, kernel=kernels.get(name, ""))
+        for name, code in zip(sampled, hashes_of([(x,) for x in sampled.values()]), strict=True)
+    ]  # fmt: skip
 
 
 def kernel_name(layer: nn.Module) -> str:
@@ -215,12 +235,15 @@ def engine_state(model: nn.Module) -> dict[str, Any]:
     return state
 
 
-def _hash(*tensors: Tensor) -> str:
-    crc = 0
-    for tensor in tensors:
-        crc = zlib.crc32(_bytes(tensor), crc)
-    return f"{crc:08x}"
+def hashes_of(groups: Sequence[Sequence[Tensor]]) -> list[str]:
+    """CRC-32 of the bytes of each group's tensors, one after the other. All of them come from a device in one copy."""
+    parts = [[_bytes(tensor) for tensor in tensors] for tensors in groups]
+    if not parts:
+        return []
+    whole = torch.cat([part for group in parts for part in group]).cpu().numpy()
+    ends = np.cumsum([sum(map(len, group)) for group in parts])
+    return [f"{zlib.crc32(piece.tobytes()):08x}" for piece in np.split(whole, ends[:-1])]
 
 
-def _bytes(x: Tensor) -> bytes:
-    return x.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+def _bytes(x: Tensor) -> Tensor:
+    return x.detach().contiguous().reshape(-1).view(torch.uint8)

@@ -113,18 +113,23 @@ class VLLMWeights:
             push_by_reload.swap(self.model, self.vllm_config.model_config, tensors)
 
     def _take_scales(self, stream: Stream) -> None:
+        if not stream.kv:
+            return
+        values = torch.stack([scale.detach().float().reshape(()) for scale in stream.kv.values()]).tolist()
+        told = dict(zip(stream.kv, values, strict=True))
         roles: tuple[Role, Role] = ("k", "v")
         for layer, module in kv.attentions(self.model).items():
             names: dict[Role, str] = {role: f"model.layers.{layer}.self_attn.{role}_scale" for role in roles}
-            given: dict[Role, float] = {role: float(stream.kv[n]) for role, n in names.items() if n in stream.kv}
-            kv.set_scales(module, given)
+            kv.set_scales(module, {role: told[name] for role, name in names.items() if name in told})
 
     def _compare(self, stream: Stream) -> None:
         """Raises RuntimeError where a tensor that is held as it is differs from what was sent."""
-        for name, live in self.plain(is_asked=True):
-            sent = stream.tensors[name].detach().to(live.device, live.dtype)
-            if not torch.equal(live, sent):
-                raise RuntimeError(f"{name} did not reach the engine: {int((live != sent).sum())} elements differ")
+        held = dict(self.plain(is_asked=True))
+        sent = {name: stream.tensors[name].detach().to(live.device, live.dtype) for name, live in held.items()}
+        differ = [(live != sent[name]).sum() for name, live in held.items()]
+        for name, count in zip(held, torch.stack(differ).tolist(), strict=True):
+            if count:
+                raise RuntimeError(f"{name} did not reach the engine: {count} elements differ")
 
     def plain(self, *, is_asked: bool = False) -> Iterator[tuple[str, Tensor]]:
         """(checkpoint name, live tensor) of everything that is not quantized. `is_asked`: a bias is what its kernel
@@ -147,8 +152,10 @@ class VLLMWeights:
 
     def _count(self, pushed: Export) -> None:
         new, old = pushed.quantized, self.codes
-        known = [(q.codes.numel(), code_flips(q, old[name])) for name, q in new.items() if name in old]
-        self.flips = mean_by_count(known) if known else math.nan
+        known = {name: code_flips(q, old[name]) for name, q in new.items() if name in old}
+        shares = torch.stack([*known.values()]).tolist() if known else []
+        counts = [new[name].codes.numel() for name in known]
+        self.flips = mean_by_count(list(zip(counts, shares, strict=True))) if known else math.nan
         self.saturated = mean_by_count(pushed.saturated)
         self.codes = new if self.writer is None and sum(q.codes.numel() for q in new.values()) <= SMALL else {}
 
@@ -171,8 +178,8 @@ class VLLMWeights:
         dtype, acts, known = settings.base_dtype(self.plan), self.plan.rollout_acts, self.known()
         kernels = {f"{part}.weight": passport.kernel_name(layer)
                    for _, layer, parts in push_by_reload.live_linears(self.model) for part in parts}  # fmt: skip
-        found: list[TensorRecord] = list(passport.weight_records(self.model, known, dtype))
-        found += [passport.plain_record(name, live, kernels.get(name, "")) for name, live in self.plain(is_asked=True)]
+        found = passport.weight_records(self.model, known, dtype)
+        found += passport.plain_records(self.plain(is_asked=True), kernels)
         found += [] if self.adapters is None else self.adapters.records()
         entering = passport.input_formats(self.model, known, dtype, self.device, acts and acts.name)
         return tuple(sorted(found, key=lambda record: record.name)), entering

@@ -15,13 +15,18 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from harness.records.arms import Arm, label
+from harness.records.stats import DELTA
 from harness.report.plots.colours import BLUE, GREEN, INK, REFERENCE, STRIPE, VERMILION
-from harness.report.plots.style import style_name
+from harness.report.plots.style import above_panels, style_name
+from harness.report.plots.titles import scores_title
 
 CONTEXTS = ((INK, "o", "full"), (BLUE, "s", "none"), (VERMILION, "D", "full"), (GREEN, "^", "none"))
 """(colour, marker, fill) of the contexts in order."""
 FADED = 0.4
 """Opacity of differences without a verdict."""
+ZOOM = 0.05
+"""Differences up to this are drawn on a linear axis, larger ones on a logarithmic one."""
+TICKS = (-1.0, -0.3, -0.1, -0.03, 0.0, 0.03, 0.1, 0.3)
 Rows = list[tuple[str, str]]
 """(precision, name)."""
 
@@ -44,13 +49,17 @@ def differences(arms: Sequence[Arm], board: dict[str, Any], control: str) -> Fig
     axes: Any = figure.subplots(1, len(halves), sharex=True, squeeze=False)
     for ax, rows in zip(axes[0], halves, strict=True):
         _draw(ax, rows, found, contexts)
-    figure.supxlabel(f"mean accuracy during training minus that of {control}, 95 % intervals", fontsize=8)
+    figure.supxlabel(
+        f"mean accuracy during training minus that of {control}, 95 % intervals (linear up to {ZOOM:g}, then "
+        f"logarithmic; grey: within {DELTA:g})",
+        fontsize=8,
+    )
     handles = [
         Line2D([], [], color=colour, marker=marker, fillstyle=fill, linewidth=1.0, markersize=3.6, label=name or "all")  # pyright: ignore[reportArgumentType]
         for name, (colour, marker, fill) in zip(contexts, CONTEXTS, strict=False)
     ]
     faded = Line2D([], [], color=INK, alpha=FADED, marker="o", linewidth=1.0, markersize=3.6, label="undecided")
-    figure.legend(handles=[*handles, faded], loc="outside upper center", ncols=len(handles) + 1)
+    above_panels(figure, [*handles, faded], len(handles) + 1, scores_title(arms, board, control))
     return figure
 
 
@@ -88,6 +97,10 @@ def _draw(ax: Axes, rows: Rows, found: dict[tuple[str, str], dict[str, Any]], co
     ax.axvline(0.0, color=REFERENCE, linewidth=0.8, zorder=1)
     ax.set_yticks(range(len(rows)), [f"{precision}  {name}" for precision, name in rows], fontsize=6.5)
     ax.set_ylim(len(rows) - 0.5, -0.5)
+    ax.axvspan(-DELTA, DELTA, color=REFERENCE, alpha=0.12, zorder=0, linewidth=0)
+    ax.set_xscale("symlog", linthresh=ZOOM, linscale=0.8)
     ax.set_xlim(-1.0, 0.3)
+    ax.set_xticks(TICKS, [f"{tick:g}".replace("0.", ".") for tick in TICKS], fontsize=6.5)
+    ax.minorticks_off()
     ax.grid(axis="y", visible=False)
     ax.tick_params(axis="y", length=0)

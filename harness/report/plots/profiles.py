@@ -30,7 +30,7 @@ from harness.report.plots.style import style_name
 TAUS = np.linspace(0, 1, 201)
 BASELINE = BASELINES[-1]
 """Drawn in every panel besides the control."""
-MAX_LINES = 7
+MAX_LINES = 5
 """Lines of a panel: control and baseline, then the best; a grey print tells no more apart."""
 LOOKS: tuple[tuple[str, Any], ...] = (
     (BLUE, "-"), (GREEN, (0, (5, 1.5))), (PINK, (0, (1.2, 1.2))), (ORANGE, (0, (5, 1.2, 1.2, 1.2))),

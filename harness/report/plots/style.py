@@ -7,7 +7,7 @@ print.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle
 from pathlib import Path
@@ -97,13 +97,16 @@ def small_multiples(
     is_log: bool = False,
     marked: bool = False,
     x_linear_below: float | None = None,
+    panel: Callable[[str, Sequence[Arm]], str] = lambda precision, inside: precision,
+    title: Callable[[Mapping[str, Band]], str] = lambda bands: "",
 ) -> Figure | None:
     """One panel per precision with the control in each; None where no arm has such a curve.
 
-    `marked` puts a marker on every point; `x_linear_below` makes the x axis logarithmic beyond it.
+    `marked` puts a marker on every point; `x_linear_below` makes the x axis logarithmic beyond it; `panel` titles the
+    panel of a precision and its arms, `title` the figure of these bands by the arm's label.
     """
     bands = {arm.label: band for arm in arms if len((band := curve(arm)).x)}
-    reference = [arm for arm in arms if arm.method == control and arm.label in bands]
+    reference = [arm for arm in arms if arm.method == control and not arm.variant and arm.label in bands]
     others = [arm for arm in arms if arm.label in bands and arm not in reference]
     panels = {arm.precision: [a for a in others if a.precision == arm.precision] for arm in others or reference}
     if not panels:
@@ -113,7 +116,7 @@ def small_multiples(
     figure = Figure(figsize=(6.75, 1.75 * rows + 0.6), layout="constrained")
     axes = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
     for ax, (precision, inside) in zip(axes.flat, panels.items(), strict=False):
-        ax.set_title(precision)
+        ax.set_title(panel(precision, inside), fontsize=7)
         for arm in [*reference, *inside]:
             draw_band(ax, bands[arm.label], looks[style_name(arm)], is_log, marked)
         if is_log:
@@ -129,7 +132,7 @@ def small_multiples(
     figure.supxlabel(x_label, fontsize=8)
     figure.supylabel(y_label, fontsize=8)
     shown = [style_name(arm) for arm in [*reference, *others]]
-    legend(figure, {name: looks[name] for name in dict.fromkeys(shown)}, marked)
+    legend(figure, {name: looks[name] for name in dict.fromkeys(shown)}, marked, title=title(bands))
     return figure
 
 
@@ -155,8 +158,9 @@ def _log_scale(ax: Axes, zeros: Sequence[str]) -> None:
     ax.text(0.04, 0.98, said, transform=ax.transAxes, fontsize=6.5, va="top")
 
 
-def legend(figure: Figure | SubFigure, looks: Looks, marked: bool = True, columns: int = 5) -> None:
-    """One legend above all panels, in at most so many columns as its longest name leaves room for."""
+def legend(figure: Figure | SubFigure, looks: Looks, marked: bool = True, columns: int = 5, title: str = "") -> None:
+    """One legend above all panels under the figure's title, in at most so many columns as its longest name leaves room
+    for."""
     font = FontProperties(size=rcParams["legend.fontsize"])
     em = font.get_size_in_points() / 72
     spaces = rcParams["legend.handlelength"] + rcParams["legend.handletextpad"] + rcParams["legend.columnspacing"]
@@ -166,4 +170,12 @@ def legend(figure: Figure | SubFigure, looks: Looks, marked: bool = True, column
         Line2D([], [], color=look.colour, linestyle=look.dash, marker=look.marker if marked else "", label=name)
         for name, look in looks.items()
     ]
-    figure.legend(handles=handles, loc="outside upper center", ncols=columns)
+    above_panels(figure, handles, columns, title)
+
+
+def above_panels(figure: Figure | SubFigure, handles: Sequence[Any], columns: int, title: str) -> None:
+    """A legend above all panels, and above it the figure's title, which a suptitle would print across it."""
+    figure.legend(
+        handles=handles, loc="outside upper center", ncols=columns, title=title or None,
+        title_fontproperties={"size": 8.5, "weight": "bold"},
+    )  # fmt: skip

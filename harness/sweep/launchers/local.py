@@ -24,7 +24,8 @@ from harness.config.schema import RunConfig
 from harness.foundation.own_process import code_path, module_command
 from harness.foundation.process_log import tail
 from harness.records.run_result import RunResult, read_result, write_atomic
-from harness.run.cell import ENDED, record, record_path, work_folder, write
+from harness.records.statuses import FINISHED
+from harness.run.cell import record, record_path, work_folder, write
 from harness.sweep.launchers.deaths import OUT_OF_MEMORY, ending, oom_kills
 from harness.sweep.launchers.job import Admit, Event, Job, always
 
@@ -121,7 +122,7 @@ class Running:
         except ValueError as error:
             unreadable = f": {error}"
         # A finished record may be older than this process: one whose launcher was killed wrote it at the end.
-        if result is not None and (result.status in ENDED or _stamp(self.record) != self.before):
+        if result is not None and (result.status in FINISHED or _stamp(self.record) != self.before):
             if result.status == "ok":
                 clean(self.job)
             return result

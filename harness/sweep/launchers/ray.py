@@ -19,11 +19,12 @@ import socket
 import tempfile
 import time
 from collections.abc import Generator, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import chdir, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.config.load import run_id
+from harness.foundation.own_process import code_path
 from harness.foundation.provenance import ROOT
 from harness.records.run_result import RunResult
 from harness.start.prepare import base_folder
@@ -61,7 +62,7 @@ class Remote:
         self.trains = None if base is None or base.is_dir() else base
         options: dict[str, Any] = {"num_cpus": job.launch.threads, "num_gpus": num_gpus, "max_concurrency": 2}
         self.actor: Any = ray.remote(max_restarts=0, max_task_retries=0)(RayCell).options(**options).remote()
-        self.end = self.actor.run.remote(job, files, scratch)
+        self.end = self.actor.run.remote(job, files, scratch, None if scratch is None else str(Path.cwd()))
         self.look = self.actor.look.remote(False)
         self.heard_s: float | None = None
         self.state_s = time.monotonic()
@@ -165,11 +166,15 @@ def run_cells(
 @contextmanager
 def _cluster(jobs: Sequence[Job], workers: int, address: str | None) -> Iterator[str | None]:
     """Context with a Ray cluster that answers; yields the folder for scratch files where the cluster is ours, which
-    goes with it."""
+    goes with it.
+
+    Ray starts in a folder of no modules: it puts the working directory first on the module path of its workers.
+    """
     if importlib.util.find_spec("ray") is None:
         raise ValueError("launcher=ray: Ray is not installed; pip install 'lowbit-rl-bench[ray]'")
     for name, value in (QUIET if address is not None else QUIET | ALONE).items():
         os.environ.setdefault(name, value)
+    os.environ.update(code_path())
     import ray
 
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
@@ -179,7 +184,8 @@ def _cluster(jobs: Sequence[Job], workers: int, address: str | None) -> Iterator
         code = {"py_modules": [str(ROOT / "harness"), str(ROOT / "methods")]}
         try:
             _knock(address)
-            ray.init(address=address, runtime_env=code, **quiet)
+            with tempfile.TemporaryDirectory(prefix="lowbit-") as empty, chdir(empty):
+                ray.init(address=address, runtime_env=code, **quiet)
         except (OSError, ValueError, RuntimeError) as error:
             reason = str(error).splitlines()[0]
             if "AuthenticationError" in f"{error.__cause__}":
@@ -192,12 +198,14 @@ def _cluster(jobs: Sequence[Job], workers: int, address: str | None) -> Iterator
     else:
         # Paths of sockets are short: a temporary folder of the user's choice may be too deep.
         with tempfile.TemporaryDirectory(prefix="lowbit-", dir="/tmp", ignore_cleanup_errors=True) as folder:
-            ray.init(
-                num_cpus=workers * max((job.launch.threads for job in jobs), default=1), num_gpus=len(visible_gpus()),
-                include_dashboard=False, object_store_memory=OBJECT_STORE_BYTES, _temp_dir=folder,
-                _system_config={"memory_monitor_refresh_ms": 0},  # it would kill the worker, not the cell
-                **quiet,
-            )  # fmt: skip
+            with chdir(folder):
+                ray.init(
+                    num_cpus=workers * max((job.launch.threads for job in jobs), default=1),
+                    num_gpus=len(visible_gpus()), include_dashboard=False, object_store_memory=OBJECT_STORE_BYTES,
+                    _temp_dir=folder,
+                    _system_config={"memory_monitor_refresh_ms": 0},  # it would kill the worker, not the cell
+                    **quiet,
+                )  # fmt: skip
             try:
                 yield folder
             finally:

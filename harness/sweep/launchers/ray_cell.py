@@ -6,6 +6,7 @@ So a cell that outlives its lost driver or worker can overwrite nobody's result.
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Mapping
 from contextlib import closing
@@ -41,8 +42,13 @@ class RayCell:
         self.pid, self.step, self.is_stopping = 0, 0, False
         self.state: Path | None = None
 
-    def run(self, job: Job, given: Files, scratch: str | None) -> CellFiles:
-        """Run the cell to its end, or until `stop`. Raises ValueError or OSError where the node's disk is full."""
+    def run(self, job: Job, given: Files, scratch: str | None, directory: str | None) -> CellFiles:
+        """Run the cell to its end, or until `stop`. Raises ValueError or OSError where the node's disk is full.
+
+        Paths that the cell's config names are relative to `directory`, where that is given.
+        """
+        if directory is not None:
+            os.chdir(directory)
         with tempfile.TemporaryDirectory(prefix="lowbit-cell-", dir=scratch, ignore_cleanup_errors=True) as folder:
             here = Job(config=job.config, launch=replace(job.launch, results=folder))
             root, work = Path(folder), work_folder(here.launch, run_id(job.config))

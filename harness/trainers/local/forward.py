@@ -53,8 +53,6 @@ class Thrift:
     """Linear layers of a 16-bit trainer multiply 16-bit tensors (`linear.CastLinear`); nothing else changes."""
 
     def __post_init__(self) -> None:
-        if self.logits_mib < 1:
-            raise ValueError(f"logits_mib={self.logits_mib}: not a budget; valid: >= 1")
         if self.compile and self.packing:
             raise ValueError(
                 "launch.compile=true: packed batches are laid out anew each time; valid: launch.packing=false"
@@ -125,7 +123,7 @@ def lay_out(seqs: Sequences) -> Layout:
     is_kept, predicts = at < size, (at >= first - 1) & (at < first - 1 + new)
     return Layout(
         ids=seqs.ids[is_kept][None], positions=at.expand_as(is_kept)[is_kept][None],
-        predicts=predicts[is_kept].nonzero().flatten(), spans=Spans(lengths=lengths),
+        predicts=predicts[is_kept].nonzero().flatten(), spans=Spans.of(lengths, device),
     )  # fmt: skip
 
 

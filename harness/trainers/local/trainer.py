@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -96,6 +96,20 @@ class LocalTrainer:
     def policy_weights(self) -> WeightStream:
         """The weights that are evaluated in the reference precision."""
         return policy_weights(self.model, self.weights(), self.adapters)
+
+    @contextmanager
+    def holding(self, weights: Mapping[str, Tensor]) -> Iterator[None]:
+        """Context in which the module holds other weights, by checkpoint name; its own are back afterwards, bit for
+        bit. No graph may reach across its ends."""
+        own = {name: tensor.detach().clone() for name, tensor in self.named}
+        with torch.no_grad():
+            try:
+                for name, tensor in self.named:
+                    tensor.copy_(weights[name])
+                yield
+            finally:
+                for name, tensor in self.named:
+                    tensor.copy_(own[name])
 
     def products(self) -> dict[str, int]:
         """Kind of product -> number of linear layers computed so (`products`)."""

@@ -39,9 +39,11 @@ class Adapter(ServerAdapter):
         is_evaluation = at < 0
         index = evaluation_step(at) if is_evaluation else at
         step = Step(
-            index=index, total=job.config.trainer.steps, seed=job.config.seed,
+            index=index,
+            total=job.config.trainer.steps,
+            seed=job.config.seed,
             purpose="eval" if is_evaluation else "rollout",
-        )  # fmt: skip
+        )
         await super().update_weights(composed.sync(weights, step), global_steps=index, **kwargs)
         if self.replica_rank == 0 and self.rollout_rank == 0:  # what the parts measured, for the driver
             write_atomic(job.folder / "push.json", json.dumps(composed.memory_row()).encode())

@@ -39,7 +39,8 @@ class TaskLoop(AgentLoopBase):
         ids = output.token_ids[: job.max_new_tokens]
         score = (await asyncio.to_thread(task.score, [item], [ids]))[0]
         facts = {"acc": float(score.reward), "is_parsable": float(score.is_parsable), "index": float(item.index),
-                 "length": float(len(ids)), "truncated": float(ids[-1] != job.eos_id)}  # fmt: skip
+                 "length": float(len(ids)), "truncated": float(ids[-1] != job.eos_id),
+                 "failure": score.failure}  # fmt: skip
         return AgentLoopOutput(
             prompt_ids=list(item.prompt), response_ids=ids, response_mask=[1] * len(ids),
             response_logprobs=output.log_probs[: len(ids)], reward_score=float(score.reward), num_turns=2,

@@ -67,6 +67,10 @@ def num_updates(config: RunConfig) -> int:
 
 def _check_algo(config: RunConfig) -> None:
     algo = config.algo
+    if algo.staleness:
+        raise ValueError(
+            f"algo.staleness={algo.staleness}: verl's servers get every step's weights; valid under trainer=verl: 0"
+        )
     if algo.dynamic_sampling:
         raise ValueError(
             "algo.dynamic_sampling=true: verl refills prompt by prompt, another rule; valid: false under trainer=verl"
@@ -86,8 +90,6 @@ def check_launch(config: RunConfig, launch: Launch) -> None:
     """Raises ValueError, one line, for numbers of GPUs that the batch does not divide by, and for what verl's workers
     would not do of it."""
     world = launch.nodes * launch.gpus
-    if launch.nodes < 1 or launch.gpus < 1:
-        raise ValueError(f"launch.nodes={launch.nodes} launch.gpus={launch.gpus}: at least 1 each")
     if launch.nodes > 1 and launch.ray_address is None:
         raise ValueError("launch.nodes: several machines need a running cluster; give launch.ray_address")
     samples = config.algo.num_prompts * config.algo.group_size // config.algo.num_minibatches

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from harness.models.checkpoint import save_decoder
 from harness.start.prepare import Start, held_out, prepare
 from harness.tasks import Item
 from harness.tasks.prompt_order import prompt_indices
-from harness.trainers.verl.job import Job, write_job
+from harness.trainers.verl.job import VerlJob, write_job
 from harness.trainers.verl.settings import ROLLOUT
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.json", "merges.txt",
@@ -34,12 +35,12 @@ CHUNK = 4096
 
 def lay_out(
     config: RunConfig, launch: Launch, composed: Composed, start: Start, folder: Path, *, is_timed: bool = False
-) -> Job:
+) -> VerlJob:
     """Write everything that verl reads; what is there already is kept. Raises ValueError where it cannot be."""
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = Tokenizer.from_file(str(start.folder / "tokenizer.json"))
-    job = Job(
-        config=config, launch=launch, folder=folder.absolute(), eos_id=start.task.eos_id,
+    job = VerlJob(
+        config=_with_absolute_paths(config), launch=launch, folder=folder.absolute(), eos_id=start.task.eos_id,
         max_new_tokens=config.engine.max_new_tokens or start.task.max_new_tokens,
         num_tokens=tokenizer.get_vocab_size(with_added_tokens=True), is_timed=is_timed,
     )  # fmt: skip
@@ -53,7 +54,13 @@ def lay_out(
     return job
 
 
-def write_model(job: Job, composed: Composed, config: RunConfig, start: Start, launch: Launch) -> None:
+def _with_absolute_paths(config: RunConfig) -> RunConfig:
+    """The processes of a run have another working directory than the command."""
+    model, task = (path and str(Path(path).absolute()) for path in (config.model.path, config.task.path))
+    return replace(config, model=replace(config.model, path=model), task=replace(config.task, path=task))
+
+
+def write_model(job: VerlJob, composed: Composed, config: RunConfig, start: Start, launch: Launch) -> None:
     """The prepared policy as a Hugging Face folder with the base's tokenizer; where nothing is prepared, the base."""
     if not start.spread and not any(has_hook(part, "prepare") for part in composed.parts):
         save_file({}, str(job.fixed_file))
@@ -71,13 +78,13 @@ def write_model(job: Job, composed: Composed, config: RunConfig, start: Start, l
     part.rename(job.model)
 
 
-def train_indices(job: Job, num_train: int | None) -> Sequence[int]:
+def train_indices(job: VerlJob, num_train: int | None) -> Sequence[int]:
     """The items of all rollout batches, in order."""
     count = job.config.trainer.steps * job.config.algo.num_prompts
     return prompt_indices(job.config.seed, range(count), num_train)
 
 
-def _train_items(job: Job, start: Start) -> Iterator[Item]:
+def _train_items(job: VerlJob, start: Start) -> Iterator[Item]:
     indices = train_indices(job, start.task.num_train)
     for first in range(0, len(indices), CHUNK):
         yield from start.task.sample("train", indices[first : first + CHUNK])
@@ -99,7 +106,7 @@ def write_prompts(path: Path, items: Iterable[Item], tokenizer: Any) -> int:
     return len(rows)
 
 
-def prompt_length(job: Job) -> int:
+def prompt_length(job: VerlJob) -> int:
     """Tokens of the longest prompt."""
     infos = [pq.read_table(path, columns=["extra_info"]).to_pylist() for path in (job.train_file, job.eval_file)]
     return max(row["extra_info"]["num_tokens"] for rows in infos for row in rows)

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.records.run_result import write_atomic
-from harness.trainers.verl.job import GRACE_S, Job, composed_of, current_job, read_job
+from harness.trainers.verl.job import GRACE_S, VerlJob, composed_of, current_job, read_job
 from harness.trainers.verl.outcome import outcome
 from harness.trainers.verl.settings import build_of, environment, merged, verl_settings
 
@@ -33,7 +33,7 @@ PORTS = (10000, 16000)
 """Below those that Linux (32768 on) and gVisor (16000 on) hand out."""
 
 
-def compose_config(job: Job) -> Any:
+def compose_config(job: VerlJob) -> Any:
     """verl's tree with our settings, checked by verl."""
     import verl
     from hydra import compose, initialize_config_dir
@@ -80,7 +80,7 @@ def own_ports(pid: int) -> list[int]:
     return [PORTS[0] + pid % (PORTS[1] - PORTS[0] - 1000), PORTS[1]]
 
 
-def _stop_when_alone(job: Job) -> None:
+def _stop_when_alone(job: VerlJob) -> None:
     """End the step, write a checkpoint and leave where the cell is gone, as if it had asked."""
     parent = os.getppid()
     while os.getppid() == parent:

@@ -33,7 +33,7 @@ from harness.trainers.local.policy import computing, is_loss_scaled
 from harness.trainers.local.products import products, use_fp8
 from harness.trainers.local.trainer import parameter_groups, schedule
 from harness.trainers.verl.checks import num_updates
-from harness.trainers.verl.job import Job, current_job, current_method
+from harness.trainers.verl.job import VerlJob, current_job, current_method
 from harness.trainers.verl.reference import policy_of
 from harness.trainers.verl.settings import ROLLOUT
 
@@ -47,7 +47,7 @@ class Policy(nn.Module):
 
     _no_split_modules: ClassVar[list[str]] = ["Layer"]
 
-    def __init__(self, decoder: Decoder, config: Any, job: Job) -> None:
+    def __init__(self, decoder: Decoder, config: Any, job: VerlJob) -> None:
         super().__init__()
         self.decoder, self.config, self.num_tokens = decoder, config, job.num_tokens
         self.thrift, self.temperature = Thrift.of(job.launch), job.config.engine.temperature

@@ -63,9 +63,10 @@ class Extension(vLLMColocateWorkerExtension):
         slot = None
         if (adapters := at_rollout(plan.adapters)) is not None:
             engine = SimpleNamespace(
-                add_lora=self.add_lora, remove_lora=self.remove_lora,  # pyright: ignore[reportAttributeAccessIssue]
+                add_lora=self.add_lora,
+                remove_lora=self.remove_lora,  # pyright: ignore[reportAttributeAccessIssue]
                 model_executor=SimpleNamespace(driver_worker=SimpleNamespace(worker=self)),
-            )  # fmt: skip
+            )
             self.lowbit_folder = tempfile.TemporaryDirectory(prefix="lowbit-adapters-")
             shapes, folder = tensor_shapes(job.shape), Path(self.lowbit_folder.name)
             slot = ServedSlot(SimpleNamespace(llm_engine=engine), adapters, shapes, folder)

@@ -30,7 +30,7 @@ GRACE_S = 600.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
+class VerlJob:
     """A run under verl and the paths of its files."""
 
     config: RunConfig
@@ -115,7 +115,7 @@ class Job:
         return fixed_algo(composed_of(self).method, self.config.algo)
 
 
-def write_job(job: Job) -> Path:
+def write_job(job: VerlJob) -> Path:
     """Write job.json; returns its path."""
     values = {"config": to_json(job.config), "launch": to_json(job.launch), "max_new_tokens": job.max_new_tokens,
               "num_tokens": job.num_tokens, "eos_id": job.eos_id, "is_timed": job.is_timed}  # fmt: skip
@@ -124,21 +124,21 @@ def write_job(job: Job) -> Path:
     return path
 
 
-def read_job(path: Path) -> Job:
+def read_job(path: Path) -> VerlJob:
     """Read what `write_job` wrote; its folder is where the file stands."""
     values = json.loads(path.read_text(encoding="utf-8"))
     config, launch = parse(RunConfig, values.pop("config")), parse(Launch, values.pop("launch"))
-    return Job(config=config, launch=launch, folder=path.parent, **values)
+    return VerlJob(config=config, launch=launch, folder=path.parent, **values)
 
 
-def own_socket(job: Job, socket: str) -> str:
+def own_socket(job: VerlJob, socket: str) -> str:
     """verl's name of a socket with the run in it: every local Ray calls its first job 01000000, so the trainers and
     engines of two runs on one machine would find each other's."""
     return socket.replace(".sock", f"-{text_hash([str(job.folder)])[:12]}.sock")
 
 
 @cache
-def current_job() -> Job:
+def current_job() -> VerlJob:
     """The job of this process. Raises RuntimeError where it belongs to none."""
     path = os.environ.get(JOB)
     if path is None:
@@ -146,7 +146,7 @@ def current_job() -> Job:
     return read_job(Path(path))
 
 
-def composed_of(job: Job) -> Composed:
+def composed_of(job: VerlJob) -> Composed:
     """The method of a job with what its parts prepared, memories empty."""
     composed = compose(job.config)
     if job.fixed_file.exists():

@@ -36,7 +36,7 @@ from harness.start.prepare import start_of
 from harness.trainers.local.trainer import Diverged
 from harness.trainers.verl import checks
 from harness.trainers.verl.data import lay_out
-from harness.trainers.verl.job import GRACE_S, Job, composed_of
+from harness.trainers.verl.job import GRACE_S, VerlJob, composed_of
 from harness.trainers.verl.outcome import death, with_its_cause
 from harness.trainers.verl.reference import evaluated, final_weights
 from harness.trainers.verl.settings import environment
@@ -72,7 +72,7 @@ class GrowingLines:
 class Watched:
     """Owns the process of one run; what it reached is read from its files."""
 
-    def __init__(self, job: Job, composed: Composed) -> None:
+    def __init__(self, job: VerlJob, composed: Composed) -> None:
         self.job, self.composed = job, composed
         self.process: subprocess.Popen[bytes] | None = None
         self.rows = GrowingLines(job.series_file)
@@ -139,6 +139,7 @@ class Watched:
             log_start = log.tell()  # behind what earlier starts printed
             self.process = subprocess.Popen(
                 module_command(DRIVER, str(self.job.folder / "job.json")),
+                cwd=self.job.folder,  # Ray puts it first on its workers' module path: no place of the user's files
                 stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, start_new_session=True,
                 env=os.environ | code_path() | environment(self.job),
             )  # fmt: skip

@@ -24,21 +24,21 @@ from harness.start.prepare import held_out, task_of
 from harness.trainers.evaluation import REFERENCE, evaluation
 from harness.trainers.local.policy import policy
 from harness.trainers.local.trainer import policy_weights
-from harness.trainers.verl.job import Job
+from harness.trainers.verl.job import VerlJob
 
 
-def policy_of(job: Job, composed: Composed) -> Decoder:
+def policy_of(job: VerlJob, composed: Composed) -> Decoder:
     """The module that the local trainer would train, wrapped by every part, at the run's start."""
     return policy(load_decoder(job.model), composed, job.config.base_seed, "emulated")
 
 
-def final_weights(job: Job) -> dict[str, Tensor]:
+def final_weights(job: VerlJob) -> dict[str, Tensor]:
     """Masters after the last step, by checkpoint name; empty where the run did not get there."""
     return load_file(str(job.final_file)) if job.final_file.exists() else {}
 
 
 @torch.no_grad()
-def evaluated(job: Job, composed: Composed, masters: Mapping[str, Tensor] | None, step: int) -> EvalRecord:
+def evaluated(job: VerlJob, composed: Composed, masters: Mapping[str, Tensor] | None, step: int) -> EvalRecord:
     """Sampled accuracy on the held-out questions in the reference precision. `masters` None: those of the start."""
     config, task, device = job.config, task_of(job.config), job.config.trainer.device
     model = policy_of(job, composed)

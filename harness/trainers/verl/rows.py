@@ -8,21 +8,23 @@ from typing import Any
 
 from harness.foundation.clock import STAGES
 from harness.records.run_result import EvalRecord
-from harness.tasks import Item
+from harness.tasks import Item, Score, failure_shares
 from harness.trainers.corrected_step import update_metrics
 from harness.trainers.evaluation import eval_record
 from harness.trainers.local.trainer import Diverged
-from harness.trainers.verl.job import Job
+from harness.trainers.verl.job import VerlJob
 
 TIMERS = {"gen": "generate", "reward": "reward", "update_weights": "sync", "old_log_prob": "old_logp",
           "update_actor": "update"}  # fmt: skip
 """verl's name of a stage -> ours. Rewards are earned while other answers are still sampled: they are in `gen`."""
 PREFIX = "actor/lowbit_"
-MEMORY = {"memory/update_gib": "actor/perf/max_memory_allocated_gb",
-          "memory/reserved_gib": "actor/perf/max_memory_reserved_gb"}  # fmt: skip
+MEMORY = {
+    "memory/update_gib": "actor/perf/max_memory_allocated_gb",
+    "memory/reserved_gib": "actor/perf/max_memory_reserved_gb",
+}
 """Our name -> verl's: peaks of the trainer's process on its GPU since its start."""
-FACTS = ("acc", "is_parsable", "length", "truncated")
-"""Facts that `agent.py` reports of every answer."""
+FACTS = ("acc", "is_parsable", "length", "truncated", "failure")
+"""Facts that `agent.py` reports of every answer: numbers, and the name of its first mistake or None."""
 
 
 def step_row(measured: Mapping[str, Any], metrics: Mapping[str, Any], timers: Mapping[str, float]) -> dict[str, Any]:
@@ -67,16 +69,19 @@ def one_passport(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return first
 
 
-def evaluation(job: Job, questions: Sequence[Item], facts: Mapping[str, Sequence[Any]], step: int) -> EvalRecord:
+def evaluation(job: VerlJob, questions: Sequence[Item], facts: Mapping[str, Sequence[Any]], step: int) -> EvalRecord:
     """One pass over the held-out questions, in their order. Raises RuntimeError where one has no answer."""
     answers = {int(index): i for i, index in enumerate(facts["index"])}
     if missing := [item.index for item in questions if item.index not in answers]:
         raise RuntimeError(f"evaluation at step {step}: question {missing[0]} got no answer ({len(missing)} of them)")
     found = {name: [facts[name][answers[item.index]] for item in questions] for name in FACTS}
+    told = zip(found["acc"], found["is_parsable"], found["failure"], strict=True)
+    scores = [Score(reward, parsable != 0, failure) for reward, parsable, failure in told]
     return eval_record(
         job.config, "rollout", step, questions,
-        rewards=found["acc"],
-        is_parsable=[value != 0 for value in found["is_parsable"]],
+        rewards=[score.reward for score in scores],
+        is_parsable=[score.is_parsable for score in scores],
         length_mean=sum(found["length"]) / len(questions),
         truncated_frac=sum(found["truncated"]) / len(questions),
+        failures=failure_shares(scores),
     )  # fmt: skip

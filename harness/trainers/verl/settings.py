@@ -19,7 +19,7 @@ from harness.engines.vllm.memory import num_parameters, small_cache, weight_byte
 from harness.foundation.did_you_mean import nearest
 from harness.foundation.seeds import stable_seed
 from harness.numerics.formats import at_rollout
-from harness.trainers.verl.job import JOB, Job
+from harness.trainers.verl.job import JOB, VerlJob
 
 ROLLOUT = "lowbit"
 """The name under which our rollout and our agent loop are registered."""
@@ -45,13 +45,13 @@ OPEN = (
 """Keys that verl's yaml leaves out and its code reads."""
 
 
-def verl_settings(job: Job, composed: Composed, build: Build, prompt_length: int) -> dict[str, Any]:
+def verl_settings(job: VerlJob, composed: Composed, build: Build, prompt_length: int) -> dict[str, Any]:
     """Every setting of a run. `prompt_length`: tokens of the longest prompt."""
     return {**_data(job, prompt_length), **_actor(job), **_rollout(job, composed.plan, build, prompt_length),
             **_trainer(job), **_ray(job)}  # fmt: skip
 
 
-def _data(job: Job, prompt_length: int) -> dict[str, Any]:
+def _data(job: VerlJob, prompt_length: int) -> dict[str, Any]:
     """Our files in our order; verl draws nothing by itself."""
     return {
         "data.train_files": [str(job.train_file)], "data.val_files": [str(job.eval_file)],
@@ -61,7 +61,7 @@ def _data(job: Job, prompt_length: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _actor(job: Job) -> dict[str, Any]:
+def _actor(job: VerlJob) -> dict[str, Any]:
     algo, trainer, launch = job.algo, job.config.trainer, job.launch
     at = "actor_rollout_ref.actor."
     values: dict[str, Any] = {
@@ -77,20 +77,23 @@ def _actor(job: Job) -> dict[str, Any]:
         "checkpoint.load_contents": ["model", "optimizer", "extra"],
     }  # fmt: skip
     reference = {
-        "actor_rollout_ref.ref.strategy": "fsdp2", "actor_rollout_ref.ref.fsdp_config.strategy": "fsdp2",
+        "actor_rollout_ref.ref.strategy": "fsdp2",
+        "actor_rollout_ref.ref.fsdp_config.strategy": "fsdp2",
         "actor_rollout_ref.ref.fsdp_config.model_dtype": "fp32",
         "actor_rollout_ref.ref.fsdp_config.use_torch_compile": False,
         "actor_rollout_ref.ref.fsdp_config.mixed_precision": dict(PRECISION),
-    }  # fmt: skip
+    }
     model = {
-        "path": str(job.model), "use_remove_padding": False, "enable_gradient_checkpointing": False,
+        "path": str(job.model),
+        "use_remove_padding": False,
+        "enable_gradient_checkpointing": False,
         "external_lib": PLUGIN,
-    }  # fmt: skip
+    }
     named = {f"{at}{name}": value for name, value in values.items()}
     return {**named, **reference, **{f"actor_rollout_ref.model.{name}": value for name, value in model.items()}}
 
 
-def _rollout(job: Job, plan: Plan, build: Build, prompt_length: int) -> dict[str, Any]:
+def _rollout(job: VerlJob, plan: Plan, build: Build, prompt_length: int) -> dict[str, Any]:
     engine, device, shape = job.config.engine, job.config.trainer.device, job.shape
     is_cpu, max_length = device == "cpu", min(prompt_length + job.max_new_tokens, job.shape.max_positions)
     room = {"gpu_memory_utilization": engine.gpu_memory, "max_num_seqs": engine.max_batch, "max_model_len": max_length}
@@ -122,7 +125,7 @@ def _rollout(job: Job, plan: Plan, build: Build, prompt_length: int) -> dict[str
     return {f"actor_rollout_ref.rollout.{name}": value for name, value in values.items()}
 
 
-def _trainer(job: Job) -> dict[str, Any]:
+def _trainer(job: VerlJob) -> dict[str, Any]:
     trainer, launch = job.config.trainer, job.launch
     return {
         "algorithm.adv_estimator": "grpo", "algorithm.use_kl_in_reward": False, "reward.num_workers": 0,
@@ -137,7 +140,7 @@ def _trainer(job: Job) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _ray(job: Job) -> dict[str, Any]:
+def _ray(job: VerlJob) -> dict[str, Any]:
     """Settings of Ray's start, with the environment of every one of its processes."""
     values: dict[str, Any] = {"runtime_env.env_vars": environment(job), "include_dashboard": False}
     if job.launch.ray_address is not None:
@@ -149,12 +152,12 @@ def _ray(job: Job) -> dict[str, Any]:
     return {f"ray_kwargs.ray_init.{name}": value for name, value in values.items()} | storage
 
 
-def environment(job: Job) -> dict[str, str]:
+def environment(job: VerlJob) -> dict[str, str]:
     """Environment variables that numbers and registration depend on, for the driver and every worker."""
     values = {name: value for name, value in vllm.ENVIRONMENT.items() if name != "VLLM_ENABLE_V1_MULTIPROCESSING"}
     values |= vllm.DEFAULTS | {
         JOB: str(job.folder / "job.json"), "VERL_USE_EXTERNAL_MODULES": PLUGIN, "VERL_ENGINE_VENDOR": ROLLOUT,
-        "TOKENIZERS_PARALLELISM": "false", "RAY_USAGE_STATS_ENABLED": "0",
+        "TOKENIZERS_PARALLELISM": "false", "RAY_USAGE_STATS_ENABLED": "0", "PYTHONSAFEPATH": "1",
     }  # fmt: skip
     if job.launch.ray_address is not None:
         values["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "1"  # known by its address, not the loopback

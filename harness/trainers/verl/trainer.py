@@ -165,7 +165,7 @@ class Trainer(PPOTrainerSync):
         )
 
     def _corrected(
-        self, dense: dict[str, Tensor], uids: list[str], facts: list[dict[str, float]]
+        self, dense: dict[str, Tensor], uids: list[str], facts: list[dict[str, Any]]
     ) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Correct a batch: (columns for the workers, the batch's metrics)."""
         job, composed, algo = self.job, self.composed, self.job.algo

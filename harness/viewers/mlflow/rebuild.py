@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from time import time
 from typing import TYPE_CHECKING, Any
@@ -13,9 +14,10 @@ from tqdm import tqdm
 
 from harness.records.arms import arm_labels
 from harness.records.folder import readable, saved_comparisons, sweeps_in
+from harness.records.looks import level_of
 from harness.records.paths import figures_folder, runs_folder, tables_folder
 from harness.records.run_result import RunResult
-from harness.records.sweep_file import purpose
+from harness.records.sweep_file import Purpose, purpose
 from harness.studies.search.tags import trial_tags
 from harness.viewers.mlflow import entities, links
 from harness.viewers.mlflow.store import KEY, outages, runs_of
@@ -60,7 +62,8 @@ def log_sweep(tracker: Tracker, results: Path, sweep: str, control: str | None =
 def log_arms(tracker: Tracker, results: Path, sweep: str, control: str | None = None) -> list[RunResult]:
     """The arms of a sweep, its overview and the experiment's description, where the results changed since. Returns the
     results whose cells are not logged yet."""
-    folder, control = runs_folder(results, sweep), control or purpose(sweep).control
+    folder, aim, level = runs_folder(results, sweep), purpose(sweep), level_of(results, sweep)
+    aim = aim if control is None else replace(aim, control=control)
     runs, problems = readable(folder)
     for line in problems:
         print(f"warning: left alone: {line}", file=sys.stderr)
@@ -70,9 +73,10 @@ def log_arms(tracker: Tracker, results: Path, sweep: str, control: str | None = 
         tables = (tables_folder(results) / f"{sweep}.{end}" for end in ("md", "csv"))
         extra = [*sorted(figures_folder(results, sweep).glob("*.png")), *filter(Path.exists, tables)]
         keys = {run.run_id: cell_key(sweep, folder / f"{run.run_id}.json") for run in runs}
-        content = "".join([*keys.values(), *(f"{p.name}{crc32(p.read_bytes())}" for p in extra), control])
+        shown = [f"{p.name}{crc32(p.read_bytes())}" for p in extra]
+        content = "".join([*keys.values(), *shown, aim.control, *aim.endpoints, f"{level:g}"])
         if _digest(tracker.client, tracker, sweep) != (digest := f"{crc32(content.encode()):08x}-{len(runs)}"):
-            _write_arms(tracker.client, tracker, sweep, runs, control, extra, digest)
+            _write_arms(tracker.client, tracker, sweep, runs, aim, level, extra, digest)
         return [run for run in runs if keys[run.run_id] not in tracker.place(sweep).known]
     except outages() as error:
         tracker.give_up(error)
@@ -85,21 +89,21 @@ def _digest(client: MlflowClient, tracker: Tracker, sweep: str) -> str | None:
 
 
 def _write_arms(
-    client: MlflowClient, tracker: Tracker, sweep: str, runs: Sequence[RunResult], control: str,
-    extra: Sequence[Path], digest: str,
+    client: MlflowClient, tracker: Tracker, sweep: str, runs: Sequence[RunResult], aim: Purpose,
+    level: float, extra: Sequence[Path], digest: str,
 ) -> None:  # fmt: skip
     from harness.report.leaderboard import leaderboard
 
-    rows = leaderboard(runs, control).to_dict("records")
+    rows = leaderboard(runs, aim.control, aim.endpoints, level).to_dict("records")
     labels, members = arm_labels(runs), dict[str, list[RunResult]]()
     for run in runs:
         members.setdefault(labels[run.run_id], []).append(run)
-    place, comparisons = tracker.place(sweep), saved_comparisons(rows, purpose(sweep).baselines)
+    place, comparisons = tracker.place(sweep), saved_comparisons(rows, aim.baselines)
     for row in rows:
         tags = {links.PAIRS: links.pairs_of(row["arm"], comparisons)}
         _write_arm(client, tracker, sweep, row, members[row["arm"]], tags)
     _rename_cells(client, tracker, sweep, labels)
-    words = links.note(purpose(sweep).question, place.experiment_id, comparisons)
+    words = links.note(aim.question, place.experiment_id, comparisons)
     client.set_experiment_tag(place.experiment_id, "mlflow.note.content", words)
     saved = client.get_experiment(place.experiment_id).tags
     for key, view in links.views(comparisons).items():

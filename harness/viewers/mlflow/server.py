@@ -16,6 +16,7 @@ from urllib.request import urlopen
 from harness.foundation.did_you_mean import nearest
 from harness.foundation.own_process import module_command
 from harness.records.folder import Comparison, readable, saved_comparisons, sweeps_in
+from harness.records.looks import level_of
 from harness.records.paths import mlflow_folder, runs_folder
 from harness.records.run_result import write_atomic
 from harness.records.sweep_file import purpose
@@ -79,7 +80,8 @@ def _chosen(results: Path, sweep: str | None, words: Sequence[str]) -> Compariso
 
     runs, _ = readable(runs_folder(results, sweep))
     aim = purpose(sweep)
-    saved = saved_comparisons(leaderboard(runs, aim.control).to_dict("records"), aim.baselines)
+    board = leaderboard(runs, aim.control, aim.endpoints, level_of(results, sweep))
+    saved = saved_comparisons(board.to_dict("records"), aim.baselines)
     for comparison in sorted(saved, key=lambda c: len(c.title)):
         if set(words) <= set(comparison.title.replace(",", "").split()):
             return comparison

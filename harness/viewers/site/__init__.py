@@ -8,19 +8,23 @@
     runs.py       the runs of a sweep as compact JSON
     markdown.py   generated Markdown to HTML
 
-Everything is derived from result files: equal results make equal files. No request leaves the folder `results`.
+Everything but the line that says when it was made is derived from result files: equal results make equal files. No
+request leaves the folder `results`.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from harness.foundation.did_you_mean import nearest
-from harness.records.folder import sweeps_in
+from harness.foundation.provenance import commit
+from harness.records.folder import all_sweeps
 from harness.records.paths import figures_folder, site_folder
 from harness.records.run_result import write_atomic
 from harness.viewers.site.board import sweep_entry
@@ -34,15 +38,36 @@ DOCUMENTS = (
     ("tables/capacity*.md", "Capacity"),
 )
 """(pattern under the results folder, title of the section)."""
+STAMP = re.compile(r'<p id="made">(.*?)</p>')
 
 
 def write_site(results: Path, sweeps: Sequence[str] = ()) -> list[Path]:
     """Write `<results>/site/index.html` and `data/*.js` of the named sweeps (default: all with results): the paths.
 
-    Raises ValueError for a sweep without results, or where a file cannot be written. Files that are no results are
-    named in the page and left alone.
+    Files of an older site that this one has not are removed. Raises ValueError for a sweep without results, or where a
+    file cannot be written. Files that are no results are named in the page and left alone.
     """
-    known = sweeps_in(results)
+    written = pages(results, sweeps, stamp())
+    for path, text in written.items():
+        write_atomic(path, text.encode())
+    for path in {*_files(results)} - {*written}:
+        path.unlink()
+    return list(written)
+
+
+def outdated(results: Path, sweeps: Sequence[str]) -> list[Path]:
+    """Files of the site that are not what `write_site` would write of the named sweeps, missing and surplus ones too;
+    who made them and when does not count. Writes nothing; raises ValueError as `write_site` does."""
+    there = {path: path.read_text(encoding="utf-8") for path in _files(results)}
+    said = STAMP.search(there.get(site_folder(results) / "index.html", ""))
+    wanted = pages(results, sweeps, said[1] if said else "")
+    return sorted(path for path in {*wanted, *there} if wanted.get(path) != there.get(path))
+
+
+def pages(results: Path, sweeps: Sequence[str], made: str) -> dict[Path, str]:
+    """Path -> text of every file of the site, the page first; `made` is its stamp. Raises ValueError for a sweep
+    without results."""
+    known = all_sweeps(results)
     for sweep in sweeps:
         if sweep not in known:
             raise ValueError(f"sweep {sweep!r} has no results in {results}; {nearest(sweep, known)}")
@@ -56,15 +81,41 @@ def write_site(results: Path, sweeps: Sequence[str] = ()) -> list[Path]:
             body = compact(run_entries(runs, entry["labels"]))
             data[folder / "data" / f"{sweep}.js"] = f"lowbitRuns({json.dumps(sweep)},{body});\n"
     page = {
+        "opening": opening(entries),
         "sweeps": [{key: value for key, value in entry.items() if key != "labels"} for entry in entries],
         "documents": _documents(results),
-        "figures": _other_figures(results, [entry["name"] for entry in entries]),
+        "figures": _other_figures(results, known),
     }
-    index = folder / "index.html"
-    write_atomic(index, _page(page).encode())
-    for path, text in data.items():
-        write_atomic(path, text.encode())
-    return [index, *data]
+    return {folder / "index.html": _page(page, made), **data}
+
+
+def _files(results: Path) -> list[Path]:
+    """The files of the site that is there."""
+    folder = site_folder(results)
+    return [path for path in (folder / "index.html", *sorted((folder / "data").glob("*.js"))) if path.is_file()]
+
+
+def stamp() -> str:
+    """Time at which the site is made, in UTC, and its commit where that is known."""
+    head, is_changed = commit()
+    code = f" from commit {head[:12]}{', with changes' if is_changed else ''}" if head else ""
+    return f"Made on {datetime.now(UTC):%Y-%m-%d}{code}."
+
+
+def opening(entries: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """The comparison that the page opens at: the sweep and context where most arms of enough seeds are better, worse or
+    equal; the first of equals. Empty without one."""
+    count: dict[tuple[str, str], int] = {}
+    for entry in entries:
+        for values in entry["rows"]:
+            row = dict(zip(entry["columns"], values, strict=True))
+            is_decided = row["verdict"].startswith(("better", "worse", "equal")) and not row["is_preliminary"]
+            place = (entry["name"], row["context"])
+            count[place] = count.get(place, 0) + is_decided
+    if not count:
+        return {}
+    sweep, context = max(count, key=lambda place: count[place])
+    return {"sweep": sweep, "context": context}
 
 
 def compact(value: Any) -> str:
@@ -72,10 +123,13 @@ def compact(value: Any) -> str:
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False).replace("</", "<\\/")
 
 
-def _page(data: dict[str, Any]) -> str:
-    parts = {name: files("harness.viewers.site").joinpath(name).read_text(encoding="utf-8") for name in
-             ("page.html", "page.css", "table.js", "run.js")}  # fmt: skip
+def _page(data: dict[str, Any], made: str) -> str:
+    parts = {
+        name: files("harness.viewers.site").joinpath(name).read_text(encoding="utf-8")
+        for name in ("page.html", "page.css", "table.js", "run.js")
+    }
     text = parts["page.html"].replace("/*css*/", parts["page.css"])
+    text = text.replace("<!--made-->", f'<p id="made">{made}</p>')
     text = text.replace("/*data*/", f"window.LOWBIT={compact(data)};")
     return text.replace("/*js*/", parts["table.js"] + parts["run.js"])
 
@@ -91,6 +145,6 @@ def _documents(results: Path) -> list[dict[str, str]]:
 
 
 def _other_figures(results: Path, sweeps: Sequence[str]) -> list[str]:
-    """Figures that belong to no sweep of the page, as paths from the page."""
+    """Figures that belong to no sweep with results, as paths from the page."""
     paths = sorted(figures_folder(results).rglob("*.png"))
     return [f"../{p.relative_to(results).as_posix()}" for p in paths if p.relative_to(results).parts[1] not in sweeps]

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from harness.records.arms import arm_labels
-from harness.records.folder import readable, saved_comparisons
-from harness.records.paths import figures_folder, runs_folder
+from harness.records.folder import runs_of, saved_comparisons
+from harness.records.looks import level_of
+from harness.records.paths import figures_folder
 from harness.records.run_result import RunResult
 from harness.records.statuses import STATUSES
 from harness.records.sweep_file import purpose
@@ -32,11 +33,11 @@ def sweep_entry(results: Path, sweep: str) -> tuple[dict[str, Any], list[RunResu
     from harness.report.leaderboard import leaderboard
     from harness.report.tables import setup_lines
 
-    runs, problems = readable(runs_folder(results, sweep))
+    runs, problems = runs_of(results, sweep)
     if not runs:
         return {}, []
     aim = purpose(sweep)
-    rows = leaderboard(runs, aim.control).to_dict("records")
+    rows = leaderboard(runs, aim.control, aim.endpoints, level_of(results, sweep)).to_dict("records")
     figures = sorted(figures_folder(results, sweep).glob("*.png"))
     entry = {
         "name": sweep,

@@ -80,17 +80,18 @@ function drawDetail(s) {
 }
 let drawn = null;
 function draw() {
-  const s = state(), filters = JSON.stringify([...KEYS, "sort", "all"].map((k) => s[k]));
+  const s = state(), filters = JSON.stringify([...KEYS, "sort", "all", "few"].map((k) => s[k]));
   if (filters !== drawn) { drawBoard(s); drawComparisons(s); drawFigures(s); drawn = filters; }
   drawDetail(s);
   document.documentElement.dataset.ready = "yes";
 }
 for (const key of KEYS) $("f-" + key).addEventListener(["method", "find"].includes(key) ? "input" : "change", (event) => go({ [key]: event.target.value, all: "", ...(key === "sweep" ? { context: "", precision: "", verdict: "" } : {}) }));
+$("f-few").addEventListener("change", (event) => go({ few: event.target.checked ? "1" : "", all: "" }));
 $("filters").addEventListener("submit", (event) => event.preventDefault());
 $("reset").addEventListener("click", () => { $("f-method").value = $("f-find").value = ""; location.hash = "all"; });
 $("more").addEventListener("click", () => go({ all: "1" }));
 $("heads").addEventListener("click", (event) => {
-  const name = event.target.dataset && event.target.dataset.sort, key = state().sort || "-auc";
+  const name = event.target.dataset && event.target.dataset.sort, key = state().sort || SORT;
   if (name) { go({ sort: key === "-" + name ? name : key === name ? "-" + name : WORDY.has(name) || name === "p_adjusted" ? name : "-" + name }); document.querySelector(`[data-sort=${name}]`).focus(); }
 });
 $("rows").addEventListener("click", (event) => { const button = event.target.closest("[data-arm]"); if (button) go({ of: button.dataset.sweep, arm: button.dataset.arm, run: "" }); });

@@ -1,7 +1,8 @@
 "use strict";
-// State is the address: #sweep=grid&precision=int8&method=qurl,flashrl&sort=-auc&run=<id>. Links and the back key work.
+// State is the address: #sweep=grid&precision=int8&method=qurl,flashrl&sort=-auc&few=1&run=<id>. Links and the back key
+// work. Without an address the page opens at one comparison, DATA.opening.
 const DATA = window.LOWBIT, $ = (id) => document.getElementById(id), LIMIT = 200;
-const KEYS = ["sweep", "context", "precision", "verdict", "method", "find"];
+const KEYS = ["sweep", "context", "precision", "verdict", "method", "find"], SORT = "-difference";
 const ROWS = DATA.sweeps.flatMap((sweep) => sweep.rows.map((cells) =>
   Object.assign(Object.fromEntries(sweep.columns.map((name, i) => [name, cells[i]])), { sweep: sweep.name })));
 const text = (tag, words, attributes = {}) => {
@@ -30,22 +31,22 @@ const bySize = (a, b) => a.localeCompare(b, "en", { numeric: true });
 const COLUMNS = [
   ["arm", "arm", (r) => [text("button", [r.method, " ", r.precision, r.variant ? " " + r.variant : "", marks(r)], { class: "link", type: "button", "data-arm": r.arm, "data-sweep": r.sweep })], "method, precision, variant"],
   ["sweep", "sweep", (r) => r.sweep, "the sweep it is from"], ["context", "context", (r) => r.context || "–", "size, length and what else sets the experiment"],
+  ["difference", "to control", (r) => [r.difference === null ? "–" : (r.difference > 0 ? "+" : "") + fixed(r.difference), range(r.difference_low, r.difference_high, r.difference, -0.3, 0.3, true)], "AUC minus the control's, paired"],
+  ["verdict", "verdict", (r) => [text("span", r.verdict, { class: "badge " + r.verdict.split(" ")[0] }), r.further_seeds ? ` +${r.further_seeds}` : ""], "with further seeds needed"],
   ["seeds", "seeds", (r) => r.seeds === r.n ? r.n : `${r.seeds}/${r.n}`, "scored runs of all runs"],
   ["auc", "AUC", (r) => [fixed(r.auc), range(r.auc_low, r.auc_high, r.auc, 0, 1)], "mean accuracy over training, reference precision"],
   ["accuracy", "final", (r) => fixed(r.accuracy), "last accuracy, reference precision"], ["rollout_accuracy", "as rolled", (r) => fixed(r.rollout_accuracy), "last accuracy in the rollout format"],
   ["reward", "reward", (r) => fixed(r.reward), "the sampler's, last five steps"],
-  ["difference", "to control", (r) => [r.difference === null ? "–" : (r.difference > 0 ? "+" : "") + fixed(r.difference), range(r.difference_low, r.difference_high, r.difference, -0.3, 0.3, true)], "AUC minus the control's, paired"],
   ["p_adjusted", "p", (r) => r.p_adjusted === null ? "–" : r.p_adjusted < 0.001 ? "<.001" : fixed(r.p_adjusted), "adjusted"],
-  ["verdict", "verdict", (r) => [text("span", r.verdict, { class: "badge " + r.verdict.split(" ")[0] }), r.further_seeds ? ` +${r.further_seeds}` : ""], "with further seeds needed"],
   ["k3_max", "max k3", (r) => short(r.k3_max), "worst mismatch of any seed, nats"], ["ess_token_raw", "raw ESS", (r) => fixed(r.ess_token_raw, 2), "effective share of tokens before truncation"],
   ["rollout_tokens_per_s", "tokens/s", (r) => r.rollout_tokens_per_s === null ? "–" : Math.round(r.rollout_tokens_per_s), "rollout, this machine; emulated formats are slower than BF16"],
   ["total_s", "s/run", (r) => r.total_s === null ? "–" : Math.round(r.total_s), "wall time of a run"],
 ];
 const WORDY = new Set(["arm", "sweep", "context", "verdict"]);
 
-function state() { return Object.fromEntries(new URLSearchParams(location.hash.slice(1))); }
+function state() { return location.hash ? Object.fromEntries(new URLSearchParams(location.hash.slice(1))) : { ...DATA.opening }; }
 function go(changes) {
-  const next = new URLSearchParams(Object.entries({ ...state(), ...changes }).filter(([name, value]) => value && (KEYS.includes(name) || ["sort", "run", "arm", "of", "all"].includes(name))));
+  const next = new URLSearchParams(Object.entries({ ...state(), ...changes }).filter(([name, value]) => value && (KEYS.includes(name) || ["sort", "run", "arm", "of", "all", "few"].includes(name))));
   location.hash = next.toString() || "all"; // no element has this id, so nothing scrolls
 }
 function fill(select, values, chosen, all) {
@@ -59,7 +60,7 @@ function chosenRows(s) {
 }
 function sorted(rows, key) {
   const name = key.replace(/^-/, ""), sign = key.startsWith("-") ? -1 : 1;
-  const value = (r) => name === "arm" ? `${r.method} ${String(rank(r.precision)).padStart(5, "0")} ${r.variant} ${r.context}` : r[name];
+  const value = (r) => name === "arm" ? `${r.method} ${String(rank(r.precision)).padStart(5, "0")} ${r.variant} ${r.context}` : name === "difference" && r.verdict === "control" ? 0 : r[name]; // the control stands where it is: at 0
   return rows.map((r, i) => [r, i]).sort(([a, i], [b, j]) => {
     const x = value(a), y = value(b), isX = x === null || x === undefined, isY = y === null || y === undefined;
     if (isX || isY) return isX === isY ? i - j : isX ? 1 : -1;
@@ -74,7 +75,7 @@ function drawBoard(s) {
   fill($("f-precision"), distinct(inSweep, "precision", (a, b) => rank(a) - rank(b)), s.precision, "all"); fill($("f-verdict"), distinct(inSweep, "verdict"), s.verdict, "all");
   $("methods").replaceChildren(...distinct(inSweep, "method").map((m) => text("option", [], { value: m })));
   for (const key of ["method", "find"]) if (document.activeElement !== $("f-" + key)) $("f-" + key).value = s[key] || "";
-  const key = s.sort || "-auc", rows = sorted(chosenRows(s), key), shown = s.all ? rows : rows.slice(0, LIMIT);
+  const key = s.sort || SORT, all = sorted(chosenRows(s), key), rows = s.few ? all : all.filter((r) => !r.is_preliminary), shown = s.all ? rows : rows.slice(0, LIMIT);
   const columns = COLUMNS.filter(([name]) => !(name === "sweep" && s.sweep) && !(name === "context" && rows.every((r) => r.context === rows[0].context && s.sweep)));
   $("heads").replaceChildren(...columns.map(([name, heading, , hint]) => {
     const order = key === name ? "ascending" : key === "-" + name ? "descending" : "none";
@@ -83,7 +84,9 @@ function drawBoard(s) {
   $("rows").replaceChildren(...shown.map((r) => text("tr", columns.map(([name, , cell]) =>
     name === "arm" ? text("th", cell(r), { scope: "row" }) : text("td", cell(r), { class: WORDY.has(name) ? "w" : null })))));
   $("count").textContent = `${rows.length} of ${ROWS.length} arms` + (shown.length < rows.length ? `, the first ${shown.length} shown` : "")
+    + (rows.length < all.length ? `; ${all.length - rows.length} under 3 seeds are hidden` : "")
     + (new Set(rows.map((r) => r.sweep + " " + r.context)).size > 1 ? ". Scores are comparable within one sweep and context." : "");
+  $("f-few").checked = !!s.few;
   $("more").hidden = shown.length === rows.length;
   const sweep = DATA.sweeps.find((x) => x.name === s.sweep);
   $("question").textContent = sweep ? sweep.question : "";

@@ -34,7 +34,7 @@ def no_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def layer(what: str = "bf16", *, is_merged: bool = True, length: int = 16) -> Layer:
-    """Of size toy."""
+    """A layer of size toy."""
     return Layer(TOY, makers("cpu")[what], is_merged=is_merged, length=length, device="cpu")
 
 
@@ -181,10 +181,12 @@ def test_the_report_chooses_and_adds_up() -> None:
     fast = [quantizer_row(what, width, "fast", 1.0) for what, width in list(USES)[:2]]
     assert best_launch(slow + fast) == "fast" and best_launch([]) is None
     assert best_launch(slow + [quantizer_row(what, width, "broken", None) for what, width in USES]) == "slow"
-    products = [{"layer": layer, "product": product, "what": what, "ms": ms}
-                for layer in "abcd" for product in ("FProp", "DGrad", "WGrad")
-                for what, ms in (("bf16", 3.0), ("mixed", 2.0), ("deep_gemm", 2.5), ("square", 1.0))
-                ]  # fmt: skip
+    products = [
+        {"layer": layer, "product": product, "what": what, "ms": ms}
+        for layer in "abcd"
+        for product in ("FProp", "DGrad", "WGrad")
+        for what, ms in (("bf16", 3.0), ("mixed", 2.0), ("deep_gemm", 2.5), ("square", 1.0))
+    ]
     assert best_wgrad(products) == {"square": 4.0, "mixed": 8.0, "deep_gemm": 10.0, "bf16": 12.0}
     layers = [{"what": "bf16", "ms": 50.0}, {"what": "fp8 held, mixed", "ms": 46.0},
               {"what": "fp8 held, mixed, compiled", "ms": 45.0}, {"what": "fp8 held, square", "ms": 40.0}

@@ -11,15 +11,15 @@ import torch
 from torch import Tensor
 
 from harness.devtools.bench import sync, sync_verl
-from harness.devtools.bench.sync_model import SIZES, Engine, engine_for, packed, trainer_weights
+from harness.devtools.bench.sync_model import SIZES, EngineBuffers, engine_for, packed, trainer_weights
 from harness.numerics.formats import format_named
 from harness.numerics.quantize import quantize
 
 BLOCK = "e4m3_block"
 
 
-def engine(fmt: str = BLOCK) -> Engine:
-    """Of size toy."""
+def engine(fmt: str = BLOCK) -> EngineBuffers:
+    """Buffers of size toy."""
     return engine_for(*trainer_weights(SIZES["toy"], "cpu"), format_named(fmt))
 
 

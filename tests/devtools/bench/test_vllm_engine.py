@@ -176,7 +176,10 @@ def test_ratio_to_ours_is_to_the_direct_push() -> None:
 def test_children_of_a_command() -> None:
     def told(*words: str) -> list[tuple[Any, ...]]:
         given = runner.parsed("vllm_engine", "x", vllm_engine.options, words)
-        return [tuple(job.get(key) for key in ("precision", "is_direct", "pushes")) for job in vllm_engine.jobs(given)]
+        return [
+            tuple(asked.get(key) for key in ("precision", "is_direct", "pushes"))
+            for asked in vllm_engine.children(given)
+        ]
 
     assert told("sync") == [
         ("fp8_block", True, 20), ("fp8_block", False, 3), ("fp8_channel", True, 20), ("int8", True, 20),

@@ -120,7 +120,7 @@ def test_a_shared_base_leaves_only_16_bit_rounding(name: str) -> None:
     check_passport(plan, engine.realized_plan())
 
 
-def test_adapters_are_bf16_tensors_beside_the_base() -> None:
+def test_adapters_are_bf16_tensors_apart_from_the_base() -> None:
     plan = plan_of("nvfp4")
     model = trained(decoder(), plan)
     engine = engine_of(model, plan)
@@ -206,7 +206,7 @@ def test_bad_streams_are_refused_and_change_nothing() -> None:
 
 
 def plain_passport() -> Any:
-    """Of an engine that took no adapters at all."""
+    """Passport of an engine without adapters."""
     engine = EmbeddedEngine(QWEN3, Plan(rollout_weights=format_named("nvfp4")), eos_id=EOS, pad_id=PAD)
     engine.load_weights((n, t.detach()) for n, t in decoder().named_parameters())
     return engine.realized_plan()

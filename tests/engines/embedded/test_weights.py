@@ -1,4 +1,4 @@
-"""What is loaded is what the plan says, tensor by tensor, and nothing else is ever used."""
+"""Weights of the embedded engine: loaded as the plan says, tensor by tensor, and nothing else is used."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ def test_a_cache_is_calibrated_with_the_adapters(live: LiveEngine, protocol: KVP
         engine.calibrate_kv(PROMPTS, protocol)
         engine.plan = FP32
         ours.calibrate_kv(PROMPTS, protocol)
-        scales = [kv.read_scales(module) for module in kv.attentions(engine.model).values()]
+        scales = [*kv.all_scales(engine.model).values()]
         found.append([layer[role] for layer in scales for role in kv.ROLES if role != "q"])
         assert found[-1] == pytest.approx(ours.kv.scales.flatten().tolist(), rel=1e-4)
     assert found[0] != pytest.approx(found[1], rel=0.01)
@@ -131,7 +131,7 @@ def test_a_target_that_is_no_linear_layer_is_refused_before_a_start(monkeypatch:
         VLLMEngine(SHAPE, plan, eos_id=EOS, pad_id=PAD)
 
 
-def test_beside_fp8_both_engines_hold_and_compute_the_same(live: LiveEngine) -> None:
+def test_over_an_fp8_base_both_engines_hold_and_compute_the_same(live: LiveEngine) -> None:
     engine, ours = live(FP8), EmbeddedEngine(SHAPE, FP8, eos_id=EOS, pad_id=PAD)
     for seed in (0, 1):
         held = adapters(seed)

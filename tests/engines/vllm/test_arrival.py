@@ -46,7 +46,7 @@ def live() -> Iterator[LiveEngine]:
 
 
 def seen(engine: VLLMEngine) -> tuple[Passport, Mapping[str, float], Rollout]:
-    """What an engine is and says."""
+    """Passport, calibration and responses of an engine."""
     rollout = engine.generate(PROMPTS, num_samples=4, max_new_tokens=8, temperature=1.0, seed=2)
     return engine.realized_plan(), engine.sync_metrics(), rollout
 

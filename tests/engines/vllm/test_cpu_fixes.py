@@ -1,4 +1,4 @@
-"""What stands in for seams of vLLM's CPU build, without vLLM."""
+"""Replacements for parts of vLLM's CPU build, tested without vLLM."""
 
 from __future__ import annotations
 

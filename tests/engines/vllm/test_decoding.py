@@ -33,7 +33,7 @@ def scheduler_of(engine: VLLMEngine) -> Any:
 
 @pytest.fixture
 def asked(engine: VLLMEngine, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many requests ran whenever the scheduler was asked."""
+    """Number of running requests at every call of the scheduler."""
     scheduler, seen = scheduler_of(engine), list[int]()
     plain = scheduler.schedule
 

@@ -1,4 +1,4 @@
-"""What a push sends, in compressed-tensors' layout, and how many bytes it is; nothing here starts an engine."""
+"""Tensors that a push sends, in compressed-tensors' layout, and their bytes; nothing here starts an engine."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from harness.api import KVProtocol
+from harness.api import KVProtocol, TensorRecord
 from harness.engines.vllm import kv, passport
 from harness.numerics.formats import format_named
 from harness.numerics.kv_scales import INFERENCE_DIVISOR, MARGIN
@@ -21,7 +21,7 @@ Rounding = Callable[[Tensor], Tensor]
 
 
 class FakeLinear(nn.Module):
-    """What vLLM's linear layers look like from outside; multiplies `weight` [N, K] with what `enters` makes of x."""
+    """A stand-in for vLLM's linear layers; multiplies `weight` [N, K] with what `enters` makes of x."""
 
     def __init__(self, weight: Tensor, enters: Rounding) -> None:
         super().__init__()
@@ -82,7 +82,7 @@ def as_it_is(x: Tensor) -> Tensor:
 @pytest.mark.parametrize("weights", ["e4m3_channel", "int8_channel", "nvfp4", "e4m3_block", "e4m3_tensor"])
 def test_a_right_layer_passes(weights: str) -> None:
     model, sent = block(weights, as_it_is)
-    records = list(passport.weight_records(model, sent, BF16))
+    records = passport.weight_records(model, sent, BF16)
     assert [r.name for r in records] == [f"layers.0.self_attn.{part}_proj.weight" for part in "qkvo"]
     assert {(r.format, r.kernel) for r in records} == {(weights, "SimpleNamespace")}
     assert len({r.hash for r in records}) == 4
@@ -99,7 +99,7 @@ def test_group_scales_are_compared_as_the_engine_holds_them(weights: str) -> Non
     narrow = quantize(master, fmt, scale=None if q.scale is None else q.scale.to(BF16).float())
     assert q.scale is not None and not torch.equal(q.scale, q.scale.to(BF16).float())
     held = q.codes.float().view(128, -1, fmt.tile[1] if fmt.tile else 1) * q.scale.to(BF16).float()[:, :, None]
-    list(passport.weight_records(model_of({"o_proj": FakeLinear(held.view(128, 128), as_it_is)}), sent, BF16))
+    passport.weight_records(model_of({"o_proj": FakeLinear(held.view(128, 128), as_it_is)}), sent, BF16)
     assert narrow.codes.shape == q.codes.shape
 
 
@@ -108,7 +108,7 @@ def test_group_scales_are_compared_as_the_engine_holds_them(weights: str) -> Non
 def test_weights_that_were_quantized_twice_are_found(weights: str, again: str) -> None:
     model, sent = block(weights, as_it_is, spoil=rounded(again))
     with pytest.raises(RuntimeError, match=rf"^layers.0.self_attn.q_proj.weight is not the {weights} tensor"):
-        list(passport.weight_records(model, sent, BF16))
+        passport.weight_records(model, sent, BF16)
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_weights_that_were_quantized_twice_are_found(weights: str, again: str) -
 def test_other_damage_to_weights_is_found(spoil: Rounding) -> None:
     model, sent = block("e4m3_channel", rounded("e4m3_token"), spoil=spoil)
     with pytest.raises(RuntimeError, match="is not the e4m3_channel tensor that was loaded"):
-        list(passport.weight_records(model, sent, BF16))
+        passport.weight_records(model, sent, BF16)
 
 
 @pytest.mark.parametrize("name", passport.ACTS_TRIED)
@@ -177,25 +177,29 @@ def test_wide_layers_are_asked_at_some_columns(name: str) -> None:
     assert (len(columns), int(columns[0]), int(columns[-1]), len(set(columns.tolist()))) == (64, 0, 4095, 64)
     assert torch.equal(passport.columns_of(1024, torch.device("cpu")), torch.arange(1024))
     model, sent = block("e4m3_channel", rounded(name), width=2048)
-    assert len(list(passport.weight_records(model, sent, BF16))) == 4
+    assert len(passport.weight_records(model, sent, BF16)) == 4
     assert set(entering(model, sent).values()) == {name}
     spoiled, _ = block("e4m3_channel", rounded(name), spoil=rounded("e4m3_tensor"), width=2048)
     with pytest.raises(RuntimeError, match="is not the e4m3_channel tensor"):
-        list(passport.weight_records(spoiled, sent, BF16))
+        passport.weight_records(spoiled, sent, BF16)
+
+
+def line(name: str, x: Tensor, kernel: str = "") -> TensorRecord:
+    return passport.plain_records([(name, x)], {name: kernel})[0]
 
 
 def test_plain_tensors_are_hashed_whole_or_by_an_even_sample() -> None:
     x = torch.arange(6, dtype=BF16)
-    record = passport.plain_record("model.norm.weight", x, "Kernel")
+    record = line("model.norm.weight", x, "Kernel")
     assert (record.format, record.dtype, record.scale_shape, record.kernel) == ("bf16", "bfloat16", None, "Kernel")
-    assert record.hash == passport.plain_record("other", x.clone()).hash
-    assert record.hash != passport.plain_record("other", x.flip(0)).hash
+    assert record.hash == line("other", x.clone()).hash
+    assert record.hash != line("other", x.flip(0)).hash
     large = torch.zeros(4 * passport.SAMPLE)
-    before = passport.plain_record("x", large).hash
+    before = line("x", large).hash
     large[1::4] = 1.0  # between the samples
-    assert passport.plain_record("x", large).hash == before
+    assert line("x", large).hash == before
     large[0] = 1.0
-    assert passport.plain_record("x", large).hash != before
+    assert line("x", large).hash != before
 
 
 class FakeAttention(nn.Module):
@@ -224,24 +228,26 @@ def attention_model(**options: Any) -> nn.Module:
 
 @pytest.mark.parametrize("has_host", [True, False])
 def test_scales_are_written_to_every_copy(has_host: bool) -> None:
-    modules = kv.attentions(attention_model(has_host=has_host))
+    model = attention_model(has_host=has_host)
+    modules = kv.attentions(model)
     assert sorted(modules) == [0, 1]
     kv.set_scales(modules[1], {"k": 0.1, "v": 0.25})
-    assert kv.read_scales(modules[1]) == pytest.approx({"q": 1.0, "k": 0.1, "v": 0.25})
-    assert kv.read_scales(modules[0]) == {"q": 1.0, "k": 1.0, "v": 1.0}
+    assert kv.all_scales(model)[1] == pytest.approx({"q": 1.0, "k": 0.1, "v": 0.25})
+    assert kv.all_scales(model)[0] == {"q": 1.0, "k": 1.0, "v": 1.0}
     if has_host:
         assert float(modules[1]._k_scale_cpu) == pytest.approx(0.1)
     modules[1]._v_scale.fill_(0.5)
-    with pytest.raises(RuntimeError, match=r"^v_scale: 0.5 on the device, 0.25 on the host$"):
-        kv.read_scales(modules[1])
+    with pytest.raises(RuntimeError, match=r"^layer 1: v_scale is 0.5 on the device, 0.25 on the host$"):
+        kv.all_scales(model)
 
 
 def test_a_stale_host_copy_is_found() -> None:
-    module = kv.attentions(attention_model(has_host=True))[0]
+    model = attention_model(has_host=True)
+    module = kv.attentions(model)[0]
     kv.set_scales(module, {"k": 0.5})
     module._k_scale_cpu.fill_(1.0)
-    with pytest.raises(RuntimeError, match=r"^k_scale: 0.5 on the device, 1.0 on the host$"):
-        kv.read_scales(module)
+    with pytest.raises(RuntimeError, match=r"^layer 0: k_scale is 0.5 on the device, 1.0 on the host$"):
+        kv.all_scales(model)
 
 
 @pytest.mark.parametrize("protocol", ["trainer", "inference"])
@@ -256,11 +262,11 @@ def test_an_attention_takes_its_scales_before_it_stores(protocol: KVProtocol) ->
             first(torch.tensor([0.5]), torch.tensor([factor]), torch.tensor([10 * factor]))
     first(torch.ones(1), torch.full((1,), 99.0), torch.ones(1))
     assert stored == pytest.approx([1 / tops["k"], 3 / tops["k"], 3 / tops["k"], 3 / tops["k"]])
-    assert kv.read_scales(first) == pytest.approx({"q": 0.5 / tops["q"], "k": 3 / tops["k"], "v": 30 / tops["v"]})
-    assert kv.read_scales(second) == {"q": 1.0, "k": 1.0, "v": 1.0}
+    assert kv.all_scales(model)[0] == pytest.approx({"q": 0.5 / tops["q"], "k": 3 / tops["k"], "v": 30 / tops["v"]})
+    assert kv.all_scales(model)[1] == {"q": 1.0, "k": 1.0, "v": 1.0}
     with kv.calibrated(model, fmt, protocol, has_queries=False):
         second(torch.ones(1), torch.ones(1), torch.ones(1))
-    assert kv.read_scales(second)["q"] == 1.0
+    assert kv.all_scales(model)[1]["q"] == 1.0
 
 
 def test_a_caches_format_is_what_its_memory_holds() -> None:

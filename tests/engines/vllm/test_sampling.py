@@ -1,4 +1,4 @@
-"""What vLLM's requests and answers mean, in float32, where the embedded engine's must be the same."""
+"""Requests to vLLM and its answers in float32, against those of the embedded engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tests of vLLM share: one small model that its kernels take, plans, a stream, and one live engine at a time.
+"""Shared pieces of vLLM's tests: a small model that its kernels take, plans, a stream, and one live engine at a time.
 
 vLLM keeps one state per process, so an engine is closed before the next one starts; tests of one plan stand together.
 """
@@ -39,7 +39,7 @@ needs_vllm = [
 
 
 def lacking(flag: str) -> str:
-    """Why a test of a kernel that needs this instruction set is skipped; empty where it is not."""
+    """Reason to skip a test of a kernel that needs this instruction set; empty where it runs."""
     return "" if flag in settings.cpu_flags() else f"this processor has no {flag}"
 
 
@@ -55,13 +55,13 @@ def model_of(seed: int = 0) -> Decoder:
 
 
 def stream(model: Decoder, adapters: dict[str, Tensor] | None = None) -> Iterator[tuple[str, Tensor]]:
-    """What a trainer sends."""
+    """Weight stream of a trainer."""
     yield from weights(model)
     yield from (adapters or {}).items()
 
 
 def bad_streams(tensors: list[tuple[str, Tensor]]) -> dict[str, list[tuple[str, Tensor]]]:
-    """What a refusal says -> a stream that is refused so, however it arrives."""
+    """Words of a refusal -> a stream that is refused so, however it arrives."""
     return {
         r"missing model.norm.weight; unexpected none": tensors[:-1],
         r"missing none; unexpected model.layers.9.x": [*tensors, ("model.layers.9.x", torch.zeros(1))],
@@ -96,7 +96,7 @@ class LiveEngine:
 
 
 def pushed_by(plan: Plan, model: Decoder) -> tuple[dict[str, Tensor], dict[str, Quantized]]:
-    """What a push of the model sends under a plan, by checkpoint name; the quantized weights."""
+    """Tensors that a push of the model sends under a plan, by checkpoint name; the quantized weights."""
     shapes = tensor_shapes(SHAPE)
     out = export(read_stream(stream(model), shapes, has_kv=False), plan, shapes, torch.device("cpu"))
     return dict(out.tensors), out.quantized

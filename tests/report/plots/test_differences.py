@@ -49,6 +49,6 @@ def test_columns_are_cut_between_precisions() -> None:
 def test_a_sweep_too_large_for_curves_gets_this_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for record, rows in sweep():
         write_result(tmp_path / "runs" / "quick", record, rows)
-    monkeypatch.setattr(figures, "MAX_LINES", 2)
+    monkeypatch.setattr(figures, "MAX_ARMS", 2)
     names = {path.name for path in figures.draw_all(tmp_path, tmp_path / "out", "quick")}
     assert names == {"differences.png", "scores-n8.png", "scores-n16.png"}

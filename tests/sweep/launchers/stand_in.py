@@ -23,7 +23,7 @@ work = pathlib.Path(sys.argv[1]).parent
 path = work.parent.parent / "runs" / "test" / f"{work.name}.json"
 faulthandler.register(signal.SIGUSR1)
 """
-"""What every stand-in has: its work folder and the place of its record."""
+"""First lines of every stand-in: its work folder and the place of its record."""
 LEAVE_RECORD = """
 path.parent.mkdir(parents=True, exist_ok=True)
 os.replace(work / "made.json", path)

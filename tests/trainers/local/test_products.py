@@ -1,4 +1,4 @@
-"""Who computes the trainer's linears in a run: FP8 kernels where there are some, else the emulation bit for bit."""
+"""Kernels of the trainer's linear layers in a run: FP8 kernels where there are some, else the emulation bit for bit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a record says of a run under verl that did not end well: from Ray's errors, and from a dead driver's log."""
+"""The record of a run under verl that did not end well: from Ray's errors, and from a dead driver's log."""
 
 from __future__ import annotations
 

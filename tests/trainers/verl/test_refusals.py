@@ -102,8 +102,9 @@ def test_verl_is_not_installed(
 
 
 def test_a_task_without_questions_to_train_on(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    config = DecoderConfig(vocab_size=128, num_layers=1, hidden_size=16, num_heads=1, num_kv_heads=1, head_dim=32,
-                           intermediate_size=16)  # fmt: skip
+    config = DecoderConfig(
+        vocab_size=128, num_layers=1, hidden_size=16, num_heads=1, num_kv_heads=1, head_dim=32, intermediate_size=16
+    )
     save_decoder(Decoder(config, generator=generator("cpu", 0, "refusals")), tmp_path / "model")
     save_tokenizer(tmp_path / "model", 128)
     words = ("model=hf", f"model.path={tmp_path / 'model'}", "task=math500", f"task.path={DATA / 'math500'}")

@@ -1,4 +1,4 @@
-"""What trainer=verl takes and refuses, and what it tells verl: without verl."""
+"""Settings that trainer=verl takes, refuses and hands to verl; without verl."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from harness.sweep import with_default_precision
 from harness.trainers.local.trainer import Diverged
 from harness.trainers.verl import checks, rows, settings
 from harness.trainers.verl.data import lay_out, prompt_length
-from harness.trainers.verl.job import Job, own_socket, read_job
+from harness.trainers.verl.job import VerlJob, own_socket, read_job
 from tests.toy import SMALL, small_config, small_launch, small_run
 
 
@@ -29,13 +29,13 @@ def verl_config(*overrides: str) -> RunConfig:
     return resolve(load([*SMALL, "trainer=verl", *with_default_precision(overrides)]))
 
 
-def made(folder: Path, *overrides: str) -> Job:
+def made(folder: Path, *overrides: str) -> VerlJob:
     config = verl_config(*overrides)
     launch = small_launch(folder)
     return lay_out(config, launch, compose(config), start_of(config, launch), folder / "verl")
 
 
-def told(job: Job, device: str = "cpu") -> dict:
+def told(job: VerlJob, device: str = "cpu") -> dict:
     """The settings of the job on a device; the folder may have been written on another."""
     job = replace(job, config=replace(job.config, trainer=replace(job.config.trainer, device=device)))
     return settings.verl_settings(job, compose(job.config), settings.build_of(device), 7)
@@ -86,7 +86,6 @@ def test_what_verl_refuses(words: tuple[str, ...], said: str) -> None:
     ("values", "said"),
     [
         ({"gpus": 3}, r"launch.gpus=3: 16 samples of an update do not divide by 3 GPUs"),
-        ({"gpus": 0}, "at least 1 each"),
         ({"nodes": 2}, "launch.nodes: several machines need a running cluster"),
         ({"packing": True}, "launch.packing=true: verl's workers pad a micro-batch; valid under trainer=verl: false"),
         ({"fp8_kernels": "deep_gemm"}, "launch.fp8_kernels=deep_gemm: needs a GPU; valid on a CPU: best, emulated"),
@@ -208,7 +207,7 @@ def test_dtypes_of_both_sites(tmp_path: Path, words: tuple[str, ...], rollout: s
 
 
 def test_a_gpu_is_told_the_same_but_for_its_engines(tmp_path: Path) -> None:
-    """What trains is told the same on every device: no trainer goes another way where no test looks."""
+    """The trainer gets the same settings on every device: no trainer goes another way where no test looks."""
     job = made(tmp_path, "method=flashrl", "precision=fp8_channel", "algo.kl_coef=0.01")
     here, there = told(job), told(job, "cuda")
     differ = {name for name in here.keys() | there.keys() if here.get(name, "none") != there.get(name, "none")}
@@ -221,7 +220,7 @@ def test_a_gpu_is_told_the_same_but_for_its_engines(tmp_path: Path) -> None:
 
 
 def test_an_engine_sleeps_where_that_frees_something(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of jobs that share a GPU one's sleep fails where another takes memory meanwhile."""
+    """Jobs that share a GPU: the sleep of one fails where another takes memory meanwhile."""
     job, rollout = made(tmp_path, "method=bf16"), "actor_rollout_ref.rollout."
     for limit, sleeps in ((settings.NAP_BYTES, False), (2**20, True)):  # 4 MiB of cache and weights
         monkeypatch.setattr(settings, "NAP_BYTES", limit)
@@ -293,11 +292,12 @@ def test_answers_are_put_in_the_order_of_the_questions(tmp_path: Path) -> None:
     run = small_run(tmp_path, ["method=bf16"])
     questions = run.eval_items[:3]
     facts = {"index": [questions[2].index, questions[0].index, questions[1].index], "acc": [1.0, 0.0, 1.0],
-             "length": [4.0, 6.0, 8.0], "truncated": [0.0, 1.0, 0.0], "is_parsable": [1.0, 0.0, 1.0]}  # fmt: skip
+             "length": [4.0, 6.0, 8.0], "truncated": [0.0, 1.0, 0.0], "is_parsable": [1.0, 0.0, 1.0],
+             "failure": [None, "arithmetic", None]}  # fmt: skip
     record = rows.evaluation(job, questions, facts, 4)
     assert record.correct == [0, 1, 1]
     assert (record.step, record.site, record.precision) == (4, "rollout", "bf16")
     assert record.accuracy == pytest.approx(2 / 3)
-    assert record.length_mean == 6.0
+    assert (record.length_mean, record.failures) == (6.0, {"arithmetic": pytest.approx(1 / 3)})
     with pytest.raises(RuntimeError, match="got no answer"):
         rows.evaluation(job, run.eval_items[:4], facts, 4)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -16,7 +17,7 @@ from harness.models.checkpoint import content_hash
 from harness.start.prepare import start_of
 from harness.tasks import Task
 from harness.trainers.verl.data import lay_out, prompt_length
-from harness.trainers.verl.job import Job
+from harness.trainers.verl.job import VerlJob, read_job
 from tests.source_tree import ROOT
 from tests.verl_jobs.jobs import text_model
 
@@ -37,7 +38,7 @@ def math_folder(folder: Path) -> Path:
     return folder
 
 
-def laid_out(folder: Path, model: Path, *words: str) -> tuple[Job, Task]:
+def laid_out(folder: Path, model: Path, *words: str) -> tuple[VerlJob, Task]:
     overrides = [
         "trainer=verl", "method=bf16", "model=hf", f"model.path={model}", "task.options.num_workers=1",
         "task.num_eval=2", "algo.num_prompts=4", "algo.group_size=2", "engine.max_new_tokens=12", "trainer.steps=3",
@@ -75,6 +76,15 @@ def test_a_local_question_set_becomes_verls_parquet(tmp_path: Path, model: Path,
     epoch = [row["extra_info"]["index"] for row in train[: min(size, 12)]]
     assert len(set(epoch)) == len(epoch)  # no question twice before all were asked
     assert {row["reward_model"]["ground_truth"] for row in train}.isdisjoint({""})
+
+
+def test_a_job_names_its_files_by_absolute_paths(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    data, folder = (os.path.relpath(path, tmp_path) for path in (DATA / "gsm8k", model))
+    job, _ = laid_out(Path("run"), Path(folder), "task=gsm8k", f"task.path={data}")
+    told = read_job(job.folder / "job.json").config
+    for path, whole in ((told.task.path, DATA / "gsm8k"), (told.model.path, model)):
+        assert path is not None and Path(path).is_absolute() and Path(path).samefile(whole)
 
 
 def test_the_prompt_is_for_readers_and_its_answer_is_the_tasks(tmp_path: Path, model: Path) -> None:

@@ -15,6 +15,7 @@ from harness.trainers.local.trainer import Diverged
 from harness.trainers.verl import parent
 from harness.trainers.verl.data import lay_out
 from harness.trainers.verl.parent import GrowingLines, Watched, read_lines
+from harness.trainers.verl.settings import environment
 from tests.toy import SMALL, small_launch
 
 
@@ -45,6 +46,17 @@ def test_an_end_is_compared_in_the_reference_precision(run: Watched) -> None:
     assert run.evals[0].correct == run.evals[1].correct  # the stand-in trains nothing
     assert run.eval_s > 0
     assert run.final_hash() is not None
+
+
+def test_the_driver_starts_where_no_file_of_the_user_has_a_modules_name(
+    run: Watched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "methods").mkdir()
+    (tmp_path / "methods" / "__init__.py").write_text("raise RuntimeError")
+    monkeypatch.chdir(tmp_path)
+    train(run, "ok")
+    assert (run.job.folder / "cwd").read_text() == str(run.job.folder)
+    assert not [*run.job.folder.rglob("*.py")] and environment(run.job)["PYTHONSAFEPATH"] == "1"
 
 
 def test_divergence_and_failures_keep_their_words(run: Watched) -> None:

@@ -1,4 +1,4 @@
-"""What the tests of tracking share: a small sweep on disk, a store to log it to, and a look at what is there."""
+"""Shared pieces of the tracking tests: a small sweep on disk, a store to log it to, and a look at what is there."""
 
 from __future__ import annotations
 

@@ -15,10 +15,13 @@ from typing import Any
 import pytest
 
 from harness.cli.main import main
+from harness.foundation import project_files
 from harness.records.folder import readable
+from harness.records.packed import pack
 from harness.records.run_result import RunResult, write_result
+from harness.records.sweep_file import Purpose
 from harness.report.leaderboard import leaderboard
-from harness.viewers.site import compact, write_site
+from harness.viewers.site import STAMP, board, compact, pages, write_site
 from harness.viewers.site.board import number
 from harness.viewers.site.markdown import inline, to_html
 from tests import result_factory as factory
@@ -117,6 +120,21 @@ def test_the_page_has_the_leaderboard(results: Path) -> None:
     assert "flashrl against naive at int8, n=16" in titles and "flashrl against naive at int4, every context" in titles
 
 
+def test_the_page_judges_the_endpoints_of_the_file_at_the_level_of_its_looks(
+    results: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def verdicts() -> set[str]:
+        entry, _ = board.sweep_entry(results, "duel")
+        return {row[entry["columns"].index("verdict")] for row in entry["rows"]}
+
+    before = verdicts()
+    monkeypatch.setattr(board, "purpose", lambda sweep: Purpose(endpoints=("deployed",)))
+    assert verdicts() == {"control", "not declared"} != before
+    monkeypatch.setattr(board, "purpose", lambda sweep: Purpose())
+    monkeypatch.setattr(board, "level_of", lambda results, sweep: 1e-9)
+    assert verdicts() == {"control", "cannot tell"} != before
+
+
 def readable_runs(results: Path) -> list[RunResult]:
     found, problems = readable(results / "runs" / "duel")
     assert len(problems) == 1 and "half.json" in problems[0]
@@ -161,17 +179,38 @@ def test_nothing_is_loaded_from_a_network_and_equal_results_make_equal_files(res
 
 
 def test_a_browser_filters_and_sorts(results: Path) -> None:
-    text = dom(results, "#sweep=duel&context=n%3D8&method=naive,flashrl&sort=accuracy")
+    text = dom(results, "#sweep=duel&context=n%3D8&method=naive,flashrl&sort=accuracy&few=1")
     rows = cells(text)
     board = leaderboard(readable_runs(results))
     chosen = board[(board["context"] == "n=8") & board["method"].isin(["naive", "flashrl"])].sort_values("accuracy")
     assert [row[0].rstrip("*†‡") for row in rows] == [a.removesuffix(" n=8") for a in chosen["arm"]]
-    assert [row[3] for row in rows] == [f"{v:.3f}" for v in chosen["accuracy"]]
-    assert [row[1] for row in rows] == ["2/3" if a == "naive int4 n=8" else "3" for a in chosen["arm"]]
+    assert [row[5] for row in rows] == [f"{v:.3f}" for v in chosen["accuracy"]]
+    assert [row[3] for row in rows] == ["2/3" if a == "naive int4 n=8" else "3" for a in chosen["arm"]]
     assert 'aria-sort="ascending"' in text and text.count('aria-sort="none"') == 12
     assert "4 of 10 arms" in text and "left alone: half.json" in text
     assert re.search(r'<a href="#sweep=duel&amp;context=n%3D16&amp;precision=int8&amp;method=flashrl%2Cnaive">', text)
     assert '<th scope="col">badge</th>' in text and 'src="../figures/duel/scores.png"' in text
+
+
+def test_a_browser_opens_at_one_comparison(results: Path) -> None:
+    """The score is the difference to the control, which stands at 0, and the arm with two seeds is hidden."""
+    chosen = page_data(results)["opening"]
+    arms = leaderboard(readable_runs(results))
+    decided = arms["verdict"].str.startswith(("better", "worse", "equal")) & (arms["seeds"] >= 3)
+    count = {context: int((decided & (arms["context"] == context)).sum()) for context in ("n=8", "n=16")}
+    assert chosen["sweep"] == "duel" and count[chosen["context"]] == max(count.values()) > 0
+    text = dom(results, f"#sweep=duel&context={chosen['context']}")
+    rows = cells(text)
+    assert cells(dom(results, "")) == rows
+    shown = arms[(arms["context"] == chosen["context"]) & (arms["seeds"] >= 3)].fillna({"difference": 0.0})
+    shown = shown.sort_values("difference", ascending=False)
+    assert [row[0].rstrip("*†‡") for row in rows] == [a.removesuffix(f" {chosen['context']}") for a in shown["arm"]]
+    wanted = [
+        "\u2013" if v == "control" else f"{d:+.3f}" for d, v in zip(shown["difference"], shown["verdict"], strict=True)
+    ]
+    assert [row[1] for row in rows] == wanted
+    eight = dom(results, "#sweep=duel&context=n%3D8")
+    assert len(cells(eight)) == 4 and "4 of 10 arms; 1 under 3 seeds are hidden" in eight
 
 
 def test_a_browser_shows_a_passport(results: Path) -> None:
@@ -201,6 +240,45 @@ def test_the_command_and_its_errors(results: Path, capsys: pytest.CaptureFixture
     assert "index.html: 2 files, 0." in capsys.readouterr().out
     assert main(["site", "dull", "--results", str(results)]) == 2
     assert "sweep 'dull' has no results" in capsys.readouterr().err
+
+
+def test_a_check_finds_what_is_out_of_date(
+    results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    """Another day or commit is no difference; another number, a missing file and a file too many are."""
+    ours = tmp_path / "results"
+    shutil.copytree(results, ours, ignore=shutil.ignore_patterns("profile"))
+    monkeypatch.setattr(project_files, "committed_sweeps", lambda: ["duel"])
+
+    def checked() -> tuple[int, str]:
+        return main(["site", "--check", "--results", str(ours)]), capsys.readouterr().out.strip()
+
+    index, data = ours / "site" / "index.html", ours / "site" / "data" / "duel.js"
+    index.write_text(STAMP.sub('<p id="made">Made on 2001-02-03 from commit 0123456789ab.</p>', index.read_text()))
+    assert "2001-02-03" in index.read_text() and checked() == (0, f"{ours / 'site'}: up to date")
+    text, end = data.read_text(), "run `lowbit site --committed`"
+    data.write_text(text.replace('"ok"', '"failed"', 1))
+    assert checked() == (1, f"FAIL  {ours / 'site'}: out of date (data/duel.js); {end}")
+    data.unlink()
+    assert checked() == (1, f"FAIL  {ours / 'site'}: out of date (data/duel.js); {end}")
+    data.write_text(text)
+    (data.parent / "old.js").write_text("")
+    index.write_text(index.read_text().replace('"verdict"', '"verdlct"', 1))
+    assert checked() == (1, f"FAIL  {ours / 'site'}: out of date (data/old.js, index.html); {end}")
+    assert main(["site", "--committed", "--results", str(ours)]) == 0 and not (data.parent / "old.js").exists()
+    capsys.readouterr()
+    assert checked()[0] == 0
+    assert main(["site", "duel", "--check", "--results", str(ours)]) == 2
+
+
+def test_a_packed_sweep_gives_the_same_page(tmp_path: Path) -> None:
+    for seed in range(2):
+        result, series = factory.result(seed=seed, sweep="duel", **STEPS)
+        write_result(tmp_path / "runs" / "duel", result, series)
+    before = pages(tmp_path, (), "")
+    pack(tmp_path, "duel")
+    shutil.rmtree(tmp_path / "runs")
+    assert len(before) == 2 and pages(tmp_path, (), "") == before
 
 
 def test_markdown_becomes_markup_and_its_text_does_not() -> None:

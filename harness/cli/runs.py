@@ -1,0 +1,81 @@
+"""`lowbit runs`: the runs of a sweep by name, or the sweeps that have results. `lowbit passport NAME` opens one."""
+
+from __future__ import annotations
+
+import argparse
+from collections import Counter
+from itertools import islice
+from pathlib import Path
+
+from harness.cli.options import add_results
+from harness.cli.table import table
+from harness.foundation.did_you_mean import nearest
+
+LEGEND = """\
+accuracy: mean over the evaluations after step 0, last: of the last one; both of the BF16 policy, as fractions.
+base, seed: of the base model, of the run.  date: when the run ended (UTC).  -: nothing was measured.
+lowbit passport NAME (or ID, where several runs share a name) shows the formats of a run."""
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.add_argument("sweep", nargs="?", help="list the runs of this sweep (default: the sweeps that have results)")
+    add_results(parser)
+
+
+def run(a: argparse.Namespace) -> int:
+    """Print one of the two tables. Raises ValueError for a sweep without results."""
+    from harness.records.folder import all_sweeps
+
+    known = all_sweeps(a.results)
+    if not known:
+        print(f"{a.results}: no sweep has results yet; lowbit sweep quick makes some")
+    elif a.sweep is None:
+        print(sweeps_table(a.results, known))
+    elif a.sweep in known:
+        print(runs_table(a.results, a.sweep))
+    else:
+        raise ValueError(f"sweep {a.sweep!r} has no results in {a.results}; {nearest(a.sweep, known)}")
+    return 0
+
+
+def sweeps_table(results: Path, sweeps: list[str]) -> str:
+    """A row per sweep: its arms, runs, statuses and the date of its newest run."""
+    from harness.records.arms import group_arms
+    from harness.records.folder import runs_of
+
+    rows: list[tuple[str, ...]] = []
+    for sweep in sweeps:
+        runs, problems = runs_of(results, sweep)
+        count = Counter(run.status for run in runs)
+        status = ", ".join(
+            [f"{count[name]} {name}" for name in count] + [f"{len(problems)} unreadable"] * bool(problems)
+        )
+        newest = max((run.ended_at or "" for run in runs), default="")[:10] or "-"
+        rows.append((sweep, str(len(group_arms(runs))), str(len(runs)), status, newest))
+    head = ("sweep", "arms", "runs", "status", "newest run")
+    return f"{table(rows, head)}\n\nAn arm is runs that differ in their seeds alone. lowbit runs SWEEP lists the runs."
+
+
+def runs_table(results: Path, sweep: str) -> str:
+    """A row per run, arm by arm, with a legend and a line per file that is no result."""
+    from harness.records.arms import group_arms
+    from harness.records.folder import runs_of
+
+    runs, problems = runs_of(results, sweep)
+    arms = group_arms(runs)
+    rows = [
+        (f"  {run.name}", str(run.base_seed), str(run.seed), run.status, _digits(run.summary.get("auc")),
+         _digits(run.summary.get("final_accuracy")), (run.ended_at or "-")[:10], run.run_id)
+        for arm in arms for run in arm.runs
+    ]  # fmt: skip
+    head = ("arm, and its runs by name", "base", "seed", "status", "accuracy", "last", "date", "id")
+    titles, rule, *lines = table(rows, head).splitlines()
+    of_runs = iter(lines)
+    blocks = ["\n".join([arm.label, *islice(of_runs, len(arm.runs))]) for arm in arms]
+    left = "".join(f"\nleft alone: {problem}" for problem in problems)
+    return "\n".join([titles, rule, *blocks]) + f"\n\n{LEGEND}{left}"
+
+
+def _digits(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"

@@ -1,0 +1,76 @@
+"""Titles of figures: what they show in words, computed from the leaderboard and the curves that are drawn."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from harness.records.arms import Arm
+from harness.records.stats import COLLAPSES, MIN_SEEDS
+from harness.records.sweep_file import BASELINES
+from harness.report.plots.bands import Band
+
+BASELINE = BASELINES[-1]
+COLUMNS = {"reference": ("difference", "verdict"), "rollout": ("deployed_difference", "deployed_verdict")}
+"""Site of an evaluation -> the leaderboard's columns of the difference from the control and of its verdict."""
+
+
+def panel_title(precision: str, arms: Iterable[Arm], *, board: Mapping[str, Any], site: str) -> str:
+    """A panel's precision, and below it what the uncorrected arm loses; the precision alone where none was compared."""
+    difference, verdict = COLUMNS[site]
+    for arm in arms:
+        row = board.get(arm.label)
+        if arm.method == BASELINE and not arm.variant and row is not None and not math.isnan(row[difference]):
+            falls = str(row[verdict]).replace(f"{COLLAPSES} in", "falls").replace(" of ", "/")
+            word = "1 seed" if row["seeds"] == 1 else falls
+            return f"{precision}\n{BASELINE} {row[difference]:+.2f}: {word}"
+    return precision
+
+
+def scores_title(arms: Sequence[Arm], board: Mapping[str, Any], control: str) -> str:
+    """Counts of the verdicts of all arms that were compared with the control."""
+    rows = [board[arm.label] for arm in arms if not math.isnan(board[arm.label]["difference"])]
+    if not rows:
+        return "No arm has a control to be compared with"
+    if all(row["is_preliminary"] for row in rows):
+        return f"Fewer than {MIN_SEEDS} seeds: nothing is decided against {control}"
+    said = {
+        "better than": sum(row["verdict"] == "better" for row in rows),
+        "equal to": sum(row["verdict"] == "equal" for row in rows),
+        "worse than": sum(row["verdict"] == "worse" for row in rows),
+        "collapsing more often than": sum(str(row["verdict"]).startswith(COLLAPSES) for row in rows),
+    }
+    clear = ", ".join(f"{count} {words} {control}" for words, count in said.items() if count)
+    left = len(rows) - sum(said.values())
+    return f"Of {len(rows)} arms: {clear or 'none decided'}" + (f"; {left} undecided" if left and clear else "")
+
+
+def largest_title(bands: Mapping[str, Band], *, words: str, control: str) -> str:
+    """The arm with the largest median of its curve, and how many times that of the control.
+
+    `bands`: by the arm's label, in their order.
+    """
+    levels = {name: float(np.nanmedian(band.middle)) for name, band in bands.items() if np.isfinite(band.middle).any()}
+    if not levels:
+        return ""
+    name = max(levels, key=lambda key: levels[key])
+    low = [value for key, value in levels.items() if key.split()[0] == control and value > 0]
+    times = f", {levels[name] / low[0]:.3g} times that of {control}" if low and levels[name] > low[0] else ""
+    return f"{words} is largest for {name}: {levels[name]:.2g}{times}"
+
+
+def slope_title(bands: Mapping[str, Band], *, words: str, control: str) -> str:
+    """Smallest and largest ratio of a curve's second half to its first, control left out."""
+    ratios: dict[str, float] = {}
+    for name, band in bands.items():
+        known = np.flatnonzero(np.isfinite(band.middle) & (band.middle > 0))
+        if name.split()[0] != control and len(known) > 1:
+            first, second = np.array_split(band.middle[known], 2)
+            ratios[name] = float(second.mean() / first.mean())
+    if not ratios:
+        return ""
+    low, high = min(ratios.values()), max(ratios.values())
+    return f"{words}: {low:.2g} to {high:.2g} times as large in the second half of the axis"

@@ -1,0 +1,51 @@
+"""Titles of figures, by hand on small boards and curves."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from harness.records.arms import group_arms
+from harness.report.plots.bands import Band
+from harness.report.plots.titles import largest_title, panel_title, scores_title, slope_title
+from tests.result_factory import result
+
+ARMS = group_arms([result(method, precision)[0] for method, precision in (("bf16", "bf16"), ("naive", "int4"))])
+CONTROL, NAIVE = (next(arm for arm in ARMS if arm.method == method) for method in ("bf16", "naive"))
+
+
+def board(verdict: str, *, seeds: int = 5, difference: float = -0.21) -> dict[str, dict[str, object]]:
+    row = {"difference": difference, "deployed_difference": -0.1, "verdict": verdict, "deployed_verdict": "worse",
+           "seeds": seeds, "is_preliminary": seeds < 3}  # fmt: skip
+    return {NAIVE.label: row, CONTROL.label: {**row, "difference": math.nan, "deployed_difference": math.nan}}
+
+
+def band(*values: float) -> Band:
+    y = np.array(values)
+    return Band(x=np.arange(1.0, len(y) + 1), middle=y, low=y, high=y)
+
+
+def test_a_panel_says_what_its_uncorrected_arm_loses() -> None:
+    found = panel_title("int4", [NAIVE], board=board("collapses in 2 of 3"), site="reference")
+    assert found == "int4\nnaive -0.21: falls 2/3"
+    assert panel_title("int4", [NAIVE], board=board("x"), site="rollout") == "int4\nnaive -0.10: worse"
+    assert panel_title("int4", [NAIVE], board=board("worse", seeds=1), site="reference") == "int4\nnaive -0.21: 1 seed"
+    assert panel_title("bf16", [CONTROL], board=board("worse"), site="reference") == "bf16"
+
+
+def test_verdicts_are_counted() -> None:
+    assert scores_title(ARMS, board("worse"), "bf16") == "Of 1 arms: 1 worse than bf16"
+    assert scores_title(ARMS, board("collapses in 2 of 3"), "bf16") == "Of 1 arms: 1 collapsing more often than bf16"
+    assert scores_title(ARMS, board("cannot tell"), "bf16") == "Of 1 arms: none decided"
+    assert scores_title(ARMS, board("worse", seeds=2), "bf16") == "Fewer than 3 seeds: nothing is decided against bf16"
+    assert scores_title([CONTROL], board("worse"), "bf16") == "No arm has a control to be compared with"
+
+
+def test_the_largest_curve_and_its_slope() -> None:
+    bands = {"bf16 bf16": band(1, 1, 1), "naive int4": band(2, 4, 8), "flashrl int4": band(2, 2, np.nan)}
+    assert largest_title(bands, words="k3", control="bf16") == "k3 is largest for naive int4: 4, 4 times that of bf16"
+    assert slope_title(bands, words="k3", control="bf16") == (
+        "k3: 1 to 2.7 times as large in the second half of the axis"
+    )
+    assert largest_title({}, words="k3", control="bf16") == slope_title({}, words="k3", control="bf16") == ""
