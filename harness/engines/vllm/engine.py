@@ -93,7 +93,7 @@ class VLLMEngine:
         self.vllm_config, self.model = worker.vllm_config, worker.model_runner.get_model()
         self.weights = VLLMWeights(self.model, self.vllm_config, config, plan, self.device, self._slot(), is_direct)
         adapts = at_rollout(plan.adapters) is not None
-        self.loop = None if adapts or keeps_log_probs else DeviceLoop(worker.model_runner)
+        self.loop = None if adapts else DeviceLoop(worker.model_runner)
         self.is_awake, self._scales = True, dict[int, dict[Role, float]]()
 
     def load_weights(self, weights: WeightStream) -> None:
@@ -126,12 +126,13 @@ class VLLMEngine:
             vocab_size=self.config.vocab_size if self.keeps_log_probs else None,
         )  # fmt: skip
         repeated = [prompt for prompt in prompts for _ in range(num_samples)]
-        if self.loop is not None:
-            self.loop.prepare(len(repeated))
+        loop = None if self.keeps_log_probs else self.loop
+        if loop is not None:
+            loop.prepare(len(repeated))
         with seeded(stable_seed(seed, "vllm"), self.device):
             sample(
                 self.llm, repeated, self._sampling(max_new_tokens, temperature), samples,
-                lora_request=self._adapter(), loop=self.loop,
+                lora_request=self._adapter(), loop=loop,
             )  # fmt: skip
         return self._rollout(samples)
 
