@@ -83,7 +83,7 @@ class Sampler:
 
     __pydantic_config__ = _STRICT
     name: Literal["tpe", "nsga2", "random", "grid"] = "tpe"
-    """grid: every combination of the choices once in every share, in the file's order (with halving: likely ones first)."""
+    """grid: every combination of the choices once in every share, in the file's order (likely ones first)."""
     seed: int = 0
     startup: int = 10
     """Random trials before TPE begins; population size of NSGA-II."""
