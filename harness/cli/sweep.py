@@ -105,6 +105,7 @@ def sweep(
     from harness.records.packed import make_available
     from harness.sweep import FINISHED, plan, read_sweep, run_sweep, stored, with_seeds
     from harness.sweep.preview import dry_run, tell_left_out
+    from harness.sweep.queue import elsewhere
 
     found = read_sweep(name)
     found = found if seeds is None else with_seeds(found, seeds)
@@ -115,7 +116,8 @@ def sweep(
     known = stored(launch, planned.cells)
     todo = [c for c in planned.cells if (held := known.get(run_id(c))) is None or held.status not in FINISHED]
     if is_dry:
-        return dry_run(planned, todo, results, way.workers)
+        taken = [cell for cell, _, _ in elsewhere(todo, launch)]
+        return dry_run(planned, todo, results, way.workers, taken)
     runner = way.runner()
     tell_left_out(planned)
     if not todo:
@@ -204,11 +206,13 @@ def _run_cells(
 ) -> tuple[list[RunResult], bool]:
     """Run the cells that are left, with progress: (all records, whether it was interrupted)."""
     from harness.sweep import run_sweep
-    from harness.sweep.preview import time_limit
+    from harness.sweep.preview import count_words, time_limit
     from harness.sweep.progress import Progress
+    from harness.sweep.queue import elsewhere
 
     found, results = planned.sweep, Path(launch.results)
-    print(f"{len(todo)} of {len(planned.cells)} cells to run, {way.workers} at a time", flush=True)
+    taken = len(elsewhere(todo, launch))
+    print(f"{count_words(len(todo) - taken, len(planned.cells), taken)}, {way.workers} at a time", flush=True)
     limit = time_limit(todo, results, max_hours)
     progress = Progress(todo, len(planned.cells))
     try:

@@ -132,6 +132,11 @@ def test_a_sweep_runs_what_is_missing_and_names_files_that_are_not_its_own(
     assert cli.main(tiny) == 1
     assert "2 of 8 cells to run" in capsys.readouterr().out
     assert len(seen.starts) == 10
+    other = tmp_path / "other.yaml"
+    other.write_text(SWEEP)
+    assert cli.main(["sweep", str(other), *tiny[2:], "--dry-run"]) == 0
+    out = capsys.readouterr().out
+    assert "other: 2 of 8 cells to run, 6 taken over from other sweeps" in out and out.count("elsewhere  ") == 6
     folder = tmp_path / "results" / "runs" / "tiny"
     (folder / "notes.json").write_text("mine")
     (folder / f"{seen.starts[0][0].config.seed}.json").write_text("{}")
