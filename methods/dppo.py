@@ -20,7 +20,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from harness.api import Correction, Memory, Method, Part, TokenBatch
+from harness.api import Correction, Memory, Method, Part, TokenBatch, later
 from harness.objective.loss import log_ratio
 from methods.mis import calibrated_bound, check_frac
 from methods.naive import LOW_BIT
@@ -76,7 +76,7 @@ class DPPO(Part):
     """-A p / p0 in place of -A sg(p / p0) log p: another value, the same gradient below the cap."""
     kappa: float = 0.0
     """Coefficient of log(p / p0)^2 over all tokens; prime-rl: 0.001."""
-    reject_frac: float | None = None
+    reject_frac: float | None = later(None)
     """Replace both bounds by one that this fraction of the first batch's tokens exceeds, whatever the side (ours; the
     mask spares those that move back, so it rejects about half of them); None keeps them."""
 

@@ -12,7 +12,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from harness.api import Correction, Memory, Method, Part, TokenBatch
+from harness.api import Correction, Memory, Method, Part, TokenBatch, later
 from methods.flashrl import log_rho, truncated_weight
 from methods.mis import calibrated_bound, check_frac
 from methods.naive import LOW_BIT
@@ -31,7 +31,7 @@ class IcePop(Part):
     sets_weight: ClassVar[bool] = True
     alpha: float = 0.5
     beta: float = 5.0
-    reject_frac: float | None = None
+    reject_frac: float | None = later(None)
     """Replace the band by one around 1, symmetric in log, that rejects this fraction of the first batch's tokens
     (ours); None keeps it."""
 

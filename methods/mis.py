@@ -19,7 +19,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from harness.api import Correction, Memory, Method, Part, TokenBatch
+from harness.api import Correction, Memory, Method, Part, TokenBatch, later
 from methods.flashrl import BOUND, TIS, Level, log_rho, truncated_weight
 from methods.naive import LOW_BIT
 
@@ -66,7 +66,7 @@ class MIS(Part):
     weight: Literal["token", "sequence", "geometric", "none"] = "sequence"
     veto: float | None = None
     """Reject a sequence with any token ratio below this; slime and miles use 1e-4."""
-    reject_frac: float | None = None
+    reject_frac: float | None = later(None)
     """Replace lo and hi by a band around 1, symmetric in log, that rejects this fraction of the first batch."""
 
     def __post_init__(self) -> None:

@@ -18,7 +18,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from harness.api import Correction, Memory, Method, Part, Step, TokenBatch
+from harness.api import Correction, Memory, Method, Part, Step, TokenBatch, later
 from harness.objective.loss import log_ratio
 from methods.flashrl import log_rho
 from methods.mis import calibrated_bound, check_frac, divergence
@@ -39,7 +39,7 @@ class TRM(Part):
     """Largest divergence of any token, nats. The paper: 0.05 stabilises, 0.1 does not."""
     delta_mean: float | None = None
     """Largest mean divergence, nats per token; null does not test it. The paper: 0.001."""
-    reject_frac: float | None = None
+    reject_frac: float | None = later(None)
     """Replace delta_max by the bound that rejects this share of the first batch's responses (ours); None keeps it."""
 
     def __post_init__(self) -> None:
