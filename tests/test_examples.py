@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -40,5 +41,23 @@ def test_a_third_party_method_installs_and_runs(tmp_path: Path) -> None:
     (record,) = Path(results).glob("runs/runs/*.json")
     result = json.loads(record.read_text())
     assert result["status"] == "ok" and result["method"]["parts"] == {"SoftTIS": {"cap": 3.0}}
+    (source,) = result["config"]["outside"]
+    assert re.fullmatch(r"lowbit-soft-tis 0\.1\.0 [0-9a-f]{12}", source)
     series = read_series(record.parent, result["run_id"])
     assert len(series["part/SoftTIS.weight_max"]) == 2 and all(1.0 < x < 3.0 for x in series["part/SoftTIS.weight_max"])
+    # An edited method is another run; an entry point that does not load is told, and ends nothing.
+    module = site / "lowbit_soft_tis.py"
+    module.write_text(module.read_text().replace("cap - 1.0 + rho)", "cap - 1.0 + rho)  # as it was"))
+    (site / "broken-1.0.dist-info").mkdir()
+    (site / "broken-1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: broken\nVersion: 1.0\n")
+    (site / "broken-1.0.dist-info" / "entry_points.txt").write_text("[lowbit.methods]\nbroken = not_there:METHOD\n")
+    python("-m", "harness.cli.main", "run", *words, "--results", results)
+    records = [json.loads(path.read_text())["config"]["outside"] for path in Path(results).glob("runs/runs/*.json")]
+    assert len(records) == 2 and records[0] != records[1]
+    doctor = [sys.executable, "-m", "harness.cli.main", "doctor", "--results", results]
+    told = subprocess.run(doctor, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert (
+        told.returncode == 1
+        and "FAIL  methods    entry point broken = not_there:METHOD of lowbit.methods does" in told.stdout
+    )
+    assert "ok    methods    from other packages: soft_tis (lowbit_soft_tis:METHOD)" in told.stdout

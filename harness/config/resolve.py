@@ -11,6 +11,7 @@ from typing import Any
 
 from harness.api import Method, Part, knobs, stated_knobs
 from harness.config.load import parse
+from harness.config.outside import sources_of
 from harness.config.schema import AlgoConfig, RunConfig
 from harness.foundation.did_you_mean import nearest
 from methods import METHODS, method_named
@@ -73,6 +74,7 @@ def resolve(config: RunConfig, content_hash: Callable[[str], str] | None = None)
         model=model,
         trainer=replace(config.trainer, lr=lr),
         algo=fixed_algo(method, config.algo),
+        outside=sources_of(method, parts),
     )
 
 
