@@ -85,7 +85,7 @@ def _packages() -> Check:
 
 
 def _outside() -> list[Check]:
-    """What other packages offer as methods: a line for each that does not load, and one for those that do."""
+    """Methods that other packages offer: a line for each that does not load, and one for those that do."""
     from methods import registry
 
     found = registry()
