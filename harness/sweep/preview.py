@@ -43,7 +43,7 @@ def dry_run(
 
 
 def count_words(to_run: int, in_all: int, taken: int) -> str:
-    """How many cells will run, and how many another sweep has finished."""
+    """The numbers of cells that will run and that another sweep has finished, in words."""
     return f"{to_run} of {in_all} cells to run" + (f", {taken} taken over from other sweeps" if taken else "")
 
 

@@ -102,7 +102,7 @@ def _answer(
 
 
 def compared_with(share: str, found: Sequence[Contender]) -> Contender | None:
-    """The contender that a share's runs are compared with: its baseline, else the first baseline, else the first share's best."""
+    """A share's contender to compare with: its baseline, else the first baseline, else the first share's best."""
     bases = [c for c in found if c.kind == "baseline"]
     own = [c for c in bases if c.share == share]
     return next(iter([*own, *bases, *(c for c in found if c.kind == "best")]), None)
