@@ -130,12 +130,15 @@ def check_exact(train_logp: Tensor, rollout_logp: Tensor, sampled: Tensor) -> No
 
 
 def push_weights(run: Run, engine: RolloutEngine, step: Step) -> dict[str, float]:
-    """Weights through every part into the engine; the realized plan must then be the planned one."""
+    """Weights through every part into the engine; the realized plan must then be the planned one. The run keeps that
+    of its last push for rollouts: parts may send something else to an evaluation."""
     engine.load_weights(synced(run, step))
     if any(has_hook(part, "after_sync") for part in run.composed.parts):
         run.composed.after_sync(engine, [item.prompt for item in run.eval_items[:NUM_AFTER_SYNC]])
-    run.passport = engine.realized_plan()
-    check_passport(run.composed.plan, run.passport)
+    passport = engine.realized_plan()
+    check_passport(run.composed.plan, passport)
+    if step.purpose != "eval" or run.passport is None:
+        run.passport = passport
     return {f"sync/{name}": value for name, value in engine.sync_metrics().items()}
 
 

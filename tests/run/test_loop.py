@@ -260,3 +260,15 @@ def test_schedules_start_and_end_where_they_should() -> None:
     assert [schedule(warm, i, 12) for i in (0, 3, 4, 8)] == [0.25, 1.0, 1.0, 0.5]
     assert schedule(small_config("trainer.schedule=cosine").trainer, 6, 12) == pytest.approx(0.5)
     assert schedule(small_config().trainer, 11, 12) == 1.0
+
+
+def test_the_recorded_passport_is_that_of_the_last_push_for_rollouts(tmp_path: Path) -> None:
+    """AQN is off in evaluation: the weights of that push carry no noise, and their hashes are others."""
+    run = small_run(tmp_path, ["method=qerl", "precision=nvfp4", "trainer.steps=4"])
+    for _ in range(2):  # the first stage has no noise
+        run.step += 1
+        grpo_step(run)
+    kept = run.passport
+    evaluate(run)
+    assert kept is not None and run.passport is kept
+    assert run.engine.realized_plan() != kept

@@ -186,6 +186,7 @@ def _kind(reason: str) -> str:
         ("behind the best", "it was behind the best trial"),
         ("reward fell", "the reward of a cell fell"),
         ("rank", "the reward of a cell was among the lowest"),
+        ("is number", "other trials of their share did better on the same seeds"),
     ):
         if words in reason:
             return kind

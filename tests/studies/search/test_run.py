@@ -317,6 +317,8 @@ def test_a_grid_is_halved_with_equal_budgets_and_its_best_are_compared_on_fresh_
     table = write_tables(search, tmp_path)[0].read_text()
     assert "ppo: the best found is trial 0 (eps_low 0.4, cap 2.0). On 3 fresh seeds its auc is -0.1" in table
     assert "auc against best tis" in table and "tis: the best found is trial 0" in table
+    pruned = sum(t.state == TrialState.PRUNED for found in trials.values() for t in found)
+    assert f"Given up: {pruned} because other trials of their share did better on the same seeds." in table
 
 
 def test_a_grid_takes_choices_alone_and_its_own_number_of_trials():
