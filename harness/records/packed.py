@@ -99,8 +99,8 @@ def read_packed(path: Path) -> list[RunResult]:
 
 
 def read_packed_series(path: Path, columns: Sequence[str]) -> dict[str, dict[str, list[Any]]]:
-    """Run id -> column -> one value per step of a packed sweep, NaN where a step has none; columns that it does not have
-    are left out. Raises ValueError for a file that is none."""
+    """Run id -> column -> one value per step of a packed sweep, NaN where a step has none; columns that it does not
+    have are left out. Raises ValueError for a file that is none."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

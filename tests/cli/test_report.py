@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.cli.main import main
 from harness.cli.report import report
 from harness.records.run_result import write_result
 from tests import result_factory as factory
@@ -41,8 +42,31 @@ def test_a_sweep_over_lengths_has_profiles_and_where_its_kernels_are_real_a_brea
         assert "naive int4: " in text.read_text() and str(text) in capsys.readouterr().out
 
 
+def test_a_sweep_whose_runs_all_failed_has_its_table_and_figures(tmp_path: Path) -> None:
+    """Nothing was measured, so the mismatch has no logarithmic axis."""
+    for method, precision in (("bf16", "bf16"), ("naive", "int4")):
+        result, _ = factory.result(method, precision, status="failed", sweep="lost")
+        nothing = {"evals": [], "num_steps": 0, "summary": {}, "passport": None, "reason": "no memory"}
+        write_result(tmp_path / "runs" / "lost", result.model_copy(update=nothing), None)
+    assert report("lost", tmp_path) == 0
+    assert "1 failed" in (tmp_path / "tables" / "lost.csv").read_text()
+    assert any((tmp_path / "figures" / "lost").glob("*.png"))
+
+
 def test_one_length_has_profiles_and_no_break_even(tmp_path: Path) -> None:
     sweep(tmp_path, (8,))
     assert report("lengths", tmp_path) == 0
     assert (tmp_path / "figures" / "lengths" / "profiles.png").exists()
     assert not (tmp_path / "tables" / "lengths_break_even.md").exists()
+
+
+@pytest.mark.parametrize(("planned", "bits"), [("int4_g32", "BITS"), (None, "16.000")])
+def test_a_passport_says_how_many_bits_a_weight_takes(
+    planned: str | None, bits: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """INT4 in groups of 32: 4 bits of the code and its share of the group's scale."""
+    result, rows = factory.result("naive", "int4", sweep="duel", model=FULL)
+    result = result.model_copy(update={"planned": {"rollout_weights": planned, "base": "bf16"}})
+    write_result(tmp_path / "runs" / "duel", result, rows)
+    assert main(["passport", result.run_id, "--results", str(tmp_path)]) == 0
+    assert f"stored:   {bits} bits a weight of the linear layers at the rollout\n" in capsys.readouterr().out

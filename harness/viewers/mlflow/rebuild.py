@@ -176,7 +176,7 @@ def _write_arm(
 
 
 def arm_curves(runs: Sequence[RunResult], folder: Path) -> list[Metric]:
-    """Curves and evaluations of an arm: means over its runs that have a series, at the steps that all of them reached."""
+    """Curves and evaluations of an arm: means over its runs that have a series, at steps that all of them reached."""
     from mlflow.entities import Metric
 
     drawn: list[RunResult] = []

@@ -1,7 +1,8 @@
 """The static site: `results/site/index.html` with a data file per sweep, readable from disk without a server.
 
     index.html      page, style and script in one; the leaderboards of all sweeps; claims and searches as text
-    data/<sweep>.js runs of a sweep: scores and curves per seed, settings, passports; loaded by a script element when asked for
+    data/<sweep>.js runs of a sweep: scores and curves per seed, settings, passports; a script element
+                    loads it when asked for
     ../figures/     linked, not copied
 
     board.py      leaderboard rows, figures and comparisons of a sweep as JSON

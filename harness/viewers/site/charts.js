@@ -72,7 +72,7 @@ function drawSpeed(s, rows) {
   const front = arms.filter((r) => !arms.some((o) => o !== r && o.auc >= r.auc && o.rollout_tokens_per_s >= r.rollout_tokens_per_s && (o.auc > r.auc || o.rollout_tokens_per_s > r.rollout_tokens_per_s)))
     .sort((a, b) => a.rollout_tokens_per_s - b.rollout_tokens_per_s);
   const name = (r) => `${r.method} ${r.precision}${r.variant ? " " + r.variant : ""}`, place = (r) => `${x.at(r.rollout_tokens_per_s).toFixed(1)} ${y.at(r.auc).toFixed(1)}`;
-  const named = new Set([...front, ...arms.filter((r) => r.verdict === "control")]), taken = [];
+  const named = new Set([...arms.filter((r) => r.verdict === "control"), ...front]), taken = [];
   const label = (r) => {
     const px = x.at(r.rollout_tokens_per_s), py = y.at(r.auc), isRight = px > box.width * 0.6 && isPhone, words = name(r), from = isRight ? px - 8 - words.length * 6.4 : px + 8, to = from + words.length * 6.4;
     if (taken.some((t) => from < t.to && to > t.from && Math.abs(py - t.y) < 13)) return [];
@@ -85,5 +85,5 @@ function drawSpeed(s, rows) {
   figure.replaceChildren(text("figcaption", "Accuracy against speed"), picture(box, `AUC against rollout tokens per second of ${arms.length} arms`, [
     ...axes(box, x, y, { x: "rollout tokens/s, logarithmic; upwards: AUC" }), svg("path", { class: "front", d: front.map((r, i) => (i ? "L" : "M") + place(r)).join("") }),
     ...arms.map(dot), ...[...named].flatMap(label)]),
-  text("p", `Dashed: arms that no other beats in both. Green and red: better and worse than the control, black: the control. ${emulated ? "The formats are emulated here, which is slower than BF16: the speed is this machine's and says nothing about a GPU." : "Measured with real kernels."}`));
+  text("p", `Dashed: arms that no other beats in both. Green and red: better and worse than the control, black: the control, blue: the rest. ${emulated ? "The formats are emulated here, which is slower than BF16: the speed is this machine's and says nothing about a GPU." : "Measured with real kernels."}`));
 }
