@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from harness.cli.main import main
 from harness.cli.report import report
 from harness.records.run_result import write_result
 from tests import result_factory as factory
@@ -58,15 +57,3 @@ def test_one_length_has_profiles_and_no_break_even(tmp_path: Path) -> None:
     assert report("lengths", tmp_path) == 0
     assert (tmp_path / "figures" / "lengths" / "profiles.png").exists()
     assert not (tmp_path / "tables" / "lengths_break_even.md").exists()
-
-
-@pytest.mark.parametrize(("planned", "bits"), [("int4_g32", "BITS"), (None, "16.000")])
-def test_a_passport_says_how_many_bits_a_weight_takes(
-    planned: str | None, bits: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """INT4 in groups of 32: 4 bits of the code and its share of the group's scale."""
-    result, rows = factory.result("naive", "int4", sweep="duel", model=FULL)
-    result = result.model_copy(update={"planned": {"rollout_weights": planned, "base": "bf16"}})
-    write_result(tmp_path / "runs" / "duel", result, rows)
-    assert main(["passport", result.run_id, "--results", str(tmp_path)]) == 0
-    assert f"stored:   {bits} bits a weight of the linear layers at the rollout\n" in capsys.readouterr().out
