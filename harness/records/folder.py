@@ -12,9 +12,9 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from harness.records.packed import read_packed
+from harness.records.packed import read_packed, read_packed_series
 from harness.records.paths import packed_folder, packed_path, runs_folder, sweep_folders
-from harness.records.run_result import RunResult, read_result
+from harness.records.run_result import RunResult, read_result, read_series
 
 MIN_SETTINGS = 3
 """A method with at least this many settings at one precision gets a comparison of its own."""
@@ -79,6 +79,31 @@ def runs_of(results: Path, sweep: str) -> tuple[list[RunResult], list[str]]:
         return read_packed(packed_path(results, sweep)), []
     except ValueError as error:
         return [], [str(error)]
+
+
+Series = dict[str, dict[str, list[Any]]]
+"""Run id -> column -> one value per step, NaN where a step has none."""
+
+
+def series_of(results: Path, sweep: str, columns: Sequence[str]) -> tuple[Series, list[str]]:
+    """(these columns of every run, one line per file that cannot be read) of the sweep's folder where it has one, else
+    of its packed file. A run without a series, and a column that it does not have, are left out."""
+    folder = runs_folder(results, sweep)
+    if not folder.is_dir():
+        try:
+            return read_packed_series(packed_path(results, sweep), columns), []
+        except ValueError as error:
+            return {}, [str(error)]
+    found: Series = {}
+    problems: list[str] = []
+    for path in sorted(folder.glob("*.parquet")):
+        try:
+            series = read_series(folder, path.stem)
+        except ValueError as error:
+            problems.append(str(error))
+            continue
+        found[path.stem] = {name: series[name] for name in columns if name in series}
+    return found, problems
 
 
 def saved_comparisons(rows: Sequence[Mapping[str, Any]], baselines: Sequence[str]) -> list[Comparison]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -95,6 +96,28 @@ def read_packed(path: Path) -> list[RunResult]:
             return [RunResult.model_validate_json(line) for line in archive.read(RECORDS).splitlines()]
     except (zipfile.BadZipFile, KeyError, ValueError, OSError) as error:
         raise ValueError(f"{path}: not a packed sweep: {error}") from error
+
+
+def read_packed_series(path: Path, columns: Sequence[str]) -> dict[str, dict[str, list[Any]]]:
+    """Run id -> column -> one value per step of a packed sweep, NaN where a step has none; columns that it does not
+    have are left out. Raises ValueError for a file that is none."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        with zipfile.ZipFile(path) as archive:
+            file = pq.ParquetFile(pa.BufferReader(archive.read(SERIES)))
+        there = [name for name in columns if name in file.schema_arrow.names]
+        table = file.read(columns=["run_id", *there]).to_pydict()
+    except (zipfile.BadZipFile, KeyError, ValueError, OSError) as error:
+        raise ValueError(f"{path}: not a packed sweep: {error}") from error
+    found: dict[str, dict[str, list[Any]]] = {}
+    for place, run_id in enumerate(table["run_id"]):
+        series = found.setdefault(run_id, {name: [] for name in there})
+        for name in there:
+            value = table[name][place]
+            series[name].append(math.nan if value is None else value)
+    return found
 
 
 def make_available(results: Path, sweep: str | None = None) -> None:

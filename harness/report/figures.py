@@ -31,6 +31,7 @@ from harness.report.plots.style import (
     above_panels,
     draw_band,
     legend,
+    log_y,
     looks_of,
     small_multiples,
     style_name,
@@ -216,8 +217,7 @@ def overview(arms: Sequence[Arm], series: Series, board: dict[str, Any], looks: 
     top.set_ylabel("accuracy,\nBF16 policy")
     bottom.set_title("Mismatch of sampler and trainer")
     bottom.set_ylabel("k3, nats per token")
-    bottom.set_yscale("log")
-    bottom.minorticks_off()
+    log_y(bottom)
     bottom.set_xlabel("policy step")
     legend(right, {style_name(arm): looks[style_name(arm)] for arm in shown}, True, 2)
     return figure

@@ -41,6 +41,17 @@ def test_a_sweep_over_lengths_has_profiles_and_where_its_kernels_are_real_a_brea
         assert "naive int4: " in text.read_text() and str(text) in capsys.readouterr().out
 
 
+def test_a_sweep_whose_runs_all_failed_has_its_table_and_figures(tmp_path: Path) -> None:
+    """Nothing was measured, so the mismatch has no logarithmic axis."""
+    for method, precision in (("bf16", "bf16"), ("naive", "int4")):
+        result, _ = factory.result(method, precision, status="failed", sweep="lost")
+        nothing = {"evals": [], "num_steps": 0, "summary": {}, "passport": None, "reason": "no memory"}
+        write_result(tmp_path / "runs" / "lost", result.model_copy(update=nothing), None)
+    assert report("lost", tmp_path) == 0
+    assert "1 failed" in (tmp_path / "tables" / "lost.csv").read_text()
+    assert any((tmp_path / "figures" / "lost").glob("*.png"))
+
+
 def test_one_length_has_profiles_and_no_break_even(tmp_path: Path) -> None:
     sweep(tmp_path, (8,))
     assert report("lengths", tmp_path) == 0

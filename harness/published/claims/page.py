@@ -152,8 +152,8 @@ def markdown(claims: Claims, judged: Sequence[Judged]) -> str:
     which = {badge: ", ".join(one.claim.id for one in judged if one.badge == badge) for badge in found}
     blocks = [
         "# Published claims, tested here",
-        f"{len(judged)} claims of {sum(bool(own) for own in papers.values())} sources. Written by `lowbit claims` from "
-        "`claims.yaml` and the committed results; do not edit.",
+        f"{len(judged)} claims of {sum(bool(own) for own in papers.values())} sources. Written by "
+        "`lowbit claims --write` from `claims.yaml` and the committed results; do not edit.",
         "| badge | claims | which |\n|---|---:|---|\n"
         + "\n".join(f"| {badge} | {count} | {which[badge]} |" for badge, count in found.items()),
         "\n".join(f"- {line}" for line in READING),

@@ -150,10 +150,16 @@ def draw_band(ax: Axes, band: Band, look: Look, is_log: bool = False, marked: bo
         ax.plot(x, y, marker="x", markersize=6, color=look.colour, zorder=4)
 
 
+def log_y(ax: Axes) -> None:
+    """A logarithmic y axis, where a line has a value that it can show."""
+    if any(value > 0 for line in ax.lines for value in np.asarray(line.get_ydata(), float)):
+        ax.set_yscale("log")
+        ax.minorticks_off()
+
+
 def _log_scale(ax: Axes, zeros: Sequence[str]) -> None:
     """A logarithmic y axis, which cannot show the arms that are exactly 0: they are named."""
-    ax.set_yscale("log")
-    ax.minorticks_off()
+    log_y(ax)
     said = "\n".join(f"{name}: exactly 0" for name in zeros)
     ax.text(0.04, 0.98, said, transform=ax.transAxes, fontsize=6.5, va="top")
 

@@ -113,6 +113,14 @@ def cell_metrics(result: RunResult, series: Mapping[str, Sequence[Any]]) -> list
     for record in result.evals:
         if record.accuracy is not None:
             metrics.append(Metric(f"eval/accuracy_{record.site}", record.accuracy, end, record.step))
+    return metrics + curve_metrics(series, start, end)
+
+
+def curve_metrics(series: Mapping[str, Sequence[Any]], start: int, end: int) -> list[Metric]:
+    """The curves among a series' columns at chosen steps, spread over the milliseconds from `start` to `end`."""
+    from mlflow.entities import Metric
+
+    metrics: list[Metric] = []
     for name, column in series.items():
         if name in CURVES or name.startswith("part/"):
             metrics += [
@@ -121,6 +129,30 @@ def cell_metrics(result: RunResult, series: Mapping[str, Sequence[Any]]) -> list
                 if isinstance(column[step - 1], (int, float)) and math.isfinite(column[step - 1])
             ]
     return metrics
+
+
+def mean_series(all_series: Sequence[Mapping[str, Sequence[Any]]]) -> dict[str, list[float]]:
+    """Column -> mean over the runs at every step that all of them reached, of the curves that all of them have. Later
+    steps are left out: a mean over fewer runs would jump where one ends."""
+    if not all_series:
+        return {}
+    names = [n for n in all_series[0] if n in CURVES or n.startswith("part/")]
+    shared = [n for n in names if all(n in series and _is_plain(series[n]) for series in all_series)]
+    return {n: [sum(v) / len(v) for v in zip(*(series[n] for series in all_series), strict=False)] for n in shared}
+
+
+def _is_plain(column: Sequence[Any]) -> bool:
+    return all(isinstance(value, (int, float)) for value in column)
+
+
+def mean_evaluations(runs: Sequence[RunResult]) -> dict[tuple[str, int], float]:
+    """(site, step) -> mean accuracy, where every run has an evaluation."""
+    found: dict[tuple[str, int], list[float]] = {}
+    for run in runs:
+        for record in run.evals:
+            if record.accuracy is not None:
+                found.setdefault((record.site, record.step), []).append(record.accuracy)
+    return {place: sum(values) / len(values) for place, values in found.items() if len(values) == len(runs)}
 
 
 def chosen_steps(column: Sequence[Any]) -> list[int]:

@@ -16,12 +16,12 @@ from harness.records.arms import arm_labels
 from harness.records.folder import readable, saved_comparisons, sweeps_in
 from harness.records.looks import level_of
 from harness.records.paths import figures_folder, runs_folder, tables_folder
-from harness.records.run_result import RunResult
+from harness.records.run_result import RunResult, read_series
 from harness.records.sweep_file import Purpose, purpose
 from harness.studies.search.tags import trial_tags
 from harness.viewers.mlflow import entities, links
 from harness.viewers.mlflow.store import KEY, outages, runs_of
-from harness.viewers.mlflow.tracker import Tracker, cell_key
+from harness.viewers.mlflow.tracker import BATCH, Tracker, cell_key
 
 if TYPE_CHECKING:
     from mlflow.entities import Metric
@@ -33,6 +33,8 @@ Row = Mapping[str, Any]
 SUMMARY = ("k3_max", "k3_median", "ess_token_min", "entropy_last", "grad_norm_max", "base_accuracy")
 """Columns of the leaderboard that a run's summary has under the same name."""
 VERDICT = ("difference", "difference_low", "difference_high", "p_adjusted", "pairs", "further_seeds")
+MEMBERS = "lowbit.members"
+"""Tag of an arm: the content of the runs that its curves are the mean of."""
 DIGEST = "lowbit.digest"
 """Tag of the overview: the content of everything that the experiment was built from."""
 
@@ -76,7 +78,7 @@ def log_arms(tracker: Tracker, results: Path, sweep: str, control: str | None = 
         shown = [f"{p.name}{crc32(p.read_bytes())}" for p in extra]
         content = "".join([*keys.values(), *shown, aim.control, *aim.endpoints, f"{level:g}"])
         if _digest(tracker.client, tracker, sweep) != (digest := f"{crc32(content.encode()):08x}-{len(runs)}"):
-            _write_arms(tracker.client, tracker, sweep, runs, aim, level, extra, digest)
+            _write_arms(tracker.client, tracker, sweep, runs, aim, level, extra, digest, keys, folder)
         return [run for run in runs if keys[run.run_id] not in tracker.place(sweep).known]
     except outages() as error:
         tracker.give_up(error)
@@ -90,7 +92,7 @@ def _digest(client: MlflowClient, tracker: Tracker, sweep: str) -> str | None:
 
 def _write_arms(
     client: MlflowClient, tracker: Tracker, sweep: str, runs: Sequence[RunResult], aim: Purpose,
-    level: float, extra: Sequence[Path], digest: str,
+    level: float, extra: Sequence[Path], digest: str, keys: Mapping[str, str], folder: Path,
 ) -> None:  # fmt: skip
     from harness.report.leaderboard import leaderboard
 
@@ -99,10 +101,13 @@ def _write_arms(
     for run in runs:
         members.setdefault(labels[run.run_id], []).append(run)
     place, comparisons = tracker.place(sweep), saved_comparisons(rows, aim.baselines)
+    parents: dict[str, str] = {}
     for row in rows:
-        tags = {links.PAIRS: links.pairs_of(row["arm"], comparisons)}
-        _write_arm(client, tracker, sweep, row, members[row["arm"]], tags)
-    _rename_cells(client, tracker, sweep, labels)
+        own = members[row["arm"]]
+        content = crc32("".join(sorted(keys[run.run_id] for run in own)).encode())
+        tags = {links.PAIRS: links.pairs_of(row["arm"], comparisons), MEMBERS: f"{content:08x}"}
+        parents[row["arm"]] = _write_arm(client, tracker, sweep, row, own, tags, folder)
+    _rename_cells(client, tracker, sweep, labels, parents)
     words = links.note(aim.question, place.experiment_id, comparisons)
     client.set_experiment_tag(place.experiment_id, "mlflow.note.content", words)
     saved = client.get_experiment(place.experiment_id).tags
@@ -128,15 +133,27 @@ def _list(experiment_id: str, comparisons: Sequence[Comparison]) -> str:
 
 
 def _write_arm(
-    client: MlflowClient, tracker: Tracker, sweep: str, row: Row, runs: Sequence[RunResult], tags: dict[str, str]
-) -> None:
-    """One arm: its aggregates replace older ones, for MLflow shows the latest value of a metric."""
+    client: MlflowClient, tracker: Tracker, sweep: str, row: Row, runs: Sequence[RunResult], tags: dict[str, str],
+    folder: Path,
+) -> str:  # fmt: skip
+    """One arm: its MLflow run. Its aggregates replace older ones, for MLflow shows the latest value of a metric.
+
+    A curve keeps every point that was ever logged, so an arm whose runs changed is made anew.
+    """
     from mlflow.entities import RunTag
 
-    run, num_known = runs[0], len(tracker.place(sweep).known)
+    run, known = runs[0], tracker.place(sweep).known
+    num_known = len(known)
     run_id = tracker.arm(sweep, run, row["arm"])
-    is_new = len(tracker.place(sweep).known) > num_known
-    old = None if is_new else client.get_run(run_id)
+    old = None if len(known) > num_known else client.get_run(run_id)
+    has_curves = old is not None and old.data.tags.get(MEMBERS) == tags[MEMBERS]
+    if old is not None and MEMBERS in old.data.tags and not has_curves:
+        client.delete_run(known.pop(f"{sweep}:{entities.arm_key(run)}"))
+        run_id, old = tracker.arm(sweep, run, row["arm"]), None
+    if not has_curves:
+        curves = arm_curves(runs, folder)
+        for first in range(0, len(curves), BATCH):
+            client.log_batch(run_id, metrics=curves[first : first + BATCH])
     tags |= entities.setting_tags(run) | {
         "arm": row["arm"], "variant": row["variant"], "context": row["context"], "verdict": row["verdict"],
         "status": row["status"], "control": row["control"], "seeds": str(row["seeds"]),
@@ -155,6 +172,28 @@ def _write_arm(
         client.update_run(run_id, name=row["arm"])
     ends = [stamp for run in runs if (stamp := entities.milliseconds(run.ended_at)) is not None]
     client.set_terminated(run_id, "FINISHED" if row["seeds"] else "FAILED", max(ends, default=None))
+    return run_id
+
+
+def arm_curves(runs: Sequence[RunResult], folder: Path) -> list[Metric]:
+    """Curves and evaluations of an arm: means over its runs that have a series, at steps that all of them reached."""
+    from mlflow.entities import Metric
+
+    drawn: list[RunResult] = []
+    series: list[Mapping[str, Sequence[Any]]] = []
+    for run in runs:
+        if run.num_steps and (folder / f"{run.run_id}.parquet").exists():
+            try:
+                series.append(read_series(folder, run.run_id))
+            except ValueError:  # named when its cell is logged, which is then left alone, too
+                continue
+            drawn.append(run)
+    means = entities.mean_series(series)
+    start = min((entities.milliseconds(run.started_at) or 0 for run in drawn), default=0)
+    end = max((entities.milliseconds(run.ended_at) or 0 for run in drawn), default=0)
+    evaluations = entities.mean_evaluations(drawn)
+    scores = [Metric(f"eval/accuracy_{site}", value, end, step) for (site, step), value in evaluations.items()]
+    return scores + entities.curve_metrics(means, start, end)
 
 
 def arm_metrics(row: Row) -> list[Metric]:
@@ -186,10 +225,15 @@ def arm_words(row: Row) -> str:
     return f"{words} Verdict: {row['verdict']}."
 
 
-def _rename_cells(client: MlflowClient, tracker: Tracker, sweep: str, labels: Mapping[str, str]) -> None:
-    """Cells that were logged one by one, before the sweep was known as a whole, get their arm's label."""
+def _rename_cells(
+    client: MlflowClient, tracker: Tracker, sweep: str, labels: Mapping[str, str], parents: Mapping[str, str]
+) -> None:
+    """Cells that were logged one by one, before the sweep was known as a whole, get their arm's label; those of an arm
+    that was made anew get its run."""
     for run in runs_of(client, tracker.place(sweep).experiment_id, "tags.kind = 'cell'"):
         label = labels.get(run.data.tags.get("lowbit.run_id", ""))
+        if label and run.data.tags.get("mlflow.parentRunId") != parents[label]:
+            client.set_tag(run.info.run_id, "mlflow.parentRunId", parents[label])
         if label and run.data.tags.get("arm") != label:
             client.set_tag(run.info.run_id, "arm", label)
             client.update_run(run.info.run_id, name=f"{label}, seed {run.data.tags.get('seed')}")

@@ -1,7 +1,8 @@
 """The static site: `results/site/index.html` with a data file per sweep, readable from disk without a server.
 
     index.html      page, style and script in one; the leaderboards of all sweeps; claims and searches as text
-    data/<sweep>.js runs of a sweep: scores per seed, settings, passports; loaded by a script element when asked for
+    data/<sweep>.js runs of a sweep: scores and curves per seed, settings, passports; a script element
+                    loads it when asked for
     ../figures/     linked, not copied
 
     board.py      leaderboard rows, figures and comparisons of a sweep as JSON
@@ -24,12 +25,12 @@ from typing import Any
 
 from harness.foundation.did_you_mean import nearest
 from harness.foundation.provenance import commit
-from harness.records.folder import all_sweeps
+from harness.records.folder import all_sweeps, series_of
 from harness.records.paths import figures_folder, site_folder
 from harness.records.run_result import write_atomic
-from harness.viewers.site.board import sweep_entry
+from harness.viewers.site.board import short_problems, sweep_entry
 from harness.viewers.site.markdown import to_html
-from harness.viewers.site.runs import run_entries
+from harness.viewers.site.runs import CURVES, run_entries
 
 DOCUMENTS = (
     ("claims.md", "Published claims"),
@@ -78,7 +79,9 @@ def pages(results: Path, sweeps: Sequence[str], made: str) -> dict[Path, str]:
         entry, runs = sweep_entry(results, sweep)
         if runs:
             entries.append(entry)
-            body = compact(run_entries(runs, entry["labels"]))
+            series, problems = series_of(results, sweep, CURVES)
+            entry["problems"] += short_problems(problems)
+            body = compact(run_entries(runs, entry["labels"], series))
             data[folder / "data" / f"{sweep}.js"] = f"lowbitRuns({json.dumps(sweep)},{body});\n"
     page = {
         "opening": opening(entries),
@@ -126,12 +129,12 @@ def compact(value: Any) -> str:
 def _page(data: dict[str, Any], made: str) -> str:
     parts = {
         name: files("harness.viewers.site").joinpath(name).read_text(encoding="utf-8")
-        for name in ("page.html", "page.css", "table.js", "run.js")
+        for name in ("page.html", "page.css", "table.js", "charts.js", "run.js")
     }
     text = parts["page.html"].replace("/*css*/", parts["page.css"])
     text = text.replace("<!--made-->", f'<p id="made">{made}</p>')
     text = text.replace("/*data*/", f"window.LOWBIT={compact(data)};")
-    return text.replace("/*js*/", parts["table.js"] + parts["run.js"])
+    return text.replace("/*js*/", parts["table.js"] + parts["charts.js"] + parts["run.js"])
 
 
 def _documents(results: Path) -> list[dict[str, str]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +43,7 @@ def sweep_entry(results: Path, sweep: str) -> tuple[dict[str, Any], list[RunResu
         "name": sweep,
         "question": aim.question,
         "setup": setup_lines(runs),
-        "problems": [Path(line.partition(":")[0]).name + ":" + line.partition(":")[2] for line in problems],
+        "problems": short_problems(problems),
         "columns": [*WORDS, *FLAGS, "seeds", "n", *NUMBERS],
         "rows": [_row(row) for row in rows],
         "figures": [f"../figures/{sweep}/{path.name}" for path in figures],
@@ -52,8 +52,14 @@ def sweep_entry(results: Path, sweep: str) -> tuple[dict[str, Any], list[RunResu
              "filter": condition(c)} for c in saved_comparisons(rows, aim.baselines)
         ],
         "labels": arm_labels(runs),
+        "engines": sorted({str(run.config.get("engine", {}).get("name")) for run in runs}),
     }  # fmt: skip
     return entry, runs
+
+
+def short_problems(lines: Sequence[str]) -> list[str]:
+    """Lines `path: reason` with the file's name alone."""
+    return [Path(line.partition(":")[0]).name + ":" + line.partition(":")[2] for line in lines]
 
 
 def _row(row: Mapping[str, Any]) -> list[Any]:

@@ -46,7 +46,7 @@ function drawRun(data, sweep, run) {
       ["started", run.started], ["commit", [text("code", commit || "unknown"), run.draft ? " (draft: uncommitted changes)" : ""]], ["paper", method.paper], ["reconstructed", method.reconstructed],
       ["base model", text("code", data.hash[run.model] || "–")], ["task", text("code", data.hash[run.task] || "–")], ["questions", text("code", data.hash[run.question] || "–")], ["final weights", text("code", run.final || "–")],
       ["record", text("code", `results/runs/${sweep}/${run.id}.json`)]]),
-    text("h3", "Scores"), grid(["step", "accuracy, reference", "accuracy, as rolled"], run.evals.map(([step, a, b]) => [String(step), fixed(a), fixed(b)])),
+    text("h3", "Curves"), curvesOf(data, [[run, "this run"]]), text("h3", "Scores"), grid(["step", "accuracy, reference", "accuracy, as rolled"], run.evals.map(([step, a, b]) => [String(step), fixed(a), fixed(b)])),
     grid(data.summary, [run.summary.map((v) => v === null ? "–" : String(v))], 0),
     ...passport(data, run),
     text("h3", "Time"), grid(data.stages.map((s) => s + ", s"), [run.time.map((v) => v === null ? "–" : v.toFixed(1))], 0),
@@ -63,6 +63,7 @@ function drawArm(data, sweep, label) {
     grid(["run", "status", "seed", ...scores.map(([, heading]) => heading), "s"], runs.map((run) => [
       text("a", run.id, { href: "#" + new URLSearchParams({ ...state(), of: sweep, run: run.id }), class: "mono" }), text("span", run.status, { class: "badge " + run.status, title: run.reason }), `${run.seed}`,
       ...scores.map(([name]) => name === "k3_max" ? short(at(run, name)) : fixed(at(run, name))), run.time[data.stages.indexOf("total")] === null ? "–" : run.time[data.stages.indexOf("total")].toFixed(0)]), 2),
+    text("h3", "Curves"), curvesOf(data, [...controlRuns(data, row), ...runs.map((run) => [run, `seed ${run.seed}${run.base_seed === run.seed ? "" : `, base ${run.base_seed}`}`])]),
     text("h3", "Settings that differ from the sweep's first arm"),
     pairs(Object.entries(data.settings[data.arms.indexOf(label)]).map(([k, v]) => [k, text("code", JSON.stringify(v))])),
   ];

@@ -11,6 +11,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from harness.records.arms import setting
 from harness.records.run_result import RunResult
 from harness.viewers.site.board import number
@@ -19,11 +21,15 @@ SUMMARY = (
     "base_accuracy", "auc", "final_accuracy", "auc_rollout", "final_accuracy_rollout", "reward_last", "k3_max",
     "k3_median", "ess_token_raw_min", "entropy_last", "grad_norm_max", "num_nonfinite",
 )  # fmt: skip
+CURVES = ("reward/mean", "mismatch/kl_k3", "train/entropy")
+"""Columns of the series that the page draws over the steps."""
+MAX_POINTS = 24
+"""Steps of a curve that the page has, evenly spaced and with the last."""
 STAGES = ("generate", "reward", "sync", "old_logp", "update", "eval", "other", "total")
 FIELDS = (
     "id", "arm", "seed", "base_seed", "status", "reason", "draft", "code", "machine", "model", "task", "question",
     "final", "started", "steps", "memory", "rollout_tokens_per_s", "summary", "time", "evals", "planned", "passport",
-    "hashes", "method",
+    "hashes", "method", "points", "curves",
 )  # fmt: skip
 
 
@@ -43,9 +49,11 @@ class Pool:
         return self.places[key]
 
 
-def run_entries(runs: Sequence[RunResult], labels: Mapping[str, str]) -> dict[str, Any]:
-    """Everything of a sweep's runs that the page shows when one is opened."""
-    names = ("code", "machine", "hash", "planned", "passport", "tensors", "method")
+def run_entries(
+    runs: Sequence[RunResult], labels: Mapping[str, str], series: Mapping[str, Mapping[str, Sequence[float]]]
+) -> dict[str, Any]:
+    """Everything of a sweep's runs that the page shows when one is opened; `series`: run id -> column -> steps."""
+    names = ("code", "machine", "hash", "planned", "passport", "tensors", "method", "points")
     pools = {name: Pool() for name in names}
     runs = sorted(runs, key=lambda run: (labels[run.run_id], run.base_seed, run.seed))
     arms = list(dict.fromkeys(labels[run.run_id] for run in runs))
@@ -55,18 +63,21 @@ def run_entries(runs: Sequence[RunResult], labels: Mapping[str, str]) -> dict[st
         "fields": FIELDS,
         "summary": SUMMARY,
         "stages": STAGES,
+        "curves": CURVES,
         "arms": arms,
         "base": base,
         "settings": [{k: v for k, v in first[arm].items() if k not in base or base[k] != v} for arm in arms],
         "absent": [[k for k in base if k not in first[arm]] for arm in arms],
-        "runs": [_run(run, arms.index(labels[run.run_id]), pools) for run in runs],
+        "runs": [_run(run, arms.index(labels[run.run_id]), pools, series.get(run.run_id, {})) for run in runs],
         **{name: pool.values for name, pool in pools.items()},
     }
 
 
-def _run(run: RunResult, arm: int, pools: Mapping[str, Pool]) -> list[Any]:
+def _run(run: RunResult, arm: int, pools: Mapping[str, Pool], series: Mapping[str, Sequence[float]]) -> list[Any]:
     passport, hashes = _passport(run, pools)
     question = next((record.question_hash for record in run.evals), None)
+    count = max(map(len, series.values()), default=0)
+    points = thinned(count, MAX_POINTS)
     by_step: dict[int, list[Any]] = {}
     for record in run.evals:
         by_step.setdefault(record.step, [None, None])[record.site == "rollout"] = number(record.accuracy)
@@ -79,8 +90,20 @@ def _run(run: RunResult, arm: int, pools: Mapping[str, Pool]) -> list[Any]:
         [number(run.time_s.get(stage)) for stage in STAGES],
         [[step, *values] for step, values in sorted(by_step.items())],
         pools["planned"].place({k: v for k, v in run.planned.items() if v}), passport, hashes,
-        pools["method"].place(run.method.model_dump(mode="json")),
+        pools["method"].place(run.method.model_dump(mode="json")), pools["points"].place(points),
+        [[_single(series[name][step - 1]) for step in points] if name in series else [] for name in CURVES],
     ]  # fmt: skip
+
+
+def thinned(count: int, most: int) -> list[int]:
+    """At most `most` of the steps 1 to `count`, evenly spaced and with the last."""
+    stride = max(1, -(-count // most))
+    return [step for step in range(1, count + 1) if (count - step) % stride == 0]
+
+
+def _single(value: float) -> float | int | None:
+    """A number of a curve. Packed series are float32, so all are rounded to it first: the page is then the same."""
+    return number(float(np.float32(value)))
 
 
 def _passport(run: RunResult, pools: Mapping[str, Pool]) -> tuple[int | None, str]:

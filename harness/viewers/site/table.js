@@ -87,6 +87,7 @@ function drawBoard(s) {
     + (rows.length < all.length ? `; ${all.length - rows.length} under 3 seeds are hidden` : "")
     + (new Set(rows.map((r) => r.sweep + " " + r.context)).size > 1 ? ". Scores are comparable within one sweep and context." : "");
   $("f-few").checked = !!s.few;
+  drawSpeed(s, rows);
   $("more").hidden = shown.length === rows.length;
   const sweep = DATA.sweeps.find((x) => x.name === s.sweep);
   $("question").textContent = sweep ? sweep.question : "";

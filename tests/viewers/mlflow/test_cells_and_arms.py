@@ -86,6 +86,30 @@ def test_an_arm_has_the_leaderboards_numbers(results: Path) -> None:
     assert words.startswith("Mean over 2 seeds (2 ok): AUC 0.") and "Against bf16 bf16: -" in words
 
 
+def test_arms_have_the_mean_curves_of_their_runs(results: Path) -> None:
+    """Two methods' arms are compared as curves: at every logged step the mean over both seeds."""
+    client, _ = connection(results)
+    found = runs(results)
+    curves: dict[str, list[float]] = {}
+    for arm in ("naive int4", "flashrl int4"):
+        both = [factory.result(*arm.split(), seed=seed, **STEPS) for seed in (0, 1)]
+        history = client.get_metric_history(found[arm][0].info.run_id, "reward/mean")
+        assert [point.step for point in history] == list(range(2, 51, 3))
+        means = [np.mean([series[point.step - 1]["reward/mean"] for _, series in both]) for point in history]
+        curves[arm] = [point.value for point in history]
+        assert curves[arm] == pytest.approx(means)
+        accuracy = client.get_metric_history(found[arm][0].info.run_id, "eval/accuracy_reference")
+        scores = {step: np.mean([next(e.accuracy for e in result.evals if (e.site, e.step) == ("reference", step))
+                                 for result, _ in both]) for step in (0, 25, 50)}  # fmt: skip
+        assert {point.step: point.value for point in accuracy} == pytest.approx(scores)
+    assert curves["naive int4"] != curves["flashrl int4"]
+
+
+def test_a_mean_curve_ends_where_the_first_run_does() -> None:
+    means = entities.mean_series([{"reward/mean": [1.0, 2.0, 3.0], "other": [1.0]}, {"reward/mean": [3.0, 6.0]}])
+    assert means == {"reward/mean": [2.0, 4.0]} and entities.mean_series([]) == {}
+
+
 def test_saved_views_find_what_their_titles_say(results: Path) -> None:
     client, experiment = connection(results)
     key = links.view_key("flashrl against naive at int4")
@@ -121,7 +145,12 @@ def test_again_changes_nothing_and_a_new_result_replaces_the_old(tmp_path: Path,
     aucs = [after[f"bf16 bf16, seed {seed}"][0].data.metrics["scores/auc"] for seed in (0, 1)]
     assert after["bf16 bf16"][0].data.metrics["scores/auc"] == pytest.approx(sum(aucs) / 2)
     for name, (run,) in before.items():
-        assert [other.info.run_id for other in after[name]] == [run.info.run_id]
+        is_same = [other.info.run_id for other in after[name]] == [run.info.run_id]
+        assert len(after[name]) == 1 and is_same == (name != "bf16 bf16")  # a curve's old points cannot be taken back
+    arm = after["bf16 bf16"][0].info.run_id
+    assert {after[f"bf16 bf16, seed {seed}"][0].data.tags["mlflow.parentRunId"] for seed in (0, 1)} == {arm}
+    history = connection(results)[0].get_metric_history(arm, "reward/mean")
+    assert len(history) == 17 == len({point.step for point in history})
 
 
 def test_cells_are_logged_while_the_sweep_runs(tmp_path: Path, empty_store: Path, monkeypatch) -> None:

@@ -18,12 +18,13 @@ from harness.cli.main import main
 from harness.foundation import project_files
 from harness.records.folder import readable
 from harness.records.packed import pack
-from harness.records.run_result import RunResult, write_result
+from harness.records.run_result import RunResult, read_series, write_result
 from harness.records.sweep_file import Purpose
 from harness.report.leaderboard import leaderboard
 from harness.viewers.site import STAMP, board, compact, pages, write_site
 from harness.viewers.site.board import number
 from harness.viewers.site.markdown import inline, to_html
+from harness.viewers.site.runs import thinned
 from tests import result_factory as factory
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
@@ -163,6 +164,47 @@ def test_runs_and_passports_are_complete(results: Path) -> None:
         assert tensors[0][4] == "int8" and base64.b64decode(run["hashes"]).hex() == "00ff10abdeadbeef"
         assert data["planned"][run["planned"]] == {"rollout_weights": "int4_g32"}
     assert len(data["passport"]) == 1 and len(data["tensors"]) == 2
+
+
+def test_runs_have_their_curves(results: Path) -> None:
+    data = run_data(results)
+    runs = [dict(zip(data["fields"], values, strict=True)) for values in data["runs"]]
+    for run in runs:
+        series = read_series(results / "runs" / "duel", run["id"]) if run["status"] == "ok" else None
+        steps = data["points"][run["points"]]
+        if series is None:
+            continue
+        assert steps == list(range(2, 51, 3))
+        for name, curve in zip(data["curves"], run["curves"], strict=True):
+            wanted = [series[name][step - 1] for step in steps] if name in series else []
+            assert curve == pytest.approx(wanted, rel=1e-3)
+        assert run["curves"][0] and run["curves"][1]
+    assert [thinned(count, 3) for count in (0, 2, 7)] == [[], [1, 2], [1, 4, 7]]
+
+
+def test_a_damaged_series_is_named_and_its_run_is_kept(tmp_path: Path) -> None:
+    result, series = factory.result(sweep="duel", **STEPS)
+    write_result(tmp_path / "runs" / "duel", result, series)
+    (tmp_path / "runs" / "duel" / f"{result.run_id}.parquet").write_bytes(b"x")
+    write_site(tmp_path)
+    (problem,) = page_data(tmp_path)["sweeps"][0]["problems"]
+    assert problem.startswith(f"{result.run_id}.parquet: not a Parquet file")
+    ((*_, points, curves),) = run_data(tmp_path)["runs"]
+    assert run_data(tmp_path)["points"][points] == [] and curves == [[], [], []]
+
+
+def test_a_browser_draws_curves_and_speed_against_accuracy(results: Path) -> None:
+    record = next(r for r in readable_runs(results) if r.status == "ok")
+    one = dom(results, f"#of=duel&run={record.run_id}").partition("<dialog")[2]
+    charts = re.findall(r'<figure class="chart">(.*?)</figure>', one, re.S)
+    assert re.match(r"<figcaption>Accuracy; orange: as rolled", charts[0]) and charts[0].count("<path") == 2
+    assert "Reward of the sampler" in charts[1] and "NaN" not in "".join(charts)
+    for chart in charts[1:]:
+        (line,) = re.findall(r'<path class="line[^"]*" d="([^"]*)"', chart)
+        assert line.count("L") == 16
+    board = dom(results, "#sweep=duel&context=n%3D16").partition('<figure id="speed"')[2].partition("</figure>")[0]
+    assert board.count("<circle") == 5 and "NaN" not in board and "says nothing about a GPU" in board
+    assert "<circle" not in dom(results, "#all").partition('<figure id="speed"')[2].partition("</figure>")[0]
 
 
 def test_nothing_is_loaded_from_a_network_and_equal_results_make_equal_files(results: Path) -> None:
