@@ -111,7 +111,8 @@ class TaskConfig:
 @dataclass(frozen=True, kw_only=True)
 class EvaluationConfig:
     """One evaluation of the policy beside training: held-out questions of a task, each with `k` sampled answers, a
-    greedy one, or both. It runs where `trainer.eval_every` falls, at the start and at the end (`harness.run.evaluations`)."""
+    greedy one, or both. It runs where `trainer.eval_every` falls, at the start and at the end
+    (`harness.trainers.task_evaluation`)."""
 
     __pydantic_config__ = _STRICT
     task: str
