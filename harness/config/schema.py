@@ -7,6 +7,7 @@ Composing, validating and hashing are in `harness.config.load`.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -268,6 +269,10 @@ class Launch:
     """A trainer that computes in bf16 or fp16 multiplies 16-bit tensors, on tensor cores where there are some; False:
     float32 arithmetic on rounded operands, bit for bit the same on every device with float32 kernels alike."""
     checkpoint_every_s: NotNegative = 20.0
+    save: str = "none"
+    """The trained policy in `results/policies`: hf keeps it as a Hugging Face folder, quantized also the codes of its
+    rollout format as a compressed-tensors checkpoint, every:N a Hugging Face folder after every N steps and at the end;
+    none keeps nothing."""
     nodes: Count = 1
     """Machines of a run with trainer=verl; it has `gpus` on each, and `results` must be a folder that all see."""
     gpus: Count = 1
@@ -282,10 +287,14 @@ class Launch:
     is_dirty: bool = False
     """The working tree differs from the commit: the result is a draft."""
 
+    def __post_init__(self) -> None:
+        if re.fullmatch(r"none|hf|quantized|every:[1-9][0-9]*", self.save) is None:
+            raise ValueError(f"save={self.save!r}: valid: none, hf, quantized, every:N (such as every:50)")
+
 
 TUNABLE = (
     "micro_batch_tokens", "logits_mib", "checkpoint_layers", "packing", "compile", "fp8_kernels", "native_16bit",
-    "threads", "stall_s", "checkpoint_every_s", "nodes", "gpus", "ray_address",
+    "threads", "stall_s", "checkpoint_every_s", "save", "nodes", "gpus", "ray_address",
 )  # fmt: skip
 """Fields of `Launch` that a user sets, as `launch.NAME=VALUE` among the overrides."""
 

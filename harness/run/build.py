@@ -48,7 +48,7 @@ def build(config: RunConfig, launch: Launch) -> tuple[Run, dict[str, str | None]
     )
     run = Run(
         config=config, composed=composed, task=start.task, trainer=trainer, engine=engine, reference=reference,
-        max_new_tokens=config.engine.max_new_tokens or start.task.max_new_tokens,
+        folder=start.folder, max_new_tokens=config.engine.max_new_tokens or start.task.max_new_tokens,
         eval_items=held_out(config, start.task), asked=asked(config.evaluations, evaluation_tasks(config)),
     )  # fmt: skip
     run.keep_peaks(share)

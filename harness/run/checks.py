@@ -74,6 +74,8 @@ def check_place(config: RunConfig, launch: Launch) -> None:
 
 
 def _check_verl(config: RunConfig, launch: Launch) -> None:
+    if launch.save != "none":
+        raise ValueError(f"launch.save={launch.save}: trainer=verl keeps no policy; valid: none, or trainer=local")
     checks.check_launch(config, launch)
     checks.check_installed()
     checks.check_cluster(launch.ray_address)

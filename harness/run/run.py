@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -63,6 +64,8 @@ class Run:
     engine: RolloutEngine
     reference: RolloutEngine
     """Samples in the reference precision, for evaluation alone."""
+    folder: Path
+    """Hugging Face folder of the base: its tokenizer goes with the trained policy."""
     max_new_tokens: int
     eval_items: list[Item]
     step: int = 0

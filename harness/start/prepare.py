@@ -87,7 +87,7 @@ def evaluation_tasks(config: RunConfig) -> list[Task]:
         options = dict(entry.options)
         if entry.path is not None:
             options["path"] = entry.path
-        if folder is None and config.model.vocab_size is not None and entry.task in EMBEDDED:
+        if config.model.vocab_size is not None and entry.task in EMBEDDED:
             options["vocab_size"] = config.model.vocab_size
         key = json.dumps([entry.task, options], sort_keys=True, default=str)
         if key not in built:
