@@ -128,7 +128,7 @@ class EvaluationConfig:
     """Sampled answers a question; 0: the greedy one alone."""
     temperature: Positive = 1.0
     top_p: Share = 1.0
-    """Of sampled answers; training samples the whole distribution."""
+    """Share of the probability that sampled answers come from; training samples the whole distribution."""
     max_new_tokens: Count | None = None
     """Null: the task's own limit."""
     greedy: bool = False
@@ -242,6 +242,8 @@ class RunConfig:
     base_seed: Whole = 0
     seed: Whole = 0
     numerics_version: Count = NUMERICS_VERSION
+    outside: tuple[str, ...] = field(default=(), metadata={"sparse": True})
+    """`package version hash` of other packages whose methods the run uses; filled in when the choices are resolved."""
 
 
 @dataclass(frozen=True, kw_only=True)

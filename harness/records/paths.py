@@ -9,6 +9,7 @@
     evaluations/          evaluations of model folders, apart from any run (`lowbit eval`)
     policies/<sweep>/<run_id>/    trained policies, where `launch.save` keeps them
     mlflow/               MLflow's database and artifacts
+    replaced/<sweep>/     records that `lowbit sweep --again` put aside, one folder each time
     work/                 what a stopped command goes on from; nothing in it is a result
 
 Functions map a results folder to a path and create nothing. Without the name of a sweep they give the folder of all.
@@ -32,6 +33,11 @@ def record_path(results: Path | str, sweep: str, run_id: str) -> Path:
 def sweep_folders(results: Path | str) -> list[Path]:
     """The folder of every sweep, by name; none where there is no `runs`."""
     return sorted(path for path in runs_folder(results).glob("*") if path.is_dir())
+
+
+def replaced_folder(results: Path | str, sweep: str, when: str) -> Path:
+    """Records of a sweep that were put aside at a time, written as in `20260131T120000Z`."""
+    return Path(results) / "replaced" / sweep / when
 
 
 def packed_folder(results: Path | str) -> Path:

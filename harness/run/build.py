@@ -52,5 +52,5 @@ def build(config: RunConfig, launch: Launch) -> tuple[Run, dict[str, str | None]
         eval_items=held_out(config, start.task), asked=asked(config.evaluations, evaluation_tasks(config)),
     )  # fmt: skip
     run.keep_peaks(share)
-    hashes = {"model": content_hash(start.folder), "task": start.task.content_hash()}
+    hashes: dict[str, str | None] = {"model": content_hash(start.folder), "task": start.task.content_hash()}
     return run, hashes | {f"evaluations.{one.number}": one.task.content_hash() for one in run.asked}

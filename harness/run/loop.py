@@ -182,7 +182,8 @@ def update(
 
 def evaluate(run: Run) -> None:
     """Sampled accuracy on fixed held-out questions, one fixed seed, then the run's `evaluations`: in the reference
-    precision, then in the run's own rollout.
+    precision, then in the run's own rollout. On vLLM `evaluations` are asked as rolled alone; `lowbit eval` asks the
+    saved policy in BF16.
 
     Raises Diverged where a weight is not finite: its answers would be those of no policy.
     """
@@ -198,10 +199,11 @@ def evaluate(run: Run) -> None:
         run.reference.wake()
         run.reference.load_weights(run.trainer.policy_weights())
         run.evals.append(ask(run.reference, "reference"))
-        run.evaluations += [
-            task_evaluation(run.reference, one, site="reference", precision=REFERENCE, step=run.step)
-            for one in run.asked
-        ]
+        if run.config.engine.name != "vllm":  # many long answers are too much for it there; `lowbit eval` has BF16
+            run.evaluations += [
+                task_evaluation(run.reference, one, site="reference", precision=REFERENCE, step=run.step)
+                for one in run.asked
+            ]
         run.reference.sleep()  # its cache is of no use until the next evaluation
         reclaim(run)
         pushed = push_weights(run, run.engine, step)
