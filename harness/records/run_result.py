@@ -77,7 +77,7 @@ class TaskEvalRecord(_Record):
     site: Literal["reference", "rollout"]
     """As in `EvalRecord`."""
     precision: str
-    """Of the weights that answered."""
+    """Precision of the weights that answered."""
     engine: str
     """Engine that sampled."""
     k: int
