@@ -24,6 +24,8 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
     "run": {
         "sweep": "run a sweep; finished cells are skipped, so starting again resumes",
         "run": "run one cell",
+        "eval": "evaluate the policy of a run, or any model folder",
+        "export": "copy the saved policy of a run, or its codes, as a model folder",
         "base": "train the base models that sweeps start from, where they are missing",
         "search": "search knobs with Optuna; starting again goes on",
     },

@@ -7,6 +7,7 @@ Composing, validating and hashing are in `harness.config.load`.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -109,6 +110,38 @@ class TaskConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class EvaluationConfig:
+    """One evaluation of the policy beside training: held-out questions of a task, each with `k` sampled answers, a
+    greedy one, or both. It runs where `trainer.eval_every` falls, at the start and at the end
+    (`harness.trainers.task_evaluation`)."""
+
+    __pydantic_config__ = _STRICT
+    task: str
+    """Name of the task, as in `task.name`; it may be another one than is trained on."""
+    path: str | None = field(default=None, metadata={"hashed": False})
+    """Local data file or folder; its content hash is recorded."""
+    options: dict[str, Any] = field(default_factory=dict[str, Any])
+    """Options of the task, as in `task.options`."""
+    num: Count | None = None
+    """Questions, from the first on; null: all that there are."""
+    k: Whole = 1
+    """Sampled answers a question; 0: the greedy one alone."""
+    temperature: Positive = 1.0
+    top_p: Share = 1.0
+    """Share of the probability that sampled answers come from; training samples the whole distribution."""
+    max_new_tokens: Count | None = None
+    """Null: the task's own limit."""
+    greedy: bool = False
+    """Also one answer of the most probable tokens; `temperature` and `top_p` are then without effect."""
+
+    def __post_init__(self) -> None:
+        if self.k == 0 and not self.greedy:
+            raise ValueError(
+                f"k=0 with greedy=false: no answer is asked for; valid: k from 1 on, or greedy=true (task={self.task})"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
 class AlgoConfig:
     """The policy-gradient algorithm (docs/rules/losses.md, sections 2 to 5)."""
 
@@ -204,6 +237,8 @@ class RunConfig:
     algo: AlgoConfig
     engine: EngineConfig
     trainer: TrainerConfig
+    evaluations: tuple[EvaluationConfig, ...] = field(default=(), metadata={"sparse": True})
+    """Evaluations on tasks of their own, beside those on held-out questions of `task`."""
     base_seed: Whole = 0
     seed: Whole = 0
     numerics_version: Count = NUMERICS_VERSION
@@ -236,6 +271,10 @@ class Launch:
     """A trainer that computes in bf16 or fp16 multiplies 16-bit tensors, on tensor cores where there are some; False:
     float32 arithmetic on rounded operands, bit for bit the same on every device with float32 kernels alike."""
     checkpoint_every_s: NotNegative = 20.0
+    save: str = "none"
+    """The trained policy in `results/policies`: hf keeps it as a Hugging Face folder, quantized also the codes of its
+    rollout format as a compressed-tensors checkpoint, every:N a Hugging Face folder after every N steps and at the end;
+    none keeps nothing."""
     nodes: Count = 1
     """Machines of a run with trainer=verl; it has `gpus` on each, and `results` must be a folder that all see."""
     gpus: Count = 1
@@ -250,10 +289,14 @@ class Launch:
     is_dirty: bool = False
     """The working tree differs from the commit: the result is a draft."""
 
+    def __post_init__(self) -> None:
+        if re.fullmatch(r"none|hf|quantized|every:[1-9][0-9]*", self.save) is None:
+            raise ValueError(f"save={self.save!r}: valid: none, hf, quantized, every:N (such as every:50)")
+
 
 TUNABLE = (
     "micro_batch_tokens", "logits_mib", "checkpoint_layers", "packing", "compile", "fp8_kernels", "native_16bit",
-    "threads", "stall_s", "checkpoint_every_s", "nodes", "gpus", "ray_address",
+    "threads", "stall_s", "checkpoint_every_s", "save", "nodes", "gpus", "ray_address",
 )  # fmt: skip
 """Fields of `Launch` that a user sets, as `launch.NAME=VALUE` among the overrides."""
 

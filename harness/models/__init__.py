@@ -2,6 +2,7 @@
 
 decoder.py      the decoder: Qwen2, Qwen3 and bias-free Llama
 checkpoint.py   config.json and safetensors, read and written
+shards.py       a checkpoint written whole: sharded safetensors with their companions
 tokenizer.py    a character tokenizer for the embedded models
 adapters.py     trained low-rank adapters through peft, and the frozen base under them
 """

@@ -1,7 +1,9 @@
 """Records on disk and the numbers made from them.
 
 run_result.py      the result of one run: strict JSON, with its series in Parquet
+sample_scores.py   avg@k, pass@k and maj@k of several answers a question
 paths.py           the layout of a results folder
+policies.py        the saved policies of a run
 results_lock.py    the lock that keeps two sweeps out of one results folder
 statuses.py        statuses of runs, and those that count as finished
 sweep_file.py      a sweep's question and baselines, from its YAML file

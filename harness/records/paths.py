@@ -6,6 +6,8 @@
     tables/  figures/<name>/  site/  claims.md     what reports write
     searches/  throughput/<sweep>/  parity/  replay/  bench/  passports/     records of the studies and benchmarks
     bases/<name>/         trained base models
+    evaluations/          evaluations of model folders, apart from any run (`lowbit eval`)
+    policies/<sweep>/<run_id>/    trained policies, where `launch.save` keeps them
     mlflow/               MLflow's database and artifacts
     replaced/<sweep>/     records that `lowbit sweep --again` put aside, one folder each time
     work/                 what a stopped command goes on from; nothing in it is a result
@@ -66,6 +68,16 @@ def figures_folder(results: Path | str, name: str = "") -> Path:
 def bases_folder(results: Path | str) -> Path:
     """The trained base models, one folder each."""
     return Path(results) / "bases"
+
+
+def policy_folder(results: Path | str, sweep: str, run_id: str) -> Path:
+    """The saved policies of one run."""
+    return Path(results) / "policies" / sweep / run_id
+
+
+def evaluations_path(results: Path | str, folder: str, identity: str) -> Path:
+    """The evaluation of a model folder by name, apart from any run."""
+    return Path(results) / "evaluations" / f"{folder}-{identity}.json"
 
 
 def site_folder(results: Path | str) -> Path:

@@ -6,7 +6,9 @@ build.py         model, trainer and engines, built from the configuration
 run.py           the live parts of a run, and its state for a resume
 loop.py          the GRPO step
 collect.py       one rollout batch: prompts, samples, rewards, layout
+policies.py      the trained policy as a Hugging Face folder, and its codes
 staleness.py     weights of earlier steps for the sampler, as in asynchronous training
 gpu_sharing.py   one GPU for trainer and engine, which sleeps while the trainer updates
+evaluate.py      evaluation of saved weights apart from training
 record.py        the result of a run from what it reached
 """

@@ -38,6 +38,7 @@ from harness.records.statuses import FINISHED
 from harness.run.build import build
 from harness.run.checks import check
 from harness.run.loop import train
+from harness.run.policies import is_due, save_policy
 from harness.run.record import record
 from harness.run.run import Run
 from harness.trainers.local.trainer import Diverged
@@ -94,6 +95,8 @@ def run_cell(
         else:
             run, hashes = _resume(config, launch, work / "state.pt", notes, stages.build)
             stages.train(run, _after_step(work, launch, should_stop, notes, stages.save_state))
+            if run.evaluation_errors and launch.save == "none":  # lowbit eval goes on with it
+                _keep_policy(run, launch, notes)
             hashes["final"] = provenance.tensors_hash(run.trainer.weights())
     except Cancelled:
         raise
@@ -168,6 +171,8 @@ def _after_step(
     def after_step(run: Run) -> None:
         now = time.perf_counter()
         is_stopping = should_stop()
+        if is_due(launch, run.step, run.config.trainer.steps):
+            _keep_policy(run, launch, notes)
         if is_stopping or now - last[0] >= launch.checkpoint_every_s:
             try:
                 save_state(work / "state.pt", run.state() | {"run_id": run_id(run.config), "notes": list(notes)})
@@ -182,6 +187,14 @@ def _after_step(
             raise Cancelled
 
     return after_step
+
+
+def _keep_policy(run: Run, launch: Launch, notes: list[str]) -> None:
+    """Save the policy. A full disk costs the policy, not the run."""
+    try:
+        notes += save_policy(run, launch, run_id(run.config))
+    except OSError as error:
+        notes.append(f"the policy of step {run.step} could not be saved: {error}")
 
 
 def _tell(work: Path, config: RunConfig, step: int, reward: float) -> None:

@@ -23,7 +23,7 @@ from harness.api import KVProtocol, Passport, Plan, Rollout, WeightStream
 from harness.engines.embedded.exact import check_same_weights, input_formats, parameter_records, sample_exact
 from harness.engines.embedded.forward import decode, fold, head_gains, prefill
 from harness.engines.embedded.kv_cache import KVCache, KVScales
-from harness.engines.embedded.sampling import Transcript, join, pick, race_noise, scaled_log_probs
+from harness.engines.embedded.sampling import Transcript, join, nucleus, pick, race_noise, scaled_log_probs
 from harness.engines.embedded.supports import SUPPORTS
 from harness.engines.embedded.weights import LiveWeights
 from harness.engines.requests import Requests, requests_of
@@ -57,7 +57,8 @@ class EmbeddedEngine:
         retire_at: float | None = RETIRE_AT,
         keeps_log_probs: bool = False,
     ) -> None:
-        """`max_batch` rows are sampled at once (None: all); it is part of the random stream. `retire_at` None: ended
+        """`max_batch` rows are sampled at once (None: all), fewer where a GPU has no room; it is part of the random
+        stream. `retire_at` None: ended
         rows are computed to the end. `keeps_log_probs`: rollouts carry the whole distribution of every token.
         Raises ValueError for a plan this engine cannot follow."""
         if plan.sampler == "trainer" and trainer_model is None:
@@ -90,16 +91,20 @@ class EmbeddedEngine:
         max_new_tokens: int,
         temperature: float,
         seed: int,
+        top_p: float = 1.0,
     ) -> Rollout:
         """`num_samples` responses per prompt, adjacent. Token ids are as wide as the longest response; under
         `sampler=trainer` as wide as `max_new_tokens`, the shape the trainer must score them at.
 
-        Temperature 0 is greedy. Raises ValueError for requests that do not fit the model, RuntimeError before the
+        Temperature 0 is greedy. Raises ValueError for requests that do not fit the model and for `top_p` under
+        `sampler=trainer`, RuntimeError before the
         first load or while asleep, or where planned residual channels are not set.
         """
         self._check_ready(wants_residual=True)
-        requests = requests_of(prompts, num_samples, max_new_tokens, temperature, self.config)
-        size = self.max_batch or len(requests.rows)
+        requests = requests_of(prompts, num_samples, max_new_tokens, temperature, self.config, top_p)
+        if top_p < 1.0 and self.trainer_model is not None:
+            raise ValueError(f"top_p={top_p}: the trainer's own forward samples the whole distribution; valid: 1")
+        size = min(self.max_batch or len(requests.rows), self._fitting(requests))
         parts: list[Rollout] = []
         with torch.inference_mode():
             for chunk, rows in enumerate(requests.rows.split(size)):
@@ -110,6 +115,17 @@ class EmbeddedEngine:
                     out = self._sample(requests, rows, draws)
                 parts.append(out.rollout())
         return join(parts, None if self.trainer_model is None else max_new_tokens)
+
+    def _fitting(self, requests: Requests) -> int:
+        """Rows whose cache and logits fit a GPU's free memory with a quarter to spare, at least one; on a CPU all."""
+        rows = len(requests.rows)
+        if self.device.type != "cuda":
+            return rows
+        shape, length = self.config, max(map(len, requests.prompts)) + requests.max_new_tokens
+        row = 4 * (2 * shape.num_layers * shape.num_kv_heads * shape.head_dim * length + 6 * shape.vocab_size)
+        unused = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
+        free = torch.cuda.mem_get_info(self.device)[0] + unused + self.cache.num_bytes()
+        return max(1, min(rows, int(0.75 * free / row)))
 
     def _transcript(self, rows: Tensor, requests: Requests) -> Transcript:
         out = Transcript(len(rows), requests.max_new_tokens, self.eos_id, self.pad_id, self.device)
@@ -127,7 +143,7 @@ class EmbeddedEngine:
             if draws is not None:  # for every row of the chunk, so that dropping rows changes no other row's draw
                 noise = race_noise(len(rows), logits.shape[1], draws)
                 noise = noise if out.rows is None else noise[out.rows]
-            log_probs = scaled_log_probs(logits, requests.temperature)
+            log_probs = nucleus(scaled_log_probs(logits, requests.temperature), requests.top_p)
             token, logp = pick(log_probs, noise)
             out.record_log_probs(log_probs)
             out.record(token, logp)

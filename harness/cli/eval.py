@@ -1,0 +1,136 @@
+"""`lowbit eval`: the policy of a run, or any model folder, asked what `evaluations` lists."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from harness.cli.options import add_results
+from harness.cli.table import table
+
+if TYPE_CHECKING:
+    from harness.config.schema import RunConfig
+    from harness.records.run_result import TaskEvalRecord
+
+LEGEND = """\
+One row per score: mean over the questions with Student's interval over them (95 %). avg@k: share of right samples.
+pass@k: chance that k samples hold a right one, unbiased. maj@k: score of the most frequent answer. greedy: of the most
+probable tokens. reference: weights in BF16 on vLLM, in float32 on the embedded engine; rollout: as rolled."""
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.add_argument("what", metavar="RUN|FOLDER", help="a run whose policy launch.save kept, or a model folder")
+    parser.add_argument("overrides", nargs="*", default=[], help=(
+        "overrides, e.g. 'evaluations=[{task:gsm8k,path:DIR,k:4,greedy:true}]' engine=vllm trainer.device=cuda; of a "
+        "run its own evaluations are asked where none are given"))  # fmt: skip
+    add_results(parser)
+
+
+def run(a: argparse.Namespace) -> int:
+    """Evaluate, print a table, write the record. Exit code 1 where an evaluation ended in an error."""
+    folder = Path(a.what)
+    if (folder / "config.json").is_file():
+        records = _of_folder(folder, a.overrides, a.results)
+    else:
+        records = _of_run(a.what, a.overrides, a.results)
+    return 1 if any(record.error for record in records) else 0
+
+
+def _of_folder(folder: Path, overrides: Sequence[str], results: Path) -> list[TaskEvalRecord]:
+    """Evaluate a model folder and write `results/evaluations/<name>-<id>.json`."""
+    from harness.config.load import load, run_id, to_json
+    from harness.config.resolve import resolve
+    from harness.models.checkpoint import content_hash
+    from harness.records.paths import evaluations_path
+    from harness.records.run_result import write_atomic
+    from harness.run.checks import check_device
+
+    config = resolve(load(["model=hf", f"model.path={folder}", *overrides]), lambda path: content_hash(Path(path)))
+    check_device(config)
+    path = evaluations_path(results, folder.resolve().name, run_id(config))
+    records = _asked(config, folder, 0)
+    written = {"folder": folder.resolve().name, "config": to_json(config)}
+    lines = [json.dumps(record.model_dump(mode="json"), allow_nan=False) for record in records]
+    body = json.dumps(written)[:-1] + ', "evaluations": [\n  ' + ",\n  ".join(lines) + "\n]}\n"
+    write_atomic(path, body.encode())
+    print(f"result: {path}")
+    return records
+
+
+def _of_run(words: str, overrides: Sequence[str], results: Path) -> list[TaskEvalRecord]:
+    """Evaluate the last saved policy of a run and put the records into the run's own, in place of failed or older ones
+    of the same step, site and question."""
+    from dataclasses import replace
+
+    from harness.cli.passport import find_run
+    from harness.config.load import load, parse
+    from harness.config.schema import RunConfig
+    from harness.records.paths import runs_folder
+    from harness.records.policies import last_policy, step_of
+
+    found = find_run(words, results)
+    folder = last_policy(results, found.sweep, found.run_id)
+    config = parse(RunConfig, found.config)
+    given = [word for word in overrides if word.startswith("evaluations=")]
+    if len(given) < len(overrides):
+        other = next(word for word in overrides if word not in given)
+        raise ValueError(f"{other}: of a run only evaluations=[...] can be set; its own settings stand")
+    if given:
+        config = replace(config, evaluations=load(given).evaluations)
+    records = _asked(config, folder, step_of(folder))
+    if given:
+        return records  # other questions than the run's own are not part of its record
+    _write_into(runs_folder(results, found.sweep), found.run_id, records)
+    print(f"result: {runs_folder(results, found.sweep) / found.run_id}.json")
+    return records
+
+
+def _write_into(folder: Path, run_id: str, records: Sequence[TaskEvalRecord]) -> None:
+    """Put records into a run's own file; its series stays."""
+    from harness.records.run_result import read_result, write_result
+
+    path = folder / f"{run_id}.json"
+    result = read_result(path)
+    made = {(record.number, record.step, record.site) for record in records}
+    kept = [record for record in result.evaluations if (record.number, record.step, record.site) not in made]
+    every = sorted([*kept, *records], key=lambda record: (record.step, record.site, record.number))
+    series = path.with_suffix(".parquet")
+    write_result(
+        folder, result.model_copy(update={"evaluations": every}), series.read_bytes() if series.exists() else None
+    )
+
+
+def _asked(config: RunConfig, folder: Path, step: int) -> list[TaskEvalRecord]:
+    from harness.run.evaluate import evaluate_folder
+
+    def tell(record: TaskEvalRecord) -> None:
+        print(f"{record.task} ({record.site}): {record.error or 'done'}, {record.seconds or 0.0:.0f} s", flush=True)
+
+    records, remarks = evaluate_folder(config, folder, step, tell)
+    print()
+    print(score_table(records))
+    print(f"\n{LEGEND}")
+    for line in remarks:
+        print(line)
+    return records
+
+
+def score_table(records: Sequence[TaskEvalRecord]) -> str:
+    """A row per score of every record."""
+    from harness.records.sample_scores import over_questions, question_scores
+
+    rows: list[tuple[str, ...]] = []
+    for record in records:
+        for name, values in question_scores(record.model_dump()).items():
+            found = over_questions(values)
+            interval = f"{found.low:.3f} to {found.high:.3f}" if found.low == found.low else "-"
+            rows.append(
+                (record.task, record.site, record.precision, str(len(values)), name, f"{found.mean:.3f}", interval)
+            )
+        if record.error:
+            rows.append((record.task, record.site, record.precision, "-", "error", "-", record.error))
+    return table(rows, ("task", "site", "precision", "questions", "score", "mean", "interval"))

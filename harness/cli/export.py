@@ -1,0 +1,39 @@
+"""`lowbit export`: the saved policy of a run as a model folder of one's own."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+from pathlib import Path
+
+from harness.cli.options import add_results
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.add_argument("run_id", metavar="RUN", help="a run whose policy launch.save kept: its name, id, or its file")
+    parser.add_argument("folder", type=Path, metavar="FOLDER", help="folder that is made")
+    parser.add_argument("--quantized", action="store_true", help="its codes (compressed-tensors), not its weights")
+    add_results(parser)
+
+
+def run(a: argparse.Namespace) -> int:
+    """Copy a saved policy."""
+    from harness.cli.passport import find_run
+    from harness.records.paths import policy_folder
+    from harness.records.policies import QUANTIZED, last_policy
+
+    found = find_run(a.run_id, a.results)
+    source = policy_folder(a.results, found.sweep, found.run_id) / QUANTIZED if a.quantized else None
+    if source is None:
+        source = last_policy(a.results, found.sweep, found.run_id)
+    if not source.is_dir():
+        raise ValueError(f"{source}: no saved codes; launch.save=quantized keeps them")
+    if a.folder.exists():
+        raise ValueError(f"{a.folder}: is there already; name a folder that is not")
+    part = a.folder.with_name(f".{a.folder.name}.part")
+    shutil.rmtree(part, ignore_errors=True)
+    shutil.copytree(source, part)
+    part.rename(a.folder)
+    print(f"{a.folder}: {source.name} of {found.name} ({found.run_id})")
+    return 0

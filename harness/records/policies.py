@@ -1,0 +1,26 @@
+"""Saved policies in a results folder: which there are of a run. Left out: writing them (`harness.run.policies`)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from harness.records.paths import policy_folder
+
+QUANTIZED = "quantized"
+"""Name of the folder of a run's codes."""
+STEP = "step-"
+"""Beginning of the name of a folder of weights; the number of steps follows."""
+
+
+def last_policy(results: Path | str, sweep: str, run_id: str) -> Path:
+    """The policy of the most steps that was saved. Raises ValueError where none was."""
+    home = policy_folder(results, sweep, run_id)
+    steps = {int(path.name.removeprefix(STEP)): path for path in home.glob(f"{STEP}*") if path.is_dir()}
+    if not steps:
+        raise ValueError(f"{home}: no saved policy; launch.save=hf keeps it")
+    return steps[max(steps)]
+
+
+def step_of(folder: Path) -> int:
+    """Steps after which a policy was saved."""
+    return int(folder.name.removeprefix(STEP))

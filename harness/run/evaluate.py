@@ -1,0 +1,83 @@
+"""Evaluation apart from training: a saved policy, or any model folder, asked what `evaluations` lists.
+
+The weights answer twice, as in a run: in the reference precision, which on vLLM is BF16, and where the precision is
+quantized as rolled. One engine lives at a time. Left out: parts that change what is pushed by state of their own run
+(`Part.sync` with prepared tensors), whose rollout site is a run's alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from torch import Tensor
+
+from harness.api import Plan, RolloutEngine
+from harness.config.compose import check_passport, has_hook
+from harness.config.schema import RunConfig
+from harness.engines.embedded.engine import EmbeddedEngine
+from harness.engines.factory import make_engine
+from harness.models.checkpoint import load_config, load_decoder
+from harness.numerics.formats import at_rollout, format_named
+from harness.records.run_result import TaskEvalRecord
+from harness.run.checks import check
+from harness.start.prepare import evaluation_tasks
+from harness.trainers.evaluation import REFERENCE, Site
+from harness.trainers.task_evaluation import Asked, asked, task_evaluation
+
+DEPLOYED = "bf16"
+"""Reference precision on vLLM."""
+
+
+def evaluate_folder(
+    config: RunConfig, folder: Path, step: int, tell: Callable[[TaskEvalRecord], None]
+) -> tuple[list[TaskEvalRecord], list[str]]:
+    """(records, remarks) of every evaluation of the weights in `folder`, whose policy took `step` steps. `tell` hears
+    of each record as it is made. Raises ValueError, one line, before anything is asked, for what cannot be."""
+    composed = check(config)
+    if not config.evaluations:
+        raise ValueError("evaluations=[]: nothing is asked; give 'evaluations=[{task:gsm8k,path:FOLDER,k:4}]'")
+    ones = asked(config.evaluations, evaluation_tasks(replace(config, model=replace(config.model, path=str(folder)))))
+    model = load_decoder(folder)
+    weights: list[tuple[str, Tensor]] = [(name, tensor.detach()) for name, tensor in model.named_parameters()]
+    reference = DEPLOYED if config.engine.name == "vllm" else REFERENCE
+    records: list[TaskEvalRecord] = []
+
+    def ask(site: Site, precision: str, plan: Plan) -> None:
+        engine = _engine(config, folder, site, plan, ones)
+        try:
+            engine.load_weights(iter(weights))
+            check_passport(plan, engine.realized_plan())
+            for one in ones:
+                records.append(task_evaluation(engine, one, site=site, precision=precision, step=step))
+                tell(records[-1])
+        finally:
+            engine.close()
+
+    ask("reference", reference, Plan(rollout_weights=format_named(reference)))
+    remarks = list(_in_the_way(config))
+    if config.precision.name != reference and not remarks:
+        ask("rollout", config.precision.name, composed.plan)
+    return records, remarks
+
+
+def _engine(config: RunConfig, folder: Path, site: Site, plan: Plan, ones: list[Asked]) -> RolloutEngine:
+    """An engine of its own for one site."""
+    task, shape = ones[0].task, load_config(folder)
+    ids = {"eos_id": task.eos_id, "pad_id": task.pad_id, "device": config.trainer.device}
+    if site == "reference" and config.engine.name == "embedded":
+        return EmbeddedEngine(shape, plan, max_batch=config.engine.max_batch, **ids)
+    return make_engine(config, shape, plan, trainer_model=None, keeps_log_probs=False, **ids)
+
+
+def _in_the_way(config: RunConfig) -> Iterator[str]:
+    """Reasons why the rollout site cannot be had from weights alone."""
+    composed = check(config)
+    if composed.plan.sampler == "trainer":
+        yield f"not asked as rolled: {config.method} samples with the trainer's own module"
+    if at_rollout(composed.plan.adapters) is not None:
+        yield f"not asked as rolled: {config.method} keeps adapters at the rollout"
+    for part in composed.parts:
+        if has_hook(part, "sync") or has_hook(part, "after_sync"):
+            yield f"not asked as rolled: {type(part).__name__} changes what is pushed by state of its run"

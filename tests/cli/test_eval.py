@@ -1,0 +1,68 @@
+"""`lowbit eval` and `lowbit export`: a run's policy asked again answers as in the run; any folder can be asked."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from harness.cli.main import main
+from harness.config.load import run_id
+from harness.records.run_result import read_result, write_result
+from harness.run.cell import run_cell
+from tests.toy import small_config, small_launch
+
+ENTRY = "evaluations=[{task:chain,num:8,k:3,greedy:true,options:{n:8}}]"
+
+
+def test_a_policy_asked_again_answers_as_in_its_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = small_config("method=naive", "precision=int8", "trainer.steps=2", ENTRY)
+    result = run_cell(config, small_launch(tmp_path, save="hf"))
+    folder = tmp_path / "runs" / "test"
+    lost = [record.model_copy(update={"error": "lost", "correct": [], "scores": {}}) if record.step == 2 else record
+            for record in result.evaluations]  # fmt: skip
+    series = (folder / f"{run_id(config)}.parquet").read_bytes()
+    write_result(folder, result.model_copy(update={"evaluations": lost}), series)
+    assert main(["eval", run_id(config), "--results", str(tmp_path)]) == 0
+    shown = capsys.readouterr().out
+    assert "avg@3" in shown and "maj@3" in shown and "pass@2" in shown
+    again = read_result(folder / f"{run_id(config)}.json")
+    timeless = {"seconds": None}
+    assert [record.model_copy(update=timeless) for record in again.evaluations] == [
+        record.model_copy(update=timeless) for record in sorted(result.evaluations, key=lambda r: (r.step, r.site))
+    ]
+    assert (folder / f"{run_id(config)}.parquet").read_bytes() == series
+
+    copy = tmp_path / "mine"
+    assert main(["export", run_id(config), str(copy), "--results", str(tmp_path)]) == 0
+    assert main(["export", run_id(config), str(copy), "--results", str(tmp_path)]) == 2
+    assert "is there already" in capsys.readouterr().err
+    assert main(["export", run_id(config), str(copy) + "q", "--quantized", "--results", str(tmp_path)]) == 2
+    assert "launch.save=quantized keeps them" in capsys.readouterr().err
+    assert main(["eval", str(copy), ENTRY, "method=naive", "precision=int8", "--results", str(tmp_path)]) == 0
+    (path,) = (tmp_path / "evaluations").glob("mine-*.json")
+    told = json.loads(path.read_text())["evaluations"]
+    assert [line["correct"] for line in told] == [
+        record.correct for record in sorted(result.evaluations, key=lambda r: r.site) if record.step == 2
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["nothing"], "run 'nothing' matches 0 results"),
+        (["FOLDER"], "evaluations=[]: nothing is asked"),
+        (["FOLDER", "trainer.steps=0"], "trainer.steps=0: must be at least 1; lowbit eval FOLDER evaluates without"),
+        (["FOLDER", "evaluations=[{task:sort}]"], "evaluations.0.num=null: task 'sort' has questions without end"),
+    ],
+)
+def test_what_cannot_be_asked_is_one_line(
+    words: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small_launch(tmp_path)
+    folder = str(next((tmp_path / "bases").iterdir()))
+    assert main(["eval", *[folder if w == "FOLDER" else w for w in words], "--results", str(tmp_path)]) == 2
+    err = capsys.readouterr().err
+    assert said in err and err.count("\n") == 1
+    assert not (tmp_path / "evaluations").exists()
