@@ -7,6 +7,7 @@ run.py           the live parts of a run, and its state for a resume
 loop.py          the GRPO step
 collect.py       one rollout batch: prompts, samples, rewards, layout
 staleness.py     weights of earlier steps for the sampler, as in asynchronous training
+dump.py          responses written out, where a launch asks for them
 gpu_sharing.py   one GPU for trainer and engine, which sleeps while the trainer updates
 record.py        the result of a run from what it reached
 """

@@ -17,8 +17,10 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import SimpleQueue
+from typing import Literal
 
 from harness.tasks.contract import Score
+from harness.tasks.verl_rules import RULES
 
 WORKER = Path(__file__).with_name("math_worker.py")
 TAIL = 2000
@@ -68,11 +70,17 @@ def compare_integers(reference: str, answer: str) -> Score | None:
     return Score(float(int(ours) == int(theirs)), True)
 
 
+Rule = Literal["own", "verl_gsm8k", "verl_gsm8k_flexible", "dapo", "math_verify", "answer_tag"]
+"""own: the box or the `####` line, whichever comes last, by math-verify; the others are those of verl
+(`harness.tasks.verl_rules`, `harness.tasks.math_worker`)."""
+
+
 class MathGrader:
     """Owns the grading processes; they start when a formula first needs them and end with it."""
 
-    def __init__(self, num_workers: int | None = None, timeout_s: float = 3.0) -> None:
+    def __init__(self, num_workers: int | None = None, timeout_s: float = 3.0, rule: Rule = "own") -> None:
         """`timeout_s` is CPU seconds per answer; wall-clock time may be ten times that."""
+        self.rule: Rule = rule
         self.num_workers = num_workers or min(8, os.cpu_count() or 1)
         self.timeout_s = timeout_s
         self.num_killed = 0
@@ -86,6 +94,12 @@ class MathGrader:
 
     def grade(self, references: Sequence[str], texts: Sequence[str]) -> list[Score]:
         """One score per pair. An answer that hangs, or takes its process down, is unparsable. Any thread may call."""
+        if self.rule in RULES:
+            found = [RULES[self.rule](text, reference) for reference, text in zip(references, texts, strict=True)]
+            return [Score(float(is_right), is_parsable) for is_right, is_parsable in found]
+        if self.rule == "math_verify":
+            asked = [(reference, text, False) for reference, text in zip(references, texts, strict=True)]
+            return list(self._threads.map(self._ask, asked))
         scores: list[Score | None] = []
         formulas: list[tuple[str, str, bool]] = []
         for reference, text in zip(references, texts, strict=True):
@@ -109,7 +123,7 @@ class MathGrader:
             if slot and slot[0].poll() is not None:
                 slot.clear()
             if not slot:
-                slot.append(_start(self.timeout_s))
+                slot.append(_start(self.timeout_s, self.rule))
             line = _exchange(slot[0], json.dumps(request))
             if line:
                 reward, is_parsable = json.loads(line)
@@ -121,10 +135,10 @@ class MathGrader:
             self._idle.put(slot)
 
 
-def _start(timeout_s: float) -> subprocess.Popen[str]:
+def _start(timeout_s: float, rule: str) -> subprocess.Popen[str]:
     """A worker that has said it is ready. RuntimeError with its complaint if it does not."""
     # -P: this folder must not come before the installed packages on the module path.
-    command = [sys.executable, "-P", str(WORKER), str(timeout_s)]
+    command = [sys.executable, "-P", str(WORKER), str(timeout_s), rule]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, encoding="utf-8")
     assert process.stdout is not None
     if process.stdout.readline().strip() != "ready":
