@@ -25,6 +25,7 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
         "sweep": "run a sweep; finished cells are skipped, so starting again resumes",
         "run": "run one cell",
         "base": "train the base models that sweeps start from, where they are missing",
+        "paper": "published recipes: list them with what this machine lacks, launch one",
         "search": "search knobs with Optuna; starting again goes on",
     },
     "look": {
