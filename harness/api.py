@@ -215,8 +215,10 @@ class RolloutEngine(Protocol):
         max_new_tokens: int,
         temperature: float,
         seed: int,
+        top_p: float = 1.0,
     ) -> Rollout:
-        """`num_samples` responses to each prompt (token ids). Temperature 0 is greedy."""
+        """`num_samples` responses to each prompt (token ids). Temperature 0 is greedy. `top_p` below 1, which
+        evaluations alone use: from the most probable tokens that together have this probability."""
         ...
 
     def calibrate_kv(self, prompts: Sequence[Sequence[int]], protocol: KVProtocol = "trainer") -> None:

@@ -73,7 +73,7 @@ def _launch(recipe: Recipe, sweeps: dict[str, Sweep], results: Path, way: Way, a
         label: [read_result(path) for cell in _cells(plan(sweep)) if (path := folder / f"{cell}.json").exists()]
         for label, sweep in sweeps.items()
     }
-    print(rendered(("metric", "arm", "published", "ours"), table(recipe, records)))
+    print(rendered(("metric", "arm", "published", "ours"), table(recipe, records, folder)))
     return code
 
 
@@ -140,7 +140,7 @@ def _show(recipe: Recipe) -> int:
     print(rendered(("setting", "value", "source"), settings_table(recipe)), end="\n\n")
     rows = [(label, " ".join(f"{key}={value}" for key, value in arm.items())) for label, arm in recipe.arms.items()]
     print(rendered(("arm", "overrides"), rows), end="\n\n")
-    print(rendered(("metric", "arm", "published", "ours"), table(recipe, {})))
+    print(rendered(("metric", "arm", "published", "ours"), table(recipe, {}, Path())))
     words = " ".join([f"{key}=DIR" for key in recipe.data])
     print(f"\nlowbit paper {recipe.name} --model {next(iter(recipe.models))}=DIR --data {words} [--dry-run]")
     return 0

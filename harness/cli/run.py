@@ -33,12 +33,12 @@ def run_one(overrides: Sequence[str], *, results: Path, is_dry: bool) -> int:
     from harness.config.resolve import resolve
     from harness.models.checkpoint import content_hash
     from harness.run.checks import check, check_place
-    from harness.start.prepare import task_of
+    from harness.start.prepare import check_data
     from harness.sweep import Planned, Sweep, finished, run_sweep, with_default_precision
 
     config = resolve(load(with_default_precision(overrides)), lambda path: content_hash(Path(path)))
     notes = advice(config, check(config))
-    task_of(config)
+    check_data(config)
     if is_dry:
         print(json.dumps({"run_id": run_id(config), "name": run_name(config), "config": to_json(config)}, indent=2))
         return 0

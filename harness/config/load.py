@@ -22,7 +22,7 @@ from typing import Any, Literal, Union
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from harness.config.schema import TUNABLE, Launch, RunConfig
-from harness.config.validation import in_words, nearest_key
+from harness.config.validation import element, in_words, nearest_key
 from harness.config.validation import leaves as leaves
 from harness.config.validation import parse as parse
 from harness.foundation.did_you_mean import nearest
@@ -63,7 +63,7 @@ def _check_value(override: str) -> None:
     try:
         TypeAdapter(_kinds(RunConfig)[key], config=config).validate_python(value, strict=isinstance(value, bool))
     except ValidationError as error:
-        raise ValueError(in_words(error, prefix=key)) from None
+        raise ValueError(in_words(error, RunConfig, prefix=key)) from None
 
 
 def to_json(config: Any) -> dict[str, Any]:
@@ -77,8 +77,14 @@ def _written(config: Any) -> dict[str, Any]:
     for f in dataclasses.fields(config):
         value = getattr(config, f.name)
         if not (f.metadata.get("sparse") and value == f.default):
-            values[f.name] = _written(value) if dataclasses.is_dataclass(value) else value
+            values[f.name] = _plain_value(value)
     return values
+
+
+def _plain_value(value: Any) -> Any:
+    if dataclasses.is_dataclass(value):
+        return _written(value)
+    return [_plain_value(item) for item in value] if isinstance(value, tuple) else value
 
 
 def run_id(config: RunConfig) -> str:
@@ -89,16 +95,19 @@ def run_id(config: RunConfig) -> str:
 def identity(values: Mapping[str, Any]) -> dict[str, Any]:
     """The hashed fields of a config as JSON: what makes a run the run it is. Paths and shares of memory do not."""
     left_out = _not_hashed()
-    return {
-        section: {k: v for k, v in inner.items() if (section, k) not in left_out} if isinstance(inner, dict) else inner
-        for section, inner in values.items()
-    }
+
+    def kept(section: str, inner: Any) -> Any:
+        if isinstance(inner, list):
+            return [kept(section, item) for item in inner]
+        return {k: v for k, v in inner.items() if (section, k) not in left_out} if isinstance(inner, dict) else inner
+
+    return {section: kept(section, inner) for section, inner in values.items()}
 
 
 @cache
 def _not_hashed() -> tuple[tuple[str, str], ...]:
     kinds = typing.get_type_hints(RunConfig)
-    sections = [(f.name, kinds[f.name]) for f in dataclasses.fields(RunConfig)]
+    sections = [(f.name, element(kinds[f.name])) for f in dataclasses.fields(RunConfig)]
     inner = [(name, f) for name, kind in sections if dataclasses.is_dataclass(kind) for f in dataclasses.fields(kind)]
     return tuple((name, f.name) for name, f in inner if not f.metadata.get("hashed", True))
 
@@ -146,7 +155,8 @@ def _plain(kind: Any) -> Any:
         (inner,) = (a for a in typing.get_args(kind) if a is not type(None))
         return typing.Optional[_plain(inner)]  # noqa: UP045 - OmegaConf reads this form only
     if origin in (tuple, list):
-        return list[typing.get_args(kind)[0]]
+        (inner, *_) = typing.get_args(kind)
+        return list[Any] if dataclasses.is_dataclass(inner) else list[inner]
     return dict[str, Any] if origin is dict else kind
 
 

@@ -109,6 +109,38 @@ class TaskConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class EvaluationConfig:
+    """One evaluation of the policy beside training: held-out questions of a task, each with `k` sampled answers, a
+    greedy one, or both. It runs where `trainer.eval_every` falls, at the start and at the end
+    (`harness.trainers.task_evaluation`)."""
+
+    __pydantic_config__ = _STRICT
+    task: str
+    """Name of the task, as in `task.name`; it may be another one than is trained on."""
+    path: str | None = field(default=None, metadata={"hashed": False})
+    """Local data file or folder; its content hash is recorded."""
+    options: dict[str, Any] = field(default_factory=dict[str, Any])
+    """Options of the task, as in `task.options`."""
+    num: Count | None = None
+    """Questions, from the first on; null: all that there are."""
+    k: Whole = 1
+    """Sampled answers a question; 0: the greedy one alone."""
+    temperature: Positive = 1.0
+    top_p: Share = 1.0
+    """Of sampled answers; training samples the whole distribution."""
+    max_new_tokens: Count | None = None
+    """Null: the task's own limit."""
+    greedy: bool = False
+    """Also one answer of the most probable tokens; `temperature` and `top_p` are then without effect."""
+
+    def __post_init__(self) -> None:
+        if self.k == 0 and not self.greedy:
+            raise ValueError(
+                f"k=0 with greedy=false: no answer is asked for; valid: k from 1 on, or greedy=true (task={self.task})"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
 class AlgoConfig:
     """The policy-gradient algorithm (docs/rules/losses.md, sections 2 to 5)."""
 
@@ -227,6 +259,8 @@ class RunConfig:
     algo: AlgoConfig
     engine: EngineConfig
     trainer: TrainerConfig
+    evaluations: tuple[EvaluationConfig, ...] = field(default=(), metadata={"sparse": True})
+    """Evaluations on tasks of their own, beside those on held-out questions of `task`."""
     base_seed: Whole = 0
     seed: Whole = 0
     numerics_version: Count = NUMERICS_VERSION

@@ -26,6 +26,8 @@ EXPECTED = {
     "list_type": "a list is expected, such as [a,b]",
 }
 """Beginning of pydantic's name of an error -> what it means."""
+HINTS = {"trainer.steps": "; lowbit eval FOLDER evaluates without training"}
+"""Key -> what follows an error about its value."""
 BOUNDS = {
     "must be": "input should be",
     "at least": "greater than or equal to",
@@ -62,7 +64,7 @@ def in_words(error: ValidationError, cls: type | None = None, prefix: str = "") 
         expected = first["msg"][0].lower() + first["msg"][1:]
         for ours, theirs in BOUNDS.items():
             expected = expected.replace(theirs, ours)
-    return f"{path}={_short(first['input'])}: {expected}"
+    return f"{path}={_short(first['input'])}: {expected}{HINTS.get(path, '')}"
 
 
 def _short(value: Any) -> str:
@@ -86,6 +88,11 @@ def _adapter(cls: type[T]) -> TypeAdapter[T]:
     return TypeAdapter(cls)
 
 
+def element(kind: Any) -> Any:
+    """Annotation of a tuple's or list's elements; of anything else its own."""
+    return typing.get_args(kind)[0] if typing.get_origin(kind) in (tuple, list) else kind
+
+
 @cache
 def leaves(cls: type, prefix: str = "") -> tuple[str, ...]:
     """Dotted names of every field of a config dataclass."""
@@ -95,7 +102,7 @@ def leaves(cls: type, prefix: str = "") -> tuple[str, ...]:
             continue
         names.append(prefix + name)
         is_union = typing.get_origin(kind) in (types.UnionType, typing.Union)
-        for inner in typing.get_args(kind) if is_union else (kind,):
+        for inner in typing.get_args(kind) if is_union else (element(kind),):
             if dataclasses.is_dataclass(inner):
                 names += leaves(typing.cast(type, inner), f"{prefix}{name}.")
     return tuple(names)

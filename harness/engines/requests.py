@@ -21,6 +21,7 @@ class Requests:
     """[B] int64: the number of its prompt, in request order, samples of one prompt adjacent."""
     max_new_tokens: int
     temperature: float
+    top_p: float = 1.0
 
     def left_padded(self, rows: Tensor, pad_id: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor | None]:
         """The distinct prompts of `rows` [R]: (ids [P, L] int64, lengths [P] int64, prompt of each row [R],
@@ -34,7 +35,12 @@ class Requests:
 
 
 def requests_of(
-    prompts: Sequence[Sequence[int]], num_samples: int, max_new_tokens: int, temperature: float, config: DecoderConfig
+    prompts: Sequence[Sequence[int]],
+    num_samples: int,
+    max_new_tokens: int,
+    temperature: float,
+    config: DecoderConfig,
+    top_p: float = 1.0,
 ) -> Requests:
     """Check a call. Raises ValueError naming the argument that is out of range."""
     for name, value in (("num_samples", num_samples), ("max_new_tokens", max_new_tokens)):
@@ -42,6 +48,8 @@ def requests_of(
             raise ValueError(f"{name}={value}: must be at least 1")
     if not 0.0 <= temperature < float("inf"):
         raise ValueError(f"temperature={temperature}: must be 0 (greedy) or a positive number")
+    if not 0.0 < top_p <= 1.0:
+        raise ValueError(f"top_p={top_p}: must be above 0 and at most 1")
     numbers: dict[tuple[int, ...], int] = {}
     rows = [numbers.setdefault(tuple(prompt), len(numbers)) for prompt in prompts]
     if not rows or () in numbers:
@@ -56,4 +64,6 @@ def requests_of(
     if low < 0 or high >= config.vocab_size:
         raise ValueError(f"prompts: token {low if low < 0 else high} is outside the vocabulary of {config.vocab_size}")
     index = torch.tensor(rows).repeat_interleave(num_samples)
-    return Requests(prompts=tuple(numbers), rows=index, max_new_tokens=max_new_tokens, temperature=temperature)
+    return Requests(
+        prompts=tuple(numbers), rows=index, max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p
+    )

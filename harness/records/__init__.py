@@ -1,6 +1,7 @@
 """Records on disk and the numbers made from them.
 
 run_result.py      the result of one run: strict JSON, with its series in Parquet
+sample_scores.py   avg@k, pass@k and maj@k of several answers a question
 paths.py           the layout of a results folder
 results_lock.py    the lock that keeps two sweeps out of one results folder
 statuses.py        statuses of runs, and those that count as finished

@@ -67,6 +67,42 @@ class EvalRecord(_Record):
     """Share of the responses by what goes wrong first (`harness.tasks.Score.failure`)."""
 
 
+class TaskEvalRecord(_Record):
+    """One of a run's `evaluations` after `step` steps of the policy: a matrix of its answers, questions x samples."""
+
+    number: int
+    """Place in the configuration's list, from 0 on."""
+    task: str
+    step: int
+    site: Literal["reference", "rollout"]
+    """As in `EvalRecord`."""
+    precision: str
+    """Of the weights that answered."""
+    engine: str
+    """Engine that sampled."""
+    k: int
+    temperature: float
+    top_p: float
+    max_new_tokens: int
+    question_hash: str = ""
+    correct: list[list[Annotated[int, Field(ge=0, le=1)]]] = []
+    """[Q][k]: 1 where a sample is right; questions in the order that `question_hash` stands for."""
+    answers: list[list[Annotated[int, Field(ge=-1)]]] = []
+    """[Q][k]: samples of one number gave the same answer, -1 none that could be read (`harness.records.sample_scores`);
+    empty where the task does not tell answers apart."""
+    greedy: list[Annotated[int, Field(ge=0, le=1)]] = []
+    """[Q]: 1 where the greedy answer is right; empty where none was asked for."""
+    scores: dict[str, Measured] = {}
+    """Means over the questions: avg@k, pass@1, 2, 4 .. k, maj@k, greedy."""
+    length_mean: Measured = None
+    truncated_frac: Measured = None
+    unparsable_frac: Measured = None
+    failures: dict[str, float] = {}
+    seconds: Measured = None
+    error: str | None = None
+    """What ended this evaluation; its matrices are then empty."""
+
+
 class MethodRecord(_Record):
     """The method as it ran."""
 
@@ -114,6 +150,10 @@ class RunResult(_Record):
     given_back."""
     num_steps: int = 0
     evals: list[EvalRecord] = []
+    evaluations: list[TaskEvalRecord] = []
+    """What `evaluations` of the configuration asks for."""
+    evaluation_errors: list[str] = []
+    """Evaluations of `task` that ended in an error after the last step: they cost their numbers, not the run."""
     summary: dict[str, Measured] = {}
     retries: list[str] = []
     started_at: str | None = None
@@ -272,8 +312,13 @@ def _json(result: RunResult) -> bytes:
     dumps = partial(json.dumps, allow_nan=False, ensure_ascii=False)
     fields = result.model_dump(mode="json")
     dense = partial(dumps, separators=(",", ":"))  # hundreds of answers per evaluation
-    evals = "[" + ",".join(f"\n  {dense(record)}" for record in fields["evals"]) + "]"
-    lines = [f' "{key}": {evals if key == "evals" else dumps(value)}' for key, value in fields.items()]
+
+    def written(key: str, value: Any) -> str:
+        if key not in ("evals", "evaluations"):
+            return dumps(value)
+        return "[" + ",".join(f"\n  {dense(record)}" for record in value) + "]"
+
+    lines = [f' "{key}": {written(key, value)}' for key, value in fields.items()]
     return ("{\n" + ",\n".join(lines) + "\n}\n").encode()
 
 

@@ -11,11 +11,12 @@ from harness.numerics.formats import format_named
 from harness.run.checks import check, check_device
 from harness.run.gpu_sharing import reserved_gib
 from harness.run.run import Run
-from harness.start.prepare import held_out, prepare, start_of
+from harness.start.prepare import evaluation_tasks, held_out, prepare, start_of
 from harness.trainers.evaluation import REFERENCE
 from harness.trainers.local.forward import Thrift
 from harness.trainers.local.policy import policy
 from harness.trainers.local.trainer import LocalTrainer
+from harness.trainers.task_evaluation import asked
 
 
 def build(config: RunConfig, launch: Launch) -> tuple[Run, dict[str, str | None]]:
@@ -48,7 +49,8 @@ def build(config: RunConfig, launch: Launch) -> tuple[Run, dict[str, str | None]
     run = Run(
         config=config, composed=composed, task=start.task, trainer=trainer, engine=engine, reference=reference,
         max_new_tokens=config.engine.max_new_tokens or start.task.max_new_tokens,
-        eval_items=held_out(config, start.task),
+        eval_items=held_out(config, start.task), asked=asked(config.evaluations, evaluation_tasks(config)),
     )  # fmt: skip
     run.keep_peaks(share)
-    return run, {"model": content_hash(start.folder), "task": start.task.content_hash()}
+    hashes = {"model": content_hash(start.folder), "task": start.task.content_hash()}
+    return run, hashes | {f"evaluations.{one.number}": one.task.content_hash() for one in run.asked}

@@ -21,6 +21,7 @@ def check(config: RunConfig) -> Composed:
     if config.trainer.name == "verl":
         checks.check(config, composed)
     _check_staleness(config, composed)
+    _check_evaluations(config, composed)
     check_engine(config, composed, EXTRAS)
     return composed
 
@@ -35,6 +36,20 @@ def _check_staleness(config: RunConfig, composed: Composed) -> None:
         raise ValueError(
             f"algo.staleness={age}: {config.method} samples with the trainer's own module, which is never old; valid: 0"
         )
+
+
+def _check_evaluations(config: RunConfig, composed: Composed) -> None:
+    for i, entry in enumerate(config.evaluations):
+        if config.trainer.name == "verl":
+            raise ValueError(
+                f"evaluations.{i}.task={entry.task}: trainer=verl evaluates on its own task alone; ask "
+                "its policy afterwards with lowbit eval"
+            )
+        if composed.plan.sampler == "trainer" and entry.top_p < 1.0:
+            raise ValueError(
+                f"evaluations.{i}.top_p={entry.top_p}: {config.method} samples with the trainer's own module, which "
+                "leaves no token out; valid: 1.0"
+            )
 
 
 def check_device(config: RunConfig) -> None:

@@ -36,8 +36,9 @@ from harness.trainers.corrected_step import (
     update_correction,
     update_metrics,
 )
-from harness.trainers.evaluation import evaluation
+from harness.trainers.evaluation import REFERENCE, evaluation
 from harness.trainers.local.trainer import Diverged, Scores
+from harness.trainers.task_evaluation import FAILURES, task_evaluation
 
 
 def train(run: Run, after_step: Callable[[Run], None]) -> None:
@@ -50,7 +51,12 @@ def train(run: Run, after_step: Callable[[Run], None]) -> None:
         run.step += 1
         after_step(run)
     if not _is_evaluated(run):
-        evaluate(run)
+        try:
+            evaluate(run)
+        except Diverged:
+            raise
+        except FAILURES as failure:  # the run is finished, and `lowbit eval` can ask its saved policy again
+            run.evaluation_errors.append(f"step {run.step}: {type(failure).__name__}: {failure}")
 
 
 def grpo_step(run: Run) -> dict[str, Any]:
@@ -177,7 +183,8 @@ def update(
 
 
 def evaluate(run: Run) -> None:
-    """Sampled accuracy on fixed held-out questions, one fixed seed: reference precision, then the run's own rollout.
+    """Sampled accuracy on fixed held-out questions, one fixed seed, then the run's `evaluations`: in the reference
+    precision, then in the run's own rollout.
 
     Raises Diverged where a weight is not finite: its answers would be those of no policy.
     """
@@ -193,11 +200,19 @@ def evaluate(run: Run) -> None:
         run.reference.wake()
         run.reference.load_weights(run.trainer.policy_weights())
         run.evals.append(ask(run.reference, "reference"))
+        run.evaluations += [
+            task_evaluation(run.reference, one, site="reference", precision=REFERENCE, step=run.step)
+            for one in run.asked
+        ]
         run.reference.sleep()  # its cache is of no use until the next evaluation
         reclaim(run)
         pushed = push_weights(run, run.engine, step)
         run.evaluated_sync = {} if run.config.algo.staleness else pushed  # the next push is of other weights then
         run.evals.append(ask(run.engine, "rollout"))
+        run.evaluations += [
+            task_evaluation(run.engine, one, site="rollout", precision=run.config.precision.name, step=run.step)
+            for one in run.asked
+        ]
     run.eval_s += clock.seconds["eval"]
     run.keep_peaks(clock.peaks)
 

@@ -51,6 +51,8 @@ def record(
                 "end_to_end": tokens / sum(time_s.values()) if sum(time_s.values()) else None,
             },
             "num_steps": len(series), "evals": [e.model_dump() for e in evals], "summary": summarise(series, evals),
+            "evaluations": [] if run is None else [e.model_dump() for e in run.evaluations],
+            "evaluation_errors": [] if run is None else list(run.evaluation_errors),
             "retries": list(launch.retries), "error": error,
         }
     )  # fmt: skip

@@ -11,9 +11,10 @@ from torch import Tensor
 from harness.api import Passport, Rollout, RolloutEngine, Sequences
 from harness.config.compose import Composed
 from harness.config.schema import RunConfig
-from harness.records.run_result import EvalRecord
+from harness.records.run_result import EvalRecord, TaskEvalRecord
 from harness.tasks import Item, Score, Task
 from harness.trainers.local.trainer import LocalTrainer
+from harness.trainers.task_evaluation import Asked
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +55,10 @@ class Reached(Protocol):
     @property
     def evals(self) -> list[EvalRecord]: ...
     @property
+    def evaluations(self) -> list[TaskEvalRecord]: ...
+    @property
+    def evaluation_errors(self) -> list[str]: ...
+    @property
     def eval_s(self) -> float: ...
     @property
     def passport(self) -> Passport | None: ...
@@ -82,6 +87,11 @@ class Run:
     eval_s: float = 0.0
     series: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     evals: list[EvalRecord] = field(default_factory=list[EvalRecord])
+    asked: list[Asked] = field(default_factory=list[Asked])
+    """Evaluations on tasks of their own."""
+    evaluations: list[TaskEvalRecord] = field(default_factory=list[TaskEvalRecord])
+    evaluation_errors: list[str] = field(default_factory=list[str])
+    """Evaluations after the last step that ended in an error."""
     passport: Passport | None = None
     evaluated_sync: dict[str, float] = field(default_factory=dict[str, float])
     """Numbers of an evaluation's push: the push of the step that follows moves nothing."""
@@ -109,6 +119,7 @@ class Run:
             "eval_s": self.eval_s,
             "series": self.series,
             "evals": [record.model_dump() for record in self.evals],
+            "evaluations": [record.model_dump() for record in self.evaluations],
             "fixed": self.composed.fixed,
             "memory": self.composed.memory,
             "memory_gib": self.memory_gib,
@@ -121,6 +132,7 @@ class Run:
         self.step, self.next_prompt, self.eval_s = state["step"], state["next_prompt"], state["eval_s"]
         self.series = state["series"]
         self.evals = [EvalRecord(**record) for record in state["evals"]]
+        self.evaluations = [TaskEvalRecord(**record) for record in state.get("evaluations", [])]
         self.composed.fixed.clear()
         self.composed.fixed.update(state["fixed"])
         self.composed.memory[:] = state["memory"]

@@ -77,6 +77,39 @@ def task_of(config: RunConfig) -> Task:
     return task
 
 
+def evaluation_tasks(config: RunConfig) -> list[Task]:
+    """The tasks of `evaluations`, in order, their data read; those that differ in nothing but how they are sampled are
+    one object. Raises ValueError, one line, for missing data, and for a task that the model cannot be asked."""
+    built: dict[str, Task] = {}
+    tasks: list[Task] = []
+    folder = Path(config.model.path) if config.model.path is not None else None
+    for i, entry in enumerate(config.evaluations):
+        options = dict(entry.options)
+        if entry.path is not None:
+            options["path"] = entry.path
+        if folder is None and config.model.vocab_size is not None and entry.task in EMBEDDED:
+            options["vocab_size"] = config.model.vocab_size
+        key = json.dumps([entry.task, options], sort_keys=True, default=str)
+        if key not in built:
+            try:
+                built[key] = build_task(entry.task, options, folder)
+            except ValueError as error:
+                raise ValueError(f"evaluations.{i}: {error}") from None
+        task = built[key]
+        if entry.num is None and task.num_eval is None:
+            raise ValueError(f"evaluations.{i}.num=null: task {entry.task!r} has questions without end; give num=COUNT")
+        if task.num_eval == 0:
+            raise ValueError(f"evaluations.{i}.task={entry.task}: there are no held-out questions in its data")
+        tasks.append(task)
+    return tasks
+
+
+def check_data(config: RunConfig) -> None:
+    """Raises ValueError, one line, where the data of the task or of an evaluation is missing or corrupt."""
+    task_of(config)
+    evaluation_tasks(config)
+
+
 def held_out(config: RunConfig, task: Task) -> list[Item]:
     """The questions that a run is evaluated on, in order: `task.num_eval` of them, or all that there are."""
     count = config.task.num_eval

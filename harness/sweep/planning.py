@@ -21,7 +21,7 @@ from harness.foundation.did_you_mean import nearest
 from harness.models.checkpoint import content_hash
 from harness.records.sweep_file import BASELINES, CONTROL, ENDPOINTS, SWEEPS, Endpoint, Expectation, Until
 from harness.run.checks import check
-from harness.start.prepare import task_of
+from harness.start.prepare import check_data
 from harness.sweep.rules import check_rule, in_words, matches
 from methods import method_named
 
@@ -222,8 +222,8 @@ def plan(sweep: Sweep, extra: Sequence[str] = ()) -> Planned:
         else:
             cells.setdefault(run_id(cell), cell)
             notes |= dict.fromkeys((arm.words, line) for line in arm.notes)
-            if (data := (str(cell.task), cell.model.path)) not in tasks:
-                task_of(cell)
+            if (data := (str((cell.task, cell.evaluations)), cell.model.path)) not in tasks:
+                check_data(cell)
                 tasks.add(data)
     if not extra:  # an override may rightly leave a rule without a cell
         unused = [in_words(rule) for rule in sweep.exclude if in_words(rule) not in {r for _, r in excluded}]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from harness.foundation.did_you_mean import nearest
@@ -35,6 +35,9 @@ class Score:
     """False where no answer could be read. Such a response earns 0 but is counted apart from a wrong one."""
     failure: str | None = None
     """First mistake on the way to the answer, where a task can say; an answer may be right all the same."""
+    answer: str | None = field(default=None, compare=False)
+    """The answer as it was read, equal for equal answers, so that samples can vote; None where none could be read, or
+    the task does not tell."""
 
 
 class Task(Protocol):

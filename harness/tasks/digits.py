@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import replace
 
 from harness.foundation.seeds import stable_seed
-from harness.models.tokenizer import BOS_ID, DIGIT_0_ID, EOS_ID, char_tokenizer, encode
+from harness.models.tokenizer import BOS_ID, DIGIT_0_ID, EOS_ID, char_tokenizer, decode, encode
 from harness.tasks.contract import Item, Score, Split
 
 EVAL_SHARE = 16
@@ -54,10 +55,10 @@ def exact_match(items: Sequence[Item], responses: Sequence[Sequence[int]]) -> li
     for item, response in zip(items, responses, strict=True):
         answer = tuple(response)
         if answer == right[item.reference]:
-            scores.append(RIGHT)
+            scores.append(replace(RIGHT, answer=item.reference))
         else:
             is_answer = len(answer) > 1 and answer[-1] == EOS_ID and DIGITS.issuperset(answer[:-1])
-            scores.append(WRONG if is_answer else UNPARSABLE)
+            scores.append(replace(WRONG, answer=decode(answer[:-1])) if is_answer else UNPARSABLE)
     return scores
 
 

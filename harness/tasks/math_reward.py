@@ -15,6 +15,7 @@ import sys
 import weakref
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Literal
@@ -75,6 +76,14 @@ Rule = Literal["own", "verl_gsm8k", "verl_gsm8k_flexible", "dapo", "math_verify"
 (`harness.tasks.verl_rules`, `harness.tasks.math_worker`)."""
 
 
+def voted(score: Score, reference: str, answer: str | None) -> str | None:
+    """The vote of an answer: all right ones vote for the reference, wrong ones for their own text without blanks and
+    thousands separators. None where the answer could not be read, or is prose that no mark sets off."""
+    if score.reward >= 1.0:
+        return reference
+    return _THOUSANDS.sub("", "".join(answer.split())) if answer is not None and score.is_parsable else None
+
+
 class MathGrader:
     """Owns the grading processes; they start when a formula first needs them and end with it."""
 
@@ -95,12 +104,20 @@ class MathGrader:
     def grade(self, references: Sequence[str], texts: Sequence[str]) -> list[Score]:
         """One score per pair. An answer that hangs, or takes its process down, is unparsable. Any thread may call."""
         if self.rule in RULES:
-            found = [RULES[self.rule](text, reference) for reference, text in zip(references, texts, strict=True)]
-            return [Score(float(is_right), is_parsable) for is_right, is_parsable in found]
+            rule = RULES[self.rule]
+            pairs = zip(references, texts, strict=True)
+            return [self._score(reference, *rule(text, reference)) for reference, text in pairs]
         if self.rule == "math_verify":
             asked = [(reference, text, False) for reference, text in zip(references, texts, strict=True)]
-            return list(self._threads.map(self._ask, asked))
+            stated = [extract_answer(text) for text in texts]
+            return [
+                replace(score, answer=voted(score, reference, answer if is_extracted else None))
+                for score, reference, (answer, is_extracted) in zip(
+                    self._threads.map(self._ask, asked), references, stated, strict=True
+                )
+            ]
         scores: list[Score | None] = []
+        read: list[str | None] = []
         formulas: list[tuple[str, str, bool]] = []
         for reference, text in zip(references, texts, strict=True):
             answer, is_extracted = extract_answer(text)
@@ -108,10 +125,19 @@ class MathGrader:
             if score is None and not answer.strip():
                 score = Score(0.0, False)
             scores.append(score)
+            read.append(answer if is_extracted else None)
             if score is None:
                 formulas.append((reference, answer, is_extracted))
         graded = iter(list(self._threads.map(self._ask, formulas)) if formulas else [])
-        return [next(graded) if score is None else score for score in scores]
+        found = [next(graded) if score is None else score for score in scores]
+        return [
+            replace(score, answer=voted(score, reference, answer))
+            for score, reference, answer in zip(found, references, read, strict=True)
+        ]
+
+    def _score(self, reference: str, is_right: bool, answer: str | None) -> Score:
+        score = Score(float(is_right), answer is not None)
+        return replace(score, answer=voted(score, reference, answer))
 
     def close(self) -> None:
         """End the processes. Grading again is an error."""

@@ -84,7 +84,7 @@ class GymTask(TextTask):
                 scores.append(Score(0.0, False))
             else:
                 entry = self.dataset[json.loads(item.reference)["position"]]
-                scores.append(Score(float(self.dataset.score_answer(answer, entry)), True))
+                scores.append(Score(float(self.dataset.score_answer(answer, entry)), True, answer=answer.strip()))
         return scores
 
     def content_hash(self) -> str:

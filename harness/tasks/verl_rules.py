@@ -7,7 +7,7 @@ r"""Reward rules of verl for mathematical answers, answer for answer as verl 0.9
 | dapo | verl/utils/reward_score/math_dapo.py | the last `Answer:` line of the last 300 characters, else the last box |
 | answer_tag | QeRL's utils/rewards.py (github.com/NVlabs/QeRL) | what stands in the last `<answer>` tag |
 
-Each returns (is it right, is it an answer). Equality is of text, so `72.` differs from `72`. DAPO's +1 and -1 are
+Each returns (is it right, the answer as it was read; None where there is none). Equality is of text, so `72.` differs from `72`. DAPO's +1 and -1 are
 `algo.reward_scale=plus_minus`. verl's math-verify rule needs a process: `harness.tasks.math_worker`.
 """
 
@@ -42,34 +42,37 @@ _UNWRAPPED = (
 _NO_ANSWER = "[INVALID]"
 
 
-def gsm8k(text: str, reference: str) -> tuple[bool, bool]:
+def gsm8k(text: str, reference: str) -> tuple[bool, str | None]:
     """The strict rule: the last `#### ` with a number, its commas dropped, equals the reference as text."""
     found = re.findall("#### " + _NUMBER, text[-WINDOW:])
-    return (found[-1].replace(",", "") == reference, True) if found else (False, False)
+    answer = found[-1].replace(",", "") if found else None
+    return answer == reference, answer
 
 
-def gsm8k_flexible(text: str, reference: str) -> tuple[bool, bool]:
+def gsm8k_flexible(text: str, reference: str) -> tuple[bool, str | None]:
     """The last run of digits, dots and commas that is not a lone dot equals the reference as text, commas kept."""
     found = re.findall(_NUMBER, text[-WINDOW:])
     if not found:
-        return False, False
-    return next((value for value in reversed(found) if value != "."), found[0]) == reference, True
+        return False, None
+    answer = next((value for value in reversed(found) if value != "."), found[0])
+    return answer == reference, answer
 
 
-def dapo(text: str, reference: str) -> tuple[bool, bool]:
+def dapo(text: str, reference: str) -> tuple[bool, str | None]:
     """The last `Answer:` line, normalized as the reference is; without one the last box, letter for letter."""
     tail = text[-WINDOW:]
     lines = _ANSWER_LINE.findall(tail)
     stated = normalized(lines[-1]) if lines else _NO_ANSWER
     if stated == _NO_ANSWER and (box := _last_box(tail[-BOX_WINDOW:])) is not None:
-        return box == reference, True
-    return stated == normalized(reference), stated != _NO_ANSWER
+        return box == reference, box
+    return stated == normalized(reference), None if stated == _NO_ANSWER else stated
 
 
-def answer_tag(text: str, reference: str) -> tuple[bool, bool]:
+def answer_tag(text: str, reference: str) -> tuple[bool, str | None]:
     """The content of the last `<answer>` tag equals the reference as text, blanks around it aside."""
     found = _TAG.findall(text)
-    return (found[-1].strip() == reference.strip(), True) if found else (False, False)
+    answer = found[-1].strip() if found else None
+    return answer == reference.strip(), answer
 
 
 def normalized(answer: str) -> str:
@@ -95,7 +98,7 @@ def _last_box(text: str) -> str | None:
     return None
 
 
-RULES: Mapping[str, Callable[[str, str], tuple[bool, bool]]] = {
+RULES: Mapping[str, Callable[[str, str], tuple[bool, str | None]]] = {
     "verl_gsm8k": gsm8k,
     "verl_gsm8k_flexible": gsm8k_flexible,
     "dapo": dapo,

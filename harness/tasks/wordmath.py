@@ -154,7 +154,7 @@ class Wordmath:
             is_right = (
                 wrong is None if self.reward == "path" else answer is not None and answer.replace(" ", "") == right
             )
-            scores.append(Score(float(is_right), answer is not None, wrong))
+            scores.append(Score(float(is_right), answer is not None, wrong, answer))
         return scores
 
     def answers(self, items: Sequence[Item]) -> list[tuple[int, ...]]:

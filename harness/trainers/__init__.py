@@ -2,6 +2,7 @@
 
 corrected_step.py   the update recipe of a batch: correct it, correct each update, its loss and metrics
 evaluation.py       sampled accuracy on held-out questions, and its record
+task_evaluation.py  evaluations on tasks of their own: several answers a question, scored as matrices
 local/              one process: float32 masters, forward, backward, optimizer
 verl/               verl on Ray: FSDP and vLLM's servers
 """

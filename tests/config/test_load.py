@@ -60,6 +60,46 @@ def test_the_id_is_pinned() -> None:
     assert len(first) == 12
 
 
+def test_evaluations_are_a_list_in_the_id_without_their_paths() -> None:
+    first = "{{task:aime,path:{},k:{},temperature:0.6,top_p:0.95,options:{{year:2025}}}}"
+    entry = f"evaluations=[{first},{{{{task:gsm8k,greedy:true,k:0}}}}]"
+    config = resolve(load([entry.format("/a/b", 32)]))
+    first, second = config.evaluations
+    assert (first.task, first.path, first.k, first.temperature, first.top_p) == ("aime", "/a/b", 32, 0.6, 0.95)
+    assert (first.options, first.num, first.max_new_tokens, second.k, second.greedy) == (
+        {"year": 2025},
+        None,
+        None,
+        0,
+        True,
+    )
+    assert parse(RunConfig, json.loads(json.dumps(to_json(config)))) == config
+    assert run_id(resolve(load([entry.format("/c", 32)]))) == run_id(config)
+    assert run_id(resolve(load([entry.format("/a/b", 31)]))) != run_id(config)
+    plain = resolve(load([]))
+    assert "evaluations" not in to_json(plain) and run_id(replace(config, evaluations=())) == run_id(plain)
+
+
+@pytest.mark.parametrize(
+    ("entry", "said"),
+    [
+        ("{k:2}", "evaluations.0.task is missing"),
+        ("{task:aime,kk:2}", "unknown key evaluations.0.kk; nearest: evaluations.k"),
+        ("{task:aime,k:-1}", "evaluations.0.k=-1: must be at least 0"),
+        ("{task:aime,num:0}", "evaluations.0.num=0: must be at least 1"),
+        ("{task:aime,temperature:0}", "evaluations.0.temperature=0: must be above 0"),
+        ("{task:aime,top_p:1.5}", "evaluations.0.top_p=1.5: must be at most 1"),
+        ("{task:aime,max_new_tokens:0}", "evaluations.0.max_new_tokens=0: must be at least 1"),
+        ("{task:aime,k:0}", "k=0 with greedy=false"),
+        ("aime", "evaluations.0='aime': keys with values are expected"),
+    ],
+)
+def test_a_wrong_evaluation_is_one_line(entry: str, said: str) -> None:
+    with pytest.raises(ValueError, match=said.replace("[", r"\[")) as caught:
+        load([f"evaluations=[{entry}]"])
+    assert "\n" not in str(caught.value)
+
+
 def test_kv8_suffix_adds_the_cache_format() -> None:
     plain, cached = load(["precision=int8"]).precision, load(["precision=int8+kv8"]).precision
     assert (plain.kv, cached.kv, cached.name) == (None, "e4m3_kv", "int8+kv8")

@@ -41,11 +41,11 @@ def test_the_rules_differ_from_each_other_on_the_same_answer():
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("<answer>1</answer> no, <answer> 42 </answer>", (True, True)),
-        ("<answer>43</answer>", (False, True)),
-        ("<answer>4\n2</answer>", (False, True)),
-        ("42", (False, False)),
-        ("<answer>42", (False, False)),
+        ("<answer>1</answer> no, <answer> 42 </answer>", (True, "42")),
+        ("<answer>43</answer>", (False, "43")),
+        ("<answer>4\n2</answer>", (False, "4\n2")),
+        ("42", (False, None)),
+        ("<answer>42", (False, None)),
     ],
 )
 def test_the_answer_in_its_tag(text, expected):
@@ -60,5 +60,5 @@ def test_normalized_answers_of_the_minerva_rule():
 
 def test_an_unparsable_answer_is_told_from_a_wrong_one():
     grader = MathGrader(num_workers=1, rule="dapo")
-    assert grader.grade(["1", "1"], ["Answer: 2", "no"]) == [Score(0.0, True), Score(0.0, False)]
+    assert grader.grade(["1", "1"], ["Answer: 2", "no"]) == [Score(0.0, True, answer="2"), Score(0.0, False)]
     grader.close()

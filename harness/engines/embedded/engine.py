@@ -23,7 +23,7 @@ from harness.api import KVProtocol, Passport, Plan, Rollout, WeightStream
 from harness.engines.embedded.exact import check_same_weights, input_formats, parameter_records, sample_exact
 from harness.engines.embedded.forward import decode, fold, head_gains, prefill
 from harness.engines.embedded.kv_cache import KVCache, KVScales
-from harness.engines.embedded.sampling import Transcript, join, pick, race_noise, scaled_log_probs
+from harness.engines.embedded.sampling import Transcript, join, nucleus, pick, race_noise, scaled_log_probs
 from harness.engines.embedded.supports import SUPPORTS
 from harness.engines.embedded.weights import LiveWeights
 from harness.engines.requests import Requests, requests_of
@@ -90,15 +90,19 @@ class EmbeddedEngine:
         max_new_tokens: int,
         temperature: float,
         seed: int,
+        top_p: float = 1.0,
     ) -> Rollout:
         """`num_samples` responses per prompt, adjacent. Token ids are as wide as the longest response; under
         `sampler=trainer` as wide as `max_new_tokens`, the shape the trainer must score them at.
 
-        Temperature 0 is greedy. Raises ValueError for requests that do not fit the model, RuntimeError before the
+        Temperature 0 is greedy. Raises ValueError for requests that do not fit the model and for `top_p` under
+        `sampler=trainer`, RuntimeError before the
         first load or while asleep, or where planned residual channels are not set.
         """
         self._check_ready(wants_residual=True)
-        requests = requests_of(prompts, num_samples, max_new_tokens, temperature, self.config)
+        requests = requests_of(prompts, num_samples, max_new_tokens, temperature, self.config, top_p)
+        if top_p < 1.0 and self.trainer_model is not None:
+            raise ValueError(f"top_p={top_p}: the trainer's own forward samples the whole distribution; valid: 1")
         size = self.max_batch or len(requests.rows)
         parts: list[Rollout] = []
         with torch.inference_mode():
@@ -127,7 +131,7 @@ class EmbeddedEngine:
             if draws is not None:  # for every row of the chunk, so that dropping rows changes no other row's draw
                 noise = race_noise(len(rows), logits.shape[1], draws)
                 noise = noise if out.rows is None else noise[out.rows]
-            log_probs = scaled_log_probs(logits, requests.temperature)
+            log_probs = nucleus(scaled_log_probs(logits, requests.temperature), requests.top_p)
             token, logp = pick(log_probs, noise)
             out.record_log_probs(log_probs)
             out.record(token, logp)

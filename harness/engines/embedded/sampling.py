@@ -1,6 +1,7 @@
 """Sampling of tokens: an exponential race over the full softmax, and the record of what was drawn.
 
-Temperature is inside the log-probability. There is no top-p or top-k: what is scored is what was sampled.
+Temperature is inside the log-probability. What is scored is what was sampled: evaluations
+alone leave out improbable tokens (`nucleus`), and no trainer scores those.
 """
 
 from __future__ import annotations
@@ -23,6 +24,17 @@ def race_noise(rows: int, vocab_size: int, generator: torch.Generator) -> Tensor
 def scaled_log_probs(logits: Tensor, temperature: float) -> Tensor:
     """Log-probabilities [R, V] float32 nats of logits [R, V] float32; at temperature 0 those of temperature 1."""
     return torch.log_softmax(logits if temperature in (0.0, 1.0) else logits / temperature, -1)
+
+
+def nucleus(log_probs: Tensor, top_p: float) -> Tensor:
+    """Log-probabilities [R, V] float32 of the most probable tokens that together have at least `top_p`, renormalised;
+    -inf elsewhere. 1 changes nothing (Holtzman et al., arXiv 1904.09751)."""
+    if top_p >= 1.0:
+        return log_probs
+    ordered, index = log_probs.sort(dim=-1, descending=True, stable=True)
+    before = ordered.exp().cumsum(-1) - ordered.exp()
+    is_left_out = torch.zeros_like(log_probs, dtype=torch.bool).scatter(-1, index, before >= top_p)
+    return torch.log_softmax(log_probs.masked_fill(is_left_out, float("-inf")), -1)
 
 
 def pick(log_probs: Tensor, noise: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -6,7 +6,7 @@
 
 One process holds one engine: no copies of weights between processes, nothing left behind by a crash, and a trainer on
 the same device hands its tensors over as they are. Draws come from torch's generator, seeded per call, so a batch is
-reproducible as a whole. Left out: several GPUs (`harness.trainers.verl` drives vLLM's servers), truncated sampling.
+reproducible as a whole. Left out: several GPUs (`harness.trainers.verl` drives vLLM's servers).
 """
 
 from __future__ import annotations
@@ -106,6 +106,7 @@ class VLLMEngine:
         max_new_tokens: int,
         temperature: float,
         seed: int,
+        top_p: float = 1.0,
     ) -> Rollout:
         """`num_samples` responses per prompt, adjacent; token ids as wide as the longest. Temperature 0 is greedy.
 
@@ -113,7 +114,7 @@ class VLLMEngine:
         after a swap that did not end.
         """
         self._check_ready()
-        requests = requests_of(prompts, num_samples, max_new_tokens, temperature, self.config)
+        requests = requests_of(prompts, num_samples, max_new_tokens, temperature, self.config, top_p)
         limit = self.vllm_config.model_config.max_model_len
         if (longest := max(map(len, requests.prompts)) + max_new_tokens) > limit:
             raise ValueError(f"a prompt and max_new_tokens need {longest} positions; the engine's max_length={limit}")
@@ -123,9 +124,8 @@ class VLLMEngine:
         )  # fmt: skip
         repeated = [prompt for prompt in prompts for _ in range(num_samples)]
         with seeded(stable_seed(seed, "vllm"), self.device):
-            sample(
-                self.llm, repeated, self._sampling(max_new_tokens, temperature), samples, lora_request=self._adapter()
-            )
+            sampling = self._sampling(max_new_tokens, temperature, top_p)
+            sample(self.llm, repeated, sampling, samples, lora_request=self._adapter())
         return self._rollout(samples)
 
     def _slot(self) -> AdapterSlot | None:
@@ -137,11 +137,11 @@ class VLLMEngine:
         """vLLM's request for the pushed adapters; None without any."""
         return None if self.weights.adapters is None else self.weights.adapters.request
 
-    def _sampling(self, max_new_tokens: int, temperature: float) -> Any:
+    def _sampling(self, max_new_tokens: int, temperature: float, top_p: float) -> Any:
         from vllm import SamplingParams  # pyright: ignore[reportAttributeAccessIssue]
 
         return SamplingParams(
-            temperature=temperature, max_tokens=max_new_tokens, top_p=1.0, detokenize=False,
+            temperature=temperature, max_tokens=max_new_tokens, top_p=top_p, detokenize=False,
             stop_token_ids=[self.eos_id] if self.eos_id >= 0 else None, ignore_eos=True,
             logprobs=-1 if self.keeps_log_probs else 0,
         )  # fmt: skip

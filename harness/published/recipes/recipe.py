@@ -15,8 +15,7 @@ from typing import Any, Literal
 
 from pydantic import ConfigDict
 
-from harness.config.load import leaves, parse, read_yaml
-from harness.config.schema import RunConfig
+from harness.config.load import parse, read_yaml
 from harness.foundation.did_you_mean import nearest
 from harness.records.sweep_file import SWEEPS
 from harness.sweep import Sweep
@@ -86,7 +85,7 @@ class Published:
     values: dict[str, float | str]
     """Arm -> value; text where it says what no number does. Names that are no arm are shown without ours."""
     ours: str | None = None
-    """Our measure beside it: `accuracy` of the task's own questions, or `TASK METRIC` of an evaluation; null: none."""
+    """Our measure beside it (`harness.published.recipes.beside.measured`); null: none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,7 +191,7 @@ def bound(
     if recipe.train not in data:
         raise ValueError(f"data: {recipe.name} trains on {recipe.data[recipe.train].hub}: --data {recipe.train}=DIR")
     overrides = [*recipe.overrides(), f"task.path={word(str(data[recipe.train]))}"]
-    if "evaluations" in leaves(RunConfig) and (found := evaluations(recipe, data)):
+    if (found := evaluations(recipe, data)):
         overrides.append(f"evaluations={word(found)}")
     place = ["model=hf", *overrides, *extra]
     return {

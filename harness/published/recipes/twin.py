@@ -76,7 +76,9 @@ def twin(recipe: Recipe, folder: Path, extra: tuple[str, ...] = ()) -> dict[str,
     data = {name: folder / "data" / source.task for name, source in recipe.data.items()}
     for name, path in data.items():
         write_questions(path, recipe.data[name].task)
-    sweeps = bound(recipe, {key: place}, data, (*sizes(recipe), *extra))
+    small = {"num": 2, "max_new_tokens": 16}
+    few = tuple(e | small | {"k": min(2, e["k"]), "options": e["options"] | {"num_workers": 1}} for e in recipe.evaluations)
+    sweeps = bound(replace(recipe, evaluations=few), {key: place}, data, (*sizes(recipe), *extra))
     return {
         label: replace(sweep, name=f"{recipe.sweep_name}_tiny", seeds=(0,), arms=tuple(
             arm | {key: value for key, value in recipe.tiny.items() if key in arm} for arm in sweep.arms
@@ -118,7 +120,8 @@ def _write_tokenizer(folder: Path, template: str) -> tuple[int, dict[str, int]]:
 
     chat, (eos, pad), others = TEMPLATES[template]
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # pyright: ignore
+    splits = [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(splits)  # pyright: ignore
     tokenizer.decoder = decoders.ByteLevel()  # pyright: ignore
     trainer = trainers.BpeTrainer(
         vocab_size=384, initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()), show_progress=False,
@@ -137,7 +140,7 @@ def _write_tokenizer(folder: Path, template: str) -> tuple[int, dict[str, int]]:
 def question(index: int) -> tuple[str, str]:
     """A question and its answer."""
     answer = ANSWERS[index % len(ANSWERS)]
-    return f"What is {index + int(answer)} - {index}?", answer
+    return f"What is {index + 10 + int(answer)} - {index + 10}?", answer
 
 
 def write_questions(folder: Path, task: str) -> None:

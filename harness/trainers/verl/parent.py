@@ -31,7 +31,7 @@ from harness.foundation import provenance
 from harness.foundation.own_process import code_path, module_command
 from harness.foundation.process_log import tail
 from harness.models.checkpoint import content_hash
-from harness.records.run_result import EvalRecord
+from harness.records.run_result import EvalRecord, TaskEvalRecord
 from harness.start.prepare import start_of
 from harness.trainers.local.trainer import Diverged
 from harness.trainers.verl import checks
@@ -88,6 +88,16 @@ class Watched:
     def series(self) -> list[dict[str, Any]]:
         """Series of the run, a row per step."""
         return self.rows.read()
+
+    @property
+    def evaluations(self) -> list[TaskEvalRecord]:
+        """None: `harness.run.checks` refuses `evaluations` under verl."""
+        return []
+
+    @property
+    def evaluation_errors(self) -> list[str]:
+        """None: an evaluation within verl that fails ends its run."""
+        return []
 
     @property
     def evals(self) -> list[EvalRecord]:

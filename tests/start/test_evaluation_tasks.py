@@ -1,0 +1,39 @@
+"""Tasks of `evaluations`: built beside the training task, one object per task, refused where they do not fit."""
+
+from __future__ import annotations
+
+import pytest
+
+from harness.config.load import load
+from harness.start.prepare import check_data, evaluation_tasks
+from tests.source_tree import ROOT
+
+DATA = ROOT / "tests" / "tasks" / "data"
+
+
+def test_other_tasks_and_other_sizes_stand_beside_the_training_task() -> None:
+    config = load(
+        ["task=chain", "model=xs", "evaluations=[{task:sort,num:4,options:{n:6}},{task:chain,num:2,options:{n:4}},"
+         "{task:sort,num:8,k:3,options:{n:6}}]"]
+    )  # fmt: skip
+    check_data(config)
+    sort, chain, again = evaluation_tasks(config)
+    assert (sort.name, chain.name) == ("sort", "chain")
+    assert again is sort
+    assert len(sort.sample("eval", [0])[0].prompt) == 6 + 2
+    assert sort.vocab_size == config.model.vocab_size
+
+
+@pytest.mark.parametrize(
+    ("entry", "said"),
+    [
+        ("{task:sort}", r"evaluations.0.num=null: task 'sort' has questions without end"),
+        ("{task:sorr,num:1}", r"evaluations.0: task 'sorr' is unknown: nearest: sort"),
+        ("{task:sort,num:1,options:{m:1}}", r"evaluations.0: task 'sort' has no option 'm'"),
+        ("{task:aime,num:1}", r"evaluations.0: task 'aime' needs a model folder with a tokenizer"),
+        ("{task:wordmath,num:1}", r"evaluations.0: task 'wordmath': vocab_size=32: valid: 512"),
+    ],
+)
+def test_what_cannot_be_asked_is_refused_in_one_line(entry: str, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        check_data(load(["task=chain", "model=xs", f"evaluations=[{entry}]"]))
