@@ -386,5 +386,17 @@ def knobs(part: Part) -> dict[str, Any]:
     return {name: _plain(value) for name, value in values.items()}
 
 
+def stated_knobs(part: Part) -> dict[str, Any]:
+    """The knobs that ids and records hold: a knob that came later (`later`) is left out at its default, so that runs
+    from before it keep their ids."""
+    left_out = {f.name for f in fields(part) if f.metadata.get("later") and getattr(part, f.name) == f.default}
+    return {name: value for name, value in knobs(part).items() if name not in left_out}
+
+
+def later(default: Any) -> Any:
+    """Field of a part for a knob that came after runs were recorded; `default` is what those runs did."""
+    return field(default=default, metadata={"later": True})
+
+
 def _plain(value: Any) -> Any:
     return [*value] if isinstance(value, tuple) else value

@@ -37,6 +37,7 @@ rilq_init.py             LoRA over a shared low-bit base, started from compensat
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
@@ -137,27 +138,39 @@ def own() -> list[Method]:
     return found
 
 
-def joined(own: Iterable[Method], offered: Iterable[EntryPoint]) -> dict[str, Method]:
-    """Name -> method. Raises ValueError for two methods of one name and for an entry point that is no method."""
-    found: dict[str, Method] = {}
-    sources: dict[str, str] = {}
-    for source, method in [("methods", m) for m in own] + [(f"entry point {e.value}", _loaded(e)) for e in offered]:
-        if method.name in found:
-            raise ValueError(f"method {method.name}: offered by {sources[method.name]} and by {source}")
-        found[method.name], sources[method.name] = method, source
-    return found
+@dataclass(frozen=True, kw_only=True)
+class Registry:
+    """Every method that can be used, and what other packages offer that cannot."""
+
+    methods: dict[str, Method]
+    entries: dict[str, EntryPoint]
+    """Method -> the entry point that offers it; only those of other packages."""
+    broken: dict[str, str]
+    """Name of an entry point -> why it cannot be used, one line."""
 
 
-def _loaded(entry: EntryPoint) -> Method:
-    try:
-        method = entry.load()
-    except (ImportError, AttributeError) as error:
-        raise ValueError(f"entry point {entry.name} = {entry.value} of {GROUP} does not load: {error}") from error
-    from harness.api import Method
+def joined(own: Iterable[Method], offered: Iterable[EntryPoint]) -> Registry:
+    """This package's methods and those that others offer. An entry point that does not load, is no method, or takes a
+    name that is taken is left out and told in `broken`: it ends no command but those that ask for it."""
+    found = {method.name: method for method in own}
+    entries, broken = dict[str, EntryPoint](), dict[str, str]()
+    for entry in offered:
+        where = f"entry point {entry.name} = {entry.value} of {GROUP}"
+        try:
+            method = entry.load()
+        except Exception as error:  # whatever an outside module raises while it is imported
+            broken[entry.name] = f"{where} does not load: {type(error).__name__}: {error}".partition("\n")[0]
+            continue
+        from harness.api import Method
 
-    if not isinstance(method, Method):
-        raise ValueError(f"entry point {entry.name} = {entry.value} of {GROUP} is not a Method")
-    return method
+        if not isinstance(method, Method):
+            broken[entry.name] = f"{where} is not a Method"
+        elif method.name in found:
+            holder = entries[method.name].value if method.name in entries else "this package"
+            broken[entry.name] = f"{where} offers {method.name}, which {holder} has"
+        else:
+            found[method.name], entries[method.name] = method, entry
+    return Registry(methods=found, entries=entries, broken=broken)
 
 
 METHODS: dict[str, Method]
@@ -165,24 +178,32 @@ METHODS: dict[str, Method]
 
 
 @cache
-def _registry() -> dict[str, Method]:
+def registry() -> Registry:
+    """The methods of this environment."""
     return joined(own(), entry_points(group=GROUP))
 
 
 def __getattr__(name: str) -> dict[str, Method]:
     if name != "METHODS":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return _registry()
+    return registry().methods
 
 
 def check_name(name: str) -> None:
     """Raises ValueError with the nearest names for an unknown method. Imports methods only where other packages offer
     some, since their names are not known before."""
-    if name not in OWN and name not in (known := _registry() if entry_points(group=GROUP) else OWN):
+    if name in OWN:
+        return
+    known = list(OWN)
+    if entry_points(group=GROUP):
+        if name in registry().broken:
+            raise ValueError(f"method={name}: {registry().broken[name]}")
+        known = list(registry().methods)
+    if name not in known:
         raise ValueError(f"method={name}: unknown; {nearest(name, known)}")
 
 
 def method_named(name: str) -> Method:
     """The method called `name`. Raises ValueError with the nearest names and all of them."""
     check_name(name)
-    return _registry()[name]
+    return registry().methods[name]

@@ -20,8 +20,9 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from harness.api import Correction, Memory, Method, Part, TokenBatch
+from harness.api import Correction, Memory, Method, Part, TokenBatch, later
 from harness.objective.loss import log_ratio
+from methods.mis import calibrated_bound, check_frac
 from methods.naive import LOW_BIT
 
 Anchor = Literal["rollout", "old"]
@@ -75,8 +76,12 @@ class DPPO(Part):
     """-A p / p0 in place of -A sg(p / p0) log p: another value, the same gradient below the cap."""
     kappa: float = 0.0
     """Coefficient of log(p / p0)^2 over all tokens; prime-rl: 0.001."""
+    reject_frac: float | None = later(None)
+    """Replace both bounds by one that this fraction of the first batch's tokens exceeds, whatever the side (ours; the
+    mask spares those that move back, so it rejects about half of them); None keeps them."""
 
     def __post_init__(self) -> None:
+        check_frac(self, self.reject_frac)
         if min(self.delta_low, self.delta_high) <= 0:
             raise ValueError(f"DPPO.delta_low, delta_high: {self.delta_low}, {self.delta_high} must be above 0")
         if self.cap is not None and self.cap < 1:
@@ -89,7 +94,11 @@ class DPPO(Part):
 
     def correct_update(self, c: Correction, logp: Tensor, b: TokenBatch, memory: Memory) -> Correction:
         anchor = anchor_logp(b, self.mask_anchor)
-        return replace(c, keep=c.keep & trusted(logp, anchor, b.adv, self.divergence, self.delta_low, self.delta_high))
+        low, high = self.delta_low, self.delta_high
+        if self.reject_frac is not None:
+            size = binary_kl(logp, anchor) if self.divergence == "kl" else (logp.exp() - anchor.exp()).abs()
+            low = high = calibrated_bound(size[b.valid], self.reject_frac, memory)
+        return replace(c, keep=c.keep & trusted(logp, anchor, b.adv, self.divergence, low, high))
 
     def token_loss(self, logp: Tensor, c: Correction, b: TokenBatch) -> Tensor:
         anchor = anchor_logp(b, self.ratio_anchor)

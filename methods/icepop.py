@@ -12,8 +12,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from harness.api import Correction, Memory, Method, Part, TokenBatch
+from harness.api import Correction, Memory, Method, Part, TokenBatch, later
 from methods.flashrl import log_rho, truncated_weight
+from methods.mis import calibrated_bound, check_frac
 from methods.naive import LOW_BIT
 
 
@@ -30,14 +31,22 @@ class IcePop(Part):
     sets_weight: ClassVar[bool] = True
     alpha: float = 0.5
     beta: float = 5.0
+    reject_frac: float | None = later(None)
+    """Replace the band by one around 1, symmetric in log, that rejects this fraction of the first batch's tokens
+    (ours); None keeps it."""
 
     def __post_init__(self) -> None:
+        check_frac(self, self.reject_frac)
         if not 0 <= self.alpha < self.beta:
             raise ValueError(f"IcePop.alpha, beta: {self.alpha}, {self.beta} is not a band (choose 0 <= alpha < beta)")
 
     def correct(self, c: Correction, b: TokenBatch, memory: Memory) -> Correction:
         log_ratio = log_rho(b.old_logp, b.rollout_logp, b.mask, "token")
-        return replace(c, weight=popped_weight(log_ratio, self.alpha, self.beta))
+        if self.reject_frac is None:
+            return replace(c, weight=popped_weight(log_ratio, self.alpha, self.beta))
+        bound = calibrated_bound(log_ratio[b.valid].abs(), self.reject_frac, memory)
+        weight = popped_weight(log_ratio, 0.0, float("inf"))
+        return replace(c, weight=torch.where(log_ratio.abs() <= bound, weight, 0.0))
 
 
 METHOD = Method(

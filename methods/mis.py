@@ -6,7 +6,8 @@ Claim: sequence-level masking is unbiased where token weights are not, and outli
 Bounds are stated on rho = pi_old / pi_rollout. verl's k1 options act on its inverse: `is_inverse` reproduces that.
 Rejected tokens leave the numerator; whether denominators count them is the algorithm's `denom`.
 The published bounds of the geometric mean are for BF16 and reject nearly every low-bit rollout: `reject_frac`
-calibrates them once, on the first batch (ours). Left out: full-vocabulary divergences (trust region masking).
+calibrates them once, on the first batch (ours). IcePop, DPPO and TRM have it too, so that masks can be compared at
+equal shares of rejected tokens or responses. Left out: full-vocabulary divergences (trust region masking).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from harness.api import Correction, Memory, Method, Part, TokenBatch
+from harness.api import Correction, Memory, Method, Part, TokenBatch, later
 from methods.flashrl import BOUND, TIS, Level, log_rho, truncated_weight
 from methods.naive import LOW_BIT
 
@@ -41,6 +42,19 @@ def divergence(d: Tensor, mask: Tensor, stat: Stat, over: Over) -> Tensor:
     return (value.sum(-1, keepdim=True) / count).expand_as(d)
 
 
+def calibrated_bound(size: Tensor, frac: float, memory: Memory) -> float:
+    """The bound that rejects the share `frac` of the first batch's `size` [N], kept in `memory`; inf while N is 0."""
+    if "bound" not in memory and size.numel():
+        memory["bound"] = float(size.quantile(1.0 - frac))
+    return memory.get("bound", inf)
+
+
+def check_frac(part: Part, frac: float | None) -> None:
+    """Raises ValueError where a share to reject is not one."""
+    if frac is not None and not 0 <= frac < 1:
+        raise ValueError(f"{type(part).__name__}.reject_frac: {frac} (choose null, or 0 up to below 1)")
+
+
 @dataclass(frozen=True, kw_only=True)
 class MIS(Part):
     """Keep lo <= rho <= hi at a level; kept tokens carry the untruncated ratio of `weight` (none: another part's)."""
@@ -52,8 +66,11 @@ class MIS(Part):
     weight: Literal["token", "sequence", "geometric", "none"] = "sequence"
     veto: float | None = None
     """Reject a sequence with any token ratio below this; slime and miles use 1e-4."""
+    reject_frac: float | None = later(None)
+    """Replace lo and hi by a band around 1, symmetric in log, that rejects this fraction of the first batch."""
 
     def __post_init__(self) -> None:
+        check_frac(self, self.reject_frac)
         if not (self.lo or 0.0) < self.hi:
             raise ValueError(f"MIS.lo, hi: {self.lo}, {self.hi} is not a band (choose lo < hi)")
 
@@ -62,8 +79,14 @@ class MIS(Part):
         return self.weight != "none"
 
     def correct(self, c: Correction, b: TokenBatch, memory: Memory) -> Correction:
-        rho = truncated_weight(log_rho(b.old_logp, b.rollout_logp, b.mask, self.level), inf)
-        keep = c.keep & (rho >= (self.lo or 0.0)) & (rho <= self.hi)
+        log_level = log_rho(b.old_logp, b.rollout_logp, b.mask, self.level)
+        if self.reject_frac is not None:
+            size = log_level.abs()
+            sample = size[b.valid] if self.level == "token" else size[b.valid.any(-1), 0]
+            keep = c.keep & (size <= calibrated_bound(sample, self.reject_frac, memory))
+        else:
+            rho = truncated_weight(log_level, inf)
+            keep = c.keep & (rho >= (self.lo or 0.0)) & (rho <= self.hi)
         if self.veto is not None:
             smallest = log_rho(b.old_logp, b.rollout_logp, b.mask, "token").amin(-1, keepdim=True)
             keep = keep & (smallest.exp() >= self.veto)
@@ -94,8 +117,7 @@ class Reject(Part):
             raise ValueError(f"{name}.lo, hi: k1 over {self.over} needs 0 < lo < hi and token, seq_sum or seq_mean")
         if self.stat != "k1" and self.lo is not None:
             raise ValueError(f"{name}.lo: {self.lo} means nothing for {self.stat} (choose null)")
-        if self.reject_frac is not None and not 0 <= self.reject_frac < 1:
-            raise ValueError(f"{name}.reject_frac: {self.reject_frac} (choose null, or 0 up to below 1)")
+        check_frac(self, self.reject_frac)
 
     def correct(self, c: Correction, b: TokenBatch, memory: Memory) -> Correction:
         valid = b.valid
@@ -105,15 +127,11 @@ class Reject(Part):
             assert self.lo is not None
             low, high = (-log(self.hi), -log(self.lo)) if self.is_inverse else (log(self.lo), log(self.hi))
         if self.reject_frac is not None:
-            high = self._calibrated(value.abs(), valid, memory)
+            size = value.abs()
+            sample = size[valid] if self.over == "token" else size[valid.any(-1), 0]
+            high = calibrated_bound(sample, self.reject_frac, memory)
             low = -high
         return replace(c, keep=c.keep & (value >= low) & (value <= high))
-
-    def _calibrated(self, size: Tensor, valid: Tensor, memory: Memory) -> float:
-        sample = size[valid] if self.over == "token" else size[valid.any(-1), 0]
-        if "bound" not in memory and sample.numel():
-            memory["bound"] = float(sample.quantile(1.0 - (self.reject_frac or 0.0)))
-        return memory.get("bound", inf)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,10 +18,10 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from harness.api import Correction, Memory, Method, Part, Step, TokenBatch
+from harness.api import Correction, Memory, Method, Part, Step, TokenBatch, later
 from harness.objective.loss import log_ratio
 from methods.flashrl import log_rho
-from methods.mis import divergence
+from methods.mis import calibrated_bound, check_frac, divergence
 from methods.naive import LOW_BIT
 
 
@@ -39,8 +39,11 @@ class TRM(Part):
     """Largest divergence of any token, nats. The paper: 0.05 stabilises, 0.1 does not."""
     delta_mean: float | None = None
     """Largest mean divergence, nats per token; null does not test it. The paper: 0.001."""
+    reject_frac: float | None = later(None)
+    """Replace delta_max by the bound that rejects this share of the first batch's responses (ours); None keeps it."""
 
     def __post_init__(self) -> None:
+        check_frac(self, self.reject_frac)
         if min(self.delta_max, self.delta_mean or 0.0) < 0:
             raise ValueError(f"TRM.delta_max, delta_mean: {self.delta_max}, {self.delta_mean} must be 0 or more")
 
@@ -57,7 +60,10 @@ class TRM(Part):
             mean = total / valid.sum(-1, keepdim=True).clamp(min=1)
         else:
             largest, mean = divergence(d, valid, "k2", "seq_max"), divergence(d, valid, "k3", "seq_mean")
-        keep = c.keep & (largest <= self.delta_max)
+        bound = self.delta_max
+        if self.reject_frac is not None:
+            bound = calibrated_bound(largest[valid.any(-1), 0], self.reject_frac, memory)
+        keep = c.keep & (largest <= bound)
         return replace(c, keep=keep if self.delta_mean is None else keep & (mean <= self.delta_mean))
 
     def token_loss(self, logp: Tensor, c: Correction, b: TokenBatch) -> Tensor:

@@ -26,6 +26,10 @@ EXCEPTIONS: dict[tuple[str, str], str] = {
     ): "process edge: the record must say what happened and the sweep goes on",
     (
         "broad_except",
+        "methods/__init__.py::joined",
+    ): "edge to other packages: importing one may raise anything, which `lowbit doctor` tells",
+    (
+        "broad_except",
         "harness/trainers/verl/driver.py::attempt",
     ): "process edge: the cell must hear what ended verl's driver, and Ray's start raises bare Exception",
     (

@@ -33,7 +33,17 @@ def doctor(results: Path) -> int:
     """Checks that this installation can run the laptop default; exit code 1 if one fails."""
     from harness.foundation import provenance
 
-    checks = [_python(), _torch(), _packages(), _numerics(), _space(results), _bases(results), _tracking(), *_vllm()]
+    checks = [
+        _python(),
+        _torch(),
+        _packages(),
+        _numerics(),
+        _space(results),
+        _bases(results),
+        _tracking(),
+        *_outside(),
+        *_vllm(),
+    ]
     for is_good, name, words in checks:
         print(f"{'ok  ' if is_good else 'FAIL'}  {name:<10} {words}")
     for name, value in provenance.packages().items():
@@ -72,6 +82,16 @@ def _packages() -> Check:
             if not one.specifier.contains(found, prereleases=True):
                 wrong.append(f"{one.name} {found} is installed, {one.specifier} wanted")
     return not wrong, "packages", "; ".join(wrong) or f"{len(wanted)} as {DISTRIBUTION} asks for them"
+
+
+def _outside() -> list[Check]:
+    """Methods that other packages offer: a line for each that does not load, and one for those that do."""
+    from methods import registry
+
+    found = registry()
+    offered = [f"{name} ({entry.value})" for name, entry in found.entries.items()]
+    good: list[Check] = [(True, "methods", f"from other packages: {', '.join(offered)}")] if offered else []
+    return good + [(False, "methods", reason) for reason in found.broken.values()]
 
 
 def _vllm() -> list[Check]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -28,7 +29,7 @@ def run(a: argparse.Namespace) -> int:
 def methods(names: Sequence[str], *, is_json: bool) -> int:
     """Every method in a table; the named ones with their parts, knobs and what of them is reconstructed."""
     from harness.api import knobs
-    from methods import METHODS, method_named
+    from methods import METHODS, method_named, registry
 
     chosen = [method_named(name) for name in names] or list(METHODS.values())
     if is_json:
@@ -54,6 +55,8 @@ def methods(names: Sequence[str], *, is_json: bool) -> int:
                  _shortened(m.precisions), " ".join(engines_of(m)), m.claim or m.summary) for m in chosen]  # fmt: skip
         print(table(rows, ("method", "status", "paper", "parts", "formats", "engines", "claim of its authors")))
         print("\nlowbit methods NAME shows knobs and what is reconstructed.")
+        for reason in registry().broken.values():
+            print(f"left out: {reason}", file=sys.stderr)
         return 0
     for m in chosen:
         fixed = "".join(

@@ -120,9 +120,12 @@ def _missing(recipe: Recipe, a: argparse.Namespace) -> list[str]:
     lines += [f"missing  evaluation on {e['data']}: no --data {e['data']}=DIR" for e in recipe.evaluations
               if e["data"] not in given]  # fmt: skip
     lines += [f"verl     {line}" for line in of_verl(recipe)]
-    lines += [f"memory   {key}: {memory_gib(m.parameters_b):.0f} GiB of masters, gradients and moments over all GPUs, "
-              "16 bytes a parameter; the published scale has "
-              f"{recipe.scale.gpus * recipe.scale.nodes * recipe.scale.memory_gib} GiB" for key, m in chosen.items()]  # fmt: skip
+    room = recipe.scale.gpus * recipe.scale.nodes * recipe.scale.memory_gib
+    lines += [
+        f"memory   {key}: {memory_gib(model.parameters_b):.0f} GiB of masters, gradients and moments over all GPUs, 16 "
+        f"bytes a parameter; the published scale has {room} GiB"
+        for key, model in chosen.items()
+    ]
     return [*lines, *(f"differs  {line}" for line in recipe.differs)]
 
 

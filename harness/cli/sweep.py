@@ -38,6 +38,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="look at the verdicts while seeds arrive and give further seeds to the arms that need them, by the file's "
         "`until`; with --dry-run: what would run next",
     )
+    parser.add_argument("--again", action="store_true", dest="is_again",
+                        help="run finished cells once more; old records go to results/replaced")  # fmt: skip
     add_workers(parser, "cells")
     parser.add_argument("--seeds", type=number_list, help="comma-separated run seeds in place of the file's")
     limit = parser.add_mutually_exclusive_group()
@@ -60,9 +62,12 @@ def run(a: argparse.Namespace) -> int:
         ray_address=a.ray_address,
         max_hours=a.max_hours if a.max_minutes is None else a.max_minutes / 60,
         is_tracked=not a.no_tracking,
+        is_again=a.is_again,
     )
     if not a.is_until_decided:
         return sweep(a.name, a.overrides, results=a.results, way=way, seeds=a.seeds, is_dry=a.dry_run)
+    if a.is_again:
+        raise ValueError("again: not with --until-decided, whose looks rest on the records that are there")
     if a.seeds is not None:
         raise ValueError("seeds: not with --until-decided, where the file's `until` says how many")
     return sweep_until_decided(a.name, a.overrides, results=a.results, way=way, is_dry=a.dry_run)
@@ -78,6 +83,8 @@ class Way:
     """An existing cluster; null starts one on this machine."""
     max_hours: float | None = None
     is_tracked: bool = True
+    is_again: bool = False
+    """Finished cells run once more."""
 
     def runner(self) -> Runner:
         """The launcher. Raises ValueError where it is not installed."""
@@ -117,6 +124,7 @@ def sweep_of(
     from harness.records.packed import make_available
     from harness.sweep import FINISHED, plan, run_sweep, stored
     from harness.sweep.preview import dry_run, tell_left_out
+    from harness.sweep.queue import elsewhere, put_aside
 
     overrides, given = split_launch(overrides)
     launch = launch_of(split_launch(found.overrides)[1] | given, results=str(results), sweep=found.name)
@@ -124,8 +132,11 @@ def sweep_of(
     make_available(results, found.name)
     known = stored(launch, planned.cells)
     todo = [c for c in planned.cells if (held := known.get(run_id(c))) is None or held.status not in FINISHED]
+    if way.is_again:
+        todo = list(planned.cells)
     if is_dry:
-        return dry_run(planned, todo, results, way.workers)
+        taken = [] if way.is_again else [cell for cell, _, _ in elsewhere(todo, launch)]
+        return dry_run(planned, todo, results, way.workers, taken)
     runner = way.runner()
     tell_left_out(planned)
     if not todo:
@@ -134,6 +145,8 @@ def sweep_of(
             run_sweep(planned, launch, way.workers, lambda event: None)
         return present(found, results, way.is_tracked) if is_shown else 0
     _check_places(todo, launch, way)
+    if way.is_again and (aside := put_aside(planned.cells, launch)) is not None:
+        print(f"{found.name}: records of before are in {aside}")
     print(f"{found.name}: {found.question}")
     records, is_interrupted = _run_cells(planned, todo, launch, way, runner, way.max_hours)
     if is_interrupted:
@@ -214,19 +227,22 @@ def _run_cells(
 ) -> tuple[list[RunResult], bool]:
     """Run the cells that are left, with progress: (all records, whether it was interrupted)."""
     from harness.sweep import run_sweep
-    from harness.sweep.preview import time_limit
+    from harness.sweep.preview import count_words, time_limit
     from harness.sweep.progress import Progress
+    from harness.sweep.queue import elsewhere
 
     found, results = planned.sweep, Path(launch.results)
-    print(f"{len(todo)} of {len(planned.cells)} cells to run, {way.workers} at a time", flush=True)
+    taken = 0 if way.is_again else len(elsewhere(todo, launch))
+    print(f"{count_words(len(todo) - taken, len(planned.cells), taken)}, {way.workers} at a time", flush=True)
     limit = time_limit(todo, results, max_hours)
     progress = Progress(todo, len(planned.cells))
     try:
         with _live(results, found.name, way.is_tracked) as live:
             listeners = (progress, *live)
             return run_sweep(
-                planned, launch, way.workers, lambda event: tell(listeners, event), run=runner, limit=limit
-            )
+                planned, launch, way.workers, lambda event: tell(listeners, event), run=runner, limit=limit,
+                takes_over=not way.is_again,
+            )  # fmt: skip
     finally:
         progress.close()
 

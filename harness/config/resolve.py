@@ -9,8 +9,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from harness.api import Method, Part, knobs
+from harness.api import Method, Part, knobs, stated_knobs
 from harness.config.load import parse
+from harness.config.outside import sources_of
 from harness.config.schema import AlgoConfig, RunConfig
 from harness.foundation.did_you_mean import nearest
 from methods import METHODS, method_named
@@ -69,10 +70,11 @@ def resolve(config: RunConfig, content_hash: Callable[[str], str] | None = None)
         model = replace(model, content_hash=content_hash(model.path))
     return replace(
         config,
-        knobs={type(p).__name__: knobs(p) for p in parts if knobs(p)},
+        knobs={type(p).__name__: stated_knobs(p) for p in parts if stated_knobs(p)},
         model=model,
         trainer=replace(config.trainer, lr=lr),
         algo=fixed_algo(method, config.algo),
+        outside=sources_of(method, parts),
     )
 
 

@@ -264,6 +264,8 @@ class RunConfig:
     base_seed: Whole = 0
     seed: Whole = 0
     numerics_version: Count = NUMERICS_VERSION
+    outside: tuple[str, ...] = field(default=(), metadata={"sparse": True})
+    """`package version hash` of other packages whose methods the run uses; filled in when the choices are resolved."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,6 +8,7 @@
     searches/  throughput/<sweep>/  parity/  replay/  bench/  passports/     records of the studies and benchmarks
     bases/<name>/         trained base models
     mlflow/               MLflow's database and artifacts
+    replaced/<sweep>/     records that `lowbit sweep --again` put aside, one folder each time
     work/                 what a stopped command goes on from; nothing in it is a result
 
 Functions map a results folder to a path and create nothing. Without the name of a sweep they give the folder of all.
@@ -36,6 +37,11 @@ def sweep_folders(results: Path | str) -> list[Path]:
 def rollouts_path(results: Path | str, sweep: str, run_id: str) -> Path:
     """Responses of a run that `launch.dump_rollouts` writes out."""
     return Path(results) / "rollouts" / sweep / f"{run_id}.jsonl"
+
+
+def replaced_folder(results: Path | str, sweep: str, when: str) -> Path:
+    """Records of a sweep that were put aside at a time, written as in `20260131T120000Z`."""
+    return Path(results) / "replaced" / sweep / when
 
 
 def packed_folder(results: Path | str) -> Path:

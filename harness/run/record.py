@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 
-from harness.api import knobs
+from harness.api import stated_knobs
 from harness.config.compose import plan_json
 from harness.config.load import run_id, run_name, to_json
 from harness.config.schema import Launch, RunConfig, settings
@@ -35,7 +35,7 @@ def record(
     method = {"name": config.method, "parts": config.knobs}
     if composed is not None:
         method |= {"paper": composed.method.paper, "reconstructed": composed.method.reconstructed}
-        method["parts"] = {type(p).__name__: knobs(p) for p in composed.parts}
+        method["parts"] = {type(p).__name__: stated_knobs(p) for p in composed.parts}
     return RunResult.model_validate(
         {
             "run_id": run_id(config), "name": run_name(config), "sweep": launch.sweep, "status": status,

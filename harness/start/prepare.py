@@ -15,7 +15,7 @@ from typing import Any, cast
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from harness.api import Plan, Rollout, Site, knobs
+from harness.api import Plan, Rollout, Site, stated_knobs
 from harness.config.compose import Composed, has_hook, plan_json
 from harness.config.decoder_config import decoder_config
 from harness.config.schema import Launch, RunConfig
@@ -179,7 +179,8 @@ def prepare(composed: Composed, config: RunConfig, start: Start, launch: Launch)
         config.engine.max_batch, config.engine.max_new_tokens, config.engine.temperature,  # of `Site.sample`
     ]  # fmt: skip
     for i, part in enumerate(composed.parts):
-        identity += [type(part).__name__, knobs(part)]  # what an earlier part wraps or prepares is seen by this one
+        # what an earlier part wraps or prepares is seen by this one
+        identity += [type(part).__name__, stated_knobs(part)]
         if not has_hook(part, "prepare"):
             continue
         key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]

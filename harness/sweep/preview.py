@@ -15,23 +15,36 @@ from harness.sweep.planning import Planned
 from harness.sweep.retry import Limit
 
 
-def dry_run(planned: Planned, todo: Sequence[RunConfig], results: Path, workers: int) -> int:
-    """Print cells, what is left out and why, predicted time and device-hours with the past error. Exit code 0."""
+def dry_run(
+    planned: Planned, todo: Sequence[RunConfig], results: Path, workers: int, taken: Sequence[RunConfig] = ()
+) -> int:
+    """Print cells, what is left out and why, predicted time and device-hours with the past error. Exit code 0.
+
+    `taken`: cells that another sweep has finished, whose records will be copied.
+    """
+    copied = {run_id(cell) for cell in taken}
+    todo = [cell for cell in todo if run_id(cell) not in copied]
     model = fit(read_samples(results))
     waiting = {run_id(cell): model.estimate(cell) for cell in todo}
     for cell in planned.cells:
         cell_id = run_id(cell)
         found = waiting.get(cell_id)
-        state = "finished" if found is None else f"{found.seconds:5.0f} s{'' if found.level == 'like' else '?'}"
+        done = "elsewhere" if cell_id in copied else "finished"
+        state = done if found is None else f"{found.seconds:5.0f} s{'' if found.level == 'like' else '?'}"
         print(f"{state:>9}  {cell_id}  {run_name(cell)}")
     tell_left_out(planned)
     print(
-        f"{planned.sweep.name}: {len(todo)} of {len(planned.cells)} cells to run, {len(planned.impossible)} skipped as "
-        f"impossible, {len(planned.excluded)} arms excluded"
+        f"{planned.sweep.name}: {count_words(len(todo), len(planned.cells), len(copied))}, {len(planned.impossible)} "
+        f"skipped as impossible, {len(planned.excluded)} arms excluded"
     )
     if todo:
         print("\n".join(forecast_lines(todo, list(waiting.values()), model, workers)))
     return 0
+
+
+def count_words(to_run: int, in_all: int, taken: int) -> str:
+    """The numbers of cells that will run and that another sweep has finished, in words."""
+    return f"{to_run} of {in_all} cells to run" + (f", {taken} taken over from other sweeps" if taken else "")
 
 
 def tell_left_out(planned: Planned) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from pydantic import TypeAdapter
 from harness.config.load import identity, run_id, to_json
 from harness.config.schema import Launch, RunConfig
 from harness.foundation.provenance import commit
-from harness.records.paths import runs_folder
+from harness.records.paths import replaced_folder, runs_folder
 from harness.records.results_lock import results_lock
 from harness.records.run_result import RunResult, Settings, read_result, write_result
 from harness.records.statuses import FINISHED
@@ -72,12 +73,13 @@ def finished(config: RunConfig, launch: Launch) -> RunResult | None:
 
 def run_sweep(
     planned: Planned, launch: Launch, workers: int, on_event: Callable[[Event], None], *,
-    run: Runner | None = None, limit: Limit | None = None,
+    run: Runner | None = None, limit: Limit | None = None, takes_over: bool = True,
 ) -> tuple[list[RunResult], bool]:  # fmt: skip
     """Run the cells that have no result yet, and again those that failed in a way worth it. Returns (all records,
     whether it was interrupted); a planned cell without a record was left for lack of time.
 
-    `run` is a launcher with its number of workers; without it, processes of this machine. Raises ValueError where
+    `run` is a launcher with its number of workers; without it, processes of this machine. `takes_over`: cells that
+    another sweep has finished are copied, not run. Raises ValueError where
     another sweep is at work in the same results folder, the folder cannot be written, or holds what is no record.
     """
     run = run or partial(run_cells, workers=workers)
@@ -91,7 +93,8 @@ def run_sweep(
             if i in records and records[i].status == "ok" and work_folder(launch, i).is_dir():
                 clean(Job(config=cell, launch=launch))
         records |= _note_impossible(planned, launch, known)
-        for cell, result in take_over([c for c in planned.cells if run_id(c) not in records], launch):
+        wanted = [c for c in planned.cells if run_id(c) not in records] if takes_over else []
+        for cell, result in take_over(wanted, launch):
             records[result.run_id] = result
             on_event(Event(kind="finished", config=cell, result=result))
         jobs = [Job(config=c, launch=launch) for i, c in zip(ids, planned.cells, strict=True) if i not in records]
@@ -126,6 +129,21 @@ def _note_impossible(planned: Planned, launch: Launch, known: dict[str, RunResul
         write_result(records_folder(launch), result, None)
         records[result.run_id] = result
     return records
+
+
+def put_aside(cells: Sequence[RunConfig], launch: Launch) -> Path | None:
+    """Move the records of these cells out of the sweep's folder, so that they run again; None where there are none."""
+    folder = records_folder(launch)
+    names = [f"{run_id(cell)}{ending}" for cell in cells for ending in (".json", ".parquet")]
+    found = [folder / name for name in names if (folder / name).exists()]
+    if not found:
+        return None
+    aside = replaced_folder(launch.results, launch.sweep, datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ"))
+    with results_lock(Path(launch.results)):
+        aside.mkdir(parents=True)
+        for path in found:
+            path.rename(aside / path.name)
+    return aside
 
 
 def take_over(cells: Sequence[RunConfig], launch: Launch) -> list[tuple[RunConfig, RunResult]]:

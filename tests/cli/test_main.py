@@ -124,6 +124,7 @@ def test_a_sweep_runs_what_is_missing_and_names_files_that_are_not_its_own(
     run = launcher(seen, ending=lambda job: ("failed", "ValueError: x") if job.config.task.n == 10 else ("ok", None))
     monkeypatch.setattr("harness.sweep.launchers.local.run_cells", lambda jobs, workers, admit: run(jobs, admit=admit))
     monkeypatch.setattr("harness.cli.report.present", lambda sweep, results, is_tracked: 0)
+    monkeypatch.setattr("harness.sweep.queue.commit", lambda: ("0" * 40, False))  # records of a clean tree count
     assert cli.main(tiny) == 1
     out, err = capsys.readouterr()
     assert "8 of 8 cells to run" in out and "[8/8]" in out
@@ -132,6 +133,16 @@ def test_a_sweep_runs_what_is_missing_and_names_files_that_are_not_its_own(
     assert cli.main(tiny) == 1
     assert "2 of 8 cells to run" in capsys.readouterr().out
     assert len(seen.starts) == 10
+    other = tmp_path / "other.yaml"
+    other.write_text(SWEEP)
+    assert cli.main(["sweep", str(other), *tiny[2:], "--dry-run"]) == 0
+    out = capsys.readouterr().out
+    assert "other: 2 of 8 cells to run, 6 taken over from other sweeps" in out and out.count("elsewhere  ") == 6
+    assert cli.main([*tiny, "--again"]) == 1
+    out = capsys.readouterr().out
+    assert "8 of 8 cells to run" in out and len(seen.starts) == 18
+    (aside,) = (tmp_path / "results" / "replaced" / "tiny").iterdir()
+    assert f"tiny: records of before are in {aside}" in out and len(list(aside.glob("*.json"))) == 8
     folder = tmp_path / "results" / "runs" / "tiny"
     (folder / "notes.json").write_text("mine")
     (folder / f"{seen.starts[0][0].config.seed}.json").write_text("{}")
@@ -140,7 +151,7 @@ def test_a_sweep_runs_what_is_missing_and_names_files_that_are_not_its_own(
         err = capsys.readouterr().err
         assert err.count("\n") == 1 and "notes.json" in err and "0.json" in err and "left alone" in err
     assert (folder / "notes.json").read_text() == "mine"
-    assert len(seen.starts) == 10
+    assert len(seen.starts) == 18
 
 
 def test_a_full_disk_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

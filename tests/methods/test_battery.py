@@ -138,18 +138,22 @@ def test_every_method_stands_where_the_list_says() -> None:
     assert list(METHODS)[: len(methods.OWN)] == list(methods.OWN)
 
 
-def test_entry_points_join_and_duplicates_are_refused() -> None:
-    def offered(value: str) -> EntryPoint:
-        return EntryPoint(name="extra", value=value, group="lowbit.methods")
+def test_entry_points_join_and_those_that_cannot_be_used_are_told() -> None:
+    def offered(name: str, value: str) -> EntryPoint:
+        return EntryPoint(name=name, value=value, group="lowbit.methods")
 
-    own = [METHODS["bf16"]]
-    assert list(joined(own, [offered("methods.icepop:METHOD")])) == ["bf16", "icepop"]
-    with pytest.raises(ValueError, match=r"method bf16: offered by methods and by entry point methods.bf16:METHOD"):
-        joined(own, [offered("methods.bf16:METHOD")])
-    with pytest.raises(ValueError, match="does not load"):
-        joined(own, [offered("methods.nothing_here:METHOD")])
-    with pytest.raises(ValueError, match="is not a Method"):
-        joined(own, [offered("methods.naive:LOW_BIT")])
+    entries = [
+        offered("pop", "methods.icepop:METHOD"), offered("twice", "methods.bf16:METHOD"),
+        offered("again", "methods.icepop:METHOD"), offered("lost", "methods.nothing_here:METHOD"),
+        offered("list", "methods.naive:LOW_BIT"),
+    ]  # fmt: skip
+    found = joined([METHODS["bf16"]], entries)
+    assert list(found.methods) == ["bf16", "icepop"] and list(found.entries) == ["icepop"]
+    assert list(found.broken) == ["twice", "again", "lost", "list"]
+    assert found.broken["twice"].endswith("offers bf16, which this package has")
+    assert found.broken["again"].endswith("offers icepop, which methods.icepop:METHOD has")
+    assert "does not load: ModuleNotFoundError: No module named" in found.broken["lost"]
+    assert found.broken["list"].endswith("is not a Method")
 
 
 def test_import_is_light() -> None:

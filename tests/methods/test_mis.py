@@ -10,8 +10,11 @@ import pytest
 import torch
 
 from harness.api import TokenBatch
+from methods.dppo import DPPO
 from methods.flashrl import TIS
+from methods.icepop import IcePop
 from methods.mis import K3RS, MIS, GeoRS, Over, Reject, Stat, divergence
+from methods.trm import TRM
 from tests.loss_cases import (
     Algo,
     assert_exact,
@@ -172,9 +175,43 @@ def test_calibrated_bounds_reject_the_asked_share_of_the_first_batch_and_stay() 
         assert memory == before and len(before) == 1
 
 
+def test_other_masks_reject_the_same_share_of_the_first_batch() -> None:
+    """Tokens for IcePop and DPPO, responses for MIS and TRM; the second batch has the bound of the first."""
+    logp, batch = random_batch("equal shares", size=(400, 5))
+    further = replace(batch, rollout_logp=batch.rollout_logp - 1.0)
+    empty = corrected([], batch)
+    num_tokens, num_responses = int(batch.mask.sum()), int(batch.mask.any(-1).sum())
+    for part in (MIS(reject_frac=0.1), MIS(level="token", reject_frac=0.1), IcePop(reject_frac=0.1)):
+        memory: dict[str, float] = {}
+        c = part.correct(empty, batch, memory)
+        is_kept = c.keep & (c.weight > 0) & batch.mask
+        by_token = isinstance(part, IcePop) or part.level == "token"
+        share = int(is_kept.sum()) / num_tokens if by_token else int(is_kept.any(-1).sum()) / num_responses
+        assert abs(1 - share - 0.1) < 0.01, part
+        if isinstance(part, IcePop):
+            assert_exact(c.weight[is_kept], (batch.old_logp - batch.rollout_logp)[is_kept].exp())
+        bound = dict(memory)
+        part.correct(empty, further, memory)
+        assert memory == bound and len(bound) == 1
+    memory = {}
+    logp = logp.detach()
+    keep = TRM(source="sampled", reject_frac=0.1).correct_update(empty, logp, batch, memory).keep
+    assert abs(1 - int((keep & batch.mask).any(-1).sum()) / num_responses - 0.1) < 0.01
+    memory = {}
+    keep = DPPO(reject_frac=0.1).correct_update(empty, logp, batch, memory).keep
+    shift = logp.exp() - batch.rollout_logp.exp()
+    is_further = (shift.abs() > memory["bound"]) & ((batch.adv > 0) == (shift > 0))
+    assert abs(float((shift.abs() > memory["bound"])[batch.mask].float().mean()) - 0.1) < 0.01
+    assert torch.equal(~keep[batch.mask], is_further[batch.mask])
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
+        (lambda: IcePop(reject_frac=1.0), r"IcePop.reject_frac: 1.0"),
+        (lambda: MIS(reject_frac=-0.1), r"MIS.reject_frac: -0.1"),
+        (lambda: TRM(reject_frac=2.0), r"TRM.reject_frac: 2.0"),
+        (lambda: DPPO(reject_frac=1.5), r"DPPO.reject_frac: 1.5"),
         (lambda: MIS(lo=4.0), r"MIS.lo, hi: 4.0, 3.0"),
         (lambda: Reject(stat="k1"), r"Reject.lo, hi: k1"),
         (lambda: Reject(stat="k1", over="seq_max", lo=0.5, hi=2.0), r"Reject.lo, hi: k1 over seq_max"),

@@ -6,7 +6,10 @@ from typing import Any
 
 import pytest
 
+from harness.api import knobs
 from harness.config.compose import compose
+from harness.config.load import run_id
+from harness.config.resolve import choose_parts, resolve
 from methods import METHODS
 from methods.mis import Reject
 from tests.toy import small_config
@@ -106,3 +109,11 @@ def test_a_mask_without_a_weight_goes_with_a_weight_and_with_the_bypass() -> Non
     for share in (-0.1, 1.0):
         with pytest.raises(ValueError, match=r"Reject.reject_frac: "):
             Reject(reject_frac=share)
+
+
+def test_a_knob_that_came_later_is_left_out_of_ids_at_its_default() -> None:
+    plain = resolve(small_config("method=icepop", "precision=int4"))
+    assert plain.knobs == {"IcePop": {"alpha": 0.5, "beta": 5.0}}
+    assert knobs(choose_parts(plain)[0])["reject_frac"] is None
+    changed = resolve(small_config("method=icepop", "precision=int4", "knobs.IcePop.reject_frac=0.05"))
+    assert changed.knobs["IcePop"]["reject_frac"] == 0.05 and run_id(changed) != run_id(plain)

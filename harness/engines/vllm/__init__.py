@@ -12,6 +12,8 @@ push_by_kernels.py   a push by kernels that write straight into the engine's par
 streamed_push.py     a push that comes in pieces
 adapters.py          low-rank adapters through vLLM's LoRA support
 kv.py                scales of an FP8 KV cache
-decoding.py          sampling through vLLM's model runner
+decoding.py          sampling through vLLM's model runner and scheduler
+device_loop.py       decoding that stays on the device until every row has ended
+samples.py           sampled tokens and log-probs of a batch
 passport.py          weights and input formats measured on the live kernels
 """

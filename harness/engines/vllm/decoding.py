@@ -1,5 +1,8 @@
 """Sampling through vLLM's model runner, whose scheduler is asked only where the batch changes.
 
+Where the cache holds the whole batch to its last token, `device_loop.py` takes over after the prompts, and the
+scheduler is told at the end. Elsewhere:
+
     add the requests
     while one is unfinished:
         schedule -> run -> the scheduler takes the tokens     a step as vLLM's engine makes it
@@ -24,56 +27,28 @@ from typing import Any
 
 import numpy as np
 
+from harness.engines.vllm.device_loop import DeviceLoop
+from harness.engines.vllm.samples import Samples
+
 AHEAD = 64
 """Steps between two questions to the scheduler, at most: so many tokens of cache are reserved for every request."""
 RETIRE_AT = 0.125
 """Ended rows are computed on until they are this share of those that run."""
 
 
-class Samples:
-    """Sampled tokens and log-probs: N rows of at most T tokens."""
-
-    def __init__(self, num_rows: int, max_new_tokens: int, *, eos_id: int, pad_id: int, vocab_size: int | None) -> None:
-        """`vocab_size`: keep the whole distribution of every token; None: the sampled token's log-prob alone."""
-        shape = num_rows, max_new_tokens
-        self.eos_id = eos_id
-        self.ids = np.full(shape, pad_id, np.int64)
-        self.logp = np.zeros(shape, np.float32)
-        self.lengths = np.zeros(num_rows, np.int64)
-        self.has_ended = np.zeros(num_rows, np.bool_)
-        """True per row that has ended by the end-of-sequence token."""
-        self.log_probs = None if vocab_size is None else np.zeros((*shape, vocab_size), np.float32)
-
-    def record(self, rows: Sequence[int], output: Any) -> None:
-        """Record one step's tokens, `rows` being those of vLLM's ModelRunnerOutput; rows that ended before, and those
-        whose prompt was not read to its end, have none."""
-        tokens = output.sampled_token_ids
-        all_rows = np.asarray(rows, np.int64)
-        has_token = np.fromiter(map(len, tokens), np.int64, len(tokens)) > 0
-        new = np.flatnonzero(has_token & ~self.has_ended[all_rows] & (self.lengths[all_rows] < self.ids.shape[1]))
-        if not len(new):
-            return
-        at = all_rows[new], self.lengths[all_rows[new]]
-        values, found = output.logprobs.logprobs, output.logprobs.logprob_token_ids
-        sampled = found[new, 0]  # the sampled token comes first
-        self.ids[at], self.logp[at] = sampled, values[new, 0]
-        if self.log_probs is not None:
-            self.log_probs[at[0][:, None], at[1][:, None], found[new]] = values[new]
-        self.lengths[at[0]] += 1
-        self.has_ended[at[0]] = sampled == self.eos_id
-
-
 def sample(
-    llm: Any, prompts: Sequence[Sequence[int]], sampling: Any, samples: Samples, *, lora_request: Any = None
-) -> None:
+    llm: Any, prompts: Sequence[Sequence[int]], sampling: Any, samples: Samples, *, lora_request: Any = None,
+    loop: DeviceLoop | None = None,
+) -> None:  # fmt: skip
     """Sample one response per prompt into `samples`. `sampling` is a `SamplingParams` with n = 1 and `logprobs`; its
-    `max_tokens` is the width of `samples`."""
+    `max_tokens` is the width of `samples`. `loop`: takes the whole batch over after the prompts, where it fits."""
     engine = llm.llm_engine
     core = engine.engine_core.engine_core
     scheduler, executor = core.scheduler, core.model_executor
-    rows = dict[str, int]()
+    rows, width = dict[str, int](), samples.ids.shape[1]
+    takes_whole = loop is not None and _holds_whole(scheduler, prompts, width)
     try:
-        with _reserved(scheduler):
+        with _reserved(scheduler, width if takes_whole else AHEAD):
             for row, prompt in enumerate(prompts):
                 prompt_ids = {"prompt_token_ids": list(prompt)}
                 rows[engine.add_request(str(row), prompt_ids, sampling, lora_request=lora_request)] = row
@@ -82,7 +57,11 @@ def sample(
                 output = _launch(executor, planned).result()
                 samples.record([rows[name] for name in output.req_ids], output)
                 scheduler.update_from_output(planned, output)
-                if _is_repeatable(planned, scheduler):
+                if not _is_repeatable(planned, scheduler):
+                    continue
+                if loop is not None and takes_whole and loop.takes(scheduler):
+                    _finish(core, loop, planned, prompts, sampling.temperature, samples, rows)
+                else:
                     _repeat(core, planned, samples, rows)
     finally:
         engine.abort_request(list(rows), internal=True)
@@ -102,6 +81,26 @@ def _is_repeatable(planned: Any, scheduler: Any) -> bool:
         and len(scheduler.running) == len(planned.num_scheduled_tokens) == planned.total_num_scheduled_tokens > 0
         and all(request.num_tokens == request.num_computed_tokens + 1 for request in scheduler.running)
     )
+
+
+def _holds_whole(scheduler: Any, prompts: Sequence[Sequence[int]], width: int) -> bool:
+    """Does the cache hold every row from its first token to its last, all at once?"""
+    pool, block = scheduler.kv_cache_manager.block_pool, scheduler.block_size
+    needed = sum(-(-(len(prompt) + width) // block) for prompt in prompts)
+    return len(prompts) <= scheduler.max_num_running_reqs and needed <= pool.get_num_free_blocks()
+
+
+def _finish(
+    core: Any, loop: DeviceLoop, planned: Any, prompts: Sequence[Sequence[int]], temperature: float, samples: Samples,
+    rows: dict[str, int],
+) -> None:  # fmt: skip
+    """Sample every running request to its end on the device, and tell the scheduler."""
+    names = list(planned.num_scheduled_tokens)
+    index = np.array([rows[name] for name in names])
+    before = samples.lengths[index]
+    lengths = np.array([len(prompts[row]) for row in index])
+    steps = loop.run(samples, names, index, lengths, temperature=temperature)
+    _tell(core.scheduler, samples, names, index, before, steps)
 
 
 def _repeat(core: Any, planned: Any, samples: Samples, rows: dict[str, int]) -> None:
@@ -158,10 +157,10 @@ def _tell(scheduler: Any, samples: Samples, names: Sequence[str], index: Any, be
 
 
 @contextmanager
-def _reserved(scheduler: Any) -> Iterator[None]:
-    """Context in which scheduled requests get cache for `AHEAD` more tokens."""
+def _reserved(scheduler: Any, ahead: int) -> Iterator[None]:
+    """Context in which scheduled requests get cache for `ahead` more tokens."""
     usual = scheduler.num_lookahead_tokens
-    scheduler.num_lookahead_tokens = AHEAD
+    scheduler.num_lookahead_tokens = ahead
     try:
         yield
     finally:

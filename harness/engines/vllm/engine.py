@@ -27,8 +27,10 @@ from harness.engines.requests import requests_of
 from harness.engines.vllm import kv, push_by_kernels, push_by_reload, settings
 from harness.engines.vllm.adapters import AdapterSlot, adapter_shapes
 from harness.engines.vllm.builds import BUILDS, check_plan, supports
-from harness.engines.vllm.decoding import Samples, sample
+from harness.engines.vllm.decoding import sample
+from harness.engines.vllm.device_loop import DeviceLoop
 from harness.engines.vllm.memory import check_allocator, check_fits, small_cache
+from harness.engines.vllm.samples import Samples
 from harness.engines.vllm.weights import VLLMWeights
 from harness.foundation.seeds import stable_seed
 from harness.models.decoder import DecoderConfig, tensor_shapes
@@ -90,6 +92,8 @@ class VLLMEngine:
         worker = self.llm.llm_engine.model_executor.driver_worker.worker
         self.vllm_config, self.model = worker.vllm_config, worker.model_runner.get_model()
         self.weights = VLLMWeights(self.model, self.vllm_config, config, plan, self.device, self._slot(), is_direct)
+        adapts = at_rollout(plan.adapters) is not None
+        self.loop = None if adapts else DeviceLoop(worker.model_runner)
         self.is_awake, self._scales = True, dict[int, dict[Role, float]]()
 
     def load_weights(self, weights: WeightStream) -> None:
@@ -123,9 +127,12 @@ class VLLMEngine:
             vocab_size=self.config.vocab_size if self.keeps_log_probs else None,
         )  # fmt: skip
         repeated = [prompt for prompt in prompts for _ in range(num_samples)]
+        loop = None if self.keeps_log_probs or top_p < 1.0 else self.loop
+        if loop is not None:
+            loop.prepare(len(repeated))
         with seeded(stable_seed(seed, "vllm"), self.device):
             sampling = self._sampling(max_new_tokens, temperature, top_p)
-            sample(self.llm, repeated, sampling, samples, lora_request=self._adapter())
+            sample(self.llm, repeated, sampling, samples, lora_request=self._adapter(), loop=loop)
         return self._rollout(samples)
 
     def _slot(self) -> AdapterSlot | None:
@@ -215,7 +222,15 @@ class VLLMEngine:
         with suppress(RuntimeError):  # too little room to wake: the process is about to end
             self.wake()  # memory that lies elsewhere cannot be freed
         self.llm.llm_engine.engine_core.shutdown()
-        del self.llm, self.model, self.vllm_config, self.weights.model, self.weights.adapters, self.weights.writer
+        del (
+            self.llm,
+            self.loop,
+            self.model,
+            self.vllm_config,
+            self.weights.model,
+            self.weights.adapters,
+            self.weights.writer,
+        )
         cleanup_dist_env_and_memory()
         gc.collect()
         self.folder.cleanup()

@@ -1,4 +1,4 @@
-"""What a recipe wants and this machine, or verl, does not have, in sentences. Nothing is loaded."""
+"""Needs of a recipe that this machine, or verl, does not meet, in sentences. Nothing is loaded."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ GIB = 2**30
 
 
 def of_machine(recipe: Recipe) -> list[str]:
-    """What this machine does not have: GPUs, their memory, vLLM."""
+    """Needs that this machine does not meet: GPUs, their memory, vLLM."""
     scale, has = recipe.scale, torch.cuda.device_count()
     lines: list[str] = []
     if has < scale.gpus:

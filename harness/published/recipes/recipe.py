@@ -48,7 +48,7 @@ class Scale:
     nodes: int = 1
     gpu: str
     memory_gib: int
-    """Of one GPU."""
+    """Memory of one GPU."""
     mark: Mark
 
 
@@ -191,7 +191,7 @@ def bound(
     if recipe.train not in data:
         raise ValueError(f"data: {recipe.name} trains on {recipe.data[recipe.train].hub}: --data {recipe.train}=DIR")
     overrides = [*recipe.overrides(), f"task.path={word(str(data[recipe.train]))}"]
-    if (found := evaluations(recipe, data)):
+    if found := evaluations(recipe, data):
         overrides.append(f"evaluations={word(found)}")
     place = ["model=hf", *overrides, *extra]
     return {

@@ -21,7 +21,7 @@ from harness.sweep import Sweep
 
 NUM_QUESTIONS = 48
 HELD_OUT = 8
-"""Of them in the test split, where a data set has one."""
+"""Questions in the test split, where a data set has one."""
 ANSWERS = ("1", "2")
 PIECES = tuple(
     f"{before}{form}{after}"
@@ -55,10 +55,10 @@ TEMPLATES: Mapping[str, tuple[str, tuple[str, str], tuple[str, ...]]] = {
         ("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>"),
     ),
     "r1": (
-        "{{ '<｜begin▁of▁sentence｜>' }}{% for message in messages %}{% if message['role'] == 'user' %}{{ '<｜User｜>' + "
-        "message['content'] }}{% elif message['role'] == 'assistant' %}{{ '<｜Assistant｜>' + message['content'] + "
-        "'<｜end▁of▁sentence｜>' }}{% else %}{{ message['content'] }}{% endif %}{% endfor %}{% if add_generation_prompt "
-        "%}{{ '<｜Assistant｜><think>\n' }}{% endif %}",
+        "{{ '<｜begin▁of▁sentence｜>' }}{% for message in messages %}{% if message['role'] == 'user' %}{{ "
+        "'<｜User｜>' + message['content'] }}{% elif message['role'] == 'assistant' %}{{ '<｜Assistant｜>' + message['content'] + "
+        "'<｜end▁of▁sentence｜>' }}{% else %}{{ message['content'] }}{% endif %}{% endfor %}{% if "
+        "add_generation_prompt %}{{ '<｜Assistant｜><think>\n' }}{% endif %}",
         ("<｜end▁of▁sentence｜>", "<｜▁pad▁｜>"), ("<｜begin▁of▁sentence｜>", "<｜User｜>", "<｜Assistant｜>"),
     ),
     "none": ("", ("</s>", "<unk>"), ("<s>",)),
@@ -77,7 +77,9 @@ def twin(recipe: Recipe, folder: Path, extra: tuple[str, ...] = ()) -> dict[str,
     for name, path in data.items():
         write_questions(path, recipe.data[name].task)
     small = {"num": 2, "max_new_tokens": 16}
-    few = tuple(e | small | {"k": min(2, e["k"]), "options": e["options"] | {"num_workers": 1}} for e in recipe.evaluations)
+    few = tuple(
+        e | small | {"k": min(2, e["k"]), "options": e["options"] | {"num_workers": 1}} for e in recipe.evaluations
+    )
     sweeps = bound(replace(recipe, evaluations=few), {key: place}, data, (*sizes(recipe), *extra))
     return {
         label: replace(sweep, name=f"{recipe.sweep_name}_tiny", seeds=(0,), arms=tuple(
@@ -109,12 +111,13 @@ def write_model(folder: Path, family: str, template: str) -> None:
     size, ids = _write_tokenizer(folder, template)
     config = DecoderConfig(
         vocab_size=size, num_layers=2, hidden_size=128, num_heads=4, num_kv_heads=2, head_dim=32, intermediate_size=256,
-        qk_norm=family == "qwen3", attention_bias=family == "qwen2", max_positions=1024, **ids,
+        qk_norm=family == "qwen3", attention_bias=family == "qwen2", max_positions=1024, eos_id=ids["eos_id"],
+        pad_id=ids["pad_id"], bos_id=ids["bos_id"],
     )  # fmt: skip
     save_decoder(Decoder(config, generator=generator("cpu", 0, f"twin {family}")), folder)
 
 
-def _write_tokenizer(folder: Path, template: str) -> tuple[int, dict[str, int]]:
+def _write_tokenizer(folder: Path, template: str) -> tuple[int, dict[str, int | None]]:
     """(vocabulary size, its special ids) of the tokenizer written into `folder`."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -133,7 +136,7 @@ def _write_tokenizer(folder: Path, template: str) -> tuple[int, dict[str, int]]:
     tokenizer.save(str(folder / "tokenizer.json"))
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": eos, "pad_token": pad}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings | ({"chat_template": chat} if chat else {})))
-    ids = {"eos_id": tokenizer.token_to_id(eos), "pad_id": tokenizer.token_to_id(pad)}
+    ids: dict[str, int | None] = {"eos_id": tokenizer.token_to_id(eos), "pad_id": tokenizer.token_to_id(pad)}
     return tokenizer.get_vocab_size(), ids | {"bos_id": tokenizer.token_to_id((*others, eos)[0])}
 
 

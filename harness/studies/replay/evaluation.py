@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from harness.api import knobs
+from harness.api import stated_knobs
 from harness.config.load import parse
 from harness.config.schema import Launch, RunConfig
 from harness.foundation.seeds import stable_seed
@@ -108,7 +108,7 @@ def record_path(records: Path, folder: Path, sampler: str, age: int) -> Path:
 
 def identity(arms: Sequence[Arm], ref: Stored, stored: Stored, age: int) -> str:
     """Hash of everything that decides a record: the batches, the arms with their knobs, the age."""
-    said = [[a.name, asdict(a.algo), [[type(p).__name__, knobs(p)] for p in a.method.parts]] for a in arms]
+    said = [[a.name, asdict(a.algo), [[type(p).__name__, stated_knobs(p)] for p in a.method.parts]] for a in arms]
     values = [VERSION, ref.meta["identity"], stored.meta["identity"], said, age]
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
 

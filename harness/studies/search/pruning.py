@@ -1,4 +1,4 @@
-"""Pruning of trials: three rules with stated error rates, on numbers alone.
+"""Pruning of trials, on numbers alone: three rules with stated error rates, and halving.
 
 1. `is_beaten`, after a seed. The trial and the best one so far are compared on the seeds that both have, which removes
    the base model's share of the variance. The spread is pooled over all complete trials (two-way layout, trial + seed,
@@ -11,6 +11,10 @@
 3. `is_among_lowest`, inside a cell, off by default: the reward half-way against finished cells of the same seed. A cell
    that is exchangeable with them is given up with at most the chance `reward_quantile`. Only for searches that leave
    the sampler's format and noise alone, since these change the reward that the sampler itself sees.
+
+4. `is_below_half`, after a seed, off by default: successive halving (arXiv 1502.07943), asynchronous as in arXiv
+   1810.05934. A trial goes on only among the best 1/`halving` of its share's trials that have as many seeds. It spends
+   equal budgets; it promises no error rate, so the winner is confirmed on fresh seeds.
 
 A cell that diverged ends its trial. Optuna's own pruners know one objective only and are not used.
 """
@@ -102,6 +106,24 @@ def is_beaten(
             return None
         reason = f"{objective.metric} is behind the best trial by {-gap:.3g} +- {error:.2g} after {len(done)} seeds"
     return reason
+
+
+def is_below_half(
+    scores: Scores, others: Sequence[Scores], seeds: Sequence[int], objective: Objective, pruner: Pruner
+) -> str | None:
+    """Reason to give up a trial that is not among the best 1/halving after its seeds, or None.
+
+    `others`: the share's other trials, pruned ones too; those without all of this trial's seeds do not count.
+    """
+    done = [seed for seed in seeds if seed in scores]
+    if not pruner.halving or not done or len(done) == len(seeds):
+        return None
+    rivals = [other for other in others if all(objective.metric in other.get(seed, {}) for seed in done)]
+    mine, *theirs = matrix([scores, *rivals], done, objective).mean(1).tolist()
+    rank = 1 + sum(value > mine for value in theirs)
+    if rank <= math.ceil((len(theirs) + 1) / pruner.halving):
+        return None
+    return f"its {objective.metric} is number {rank} of {len(theirs) + 1} after {len(done)} seeds"
 
 
 def has_collapsed(rewards: Mapping[int, float], steps: int, pruner: Pruner) -> str | None:

@@ -6,6 +6,7 @@ Values only. What Optuna makes of it is in `harness.studies.search.store`, what 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -81,7 +82,8 @@ class Sampler:
     """Optuna sampler that proposes trials."""
 
     __pydantic_config__ = _STRICT
-    name: Literal["tpe", "nsga2", "random"] = "tpe"
+    name: Literal["tpe", "nsga2", "random", "grid"] = "tpe"
+    """grid: every combination of the choices once in every share, in the file's order (likely ones first)."""
     seed: int = 0
     startup: int = 10
     """Random trials before TPE begins; population size of NSGA-II."""
@@ -100,6 +102,8 @@ class Pruner:
     """Chance to give up a cell whose reward has not moved, taken for one that fell. 0 turns the rule off."""
     reward_quantile: float = 0.0
     """A cell whose reward half-way is in this lowest share of its seed's finished cells is given up. 0: off."""
+    halving: int = 0
+    """After every seed a trial goes on only among the best 1/halving of its share's. 0: off."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,7 +174,11 @@ def check_search(search: Search) -> None:
         raise ValueError("objectives: the same metric twice")
     if again := sorted(set(search.seeds) & set(search.confirm.seeds)):
         raise ValueError(f"confirm.seeds={again}: seeds of the search are not fresh")
+    if search.pruner.halving not in (0, *range(2, 11)):
+        raise ValueError(f"pruner.halving={search.pruner.halving}: choose 0 (off) or 2 to 10")
     _check_budget(search)
+    if search.sampler.name == "grid":
+        _check_grid(search)
     above: dict[str, Knob] = {}
     for name, knob in search.space.items():
         _check_knob(name, knob, above)
@@ -189,6 +197,15 @@ def _check_budget(search: Search) -> None:
         if knob is None or knob.choices is None or knob.when:
             valid = [name for name, knob in search.space.items() if knob.choices is not None and not knob.when]
             raise ValueError(f"budget.per={budget.per}: not an unconditional knob with choices; valid: {valid}")
+
+
+def _check_grid(search: Search) -> None:
+    ranges = [name for name, knob in search.space.items() if knob.choices is None or knob.when]
+    if ranges:
+        raise ValueError(f"sampler.name=grid: space.{ranges[0]} is a range or conditional; give unconditional choices")
+    size = math.prod(len(knob.choices or ()) for knob in search.space.values())
+    if search.baselines or search.budget.trials != size:
+        raise ValueError(f"sampler.name=grid: no baselines, and budget.trials={size}, the number of combinations")
 
 
 def _check_knob(name: str, knob: Knob, above: Mapping[str, Knob]) -> None:
@@ -238,6 +255,8 @@ def identity(search: Search) -> dict[str, Any]:
     """Settings that decide whether trials can be compared, as plain JSON; the budget may grow and is not part of it."""
     values = asdict(search)
     kept = ("overrides", "space", "seeds", "objectives", "constraint", "pruner")
+    if not search.pruner.halving:
+        del values["pruner"]["halving"]  # studies from before it are the same search
     return {key: _plain(values[key]) for key in kept} | {
         "budget.per": search.budget.per,
         "numerics_version": NUMERICS_VERSION,

@@ -28,6 +28,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from harness.foundation.seeds import stable_seed
 from harness.records.paths import searches_folder, work_folder
+from harness.studies.search.space import combinations
 from harness.studies.search.spec import Search, changes, identity
 
 Direction = Literal["minimize", "maximize"]
@@ -158,6 +159,7 @@ def open_studies(search: Search, results: Path, *, is_writing: bool = True) -> d
                 study.set_metric_names([o.metric for o in search.objectives])
             if is_writing:
                 _enqueue_baselines(search, study, share)
+                _enqueue_grid(search, study, share)
                 study.set_user_attr("opened", opened + 1)
             studies[share] = study
     return studies
@@ -181,7 +183,7 @@ def _check_identity(search: Search, results: Path, stored: Any) -> None:
 def _sampler(search: Search, seed: int) -> optuna.samplers.BaseSampler:
     """The sampler, by the name in the file. Conditional knobs are modelled jointly, group by group."""
     seed %= 2**32
-    if search.sampler.name == "random":
+    if search.sampler.name in ("random", "grid"):  # the trials of a grid are enqueued
         return optuna.samplers.RandomSampler(seed=seed)
     if search.sampler.name == "nsga2":
         return optuna.samplers.NSGAIISampler(seed=seed, population_size=max(2, search.sampler.startup))
@@ -198,6 +200,18 @@ def _enqueue_baselines(search: Search, study: optuna.Study, share: str) -> None:
         if not share or str(values.get(search.budget.per or "")) == share:
             knobs = {key: value for key, value in values.items() if key != search.budget.per}
             study.enqueue_trial(knobs, user_attrs={"baseline": name})
+
+
+def _enqueue_grid(search: Search, study: optuna.Study, share: str) -> None:
+    """Enqueue every combination of the choices that no trial has had."""
+    if search.sampler.name != "grid":
+        return
+    known = [{**t.system_attrs.get("fixed_params", {}), **t.params} for t in study.get_trials(deepcopy=False)]
+    per = search.budget.per
+    for values in combinations(search.space):
+        knobs = {key: value for key, value in values.items() if key != per}
+        if knobs not in known and (per is None or str(values[per]) == share):
+            study.enqueue_trial(knobs)
 
 
 def take_back(study: optuna.Study, trials: Sequence[FrozenTrial], results: Path, name: str) -> int:

@@ -69,7 +69,7 @@ def _answer(
 ) -> str:  # fmt: skip
     metric, where = search.objectives[0].metric, f"{share}: " if share else ""
     best = best_found(search, trials)
-    base = next((c for c in found if c.kind == "baseline" and c.share == share), None)
+    base = compared_with(share, found)
     if best is None:
         ended = sum(t.state in (TrialState.COMPLETE, TrialState.PRUNED) for t in trials)
         return f"{where}none of {ended} trials beside the baselines was complete and within the constraint."
@@ -77,9 +77,11 @@ def _answer(
     if base is None:
         return f"{where}the best found is {shown}; there is no baseline to compare it with."
     contender = next(c for c in found if c.share == share and c.number == best.number)
+    if base.name == contender.name:
+        return f"{where}the best found is {shown}; the others are compared with it."
     d = compared(records[contender.name], records[base.name], metric)
-    control = next(t for t in trials if t.number == base.number)
-    lead = searched_mean(best, metric) - searched_mean(control, metric)
+    control = next((t for t in trials if t.number == base.number and base.kind == "baseline"), None)
+    lead = math.nan if control is None else searched_mean(best, metric) - searched_mean(control, metric)
     if math.isnan(d.low):
         return (
             f"{where}the best found is {shown}, in the search {lead:+.3f} {metric} against {base.name}; not confirmed."
@@ -91,11 +93,19 @@ def _answer(
         "cannot tell": "which does not tell them apart",
     }[verdict(d.low, d.high)]
     lead_words = f"In the search it was {lead:+.3f}." if math.isfinite(lead) else "In the search one was given up."
+    lead_words = "" if control is None else lead_words
     more = f" (about {further_seeds(d.sd, d.num_pairs)} more seeds would)" if said.startswith("which") else ""
     return (
         f"{where}the best found is {shown}. On {d.num_pairs} fresh seeds its {metric} is {d.mean:+.3f} "
         f"[{d.low:+.3f}, {d.high:+.3f}] against {base.name}: {said}{more}. " + lead_words
-    )
+    ).rstrip()
+
+
+def compared_with(share: str, found: Sequence[Contender]) -> Contender | None:
+    """A share's contender to compare with: its baseline, else the first baseline, else the first share's best."""
+    bases = [c for c in found if c.kind == "baseline"]
+    own = [c for c in bases if c.share == share]
+    return next(iter([*own, *bases, *(c for c in found if c.kind == "best")]), None)
 
 
 def fresh_section(
@@ -106,10 +116,11 @@ def fresh_section(
         return []
     metrics = metrics_of(search)
     first = metrics[0]
-    rows = [["", "trial", *(f"{m}" for m in metrics), f"{first} against its baseline", "ended well"]]
+    has_baseline = any(c.kind == "baseline" for c in found)
+    other = "its baseline" if has_baseline or not found else found[0].name
+    rows = [["", "trial", *(f"{m}" for m in metrics), f"{first} against {other}", "ended well"]]
     for contender in found:
-        base = next((c for c in found if c.kind == "baseline" and c.share == contender.share), None)
-        base = base or next((c for c in found if c.kind == "baseline"), None)
+        base = compared_with(contender.share, found)
         gap = "" if base is None or base.name == contender.name else _gap(contender, base, records, first)
         mine = records[contender.name]
         number = "" if contender.number is None else str(contender.number)

@@ -16,7 +16,15 @@ from harness.config.schema import Launch
 from harness.records.paths import runs_folder
 from harness.records.run_result import RunResult, read_series
 from harness.studies.search.cells import Runner, run_one
-from harness.studies.search.pruning import HALF, Scores, has_collapsed, is_among_lowest, is_beaten, reward_at
+from harness.studies.search.pruning import (
+    HALF,
+    Scores,
+    has_collapsed,
+    is_among_lowest,
+    is_beaten,
+    is_below_half,
+    reward_at,
+)
 from harness.studies.search.space import cell_of, overrides_of
 from harness.studies.search.spec import Objective, Search
 
@@ -108,6 +116,8 @@ def evaluate(
             return ended("failed", f"seed {seed}: the record has no {missing[0]}")
         scores[seed] |= {metric: value for metric, value in found.items() if value is not None}
         beaten = is_beaten(scores, complete_scores(peers()), search.seeds, search.objectives, search.pruner)
+        others = [scores_of(t) for t in peers() if t.state in (TrialState.COMPLETE, TrialState.PRUNED)]
+        beaten = beaten or is_below_half(scores, others, search.seeds, search.objectives[0], search.pruner)
         if beaten is not None:
             return ended("pruned", beaten)
     return ended("complete")

@@ -11,6 +11,7 @@ import torch
 
 from harness.engines.vllm import decoding
 from harness.engines.vllm.engine import VLLMEngine, seeded
+from harness.engines.vllm.samples import Samples
 from harness.foundation.seeds import stable_seed
 from tests.engines.vllm.vllm_cases import PROMPTS, LiveEngine, model_of, needs_vllm, plan_of, stream
 
@@ -22,6 +23,7 @@ COUNT, TOKENS = 24, 40
 def engine() -> Iterator[VLLMEngine]:
     holder = LiveEngine()
     started = holder(plan_of("fp32"), max_length=256)
+    started.loop = None  # the scheduler's own way
     started.load_weights(stream(model_of()))
     yield started
     holder.close()
@@ -129,7 +131,7 @@ def test_a_row_takes_nothing_after_its_end_nor_beyond_its_width() -> None:
             logprob_token_ids = np.array([[7, 1], [0, 1], [9, 1]])
             logprobs = np.array([[-1.0, -2.0], [0.0, 0.0], [-3.0, -4.0]], np.float32)
 
-    samples = decoding.Samples(4, 2, eos_id=9, pad_id=0, vocab_size=10)
+    samples = Samples(4, 2, eos_id=9, pad_id=0, vocab_size=10)
 
     class Nothing:
         sampled_token_ids = ()

@@ -71,7 +71,9 @@ def shown(value: Any) -> str:
 
 
 def test_the_table_of_the_docs_is_what_recipes_resolve_to() -> None:
-    lines = [line.strip("|").split("|") for line in (ROOT / "docs" / "papers.md").read_text().splitlines() if "|" in line]
+    lines = [
+        line.strip("|").split("|") for line in (ROOT / "docs" / "papers.md").read_text().splitlines() if "|" in line
+    ]
     head, rows = [cell.strip() for cell in lines[0][1:]], {line[0].strip(): line[1:] for line in lines[2:]}
     assert set(head) == PAPERS == set(NAMES) and set(rows) == set(ROWS)
     wrong: list[str] = []
@@ -134,21 +136,26 @@ def test_twins_write_turns_as_the_published_templates_do(template: str, tmp_path
 
     write_model(tmp_path, "qwen3", template)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path)
-    text = tokenizer.apply_chat_template([{"role": "user", "content": "Hi"}], tokenize=False, add_generation_prompt=True)
-    assert text == {
-        "qwen2.5": "<|im_start|>system\nYou are Qwen, created by Alibaba Cloud. You are a helpful assistant.<|im_end|>\n"
-        "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n",
-        "qwen3": "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n",
-        "llama3": "<|begin_of_text|><|start_header_id|>user<|end_header_id|>\n\nHi<|eot_id|>"
-        "<|start_header_id|>assistant<|end_header_id|>\n\n",
-        "r1": "<｜begin▁of▁sentence｜><｜User｜>Hi<｜Assistant｜><think>\n",
-    }[template]
+    text = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "Hi"}], tokenize=False, add_generation_prompt=True
+    )
+    assert (
+        text
+        == {
+            "qwen2.5": "<|im_start|>system\nYou are Qwen, created by Alibaba Cloud. You are a helpful assistant.<|im_end|>\n"
+            "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n",
+            "qwen3": "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n",
+            "llama3": "<|begin_of_text|><|start_header_id|>user<|end_header_id|>\n\nHi<|eot_id|>"
+            "<|start_header_id|>assistant<|end_header_id|>\n\n",
+            "r1": "<｜begin▁of▁sentence｜><｜User｜>Hi<｜Assistant｜><think>\n",
+        }[template]
+    )
     assert tokenizer.decode(tokenizer.encode("#### 1 \\boxed{2}")) == "#### 1 \\boxed{2}"
     assert len(tokenizer.encode(question(0)[0])) == len(tokenizer.encode(question(47)[0]))
 
 
 def test_values_survive_hydras_grammar() -> None:
-    for value in ("{question} Let's say \"####\" in \\boxed{}.\n", "a, b: [c]", "it's"):
+    for value in ('{question} Let\'s say "####" in \\boxed{}.\n', "a, b: [c]", "it's"):
         assert load([f"task.options.template={word(value)}"]).task.options["template"] == value
     nested = {"rule": "dapo", "template": "x's {question}, \\n\n", "n": 3, "b": True, "none": None, "l": [1, "a b"]}
     assert load([f"task.options.some={word(nested)}"]).task.options["some"] == nested
@@ -194,7 +201,9 @@ def test_the_command_lists_shows_and_previews(tmp_path: Path, capsys: pytest.Cap
     assert "knobs.RILQ.rank=64" in told and "433.65" in told and "differs  RILQ is no RL paper" in told
     assert main(["paper", "rilq", "--tiny", "--dry-run", "--results", str(tmp_path)]) == 0
     preview = capsys.readouterr().out
-    assert "paper_rilq_tiny: 3 of 3 cells to run" in preview and "GiB of masters" in preview and "time: about" in preview
+    assert (
+        "paper_rilq_tiny: 3 of 3 cells to run" in preview and "GiB of masters" in preview and "time: about" in preview
+    )
     assert main(["paper", "rilq", "--model", "7b"]) == 2
     assert "model=7b: NAME=DIR is expected" in capsys.readouterr().err
     assert main(["paper", "rilq", "--data", "gsm8k=/no/where"]) == 2

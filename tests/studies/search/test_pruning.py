@@ -9,6 +9,7 @@ from harness.studies.search.pruning import (
     has_collapsed,
     is_among_lowest,
     is_beaten,
+    is_below_half,
     luck_of_best,
     matrix,
     oriented,
@@ -125,3 +126,14 @@ def test_share_of_exchangeable_cells_given_up():
         values = rng.normal(0.5, 0.1, 26)
         hits += is_among_lowest(dict.fromkeys(range(1, 41), values[0]), 80, list(values[1:]), pruner) is not None
     assert hits / 2000 == pytest.approx(2 / 26, abs=0.02)
+
+
+def test_halving_keeps_the_best_half_of_the_trials_with_as_many_seeds():
+    pruner = Pruner(halving=2)
+    others = [scores(0.1), scores(0.2), scores(0.3, 0.9), {}]
+    assert is_below_half(scores(0.25), others, SEEDS, AUC, pruner) is None  # second of four
+    assert is_below_half(scores(0.15), others, SEEDS, AUC, pruner) == "its auc is number 3 of 4 after 1 seeds"
+    assert is_below_half(scores(0.0, 0.9), others, SEEDS, AUC, pruner) == "its auc is number 2 of 2 after 2 seeds"
+    assert is_below_half(scores(0.0, 0.9, 0.0), others, SEEDS, AUC, pruner) is None  # nothing left to save
+    assert is_below_half(scores(0.0), [], SEEDS, AUC, pruner) is None
+    assert is_below_half(scores(0.0), others, SEEDS, AUC, Pruner()) is None

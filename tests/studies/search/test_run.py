@@ -17,6 +17,7 @@ from harness.records.run_result import read_result
 from harness.studies.search.cells import GIVEN_UP
 from harness.studies.search.confirm import submit
 from harness.studies.search.run import run_search
+from harness.studies.search.spec import check_search
 from harness.studies.search.store import (
     held,
     is_alive,
@@ -28,6 +29,7 @@ from harness.studies.search.store import (
     put_aside,
     take_back,
 )
+from harness.studies.search.table import write_tables
 from harness.studies.search.trials import aggregate, evaluate
 from tests.studies.search.search_toy import SPACE, FakeRunner, finished_cells, smooth_scores, toy_search
 
@@ -285,3 +287,43 @@ def test_a_trial_that_cannot_be_composed_fails_with_the_reason(tmp_path):
     )
     outcome = evaluate(around, {"correction": "tis", "algo.eps_low": 0.2}, list)
     assert outcome.state == "failed" and "{cap}" in outcome.reason and runner.ran == []
+
+
+RATES = [0.4, 0.2, 0.8, 0.05, 0.1]
+
+
+def rate_search(**changes):
+    """Five rates for each of two corrections, halved after every seed."""
+    space = {"correction": SPACE["correction"], "algo.eps_low": {"choices": RATES}, "cap": {"choices": [2.0]}}
+    values = {
+        "space": space, "baselines": {}, "budget": {"trials": 10, "per": "correction"}, "sampler": {"name": "grid"},
+        "pruner": {"alpha": 0, "halving": 2}, "confirm": {"seeds": [5, 6, 7]},
+    }  # fmt: skip
+    return toy_search(**values | changes)
+
+
+def test_a_grid_is_halved_with_equal_budgets_and_its_best_are_compared_on_fresh_seeds(tmp_path):
+    search, runner = rate_search(), FakeRunner()
+    check_search(search)
+    run(search, tmp_path, runner, afterwards=submit)
+    trials = stored(search, tmp_path)
+    for share, found in trials.items():
+        assert [t.user_attrs["values"]["algo.eps_low"] for t in found] == RATES
+        seeds = [len(t.user_attrs["cells"]) for t in found]
+        best = max(found, key=lambda t: t.values[0] if t.values else 0.0)
+        assert best.user_attrs["values"]["algo.eps_low"] == 0.4 and seeds[0] == 3, share
+        assert sum(seeds) < 15 and {t.state for t in found} == {TrialState.COMPLETE, TrialState.PRUNED}
+    assert run(search, tmp_path, runner)[0] == []  # a second start proposes nothing
+    table = write_tables(search, tmp_path)[0].read_text()
+    assert "ppo: the best found is trial 0 (eps_low 0.4, cap 2.0). On 3 fresh seeds its auc is -0.1" in table
+    assert "auc against best tis" in table and "tis: the best found is trial 0" in table
+
+
+def test_a_grid_takes_choices_alone_and_its_own_number_of_trials():
+    for changes, words in (
+        ({"space": SPACE}, "space.algo.eps_low is a range or conditional"),
+        ({"budget": {"trials": 9}}, "budget.trials=10, the number of combinations"),
+        ({"pruner": {"halving": 1}}, "pruner.halving=1: choose 0"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            check_search(rate_search(**changes))
