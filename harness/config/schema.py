@@ -127,7 +127,7 @@ class EvaluationConfig:
     """Sampled answers a question; 0: the greedy one alone."""
     temperature: Positive = 1.0
     top_p: Share = 1.0
-    """Of sampled answers; training samples the whole distribution."""
+    """Nucleus of sampled answers; training samples the whole distribution."""
     max_new_tokens: Count | None = None
     """Null: the task's own limit."""
     greedy: bool = False

@@ -77,7 +77,7 @@ class TaskEvalRecord(_Record):
     site: Literal["reference", "rollout"]
     """As in `EvalRecord`."""
     precision: str
-    """Of the weights that answered."""
+    """Precision of the weights that answered."""
     engine: str
     """Engine that sampled."""
     k: int
@@ -100,7 +100,7 @@ class TaskEvalRecord(_Record):
     failures: dict[str, float] = {}
     seconds: Measured = None
     error: str | None = None
-    """What ended this evaluation; its matrices are then empty."""
+    """Error that ended this evaluation; its matrices are then empty."""
 
 
 class MethodRecord(_Record):
@@ -151,7 +151,7 @@ class RunResult(_Record):
     num_steps: int = 0
     evals: list[EvalRecord] = []
     evaluations: list[TaskEvalRecord] = []
-    """What `evaluations` of the configuration asks for."""
+    """Records of the evaluations that the configuration asks for."""
     evaluation_errors: list[str] = []
     """Evaluations of `task` that ended in an error after the last step: they cost their numbers, not the run."""
     summary: dict[str, Measured] = {}

@@ -8,7 +8,8 @@ r"""Reward rules of verl for mathematical answers, answer for answer as verl 0.9
 | answer_tag | QeRL's utils/rewards.py (github.com/NVlabs/QeRL) | what stands in the last `<answer>` tag |
 
 Each returns (is it right, the answer as it was read; None where there is none). Equality is of text, so `72.` differs
-from `72`. DAPO's +1 and -1 are `algo.reward_scale=plus_minus`. verl's math-verify rule needs a process: `harness.tasks.math_worker`.
+from `72`. DAPO's +1 and -1 are `algo.reward_scale=plus_minus`. verl's math-verify rule needs a process:
+`harness.tasks.math_worker`.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from harness.tasks import Item, Score, Task, failure_shares
 from harness.trainers.evaluation import Site
 
 FAILURES = (RuntimeError, ValueError, OSError, MemoryError)
-"""What an evaluation may fail with: memory, requests that do not fit, a lost worker."""
+"""Errors that an evaluation may fail with: memory, requests that do not fit, a lost worker."""
 
 
 @dataclass(frozen=True, kw_only=True)

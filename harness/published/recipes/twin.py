@@ -56,7 +56,8 @@ TEMPLATES: Mapping[str, tuple[str, tuple[str, str], tuple[str, ...]]] = {
     ),
     "r1": (
         "{{ '<｜begin▁of▁sentence｜>' }}{% for message in messages %}{% if message['role'] == 'user' %}{{ "
-        "'<｜User｜>' + message['content'] }}{% elif message['role'] == 'assistant' %}{{ '<｜Assistant｜>' + message['content'] + "
+        "'<｜User｜>' + message['content'] }}{% elif message['role'] == 'assistant' %}"
+        "{{ '<｜Assistant｜>' + message['content'] + "
         "'<｜end▁of▁sentence｜>' }}{% else %}{{ message['content'] }}{% endif %}{% endfor %}{% if "
         "add_generation_prompt %}{{ '<｜Assistant｜><think>\n' }}{% endif %}",
         ("<｜end▁of▁sentence｜>", "<｜▁pad▁｜>"), ("<｜begin▁of▁sentence｜>", "<｜User｜>", "<｜Assistant｜>"),

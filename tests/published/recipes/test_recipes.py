@@ -142,7 +142,8 @@ def test_twins_write_turns_as_the_published_templates_do(template: str, tmp_path
     assert (
         text
         == {
-            "qwen2.5": "<|im_start|>system\nYou are Qwen, created by Alibaba Cloud. You are a helpful assistant.<|im_end|>\n"
+            "qwen2.5": "<|im_start|>system\nYou are Qwen, created by Alibaba Cloud. You are a helpful assistant."
+            "<|im_end|>\n"
             "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n",
             "qwen3": "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n",
             "llama3": "<|begin_of_text|><|start_header_id|>user<|end_header_id|>\n\nHi<|eot_id|>"
