@@ -7,6 +7,7 @@ docs_site/         the hook of the documentation site
 
 sweep.py           run a sweep
 run.py             run one cell
+paper.py           published recipes, launched
 base.py            train base models
 search.py          search knobs
 

@@ -27,6 +27,7 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
         "eval": "evaluate the policy of a run, or any model folder",
         "export": "copy the saved policy of a run, or its codes, as a model folder",
         "base": "train the base models that sweeps start from, where they are missing",
+        "paper": "published recipes: list them with what this machine lacks, launch one",
         "search": "search knobs with Optuna; starting again goes on",
     },
     "look": {

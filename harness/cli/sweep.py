@@ -19,7 +19,7 @@ from harness.cli.options import OVERRIDES, add_results, add_workers, hours, minu
 if TYPE_CHECKING:
     from harness.config.schema import Launch, RunConfig
     from harness.records.run_result import RunResult
-    from harness.sweep import Planned
+    from harness.sweep import Planned, Sweep
     from harness.sweep.launchers.job import Event
     from harness.sweep.retry import Runner
 
@@ -105,17 +105,27 @@ def sweep(
 ) -> int:
     """Plan, run what is missing, then tables, figures and MLflow. Exit code 0 too where the time limit left cells; 1 if
     a cell failed, 130 if interrupted."""
-    from harness.config.load import check_overrides, launch_of, run_id, split_launch
+    from harness.config.load import check_overrides
 
     check_overrides(overrides)  # refuses wrong words before torch is imported
-    from harness.cli.report import present
-    from harness.records.packed import make_available
-    from harness.sweep import FINISHED, plan, read_sweep, run_sweep, stored, with_seeds
-    from harness.sweep.preview import dry_run, tell_left_out
-    from harness.sweep.queue import elsewhere, put_aside
+    from harness.sweep import read_sweep, with_seeds
 
     found = read_sweep(name)
     found = found if seeds is None else with_seeds(found, seeds)
+    return sweep_of(found, overrides, results=results, way=way, is_dry=is_dry)
+
+
+def sweep_of(
+    found: Sweep, overrides: Sequence[str], *, results: Path, way: Way, is_dry: bool, is_shown: bool = True
+) -> int:
+    """The same for a sweep that was read; without `is_shown` no table and no figure."""
+    from harness.cli.report import present
+    from harness.config.load import launch_of, run_id, split_launch
+    from harness.records.packed import make_available
+    from harness.sweep import FINISHED, plan, run_sweep, stored
+    from harness.sweep.preview import dry_run, tell_left_out
+    from harness.sweep.queue import elsewhere, put_aside
+
     overrides, given = split_launch(overrides)
     launch = launch_of(split_launch(found.overrides)[1] | given, results=str(results), sweep=found.name)
     planned = plan(found, overrides)
@@ -133,7 +143,7 @@ def sweep(
         print(f"{found.name}: all {len(planned.cells)} cells are finished, nothing to run")
         if planned.impossible:
             run_sweep(planned, launch, way.workers, lambda event: None)
-        return present(found, results, way.is_tracked)
+        return present(found, results, way.is_tracked) if is_shown else 0
     _check_places(todo, launch, way)
     if way.is_again and (aside := put_aside(planned.cells, launch)) is not None:
         print(f"{found.name}: records of before are in {aside}")
@@ -142,7 +152,7 @@ def sweep(
     if is_interrupted:
         return _interrupted()
     left = {run_id(cell) for cell in planned.cells} - {record.run_id for record in records}
-    code = present(found, results, way.is_tracked) if any(r.status != "skipped" for r in records) else 0
+    code = present(found, results, way.is_tracked) if is_shown and any(r.status != "skipped" for r in records) else 0
     code = _tell_failed(records) or code
     if left:
         print(f"time limit: {len(left)} of {len(planned.cells)} cells are left; the same command goes on from here")

@@ -173,11 +173,27 @@ class AlgoConfig:
     dynamic_sampling: bool = False
     max_gen_batches: Whole = 10
     """Dynamic sampling stops with an error after this many generation batches; 0 is unlimited."""
+    gen_prompts: Count | None = field(default=None, metadata={"sparse": True})
+    """Prompts that dynamic sampling draws at once; null: `num_prompts`. What is more than a batch needs is thrown
+    away."""
+    reward_scale: Literal["zero_one", "plus_minus"] = field(default="zero_one", metadata={"sparse": True})
+    """A wrong and a right answer earn 0 and 1, or -1 and +1 as in DAPO. It matters beside a length penalty."""
     overlong_buffer: Whole = 0
     """Tokens before the length limit over which the soft penalty grows; 0 is off."""
     overlong_factor: NotNegative = 1.0
     overlong_filter: bool = False
     """Truncated responses leave the loss."""
+
+    def __post_init__(self) -> None:
+        if self.gen_prompts is not None and not self.dynamic_sampling:
+            raise ValueError(
+                f"gen_prompts={self.gen_prompts}: without algo.dynamic_sampling a batch is drawn as it is; valid: null"
+            )
+        if self.overlong_buffer and self.reward_scale == "zero_one" and self.overlong_factor >= 1:
+            raise ValueError(
+                f"overlong_factor={self.overlong_factor}: with rewards of 0 and 1 a right answer at the length limit "
+                "would score as a wrong short one; valid: reward_scale=plus_minus, as in DAPO, or a factor below 1"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,6 +210,11 @@ class EngineConfig:
     """Rows sampled at once; part of the random stream."""
     gpu_memory: Annotated[float, Field(gt=0, lt=1)] = field(default=0.5, metadata={"hashed": False})
     """vLLM on a GPU: the share of its memory for weights and cache; the trainer has the rest."""
+    max_num_seqs: Count | None = field(default=None, metadata={"hashed": False, "sparse": True})
+    """vLLM: sequences that decode at once; null: `max_batch`."""
+    max_model_len: Count | None = field(default=None, metadata={"hashed": False, "sparse": True})
+    """vLLM: tokens of prompt and response that it makes room for; null: what the run needs under verl, else the
+    model's positions."""
     sleep: bool = field(default=False, metadata={"hashed": False})
     """The engine gives its memory back while the trainer updates: vLLM on a GPU all of it, others their cache."""
 
@@ -214,6 +235,8 @@ class TrainerConfig:
     grad_clip: Positive = 1.0
     warmup_steps: Whole = 0
     schedule: Literal["constant", "linear", "cosine"] = "constant"
+    min_lr_ratio: Annotated[float, Field(ge=0, le=1)] = field(default=0.0, metadata={"sparse": True})
+    """Share of `lr` at which the schedule ends."""
     eval_every: Count = 20
     loss_scale: Positive = 65536.0
     """First loss scale of FP16 training; other formats ignore it."""
@@ -275,6 +298,10 @@ class Launch:
     """The trained policy in `results/policies`: hf keeps it as a Hugging Face folder, quantized also the codes of its
     rollout format as a compressed-tensors checkpoint, every:N a Hugging Face folder after every N steps and at the end;
     none keeps nothing."""
+    checkpoint_every_steps: Whole = 0
+    """A state to resume from after every so many steps, and by no clock; 0: by `checkpoint_every_s` (trainer=local)."""
+    dump_rollouts: Whole = 0
+    """Responses of every step that are written out, at most (`harness.run.dump`; trainer=local)."""
     nodes: Count = 1
     """Machines of a run with trainer=verl; it has `gpus` on each, and `results` must be a folder that all see."""
     gpus: Count = 1
@@ -296,7 +323,8 @@ class Launch:
 
 TUNABLE = (
     "micro_batch_tokens", "logits_mib", "checkpoint_layers", "packing", "compile", "fp8_kernels", "native_16bit",
-    "threads", "stall_s", "checkpoint_every_s", "save", "nodes", "gpus", "ray_address",
+    "threads", "stall_s", "checkpoint_every_s", "checkpoint_every_steps", "dump_rollouts", "save", "nodes", "gpus",
+    "ray_address",
 )  # fmt: skip
 """Fields of `Launch` that a user sets, as `launch.NAME=VALUE` among the overrides."""
 

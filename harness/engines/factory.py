@@ -51,7 +51,8 @@ def make_engine(
         from harness.engines.vllm.engine import VLLMEngine
 
         return VLLMEngine(
-            shape, plan, max_batch=config.engine.max_batch, gpu_memory=config.engine.gpu_memory,
+            shape, plan, max_batch=config.engine.max_num_seqs or config.engine.max_batch,
+            max_length=config.engine.max_model_len, gpu_memory=config.engine.gpu_memory,
             keeps_log_probs=keeps_log_probs, can_sleep=config.engine.sleep, **ids,
         )  # fmt: skip
     return EmbeddedEngine(

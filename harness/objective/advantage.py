@@ -16,6 +16,10 @@ AdvantageKind = Literal["grpo", "dr_grpo", "loo", "batch"]
 KINDS: tuple[AdvantageKind, ...] = ("grpo", "dr_grpo", "loo", "batch")
 
 
+RewardScale = Literal["zero_one", "plus_minus"]
+"""Rewards of a wrong and a right answer: 0 and 1, or -1 and +1."""
+
+
 class Shaping(Protocol):
     """Fields of the algorithm's configuration that `shaped` reads."""
 
@@ -28,6 +32,8 @@ class Shaping(Protocol):
     @property
     def overlong_factor(self) -> float: ...
     @property
+    def reward_scale(self) -> RewardScale: ...
+    @property
     def overlong_filter(self) -> bool: ...
 
 
@@ -35,15 +41,15 @@ def shaped(
     algo: Shaping, limit: int, rewards: Sequence[float], lengths: Tensor, truncated: Tensor, sampled: Tensor,
     group: Tensor,
 ) -> tuple[Tensor, Tensor, dict[str, float]]:  # fmt: skip
-    """(mask [B, T], adv [B, T], metrics): overlong penalty and filter, then group advantages over all members.
+    """(mask [B, T], adv [B, T], metrics): scale, overlong penalty and filter, then group advantages over all members.
 
-    rewards: B raw rewards; lengths [B] int64, tokens; truncated [B] bool; sampled [B, T] bool; group [B] int64, any
-    ids; `limit`: tokens.
+    rewards: B raw rewards, 0 to 1; lengths [B] int64, tokens; truncated [B] bool; sampled [B, T] bool; group [B] int64,
+    any ids; `limit`: tokens.
     """
     raw = torch.tensor(rewards, dtype=torch.float32, device=sampled.device)
-    total = raw
+    total = raw if algo.reward_scale == "zero_one" else 2 * raw - 1
     if algo.overlong_buffer:
-        total = raw + overlong_penalty(lengths, limit, algo.overlong_buffer, algo.overlong_factor)
+        total = total + overlong_penalty(lengths, limit, algo.overlong_buffer, algo.overlong_factor)
     adv = group_advantage(total, group, algo.advantage, algo.adv_eps)
     mask = sampled & ~truncated[:, None] if algo.overlong_filter else sampled
     means = {

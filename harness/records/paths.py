@@ -1,6 +1,7 @@
 """Paths in a results folder: the one place that knows its layout.
 
     runs/<sweep>/         <run_id>.json and .parquet of every cell (`harness.records.run_result`)
+    rollouts/<sweep>/     <run_id>.jsonl of runs with launch.dump_rollouts (`harness.run.dump`)
     packed/<sweep>.zip    a whole sweep in one file (`harness.records.packed`)
     looks/<sweep>.json    looks at a sweep that ran until its arms were decided (`harness.records.looks`)
     tables/  figures/<name>/  site/  claims.md     what reports write
@@ -33,6 +34,11 @@ def record_path(results: Path | str, sweep: str, run_id: str) -> Path:
 def sweep_folders(results: Path | str) -> list[Path]:
     """The folder of every sweep, by name; none where there is no `runs`."""
     return sorted(path for path in runs_folder(results).glob("*") if path.is_dir())
+
+
+def rollouts_path(results: Path | str, sweep: str, run_id: str) -> Path:
+    """Responses of a run that `launch.dump_rollouts` writes out."""
+    return Path(results) / "rollouts" / sweep / f"{run_id}.jsonl"
 
 
 def replaced_folder(results: Path | str, sweep: str, when: str) -> Path:

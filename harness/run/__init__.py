@@ -8,6 +8,7 @@ loop.py          the GRPO step
 collect.py       one rollout batch: prompts, samples, rewards, layout
 policies.py      the trained policy as a Hugging Face folder, and its codes
 staleness.py     weights of earlier steps for the sampler, as in asynchronous training
+dump.py          responses written out, where a launch asks for them
 gpu_sharing.py   one GPU for trainer and engine, which sleeps while the trainer updates
 evaluate.py      evaluation of saved weights apart from training
 record.py        the result of a run from what it reached

@@ -37,6 +37,7 @@ from harness.records.run_result import Row, RunResult, read_result, write_result
 from harness.records.statuses import FINISHED
 from harness.run.build import build
 from harness.run.checks import check
+from harness.run.dump import dump
 from harness.run.loop import train
 from harness.run.policies import is_due, save_policy
 from harness.run.record import record
@@ -94,6 +95,7 @@ def run_cell(
             hashes["final"] = run.final_hash()
         else:
             run, hashes = _resume(config, launch, work / "state.pt", notes, stages.build)
+            run.on_batch = dump(launch, run)
             stages.train(run, _after_step(work, launch, should_stop, notes, stages.save_state))
             if run.evaluation_errors and launch.save == "none":  # lowbit eval goes on with it
                 _keep_policy(run, launch, notes)
@@ -173,7 +175,8 @@ def _after_step(
         is_stopping = should_stop()
         if is_due(launch, run.step, run.config.trainer.steps):
             _keep_policy(run, launch, notes)
-        if is_stopping or now - last[0] >= launch.checkpoint_every_s:
+        every = launch.checkpoint_every_steps
+        if is_stopping or (run.step % every == 0 if every else now - last[0] >= launch.checkpoint_every_s):
             try:
                 save_state(work / "state.pt", run.state() | {"run_id": run_id(run.config), "notes": list(notes)})
             except ValueError as error:

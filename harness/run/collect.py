@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -12,24 +12,9 @@ from harness.api import Correction, Rollout, Sequences, Step, TokenBatch
 from harness.foundation.clock import Clock
 from harness.foundation.seeds import generator, stable_seed
 from harness.objective.advantage import informative_groups, shaped
-from harness.run.run import Run
-from harness.tasks import Item, Score
+from harness.run.run import Collected, Run
+from harness.tasks import Item, Score, Stopping, Task
 from harness.tasks.prompt_order import prompt_indices
-
-
-@dataclass(frozen=True, kw_only=True)
-class Collected:
-    """One rollout batch as it was sampled. Axes: B = prompts x samples, the samples of a prompt adjacent; T tokens."""
-
-    seqs: Sequences
-    """Prompt and response side by side, for the trainer."""
-    rollout: Rollout
-    scores: list[Score]
-    """Raw scores of the task, one a row."""
-    num_tokens: int
-    """Sampled tokens, with those of rows that dynamic sampling dropped among them."""
-    num_batches: int
-    """Generations that filled the batch."""
 
 
 def collect(run: Run, step: Step, clock: Clock) -> Collected:
@@ -58,6 +43,7 @@ def collect(run: Run, step: Step, clock: Clock) -> Collected:
                 temperature=run.config.engine.temperature,
                 seed=stable_seed(run.config.seed, "rollout", step.index, num_batches),
             )
+            rollout = stopped(rollout, run.task)
         with clock("reward"):
             repeated = [item for item in drawn for _ in range(algo.group_size)]
             found = run.task.score(repeated, rollout.responses())
@@ -70,12 +56,14 @@ def collect(run: Run, step: Step, clock: Clock) -> Collected:
     with clock("reward"):
         rollout = join_rollouts(rollouts, run.task.pad_id)
         seqs = sequences(items, rollout, run.task.pad_id, device)
-    return Collected(seqs=seqs, rollout=rollout, scores=scores, num_tokens=num_tokens, num_batches=num_batches)
+    return Collected(
+        seqs=seqs, rollout=rollout, items=items, scores=scores, num_tokens=num_tokens, num_batches=num_batches
+    )
 
 
 def next_items(run: Run) -> list[Item]:
     """The next prompts of the run's own order: hashed indices, or a shuffled epoch where the data is finite."""
-    count = run.config.algo.num_prompts
+    count = run.config.algo.gen_prompts or run.config.algo.num_prompts
     positions = range(run.next_prompt, run.next_prompt + count)
     run.next_prompt += count
     return run.task.sample("train", prompt_indices(run.config.seed, positions, run.task.num_train))
@@ -101,6 +89,23 @@ def take_rollout(rollout: Rollout, rows: list[int]) -> Rollout:
         truncated=rollout.truncated[index],
         log_probs=None if rollout.log_probs is None else rollout.log_probs[index],
     )
+
+
+def stopped(rollout: Rollout, task: Task) -> Rollout:
+    """A rollout whose responses end where the task says (`Stopping`). What came before was sampled as it would have
+    been by an engine that stops there."""
+    if not isinstance(task, Stopping):
+        return rollout
+    kept = torch.tensor([task.num_kept(response) for response in rollout.responses()]).to(rollout.lengths)
+    is_cut = kept < rollout.lengths
+    if not is_cut.any():
+        return rollout
+    places = torch.arange(rollout.token_ids.shape[1], device=kept.device)
+    is_left = (places >= kept[:, None]) & (places < rollout.lengths[:, None])
+    return replace(
+        rollout, lengths=kept, truncated=rollout.truncated & ~is_cut, logp=rollout.logp.masked_fill(is_left, 0.0),
+        token_ids=rollout.token_ids.masked_fill(is_left, task.pad_id),
+    )  # fmt: skip
 
 
 def join_rollouts(rollouts: Sequence[Rollout], pad_id: int) -> Rollout:

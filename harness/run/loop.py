@@ -74,6 +74,8 @@ def grpo_step(run: Run) -> dict[str, Any]:
     seqs = sampled.seqs
     with clock("reward"):
         mask, adv, rewarded = advantages(run, sampled.scores, sampled.rollout, seqs.sampled)
+    if run.on_batch is not None:
+        run.on_batch(run.step, sampled)
     row |= rewarded | {
         "rollout/tokens": float(sampled.num_tokens),
         "rollout/gen_batches": float(sampled.num_batches),

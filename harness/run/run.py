@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 from torch import Tensor
 
-from harness.api import Passport, RolloutEngine
+from harness.api import Passport, Rollout, RolloutEngine, Sequences
 from harness.config.compose import Composed
 from harness.config.schema import RunConfig
 from harness.records.run_result import EvalRecord, TaskEvalRecord
-from harness.tasks import Item, Task
+from harness.tasks import Item, Score, Task
 from harness.trainers.local.trainer import LocalTrainer
 from harness.trainers.task_evaluation import Asked
 
@@ -27,6 +27,23 @@ class Version:
     """`LocalTrainer.weights()`, by checkpoint name."""
     fixed: dict[str, Tensor]
     """`Composed.fixed`: adapters and scales that a push of these weights takes along."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Collected:
+    """One rollout batch as it was sampled. Axes: B = prompts x samples, the samples of a prompt adjacent; T tokens."""
+
+    seqs: Sequences
+    """Prompt and response side by side, for the trainer."""
+    rollout: Rollout
+    items: list[Item]
+    """The question of every row."""
+    scores: list[Score]
+    """Raw scores of the task, one a row."""
+    num_tokens: int
+    """Sampled tokens, with those of rows that dynamic sampling dropped among them."""
+    num_batches: int
+    """Generations that filled the batch."""
 
 
 class Reached(Protocol):
@@ -87,6 +104,9 @@ class Run:
 
     past: list[Version] = field(default_factory=list[Version])
     """With `algo.staleness`: the trainer's last weights, the sampler's first (`harness.run.staleness`)."""
+
+    on_batch: Callable[[int, Collected], None] | None = None
+    """Called with every step's rollout batch, after its sampling."""
 
     def keep_peaks(self, found: Mapping[str, float]) -> None:
         """Largest of what was found and what is known, by name."""

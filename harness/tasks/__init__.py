@@ -12,6 +12,7 @@
     math_data.py           mathematical question sets in their publishers' columns
     math_reward.py         scores of mathematical answers
     math_worker.py         the process that grades them with math-verify
+    verl_rules.py          scores of mathematical answers by verl's own rules
     reasoning_gym.py       tasks of the reasoning-gym library
     text_tokens.py         text as token ids, by a model's tokenizer
     data_files.py          rows of parquet and JSON-lines files
@@ -33,6 +34,7 @@ from harness.tasks.contract import Demonstrated as Demonstrated
 from harness.tasks.contract import Item as Item
 from harness.tasks.contract import Score as Score
 from harness.tasks.contract import Split as Split
+from harness.tasks.contract import Stopping as Stopping
 from harness.tasks.contract import Task as Task
 from harness.tasks.contract import Worded as Worded
 from harness.tasks.contract import check_options as check_options
@@ -67,7 +69,7 @@ EMBEDDED: Mapping[str, Callable[[], type]] = {"sort": _sort, "chain": _chain, "w
 """Tasks that need no data and no text tokenizer."""
 TIMED: Mapping[str, Callable[[], type]] = {"count": _count}
 """The same, with nothing to learn: loads for timing."""
-MATH = ("gsm8k", "math500", "dapo_math_17k", "aime", "amc")
+MATH = ("gsm8k", "math", "math500", "dapo_math_17k", "deepmath", "bigmath", "deepscaler", "aime", "amc")
 TASKS = (*EMBEDDED, *MATH, "reasoning_gym", *TIMED)
 
 

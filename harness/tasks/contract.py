@@ -108,6 +108,18 @@ class Worded(Demonstrated, Protocol):
         ...
 
 
+@runtime_checkable
+class Stopping(Protocol):
+    """A task whose responses may end before EOS, at a text of its own."""
+
+    @property
+    def pad_id(self) -> int: ...
+
+    def num_kept(self, response: Sequence[int]) -> int:
+        """Tokens of a response up to the first with which it contains a text to stop at; all of them without one."""
+        ...
+
+
 def failure_shares(scores: Sequence[Score]) -> dict[str, float]:
     """Share of the responses by what goes wrong first; empty where the task does not say."""
     counts = Counter(score.failure for score in scores if score.failure is not None)

@@ -1,14 +1,15 @@
-"""Rows of parquet and JSON-lines files, local or fetched from the Hugging Face hub."""
+"""Rows of parquet, JSON-lines and JSON files, local or fetched from the Hugging Face hub."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-SUFFIXES = (".parquet", ".jsonl")
+SUFFIXES = (".parquet", ".jsonl", ".json")
 SPLITS = ("train", "test", "validation", "valid", "val", "dev")
 
 
@@ -31,10 +32,10 @@ def find_files(
     if folder is not None and (root / folder).is_dir():
         root = root / folder
     files = sorted(f for f in root.rglob("*") if f.suffix in SUFFIXES and f.is_file())
+    files = [f for f in files if f.suffix != ".json"] or files  # beside others .json is about the data
     if not files:
-        raise ValueError(
-            f"data folder {root} has no {' or '.join(SUFFIXES)} file: task {task!r} expects those of {hub}"
-        )
+        kinds = f"{', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}"
+        raise ValueError(f"data folder {root} has no {kinds} file: task {task!r} expects those of {hub}")
     named = {file: {word for word in _words(file.relative_to(root)) if word in SPLITS} for file in files}
     chosen = tuple(f for f in files if split in named[f] or split in _words(f.relative_to(root)))
     if not chosen:
@@ -46,17 +47,19 @@ def find_files(
 
 
 def read_rows(
-    files: Sequence[Path], columns: Mapping[str, Sequence[str]], index: str | None = None
+    files: Sequence[Path], columns: Mapping[str, Sequence[str]], once: str | None = None
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """(place for messages, values by the keys of `columns`) of each row; of rows with equal `index`, the first.
+    """(place for messages, values by the keys of `columns`) of each row; with `once`, one of the keys, only the first
+    row of each of its values, in whichever file. An index is no such key: it restarts at 0 in every set.
 
     Each key names its column by alternatives, of which the first that exists counts; a dot goes into a struct.
     ValueError names the file and what was expected of it.
     """
-    seen: set[Any] = set()
+    seen: set[bytes] = set()
+    distinct = None if once is None else columns[once]
     for file in files:
-        rows = _parquet(file, columns, index, seen) if file.suffix == ".parquet" else _json_lines(file, index, seen)
-        for number, row in rows:
+        read = _parquet if file.suffix == ".parquet" else _json_lines if file.suffix == ".jsonl" else _json_list
+        for number, row in read(file, columns, distinct, seen):
             place = f"data file {file} row {number}"
             yield place, {key: _first(row, names, place) for key, names in columns.items()}
 
@@ -80,13 +83,12 @@ def _words(path: Path) -> set[str]:
 
 
 def _parquet(
-    file: Path, columns: Mapping[str, Sequence[str]], index: str | None, seen: set[Any]
+    file: Path, columns: Mapping[str, Sequence[str]], distinct: Sequence[str] | None, seen: set[bytes]
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     wanted = {name.split(".")[0] for names in columns.values() for name in names}
-    wanted |= {index.split(".")[0]} if index is not None else set()
     number = 0
     try:
         with pq.ParquetFile(file) as table:
@@ -94,9 +96,9 @@ def _parquet(
             _check_columns(file, present, columns)
             for batch in table.iter_batches(batch_size=8192, columns=[name for name in present if name in wanted]):
                 fresh = list(range(len(batch)))
-                if index is not None:  # nearly all rows of DAPO-Math-17k repeat: those are left unconverted
-                    labels = batch.select([index.split(".")[0]]).to_pylist()
-                    fresh = [i for i in fresh if _is_new(labels[i], index, seen)]
+                if distinct is not None:  # nearly all rows of DAPO-Math-17k repeat: those are left unconverted
+                    column = next(name for name in (n.split(".")[0] for n in distinct) if name in present)
+                    fresh = [i for i, value in enumerate(batch.column(column).to_pylist()) if _is_new(value, seen)]
                 for i, row in zip(fresh, batch.take(pa.array(fresh, pa.int64())).to_pylist(), strict=True):
                     yield number + i + 1, row
                 number += len(batch)
@@ -104,14 +106,16 @@ def _parquet(
         raise ValueError(f"data file {file} is not readable parquet: {str(error).splitlines()[0]}") from error
 
 
-def _json_lines(file: Path, index: str | None, seen: set[Any]) -> Iterator[tuple[int, dict[str, Any]]]:
+def _json_lines(
+    file: Path, columns: Mapping[str, Sequence[str]], distinct: Sequence[str] | None, seen: set[bytes]
+) -> Iterator[tuple[int, dict[str, Any]]]:
     try:
         with file.open(encoding="utf-8") as handle:
             for number, line in enumerate(handle, start=1):
                 row = json.loads(line) if line.strip() else None
                 if row is not None and not isinstance(row, dict):
                     raise ValueError(f"line {number} is not an object")
-                if row is not None and (index is None or _is_new(row, index, seen)):
+                if row is not None and _is_kept(row, file, number, distinct, seen):
                     yield number, row
     except OSError as error:
         raise ValueError(f"cannot read data file {file}: {error.strerror}") from error
@@ -119,11 +123,32 @@ def _json_lines(file: Path, index: str | None, seen: set[Any]) -> Iterator[tuple
         raise ValueError(f"data file {file} is not valid JSON lines: {error}") from error
 
 
-def _is_new(row: Mapping[str, Any], index: str, seen: set[Any]) -> bool:
-    """True where no row before had this row's label; a row without one is always new."""
-    label = _value(row, index)
-    is_new = label is None or label not in seen
-    seen.add(label)
+def _json_list(
+    file: Path, columns: Mapping[str, Sequence[str]], distinct: Sequence[str] | None, seen: set[bytes]
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    try:
+        rows = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ValueError(f"cannot read data file {file}: {error.strerror}") from error
+    except ValueError as error:
+        raise ValueError(f"data file {file} is not valid JSON: {error}") from error
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise ValueError(f"data file {file} is not a JSON list of objects")
+    for number, row in enumerate(rows, start=1):
+        if _is_kept(row, file, number, distinct, seen):
+            yield number, row
+
+
+def _is_kept(row: Mapping[str, Any], file: Path, number: int, distinct: Sequence[str] | None, seen: set[bytes]) -> bool:
+    return distinct is None or _is_new(_first(row, distinct, f"data file {file} row {number}"), seen)
+
+
+def _is_new(value: Any, seen: set[bytes]) -> bool:
+    """True where no row before had this value. Blanks do not count, as in a question's key."""
+    text = value if isinstance(value, str) else json.dumps(value, sort_keys=True)
+    digest = hashlib.blake2b(" ".join(text.split()).encode(), digest_size=12).digest()
+    is_new = digest not in seen
+    seen.add(digest)
     return is_new
 
 

@@ -3,13 +3,19 @@ r"""Mathematical question sets in the columns their publishers use, from the Hug
 | task | hub | columns read | splits: train, eval |
 | --- | --- | --- | --- |
 | gsm8k | openai/gsm8k, config main | question, answer (after `####`) | train, test |
+| math | DigitalLearningGmbH/MATH-lighteval | problem, answer or solution (last box) | train, test |
 | math500 | HuggingFaceH4/MATH-500 | problem, answer | none, test |
-| dapo_math_17k | BytedTsinghua-SIA/DAPO-Math-17k | prompt, reward_model, extra_info | one, by content |
+| dapo_math_17k | BytedTsinghua-SIA/DAPO-Math-17k | prompt, reward_model | one, by content |
+| deepmath | zwhe99/DeepMath-103K | question, final_answer | one, by content |
+| bigmath | open-r1/Big-Math-RL-Verified-Processed | prompt or problem, solution or answer | one, by content |
+| deepscaler | agentica-org/DeepScaleR-Preview-Dataset | problem, answer | one, by content |
 | aime (year 2024) | Maxwell-Jia/AIME_2024 | Problem, Answer | none, train |
 | aime (year 2025) | math-ai/aime25 | problem, answer | none, test |
 | amc | math-ai/amc23 | question, answer | none, test |
 
-Files are parquet or JSON lines. DAPO-Math-17k repeats its questions a hundred times: the first of each index is kept.
+Files are parquet, JSON lines or a JSON list. DAPO-Math-17k repeats its questions a hundred times: of equal questions
+the first is kept, whatever its index. `columns` names others, as of a file in verl's form: `{question: prompt, answer:
+reward_model.ground_truth}`.
 Where one file serves both splits, the hash of a question's text decides its side, so the splits never share one.
 """
 
@@ -17,16 +23,17 @@ from __future__ import annotations
 
 import hashlib
 import json
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from harness.tasks.contract import Item, Score, Split, check_options
 from harness.tasks.data_files import find_files, read_rows
-from harness.tasks.math_reward import MathGrader
+from harness.tasks.math_reward import MathGrader, Rule, last_boxed
 from harness.tasks.text_tokens import Message, TextTask, TextTokenizer, load_text_tokenizer, prompt_ids, response_text
 
 RULE = 1
@@ -49,8 +56,10 @@ class Source:
     """The first of these columns that exists: text, or a list of chat messages that is used as it is."""
     answer: tuple[str, ...]
     """The same for the reference; a dot goes into a struct."""
-    index: str | None = None
-    """Column that repeated questions share."""
+    is_repeated: bool = False
+    """Questions occur several times: the first of each counts."""
+    is_boxed: bool = False
+    """The reference is the last box of the answer column, where there is one."""
     answer_mark: str | None = None
     """The reference is what follows this in the answer column."""
 
@@ -61,10 +70,12 @@ _AIME24 = Source(
     eval_split="train",
     question=("Problem", "problem"),
     answer=("Answer", "answer"),
+    is_repeated=True,
 )
 _AIME25 = Source(
-    hub="math-ai/aime25", train_split=None, eval_split="test", question=("problem", "question"), answer=("answer",)
-)
+    hub="math-ai/aime25", train_split=None, eval_split="test", question=("problem", "question"), answer=("answer",),
+    is_repeated=True,
+)  # fmt: skip
 SOURCES: Mapping[tuple[str, int | None], Source] = {
     ("gsm8k", None): Source(
         hub="openai/gsm8k",
@@ -88,7 +99,41 @@ SOURCES: Mapping[tuple[str, int | None], Source] = {
         eval_split="train",
         question=("prompt",),
         answer=("reward_model.ground_truth",),
-        index="extra_info.index",
+        is_repeated=True,
+    ),
+    ("math", None): Source(
+        hub="DigitalLearningGmbH/MATH-lighteval",
+        train_split="train",
+        eval_split="test",
+        question=("problem",),
+        answer=("answer", "solution"),
+        is_boxed=True,
+    ),
+    ("deepmath", None): Source(
+        hub="zwhe99/DeepMath-103K",
+        train_split="train",
+        eval_split="train",
+        question=("question",),
+        answer=("final_answer",),
+        is_repeated=True,
+    ),
+    ("bigmath", None): Source(
+        hub="open-r1/Big-Math-RL-Verified-Processed",
+        folder="level_3_4_5",
+        train_split="train",
+        eval_split="train",
+        question=("prompt", "problem"),
+        answer=("solution", "answer"),
+        is_repeated=True,
+        is_boxed=True,
+    ),
+    ("deepscaler", None): Source(
+        hub="agentica-org/DeepScaleR-Preview-Dataset",
+        train_split="train",
+        eval_split="train",
+        question=("problem",),
+        answer=("answer",),
+        is_repeated=True,
     ),
     ("aime", 2024): _AIME24,
     ("aime", 2025): _AIME25,
@@ -103,6 +148,15 @@ SOURCES: Mapping[tuple[str, int | None], Source] = {
 
 
 @dataclass(frozen=True, kw_only=True)
+class Columns:
+    """Columns of a file in place of the source's own; a dot goes into a struct."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+    question: str | None = None
+    answer: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class MathOptions:
     """The options of every math task."""
 
@@ -112,6 +166,14 @@ class MathOptions:
     """Commit or tag of the hub repository."""
     year: int | None = None
     """aime only: 2024 (the default) or 2025."""
+    subset: str | None = None
+    """The hub's config in place of the source's own: a folder of the repository."""
+    columns: Columns = Columns()
+    """{question: NAME, answer: NAME}: columns in place of the source's own."""
+    rule: Rule = "own"
+    """Reading and comparison of an answer."""
+    stop: tuple[str, ...] = ()
+    """Texts that end a response, as an EOS does: what follows is neither trained on nor scored."""
     train_split: str | None = None
     """In place of the source's own; "none" for no training questions."""
     eval_split: str | None = None
@@ -172,11 +234,23 @@ class MathTask(TextTask):
         ]
 
     def score(self, items: Sequence[Item], responses: Sequence[Sequence[int]]) -> list[Score]:
-        texts = [response_text(self.tokens, response) for response in responses]
+        texts = [_until(response_text(self.tokens, response), self.options.stop) for response in responses]
         return self.grader.grade([item.reference for item in items], texts)
+
+    def num_kept(self, response: Sequence[int]) -> int:
+        """Tokens up to the first with which the text contains one of `options.stop`; all without one."""
+        stop = self.options.stop
+        if not any(text in response_text(self.tokens, response) for text in stop):
+            return len(response)
+        return 1 + bisect_left(
+            range(1, len(response) + 1), True,
+            key=lambda count: any(text in response_text(self.tokens, response[:count]) for text in stop),
+        )  # fmt: skip
 
     def content_hash(self) -> str:
         digest = hashlib.sha256(f"{self.name} {RULE}".encode())
+        if self.options.rule != "own" or self.options.stop:
+            digest.update(json.dumps([self.options.rule, self.options.stop]).encode())
         for split in ("train", "eval"):
             for q in self.questions[split]:
                 digest.update(json.dumps([split, q.messages, q.reference]).encode())
@@ -193,7 +267,14 @@ def build_math(name: str, options: Mapping[str, Any], tokenizer_folder: Path | N
     if key not in SOURCES:
         raise ValueError(f"task {name!r}: year={settings.year!r} is not one of 2024, 2025")
     tokens = load_text_tokenizer(tokenizer_folder, name, settings.chat)
-    found = _load_splits(name, SOURCES[key], settings)
+    source, columns = SOURCES[key], settings.columns
+    source = replace(
+        source, folder=settings.subset or source.folder,
+        question=source.question if columns.question is None else (columns.question,),
+        answer=source.answer if columns.answer is None else (columns.answer,),
+        answer_mark=source.answer_mark if columns.answer is None else None,
+    )  # fmt: skip
+    found = _load_splits(name, source, settings)
     num_left_out = 0
     if settings.max_prompt_tokens is not None:
         for split, questions in found.items():
@@ -203,7 +284,7 @@ def build_math(name: str, options: Mapping[str, Any], tokenizer_folder: Path | N
             found[split] = kept
     if not any(found.values()):
         raise ValueError(f"task {name!r}: no question has at most max_prompt_tokens={settings.max_prompt_tokens}")
-    grader = MathGrader(settings.num_workers, settings.timeout_s)
+    grader = MathGrader(settings.num_workers, settings.timeout_s, settings.rule)
     return MathTask(
         name=name, options=settings, questions=found, tokens=tokens, grader=grader, num_left_out=num_left_out
     )
@@ -246,8 +327,9 @@ def _load_splits(name: str, source: Source, options: MathOptions) -> dict[Split,
 
 
 def _questions(paths: tuple[Path, ...], source: Source, options: MathOptions) -> Iterator[Question]:
-    for place, row in read_rows(paths, {"question": source.question, "answer": source.answer}, source.index):
-        asked, reference = row["question"], _reference(row["answer"], source.answer_mark)
+    once = "question" if source.is_repeated else None
+    for place, row in read_rows(paths, {"question": source.question, "answer": source.answer}, once):
+        asked, reference = row["question"], _reference(row["answer"], source)
         if not asked or reference is None:
             mark = f" after {source.answer_mark!r}" if source.answer_mark else ""
             raise ValueError(f"{place}: no {'question' if not asked else 'answer' + mark}")
@@ -263,12 +345,22 @@ def _questions(paths: tuple[Path, ...], source: Source, options: MathOptions) ->
         yield Question(tuple(messages), reference, key)
 
 
-def _reference(value: Any, mark: str | None) -> str | None:
-    """The answer column as text: 27.0 is 27; with a mark, what follows its last occurrence, without commas."""
+def _until(text: str, stops: Sequence[str]) -> str:
+    """Text up to the first of `stops`, which belongs to it."""
+    ends = [text.find(stop) + len(stop) for stop in stops if stop in text]
+    return text[: min(ends)] if ends else text
+
+
+def _reference(value: Any, source: Source) -> str | None:
+    """The answer column as text: 27.0 is 27; with a mark, what follows its last occurrence, without commas; the content
+    of the last box, where the source says so and there is one."""
+    mark = source.answer_mark
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     text = "" if value is None else str(value).strip()
     if mark is not None:
         _, found, text = text.rpartition(mark)
         text = text.strip().replace(",", "") if found else ""
+    if source.is_boxed and (box := last_boxed(text)) is not None:
+        text = box.strip()
     return text or None

@@ -18,8 +18,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
+from typing import Literal
 
 from harness.tasks.contract import Score
+from harness.tasks.verl_rules import RULES
 
 WORKER = Path(__file__).with_name("math_worker.py")
 TAIL = 2000
@@ -69,6 +71,11 @@ def compare_integers(reference: str, answer: str) -> Score | None:
     return Score(float(int(ours) == int(theirs)), True)
 
 
+Rule = Literal["own", "verl_gsm8k", "verl_gsm8k_flexible", "dapo", "math_verify", "answer_tag"]
+"""own: the box or the `####` line, whichever comes last, by math-verify; the others are those of verl
+(`harness.tasks.verl_rules`, `harness.tasks.math_worker`)."""
+
+
 def voted(score: Score, reference: str, answer: str | None) -> str | None:
     """The vote of an answer: all right ones vote for the reference, wrong ones for their own text without blanks and
     thousands separators. None where the answer could not be read, or is prose that no mark sets off."""
@@ -80,8 +87,9 @@ def voted(score: Score, reference: str, answer: str | None) -> str | None:
 class MathGrader:
     """Owns the grading processes; they start when a formula first needs them and end with it."""
 
-    def __init__(self, num_workers: int | None = None, timeout_s: float = 3.0) -> None:
+    def __init__(self, num_workers: int | None = None, timeout_s: float = 3.0, rule: Rule = "own") -> None:
         """`timeout_s` is CPU seconds per answer; wall-clock time may be ten times that."""
+        self.rule: Rule = rule
         self.num_workers = num_workers or min(8, os.cpu_count() or 1)
         self.timeout_s = timeout_s
         self.num_killed = 0
@@ -95,6 +103,19 @@ class MathGrader:
 
     def grade(self, references: Sequence[str], texts: Sequence[str]) -> list[Score]:
         """One score per pair. An answer that hangs, or takes its process down, is unparsable. Any thread may call."""
+        if self.rule in RULES:
+            rule = RULES[self.rule]
+            pairs = zip(references, texts, strict=True)
+            return [self._score(reference, *rule(text, reference)) for reference, text in pairs]
+        if self.rule == "math_verify":
+            asked = [(reference, text, False) for reference, text in zip(references, texts, strict=True)]
+            stated = [extract_answer(text) for text in texts]
+            return [
+                replace(score, answer=voted(score, reference, answer if is_extracted else None))
+                for score, reference, (answer, is_extracted) in zip(
+                    self._threads.map(self._ask, asked), references, stated, strict=True
+                )
+            ]
         scores: list[Score | None] = []
         read: list[str | None] = []
         formulas: list[tuple[str, str, bool]] = []
@@ -114,6 +135,10 @@ class MathGrader:
             for score, reference, answer in zip(found, references, read, strict=True)
         ]
 
+    def _score(self, reference: str, is_right: bool, answer: str | None) -> Score:
+        score = Score(float(is_right), answer is not None)
+        return replace(score, answer=voted(score, reference, answer))
+
     def close(self) -> None:
         """End the processes. Grading again is an error."""
         self._stop()
@@ -124,7 +149,7 @@ class MathGrader:
             if slot and slot[0].poll() is not None:
                 slot.clear()
             if not slot:
-                slot.append(_start(self.timeout_s))
+                slot.append(_start(self.timeout_s, self.rule))
             line = _exchange(slot[0], json.dumps(request))
             if line:
                 reward, is_parsable = json.loads(line)
@@ -136,10 +161,10 @@ class MathGrader:
             self._idle.put(slot)
 
 
-def _start(timeout_s: float) -> subprocess.Popen[str]:
+def _start(timeout_s: float, rule: str) -> subprocess.Popen[str]:
     """A worker that has said it is ready. RuntimeError with its complaint if it does not."""
     # -P: this folder must not come before the installed packages on the module path.
-    command = [sys.executable, "-P", str(WORKER), str(timeout_s)]
+    command = [sys.executable, "-P", str(WORKER), str(timeout_s), rule]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, encoding="utf-8")
     assert process.stdout is not None
     if process.stdout.readline().strip() != "ready":

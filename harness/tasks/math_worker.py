@@ -56,11 +56,27 @@ def _parse_formula(text: str) -> list[Any]:
     return parse(inline, configs, parsing_timeout=None)  # pyright: ignore[reportArgumentType]
 
 
+def grade_as_verl(reference: str, answer: str, is_extracted: bool) -> tuple[float, bool]:
+    """(reward, is_parsable) by verl's rule (verl/utils/reward_score/math_verify.py of verl 0.9.1): the reference in a
+    box, any value of `answer` against any of the reference's. `answer` is the whole response."""
+    from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
+
+    gold = parse("\\boxed{" + reference + "}", (LatexExtractionConfig(),), parsing_timeout=None)  # pyright: ignore[reportArgumentType]
+    targets = (ExprExtractionConfig(), LatexExtractionConfig())
+    found = parse(answer, targets, parsing_timeout=None)  # pyright: ignore[reportArgumentType]
+    is_right = any(verify(g, value, timeout_seconds=None) for value in found for g in gold)
+    return float(is_right), bool(found)
+
+
+GRADERS = {"own": grade, "math_verify": grade_as_verl}
+"""Functions that a process grades with, by the name of the rule."""
+
+
 def _unspaced(text: str) -> str:
     return re.sub(r"\s+", "", text)
 
 
-def serve(timeout_s: float) -> None:
+def serve(timeout_s: float, rule: str = "own") -> None:
     """Answer requests [reference, answer, is_extracted] from stdin until it closes."""
     answers = sys.stdout
     sys.stdout = sys.stderr  # whatever a library prints must not look like an answer
@@ -74,7 +90,7 @@ def serve(timeout_s: float) -> None:
         signal.setitimer(signal.ITIMER_PROF, timeout_s)
         signal.setitimer(signal.ITIMER_REAL, timeout_s * WALL_PER_CPU)
         try:
-            result = grade(*json.loads(line))
+            result = GRADERS[rule](*json.loads(line))
         except (MemoryError, RecursionError):
             result = (0.0, False)
         signal.setitimer(signal.ITIMER_PROF, 0)
@@ -83,4 +99,4 @@ def serve(timeout_s: float) -> None:
 
 
 if __name__ == "__main__":
-    serve(float(sys.argv[1]))
+    serve(float(sys.argv[1]), *sys.argv[2:])

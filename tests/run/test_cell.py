@@ -19,7 +19,9 @@ from harness.config.load import run_id, to_json
 from harness.config.schema import Launch, RunConfig
 from harness.foundation.provenance import peak_memory_gib
 from harness.records.run_result import read_result, read_series
-from harness.run.cell import CANCELLED, Cancelled, run_cell, work_folder
+from harness.run.build import build
+from harness.run.cell import CANCELLED, Cancelled, Stages, run_cell, work_folder
+from harness.run.dump import dump
 from harness.trainers.local.trainer import LocalTrainer
 from tests.toy import small_config, small_launch
 
@@ -66,6 +68,27 @@ def check_killed_equals_straight(tmp_path: Path, kills: int, steps: int, span_s:
 
 def test_a_killed_cell_resumes_bit_for_bit(tmp_path: Path) -> None:
     assert check_killed_equals_straight(tmp_path, kills=2, steps=12, span_s=1.0) >= 1
+
+
+def test_rollouts_are_written_out_and_states_saved_by_step(tmp_path: Path) -> None:
+    config = small_config("method=bf16", "trainer.steps=3")
+    launch = small_launch(tmp_path, dump_rollouts=5, checkpoint_every_steps=2)
+    saved: list[int] = []
+    stages = Stages(save_state=lambda path, state: saved.append(state["step"]))
+    assert run_cell(config, launch, stages=stages).status == "ok"
+    assert saved == [2]
+    path = tmp_path / "rollouts" / "test" / f"{run_id(config)}.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [(row["step"], row["row"]) for row in rows] == [(step, row) for step in range(3) for row in range(5)]
+    assert {row["reward"] for row in rows} <= {0.0, 1.0}
+    assert len({row["index"] for row in rows[:5]}) == 2  # groups of four
+    with path.open("a") as file:
+        file.write('{"step": 1, "row')  # a line that a kill cut short
+    run, _ = build(config, launch)
+    run.step = 2
+    assert dump(launch, run) is not None
+    assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [0] * 5 + [1] * 5
+    run.close()
 
 
 @pytest.mark.slow

@@ -12,7 +12,8 @@ import torch
 
 from harness.api import Rollout
 from harness.foundation.provenance import ROOT, tensors_hash
-from harness.run.collect import chosen_rows
+from harness.objective.advantage import shaped
+from harness.run.collect import chosen_rows, stopped
 from harness.run.loop import evaluate, grpo_step, train
 from harness.run.run import Run
 from harness.tasks import Score
@@ -205,9 +206,61 @@ def test_dynamic_sampling_gives_up_with_the_numbers(tmp_path: Path) -> None:
 
 def test_soft_overlong_penalty_lowers_the_shaped_reward_only(tmp_path: Path) -> None:
     _, plain = stepped(tmp_path, "method=bf16", steps=1)
-    _, penalized = stepped(tmp_path, "method=bf16", "algo.overlong_buffer=4", steps=1)
+    _, penalized = stepped(tmp_path, "method=bf16", "algo.overlong_buffer=4", "algo.reward_scale=plus_minus", steps=1)
+    rate = plain[0]["reward/accuracy"]
     assert penalized[0]["reward/accuracy"] == plain[0]["reward/accuracy"]
-    assert penalized[0]["reward/mean"] < plain[0]["reward/mean"] - 0.5
+    assert penalized[0]["reward/mean"] < 2 * rate - 1 - 0.5
+
+
+def test_a_right_answer_at_the_limit_is_never_scored_as_a_wrong_short_one() -> None:
+    with pytest.raises(ValueError, match=r"overlong_factor=1.0: .* valid: reward_scale=plus_minus, as in DAPO, or"):
+        small_config("method=bf16", "algo.overlong_buffer=4")
+    group, sampled = torch.zeros(3, dtype=torch.int64), torch.ones(3, 4, dtype=torch.bool)
+    lengths, truncated = torch.tensor([4, 2, 4]), torch.tensor([False, False, True])
+    advantages = []
+    for words in (("algo.reward_scale=plus_minus",), ("algo.overlong_factor=0.5",)):
+        algo = small_config("method=bf16", "algo.overlong_buffer=2", *words).algo
+        _, adv, row = shaped(algo, 4, [1.0, 0.0, 0.0], lengths, truncated, sampled, group)
+        advantages.append(adv[:, 0])
+        assert row["reward/accuracy"] == pytest.approx(1 / 3)
+    # DAPO: right and full 1 - 1 = 0, wrong and short -1, wrong and full -2: one each side of the mean, s.d. 1
+    assert advantages[0].tolist() == pytest.approx([1.0, 0.0, -1.0], abs=1e-5)
+    assert advantages[1].tolist() == pytest.approx(advantages[0].tolist(), abs=1e-5)  # half of it on 0/1 is the same
+
+
+def test_dynamic_sampling_draws_gen_prompts_at_once(tmp_path: Path) -> None:
+    words = ["method=bf16", "algo=dapo", "algo.group_size=4", "algo.num_prompts=4"]
+    run, rows = stepped(tmp_path, *words, "algo.gen_prompts=24", steps=1)
+    assert run.next_prompt == 24 and rows[0]["rollout/gen_batches"] == 1.0
+    few, small = stepped(tmp_path, *words, steps=1)
+    assert few.next_prompt == 4 * small[0]["rollout/gen_batches"] < 24
+    assert rows[0]["reward/informative_frac"] == 1.0
+    with pytest.raises(ValueError, match=r"gen_prompts=8: without algo\.dynamic_sampling"):
+        small_config("algo.gen_prompts=8")
+
+
+class Stops:
+    """A task that ends every response after its first token 7."""
+
+    pad_id = 0
+
+    def num_kept(self, response: list[int]) -> int:
+        return response.index(7) + 1 if 7 in response else len(response)
+
+
+def test_a_response_ends_where_its_task_says() -> None:
+    rollout = Rollout(
+        token_ids=torch.tensor([[3, 7, 5, 6], [3, 4, 5, 6], [7, 1, 0, 0]]), logp=-torch.ones(3, 4),
+        lengths=torch.tensor([4, 4, 2]), truncated=torch.tensor([True, True, False]),
+    )  # fmt: skip
+    found = stopped(rollout, Stops())  # pyright: ignore[reportArgumentType]
+    assert found.token_ids.tolist() == [[3, 7, 0, 0], [3, 4, 5, 6], [7, 0, 0, 0]]
+    assert found.logp.tolist() == [
+        [-1, -1, 0, 0],
+        [-1, -1, -1, -1],
+        [-1, 0, -1, -1],
+    ]  # as it came: padding is no concern here
+    assert (found.lengths.tolist(), found.truncated.tolist()) == ([2, 4, 1], [False, True, False])
 
 
 def test_overlong_filter_takes_truncated_responses_out_of_the_loss(tmp_path: Path) -> None:
@@ -260,6 +313,9 @@ def test_schedules_start_and_end_where_they_should() -> None:
     assert [schedule(warm, i, 12) for i in (0, 3, 4, 8)] == [0.25, 1.0, 1.0, 0.5]
     assert schedule(small_config("trainer.schedule=cosine").trainer, 6, 12) == pytest.approx(0.5)
     assert schedule(small_config().trainer, 11, 12) == 1.0
+    for kind in ("linear", "cosine"):
+        floor = small_config(f"trainer.schedule={kind}", "trainer.min_lr_ratio=0.1").trainer
+        assert [schedule(floor, i, 12) for i in (0, 6, 12)] == pytest.approx([1.0, 0.55, 0.1])
 
 
 def test_the_recorded_passport_is_that_of_the_last_push_for_rollouts(tmp_path: Path) -> None:

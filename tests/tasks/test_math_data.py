@@ -161,7 +161,7 @@ def test_ids_and_sizes_come_from_the_folder(model, tmp_path):
         ("aime", {"year": 2023}, "year=2023 is not one of 2024, 2025"),
         ("gsm8k", {"path": "nowhere"}, "data path nowhere does not exist: task 'gsm8k' expects .* openai/gsm8k"),
         ("gsm8k", {"eval_split": "dev"}, "has no split 'dev': it has test, train"),
-        ("amc", {"path": str(DATA / "make_files.py")}, "make_files.py: expected one of .parquet, .jsonl"),
+        ("amc", {"path": str(DATA / "make_files.py")}, "make_files.py: expected one of .parquet, .jsonl, .json"),
         (
             "math500",
             {"path": str(DATA / "amc23")},
@@ -192,7 +192,7 @@ def test_bad_options_and_data_are_named_in_one_line(model, name, options, messag
         ("a.jsonl", b'{"question": "", "answer": "#### 1"}\n', "a.jsonl row 1: no question"),
         ("a.parquet", b"PAR1 nonsense", "a.parquet is not readable parquet: "),
         ("a.parquet", b"", "a.parquet is not readable parquet: "),
-        ("a.txt", b"", "has no .parquet or .jsonl file: task 'gsm8k' expects those of openai/gsm8k"),
+        ("a.txt", b"", "has no .parquet, .jsonl or .json file: task 'gsm8k' expects those of openai/gsm8k"),
     ],
 )
 def test_damaged_files_are_named(model, tmp_path, file, content, message):
@@ -241,7 +241,7 @@ def test_a_snapshot_of_the_hub_is_read_like_a_folder(model, monkeypatch):
     task = build_task("gsm8k", {"revision": "abc"}, model)
     assert (task.num_train, task.num_eval) == (6, 3)
     assert asked["repo"] == "openai/gsm8k" and asked["repo_type"] == "dataset" and asked["revision"] == "abc"
-    assert asked["allow_patterns"] == ["main/*.parquet", "main/*.jsonl"]
+    assert asked["allow_patterns"] == ["main/*.parquet", "main/*.jsonl", "main/*.json"]
 
 
 def test_a_large_repetitive_file_is_read_quickly(model, tmp_path):
@@ -250,3 +250,67 @@ def test_a_large_repetitive_file_is_read_quickly(model, tmp_path):
     pq.write_table(pa.concat_tables([table] * 500), tmp_path / "dapo-math-17k.parquet")
     task = build("dapo_math_17k", model, tmp_path)
     assert task.num_train + task.num_eval == 40
+
+
+def test_equal_questions_count_once_across_files_whatever_their_index(model, tmp_path):
+    """Two sets whose indices both start at 0: none of the second is lost, and only real repetitions go."""
+    first = [{"prompt": f"A{k}?", "extra_info": {"index": k}, "reward_model": {"ground_truth": "1"}} for k in range(3)]
+    second = [{"prompt": f"B{k}?", "extra_info": {"index": k}, "reward_model": {"ground_truth": "2"}} for k in range(3)]
+    again = [{**first[0], "extra_info": {"index": 99}, "prompt": " A0? "}]
+    pq.write_table(pa.Table.from_pylist(first), tmp_path / "a.parquet")
+    pq.write_table(pa.Table.from_pylist([*second, *again]), tmp_path / "b.parquet")
+    (tmp_path / "c.jsonl").write_text("".join(json.dumps(row) + "\n" for row in [*first, *again]))
+    task = build("dapo_math_17k", model, tmp_path)
+    assert sorted(q.reference for split in task.questions.values() for q in split) == ["1"] * 3 + ["2"] * 3
+
+
+@pytest.mark.parametrize(
+    ("name", "row", "reference"),
+    [
+        ("deepmath", {"question": "Q1?", "final_answer": "1/2", "difficulty": 5.0, "r1_solution_1": "x"}, "1/2"),
+        ("bigmath", {"prompt": "Q1?", "solution": "so \\boxed{7}", "source": "x"}, "7"),
+        ("bigmath", {"problem": "Q1?", "answer": "8", "domain": []}, "8"),
+        ("deepscaler", {"problem": "Q1?", "answer": "9", "solution": "long"}, "9"),
+        ("math", {"problem": "Q1?", "solution": "\\boxed{1}, so \\boxed{\\frac{1}{2}}", "level": "5"}, "\\frac{1}{2}"),
+        ("math", {"problem": "Q1?", "solution": "as \\boxed{1}", "answer": "3", "unique_id": "x"}, "3"),
+    ],
+)  # fmt: skip
+def test_further_sets_are_read_in_their_publishers_columns(model, tmp_path, name, row, reference):
+    path = tmp_path / "train-00000.parquet"
+    pq.write_table(pa.Table.from_pylist([row]), path)
+    task = build(name, model, path, template="{question}")
+    questions = [*task.questions["train"], *task.questions["eval"]]
+    assert [(q.messages[0]["content"], q.reference) for q in questions] == [("Q1?", reference)]
+    if name == "deepscaler":  # its publisher has one JSON list
+        listed = tmp_path / "deepscaler.json"
+        listed.write_text(json.dumps([row, row]))
+        again = build(name, model, listed, template="{question}")
+        assert [q.reference for split in again.questions.values() for q in split] == ["9"]
+
+
+def test_columns_in_verls_form_and_wrong_ones(model, tmp_path):
+    row = {"data_source": "openai/gsm8k", "prompt": [{"role": "user", "content": "2+2?"}],
+           "reward_model": {"style": "rule", "ground_truth": "4"}, "extra_info": {"index": 0}}  # fmt: skip
+    pq.write_table(pa.Table.from_pylist([row]), tmp_path / "test.parquet")
+    columns = {"question": "prompt", "answer": "reward_model.ground_truth"}
+    options = {"columns": columns, "train_split": "none"}
+    task = build("gsm8k", model, tmp_path, **options)
+    (question,) = task.questions["eval"]
+    assert question.messages == ({"role": "user", "content": "2+2?"},) and question.reference == "4"
+    with pytest.raises(ValueError, match="has no column 'text': it has data_source"):
+        build("gsm8k", model, tmp_path, **options | {"columns": {"question": "text"}})
+    with pytest.raises(ValueError, match=r"columns\.gold='x': unexpected keyword argument"):
+        build("gsm8k", model, tmp_path, columns={"gold": "x"})
+
+
+def test_a_stop_ends_a_response_and_its_score(model):
+    task = build("aime", model, stop=("=5", "</"), template="{question}")
+    response = [*encode("1+1=2 5=5 6=5", 128), task.eos_id]
+    assert task.num_kept(response) == len("1+1=2 5=5")
+    assert task.num_kept(encode("1+1=2", 128)) == 5
+    stopped = build("gsm8k", model, stop=(")",), rule="verl_gsm8k_flexible")
+    items = stopped.sample("eval", [0])
+    assert stopped.score(items, [encode("(8020) 1", 128)]) == [Score(1.0, True)]
+    free = build("gsm8k", model, rule="verl_gsm8k_flexible")
+    assert free.score(items, [encode("(8020) 1", 128)]) == [Score(0.0, True)]
+    assert free.content_hash() != stopped.content_hash() != build("gsm8k", model).content_hash()

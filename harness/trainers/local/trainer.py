@@ -248,10 +248,12 @@ def parameter_groups(model: Decoder, lr_factor: Callable[[str], float]) -> list[
 
 
 def schedule(config: TrainerConfig, update: int, total: int) -> float:
-    """Factor on the learning rate at update 0..total-1: linear warm-up, then constant, linear or cosine decay."""
+    """Factor on the learning rate at update 0..total-1: linear warm-up, then constant, or linear or cosine
+    decay down to `min_lr_ratio`."""
     if update < config.warmup_steps:
         return (update + 1) / config.warmup_steps
     if config.schedule == "constant":
         return 1.0
     progress = min(1.0, (update - config.warmup_steps) / max(1, total - config.warmup_steps))
-    return 1.0 - progress if config.schedule == "linear" else 0.5 * (1.0 + math.cos(math.pi * progress))
+    left = 1.0 - progress if config.schedule == "linear" else 0.5 * (1.0 + math.cos(math.pi * progress))
+    return config.min_lr_ratio + (1.0 - config.min_lr_ratio) * left

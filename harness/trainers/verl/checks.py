@@ -39,6 +39,11 @@ def check(config: RunConfig, composed: Composed) -> None:
     for part in composed.parts:
         _check_part(config, part, plan)
     _check_algo(config)
+    if config.task.options.get("stop"):
+        raise ValueError(
+            f"task.options.stop={config.task.options['stop']}: verl's servers end a response at EOS alone; valid under "
+            "trainer=verl: []"
+        )
 
 
 def _check_part(config: RunConfig, part: Part, plan: Plan) -> None:
@@ -98,6 +103,9 @@ def check_launch(config: RunConfig, launch: Launch) -> None:
             f"launch.gpus={launch.gpus}: {samples} samples of an update do not divide by {world} GPUs; change "
             "algo.num_prompts or algo.group_size"
         )
+    for name in ("checkpoint_every_steps", "dump_rollouts"):
+        if getattr(launch, name):
+            raise ValueError(f"launch.{name}={getattr(launch, name)}: the local trainer alone does it; valid: 0")
     if launch.packing:
         raise ValueError("launch.packing=true: verl's workers pad a micro-batch; valid under trainer=verl: false")
     if config.trainer.device == "cpu" and launch.fp8_kernels not in ("best", "emulated"):

@@ -95,8 +95,9 @@ def _actor(job: VerlJob) -> dict[str, Any]:
 
 def _rollout(job: VerlJob, plan: Plan, build: Build, prompt_length: int) -> dict[str, Any]:
     engine, device, shape = job.config.engine, job.config.trainer.device, job.shape
-    is_cpu, max_length = device == "cpu", min(prompt_length + job.max_new_tokens, job.shape.max_positions)
-    room = {"gpu_memory_utilization": engine.gpu_memory, "max_num_seqs": engine.max_batch, "max_model_len": max_length}
+    is_cpu, max_seqs = device == "cpu", engine.max_num_seqs or engine.max_batch
+    max_length = model_length(job, prompt_length)
+    room = {"gpu_memory_utilization": engine.gpu_memory, "max_num_seqs": max_seqs, "max_model_len": max_length}
     cache = {} if is_cpu else small_cache(shape, plan, room)
     is_small = bool(cache) and weight_bytes(shape, plan) + sum(cache.values()) <= NAP_BYTES
     sleeps = not is_cpu and not is_small
@@ -121,8 +122,24 @@ def _rollout(job: VerlJob, plan: Plan, build: Build, prompt_length: int) -> dict
         wanted = {"enable_lora": True, "max_loras": 1, "max_lora_rank": vllm.lora_rank(adapters.rank)}
         values |= {f"engine_kwargs.vllm.{name}": value for name, value in wanted.items()}
     if not is_cpu:
-        values["engine_kwargs.vllm.compilation_config"] = vllm.graphs(engine.max_batch)
+        values["engine_kwargs.vllm.compilation_config"] = vllm.graphs(max_seqs)
     return {f"actor_rollout_ref.rollout.{name}": value for name, value in values.items()}
+
+
+def model_length(job: VerlJob, prompt_length: int) -> int:
+    """Tokens of prompt and response that the servers make room for. Raises ValueError where the longest prompt and a
+    whole response do not fit: verl would cut responses short without a word."""
+    need, given, positions = (
+        prompt_length + job.max_new_tokens,
+        job.config.engine.max_model_len,
+        job.shape.max_positions,
+    )
+    what = f"a prompt of {prompt_length} and {job.max_new_tokens} new tokens need {need} positions"
+    if need > positions:
+        raise ValueError(f"engine.max_new_tokens={job.max_new_tokens}: {what}, the model has {positions}")
+    if given is not None and not need <= given <= positions:
+        raise ValueError(f"engine.max_model_len={given}: {what}; valid: {need} to {positions}")
+    return given or need
 
 
 def _trainer(job: VerlJob) -> dict[str, Any]:

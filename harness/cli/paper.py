@@ -1,0 +1,149 @@
+"""`lowbit paper`: published recipes, with what this machine lacks for them; launched, their numbers beside ours."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from harness.cli.options import OVERRIDES, add_results, add_workers
+
+if TYPE_CHECKING:
+    from harness.cli.sweep import Way
+    from harness.published.recipes.recipe import Recipe
+    from harness.sweep import Planned, Sweep
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.add_argument("name", nargs="?", help="a recipe; without it, every recipe in a line")
+    parser.add_argument("overrides", nargs="*", default=[], help=f"{OVERRIDES}; they apply to every cell and come last")
+    parser.add_argument("--model", nargs="+", action="extend", default=[], metavar="NAME=DIR", help="model folders")
+    parser.add_argument("--data", nargs="+", action="extend", default=[], metavar="NAME=DIR", help="files or folders")
+    parser.add_argument("--tiny", action="store_true", dest="is_tiny",
+                        help="the small twin: a random model and questions made here, two steps on a CPU")  # fmt: skip
+    parser.add_argument("--dry-run", action="store_true", help="list cells, memory, hours and what is missing")
+    parser.add_argument("--no-tracking", action="store_true", help="do not log to MLflow")
+    add_workers(parser, "cells")
+    add_results(parser)
+
+
+def run(a: argparse.Namespace) -> int:
+    """List, show or launch."""
+    from harness.published.recipes.recipe import bound, read_recipe
+
+    if a.name is None:
+        return _list()
+    recipe = read_recipe(a.name)
+    models, data = _folders("model", a.model), _folders("data", a.data)
+    if not (models or data or a.is_tiny):
+        return _show(recipe)
+    from harness.cli.sweep import Way
+    from harness.config.load import check_overrides
+
+    check_overrides(a.overrides)
+    way = Way(workers=a.workers, is_tracked=not (a.no_tracking or a.is_tiny))
+    if a.is_tiny:
+        from harness.published.recipes.twin import twin
+
+        results = a.results / "work" / "twins"
+        return _launch(recipe, twin(recipe, results / "made", tuple(a.overrides)), results, way, a)
+    return _launch(recipe, bound(recipe, models, data, a.overrides), a.results, way, a)
+
+
+def _launch(recipe: Recipe, sweeps: dict[str, Sweep], results: Path, way: Way, a: argparse.Namespace) -> int:
+    from dataclasses import replace
+
+    from harness.cli.sweep import sweep_of
+    from harness.published.recipes.beside import rendered, table
+    from harness.records.paths import runs_folder
+    from harness.records.run_result import read_result
+    from harness.sweep import plan
+
+    first = next(iter(sweeps.values()))
+    whole = replace(first, arms=tuple(arm for sweep in sweeps.values() for arm in sweep.arms))
+    for line in _missing(recipe, a):
+        print(line)
+    code = sweep_of(whole, (), results=results, way=way, is_dry=a.dry_run, is_shown=not a.is_tiny)
+    if a.dry_run:
+        return code
+    folder = runs_folder(results, whole.name)
+    records = {
+        label: [read_result(path) for cell in _cells(plan(sweep)) if (path := folder / f"{cell}.json").exists()]
+        for label, sweep in sweeps.items()
+    }
+    print(rendered(("metric", "arm", "published", "ours"), table(recipe, records, folder)))
+    return code
+
+
+def _cells(planned: Planned) -> list[str]:
+    from harness.config.load import run_id
+
+    return [run_id(cell) for cell in (*planned.cells, *(cell for cell, _ in planned.impossible))]
+
+
+def _folders(what: str, words: Sequence[str]) -> dict[str, Path]:
+    """NAME -> DIR. Raises ValueError for a word of another form and for what does not exist."""
+    found: dict[str, Path] = {}
+    for given in words:
+        name, separator, path = given.partition("=")
+        if not separator or not name or not path:
+            raise ValueError(f"{what}={given}: NAME=DIR is expected; other overrides stand before --{what}")
+        if not Path(path).exists():
+            raise ValueError(f"{what}={given}: {path} does not exist")
+        found[name] = Path(path)
+    return found
+
+
+def _list() -> int:
+    from harness.published.recipes.beside import rendered
+    from harness.published.recipes.lacks import of_machine
+    from harness.published.recipes.recipe import read_recipe, recipe_names
+
+    recipes = [read_recipe(name) for name in recipe_names()]
+    rows = [
+        (r.name, r.paper.id, "+".join(r.models), str(len(r.arms)), "; ".join(of_machine(r)) or "nothing")
+        for r in recipes
+    ]
+    print(rendered(("recipe", "paper", "models", "arms", "lacking here"), rows))
+    print("\nlowbit paper NAME shows a recipe; lowbit paper NAME --tiny runs its small twin.")
+    return 0
+
+
+def _missing(recipe: Recipe, a: argparse.Namespace) -> list[str]:
+    from harness.published.recipes.lacks import memory_gib, of_machine, of_verl
+
+    given = set(_folders("data", a.data)) | (set(recipe.data) if a.is_tiny else set())
+    chosen = {k: m for k, m in recipe.models.items() if k in _folders("model", a.model)} or recipe.models
+    lines = [f"missing  {line}" for line in of_machine(recipe)]
+    lines += [f"missing  evaluation on {e['data']}: no --data {e['data']}=DIR" for e in recipe.evaluations
+              if e["data"] not in given]  # fmt: skip
+    lines += [f"verl     {line}" for line in of_verl(recipe)]
+    room = recipe.scale.gpus * recipe.scale.nodes * recipe.scale.memory_gib
+    lines += [
+        f"memory   {key}: {memory_gib(model.parameters_b):.0f} GiB of masters, gradients and moments over all GPUs, 16 "
+        f"bytes a parameter; the published scale has {room} GiB"
+        for key, model in chosen.items()
+    ]
+    return [*lines, *(f"differs  {line}" for line in recipe.differs)]
+
+
+def _show(recipe: Recipe) -> int:
+    from harness.published.recipes.beside import rendered, settings_table, table
+
+    scale = recipe.scale
+    print(f"{recipe.paper.title} ({recipe.paper.id}): {recipe.paper.experiment}\n{recipe.question}\n")
+    print(f"scale    {scale.nodes} x {scale.gpus} {scale.gpu} of {scale.memory_gib} GiB [{scale.mark}]")
+    for what, hubs in (("model", recipe.models), ("data", recipe.data)):
+        for key, value in hubs.items():
+            print(f"{what:<8} {key}={value.hub}")
+    arguments = argparse.Namespace(model=[], data=[], is_tiny=True)
+    print("\n".join(_missing(recipe, arguments)), end="\n\n")
+    print(rendered(("setting", "value", "source"), settings_table(recipe)), end="\n\n")
+    rows = [(label, " ".join(f"{key}={value}" for key, value in arm.items())) for label, arm in recipe.arms.items()]
+    print(rendered(("arm", "overrides"), rows), end="\n\n")
+    print(rendered(("metric", "arm", "published", "ours"), table(recipe, {}, Path())))
+    words = " ".join([f"{key}=DIR" for key in recipe.data])
+    print(f"\nlowbit paper {recipe.name} --model {next(iter(recipe.models))}=DIR --data {words} [--dry-run]")
+    return 0

@@ -1,0 +1,52 @@
+"""Needs of a recipe that this machine, or verl, does not meet, in sentences. Nothing is loaded."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import torch
+
+from harness.config.load import load, split_launch
+from harness.published.recipes.recipe import Recipe
+from harness.run.checks import check
+from harness.sweep.planning import with_default_precision
+
+STATE_BYTES = 16
+"""Per parameter: float32 master, gradient and two moments of AdamW."""
+GIB = 2**30
+
+
+def of_machine(recipe: Recipe) -> list[str]:
+    """Needs that this machine does not meet: GPUs, their memory, vLLM."""
+    scale, has = recipe.scale, torch.cuda.device_count()
+    lines: list[str] = []
+    if has < scale.gpus:
+        nodes = f" in each of {scale.nodes} nodes" if scale.nodes > 1 else ""
+        lines.append(f"{scale.gpus} GPUs{nodes} ({scale.gpu}): {has} are here")
+    elif scale.nodes > 1:
+        lines.append(f"{scale.nodes} nodes of {scale.gpus} GPUs: this is one")
+    if has:
+        memory = torch.cuda.get_device_properties(0).total_memory / GIB
+        if memory < 0.95 * scale.memory_gib:
+            lines.append(f"{scale.memory_gib} GiB a GPU: {memory:.0f} are here")
+    if importlib.util.find_spec("vllm") is None:
+        lines.append("vLLM is not installed: make setup EXTRAS=dev,gpu")
+    return lines
+
+
+def memory_gib(parameters_b: float) -> float:
+    """GiB of masters, gradients and moments of a model of so many billion parameters, over all GPUs together."""
+    return STATE_BYTES * parameters_b * 1e9 / GIB
+
+
+def of_verl(recipe: Recipe) -> list[str]:
+    """Arms that trainer=verl refuses, with its reason: these run under trainer=local alone."""
+    reasons: dict[str, list[str]] = {}
+    for label, arm in recipe.arms.items():
+        words = split_launch([*recipe.overrides(), *with_default_precision([f"{k}={v}" for k, v in arm.items()])])[0]
+        try:
+            check(load([*(word for word in words if not word.startswith("trainer=")), "trainer=verl", "model=s128"]))
+        except ValueError as error:
+            reasons.setdefault(str(error), []).append(label)
+    every = len(recipe.arms)
+    return [f"{'every arm' if len(found) == every else ', '.join(found)}: {why}" for why, found in reasons.items()]
