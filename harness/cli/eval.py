@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from harness.records.run_result import TaskEvalRecord
 
 LEGEND = """\
-One row per score: mean over the questions with Student's interval over them (95 %). avg@k: share of right samples.
+One row per score: mean over the questions with Wilson's interval over them (95 %). avg@k: share of right samples.
 pass@k: chance that k samples hold a right one, unbiased. maj@k: score of the most frequent answer. greedy: of the most
 probable tokens. reference: weights in BF16 on vLLM, in float32 on the embedded engine; rollout: as rolled."""
 

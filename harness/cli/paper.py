@@ -73,7 +73,11 @@ def _launch(recipe: Recipe, sweeps: dict[str, Sweep], results: Path, way: Way, a
         label: [read_result(path) for cell in _cells(plan(sweep)) if (path := folder / f"{cell}.json").exists()]
         for label, sweep in sweeps.items()
     }
-    print(rendered(("metric", "arm", "published", "ours"), table(recipe, records, folder)))
+    ours = "this twin" if a.is_tiny else "ours"
+    print(rendered(("metric", "arm", "published", ours), table(recipe, records, folder)))
+    if a.is_tiny:
+        print("\nEvery arm ran. The twin's numbers say nothing of the paper: its model is random and takes two steps."
+              if code == 0 else "\nNot every arm of the twin ran.")  # fmt: skip
     return code
 
 
@@ -89,9 +93,9 @@ def _folders(what: str, words: Sequence[str]) -> dict[str, Path]:
     for given in words:
         name, separator, path = given.partition("=")
         if not separator or not name or not path:
-            raise ValueError(f"{what}={given}: NAME=DIR is expected; other overrides stand before --{what}")
+            raise ValueError(f"--{what} {given}: NAME=DIR is expected; other overrides stand before --{what}")
         if not Path(path).exists():
-            raise ValueError(f"{what}={given}: {path} does not exist")
+            raise ValueError(f"--{what} {given}: {path} does not exist")
         found[name] = Path(path)
     return found
 

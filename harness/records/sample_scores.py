@@ -81,7 +81,7 @@ def scores_of(matrices: Mapping[str, Any]) -> dict[str, float]:
 
 @dataclass(frozen=True, kw_only=True)
 class Interval:
-    """A mean with its two-sided Student interval; low and high are NaN for a single question."""
+    """A mean of scores in [0, 1] with its two-sided interval; low and high are NaN for a single question."""
 
     mean: float
     low: float
@@ -92,19 +92,35 @@ class Interval:
 
 
 def over_questions(scores: Floats, level: float = 0.95) -> Interval:
-    """Interval of the mean of one run's scores [Q], its questions drawn from many."""
+    """Interval of the mean of one run's scores in [0, 1], [Q], its questions drawn from many."""
     values = np.asarray(scores, float)
-    center, count = float(values.mean()), len(values)
+    count = len(values)
     if count < 2:
-        return Interval(mean=center, low=math.nan, high=math.nan)
-    half = t_quantile(0.5 + level / 2, count - 1) * float(values.std(ddof=1)) / math.sqrt(count)
-    return Interval(mean=center, low=center - half, high=center + half)
+        return Interval(mean=float(values.mean()), low=math.nan, high=math.nan)
+    t = t_quantile(0.5 + level / 2, count - 1)
+    return _score_interval(float(values.mean()), (t * float(values.std(ddof=1))) ** 2 / count, t * t / count)
 
 
 def over_seeds(scores: Floats, level: float = 0.95) -> Interval:
-    """Interval of the mean of scores [S seeds, Q questions], both drawn from many; with one seed `over_questions`."""
+    """Interval of the mean of scores in [0, 1], [S seeds, Q questions], both drawn from many; with one seed
+    `over_questions`."""
     values = np.asarray(scores, float)
     if len(values) == 1:
         return over_questions(values[0], level)
     found = crossed(values, np.zeros_like(values), level)
-    return Interval(mean=found.mean, low=found.low, high=found.high)
+    t = t_quantile(0.5 + level / 2, values.shape[1] - 1)
+    return _score_interval(found.mean, ((found.high - found.low) / 2) ** 2, t * t / values.shape[1])
+
+
+def _score_interval(mean: float, squared: float, alike: float) -> Interval:
+    """Wilson's score interval (J. Am. Stat. Assoc. 22, 1927) with the spread that was seen: the values of p at which
+    the observed mean lies just inside Student's interval, whose variance moves with p (1 - p).
+
+    squared: that interval's half-width at the observed mean, squared. alike: the half-width squared per p (1 - p) where
+    all scores are equal and show no spread: eight wrong answers of eight leave more than nothing possible.
+    """
+    spread = mean * (1 - mean)
+    width = squared / spread if squared > 0 and spread > 0 else alike
+    center = (mean + width / 2) / (1 + width)
+    half = math.sqrt(width * spread + width * width / 4) / (1 + width)
+    return Interval(mean=mean, low=max(0.0, center - half), high=min(1.0, center + half))

@@ -78,22 +78,48 @@ def test_scores_of_a_worked_example() -> None:
     assert list(question_scores({"correct": [[1]], "answers": [[0]]})) == ["avg@1"]
 
 
-def test_the_interval_over_questions_is_students() -> None:
-    scores = avg_at_k(matrix(3, questions=30))
-    found = over_questions(scores)
-    low, high = scipy.stats.t.interval(0.95, 29, loc=scores.mean(), scale=scipy.stats.sem(scores))
-    assert (found.mean, found.low, found.high) == pytest.approx((scores.mean(), low, high))
+def test_the_interval_over_questions_is_wilsons_with_students_quantile() -> None:
+    right = np.array([1.0] * 9 + [0.0] * 31)
+    t = scipy.stats.t.ppf(0.975, 39)
+    z = t * np.sqrt(40 / 39)  # the variance over questions divides by 39
+    found = over_questions(right)
+    level = 1 - 2 * scipy.stats.norm.sf(z)
+    wilson = scipy.stats.binomtest(9, 40).proportion_ci(confidence_level=level, method="wilson")
+    assert (found.mean, found.low, found.high) == pytest.approx((9 / 40, wilson.low, wilson.high))
     assert np.isnan(over_questions(np.array([1.0])).low)
 
 
+def test_scores_that_are_all_equal_leave_more_than_their_value_possible() -> None:
+    none, all_ = over_questions(np.zeros(8)), over_questions(np.ones(8))
+    assert (none.low, all_.high) == (0.0, 1.0)
+    assert none.high == pytest.approx(1 - all_.low) == pytest.approx(0.411, abs=1e-3)
+    assert over_seeds(np.zeros((3, 8))) == none
+
+
+@pytest.mark.parametrize("k", [1, 4])
+@pytest.mark.parametrize(("a", "b"), [(0.3, 2.7), (0.1, 3.9), (2.0, 2.0)])
+def test_the_interval_over_questions_covers_where_few_answers_are_right(k: int, a: float, b: float) -> None:
+    """Questions of beta-distributed difficulty, 30 of them: Student's own interval misses a rare success too often."""
+    rng = np.random.default_rng(1)
+    scores = rng.binomial(k, rng.beta(a, b, (600, 30))[..., None], (600, 30, 1))[..., 0] / k
+    truth, t = a / (a + b), scipy.stats.t.ppf(0.975, 29)
+    found = [over_questions(row) for row in scores]
+    held = np.mean([one.low <= truth <= one.high for one in found])
+    half = t * scores.std(1, ddof=1) / np.sqrt(30)
+    student = np.mean(abs(scores.mean(1) - truth) <= half)
+    assert held >= 0.93 and (a > 0.1 or student < held - 0.04)
+
+
 def test_the_interval_over_seeds_covers_as_often_as_it_says() -> None:
-    """Crossed random effects of known size: the share of 400 intervals that hold the mean is near 95 %."""
+    """Crossed effects of known size on a logit: the share of 400 intervals that hold the mean is near 95 %."""
     rng = np.random.default_rng(0)
+    spread = rng.normal(0, 0.5, 200_000) + rng.normal(0, 1.0, 200_000) + rng.normal(0, 0.6, 200_000)
+    truth = float(np.mean(1 / (1 + np.exp(1 - spread))))
     hits = 0
     for _ in range(400):
-        scores = rng.normal(0, 0.3, (4, 1)) + rng.normal(0, 0.5, (1, 40)) + rng.normal(0, 0.4, (4, 40))
-        found = over_seeds(scores)
-        hits += found.low <= 0.0 <= found.high
-    assert 0.92 <= hits / 400 <= 0.98
-    one = rng.normal(0, 1, (1, 20))
+        logits = rng.normal(0, 0.5, (4, 1)) + rng.normal(0, 1.0, (1, 40)) + rng.normal(0, 0.6, (4, 40))
+        found = over_seeds(1 / (1 + np.exp(1 - logits)))
+        hits += found.low <= truth <= found.high
+    assert 0.92 <= hits / 400 <= 0.99
+    one = rng.random((1, 20))
     assert over_seeds(one) == over_questions(one[0])

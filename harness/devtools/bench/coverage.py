@@ -157,8 +157,8 @@ def tabulate(
                 cells = "".join(f" {by_size[size][name]:.3f} |" for size in SIZES)
                 lines.append(f"| {world} | {INTERVALS[name]} |{cells}")
     note("coverage: verdicts")
-    lines += ["", *_verdict_lines(sims, rng), "", *verdict_worlds.lines(max(1, sims // 2), rng, note)]
-    lines += ["", *look_worlds.lines(max(1, sims * 3 // 10), rng, note)]
+    lines += ["", *_verdict_lines(sims, rng), "", *verdict_worlds.lines(3 * sims, np.random.default_rng(1), note)]
+    lines += ["", *look_worlds.lines(max(1, sims * 3 // 10), np.random.default_rng(2), note)]
     return "\n".join(lines) + "\n", found
 
 
