@@ -294,12 +294,14 @@ class Launch:
     """A trainer that computes in bf16 or fp16 multiplies 16-bit tensors, on tensor cores where there are some; False:
     float32 arithmetic on rounded operands, bit for bit the same on every device with float32 kernels alike."""
     checkpoint_every_s: NotNegative = 20.0
+    """Seconds between states to resume from; more where one takes so long that a twentieth of the time would go into
+    saving. 0: after every step."""
     save: str = "none"
     """The trained policy in `results/policies`: hf keeps it as a Hugging Face folder, quantized also the codes of its
     rollout format as a compressed-tensors checkpoint, every:N a Hugging Face folder after every N steps and at the end;
     none keeps nothing."""
     checkpoint_every_steps: Whole = 0
-    """A state to resume from after every so many steps, and by no clock; 0: by `checkpoint_every_s` (trainer=local)."""
+    """A state to resume from after every so many steps, and by no clock; 0: by `checkpoint_every_s`."""
     dump_rollouts: Whole = 0
     """Responses of every step that are written out, at most (`harness.run.dump`; trainer=local)."""
     nodes: Count = 1
@@ -309,7 +311,8 @@ class Launch:
     """An existing cluster for trainer=verl ("auto": the one of this machine); null starts one on this machine."""
     threads: Count = 1
     stall_s: Positive = 1800.0
-    """A cell without progress for so long is taken to hang, and is killed."""
+    """A cell that shows no progress for so long is taken to hang, and is killed. Progress is a step, a state, output,
+    and under verl a stage of a step or a finished answer."""
     retries: tuple[str, ...] = ()
     """Ends of earlier attempts at this cell, and the change after each."""
     commit: str | None = None

@@ -42,6 +42,7 @@ from harness.run.loop import train
 from harness.run.policies import is_due, save_policy
 from harness.run.record import record
 from harness.run.run import Run
+from harness.trainers.checkpoint_clock import CheckpointClock
 from harness.trainers.local.trainer import Diverged
 from harness.trainers.verl.parent import Watched, watch
 
@@ -168,24 +169,23 @@ def _after_step(
 ) -> Callable[[Run], None]:
     """Save the state now and then, tell the launcher how far it is, stop when asked. A full disk costs the point to
     resume from, not the run."""
-    last = [time.perf_counter(), 0.0]
+    clock, told = CheckpointClock(launch), [0.0]
 
     def after_step(run: Run) -> None:
         now = time.perf_counter()
         is_stopping = should_stop()
         if is_due(launch, run.step, run.config.trainer.steps):
             _keep_policy(run, launch, notes)
-        every = launch.checkpoint_every_steps
-        if is_stopping or (run.step % every == 0 if every else now - last[0] >= launch.checkpoint_every_s):
+        if is_stopping or clock.is_due(run.step):
             try:
-                save_state(work / "state.pt", run.state() | {"run_id": run_id(run.config), "notes": list(notes)})
+                with clock.saving():
+                    save_state(work / "state.pt", run.state() | {"run_id": run_id(run.config), "notes": list(notes)})
             except ValueError as error:
                 if not any(note.startswith(UNSAVED) for note in notes):
                     notes.append(f"{UNSAVED} at step {run.step}: {error}")
-            last[0] = now
-        if now - last[1] >= 0.5:
+        if now - told[0] >= 0.5:
             _tell(work, run.config, run.step, run.series[-1]["reward/accuracy"])
-            last[1] = now
+            told[0] = now
         if is_stopping:
             raise Cancelled
 

@@ -1,8 +1,9 @@
 """Trainers: who holds the weights and takes the optimizer steps.
 
-corrected_step.py   the update recipe of a batch: correct it, correct each update, its loss and metrics
-evaluation.py       sampled accuracy on held-out questions, and its record
-task_evaluation.py  evaluations on tasks of their own: several answers a question, scored as matrices
-local/              one process: float32 masters, forward, backward, optimizer
-verl/               verl on Ray: FSDP and vLLM's servers
+checkpoint_clock.py  when a state to resume from is due, and at what share of a run's time
+corrected_step.py    the update recipe of a batch: correct it, correct each update, its loss and metrics
+evaluation.py        sampled accuracy on held-out questions, and its record
+task_evaluation.py   evaluations on tasks of their own: several answers a question, scored as matrices
+local/               one process: float32 masters, forward, backward, optimizer
+verl/                verl on Ray: FSDP and vLLM's servers
 """

@@ -91,7 +91,8 @@ def run_one(
 def _note_reward(work: Path, rewards: dict[int, float]) -> None:
     with suppress(OSError, ValueError, KeyError):  # it may be replaced while it is read; the next look sees it
         shown = json.loads((work / "progress.json").read_text(encoding="utf-8"))
-        rewards[int(shown["step"])] = float(shown["reward"])
+        if shown["step"]:
+            rewards[int(shown["step"])] = float(shown["reward"])
 
 
 def _give_up(config: RunConfig, launch: Launch, reason: str) -> RunResult:

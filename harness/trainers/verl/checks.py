@@ -103,9 +103,8 @@ def check_launch(config: RunConfig, launch: Launch) -> None:
             f"launch.gpus={launch.gpus}: {samples} samples of an update do not divide by {world} GPUs; change "
             "algo.num_prompts or algo.group_size"
         )
-    for name in ("checkpoint_every_steps", "dump_rollouts"):
-        if getattr(launch, name):
-            raise ValueError(f"launch.{name}={getattr(launch, name)}: the local trainer alone does it; valid: 0")
+    if launch.dump_rollouts:
+        raise ValueError(f"launch.dump_rollouts={launch.dump_rollouts}: the local trainer alone does it; valid: 0")
     if launch.packing:
         raise ValueError("launch.packing=true: verl's workers pad a micro-batch; valid under trainer=verl: false")
     if config.trainer.device == "cpu" and launch.fp8_kernels not in ("best", "emulated"):

@@ -95,6 +95,11 @@ class VerlJob:
         return self.folder / "verl.log"
 
     @property
+    def stage_file(self) -> Path:
+        """File that the driver writes at every stage of a step: its only sign of life between two steps."""
+        return self.folder / "stage.json"
+
+    @property
     def stop_file(self) -> Path:
         """File that exists while the run is asked to stop after its step."""
         return self.folder / "stop"

@@ -2,6 +2,7 @@
 
     work/<id>/verl/   job.json  model/  train.parquet  eval.parquet     written here
                       series.jsonl  evals.jsonl  passport.json          by verl's driver, read here
+                      stage.json                                        its stage, so that silence shows a hang
                       stop                                              written here: save, then end
                       checkpoints/                                      verl's own; a new start goes on from the last
                       outcome.json                                      how it ended
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import math
 import os
 import signal
 import subprocess
@@ -154,14 +156,17 @@ class Watched:
                 env=os.environ | code_path() | environment(self.job),
             )  # fmt: skip
         asked: float | None = None
+        seen: tuple[int, float] | None = None
         while self.process.poll() is None:
             if asked is None and should_stop():
                 asked = time.monotonic()
                 self.job.stop_file.touch()
             if asked is not None and time.monotonic() - asked > GRACE_S:
                 self.close()
-            if rows := self.series:
-                tell(len(rows), float(rows[-1]["reward/accuracy"]))
+            rows = self.series
+            if (now := (len(rows), self._stage_s())) != seen:  # silence is how the launcher finds a hang
+                seen = now
+                tell(len(rows), float(rows[-1]["reward/accuracy"]) if rows else math.nan)
             time.sleep(POLL_S)
         printed = tail(self.job.log_file, log_start)
         if outcome.exists():
@@ -178,6 +183,12 @@ class Watched:
             failure.add_note(found.get("traceback", ""))
             raise failure
         self._compare()
+
+    def _stage_s(self) -> float:
+        """Time of the driver's last word on where its step is."""
+        with suppress(FileNotFoundError):
+            return self.job.stage_file.stat().st_mtime
+        return 0.0
 
     def _wait_for_the_last(self) -> None:
         """Wait for a driver whose cell was killed: it may still be writing its checkpoint, and holds the folder's

@@ -27,6 +27,7 @@ from harness.objective.advantage import shaped
 from harness.objective.mismatch import batch_mismatch, correction_metrics
 from harness.records.run_result import EvalRecord, write_atomic
 from harness.start.prepare import task_of
+from harness.trainers.checkpoint_clock import CheckpointClock
 from harness.trainers.corrected_step import NUM_AFTER_SYNC, batch_correction, update_correction
 from harness.trainers.local.policy import is_loss_scaled
 from harness.trainers.local.trainer import Diverged
@@ -64,14 +65,28 @@ class Trainer(PPOTrainerSync):
         """Make verl's buffer, but look for finished answers more often than its fixed 2 s."""
         buffer = super()._build_replay_buffer()
         buffer.poll_interval = POLL_S
+        look = buffer._sync_metadata_from_transfer_queue
+
+        def look_and_tell() -> None:
+            look()
+            self._at("answers", sum(len(answers) for answers in buffer.partitions.values()))
+
+        buffer._sync_metadata_from_transfer_queue = look_and_tell
         return buffer
+
+    def _at(self, stage: str, count: int = 0) -> None:
+        """Tell the cell where the step is, where that is news: a driver that hangs writes nothing."""
+        news = {"step": getattr(self, "global_steps", 0), "stage": stage, "count": count}
+        if news != getattr(self, "told", None):
+            self.told = news
+            write_atomic(current_job().stage_file, json.dumps(news).encode())
 
     def on_init_end(self) -> None:
         """Set our loss, read our files and push once, after verl has built and loaded everything."""
         plugin.check_registered()
         self.job, self.composed = current_job(), current_method()
         self.row: dict[str, Any] = {}
-        self.last_save = time.monotonic()
+        self.clock = CheckpointClock(self.job.launch)
         task, count = task_of(self.job.config), len(self.val_dataset)
         self.questions = task.sample("eval", range(count))
         self._take_up()
@@ -92,6 +107,7 @@ class Trainer(PPOTrainerSync):
 
     def _push(self, global_steps: int) -> None:
         """Push weights to every replica, run the parts' `after_sync`, and read the passport that all must share."""
+        self._at("push")
         self.checkpoint_manager.update_weights(global_steps)
         servers = Servers([replica.servers[0] for replica in self.checkpoint_manager.replicas])
         prompts = [item.prompt for item in self.questions[:NUM_AFTER_SYNC]]
@@ -112,6 +128,18 @@ class Trainer(PPOTrainerSync):
         with marked_timer("update_weights", self.timing_raw, color="red"):
             self.finished, self.row = self.row, {}
             self._push(self.global_steps)
+
+    def _compute_old_log_prob(self, batch: Any, metrics: dict[str, Any]) -> Any:
+        self._at("log-probs")
+        return super()._compute_old_log_prob(batch, metrics)
+
+    def _compute_ref_log_prob(self, batch: Any, metrics: dict[str, Any]) -> Any:
+        self._at("reference")
+        return super()._compute_ref_log_prob(batch, metrics)
+
+    def _update_actor(self, batch: Any, metrics: dict[str, Any]) -> Any:
+        self._at("update")
+        return super()._update_actor(batch, metrics)
 
     def _has_noise(self) -> bool:
         return any(has_hook(part, "sync") for part in self.composed.parts)
@@ -203,13 +231,14 @@ class Trainer(PPOTrainerSync):
             return
         is_last = global_steps >= self.job.config.trainer.steps
         is_stopping = self.job.stop_file.exists()
-        if is_last or is_stopping or time.monotonic() - self.last_save >= self.job.launch.checkpoint_every_s:
-            self._save_checkpoint()
-            self.last_save = time.monotonic()
+        if is_last or is_stopping or self.clock.is_due(global_steps):
+            with self.clock.saving():
+                self._save_checkpoint()
         if is_stopping and not is_last:
             raise Stopped(f"step {global_steps}")
 
     def _save_checkpoint(self) -> None:
+        self._at("checkpoint")
         folder = self.job.checkpoints / f"global_step_{self.global_steps}"
         write_atomic(folder / "memory.json", json.dumps(self.composed.memory).encode())
         super()._save_checkpoint()

@@ -85,6 +85,14 @@ def test_a_stop_leaves_what_the_next_start_goes_on_from(run: Watched) -> None:
     assert not run.job.stop_file.exists()
 
 
+def test_a_silent_driver_is_told_of_once_and_one_that_works_at_every_stage(run: Watched) -> None:
+    """The launcher kills a cell whose progress file stays as it is for `launch.stall_s`."""
+    at_step_2 = [told for told in train(run, "silent") if told[0] == 2]
+    assert at_step_2 == [(2, 0.25)]
+    run.job.series_file.unlink()
+    assert 4 <= sum(told[0] == 2 for told in train(run, "stages")) <= 6
+
+
 def test_a_line_that_is_being_written_is_left_out(tmp_path: Path) -> None:
     path = tmp_path / "lines.jsonl"
     path.write_text('{"a": 1}\n{"a": 2}\n{"a"')

@@ -25,13 +25,18 @@ def main(job: Path) -> int:
     for step in range(held, 4):
         with (folder / "series.jsonl").open("a") as file:
             file.write(json.dumps({"step": step, "reward/accuracy": 0.25 * step}) + "\n")
+        if ending in ("silent", "stages") and step == 1:
+            for count in range(5):
+                time.sleep(0.2)
+                if ending == "stages":
+                    (folder / "stage.json").write_text(json.dumps({"step": 1, "stage": "answers", "count": count}))
         if ending == "wait" and step == 1:
             while not (folder / "stop").exists():
                 time.sleep(0.02)
             (folder / "outcome.json").write_text(json.dumps({"kind": "stopped", "reason": "step 2"}))
             return 0
     save_file(load_file(str(folder / "model" / "model.safetensors")), str(folder / "final.safetensors"))
-    kind = {"wait": "ok"}.get(ending, ending)
+    kind = {"wait": "ok", "silent": "ok", "stages": "ok"}.get(ending, ending)
     told = {"kind": kind, "reason": "step 3: train/loss is nan", "traceback": "where it was raised"}
     (folder / "outcome.json").write_text(json.dumps(told))
     return int(kind in ("failed", "memory"))
