@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from scipy.special import stdtrit
 
 from harness.records.stats.differences import crossed
-from harness.records.stats.intervals import Floats, t_quantile
+from harness.records.stats.intervals import Floats
 
 UNREAD = -1
 """Class of an answer that could not be read; it has no vote."""
@@ -97,7 +98,7 @@ def over_questions(scores: Floats, level: float = 0.95) -> Interval:
     count = len(values)
     if count < 2:
         return Interval(mean=float(values.mean()), low=math.nan, high=math.nan)
-    t = t_quantile(0.5 + level / 2, count - 1)
+    t = float(stdtrit(count - 1, 0.5 + level / 2))
     return _score_interval(float(values.mean()), (t * float(values.std(ddof=1))) ** 2 / count, t * t / count)
 
 
@@ -108,7 +109,7 @@ def over_seeds(scores: Floats, level: float = 0.95) -> Interval:
     if len(values) == 1:
         return over_questions(values[0], level)
     found = crossed(values, np.zeros_like(values), level)
-    t = t_quantile(0.5 + level / 2, values.shape[1] - 1)
+    t = float(stdtrit(values.shape[1] - 1, 0.5 + level / 2))
     return _score_interval(found.mean, ((found.high - found.low) / 2) ** 2, t * t / values.shape[1])
 
 

@@ -30,7 +30,7 @@ from harness.records.stats.differences import (
     sign_flip_p,
 )
 from harness.records.stats.improvement import Improvement, Strata, improvement, improvement_bootstrap, won
-from harness.records.stats.intervals import Draws, Floats, bootstrap, iqm, mean, resample, t_cdf, t_quantile
+from harness.records.stats.intervals import Draws, Floats, bootstrap, iqm, mean, resample
 from harness.records.stats.looks import Step, chance_to_decide, crossing_chance, level_per_look, next_step
 from harness.records.stats.moderation import Prior, fit_prior, moderated
 from harness.records.stats.outcomes import (
@@ -69,5 +69,5 @@ __all__ = [
     "crossing_chance", "decide", "difference", "equivalence_p", "false_discovery", "fit_prior",
     "further_seeds", "has_signal", "holm", "improvement", "improvement_bootstrap", "iqm", "is_collapsed",
     "is_decided", "judge", "kind", "level_per_look", "mcnemar", "mean", "moderated", "next_step",
-    "outcome", "paired", "rate", "resample", "sign_flip_p", "t_cdf", "t_quantile", "verdict", "won",
+    "outcome", "paired", "rate", "resample", "sign_flip_p", "verdict", "won",
 ]  # fmt: skip

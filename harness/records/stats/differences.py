@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
+from scipy.special import stdtr, stdtrit
 
-from harness.records.stats.intervals import Floats, t_cdf, t_quantile
+from harness.records.stats.intervals import Floats
 
 Key = TypeVar("Key", bound=Hashable)
 MAX_EXACT = 16
@@ -50,9 +51,9 @@ def paired(arm: Mapping[Key, float], control: Mapping[Key, float], level: float 
         )
     center, sd = float(d.mean()), float(d.std(ddof=1))
     error = sd / math.sqrt(n)
-    half = t_quantile(0.5 + level / 2, n - 1) * error
+    half = float(stdtrit(n - 1, 0.5 + level / 2)) * error
     if error > 0:
-        p = 2 * t_cdf(-abs(center) / error, n - 1)
+        p = 2 * float(stdtr(n - 1, -abs(center) / error))
     else:
         p = 0.0 if center else 1.0
     return Difference(
@@ -103,8 +104,8 @@ def crossed(arm: Floats, control: Floats, level: float = 0.95) -> Crossed:
     variance, freedom = crossed_variance(d)
     df = min(MAX_DF, max(1, math.floor(freedom + 1e-9)))
     error = math.sqrt(variance)
-    half = t_quantile(0.5 + level / 2, df) * error
-    p = 2 * t_cdf(-abs(center) / error, df) if error > 0 else float(center == 0)
+    half = float(stdtrit(df, 0.5 + level / 2)) * error
+    p = 2 * float(stdtr(df, -abs(center) / error)) if error > 0 else float(center == 0)
     return Crossed(
         mean=center, low=center - half, high=center + half, p=p, df=df,
         sd_seeds=math.sqrt(max(0.0, ms_seeds - ms_rest) / num_questions),

@@ -12,8 +12,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from scipy.special import stdtrit
 
-from harness.records.stats.intervals import Floats, t_quantile
+from harness.records.stats.intervals import Floats
 
 Strata = Sequence[tuple[Floats, Floats]]
 """Per stratum the scores of the runs of the arm [m] and of the control [n]."""
@@ -43,7 +44,7 @@ def improvement(strata: Strata, level: float = 0.95) -> Improvement:
     df = sum(len(x) + len(y) - 2 for x, y in strata)
     if df < 1:
         return Improvement(probability=point, low=0.0, high=1.0)
-    quantile = t_quantile(0.5 + level / 2, df)
+    quantile = float(stdtrit(df, 0.5 + level / 2))
 
     def is_inside(theta: float) -> bool:
         variance = sum(_variance(theta, len(x), len(y)) for x, y in strata) / len(strata) ** 2

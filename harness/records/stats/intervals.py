@@ -1,4 +1,4 @@
-"""Intervals over few seeds: interquartile mean, the bootstrap of seeds and questions, Student's t in closed form."""
+"""Intervals over few seeds: interquartile mean, the bootstrap of seeds and questions."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import stdtrit
 
 Floats = NDArray[np.float64]
 
@@ -62,7 +63,7 @@ def bootstrap(
     deviation = _question_share(scores) * (statistic(draws.questions @ scores.T, -1) - point)
     if size > 1:
         normal = NormalDist().inv_cdf(0.5 + level / 2)
-        stretch = t_quantile(0.5 + level / 2, size - 1) / normal * math.sqrt(size / (size - 1))
+        stretch = float(stdtrit(size - 1, 0.5 + level / 2)) / normal * math.sqrt(size / (size - 1))
         deviation += stretch * (statistic(per_seed[draws.seeds], -1) - point)
     bounds = np.quantile(point + deviation, [0.5 - level / 2, 0.5 + level / 2])
     if scores.min() >= 0 and scores.max() <= 1:
@@ -84,37 +85,3 @@ def _question_share(scores: Floats) -> float:
     ms_residual = np.sum(residual**2) / ((size - 1) * (num_questions - 1))
     ms_questions = size * of_questions.var(ddof=1)
     return math.sqrt(max(0.0, 1 - ms_residual / ms_questions)) if ms_questions > 0 else 0.0
-
-
-def t_cdf(t: float, df: int) -> float:
-    """P(T <= t) of Student's t with a whole number of degrees of freedom, in closed form.
-
-    Abramowitz and Stegun, equations 26.7.3 and 26.7.4, with theta = atan(t / sqrt(df)).
-    """
-    assert df >= 1
-    theta = math.atan(t / math.sqrt(df))
-    cosine = math.cos(theta)
-    is_odd = df % 2
-    term = cosine if is_odd else 1.0
-    total = 0.0 if df == 1 else term
-    for k in range(2 + is_odd, df, 2):
-        term *= cosine * cosine * (k - 1) / k
-        total += term
-    inside = math.sin(theta) * total
-    return 0.5 + (theta + inside) / math.pi if is_odd else 0.5 + inside / 2
-
-
-def t_quantile(p: float, df: int) -> float:
-    """The t with `t_cdf(t, df) == p`, for p in (0, 1), by bisection to the last float."""
-    assert 0 < p < 1
-    low, high = -1.0, 1.0
-    while t_cdf(low, df) > p:
-        low *= 2
-    while t_cdf(high, df) < p:
-        high *= 2
-    for _ in range(200):
-        middle = (low + high) / 2
-        if middle in (low, high):
-            break
-        low, high = (middle, high) if t_cdf(middle, df) < p else (low, middle)
-    return (low + high) / 2

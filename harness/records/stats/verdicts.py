@@ -9,8 +9,6 @@ from typing import Literal
 import numpy as np
 from scipy import stats as distributions
 
-from harness.records.stats.intervals import t_cdf
-
 Verdict = Literal["better", "equal", "worse", "cannot tell"]
 
 MIN_SEEDS = 3
@@ -41,13 +39,10 @@ def adjusted(p_values: Sequence[float]) -> list[float]:
 
 def false_discovery(p_values: Sequence[float]) -> list[float]:
     """Benjamini and Hochberg's step-up adjustment (J. R. Stat. Soc. B 57, 1995); NaN stays out of the family."""
-    family = sorted((p, index) for index, p in enumerate(p_values) if not math.isnan(p))
-    found = [math.nan] * len(p_values)
-    least = 1.0
-    for rank, (p, index) in reversed(list(enumerate(family, 1))):
-        least = min(least, p * len(family) / rank)
-        found[index] = least
-    return found
+    values = np.array(p_values, float)
+    family = ~np.isnan(values)
+    values[family] = distributions.false_discovery_control(values[family])
+    return values.tolist()
 
 
 def verdict(
@@ -97,4 +92,4 @@ def equivalence_p(mean: float, sd: float, num_pairs: int, delta: float = DELTA) 
     gap = delta - abs(mean)
     if sd == 0:
         return 0.0 if gap > 0 else 1.0
-    return t_cdf(-gap * math.sqrt(num_pairs) / sd, num_pairs - 1)
+    return float(distributions.t.cdf(-gap * math.sqrt(num_pairs) / sd, num_pairs - 1))

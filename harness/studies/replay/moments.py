@@ -24,8 +24,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-
-from harness.records.stats import t_quantile
+from scipy.special import stdtrit
 
 Floats = NDArray[np.float64]
 DRAWS = 2000
@@ -202,7 +201,8 @@ def _drawn(
 @lru_cache
 def _stretch(size: int) -> float:
     """From random signs of centred batches to Student's t of their mean."""
-    return t_quantile(0.5 + LEVEL / 2, size - 1) / NormalDist().inv_cdf(0.5 + LEVEL / 2) * math.sqrt(size / (size - 1))
+    ratio = float(stdtrit(size - 1, 0.5 + LEVEL / 2)) / NormalDist().inv_cdf(0.5 + LEVEL / 2)
+    return ratio * math.sqrt(size / (size - 1))
 
 
 def _centred(gram: Floats) -> Floats:

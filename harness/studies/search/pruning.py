@@ -27,8 +27,9 @@ from dataclasses import dataclass
 from statistics import NormalDist, fmean, variance
 
 import numpy as np
+from scipy.special import stdtrit
 
-from harness.records.stats import Floats, t_quantile
+from harness.records.stats import Floats
 from harness.studies.search.spec import Objective, Pruner
 
 WINDOW = 16
@@ -102,7 +103,7 @@ def is_beaten(
                 return None
             continue
         luck = luck_of_best(spread.num_trials) * spread.sigma / math.sqrt(len(seeds))
-        if gap + luck + t_quantile(1 - pruner.alpha, spread.degrees) * error >= 0:
+        if gap + luck + float(stdtrit(spread.degrees, 1 - pruner.alpha)) * error >= 0:
             return None
         reason = f"{objective.metric} is behind the best trial by {-gap:.3g} +- {error:.2g} after {len(done)} seeds"
     return reason
@@ -139,7 +140,7 @@ def has_collapsed(rewards: Mapping[int, float], steps: int, pruner: Pruner) -> s
         return "its reward fell" if fmean(late) < fmean(early) else None
     degrees = total**2 / sum(s**2 / (n - 1) for s, n in zip(shares, (len(early), len(late)), strict=True))
     t = (fmean(early) - fmean(late)) / math.sqrt(total)
-    if t <= t_quantile(1 - pruner.collapse_alpha, max(1, int(degrees))):
+    if t <= float(stdtrit(max(1, int(degrees)), 1 - pruner.collapse_alpha)):
         return None
     return f"its reward fell from {fmean(early):.3f} to {fmean(late):.3f} by step {now}"
 

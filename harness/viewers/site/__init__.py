@@ -23,6 +23,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from jinja2 import Template
+
 from harness.foundation.did_you_mean import nearest
 from harness.foundation.provenance import commit
 from harness.records.folder import all_sweeps, series_of
@@ -127,14 +129,12 @@ def compact(value: Any) -> str:
 
 
 def _page(data: dict[str, Any], made: str) -> str:
-    parts = {
-        name: files("harness.viewers.site").joinpath(name).read_text(encoding="utf-8")
-        for name in ("page.html", "page.css", "table.js", "charts.js", "run.js")
-    }
-    text = parts["page.html"].replace("/*css*/", parts["page.css"])
-    text = text.replace("<!--made-->", f'<p id="made">{made}</p>')
-    text = text.replace("/*data*/", f"window.LOWBIT={compact(data)};")
-    return text.replace("/*js*/", parts["table.js"] + parts["charts.js"] + parts["run.js"])
+    def part(name: str) -> str:
+        return files("harness.viewers.site").joinpath(name).read_text(encoding="utf-8")
+
+    page = Template(part("page.html"), keep_trailing_newline=True)
+    scripts = "".join(map(part, ("table.js", "charts.js", "run.js")))
+    return page.render(css=part("page.css"), made=made, data=compact(data), js=scripts)
 
 
 def _documents(results: Path) -> list[dict[str, str]]:
