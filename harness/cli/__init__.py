@@ -2,12 +2,13 @@
 
 main.py            the command `lowbit`: find the command's file, parse, run, say what was wrong
 options.py         types and options that several commands declare
-table.py           tables of plain text for the terminal
 docs_site/         the hook of the documentation site
 
 sweep.py           run a sweep
 run.py             run one cell
 paper.py           published recipes, launched
+eval.py            evaluate a saved policy or a model folder
+export.py          copy the saved policy of a run
 base.py            train base models
 search.py          search knobs
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.cli.options import add_results
-from harness.cli.table import table
+from harness.foundation.text_table import text_table
 
 if TYPE_CHECKING:
     from harness.config.schema import RunConfig
@@ -133,4 +133,4 @@ def score_table(records: Sequence[TaskEvalRecord]) -> str:
             )
         if record.error:
             rows.append((record.task, record.site, record.precision, "-", "error", "-", record.error))
-    return table(rows, ("task", "site", "precision", "questions", "score", "mean", "interval"))
+    return text_table(("task", "site", "precision", "questions", "score", "mean", "interval"), rows)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from harness.cli.table import table
+from harness.foundation.text_table import text_table
 
 if TYPE_CHECKING:
     from harness.api import Method
@@ -53,7 +53,8 @@ def methods(names: Sequence[str], *, is_json: bool) -> int:
     if not names:
         rows = [(m.name, status_of(m), m.paper or "-", "+".join(type(p).__name__ for p in m.parts) or "-",
                  _shortened(m.precisions), " ".join(engines_of(m)), m.claim or m.summary) for m in chosen]  # fmt: skip
-        print(table(rows, ("method", "status", "paper", "parts", "formats", "engines", "claim of its authors")))
+        head = ("method", "status", "paper", "parts", "formats", "engines", "claim of its authors")
+        print(text_table(head, rows))
         print("\nlowbit methods NAME shows knobs and what is reconstructed.")
         for reason in registry().broken.values():
             print(f"left out: {reason}", file=sys.stderr)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from harness.cli.table import table
+from harness.foundation.text_table import text_table
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -19,8 +19,8 @@ def run(a: argparse.Namespace) -> int:
     if a.translate:
         rows = translate()
         header = list(rows[0])
-        print(table([[row[name] or "-" for name in header] for row in rows], header))
+        print(text_table(header, [[row[name] or "-" for name in header] for row in rows]))
         return 0
     header = ("metric", "unit", "better", "definition")
-    print(table([(m.name, m.unit, m.direction, m.definition) for m in METRICS.values()], header))
+    print(text_table(header, [(m.name, m.unit, m.direction, m.definition) for m in METRICS.values()]))
     return 0

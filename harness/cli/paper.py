@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.cli.options import OVERRIDES, add_results, add_workers
+from harness.foundation.text_table import text_table
 
 if TYPE_CHECKING:
     from harness.cli.sweep import Way
@@ -56,7 +57,7 @@ def _launch(recipe: Recipe, sweeps: dict[str, Sweep], results: Path, way: Way, a
     from dataclasses import replace
 
     from harness.cli.sweep import sweep_of
-    from harness.published.recipes.beside import rendered, table
+    from harness.published.recipes.beside import table
     from harness.records.paths import runs_folder
     from harness.records.run_result import read_result
     from harness.sweep import plan
@@ -74,7 +75,7 @@ def _launch(recipe: Recipe, sweeps: dict[str, Sweep], results: Path, way: Way, a
         for label, sweep in sweeps.items()
     }
     ours = "this twin" if a.is_tiny else "ours"
-    print(rendered(("metric", "arm", "published", ours), table(recipe, records, folder)))
+    print(text_table(("metric", "arm", "published", ours), table(recipe, records, folder)))
     if a.is_tiny:
         print("\nEvery arm ran. The twin's numbers say nothing of the paper: its model is random and takes two steps."
               if code == 0 else "\nNot every arm of the twin ran.")  # fmt: skip
@@ -101,7 +102,6 @@ def _folders(what: str, words: Sequence[str]) -> dict[str, Path]:
 
 
 def _list() -> int:
-    from harness.published.recipes.beside import rendered
     from harness.published.recipes.lacks import of_machine
     from harness.published.recipes.recipe import read_recipe, recipe_names
 
@@ -110,7 +110,7 @@ def _list() -> int:
         (r.name, r.paper.id, "+".join(r.models), str(len(r.arms)), "; ".join(of_machine(r)) or "nothing")
         for r in recipes
     ]
-    print(rendered(("recipe", "paper", "models", "arms", "lacking here"), rows))
+    print(text_table(("recipe", "paper", "models", "arms", "lacking here"), rows))
     print("\nlowbit paper NAME shows a recipe; lowbit paper NAME --tiny runs its small twin.")
     return 0
 
@@ -134,7 +134,7 @@ def _missing(recipe: Recipe, a: argparse.Namespace) -> list[str]:
 
 
 def _show(recipe: Recipe) -> int:
-    from harness.published.recipes.beside import rendered, settings_table, table
+    from harness.published.recipes.beside import settings_table, table
 
     scale = recipe.scale
     print(f"{recipe.paper.title} ({recipe.paper.id}): {recipe.paper.experiment}\n{recipe.question}\n")
@@ -144,10 +144,10 @@ def _show(recipe: Recipe) -> int:
             print(f"{what:<8} {key}={value.hub}")
     arguments = argparse.Namespace(model=[], data=[], is_tiny=True)
     print("\n".join(_missing(recipe, arguments)), end="\n\n")
-    print(rendered(("setting", "value", "source"), settings_table(recipe)), end="\n\n")
+    print(text_table(("setting", "value", "source"), settings_table(recipe)), end="\n\n")
     rows = [(label, " ".join(f"{key}={value}" for key, value in arm.items())) for label, arm in recipe.arms.items()]
-    print(rendered(("arm", "overrides"), rows), end="\n\n")
-    print(rendered(("metric", "arm", "published", "ours"), table(recipe, {}, Path())))
+    print(text_table(("arm", "overrides"), rows), end="\n\n")
+    print(text_table(("metric", "arm", "published", "ours"), table(recipe, {}, Path())))
     words = " ".join([f"{key}=DIR" for key in recipe.data])
     print(f"\nlowbit paper {recipe.name} --model {next(iter(recipe.models))}=DIR --data {words} [--dry-run]")
     return 0

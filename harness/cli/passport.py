@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.cli.options import add_results
-from harness.cli.table import table
+from harness.foundation.text_table import text_table
 
 if TYPE_CHECKING:
     from harness.records.run_result import RunResult
@@ -56,7 +56,7 @@ def run(a: argparse.Namespace) -> int:
          realized["acts"].get(t["name"]) or "-", t["hash"])
         for t in realized["weights"]
     ]  # fmt: skip
-    print(table(rows, ("tensor", "format", "codes", "scales", "inputs", "crc-32")))
+    print(text_table(("tensor", "format", "codes", "scales", "inputs", "crc-32"), rows))
     return 0
 
 

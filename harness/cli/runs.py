@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import argparse
 from collections import Counter
-from itertools import islice
 from pathlib import Path
 
 from harness.cli.options import add_results
-from harness.cli.table import table
 from harness.foundation.did_you_mean import nearest
+from harness.foundation.text_table import text_table
 
 LEGEND = """\
 accuracy: mean over the evaluations after step 0, last: of the last one; both of the BF16 policy, as fractions.
@@ -54,7 +53,8 @@ def sweeps_table(results: Path, sweeps: list[str]) -> str:
         newest = max((run.ended_at or "" for run in runs), default="")[:10] or "-"
         rows.append((sweep, str(len(group_arms(runs))), str(len(runs)), status, newest))
     head = ("sweep", "arms", "runs", "status", "newest run")
-    return f"{table(rows, head)}\n\nAn arm is runs that differ in their seeds alone. lowbit runs SWEEP lists the runs."
+    legend = "An arm is runs that differ in their seeds alone. lowbit runs SWEEP lists the runs."
+    return f"{text_table(head, rows)}\n\n{legend}"
 
 
 def runs_table(results: Path, sweep: str) -> str:
@@ -64,17 +64,17 @@ def runs_table(results: Path, sweep: str) -> str:
 
     runs, problems = runs_of(results, sweep)
     arms = group_arms(runs)
-    rows = [
-        (f"  {run.name}", str(run.base_seed), str(run.seed), run.status, _digits(run.summary.get("auc")),
-         _digits(run.summary.get("final_accuracy")), (run.ended_at or "-")[:10], run.run_id)
-        for arm in arms for run in arm.runs
-    ]  # fmt: skip
     head = ("arm, and its runs by name", "base", "seed", "status", "accuracy", "last", "date", "id")
-    titles, rule, *lines = table(rows, head).splitlines()
-    of_runs = iter(lines)
-    blocks = ["\n".join([arm.label, *islice(of_runs, len(arm.runs))]) for arm in arms]
+    rows: list[tuple[str, ...]] = []
+    for arm in arms:
+        rows.append((arm.label, *[""] * (len(head) - 1)))
+        rows += [
+            (f"  {run.name}", str(run.base_seed), str(run.seed), run.status, _digits(run.summary.get("auc")),
+             _digits(run.summary.get("final_accuracy")), (run.ended_at or "-")[:10], run.run_id)
+            for run in arm.runs
+        ]  # fmt: skip
     left = "".join(f"\nleft alone: {problem}" for problem in problems)
-    return "\n".join([titles, rule, *blocks]) + f"\n\n{LEGEND}{left}"
+    return f"{text_table(head, rows)}\n\n{LEGEND}{left}"
 
 
 def _digits(value: float | None) -> str:

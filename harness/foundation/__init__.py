@@ -9,4 +9,5 @@ project_files.py    sweeps, claims and committed results: in a clone, or as the 
 provenance.py       commit, package versions, hardware and memory of a run
 seeds.py            seeds as stable hashes of what they are for
 state_files.py      tensors and plain values on disk, written atomically, read without executing anything
+text_table.py       tables of plain text, as wide as the terminal
 """

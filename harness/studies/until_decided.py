@@ -17,6 +17,7 @@ from typing import Literal
 
 from harness.config.load import run_id
 from harness.config.schema import Launch, RunConfig
+from harness.foundation.text_table import text_table
 from harness.records import stats
 from harness.records.looks import LookRow, Looks, look_level, read_looks, write_looks
 from harness.records.run_result import RunResult, read_results
@@ -29,8 +30,6 @@ from harness.sweep.queue import elsewhere, records_folder
 Run = Callable[[Planned], tuple[list[RunResult], bool]]
 """Run the cells that have no record: (all their records, whether it was interrupted)."""
 Step = stats.Step | Literal["control", "no control", "failed"]
-NAME, WIDTH = 30, 100
-"""Columns of an arm's name, and of the table of a look."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -233,15 +232,13 @@ def _line(row: Row, until: Until) -> LookRow:
 
 
 def table(lines: Sequence[LookRow]) -> str:
-    """The rows of a look as text of at most WIDTH columns."""
-    width = min(NAME, max((len(line.arm) for line in lines), default=0))
-    text = [f"{'arm':{width}} seeds {'to control':22} {'verdict':26} next"]
+    """The rows of a look as text."""
+    rows: list[tuple[str, ...]] = []
     for line in lines:
-        name = line.arm if len(line.arm) <= width else line.arm[: width - 1] + "…"
         numbers = "-" if line.difference is None else f"{line.difference:+.3f}"
         numbers += "" if line.low is None or line.high is None else f" [{line.low:+.2f}, {line.high:+.2f}]"
-        text.append(f"{name:{width}} {line.seeds:5} {numbers:22} {line.verdict:26} {line.next}")
-    return "\n".join(text)
+        rows.append((line.arm, str(line.seeds), numbers, line.verdict, line.next))
+    return text_table(("arm", "seeds", "to control", "verdict", "next"), rows)
 
 
 def why_stopped(rows: Sequence[Row]) -> str:

@@ -56,7 +56,8 @@ def run_of(folder: Path, given: Settings, engine: str) -> Run:
     made = make_engine(config, model.config, composed.plan, trainer_model=None, keeps_log_probs=False, **ids)
     return Run(
         config=config, composed=composed, task=task, trainer=trainer, engine=made,
-        reference=EmbeddedEngine(model.config, Plan(), **ids), max_new_tokens=given.tokens, eval_items=[],
+        reference=EmbeddedEngine(model.config, Plan(), **ids), folder=folder,
+        max_new_tokens=given.tokens, eval_items=[],
     )  # fmt: skip
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from harness.foundation.text_table import text_table
 from harness.records.run_result import write_atomic
 
 PROGRAM = "python -m harness.devtools.bench"
@@ -72,9 +73,7 @@ def save(path: Path | None, found: Mapping[str, Any]) -> None:
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
     """Rows as text in columns; a column that is empty throughout is left out."""
     names = list(dict.fromkeys(name for row in rows for name in row if row[name] is not None))
-    cells = [names, *([_text(row.get(name)) for name in names] for row in rows)]
-    widths = [max(len(line[i]) for line in cells) for i in range(len(names))]
-    return "\n".join("  ".join(t.ljust(w) for t, w in zip(line, widths, strict=True)).rstrip() for line in cells)
+    return text_table(names, [[_text(row.get(name)) for name in names] for row in rows])
 
 
 def _text(value: object) -> str:

@@ -54,10 +54,3 @@ def measured(run: RunResult, ours: str, folder: Path) -> float | None:
     found = [e for e in run.evaluations if e.task == task and e.site == "reference" and e.error is None]
     scores = max(found, key=lambda e: e.step).scores if found else {}
     return next((value for name, value in scores.items() if name.partition("@")[0] == score), None)
-
-
-def rendered(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Columns of plain text."""
-    widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in [head, *rows]]
-    return "\n".join(line.rstrip() for line in lines)

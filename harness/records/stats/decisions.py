@@ -6,8 +6,7 @@ it is equal. Both ask for the same interval, so "equal" (two one-sided tests) is
 Benjamini and Hochberg's step-up, whose intervals are those of Benjamini and Yekutieli (J. Am. Stat. Assoc. 100, 2005).
 ALPHA is 3.3 %: a third of the 5 % that is promised is left for what the moderated variances do not know. Of the
 verdicts of a setting at most 5 % are expected to be wrong, and every printed interval covers with at least 95 %
-(simulated in results/tables/stats_coverage.md; where half of the arms are six times as noisy as the others and none
-differs, 6 % are wrong). The interval is the decision, so no row can contradict itself.
+(simulated in results/tables/stats_coverage.md). The interval is the decision, so no row can contradict itself.
 """
 
 from __future__ import annotations
