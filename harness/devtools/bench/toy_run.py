@@ -31,5 +31,5 @@ def toy_run(folder: Path, *, num_prompts: int, group_size: int, tokens: int, pro
     return Run(
         config=replace(config), composed=composed, task=task, trainer=trainer, engine=engine,
         reference=EmbeddedEngine(model.config, Plan(), eos_id=task.eos_id, pad_id=task.pad_id),
-        max_new_tokens=tokens, eval_items=[],
+        folder=folder, max_new_tokens=tokens, eval_items=[],
     )  # fmt: skip
