@@ -16,6 +16,20 @@ opsm.py                  OPSM: off-policy responses with negative advantage mask
 calibrated_clipping.py   a clip band that cuts in FP8 as the usual one in high precision
 dppo.py                  DPPO: a trust region on divergence in place of the ratio
 tbpo.py                  TBPO: the response as one action with a trust band
+mixed_rollouts.py        control: two samplers share every prompt's responses
+dc_grpo.py               DC-GRPO: the probability gap as a cost with an adaptive multiplier
+keep_sampling_mask.py    top-p sampling, and the trainer over the same tokens
+r2vpo.py                 R2VPO: a penalty on the variance of the policy ratio in place of the clip
+jackpot.py               Jackpot: budgeted rejection of tokens, and the weight that it leaves
+alp.py                   ALP: noise in the hidden states during updates
+mipu.py                  MIPU, step 1: the truncated weight of a response outside the clip
+vcpo.py                  VCPO: a learning rate that follows the effective sample size
+lr_decay.py              a learning rate that halves once responses have surged
+sapo.py                  SAPO: a smooth gate in place of the clip
+minirl.py                MiniRL: REINFORCE with the ratio to the sampler, and a gate on staleness
+ipo.py                   IPO: prime-rl's loss, masked by the change of probability
+kpop.py                  KPop: tokens masked by a two-sided binary KL
+slime_mismatch.py        slime's mismatch example
 vespo.py                 VESPO: a soft weight of the response's importance ratio
 verl_presets.py          verl's rollout-correction presets
 qurl.py                  QuRL: adaptive clip range (ACR), update-aware quantization (UAQ)
@@ -93,6 +107,11 @@ OWN = {
     "m2po": "m2po.METHOD",
     "m2po_areal": "m2po.AREAL",
     "vespo": "vespo.METHOD",
+    "sapo": "sapo.METHOD",
+    "minirl": "minirl.METHOD",
+    "ipo": "ipo.METHOD",
+    "kpop": "kpop.METHOD",
+    "slime_mismatch": "slime_mismatch.METHOD",
     "acrl": "acrl.METHOD",
     "ais_r": "ais_r.METHOD",
     "tbpo": "tbpo.METHOD",
@@ -100,6 +119,15 @@ OWN = {
     "qat_aligned": "qat_aligned.METHOD",
     "quads": "qat_aligned.QUADS",
     "calibrated_clipping": "calibrated_clipping.METHOD",
+    "mixed_rollouts": "mixed_rollouts.METHOD",
+    "dc_grpo": "dc_grpo.METHOD",
+    "keep_sampling_mask": "keep_sampling_mask.METHOD",
+    "r2vpo": "r2vpo.METHOD",
+    "jackpot": "jackpot.METHOD",
+    "alp": "alp.METHOD",
+    "mipu_step1": "mipu.METHOD",
+    "vcpo": "vcpo.METHOD",
+    "lr_decay": "lr_decay.METHOD",
     **dict.fromkeys(
         (
             "verl_decoupled_token_is",

@@ -5,7 +5,7 @@ Claim: w = rho^alpha with alpha = gamma sign(A) (1 - Y / X), where X is the mean
 batch and Y that of a response now, keeps the gap near X. Above it, tokens that widen it are damped and tokens that
 close it boosted; below it the opposite, on purpose. Biased by design: no alpha is plain importance sampling for both
 signs. Paper: gamma 0.65 for 7B, 0.5 to 1.7 works, 2.1 and more fails.
-Ours: Y per response, the bound on |log w|, X over four batches, the floor under X.
+Two notes have Y per response, one per batch. Ours: the bound on |log w|, X over four batches, the floor under X.
 """
 
 from __future__ import annotations
@@ -95,5 +95,5 @@ METHOD = Method(
     precisions=(*LOW_BIT, "bf16"),
     summary="weights rho^alpha that steer the probability gap back to its initial size",
     claim="truncated FP8 rollouts end level with BF16 on GSM8K (86.13, 85.90) where MIS fails",
-    reconstructed="the gap per response, the bound on the weights, a set point from four batches and its floor",
+    reconstructed="the bound on the weights, a set point from four batches and its floor",
 )

@@ -6,7 +6,8 @@ they are no longer punished and the entropy surges. Every 20 steps two shadow fo
 ratios r_B beside the low-precision r_F, and the band [L, H] is set so that
 L clips the same share of the negative tokens, and H keeps the ratio of positive to negative contributions,
     pos(r_F, H) / neg(r_F, L) = pos(r_B, 1 + eps_high) / neg(r_B, 1 - eps_low).
-Ours: the contributions' exact form; the smoothing; where several bounds fit, the algorithm's own; a calibration at
+Notes start from a band of 0.6 to 1.8 (or 0.8 to 1.2). Ours: the first band, which is the algorithm's; the
+contributions' exact form; the smoothing; where several bounds fit, the algorithm's own; a calibration at
 every update of a calibration step once the policy has moved (with ratios of 1 nothing is clipped, and L would be the
 smallest ratio). Left out: an FP8 trainer of its own; the method takes Jet-RL's, and any other part that puts the
 trainer's forward in low precision does. Where it is in high precision, r_F = r_B and the band stays what it was.

@@ -133,8 +133,8 @@ class TIS(Part):
     sets_weight: ClassVar[bool] = True
     cap: float = 2.0
     """Largest weight; the paper's C: 2 for GSM8K with 0.5B, 8 for DAPO with 32B."""
-    level: Literal["token", "sequence"] = "token"
-    """sequence: the product over the response, as in verl."""
+    level: Level = "token"
+    """sequence: the product over the response, as in verl; geometric: its geometric mean over the tokens."""
 
     def __post_init__(self) -> None:
         if self.cap <= 0:

@@ -43,8 +43,9 @@ class FP8Flow(Part):
     deploys_rollout: ClassVar[bool] = True
 
     fp8_saved_activations: bool = True
-    """The backward pass reads inputs back from FP8, which rounds dW's operand twice (the paper); False keeps them in
-    BF16 (torchao)."""
+    """The backward pass reads inputs back from FP8, which rounds dW's operand twice, with BF16 between (ours; Lumen
+    requantizes from float32); False keeps them in BF16 (torchao). The paper saves FP8, but does not say whether it
+    rounds once or twice."""
 
     def plan(self, rollout: Plan) -> Plan:
         if not is_flow(rollout.rollout_weights, rollout.rollout_acts):
@@ -85,5 +86,5 @@ METHOD = Method(
     precisions=("fp8_block",),
     summary="the trainer computes in the rollout's FP8 blocks, forward and backward",
     claim="FP8 end to end trains like BF16 where a BF16 trainer with FP8 rollouts collapses",
-    reconstructed="the operand table is from notes on the paper, torchao and Lumen; the paper has no code",
+    reconstructed="whether the weight gradient's input is rounded once or twice",
 )

@@ -7,7 +7,7 @@ counted and masked, the largest first, while their mean exceeds tau; loss -M A r
 tokens. AReaL (`m2po_areal`): r is old policy over sampler, all tokens count, at least one stays, and the clipped loss
 follows. Both per optimizer batch. The ratio of the paper's loss has the sampler in it, so a correction weight is
 ignored there.
-Left out: the authors' released code, which is a third rule: it turns tau into two clip bounds, at least 0.7 and 1.5.
+Left out: the authors' released code, which is a third rule: it turns tau into two clip bounds.
 """
 
 from __future__ import annotations

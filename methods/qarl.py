@@ -23,5 +23,5 @@ METHOD = Method(
     mode="decoupled",
     summary="the trainer's forward pass reads the rollout's weight and activation codes, with TBPO",
     claim="W4A16 rollouts come within three points of BF16, from eight behind",
-    reconstructed="the widths of TBPO's band, and its cap (a fork's)",
+    reconstructed="the widths of TBPO's band and its cap come from notes",
 )

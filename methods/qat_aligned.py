@@ -10,6 +10,7 @@ W_hat Q(x) + W_hat[:, S] Q(x - Q(x))_S over the half S of the channels with the 
 The codes that travel are those of `naive`: what changes is the trainer's forward pass. Served in high precision such
 weights drift too; the reference evaluation reads them on their grid. Ours: S is chosen at every push, on held-out
 prompts.
+slime's INT4 scales are kept in BF16, here in float32 (`int4_g128_qat`).
 Left out: packing, kernels (emulated, the second pass saves no time), routers of experts.
 """
 

@@ -52,6 +52,11 @@ class KD(Part):
     """Peak learning rate of AdamW, after a warm-up over 3% of the steps; decays as a cosine to 0. Billions of weights
     want 1e-5."""
 
+    @property
+    def tuned(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """The learning rate, where there is a stage."""
+        return () if self.objective == "none" else ("lr",)
+
     def __post_init__(self) -> None:
         if not 0.0 < self.alpha < 1.0 or self.temperature <= 0:
             raise ValueError(f"KD.alpha, temperature: {self.alpha}, {self.temperature}; choose 0 < alpha < 1, above 0")

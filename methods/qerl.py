@@ -46,8 +46,9 @@ def held_dtype(plan: Plan, name: str) -> torch.dtype:
 class AQN(Part):
     """Adaptive quantization noise: Z ~ N(0, sigma^2) on two gains per block, at rollout pushes."""
 
-    schedule: Definition = "repo"
-    """repo reaches sigma_end at the last stage; paper (eq. 8) stops short of it."""
+    schedule: Definition = "trainer"
+    """trainer and repo reach sigma_end at the last stage, trainer one step earlier, as released; paper (eq. 8) stops
+    short of it."""
     decay: Decay = "exponential"
     """The authors' choice; the formulas of the others are reconstructed."""
     num_stages: int = 10

@@ -10,6 +10,7 @@ the two sites would differ again.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from harness.api import Method, Part, Plan
 from harness.numerics.formats import Adapters
@@ -23,6 +24,8 @@ NORMS = (".input_layernorm.weight", ".post_attention_layernorm.weight")
 @dataclass(frozen=True, kw_only=True)
 class LoRA(Part):
     """Adapters trained over the frozen rollout weights; a base without a tile stays in float32."""
+
+    tuned: ClassVar[tuple[str, ...]] = ("lr_scale",)
 
     rank: int = 32
     """As in the paper; its scripts take 16."""

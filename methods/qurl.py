@@ -53,8 +53,9 @@ class UAQ(Part):
 
     s: float = 1.5
     """Weights are divided by it, gains multiplied; the authors' best of 1, 1.5 and 2."""
-    tensors: Scope = "all"
-    """all: whatever reads input_layernorm or post_attention_layernorm; qkv: attention inputs alone, as one summary."""
+    tensors: Scope = "qkv"
+    """qkv: attention inputs alone, as two notes on the paper say; all: whatever reads input_layernorm or
+    post_attention_layernorm, gate and up too."""
 
     def __post_init__(self) -> None:
         if not 0 < self.s < float("inf"):
@@ -81,7 +82,7 @@ class UAQLearningRate(Part):
     """The control: UAQ's effect under Adam by learning rates alone, on the checkpoint as it is (ours)."""
 
     s: float = 1.5
-    tensors: Scope = "all"
+    tensors: Scope = "qkv"
     """As UAQ's."""
 
     def __post_init__(self) -> None:
@@ -124,7 +125,7 @@ METHOD = Method(
     mode="decoupled",
     summary="weights rescaled by 1.5 into their norms, and a clip range that follows the truncated weight",
     claim="INT8 rollouts end half a point below BF16 on AIME24 (31.25, 31.67), FlashRL at 30.29",
-    reconstructed="the list of rescaled tensors and the direction of ACR's r; summaries differ on both",
+    reconstructed="the list of rescaled tensors (from notes) and the direction of ACR's r (notes differ)",
 )
 QURL_ACR = replace(
     METHOD,

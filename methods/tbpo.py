@@ -1,7 +1,7 @@
 """TBPO: the response as one action, with a trust band on both sides of a negative advantage.
 
 Paper: QaRL, arXiv 2604.07853 (OpenReview oi0A6j428b), which adds a trainer forward in the sampler's grid
-(`methods.qarl`); no code, constants not published.
+(`methods.qarl`); no code. The widths and the cap come from notes on the paper.
 Claim: degenerate low-bit rollouts hold clusters of very improbable tokens. PPO leaves the ratio of a negative advantage
 without an upper bound, so they dominate the gradient; a sequence ratio clipped on both sides does not let them.
 
@@ -53,13 +53,13 @@ class TBPO(Part):
     sets_weight: ClassVar[bool] = True
     modes: ClassVar[tuple[str, ...]] = ("decoupled",)
     eps_low: float = 3e-4
-    """Width below 1 for negative advantages. Ours, on GSPO's scale; 0.2 with eps_high 0.28 is the tokens' scale."""
+    """Width below 1 for negative advantages (notes on the paper); 0.2 with eps_high 0.28 is the tokens' scale."""
     eps_high: float = 4e-4
-    """Width above 1 for positive advantages (ours)."""
-    delta_n: float | None = None
-    """Width above 1 for negative advantages; null takes eps_high."""
+    """Width above 1 for positive advantages (notes on the paper)."""
+    delta_n: float | None = 7e-4
+    """Width above 1 for negative advantages; null takes eps_high, as before 7e-4 was known."""
     cap: float = 2.0
-    """C, the largest weight; a public fork's."""
+    """C, the largest weight (notes on the paper, and a public fork)."""
     lo: float | None = None
     """Drop responses whose geometric mismatch ratio is below this."""
     hi: float | None = None
@@ -98,5 +98,5 @@ METHOD = Method(
     mode="decoupled",
     summary="sequence ratios, with a band on both sides of negative advantages",
     claim="with QaRL's forward, 4-bit rollouts average 48.9 where GRPO has 43.9 and BF16 51.8",
-    reconstructed="the widths of the band, and the cap (a fork's); without QaRL's aligned forward",
+    reconstructed="the widths of the band and the cap come from notes; without QaRL's aligned forward",
 )

@@ -7,7 +7,8 @@ decoupled: weights and rejection from the old policy over the sampler, once per 
 the clip's ratio is the current policy over the sampler, no weights. bypass_pg: REINFORCE, weights from the current
 policy over the sampler. Thresholds are the factories' defaults; k1 bounds act on 1 / rho, as verl's do.
 Denominators: verl's decoupled mode overwrites the response mask before the actor counts tokens ("kept"); its bypass
-loss rejects after they were counted ("original"). Its seq-* aggregations always divide by the configured number of
+loss rejects after they were counted ("original"). In decoupled mode its rejected tokens leave the KL and entropy
+terms too; here they leave the policy term alone. Its seq-* aggregations always divide by the configured number of
 sequences, so there only token counts follow. Left out: `disabled`, which is `naive`.
 """
 
