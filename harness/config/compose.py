@@ -6,11 +6,13 @@ one part, `aux_loss` adds up, `after_sync` has an effect, everything else maps a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields, replace
-from math import prod
+from math import inf, prod
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from harness.api import (
@@ -21,18 +23,24 @@ from harness.api import (
     Passport,
     Plan,
     RolloutEngine,
+    Sampler,
     Sequences,
     Step,
     TokenBatch,
     WeightStream,
+    sample_counts,
+    sampler_plans,
     weight_format,
 )
-from harness.config.resolve import choose_parts, fixed_algo
-from harness.config.schema import PrecisionConfig, RunConfig
+from harness.config.resolve import choose_parts, fixed_algo, rollout_plan, trainer_of
+from harness.config.schema import RunConfig
 from harness.foundation.did_you_mean import nearest
 from harness.numerics.formats import Format, at_rollout, format_named
+from harness.numerics.grids import bits_of, grid_of
 from methods import method_named
 
+APART = ("exceptions", "adapters", "samplers")
+"""Fields of a plan that are more than the name of a format."""
 UNQUANTIZED = ("bf16", "fp16", "fp32")
 """Names of the inputs of a linear layer that no format rounds."""
 
@@ -64,15 +72,58 @@ class Composed:
         """Product of every `Part.lr_factor`."""
         return prod(part.lr_factor(name) for part in self.parts)
 
+    @contextmanager
+    def during_update(self, model: nn.Module, step: Step, number: int) -> Iterator[None]:
+        """Context of every `Part.during_update`."""
+        with ExitStack() as entered:
+            for part in self.parts:
+                entered.enter_context(part.during_update(model, step, number))
+            yield
+
+    def update_lr_factor(self, b: TokenBatch) -> float:
+        """Product of every `Part.update_lr_factor`. Raises ValueError for one that is no factor."""
+        product = 1.0
+        for part, memory in zip(self.parts, self.memory, strict=True):
+            factor = part.update_lr_factor(b, memory)
+            if not 0.0 <= factor < inf:
+                raise ValueError(
+                    f"{type(part).__name__}.update_lr_factor={factor}: a finite factor from 0 on is needed"
+                )
+            product *= factor
+        return product
+
     def needs(self, step: Step) -> frozenset[str]:
         """Union of every `Part.needs`."""
         return frozenset[str]().union(*(part.needs(step) for part in self.parts))
 
     def sync(self, weights: WeightStream, step: Step) -> WeightStream:
-        """Fold `Part.sync`."""
+        """Fold `Part.sync`. The stream raises RuntimeError at a weight that a part puts on a coarser grid than its plan
+        has there: no passport would show it."""
         for part, memory in zip(self.parts, self.memory, strict=True):
-            weights = part.sync(weights, step, self.plan, self.fixed, memory)
+            if has_hook(part, "sync"):
+                weights = self._watched(part, weights, step, memory)
         return weights
+
+    def _watched(self, part: Part, weights: WeightStream, step: Step, memory: Memory) -> WeightStream:
+        """A part's stream, with every matrix that it changes looked at."""
+        before = dict[str, Tensor]()
+
+        def read() -> WeightStream:
+            for name, tensor in weights:
+                before[name] = tensor
+                yield name, tensor
+
+        for name, tensor in part.sync(read(), step, self.plan, self.fixed, memory):
+            old = before.pop(name, None)
+            if tensor.dim() == 2 and old is not None and old is not tensor and not torch.equal(old, tensor):
+                planned = weight_format(self.plan, name)
+                if (grid := grid_of(tensor, bits_of(planned))) is not None:
+                    raise RuntimeError(
+                        f"{type(part).__name__}.sync puts {name} on a grid ({grid}), planned "
+                        f"{'16 bits' if planned is None else planned.name}: declare the format in the part's plan "
+                        "(rollout_weights or exceptions), so that the passport shows it"
+                    )
+            yield name, tensor
 
     def after_sync(self, engine: RolloutEngine, prompts: Sequence[Sequence[int]]) -> None:
         """Run every `Part.after_sync`."""
@@ -106,17 +157,6 @@ def has_hook(part: Part, hook: str) -> bool:
     return getattr(type(part), hook) is not getattr(Part, hook)
 
 
-def rollout_plan(precision: PrecisionConfig) -> Plan:
-    """Plan of the precision axis."""
-
-    def named(name: str | None) -> Format | None:
-        return None if name is None else format_named(name)
-
-    return Plan(
-        rollout_weights=named(precision.weights), rollout_acts=named(precision.acts), rollout_kv=named(precision.kv)
-    )
-
-
 def merge(plans: Sequence[tuple[str, Plan]]) -> Plan:
     """One plan from (owner, plan) pairs. Raises ValueError where two owners have different opinions."""
     chosen: dict[str, tuple[str, Any]] = {}
@@ -145,9 +185,11 @@ def compose(config: RunConfig) -> Composed:
         hint = nearest(config.precision.name, method.precisions)
         raise ValueError(f"precision={config.precision.name}: method {method.name} cannot use it; {hint}")
     rollout = rollout_plan(config.precision)
-    plan = merge(
-        [(f"precision {config.precision.name}", rollout)] + [(type(p).__name__, p.plan(rollout)) for p in parts]
-    )
+    compute = trainer_of(config, parts).compute
+    owners = [(f"precision {config.precision.name}", rollout), *((type(p).__name__, p.plan(rollout)) for p in parts)]
+    if compute is not None:
+        owners.append((f"trainer.compute={compute}", Plan(train_compute=format_named(compute))))
+    plan = merge(owners)
     composed = Composed(method=method, plan=plan, parts=parts, fixed={}, memory=[{} for _ in parts])
     _check_parts(replace(config, algo=fixed_algo(method, config.algo)), composed)
     return composed
@@ -167,6 +209,10 @@ def advice(config: RunConfig, composed: Composed) -> list[str]:
 def _check_parts(config: RunConfig, composed: Composed) -> None:
     """Conflicts between parts, and between parts and the algorithm."""
     parts = composed.parts
+    for part in parts if config.model.path is not None else ():
+        if missing := [name for name in part.tuned if name not in config.knobs.get(type(part).__name__, {})]:
+            name = f"knobs.{type(part).__name__}.{missing[0]}"
+            raise ValueError(f"{name}={getattr(part, missing[0])} suits the models made here; give {name} for yours")
     for what, owners in (
         ("set the correction weight", [p for p in parts if p.sets_weight]),
         ("set the upper clip", [p for p in parts if p.sets_clip]),
@@ -192,12 +238,28 @@ def _check_parts(config: RunConfig, composed: Composed) -> None:
         )
     if config.algo.mode != "decoupled" and config.algo.loss not in ("ppo", "gspo"):
         raise ValueError(f"algo.mode={config.algo.mode} with algo.loss={config.algo.loss}; valid losses: gspo, ppo")
+    if composed.plan.samplers:
+        _check_samplers(config, composed)
     if composed.plan.sampler == "trainer" and config.precision.kv is not None:
         raise ValueError(f"precision={config.precision.name}: method {composed.method.name} samples without a cache")
-    if config.engine.top_p != 1.0:
-        raise ValueError(f"engine.top_p={config.engine.top_p}: truncated sampling is not what is scored; valid: 1.0")
+    if config.engine.top_p != 1.0 and not any("allowed_ids" in p.needs(first) for p in parts):
+        raise ValueError(
+            f"engine.top_p={config.engine.top_p}: truncated sampling is not what is scored; valid: 1.0, or a part that "
+            "keeps the sampling mask (keep_sampling_mask.KeepSamplingMask)"
+        )
     if not 1 <= config.algo.num_minibatches <= config.algo.num_prompts:
         raise ValueError(f"algo.num_minibatches={config.algo.num_minibatches}: must be 1 to num_prompts")
+
+
+def _check_samplers(config: RunConfig, composed: Composed) -> None:
+    """Raises ValueError for samplers of a batch that cannot be told apart or served."""
+    samplers = composed.plan.samplers or ()
+    sample_counts(composed.plan, config.algo.group_size)
+    names = [config.precision.name, *(s.name for s in samplers)]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise ValueError(f"precision={config.precision.name}: two samplers of a batch are called {twice}")
+    if composed.plan.sampler == "trainer":
+        raise ValueError(f"method {composed.method.name}: the trainer's own module is the one sampler of a batch")
 
 
 def check_supported(composed: Composed, supports: frozenset[str], engine: str, extras: frozenset[str]) -> None:
@@ -205,9 +267,14 @@ def check_supported(composed: Composed, supports: frozenset[str], engine: str, e
     plan = composed.plan
     wanted = {
         f"{name}:{fmt.name}"
+        for each in sampler_plans(plan)
         for name in ("rollout_weights", "rollout_acts", "rollout_kv")
-        if (fmt := getattr(plan, name)) is not None
+        if (fmt := getattr(each, name)) is not None
     }
+    if plan.samplers:
+        wanted.add("samplers")
+    if any("allowed_ids" in part.needs(Step(index=0, total=1, seed=0)) for part in composed.parts):
+        wanted.add("allowed_ids")
     wanted |= {f"rollout_weights:{fmt.name}" for _, fmt in plan.exceptions if fmt is not None}
     wanted.add(f"sampler:{plan.sampler or 'cached'}")
     if at_rollout(plan.adapters) is not None:
@@ -251,9 +318,14 @@ def check_passport(plan: Plan, passport: Passport) -> None:
 
 def plan_json(plan: Plan) -> dict[str, Any]:
     """A plan by format names, for records and tables."""
-    named = {f.name: getattr(plan, f.name) for f in fields(Plan) if f.name not in ("exceptions", "adapters")}
+    named = {f.name: getattr(plan, f.name) for f in fields(Plan) if f.name not in APART}
     values: dict[str, Any] = {name: getattr(value, "name", value) for name, value in named.items()}
     adapters = plan.adapters
     values["adapters"] = None if adapters is None else vars(adapters) | {"targets": list(adapters.targets)}
     values["exceptions"] = {pattern: None if fmt is None else fmt.name for pattern, fmt in plan.exceptions}
+    if plan.samplers:
+        values["samplers"] = [
+            {f.name: getattr(value := getattr(s, f.name), "name", value) for f in fields(Sampler)}
+            for s in plan.samplers
+        ]
     return values

@@ -33,6 +33,8 @@ if typing.TYPE_CHECKING:
     from omegaconf import DictConfig
 
 CONF = Path(__file__).parent / "conf"
+PUBLISHED_INT4 = "int4_g128"
+"""Format of `precision=int4` for a Hugging Face model, as published checkpoints have it."""
 
 
 @cache
@@ -198,6 +200,9 @@ def load(overrides: typing.Sequence[str]) -> RunConfig:
         raise ValueError(f"{key}: " * bool(key) + " ".join(str(cause).split("\n")[0].split())) from None
     assert isinstance(tree, dict)
     values = typing.cast(dict[str, Any], tree)
+    bare = {override.partition("=")[0]: override.partition("=")[2] for override in prepared}
+    if values["model"]["path"] is not None and bare.get("precision") == "int4" and "precision.weights" not in bare:
+        values["precision"]["weights"] = PUBLISHED_INT4
     if suffix:
         values["precision"].update(name=values["precision"]["name"] + "+kv8", kv="e4m3_kv")
     return parse(RunConfig, values)

@@ -5,15 +5,16 @@ Left out: whether the choice can work, which `harness.config.compose` says.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from harness.api import Method, Part, knobs, stated_knobs
+from harness.api import Method, Part, Plan, knobs, stated_knobs
 from harness.config.load import parse
 from harness.config.outside import sources_of
-from harness.config.schema import AlgoConfig, RunConfig
+from harness.config.schema import AlgoConfig, PrecisionConfig, RunConfig, TrainerConfig
 from harness.foundation.did_you_mean import nearest
+from harness.numerics.formats import Format, format_named
 from methods import METHODS, method_named
 
 LONG_RESPONSES = 16
@@ -72,13 +73,37 @@ def resolve(config: RunConfig, content_hash: Callable[[str], str] | None = None)
         config,
         knobs={type(p).__name__: stated_knobs(p) for p in parts if stated_knobs(p)},
         model=model,
-        trainer=replace(config.trainer, lr=lr),
+        trainer=replace(trainer_of(config, parts), lr=lr),
         algo=fixed_algo(method, config.algo),
         outside=sources_of(method, parts),
     )
 
 
+def rollout_plan(precision: PrecisionConfig) -> Plan:
+    """Plan of the precision axis."""
+
+    def named(name: str | None) -> Format | None:
+        return None if name is None else format_named(name)
+
+    return Plan(
+        rollout_weights=named(precision.weights), rollout_acts=named(precision.acts), rollout_kv=named(precision.kv)
+    )
+
+
+def trainer_of(config: RunConfig, parts: Sequence[Part]) -> TrainerConfig:
+    """The trainer with its arithmetic: BF16 for a Hugging Face model, where neither the user nor a part says any."""
+    trainer, rollout = config.trainer, rollout_plan(config.precision)
+    if trainer.compute is not None or config.model.path is None:
+        return trainer
+    if any(part.plan(rollout).train_compute is not None for part in parts):
+        return trainer
+    return replace(trainer, compute="bf16")
+
+
 def fixed_algo(method: Method, algo: AlgoConfig) -> AlgoConfig:
-    """The algorithm with what the method fixes of it: aggregation, correction mode, denominator."""
+    """The algorithm with what the method fixes of it: aggregation, correction mode, denominator. Raises ValueError for
+    another correction mode than the method's."""
+    if method.mode is not None and algo.mode not in (method.mode, AlgoConfig.mode):
+        raise ValueError(f"algo.mode={algo.mode}: method {method.name} is defined in one mode; valid: {method.mode}")
     fixed = {name: getattr(method, name) for name in ("agg", "mode", "denom") if getattr(method, name) is not None}
     return parse(AlgoConfig, vars(algo) | fixed)

@@ -53,6 +53,9 @@ class ModelConfig:
     intermediate_size: Count | None = None
     vocab_size: Count | None = None
     rope_theta: Positive = 10000.0
+    max_positions: Count | None = field(default=None, metadata={"sparse": True})
+    """Tokens of prompt and response that the model takes; null: those of the folder, 4096 for a model trained here.
+    More than a folder names are allowed: the rotary embedding goes on, but the model may not have seen them."""
     spread: NotNegative = 0.5
     """Sigma of the function-preserving channel spread; 0 leaves the weights alone."""
     rl_lr: Positive = 1e-6
@@ -159,7 +162,9 @@ class AlgoConfig:
     )
     denom: Literal["original", "kept"] = "original"
     kl_coef: NotNegative = 0.0
-    kl_type: Literal["k1", "k2", "k3"] = "k3"
+    kl_type: Literal["k1", "k2", "k3", "k3_is"] = "k3"
+    """Estimator of the KL to the reference; k3_is multiplies k3 by the policy ratio, so that its gradient has no bias
+    at any age of the batch (DeepSeek-V3.2)."""
     entropy_coef: NotNegative = 0.0
     adv_eps: NotNegative = 1e-6
     batch_normalize: Literal["none", "token", "sequence"] = "none"
@@ -238,6 +243,10 @@ class TrainerConfig:
     min_lr_ratio: Annotated[float, Field(ge=0, le=1)] = field(default=0.0, metadata={"sparse": True})
     """Share of `lr` at which the schedule ends."""
     eval_every: Count = 20
+    compute: Literal["fp32", "bf16"] | None = field(default=None, metadata={"sparse": True})
+    """Arithmetic of forward and backward passes over float32 masters. bf16 rounds as `methods.bf16_train` does, and on
+    a GPU multiplies on tensor cores. Null: the method's own; where it has none, bf16 with a Hugging Face model and
+    float32 with one made here."""
     loss_scale: Positive = 65536.0
     """First loss scale of FP16 training; other formats ignore it."""
     loss_scale_interval: Count = 400
@@ -282,7 +291,8 @@ class Launch:
     checkpoint_layers: bool = False
     """The trainer's backward pass computes every layer again from its input: less memory, a third more time."""
     packing: bool = False
-    """Sequences of a micro-batch lie end to end without padding; `micro_batch_tokens` then counts real tokens."""
+    """Sequences of a micro-batch lie end to end without padding; `micro_batch_tokens` then counts real tokens.
+    trainer=verl always does it."""
     compile: bool = False
     """The trainer's layers, and its head where it works in chunks, run as compiled code (torch.compile): seconds to
     minutes at the first steps, fewer passes over memory afterwards."""
@@ -294,16 +304,19 @@ class Launch:
     """A trainer that computes in bf16 or fp16 multiplies 16-bit tensors, on tensor cores where there are some; False:
     float32 arithmetic on rounded operands, bit for bit the same on every device with float32 kernels alike."""
     checkpoint_every_s: NotNegative = 20.0
-    """Seconds between states to resume from; more where one takes so long that a twentieth of the time would go into
-    saving. 0: after every step."""
+    """Seconds between states to resume from; more where saving would take more than `checkpoint_share` of the time. 0:
+    after every step."""
     save: str = "none"
     """The trained policy in `results/policies`: hf keeps it as a Hugging Face folder, quantized also the codes of its
     rollout format as a compressed-tensors checkpoint, every:N a Hugging Face folder after every N steps and at the end;
     none keeps nothing."""
     checkpoint_every_steps: Whole = 0
-    """A state to resume from after every so many steps, and by no clock; 0: by `checkpoint_every_s`."""
+    """A state to resume from after every so many steps in place of seconds, with the same bound; 0: by
+    `checkpoint_every_s`."""
+    checkpoint_share: Share = 0.05
+    """Largest share of a run's time that states to resume from take; 1: no bound."""
     dump_rollouts: Whole = 0
-    """Responses of every step that are written out, at most (`harness.run.dump`; trainer=local)."""
+    """Responses of every step that are written out, at most (`harness.trainers.rollout_file`)."""
     nodes: Count = 1
     """Machines of a run with trainer=verl; it has `gpus` on each, and `results` must be a folder that all see."""
     gpus: Count = 1
@@ -326,8 +339,8 @@ class Launch:
 
 TUNABLE = (
     "micro_batch_tokens", "logits_mib", "checkpoint_layers", "packing", "compile", "fp8_kernels", "native_16bit",
-    "threads", "stall_s", "checkpoint_every_s", "checkpoint_every_steps", "dump_rollouts", "save", "nodes", "gpus",
-    "ray_address",
+    "threads", "stall_s", "checkpoint_every_s", "checkpoint_every_steps", "checkpoint_share", "dump_rollouts", "save",
+    "nodes", "gpus", "ray_address",
 )  # fmt: skip
 """Fields of `Launch` that a user sets, as `launch.NAME=VALUE` among the overrides."""
 

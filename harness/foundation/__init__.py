@@ -3,6 +3,7 @@
 bytecode_cache.py   Python's byte code for installations that come without it
 clock.py            wall time per stage of a step, and peaks of GPU memory
 did_you_mean.py     the nearest valid names, for error messages
+markdown_table.py   tables of Markdown, for pages of results
 own_process.py      a module of this project started in a Python process of its own
 process_log.py      the line of a dead process's log that names the error
 project_files.py    sweeps, claims and committed results: in a clone, or as the installed package carries them

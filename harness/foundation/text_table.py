@@ -1,6 +1,7 @@
 """Tables of plain text, drawn by rich: as wide as the terminal, long cells wrapped inside their column.
 
-Where the output is no terminal (a pipe, a file) nothing is wrapped, so that a row stays a line.
+Where the output is no terminal (a pipe, a file) nothing is wrapped, so that a row stays a line. A terminal too narrow
+for the first column and the longest words of the others gets a wider table, so that no column is lost.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ UNBOUNDED = 100_000
 def text_table(header: Sequence[str], rows: Sequence[Sequence[str]], width: int | None = None) -> str:
     """Columns aligned by width under an underlined header. `width` in columns; None: the terminal's."""
     from rich.console import Console
+    from rich.measure import Measurement
     from rich.table import Table
     from rich.text import Text
 
@@ -28,6 +30,8 @@ def text_table(header: Sequence[str], rows: Sequence[Sequence[str]], width: int 
         table.add_row(*map(Text, row))
     drawn = io.StringIO()
     console = Console(file=drawn, width=width or _width(), color_system=None, legacy_windows=False)
+    least = Measurement.get(console, console.options.update(max_width=UNBOUNDED), table).minimum
+    console.width = max(console.width, least)
     console.print(table)
     return "\n".join(line.rstrip() for line in drawn.getvalue().splitlines())
 

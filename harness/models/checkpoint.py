@@ -1,7 +1,8 @@
 """Hugging Face folders, both ways: config.json and safetensors of Qwen2, Qwen3 and bias-free Llama decoders.
 
 What is written loads unchanged in transformers 4 and 5, vLLM and verl. Pickled weights, quantized checkpoints,
-sliding windows in use, rope scaling and mixtures of experts are refused by name; tokenizers are not read here.
+sliding windows in use, other rope scaling than llama3's and YaRN, and mixtures of experts are refused by name;
+tokenizers are not read here.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +27,18 @@ from harness.models.decoder import Decoder, DecoderConfig, tensor_shapes
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 MODEL_TYPES = ("qwen2", "qwen3", "llama")
+LENGTHS = "original_max_position_embeddings"
+ROPE_KINDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "llama3": (
+        (LENGTHS, "factor", "low_freq_factor", "high_freq_factor"),
+        ("factor", "low_freq_factor", "high_freq_factor"),
+    ),
+    "yarn": (
+        (LENGTHS, "factor", "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate"),
+        ("factor",),
+    ),
+}
+"""Kind of rope scaling -> (keys that it knows, keys that it needs), as transformers' `modeling_rope_utils` has them."""
 REFUSED: tuple[tuple[str, Callable[[Any], bool]], ...] = (
     ("hidden_act", lambda v: v not in (None, "silu")),
     ("use_sliding_window", bool),
@@ -50,13 +65,30 @@ def _read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def _rope_theta(raw: dict[str, Any], path: Path) -> float:
-    """From `rope_parameters` (transformers 5), else `rope_theta` (4); any kind of scaling is refused."""
-    rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind != "default" or any(isinstance(value, dict) for value in rope.values()):
-        raise ValueError(f"{path}: rope scaling {kind!r} is not supported (only 'default')")
-    return float(rope.get("rope_theta", raw.get("rope_theta", 10000.0)))
+def _rope(raw: dict[str, Any], path: Path, positions: int) -> tuple[float, tuple[tuple[str, Any], ...]]:
+    """(base, scaling) from `rope_parameters` (transformers 5), else from `rope_theta` and `rope_scaling` (4).
+
+    The positions that scaling starts from are always written out: without them they would be those of the model,
+    which `model.max_positions` changes. Raises ValueError for kinds of scaling that the decoder does not do.
+    """
+    rope = dict(raw.get("rope_parameters") or raw.get("rope_scaling") or {})
+    theta = float(rope.pop("rope_theta", None) or raw.get("rope_theta") or 10000.0)
+    older = rope.pop("type", "default")
+    kind = rope.pop("rope_type", older)
+    if kind == "default" and not any(isinstance(value, dict) for value in rope.values()):
+        return theta, ()
+    if kind not in ROPE_KINDS:
+        raise ValueError(
+            f"{path}: rope scaling {kind!r} is not supported (choose from default, {', '.join(ROPE_KINDS)})"
+        )
+    known, needed = ROPE_KINDS[kind]
+    if missing := [name for name in needed if not isinstance(rope.get(name), int | float)]:
+        raise ValueError(f"{path}: rope scaling {kind!r} needs a number for {missing[0]}")
+    if unknown := sorted(set(rope) - set(known)):
+        raise ValueError(f"{path}: rope scaling {kind!r} with {unknown[0]}={rope[unknown[0]]!r} is not supported")
+    rope[LENGTHS] = rope.get(LENGTHS) or raw.get(LENGTHS) or positions
+    given = {name: value for name, value in rope.items() if value is not None}
+    return theta, tuple(sorted({"rope_type": kind, **given}.items()))
 
 
 def load_config(folder: Path | str) -> DecoderConfig:
@@ -72,6 +104,8 @@ def load_config(folder: Path | str) -> DecoderConfig:
     try:
         d, heads = int(raw["hidden_size"]), int(raw["num_attention_heads"])
         eos = raw.get("eos_token_id")
+        positions = int(raw.get("max_position_embeddings", 2048 if kind == "llama" else 32768))
+        theta, scaling = _rope(raw, path, positions)
         return DecoderConfig(
             vocab_size=int(raw["vocab_size"]),
             num_layers=int(raw["num_hidden_layers"]),
@@ -80,12 +114,13 @@ def load_config(folder: Path | str) -> DecoderConfig:
             num_kv_heads=int(raw.get("num_key_value_heads") or heads),
             head_dim=int(raw.get("head_dim") or (128 if kind == "qwen3" else d // heads)),
             intermediate_size=int(raw["intermediate_size"]),
-            rope_theta=_rope_theta(raw, path),
+            rope_theta=theta,
+            rope_scaling=scaling,
             rms_eps=float(raw.get("rms_norm_eps", 1e-6)),
             qk_norm=kind == "qwen3",
             attention_bias=kind == "qwen2",
             tie_embeddings=bool(raw.get("tie_word_embeddings", False)),
-            max_positions=int(raw.get("max_position_embeddings", 2048 if kind == "llama" else 32768)),
+            max_positions=positions,
             bos_id=raw.get("bos_token_id"),
             eos_id=eos[0] if isinstance(eos, list) else eos,
             pad_id=raw.get("pad_token_id"),
@@ -122,7 +157,7 @@ def config_json(config: DecoderConfig, dtype: torch.dtype) -> dict[str, Any]:
         "max_position_embeddings": config.max_positions,
         "rms_norm_eps": config.rms_eps,
         "rope_theta": config.rope_theta,
-        "rope_parameters": {"rope_type": "default", "rope_theta": config.rope_theta},
+        "rope_parameters": {"rope_type": "default", "rope_theta": config.rope_theta, **dict(config.rope_scaling)},
         "tie_word_embeddings": config.tie_embeddings,
         "initializer_range": 0.02,
         "attention_dropout": 0.0,
@@ -132,6 +167,8 @@ def config_json(config: DecoderConfig, dtype: torch.dtype) -> dict[str, Any]:
         "eos_token_id": config.eos_id,
         "pad_token_id": config.pad_id,
     }
+    if config.rope_scaling:
+        values["rope_scaling"] = dict(config.rope_scaling)
     if kind != "qwen2":
         values["attention_bias"] = False
     if kind != "llama":
@@ -161,9 +198,13 @@ def read_tensors(folder: Path | str) -> Iterator[tuple[str, Tensor]]:
             raise ValueError(f"{file} is not a readable safetensors file: {error}") from error
 
 
-def load_decoder(folder: Path | str, device: torch.device | str = "cpu") -> Decoder:
-    """The decoder of a folder, float32, in training mode. Missing, unknown or misshapen tensors are a ValueError."""
+def load_decoder(folder: Path | str, device: torch.device | str = "cpu", max_positions: int | None = None) -> Decoder:
+    """The decoder of a folder, float32, in training mode; `max_positions` in place of its own.
+
+    Missing, unknown or misshapen tensors are a ValueError.
+    """
     config = load_config(folder)
+    config = config if max_positions is None else replace(config, max_positions=max_positions)
     shapes = tensor_shapes(config)
     model = Decoder(config)
     params = dict(model.named_parameters())
@@ -247,7 +288,17 @@ def spread_channels(model: Decoder, sigma: float, seed: int) -> None:
 
 
 def content_hash(folder: Path | str) -> str:
-    """SHA-256 (hexadecimal) of config and tensors: the same however the tensors are spread over files."""
+    """SHA-256 (hexadecimal) of config and tensors: the same however the tensors are spread over files. A folder whose
+    files have not changed is read once in a process: the arms of a sweep share it."""
+    files = [path for path in sorted(Path(folder).iterdir()) if path.suffix in (".json", ".safetensors")]
+    stats = [(path.name, path.stat()) for path in files]
+    state = tuple((name, stat.st_ino, stat.st_size, stat.st_mtime_ns) for name, stat in stats)
+    return _content_hash(Path(folder).resolve(), state)
+
+
+@cache
+def _content_hash(folder: Path, state: tuple[tuple[str, int, int, int], ...]) -> str:
+    """The hash of a folder whose files are in this state: name, inode, bytes, nanoseconds."""
     raw = _read_json(Path(folder) / CONFIG)
     for key in ("transformers_version", "_name_or_path"):
         raw.pop(key, None)

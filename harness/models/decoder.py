@@ -2,15 +2,17 @@
 
 Module and parameter names are those of Hugging Face, so a state dict is a checkpoint and adapter targets work.
 Float32 masters, causal attention over right-padded rows, no cache (`harness.engines.embedded` has it), no dropout,
-no sliding window, no rope scaling. Axes: B rows, L positions, d hidden, H heads, K key-value heads, D head dim.
+no sliding window; rope scaling as transformers computes it. Axes: B rows, L positions, d hidden, H heads,
+K key-value heads, D head dim.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import accumulate
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -33,6 +35,8 @@ class DecoderConfig:
     head_dim: int
     intermediate_size: int
     rope_theta: float = 10000.0
+    rope_scaling: tuple[tuple[str, float | bool | str], ...] = ()
+    """Scaling of the rotary frequencies, as pairs of Hugging Face's `rope_parameters` without the base; empty: none."""
     rms_eps: float = 1e-6
     qk_norm: bool = True
     """RMSNorm over the head dimension of queries and keys: Qwen3."""
@@ -80,11 +84,34 @@ def rope_tables(config: DecoderConfig, length: int, device: torch.device | str =
     With them the rotation is `x * cos + x.roll(D / 2) * sin`: the sine of the first half carries the minus sign
     (RoFormer, arXiv 2104.09864, eq. 34, in the half-split layout that Hugging Face checkpoints use).
     """
-    inverse = 1.0 / config.rope_theta ** (torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim)
+    inverse, factor = _scaled_frequencies(config) if config.rope_scaling else (_frequencies(config), 1.0)
     angle = torch.arange(length, dtype=torch.float32)[:, None] * inverse
     cos = torch.cat((angle.cos(), angle.cos()), -1)
     sin = torch.cat((-angle.sin(), angle.sin()), -1)
+    if factor != 1.0:
+        cos, sin = factor * cos, factor * sin
     return cos[:, None].to(device), sin[:, None].to(device)
+
+
+def _frequencies(config: DecoderConfig) -> Tensor:
+    """Angle per position of every pair of dimensions, [D / 2] float32 radians."""
+    return 1.0 / config.rope_theta ** (torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim)
+
+
+@cache
+def _scaled_frequencies(config: DecoderConfig) -> tuple[Tensor, float]:
+    """(angles [D / 2] float32 radians, factor on cosine and sine) by transformers' own rule of this kind of scaling."""
+    from transformers import PretrainedConfig
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    scaling, make = dict(config.rope_scaling), cast(Any, PretrainedConfig)  # its fields are those of every model
+    given = make(
+        hidden_size=config.hidden_size, num_attention_heads=config.num_heads, head_dim=config.head_dim,
+        max_position_embeddings=config.max_positions, rope_parameters={"rope_theta": config.rope_theta, **scaling},
+    )  # fmt: skip
+    rule: Any = ROPE_INIT_FUNCTIONS[str(scaling["rope_type"])]
+    inverse, factor = rule(given, torch.device("cpu"))
+    return inverse, float(factor)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -140,6 +167,9 @@ class Spans:
 class CoreAttention(nn.Module):
     """Softmax attention alone, after norms and rotation: where keys and values can be seen as a cache has them."""
 
+    packed: Callable[[Spans, Tensor, Tensor, Tensor], Tensor] = staticmethod(Spans.attend)
+    """Attention of a packed row: a compiler does not look into it (`trainers.local.compiling`)."""
+
     def forward(self, q: Tensor, k: Tensor, v: Tensor, at: Tensor | Spans | None) -> Tensor:
         """q [B, H, T, D], k and v [B, K, L, D] -> [B, H, T, D]. `at`: a mask [T, L] or [B, 1, T, L] bool, the sequences
         of one packed row, or None for causal."""
@@ -149,7 +179,7 @@ class CoreAttention(nn.Module):
             k, v = k.repeat_interleave(repeats, 1), v.repeat_interleave(repeats, 1)
             grouped = False
         if isinstance(at, Spans):
-            return at.attend(q, k, v)
+            return self.packed(at, q, k, v)
         return F.scaled_dot_product_attention(q, k, v, at, is_causal=at is None, enable_gqa=grouped)
 
 

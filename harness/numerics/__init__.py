@@ -5,6 +5,7 @@ rounding.py            rounding to the elements of a format
 scales.py              from the largest magnitude of a tile to its scale, rule by rule
 tiles.py               views of a tensor by the tiles that share a scale
 quantize.py            quantize and dequantize any format
+grids.py               the grid that the values of a weight lie on
 effective_bits.py      bits that a format and its side structures store for a weight
 packing.py             codes as int32 words and bytes, as checkpoints store them
 nf4.py                 NF4 as bitsandbytes stores it
@@ -19,5 +20,6 @@ fp8_gemm.py            those three products over codes and scales
 kv_scales.py           scales of an FP8 KV cache
 rms_norm.py            RMSNorm with its gradient written out
 logprobs.py            log-probability and entropy of sampled tokens from logits
+compiler_options.py    options of every torch.compile, with the width of vectors in the cache key
 head_logp.py           the same from the input of the head, in chunks, without whole logits
 """

@@ -24,12 +24,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint  # pyright: ignore[reportUnknownVariableType]
 
+from harness.numerics.compiler_options import compiler_options
 from harness.numerics.linear import CastLinear
 from harness.numerics.logprobs import selected_logp
-
-CHANGING_SIZES: dict[str, Any] = {"triton.coalesce_tiling_analysis": False}
-"""Options of the compiler where sizes change. There this analysis gives nothing, and in torch 2.11 fails: two equal
-products of sizes are not known to be (torch/_inductor/tiling_utils.py, get_pw_red_splits)."""
 
 
 class _HeadLogp(torch.autograd.Function):
@@ -40,7 +37,7 @@ class _HeadLogp(torch.autograd.Function):
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, token_ids: Tensor, temperature: float, chunk: int,
         has_entropy_grad: bool, rounding: torch.dtype | None, is_compiled: bool,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        read = _compiled(_read) if is_compiled else _read
+        read = _compiled(_read, x.device) if is_compiled else _read
         logp, entropy = (torch.empty(len(x), dtype=_wide(x), device=x.device) for _ in range(2))
         for first in range(0, len(x), chunk):
             rows = slice(first, first + chunk)
@@ -56,7 +53,7 @@ class _HeadLogp(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, bias, token_ids, entropy = ctx.saved_tensors
         wants_x, wants_weight, wants_bias = ctx.needs_input_grad[:3]
-        wide, turn = _wide(x), _compiled(_turn) if ctx.is_compiled else _turn
+        wide, turn = _wide(x), _compiled(_turn, x.device) if ctx.is_compiled else _turn
         dx = torch.empty_like(x) if wants_x else None
         dw = torch.zeros(weight.shape, dtype=wide, device=x.device) if wants_weight else None
         db = torch.zeros(len(weight), dtype=wide, device=x.device) if wants_bias else None
@@ -84,9 +81,9 @@ def _wide(x: Tensor) -> torch.dtype:
 
 
 @cache
-def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+def _compiled(function: Callable[..., Any], device: torch.device) -> Callable[..., Any]:
     """One for all chunks: whole ones, and what is left of a batch, whose size changes."""
-    return torch.compile(function, options=CHANGING_SIZES)
+    return torch.compile(function, options=compiler_options(device, is_dynamic=True))
 
 
 def _log_probs(z: Tensor, temperature: float, rounding: torch.dtype | None) -> Tensor:

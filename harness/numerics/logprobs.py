@@ -1,7 +1,7 @@
 """Log-probability and entropy of sampled tokens from logits.
 
-The distribution that is scored is the one that is sampled from, so the temperature is inside the softmax. Top-p and
-top-k are left out on purpose: a truncated sampler has another support than the trainer.
+The distribution that is scored is the one that is sampled from, so the temperature is inside the softmax, and where the
+sampler was truncated its support comes as logits of -inf.
 """
 
 from __future__ import annotations

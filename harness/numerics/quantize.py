@@ -48,7 +48,7 @@ def quantize(
     """`w` [..., N, K] of any float dtype -> its codes and scales under `fmt`.
 
     `scale` (with `zero_point` where asymmetric): use these stored scales instead of computing them. For NVFP4 a scalar
-    is the tensor-level scale, whose block scales stay dynamic.
+    is the tensor-level scale, whose block scales stay dynamic; with a level per token it is the levels [..., N, 1].
     `tensor_amax`: float32 [], largest magnitude of the merged group that shares a tensor-level scale
     (`has_tensor_scale`). Raises ValueError where a scale does not fit.
     """
@@ -119,7 +119,9 @@ def fake_quantize(x: Tensor, fmt: Format, *, scale: Tensor | None = None, zero_p
 def receiver_scale(q: Quantized) -> Tensor:
     """The scale to send beside `dequantize(q)` so that `quantize(values, fmt, scale=...)` returns the codes of `q`.
 
-    That holds even after the values went through bf16. It is the stored scale, for NVFP4 the tensor-level one. Raises
+    That holds even after the values went through bf16. It is the stored scale, for NVFP4 the tensor-level one (or those
+    of the tokens), from which the receiver computes the block scales again. There it holds where those are normal E4M3
+    numbers: a block below 1/28672 of the largest magnitude has a subnormal one, which its values do not tell. Raises
     ValueError for plain casts and for doubly quantized NF4, which have none to send.
     """
     if q.scale is None or q.fmt.double_quant:
@@ -191,6 +193,13 @@ def _spread_given(scale: Tensor, fmt: Format, shape: torch.Size) -> Tensor:
     assert fmt.tile is not None
     if fmt.scale_dtype == "e4m3":
         level = scale.to(torch.float32)
+        if fmt.rule == "ct_token" and scale.ndim > 1:
+            if scale.dtype != torch.float32 or scale.shape != (*shape[:-1], 1):
+                raise ValueError(
+                    f"format {fmt.name}: scale {tuple(scale.shape)} {str(scale.dtype).removeprefix('torch.')} is not "
+                    f"the levels of its tokens (choose float32 {(*shape[:-1], 1)}); block scales cannot be given"
+                )
+            return level.unsqueeze(-1)
         return level if scale.ndim <= 1 else tiles.spread(level, fmt.tile, shape)
     if fmt.scale_dtype == "e8m0":
         return tiles.spread(e8m0_value(scale.view(torch.uint8)), fmt.tile, shape)

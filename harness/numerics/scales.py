@@ -71,13 +71,15 @@ RULES: dict[str, Rule] = {
     "int_kernel": Rule(zero_scale=0.0, form="inverse"),
     # The INT4 QAT stacks (miles int4_qat/fake_int4_quant_cuda.cu): codes in +-(2^(bits - 1) - 1).
     "qat": Rule(scale_floor=1e-5),
-    # FP8 KV cache; margin and floor as in NeMo-RL's calibrated scales (`kv_scales.py`).
+    # FP8 KV cache; margin as in NeMo-RL's calibrated scales (`kv_scales.py`), which have no floor.
     "kv": Rule(margin=1.05, scale_floor=1e-6),
 }
 
 MX_RULES: dict[str, dict[str, int]] = {
     # What to add to the float32 bits of amax so that the exponent field becomes the one the rule wants:
     # 2^23 minus the first mantissa that moves up. OCP microscaling (floor), torchao prototype/mx_formats, CT.
+    # "rceil" is exact here and in Blackwell's cvt.rp; torchao's eager path divides amax by the largest code and takes
+    # log2 in float32, which keeps the lower scale up to about ten float32 steps above the bound.
     "floor": {"e2m1": 0, "e4m3": 0},
     "even": {"e2m1": 0x200000, "e4m3": 0x080000},  # m >= 1.75, m >= 1.9375
     "ceil": {"e2m1": 0x7FFFFF, "e4m3": 0x7FFFFF},  # m > 1
@@ -204,13 +206,16 @@ def _mx(view: Tensor, fmt: Format, scale: Tensor | None) -> Scales:
 def _nvfp4(view: Tensor, fmt: Format, scale: Tensor | None, tensor_amax: Tensor | None) -> Scales:
     """E4M3 scales of blocks times a float32 scale of the tensor.
 
-    `scale` of one dimension or none is a frozen tensor-level scale in the format's own convention; otherwise it holds
-    frozen block scales, and `tensor_amax` tells the tensor-level one.
+    `scale` of one dimension or none is a frozen tensor-level scale in the format's own convention, under "ct_token" it
+    is always of that level; otherwise it holds frozen block scales, and `tensor_amax` tells the tensor-level one.
     """
     assert fmt.tile is not None
     amax = tiles.amax(view, fmt.tile)
-    is_level = scale is not None and scale.ndim <= 1
-    level = scale.reshape(()) if scale is not None and is_level else _tensor_level(amax, fmt, tensor_amax)
+    is_level = scale is not None and (scale.ndim <= 1 or fmt.rule == "ct_token")
+    if scale is not None and is_level:
+        level = scale.reshape(()) if scale.ndim <= 1 else scale
+    else:
+        level = _tensor_level(amax, fmt, tensor_amax)
     if scale is not None and not is_level:
         block = scale
     elif fmt.rule == "torchao":

@@ -4,7 +4,7 @@ A surrogate is a [B, T] matrix to minimise, before the correction weight; `polic
 after the clip and the dual clip, drops what the correction rejected and aggregates. Denominators are arguments,
 counted over the whole optimizer batch, so the split into micro-batches or ranks cannot change the sum. Padding is
 removed by selection, never by multiplication, so it may hold NaN. Left out: the weights and masks themselves, which are
-`Part`s of methods, and TRL's KL term multiplied by the policy ratio.
+`Part`s of methods.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ GSPO_LOG_RATIO_MAX = 10.0
 LOSSES = ("ppo", "gspo", "cispo", "reinforce")
 MODES = ("decoupled", "bypass_ppo", "bypass_pg")
 AGGREGATIONS = ("token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-sum-norm", "seq-mean-token-mean")
-KL_KINDS = ("k1", "k2", "k3", "k3+")
+KL_KINDS = ("k1", "k2", "k3", "k3+", "k3_is")
 
 
 class Algorithm(Protocol):
@@ -83,7 +83,8 @@ def start(batch: TokenBatch, eps_low: float, eps_high: float) -> Correction:
 
 def cleaned(logp: Tensor, batch: TokenBatch, c: Correction) -> tuple[Tensor, TokenBatch, Correction]:
     """Inputs with 0 where a token does not count; a token counts if it is in the mask and has a finite sampler
-    log-prob. `mask` and `keep` shrink to those tokens. Only `logp` keeps its gradient, exactly 0 where replaced.
+    log-prob. `mask` and `keep` shrink to those tokens. Only `logp` keeps its gradient, exactly 0 where replaced. The
+    advantage comes back with its shift, which the correction then no longer holds.
     """
     usable = batch.mask & torch.isfinite(batch.rollout_logp)
 
@@ -91,6 +92,8 @@ def cleaned(logp: Tensor, batch: TokenBatch, c: Correction) -> tuple[Tensor, Tok
         return torch.where(usable, x.detach(), 0.0)
 
     old, rollout, adv = select(batch.old_logp), select(batch.rollout_logp), select(batch.adv)
+    if c.adv_shift is not None:
+        adv = adv + select(c.adv_shift)
     clean = replace(batch, mask=usable, adv=adv, rollout_logp=rollout, old_logp=old)
     low, high = select(c.clip_low), select(c.clip_high)
     correction = Correction(weight=select(c.weight), keep=usable & c.keep, clip_low=low, clip_high=high)
@@ -129,8 +132,12 @@ def gspo_surrogate(logp: Tensor, old_logp: Tensor, adv: Tensor, mask: Tensor, c:
 
 def _sequence_carrier(logp: Tensor, old_logp: Tensor, mask: Tensor) -> Tensor:
     held = logp.detach()
-    mean = torch.where(mask, held - old_logp, 0.0).sum(-1) / mask.sum(-1).clamp(min=1)
-    return (logp - held + mean[:, None]).clamp(max=GSPO_LOG_RATIO_MAX)
+    return (logp - held + _mean_log_ratio(held, old_logp, mask)).clamp(max=GSPO_LOG_RATIO_MAX)
+
+
+def _mean_log_ratio(logp: Tensor, old_logp: Tensor, mask: Tensor) -> Tensor:
+    """[B, 1] nats: mean of logp - old_logp over the mask, 0 for an empty row."""
+    return (torch.where(mask, logp - old_logp, 0.0).sum(-1) / mask.sum(-1).clamp(min=1))[:, None]
 
 
 def cispo(logp: Tensor, old_logp: Tensor, adv: Tensor, c: Correction) -> Tensor:
@@ -144,11 +151,14 @@ def reinforce(logp: Tensor, adv: Tensor) -> Tensor:
     return -adv * logp
 
 
-def kl_penalty(logp: Tensor, ref_logp: Tensor, kind: str) -> Tensor:
+def kl_penalty(logp: Tensor, ref_logp: Tensor, kind: str, log_ratio: Tensor | None = None) -> Tensor:
     """KL to the reference per token, [B, T] nats, with x = logp - ref_logp (verl kl_penalty).
 
     k1 x; k2 x^2/2; k3 exp(-x) + x - 1 with x clamped to +-20 and the result to +-10; k3+ the value of k3 with the
-    gradient of k2.
+    gradient of k2; k3_is the policy ratio times k3 without the second clamp, with gradient through both (DeepSeek-V3.2,
+    arXiv 2512.02556 eq. 7): its gradient is ratio times x, whose mean under the old policy is that of the KL itself.
+
+    log_ratio, for k3_is alone: [B, T] or [B, 1] nats with gradient, current over old policy.
     """
     x = logp - ref_logp
     if kind == "k1":
@@ -158,7 +168,12 @@ def kl_penalty(logp: Tensor, ref_logp: Tensor, kind: str) -> Tensor:
     if kind not in KL_KINDS:
         raise ValueError(f"kl_type: unknown {kind!r} (choose {', '.join(KL_KINDS)})")
     bounded = x.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
-    k3 = (torch.exp(-bounded) + bounded - 1.0).clamp(-10.0, 10.0)
+    k3 = torch.exp(-bounded) + bounded - 1.0
+    if kind == "k3_is":
+        if log_ratio is None:
+            raise ValueError("kl_type: k3_is needs the log-ratio of the current to the old policy")
+        return log_ratio.exp() * k3
+    k3 = k3.clamp(-10.0, 10.0)
     if kind == "k3":
         return k3
     k2 = 0.5 * x.square()
@@ -246,7 +261,8 @@ def policy_loss(
     if algo.kl_coef:
         if "ref_logp" not in batch.extras:
             raise ValueError(f"kl_coef: {algo.kl_coef} needs the reference's log-probs, extras['ref_logp']")
-        kl = kl_penalty(logp, torch.where(batch.mask, batch.extras["ref_logp"], 0.0), algo.kl_type)
+        ref_logp = torch.where(batch.mask, batch.extras["ref_logp"], 0.0)
+        kl = kl_penalty(logp, ref_logp, algo.kl_type, kl_log_ratio(logp, batch, algo))
         sums["kl_ref"] = torch.where(batch.mask, kl.detach(), 0.0).sum()
         loss = loss + algo.kl_coef * aggregate(kl, mask, batch.mask, totals, agg=agg)
     if entropy is not None:
@@ -256,6 +272,14 @@ def policy_loss(
             raise ValueError(f"entropy_coef: {algo.entropy_coef} needs an entropy with gradient")
         loss = loss - algo.entropy_coef * aggregate(entropy, mask, batch.mask, totals, agg=agg)
     return loss, sums
+
+
+def kl_log_ratio(logp: Tensor, batch: TokenBatch, algo: Algorithm) -> Tensor:
+    """Log of the ratio that k3_is multiplies by, nats with gradient: of the current policy to `batch.old_logp`, per
+    token [b, T], under GSPO the length-normalised one of the sequence, [b, 1] (TRL's use_bias_correction_kl)."""
+    if algo.loss == "gspo" and algo.mode != "bypass_pg":
+        return _mean_log_ratio(logp, batch.old_logp, batch.mask).clamp(max=GSPO_LOG_RATIO_MAX)
+    return log_ratio(logp, batch.old_logp)
 
 
 def part_loss(part: Part, logp: Tensor, b: TokenBatch, c: Correction) -> Tensor | None:

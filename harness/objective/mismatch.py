@@ -205,22 +205,28 @@ def _bucketed(old_logp: Tensor, rollout_logp: Tensor, mask: Tensor, index: Tenso
 def correction_metrics(c: Correction, mask: Tensor) -> dict[str, float]:
     """Metrics of a correction's effect on a batch, over the original mask [B, T] bool; names prefixed `correction/`.
 
-    Weights are those applied, so `ess` is verl's rollout_is_eff_sample_size; std is the population's.
+    Weights are those before rejection, a rejected token's counted with the rest, so `ess` is verl's
+    rollout_is_eff_sample_size; `kept_weight_mean` and `kept_ess` are of the weights that reach the loss, NaN where
+    nothing is kept. std is the population's.
     """
     weight = torch.where(torch.isfinite(c.weight), c.weight, 0.0)[mask].double()
     if weight.numel() == 0:
         return {}
     kept = c.keep & mask
-    rows = torch.stack([weight, weight * weight, (weight == 0).double()]).mean(1)
+    inside = kept[mask].double()
+    rows = torch.stack([weight, weight * weight, (weight == 0).double(), weight * inside, weight * weight * inside])
     tokens, sequences = kept.double().sum() / mask.sum(), kept.any(-1).double().sum() / mask.any(-1).sum()
     ends = torch.stack([weight.min(), weight.max(), tokens, sequences, c.clip_high[mask].max().double()])
-    mean, square, zero, low, high, token_frac, seq_frac, clip_high = torch.cat([rows, ends]).tolist()
+    moments = torch.cat([rows.mean(1), ends]).tolist()
+    mean, square, zero, kept_mean, kept_square, low, high, token_frac, seq_frac, clip_high = moments
     return {
         "correction/weight_mean": mean,
         "correction/weight_std": math.sqrt(max(square - mean * mean, 0.0)),
         "correction/weight_min": low,
         "correction/weight_max": high,
         "correction/ess": mean * mean / square if square > 0 else math.nan,
+        "correction/kept_weight_mean": kept_mean / token_frac if token_frac else math.nan,
+        "correction/kept_ess": kept_mean * kept_mean / (kept_square * token_frac) if kept_square > 0 else math.nan,
         "correction/zero_frac": zero,
         "correction/token_kept_frac": token_frac,
         "correction/seq_kept_frac": seq_frac,

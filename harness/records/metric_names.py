@@ -27,8 +27,8 @@ class Metric:
 
 
 _MISMATCH = """
-kl_k1 | nats | none | mean | mean of rollout - old log-prob over tokens: KL(rollout || train), may be negative
-kl_k2 | nats | down | mean | mean of d^2 / 2, d = old - rollout log-prob
+kl_k1 | nats | none | mean | mean of -d over tokens, d as in kl_k2: KL(rollout || train), may be negative
+kl_k2 | nats | down | mean | mean of d^2 / 2, d = old - rollout log-prob, clamped to +-20 here and below
 kl_k3 | nats | down | mean | mean of exp(d) - d - 1: KL(rollout || train), never negative
 kl_k3_reverse | nats | down | mean | mean of exp(-d) + d - 1: nominally KL(train || rollout), tail dominated
 js | nats | down | mean | mean of log cosh(d / 2): both policies' k3 against their average
@@ -50,7 +50,7 @@ log_ppl_absdiff | nats | down | mean | mean over responses of |mean d|
 log_ppl_diff_max | nats | none | max | largest -mean d of a response
 log_ppl_diff_min | nats | none | min | smallest -mean d of a response
 ppl_ratio | 1 | none | mean | mean over responses of exp(-mean d)
-chi2_token | 1 | down | mean | mean of rho^2 minus 1, rho = exp(d) clamped at exp(+-20)
+chi2_token | 1 | down | mean | mean of rho^2 minus 1, rho = exp(d)
 chi2_seq | 1 | down | mean | the same with the product of rho over a response
 m2 | nats^2 | down | mean | mean of d^2 (M2PO)
 ess_token | 1 | up | mean | effective sample size over n of token weights min(rho, cap); verl's habit
@@ -70,11 +70,13 @@ invalid_frac | fraction | down | mean | tokens of the mask without two finite lo
 entropy_corr | 1 | none | mean | Pearson correlation of |d| and the trainer's entropy
 """
 _OTHER = """
-correction/weight_mean | 1 | none | mean | mean weight applied to the tokens of the mask
+correction/weight_mean | 1 | none | mean | mean weight of the tokens of the mask, rejected ones counted
 correction/weight_std | 1 | none | mean | its population standard deviation
-correction/weight_min | 1 | none | min | smallest weight applied
-correction/weight_max | 1 | none | max | largest weight applied
-correction/ess | 1 | up | mean | effective sample size over n of the weights applied
+correction/weight_min | 1 | none | min | smallest weight of a token of the mask
+correction/weight_max | 1 | none | max | largest weight of a token of the mask
+correction/ess | 1 | up | mean | effective sample size over n of the weights, rejected tokens counted
+correction/kept_weight_mean | 1 | none | mean | mean weight of the tokens that no rejection dropped
+correction/kept_ess | 1 | up | mean | effective sample size of their weights over their number
 correction/zero_frac | fraction | none | mean | tokens of weight 0 (IcePop)
 correction/token_kept_frac | fraction | up | mean | tokens that no rejection dropped
 correction/seq_kept_frac | fraction | up | mean | responses with a kept token
@@ -96,6 +98,7 @@ train/skew_down | 1 | none | mean | its part with A < 0
 train/skew_total | 1 | none | mean | skew with current / rollout in place of R
 train/skew_total_up | 1 | none | mean | its part with A > 0
 train/skew_total_down | 1 | none | mean | its part with A < 0
+train/lr_factor | 1 | none | mean | the method's factor on the learning rate, where it has one
 train/loss_scale | 1 | none | last | FP16 loss scale after the update; 1 without scaling
 train/skipped | 1 | down | sum | 1 where an overflow skipped the update
 reward/mean | 1 | up | mean | mean shaped reward of the sampler's responses
@@ -152,7 +155,8 @@ def _table() -> dict[str, Metric]:
 
 
 METRICS: dict[str, Metric] = _table()
-"""Every name of the per-step series. `part/*` is what parts keep in memory, named by the parts."""
+"""Every name of the per-step series. `part/*` is what parts keep in memory, named by the parts;
+`sampler/<name>/*` the mismatch and raw reward of each of several samplers (`harness.run.samplers`)."""
 
 FRAMEWORKS = ("verl", "TRL", "NeMo-RL", "slime", "prime-rl")
 _CORR, _DEBUG, _SAMPLING = "rollout_corr/", "training/rollout_probs_diff_", "sampling/sampling_logp_difference/"

@@ -1,15 +1,16 @@
 """Paths in a results folder: the one place that knows its layout.
 
     runs/<sweep>/         <run_id>.json and .parquet of every cell (`harness.records.run_result`)
-    rollouts/<sweep>/     <run_id>.jsonl of runs with launch.dump_rollouts (`harness.run.dump`)
+    rollouts/<sweep>/     <run_id>.jsonl of runs with launch.dump_rollouts (`harness.trainers.rollout_file`)
     packed/<sweep>.zip    a whole sweep in one file (`harness.records.packed`)
     looks/<sweep>.json    looks at a sweep that ran until its arms were decided (`harness.records.looks`)
     tables/  figures/<name>/  site/  claims.md     what reports write
-    searches/  throughput/<sweep>/  parity/  replay/  bench/  passports/     records of the studies and benchmarks
+    searches/  throughput/<sweep>/  parity/  replay/  bench/  passports/  probes/  predictions/     records of studies
     bases/<name>/         trained base models
     evaluations/          evaluations of model folders, apart from any run (`lowbit eval`)
     policies/<sweep>/<run_id>/    trained policies, where `launch.save` keeps them
     mlflow/               MLflow's database and artifacts
+    wandb/                runs of Weights & Biases, and the keys of what was logged
     replaced/<sweep>/     records that `lowbit sweep --again` put aside, one folder each time
     work/                 what a stopped command goes on from; nothing in it is a result
 
@@ -96,6 +97,11 @@ def mlflow_folder(results: Path | str) -> Path:
     return Path(results) / "mlflow"
 
 
+def wandb_folder(results: Path | str) -> Path:
+    """Runs of Weights & Biases, and the keys of what was logged."""
+    return Path(results) / "wandb"
+
+
 def searches_folder(results: Path | str) -> Path:
     """The trials of searches."""
     return Path(results) / "searches"
@@ -119,6 +125,16 @@ def replay_folder(results: Path | str) -> Path:
 def bench_folder(results: Path | str) -> Path:
     """Folder of benchmarks' measurements, a file each."""
     return Path(results) / "bench"
+
+
+def probes_folder(results: Path | str) -> Path:
+    """The records of probes, a file each."""
+    return Path(results) / "probes"
+
+
+def predictions_path(results: Path | str, sweep: str) -> Path:
+    """Predictions of the dose study for a sweep, made before its runs."""
+    return Path(results) / "predictions" / f"{sweep}.json"
 
 
 def passports_folder(results: Path | str) -> Path:

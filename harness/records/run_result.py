@@ -283,13 +283,16 @@ SUMMARY: dict[str, tuple[str, Callable[[list[float]], float]]] = {
     "grad_norm_max": ("train/grad_norm", max),
 }
 """Summary name -> (column of the series, reduction over its finite values)."""
+MAY_BE_NAN = frozenset({"sync/code_flip_rate"})
+"""Columns that say nothing in some rows: no codes stand before the first push, nor ever where weights have none."""
 
 
 def summarise(series: Sequence[Row], evals: Sequence[EvalRecord]) -> dict[str, float | None]:
     """The few numbers of a run that tables rank: accuracies as fractions, mismatch in nats, None where not measured.
 
     `auc` is the mean accuracy of the evaluations after step 0, `*_last` the mean of the last five steps.
-    `num_nonfinite` counts NaN and infinite scalars of the series, which every reduction leaves out.
+    `num_nonfinite` counts NaN and infinite scalars of the series, which every reduction leaves out; NaN of a column
+    in `MAY_BE_NAN` is none of them.
     """
     summary: dict[str, float | None] = {}
     for site, suffix in (("reference", ""), ("rollout", "_rollout")):
@@ -302,8 +305,11 @@ def summarise(series: Sequence[Row], evals: Sequence[EvalRecord]) -> dict[str, f
         values = [row[column] for row in series if column in row]
         finite = [float(value) for value in values if isinstance(value, (int, float)) and math.isfinite(value)]
         summary[name] = reduce(finite) if finite else None
-    scalars = [value for row in series for value in row.values() if isinstance(value, float)]
-    summary["num_nonfinite"] = float(sum(not math.isfinite(value) for value in scalars))
+    scalars = [(name, value) for row in series for name, value in row.items() if isinstance(value, float)]
+    bad = [
+        name for name, value in scalars if not math.isfinite(value) and not (math.isnan(value) and name in MAY_BE_NAN)
+    ]
+    summary["num_nonfinite"] = float(len(bad))
     return summary
 
 

@@ -42,12 +42,19 @@ def base_key(config: DecoderConfig, task: Demonstrated, recipe: Recipe, base_see
     """12 hexadecimal digits over everything that decides the base's weights."""
     parts = {
         "rule": _rule(recipe),
-        "model": dataclasses.asdict(_complete(config, task)),
+        "model": _values(_complete(config, task)),
         "task": [task.name, task.content_hash()],
         "recipe": recipe_values(recipe),
         "base_seed": base_seed,
     }
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def _values(config: DecoderConfig) -> dict[str, Any]:
+    """The shape as JSON; scaling of the rotary embedding, which no model made here has, came later and is left out."""
+    values = dataclasses.asdict(config)
+    del values["rope_scaling"]
+    return values
 
 
 def base_name(model: str, task: Demonstrated, base_seed: int, key: str) -> str:
@@ -126,7 +133,7 @@ def train_base(
         "rule": _rule(recipe),
         "task": task.name,
         "task_hash": task.content_hash(),
-        "model": dataclasses.asdict(config),
+        "model": _values(config),
         "recipe": recipe_values(recipe),
         "base_seed": base_seed,
         **reached,

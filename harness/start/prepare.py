@@ -28,7 +28,7 @@ from harness.records.paths import bases_folder, work_folder
 from harness.start.base_model import base_key, base_name, ensure_base
 from harness.start.base_training import BaseRecipe, Progress, TrainingHost
 from harness.start.text_training import TextRecipe
-from harness.tasks import EMBEDDED, Demonstrated, Item, Task, Worded, build_task
+from harness.tasks import EMBEDDED, Demonstrated, Item, Task, Worded, build_task, stop_ids
 
 NUM_CALIBRATION = 128
 """Calibration prompts offered to `Part.prepare`."""
@@ -47,10 +47,12 @@ class Start:
     spread_seed: int
     device: str = "cpu"
     """Device of the run."""
+    max_positions: int | None = None
+    """Positions in place of the folder's own."""
 
     def build(self, folder: Path) -> Decoder:
         """The module of a checkpoint, on the device; the base's channels are spread, a prepared checkpoint's are."""
-        model = load_decoder(folder)
+        model = load_decoder(folder, max_positions=self.max_positions)
         if folder == self.folder and self.spread:
             spread_channels(model, self.spread, self.spread_seed)
         return model.to(self.device)
@@ -167,7 +169,10 @@ def start_of(
         host = TrainingHost(device=device, state=state, should_stop=should_stop or (lambda: False), workers=workers)
         path = ensure_base(config.model.name, shape, shown, recipe, config.base_seed, root, progress, host)
     seed = stable_seed(config.base_seed, "spread")
-    return Start(folder=path, task=task, spread=config.model.spread, spread_seed=seed, device=config.trainer.device)
+    return Start(
+        folder=path, task=task, spread=config.model.spread, spread_seed=seed, device=config.trainer.device,
+        max_positions=config.model.max_positions,
+    )  # fmt: skip
 
 
 def prepare(composed: Composed, config: RunConfig, start: Start, launch: Launch) -> Decoder:
@@ -178,6 +183,8 @@ def prepare(composed: Composed, config: RunConfig, start: Start, launch: Launch)
         start.task.content_hash(), config.numerics_version,
         config.engine.max_batch, config.engine.max_new_tokens, config.engine.temperature,  # of `Site.sample`
     ]  # fmt: skip
+    if start.max_positions is not None:
+        identity.append(start.max_positions)
     for i, part in enumerate(composed.parts):
         # what an earlier part wraps or prepares is seen by this one
         identity += [type(part).__name__, stated_knobs(part)]
@@ -206,8 +213,8 @@ def _site(earlier: Composed, config: RunConfig, start: Start, folder: Path) -> S
     def sample(model: nn.Module, prompts: Sequence[Sequence[int]], seed: int) -> Rollout:
         assert isinstance(model, Decoder)
         engine = EmbeddedEngine(
-            model.config, Plan(rollout_weights=format_named("fp32")), eos_id=task.eos_id, pad_id=task.pad_id,
-            device=next(model.parameters()).device, max_batch=config.engine.max_batch,
+            model.config, Plan(rollout_weights=format_named("fp32")), eos_id=task.eos_id, stop_ids=stop_ids(task),
+            pad_id=task.pad_id, device=next(model.parameters()).device, max_batch=config.engine.max_batch,
         )  # fmt: skip
         engine.load_weights((name, tensor.detach()) for name, tensor in model.named_parameters())
         limit = config.engine.max_new_tokens or task.max_new_tokens

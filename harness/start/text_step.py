@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from harness.models.decoder import Decoder, Layer, rope_tables, rotate
+from harness.numerics.compiler_options import compiler_options
 from harness.numerics.rms_norm import rms_norm
 from harness.start.text_documents import Bucket, Packed
 
@@ -104,7 +105,8 @@ class PackedDecoder:
 
     def compile(self) -> None:
         """From now on the elementwise parts run as compiled code."""
-        self.functions = tuple(torch.compile(function, dynamic=False) for function in self.functions)
+        options = compiler_options(device_of(self.model))
+        self.functions = tuple(torch.compile(function, dynamic=False, options=options) for function in self.functions)
 
     def losses(self, ids: Tensor, ends: Tensor, longest: int) -> Tensor:
         """Ids [N] int64 and ends [D + 1] int32 -> cross-entropy [N] float32 of the token after each; the last one's is

@@ -39,6 +39,7 @@ from harness.tasks.contract import Task as Task
 from harness.tasks.contract import Worded as Worded
 from harness.tasks.contract import check_options as check_options
 from harness.tasks.contract import failure_shares as failure_shares
+from harness.tasks.contract import stop_ids as stop_ids
 
 
 def _sort() -> type:

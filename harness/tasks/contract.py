@@ -74,6 +74,21 @@ class Task(Protocol):
         ...
 
 
+@runtime_checkable
+class Ended(Protocol):
+    """A task whose responses end at several token ids, those of a model folder's generation_config."""
+
+    @property
+    def stop_ids(self) -> tuple[int, ...]:
+        """Ids that end a response beside `eos_id`."""
+        ...
+
+
+def stop_ids(task: Task) -> tuple[int, ...]:
+    """Ids that end a response of the task beside its `eos_id`; empty for most."""
+    return task.stop_ids if isinstance(task, Ended) else ()
+
+
 class Demonstrated(Task, Protocol):
     """A task that can show right answers, and whose `n` is the size of its problems: the embedded ones."""
 

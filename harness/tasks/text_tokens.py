@@ -26,6 +26,8 @@ class TextTokenizer:
     eos_id: int
     pad_id: int
     vocab_size: int
+    stop_ids: tuple[int, ...] = ()
+    """Ids that end a response beside `eos_id`, ascending."""
 
 
 class Limited(Protocol):
@@ -48,6 +50,10 @@ class TextTask:
     @property
     def eos_id(self) -> int:
         return self.tokens.eos_id
+
+    @property
+    def stop_ids(self) -> tuple[int, ...]:
+        return self.tokens.stop_ids
 
     @property
     def pad_id(self) -> int:
@@ -81,7 +87,8 @@ def load_text_tokenizer(folder: Path | None, task: str, has_chat: bool | None = 
     pad_id = _special_id(tokenizer, settings, config, "pad")
     size = int(config.get("vocab_size") or tokenizer.get_vocab_size())
     chat = _load_chat(folder, task) if has_template and has_chat is not False else None
-    return TextTokenizer(tokenizer, chat, eos_id, eos_id if pad_id is None else pad_id, size)
+    stops = tuple(sorted(_end_ids(folder, config) - {eos_id}))
+    return TextTokenizer(tokenizer, chat, eos_id, eos_id if pad_id is None else pad_id, size, stops)
 
 
 def prompt_ids(tokens: TextTokenizer, messages: Sequence[Message], **chat_options: Any) -> tuple[int, ...]:
@@ -115,6 +122,19 @@ def _special_id(tokenizer: Any, settings: Mapping[str, Any], config: Mapping[str
         found = config.get(f"{kind}_token_id")
         found = found[0] if isinstance(found, list) else found
     return found
+
+
+def _end_ids(folder: Path, config: Mapping[str, Any]) -> set[int]:
+    """Every `eos_token_id` of generation_config.json, else of config.json, as transformers and vLLM stop at them.
+
+    Raises ValueError for anything but ids."""
+    path = folder / "generation_config.json"
+    found = _read_json(path).get("eos_token_id")
+    path, found = (path, found) if found is not None else (folder / "config.json", config.get("eos_token_id"))
+    ids = found if isinstance(found, list) else [] if found is None else [found]
+    if wrong := [value for value in ids if not isinstance(value, int) or isinstance(value, bool) or value < 0]:
+        raise ValueError(f"{path}: eos_token_id={wrong[0]!r}; valid: a token id, or a list of them")
+    return set(ids)
 
 
 def _read_json(path: Path) -> dict[str, Any]:
