@@ -12,7 +12,6 @@ from harness.config.decoder_config import decoder_config
 from harness.config.schema import RunConfig
 from harness.engines.embedded.engine import EmbeddedEngine
 from harness.engines.vllm import builds, settings
-from harness.models.checkpoint import load_config
 from harness.models.decoder import Decoder, DecoderConfig
 
 
@@ -30,8 +29,7 @@ def check_engine(config: RunConfig, composed: Composed, extras: frozenset[str]) 
         builds.check_plan(build, composed.plan)
         if build is builds.CPU or torch.cuda.is_available():
             settings.check_device(build, config.trainer.device, composed.plan)
-        path = config.model.path
-        settings.check_shape(build, decoder_config(config.model) if path is None else load_config(path), composed.plan)
+        settings.check_shape(build, decoder_config(config.model), composed.plan)
         supports = builds.supports(build)
     check_supported(composed, supports, config.engine.name, extras)
 
@@ -46,7 +44,7 @@ def make_engine(
     config: RunConfig, shape: DecoderConfig, plan: Plan, *, trainer_model: Decoder | None, keeps_log_probs: bool,
     **ids: Any,
 ) -> RolloutEngine:  # fmt: skip
-    """The run's rollout engine. `ids`: eos_id, pad_id, device. Raises ValueError for what the engine cannot do."""
+    """The run's rollout engine. `ids`: eos_id, stop_ids, pad_id, device. Raises ValueError for what it cannot do."""
     if config.engine.name == "vllm":
         from harness.engines.vllm.engine import VLLMEngine
 

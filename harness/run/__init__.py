@@ -6,6 +6,7 @@ build.py         model, trainer and engines, built from the configuration
 run.py           the live parts of a run, and its state for a resume
 loop.py          the GRPO step
 collect.py       one rollout batch: prompts, samples, rewards, layout
+samplers.py      several samplers of one batch, each with its share of every prompt
 policies.py      the trained policy as a Hugging Face folder, and its codes
 staleness.py     weights of earlier steps for the sampler, as in asynchronous training
 dump.py          responses written out, where a launch asks for them

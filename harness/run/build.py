@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from harness.api import Plan, Step
+from typing import Any
+
+from harness.api import Plan, Step, sampler_plans
 from harness.config.schema import Launch, RunConfig
 from harness.engines.embedded.engine import EmbeddedEngine
 from harness.engines.factory import make_engine
@@ -10,12 +12,13 @@ from harness.models.checkpoint import content_hash
 from harness.numerics.formats import format_named
 from harness.run.checks import check, check_device
 from harness.run.gpu_sharing import reserved_gib
-from harness.run.run import Run
+from harness.run.run import Run, Served
 from harness.start.prepare import evaluation_tasks, held_out, prepare, start_of
+from harness.tasks import stop_ids
 from harness.trainers.evaluation import REFERENCE
 from harness.trainers.local.forward import Thrift
 from harness.trainers.local.policy import policy
-from harness.trainers.local.trainer import LocalTrainer
+from harness.trainers.local.trainer import DIVERGENCES, LocalTrainer
 from harness.trainers.task_evaluation import asked
 
 
@@ -28,26 +31,35 @@ def build(config: RunConfig, launch: Launch) -> tuple[Run, dict[str, str | None]
     shape = model.config
     model = policy(model, composed, config.base_seed, launch.fp8_kernels)
     algo, needs = config.algo, composed.needs(Step(index=0, total=config.trainer.steps, seed=config.seed))
-    is_exact = composed.plan.sampler == "trainer"
+    is_exact, keeps_log_probs = composed.plan.sampler == "trainer", bool(needs & {*DIVERGENCES, "allowed_ids"})
     trainer = LocalTrainer(
         model, config.trainer, composed.plan, temperature=config.engine.temperature,
         micro_batch_rows=config.engine.max_batch if is_exact else None, micro_batch_tokens=launch.micro_batch_tokens,
         num_updates=config.trainer.steps * algo.num_minibatches * algo.num_epochs,
         wants_entropy_grad=algo.entropy_coef != 0, wants_reference=algo.kl_coef != 0 or "ref_logp" in needs,
-        wants_shadow="shadow" in needs, lr_factor=composed.lr_factor, thrift=Thrift.of(launch),
+        wants_shadow="shadow" in needs, lr_factor=composed.lr_factor, thrift=Thrift.of(launch, config.trainer),
     )  # fmt: skip
-    ids = {"eos_id": start.task.eos_id, "pad_id": start.task.pad_id, "device": device}
+    task = start.task
+    ids: dict[str, Any] = {"eos_id": task.eos_id, "stop_ids": stop_ids(task), "pad_id": task.pad_id, "device": device}
     before = reserved_gib(device)
     engine = make_engine(
         config, shape, composed.plan, trainer_model=trainer.model if is_exact else None,
-        keeps_log_probs="rollout_kl" in needs, **ids,
+        keeps_log_probs=keeps_log_probs, **ids,
     )  # fmt: skip
+    others = [
+        Served(
+            name=sampler.name, plan=plan,
+            engine=make_engine(config, shape, plan, trainer_model=None, keeps_log_probs=keeps_log_probs, **ids),
+        )
+        for sampler, plan in zip(composed.plan.samplers or (), sampler_plans(composed.plan)[1:], strict=True)
+    ]  # fmt: skip
     share = {"engine": reserved_gib(device) - before} if device == "cuda" else {}
     reference = EmbeddedEngine(
         shape, Plan(rollout_weights=format_named(REFERENCE)), max_batch=config.engine.max_batch, **ids
     )
     run = Run(
         config=config, composed=composed, task=start.task, trainer=trainer, engine=engine, reference=reference,
+        others=others,
         folder=start.folder, max_new_tokens=config.engine.max_new_tokens or start.task.max_new_tokens,
         eval_items=held_out(config, start.task), asked=asked(config.evaluations, evaluation_tasks(config)),
     )  # fmt: skip

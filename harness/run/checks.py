@@ -62,7 +62,7 @@ def check_place(config: RunConfig, launch: Launch) -> None:
     """Raises ValueError, one line, where this machine does not have what the run wants: its device, its engine, verl, a
     cluster; or where `launch` asks for two things that exclude each other."""
     check_device(config)
-    Thrift.of(launch)
+    Thrift.of(launch, config.trainer)
     if config.trainer.name == "verl":
         _check_verl(config, launch)
     elif launch.gpus * launch.nodes != 1:

@@ -8,13 +8,14 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from harness.api import Correction, Rollout, Sequences, Step, TokenBatch
+from harness.api import Rollout, Sequences, Step, sample_counts
 from harness.foundation.clock import Clock
-from harness.foundation.seeds import generator, stable_seed
-from harness.objective.advantage import informative_groups, shaped
+from harness.foundation.seeds import stable_seed
+from harness.objective.advantage import shaped
 from harness.run.run import Collected, Run
 from harness.tasks import Item, Score, Stopping, Task
 from harness.tasks.prompt_order import prompt_indices
+from harness.trainers.dynamic_sampling import filled, num_drawn
 
 
 def collect(run: Run, step: Step, clock: Clock) -> Collected:
@@ -24,62 +25,69 @@ def collect(run: Run, step: Step, clock: Clock) -> Collected:
     until the batch is full. Raises ValueError after `max_gen_batches`.
     """
     algo, device = run.config.algo, run.trainer.parameters[0].device
-    items: list[Item] = []
-    rollouts: list[Rollout] = []
-    scores: list[Score] = []
-    num_batches = num_tokens = 0
-    while len(items) < algo.num_prompts * algo.group_size:
-        if algo.max_gen_batches and num_batches >= algo.max_gen_batches:
-            raise ValueError(
-                f"algo.max_gen_batches={algo.max_gen_batches}: only {len(items) // algo.group_size} of "
-                f"{algo.num_prompts} prompts had samples that differ in reward"
-            )
-        drawn = next_items(run)
+    drawn: list[tuple[list[Item], Rollout, list[Score]]] = []
+
+    def sample() -> list[float]:
+        prompts = next_items(run)
         with clock("generate"):
-            rollout = run.engine.generate(
-                [item.prompt for item in drawn],
-                num_samples=algo.group_size,
-                max_new_tokens=run.max_new_tokens,
-                temperature=run.config.engine.temperature,
-                seed=stable_seed(run.config.seed, "rollout", step.index, num_batches),
-            )
-            rollout = stopped(rollout, run.task)
+            seed = stable_seed(run.config.seed, "rollout", step.index, len(drawn))
+            rollout = stopped(generate(run, [item.prompt for item in prompts], seed), run.task)
         with clock("reward"):
-            repeated = [item for item in drawn for _ in range(algo.group_size)]
-            found = run.task.score(repeated, rollout.responses())
-            num_batches, num_tokens = num_batches + 1, num_tokens + int(rollout.lengths.sum())
-            room = algo.num_prompts - len(items) // algo.group_size
-            kept = chosen_rows(found, algo.group_size, room) if algo.dynamic_sampling else list(range(len(repeated)))
-            rollouts.append(take_rollout(rollout, kept))
-            items += [repeated[i] for i in kept]
-            scores += [found[i] for i in kept]
+            repeated = [item for item in prompts for _ in range(algo.group_size)]
+            drawn.append((repeated, rollout, run.task.score(repeated, rollout.responses())))
+        return [score.reward for score in drawn[-1][2]]
+
+    kept = filled(algo, sample)
     with clock("reward"):
-        rollout = join_rollouts(rollouts, run.task.pad_id)
+        batches = list(zip(drawn, kept, strict=True))
+        items = [repeated[i] for (repeated, _, _), rows in batches for i in rows]
+        scores = [found[i] for (_, _, found), rows in batches for i in rows]
+        rollout = join_rollouts([take_rollout(each, rows) for (_, each, _), rows in batches], run.task.pad_id)
         seqs = sequences(items, rollout, run.task.pad_id, device)
+        if "allowed_ids" in run.composed.needs(step):
+            assert rollout.log_probs is not None
+            seqs = replace(seqs, allowed=(rollout.log_probs > -torch.inf).to(device))
+    num_tokens = sum(int(each.lengths.sum()) for _, each, _ in drawn)
     return Collected(
-        seqs=seqs, rollout=rollout, items=items, scores=scores, num_tokens=num_tokens, num_batches=num_batches
+        seqs=seqs, rollout=rollout, items=items, scores=scores, num_tokens=num_tokens, num_batches=len(drawn)
     )
+
+
+def generate(run: Run, prompts: Sequence[Sequence[int]], seed: int) -> Rollout:
+    """`group_size` responses to each prompt, adjacent: from the plan's own sampler, or by shares from several, in their
+    order."""
+    counts = sample_counts(run.composed.plan, run.config.algo.group_size)
+    names = [other.name for other in run.others]
+    seeds = [seed, *(stable_seed(seed, "sampler", name) for name in names)]
+    rollouts = [
+        engine.generate(
+            prompts, num_samples=count, max_new_tokens=run.max_new_tokens,
+            temperature=run.config.engine.temperature,
+            top_p=run.config.engine.top_p, seed=each,
+        )
+        for engine, count, each in zip(run.engines, counts, seeds, strict=True)
+    ]  # fmt: skip
+    if len(rollouts) == 1:
+        return rollouts[0]
+    sampler = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts) * len(prompts))
+    prompt = torch.cat([torch.arange(len(prompts)).repeat_interleave(count) for count in counts])
+    order = (prompt * len(counts) + sampler).argsort(stable=True)
+    joined = join_rollouts(rollouts, run.task.pad_id)
+    sampler = sampler.to(joined.lengths.device)
+    return take_rollout(replace(joined, sampler=sampler), order.tolist())
 
 
 def next_items(run: Run) -> list[Item]:
     """The next prompts of the run's own order: hashed indices, or a shuffled epoch where the data is finite."""
-    count = run.config.algo.gen_prompts or run.config.algo.num_prompts
+    count = num_drawn(run.config.algo)
     positions = range(run.next_prompt, run.next_prompt + count)
     run.next_prompt += count
     return run.task.sample("train", prompt_indices(run.config.seed, positions, run.task.num_train))
 
 
-def chosen_rows(scores: Sequence[Score], group_size: int, room: int) -> list[int]:
-    """Rows of the first `room` groups whose raw rewards differ."""
-    group = torch.arange(len(scores)) // group_size
-    is_kept = informative_groups(torch.tensor([s.reward for s in scores]), group)
-    groups = is_kept.nonzero().flatten()[:room].tolist()
-    return [g * group_size + i for g in groups for i in range(group_size)]
-
-
 def take_rollout(rollout: Rollout, rows: list[int]) -> Rollout:
     """Some rows of a rollout; all rows are the rollout itself."""
-    if len(rows) == len(rollout.lengths):
+    if rows == list(range(len(rollout.lengths))):
         return rollout
     index = torch.tensor(rows, dtype=torch.int64, device=rollout.lengths.device)
     return Rollout(
@@ -88,6 +96,7 @@ def take_rollout(rollout: Rollout, rows: list[int]) -> Rollout:
         lengths=rollout.lengths[index],
         truncated=rollout.truncated[index],
         log_probs=None if rollout.log_probs is None else rollout.log_probs[index],
+        sampler=None if rollout.sampler is None else rollout.sampler[index],
     )
 
 
@@ -114,6 +123,7 @@ def join_rollouts(rollouts: Sequence[Rollout], pad_id: int) -> Rollout:
         return rollouts[0]
     width = max(r.token_ids.shape[1] for r in rollouts)
     pad = torch.nn.functional.pad
+    samplers = [r.sampler for r in rollouts if r.sampler is not None]
     wide = [(r.log_probs, width - r.token_ids.shape[1]) for r in rollouts if r.log_probs is not None]
     return Rollout(
         token_ids=torch.cat([pad(r.token_ids, (0, width - r.token_ids.shape[1]), value=pad_id) for r in rollouts]),
@@ -121,6 +131,7 @@ def join_rollouts(rollouts: Sequence[Rollout], pad_id: int) -> Rollout:
         lengths=torch.cat([r.lengths for r in rollouts]),
         truncated=torch.cat([r.truncated for r in rollouts]),
         log_probs=torch.cat([pad(x, (0, 0, 0, more)) for x, more in wide]) if wide else None,
+        sampler=torch.cat(samplers) if samplers else None,
     )
 
 
@@ -142,6 +153,11 @@ def sequences(items: Sequence[Item], rollout: Rollout, pad_id: int, device: torc
     return Sequences(ids=ids, prompt_lens=prompt_lens, token_ids=tokens, sampled=sampled)
 
 
+def groups(run: Run, count: int) -> Tensor:
+    """[count] int64: the prompt of each row of a batch, the samples of a prompt adjacent."""
+    return torch.arange(count) // run.config.algo.group_size
+
+
 def advantages(
     run: Run, scores: Sequence[Score], rollout: Rollout, sampled: Tensor
 ) -> tuple[Tensor, Tensor, dict[str, float]]:
@@ -150,36 +166,10 @@ def advantages(
     sampled [B, T] bool; the samples of a prompt are adjacent.
     """
     device = sampled.device
-    group = torch.arange(len(scores), device=device) // run.config.algo.group_size
+    group = groups(run, len(scores)).to(device)
     mask, adv, metrics = shaped(
         run.config.algo, run.max_new_tokens, [score.reward for score in scores], rollout.lengths.to(device),
         rollout.truncated.to(device), sampled, group,
     )  # fmt: skip
     metrics["reward/unparsable_frac"] = sum(not score.is_parsable for score in scores) / len(scores)
     return mask, adv, metrics
-
-
-def take_batch(b: TokenBatch, rows: Tensor) -> TokenBatch:
-    """Some rows of a batch."""
-    fields = {name: getattr(b, name)[rows] for name in ("token_ids", "mask", "adv", "rollout_logp", "old_logp")}
-    dicts = {name: {k: v[rows] for k, v in getattr(b, name).items()} for name in ("shadow", "extras")}
-    return replace(b, **fields, **dicts)
-
-
-def take_correction(c: Correction, rows: Tensor) -> Correction:
-    """Some rows of a correction."""
-    return Correction(weight=c.weight[rows], keep=c.keep[rows], clip_low=c.clip_low[rows], clip_high=c.clip_high[rows])
-
-
-def minibatches(run: Run, step: Step) -> list[Tensor]:
-    """Row indices of every update, in order; the samples of one prompt stay together."""
-    algo = run.config.algo
-    if algo.num_minibatches == 1:
-        return [torch.arange(algo.num_prompts * algo.group_size)] * algo.num_epochs
-    members = torch.arange(algo.group_size)
-    batches: list[Tensor] = []
-    for epoch in range(algo.num_epochs):
-        order = torch.randperm(algo.num_prompts, generator=generator("cpu", step.seed, "minibatch", step.index, epoch))
-        for prompts in order.tensor_split(algo.num_minibatches):
-            batches.append((prompts[:, None] * algo.group_size + members).flatten())
-    return batches

@@ -18,7 +18,8 @@ def lend(run: Run) -> None:
     if not run.config.engine.sleep:
         return
     before = free_gib(run.config.trainer.device)
-    run.engine.sleep()
+    for engine in run.engines:
+        engine.sleep()
     run.keep_peaks({"given_back": free_gib(run.config.trainer.device) - before} if before else {})
 
 
@@ -29,7 +30,8 @@ def reclaim(run: Run) -> None:
         return
     if run.config.trainer.device == "cuda":
         torch.cuda.empty_cache()
-    run.engine.wake()
+    for engine in run.engines:
+        engine.wake()
 
 
 def reserved_gib(device: str) -> float:

@@ -19,25 +19,30 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harness.api import Correction, Rollout, RolloutEngine, Sequences, Step, TokenBatch
+from harness.api import Correction, RolloutEngine, Sequences, Step, TokenBatch
 from harness.config.compose import check_passport, has_hook
 from harness.foundation.clock import Clock
 from harness.objective.loss import aggregate, count_totals
 from harness.objective.mismatch import batch_mismatch, correction_metrics
-from harness.run.collect import advantages, collect, minibatches, take_batch, take_correction
+from harness.run.collect import advantages, collect, groups
 from harness.run.gpu_sharing import lend, reclaim
-from harness.run.run import Run
+from harness.run.run import Collected, Run
+from harness.run.samplers import by_sampler, push_others
 from harness.run.staleness import keep, measured, stale_logp, synced
 from harness.trainers.corrected_step import (
     NUM_AFTER_SYNC,
     batch_correction,
     method_loss,
+    minibatches,
     needs_current_policy,
+    take_batch,
+    take_correction,
     update_correction,
+    update_lr_factor,
     update_metrics,
 )
 from harness.trainers.evaluation import REFERENCE, evaluation
-from harness.trainers.local.trainer import Diverged, Scores
+from harness.trainers.local.trainer import DIVERGENCES, Diverged, Scores
 from harness.trainers.task_evaluation import FAILURES, task_evaluation
 
 
@@ -86,13 +91,14 @@ def grpo_step(run: Run) -> dict[str, Any]:
     is_single = algo.num_minibatches * algo.num_epochs == 1
     with clock("old_logp"):
         stale = stale_logp(run, seqs, step)
-        scores, batch = scored(run, seqs, mask, adv, sampled.rollout, step, keep_graph=is_single)
-    row |= batch_mismatch(batch, scores.entropy.detach()) | measured(run, batch, stale)
+        scores, batch = scored(run, sampled, mask, adv, step, keep_graph=is_single)
+    row |= batch_mismatch(batch, scores.entropy.detach()) | measured(run, batch, stale) | by_sampler(run, batch)
 
     with clock("update"):
         correction = batch_correction(composed, batch, algo)
         updates = [
-            update(run, seqs, batch, correction, rows, scores if is_single else None) for rows in minibatches(run, step)
+            update(run, seqs, batch, correction, rows, scores if is_single else None, number)
+            for number, rows in enumerate(minibatches(algo, step))
         ]
         with trainer.eagerly():
             composed.refit(trainer.model, seqs, batch, replace(step, index=step.index + 1))
@@ -104,11 +110,12 @@ def grpo_step(run: Run) -> dict[str, Any]:
 
 
 def scored(
-    run: Run, seqs: Sequences, mask: Tensor, adv: Tensor, rollout: Rollout, step: Step, *, keep_graph: bool
+    run: Run, sampled: Collected, mask: Tensor, adv: Tensor, step: Step, *, keep_graph: bool
 ) -> tuple[Scores, TokenBatch]:
     """Score a rollout batch with the trainer before any update, and gather all that the parts need. Raises Diverged,
     and RuntimeError where the trainer has a log-prob and the engine has none: that engine's tokens are worth
     nothing."""
+    seqs, rollout = sampled.seqs, sampled.rollout
     trainer, needs, device = run.trainer, run.composed.needs(step), seqs.ids.device
     scores = trainer.score(seqs, keep_graph=keep_graph)
     if not torch.isfinite(scores.logp.detach()[seqs.sampled]).all():
@@ -119,12 +126,15 @@ def scored(
     if run.composed.plan.sampler == "trainer":
         check_exact(scores.logp.detach(), rollout.logp.to(device), seqs.sampled)
     extras = {"ref_logp": trainer.reference_logp(seqs)} if trainer.reference is not None else {}
-    if "rollout_kl" in needs:
+    if divergent := needs & DIVERGENCES:
         assert rollout.log_probs is not None
-        extras["rollout_kl"] = trainer.rollout_kl(seqs, rollout.log_probs.to(device))
+        found = trainer.divergences(seqs, rollout.log_probs.to(device))
+        extras |= {name: found[name] for name in divergent}
     batch = TokenBatch(
         token_ids=seqs.token_ids, mask=mask, adv=adv, rollout_logp=rollout.logp.to(device),
-        old_logp=scores.logp.detach(), step=step, extras=extras,
+        old_logp=scores.logp.detach(), step=step, extras=extras, group=groups(run, len(mask)).to(device),
+        reward=torch.tensor([score.reward for score in sampled.scores], dtype=torch.float32, device=device),
+        sampler=None if rollout.sampler is None else rollout.sampler.to(device),
         shadow={"old": trainer.shadow_logp(seqs)} if "shadow" in needs else {},
     )  # fmt: skip
     return scores, batch
@@ -145,17 +155,25 @@ def push_weights(run: Run, engine: RolloutEngine, step: Step) -> dict[str, float
         run.composed.after_sync(engine, [item.prompt for item in run.eval_items[:NUM_AFTER_SYNC]])
     passport = engine.realized_plan()
     check_passport(run.composed.plan, passport)
+    if step.purpose != "eval":
+        passport = push_others(run, step, passport)
     if step.purpose != "eval" or run.passport is None:
         run.passport = passport
     return {f"sync/{name}": value for name, value in engine.sync_metrics().items()}
 
 
 def update(
-    run: Run, seqs: Sequences, batch: TokenBatch, correction: Correction, rows: Tensor, scores: Scores | None
+    run: Run,
+    seqs: Sequences,
+    batch: TokenBatch,
+    correction: Correction,
+    rows: Tensor,
+    scores: Scores | None,
+    number: int,
 ) -> tuple[dict[str, float], dict[str, float]]:
     """One optimizer update on some rows of the batch: (its metrics, its sums over tokens).
 
-    `scores` may carry the graph of exactly these rows.
+    `scores` may carry the graph of exactly these rows; `number` counts the updates of the step.
     """
     algo, trainer, composed = run.config.algo, run.trainer, run.composed
     rows = rows.to(seqs.ids.device)
@@ -166,6 +184,7 @@ def update(
         if batch.shadow:
             batch = replace(batch, shadow={**batch.shadow, "current": trainer.shadow_logp(seqs)})
         correction = update_correction(composed, correction, batch, scores.logp.detach(), algo)
+    factor = update_lr_factor(composed, batch, None if scores is None else scores.logp.detach(), algo)
     totals = count_totals(batch.mask, correction.keep, run.max_new_tokens)
     adds = [part for part in composed.parts if has_hook(part, "aux_loss")]
 
@@ -181,8 +200,14 @@ def update(
                 loss = loss + aggregate(aux, b.mask, b.mask, totals, agg=algo.agg, denom="original")
         return loss, sums
 
-    loss, sums = trainer.accumulate(seqs, loss_of, scores, wants_logits=bool(adds))
-    return {"train/loss": loss} | trainer.step() | correction_metrics(correction, batch.mask), sums
+    if any(has_hook(part, "during_update") for part in composed.parts):
+        with trainer.eagerly(), composed.during_update(trainer.model, batch.step, number):
+            loss, sums = trainer.accumulate(seqs, loss_of, wants_logits=bool(adds))
+    else:
+        loss, sums = trainer.accumulate(seqs, loss_of, scores, wants_logits=bool(adds))
+    row = {"train/loss": loss} | (trainer.step() if factor is None else trainer.step(factor))
+    row |= {} if factor is None else {"train/lr_factor": factor}
+    return row | correction_metrics(correction, batch.mask), sums
 
 
 def evaluate(run: Run) -> None:

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from harness.api import Passport, Rollout, RolloutEngine, Sequences
+from harness.api import Passport, Plan, Rollout, RolloutEngine, Sequences
 from harness.config.compose import Composed
 from harness.config.schema import RunConfig
 from harness.records.run_result import EvalRecord, TaskEvalRecord
@@ -44,6 +44,15 @@ class Collected:
     """Sampled tokens, with those of rows that dynamic sampling dropped among them."""
     num_batches: int
     """Generations that filled the batch."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Served:
+    """One more sampler of every batch, alive."""
+
+    name: str
+    plan: Plan
+    engine: RolloutEngine
 
 
 class Reached(Protocol):
@@ -81,6 +90,8 @@ class Run:
     engine: RolloutEngine
     reference: RolloutEngine
     """Samples in the reference precision, for evaluation alone."""
+    others: list[Served] = field(default_factory=list[Served])
+    """Samplers of every batch beside `engine` (`harness.run.samplers`)."""
     folder: Path
     """Hugging Face folder of the base: its tokenizer goes with the trained policy."""
     max_new_tokens: int
@@ -107,6 +118,11 @@ class Run:
 
     on_batch: Callable[[int, Collected], None] | None = None
     """Called with every step's rollout batch, after its sampling."""
+
+    @property
+    def engines(self) -> list[RolloutEngine]:
+        """Engines that sample batches: the plan's own first."""
+        return [self.engine, *(other.engine for other in self.others)]
 
     def keep_peaks(self, found: Mapping[str, float]) -> None:
         """Largest of what was found and what is known, by name."""
@@ -148,4 +164,5 @@ class Run:
 
     def close(self) -> None:
         """Free the engine."""
-        self.engine.close()
+        for engine in self.engines:
+            engine.close()

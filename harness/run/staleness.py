@@ -24,6 +24,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from harness.api import Sequences, Step, TokenBatch, WeightStream
+from harness.config.compose import Composed
 from harness.objective.mismatch import PROFILE_EVERY, staleness_metrics
 from harness.run.run import Run, Version
 
@@ -37,14 +38,15 @@ def keep(run: Run, step: Step) -> None:
         run.past = [*run.past[-age:], now]
 
 
-def synced(run: Run, step: Step) -> WeightStream:
-    """Weights for the rollout engine, through every part: the trainer's own, or for the rollouts of a run with
-    `algo.staleness` the oldest that are kept."""
+def synced(run: Run, step: Step, composed: Composed | None = None) -> WeightStream:
+    """Weights for a rollout engine, through every part: the trainer's own, or for the rollouts of a run with
+    `algo.staleness` the oldest that are kept. `composed`: the method under another plan than the run's."""
+    composed = composed or run.composed
     if not run.past or step.purpose != "rollout":
-        return run.composed.sync(run.trainer.weights(), step)
+        return composed.sync(run.trainer.weights(), step)
     old, device = run.past[0], run.trainer.parameters[0].device
     weights = ((name, tensor.to(device)) for name, tensor in old.weights.items())
-    return replace(run.composed, fixed=old.fixed).sync(weights, replace(step, index=old.step))
+    return replace(composed, fixed=old.fixed).sync(weights, replace(step, index=old.step))
 
 
 def stale_logp(run: Run, seqs: Sequences, step: Step) -> Tensor | None:

@@ -51,22 +51,23 @@ class EmbeddedEngine:
         *,
         eos_id: int,
         pad_id: int,
+        stop_ids: Sequence[int] = (),
         device: torch.device | str = "cpu",
         trainer_model: Decoder | None = None,
         max_batch: int | None = None,
         retire_at: float | None = RETIRE_AT,
         keeps_log_probs: bool = False,
     ) -> None:
-        """`max_batch` rows are sampled at once (None: all), fewer where a GPU has no room; it is part of the random
-        stream. `retire_at` None: ended
-        rows are computed to the end. `keeps_log_probs`: rollouts carry the whole distribution of every token.
+        """`stop_ids` end a response as `eos_id` does. `max_batch` rows are sampled at once (None: all), fewer where a
+        GPU has no room; it is part of the random stream. `retire_at` None: ended rows are computed to the end.
+        `keeps_log_probs`: rollouts carry the whole distribution of every token.
         Raises ValueError for a plan this engine cannot follow."""
         if plan.sampler == "trainer" and trainer_model is None:
             raise ValueError("sampler=trainer needs trainer_model, the module to sample from")
         if plan.sampler == "trainer" and plan.residual is not None:
             raise ValueError("residual: the trainer's own forward (sampler=trainer) has no second pass")
         self.config, self.plan, self.device = config, plan, torch.device(device)
-        self.eos_id, self.pad_id = eos_id, pad_id
+        self.end_ids, self.pad_id = (eos_id, *stop_ids), pad_id
         self.max_batch, self.retire_at, self.keeps_log_probs = max_batch, retire_at, keeps_log_probs
         self.trainer_model = trainer_model if plan.sampler == "trainer" else None
         self.weights = LiveWeights(config, plan, self.device)
@@ -128,7 +129,7 @@ class EmbeddedEngine:
         return max(1, min(rows, int(0.75 * free / row)))
 
     def _transcript(self, rows: Tensor, requests: Requests) -> Transcript:
-        out = Transcript(len(rows), requests.max_new_tokens, self.eos_id, self.pad_id, self.device)
+        out = Transcript(len(rows), requests.max_new_tokens, self.end_ids, self.pad_id, self.device)
         if self.keeps_log_probs:
             out.keep_log_probs()
         return out

@@ -6,6 +6,8 @@ alone leave out improbable tokens (`nucleus`), and no trainer scores those.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -50,8 +52,11 @@ def pick(log_probs: Tensor, noise: Tensor | None) -> tuple[Tensor, Tensor]:
 class Transcript:
     """Tokens that the rows of one batch have sampled so far, and the rows that go on."""
 
-    def __init__(self, rows: int, max_new_tokens: int, eos_id: int, pad_id: int, device: torch.device) -> None:
-        self.eos_id, self.pad_id = eos_id, pad_id
+    def __init__(
+        self, rows: int, max_new_tokens: int, end_ids: Sequence[int], pad_id: int, device: torch.device
+    ) -> None:
+        """`end_ids`: each of them ends a row."""
+        self.end_ids, self.pad_id = tuple(end_ids), pad_id
         self.tokens = torch.full((max_new_tokens, rows), pad_id, dtype=torch.int64, device=device)
         self.logp = torch.zeros(max_new_tokens, rows, device=device)
         self.is_alive = torch.ones(rows, dtype=torch.bool, device=device)
@@ -84,7 +89,8 @@ class Transcript:
         else:
             self.tokens[t].index_copy_(0, self.rows, token)
             self.logp[t].index_copy_(0, self.rows, logp)
-        self.is_alive &= token != self.eos_id
+        for end in self.end_ids:
+            self.is_alive &= token != end
 
     def retire(self) -> Tensor:
         """Stop computing rows that have ended; returns the computed rows that stay, [n] int64, ascending."""
@@ -96,7 +102,9 @@ class Transcript:
     def rollout(self) -> Rollout:
         """Tokens and log-probs [B, T] of the whole batch; T is the limit, not the longest response."""
         tokens, logp = self.tokens.t().contiguous(), self.logp.t().contiguous()
-        is_end = tokens == self.eos_id
+        is_end = torch.zeros_like(tokens, dtype=torch.bool)
+        for end in self.end_ids:
+            is_end |= tokens == end
         truncated = ~is_end.any(1)
         lengths = torch.where(truncated, tokens.shape[1], is_end.int().argmax(1) + 1)
         log_probs = None

@@ -3,6 +3,7 @@
 engine.py            the engine: load weights, generate, calibrate, sleep, read back
 builds.py            the two builds of vLLM, and their differences as one table
 settings.py          from a plan to vLLM's arguments
+warm.py              DeepGEMM's kernels, compiled before a run
 memory.py            estimates of memory, before anything is loaded
 cpu_fixes.py         corrections of vLLM's CPU build
 weights.py           one push of weights, whichever way it takes

@@ -61,8 +61,9 @@ class Rows:
 class DeviceLoop:
     """Decoding loop over one engine's model runner."""
 
-    def __init__(self, runner: Any) -> None:
-        """`runner`: vLLM's model runner, warmed up."""
+    def __init__(self, runner: Any, num_ends: int = 1) -> None:
+        """`runner`: vLLM's model runner, warmed up; `num_ends`: token ids that end a row."""
+        self.num_ends = num_ends
         config = runner.vllm_config
         self.runner, self.device = runner, runner.device
         self.max_batch: int = config.scheduler_config.max_num_seqs
@@ -90,7 +91,7 @@ class DeviceLoop:
         self.tokens = torch.zeros(shape, dtype=torch.int32, device=self.device)
         self.logp = torch.zeros(shape, dtype=torch.float32, device=self.device)
         self.temperature = torch.ones((), dtype=torch.float32, device=self.device)
-        self.eos_id = torch.zeros((), dtype=torch.int64, device=self.device)
+        self.end_ids = torch.zeros(self.num_ends, dtype=torch.int64, device=self.device)
         self.is_greedy = torch.zeros((), dtype=torch.bool, device=self.device)
 
     def takes(self, scheduler: Any) -> bool:
@@ -125,7 +126,8 @@ class DeviceLoop:
         pages = self.table.get_device_tensor(len(self.runner.input_batch.req_ids))
         self.temperature.fill_(temperature or 1.0)
         self.is_greedy.fill_(temperature == 0)
-        self.eos_id.fill_(samples.eos_id)
+        self.end_ids.fill_(-1)
+        self.end_ids[: len(samples.end_ids)] = self._tensor(samples.end_ids)
         first = prompts + done - 1
         self.rows.put(
             self._tensor(samples.ids[index, done - 1]), self._tensor(first), self._tensor(prompts + width - 1),
@@ -162,7 +164,7 @@ class DeviceLoop:
             if samples.has_ended[row]:
                 continue
             new = tokens[at, prompt + start : prompt + width]
-            ends = np.flatnonzero(new == samples.eos_id)
+            ends = np.flatnonzero(np.isin(new, samples.end_ids))
             end = start + (int(ends[0]) + 1 if len(ends) else len(new))
             samples.ids[row, start:end] = new[: end - start]
             samples.logp[row, start:end] = logp[at, prompt + start : prompt + end]
@@ -210,7 +212,8 @@ class DeviceLoop:
         record = torch.where(is_live, row, self.max_batch), at
         self.tokens.index_put_(record, token.to(torch.int32))
         self.logp.index_put_(record, logp)
-        goes_on = is_live & (token != self.eos_id) & (at < last)
+        is_end = (token[:, None] == self.end_ids).any(1)
+        goes_on = is_live & ~is_end & (at < last)
         ids.copy_(torch.where(goes_on, token.to(torch.int32), ids))
         positions.copy_(torch.where(goes_on, at, positions))
         is_live.copy_(goes_on)

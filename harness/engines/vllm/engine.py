@@ -50,6 +50,7 @@ class VLLMEngine:
         *,
         eos_id: int,
         pad_id: int,
+        stop_ids: Sequence[int] = (),
         device: torch.device | str = "cpu",
         max_batch: int = 256,
         max_length: int | None = None,
@@ -59,16 +60,18 @@ class VLLMEngine:
         is_direct: bool | None = None,
         can_sleep: bool = False,
     ) -> None:
-        """`max_length`: prompt and response in tokens; `gpu_memory`: share of the device's memory for weights and
-        cache; `is_eager`: no CUDA graphs; `keeps_log_probs`: rollouts carry the whole distribution of every token;
-        `is_direct`: how weights are pushed (`weights.py`); `can_sleep`: `sleep` gives the GPU's memory to others.
+        """`stop_ids` end a response as `eos_id` does; `max_length`: prompt and response in tokens; `gpu_memory`: share
+        of the device's memory for weights and cache; `is_eager`: no CUDA graphs; `keeps_log_probs`: rollouts carry the
+        whole distribution of every token; `is_direct`: how weights are pushed (`weights.py`); `can_sleep`: `sleep`
+        gives the GPU's memory to others.
 
         Raises ValueError, one line: no such vLLM, device or format, a model that does not fit, a second engine that can
         sleep, or the cause of an engine that died at start.
         """
         self.build = settings.installed_build()
         self.config, self.plan, self.device = config, plan, torch.device(device)
-        self.eos_id, self.pad_id, self.keeps_log_probs = eos_id, pad_id, keeps_log_probs
+        self.end_ids = sorted({eos_id, *stop_ids} - {-1})
+        self.pad_id, self.keeps_log_probs = pad_id, keeps_log_probs
         check_plan(self.build, plan)
         settings.check_device(self.build, self.device.type, plan)
         settings.check_shape(self.build, config, plan)
@@ -93,7 +96,7 @@ class VLLMEngine:
         self.vllm_config, self.model = worker.vllm_config, worker.model_runner.get_model()
         self.weights = VLLMWeights(self.model, self.vllm_config, config, plan, self.device, self._slot(), is_direct)
         adapts = at_rollout(plan.adapters) is not None
-        self.loop = None if adapts else DeviceLoop(worker.model_runner)
+        self.loop = None if adapts else DeviceLoop(worker.model_runner, len(self.end_ids))
         self.is_awake, self._scales = True, dict[int, dict[Role, float]]()
 
     def load_weights(self, weights: WeightStream) -> None:
@@ -123,7 +126,7 @@ class VLLMEngine:
         if (longest := max(map(len, requests.prompts)) + max_new_tokens) > limit:
             raise ValueError(f"a prompt and max_new_tokens need {longest} positions; the engine's max_length={limit}")
         samples = Samples(
-            len(requests.rows), max_new_tokens, eos_id=self.eos_id, pad_id=self.pad_id,
+            len(requests.rows), max_new_tokens, end_ids=self.end_ids, pad_id=self.pad_id,
             vocab_size=self.config.vocab_size if self.keeps_log_probs else None,
         )  # fmt: skip
         repeated = [prompt for prompt in prompts for _ in range(num_samples)]
@@ -149,7 +152,7 @@ class VLLMEngine:
 
         return SamplingParams(
             temperature=temperature, max_tokens=max_new_tokens, top_p=top_p, detokenize=False,
-            stop_token_ids=[self.eos_id] if self.eos_id >= 0 else None, ignore_eos=True,
+            stop_token_ids=self.end_ids or None, ignore_eos=True,
             logprobs=-1 if self.keeps_log_probs else 0,
         )  # fmt: skip
 

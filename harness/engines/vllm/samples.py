@@ -11,15 +11,18 @@ import numpy as np
 class Samples:
     """Sampled tokens and log-probs: N rows of at most T tokens."""
 
-    def __init__(self, num_rows: int, max_new_tokens: int, *, eos_id: int, pad_id: int, vocab_size: int | None) -> None:
-        """`vocab_size`: keep the whole distribution of every token; None: the sampled token's log-prob alone."""
+    def __init__(
+        self, num_rows: int, max_new_tokens: int, *, end_ids: Sequence[int], pad_id: int, vocab_size: int | None
+    ) -> None:
+        """`end_ids`: each of them ends a row. `vocab_size`: keep the whole distribution of every token; None: the
+        sampled token's log-prob alone."""
         shape = num_rows, max_new_tokens
-        self.eos_id = eos_id
+        self.end_ids = np.array(end_ids, np.int64)
         self.ids = np.full(shape, pad_id, np.int64)
         self.logp = np.zeros(shape, np.float32)
         self.lengths = np.zeros(num_rows, np.int64)
         self.has_ended = np.zeros(num_rows, np.bool_)
-        """True per row that has ended by the end-of-sequence token."""
+        """True per row that has ended by one of `end_ids`."""
         self.log_probs = None if vocab_size is None else np.zeros((*shape, vocab_size), np.float32)
 
     def record(self, rows: Sequence[int], output: Any) -> None:
@@ -38,4 +41,4 @@ class Samples:
         if self.log_probs is not None:
             self.log_probs[at[0][:, None], at[1][:, None], found[new]] = values[new]
         self.lengths[at[0]] += 1
-        self.has_ended[at[0]] = sampled == self.eos_id
+        self.has_ended[at[0]] = np.isin(sampled, self.end_ids)
