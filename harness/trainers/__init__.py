@@ -2,7 +2,9 @@
 
 checkpoint_clock.py  when a state to resume from is due, and at what share of a run's time
 corrected_step.py    the update recipe of a batch: correct it, correct each update, its loss and metrics
+dynamic_sampling.py  which prompts make a batch where those without a signal are dropped
 evaluation.py        sampled accuracy on held-out questions, and its record
+rollout_file.py      responses written out, where a launch asks for them
 task_evaluation.py   evaluations on tasks of their own: several answers a question, scored as matrices
 local/               one process: float32 masters, forward, backward, optimizer
 verl/                verl on Ray: FSDP and vLLM's servers

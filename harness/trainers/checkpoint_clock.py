@@ -12,27 +12,26 @@ from contextlib import contextmanager
 
 from harness.config.schema import Launch
 
-SHARE = 0.05
-"""Largest share of a run's time that states saved by the clock take."""
-
 
 class CheckpointClock:
     """Due times of states, by steps or by the time since the last one.
 
-    By the clock one is due after `checkpoint_every_s`, or later: until the last one has cost at most `SHARE` of the
-    time since. `checkpoint_every_s=0` asks for one after every step and gets it.
+    By steps one is due after every `checkpoint_every_steps`, else by the clock after `checkpoint_every_s`. In both
+    cases the last one must have cost at most `checkpoint_share` of the time since it began; a moment that comes too
+    early is left out. `checkpoint_every_s=0` asks for one after every step and gets it.
     """
 
     def __init__(self, launch: Launch) -> None:
         self.every_s, self.every_steps = launch.checkpoint_every_s, launch.checkpoint_every_steps
+        self.share = launch.checkpoint_share
         self.last, self.cost_s = time.monotonic(), 0.0
 
     def is_due(self, step: int) -> bool:
         """Is a state due after `step` steps?"""
+        since, pause = time.monotonic() - self.last, self.cost_s * (1 / self.share - 1)
         if self.every_steps:
-            return step % self.every_steps == 0
-        wait = max(self.every_s, self.cost_s * (1 / SHARE - 1)) if self.every_s else 0.0
-        return time.monotonic() - self.last >= wait
+            return step % self.every_steps == 0 and since >= pause
+        return since >= max(self.every_s, pause) or not self.every_s
 
     @contextmanager
     def saving(self) -> Iterator[None]:

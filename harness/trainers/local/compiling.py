@@ -4,8 +4,8 @@ What may be compiled is what was tried and gave the numbers of the eager layers:
 beside them, 16-bit products on 16-bit operands, and FP8 products, which the compiler does not see: it compiles what
 lies between two of them, while codes and products are made as in an eager layer, bit for bit. Other emulated formats
 are refused: a compiler takes a cast to 16 bits and back for nothing and drops the rounding, and it cannot trace the
-quantizers. The head's chunks are compiled by `harness.numerics.head_logp`. Left out: the embedding, a head whose
-logits stand as a whole, packed batches (every set of lengths would be another graph).
+quantizers. Attention of packed sequences is not seen either: every set of lengths would be another graph. The head's
+chunks are compiled by `harness.numerics.head_logp`. Left out: the embedding, a head whose logits stand as a whole.
 """
 
 # pyright: reportUnknownMemberType=false
@@ -21,8 +21,9 @@ import torch
 from torch import Tensor, nn
 
 from harness.fitting.fake_quant import FakeQuantLinear
+from harness.models.decoder import CoreAttention, Spans
+from harness.numerics.compiler_options import compiler_options
 from harness.numerics.fp8_flow import FP8Linear
-from harness.numerics.head_logp import CHANGING_SIZES
 from harness.numerics.linear import CastLinear
 
 GRAPHS = 64
@@ -39,13 +40,16 @@ def compile_layers(layers: nn.ModuleList | nn.Sequential, *, is_dynamic: bool = 
     for name, module in layers.named_modules():
         if why := obstacle(module):
             raise ValueError(f"launch.compile=true: {name} {why}")
-    check_compiler(next(layers.parameters()).device)
+    device = next(layers.parameters()).device
+    check_compiler(device)
     torch._dynamo.config.recompile_limit = GRAPHS
     for module in layers.modules():
         if isinstance(module, FP8Linear):
             module.run = _unseen()
+        elif isinstance(module, CoreAttention):
+            module.packed = _unseen_attention()
     for layer in layers:
-        layer.compile(dynamic=is_dynamic, options=CHANGING_SIZES if is_dynamic else None)
+        layer.compile(dynamic=is_dynamic, options=compiler_options(device, is_dynamic=is_dynamic))
 
 
 @cache
@@ -60,6 +64,21 @@ def _unseen() -> Callable[[FP8Linear, Tensor], Tensor]:
         return y
 
     unseen: Any = torch.compiler.disable(compute, reason="FP8 codes and products are made as they stand")
+    return unseen
+
+
+@cache
+def _unseen_attention() -> Callable[[Spans, Tensor, Tensor, Tensor], Tensor]:
+    """Attention of a packed row as a function that the compiler does not look into; one for all layers."""
+    from torch._dynamo import mark_static
+
+    def attend(spans: Spans, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        out = spans.attend(q, k, v)
+        for dim in (0, 1, 3):  # the number of tokens alone changes
+            mark_static(out, dim)
+        return out
+
+    unseen: Any = torch.compiler.disable(attend, reason="the lengths of packed sequences change in every pass")
     return unseen
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from harness.api import Sequences
-from harness.config.schema import Launch
+from harness.config.schema import Launch, TrainerConfig
 from harness.models.decoder import Decoder, Spans, response_hidden
 from harness.numerics.head_logp import head_logp
 from harness.numerics.linear import CastLinear
@@ -46,28 +46,23 @@ class Thrift:
     checkpoint_layers: bool = False
     """Activation checkpoints: the backward pass computes every layer again from its input."""
     packing: bool = False
-    """No padding: micro-batches count real tokens."""
+    """No padding: micro-batches count real tokens. verl's workers always pack."""
     compile: bool = False
     """Layers run as compiled code (`trainers.compiling`)."""
     native_16bit: bool = False
     """Linear layers of a 16-bit trainer multiply 16-bit tensors (`linear.CastLinear`); nothing else changes."""
-
-    def __post_init__(self) -> None:
-        if self.compile and self.packing:
-            raise ValueError(
-                "launch.compile=true: packed batches are laid out anew each time; valid: launch.packing=false"
-            )
 
     def head_rows(self, vocab_size: int) -> int:
         """Rows of logits that may stand at once, at least one."""
         return max(1, self.logits_mib * FLOATS_PER_MIB // vocab_size)
 
     @classmethod
-    def of(cls, launch: Launch) -> Thrift:
-        """Settings that a launch asks for. Raises ValueError as the fields do."""
+    def of(cls, launch: Launch, trainer: TrainerConfig) -> Thrift:
+        """Settings that a launch asks for; `trainer.compute=bf16` multiplies on a GPU's tensor cores."""
+        is_native = launch.native_16bit or (trainer.compute == "bf16" and trainer.device == "cuda")
         return cls(
             logits_mib=launch.logits_mib, checkpoint_layers=launch.checkpoint_layers, packing=launch.packing,
-            native_16bit=launch.native_16bit, compile=launch.compile,
+            native_16bit=is_native, compile=launch.compile,
         )  # fmt: skip
 
 
@@ -129,12 +124,13 @@ def lay_out(seqs: Sequences) -> Layout:
 
 def forward(
     model: Decoder, seqs: Sequences, thrift: Thrift, *, temperature: float, entropy_grad: bool, is_fixed: bool,
-    wants_logits: bool,
+    wants_logits: bool, num_tokens: int | None = None,
 ) -> Scores:  # fmt: skip
-    """Log-probability and entropy of every sampled token of one micro-batch."""
+    """Log-probability and entropy of every sampled token of one micro-batch. `num_tokens`: ids from there on have
+    probability 0, where no logits stand everywhere."""
     if is_fixed or wants_logits:
         logits = model.head(response_hidden(model, seqs.ids, seqs.prompt_lens, seqs.token_ids.shape[1]))
-        flat = (logits.flatten(0, 1), seqs.token_ids.flatten())
+        flat = (masked(logits, seqs.allowed).flatten(0, 1), seqs.token_ids.flatten())
         logp, entropy = selected_logp(*flat, temperature, entropy_grad=entropy_grad)
         logp, entropy = (torch.where(seqs.sampled, x.view_as(seqs.token_ids), 0.0) for x in (logp, entropy))
         return Scores(logp=logp, entropy=entropy, logits=logits if wants_logits else None)
@@ -144,19 +140,29 @@ def forward(
     else:
         h = response_hidden(model, seqs.ids, seqs.prompt_lens, seqs.token_ids.shape[1])[seqs.sampled]
     logp, entropy = of_head(
-        model, h, seqs.token_ids[seqs.sampled], thrift, temperature=temperature, entropy_grad=entropy_grad
-    )
+        model, h, seqs.token_ids[seqs.sampled], thrift, temperature=temperature, entropy_grad=entropy_grad,
+        num_tokens=num_tokens, allowed=None if seqs.allowed is None else seqs.allowed[seqs.sampled],
+    )  # fmt: skip
     empty = torch.zeros(seqs.token_ids.shape, dtype=logp.dtype, device=logp.device)
     return Scores(logp=empty.masked_scatter(seqs.sampled, logp), entropy=empty.masked_scatter(seqs.sampled, entropy))
 
 
+def masked(logits: Tensor, allowed: Tensor | None) -> Tensor:
+    """Logits [..., V] with -inf where `allowed` [..., V] bool is False; None changes nothing."""
+    return logits if allowed is None else logits.masked_fill(~allowed, float("-inf"))
+
+
 def of_head(
     model: Decoder, h: Tensor, token_ids: Tensor, thrift: Thrift, *, temperature: float, entropy_grad: bool,
-    num_tokens: int | None = None,
+    num_tokens: int | None = None, allowed: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Score `token_ids` [M] with the head at the final-norm outputs `h` [M, d]: (log-prob [M], entropy [M]), within
-    the budget of logits. `num_tokens`: ids from there on have probability 0."""
+    the budget of logits. `num_tokens`: ids from there on have probability 0. `allowed` [M, V] bool: so have those that
+    are not; its logits stand as a whole, as it does."""
     chunk = thrift.head_rows(model.config.vocab_size)
+    if allowed is not None:
+        logits = masked(model.head(h), allowed)[:, :num_tokens]
+        return selected_logp(logits, token_ids, temperature, chunk=chunk, entropy_grad=entropy_grad)
     if len(h) <= chunk:
         return selected_logp(model.head(h)[:, :num_tokens], token_ids, temperature, entropy_grad=entropy_grad)
     return head_logp(

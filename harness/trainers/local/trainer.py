@@ -22,12 +22,14 @@ from harness.models.decoder import Decoder
 from harness.numerics.formats import Adapters
 from harness.numerics.fp8_flow import held_weights
 from harness.trainers.local.compiling import eagerly
-from harness.trainers.local.forward import Scores, Thrift, forward, packed_passes, prepared
+from harness.trainers.local.forward import Scores, Thrift, forward, masked, packed_passes, prepared
 from harness.trainers.local.policy import computing, is_loss_scaled
 from harness.trainers.local.products import products
 
-EXTRAS = frozenset({"ref_logp", "rollout_kl", "shadow"})
+EXTRAS = frozenset({"ref_logp", "rollout_kl", "rollout_tv", "shadow", "allowed_ids"})
 """Names that a part's `needs` may have."""
+DIVERGENCES = frozenset({"rollout_kl", "rollout_tv"})
+"""Those of whole distributions, for which the engine must keep its own."""
 
 
 class Diverged(RuntimeError):  # noqa: N818 - a status of runs, not a defect
@@ -154,17 +156,21 @@ class LocalTrainer:
         return self.score(seqs, model=self.shadow).logp
 
     @torch.no_grad()
-    def rollout_kl(self, seqs: Sequences, log_probs: Tensor) -> Tensor:
-        """[B, T] float32 nats: KL of the sampler's whole distribution, `log_probs` [B, T, V], against the policy's."""
+    def divergences(self, seqs: Sequences, log_probs: Tensor) -> dict[str, Tensor]:
+        """Divergences of the sampler's whole distribution, `log_probs` [B, T, V], from the policy's, [B, T] float32
+        each: "rollout_kl" the KL against the policy, nats, "rollout_tv" the total variation."""
         pieces: list[Tensor] = []
         for rows in self.passes(seqs, wants_logits=True):
             some, sampler = seqs.take(rows), log_probs[rows].to(torch.float32)
             logits = self._forward(some, wants_logits=True).logits
             assert logits is not None
+            logits = masked(logits, some.allowed)
             own = torch.log_softmax(logits.to(torch.float32) / self.temperature, -1)
             terms = torch.where(sampler > -torch.inf, sampler.exp() * (sampler - own), 0.0)
-            pieces.append(torch.where(some.sampled, terms.sum(-1), 0.0))
-        return torch.cat(pieces)
+            apart = (sampler.exp() - own.exp()).abs()
+            found = torch.stack([terms.sum(-1), 0.5 * apart.sum(-1)])
+            pieces.append(torch.where(some.sampled, found, 0.0))
+        return dict(zip(("rollout_kl", "rollout_tv"), torch.cat(pieces, 1), strict=True))
 
     def _forward(self, seqs: Sequences, *, model: Decoder | None = None, wants_logits: bool = False) -> Scores:
         return forward(
@@ -191,11 +197,12 @@ class LocalTrainer:
         stacked = torch.stack([total, *(v.to(total) for v in sums.values())]).tolist()
         return stacked[0], dict(zip(sums, stacked[1:], strict=True))
 
-    def step(self) -> dict[str, float]:
+    def step(self, factor: float = 1.0) -> dict[str, float]:
         """Take an optimizer step: unscale, clip, step, zero the gradients. A step with non-finite gradients under loss
-        scaling is skipped and counted."""
+        scaling is skipped and counted. `factor` multiplies the learning rate of this step alone."""
         for group in self.optimizer.param_groups:
-            group["lr"] = self.lr * group["lr_factor"] * schedule(self.config, self.num_updates, self.total_updates)
+            scheduled = schedule(self.config, self.num_updates, self.total_updates)
+            group["lr"] = self.lr * group["lr_factor"] * scheduled * factor
         self.scaler.unscale_(self.optimizer)
         norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, self.config.grad_clip))
         if not math.isfinite(norm) and not self.is_fp16:

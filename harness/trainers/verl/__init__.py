@@ -12,7 +12,8 @@
 
     plugin.py      our classes in verl's registries
     cpu.py         verl's platform for a CPU
-    trainer.py     verl's training loop with our advantages, corrections and metrics
+    trainer.py     verl's training loop with our advantages, corrections, updates and metrics
+    sampling.py    prompts and answers of a rollout batch
     objective.py   our loss in verl's worker
     engine.py      FSDP around our decoder
     adapter.py     the weights that leave the trainer at a push

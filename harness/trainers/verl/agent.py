@@ -13,7 +13,7 @@ from uuid import uuid4
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput
 
 from harness.start.prepare import task_of
-from harness.tasks import Task
+from harness.tasks import Task, stop_ids
 from harness.trainers.verl.job import current_job
 
 
@@ -32,14 +32,15 @@ class TaskLoop(AgentLoopBase):
         """`kwargs["extra_info"]` names the item by split and index."""
         job, task, info = current_job(), _task(), kwargs["extra_info"]
         item = task.sample(info["split"], [int(info["index"])])[0]
-        ends = {"stop_token_ids": [job.eos_id]} if job.eos_id >= 0 else {"ignore_eos": True}
+        ids_of_end = {job.eos_id, *stop_ids(task)} - {-1}
+        ends = {"stop_token_ids": sorted(ids_of_end)} if ids_of_end else {"ignore_eos": True}
         output = await self.server_manager.generate(
             request_id=uuid4().hex, prompt_ids=list(item.prompt), sampling_params={**sampling_params, **ends}
         )
         ids = output.token_ids[: job.max_new_tokens]
         score = (await asyncio.to_thread(task.score, [item], [ids]))[0]
         facts = {"acc": float(score.reward), "is_parsable": float(score.is_parsable), "index": float(item.index),
-                 "length": float(len(ids)), "truncated": float(ids[-1] != job.eos_id),
+                 "length": float(len(ids)), "truncated": float(ids[-1] not in ids_of_end),
                  "failure": score.failure}  # fmt: skip
         return AgentLoopOutput(
             prompt_ids=list(item.prompt), response_ids=ids, response_mask=[1] * len(ids),

@@ -23,6 +23,8 @@ EXTRAS = frozenset({"ref_logp"})
 HOOKS = {
     "aux_loss": "verl's loss sees log-probs, no logits",
     "refit": "it wants the whole module in one process",
+    "during_update": "verl's workers run their own passes",
+    "update_lr_factor": "verl's workers step by their own schedule",
 }
 """Hook -> why verl's loop cannot run it."""
 ANSWER_S = 30.0
@@ -36,6 +38,10 @@ def check(config: RunConfig, composed: Composed) -> None:
     plan, method = composed.plan, composed.method.name
     if plan.sampler == "trainer" or plan.residual is not None:
         raise ValueError(f"trainer=verl: {method} samples with the embedded engine's own code; choose trainer=local")
+    if plan.samplers:
+        raise ValueError(
+            f"trainer=verl: {method} has several samplers a batch, verl's servers one; choose trainer=local"
+        )
     for part in composed.parts:
         _check_part(config, part, plan)
     _check_algo(config)
@@ -52,15 +58,6 @@ def _check_part(config: RunConfig, part: Part, plan: Plan) -> None:
         if has_hook(part, hook) and hook not in part.idle(plan):
             without = f"knobs.{name}.{part.idle_by[hook]} or " if hook in part.idle_by else ""
             raise ValueError(f"trainer=verl: {name}.{hook} cannot run: {reason}; choose {without}trainer=local")
-    if has_hook(part, "correct_update") and num_updates(config) > 1:
-        raise ValueError(
-            f"trainer=verl: {name} reads the policy between updates; valid: algo.num_minibatches=1 algo.num_epochs=1"
-        )
-    if config.algo.mode != "decoupled" and has_hook(part, "correct") and num_updates(config) > 1:
-        raise ValueError(
-            f"trainer=verl: in algo.mode={config.algo.mode} {name} follows the live policy; valid: "
-            "algo.num_minibatches=1 algo.num_epochs=1"
-        )
     if lacking := sorted(part.needs(Step(index=0, total=1, seed=0)) - EXTRAS):
         raise ValueError(f"trainer=verl: {name} needs {', '.join(lacking)}; verl's workers offer {', '.join(EXTRAS)}")
 
@@ -76,19 +73,6 @@ def _check_algo(config: RunConfig) -> None:
         raise ValueError(
             f"algo.staleness={algo.staleness}: verl's servers get every step's weights; valid under trainer=verl: 0"
         )
-    if algo.dynamic_sampling:
-        raise ValueError(
-            "algo.dynamic_sampling=true: verl refills prompt by prompt, another rule; valid: false under trainer=verl"
-        )
-    if algo.mode == "bypass_pg" and num_updates(config) > 1:
-        raise ValueError(
-            "algo.mode=bypass_pg: its weights follow the live policy; valid under trainer=verl: "
-            "algo.num_minibatches=1 algo.num_epochs=1"
-        )
-    if algo.num_prompts % algo.num_minibatches:
-        raise ValueError(
-            f"algo.num_minibatches={algo.num_minibatches}: verl cuts equal parts of algo.num_prompts={algo.num_prompts}"
-        )
 
 
 def check_launch(config: RunConfig, launch: Launch) -> None:
@@ -97,16 +81,13 @@ def check_launch(config: RunConfig, launch: Launch) -> None:
     world = launch.nodes * launch.gpus
     if launch.nodes > 1 and launch.ray_address is None:
         raise ValueError("launch.nodes: several machines need a running cluster; give launch.ray_address")
-    samples = config.algo.num_prompts * config.algo.group_size // config.algo.num_minibatches
-    if samples % world:
-        raise ValueError(
-            f"launch.gpus={launch.gpus}: {samples} samples of an update do not divide by {world} GPUs; change "
-            "algo.num_prompts or algo.group_size"
-        )
-    if launch.dump_rollouts:
-        raise ValueError(f"launch.dump_rollouts={launch.dump_rollouts}: the local trainer alone does it; valid: 0")
-    if launch.packing:
-        raise ValueError("launch.packing=true: verl's workers pad a micro-batch; valid under trainer=verl: false")
+    algo = config.algo
+    for prompts in (-(-algo.num_prompts // algo.num_minibatches), algo.num_prompts // algo.num_minibatches):
+        if (samples := prompts * algo.group_size) % world:
+            raise ValueError(
+                f"launch.gpus={launch.gpus}: {samples} samples of an update do not divide by {world} GPUs; change "
+                "algo.num_prompts or algo.group_size"
+            )
     if config.trainer.device == "cpu" and launch.fp8_kernels not in ("best", "emulated"):
         raise ValueError(f"launch.fp8_kernels={launch.fp8_kernels}: needs a GPU; valid on a CPU: best, emulated")
 

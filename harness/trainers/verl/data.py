@@ -1,7 +1,8 @@
 """The folder that a run under verl starts from: model, prompts as Parquet, what the parts prepared.
 
-Prompts are written in the order in which the run draws them, `trainer.steps` batches of them, so that every machine and
-the local trainer see the same. A row names its item by (split, index); `agent.py` takes the tokens from the task.
+Prompts are written in the order in which the run draws them (`sampling.py`, as the local trainer does), for verl to
+read at its start and to know the longest. A row names its item by (split, index); `agent.py` takes the tokens from the
+task.
 """
 
 from __future__ import annotations
@@ -19,11 +20,14 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer
 
 from harness.config.compose import Composed, has_hook
+from harness.config.load import run_id
 from harness.config.schema import Launch, RunConfig
 from harness.models.checkpoint import save_decoder
+from harness.records.paths import rollouts_path
 from harness.start.prepare import Start, held_out, prepare
 from harness.tasks import Item
 from harness.tasks.prompt_order import prompt_indices
+from harness.trainers.dynamic_sampling import num_drawn
 from harness.trainers.verl.job import VerlJob, write_job
 from harness.trainers.verl.settings import ROLLOUT
 
@@ -39,10 +43,12 @@ def lay_out(
     """Write everything that verl reads; what is there already is kept. Raises ValueError where it cannot be."""
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = Tokenizer.from_file(str(start.folder / "tokenizer.json"))
+    rollouts = rollouts_path(launch.results, launch.sweep, run_id(config))
     job = VerlJob(
         config=_with_absolute_paths(config), launch=launch, folder=folder.absolute(), eos_id=start.task.eos_id,
         max_new_tokens=config.engine.max_new_tokens or start.task.max_new_tokens,
         num_tokens=tokenizer.get_vocab_size(with_added_tokens=True), is_timed=is_timed,
+        rollouts=str(rollouts.absolute()) if launch.dump_rollouts else "",
     )  # fmt: skip
     if not (job.model / "config.json").exists():
         write_model(job, composed, config, start, launch)
@@ -79,8 +85,12 @@ def write_model(job: VerlJob, composed: Composed, config: RunConfig, start: Star
 
 
 def train_indices(job: VerlJob, num_train: int | None) -> Sequence[int]:
-    """The items of all rollout batches, in order."""
-    count = job.config.trainer.steps * job.config.algo.num_prompts
+    """The items of all rollout batches, in order. With dynamic sampling nobody knows how many there will be: all that
+    the task has, or as many as are needed where no prompt is dropped."""
+    algo = job.config.algo
+    count = job.config.trainer.steps * num_drawn(algo)
+    if algo.dynamic_sampling and num_train is not None:
+        count = max(num_train, num_drawn(algo))
     return prompt_indices(job.config.seed, range(count), num_train)
 
 
@@ -93,17 +103,19 @@ def _train_items(job: VerlJob, start: Start) -> Iterator[Item]:
 def write_prompts(path: Path, items: Iterable[Item], tokenizer: Any) -> int:
     """verl's columns, one row an item; returns the rows. The text is for readers, `index` is what names the item."""
     split = path.stem
-    rows = [
-        {
-            "data_source": split,
-            "prompt": [{"role": "user", "content": tokenizer.decode(list(item.prompt), skip_special_tokens=False)}],
-            "reward_model": {"style": "rule", "ground_truth": item.reference},
-            "extra_info": {"split": split, "index": item.index, "num_tokens": len(item.prompt)},
-        }
-        for item in items
-    ]
+    rows = [prompt_row(item, split, tokenizer.decode(list(item.prompt), skip_special_tokens=False)) for item in items]
     pq.write_table(pa.Table.from_pylist(rows), path)
     return len(rows)
+
+
+def prompt_row(item: Item, split: str, text: str) -> dict[str, Any]:
+    """verl's columns of one item. `text`: its prompt, for readers."""
+    return {
+        "data_source": split,
+        "prompt": [{"role": "user", "content": text}],
+        "reward_model": {"style": "rule", "ground_truth": item.reference},
+        "extra_info": {"split": split, "index": item.index, "num_tokens": len(item.prompt)},
+    }
 
 
 def prompt_length(job: VerlJob) -> int:

@@ -1,18 +1,19 @@
 """verl's FSDP engine around our decoder: the modules, wrapping and optimizer of the local trainer, sharded.
 
     build     rank 0 reads the prepared model, every part wraps it, FSDP shards it; parameters stay float32 in use
-    forward   token ids -> log-prob and entropy of every response token, by the local trainer's chunked head; what the
-              tokenizer does not know has probability 0, as verl masks it in the sampler
+    forward   sequences end to end, without padding, by the local trainer's pass -> log-prob and entropy of every
+              response token; what the tokenizer does not know has probability 0, as verl masks it in the sampler
     update    denominators of the whole mini-batch over all ranks; our schedule, stepped per update
     push      float32 masters by checkpoint names
 
-Left out: Ulysses, removed padding, offloading of single layers.
+Left out: Ulysses, offloading of single layers.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any, ClassVar, cast
 
 import torch
@@ -24,11 +25,12 @@ from verl.utils import tensordict_utils as tu
 from verl.workers.engine.base import EngineRegistry
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 
+from harness.api import Sequences
 from harness.models.adapters import named_weights
 from harness.models.decoder import Decoder
 from harness.objective.loss import count_totals
 from harness.records.run_result import write_atomic
-from harness.trainers.local.forward import Thrift, of_head, prepared
+from harness.trainers.local.forward import Thrift, forward, prepared
 from harness.trainers.local.policy import computing, is_loss_scaled
 from harness.trainers.local.products import products, use_fp8
 from harness.trainers.local.trainer import parameter_groups, schedule
@@ -50,26 +52,39 @@ class Policy(nn.Module):
     def __init__(self, decoder: Decoder, config: Any, job: VerlJob) -> None:
         super().__init__()
         self.decoder, self.config, self.num_tokens = decoder, config, job.num_tokens
-        self.thrift, self.temperature = Thrift.of(job.launch), job.config.engine.temperature
+        self.thrift, self.temperature = thrift_of(job), job.config.engine.temperature
         self.wants_entropy_grad = job.algo.entropy_coef != 0
 
     def can_generate(self) -> bool:
         """verl asks before it writes a generation config."""
         return False
 
-    def forward(self, input_ids: Tensor, predicts: Tensor, **_: Any) -> tuple[Tensor, Tensor]:
-        """[B, L] int64, right padded, and bool where the next token is to be scored, M places in all ->
-        (log-prob [M], entropy [M]), float32 nats.
+    def forward(self, seqs: Sequences, **_: Any) -> tuple[Tensor, Tensor]:
+        """(log-prob [M], entropy [M]) of the M sampled tokens, row by row, float32 nats.
 
         verl's rollout never samples what the tokenizer does not know (`monkey_patch_compute_logits`), so a trainer that
         spreads probability over a padded vocabulary would see every ratio shifted by the log of that share.
         """
-        h = self.decoder.hidden(input_ids)[predicts]
-        logp, entropy = of_head(
-            self.decoder, h, input_ids.roll(-1, 1)[predicts], self.thrift, temperature=self.temperature,
-            entropy_grad=self.wants_entropy_grad, num_tokens=self.num_tokens,
+        found = forward(
+            self.decoder, seqs, self.thrift, temperature=self.temperature, entropy_grad=self.wants_entropy_grad,
+            is_fixed=False, wants_logits=False, num_tokens=self.num_tokens,
         )  # fmt: skip
-        return logp.clone(), entropy.clone()  # FSDP hangs its hooks on what is returned, which may be no view
+        return found.logp[seqs.sampled], found.entropy[seqs.sampled]  # FSDP hangs its hooks on tensors that are no view
+
+
+def thrift_of(job: VerlJob) -> Thrift:
+    """The launch's settings, without padding."""
+    return replace(Thrift.of(job.launch, job.config.trainer), packing=True)
+
+
+def sequences(micro_batch: TensorDict) -> Sequences:
+    """Rows of verl's sequences of their own lengths."""
+    ids, responses = micro_batch["input_ids"], micro_batch["responses"]
+    new, tokens = responses.offsets().diff(), responses.to_padded_tensor(0)
+    return Sequences(
+        ids=ids.to_padded_tensor(0), prompt_lens=ids.offsets().diff() - new, token_ids=tokens,
+        sampled=torch.arange(tokens.shape[1], device=tokens.device) < new[:, None],
+    )  # fmt: skip
 
 
 @EngineRegistry.register(model_type="language_model", backend=["fsdp", "fsdp2"], device=["cuda", "cpu"], vendor=ROLLOUT)
@@ -81,7 +96,7 @@ class Engine(FSDPEngineWithLMHead):
         decoder = policy_of(job, composed)
         if not self.engine_config.forward_only:  # the frozen reference computes in float32, as the local trainer's
             decoder = computing(decoder, composed.plan)
-        decoder = prepared(decoder, Thrift.of(job.launch))
+        decoder = prepared(decoder, thrift_of(job))
         use_fp8(decoder, job.config.trainer.device, job.launch.fp8_kernels)
         if torch.distributed.get_rank() == 0 and not self.engine_config.forward_only:
             write_atomic(job.products_file, json.dumps(products(decoder)).encode())
@@ -134,13 +149,13 @@ class Engine(FSDPEngineWithLMHead):
             tu.assign_non_tensor_data(data, TOTALS, self._totals(data))
         return super().forward_backward_batch(data, loss_function, forward_only)
 
-    def prepare_model_inputs(self, micro_batch: TensorDict) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    def prepare_model_inputs(self, micro_batch: TensorDict) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """(arguments of `Policy.forward`, which of the tokens end to end predict one of a response)."""
-        ids, new = micro_batch["input_ids"], micro_batch["responses"].offsets().diff()[:, None]
-        rows, size = ids.to_padded_tensor(0), ids.offsets().diff()[:, None]
-        at = torch.arange(rows.shape[1], device=rows.device)
-        predicts = (at >= size - new - 1) & (at < size - 1)
-        return {"input_ids": rows, "predicts": predicts}, {"predicts": predicts[at < size]}
+        seqs = sequences(micro_batch)
+        first = cast(Tensor, seqs.prompt_lens)[:, None]
+        at, size = torch.arange(seqs.ids.shape[1], device=seqs.ids.device), first + seqs.sampled.sum(1, keepdim=True)
+        predicts = (at >= first - 1) & (at < size - 1)
+        return {"seqs": seqs}, {"predicts": predicts[at < size]}
 
     def prepare_model_outputs(
         self, output: tuple[Tensor, Tensor], output_args: dict[str, Tensor], micro_batch: TensorDict, *_: Any, **__: Any

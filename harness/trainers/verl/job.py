@@ -41,6 +41,8 @@ class VerlJob:
     num_tokens: int
     """Number of tokens that the tokenizer knows; a model's vocabulary may be padded beyond."""
     eos_id: int
+    rollouts: str = ""
+    """File for responses, absolute; empty where none are asked for."""
     is_timed: bool = False
     """Run steps alone, for timing: no evaluation, no checkpoint, no weights at the end."""
 
@@ -123,7 +125,8 @@ class VerlJob:
 def write_job(job: VerlJob) -> Path:
     """Write job.json; returns its path."""
     values = {"config": to_json(job.config), "launch": to_json(job.launch), "max_new_tokens": job.max_new_tokens,
-              "num_tokens": job.num_tokens, "eos_id": job.eos_id, "is_timed": job.is_timed}  # fmt: skip
+              "num_tokens": job.num_tokens, "eos_id": job.eos_id, "rollouts": job.rollouts,
+              "is_timed": job.is_timed}  # fmt: skip
     path = job.folder / "job.json"
     write_atomic(path, json.dumps(values, indent=1).encode())
     return path

@@ -28,10 +28,12 @@ STEP = "lowbit_step"
 """[B] int64: policy steps taken before the batch."""
 
 
-def columns(correction: Correction, step: Step) -> dict[str, Tensor]:
-    """Columns that the driver stores of a correction: [B, T] each, and the step of every row."""
+def columns(correction: Correction, batch: TokenBatch) -> dict[str, Tensor]:
+    """Columns that the driver stores of an update's rows: [b, T] each, and the step of every row."""
+    adv = batch.adv if correction.adv_shift is None else batch.adv + correction.adv_shift
     found = {f"{PREFIX}{name}": getattr(correction, name).float() for name in FIELDS}
-    return found | {STEP: torch.full((len(correction.weight),), step.index)}
+    found |= {"advantages": adv.contiguous(), "loss_mask": batch.mask.long()}
+    return found | {STEP: torch.full((len(correction.weight),), batch.step.index)}
 
 
 def loss(model_output: dict[str, Any], data: TensorDict, dp_group: Any = None) -> tuple[Tensor, dict[str, Any]]:

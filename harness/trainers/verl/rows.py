@@ -27,15 +27,25 @@ FACTS = ("acc", "is_parsable", "length", "truncated", "failure")
 """Facts that `agent.py` reports of every answer: numbers, and the name of its first mistake or None."""
 
 
-def step_row(measured: Mapping[str, Any], metrics: Mapping[str, Any], timers: Mapping[str, float]) -> dict[str, Any]:
-    """One line of the series. `metrics`: verl's of the step, our sums of the update among them; `timers`: seconds."""
+Update = tuple[dict[str, float], dict[str, float]]
+"""Metrics of one update, and its sums over tokens."""
+
+
+def update_row(metrics: Mapping[str, Any]) -> Update:
+    """One update of verl's actor. `metrics`: verl's, our sums among them."""
     sums = {name.removeprefix(PREFIX): float(value) for name, value in metrics.items() if name.startswith(PREFIX)}
-    update = {"train/loss": sums.pop("loss"), "train/grad_norm": float(metrics["actor/grad_norm"])}
+    return {"train/loss": sums.pop("loss"), "train/grad_norm": float(metrics["actor/grad_norm"])}, sums
+
+
+def step_row(
+    measured: Mapping[str, Any], updates: Sequence[Update], metrics: Mapping[str, Any], timers: Mapping[str, float]
+) -> dict[str, Any]:
+    """One line of the series. `metrics`: verl's of the step; `timers`: seconds."""
     seconds: dict[str, float] = dict.fromkeys(STAGES, 0.0)
     for name, stage in TIMERS.items():
         seconds[stage] += float(timers.get(name, 0.0))
     seconds["other"] = max(0.0, float(timers["step"]) - sum(seconds.values()))
-    row = {**measured, **update_metrics([(update, sums)]), "train/lr": float(metrics["actor/lr"])}
+    row = {**measured, **update_metrics(updates), "train/lr": float(metrics["actor/lr"])}
     row |= {f"time/{stage}_s": value for stage, value in seconds.items()}
     for name, metric in MEMORY.items():
         if (gib := float(metrics.get(metric, 0.0))) > 0:  # a CPU's is not counted

@@ -65,8 +65,8 @@ def _actor(job: VerlJob) -> dict[str, Any]:
     algo, trainer, launch = job.algo, job.config.trainer, job.launch
     at = "actor_rollout_ref.actor."
     values: dict[str, Any] = {
-        "strategy": "fsdp2", "ppo_mini_batch_size": algo.num_prompts // algo.num_minibatches,
-        "ppo_epochs": algo.num_epochs, "shuffle": False, "use_dynamic_bsz": True,
+        "strategy": "fsdp2", "ppo_mini_batch_size": algo.num_prompts,  # of one update: `trainer.py` cuts a batch
+        "ppo_epochs": 1, "shuffle": False, "use_dynamic_bsz": True,
         "ppo_max_token_len_per_gpu": launch.micro_batch_tokens, "use_torch_compile": False,
         "use_kl_loss": algo.kl_coef != 0, "entropy_coeff": algo.entropy_coef, "calculate_entropy": True,
         "optim.lr": trainer.lr, "optim.clip_grad": trainer.grad_clip, "optim.weight_decay": trainer.weight_decay,
@@ -147,7 +147,7 @@ def _trainer(job: VerlJob) -> dict[str, Any]:
     return {
         "algorithm.adv_estimator": "grpo", "algorithm.use_kl_in_reward": False, "reward.num_workers": 0,
         "trainer.logger": [], "trainer.device": trainer.device, "trainer.nnodes": launch.nodes,
-        "trainer.n_gpus_per_node": launch.gpus, "trainer.total_epochs": 1,
+        "trainer.n_gpus_per_node": launch.gpus, "trainer.total_epochs": trainer.steps,
         "trainer.total_training_steps": trainer.steps,
         "trainer.val_before_train": not job.is_timed, "trainer.test_freq": -1 if job.is_timed else trainer.eval_every,
         "trainer.save_freq": -1,

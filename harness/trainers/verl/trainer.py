@@ -1,8 +1,9 @@
 """verl's synchronous trainer with our advantages, corrections, metrics, evaluations, pushes and checkpoints.
 
 verl samples, scores log-probs, dispatches updates and moves weights; what decides the numbers is computed here from the
-whole batch, as in `harness.run.loop`. Every step leaves a line in series.jsonl; a checkpoint is written after that
-line, so that the two never disagree. Left out: profiles of whole vocabularies, updates that see each other (`checks`).
+whole batch, as in `harness.run.loop`, and every update is a call of its own on the rows that the local trainer would
+take, so that parts see the policy between two of them. Every step leaves a line in series.jsonl; a checkpoint is
+written after that line, so that the two never disagree. Left out: profiles of whole vocabularies.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from __future__ import annotations
 import json
 import math
 import time
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -18,8 +21,11 @@ import transfer_queue as tq
 from tensordict import TensorDict
 from torch import Tensor
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
+from verl.utils import tensordict_utils as tu
 from verl.utils.debug import marked_timer
-from verl.workers.utils.padding import response_to_nested
+from verl.utils.metric import reduce_metrics
+from verl.utils.py_functional import rename_dict
+from verl.workers.utils.padding import response_from_nested, response_to_nested
 
 from harness.api import KVProtocol, Step, TokenBatch
 from harness.config.compose import has_hook
@@ -27,16 +33,27 @@ from harness.objective.advantage import shaped
 from harness.objective.mismatch import batch_mismatch, correction_metrics
 from harness.records.run_result import EvalRecord, write_atomic
 from harness.start.prepare import task_of
+from harness.tasks.prompt_order import prompt_indices
 from harness.trainers.checkpoint_clock import CheckpointClock
-from harness.trainers.corrected_step import NUM_AFTER_SYNC, batch_correction, update_correction
+from harness.trainers.corrected_step import (
+    NUM_AFTER_SYNC,
+    batch_correction,
+    minibatches,
+    needs_current_policy,
+    take_batch,
+    take_correction,
+    update_correction,
+)
+from harness.trainers.dynamic_sampling import num_drawn
 from harness.trainers.local.policy import is_loss_scaled
 from harness.trainers.local.trainer import Diverged
-from harness.trainers.verl import objective, plugin, rows
+from harness.trainers.rollout_file import Answer, RolloutFile
+from harness.trainers.verl import objective, plugin, rows, sampling
 from harness.trainers.verl.adapter import evaluation_step
 from harness.trainers.verl.job import current_job, current_method
 from harness.trainers.verl.parent import read_lines
 
-READ = ("uid", "responses", "response_mask", "rm_scores", "rollout_log_probs", "old_log_probs", "entropy",
+READ = ("responses", "response_mask", "rm_scores", "rollout_log_probs", "old_log_probs", "entropy",
         "ref_log_prob", "extra_fields")  # fmt: skip
 POLL_S = 0.05
 """Between two looks at whether a batch is sampled."""
@@ -72,7 +89,42 @@ class Trainer(PPOTrainerSync):
             self._at("answers", sum(len(answers) for answers in buffer.partitions.values()))
 
         buffer._sync_metadata_from_transfer_queue = look_and_tell
+        self.wait, buffer.sample = buffer.sample, self._sampled
         return buffer
+
+    def prepare_step(self) -> dict[str, Any]:
+        """Submit nothing: `_sampled` draws prompts as the batch needs them."""
+        return {}
+
+    def _sampled(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[Any, dict[str, Any]]:
+        """Answers of a rollout batch, or of an evaluation."""
+        if partition_id == "val":
+            return self.wait(global_steps=global_steps, partition_id=partition_id, batch_size=batch_size)
+
+        def wait(count: int) -> Any:
+            return self.wait(global_steps=global_steps, partition_id=partition_id, batch_size=count)[0]
+
+        found = sampling.collected(self.job.algo, self._draw, wait)
+        self.keys = list(found.batch.keys)
+        self.row_of_batch: dict[str, Any] = {
+            "rollout/tokens": float(found.num_tokens), "rollout/gen_batches": float(found.num_batches),
+        }  # fmt: skip
+        return found.batch, {}
+
+    def _draw(self) -> list[str]:
+        """Submit the next prompts of the run's own order; returns their names. Raises ValueError for one that the
+        servers have no room for: verl would cut its answer short without a word."""
+        positions = range(self.next_prompt, self.next_prompt + num_drawn(self.job.algo))
+        self.next_prompt = positions.stop
+        items = self.task.sample("train", prompt_indices(self.job.config.seed, positions, self.task.num_train))
+        longest, room = max(len(item.prompt) for item in items), self.config.data.max_prompt_length
+        if longest > room and self.job.config.engine.max_model_len is None:
+            need = longest + self.job.max_new_tokens
+            raise ValueError(f"engine.max_model_len: a prompt of {longest} tokens was drawn; give {need} or more")
+        uids, batch = sampling.prompt_batch(items)
+        tu.assign_non_tensor_data(batch, "global_steps", self.global_steps)
+        self._submit_batch_to_rollout(batch)
+        return uids
 
     def _at(self, stage: str, count: int = 0) -> None:
         """Tell the cell where the step is, where that is news: a driver that hangs writes nothing."""
@@ -87,8 +139,8 @@ class Trainer(PPOTrainerSync):
         self.job, self.composed = current_job(), current_method()
         self.row: dict[str, Any] = {}
         self.clock = CheckpointClock(self.job.launch)
-        task, count = task_of(self.job.config), len(self.val_dataset)
-        self.questions = task.sample("eval", range(count))
+        self.task = task_of(self.job.config)
+        self.questions = self.task.sample("eval", range(len(self.val_dataset)))
         self._take_up()
         self.actor_rollout_wg.set_loss_fn(objective.loss)
         self._push(self.global_steps)
@@ -98,9 +150,13 @@ class Trainer(PPOTrainerSync):
         done = read_lines(self.job.series_file)[: self.global_steps]
         if len(done) < self.global_steps:
             raise RuntimeError(f"{self.job.series_file} has {len(done)} rows, the checkpoint {self.global_steps} steps")
+        self.next_prompt = sum(int(row["rollout/gen_batches"]) for row in done) * num_drawn(self.job.algo)
         evals = [e for e in read_lines(self.job.evals_file) if e["record"]["step"] <= self.global_steps]
         for path, lines in ((self.job.series_file, done), (self.job.evals_file, evals)):
             write_atomic(path, "".join(json.dumps(line) + "\n" for line in lines).encode())
+        if self.job.rollouts:
+            path, count = Path(self.job.rollouts), self.job.launch.dump_rollouts
+            self.answers = RolloutFile(path, self.task, count, self.global_steps)
         saved = self.job.checkpoints / f"global_step_{self.global_steps}" / "memory.json"
         if saved.exists():
             self.composed.memory[:] = json.loads(saved.read_text(encoding="utf-8"))
@@ -136,10 +192,6 @@ class Trainer(PPOTrainerSync):
     def _compute_ref_log_prob(self, batch: Any, metrics: dict[str, Any]) -> Any:
         self._at("reference")
         return super()._compute_ref_log_prob(batch, metrics)
-
-    def _update_actor(self, batch: Any, metrics: dict[str, Any]) -> Any:
-        self._at("update")
-        return super()._update_actor(batch, metrics)
 
     def _has_noise(self) -> bool:
         return any(has_hook(part, "sync") for part in self.composed.parts)
@@ -180,29 +232,32 @@ class Trainer(PPOTrainerSync):
         return {"val/accuracy": accuracy_of(record)}
 
     def _compute_advantage(self, batch: Any, metrics: dict[str, Any]) -> Any:
-        """Rewards to advantages, log-probs to corrections, over the whole batch; stored for `objective.loss`."""
-        data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=list(READ))
-        nested, uids = data["response_mask"], data.pop("uid").tolist()
+        """Rewards to advantages and log-probs to a correction, over the whole batch: what its updates are cut from."""
+        data = tq.kv_batch_get(keys=self.keys, partition_id=batch.partition_id, select_fields=list(READ))
         facts = [extra["reward_extra_info"] for extra in data.pop("extra_fields").tolist()]
         dense = {name: data[name].to_padded_tensor(0) for name in data.keys()}  # noqa: SIM118 - a TensorDict
-        found, self.row_of_batch = self._corrected(dense, uids, facts)
-        columns = {name: response_to_nested(tensor, nested) for name, tensor in found.items() if tensor.dim() == 2}
-        columns |= {name: tensor for name, tensor in found.items() if tensor.dim() == 1}
-        return tq.kv_batch_put(
-            keys=batch.keys, partition_id=batch.partition_id, fields=TensorDict(columns, batch_size=len(batch))
-        )
+        self.scored, measured = self._scored(dense, facts)
+        self.row_of_batch = self.row_of_batch | measured
+        self.correction = batch_correction(self.composed, self.scored, self.job.algo)
+        if self.job.rollouts:
+            self.answers.append(self.global_steps - 1, self._answers(dense, facts))
+        return batch
 
-    def _corrected(
-        self, dense: dict[str, Tensor], uids: list[str], facts: list[dict[str, Any]]
-    ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Correct a batch: (columns for the workers, the batch's metrics)."""
-        job, composed, algo = self.job, self.composed, self.job.algo
+    def _answers(self, dense: dict[str, Tensor], facts: list[dict[str, Any]]) -> Iterator[Answer]:
+        """The responses of a batch, in verl's order."""
+        rows = zip(dense["responses"], dense["response_mask"].bool(), facts, strict=True)
+        for ids, is_sampled, fact in rows:
+            (item,) = self.task.sample("train", [int(fact["index"])])
+            yield Answer(item=item, response=ids[is_sampled].tolist(), reward=fact["acc"],
+                         is_parsable=fact["is_parsable"] > 0, is_truncated=fact["truncated"] > 0)  # fmt: skip
+
+    def _scored(self, dense: dict[str, Tensor], facts: list[dict[str, Any]]) -> tuple[TokenBatch, dict[str, Any]]:
+        """(the batch as the parts see it, its metrics). Raises Diverged."""
+        job, algo = self.job, self.job.algo
         sampled = dense["response_mask"].bool()
-        numbers = {uid: number for number, uid in enumerate(dict.fromkeys(uids))}
-        group = torch.tensor([numbers[uid] for uid in uids])
-        lengths = sampled.sum(-1)
-        truncated = torch.tensor([f["truncated"] > 0 for f in facts])
-        mask, adv, row = shaped(algo, job.max_new_tokens, [f["acc"] for f in facts], lengths, truncated, sampled, group)
+        group = torch.arange(len(facts)) // algo.group_size
+        rewards, truncated = [f["acc"] for f in facts], torch.tensor([f["truncated"] > 0 for f in facts])
+        mask, adv, row = shaped(algo, job.max_new_tokens, rewards, sampled.sum(-1), truncated, sampled, group)
         row["reward/unparsable_frac"] = sum(f["is_parsable"] == 0 for f in facts) / len(facts)
         step = Step(index=self.global_steps - 1, total=job.config.trainer.steps, seed=job.config.seed)
         old, rollout = dense["old_log_probs"].float(), dense["rollout_log_probs"].float()
@@ -210,20 +265,71 @@ class Trainer(PPOTrainerSync):
             raise Diverged("a log-probability of the trainer is not finite")
         extras = {"ref_logp": dense["ref_log_prob"].float()} if "ref_log_prob" in dense else {}
         batch = TokenBatch(token_ids=dense["responses"], mask=mask, adv=adv, rollout_logp=rollout, old_logp=old,
-                           step=step, extras=extras)  # fmt: skip
-        row |= batch_mismatch(batch, dense["entropy"].float())
-        # One update a batch: the current policy is the old one.
-        c = update_correction(composed, batch_correction(composed, batch, algo), batch, old, algo)
-        row |= correction_metrics(c, mask) | {"rollout/tokens": float(lengths.sum()), "rollout/gen_batches": 1.0}
-        columns = objective.columns(c, step) | {"advantages": adv, "returns": adv, "loss_mask": mask.long()}
-        return columns, row
+                           step=step, extras=extras, group=group, reward=torch.tensor(rewards).float())  # fmt: skip
+        return batch, row | batch_mismatch(batch, dense["entropy"].float())
+
+    def _update_actor(self, batch: Any, metrics: dict[str, Any]) -> Any:
+        """Take the updates of a batch, on the rows that the local trainer would take, one call of the workers each."""
+        composed, algo, sampled = self.composed, self.job.algo, self.scored.rollout_logp
+        self.updates: list[rows.Update] = []
+        for number, chosen in enumerate(minibatches(algo, self.scored.step)):
+            self._at("update", number)
+            some = batch.select_keys([self.keys[i] for i in chosen.tolist()])
+            own, correction = take_batch(self.scored, chosen), take_correction(self.correction, chosen)
+            if needs_current_policy(composed, algo):
+                logp = own.old_logp if number == 0 else self._current_logp(some, sampled.shape[1])
+                correction = update_correction(composed, correction, own, logp, algo)
+            some = self._store(some, objective.columns(correction, own))
+            found = self._updated(some)
+            row, sums = rows.update_row(found)
+            self.updates.append((row | correction_metrics(correction, own.mask), sums))
+            metrics.update(found)
+        return batch
+
+    def _current_logp(self, some: Any, width: int) -> Tensor:
+        """[b, T] float32 nats of the policy as it is between two updates, `width` tokens wide."""
+        some = self._balance_batch(some.select_keys(some.keys), {})
+        keys = list(some.keys)
+        some.extra_info = {"calculate_entropy": False, "compute_loss": False, "temperature": self.temperature}
+        self.actor_rollout_wg.compute_log_prob(some)
+        found = tq.kv_batch_get(keys=keys, partition_id=some.partition_id, select_fields=["log_probs", "response_mask"])
+        logp = response_from_nested(found["log_probs"], found["response_mask"]).to_padded_tensor(0).float()
+        return torch.nn.functional.pad(logp, (0, width - logp.shape[1]))
+
+    def _store(self, some: Any, columns: dict[str, Tensor]) -> Any:
+        """Put columns, [b, T] or [b], beside those of verl; returns the rows with them."""
+        found = tq.kv_batch_get(keys=some.keys, partition_id=some.partition_id, select_fields=["response_mask"])
+        fields = {n: response_to_nested(x, found["response_mask"]) if x.dim() == 2 else x for n, x in columns.items()}
+        return tq.kv_batch_put(
+            keys=some.keys, partition_id=some.partition_id, fields=TensorDict(fields, batch_size=len(some.keys))
+        )
+
+    def _updated(self, some: Any) -> dict[str, Any]:
+        """Take one optimizer step on these rows: verl's metrics of it."""
+        some, count = self._balance_batch(some, {}), len(some.keys)
+        some.extra_info = {
+            "calculate_entropy": True, "distillation_use_topk": False, "distillation_only": False,
+            "global_batch_size": count, "mini_batch_size": count, "epochs": 1, "seed": 0,
+            "dataloader_kwargs": {"shuffle": False}, "temperature": self.temperature,
+        }  # fmt: skip
+        output = self.actor_rollout_wg.update_actor(some)
+        return reduce_metrics(rename_dict(output["metrics"], "actor/"))
+
+    def _get_required_batch_multiple(self, dp_size: int) -> int:
+        """Rows divide by the ranks (`checks.check_launch`); mini-batches are cut here, not by verl."""
+        return dp_size
+
+    @property
+    def temperature(self) -> float:
+        """The temperature of the rollouts."""
+        return self.config.actor_rollout_ref.rollout.temperature
 
     def _compute_metrics(
         self, batch: Any, metrics: dict[str, Any], timing_raw: Any, global_steps: int, epoch: int
     ) -> None:
         """Write the step's line, then a checkpoint where one is due, then end where that is asked for."""
         self.finished |= self.composed.memory_row()
-        row = rows.step_row({**self.finished, **self.row_of_batch}, metrics, timing_raw)
+        row = rows.step_row({**self.finished, **self.row_of_batch}, self.updates, metrics, timing_raw)
         with self.job.series_file.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
         rows.check_finite(row, global_steps - 1, is_scaled=is_loss_scaled(self.composed.plan))
