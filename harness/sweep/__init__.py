@@ -2,14 +2,15 @@
 
 sweeps/<name>.yaml -> plan -> cells, skipped, excluded -> queue -> results/runs/<name>/
 
-planning.py   cells of a sweep from its YAML file
-rules.py      cells that a sweep leaves out
-queue.py      cells that have no result yet, run one after another
-retry.py      failures that are tried again, and the time limit
-progress.py   a bar of steps and a line per finished cell on the terminal
-preview.py    what a sweep will do and take
-forecast.py   seconds that cells will take, from finished cells
-launchers/    processes of this machine, or of a Ray cluster
+planning.py     cells of a sweep from its YAML file
+rules.py        cells that a sweep leaves out
+queue.py        cells that have no result yet, run one after another
+retry.py        failures that are tried again, and the time limit
+progress.py     a bar of steps and a line per finished cell on the terminal
+preview.py      what a sweep will do and take
+folder_time.py  seconds of a Hugging Face model from its config.json and a device's rates
+forecast.py     seconds that cells will take, from finished cells
+launchers/      processes of this machine, of a Ray cluster, or jobs of Slurm
 """
 
 from harness.sweep.planning import SWEEPS as SWEEPS

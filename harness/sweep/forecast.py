@@ -28,14 +28,16 @@ from harness.foundation import provenance
 from harness.foundation.clock import STAGES
 from harness.records.packed import RECORDS
 from harness.records.paths import packed_folder, runs_folder, sweep_folders
+from harness.sweep.folder_time import HERE, Machine, folder_time
 
 Config = Mapping[str, Any]
 Floats = NDArray[np.float64]
-Level = Literal["like", "arm", "new"]
+Level = Literal["like", "arm", "new", "folder"]
 LEVELS: dict[Level, str] = {
     "like": "cells with finished seeds",
     "arm": "new arms in a known setting",
     "new": "new sizes, lengths or machines",
+    "folder": "models known by their config.json alone",
 }
 """Level of knowledge of a cell -> the cells whose past error is told, in words."""
 PENALTY = 1.0
@@ -106,17 +108,23 @@ class CostModel:
     places: dict[str, str]
     """Device -> where most of its samples are from."""
 
-    def estimate(self, config: RunConfig | Config, place: str | None = None) -> TimeForecast:
-        """Seconds of a whole cell, on this machine or where most samples of its device are from."""
+    def estimate(self, config: RunConfig | Config, place: str | None = None, machine: Machine = HERE) -> TimeForecast:
+        """Seconds of a whole cell, on this machine or where most samples of its device are from. A Hugging Face model
+        that was never trained in this arm is guessed from its config.json, on `machine`."""
         values = to_json(config) if isinstance(config, RunConfig) else config
         place = place or self._place(values["trainer"]["device"])
+        is_known = arm_key(values, place) in self.arms
+        if isinstance(config, RunConfig) and config.model.path is not None and not is_known:
+            step, rest = folder_time(config, machine.gpus, machine.gpu)
+            seconds, error = config.trainer.steps * step + rest, UNKNOWN
+            return TimeForecast(seconds=seconds, low=seconds * error.low, high=seconds * error.high, level="folder")
         words, (step, rest) = features(values, place), guess(values)
         if values["trainer"]["device"] in self.places:  # what one kind of device taught says nothing of another
             step, rest = step * _factor(self.step, words), rest * _factor(self.rest, words)
         seconds = values["trainer"]["steps"] * step + rest
         level: Level = "new"
         if setting_key(values, place) in self.settings:
-            level = "like" if arm_key(values, place) in self.arms else "arm"
+            level = "like" if is_known else "arm"
         error = self.errors.get(level, UNKNOWN)
         return TimeForecast(seconds=seconds, low=seconds * error.low, high=seconds * error.high, level=level)
 

@@ -6,26 +6,41 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+from harness.config.compose import compose
+from harness.config.decoder_config import decoder_config
 from harness.config.load import run_id, run_name
 from harness.config.schema import RunConfig
+from harness.engines.vllm.memory import kv_bytes_per_token, num_parameters, weight_bytes
+from harness.sweep.folder_time import HERE, PRODUCTS, PROMPT, STREAMS, Machine, device_name, memory_gib, response_tokens
 from harness.sweep.forecast import LEVELS, CostModel, TimeForecast, fit, makespan, read_samples
 from harness.sweep.launchers.local import visible_gpus
 from harness.sweep.planning import Planned
 from harness.sweep.retry import Limit
 
+STATE_BYTES = 16
+"""Per parameter: float32 master, gradient and two moments of AdamW."""
+FROZEN_BYTES = 4
+"""Per parameter of a base below adapters, in float32."""
+
 
 def dry_run(
-    planned: Planned, todo: Sequence[RunConfig], results: Path, workers: int, taken: Sequence[RunConfig] = ()
+    planned: Planned,
+    todo: Sequence[RunConfig],
+    results: Path,
+    workers: int,
+    taken: Sequence[RunConfig] = (),
+    machine: Machine = HERE,
 ) -> int:
     """Print cells, what is left out and why, predicted time and device-hours with the past error. Exit code 0.
 
-    `taken`: cells that another sweep has finished, whose records will be copied.
+    `taken`: cells that another sweep has finished, whose records will be copied. `machine`: the GPUs of each cell.
     """
     copied = {run_id(cell) for cell in taken}
     todo = [cell for cell in todo if run_id(cell) not in copied]
     model = fit(read_samples(results))
-    waiting = {run_id(cell): model.estimate(cell) for cell in todo}
+    waiting = {run_id(cell): model.estimate(cell, machine=machine) for cell in todo}
     for cell in planned.cells:
         cell_id = run_id(cell)
         found = waiting.get(cell_id)
@@ -39,7 +54,53 @@ def dry_run(
     )
     if todo:
         print("\n".join(forecast_lines(todo, list(waiting.values()), model, workers)))
+        print("".join(f"{line}\n" for line in folder_lines(todo, machine)), end="")
     return 0
+
+
+def forecast_of(cell: RunConfig, results: Path, machine: Machine) -> dict[str, Any]:
+    """ "forecast" of a Hugging Face model's run as JSON: seconds with their range, memory, assumptions; of a model made
+    here nothing."""
+    if cell.model.path is None:
+        return {}
+    found = fit(read_samples(results)).estimate(cell, machine=machine)
+    seconds = {"seconds": round(found.seconds), "low": round(found.low), "high": round(found.high)}
+    return {"forecast": seconds | {"rests_on": LEVELS[found.level], "notes": folder_lines([cell], machine)}}
+
+
+def folder_lines(todo: Sequence[RunConfig], machine: Machine) -> list[str]:
+    """Memory of every Hugging Face model and rollout format, and what its predicted time rests on; no weights are
+    read."""
+    folders = [cell for cell in todo if cell.model.path is not None]
+    lines = dict.fromkeys(memory_line(cell, machine) for cell in folders)
+    if not folders:
+        return []
+    names = ", ".join(dict.fromkeys(device_name(cell, machine.gpu) for cell in folders))
+    return [*lines, (
+        f"assumed: {machine.gpus} x {names}, {PRODUCTS:.0%} of its peak operations and {STREAMS:.0%} of its bandwidth, "
+        f"prompts of {PROMPT} tokens, every response as long as it may be")]  # fmt: skip
+
+
+def memory_line(cell: RunConfig, machine: Machine) -> str:
+    """GiB of a cell: what the trainer keeps over all its GPUs, an engine's weights and cache of one response, and what
+    both leave of a GPU's memory, where that is known."""
+    shape, plan = decoder_config(cell.model), compose(cell).plan
+    count, row = num_parameters(shape), PROMPT + response_tokens(cell)
+    is_frozen, gpus = plan.adapters is not None, machine.gpus
+    state = (FROZEN_BYTES if is_frozen else STATE_BYTES) * count / 2**30
+    held, cache = weight_bytes(shape, plan) / 2**30, kv_bytes_per_token(shape, plan) * row / 2**30
+    what = "frozen base, at most" if is_frozen else "masters, gradients and moments"
+    line = (
+        f"memory: {cell.model.name} ({count / 1e9:.2f} billion parameters) at {cell.precision.name}: trainer "
+        f"{state:.1f} GiB of {what} over {gpus} GPU{'s' * (gpus > 1)}; engine {held:.1f} GiB, and {cache:.3f} GiB of "
+        f"cache for a response of {row} tokens with its prompt"
+    )
+    if (room := memory_gib(cell, machine)) is None:
+        return line
+    left = room - state / gpus - (0.0 if cell.engine.sleep else held + cache)
+    if left > 0:
+        return f"{line}; leaves {left:.1f} of {room:g} GiB a GPU for activations and further responses"
+    return f"{line}; does not fit {room:g} GiB a GPU, {-left:.1f} GiB too much before any activation"
 
 
 def count_words(to_run: int, in_all: int, taken: int) -> str:

@@ -18,20 +18,19 @@ import os
 import socket
 import tempfile
 import time
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import chdir, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness.config.load import run_id
 from harness.foundation.own_process import code_path
 from harness.foundation.provenance import ROOT
 from harness.records.run_result import RunResult
-from harness.start.prepare import base_folder
 from harness.sweep.launchers.job import Admit, Event, Job, always
-from harness.sweep.launchers.local import GRACE_S, POLL_S, failed, refuse_foreign, visible_gpus
+from harness.sweep.launchers.local import failed, refuse_foreign, visible_gpus
 from harness.sweep.launchers.ray_cell import RayCell
 from harness.sweep.launchers.ray_files import files_for, keep, write_state
+from harness.sweep.launchers.remote import run_remote, untrained
 
 if TYPE_CHECKING:
     from ray.exceptions import RayError
@@ -49,7 +48,7 @@ ALONE = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 OBJECT_STORE_BYTES = 256 * 2**20
 
 
-class Remote:
+class RayJob:
     """A cell on the cluster, and what was last heard of it."""
 
     def __init__(self, job: Job, base: Path | None, scratch: str | None, num_gpus: float) -> None:
@@ -59,7 +58,7 @@ class Remote:
         refuse_foreign(job)
         files = files_for(job, base)
         self.job, self.pid, self.step = job, 0, 0
-        self.trains = None if base is None or base.is_dir() else base
+        self.trains = untrained(base)
         options: dict[str, Any] = {"num_cpus": job.launch.threads, "num_gpus": num_gpus, "max_concurrency": 2}
         self.actor: Any = ray.remote(max_restarts=0, max_task_retries=0)(RayCell).options(**options).remote()
         self.end = self.actor.run.remote(job, files, scratch, None if scratch is None else str(Path.cwd()))
@@ -107,6 +106,10 @@ class Remote:
         finally:
             self.kill()
 
+    def ask_to_stop(self) -> None:
+        """Ask the cell to save its state and end, and do not wait for it."""
+        self.actor.stop.remote()
+
     def stop(self, deadline: float) -> None:
         """End the cell, its state brought home where that is possible in time."""
         import ray
@@ -127,8 +130,8 @@ class Remote:
 def run_cells(
     jobs: Sequence[Job], workers: int, address: str | None = None, admit: Admit = always
 ) -> Generator[Event, None, None]:
-    """Run every job that `admit` lets start as an actor of a Ray cluster, `workers` at a time, in order; `workers` CUDA
-    cells share its GPUs.
+    """Run every job that `admit` lets start as an actor of a Ray cluster, `workers` at a time, in order. A cell has its
+    `launch.gpus` GPUs; of those with one, `workers` share the GPUs that there are.
 
     Every such job ends in one `finished` event with its record. Closing the iterator stops the running cells and brings
     their states home. A Ray that this process has started before is used and left running. Raises ValueError, one
@@ -136,31 +139,11 @@ def run_cells(
     """
     with _cluster(jobs, workers, address) as scratch:
         share = _gpu_share(jobs, workers)
-        bases = {run_id(job.config): _base(job) for job in jobs}
-        waiting, running = list(jobs), list[Remote]()
-        try:
-            while True:
-                while len(running) < workers and (job := _next(filter(admit, waiting), running, bases)) is not None:
-                    waiting.remove(job)
-                    num_gpus = share if job.config.trainer.device == "cuda" else 0.0
-                    try:
-                        running.append(Remote(job, bases[run_id(job.config)], scratch, num_gpus))
-                    except (OSError, ValueError) as error:
-                        yield Event(kind="finished", config=job.config, result=failed(job, f"not started: {error}"))
-                if not running:
-                    return
-                time.sleep(POLL_S)
-                for cell in list(running):
-                    yield from cell.news()
-                    if (result := cell.outcome()) is not None:
-                        running.remove(cell)
-                        yield Event(kind="finished", config=cell.job.config, result=result)
-        finally:
-            for cell in running:
-                cell.actor.stop.remote()
-            deadline = time.monotonic() + GRACE_S + 10.0
-            for cell in running:
-                cell.stop(deadline)
+
+        def start(job: Job, base: Path | None) -> RayJob:
+            return RayJob(job, base, scratch, gpus_asked(job, share))
+
+        yield from run_remote(jobs, workers, admit, start)
 
 
 @contextmanager
@@ -219,9 +202,16 @@ def _knock(address: str) -> None:
         socket.create_connection((host, int(port)), timeout=5.0).close()
 
 
+def gpus_asked(job: Job, share: float) -> float:
+    """GPUs of a cell: `launch.gpus` whole ones of one node where it wants several, else a share of one."""
+    if job.config.trainer.device != "cuda":
+        return 0.0
+    return share if job.launch.gpus == 1 else float(job.launch.gpus)
+
+
 def _gpu_share(jobs: Sequence[Job], workers: int) -> float:
-    """Share of a GPU that a CUDA cell takes, so that `workers` of them fit. Raises ValueError where no node fits
-    one."""
+    """Share of a GPU that a CUDA cell with one GPU takes, so that `workers` of them fit. Raises ValueError where no
+    node fits a cell."""
     import ray
 
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
@@ -231,21 +221,12 @@ def _gpu_share(jobs: Sequence[Job], workers: int) -> float:
     num_gpus = int(sum(node.get("GPU", 0) for node in nodes))
     if num_gpus == 0 and any(job.config.trainer.device == "cuda" for job in jobs):
         raise ValueError("trainer.device=cuda: the Ray cluster has no GPU; valid: trainer.device=cpu")
+    wanted = max((job.launch.gpus for job in jobs if job.config.trainer.device == "cuda"), default=0)
+    largest = int(max(node.get("GPU", 0) for node in nodes))
+    if wanted > largest:
+        raise ValueError(f"launch.gpus={wanted}: the largest node of the Ray cluster has {largest} GPUs")
     per_gpu = -(-workers // max(num_gpus, 1))
     return 10_000 // per_gpu / 10_000  # what Ray resolves
-
-
-def _base(job: Job) -> Path | None:
-    try:
-        return base_folder(job.config, job.launch)
-    except ValueError:  # the cell says it in its record
-        return None
-
-
-def _next(waiting: Iterable[Job], running: Sequence[Remote], bases: dict[str, Path | None]) -> Job | None:
-    """The first job whose base no running cell is training: a base is trained once, and then sent to the others."""
-    training = {cell.trains for cell in running} - {None}
-    return next((job for job in waiting if bases[run_id(job.config)] not in training), None)
 
 
 def _reason(error: RayError) -> str:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from harness.config.load import run_id
-from harness.records.paths import bases_folder
+from harness.records.paths import bases_folder, rollouts_path
 from harness.records.run_result import RunResult, write_atomic
 from harness.run.cell import record_path, work_folder
 from harness.sweep.launchers.job import Job
@@ -32,7 +32,8 @@ class CellFiles:
     result: RunResult | None
     """Record of the cell; None where it was stopped before it ended."""
     files: Files
-    """The cell's record and series, its state where there is something to resume, the base that it trained."""
+    """The cell's record and series, its state where there is something to resume, the base that it trained,
+    its responses where they are asked for."""
 
 
 class RayCell:
@@ -63,6 +64,7 @@ class RayCell:
                         break
             path = record_path(here.launch, run_id(job.config))
             wanted = [path, path.with_suffix(".parquet"), *(work / name for name in STATES)]
+            wanted.append(rollouts_path(folder, here.launch.sweep, run_id(job.config)))
             wanted += [file for file in bases_folder(root).glob("[!.]*/*") if str(file.relative_to(root)) not in given]
             made = {str(file.relative_to(root)): file.read_bytes() for file in wanted if file.is_file()}
             return CellFiles(result=result, files=made)

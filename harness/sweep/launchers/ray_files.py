@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from harness.config.load import run_id
-from harness.records.paths import bases_folder
+from harness.records.paths import bases_folder, rollouts_path
 from harness.records.run_result import RunResult, write_atomic
 from harness.run.cell import record, record_path, work_folder
 from harness.start.base_model import read_record
@@ -19,7 +19,8 @@ from harness.sweep.launchers.ray_cell import CellFiles, Files
 
 
 def files_for(job: Job, base: Path | None) -> Files:
-    """Files that a cell finds in its scratch folder: its base, and its state where it was stopped before.
+    """Files that a cell finds in its scratch folder: its base, and where it was stopped before its state and
+    responses.
 
     Raises ValueError or OSError where one of them cannot be read.
     """
@@ -28,8 +29,9 @@ def files_for(job: Job, base: Path | None) -> Files:
         read_record(base)
         files |= {str(path.relative_to(results)): path.read_bytes() for path in base.iterdir() if path.is_file()}
     state = work_folder(job.launch, run_id(job.config)) / "state.pt"
-    if state.exists():
-        files[str(state.relative_to(results))] = state.read_bytes()
+    for path in (state, rollouts_path(results, job.launch.sweep, run_id(job.config))) if state.exists() else ():
+        if path.exists():
+            files[str(path.relative_to(results))] = path.read_bytes()
     return files
 
 
@@ -40,7 +42,7 @@ def keep(job: Job, outcome: CellFiles) -> RunResult:
     try:
         _store_base(results, {name: data for name, data in outcome.files.items() if name.startswith("bases/")})
         for name in outcome.files:
-            if name.startswith("work/"):
+            if name.startswith(("work/", "rollouts/")):
                 write_atomic(results / name, outcome.files[name])
         if own in outcome.files:
             refuse_foreign(job)
