@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.engines.vllm.memory import num_parameters
+from harness.foundation.markdown_table import markdown_table
 from harness.records.paths import figures_folder, tables_folder
 from harness.records.run_result import write_atomic
 from harness.studies.break_even.answer import Answer, crossings_of
@@ -127,24 +128,26 @@ def pays_from(cells: Comparisons, size: str) -> str:
 
 def section(costs: Mapping[str, Comparisons], sizes: Sequence[str], batch: int) -> list[str]:
     """One batch size: from where each arm pays, and every step."""
-    lines = [
-        f"## {batch} responses a step", "",
-        "From which response length on it pays, and the range of the speedup over the lengths:", "",
-        "| arm | " + " | ".join(sizes) + " |", "|---|" + "---:|" * len(sizes),
-        *(f"| {arm} | " + " | ".join(pays_from(cells, size) for size in sizes) + " |" for arm, cells in costs.items()),
-        "", "| arm | size | tokens | generate, s | push, s | training, s | generation's share of BF16's step "
-        "| speedup of generation | of the step |",
-        "|---|---|---:|---:|---:|---:|---:|---:|---:|",
-    ]  # fmt: skip
+    pays = [(arm, *(pays_from(cells, size) for size in sizes)) for arm, cells in costs.items()]
+    head = (
+        "arm", "size", "tokens", "generate, s", "push, s", "training, s", "generation's share of BF16's step",
+        "speedup of generation", "of the step",
+    )  # fmt: skip
+    rows = list[tuple[str, ...]]()
     for arm, cells in costs.items():
         for (size, length), cell in sorted(cells.items(), key=lambda item: (item[1].own.size, item[0][1])):
             s, t, mark = cell.own.seconds, cell.base.seconds, "^" if cell.is_host_bound else ""
-            lines.append(
-                f"| {arm} | {size} | {length} | {s['generate']:.1f} | {s['sync']:.3f} | {s['rest']:.2f} | "
-                f"{t['generate'] / cell.base.total:.0%} | {mark}{t['generate'] / s['generate']:.2f} | "
-                f"{mark}{cell.ratio:.2f} |"
-            )
-    return [*lines, ""]
+            rows.append((
+                arm, size, str(length), f"{s['generate']:.1f}", f"{s['sync']:.3f}", f"{s['rest']:.2f}",
+                f"{t['generate'] / cell.base.total:.0%}", f"{mark}{t['generate'] / s['generate']:.2f}",
+                f"{mark}{cell.ratio:.2f}",
+            ))  # fmt: skip
+    return [
+        f"## {batch} responses a step", "",
+        "From which response length on it pays, and the range of the speedup over the lengths:", "",
+        markdown_table(("arm", *sizes), pays, align="lr"), "",
+        markdown_table(head, rows, align="llr"), "",
+    ]  # fmt: skip
 
 
 def report(results: Path, batches: Sequence[int] = (64, 256)) -> tuple[str, dict[int, list[Answer]]]:

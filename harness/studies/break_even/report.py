@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from harness.foundation.markdown_table import markdown_table
 from harness.records.arms import Arm, group_arms, label, rank
 from harness.records.run_result import RunResult, write_atomic
 from harness.report.plots.style import style_name
@@ -152,13 +153,14 @@ def markdown(found: Sequence[Answer], sweep: str, control: str, results: Sequenc
         f"{SIZE_REACH:g} times the largest size and {LENGTH_REACH:g} times the longest response. The accuracy to reach "
         f"is {GAIN:.0%} of what {control} gains.", "",
         *(f"- {sentence(answer, control)}" for answer in found), "",
-        "| arm | parameters | response tokens | speedup, measured | speedup, law |", "|---|---:|---:|---:|---:|",
     ]  # fmt: skip
+    rows = list[tuple[str, ...]]()
     for answer in found:
         for size, length, ratio in sorted(answer.measured):
             law = float(answer.speedup(np.array(size), np.array(length)))
-            lines.append(f"| {answer.name} | {_params(size)} | {_tokens(length)} | {ratio:.2f} | {law:.2f} |")
-    return "\n".join(lines) + "\n"
+            rows.append((answer.name, _params(size), _tokens(length), f"{ratio:.2f}", f"{law:.2f}"))
+    head = ("arm", "parameters", "response tokens", "speedup, measured", "speedup, law")
+    return "\n".join([*lines, markdown_table(head, rows, align="lr")]) + "\n"
 
 
 def _params(value: float) -> str:

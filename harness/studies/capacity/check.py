@@ -13,6 +13,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from harness.foundation.markdown_table import markdown_table
 from harness.records.paths import bench_folder
 from harness.studies.capacity.memory import DEVICE_GIB, engine_bytes, update_parts
 from harness.studies.capacity.place import Work, place
@@ -148,11 +149,11 @@ def section(results: Path, found: Measured, sweep: Sweep) -> list[str]:
     engines = engine_rows(found.records)
     others = [*generation_rows(results, found, sweep), *update_rows(results, found), *verl_rows(results, found)]
     lines = ["## Predicted against measured", "", *(f"- {line}" for line in _summary([*engines, *others])), ""]
-    lines += ["| what | where | unit | predicted | measured | error |", "|---|---|---|---:|---:|---:|"]
+    rows = list[tuple[str, ...]]()
     for row in [*others, *engines]:
         shown = (f"{x:.0f}" if row.unit == "tokens" else f"{x:.2f}" for x in (row.predicted, row.measured))
-        lines.append(f"| {row.what} | {row.where} | {row.unit} | {' | '.join(shown)} | {row.error:+.1%} |")
-    return [*lines, ""]
+        rows.append((row.what, row.where, row.unit, *shown, f"{row.error:+.1%}"))
+    return [*lines, markdown_table(("what", "where", "unit", "predicted", "measured", "error"), rows, align="lllr"), ""]
 
 
 def _summary(rows: Sequence[Row]) -> Iterator[str]:

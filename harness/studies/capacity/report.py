@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.engines.vllm.memory import num_parameters
+from harness.foundation.markdown_table import markdown_table
 from harness.records.paths import tables_folder
 from harness.records.run_result import write_atomic
 from harness.studies.capacity import check
@@ -89,24 +90,17 @@ def section(cells: Sequence[PlanRow], gpus: int) -> list[str]:
     """The table of one number of GPUs."""
     by_key = {(c.work.size, c.work.length, c.work.arm): c for c in cells if c.place.gpus == gpus}
     title = "## 1 GPU (estimated)" if gpus == 1 else f"## {gpus} GPUs (assumed)"
-    lines = [
-        title,
-        "",
-        "| size | tokens | update, GiB | sampling, GiB | at a time | generation | " + " | ".join(ARMS) + " |",
-        "|---|---:|---:|---:|---:|---:|" + "---:|" * len(ARMS),
-    ]
+    head = ("size", "tokens", "update, GiB", "sampling, GiB", "at a time", "generation", *ARMS)
+    rows = list[tuple[str, ...]]()
     for size, length in dict.fromkeys(key[:2] for key in by_key):
         base = by_key[size, length, "bf16"]
         at, cost = base.place, base.step
         share = f"{cost.seconds['generate'] / cost.total:.0%}" if cost else "-"
         shown = [by_key[size, length, arm].words for arm in ARMS]
         at_once = f"{min(at.at_once, at.share)} of {at.share}"
-        lines.append(
-            f"| {size} | {length} | {at.update_gib:.1f} | {at.sampling_gib:.1f} | {at_once} | {share} | "
-            + " | ".join(shown)
-            + " |"
-        )
-    return [*lines, ""]
+        needs = (f"{at.update_gib:.1f}", f"{at.sampling_gib:.1f}", at_once, share)
+        rows.append((size, str(length), *needs, *shown))
+    return [title, "", markdown_table(head, rows, align="lr"), ""]
 
 
 def rows_of(cells: Sequence[PlanRow]) -> list[dict[str, object]]:

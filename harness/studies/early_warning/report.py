@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from harness.foundation.markdown_table import markdown_table
 from harness.records.run_result import write_atomic
 from harness.studies.early_warning.alarms import BASE, REWARD_DROP, SMOOTH, Trace
 from harness.studies.early_warning.collapse import FALL, LOSS, WINDOW
@@ -170,14 +171,14 @@ def _table(scores: Sequence[Score]) -> str:
         "signal", "recall", "lead, steps", "gain, steps", "first", "precision", "false alarms", "fast", "hidden",
         "from bf16, int8", "collapsed", "healthy",
     )  # fmt: skip
-    lines = ["| " + " | ".join(head) + " |", "|---" + "|---:" * (len(head) - 1) + "|"]
+    rows = list[list[str]]()
     for s in scores:
         recall = f"{s.recall:.2f} [{s.recall_low:.2f}, {s.recall_high:.2f}]"
         cells = [
-            s.name.replace("|", "\\|"), recall, _steps(s.lead, s.lead_low, s.lead_high),
+            s.name, recall, _steps(s.lead, s.lead_low, s.lead_high),
             _steps(s.gain, s.gain_low, s.gain_high), _number(s.first), _number(s.precision), _number(s.false_alarms),
             _number(s.recall_fast), _number(s.hidden), _number(s.reference_alarms), str(s.num_collapsed),
             str(s.num_healthy),
         ]  # fmt: skip
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+        rows.append(cells)
+    return markdown_table(head, rows, align="lr")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from harness.foundation.markdown_table import markdown_table
 from harness.studies.parity.record import FORMATS, Record
 from harness.studies.parity.statistics import PAIRS, key
 
@@ -25,9 +26,7 @@ def markdown(records: Mapping[str, Record]) -> str:
     """Title, what was measured where, and the table, rows by format, then device."""
     lines = ["# Parity: the emulation against vLLM's kernels", "", WORDS]
     lines += [f"* {device}: {_setting(record)}" for device, record in sorted(records.items())]
-    lines += ["", _row(HEAD), _row(["---"] * 3 + ["---:"] * (len(HEAD) - 3))]
-    lines += [_row(cells) for cells in rows(records)]
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, "", markdown_table(HEAD, rows(records), align="lllr")]) + "\n"
 
 
 def rows(records: Mapping[str, Record]) -> Iterator[list[str]]:
@@ -54,7 +53,7 @@ def _measured(row: Mapping[str, Any]) -> list[str]:
 
 
 def _lacking(row: Mapping[str, Any]) -> list[str]:
-    reason = " ".join(str(row["reason"]).replace("|", "/").split())
+    reason = " ".join(str(row["reason"]).split())
     return [f"{row['status']}: {reason}", *["-"] * (len(HEAD) - 3)]
 
 
@@ -68,7 +67,3 @@ def _setting(record: Record) -> str:
 
 def _nats(value: float) -> str:
     return f"{value:.4f}" if value >= 0.0001 else f"{value:.1e}"
-
-
-def _row(cells: list[str] | tuple[str, ...]) -> str:
-    return "| " + " | ".join(cells) + " |"

@@ -17,7 +17,8 @@
 
 A batch is one rollout batch of the training loop, and its gradient is the one the loop would take, before clipping its
 norm. The estimand is the expected step of the same algorithm with an exact sampler: E over batches from the trainer's
-own float32 policy, group advantages and denominators included, without correction. So the control has no bias by
+own float32 policy, group advantages and denominators included, without correction. A method that replaces the objective
+has its own such step. So the control has no bias by
 construction, and a rule pays for whatever makes its step another one. Batch b of every sampler has the same prompts and
 the same random numbers (common random numbers): samplers that agree draw equal tokens and the noise cancels in the
 difference. Parts of methods that change weights, modules or formats are left out; what is evaluated is the loss side.

@@ -13,7 +13,7 @@ from math import inf
 import torch
 from torch import Tensor
 
-from harness.api import Method, Plan, TokenBatch
+from harness.api import Method, Plan, Step, TokenBatch
 from harness.config.compose import Composed, has_hook
 from harness.config.load import parse
 from harness.config.resolve import fixed_algo
@@ -25,9 +25,23 @@ from harness.trainers.corrected_step import batch_correction, method_loss, updat
 from methods import METHODS
 from methods.flashrl import TIS
 
-OTHER_HOOKS = ("plan", "prepare", "wrap", "lr_factor", "sync", "after_sync", "refit", "aux_loss")
+OTHER_HOOKS = (
+    "plan",
+    "prepare",
+    "wrap",
+    "lr_factor",
+    "update_lr_factor",
+    "during_update",
+    "sync",
+    "after_sync",
+    "refit",
+    "aux_loss",
+)
 """Hooks that act elsewhere than on the loss of given tokens."""
+STORED = frozenset({"ref_logp", "rollout_kl", "shadow"})
+"""Needs of a part that stored batches meet."""
 NONE = "none"
+NO_METHOD = Method(name=NONE, paper="", parts=(), precisions=())
 YARDSTICKS = (
     Method(name="token IS, no cap", paper="", parts=(TIS(cap=inf),), precisions=()),
     Method(name="sequence IS, no cap", paper="", parts=(TIS(cap=inf, level="sequence"),), precisions=()),
@@ -44,11 +58,26 @@ class Arm:
     algo: AlgoConfig
 
     @property
-    def target(self) -> AlgoConfig:
-        """The algorithm of the step it is compared with: same aggregation and denominator, no correction."""
-        return parse(
-            AlgoConfig, vars(self.algo) | {"mode": "decoupled", "batch_normalize": "none", "denom": "original"}
-        )
+    def plain(self) -> Arm:
+        """The run's own objective under the same aggregation, without correction."""
+        algo = vars(self.algo) | {"mode": "decoupled", "batch_normalize": "none", "denom": "original"}
+        return Arm(name=NONE, method=NO_METHOD, algo=parse(AlgoConfig, algo))
+
+    @property
+    def exact(self) -> Arm:
+        """The arm whose step it is compared with, on an exact sampler's batches: itself where it has an objective of
+        its own, else the plain one."""
+        return self if self.has_objective else self.plain
+
+    @property
+    def has_objective(self) -> bool:
+        """Does a part replace the objective?"""
+        return any(has_hook(part, "token_loss") for part in self.method.parts)
+
+    @property
+    def target(self) -> str:
+        """Name of the step it is compared with: `own NAME`, or the aggregation of the plain one."""
+        return f"own {self.name}" if self.has_objective else self.algo.agg
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +102,7 @@ def arms_of(
     for mode in modes:
         if mode not in MODES:
             raise ValueError(f"--modes={mode}: unknown; {nearest(mode, MODES)}")
-    offered = {NONE: Method(name=NONE, paper="", parts=(), precisions=())} | {m.name: m for m in YARDSTICKS} | METHODS
+    offered = {NONE: NO_METHOD} | {m.name: m for m in YARDSTICKS} | METHODS
     for name in names:
         if name not in offered:
             raise ValueError(f"--methods={name}: unknown; {nearest(name, offered)}")
@@ -87,9 +116,10 @@ def arms_of(
             continue
         own = fixed_algo(method, algo)
         own_modes = [method.mode] if method.mode else MODES if name == NONE else modes
-        for mode in own_modes:
-            if not fits(method, mode, algo):
-                continue
+        fitting = [mode for mode in own_modes if fits(method, mode, algo)]
+        if not fitting:
+            skipped[name] = f"does not fit algo.mode={','.join(own_modes)} with algo.loss={algo.loss}"
+        for mode in fitting:
             suffix = f" {mode}" if mode != "decoupled" and not method.mode else ""
             arms.append(Arm(name=f"{name}{suffix}", method=method, algo=parse(AlgoConfig, vars(own) | {"mode": mode})))
     return arms, skipped
@@ -101,6 +131,8 @@ def reason_to_skip(name: str, method: Method) -> str:
         acting = [hook for hook in OTHER_HOOKS if has_hook(part, hook)]
         if acting:
             return f"{type(part).__name__} acts outside the loss ({', '.join(acting)})"
+        if lacking := sorted(part.needs(Step(index=0, total=1, seed=0)) - STORED):
+            return f"{type(part).__name__} needs {', '.join(lacking)}, which is not stored"
     return "" if method.parts or name == NONE else f"has no parts: equal to {NONE}"
 
 

@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,16 +23,16 @@ from harness.objective.loss import MODES
 from harness.objective.mismatch import ENTROPY_EDGES
 from harness.records.run_result import write_atomic
 from harness.run.build import build
-from harness.studies.replay.arms import NONE, Arm, arms_of, pull
+from harness.studies.replay.arms import Arm, arms_of, pull
 from harness.studies.replay.gradients import chunks, current_logp, gradients, move, pulls_of
-from harness.studies.replay.moments import Reference, compare, reference
+from harness.studies.replay.moments import Reference, compare, is_told_from_zero, reference
 from harness.studies.replay.sampling import load_policy
 from harness.studies.replay.store import POLICY, REFERENCE, Stored, read, samplers
 from harness.trainers.local.trainer import LocalTrainer
 
 LENGTH_EDGES = (0.0, 0.25, 0.5, 0.75)
 """Lower edges of the buckets of response length, as shares of the limit."""
-VERSION = 1
+VERSION = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,13 +51,21 @@ class Question:
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """The exact sampler's gradients under one aggregation."""
+    """The exact sampler's gradients of one objective."""
 
     gradients: np.ndarray
     """[R, D] float64."""
     gram: np.ndarray
     """[R, R]."""
     summary: Reference
+
+    @property
+    def is_known(self) -> bool:
+        """Do the batches tell its mean from 0?"""
+        return is_told_from_zero(self.gram)
+
+
+NOISE = "{} batches do not tell its own exact step from 0 at age {}"
 
 
 def evaluate_context(
@@ -86,14 +94,16 @@ def evaluate_context(
         if age not in todo:
             continue
         found = targets(run.trainer, ref, arms, bool(age), lambda age=age: progress(f"{REFERENCE}, age {age}", 1))
+        noise = {arm.name: NOISE.format(ref.num_batches, age) for arm in arms if not found[arm.target].is_known}
+        told = [arm for arm in arms if arm.name not in noise]
         for name in todo[age]:
             stored = read(folder, name)
-            rows = evaluate_sampler(run.trainer, stored, arms, found, age, partial(progress, f"{name}, age {age}"))
+            rows = evaluate_sampler(run.trainer, stored, told, found, age, partial(progress, f"{name}, age {age}"))
             record = {
                 "identity": identity(arms, ref, stored, age), "context": folder.name, "age": age,
                 "sampler": {k: v for k, v in stored.meta.items() if k != "config"}, "config": stored.meta["config"],
-                "reference": {agg: asdict(target.summary) for agg, target in found.items()},
-                "skipped": skipped, "rows": rows,
+                "reference": {name: asdict(one.summary) for name, one in found.items() if one.is_known},
+                "skipped": skipped | noise, "rows": rows,
             }  # fmt: skip
             text = json.dumps(_rounded(record), separators=(",", ":"), allow_nan=False)
             lines = text.replace('{"arm"', '\n{"arm"') + "\n"
@@ -124,16 +134,21 @@ def is_recorded(path: Path, wanted: str) -> bool:
 def targets(
     trainer: LocalTrainer, ref: Stored, arms: Sequence[Arm], is_moved: bool, tick: Callable[[], None]
 ) -> dict[str, Target]:
-    """Aggregation -> the uncorrected gradient of the exact sampler's batches."""
+    """`Arm.target` -> the gradients of `Arm.exact` on the exact sampler's batches; equal ones share their memory.
+
+    Raises ValueError where the batches do not tell a plain step from 0.
+    """
     logp = current_logp(trainer, ref, is_moved)
-    wanted = {arm.target.agg: Arm(name=NONE, method=arms[0].method, algo=arm.target) for arm in arms}
-    pulled = {
-        agg: [pull(arm, ref.batch(b), logp[b], ref.meta["max_new_tokens"]).grad for b in range(ref.num_batches)]
-        for agg, arm in wanted.items()
-    }
-    found = {agg: g.double().numpy() for agg, g in gradients(trainer, ref, pulled, tick).items()}
-    grams = {agg: g @ g.T for agg, g in found.items()}
-    return {agg: Target(gradients=g, gram=grams[agg], summary=reference(grams[agg])) for agg, g in found.items()}
+    wanted = {arm.target: replace(arm.exact, name=arm.target) for arm in arms}
+    pulls = pulls_of(list(wanted.values()), ref, logp)
+    pulled = {name: [one.grad for one in pulls.by_arm[name]] for name, first in pulls.same_as.items() if name == first}
+    found: dict[str, Target] = {}
+    for name, g in gradients(trainer, ref, pulled, tick).items():
+        gram = (values := g.double().numpy()) @ values.T
+        found[name] = Target(gradients=values, gram=gram, summary=reference(gram))
+    if plain := [arm.target for arm in arms if not arm.has_objective and not found[pulls.same_as[arm.target]].is_known]:
+        raise ValueError(f"reference {plain[0]}: {ref.num_batches} batches do not tell the gradient from 0; take more")
+    return {name: found[first] for name, first in pulls.same_as.items()}
 
 
 def evaluate_sampler(
@@ -143,37 +158,41 @@ def evaluate_sampler(
     """One row per arm: what it did to the tokens, and where its gradient goes."""
     logp = current_logp(trainer, stored, bool(age))
     pulls = pulls_of(arms, stored, logp)
-    by_name = {arm.name: arm for arm in arms}
+    goals: dict[str, dict[str, Target]] = {}
+    firsts: dict[tuple[str, int], str] = {}
+    for arm in arms:
+        first, goal = pulls.same_as[arm.name], found[arm.target]
+        goals.setdefault(first, {})[arm.target] = goal
+        firsts.setdefault((first, id(goal)), arm.name)
     distinct = [name for name, first in pulls.same_as.items() if name == first]
     size = sum(p.numel() for p in trainer.parameters)
-    measured: dict[str, dict[str, Any]] = {}
+    measured: dict[tuple[str, str], dict[str, Any]] = {}
     groups = chunks(distinct, stored.num_batches, size)
     for group in groups:
         chosen = {name: [one.grad for one in pulls.by_arm[name]] for name in group}
         for name, g in gradients(trainer, stored, chosen, lambda: tick(1 / len(groups))).items():
-            rng = np.random.default_rng(stable_seed("replay moments", stored.meta["identity"], name))
-            target = found[by_name[name].target.agg]
-            measured[name] = _flat(asdict(compare(g.double().numpy(), target.gradients, target.gram, rng)))
-    tokens = {
-        agg: base_pulls(stored, arms[0], by_agg) for agg, by_agg in {a.target.agg: a.target for a in arms}.items()
-    }
+            for target, goal in goals[name].items():
+                rng = np.random.default_rng(stable_seed("replay moments", stored.meta["identity"], name))
+                moments = compare(g.double().numpy(), goal.gradients, goal.gram, rng)
+                measured[name, target] = _flat(asdict(moments))
+    tokens = {agg: base_pulls(stored, plain) for agg, plain in {a.algo.agg: a.plain for a in arms}.items()}
+    same = {arm.name: firsts[pulls.same_as[arm.name], id(found[arm.target])] for arm in arms}
     return [
         {
             "arm": arm.name, "method": arm.method.name, "mode": arm.algo.mode, "agg": arm.algo.agg,
-            "same_as": "" if pulls.same_as[arm.name] == arm.name else pulls.same_as[arm.name],
+            "target": arm.target, "same_as": "" if same[arm.name] == arm.name else same[arm.name],
             "reconstructed": arm.method.reconstructed,
             "loss": float(np.mean([one.loss for one in pulls.by_arm[arm.name]])),
             "clip_frac": float(np.mean([one.clip_frac for one in pulls.by_arm[arm.name]])),
-            **token_statistics(stored, [one.grad for one in pulls.by_arm[arm.name]], tokens[arm.target.agg]),
-            **measured[pulls.same_as[arm.name]],
+            **token_statistics(stored, [one.grad for one in pulls.by_arm[arm.name]], tokens[arm.algo.agg]),
+            **measured[pulls.same_as[arm.name], arm.target],
         }
         for arm in arms
     ]  # fmt: skip
 
 
-def base_pulls(stored: Stored, none: Arm, algo: Any) -> list[Tensor]:
+def base_pulls(stored: Stored, plain: Arm) -> list[Tensor]:
     """Pulls of the plain policy gradient at the stored policy, the unit of effective weights."""
-    plain = Arm(name=NONE, method=none.method, algo=algo)
     return [
         pull(plain, batch, batch.old_logp, stored.meta["max_new_tokens"]).grad
         for batch in (stored.batch(b) for b in range(stored.num_batches))

@@ -117,6 +117,11 @@ def reference(gram: Floats) -> Reference:
     )
 
 
+def is_told_from_zero(gram: Floats) -> bool:
+    """Is the debiased square of the mean positive? `gram` [R, R]."""
+    return off_diagonal(gram) > 0
+
+
 def compare(q: Floats, r: Floats, r_gram: Floats, rng: np.random.Generator, draws: int = DRAWS) -> Moments:
     """Bias, variance and cosine of S batches q [S, D] against r [R, D], whose first S rows are paired with q. float64.
 
@@ -130,7 +135,7 @@ def moments(dd: Floats, dr: Floats, rr: Floats, rng: np.random.Generator, draws:
     """The same from the Gram matrices of d = q - r and r: [S, S], [S, R] and [R, R]."""
     size = len(dd)
     target = off_diagonal(rr)
-    if target <= 0:
+    if not is_told_from_zero(rr):
         raise ValueError(f"reference: {len(rr)} batches do not tell the gradient from 0; take more")
     found = _Found(square=off_diagonal(dd), along=_apart(dr), target=target)
     drawn, linear, nulls = _drawn(dd, dr, rr, found, rng, draws)

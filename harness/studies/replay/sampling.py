@@ -219,7 +219,7 @@ def sample(run: Run, initial: Decoder | None, name: str, index: int) -> dict[str
         "adv": adv[:, 0], "reward": torch.tensor([s.reward for s in found]), "truncated": rollout.truncated,
         "rollout_logp": rollout.logp.to(device), "old_logp": scores.logp, "entropy": scores.entropy,
         "ref_logp": scores.logp if initial is None else trainer.score(seqs, model=initial).logp,
-        "rollout_kl": trainer.rollout_kl(seqs, rollout.log_probs.to(device)),
+        "rollout_kl": trainer.divergences(seqs, rollout.log_probs.to(device))["rollout_kl"],
     }  # fmt: skip
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pandas as pd
 
+from harness.foundation.markdown_table import markdown_table
 from harness.objective.mismatch import ENTROPY_EDGES
 from harness.records.run_result import write_atomic
 from harness.studies.replay.evaluation import LENGTH_EDGES
@@ -19,7 +20,8 @@ Record = dict[str, Any]
 LISTS = ("rejected_by_length", "rejected_by_entropy")
 READING = (
     "Target: the expected step of the same algorithm with an exact (float32) sampler and no correction, from "
-    "independent batches of the training size. Lengths are in units of the target's norm.",
+    "independent batches of the training size. A method with an objective of its own is held against its own expected "
+    "step with an exact sampler where a line above the tables names it. Lengths are in units of the target's norm.",
     "Bias: |E q - target| with the noise of both means removed, [95 % interval] by a wild bootstrap over batches "
     "(their prompts are disjoint); 0 where the debiased square is negative. Floor: what the bias of row `none` would "
     "show in 95 % of cases if it had none.",
@@ -63,7 +65,7 @@ def frame(records: Sequence[Record]) -> pd.DataFrame:
             "num_batches": sampler["num_batches"],
         }  # fmt: skip
         for row in record["rows"]:
-            target = record["reference"][row["agg"]]
+            target = record["reference"][row.get("target", row["agg"])]
             buckets = {
                 f"{name}_{edge:g}": row[name][i] if row[name] else None
                 for name, edges in zip(LISTS, (LENGTH_EDGES, ENTROPY_EDGES), strict=True)
@@ -94,6 +96,8 @@ def markdown(records: Sequence[Record], table: pd.DataFrame) -> str:
         blocks.append(f"## {record['context']}, age {record['age']}")
         blocks.append(_samplers([r for r in records if shares_context(r, record)], rows))
         distinct, groups = coinciding(rows)
+        if own := [arm for arm in distinct if any(row["arm"] == arm and has_own_target(row) for row in rows)]:
+            blocks.append(f"Held against their own exact step: {', '.join(own)}.")
         for title, show in COLUMNS:
             blocks += [f"### {title}", _grid(rows, distinct, show)]
         if groups:
@@ -101,7 +105,7 @@ def markdown(records: Sequence[Record], table: pd.DataFrame) -> str:
     skipped = {name: reason for record in records for name, reason in record["skipped"].items()}
     if skipped:
         lines = "\n".join(f"- {name}: {reason}" for name, reason in skipped.items())
-        blocks += ["## Methods that are not on the loss side", lines]
+        blocks += ["## Methods that are left out", lines]
     return "\n\n".join([*blocks, "## How to read it", "\n".join(f"- {line}" for line in READING)]) + "\n"
 
 
@@ -115,6 +119,11 @@ def coinciding(rows: Sequence[Record]) -> tuple[list[str], list[list[str]]]:
     for arm, same in firsts.items():
         groups.setdefault(tuple(same), []).append(arm)
     return [group[0] for group in groups.values()], [group for group in groups.values() if len(group) > 1]
+
+
+def has_own_target(row: Record) -> bool:
+    """Is an arm held against the step of its own objective? Records of before version 2 name no target."""
+    return str(row.get("target", "")).startswith("own ")
 
 
 def _setup(records: Sequence[Record]) -> Iterator[str]:
@@ -154,26 +163,26 @@ def _samplers(records: Sequence[Record], rows: Sequence[Record]) -> str:
         f"{_number(target['reference_variance'])}; two halves differ by "
         f"{_number(target['reference_half_distance'])}, cosine {_number(target['reference_half_cosine'])}.",
         "",
-        "| sampler | batches | accuracy | k3, nats | raw ESS, token | raw ESS, sequence | floor of the bias |",
-        "|---" + "|---:" * 6 + "|",
     ]
+    head = ("sampler", "batches", "accuracy", "k3, nats", "raw ESS, token", "raw ESS, sequence", "floor of the bias")
+    shown = list[list[str]]()
     for record in records:
         s, m = record["sampler"], record["sampler"]["mismatch"]
         floor = next(r["bias_floor"] for r in rows if (r["sampler"], r["arm"]) == (s["sampler"], "none"))
         cells = [s["sampler"], str(s["num_batches"]), _number(s["accuracy"]), f"{m['kl_k3']:.1e}"]
         cells += [_number(m["ess_token_raw"]), _number(m["ess_seq_raw"]), _number(floor)]
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+        shown.append(cells)
+    return "\n".join([*lines, markdown_table(head, shown, align="lr")])
 
 
 def _grid(rows: Sequence[Record], distinct: Sequence[str], show: Callable[[Record], str]) -> str:
     names = list(dict.fromkeys(row["sampler"] for row in rows))
     cells = {(row["arm"], row["sampler"]): row for row in rows}
-    lines = ["| arm | " + " | ".join(names) + " |", "|---" + "|---:" * len(names) + "|"]
+    lines = list[list[str]]()
     for arm in distinct:
         mark = " †" if any(cells[arm, name]["reconstructed"] for name in names) else ""
-        lines.append(f"| {arm}{mark} | " + " | ".join(show(cells[arm, name]) for name in names) + " |")
-    return "\n".join(lines)
+        lines.append([f"{arm}{mark}", *(show(cells[arm, name]) for name in names)])
+    return markdown_table(["arm", *names], lines, align="lr")
 
 
 def _number(value: Any) -> str:

@@ -14,6 +14,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from harness.config.load import run_id
 from harness.config.schema import Launch
+from harness.foundation.markdown_table import markdown_table
 from harness.records.paths import searches_folder, tables_folder
 from harness.records.run_result import RunResult, write_atomic
 from harness.records.stats import further_seeds, paired, verdict
@@ -118,7 +119,8 @@ def fresh_section(
     first = metrics[0]
     has_baseline = any(c.kind == "baseline" for c in found)
     other = "its baseline" if has_baseline or not found else found[0].name
-    rows = [["", "trial", *(f"{m}" for m in metrics), f"{first} against {other}", "ended well"]]
+    head = ["", "trial", *(f"{m}" for m in metrics), f"{first} against {other}", "ended well"]
+    rows = list[list[str]]()
     for contender in found:
         base = compared_with(contender.share, found)
         gap = "" if base is None or base.name == contender.name else _gap(contender, base, records, first)
@@ -126,7 +128,10 @@ def fresh_section(
         number = "" if contender.number is None else str(contender.number)
         ended = f"{sum(r.status == 'ok' for r in mine.values())} of {len(search.confirm.seeds)}"
         rows.append([contender.name, number, *(_mean(mine, metric) for metric in metrics), gap, ended])
-    return [f"## On seeds {list(search.confirm.seeds)}, which no trial had: mean and 95 % interval", _markdown(rows)]
+    return [
+        f"## On seeds {list(search.confirm.seeds)}, which no trial had: mean and 95 % interval",
+        markdown_table(head, rows),
+    ]
 
 
 def _mean(records: Mapping[int, RunResult], metric: str) -> str:
@@ -151,20 +156,22 @@ def trials_section(search: Search, studies: Mapping[str, Study]) -> list[str]:
         front = {t.number for t in study.best_trials}
         ranked = sorted(complete, key=lambda t: -oriented(t.values[0], search.objectives[0]))
         chosen = ranked[:NUM_SHOWN] + [t for t in ranked[NUM_SHOWN:] if "baseline" in t.user_attrs]
-        rows = [["trial", "knobs", *names, "feasible", "front", "baseline"]]
+        head = ["trial", "knobs", *names, "feasible", "front", "baseline"]
+        rows = list[list[str]]()
         for t in chosen:
             flags = ["yes" if is_feasible(t) else "no", "yes" if t.number in front else ""]
             values = [f"{value:.4g}" for value in t.values]
             knobs = knobs_text(values_of(t), search)
             rows.append([str(t.number), knobs, *values, *flags, str(t.user_attrs.get("baseline", ""))])
         title = f"## Best trials {'of ' + share if share else ''}".rstrip() + f": mean of seeds {list(search.seeds)}"
-        sections += [title, _markdown(rows)]
+        sections += [title, markdown_table(head, rows)]
     return sections
 
 
 def spent_section(search: Search, trials: Trials) -> list[str]:
     """Table of what the search spent, and why trials were given up."""
-    rows = [["share", "complete", "pruned", "failed", "cells", "core-hours"]]
+    head = ["share", "complete", "pruned", "failed", "cells", "core-hours"]
+    rows = list[list[str]]()
     reasons: Counter[str] = Counter()
     for share, of_share in trials.items():
         states = Counter(t.state for t in of_share)
@@ -177,7 +184,7 @@ def spent_section(search: Search, trials: Trials) -> list[str]:
     why = "; ".join(f"{count} because {reason}" for reason, count in reasons.most_common())
     bound = search.constraint
     said = "" if bound is None else f" Constraint: {bound.metric} at most {bound.at_most:g}, mean over seeds."
-    return ["## Spent", _markdown(rows), (f"Given up: {why}." if why else "No trial was given up.") + said]
+    return ["## Spent", markdown_table(head, rows), (f"Given up: {why}." if why else "No trial was given up.") + said]
 
 
 def _kind(reason: str) -> str:
@@ -216,8 +223,3 @@ def exported(search: Search, trials: Trials, found: Sequence[Contender]) -> dict
         c.name: {str(seed): run_id(cell_of(list(c.overrides), seed)) for seed in search.confirm.seeds} for c in found
     }
     return {"name": search.name, "trials": rows, "confirmation": again}
-
-
-def _markdown(rows: Sequence[Sequence[str]]) -> str:
-    head, *rest = [f"| {' | '.join(row)} |" for row in rows]
-    return "\n".join([head, "|" + " --- |" * len(rows[0]), *rest])

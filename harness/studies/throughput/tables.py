@@ -7,6 +7,7 @@ import io
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from harness.foundation.markdown_table import markdown_table
 from harness.studies.throughput.cost import (
     baseline_of,
     decode_ratios,
@@ -106,12 +107,6 @@ def number(value: float | None, form: str) -> str:
     return NONE if value is None else format(value, form)
 
 
-def table(head: Sequence[str], rows: Rows) -> str:
-    """Markdown."""
-    lines = ["| " + " | ".join(cells_) + " |" for cells_ in [list(head), ["---"] * len(head), *rows]]
-    return "\n".join(lines)
-
-
 def decode_table(sweep: Sweep, records: Records) -> str:
     """Tokens/s and ratio to BF16 at one context, by batch."""
     length, rows = shown_length(sweep), Rows()
@@ -122,7 +117,7 @@ def decode_table(sweep: Sweep, records: Records) -> str:
             rate, over = decode_tokens_per_s(record, batch, length), decode_tokens_per_s(base, batch, length)
             row.append(_with_ratio(rate, over, spec.precision, mark(record, base, [(batch, length)])))
         rows.append(row)
-    return table(["size", "precision", *(f"batch {batch}" for batch in sweep.batches)], rows)
+    return markdown_table(["size", "precision", *(f"batch {batch}" for batch in sweep.batches)], rows)
 
 
 def generation_table(sweep: Sweep, records: Records) -> str:
@@ -136,7 +131,7 @@ def generation_table(sweep: Sweep, records: Records) -> str:
             used = [(batch, at) for at in sweep.lengths if at <= reached(sweep, length)]
             row.append(_with_ratio(pair[0], pair[1], spec.precision, mark(record, base, used)))
         rows.append(row)
-    return table(["size", "precision", *(f"{length} tokens" for length in sweep.lengths)], rows)
+    return markdown_table(["size", "precision", *(f"{length} tokens" for length in sweep.lengths)], rows)
 
 
 def _with_ratio(rate: float | None, base: float | None, precision: str, marked: str = "") -> str:
@@ -161,7 +156,7 @@ def crossing_table(sweep: Sweep, records: Records) -> str:
             found = decode_ratios(record, base, sweep.batches, length)
             row.append(mark(record, base, [(batch, length) for batch, _ in found]) + crossing_words(found))
         rows.append(row)
-    return table(["size", "precision", *(f"context {length}" for length in lengths)], rows)
+    return markdown_table(["size", "precision", *(f"context {length}" for length in lengths)], rows)
 
 
 def crossing_words(found: Sequence[tuple[int, float]]) -> str:
@@ -199,7 +194,7 @@ def engine_table(sweep: Sweep, records: Records) -> str:
         "prefill, tokens/s",
         "kernel",
     ]
-    return table(head, rows)
+    return markdown_table(head, rows)
 
 
 def _compiling_words(engine: Mapping[str, Any]) -> str:
@@ -247,7 +242,7 @@ def breakdown_table(sweep: Sweep, records: Records) -> str:
                 words = "" if over is None or spec.precision == BASELINE else f" ({over:.2f})"
                 row.append(_step_words(found.get(str(batch), {})) + words)
             rows.append(row)
-    return table(["size", "precision", *(f"batch {batch}" for batch in sweep.breakdown)], rows)
+    return markdown_table(["size", "precision", *(f"batch {batch}" for batch in sweep.breakdown)], rows)
 
 
 def _step_words(parts: Mapping[str, Any]) -> str:
@@ -275,4 +270,4 @@ def missing_table(sweep: Sweep, records: Records) -> str:
         everything = len(cells(sweep))
         for status, keys in groups.items():
             rows.append([spec.size, spec.precision, status, "all" if len(keys) == everything else ", ".join(keys)])
-    return table(["size", "precision", "why", "batch x context"], rows)
+    return markdown_table(["size", "precision", "why", "batch x context"], rows)

@@ -6,10 +6,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from harness.foundation.markdown_table import markdown_table
 from harness.studies.throughput.cost import Point, curve, generation_s, integral
 from harness.studies.throughput.plan import Sweep, engine_specs
 from harness.studies.throughput.settled import SPREAD, disturbed
-from harness.studies.throughput.tables import Records, Rows, number, table
+from harness.studies.throughput.tables import Records, Rows, number
 from harness.studies.throughput.waiting import SHARE, host_bound_cells
 
 CLOSE = 0.01
@@ -65,7 +66,7 @@ def check_lines(stem: str, check: Mapping[str, Any], records: Records) -> Iterat
     rows = step_rows(check, mapped)
     if rows:
         head = ["context", "generated: mean step, ms", "median", "the map's median", "mean over the map", "median"]
-        yield f"\n{table(head, rows)}\n"
+        yield f"\n{markdown_table(head, rows)}\n"
 
 
 def _where(check: Mapping[str, Any], points: Sequence[Point], seconds: float) -> str:

@@ -1,0 +1,100 @@
+"""Ready configurations of a recipe: our command, verl's keys and TRL's arguments, or why there is none.
+
+Keys are those of verl 0.9.1 and TRL 1.16.0. verl's `quantization=fp8` is block FP8 (weights in blocks of 128 x 128).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from harness.studies.advise.question import Question
+from harness.studies.capacity.place import NODE
+from harness.studies.dose.points import NONE
+from methods import METHODS
+
+CAP = 2.0
+"""Largest weight of truncated importance sampling, as in the runs of the dose study."""
+GROUP = 8
+"""Answers to a prompt, where the batch divides by it."""
+KV8 = "+kv8"
+VERL_FP8 = "fp8_block"
+"""The format that verl's quantization=fp8 stands for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Configuration:
+    """Values for one framework."""
+
+    values: Mapping[str, Any] | None
+    """None where the framework cannot do the recipe."""
+    reason: str = ""
+
+
+def ours(question: Question, precision: str, correction: str, folder: str = "FOLDER") -> list[str]:
+    """Words of `lowbit run`, `folder` the model's. Raises ValueError for a format that no method here samples in."""
+    group = group_of(question.batch)
+    method = "bf16" if precision == "bf16" else "naive" if correction == NONE else "flashrl"
+    if precision.removesuffix(KV8) not in METHODS[method].precisions:
+        raise ValueError(f"{precision}: {method} does not sample in it")
+    several = ["trainer=verl", f"launch.gpus={min(question.gpus, NODE)}", f"launch.nodes={question.nodes}"]
+    return [
+        f"method={method}", f"precision={precision}", *([f"knobs.TIS.cap={CAP}"] if method == "flashrl" else []),
+        "model=hf", f"model.path={folder}", "engine=vllm", *(several if question.gpus > 1 else []),
+        "trainer.device=cuda", "engine.sleep=true", f"engine.max_new_tokens={question.length}",
+        f"algo.num_prompts={question.batch // group}", f"algo.group_size={group}",
+    ]  # fmt: skip
+
+
+def verl(question: Question, precision: str, correction: str, ways: int = 1) -> Configuration:
+    """Dotted keys of verl's own configuration; `ways`: GPUs of an engine."""
+    base, is_kv8 = precision.removesuffix(KV8), precision.endswith(KV8)
+    if base not in ("bf16", VERL_FP8):
+        return Configuration(
+            values=None, reason=f"its rollout.quantization takes fp8 and torchao, not {base}; our trainer=verl does it"
+        )
+    group, at = group_of(question.batch), "actor_rollout_ref.rollout."
+    values: dict[str, Any] = {
+        "algorithm.adv_estimator": "grpo",
+        "data.train_batch_size": question.batch // group,
+        "data.max_response_length": question.length,
+        f"{at}name": "vllm", f"{at}n": group, f"{at}temperature": 1.0, f"{at}top_p": 1.0, f"{at}top_k": -1,
+        f"{at}quantization": "fp8" if base == VERL_FP8 else None,
+        f"{at}tensor_model_parallel_size": ways,
+        f"{at}calculate_log_probs": True,
+        "algorithm.rollout_correction.rollout_is": None if correction == NONE else "token",
+        "algorithm.rollout_correction.rollout_is_threshold": CAP,
+        "algorithm.rollout_correction.rollout_rs": None,
+        "algorithm.rollout_correction.bypass_mode": False,
+        "trainer.n_gpus_per_node": min(question.gpus, NODE),
+        "trainer.nnodes": question.nodes,
+    }  # fmt: skip
+    if is_kv8:
+        values["+actor_rollout_ref.rollout.engine_kwargs.vllm.kv_cache_dtype"] = "fp8"
+    return Configuration(values=values)
+
+
+def trl(question: Question, precision: str, correction: str, ways: int = 1) -> Configuration:
+    """Arguments of TRL's `GRPOConfig`; `ways`: GPUs of an engine."""
+    if precision != "bf16":
+        return Configuration(values=None, reason="GRPOConfig has no argument for a quantized rollout of a BF16 model")
+    group = group_of(question.batch)
+    own = max(1, question.batch // question.gpus)
+    return Configuration(values={
+        "use_vllm": True, "vllm_mode": "colocate", "vllm_tensor_parallel_size": ways, "vllm_enable_sleep_mode": True,
+        "max_completion_length": question.length, "num_generations": group, "temperature": 1.0,
+        "per_device_train_batch_size": 1, "gradient_accumulation_steps": own, "bf16": True,
+        "vllm_importance_sampling_correction": correction != NONE,
+        "vllm_importance_sampling_mode": "token_truncate", "vllm_importance_sampling_clip_max": CAP,
+    })  # fmt: skip
+
+
+def group_of(batch: int) -> int:
+    """Answers to a prompt: the largest of 8, 4 and 2 that divides the batch, else all of it."""
+    return next((n for n in (GROUP, GROUP // 2, GROUP // 4) if batch % n == 0), batch)
+
+
+def shown(value: Any) -> str:
+    """A value as Hydra reads it."""
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,196 @@
+"""Runs with their loss of accuracy against BF16 rollouts, and the doses of mismatch that they got."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from harness.api import knobs
+from harness.config.compose import has_hook
+from harness.records.arms import setting
+from harness.records.packed import read_packed, read_packed_series
+from harness.records.paths import packed_folder, predictions_path
+from harness.records.run_result import RunResult
+from harness.records.stats import Floats, is_collapsed
+from methods import METHODS
+
+CONTROLS = ("bf16", "naive")
+"""Methods that are the control at the precision bf16: neither changes anything there."""
+SEARCHES = "search_"
+"""Prefix of sweeps whose trials have other knobs each, and are left out."""
+OTHER_HOOKS = ("plan", "prepare", "wrap", "lr_factor", "sync", "after_sync", "refit", "aux_loss")
+"""Hooks that a part does not have which corrects and does nothing else."""
+SCALES = ("Profile",)
+"""Parts that choose a format's scales: they belong to the format."""
+NONE = "none"
+FIRST = 5
+"""First steps of a run: about what a probe before training sees."""
+ENTROPY = 0.1
+"""Entropy of the trainer, nats, from which on a token is one that decides."""
+K3, LENGTH, K1, ABSDIFF, ESS, CHI2 = (
+    "mismatch/kl_k3", "rollout/length_mean", "mismatch/kl_k1", "mismatch/logp_absdiff_mean", "mismatch/ess_token_raw",
+    "mismatch/chi2_token",
+)  # fmt: skip
+PROFILES = ("by_entropy/entropy", "by_entropy/k3", "by_entropy/count")
+COLUMNS = (K3, LENGTH, K1, ABSDIFF, ESS, CHI2, *PROFILES)
+DOSE = "k3 x length"
+START = f"k3 x length, first {FIRST} steps"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """One run."""
+
+    run_id: str
+    correction: str
+    """Parts that correct, or "none"."""
+    task: str
+    precision: str
+    length: int
+    """Problem size of the task: the length axis."""
+    size: str
+    engine: str
+    base: str
+    """Model, task and base seed: runs that share it are one cluster."""
+    loss: float
+    """Mean accuracy of the evaluations during training of the control, less this run's."""
+    has_collapsed: bool
+    doses: Mapping[str, float]
+    deployed_loss: float = math.nan
+    """The same of this run's own sampler: what is lost where the rollout format is deployed. NaN where unknown."""
+
+    @property
+    def dose(self) -> float:
+        """Dose k3 x length."""
+        return self.doses[DOSE]
+
+    @property
+    def held_out(self) -> str:
+        """Size, length and engine: what is left out together."""
+        return f"{self.task} {self.size} {self.length} {self.engine}"
+
+
+def read_points(results: Path) -> list[Point]:
+    """The runs of every packed sweep with a control, each once; sweeps with predictions stay out. Raises
+    ValueError where there is none."""
+    found: dict[str, Point] = {}
+    for path in sorted(packed_folder(results).glob("*.zip")):
+        if not path.stem.startswith(SEARCHES) and not predictions_path(results, path.stem).exists():
+            found |= {p.run_id: p for p in points(read_packed(path), read_packed_series(path, COLUMNS))}
+    if not found:
+        raise ValueError(f"dose: {packed_folder(results)} holds no run with a control; pack a sweep first")
+    return list(found.values())
+
+
+def points(runs: Iterable[RunResult], series: Mapping[str, Mapping[str, Sequence[Any]]]) -> list[Point]:
+    """The quantized runs of a sweep that are corrected in the decoupled mode and have a control of equal base, seed and
+    setting."""
+    usable = [run for run in runs if run.status in ("ok", "diverged") and run.summary.get("auc") is not None]
+    controls = {_place(run): run for run in usable if _is_control(run)}
+    found: list[Point] = []
+    for run in usable:
+        control = controls.get(_place(run))
+        columns = series.get(run.run_id, {})
+        correction = correction_of(run)
+        if control is None or correction is None or _is_control(run) or not columns.get(K3):
+            continue
+        c = run.config
+        doses = run_doses(columns)
+        if c["algo"]["mode"] != "decoupled" or c["algo"].get("staleness") or not math.isfinite(doses[DOSE]):
+            continue
+        start, end = run.summary.get("base_accuracy"), run.summary.get("final_accuracy")
+        found.append(
+            Point(
+                run_id=run.run_id, correction=correction, task=c["task"]["name"], precision=c["precision"]["name"],
+                length=c["task"]["n"] or 0, size=c["model"]["name"].removesuffix("128"), engine=c["engine"]["name"],
+                base=f"{c['model']['name']} {c['task']['name']} {c['task']['n']} {c['base_seed']}",
+                loss=_auc(control) - _auc(run),
+                has_collapsed=is_collapsed(
+                    math.nan if start is None else start, math.nan if end is None else end, run.status == "diverged"
+                ),
+                doses=doses, deployed_loss=_auc(control) - _auc(run, "auc_rollout"),
+            )
+        )  # fmt: skip
+    return found
+
+
+def run_doses(columns: Mapping[str, Sequence[Any]]) -> dict[str, float]:
+    """Candidate doses of a run from its series, each a median over steps; NaN where a column is missing.
+
+    The spread of a response's log-ratio is what independent, normal token log-ratios of the recorded mean |d| would
+    have: its variance is L x pi/2 x mean|d|^2.
+    """
+    values = {name: np.array(columns.get(name, ()), dtype=np.float64) for name in COLUMNS[:6]}
+    k3, length = values[K3], values[LENGTH]
+
+    def times_length(x: Floats) -> float:
+        return _median(x * length) if len(x) == len(length) else math.nan
+
+    return {
+        DOSE: times_length(k3),
+        START: times_length(k3) if len(k3) != len(length) else _median((k3 * length)[:FIRST]),
+        "k3 alone": _median(k3),
+        "length alone": _median(length),
+        "|k1| x length": times_length(np.abs(values[K1])),
+        "chi2 x length": times_length(values[CHI2]),
+        "spread of log-ratio": math.sqrt(times_length(np.pi / 2 * values[ABSDIFF] ** 2)),
+        f"k3 x length, entropy from {ENTROPY:g}": _deciding(columns) * _median(length),
+        "1 - ESS": _median(1 - values[ESS]),
+    }
+
+
+def _deciding(columns: Mapping[str, Sequence[Any]]) -> float:
+    """Sum of k3 over the tokens of at least ENTROPY, per token of the whole, median over the recorded profiles."""
+    found: list[float] = []
+    for entropy, k3, count in zip(*(columns.get(name, ()) for name in PROFILES), strict=True):
+        if isinstance(entropy, list) and entropy and sum(count):
+            e, k, n = (np.array(x, dtype=np.float64) for x in (entropy, k3, count))
+            inside = (e >= ENTROPY * 0.999) & (n > 0)
+            found.append(float((k[inside] * n[inside]).sum() / n.sum()))
+    return _median(np.array(found))
+
+
+def correction_of(run: RunResult) -> str | None:
+    """Names of the parts that correct, "none" for naive; None where the method does more than correct, or not with the
+    knobs that it has by default."""
+    method, c = METHODS.get(run.config["method"]), run.config
+    if method is None or c["parts"]:
+        return None
+    usual = {type(part).__name__: knobs(part) for part in method.parts}
+    if any(usual.get(part, {}).get(name) != value for part, own in c["knobs"].items() for name, value in own.items()):
+        return None
+    acting = [part for part in method.parts if type(part).__name__ not in SCALES]
+    if any(has_hook(part, hook) for part in acting for hook in OTHER_HOOKS):
+        return None
+    return "+".join(type(part).__name__ for part in acting) or NONE
+
+
+def _is_control(run: RunResult) -> bool:
+    c = run.config
+    return c["method"] in CONTROLS and c["precision"]["name"] == "bf16" and c["algo"]["mode"] == "decoupled"
+
+
+def _place(run: RunResult) -> str:
+    """Everything of a run's setting but method and format, with its seeds."""
+    own = {
+        name: value
+        for name, value in setting(run).items()
+        if not name.startswith(("knobs", "precision", "algo.mode")) and name not in ("method", "parts")
+    }
+    return json.dumps([own, run.base_seed, run.seed], sort_keys=True)
+
+
+def _auc(run: RunResult, name: str = "auc") -> float:
+    auc = run.summary.get(name)
+    return math.nan if auc is None else auc
+
+
+def _median(x: Floats) -> float:
+    known = x[np.isfinite(x)]
+    return float(np.median(known)) if len(known) else math.nan

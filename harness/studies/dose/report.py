@@ -1,0 +1,157 @@
+"""The dose study in words and tables."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from pathlib import Path
+
+from harness.foundation.markdown_table import markdown_table
+from harness.records.run_result import write_atomic
+from harness.studies.dose.curve import LEVEL, MIN_BASES, Bin
+from harness.studies.dose.figure import draw
+from harness.studies.dose.points import DOSE, FIRST, NONE, START
+from harness.studies.dose.study import NAMED, TASK, Study, finding, prediction
+
+
+def sentences(s: Study) -> list[str]:
+    """Findings in words, one a line."""
+    said = [finding(s) + f". Brackets: {LEVEL:.0%}, bases resampled.".replace("%", " %")]
+    harmless = [b for b in s.bins if b.correction == NONE and b.loss_high < 0.03]
+    if harmless:
+        last = max(harmless, key=lambda b: b.high)
+        said.append(
+            f"The largest range of the dose in which uncorrected runs lose less than 0.03 for sure is {last.name}: "
+            f"{_loss(last)}, {last.num_runs} runs on {last.num_bases} bases."
+        )
+    for row in s.reached:
+        if row.correction != NONE and row.loss == NAMED:
+            said.append(
+                f"{row.correction} bears {row.ratio:.1f} times the dose [{row.ratio_low:.1f}, {row.ratio_high:.1f}] "
+                f"before it loses {row.loss:g}."
+            )
+    for name, found in s.additions.items():
+        adding = [a for a in found if a.p_holm < 1 - LEVEL]
+        rest = [a.factor for a in found if a.p_holm >= 1 - LEVEL]
+        which = "no correction" if name == NONE else name
+        said.append(
+            f"Beyond the dose, {which}: "
+            + (
+                "; ".join(
+                    f"{a.factor} adds (p = {a.p_holm:.3f}, explained variance {a.r2_dose:.2f} to {a.r2_both:.2f}, from "
+                    f"{a.lowest[1]:+.3f} at {a.lowest[0]} to {a.highest[1]:+.3f} at {a.highest[0]})"
+                    for a in adding
+                )
+                or "nothing adds that these runs show"
+            )
+            + (f"; not shown for {', '.join(rest)}" if adding and rest else "")
+            + "."
+        )
+    for name, found in s.candidates.items():
+        best, own = found[0], next(c for c in found if c.name == DOSE)
+        start = next((c for c in found if c.name == START), None)
+        worse = [c.name for c in found if c.worse_low > 0]
+        said.append(
+            f"Doses, {'no correction' if name == NONE else name}: on sizes and lengths left out {DOSE} errs by "
+            f"{own.rmse:.3f} a run, the best, {best.name}, by {best.rmse:.3f}"
+            + (f", k3 of the first {FIRST} steps by {start.rmse:.3f}" if start else "")
+            + (
+                f"; worse than {DOSE} for sure: {', '.join(worse)}."
+                if worse
+                else f"; none is worse than {DOSE} for sure."
+            )
+        )
+    if s.others:
+        told = [f"{p.precision} {p.loss:+.3f} where the curve says {prediction(s, p):+.3f}" for p in s.others]
+        said.append(
+            f"Other tasks, held against the curve of {TASK} and in none of the numbers above "
+            f"({s.others[0].task}, one run each): {', '.join(told)}."
+        )
+    return said
+
+
+def page(s: Study) -> str:
+    """The page `dose.md`."""
+    engines = Counter(p.engine for p in s.points)
+    about = (
+        f"{len(s.points)} runs of `{TASK}` on {len({p.base for p in s.points})} bases, packed sweeps but searches, "
+        f"decoupled mode: {engines['embedded']} with emulated formats (embedded engine), {engines['vllm']} with "
+        "vLLM's kernels. Loss: accuracy of BF16 rollouts less the run's, mean of the evaluations during training, BF16 "
+        "policy, equal base, seed and setting. Dose: median over the steps of k3 a token times the mean "
+        "length of responses."
+    )
+    blocks = [
+        "# Dose: lost accuracy against mismatch x length", about, "\n".join(f"- {line}" for line in sentences(s)),
+        "## Loss by dose",
+        markdown_table(
+            ("correction", "dose", "median dose", "runs", "bases", "loss", "collapsed"),
+            [
+                (b.correction, b.name, f"{b.dose:.2g}", str(b.num_runs), str(b.num_bases), _loss(b), str(b.collapsed))
+                for b in s.bins
+            ],
+        ),
+        "## Dose at which a loss is reached",
+        markdown_table(
+            ("correction", "loss", "dose", "times no correction's"),
+            [
+                (r.correction, f"{r.loss:g}", f"{r.dose:.2g} [{r.low:.2g}, {r.high:.2g}]",
+                 "-" if r.correction == NONE else f"{r.ratio:.1f} [{r.ratio_low:.1f}, {r.ratio_high:.1f}]")
+                for r in s.reached
+            ],
+        ),
+        "## What adds to the dose",
+        markdown_table(
+            ("correction", "factor", "levels", "runs", "bases", "variance explained by dose", "with the factor", "p",
+             "p, Holm", "least", "most"),
+            [
+                (name, a.factor, str(a.num_levels), str(a.num_runs), str(a.num_bases), f"{a.r2_dose:.3f}",
+                 f"{a.r2_both:.3f}", _p(a.p), _p(a.p_holm), f"{a.lowest[0]} {a.lowest[1]:+.3f}",
+                 f"{a.highest[0]} {a.highest[1]:+.3f}")
+                for name, found in s.additions.items() for a in found
+            ],
+        ),
+        "## Candidate doses",
+        markdown_table(
+            ("correction", "dose", "runs", "error", "variance explained", f"squared error less that of {DOSE}, 1e-4"),
+            [
+                (name, c.name, str(c.num_runs), f"{c.rmse:.4f}", f"{c.r2:.2f}",
+                 "-" if c.name == DOSE else f"{c.worse:+.1f} [{c.worse_low:+.1f}, {c.worse_high:+.1f}]")
+                for name, found in s.candidates.items() for c in found
+            ],
+        ),
+        "## How to read it", "\n".join(f"- {line}" for line in READING),
+    ]  # fmt: skip
+    return "\n\n".join(blocks) + "\n"
+
+
+READING = (
+    "A run has collapsed where it ends below half of the accuracy it started from, or diverged. Collapses are a rate "
+    "with its 95 % interval (Clopper and Pearson); every other number is over the runs that did not collapse.",
+    f"Intervals of the table by dose hold together, over all its rows, with {100 * LEVEL:g} % (Bonferroni; "
+    f"cluster-robust, bases as clusters, Student's t); below {MIN_BASES} bases there is none.",
+    "The dose of a loss is where a never-falling least-squares curve over all runs of the correction reaches it.",
+    "What adds: a curve of the dose against the same with a mean for every level of the factor, by a wild bootstrap "
+    "over bases. A base has one length and one size, so these are told apart between bases alone; least and most are "
+    "mean residuals of levels beyond the dose.",
+    "Candidate doses: a curve is fitted without one size, length and engine, and predicts those runs. `spread of "
+    "log-ratio` takes token log-ratios as independent and normal. The dose is measured during the run, so a run that "
+    f"goes wrong may raise its own; `{START}` is free of most of that.",
+    "Exploratory: the shape and the doses were chosen on these records. A prediction made before its runs counts more.",
+)
+
+
+def write(s: Study, tables: Path, figures: Path) -> list[Path]:
+    """Write `dose.md` and `dose.png`; the paths."""
+    path = tables / "dose.md"
+    write_atomic(path, page(s).encode())
+    return [path, *draw(s, figures / "dose.png")]
+
+
+def _loss(b: Bin) -> str:
+    if math.isnan(b.loss):
+        return "-"
+    return f"{b.loss:+.3f}" + ("" if math.isnan(b.loss_low) else f" [{b.loss_low:+.3f}, {b.loss_high:+.3f}]")
+
+
+def _p(value: float) -> str:
+    return "-" if math.isnan(value) else f"{value:.3f}"

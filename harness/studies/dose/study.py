@@ -1,0 +1,80 @@
+"""The whole study over a set of runs, and its finding in one line."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from harness.studies.dose.beyond import Addition, additions
+from harness.studies.dose.candidates import Candidate, candidates
+from harness.studies.dose.curve import Bin, Reached, bins, fitted, predicted, reached
+from harness.studies.dose.points import NONE, Point
+
+TASK = "sort"
+"""The task with enough runs for a curve; runs of others are held against it."""
+TESTED = (NONE, "TIS")
+"""Corrections with enough sizes and lengths to test what adds to the dose, and to compare doses."""
+MIN_RUNS = 20
+"""Corrections with fewer runs have no curve."""
+NAMED = 0.1
+"""Loss of accuracy that sentences and the figure's title name."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Study:
+    """Everything that the page and the figure show."""
+
+    points: list[Point]
+    """Runs of TASK."""
+    others: list[Point]
+    """Runs of other tasks."""
+    bins: list[Bin]
+    reached: list[Reached]
+    additions: dict[str, list[Addition]]
+    candidates: dict[str, list[Candidate]]
+
+
+def study(points: Sequence[Point]) -> Study:
+    """The whole study of these runs. Raises ValueError where no run without a correction is among them."""
+    own = [p for p in points if p.task == TASK]
+    counts = Counter(p.correction for p in own)
+    if counts[NONE] < MIN_RUNS:
+        raise ValueError(f"dose: {counts[NONE]} runs of {TASK} without a correction; it takes at least {MIN_RUNS}")
+    shown = [name for name, num in counts.most_common() if num >= MIN_RUNS]
+    shown.sort(key=lambda name: (name != NONE, -counts[name]))
+    own = sorted((p for p in own if p.correction in shown), key=lambda p: shown.index(p.correction))
+    alive = {name: [p for p in own if p.correction == name and not p.has_collapsed] for name in TESTED}
+    alive = {name: inside for name, inside in alive.items() if len({p.held_out for p in inside}) > 1}
+    return Study(
+        points=own, others=[p for p in points if p.task != TASK], bins=bins(own),
+        reached=reached(own, [name for name in TESTED if name in shown], NONE),
+        additions={name: additions(inside) for name, inside in alive.items()},
+        candidates={name: candidates(inside) for name, inside in alive.items()},
+    )  # fmt: skip
+
+
+def finding(s: Study) -> str:
+    """The finding in one line: the figure's title."""
+    rows = {r.correction: r for r in s.reached if r.loss == NAMED}
+    words = [
+        f"{'without a correction' if name == NONE else f'with {name}'} at {row.dose:.2g} "
+        f"[{row.low:.2g}, {row.high:.2g}]"
+        for name, row in rows.items()
+        if math.isfinite(row.dose)
+    ]
+    if not words:
+        return f"No dose that was run costs {NAMED:g} of accuracy"
+    return f"{NAMED:g} of accuracy is lost {', '.join(words)} of k3 x length (sorting digits)"
+
+
+def prediction(s: Study, point: Point) -> float:
+    """Loss that the curve of the same correction over TASK gives for the dose of a run; NaN without a curve."""
+    inside = [p for p in s.points if p.correction == point.correction and not p.has_collapsed]
+    if not inside:
+        return math.nan
+    curve = fitted(np.array([p.dose for p in inside]), np.array([p.loss for p in inside]))
+    return float(predicted(curve, np.array([point.dose]))[0])

@@ -1,0 +1,109 @@
+"""The probe of a model folder: which formats, the measurements, and the file they are kept in."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save_file
+
+from harness.config.load import load, run_id, to_json
+from harness.config.resolve import resolve
+from harness.config.schema import Launch, RunConfig
+from harness.foundation import provenance
+from harness.models.checkpoint import content_hash
+from harness.records.paths import probes_folder
+from harness.records.run_result import write_atomic
+from harness.run.checks import check
+from harness.studies.probe.measure import measure
+from harness.studies.replay.sampling import config_at
+from methods import METHODS
+
+FLOOR = "bf16"
+"""The format whose mismatch is the noise floor."""
+GIVEN = ("method", "precision", "parts", "model", "model.path", "trainer.name", "trainer", "seed")
+"""Overrides that the probe sets itself."""
+Record = dict[str, Any]
+
+
+def configs(folder: Path, precisions: Sequence[str], overrides: Sequence[str]) -> tuple[list[RunConfig], list[str]]:
+    """(a run of every format, the floor first and twice, remarks on formats that the engine cannot follow).
+
+    Without `precisions` it is every format that low-bit rollouts have here. Raises ValueError for a bad folder or
+    override, and for a named format that is unknown or that the engine cannot follow.
+    """
+    for word in overrides:
+        if word.partition("=")[0].lstrip("+~") in GIVEN:
+            raise ValueError(f"override {word!r}: the probe has no method, --precisions names the formats, "
+                             "the model is the folder")  # fmt: skip
+    if not (folder / "config.json").is_file():
+        raise ValueError(f"{folder}: no model folder; it has no config.json")
+    words = ["model=hf", f"model.path={folder}", *overrides]
+    resolve(load([*words, "method=bf16", "precision=bf16"]), lambda path: content_hash(Path(path)))
+    found: list[RunConfig] = [config_at(FLOOR, words), config_at(FLOOR, [*words, "seed=1"])]
+    remarks: list[str] = []
+    for name in dict.fromkeys(precisions or METHODS["naive"].precisions):
+        config = config_at(name, words)
+        try:
+            check(config)
+        except ValueError as error:
+            if precisions:
+                raise
+            remarks.append(f"{name}: left out, {error}")
+            continue
+        found += [] if name == FLOOR else [config]
+    return found, remarks
+
+
+def probe(
+    folder: Path, runs: Sequence[RunConfig], launch: Launch, *, is_untrained: bool = False, dump: Path | None = None,
+    tell: Callable[[str], None] = lambda line: None,
+) -> Record:  # fmt: skip
+    """Measure every format and return the record; `dump` gets the log-probs of each as a safetensors file."""
+    rows: list[Record] = []
+    hashes: dict[str, str | None] = {}
+    for config in runs:
+        name = config.precision.name + (" again" if config.seed else "")
+        found = measure(config, launch)
+        rows.append({"name": name, **found.row})
+        hashes = found.hashes
+        if dump is not None:
+            dump.mkdir(parents=True, exist_ok=True)
+            save_file(found.tensors, dump / f"{name.replace(' ', '-')}.safetensors")
+        tell(f"{folder.name} {name}: k3 {found.row['mismatch']['kl_k3']:.2g}")
+    identity = json.dumps([hashes, [run_id(config) for config in runs], is_untrained])
+    return {
+        "id": hashlib.sha256(identity.encode()).hexdigest()[:12],
+        "folder": folder.resolve().name,
+        "is_untrained": is_untrained,
+        "hashes": hashes,
+        "config": {name: value for name, value in to_json(runs[0]).items() if name not in ("method", "precision")},
+        "formats": rows,
+        "commit": provenance.commit()[0],
+        "is_dirty": provenance.commit()[1],
+        "hardware": provenance.hardware(runs[0].trainer.device),
+    }
+
+
+def write(results: Path, record: Record) -> Path:
+    """Write `<results>/probes/<id>.json`; the path."""
+    path = probes_folder(results) / f"{record['id']}.json"
+    lines = [json.dumps(row, allow_nan=False) for row in record["formats"]]
+    rest = {name: value for name, value in record.items() if name != "formats"}
+    body = json.dumps(rest, allow_nan=False)[:-1] + ', "formats": [\n  ' + ",\n  ".join(lines) + "\n]}\n"
+    write_atomic(path, body.encode())
+    return path
+
+
+def read(path: Path) -> Record:
+    """A probe's record. Raises ValueError naming a file that is none."""
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path}: not a probe: {error}") from error
+    if not isinstance(found, dict) or not isinstance(found.get("formats"), list):
+        raise ValueError(f"{path}: not a probe: it has no formats")
+    return found
