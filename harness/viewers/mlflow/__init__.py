@@ -6,9 +6,7 @@
         ... seed 0      a cell: config, curves, evaluations, passport, data set, base model
 
     store.py      the connection, and the experiment of a sweep
-    entities.py   a result as MLflow's tags, parameters, curves and data set
     tracker.py    cells and arms logged one at a time
-    live.py       a thread that logs while a sweep runs
     rebuild.py    an experiment from result files
     links.py      addresses of filtered lists of runs
     server.py     `lowbit browse`
@@ -17,10 +15,9 @@ The only import of mlflow. Everything here is rebuilt from the result files (`lo
 costs one warning and no run. By default the store is SQLite in `<results>/mlflow/`; MLFLOW_TRACKING_URI names another.
 """
 
-from harness.viewers.mlflow.live import Live
 from harness.viewers.mlflow.rebuild import rebuild, track
 from harness.viewers.mlflow.server import browse
 from harness.viewers.mlflow.store import PREFIX, QUIET, store_uri
 from harness.viewers.mlflow.tracker import Tracker
 
-__all__ = ["PREFIX", "QUIET", "Live", "Tracker", "browse", "rebuild", "store_uri", "track"]
+__all__ = ["PREFIX", "QUIET", "Tracker", "browse", "rebuild", "store_uri", "track"]

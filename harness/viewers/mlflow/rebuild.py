@@ -10,8 +10,6 @@ from time import time
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
-from tqdm import tqdm
-
 from harness.records.arms import arm_labels
 from harness.records.folder import readable, saved_comparisons, sweeps_in
 from harness.records.looks import level_of
@@ -19,9 +17,12 @@ from harness.records.paths import figures_folder, runs_folder, tables_folder
 from harness.records.run_result import RunResult, read_series
 from harness.records.sweep_file import Purpose, purpose
 from harness.studies.search.tags import trial_tags
-from harness.viewers.mlflow import entities, links
+from harness.viewers.mlflow import links
 from harness.viewers.mlflow.store import KEY, outages, runs_of
-from harness.viewers.mlflow.tracker import BATCH, Tracker, cell_key
+from harness.viewers.mlflow.tracker import MAX_POINTS, Tracker, log_points, params
+from harness.viewers.tracking import facts
+from harness.viewers.tracking.facts import Point
+from harness.viewers.tracking.tracker import cell_key, log_cells
 
 if TYPE_CHECKING:
     from mlflow.entities import Metric
@@ -55,10 +56,7 @@ def log_sweep(tracker: Tracker, results: Path, sweep: str, control: str | None =
     passed over."""
     runs = log_arms(tracker, results, sweep, control)
     folder, labels, tags = runs_folder(results, sweep), arm_labels(runs), trial_tags(results, sweep)
-    count = 0
-    for run in tqdm(runs, unit="run", desc=f"MLflow {sweep}", disable=not (runs and sys.stderr.isatty())):
-        count += tracker.log_cell(sweep, run, folder, label=labels[run.run_id], tags=tags.get(run.run_id))
-    return count
+    return log_cells(tracker, sweep, runs, folder, labels, tags)
 
 
 def log_arms(tracker: Tracker, results: Path, sweep: str, control: str | None = None) -> list[RunResult]:
@@ -148,37 +146,32 @@ def _write_arm(
     old = None if len(known) > num_known else client.get_run(run_id)
     has_curves = old is not None and old.data.tags.get(MEMBERS) == tags[MEMBERS]
     if old is not None and MEMBERS in old.data.tags and not has_curves:
-        client.delete_run(known.pop(f"{sweep}:{entities.arm_key(run)}"))
+        client.delete_run(known.pop(f"{sweep}:{facts.arm_key(run)}"))
         run_id, old = tracker.arm(sweep, run, row["arm"]), None
     if not has_curves:
-        curves = arm_curves(runs, folder)
-        for first in range(0, len(curves), BATCH):
-            client.log_batch(run_id, metrics=curves[first : first + BATCH])
-    tags |= entities.setting_tags(run) | {
+        log_points(client, run_id, arm_curves(runs, folder))
+    tags |= facts.setting_tags(run) | {
         "arm": row["arm"], "variant": row["variant"], "context": row["context"], "verdict": row["verdict"],
         "status": row["status"], "control": row["control"], "seeds": str(row["seeds"]),
         "is_preliminary": str(row["is_preliminary"]).lower(), "is_draft": str(row["is_draft"]).lower(),
         "commit": run.commit or "", "mlflow.note.content": arm_words(row),
     }  # fmt: skip
-    params = entities.cell_params(run)
-    seeds = ("seed", "base_seed")
+    values = {k: v for k, v in facts.cell_params(run).items() if k not in ("seed", "base_seed")}
     client.log_batch(
         run_id,
         metrics=arm_metrics(row),
         tags=[RunTag(name, value) for name, value in tags.items()],
-        params=[] if old and old.data.params else [param for param in params if param.key not in seeds],
+        params=[] if old and old.data.params else params(values),
     )
     if old and old.info.run_name != row["arm"]:
         client.update_run(run_id, name=row["arm"])
-    ends = [stamp for run in runs if (stamp := entities.milliseconds(run.ended_at)) is not None]
+    ends = [stamp for run in runs if (stamp := facts.milliseconds(run.ended_at)) is not None]
     client.set_terminated(run_id, "FINISHED" if row["seeds"] else "FAILED", max(ends, default=None))
     return run_id
 
 
-def arm_curves(runs: Sequence[RunResult], folder: Path) -> list[Metric]:
+def arm_curves(runs: Sequence[RunResult], folder: Path) -> list[Point]:
     """Curves and evaluations of an arm: means over its runs that have a series, at steps that all of them reached."""
-    from mlflow.entities import Metric
-
     drawn: list[RunResult] = []
     series: list[Mapping[str, Sequence[Any]]] = []
     for run in runs:
@@ -188,20 +181,20 @@ def arm_curves(runs: Sequence[RunResult], folder: Path) -> list[Metric]:
             except ValueError:  # named when its cell is logged, which is then left alone, too
                 continue
             drawn.append(run)
-    means = entities.mean_series(series)
-    start = min((entities.milliseconds(run.started_at) or 0 for run in drawn), default=0)
-    end = max((entities.milliseconds(run.ended_at) or 0 for run in drawn), default=0)
-    evaluations = entities.mean_evaluations(drawn)
-    scores = [Metric(f"eval/accuracy_{site}", value, end, step) for (site, step), value in evaluations.items()]
-    return scores + entities.curve_metrics(means, start, end)
+    means = facts.mean_series(series)
+    start = min((facts.milliseconds(run.started_at) or 0 for run in drawn), default=0)
+    end = max((facts.milliseconds(run.ended_at) or 0 for run in drawn), default=0)
+    evaluations = facts.mean_evaluations(drawn)
+    scores = [Point(f"eval/accuracy_{site}", value, end, step) for (site, step), value in evaluations.items()]
+    return scores + facts.curve_points(means, start, end, MAX_POINTS)
 
 
 def arm_metrics(row: Row) -> list[Metric]:
     """Means over seeds under the names that cells have, their intervals, and the difference to the control."""
     from mlflow.entities import Metric
 
-    names = {f"scores/{name}{end}": f"{name}{end}" for name in entities.SCORES for end in ("", "_low", "_high")}
-    names |= {f"scores/{name}_iqm": f"{name}_iqm" for name in entities.SCORES}
+    names = {f"scores/{name}{end}": f"{name}{end}" for name in facts.SCORES for end in ("", "_low", "_high")}
+    names |= {f"scores/{name}_iqm": f"{name}_iqm" for name in facts.SCORES}
     names |= {f"summary/{name}": name for name in SUMMARY} | {f"verdict/{name}": name for name in VERDICT}
     names |= {"time/total_s": "total_s", "speed/rollout_tokens_per_s": "rollout_tokens_per_s"}
     names |= {"system/peak_memory_gib": "peak_memory_gib"}

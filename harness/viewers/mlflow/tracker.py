@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-import sys
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-from zlib import crc32
+from typing import TYPE_CHECKING
 
-from harness.records.run_result import RunResult, read_series
-from harness.viewers.mlflow import entities
+from harness.records.run_result import RunResult
 from harness.viewers.mlflow.store import KEY, connect, experiment_of, logged, outages
+from harness.viewers.tracking import facts
+from harness.viewers.tracking.facts import Point
+from harness.viewers.tracking.tracker import Cell, warn_off
 
 if TYPE_CHECKING:
-    from mlflow.entities import Metric
+    from mlflow.entities import Dataset, Param
     from mlflow.tracking import MlflowClient
 
 STATUS = {"ok": "FINISHED", "diverged": "FAILED", "failed": "FAILED", "cancelled": "KILLED", "skipped": "KILLED"}
-BATCH = 800
-"""Metrics per request; MLflow takes 1000 entities, and the first request carries parameters too."""
+BATCH = 1000
+"""Metrics per request, the most that MLflow takes."""
+MAX_POINTS = 20
+"""Steps of a curve that are logged, evenly spaced and with the last; extremes are in `summary/`. A point costs MLflow
+0.3 ms and 250 bytes, and a rebuild logs them all."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +39,9 @@ class Experiment:
 
 class Tracker:
     """Owns the connection to MLflow. After the first error it does nothing and says so once."""
+
+    name = "MLflow"
+    max_points: int | None = MAX_POINTS
 
     def __init__(self, client: MlflowClient | None, root: str | None = None) -> None:
         self.client = client
@@ -53,30 +60,10 @@ class Tracker:
             tracker.give_up(error)
             return tracker
 
-    def log_cell(
-        self,
-        sweep: str,
-        result: RunResult,
-        folder: Path,
-        *,
-        label: str | None = None,
-        tags: Mapping[str, str] | None = None,
-        samples: Sequence[Metric] = (),
-    ) -> int:
-        """Log the result of `<folder>/<run_id>.json` under its arm, in some 0.2 s: 1, or 0 where it was there.
-
-        `label` names the arm where it is known, `tags` are added (a search's trial), `samples` are system metrics taken
-        while the cell ran. An outage warns and returns 0, and so does a series that cannot be read.
-        """
-        if self.client is None:
-            return 0
-        try:
-            return self._log_cell(self.client, sweep, result, folder, label, dict(tags or {}), samples)
-        except ValueError as error:
-            print(f"warning: left alone: {error}", file=sys.stderr)
-        except outages() as error:
-            self.give_up(error)
-        return 0
+    @property
+    def is_on(self) -> bool:
+        """Is there a connection?"""
+        return self.client is not None
 
     def place(self, sweep: str) -> Experiment:
         """The experiment of a sweep, made or looked up once."""
@@ -89,66 +76,48 @@ class Tracker:
     def arm(self, sweep: str, result: RunResult, label: str | None) -> str:
         """The run of a result's arm, made under a provisional name where the label is not known yet."""
         assert self.client is not None
-        place, key = self.place(sweep), f"{sweep}:{entities.arm_key(result)}"
+        place, key = self.place(sweep), f"{sweep}:{facts.arm_key(result)}"
         if key not in place.known:
-            name = label or entities.plain_name(result)
-            tags = {"kind": "arm", "lowbit.sweep": sweep, KEY: key, "arm": name} | entities.setting_tags(result)
-            start = entities.milliseconds(result.started_at)
+            name = label or facts.plain_name(result)
+            tags = {"kind": "arm", "lowbit.sweep": sweep, KEY: key, "arm": name} | facts.setting_tags(result)
+            start = facts.milliseconds(result.started_at)
             run = self.client.create_run(place.experiment_id, start_time=start, tags=tags, run_name=name)
             place.known[key] = run.info.run_id
         return place.known[key]
 
+    def start(self, cell: Cell) -> MLflowRun | None:
+        """Open a run for a cell under that of its arm; None where it is logged already."""
+        client, place = self.client, self.place(cell.sweep)
+        assert client is not None
+        if cell.key in place.known:
+            return None
+        for old in [old for old in place.known if old.startswith(f"{cell.sweep}/{cell.result.run_id}@")]:
+            client.delete_run(place.known.pop(old))
+        tags = {**cell.tags, "mlflow.parentRunId": self.arm(cell.sweep, cell.result, cell.arm)}
+        name = f"{cell.arm}, seed {cell.result.seed}"
+        run_id = client.create_run(place.experiment_id, start_time=cell.start_ms, tags=tags, run_name=name).info.run_id
+        self._log_inputs(client, place, run_id, cell.result)
+        return MLflowRun(client, place, run_id, cell)
+
+    def outages(self) -> tuple[type[Exception], ...]:
+        """Errors that a store raises when it is down, full, locked or broken."""
+        return outages()
+
     def give_up(self, error: BaseException) -> None:
         """Be silent from here on, after one warning."""
         self.client = None
-        reason = " ".join(str(error).split())[:160]
-        print(f"warning: MLflow is off, runs go on: {reason} (later: lowbit results import)", file=sys.stderr)
+        warn_off(self.name, error)
 
-    def _log_cell(
-        self, client: MlflowClient, sweep: str, result: RunResult, folder: Path,
-        label: str | None, tags: dict[str, str], samples: Sequence[Metric],
-    ) -> int:  # fmt: skip
-        path, place = folder / f"{result.run_id}.json", self.place(sweep)
-        key = cell_key(sweep, path)
-        if key in place.known:
-            return 0
-        for old in [old for old in place.known if old.startswith(f"{sweep}/{result.run_id}@")]:
-            client.delete_run(place.known.pop(old))
-        name = label or entities.plain_name(result)
-        tags = entities.cell_tags(sweep, result) | {"arm": name} | tags
-        tags["mlflow.parentRunId"] = self.arm(sweep, result, label)
-        tags["system_metrics"] = entities.LIVE if samples else entities.REBUILT
-        start, end = (entities.milliseconds(stamp) for stamp in (result.started_at, result.ended_at))
-        name = f"{name}, seed {result.seed}"
-        run_id = client.create_run(place.experiment_id, start_time=start, tags=tags, run_name=name).info.run_id
-        self._log_values(client, place, run_id, result, path, samples)
-        client.set_tag(run_id, KEY, key)  # last: what an outage cuts short is not taken for complete
-        client.set_terminated(run_id, STATUS[result.status], end)
-        place.known[key] = run_id
-        return 1
+    def close(self) -> None:
+        """Nothing is held open between two requests."""
 
-    def _log_values(
-        self,
-        client: MlflowClient,
-        place: Experiment,
-        run_id: str,
-        result: RunResult,
-        path: Path,
-        samples: Sequence[Metric],
-    ) -> None:
+    def _log_inputs(self, client: MlflowClient, place: Experiment, run_id: str, result: RunResult) -> None:
+        """Log what other trackers have no word for: the passport, the data set and the base model."""
         from mlflow.entities import DatasetInput, InputTag, LoggedModelInput
 
-        parquet = path.with_suffix(".parquet")
-        series = read_series(path.parent, result.run_id) if parquet.exists() else {}
-        metrics = [*entities.cell_metrics(result, series), *samples]
-        client.log_batch(run_id, metrics=metrics[:BATCH], params=entities.cell_params(result))
-        for first in range(BATCH, len(metrics), BATCH):
-            client.log_batch(run_id, metrics=metrics[first : first + BATCH])
-        for file in filter(Path.exists, (path, parquet)):
-            client.log_artifact(run_id, str(file))
         if result.passport is not None:
             client.log_dict(run_id, result.passport, "passport.json")
-        data, model = entities.data_set(result), self._model(client, place, result)
+        data, model = data_set(result), self._model(client, place, result)
         inputs = [] if data is None else [DatasetInput(data, [InputTag("mlflow.data.context", "training")])]
         client.log_inputs(run_id, inputs, None if model is None else [LoggedModelInput(model)])
 
@@ -168,12 +137,54 @@ class Tracker:
         return place.models[digest]
 
 
-def cell_key(sweep: str, path: Path) -> str:
-    """The tag of a cell that is logged completely: its file and the content of that."""
-    return f"{sweep}/{path.stem}@{crc32(path.read_bytes()):08x}"
+class MLflowRun:
+    """A run that is open in MLflow."""
+
+    def __init__(self, client: MlflowClient, place: Experiment, run_id: str, cell: Cell) -> None:
+        self.client, self.place, self.run_id, self.cell = client, place, run_id, cell
+
+    def params(self, values: Mapping[str, str]) -> None:
+        """Log parameters."""
+        self.client.log_batch(self.run_id, params=params(values))
+
+    def series(self, points: Sequence[Point], axis: str = "step") -> None:
+        """Log numbers by step."""
+        log_points(self.client, self.run_id, points)
+
+    def artifact(self, path: Path) -> None:
+        """Copy a file into the store."""
+        self.client.log_artifact(self.run_id, str(path))
+
+    def end(self) -> None:
+        """Give the run its key and end it."""
+        cell = self.cell
+        self.client.set_tag(self.run_id, KEY, cell.key)  # last: what an outage cuts short is not taken for complete
+        self.client.set_terminated(self.run_id, STATUS[cell.result.status], cell.end_ms)
+        self.place.known[cell.key] = self.run_id
 
 
-def numbers(values: Mapping[str, Any]) -> dict[str, float]:
-    """The finite numbers among `values`."""
-    found = {k: float(v) for k, v in values.items() if isinstance(v, (int, float)) and not isinstance(v, bool)}
-    return {name: value for name, value in found.items() if abs(value) < float("inf")}
+def params(values: Mapping[str, str]) -> list[Param]:
+    """MLflow's parameters, at most the 100 that a request may have."""
+    from mlflow.entities import Param
+
+    return [Param(name, value[:6000]) for name, value in values.items()][:100]
+
+
+def log_points(client: MlflowClient, run_id: str, points: Sequence[Point]) -> None:
+    """Log numbers, as many a request as MLflow takes."""
+    from mlflow.entities import Metric
+
+    for first in range(0, len(points), BATCH):
+        client.log_batch(run_id, metrics=[Metric(*point) for point in points[first : first + BATCH]])
+
+
+def data_set(result: RunResult) -> Dataset | None:
+    """The task as MLflow's data set: its digest is the content hash, its profile says which questions were scored."""
+    from mlflow.entities import Dataset
+
+    digest, task = result.hashes.get("task"), result.config.get("task", {})
+    if not digest:
+        return None
+    name = f"{task.get('name')}" + (f" n={task['n']}" if task.get("n") is not None else "")
+    profile = {"question_hash": facts.questions_of(result), "num_eval": task.get("num_eval")}
+    return Dataset(name, digest[:36], "task", json.dumps({"task": task}), profile=json.dumps(profile))

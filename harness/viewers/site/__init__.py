@@ -1,6 +1,7 @@
 """The static site: `results/site/index.html` with a data file per sweep, readable from disk without a server.
 
-    index.html      page, style and script in one; the leaderboards of all sweeps; claims and searches as text
+    index.html      page, style and script in one: the question of `lowbit advise` as a form, leaderboards of all
+                    sweeps, claims and searches as text
     data/<sweep>.js runs of a sweep: scores and curves per seed, settings, passports; a script element
                     loads it when asked for
     ../figures/     linked, not copied
@@ -28,8 +29,9 @@ from jinja2 import Template
 from harness.foundation.did_you_mean import nearest
 from harness.foundation.provenance import commit
 from harness.records.folder import all_sweeps, series_of
-from harness.records.paths import figures_folder, site_folder
+from harness.records.paths import figures_folder, site_folder, tables_folder
 from harness.records.run_result import write_atomic
+from harness.studies.advise import answers
 from harness.viewers.site.board import short_problems, sweep_entry
 from harness.viewers.site.markdown import to_html
 from harness.viewers.site.runs import CURVES, run_entries
@@ -86,6 +88,7 @@ def pages(results: Path, sweeps: Sequence[str], made: str) -> dict[Path, str]:
             body = compact(run_entries(runs, entry["labels"], series))
             data[folder / "data" / f"{sweep}.js"] = f"lowbitRuns({json.dumps(sweep)},{body});\n"
     page = {
+        "advice": _advice(results),
         "opening": opening(entries),
         "sweeps": [{key: value for key, value in entry.items() if key != "labels"} for entry in entries],
         "documents": _documents(results),
@@ -133,7 +136,7 @@ def _page(data: dict[str, Any], made: str) -> str:
         return files("harness.viewers.site").joinpath(name).read_text(encoding="utf-8")
 
     page = Template(part("page.html"), keep_trailing_newline=True)
-    scripts = "".join(map(part, ("table.js", "charts.js", "run.js")))
+    scripts = "".join(map(part, ("table.js", "charts.js", "advise.js", "run.js")))
     return page.render(css=part("page.css"), made=made, data=compact(data), js=scripts)
 
 
@@ -145,6 +148,12 @@ def _documents(results: Path) -> list[dict[str, str]]:
             name = title if "*" not in pattern else f"{title}: {path.stem.partition('_')[2] or path.stem}"
             found.append({"title": name, "html": to_html(path.read_text(encoding="utf-8"))})
     return found
+
+
+def _advice(results: Path) -> dict[str, Any] | None:
+    """The answers of `lowbit advise` to the questions of the form; None where nobody wrote them."""
+    path = tables_folder(results) / answers.NAME
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
 
 
 def _other_figures(results: Path, sweeps: Sequence[str]) -> list[str]:

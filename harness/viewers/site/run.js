@@ -37,6 +37,12 @@ function passport(data, run) {
   }), 6));
   return parts;
 }
+function tasksOf(data, run) {
+  const asked = data.tasks && data.tasks[run.id];
+  if (!asked) return [];
+  const said = (scores) => typeof scores === "string" ? scores : Object.entries(scores).map(([name, value]) => `${name} ${fixed(value)}`).join(", ");
+  return [text("h3", "Evaluations on tasks"), grid(["task", "step", "weights", "precision", "samples", "scores"], asked.map(([task, step, site, precision, k, scores]) => [task, String(step), site, precision, String(k), said(scores)]), 6)];
+}
 function drawRun(data, sweep, run) {
   const [commit, packages] = data.code[run.code], method = data.method[run.method], machine = data.machine[run.machine];
   const value = (v) => typeof v === "object" && v !== null ? JSON.stringify(v) : String(v);
@@ -46,7 +52,7 @@ function drawRun(data, sweep, run) {
       ["started", run.started], ["commit", [text("code", commit || "unknown"), run.draft ? " (draft: uncommitted changes)" : ""]], ["paper", method.paper], ["reconstructed", method.reconstructed],
       ["base model", text("code", data.hash[run.model] || "–")], ["task", text("code", data.hash[run.task] || "–")], ["questions", text("code", data.hash[run.question] || "–")], ["final weights", text("code", run.final || "–")],
       ["record", text("code", `results/runs/${sweep}/${run.id}.json`)]]),
-    text("h3", "Curves"), curvesOf(data, [[run, "this run"]]), text("h3", "Scores"), grid(["step", "accuracy, reference", "accuracy, as rolled"], run.evals.map(([step, a, b]) => [String(step), fixed(a), fixed(b)])),
+    text("h3", "Curves"), curvesOf(data, [[run, "this run"]]), text("h3", "Scores"), grid(["step", "accuracy, reference", "accuracy, as rolled"], run.evals.map(([step, a, b]) => [String(step), fixed(a), fixed(b)])), ...tasksOf(data, run),
     grid(data.summary, [run.summary.map((v) => v === null ? "–" : String(v))], 0),
     ...passport(data, run),
     text("h3", "Time"), grid(data.stages.map((s) => s + ", s"), [run.time.map((v) => v === null ? "–" : v.toFixed(1))], 0),

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from harness.records.arms import setting
-from harness.records.run_result import RunResult
+from harness.records.run_result import RunResult, TaskEvalRecord
 from harness.viewers.site.board import number
 
 SUMMARY = (
@@ -59,6 +59,7 @@ def run_entries(
     arms = list(dict.fromkeys(labels[run.run_id] for run in runs))
     first = {labels[run.run_id]: setting(run) for run in reversed(runs)}
     base = first[arms[0]]
+    asked = {run.run_id: [_task(record) for record in run.evaluations] for run in runs if run.evaluations}
     return {
         "fields": FIELDS,
         "summary": SUMMARY,
@@ -70,7 +71,14 @@ def run_entries(
         "absent": [[k for k in base if k not in first[arm]] for arm in arms],
         "runs": [_run(run, arms.index(labels[run.run_id]), pools, series.get(run.run_id, {})) for run in runs],
         **{name: pool.values for name, pool in pools.items()},
+        **({"tasks": asked} if asked else {}),
     }
+
+
+def _task(record: TaskEvalRecord) -> list[Any]:
+    """[task, step, site, precision, samples of a question, scores by name or the error]."""
+    scores = {name: number(value) for name, value in record.scores.items()}
+    return [record.task, record.step, record.site, record.precision, record.k, record.error or scores]
 
 
 def _run(run: RunResult, arm: int, pools: Mapping[str, Pool], series: Mapping[str, Sequence[float]]) -> list[Any]:

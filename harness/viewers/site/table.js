@@ -1,7 +1,7 @@
 "use strict";
 // State is the address: #sweep=grid&precision=int8&method=qurl,flashrl&sort=-auc&few=1&run=<id>. Links and the back key
 // work. Without an address the page opens at one comparison, DATA.opening.
-const DATA = window.LOWBIT, $ = (id) => document.getElementById(id), LIMIT = 200;
+const DATA = window.LOWBIT, $ = (id) => document.getElementById(id), LIMIT = 200, FEW = 24; // rows of the table; comparisons of a group that are shown unasked
 const KEYS = ["sweep", "context", "precision", "verdict", "method", "find"], SORT = "-difference";
 const ROWS = DATA.sweeps.flatMap((sweep) => sweep.rows.map((cells) =>
   Object.assign(Object.fromEntries(sweep.columns.map((name, i) => [name, cells[i]])), { sweep: sweep.name })));
@@ -60,7 +60,8 @@ function chosenRows(s) {
 }
 function sorted(rows, key) {
   const name = key.replace(/^-/, ""), sign = key.startsWith("-") ? -1 : 1;
-  const value = (r) => name === "arm" ? `${r.method} ${String(rank(r.precision)).padStart(5, "0")} ${r.variant} ${r.context}` : name === "difference" && r.verdict === "control" ? 0 : r[name]; // the control stands where it is: at 0
+  const value = (r) => name === "arm" ? `${r.method} ${String(rank(r.precision)).padStart(5, "0")} ${r.variant} ${r.context}` : name !== "difference" ? r[name] : r.verdict === "control" ? 0 : r.verdict.startsWith("collapses") ? null : r[name];
+  // By the difference the control stands at 0, and what collapses comes last: its difference is that of the runs that did not.
   return rows.map((r, i) => [r, i]).sort(([a, i], [b, j]) => {
     const x = value(a), y = value(b), isX = x === null || x === undefined, isY = y === null || y === undefined;
     if (isX || isY) return isX === isY ? i - j : isX ? 1 : -1;
@@ -103,13 +104,16 @@ function drawComparisons(s) {
   $("comparisons-note").textContent = mlflow ? `Each opens above; "MLflow" opens it at ${mlflow.address} while lowbit browse runs.`
     : "Each opens above. The same ones are in MLflow: lowbit browse SWEEP --compare WORDS.";
   $("comparison-list").replaceChildren(...sweeps.map((sweep) => {
-    const box = text("details", text("summary", `${sweep.name}: ${sweep.comparisons.length}`)), body = text("div", [], { class: "body columns" });
+    const box = text("details", text("summary", `${sweep.name}: ${sweep.comparisons.length}`)), body = text("div", [], { class: "body" });
     const draw = () => { if (body.childNodes.length) return; for (const group of new Set(sweep.comparisons.map((c) => c.group))) {
-      body.append(text("h4", group), text("ul", sweep.comparisons.filter((c) => c.group === group).map((c) => {
+      const own = sweep.comparisons.filter((c) => c.group === group);
+      const part = text("details", [text("summary", `${group}: ${own.length}`), text("ul", own.map((c) => {
         const item = text("li", text("a", c.title, { href: address(sweep, c) })), id = mlflow && mlflow.experiments[sweep.name];
         if (id) item.append(" (", text("a", "MLflow", { href: `${mlflow.address}/#/experiments/${id}/runs?workflowType=machine_learning&startTime=ALL&searchFilter=${encodeURIComponent(c.filter)}` }), ")");
         return item;
-      })));
+      }), { class: "columns" })]);
+      part.open = own.length <= FEW;
+      body.append(part);
     } };
     box.append(body); box.addEventListener("toggle", draw);
     if (s.sweep || DATA.sweeps.length === 1) { box.open = true; draw(); }

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from time import time
@@ -19,11 +19,10 @@ import psutil
 
 from harness.config.load import run_id
 from harness.records.paths import runs_folder
-from harness.viewers.mlflow.tracker import Tracker
+from harness.viewers.tracking.facts import Point
+from harness.viewers.tracking.tracker import Tracker, log_cell
 
 if TYPE_CHECKING:
-    from mlflow.entities import Metric
-
     from harness.sweep.launchers.job import Event
 
 PERIOD_S = 2.0
@@ -79,28 +78,34 @@ class Sampler:
                 self.samples[cell] = self.samples[cell][::2]
                 self.skip[cell] *= 2
 
-    def take(self, cell: str) -> list[Metric]:
-        """The samples of a cell as MLflow's metrics; they are forgotten here."""
-        from mlflow.entities import Metric
-
+    def take(self, cell: str) -> list[Point]:
+        """The samples of a cell, numbered; they are forgotten here."""
         self.processes.pop(cell, None)
         rows = self.samples.pop(cell, [])
-        return [Metric(k, v, stamp, index) for index, (stamp, row) in enumerate(rows) for k, v in row.items()]
+        return [Point(k, v, stamp, index) for index, (stamp, row) in enumerate(rows) for k, v in row.items()]
 
 
 class Live:
-    """Owns the thread. Call it with every event of a sweep; use it as a context."""
+    """Owns the thread. Call it with every event of a sweep; use it as a context.
+
+    The trackers are opened in the thread, by `openers`.
+    """
 
     def __init__(
-        self, results: Path, sweep: str, uri: str | None = None, tags: Mapping[str, Mapping[str, str]] | None = None
+        self,
+        results: Path,
+        sweep: str,
+        openers: Sequence[Callable[[], Tracker]],
+        tags: Mapping[str, Mapping[str, str]] | None = None,
     ) -> None:
-        self.results, self.sweep, self.uri = results, sweep, uri
+        self.results, self.sweep, self.openers = results, sweep, openers
         self.tags = dict(tags or {})
         """Run id -> tags beyond the record's, such as a search's trial."""
         self.queue: SimpleQueue[Event | None] = SimpleQueue()
         self.sampler = Sampler()
         self.num_logged = 0
-        self.thread = threading.Thread(target=self._work, name="mlflow", daemon=True)
+        """Cells, counted once for every tracker."""
+        self.thread = threading.Thread(target=self._work, name="tracking", daemon=True)
 
     def __call__(self, event: Event) -> None:
         if event.kind != "progress":
@@ -117,19 +122,22 @@ class Live:
         self.thread.join(PATIENCE_S)
 
     def _work(self) -> None:
-        tracker = Tracker.open(self.uri, self.results)
+        trackers = [open_one() for open_one in self.openers]
         folder = runs_folder(self.results, self.sweep)
-        while tracker.client is not None:
+        while any(tracker.is_on for tracker in trackers):
             try:
                 event = self.queue.get(timeout=PERIOD_S)
             except Empty:
                 self.sampler.sample()
                 continue
             if event is None:
-                return
+                break
             cell = run_id(event.config)
             if event.kind == "started":
                 self.sampler.watch(cell, event.pid)
             elif event.result is not None and (folder / f"{cell}.json").exists():
                 samples, tags = self.sampler.take(cell), self.tags.get(cell)
-                self.num_logged += tracker.log_cell(self.sweep, event.result, folder, tags=tags, samples=samples)
+                for tracker in trackers:
+                    self.num_logged += log_cell(tracker, self.sweep, event.result, folder, tags=tags, samples=samples)
+        for tracker in trackers:
+            tracker.close()

@@ -1,4 +1,4 @@
-"""A result in MLflow's words: tags to filter by, parameters, curves, the data set. Nothing here talks to a store."""
+"""A result in the words of trackers: tags to filter by, parameters and curves. Nothing here talks to a store."""
 
 from __future__ import annotations
 
@@ -6,14 +6,21 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 from zlib import crc32
 
 from harness.records.arms import flatten, setting
 from harness.records.run_result import RunResult
 
-if TYPE_CHECKING:
-    from mlflow.entities import Dataset, Metric, Param
+
+class Point(NamedTuple):
+    """A number of a run: its name, its value, milliseconds since 1970, and its step (0 where it belongs to none)."""
+
+    name: str
+    value: float
+    milliseconds: int
+    step: int
+
 
 CURVES = (
     "reward/mean", "mismatch/kl_k3", "mismatch/ess_token_raw", "mismatch/logp_absdiff_max", "train/entropy",
@@ -21,9 +28,6 @@ CURVES = (
     "rollout/length_mean", "rollout/tokens_per_s", "sync/code_flip_rate",
 )  # fmt: skip
 """Columns of the series that are logged, beside what a method's parts measured (`part/`). All are in the Parquet."""
-MAX_POINTS = 20
-"""Steps of a curve that are logged, evenly spaced and with the last; extremes are in `summary/`. A point costs MLflow
-0.3 ms and 250 bytes, and a rebuild logs them all."""
 SCORES = {
     "auc": "auc",
     "accuracy": "final_accuracy",
@@ -82,26 +86,23 @@ def cell_tags(sweep: str, result: RunResult) -> dict[str, str]:
         "is_draft": str(result.is_draft).lower(),
         "model_hash": result.hashes.get("model"),
         "task_hash": result.hashes.get("task"),
-        "question_hash": _questions(result),
+        "question_hash": questions_of(result),
     }
     return setting_tags(result) | {name: str(value)[:8000] for name, value in values.items() if value is not None}
 
 
-def cell_params(result: RunResult) -> list[Param]:
-    """The resolved config, at most MLflow's 100 per request, with the versions that decide numbers."""
-    from mlflow.entities import Param
-
+def cell_params(result: RunResult) -> dict[str, str]:
+    """The resolved config with the versions that decide numbers."""
     values = {k: v for k, v in flatten(result.config).items() if v is not None}
     values |= {f"package.{name}": version for name, version in result.packages.items()}
     values |= {f"hardware.{name}": value for name, value in result.hardware.items()}
     values |= {f"launch.{name}": value for name, value in result.launch.items()}
-    return [Param(name, str(value)[:6000]) for name, value in values.items()][:100]
+    return {name: str(value) for name, value in values.items()}
 
 
-def cell_metrics(result: RunResult, series: Mapping[str, Sequence[Any]]) -> list[Metric]:
-    """Scores, summary, evaluations, curves, seconds per stage and peak memory; what was not measured is left out."""
-    from mlflow.entities import Metric
-
+def cell_points(result: RunResult, series: Mapping[str, Sequence[Any]], max_points: int | None) -> list[Point]:
+    """Scores, summary, evaluations, curves, seconds per stage and peak memory; what was not measured is left out. At
+    most `max_points` of a curve."""
     start, end = milliseconds(result.started_at) or 0, milliseconds(result.ended_at) or 0
     values = {f"scores/{name}": result.summary.get(key) for name, key in SCORES.items()}
     values |= {f"summary/{name}": value for name, value in result.summary.items()}
@@ -109,26 +110,32 @@ def cell_metrics(result: RunResult, series: Mapping[str, Sequence[Any]]) -> list
     values |= {f"speed/{name}_tokens_per_s": value for name, value in result.tokens_per_s.items()}
     values["system/peak_memory_gib"] = result.peak_memory_gib
     values |= {f"system/{name}_gib": value for name, value in result.memory_gib.items()}
-    metrics = [Metric(name, value, end, 0) for name, value in values.items() if value is not None]
+    points: list[Point] = [Point(name, value, end, 0) for name, value in values.items() if value is not None]
     for record in result.evals:
         if record.accuracy is not None:
-            metrics.append(Metric(f"eval/accuracy_{record.site}", record.accuracy, end, record.step))
-    return metrics + curve_metrics(series, start, end)
+            points.append(Point(f"eval/accuracy_{record.site}", record.accuracy, end, record.step))
+    for record in result.evaluations:
+        place = f"task/{record.number}_{record.task}_{record.site}"
+        points += [
+            Point(f"{place}/{name.replace('@', '_at_')}", value, end, record.step)
+            for name, value in record.scores.items()
+            if value is not None
+        ]
+    return points + curve_points(series, start, end, max_points)
 
 
-def curve_metrics(series: Mapping[str, Sequence[Any]], start: int, end: int) -> list[Metric]:
-    """The curves among a series' columns at chosen steps, spread over the milliseconds from `start` to `end`."""
-    from mlflow.entities import Metric
-
-    metrics: list[Metric] = []
+def curve_points(series: Mapping[str, Sequence[Any]], start: int, end: int, max_points: int | None) -> list[Point]:
+    """The curves among a series' columns, at most `max_points` steps of each, spread over the milliseconds from `start`
+    to `end`."""
+    points: list[Point] = []
     for name, column in series.items():
         if name in CURVES or name.startswith("part/"):
-            metrics += [
-                Metric(name, float(column[step - 1]), start + (end - start) * step // len(column), step)
-                for step in chosen_steps(column)
+            points += [
+                Point(name, float(column[step - 1]), start + (end - start) * step // len(column), step)
+                for step in chosen_steps(column, max_points)
                 if isinstance(column[step - 1], (int, float)) and math.isfinite(column[step - 1])
             ]
-    return metrics
+    return points
 
 
 def mean_series(all_series: Sequence[Mapping[str, Sequence[Any]]]) -> dict[str, list[float]]:
@@ -155,28 +162,20 @@ def mean_evaluations(runs: Sequence[RunResult]) -> dict[tuple[str, int], float]:
     return {place: sum(values) / len(values) for place, values in found.items() if len(values) == len(runs)}
 
 
-def chosen_steps(column: Sequence[Any]) -> list[int]:
-    """At most MAX_POINTS of the steps from 1, evenly spaced and with the last; the last alone of what never changes."""
+def chosen_steps(column: Sequence[Any], max_points: int | None) -> list[int]:
+    """At most `max_points` of the steps from 1, evenly spaced and with the last, and all without a bound; with one,
+    the last alone of what never changes."""
     count = len(column)
+    if max_points is None:
+        return list(range(1, count + 1))
     if all(value == column[0] for value in column):
         return [count] if count else []
-    stride = max(1, math.ceil(count / MAX_POINTS))
+    stride = max(1, math.ceil(count / max_points))
     return [step for step in range(1, count + 1) if (count - step) % stride == 0]
 
 
-def data_set(result: RunResult) -> Dataset | None:
-    """The task as MLflow's data set: its digest is the content hash, its profile says which questions were scored."""
-    from mlflow.entities import Dataset
-
-    digest, task = result.hashes.get("task"), result.config.get("task", {})
-    if not digest:
-        return None
-    name = f"{task.get('name')}" + (f" n={task['n']}" if task.get("n") is not None else "")
-    profile = {"question_hash": _questions(result), "num_eval": task.get("num_eval")}
-    return Dataset(name, digest[:36], "task", json.dumps({"task": task}), profile=json.dumps(profile))
-
-
-def _questions(result: RunResult) -> str | None:
+def questions_of(result: RunResult) -> str | None:
+    """The hash of the held-out questions that were scored."""
     return next((record.question_hash for record in result.evals), None)
 
 
