@@ -8,7 +8,8 @@ left to right and a hook left out is the identity. `harness.config.compose` fold
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, fields, replace
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from pathlib import Path
@@ -40,6 +41,18 @@ class Step:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Sampler:
+    """One more sampler of a batch: the formats that it samples in and its share of every prompt's responses."""
+
+    name: str
+    share: float
+    """Part of a prompt's responses, above 0 and below 1; times `algo.group_size` it is a whole number."""
+    weights: Format
+    acts: Format | None = None
+    kv: Format | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Plan:
     """Formats by place: weights, inputs, cache, both sites. None: no opinion. Two different opinions are an error."""
 
@@ -57,6 +70,8 @@ class Plan:
     """Share of the input channels whose rounding error the rollout's linears read in a second pass (QUADS)."""
     sampler: Literal["cached", "trainer"] | None = None
     """"trainer": the trainer's own forward without a cache, at the training batch shape."""
+    samplers: tuple[Sampler, ...] | None = None
+    """Samplers of a batch beside the plan's own, which has what their shares leave, and answers evaluations."""
     exceptions: tuple[tuple[str, Format | None], ...] = ()
     """(tensor name pattern as in `fnmatch`, format) pairs that override `rollout_weights`."""
 
@@ -107,9 +122,15 @@ class TokenBatch:
     step: Step
     shadow: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])
     """Reference-precision "old" and "current" log-probs, [B, T] each, if a part needs them."""
+    group: Tensor | None = None
+    """[B] int64, the same for all responses to one prompt; None in a micro-batch under trainer=verl."""
+    reward: Tensor | None = None
+    """[B] float32, as the task gives it, before scale and length penalty; None where `group` is."""
+    sampler: Tensor | None = None
+    """[B] int64: the sampler of each response, 0 for the plan's own, then `Plan.samplers`; None: there is one."""
     extras: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])
-    """Only what `Part.needs` names: "ref_logp" [B, T] nats; "rollout_kl" [B, T] nats, KL of the sampler's whole
-    distribution against the trainer's."""
+    """Only what `Part.needs` names: "ref_logp" [B, T] nats; "rollout_kl" [B, T] nats and "rollout_tv" [B, T] in [0, 1],
+    KL and total variation of the sampler's whole distribution against the trainer's."""
 
     @property
     def valid(self) -> Tensor:
@@ -129,18 +150,23 @@ class Sequences:
     """[B, T] int64: the responses alone."""
     sampled: Tensor
     """[B, T] bool: True where a token was sampled."""
+    allowed: Tensor | None = None
+    """[B, T, V] bool: the tokens that the sampler could draw at each place, all where nothing was sampled. The
+    trainer's distributions are renormalised over them; None: over the whole vocabulary."""
 
     def take(self, rows: Tensor) -> Sequences:
         """Some rows of the sequences; `rows` [b] int64."""
         lens = self.prompt_lens if isinstance(self.prompt_lens, int) else self.prompt_lens[rows]
         return Sequences(
-            ids=self.ids[rows], prompt_lens=lens, token_ids=self.token_ids[rows], sampled=self.sampled[rows]
-        )
+            ids=self.ids[rows], prompt_lens=lens, token_ids=self.token_ids[rows], sampled=self.sampled[rows],
+            allowed=None if self.allowed is None else self.allowed[rows],
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
 class Correction:
-    """Weights, kept tokens and clips with which a batch enters the objective. Constants, every field [B, T]."""
+    """Weights, kept tokens, clips and a shift of the advantage with which a batch enters the objective. Constants,
+    every field [B, T]."""
 
     weight: Tensor
     """float32, multiplies the token loss; starts as 1."""
@@ -150,6 +176,8 @@ class Correction:
     """float32; starts as 1 - eps_low."""
     clip_high: Tensor
     """float32; starts as 1 + eps_high."""
+    adv_shift: Tensor | None = None
+    """float32, added to the advantage before the objective; parts see the advantage without it. None: nothing is."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,6 +194,8 @@ class Rollout:
     """[B] bool, True where the length limit came before the end token."""
     log_probs: Tensor | None = None
     """[B, T, V] float32 nats of the whole sampled distribution, where the engine was asked to keep it."""
+    sampler: Tensor | None = None
+    """[B] int64: the sampler of each response, as in `TokenBatch`; None where there is one."""
 
     def responses(self) -> list[list[int]]:
         """Token ids of every row without padding."""
@@ -180,6 +210,29 @@ QUANTIZED = tuple(
 """The linear layers a rollout format touches; embeddings, norms, biases and the head stay in high precision."""
 MERGED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 """Layers that engines fuse into one matrix: formats with a tensor-level scale share it within such a group."""
+
+
+def sampler_plans(plan: Plan) -> list[Plan]:
+    """The rollout plan of every sampler of a batch: the plan's own, then those of `Plan.samplers`."""
+    own = replace(plan, samplers=None)
+    others = plan.samplers or ()
+    return [own, *(replace(own, rollout_weights=s.weights, rollout_acts=s.acts, rollout_kv=s.kv) for s in others)]
+
+
+def sample_counts(plan: Plan, group_size: int) -> list[int]:
+    """Responses to one prompt by sampler, in the order of `sampler_plans`. Raises ValueError for shares that are none,
+    or no whole numbers of responses."""
+    others = plan.samplers or ()
+    counts = [round(s.share * group_size) for s in others]
+    for s, count in zip(others, counts, strict=True):
+        if not 0 < s.share < 1 or abs(s.share * group_size - count) > 1e-6 or count < 1:
+            raise ValueError(
+                f"algo.group_size={group_size}: the share {s.share:g} of sampler {s.name} is no whole number of "
+                "responses to a prompt; choose a share, above 0 and below 1, and a group size that fit"
+            )
+    if sum(counts) >= group_size:
+        raise ValueError(f"algo.group_size={group_size}: samplers beside the plan's own take {sum(counts)} responses")
+    return [group_size - sum(counts), *counts]
 
 
 @lru_cache(maxsize=4096)
@@ -295,12 +348,15 @@ class Part:
     """True where the trained weights are meant to be used in the rollout's format: the method is ranked as deployed."""
     needs_updates: ClassVar[int] = 1
     """Updates per rollout batch below which the part changes nothing; fewer are warned of."""
+    tuned: ClassVar[tuple[str, ...]] = ()
+    """Knobs whose defaults suit the models made here: with a Hugging Face model they must be given."""
     idle_by: ClassVar[Mapping[str, str]] = {}
     """Hook -> the setting of a knob that makes it `idle`, such as "protocol=inference"."""
 
     def needs(self, step: Step) -> frozenset[str]:
-        """Extras that the trainer must compute for this step: "ref_logp" and "rollout_kl" (`TokenBatch.extras`),
-        "shadow"."""
+        """Extras that the trainer must compute for this step: "ref_logp", "rollout_kl" and "rollout_tv"
+        (`TokenBatch.extras`), "shadow"; "allowed_ids": every log-prob of the trainer is over the tokens that the
+        sampler could draw, so that `engine.top_p` may be below 1."""
         return frozenset()
 
     def plan(self, rollout: Plan) -> Plan:
@@ -320,12 +376,24 @@ class Part:
         return model
 
     def lr_factor(self, name: str) -> float:
-        """Factor on the learning rate of the trainer's parameter `name`."""
+        """Factor on the learning rate of the trainer's parameter `name`, for the whole run."""
         return 1.0
+
+    def update_lr_factor(self, b: TokenBatch, memory: Memory) -> float:
+        """Factor on the learning rate of one update, at least 0; it multiplies the step that the optimizer takes, so
+        that neither Adam nor gradient clipping hides it. `b` holds the rows of the update; in the bypass modes its
+        `old_logp` is the current policy's, as in `correct`."""
+        return 1.0
+
+    def during_update(self, model: nn.Module, step: Step, number: int) -> AbstractContextManager[object]:
+        """Context of the forward and backward passes of update `number` (from 0) of a step, in which the trainer's
+        module may compute otherwise, by hooks on its layers. Scoring, sampling and evaluation are outside it."""
+        return nullcontext()
 
     def sync(self, weights: WeightStream, step: Step, plan: Plan, fixed: Fixed, memory: Memory) -> WeightStream:
         """Change the weight stream of a push. The engine uses a `*.weight_scale` (and `*.weight_zero_point`) in the
-        stream as it is."""
+        stream as it is. A part that puts weights on a grid declares its format in `plan`: a push of weights on a
+        coarser grid than planned ends the run, for the passport would hide it."""
         return weights
 
     def after_sync(self, engine: RolloutEngine, prompts: Sequence[Sequence[int]]) -> None:
@@ -338,7 +406,8 @@ class Part:
         return None
 
     def correct(self, c: Correction, b: TokenBatch, memory: Memory) -> Correction:
-        """Correct a whole rollout batch, once, before any update."""
+        """Correct a whole rollout batch, once, before any update. In the bypass modes, which have no policy before
+        the update, it is called for the rows of every update instead, with the current policy's `old_logp`."""
         return c
 
     def correct_update(self, c: Correction, logp: Tensor, b: TokenBatch, memory: Memory) -> Correction:

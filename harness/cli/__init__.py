@@ -11,6 +11,7 @@ eval.py            evaluate a saved policy or a model folder
 export.py          copy the saved policy of a run
 base.py            train base models
 search.py          search knobs
+warm.py            DeepGEMM's kernels, compiled beforehand
 
 report.py          tables and figures of a sweep
 figures.py         paper figures, figures of sweeps, notebooks
@@ -26,6 +27,9 @@ replay.py          stored rollouts, and every correction on them
 throughput.py      the speed of bare vLLM
 parity.py          the emulation against vLLM's kernels
 early_warning.py   the signal that moves first before a collapse
+probe.py           the mismatch of every format for a model folder
+dose.py            lost accuracy against mismatch times length
+advise.py          format and correction for a model, a length and some GPUs
 break_even.py      the size and length from which a precision pays
 capacity.py        memory and time of a step on so many GPUs
 

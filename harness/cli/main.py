@@ -27,6 +27,7 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
         "eval": "evaluate the policy of a run, or any model folder",
         "export": "copy the saved policy of a run, or its codes, as a model folder",
         "base": "train the base models that sweeps start from, where they are missing",
+        "warm": "compile DeepGEMM's kernels for block FP8 before a run",
         "paper": "published recipes: list them with what this machine lacks, launch one",
         "search": "search knobs with Optuna; starting again goes on",
     },
@@ -47,6 +48,9 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
         "starting again measures what is missing",
         "parity": "score what vLLM samples with the embedded emulation and in float32, format by format",
         "early-warning": "which signal moved first before runs collapsed, and by how many steps",
+        "probe": "mismatch and costs of every rollout format for a model folder, without training",
+        "dose": "lost accuracy against mismatch x length, over all committed records",
+        "advise": "rollout format and correction for a model, a length and some GPUs, with evidence and configurations",
         "break-even": "from which size and length on a low precision pays for a whole step, "
         "from what was measured on the GPU",
         "capacity": "memory and time of a step by size, length and precision on so many GPUs, "

@@ -10,6 +10,8 @@ from harness.foundation.project_files import RESULTS
 
 OVERRIDES = "Hydra overrides, e.g. model=m task.n=16 algo.mode=bypass_pg knobs.TIS.cap=4.0 launch.packing=true"
 
+TRACKERS = ("mlflow", "wandb")
+
 
 def add_results(parser: argparse.ArgumentParser) -> None:
     """The option that says where results are."""
@@ -21,9 +23,43 @@ def add_write(parser: argparse.ArgumentParser, what: str) -> None:
     parser.add_argument("--write", action="store_true", dest="is_written", help=f"also write {what}")
 
 
+def add_tracking(parser: argparse.ArgumentParser) -> None:
+    """The options that say which trackers runs are logged to."""
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--tracking", type=trackers, dest="trackers", default=("mlflow",), metavar="NAMES",
+                       help="trackers, comma-separated: mlflow, wandb (Weights & Biases; default: mlflow)")  # fmt: skip
+    which.add_argument("--no-tracking", action="store_const", const=(), dest="trackers", help="log to no tracker")
+
+
+def check_trackers(names: tuple[str, ...]) -> None:
+    """Raises ValueError for a tracker that is not installed."""
+    if set(names) - {"mlflow"}:
+        from harness.viewers.trackers import check_installed
+
+        check_installed(names)
+
+
 def add_workers(parser: argparse.ArgumentParser, what: str) -> None:
     """The option that says how many processes work at a time."""
     parser.add_argument("--workers", type=positive, default=os.cpu_count(), help=f"{what} at a time (default: cores)")
+
+
+def add_machine(parser: argparse.ArgumentParser) -> None:
+    """The options that say for which GPU a dry run predicts, where it is not this machine's."""
+    parser.add_argument("--gpu", metavar="NAME", help="with --dry-run: predict for h100, h200, a100 or b200")
+    parser.add_argument("--memory", type=gibibytes, metavar="GIB", help="with --dry-run: memory of each GPU")
+
+
+def check_machine(a: argparse.Namespace) -> None:
+    """Raises ValueError for a GPU or its memory without --dry-run."""
+    for name in ("gpu", "memory"):
+        if getattr(a, name) is not None and not a.dry_run:
+            raise ValueError(f"{name}={getattr(a, name)}: only with --dry-run, which predicts for it")
+
+
+def gibibytes(text: str) -> float:
+    """A finite number of GiB above 0."""
+    return _above_zero(text, "GiB above 0 are expected")
 
 
 def positive(text: str) -> int:
@@ -78,6 +114,14 @@ def word_list(text: str) -> tuple[str, ...]:
     if not words:
         raise argparse.ArgumentTypeError(f"{text!r}: words separated by commas are expected")
     return words
+
+
+def trackers(text: str) -> tuple[str, ...]:
+    """Names of trackers, separated by commas."""
+    names = tuple(dict.fromkeys(text.split(",")))
+    if unknown := [name for name in names if name not in TRACKERS]:
+        raise argparse.ArgumentTypeError(f"{unknown[0]!r} is no tracker; valid: {', '.join(TRACKERS)}")
+    return names
 
 
 def number_list(text: str) -> tuple[int, ...]:

@@ -7,7 +7,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.cli.options import OVERRIDES, add_results, add_workers
+from harness.cli.options import (
+    OVERRIDES,
+    add_machine,
+    add_results,
+    add_tracking,
+    add_workers,
+    check_machine,
+    check_trackers,
+)
 from harness.foundation.text_table import text_table
 
 if TYPE_CHECKING:
@@ -25,13 +33,16 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tiny", action="store_true", dest="is_tiny",
                         help="the small twin: a random model and questions made here, two steps on a CPU")  # fmt: skip
     parser.add_argument("--dry-run", action="store_true", help="list cells, memory, hours and what is missing")
-    parser.add_argument("--no-tracking", action="store_true", help="do not log to MLflow")
+    add_machine(parser)
+    add_tracking(parser)
     add_workers(parser, "cells")
     add_results(parser)
 
 
 def run(a: argparse.Namespace) -> int:
     """List, show or launch."""
+    check_machine(a)
+    check_trackers(a.trackers)
     from harness.published.recipes.recipe import bound, read_recipe
 
     if a.name is None:
@@ -44,7 +55,7 @@ def run(a: argparse.Namespace) -> int:
     from harness.config.load import check_overrides
 
     check_overrides(a.overrides)
-    way = Way(workers=a.workers, is_tracked=not (a.no_tracking or a.is_tiny))
+    way = Way(workers=a.workers, trackers=() if a.is_tiny else a.trackers, gpu=a.gpu, memory_gib=a.memory)
     if a.is_tiny:
         from harness.published.recipes.twin import twin
 

@@ -1,4 +1,4 @@
-"""`lowbit report` and the end of every sweep: tables, figures and MLflow from the result files."""
+"""`lowbit report` and the end of every sweep: tables, figures and trackers from the result files."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def run(a: argparse.Namespace) -> int:
 def report(name: str, results: Path, *, only: str | None = None) -> int:
     """Tables and figures of a sweep that has results."""
     _check_results(name, results)
-    return present(_sweep_or_bare(name), results, False, only=only)
+    return present(_sweep_or_bare(name), results, (), only=only)
 
 
 def main_table(name: str, results: Path) -> int:
@@ -80,8 +80,8 @@ def _sweep_or_bare(name: str) -> Sweep:
     return Sweep(name=name, question="", arms=({},), seeds=(0,))
 
 
-def present(sweep: Sweep, results: Path, is_tracked: bool, only: str | None = None) -> int:
-    """Tables, figures, MLflow, and the verdict table on the terminal."""
+def present(sweep: Sweep, results: Path, trackers: tuple[str, ...], only: str | None = None) -> int:
+    """Tables, figures, trackers, and the verdict table on the terminal."""
     from harness.records.looks import level_of
     from harness.records.run_result import read_results
     from harness.report import tables
@@ -99,10 +99,10 @@ def present(sweep: Sweep, results: Path, is_tracked: bool, only: str | None = No
         written += draw_all(results, folder, sweep.name, sweep.control, overview=draw_grid, endpoints=sweep.endpoints)
         written += _profiles(found, sweep, results)
     written += _break_even(found, sweep, results, only)
-    if is_tracked:
-        from harness.viewers.mlflow import track
+    if trackers:
+        from harness.viewers.trackers import track
 
-        track(results, sweep.name)
+        track(results, sweep.name, trackers)
     if only != "figures":
         print(tables.render_terminal(tables.leaderboard(found, sweep.control, sweep.endpoints, level)))
     print("written: " + ", ".join(str(path) for path in written))

@@ -10,7 +10,7 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-from harness.cli.options import add_results
+from harness.cli.options import add_results, add_tracking, check_trackers
 from harness.records.paths import bases_folder, packed_folder, runs_folder, sweep_folders
 
 
@@ -18,8 +18,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.add_argument("action", choices=("verify", "import", "pack", "unpack"),
                         help="verify files, import runs, pack a sweep into one file, unpack it")  # fmt: skip
-    parser.add_argument("source", nargs="?", help="import: a results folder or its archive (none: rebuild MLflow); "
+    parser.add_argument("source", nargs="?", help="import: a results folder or its archive (none: log to trackers); "
                                                   "pack, unpack: a sweep")  # fmt: skip
+    add_tracking(parser)
     add_results(parser)
 
 
@@ -28,7 +29,8 @@ def run(a: argparse.Namespace) -> int:
     if a.action in ("pack", "unpack"):
         return pack_one(a.source, a.results, is_packing=a.action == "pack")
     if a.action == "import":
-        return import_all(a.source, a.results)
+        check_trackers(a.trackers)
+        return import_all(a.source, a.results, a.trackers)
     if a.source is not None:
         raise ValueError(f"results verify: {a.source} is one word too many; it checks all of --results")
     return verify_all(a.results)
@@ -91,23 +93,24 @@ def pack_one(sweep: str | None, results: Path, *, is_packing: bool) -> int:
     return 0
 
 
-def import_all(source: str | None, results: Path) -> int:
-    """Merge runs and bases of another results folder, or of an archive of one, into ours; without a source, rebuild
-    MLflow from ours. Raises ValueError, one line, for what is no result or no base; nothing is imported then."""
+def import_all(source: str | None, results: Path, trackers: tuple[str, ...]) -> int:
+    """Merge runs and bases of another results folder, or of an archive of one, into ours; without a source, log
+    ours to the trackers. Raises ValueError, one line, for what is no result or no base; nothing is imported then."""
     from harness.records.run_result import import_results
     from harness.start.base_model import read_record
 
     if source is None:
-        from harness.viewers.mlflow import rebuild
+        from harness.viewers.trackers import rebuild
 
         unpack_all(results)
-        print(f"logged {rebuild(results)} runs to MLflow")
+        for name in trackers:
+            print(f"logged {rebuild(results, (name,))} runs to {name}")
         return 0
     if Path(source).is_file() and (zipfile.is_zipfile(source) or tarfile.is_tarfile(source)):
         with tempfile.TemporaryDirectory(prefix="lowbit-import-") as folder:
             shutil.unpack_archive(source, folder, filter="data")
             inner = next((path.parent for path in sorted(Path(folder).rglob("runs")) if path.is_dir()), Path(folder))
-            return import_all(str(inner), results)
+            return import_all(str(inner), results, trackers)
     bases = [path for path in sorted(bases_folder(source).glob("*")) if path.is_dir() and path.name[0] != "."]
     runs = runs_folder(source) if bases or runs_folder(source).is_dir() else Path(source)
     for base in bases:

@@ -7,22 +7,26 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from harness.cli.options import OVERRIDES, add_results
+from harness.cli.options import OVERRIDES, add_machine, add_results, check_machine
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.add_argument("overrides", nargs="*", default=[], help=OVERRIDES)
     parser.add_argument("--dry-run", action="store_true", help="print the resolved configuration, run nothing")
+    add_machine(parser)
     add_results(parser)
 
 
 def run(a: argparse.Namespace) -> int:
     """Run the cell."""
-    return run_one(a.overrides, results=a.results, is_dry=a.dry_run)
+    check_machine(a)
+    return run_one(a.overrides, results=a.results, is_dry=a.dry_run, gpu=a.gpu, memory_gib=a.memory)
 
 
-def run_one(overrides: Sequence[str], *, results: Path, is_dry: bool) -> int:
+def run_one(
+    overrides: Sequence[str], *, results: Path, is_dry: bool, gpu: str | None = None, memory_gib: float | None = None
+) -> int:
     """One cell, as a sweep of one. Exit code 1 if it did not end well."""
     from harness.config.load import launch_of, load, run_id, run_name, split_launch, to_json
 
@@ -31,6 +35,7 @@ def run_one(overrides: Sequence[str], *, results: Path, is_dry: bool) -> int:
     load(overrides)  # refuses wrong words before torch is imported
     from harness.config.compose import advice
     from harness.config.resolve import resolve
+    from harness.engines.vllm.warm import notes as compiling
     from harness.models.checkpoint import content_hash
     from harness.run.checks import check, check_place
     from harness.start.prepare import check_data
@@ -40,7 +45,12 @@ def run_one(overrides: Sequence[str], *, results: Path, is_dry: bool) -> int:
     notes = advice(config, check(config))
     check_data(config)
     if is_dry:
-        print(json.dumps({"run_id": run_id(config), "name": run_name(config), "config": to_json(config)}, indent=2))
+        from harness.sweep.folder_time import Machine
+        from harness.sweep.preview import forecast_of
+
+        machine = Machine(gpus=launch.gpus * launch.nodes, gpu=gpu, memory_gib=memory_gib)
+        shown = {"run_id": run_id(config), "name": run_name(config), "config": to_json(config)}
+        print(json.dumps(shown | forecast_of(config, results, machine), indent=2))
         return 0
     from harness.sweep.progress import Progress, summary_line
 
@@ -49,7 +59,7 @@ def run_one(overrides: Sequence[str], *, results: Path, is_dry: bool) -> int:
     if (found := finished(config, launch)) is not None:
         print(f"finished before ({found.run_id}): {summary_line(found)}")
         return 0
-    for line in notes:
+    for line in [*notes, *compiling(planned.cells)]:
         print(f"note: {line}")
     check_place(config, launch)
     progress = Progress(planned.cells, 1)

@@ -15,6 +15,10 @@ accuracy: mean over the evaluations after step 0, last: of the last one; both of
 base, seed: of the base model, of the run.  date: when the run ended (UTC).  -: nothing was measured.
 lowbit passport NAME (or ID, where several runs share a name) shows the formats of a run."""
 
+ASKED = """\
+Scores of `evaluations` after the last step at which they were asked, over seeds and questions (95 %).
+reference: in BF16 on vLLM, in float32 on the embedded engine.  rollout: as rolled."""
+
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
@@ -58,9 +62,11 @@ def sweeps_table(results: Path, sweeps: list[str]) -> str:
 
 
 def runs_table(results: Path, sweep: str) -> str:
-    """A row per run, arm by arm, with a legend and a line per file that is no result."""
+    """A row per run, arm by arm, with a legend, the scores of `evaluations` where there are any, and a line per file
+    that is no result."""
     from harness.records.arms import group_arms
     from harness.records.folder import runs_of
+    from harness.report.task_scores import HEAD, cells, task_scores
 
     runs, problems = runs_of(results, sweep)
     arms = group_arms(runs)
@@ -73,8 +79,10 @@ def runs_table(results: Path, sweep: str) -> str:
              _digits(run.summary.get("final_accuracy")), (run.ended_at or "-")[:10], run.run_id)
             for run in arm.runs
         ]  # fmt: skip
+    scores = [cells(row) for row in task_scores(runs)]
+    asked = f"\n\n{text_table(HEAD, scores)}\n\n{ASKED}" if scores else ""
     left = "".join(f"\nleft alone: {problem}" for problem in problems)
-    return f"{text_table(head, rows)}\n\n{LEGEND}{left}"
+    return f"{text_table(head, rows)}\n\n{LEGEND}{asked}{left}"
 
 
 def _digits(value: float | None) -> str:

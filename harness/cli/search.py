@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from harness.cli.options import add_results, add_workers, hours, port, positive
+from harness.cli.options import add_results, add_tracking, add_workers, check_trackers, hours, port, positive
 
 if TYPE_CHECKING:
     from harness.studies.search.run import Progressed
@@ -31,7 +31,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--restart", action="store_true", help="begin a new study; the old one is kept aside")
     parser.add_argument("--dashboard", action="store_true", help="open optuna-dashboard on the study, run nothing")
     parser.add_argument("--port", type=port, default=8080, help="of the dashboard (default: 8080)")
-    parser.add_argument("--no-tracking", action="store_true", help="do not log to MLflow")
+    add_tracking(parser)
     add_results(parser)
 
 
@@ -43,9 +43,10 @@ def run(a: argparse.Namespace) -> int:
         return dry_run(a.name, a.results, a.trials, a.workers)
     if a.report:
         return report(a.name, a.results)
+    check_trackers(a.trackers)
     return search(
         a.name, results=a.results, trials=a.trials, workers=a.workers, max_hours=a.max_hours,
-        is_restarted=a.restart, is_tracked=not a.no_tracking,
+        is_restarted=a.restart, trackers=a.trackers,
     )  # fmt: skip
 
 
@@ -94,9 +95,9 @@ def _read(name: str, trials: int | None) -> Search:
 
 def search(
     name: str, *, results: Path, trials: int | None, workers: int, max_hours: float | None = None,
-    is_restarted: bool = False, is_tracked: bool = True,
+    is_restarted: bool = False, trackers: tuple[str, ...] = ("mlflow",),
 ) -> int:  # fmt: skip
-    """Search until the budget is spent, confirm the best, then table, figures and MLflow. 130 where interrupted."""
+    """Search until the budget is spent, confirm the best, then table, figures and trackers. 130 where interrupted."""
     from harness.records.packed import make_available
     from harness.studies.search.confirm import submit
     from harness.studies.search.run import run_search
@@ -117,7 +118,7 @@ def search(
     if is_interrupted:
         print("\nstopped; the same command goes on from here")
         return 130
-    return _present(found, results, is_tracked)
+    return _present(found, results, trackers)
 
 
 def report(name: str, results: Path) -> int:
@@ -130,19 +131,19 @@ def report(name: str, results: Path) -> int:
     make_available(results, found.name)
     if not journal_path(results, found.name).exists():
         raise ValueError(f"search {found.name!r} has no study in {results}; run it first: lowbit search {found.name}")
-    return _present(found, results, False)
+    return _present(found, results, ())
 
 
-def _present(search: Search, results: Path, is_tracked: bool) -> int:
+def _present(search: Search, results: Path, trackers: tuple[str, ...]) -> int:
     from harness.studies.search.figures import draw_search
     from harness.studies.search.table import write_tables
 
     written = write_tables(search, results)
     written += draw_search(search, results)
-    if is_tracked:
-        from harness.viewers.mlflow import track
+    if trackers:
+        from harness.viewers.trackers import track
 
-        track(results, search.name)
+        track(results, search.name, trackers)
     print(written[0].read_text(encoding="utf-8").split("\n\n")[1])
     print("written: " + ", ".join(str(path) for path in written))
     return 0

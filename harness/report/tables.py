@@ -10,11 +10,13 @@ from typing import Any
 
 import pandas as pd
 
+from harness.foundation.markdown_table import markdown_table
 from harness.records import stats
 from harness.records.arms import arm_labels, group_arms, label
 from harness.records.run_result import RunResult, write_atomic
 from harness.records.statuses import STATUSES
 from harness.records.sweep_file import ENDPOINTS, purpose
+from harness.report import task_scores
 from harness.report.leaderboard import components, contrasts, leaderboard
 from harness.report.plots.profiles import improvements
 from harness.report.sentences import findings, three_sentences
@@ -47,6 +49,12 @@ READING = (
     "also has the interval over new seeds and questions, the p of equality, and McNemar's test on the final answers.",
     "A diverged run scores 0 at every evaluation it did not reach. Failed, cancelled and skipped runs are counted and "
     "not scored.",
+)
+TASKS = (
+    "After the last step at which the task was asked. avg@k: share of right samples; pass@k: chance that k samples "
+    "hold a right one, unbiased; maj@k: score of the most frequent answer; greedy: of the most probable tokens. "
+    "reference: weights in BF16 on vLLM, in float32 on the embedded engine; rollout: as rolled. Intervals are over "
+    "seeds and questions."
 )
 MARKS = {
     "is_preliminary": ("*", f"preliminary, fewer than {stats.MIN_SEEDS} seeds"),
@@ -122,6 +130,8 @@ def markdown(
     against = contrasts(results, endpoints=endpoints, alpha=alpha)
     if len(against):
         blocks += ["## What changes against no correction, at the same precision", _grid(_CONTRAST_COLUMNS, against)]
+    if scores := task_scores.task_scores(results):
+        blocks += ["## Evaluations on tasks", markdown_table(task_scores.HEAD, map(task_scores.cells, scores)), TASKS]
     blocks += ["## What varies", _components_grid(results), COMPONENTS]
     meant = purpose(sweep)
     said = [*three_sentences(board, meant.baselines[-1]), *findings(board, results, meant.expectations)]
@@ -304,9 +314,8 @@ def _small(name: str) -> Callable[[Row], str]:
 def _grid(columns: Iterable[tuple[str, Callable[[Row], str]]], rows: pd.DataFrame) -> str:
     """A Markdown table; the first column is text, the others align right."""
     columns = list(columns)
-    lines = ["| " + " | ".join(head for head, _ in columns) + " |", "|---" + "|---:" * (len(columns) - 1) + "|"]
-    lines += ["| " + " | ".join(show(row) for _, show in columns) + " |" for row in rows.to_dict("records")]
-    return "\n".join(lines)
+    cells = ([show(row) for _, show in columns] for row in rows.to_dict("records"))
+    return markdown_table([head for head, _ in columns], cells, align="lr")
 
 
 def _task(name: str, n: int | None, num_eval: int | None) -> str:

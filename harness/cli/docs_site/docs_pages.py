@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from harness.api import Method, Part, knobs
 from harness.cli.methods import status_of
+from harness.foundation.markdown_table import markdown_table
 from harness.sweep.planning import SWEEPS
 
 if TYPE_CHECKING:
@@ -227,9 +228,7 @@ def _with_code(lines: Iterable[str]) -> Iterator[str]:
 
 def table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     """A Markdown table."""
-    names = [*header]
-    lines = [names, ["---"] * len(names), *([cell(word) for word in row] for row in rows)]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
+    return markdown_table([*header], ([cell(word) for word in row] for row in rows), is_escaped=True) + "\n"
 
 
 def cell(words: str) -> str:

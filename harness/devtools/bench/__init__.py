@@ -31,6 +31,7 @@ peers.py                  whole steps: ours, TRL's, verl's
 peer_ours.py              our side of it
 peer_verl_sampler.py      the replay buffer of verl's side
 verl_scaling.py           steps under verl on 1, 2 and 4 GPUs
+folder_run.py             whole runs on a Hugging Face model's shape
 
 coverage.py               a simulation of intervals and verdicts
 coverage_intervals.py     the intervals in it

@@ -15,7 +15,17 @@ from harness.foundation.provenance import cpu_name
 
 RATIOS = ("sampler", "grpo_step", "overhead", "fp8_flow", "preparations", "rilq", "start", "wordmath")
 """Benches of this CPU without options, whose `run` gives rows: `make bench`."""
-OTHERS = ("coverage", "fp8_layers", "head", "long_sequences", "peers", "sync", "verl_scaling", "vllm_engine")
+OTHERS = (
+    "coverage",
+    "folder_run",
+    "fp8_layers",
+    "head",
+    "long_sequences",
+    "peers",
+    "sync",
+    "verl_scaling",
+    "vllm_engine",
+)
 """Benches with options of their own (`NAME --help`), most of them of a GPU: each has a `main`."""
 
 

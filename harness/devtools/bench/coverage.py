@@ -22,6 +22,7 @@ import numpy as np
 
 from harness.devtools.bench import look_worlds, verdict_worlds
 from harness.devtools.bench.coverage_intervals import INTERVALS
+from harness.foundation.markdown_table import markdown_table
 from harness.records import stats
 from harness.records.paths import figures_folder, tables_folder
 from harness.records.run_result import write_atomic
@@ -148,14 +149,14 @@ def tabulate(
         f"Share of {sims} simulations in which a 95 % interval held the truth, by number of seeds. 95 % coverage "
         f"itself would show as 0.950 ± {error:.3f}. Made by `python -m harness.devtools.bench.coverage`.",
         "",
-        "| world | interval |" + "".join(f" {size} |" for size in SIZES),
-        "|---|---|" + "---:|" * len(SIZES),
     ]
+    rows = list[tuple[str, ...]]()
     for world, by_size in found.items():
         for name in INTERVALS:
             if name in by_size[SIZES[0]]:
-                cells = "".join(f" {by_size[size][name]:.3f} |" for size in SIZES)
-                lines.append(f"| {world} | {INTERVALS[name]} |{cells}")
+                cells = (f"{by_size[size][name]:.3f}" for size in SIZES)
+                rows.append((world, INTERVALS[name], *cells))
+    lines.append(markdown_table(("world", "interval", *map(str, SIZES)), rows, align="llr"))
     note("coverage: verdicts")
     lines += ["", *_verdict_lines(sims, rng), "", *verdict_worlds.lines(3 * sims, np.random.default_rng(1), note)]
     lines += ["", *look_worlds.lines(max(1, sims * 3 // 10), np.random.default_rng(2), note)]
@@ -166,27 +167,29 @@ def _verdict_lines(sims: int, rng: np.random.Generator) -> list[str]:
     lines = [
         "## Verdicts", "",
         f"Paired differences are normal; s.d. {SEED_SD:g} between pairs, equal means within ±{stats.DELTA:g}.", "",
-        "| true difference | seeds | better | equal | worse | cannot tell |", "|---:|---:|---:|---:|---:|---:|",
     ]  # fmt: skip
+    rows = list[tuple[str, ...]]()
     for effect in (0.0, stats.DELTA, 0.1):
         for size in (3, 5, 8, 16):
             share = verdicts(size, SEED_SD, effect, sims, rng)
-            lines.append(f"| {effect:g} | {size} |" + "".join(f" {value:.3f} |" for value in share.values()))
+            rows.append((f"{effect:g}", str(size), *(f"{value:.3f}" for value in share.values())))
+    head = ("true difference", "seeds", "better", "equal", "worse", "cannot tell")
     lines += [
+        markdown_table(head, rows, align="r"),
         "", "## Seeds asked for", "",
         "`further_seeds` plans for 80 % power with the s.d. that was seen, which few seeds know badly. The first row "
         "of each effect knows it.", "",
-        "| true difference | pilot | power | seeds in all, median |", "|---:|---:|---:|---:|",
     ]  # fmt: skip
+    rows = list[tuple[str, ...]]()
     for effect in (stats.DELTA, 0.06):
         needed = (stats.further_seeds(SEED_SD, 2, effect) or 0) + 2
         shown = np.mean([stats.paired(dict(enumerate(row)), dict.fromkeys(range(needed), 0.0)).low > 0
                          for row in rng.normal(effect, SEED_SD, (sims, needed))])  # fmt: skip
-        lines.append(f"| {effect:g} | s.d. known | {shown:.3f} | {needed} |")
+        rows.append((f"{effect:g}", "s.d. known", f"{shown:.3f}", str(needed)))
         for pilot in (3, 5):
             reached, size = power(pilot, SEED_SD, effect, sims, rng)
-            lines.append(f"| {effect:g} | {pilot} | {reached:.3f} | {size:.0f} |")
-    return lines
+            rows.append((f"{effect:g}", str(pilot), f"{reached:.3f}", f"{size:.0f}"))
+    return [*lines, markdown_table(("true difference", "pilot", "power", "seeds in all, median"), rows, align="r")]
 
 
 def main(argv: list[str]) -> int:

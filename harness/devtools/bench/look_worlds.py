@@ -16,6 +16,7 @@ import numpy as np
 
 from harness.devtools.bench import verdict_worlds
 from harness.devtools.bench.verdict_worlds import FALLEN, LEVEL, NUM_ARMS, START, World
+from harness.foundation.markdown_table import markdown_table
 from harness.records import stats
 from harness.records.stats import Floats
 from harness.records.sweep_file import Until
@@ -131,14 +132,15 @@ def lines(sims: int, rng: np.random.Generator, note: Callable[[str], None]) -> l
              "hopeless", "out of seeds", "no signal", "seeds of an arm", "looks")  # fmt: skip
     for words, rule, truths in RULES:
         alpha = stats.level_per_look(rule.sizes, stats.ALPHA)
-        text += ["", f"### From {rule.first} {words}", "", "| world | truth | " + " | ".join(heads) + " |"]
-        text += ["|---|---|" + "---:|" * len(heads)]
+        rows = list[list[str]]()
         for name, (world, frozen) in WORLDS.items():
             note(f"until decided, {words}: {name}")
             for truth in truths:
                 found = ends(world, frozen, verdict_worlds.TRUTHS[truth], rule, sims, rng, alpha)
                 shares = [found.wrong, found.wrong_per_arm, found.covers, found.rate_covers]
                 shares += [found.steps.get(step, 0.0) for step in ("decided", "hopeless", "out of seeds", "no signal")]
-                cells = [f"{share:.3f}" for share in shares] + [f"{found.seeds:.1f}", f"{found.looks:.1f}"]
-                text.append(f"| {name} | {truth} | " + " | ".join(cells) + " |")
+                cells = [name, truth, *(f"{share:.3f}" for share in shares)]
+                rows.append([*cells, f"{found.seeds:.1f}", f"{found.looks:.1f}"])
+        drawn = markdown_table(("world", "truth", *heads), rows, align="llr")
+        text += ["", f"### From {rule.first} {words}", "", drawn]
     return text

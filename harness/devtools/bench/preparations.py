@@ -23,10 +23,9 @@ from typing import Any
 import torch
 
 from harness.api import Plan, Site, Step, weight_format
-from harness.config.compose import rollout_plan
 from harness.config.decoder_config import decoder_config
 from harness.config.load import load
-from harness.config.resolve import resolve
+from harness.config.resolve import resolve, rollout_plan
 from harness.config.schema import Launch
 from harness.devtools.bench.fp8_flow import FLOW, NEW, PROMPT
 from harness.devtools.bench.sampler import decoder

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from harness.foundation.markdown_table import markdown_table
 from harness.records import stats
 from harness.records.stats import Floats
 
@@ -161,8 +162,7 @@ def lines(sims: int, rng: np.random.Generator, note: Callable[[str], None]) -> l
         ("Intervals of the collapse rate that hold it", lambda e: e.rate_covers),
         ("Arms with a verdict on their difference", lambda e: e.decided),
     ):
-        text += ["", f"### {title}", "", "| world | truth |" + "".join(f" {size} seeds |" for size in SIZES)]
-        text += ["|---|---|" + "---:|" * len(SIZES)]
-        for (name, words), row in found.items():
-            text.append(f"| {name} | {words} |" + "".join(f" {value(one):.3f} |" for one in row))
+        rows = [(name, words, *(f"{value(one):.3f}" for one in row)) for (name, words), row in found.items()]
+        head = ("world", "truth", *(f"{size} seeds" for size in SIZES))
+        text += ["", f"### {title}", "", markdown_table(head, rows, align="llr")]
     return text

@@ -24,7 +24,7 @@ from harness.sweep.launchers.job import Event
 from harness.sweep.launchers.local import Start, run_cells, start_cell
 
 if TYPE_CHECKING:
-    from harness.viewers.mlflow.live import Live
+    from harness.viewers.tracking.live import Live
 
 
 def main(path: str) -> int:
@@ -39,9 +39,11 @@ def main(path: str) -> int:
     one = Sweep(name=launch.sweep, question="", arms=({},), seeds=(0,))
     live: Live | None = None
     if words["tracking"] is not None:
-        from harness.viewers.mlflow.live import Live
+        from harness.viewers.mlflow import Tracker
+        from harness.viewers.tracking.live import Live
 
-        live = Live(Path(launch.results), launch.sweep, words["tracking"])
+        results, address = Path(launch.results), words["tracking"]
+        live = Live(results, launch.sweep, [lambda: Tracker.open(address, results)])
 
     def tell(event: Event) -> None:
         if live is not None:

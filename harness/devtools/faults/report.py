@@ -15,6 +15,7 @@ from harness.devtools.faults.audit import WRONGS
 from harness.devtools.faults.campaign import Campaign
 from harness.devtools.faults.open_round import Settings
 from harness.devtools.faults.outcome import OUTCOMES, summary, totals
+from harness.foundation.markdown_table import markdown_table
 from harness.foundation.provenance import commit, cpu_name
 from harness.records.paths import figures_folder, tables_folder
 from harness.records.run_result import write_atomic
@@ -68,14 +69,14 @@ def table(data: Mapping[str, Any]) -> str:
         f"Seed {data['seed']}; {data['sweep_starts']} starts of the sweep, {data['cell_processes']} processes of cells "
         f"in {data['duration_s'] / 60:.0f} minutes.",
         "",
-        "| fault | injected | recovered | " + " | ".join(OUTCOMES) + " | median s to recovery |",
-        "|---|---|---|" + "---|" * (len(OUTCOMES) + 1),
     ]
+    rows = list[tuple[str, ...]]()
     for kind, row in data["kinds"].items():
-        became = " | ".join(str(row["became"][name]) for name in OUTCOMES)
+        became = (str(row["became"][name]) for name in OUTCOMES)
         seconds = "" if row["recovery_s_median"] is None else f"{row['recovery_s_median']:.1f}"
-        lines.append(f"| {NAMES[kind]} | {row['injected']} | {row['recovered']} | {became} | {seconds} |")
+        rows.append((NAMES[kind], str(row["injected"]), str(row["recovered"]), *became, seconds))
     lines += [
+        markdown_table(("fault", "injected", "recovered", *OUTCOMES, "median s to recovery"), rows),
         "", f"A resumed run leaves the flip rate of its first step empty, {data['unmeasured']} values here: it has no "
         "earlier codes to compare with. Everything else that is measured equals the undisturbed run bit for bit, times "
         "left out.", "",

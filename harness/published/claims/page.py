@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from harness.foundation.markdown_table import markdown_table
 from harness.published.claims.badges import BADGES, Badge, badge_of, counts
 from harness.published.claims.domains import DIMENSIONS, MISMATCH, Place, outside, place_of, place_words
 from harness.published.claims.estimates import ClaimEstimate, Measured, ReplayRow, estimate
@@ -154,25 +155,25 @@ def markdown(claims: Claims, judged: Sequence[Judged]) -> str:
         "# Published claims, tested here",
         f"{len(judged)} claims of {sum(bool(own) for own in papers.values())} sources. Written by "
         "`lowbit claims --write` from `claims.yaml` and the committed results; do not edit.",
-        "| badge | claims | which |\n|---|---:|---|\n"
-        + "\n".join(f"| {badge} | {count} | {which[badge]} |" for badge, count in found.items()),
+        markdown_table(
+            ("badge", "claims", "which"), [(b, str(count), which[b]) for b, count in found.items()], align="lrl"
+        ),
         "\n".join(f"- {line}" for line in READING),
     ]
     head = (
-            "| claim | source, setting, its numbers | our test | domain of the test | ours [95 %] | badge | remark |\n"
-            + "|---" * 7 + "|"
-        )  # fmt: skip
+        "claim", "source, setting, its numbers", "our test", "domain of the test", "ours [95 %]", "badge", "remark",
+    )  # fmt: skip
     for source, own in papers.items():
         if own:
             rows = [row for one in own for row in _rows(one)]
-            blocks += [f"## {claims.papers[source]} ({source})", "\n".join([head, *rows])]
+            blocks += [f"## {claims.papers[source]} ({source})", markdown_table(head, rows)]
     return "\n\n".join(blocks) + "\n"
 
 
-def _rows(one: Judged) -> list[str]:
+def _rows(one: Judged) -> list[list[str]]:
     """A table row per test, the one that decides first and with the claim."""
     claim = one.claim
-    rows: list[str] = []
+    rows: list[list[str]] = []
     for i, answer in enumerate(one.answers):
         test, found = answer.test, answer.estimate
         mark = f"{chr(97 + i)}. " if len(claim.tests) > 1 else ""
@@ -180,8 +181,7 @@ def _rows(one: Judged) -> list[str]:
         remark = "<br>".join(filter(None, [_direction(answer), found.reason, scale, "" if i else claim.caveat]))
         about = ["", ""] if i else [f"`{claim.id}`<br>{claim.claim}", "<br>".join(filter(None, _source(claim)))]
         badge = f"**{one.badge}**" if not i else f"side: {found.outcome}" if _is_side(test) else answer.badge
-        cells = [*about, mark + describe(test), domain_words(answer), shown(test, found), badge, remark]
-        rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+        rows.append([*about, mark + describe(test), domain_words(answer), shown(test, found), badge, remark])
     return rows
 
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from harness.foundation.markdown_table import markdown_table
 from harness.published.claims.estimates import ClaimEstimate, estimate
 from harness.published.claims.kinds import Speed
 from harness.published.claims.schema import CLAIMS, Claims, read_claims
 from harness.published.claims.speed import Map, answer
 from harness.studies.throughput.plan import Sweep
-from harness.studies.throughput.tables import NONE, Records, Rows, table
+from harness.studies.throughput.tables import NONE, Records, Rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,4 +71,4 @@ def claims_table(compared: list[Compared]) -> str:
             each.source, f"`{each.claim}`", cell, span, factors, each.estimate.outcome,
             "; ".join(filter(None, [test.note, each.estimate.reason])),
         ])  # fmt: skip
-    return table(["source", "claim", "cell here", "claimed", "factor at batch", "verdict", "remark"], rows)
+    return markdown_table(["source", "claim", "cell here", "claimed", "factor at batch", "verdict", "remark"], rows)

@@ -5,7 +5,7 @@
     estimates.py            means, differences and ratios over seeds, with intervals
     marks.py                colours and marks shared by the figures
     grid.py                 speed, mismatch and accuracy by size and length (the README's figure)
-    flashrl_throughput.py   FlashRL: throughput by model size
+    flashrl_throughput.py   FlashRL: decode rate over BF16 by model size, on an H200
     qurl_mismatch.py        QuRL: mismatch over training
     qurl_clip.py            QuRL: tokens that the clip stops
     qurl_flips.py           QuRL: updates that reach the codes
@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING
 
 from harness.foundation.did_you_mean import nearest
 from harness.foundation.project_files import HOME
-from harness.records.paths import packed_path, runs_folder
+from harness.records.paths import packed_path, runs_folder, throughput_folder
 
 if TYPE_CHECKING:
     from harness.published.figures.drawn import Drawn
@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 RESULTS = HOME.absolute() / "results"
 REPLAY = "replay"
 """Stands for the records of the replay laboratory, which are no sweep."""
+THROUGHPUT = "throughput_h200"
+"""The throughput map, whose cells are no runs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +58,7 @@ class PaperFigure:
 FIGURES = {
     figure.name: figure
     for figure in (
-        PaperFigure(name="flashrl_throughput", paper="FlashRL", sweep="size", title="Throughput by model size"),
+        PaperFigure(name="flashrl_throughput", paper="FlashRL", sweep=THROUGHPUT, title="Decode rate by model size"),
         PaperFigure(name="qurl_mismatch", paper="QuRL", sweep="ablate_qurl", title="Mismatch grows while training"),
         PaperFigure(name="qurl_clip", paper="QuRL", sweep="ablate_qurl", title="What the clip range lets through"),
         PaperFigure(name="qurl_flips", paper="QuRL", sweep="ablate_qurl", title="Updates that reach the codes"),
@@ -87,6 +89,10 @@ def missing(figure: PaperFigure, results: Path) -> str:
     if figure.sweep == REPLAY:
         command = "lowbit replay collect && lowbit replay evaluate"
         return "" if any((results / REPLAY).glob("*.json")) else f"no records of the replay laboratory; `{command}`"
+    if figure.sweep == THROUGHPUT:
+        command = f"lowbit throughput {THROUGHPUT}"
+        folder = throughput_folder(results, THROUGHPUT)
+        return "" if any(folder.glob("*.json")) else f"no rates in {folder}; `{command}`"
     is_packed = packed_path(results, figure.sweep).is_file()
     if is_packed or any(runs_folder(results, figure.sweep).glob("*.json")):
         return ""

@@ -1,10 +1,11 @@
-"""Rollout throughput of low-bit formats by model size (FlashRL's blog, OpenReview 8MHqvb4lK9).
+"""Decode rate of low-bit rollouts over BF16 by model size, on an H200 (FlashRL's blog, OpenReview 8MHqvb4lK9).
 
-Our speeds are those of emulated formats: they say nothing about hardware, and the figure says so.
+The rates are those of the throughput map `throughput_h200`: bare vLLM, dense shapes of Qwen2.5, dummy weights.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,117 +13,110 @@ import matplotlib as mpl
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
+from harness.published.figures import THROUGHPUT
 from harness.published.figures.drawn import Drawn
-from harness.published.figures.estimates import Estimate, geometric, ratio
-from harness.published.figures.marks import draw_points, note
-from harness.published.figures.records import arm, known, load, value_of
-from harness.records.arms import Arm
-from harness.report.plots.colours import BLUE, REFERENCE
-from harness.report.plots.style import PRECISION_LOOKS, STYLE, legend
+from harness.published.figures.marks import note
+from harness.report.plots.colours import GREY_85, REFERENCE
+from harness.report.plots.style import STYLE
+from harness.studies.throughput.cost import baseline_of, decode_ratios
+from harness.studies.throughput.figures import LOOKS, compared_sizes, marked_cells
+from harness.studies.throughput.plan import read_sweep
+from harness.studies.throughput.records import read_records
 
-PRECISIONS = ("int8", "fp8_block", "nvfp4", "int4")
-SIZES = ("xs", "s", "m", "l")
-REPORTED = ((7e9, 1.2, 1.3), (14e9, 1.3, 1.56), (32e9, 1.7, 1.9))
-"""(parameters, lowest, highest) INT8 over BF16, by QuRL's authors on A100 and H100; not reproduced."""
-
-
-def parameters(arm: Arm) -> float:
-    """Weights of a decoder with a tied head, from its config; norms left out."""
-    f: dict[str, Any] = {name.removeprefix("model."): value for name, value in arm.fields.items()}
-    attention = f["hidden_size"] * f["head_dim"] * 2 * (f["num_heads"] + f["num_kv_heads"])
-    layer = attention + 3 * f["hidden_size"] * f["intermediate_size"]
-    return float(f["num_layers"] * layer + f["vocab_size"] * f["hidden_size"])
+CONTEXT = 2048
+BATCHES = (8, 64, 256)
+FORMATS = ("int8", "fp8_block", "nvfp4", "int4")
+REPORTED = {"7b": (1.2, 1.3), "14b": (1.3, 1.56), "32b": (1.7, 1.9)}
+"""Size -> lowest and highest INT8 over BF16, by QuRL's authors (arXiv 2602.13953) on A100 and H100."""
 
 
 def draw(results: Path) -> Drawn:
-    """Tokens per second and its ratio to bf16 by size, with what QuRL's authors report beside it."""
-    found = load(results, "size")
-    controls = known(found, *(arm(found, "bf16", model__name=size) for size in SIZES))
-    speeds: dict[tuple[str, str], tuple[float, Estimate, Estimate]] = {}
-    for control in controls:
-        size = str(control.fields["model.name"])
-        base = _speed(control)
-        for precision in ("bf16", *PRECISIONS):
-            other = control if precision == "bf16" else arm(found, "naive", precision, model__name=size)
-            if other is not None and (speed := _speed(other)):
-                speeds[precision, size] = parameters(control), geometric(speed), ratio(speed, base)
-    numbers = pd.DataFrame(
-        {"model": size, "parameters": int(count), "precision": precision, "seeds": speed.seeds}
-        | speed.cells("tokens/s")
-        | over.cells("over bf16")
-        for (precision, size), (count, speed, over) in speeds.items()
-    )
-    return Drawn(figure=_figure(speeds), numbers=numbers, says=_says(speeds))
+    """Decode rate over BF16 by size at three batches, with what QuRL's authors report for INT8 behind it.
+
+    Rates that were disturbed, or that waited for the host, are left out: all of 0.5B and 1.5B.
+    Raises ValueError where no rate is left.
+    """
+    sweep = read_sweep(THROUGHPUT)
+    records = read_records(results, sweep)
+    rows: list[dict[str, Any]] = []
+    for size in compared_sizes(sweep, records):
+        base = baseline_of(records, size)
+        for precision in FORMATS:
+            found = dict(decode_ratios(records.get(f"{size}-{precision}", {}), base, BATCHES, CONTEXT))
+            marked = marked_cells(records, size, precision)
+            rows += [
+                {"model": size, "precision": precision, "batch": batch, "over bf16": value}
+                for batch, value in found.items()
+                if (batch, CONTEXT) not in marked
+            ]
+    if not rows:
+        raise ValueError(f"throughput map {THROUGHPUT}: no format has an undisturbed rate at a context of {CONTEXT}")
+    return Drawn(figure=_figure(rows), numbers=pd.DataFrame(rows), says=_says(rows))
 
 
-def _speed(arm: Arm) -> dict[tuple[int, int], float]:
-    return value_of(arm, lambda run: run.tokens_per_s.get("rollout"))
-
-
-def _figure(speeds: dict[tuple[str, str], tuple[float, Estimate, Estimate]]) -> Figure:
+def _figure(rows: list[dict[str, Any]]) -> Figure:
+    sizes = list(dict.fromkeys(row["model"] for row in rows))
     with mpl.rc_context(fname=STYLE):
-        figure = Figure(figsize=(6.75, 2.7), layout="constrained")
-        axes: Any = figure.subplots(1, 3, width_ratios=(1, 1, 0.75))
-        absolute, relative, reported = axes
-        shown = [precision for precision in ("bf16", *PRECISIONS) if any(key[0] == precision for key in speeds)]
-        for precision in shown:
-            rows = [row for (name, _), row in speeds.items() if name == precision]
-            counts, look = [row[0] for row in rows], PRECISION_LOOKS[precision]
-            draw_points(absolute, counts, [row[1] for row in rows], look)
-            draw_points(relative, counts, [row[2] for row in rows], look)
-        absolute.set(title="Ours, emulated", ylabel="rollout tokens/s", yscale="log")
-        relative.set(title="Ours over bf16", ylabel="speed over bf16")
-        for ax in (absolute, relative):
-            ax.set_xscale("log")
-            ax.set_xlabel("parameters")
-            counts = {row[0]: f"{size}\n{row[0] / 1e6:.2g}M" for (_, size), row in speeds.items()}
-            ax.set_xticks(list(counts), list(counts.values()))
-            ax.minorticks_off()
-        _reported(reported)
-        tokens = [row[1].value for row in speeds.values()]
-        absolute.set_ylim(min(tokens) / 2.5, max(tokens) * 2.5)  # an interval of two seeds may be longer than the page
-        top = max(2.0, *(row[2].value for row in speeds.values()))
-        for ax in (relative, reported):
-            ax.set_ylim(0, top * 1.05)
-            ax.axhline(1.0, color=REFERENCE, linewidth=0.8, zorder=1)
-        legend(figure, {precision: PRECISION_LOOKS[precision] for precision in shown})
+        figure = Figure(figsize=(6.75, 2.9), layout="constrained")
+        axes: Any = figure.subplots(1, len(BATCHES), sharey=True)
+        for ax, batch in zip(axes, BATCHES, strict=True):
+            _panel(ax, [row for row in rows if row["batch"] == batch], sizes)
+            ax.set_title(f"batch {batch}")
+        axes[0].set_ylabel(f"decode rate over BF16,\ncontext of {CONTEXT} tokens")
+        figure.suptitle(_title(rows), fontsize=8.5)
+        figure.legend(handles=_handles(rows), loc="outside right center")
         note(
             figure,
-            "Ours: every format, bf16 too, is emulated in torch, extra work on top of float32. The first two panels "
-            "say nothing\nabout hardware. Reported: INT8 kernels on A100 and H100, QuRL's authors, not reproduced.",
+            "vLLM 0.24.0 on one H200, shapes of Qwen2.5 with dummy weights. Rates that waited for the host "
+            "are left out.\nGrey: INT8 on A100 and H100 as QuRL's authors report it, at a batch that they do not name.",
         )
     return figure
 
 
-def _reported(ax: Axes) -> None:
-    for count, low, high in REPORTED:
-        ax.plot([count, count], [low, high], color=BLUE, linewidth=4, alpha=0.55, solid_capstyle="butt")
-    ax.set_xscale("log")
-    ax.set_xlim(4e9, 6e10)
-    ax.set_xticks([count for count, *_ in REPORTED], [f"{count / 1e9:.0f}B" for count, *_ in REPORTED])
-    ax.minorticks_off()
-    ax.set_title("Reported, INT8")
-    ax.set_xlabel("parameters")
+def _panel(ax: Axes, rows: list[dict[str, Any]], sizes: list[str]) -> None:
+    for size, (low, high) in REPORTED.items():
+        if size in sizes:
+            at = sizes.index(size)
+            ax.fill_between([at - 0.3, at + 0.3], low, high, color=GREY_85, linewidth=0, zorder=0)
+    ax.axhline(1.0, color=REFERENCE, linewidth=0.8, zorder=1)
+    for precision in FORMATS:
+        found = [(sizes.index(row["model"]), row) for row in rows if row["precision"] == precision]
+        look = LOOKS[precision]
+        ax.plot([x for x, _ in found], [row["over bf16"] for _, row in found],
+                color=look.colour, linestyle=look.dash, marker=look.marker)  # fmt: skip
+    ax.set_xticks(range(len(sizes)), [size.upper() for size in sizes])
+    ax.set_xlim(-0.5, len(sizes) - 0.5)
 
 
-def _says(speeds: dict[tuple[str, str], tuple[float, Estimate, Estimate]]) -> tuple[str, ...]:
-    ratios = {key: row[2] for key, row in speeds.items() if key[0] != "bf16"}
-    slowest, fastest = min(ratios, key=lambda k: ratios[k].value), max(ratios, key=lambda k: ratios[k].value)
-    lines = [
-        f"Emulated low-bit rollouts run at {ratios[slowest].value:.2f} ({slowest[0]}, {slowest[1]}) to "
-        f"{ratios[fastest].value:.2f} ({fastest[0]}, {fastest[1]}) times the speed of bf16: the cost of emulation."
-    ]
-    if speeds:
-        for precision in ("int8", "int4"):
-            sizes = [size for name, size in ratios if name == precision]
-            if len(sizes) > 1:
-                first, last = ratios[precision, sizes[0]], ratios[precision, sizes[-1]]
-                word = (
-                    "grows" if last.low > first.high else "falls" if last.high < first.low else "does not clearly move"
-                )
-                lines.append(
-                    f"From {sizes[0]} to {sizes[-1]} the ratio of {precision} {word}: {first} to {last}. "
-                    "Whether a kernel would pay is not in these numbers."
-                )
-    return tuple(lines)
+def _handles(rows: list[dict[str, Any]]) -> list[Line2D]:
+    looks = {precision: LOOKS[precision] for precision in FORMATS if any(row["precision"] == precision for row in rows)}
+    lines = [Line2D([], [], color=x.colour, linestyle=x.dash, marker=x.marker, label=name) for name, x in looks.items()]
+    return [*lines, Line2D([], [], color=GREY_85, linewidth=5, label="int8, reported")]
+
+
+def _int8(rows: list[dict[str, Any]]) -> Mapping[str, tuple[float, float]]:
+    """Size -> lowest and highest INT8 over BF16 up to a batch of 64."""
+    found: dict[str, list[float]] = {}
+    for row in rows:
+        if row["precision"] == "int8" and row["batch"] <= 64:
+            found.setdefault(row["model"], []).append(row["over bf16"])
+    return {size: (min(values), max(values)) for size, values in found.items()}
+
+
+def _title(rows: list[dict[str, Any]]) -> str:
+    found = {size: span for size, span in _int8(rows).items() if size in REPORTED}
+    if not found:
+        return "Decode rate of low-bit rollouts over BF16, by model size"
+    spans = ", ".join(f"{low:.1f} to {high:.1f} ({size.upper()})" for size, (low, high) in found.items())
+    return f"INT8 decodes {spans} times the rate of BF16 up to batch 64"
+
+
+def _says(rows: list[dict[str, Any]]) -> tuple[str, ...]:
+    return tuple(
+        f"{size.upper()}: INT8 decodes {low:.2f} to {high:.2f} times as fast as BF16 up to a batch of 64; QuRL's "
+        f"authors report {REPORTED[size][0]} to {REPORTED[size][1]}."
+        for size, (low, high) in _int8(rows).items()
+        if size in REPORTED
+    )

@@ -1,0 +1,79 @@
+"""`lowbit advise`: rollout format and correction for a model, a length and some GPUs, with the evidence."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from harness.cli.options import add_results, add_write, positive
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.add_argument("--size", help="0.5b to 32b as Qwen2.5 has them, or any number such as 3m")
+    parser.add_argument("--length", type=positive, help="tokens of an answer")
+    source = parser.add_mutually_exclusive_group()
+    source.add_argument("--k3", help="mismatch, nats a token: a number, or fp8_block=2e-3,int8=1e-4 (default: none)")
+    source.add_argument("--probe", type=Path, metavar="FILE", help="the record of `lowbit probe`, for the k3 of each")
+    parser.add_argument("--batch", type=positive, default=512, help="answers of a step (default: 512)")
+    parser.add_argument("--gpu", default="h200", help="kind of GPU (default: h200, the one that was measured)")
+    parser.add_argument("--gpus", type=positive, default=1, help="number of GPUs (default: 1)")
+    parser.add_argument("--deploy", choices=("bf16", "rollout"), default="bf16",
+                        help="deployed weights: BF16, or those of the rollout format (default: bf16)")  # fmt: skip
+    parser.add_argument("--explain", action="store_true", help="print the source of each number")
+    parser.add_argument("--config", metavar="FORMAT[:CORRECTION]", dest="recipe",
+                        help="print ready configurations, e.g. of fp8_block:TIS or int8")  # fmt: skip
+    parser.add_argument("--cases", action="store_true", help="answer seven fixed questions on one page instead")
+    add_write(parser, "the page of --cases, and the grid of answers that the site reads")
+    add_results(parser)
+
+
+def run(a: argparse.Namespace) -> int:
+    """Print the recipes. Raises ValueError for a question that cannot be."""
+    if a.cases:
+        return _cases(a)
+    if a.size is None or a.length is None:
+        raise ValueError("advise: --size and --length are needed, such as --size 7b --length 8192; or --cases")
+    if a.is_written:
+        raise ValueError("--write goes with --cases alone")
+    return _one(a)
+
+
+def _cases(a: argparse.Namespace) -> int:
+    from harness.records.paths import tables_folder
+    from harness.studies.advise.accuracy import curves_of
+    from harness.studies.advise.answers import answers, write_answers
+    from harness.studies.advise.cases import answered, page, text_mismatch, write
+    from harness.studies.advise.question import DEPLOYED
+    from harness.studies.advise.speed import read_evidence
+    from harness.studies.dose.points import read_points
+
+    evidence, points = read_evidence(a.results), read_points(a.results)
+    found = answered(evidence, points)
+    print(page(found))
+    if a.is_written:
+        folder = tables_folder(a.results)
+        grid = answers(evidence, {name: curves_of(points, name) for name in DEPLOYED}, text_mismatch(points))
+        print(f"written: {write(found, folder)}, {write_answers(grid, folder)}")
+    return 0
+
+
+def _one(a: argparse.Namespace) -> int:
+    from harness.studies.advise.question import Question, given_mismatch, probed_mismatch
+    from harness.studies.advise.recipes import advise, named
+    from harness.studies.advise.report import configurations, words
+
+    mismatch = given_mismatch(a.k3) if a.k3 else probed_mismatch(a.probe) if a.probe else {}
+    question = Question(
+        size=a.size.lower(), length=a.length, batch=a.batch, gpu=a.gpu.lower(), gpus=a.gpus, deploy=a.deploy,
+        mismatch=mismatch,
+    )  # fmt: skip
+    from harness.studies.advise.accuracy import read_curves
+    from harness.studies.advise.speed import read_evidence
+
+    advice = advise(read_evidence(a.results), read_curves(a.results, a.deploy), question)
+    if a.recipe:
+        print(configurations(question, named(advice, a.recipe)))
+        return 0
+    print(words(advice, is_explained=a.explain))
+    return 0

@@ -1,0 +1,65 @@
+"""`lowbit probe`: how far the sampler of every rollout format is from the trainer, for model folders, untrained on."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from harness.cli.options import add_results, add_write, word_list
+
+if TYPE_CHECKING:
+    from harness.studies.probe.record import Record
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.add_argument("folder", type=Path, metavar="FOLDER", help="a model folder, or the file of an earlier probe")
+    parser.add_argument("overrides", nargs="*", default=[], metavar="FOLDER|OVERRIDE", help=(
+        "more folders or files to compare with, such as the saved steps of one run; and overrides, e.g. task=gsm8k "
+        "task.path=DIR algo.num_prompts=64 engine.max_new_tokens=512 engine=vllm trainer.device=cuda"))  # fmt: skip
+    parser.add_argument("--precisions", type=word_list, default=(), metavar="A,B,...",
+                        help="formats, e.g. int8,fp8_block+kv8 (default: all that the engine can follow)")  # fmt: skip
+    parser.add_argument("--untrained", action="store_true",
+                        help="the weights are random: costs alone count, and the record says so")  # fmt: skip
+    parser.add_argument("--dump", type=Path, metavar="FOLDER", help="also keep the log-probs of every format there")
+    add_write(parser, "the tables and the figure")
+    add_results(parser)
+
+
+def run(a: argparse.Namespace) -> int:
+    """Measure, record, print tables. Raises ValueError for what cannot be measured, before anything is."""
+    from harness.records.paths import figures_folder, tables_folder
+    from harness.studies.probe.report import LEGEND, sentences, tables, write
+
+    places = [a.folder, *(Path(word) for word in a.overrides if "=" not in word)]
+    records = _records(a, places, [word for word in a.overrides if "=" in word])
+    print()
+    for table in tables(records):
+        print(f"{table.text()}\n")
+    print(f"{LEGEND}\n")
+    print("\n".join(f"- {line}" for record in records for line in sentences(record)))
+    if a.is_written:
+        written = write(records, tables_folder(a.results), figures_folder(a.results))
+        print("written: " + ", ".join(str(path) for path in written))
+    return 0
+
+
+def _records(a: argparse.Namespace, places: list[Path], overrides: list[str]) -> list[Record]:
+    from harness.config.load import check_overrides
+    from harness.config.schema import Launch
+    from harness.studies.probe.record import configs, probe, read, write
+
+    check_overrides(overrides)
+    planned = {place: configs(place, a.precisions, overrides) for place in places if place.suffix != ".json"}
+    found = {place: read(place) for place in places if place.suffix == ".json"}
+    for place, (runs, remarks) in planned.items():
+        for line in remarks:
+            print(line)
+        dump = None if a.dump is None else a.dump / place.resolve().name
+        found[place] = probe(
+            place, runs, Launch(results=str(a.results)), is_untrained=a.untrained, dump=dump,
+            tell=lambda line: print(line, flush=True),
+        )  # fmt: skip
+        print(f"record: {write(a.results, found[place])}")
+    return [found[place] for place in dict.fromkeys(places)]
