@@ -17,7 +17,7 @@ from tests.toy import small_config
 TIS2, BAND = {"cap": 2.0, "level": "token"}, {"lo": 0.999, "hi": 1.001}
 DEFAULTS: dict[str, dict[str, dict[str, Any]]] = {
     "flashrl": {"TIS": TIS2},
-    "qurl": {"UAQ": {"s": 1.5}, "ACR": {"cap": 2.0, "level": "token", "u_max": None}},
+    "qurl": {"UAQ": {"s": 1.5, "tensors": "qkv"}, "ACR": {"cap": 2.0, "level": "token", "u_max": None}},
     "fp8_rl": {"TIS": TIS2},
     "fp8_rl_mis": {"MIS": {"level": "token", "lo": 0.5, "hi": 2.0, "weight": "token"}},
     "mis": {"MIS": {"level": "sequence", "lo": None, "hi": 3.0, "weight": "sequence", "veto": None}},
@@ -38,12 +38,12 @@ DEFAULTS: dict[str, dict[str, dict[str, Any]]] = {
     "vespo": {"TIS": TIS2, "VESPO": {"k_pos": 2.0, "lambda_pos": 3.0, "k_neg": 3.0, "lambda_neg": 2.0}},
     "acrl": {"ACRL": {"gamma": 0.65, "over": "response", "num_batches": 4, "bound": 5.0}},
     "ais_r": {"AISR": {"cap": 2.0, "ess_role": "trust", "div0": 0.01, "cv0": 1.0, "beta": 0.0, "lam_max": 1.0}},
-    "tbpo": {"TBPO": {"eps_low": 3e-4, "eps_high": 4e-4, "delta_n": None, "cap": 2.0, "lo": None, "hi": None}},
+    "tbpo": {"TBPO": {"eps_low": 3e-4, "eps_high": 4e-4, "delta_n": 7e-4, "cap": 2.0, "lo": None, "hi": None}},
     "calibrated_clipping": {"TIS": TIS2, "CalibratedClipping": {"interval": 20, "smoothing": 0.9, "max_high": 5.0}},
 }
 OURS = {
     "qurl": "direction", "qurl_acr": "direction", "fp8_rl_mis": "", "k3_rs_tis": "which divergence",
-    "opsm": "threshold", "acrl": "per response", "ais_r": "whole rule", "tbpo": "widths", "qarl": "",
+    "opsm": "threshold", "acrl": "bound", "ais_r": "whole rule", "tbpo": "widths", "qarl": "",
     "calibrated_clipping": "guards",
 }  # fmt: skip
 """Method -> a word of what it says is ours."""

@@ -17,7 +17,7 @@ from harness.config.compose import has_hook
 from harness.foundation.seeds import generator
 from harness.objective.loss import AGGREGATIONS, aggregate, cleaned, count_totals, policy_loss, start
 from harness.objective.mismatch import clip_metrics, correction_metrics, mismatch_metrics
-from harness.run.collect import take_batch, take_correction
+from harness.trainers.corrected_step import take_batch, take_correction
 from methods import METHODS
 from methods.ais_r import AISR
 from methods.calibrated_clipping import matched_band

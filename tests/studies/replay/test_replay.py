@@ -77,7 +77,7 @@ def test_a_replayed_gradient_is_the_one_the_loop_takes(
     correction = start(batch, algo.eps_low, algo.eps_high)
     if algo.mode == "decoupled":
         correction = run.composed.correct(correction, batch)
-    loop.update(run, seqs, batch, correction, torch.arange(len(seqs.ids)), None)
+    loop.update(run, seqs, batch, correction, torch.arange(len(seqs.ids)), None, 0)
     taken = torch.cat([p.grad.flatten() for p in run.trainer.parameters])  # type: ignore[union-attr]
     stripped = replace(METHODS[method], parts=tuple(p for p in run.composed.parts if type(p).__name__ != "Profile"))
     arm = Arm(name=method, method=stripped, algo=algo)
