@@ -61,6 +61,22 @@ def golden_logp() -> Tensor:
     return (ROLLOUT + LOG_RHO + LOG_RATIO).requires_grad_()
 
 
+def response(
+    logp: Sequence[float], *, old: Sequence[float], rollout: Sequence[float], adv: float | Sequence[float]
+) -> tuple[Tensor, TokenBatch]:
+    """(current log-probs with gradient, batch) of one response; nats per token, and one advantage or one per token."""
+    current, before, sampled = (torch.tensor([row], dtype=torch.float64) for row in (logp, old, rollout))
+    batch = TokenBatch(
+        token_ids=torch.arange(len(logp))[None],
+        mask=torch.ones(current.shape, dtype=torch.bool),
+        adv=torch.tensor(adv, dtype=torch.float64).expand(current.shape),
+        rollout_logp=sampled,
+        old_logp=before,
+        step=STEP,
+    )
+    return current.requires_grad_(), batch
+
+
 def random_batch(
     *seed: int | str, size: tuple[int, int] = (6, 7), spread: float = 0.4, dtype: torch.dtype = torch.float64
 ) -> tuple[Tensor, TokenBatch]:
