@@ -74,9 +74,10 @@ def test_draws_accept_the_expected_share_and_correct_the_mean() -> None:
     """20000 tokens from P: the kept ones are distributed as min(p, q) / Z, and their weighted mean is that of Q."""
     size = 20_000
     tokens = torch.multinomial(P, size, replacement=True, generator=generator("cpu", "tokens")).view(200, -1)
+    ones = torch.ones(200, 100, dtype=torch.float64)
     batch = TokenBatch(
-        token_ids=torch.arange(size).view(200, -1), mask=torch.ones(200, 100, dtype=torch.bool),
-        adv=torch.ones(200, 100, dtype=torch.float64), rollout_logp=P.log()[tokens], old_logp=Q.log()[tokens], step=STEP,
+        token_ids=torch.arange(size).view(200, -1), mask=ones.bool(), adv=ones, rollout_logp=P.log()[tokens],
+        old_logp=Q.log()[tokens], step=STEP,
     )  # fmt: skip
     memory: Memory = {}
     c = Jackpot().correct(start(batch, 0.2, 0.2), batch, memory)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -36,7 +37,7 @@ def test_golden_table_after_a_surge_at_step_110() -> None:
         assert set(found[first - 1 : last]) == {factor}
     memory: Memory = {"surge_step": 110.0, "step": 4998.0, "tokens": 4.0, "responses": 1.0}
     assert LengthDecay().update_lr_factor(batch_of(4999, [4]), memory) == 0.1
-    assert all(a >= b for a, b in zip(found, found[1:], strict=False)) and min(found) >= 0.1
+    assert all(a >= b for a, b in pairwise(found)) and min(found) >= 0.1
 
 
 def test_golden_periods_from_the_start() -> None:

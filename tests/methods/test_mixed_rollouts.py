@@ -68,9 +68,7 @@ def test_a_run_has_both_passports_and_columns_of_each_sampler(tmp_path: Path) ->
     assert run.passport is not None and run.passport.state["samples"] == 2
     (other,) = run.passport.state["samplers"]
     assert (other["name"], other["samples"]) == ("bf16", 2)
-    formats = {
-        r["name"]: r["format"] for r in other["weights"] if r["name"].endswith("q_proj.weight")
-    }
+    formats = {r["name"]: r["format"] for r in other["weights"] if r["name"].endswith("q_proj.weight")}
     assert set(formats.values()) == {"bf16"}
     own = {r.format for r in run.passport.weights if r.name.endswith("q_proj.weight")}
     assert len(own) == 1 and own != {"bf16"}
