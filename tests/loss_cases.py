@@ -7,7 +7,7 @@ and metrics are known from verl's own functions or from an independent script.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor
 from harness.api import Correction, Part, Step, TokenBatch
 from harness.foundation.seeds import generator
 from harness.objective.loss import Totals, count_totals, policy_loss, start
+from harness.trainers.corrected_step import take_batch, take_correction
 
 MASK = torch.tensor([[1, 1, 1, 1], [1, 1, 1, 0], [1, 1, 0, 0]]).bool()
 ROLLOUT = torch.tensor([[-0.5, -1.0, -3.0, -0.2], [-0.7, -2.0, -0.4, 0.0], [-0.1, -0.6, 0.0, 0.0]], dtype=torch.float64)
@@ -125,7 +126,5 @@ def value_and_gradient(
 
 def rows_of(batch: TokenBatch, c: Correction, rows: Tensor | slice) -> tuple[TokenBatch, Correction]:
     """Some rows of a batch and of its correction."""
-    names = ("token_ids", "mask", "adv", "rollout_logp", "old_logp")
-    taken = replace(batch, **{name: getattr(batch, name)[rows] for name in names})
-    fields = ("weight", "keep", "clip_low", "clip_high")
-    return taken, Correction(**{name: getattr(c, name)[rows] for name in fields})
+    index = torch.arange(len(batch.mask))[rows]
+    return take_batch(batch, index), take_correction(c, index)
