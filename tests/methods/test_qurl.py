@@ -175,6 +175,20 @@ def test_power_of_two_scales_want_a_power_of_two() -> None:
     assert UAQ().plan(Plan(rollout_weights=format_named("nvfp4"))) == Plan()
 
 
+def test_golden_rescaling() -> None:
+    """W (g n) = (W / s)(s g n)."""
+    w, gain = torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([0.5, 2.0])
+    at = "model.layers.0."
+    names = {f"{at}self_attn.q_proj.weight": w, f"{at}input_layernorm.weight": gain}
+    found = scaled({**names, f"{at}post_attention_layernorm.weight": gain}, 1.5, "qkv")
+    n = torch.tensor([1.0, -1.0])
+    new_w, new_gain = (found[name] for name in names)
+    torch.testing.assert_close(new_w @ (new_gain * n), torch.tensor([-3.5, -6.5]))
+    torch.testing.assert_close(w @ (gain * n), torch.tensor([-3.5, -6.5]))
+    torch.testing.assert_close(new_w, w / 1.5)
+    torch.testing.assert_close(new_gain, gain * 1.5)
+
+
 def loss_of(model: Decoder, ids: Tensor) -> Tensor:
     """Next-token cross entropy."""
     return F.cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten())
