@@ -26,7 +26,7 @@ MODEL = decoder()
 
 
 def inputs_of_layers(part: ALP | None, step: Step = STEP, number: int = 0, passes: int = 1) -> list[Tensor]:
-    """What each layer reads in the last of so many passes of an update; None: without the part."""
+    """Inputs of the layers in the last of so many passes of an update; None: without the part."""
     found: list[Tensor] = []
 
     def see(module: nn.Module, inputs: tuple[Any, ...]) -> None:

@@ -68,7 +68,7 @@ def test_equal_distributions_and_those_without_a_token_have_finite_divergences(t
 
 
 def stepped(run: Run, batch: Collected, factor: float) -> dict[str, Tensor]:
-    """How far the weights go in one step on the batch's likelihood."""
+    """Movement of the weights in one step on the batch's likelihood."""
     before = {name: tensor.clone() for name, tensor in run.trainer.weights()}
     run.trainer.score(batch.seqs, keep_graph=True).logp.sum().backward()
     run.trainer.step(factor)
