@@ -45,7 +45,7 @@ class SAPO(Part):
             raise ValueError(f"SAPO.tau_pos, tau_neg: {self.tau_pos}, {self.tau_neg} must be above 0")
 
     def token_loss(self, logp: Tensor, c: Correction, b: TokenBatch) -> Tensor:
-        tau = torch.where(b.adv > 0, self.tau_pos, self.tau_neg).to(logp.dtype)
+        tau = torch.full_like(b.adv, self.tau_neg).masked_fill(b.adv > 0, self.tau_pos)
         return -gated(log_ratio(logp, b.old_logp).exp(), tau) * b.adv
 
 

@@ -7,7 +7,7 @@ and metrics are known from verl's own functions or from an independent script.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor
 from harness.api import Correction, Part, Step, TokenBatch
 from harness.foundation.seeds import generator
 from harness.objective.loss import Totals, count_totals, policy_loss, start
+from harness.trainers.corrected_step import take_batch, take_correction
 
 MASK = torch.tensor([[1, 1, 1, 1], [1, 1, 1, 0], [1, 1, 0, 0]]).bool()
 ROLLOUT = torch.tensor([[-0.5, -1.0, -3.0, -0.2], [-0.7, -2.0, -0.4, 0.0], [-0.1, -0.6, 0.0, 0.0]], dtype=torch.float64)
@@ -59,6 +60,22 @@ def golden_batch() -> TokenBatch:
 def golden_logp() -> Tensor:
     """The current log-probs of the golden example, with gradient."""
     return (ROLLOUT + LOG_RHO + LOG_RATIO).requires_grad_()
+
+
+def response(
+    logp: Sequence[float], *, old: Sequence[float], rollout: Sequence[float], adv: float | Sequence[float]
+) -> tuple[Tensor, TokenBatch]:
+    """(current log-probs with gradient, batch) of one response; nats per token, and one advantage or one per token."""
+    current, before, sampled = (torch.tensor([row], dtype=torch.float64) for row in (logp, old, rollout))
+    batch = TokenBatch(
+        token_ids=torch.arange(len(logp))[None],
+        mask=torch.ones(current.shape, dtype=torch.bool),
+        adv=torch.tensor(adv, dtype=torch.float64).expand(current.shape),
+        rollout_logp=sampled,
+        old_logp=before,
+        step=STEP,
+    )
+    return current.requires_grad_(), batch
 
 
 def random_batch(
@@ -109,7 +126,5 @@ def value_and_gradient(
 
 def rows_of(batch: TokenBatch, c: Correction, rows: Tensor | slice) -> tuple[TokenBatch, Correction]:
     """Some rows of a batch and of its correction."""
-    names = ("token_ids", "mask", "adv", "rollout_logp", "old_logp")
-    taken = replace(batch, **{name: getattr(batch, name)[rows] for name in names})
-    fields = ("weight", "keep", "clip_low", "clip_high")
-    return taken, Correction(**{name: getattr(c, name)[rows] for name in fields})
+    index = torch.arange(len(batch.mask))[rows]
+    return take_batch(batch, index), take_correction(c, index)

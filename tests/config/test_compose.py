@@ -2,17 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 
 import pytest
 import torch
+from torch import nn
 
-from harness.api import Correction, Memory, Part, Passport, Plan, Step, TensorRecord, TokenBatch
+from harness.api import (
+    Correction,
+    Fixed,
+    Memory,
+    Part,
+    Passport,
+    Plan,
+    Step,
+    TensorRecord,
+    TokenBatch,
+    WeightStream,
+)
 from harness.config.compose import Composed, advice, check_passport, check_supported, compose, merge, plan_json
 from harness.config.load import load
 from harness.config.resolve import resolve
 from harness.numerics.formats import format_named
+from harness.numerics.quantize import fake_quantize
 from methods import METHODS
+from tests.loss_cases import STEP, random_batch
 
 
 def test_plans_merge_where_opinions_agree_or_are_missing() -> None:
@@ -47,7 +64,9 @@ def test_every_method_composes_at_every_precision_it_declares() -> None:
         for precision in method.precisions:
             composed = compose(replace(config, method=name, precision=precisions[precision]))
             assert composed.method is method
-            assert set(plan_json(composed.plan)) == {
+            words = plan_json(composed.plan)
+            assert ("samplers" in words) == (composed.plan.samplers is not None) == (name == "mixed_rollouts")
+            assert words.keys() - {"samplers"} == {
                 "train_weights", "train_compute", "rollout_weights", "rollout_acts", "rollout_kv", "lm_head", "sampler",
                 "adapters", "exceptions", "residual",
             }  # fmt: skip
@@ -111,9 +130,102 @@ def test_hooks_fold_left_to_right_and_keep_memory_apart() -> None:
     )  # fmt: skip
     start = Correction(weight=ones, keep=ones.bool(), clip_low=ones, clip_high=ones)
     for parts, expected in (((Add(by=3), Double()), 8.0), ((Double(), Add(by=3)), 5.0)):
-        composed = Composed(method=METHODS["bf16"], plan=Plan(), parts=parts, fixed={}, memory=[{}, {}])
+        composed = composed_of(*parts)
         assert composed.correct(start, batch).clip_high.item() == expected
         assert [m.get("calls") for m in composed.memory if m] == [1.0]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slower(Part):
+    factor: float = 0.5
+
+    def update_lr_factor(self, b: TokenBatch, memory: Memory) -> float:
+        memory["calls"] = memory.get("calls", 0.0) + 1.0
+        return self.factor * float(b.mask.sum())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Around(Part):
+    name: str
+
+    @contextmanager
+    def during_update(self, model: nn.Module, step: Step, number: int) -> Generator[None]:
+        SEEN.append(f"{self.name} in {number}")
+        yield
+        SEEN.append(f"{self.name} out {number}")
+
+
+SEEN: list[str] = []
+
+
+def composed_of(*parts: Part, plan: Plan | None = None) -> Composed:
+    """Parts by themselves."""
+    return Composed(method=METHODS["bf16"], plan=plan or Plan(), parts=parts, fixed={}, memory=[{} for _ in parts])
+
+
+def test_factors_on_the_learning_rate_multiply_and_must_be_factors() -> None:
+    _, batch = random_batch("factors")
+    tokens = float(batch.mask.sum())
+    composed = composed_of(Slower(factor=0.5), Double(), Slower(factor=3.0))
+    assert composed.update_lr_factor(batch) == pytest.approx(1.5 * tokens**2)
+    assert composed.update_lr_factor(batch) > 0 and composed.memory == [{"calls": 2.0}, {}, {"calls": 2.0}]
+    assert composed_of(Double()).update_lr_factor(batch) == 1.0
+    assert composed_of(Slower(factor=0.0)).update_lr_factor(batch) == 0.0
+    for bad in (-0.5, float("inf"), float("nan")):
+        with pytest.raises(ValueError, match=r"Slower.update_lr_factor=.*: a finite factor from 0 on is needed"):
+            composed_of(Slower(factor=bad)).update_lr_factor(batch)
+
+
+def test_contexts_of_an_update_nest_in_the_order_of_the_parts() -> None:
+    SEEN.clear()
+    with composed_of(Around(name="a"), Double(), Around(name="b")).during_update(nn.Identity(), STEP, 4):
+        SEEN.append("pass")
+    assert SEEN == ["a in 4", "b in 4", "pass", "b out 4", "a out 4"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rounding(Part):
+    """A sync that rounds the weights of some linears, and says so where `tells`."""
+
+    format: str = "int4_g32"
+    pattern: str = "*.q_proj.weight"
+    tells: bool = False
+
+    def plan(self, rollout: Plan) -> Plan:
+        return Plan(exceptions=((self.pattern, format_named(self.format)),)) if self.tells else Plan()
+
+    def sync(self, weights: WeightStream, step: Step, plan: Plan, fixed: Fixed, memory: Memory) -> WeightStream:
+        for name, tensor in weights:
+            chosen = fnmatchcase(name, self.pattern)
+            yield name, fake_quantize(tensor, format_named(self.format)) if chosen else tensor
+
+
+def pushed(part: Part, plan: Plan) -> list[str]:
+    """Names that arrive at the engine."""
+    rng = torch.Generator().manual_seed(0)
+    names = [f"model.layers.0.self_attn.{x}_proj.weight" for x in "qkv"] + ["model.norm.weight"]
+    stream = ((n, torch.randn(64, generator=rng) if "norm" in n else torch.randn(64, 64, generator=rng)) for n in names)
+    plan = merge([("axis", plan), ("part", part.plan(plan))])
+    return [name for name, _ in composed_of(part, plan=plan).sync(stream, STEP)]
+
+
+def test_a_grid_that_no_plan_declares_ends_the_push_at_its_weight() -> None:
+    bf16, int8, int4 = (Plan(rollout_weights=format_named(x)) for x in ("bf16", "int8_channel", "int4_g32"))
+    with pytest.raises(
+        RuntimeError, match=r"Rounding.sync puts model.layers.0.self_attn.q_proj.weight on a grid \(int4"
+    ):
+        pushed(Rounding(), bf16)
+    with pytest.raises(RuntimeError, match=r"planned int8_channel: declare the format in the part's plan"):
+        pushed(Rounding(), int8)
+    with pytest.raises(RuntimeError, match=r"k_proj.weight on a grid"):
+        pushed(Rounding(pattern="*.k_proj.weight", format="mxfp4"), bf16)
+    with pytest.raises(RuntimeError, match=r"q_proj.weight on a grid .*, planned 16 bits"):
+        pushed(Rounding(format="e4m3_channel"), Plan())
+    for part, plan in (
+        (Rounding(), int4), (Rounding(format="int8_channel"), int4), (Rounding(tells=True), bf16),
+        (Rounding(format="bf16"), bf16), (Rounding(pattern="*.nothing"), bf16), (Double(), bf16),
+    ):  # fmt: skip
+        assert len(pushed(part, plan)) == 4
 
 
 def passport(fmt: str, acts: str = "int8_token", kv: str | None = None) -> Passport:
@@ -148,7 +260,20 @@ def test_missing_capabilities_and_needs_are_named() -> None:
     composed = compose(load(["method=naive", "precision=int4"]))
     with pytest.raises(ValueError, match="rollout_weights:int4_g32"):
         check_supported(composed, frozenset({"sampler:cached"}), "toy", frozenset())
-    check_supported(composed, frozenset({"sampler:cached", "rollout_weights:int4_g32"}), "toy", frozenset())
+    supports = frozenset({"sampler:cached", "rollout_weights:int4_g32"})
+    check_supported(composed, supports, "toy", frozenset())
+    mixed = compose(load(["method=mixed_rollouts", "precision=int4"]))
+    with pytest.raises(ValueError, match=r"engine=toy: cannot do rollout_weights:bf16, samplers of method mixed"):
+        check_supported(mixed, supports, "toy", frozenset())
+    check_supported(mixed, supports | {"rollout_weights:bf16", "samplers"}, "toy", frozenset())
+    masked = compose(load(["method=keep_sampling_mask", "precision=int4"]))
+    with pytest.raises(ValueError, match=r"engine=toy: cannot do allowed_ids"):
+        check_supported(masked, supports, "toy", frozenset({"allowed_ids"}))
+    with pytest.raises(ValueError, match=r"KeepSamplingMask needs allowed_ids; the trainer offers \[\]"):
+        check_supported(masked, supports | {"allowed_ids"}, "toy", frozenset())
+    full = compose(load(["method=jackpot", "precision=int4", "knobs.Jackpot.source=full"]))
+    with pytest.raises(ValueError, match=r"Jackpot needs rollout_tv; the trainer offers \['rollout_kl'\]"):
+        check_supported(full, supports, "toy", frozenset({"rollout_kl"}))
 
 
 def test_parts_that_cannot_work_together_are_named() -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from harness.api import TokenBatch
 from harness.objective.loss import start
 from methods.acrl import ACRL, METHOD, SMALLEST, steering_weight
-from tests.loss_cases import assert_exact, golden_batch, random_batch
+from tests.loss_cases import assert_exact, assert_published, golden_batch, random_batch
 
 
 def weights(part: ACRL, batch: TokenBatch, memory: dict[str, float]) -> Tensor:
@@ -39,6 +39,15 @@ def by_hand(batch: TokenBatch, x: float, gamma: float, over: str) -> list[list[f
             out.append(exp(max(min(power, log(5)), -log(5))) if m else 1.0)
         rows.append(out)
     return rows
+
+
+@pytest.mark.parametrize(
+    ("adv", "gap", "weight"), [(1.0, 0.02, 0.768317), (-1.0, 0.02, 1.301545), (1.0, 0.005, 1.140853), (1.0, 0.01, 1.0)]
+)
+def test_golden_weights(adv: float, gap: float, weight: float) -> None:
+    """rho 1.5 at a set point of 0.01 and gamma 0.65."""
+    log_ratio, sign, y = (torch.tensor([[x]], dtype=torch.float64) for x in (log(1.5), adv, gap))
+    assert_published(steering_weight(log_ratio, sign, y, 0.01, 0.65, 5.0).item(), weight)
 
 
 @pytest.mark.parametrize("over", ["response", "batch"])

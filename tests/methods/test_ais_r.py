@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from math import exp, nan
+from math import exp, log, nan
 
 import pytest
 import torch
@@ -19,6 +19,7 @@ from tests.loss_cases import (
     golden_batch,
     golden_logp,
     random_batch,
+    response,
     value_and_gradient,
 )
 
@@ -28,6 +29,22 @@ def test_golden_interpolation() -> None:
     for lam, value in ((0.5, -0.242294), (0.0, -0.176347), (1.0, -0.308242)):
         c = corrected([AISR(lam_min=lam, lam_max=lam)], batch)
         assert_published(value_and_gradient(logp, batch, c, Algo())[0].item(), value)
+
+
+def test_golden_weights_between_none_and_all() -> None:
+    rho = [0.5, 1.0, 4.0]
+    _, batch = response([-1.0] * 3, old=[-1.0] * 3, rollout=[-1.0 - log(x) for x in rho], adv=1.0)
+    for lam, weights in ((0.25, [0.875, 1.0, 1.25]), (0.0, [1.0] * 3), (1.0, [0.5, 1.0, 2.0])):
+        c = corrected([AISR(lam_min=lam, lam_max=lam)], batch)
+        assert_exact(c.weight, torch.tensor([weights], dtype=torch.float64))
+
+
+def test_the_sample_size_and_the_variation_of_equal_weights_are_one_number() -> None:
+    """ESS / n = 1 / (1 + CV^2) where nothing is truncated."""
+    d = torch.tensor([4.0, 1.0, 1.0, 1.0], dtype=torch.float64).log()
+    found = diagnostics(d, torch.ones(4, dtype=torch.bool), 100.0)
+    assert_published([found["ess"], found["cv"] ** 2], [0.644737, 0.551020])
+    assert_exact(found["ess"], 1 / (1 + found["cv"] ** 2))
 
 
 def test_golden_diagnostics() -> None:

@@ -9,7 +9,15 @@ import pytest
 import torch
 
 from methods.opsm import METHOD, OPSM, SLIME
-from tests.loss_cases import Algo, assert_exact, golden_batch, golden_logp, random_batch, value_and_gradient
+from tests.loss_cases import (
+    Algo,
+    assert_exact,
+    golden_batch,
+    golden_logp,
+    random_batch,
+    response,
+    value_and_gradient,
+)
 from tests.objective_cases import objective, updated
 
 
@@ -19,6 +27,22 @@ def test_golden_statistic() -> None:
     for delta, kept in ((0.1499, [True, False, True]), (0.1501, [True, True, True]), (0.0, [True, False, True])):
         keep = updated([OPSM(delta=delta)], golden_logp(), batch).keep
         assert torch.equal(keep, batch.mask & torch.tensor(kept)[:, None])
+
+
+@pytest.mark.parametrize(
+    ("adv", "gaps", "is_kept"),
+    [
+        (-1.0, [0.4, 0.5], True),
+        (-1.0, [0.5, 0.6], False),
+        (1.0, [2.0, 2.0], True),
+        (-1.0, [-0.9, 1.0], True),
+        (-1.0, [0.25, 0.75], True),
+    ],
+)
+def test_golden_responses(adv: float, gaps: list[float], is_kept: bool) -> None:
+    """Means of log(sampler / current) of 0.45, 0.55, 2, 0.05 and 0.5 against a threshold of 0.5, which stays."""
+    logp, batch = response([-1.0] * 2, old=[-1.0] * 2, rollout=[-1.0 + gap for gap in gaps], adv=adv)
+    assert updated([OPSM(delta=0.5)], logp, batch).keep.tolist() == [[is_kept, is_kept]]
 
 
 @pytest.mark.parametrize("part", [OPSM(delta=0.02), OPSM(anchor="old", delta=0.02)], ids=lambda p: p.anchor)

@@ -18,7 +18,7 @@ from harness.api import Fixed, Plan, Site, weight_format
 from harness.foundation.seeds import generator
 from harness.models.decoder import Decoder, DecoderConfig
 from harness.numerics.formats import format_named
-from harness.numerics.invariant_scaling import scaled
+from harness.numerics.invariant_scaling import Scope, scaled
 from harness.numerics.quantize import code_flips, quantize
 from methods.flashrl import TIS, log_rho
 from methods.qurl import ACR, METHOD, QURL_ACR, QURL_LR, UAQ, UAQLearningRate, adaptive_clip
@@ -36,7 +36,9 @@ from tests.loss_cases import (
 CONFIG = DecoderConfig(
     vocab_size=32, num_layers=2, hidden_size=64, num_heads=4, num_kv_heads=2, head_dim=16, intermediate_size=128
 )
-READERS = tuple(f"{module}_proj.weight" for module in ("q", "k", "v", "gate", "up"))
+READERS = {"qkv": ("q", "k", "v"), "all": ("q", "k", "v", "gate", "up")}
+"""Scope -> the linear layers whose weights are divided."""
+SCOPES: tuple[Scope, ...] = ("qkv", "all")
 LOOSE = Algo(eps_low=0.05, eps_high=0.05)
 """A band that random ratios leave often."""
 
@@ -124,11 +126,12 @@ def site_of(build: Callable[[Path], nn.Module], fixed: Fixed | None = None) -> S
     return Site(**values | {"checkpoint": Path("unused"), "build": build, "fixed": fixed or {}})
 
 
+@pytest.mark.parametrize("scope", SCOPES)
 @pytest.mark.parametrize("name", ["int8_channel", "e4m3_channel", "e4m3_block", "nvfp4"])
-def test_prepared_model_is_the_same_function_with_the_same_codes(name: str) -> None:
+def test_prepared_model_is_the_same_function_with_the_same_codes(name: str, scope: Scope) -> None:
     plan, ids = Plan(rollout_weights=format_named(name)), torch.arange(20).view(2, 10)
     original = decoder()
-    model, fixed = UAQ().prepare(site_of(lambda _: decoder()), plan)
+    model, fixed = UAQ(tensors=scope).prepare(site_of(lambda _: decoder()), plan)
     assert isinstance(model, Decoder) and fixed == {}
     with torch.no_grad():
         before, after = original(ids), model(ids)
@@ -141,7 +144,7 @@ def test_prepared_model_is_the_same_function_with_the_same_codes(name: str) -> N
         if fmt is not None:
             flips += float(code_flips(quantize(old.detach(), fmt), quantize(new.detach(), fmt))) * old.numel()
             total += old.numel()
-    assert flips / total <= 2e-3 and changed == 2 * 7
+    assert flips / total <= 2e-3 and changed == CONFIG.num_layers * {"qkv": 4, "all": 7}[scope]
 
 
 def test_frozen_scales_and_adapters_of_earlier_parts_follow() -> None:
@@ -172,28 +175,45 @@ def test_power_of_two_scales_want_a_power_of_two() -> None:
     assert UAQ().plan(Plan(rollout_weights=format_named("nvfp4"))) == Plan()
 
 
+def test_golden_rescaling() -> None:
+    """W (g n) = (W / s)(s g n)."""
+    w, gain = torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([0.5, 2.0])
+    at = "model.layers.0."
+    names = {f"{at}self_attn.q_proj.weight": w, f"{at}input_layernorm.weight": gain}
+    found = scaled({**names, f"{at}post_attention_layernorm.weight": gain}, 1.5, "qkv")
+    n = torch.tensor([1.0, -1.0])
+    new_w, new_gain = (found[name] for name in names)
+    torch.testing.assert_close(new_w @ (new_gain * n), torch.tensor([-3.5, -6.5]))
+    torch.testing.assert_close(w @ (gain * n), torch.tensor([-3.5, -6.5]))
+    torch.testing.assert_close(new_w, w / 1.5)
+    torch.testing.assert_close(new_gain, gain * 1.5)
+
+
 def loss_of(model: Decoder, ids: Tensor) -> Tensor:
     """Next-token cross entropy."""
     return F.cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten())
 
 
-def rescaled(model: Decoder, s: float) -> Decoder:
+def rescaled(model: Decoder, s: float, scope: Scope) -> Decoder:
     """The transform on a copy."""
     other = copy.deepcopy(model)
-    other.load_state_dict(scaled(dict(model.state_dict()), s), strict=True)
+    other.load_state_dict(scaled(dict(model.state_dict()), s, scope), strict=True)
     return other
 
 
-def test_gradients_grow_by_s_and_shrink_by_s() -> None:
+@pytest.mark.parametrize("scope", SCOPES)
+def test_gradients_grow_by_s_and_shrink_by_s(scope: Scope) -> None:
     ids = torch.randint(32, (4, 12), generator=generator("cpu", "ids"))
     one = decoder().double()
-    two = rescaled(one, 1.5)
+    two = rescaled(one, 1.5, scope)
+    readers = tuple(f"{module}_proj.weight" for module in READERS[scope])
+    norms = ("input_layernorm.weight",) if scope == "qkv" else ("layernorm.weight",)
     for model in (one, two):
         loss_of(model, ids).backward()
     for (name, p), q in zip(one.named_parameters(), two.parameters(), strict=True):
         assert p.grad is not None and q.grad is not None
-        factor = UAQLearningRate().lr_factor(name)
-        assert factor == (1.5 if name.endswith(READERS) else 1 / 1.5 if "layernorm" in name else 1.0)
+        factor = UAQLearningRate(tensors=scope).lr_factor(name)
+        assert factor == (1.5 if name.endswith(readers) else 1 / 1.5 if name.endswith(norms) else 1.0)
         torch.testing.assert_close(q.grad, factor * p.grad, rtol=1e-6, atol=1e-9)
 
 
@@ -213,7 +233,8 @@ def test_codes_flip_s_times_under_adam_and_s_squared_under_sgd(
     assert plain > 4e-4 and wide / plain == pytest.approx(expected, rel=near)
 
 
-def test_the_control_takes_the_same_steps_under_adam() -> None:
+@pytest.mark.parametrize("scope", SCOPES)
+def test_the_control_takes_the_same_steps_under_adam(scope: Scope) -> None:
     ids = torch.randint(32, (4, 12), generator=generator("cpu", "ids"))
     start = decoder().double()
 
@@ -226,17 +247,18 @@ def test_the_control_takes_the_same_steps_under_adam() -> None:
             optimizer.step()
         return model(ids).detach()
 
-    target = trained(rescaled(start, 1.5), lambda _: 1.0)
-    control = trained(copy.deepcopy(start), UAQLearningRate().lr_factor)
+    target = trained(rescaled(start, 1.5, scope), lambda _: 1.0)
+    control = trained(copy.deepcopy(start), UAQLearningRate(tensors=scope).lr_factor)
     without = trained(copy.deepcopy(start), lambda _: 1.0)
-    half = trained(copy.deepcopy(start), UAQLearningRate(tensors="qkv").lr_factor)
+    other_scope = trained(copy.deepcopy(start), UAQLearningRate(tensors="all" if scope == "qkv" else "qkv").lr_factor)
     torch.testing.assert_close(control, target, rtol=1e-4, atol=1e-4)
-    for other in (without, half):
+    for other in (without, other_scope):
         assert (other - target).abs().max() > 0.02
 
 
 def test_methods() -> None:
     assert [type(p) for p in METHOD.parts] == [UAQ, ACR] and [type(p) for p in QURL_LR.parts] == [UAQLearningRate, ACR]
+    assert METHOD.parts[0] == UAQ(s=1.5, tensors="qkv") and QURL_LR.parts[0] == UAQLearningRate(s=1.5, tensors="qkv")
     assert METHOD.precisions[:2] == ("int8", "fp8_channel") and not any(p.startswith("mx") for p in METHOD.precisions)
     assert "bf16" in QURL_ACR.precisions and ACR.needs_updates == 2 and QURL_LR.is_control
     assert UAQLearningRate().lr_factor("lm_head.weight") == UAQLearningRate().lr_factor("model.norm.weight") == 1.0

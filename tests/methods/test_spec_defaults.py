@@ -17,7 +17,7 @@ from tests.toy import small_config
 TIS2, BAND = {"cap": 2.0, "level": "token"}, {"lo": 0.999, "hi": 1.001}
 DEFAULTS: dict[str, dict[str, dict[str, Any]]] = {
     "flashrl": {"TIS": TIS2},
-    "qurl": {"UAQ": {"s": 1.5}, "ACR": {"cap": 2.0, "level": "token", "u_max": None}},
+    "qurl": {"UAQ": {"s": 1.5, "tensors": "qkv"}, "ACR": {"cap": 2.0, "level": "token", "u_max": None}},
     "fp8_rl": {"TIS": TIS2},
     "fp8_rl_mis": {"MIS": {"level": "token", "lo": 0.5, "hi": 2.0, "weight": "token"}},
     "mis": {"MIS": {"level": "sequence", "lo": None, "hi": 3.0, "weight": "sequence", "veto": None}},
@@ -38,18 +38,33 @@ DEFAULTS: dict[str, dict[str, dict[str, Any]]] = {
     "vespo": {"TIS": TIS2, "VESPO": {"k_pos": 2.0, "lambda_pos": 3.0, "k_neg": 3.0, "lambda_neg": 2.0}},
     "acrl": {"ACRL": {"gamma": 0.65, "over": "response", "num_batches": 4, "bound": 5.0}},
     "ais_r": {"AISR": {"cap": 2.0, "ess_role": "trust", "div0": 0.01, "cv0": 1.0, "beta": 0.0, "lam_max": 1.0}},
-    "tbpo": {"TBPO": {"eps_low": 3e-4, "eps_high": 4e-4, "delta_n": None, "cap": 2.0, "lo": None, "hi": None}},
+    "tbpo": {"TBPO": {"eps_low": 3e-4, "eps_high": 4e-4, "delta_n": 7e-4, "cap": 2.0, "lo": None, "hi": None}},
     "calibrated_clipping": {"TIS": TIS2, "CalibratedClipping": {"interval": 20, "smoothing": 0.9, "max_high": 5.0}},
+    "sapo": {"SAPO": {"tau_pos": 1.0, "tau_neg": 1.05}},
+    "minirl": {"MiniRL": {"cap": 5.0, "low": 0.80, "high": 1.27}},
+    "ipo": {"IPO": {"threshold": 0.1, "tau": 1.0, "kappa": 1e-3}},
+    "kpop": {"KPop": {"phi": 0.1, "policy": "old"}},
+    "slime_mismatch": {
+        "NormalizedTIS": TIS2,
+        "MIS": {"level": "token", "lo": 0.5, "hi": 2.0, "weight": "none", "veto": 1e-4},
+    },
+    "vcpo": {"TIS": {"cap": 8.0, "level": "sequence"}, "ESSStep": {"q0": 1.0, "rule": "sqrt", "cap": None}},
+    "lr_decay": {"LengthDecay": {"baseline_steps": 50, "surge": 3.0, "period_factor": 1.8, "floor": 0.1}},
+    "dc_grpo": {"GapCost": {"lam": 0.1, "level": 0.0037, "eta": 1.0}},
+    "mipu_step1": {"TIS": {"cap": 2.0, "level": "geometric"}},
 }
 OURS = {
     "qurl": "direction", "qurl_acr": "direction", "fp8_rl_mis": "", "k3_rs_tis": "which divergence",
-    "opsm": "threshold", "acrl": "per response", "ais_r": "whole rule", "tbpo": "widths", "qarl": "",
-    "calibrated_clipping": "guards",
+    "opsm": "threshold", "acrl": "bound", "ais_r": "whole rule", "tbpo": "widths", "qarl": "",
+    "calibrated_clipping": "guards", "minirl": "cap of 5", "kpop": "old or the current", "lr_decay": "surge",
+    "dc_grpo": "bounds", "r2vpo": "dual step", "jackpot": "budget and the cap", "mipu_step1": "step 2",
+    "alp": "standard deviation", "keep_sampling_mask": "reference", "jet_rl": "once or twice",
 }  # fmt: skip
 """Method -> a word of what it says is ours."""
 PUBLISHED = {
     "flashrl", "fp8_rl", "mis", "geo_rs", "geo_rs_tis", "k3_rs", "icepop", "dppo_tv", "dppo_kl", "dppo_prime_rl", "trm",
-    "trm_sampled", "opsm_slime", "m2po", "m2po_areal", "vespo", *(name for name in METHODS if name.startswith("verl_")),
+    "trm_sampled", "opsm_slime", "m2po", "m2po_areal", "vespo", "sapo", "ipo", "slime_mismatch", "vcpo",
+    *(name for name in METHODS if name.startswith("verl_")),
 }  # fmt: skip
 
 
@@ -70,11 +85,14 @@ def test_what_is_ours_is_said() -> None:
 
 
 def test_objectives_that_count_the_sampler_fix_their_mode_aggregation_and_denominator() -> None:
-    for name in ("qurl", "qurl_acr", "tbpo", "qarl", "vespo", "calibrated_clipping"):
+    for name in ("qurl", "qurl_acr", "tbpo", "qarl", "vespo", "calibrated_clipping", "sapo", "minirl", "r2vpo"):
         assert METHODS[name].mode == "decoupled"
     assert {METHODS[name].agg for name in ("trm", "trm_sampled")} == {"seq-mean-token-sum"}
     assert {METHODS[name].agg for name in ("tbpo", "qarl")} == {"seq-mean-token-mean"}
-    for name in ("trm", "trm_sampled", "opsm", "m2po", "dppo_tv", "dppo_kl"):
+    assert METHODS["alp"].mode == "bypass_ppo" and METHODS["minirl"].agg == "seq-mean-token-sum"
+    assert {METHODS[name].agg for name in ("sapo", "vcpo")} == {"seq-mean-token-mean"}
+    assert {METHODS[name].denom for name in ("kpop", "slime_mismatch")} == {"kept"}
+    for name in ("trm", "trm_sampled", "opsm", "m2po", "dppo_tv", "dppo_kl", "ipo", "minirl", "jackpot"):
         assert METHODS[name].denom == "original"
 
 
@@ -88,6 +106,10 @@ def test_objectives_that_count_the_sampler_fix_their_mode_aggregation_and_denomi
         (["parts=[qurl_acr.ACR]", "algo.mode=bypass_pg"], "algo.mode=bypass_pg: ACR needs decoupled"),
         (["parts=[dppo_tv.DPPO]", "knobs.DPPO.ratio_anchor=old", "algo.mode=bypass_pg"], "DPPO needs decoupled or"),
         (["parts=[qurl_acr.ACR]", "algo.loss=gspo"], "algo.loss=gspo: ACR needs ppo"),
+        (["parts=[jackpot.Jackpot,flashrl.TIS]"], "Jackpot and TIS both set the correction weight"),
+        (["parts=[kpop.KPop]", "algo.mode=bypass_ppo"], "the weight of KPop would count it twice"),
+        (["parts=[sapo.SAPO,minirl.MiniRL]"], "SAPO and MiniRL both replace the objective"),
+        (["parts=[jackpot.Jackpot]", "algo.mode=bypass_pg"], "algo.mode=bypass_pg: Jackpot needs decoupled"),
         (["parts=[mis.MIS,flashrl.TIS]"], "MIS and TIS both set the correction weight"),
         (["parts=[mis.MIS]", "algo.mode=bypass_ppo"], "the weight of MIS would count it twice"),
         (["parts=[k3_rs.K3RS]", "knobs.K3RS.reject_frac=1.5"], "K3RS.reject_frac: 1.5"),

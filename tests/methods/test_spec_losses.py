@@ -17,12 +17,13 @@ from harness.config.compose import has_hook
 from harness.foundation.seeds import generator
 from harness.objective.loss import AGGREGATIONS, aggregate, cleaned, count_totals, policy_loss, start
 from harness.objective.mismatch import clip_metrics, correction_metrics, mismatch_metrics
-from harness.run.collect import take_batch, take_correction
+from harness.trainers.corrected_step import take_batch, take_correction
 from methods import METHODS
 from methods.ais_r import AISR
 from methods.calibrated_clipping import matched_band
 from methods.flashrl import TIS, log_rho
 from methods.icepop import IcePop
+from methods.jackpot import Jackpot
 from methods.mis import MIS, GeoRS, Reject, divergence
 from methods.qurl import ACR
 from methods.vespo import gamma_weight
@@ -35,6 +36,7 @@ DISTINCT = {tuple(p for p in m.parts if any(has_hook(p, h) for h in HOOKS)): m.n
 CASES: dict[str, tuple[Part, ...]] = {name: parts for parts, name in DISTINCT.items() if parts} | {
     "veto": (MIS(level="token", lo=0.01, hi=100.0, weight="none", veto=0.2), TIS()),
     "token_k1": (Reject(stat="k1", over="token", lo=0.5, hi=2.0),),
+    "jackpot_full": (Jackpot(source="full"),),
     "calibrated_bound": (Reject(stat="k2", over="seq_max", reject_frac=0.2),),
 }
 LOOSE = Algo(eps_low=0.05, eps_high=0.05)
@@ -45,7 +47,8 @@ def full_batch(*seed: int | str, index: int = 0, spread: float = 0.4) -> tuple[T
     logp, batch = random_batch(*seed, size=(12, 7), spread=spread)
     noise = 0.1 * torch.randn(logp.shape, generator=generator("cpu", "noise", *seed), dtype=logp.dtype)
     shadow = {"old": batch.old_logp + 0.2, "current": logp.detach() + 0.2 + noise}
-    extras = {"rollout_kl": 0.1 * (batch.old_logp - batch.rollout_logp).abs(), "ref_logp": batch.old_logp - 0.1}
+    gap = (batch.old_logp - batch.rollout_logp).abs()
+    extras = {"rollout_kl": 0.1 * gap, "rollout_tv": 1.0 - (-gap).exp(), "ref_logp": batch.old_logp - 0.1}
     return logp, replace(batch, shadow=shadow, extras=extras, step=Step(index=index, total=100, seed=0))
 
 
@@ -120,9 +123,8 @@ def test_one_policy_everywhere_gives_the_gradient_of_grpo(name: str) -> None:
     """Current = old = sampler. trm's own aggregation is any other's: only the objective is compared."""
     logp, batch = full_batch("one policy")
     same = replace(batch, old_logp=logp.detach(), rollout_logp=logp.detach())
-    same = replace(
-        same, extras={"rollout_kl": torch.zeros_like(logp)}, shadow=dict.fromkeys(("old", "current"), logp.detach())
-    )
+    zeros = dict.fromkeys(("rollout_kl", "rollout_tv"), torch.zeros_like(logp))
+    same = replace(same, extras=zeros, shadow=dict.fromkeys(("old", "current"), logp.detach()))
     for agg in ("seq-mean-token-sum", "seq-mean-token-mean") if "TBPO" not in str(CASES[name]) else AGGREGATIONS[-1:]:
         c = updated(CASES[name], logp, same)
         assert torch.equal(c.keep, batch.mask) and (c.weight == 1).all()

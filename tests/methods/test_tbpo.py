@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from math import exp, nan
+from math import exp, log, nan
 
 import pytest
 import torch
@@ -15,6 +15,9 @@ from methods.tbpo import METHOD, TBPO, banded, sequence_ratio
 from tests.loss_cases import Algo, assert_exact, assert_published, corrected, golden_batch, golden_logp, random_batch
 
 SEQUENCE = Algo(agg="seq-mean-token-mean")
+WIDE = TBPO(eps_low=0.2, eps_high=0.28, delta_n=None)
+"""A band on the scale of tokens, as wide above 1 for both signs."""
+UNBOUND = TBPO(eps_low=10.0, eps_high=10.0, delta_n=None)
 
 
 def loss_and_grad(
@@ -55,9 +58,10 @@ def by_hand(part: TBPO, logp: Tensor, batch: TokenBatch) -> float:
     "part",
     [
         TBPO(),
+        WIDE,
         TBPO(eps_low=0.2, eps_high=0.28),
         TBPO(eps_low=0.2, eps_high=0.28, delta_n=0.05, cap=1.1),
-        TBPO(eps_low=10.0, eps_high=10.0),
+        UNBOUND,
     ],
 )
 def test_losses_by_hand(part: TBPO) -> None:
@@ -74,7 +78,34 @@ def test_golden_rows() -> None:
     assert_published(corrected([TBPO()], batch).weight[:, 0].tolist(), [1.284025, 0.805198, 1.0])
     assert_published(loss_and_grad(TBPO(), logp, batch)[0].item(), -(1.2840254 * 1.0004 + 0.5) / 3)
     wide = -(1.2840254 * exp(0.0625) - 0.8051983 * exp(0.2 / 3) + 0.5) / 3
-    assert_published(loss_and_grad(TBPO(eps_low=0.2, eps_high=0.28), logp, batch)[0].item(), wide)
+    assert_published(loss_and_grad(WIDE, logp, batch)[0].item(), wide)
+    cut = -(1.2840254 * exp(0.0625) + 0.5) / 3  # s = 1.069 is beyond the default width above 1
+    assert_published(loss_and_grad(TBPO(eps_low=0.2, eps_high=0.28), logp, batch)[0].item(), cut)
+
+
+@pytest.mark.parametrize(
+    ("s", "weight", "adv", "objective"),
+    [
+        (1.001, 1.0, 1.0, 1.0004),
+        (1.0005, 1.0, -1.0, -1.0005),
+        (1.0008, 1.0, -1.0, 0.0),
+        (0.9996, 1.0, -1.0, 0.0),
+        (0.9998, 3.0, -1.0, -1.9996),
+        (0.5, 1.0, 1.0, 0.5),
+    ],
+)
+def test_constants_of_the_notes(s: float, weight: float, adv: float, objective: float) -> None:
+    """J of one response of one token: 4e-4 above 1, 3e-4 below and 7e-4 above for A < 0, weights up to 2."""
+    old = torch.full((1, 1), -1.0, dtype=torch.float64)
+    _, batch = random_batch("notes", size=(2, 1))
+    batch = replace(
+        batch, token_ids=batch.token_ids[:1], mask=torch.ones(1, 1, dtype=torch.bool), adv=torch.full_like(old, adv),
+        old_logp=old, rollout_logp=old - log(weight),
+    )  # fmt: skip
+    logp = (old + log(s)).requires_grad_()
+    value, grad = loss_and_grad(TBPO(), logp, batch)
+    assert_published(value.item(), -objective)
+    assert_published(grad.item(), 0.0 if s > 1.0004 and adv > 0 else -objective)
 
 
 def test_on_policy_gradient_is_sequence_reinforce() -> None:
@@ -101,7 +132,7 @@ def test_band(log_s: float, adv: float, alive: bool) -> None:
     _, batch = random_batch("band", size=(2, 5))
     batch = replace(batch, adv=torch.full_like(batch.adv, adv))
     logp = (batch.old_logp + log_s).requires_grad_()
-    _, grad = loss_and_grad(TBPO(eps_low=0.2, eps_high=0.28), logp, batch)
+    _, grad = loss_and_grad(WIDE, logp, batch)
     assert (grad[batch.mask] != 0).all() if alive else (grad == 0).all()
     if alive:
         assert (grad[batch.mask].sign() == -adv).all()
@@ -130,7 +161,7 @@ def test_positive_advantages_are_those_of_gspo() -> None:
 
 def test_token_mean_weights_responses_by_length() -> None:
     logp, batch = random_batch("lengths", spread=0.4)
-    part = TBPO(eps_low=10.0, eps_high=10.0)
+    part = UNBOUND
     value, _ = loss_and_grad(part, logp, batch, Algo(agg="token-mean"))
     s = sequence_ratio(logp, batch.old_logp, batch.mask).detach()
     w = corrected([part], batch).weight
@@ -149,7 +180,7 @@ def test_mismatch_band_and_cap() -> None:
 
 def test_padding_and_nothing_to_train_on() -> None:
     logp, batch = random_batch("padding", spread=0.8)
-    part = TBPO(eps_low=0.2, eps_high=0.28)
+    part = WIDE
     value, grad = loss_and_grad(part, logp, batch)
     names = ("adv", "rollout_logp", "old_logp")
     spoilt = replace(batch, **{name: torch.where(batch.mask, getattr(batch, name), nan) for name in names})

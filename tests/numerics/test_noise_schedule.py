@@ -1,4 +1,4 @@
-"""Noise schedules against the golden values of both definitions, and the survival of noise in 16 bits by sampling."""
+"""Noise schedules against golden values of their definitions, and the survival of noise in 16 bits by sampling."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ GOLDEN: dict[Definition, list[float]] = {
     "repo": [1.000e-2, 6.877e-3, 4.729e-3, 3.252e-3, 2.236e-3, 1.538e-3, 1.057e-3, 7.271e-4, 5.000e-4],
 }
 """Stages 1 to 9 of K = 10, sigma 1e-2 to 5e-4, exponential."""
+GOLDEN["trainer"] = GOLDEN["repo"]
 DECAYS: tuple[Decay, ...] = ("exponential", "linear", "cosine", "logarithmic")
 SURVIVAL = {
     0.25: (0.98, 0.92, 0.85, 0.33, 0.05),
@@ -28,12 +29,12 @@ SURVIVAL = {
 SIGMAS = (5e-2, 1e-2, 5e-3, 1e-3, 5e-4)
 
 
-@pytest.mark.parametrize("definition", ["paper", "repo"])
+@pytest.mark.parametrize("definition", GOLDEN)
 def test_golden_stages(definition: Definition) -> None:
     found = [stage_sigma(j, num_stages=10, start=1e-2, end=5e-4, definition=definition) for j in range(1, 10)]
     assert found == pytest.approx(GOLDEN[definition], rel=1e-3)
     assert stage_sigma(0, num_stages=10, start=1e-2, end=5e-4, definition=definition) == 0.0
-    last = 5e-4 if definition == "repo" else 1e-2 * 0.05 ** (8 / 9)
+    last = 1e-2 * 0.05 ** (8 / 9) if definition == "paper" else 5e-4
     assert stage_sigma(9, num_stages=10, start=1e-2, end=5e-4, definition=definition) == pytest.approx(last)
 
 
@@ -56,6 +57,17 @@ def test_every_run_length_walks_through_the_stages_in_order(definition: Definiti
         assert total < 10 or set(stages) == set(range(10))
         if definition == "repo" and total % 10 == 0:
             assert stages == [math.floor(i / (total / 10)) for i in range(total)]
+
+
+def test_the_released_trainer_counts_from_1() -> None:
+    """Every stage begins one step earlier than with steps from 0, and the last step is in the last stage."""
+    for total in (1, 4, 10, 33, 100, 103, 1000):
+        for i in range(total):
+            assert stage(i, total, 10, "trainer") == stage(i + 1, total, 10, "repo")
+        assert stage(total - 1, total, 10, "trainer") == 10
+    assert [stage(i, 100, 10, "trainer") for i in (0, 8, 9, 18, 19, 98, 99)] == [0, 0, 1, 1, 2, 9, 10]
+    found = [stage_sigma(stage(i, 100, 10, "trainer"), num_stages=10, start=1e-2, end=5e-4) for i in (8, 9, 88, 89, 99)]
+    assert found == pytest.approx([0.0, 1e-2, GOLDEN["repo"][7], 5e-4, 5e-4], rel=1e-3)
 
 
 def test_few_steps_and_few_stages() -> None:

@@ -15,6 +15,7 @@ from harness.numerics.quantize import (
     fake_quantize,
     has_tensor_scale,
     quantize,
+    receiver_scale,
     saturated_frac,
 )
 
@@ -165,6 +166,24 @@ def test_own_scales_given_back_change_nothing(name: str) -> None:
     else:
         assert float(code_flips(q, again)) == 0.0
         assert torch.equal(dequantize(again), dequantize(q))
+
+
+@pytest.mark.parametrize("columns", [8, 16, 32, 200])
+def test_levels_of_tokens_come_back_as_levels_at_any_width(columns: int) -> None:
+    """With 16 columns and fewer there is one block a token: the levels have the shape of block scales."""
+    fmt = format_named("nvfp4_act_token")
+    x = torch.randn(3, 5, columns, generator=torch.Generator().manual_seed(6))
+    x[0] *= 40.0
+    q = quantize(x, fmt)
+    levels = receiver_scale(q)
+    assert levels.shape == (3, 5, 1) and levels.dtype == torch.float32 and levels.unique().numel() == 15
+    for values in (x, dequantize(q)):
+        again = quantize(values, fmt, scale=levels)
+        assert float(code_flips(q, again)) == 0.0 and torch.equal(dequantize(again), dequantize(q))
+    assert not torch.equal(dequantize(quantize(x, fmt, scale=2 * levels)), dequantize(q))
+    for wrong in (scale_of(q), levels.squeeze(-1), levels.double()):
+        with pytest.raises(ValueError, match=r"format nvfp4_act_token: scale .* is not the levels of its tokens"):
+            quantize(x, fmt, scale=wrong)
 
 
 def test_frozen_tensor_level_scale_of_nvfp4_keeps_blocks_dynamic() -> None:

@@ -9,20 +9,25 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.api import TokenBatch
+from harness.api import Plan, TokenBatch
+from harness.config.compose import Composed
 from harness.objective.loss import (
     AGGREGATIONS,
     aggregate,
     batch_normalize,
     cispo,
+    cleaned,
     clipped_surrogate,
     count_totals,
     gspo_surrogate,
+    kl_log_ratio,
     kl_penalty,
     policy_loss,
     reinforce,
     start,
 )
+from harness.trainers.corrected_step import method_loss
+from methods import METHODS
 from tests.loss_cases import (
     ADV,
     MASK,
@@ -32,6 +37,7 @@ from tests.loss_cases import (
     golden_batch,
     golden_logp,
     random_batch,
+    response,
     rows_of,
     value_and_gradient,
 )
@@ -224,6 +230,97 @@ def test_kl_penalties() -> None:
     assert torch.equal(values["k3+"], values["k3"])
     (straight,) = torch.autograd.grad(values["k3+"].sum(), x)
     assert_exact(straight, x.detach())
+
+
+@pytest.mark.parametrize(
+    ("now", "ref", "old", "ratio", "value", "slope", "plain_slope"),
+    [
+        (-1.0, -1.5, -1.2, 1.221403, 0.130117, 0.610701, 0.393469),
+        (-2.0, -1.5, -2.0, 1.0, 0.148721, -0.5, -0.648721),
+        (-1.5, -1.0, -1.0, 0.606531, 0.090204, -0.303265, -0.648721),
+        (-1.0, -1.0, -3.0, 7.389056, 0.0, 0.0, 0.0),
+    ],
+)
+def test_golden_kl_with_the_policy_ratio(
+    now: float, ref: float, old: float, ratio: float, value: float, slope: float, plain_slope: float
+) -> None:
+    """r (exp(-x) + x - 1), whose gradient is r x; that of plain k3 is 1 - exp(-x)."""
+    logp, batch = response([now], old=[old], rollout=[0.0], adv=0.0)
+    batch = replace(batch, extras={"ref_logp": torch.full_like(batch.old_logp, ref)})
+    for kind, expected in (("k3_is", slope), ("k3", plain_slope)):
+        algo = Algo(kl_coef=1.0, kl_type=kind, eps_low=1e9, eps_high=1e9)
+        loss, grad = plain(logp, batch, algo)
+        assert_published(grad.item(), expected)
+        assert_published(loss.item(), value if kind == "k3_is" else value / ratio)
+        assert_published(kl_log_ratio(logp, batch, algo).exp().item(), ratio)
+
+
+def test_the_kl_with_the_ratio_is_the_kl_at_any_age() -> None:
+    """Enumerated over a vocabulary: value and gradient in the mean over an old policy are those of KL(pi || ref)."""
+    old, ref = (torch.tensor(x, dtype=torch.float64) for x in ([0.5, 0.3, 0.2], [0.2, 0.4, 0.4]))
+    logits = torch.tensor([0.4, 0.4, 0.2], dtype=torch.float64).log().requires_grad_()
+    pi = logits.log_softmax(-1)
+    whole = (pi.exp() * (pi - ref.log())).sum()
+    estimate = (old * kl_penalty(pi, ref.log(), "k3_is", pi - old.log())).sum()
+    plain_k3 = (old * kl_penalty(pi, ref.log(), "k3")).sum()
+    assert_published([whole.item(), estimate.item(), plain_k3.item()], [0.138629, 0.138629, 0.157944])
+    grads = [torch.autograd.grad(x, logits, retain_graph=True)[0] for x in (whole, estimate, plain_k3)]
+    assert_exact(grads[1], grads[0])
+    assert (grads[2] - grads[0]).abs().max() > 0.01
+
+
+def test_the_kl_with_the_ratio_of_a_sequence_and_without_a_ratio() -> None:
+    logp, batch = random_batch("gspo kl")
+    ref = logp.detach() - 0.4
+    for loss in ("gspo", "ppo"):
+        algo = Algo(loss=loss, agg="seq-mean-token-mean", kl_coef=1.0, kl_type="k3_is")
+        ratio = kl_log_ratio(logp, batch, algo)
+        gap = torch.where(batch.mask, logp - batch.old_logp, 0.0)
+        mean = gap.sum(-1, keepdim=True) / batch.mask.sum(-1, keepdim=True).clamp(min=1)
+        assert_exact(ratio.expand_as(gap)[batch.mask], (mean if loss == "gspo" else gap).expand_as(gap)[batch.mask])
+        zero = replace(batch, adv=torch.zeros_like(batch.adv), extras={"ref_logp": ref})
+        _, grad = plain(logp, zero, algo)
+        k3 = kl_penalty(logp, ref, "k3_is", ratio)
+        share = batch.mask.double() / batch.mask.sum(-1, keepdim=True).clamp(min=1) / batch.mask.any(-1).sum()
+        (expected,) = torch.autograd.grad((torch.where(batch.mask, k3, 0.0) * share).sum(), logp)
+        assert_exact(grad, expected)
+    assert kl_penalty(logp, logp.detach() + 25.0, "k3_is", logp - logp.detach()).max() > 1e8  # no clamp of the product
+    with pytest.raises(ValueError, match="k3_is needs the log-ratio"):
+        kl_penalty(logp, ref, "k3_is")
+
+
+def test_a_bypassed_ratio_multiplies_the_kl_by_current_over_sampler() -> None:
+    """bypass_ppo draws its ratio against the sampler, over whom the mean is; the other modes against the old policy."""
+    logp, batch = random_batch("bypass kl", spread=0.8)
+    zero = replace(batch, adv=torch.zeros_like(batch.adv), extras={"ref_logp": logp.detach() - 0.4})
+    bf16 = Composed(method=METHODS["bf16"], plan=Plan(), parts=(), fixed={}, memory=[])
+    c = start(zero, 0.2, 0.2)
+    for mode, below in (("bypass_ppo", batch.rollout_logp), ("decoupled", batch.old_logp)):
+        algo = Algo(kl_coef=1.0, kl_type="k3_is", mode=mode)
+        loss, _ = method_loss(bf16, logp, zero, c, count_totals(batch.mask, c.keep, 7), algo)  # type: ignore[arg-type]
+        (grad,) = torch.autograd.grad(loss, logp)
+        expected = torch.where(batch.mask, (logp.detach() - below).exp() * 0.4, 0.0)
+        assert_exact(grad, expected / batch.mask.sum())
+
+
+@pytest.mark.parametrize("loss", ["ppo", "gspo", "cispo", "reinforce"])
+def test_a_shift_is_an_advantage_and_nothing_else(loss: str) -> None:
+    logp, batch = random_batch("shift", spread=0.5)
+    algo, shift = Algo(loss=loss, dual_clip=3.0), 0.8 * torch.sin(3.0 * batch.rollout_logp)
+    c = start(batch, 0.2, 0.2)
+    moved = replace(batch, adv=batch.adv + shift)
+    for a, b in zip(
+        value_and_gradient(logp, batch, replace(c, adv_shift=shift), algo), value_and_gradient(logp, moved, c, algo),
+        strict=True,
+    ):  # fmt: skip
+        assert torch.equal(a, b)
+    assert not torch.equal(value_and_gradient(logp, batch, c, algo)[1], value_and_gradient(logp, moved, c, algo)[1])
+    none = value_and_gradient(logp, batch, replace(c, adv_shift=torch.zeros_like(shift)), algo)
+    assert all(torch.equal(a, b) for a, b in zip(none, value_and_gradient(logp, batch, c, algo), strict=True))
+    clean = cleaned(logp, batch, replace(c, adv_shift=shift))
+    assert clean[2].adv_shift is None  # it has been added, and cannot be added twice
+    assert_exact(clean[1].adv, torch.where(batch.mask, batch.adv + shift, 0.0))
+    assert cleaned(logp, clean[1], clean[2])[1].adv.equal(clean[1].adv)
 
 
 def test_regularisers_run_over_the_mask_untouched_by_weight_and_rejection() -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from harness.numerics.logprobs import selected_logp
 from harness.objective.advantage import KINDS, group_advantage, informative_groups, overlong_penalty
-from harness.objective.loss import AGGREGATIONS, batch_normalize, count_totals, policy_loss, start
+from harness.objective.loss import AGGREGATIONS, KL_KINDS, batch_normalize, count_totals, policy_loss, start
 from harness.objective.mismatch import by_entropy, by_position, correction_metrics, mismatch_metrics
 from methods import METHODS
 from tests.loss_cases import Algo, assert_exact, random_batch, rows_of, value_and_gradient
@@ -32,13 +32,36 @@ def test_constants_have_no_gradient() -> None:
         assert not any(s.requires_grad for s in sums.values())
 
 
+@pytest.mark.parametrize("kind", KL_KINDS)
+@pytest.mark.parametrize("loss", ["ppo", "gspo"])
+def test_padding_and_splits_do_not_reach_the_kl(kind: str, loss: str) -> None:
+    logp, batch = random_batch("kl", size=(8, 7))
+    algo = Algo(loss=loss, kl_coef=0.4, kl_type=kind, agg="seq-mean-token-mean")
+    c = start(batch, 0.2, 0.2)
+    ref = logp.detach() - 0.3 * torch.cos(batch.rollout_logp)
+    whole = replace(batch, extras={"ref_logp": ref})
+    value, grad = value_and_gradient(logp, whole, c, algo)
+    fields = {n: torch.where(batch.mask, getattr(batch, n), nan) for n in ("adv", "rollout_logp", "old_logp")}
+    dirty = replace(batch, **fields, extras={"ref_logp": torch.where(batch.mask, ref, nan)})
+    same, same_grad = value_and_gradient(torch.where(batch.mask, logp.detach(), nan).requires_grad_(), dirty, c, algo)
+    assert torch.equal(same, value) and torch.equal(same_grad, grad)
+    totals = count_totals(batch.mask, c.keep, 7)
+    pieces = [rows_of(whole, c, slice(first, first + 3)) for first in (0, 3, 6)]
+    parts = [
+        policy_loss(logp[i : i + 3], b, some, totals, algo)[0] for i, (b, some) in zip((0, 3, 6), pieces, strict=True)
+    ]
+    total = torch.stack(parts).sum()
+    assert_exact(total.detach(), value)
+    assert_exact(torch.autograd.grad(total, logp)[0], grad)
+
+
 @pytest.mark.parametrize("loss", ["ppo", "gspo", "cispo", "reinforce"])
 @pytest.mark.parametrize("bad", [nan, inf, -inf])
 def test_padding_changes_nothing(loss: str, bad: float) -> None:
     logp, batch = random_batch("padding")
     algo = Algo(loss=loss, kl_coef=0.1)
     ref = logp.detach() - 0.1
-    c = start(batch, 0.2, 0.2)
+    c = replace(start(batch, 0.2, 0.2), adv_shift=0.3 * torch.sin(batch.rollout_logp))
     value, grad = value_and_gradient(logp, replace(batch, extras={"ref_logp": ref}), c, algo)
 
     def spoilt(x: Tensor) -> Tensor:
@@ -46,7 +69,9 @@ def test_padding_changes_nothing(loss: str, bad: float) -> None:
 
     dirty = replace(batch, extras={"ref_logp": spoilt(ref)})
     dirty = replace(dirty, **{n: spoilt(getattr(batch, n)) for n in ("adv", "rollout_logp", "old_logp")})
+    assert c.adv_shift is not None
     c = replace(c, weight=spoilt(c.weight), clip_low=spoilt(c.clip_low), clip_high=spoilt(c.clip_high))
+    c = replace(c, adv_shift=spoilt(c.adv_shift))
     same, same_grad = value_and_gradient(spoilt(logp).requires_grad_(), dirty, c, algo)
     assert torch.equal(same, value) and torch.equal(same_grad, grad)
 
@@ -77,6 +102,7 @@ def test_splits_permutations_and_ranks_change_nothing(agg: str, denom: str) -> N
     algo = Algo(agg=agg, denom=denom)
     c = start(batch, 0.2, 0.2)
     c = replace(c, keep=c.keep & (batch.rollout_logp < -1.0), weight=(batch.old_logp - batch.rollout_logp).exp())
+    c = replace(c, adv_shift=0.3 * torch.sin(batch.rollout_logp))
     totals = count_totals(batch.mask, c.keep, 11)
     loss, grad = value_and_gradient(logp, batch, c, algo, totals)
 

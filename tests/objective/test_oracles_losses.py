@@ -238,6 +238,26 @@ def test_trl_sequence_ratio_and_reward_scaling(name: str) -> None:
     check("trl", f"{name}/gspo", logp, batch, corrected([MIS()], batch, algo), algo)
 
 
+@pytest.mark.parametrize("name", BATCHES)
+@pytest.mark.parametrize("level", ["token", "sequence"])
+@pytest.mark.parametrize("kind", ["k3", "k3_is"])
+def test_trl_kl_with_and_without_the_policy_ratio(name: str, level: str, kind: str) -> None:
+    """`use_bias_correction_kl`, beside token and sequence ratios: value and gradient of the whole loss."""
+    logp, batch = batch_named("trl", name)
+    arrays, numbers = oracle("trl")
+    adv = group_advantage(arrays[f"{name}/scores"], arrays[f"{name}/group"], "grpo", 1e-4)
+    extras = {"ref_logp": arrays[f"{name}/ref"]}
+    batch = replace(batch, adv=adv[:, None].expand(batch.mask.shape).double(), extras=extras)
+    algo = Algo(
+        loss="gspo" if level == "sequence" else "ppo", agg="seq-mean-token-mean", eps_high=0.28, dual_clip=None,
+        kl_coef=0.3, kl_type=kind,
+    )  # fmt: skip
+    part = MIS() if level == "sequence" else TIS()  # TRL's default at the level of sequences
+    check("trl", f"{name}/kl_{kind}/{level}", logp, batch, corrected([part], batch, algo), algo)
+    apart = numbers[f"{name}/kl_k3_is/{level}"]["loss"] - numbers[f"{name}/kl_k3/{level}"]["loss"]
+    assert abs(apart) > 2e-6
+
+
 def test_the_oracles_are_not_trivial() -> None:
     """Every mechanism acts somewhere: clips, dual clips, caps, rejections, both signs of the advantage."""
     arrays, numbers = oracle("verl")

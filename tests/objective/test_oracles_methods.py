@@ -1,4 +1,4 @@
-"""verl's presets and DPPO, TRL's VESPO weight and off-policy mask equal the libraries' own answers (tests/oracles)."""
+"""Methods of verl (presets, DPPO, SAPO) and TRL (SAPO, VESPO, off-policy mask) against their own answers."""
 
 from __future__ import annotations
 
@@ -12,10 +12,13 @@ import torch
 from torch import Tensor
 
 from harness.api import Part, TokenBatch
+from harness.objective.advantage import group_advantage
 from harness.objective.loss import Totals, count_totals, policy_loss
 from methods.dppo import DPPO, KL, TV, Anchor
 from methods.flashrl import TIS
 from methods.opsm import OPSM
+from methods.sapo import METHOD as SAPO_METHOD
+from methods.sapo import SAPO
 from methods.verl_presets import METHODS
 from methods.vespo import METHOD as VESPO_METHOD
 from methods.vespo import VESPO
@@ -130,6 +133,32 @@ def test_verl_dppo(name: str, method: Any, anchor: Anchor) -> None:
     masked = 1 - updated(parts, logp, batch).keep.sum().item() / batch.mask.sum().item()
     near(masked, numbers[case]["pg_clipfrac"])
     assert masked > 0.04 or name == "near"
+
+
+@pytest.mark.parametrize("name", BATCHES)
+@pytest.mark.parametrize("case", ["plain", "tis", "global"])
+@pytest.mark.parametrize(("taus", "part"), [("default", SAPO()), ("apart", SAPO(tau_pos=0.5, tau_neg=3.0))])
+def test_verl_sapo(name: str, case: str, taus: str, part: SAPO) -> None:
+    logp, batch = batch_named("verl", name)
+    parts: list[Part] = [part] if case == "plain" else [TIS(), part]
+    totals = Totals(num_tokens=97, num_sequences=13, num_kept_tokens=0, num_kept_sequences=0, max_len=50, dp_size=2)
+    algo = Algo(agg="seq-mean-token-mean")
+    loss, grad = objective(parts, logp, batch, algo, totals if case == "global" else None)
+    arrays, numbers = oracle("verl")
+    near(loss.item(), numbers[f"{name}/sapo/{taus}/{case}"]["loss"])
+    near(grad, arrays[f"{name}/sapo/{taus}/{case}/grad"])
+    assert not torch.allclose(grad, objective([TIS()], logp, batch, algo)[1], rtol=1e-2)
+
+
+@pytest.mark.parametrize("name", BATCHES)
+def test_trl_sapo(name: str) -> None:
+    logp, batch = batch_named("trl", name)
+    arrays, numbers = oracle("trl")
+    adv = group_advantage(arrays[f"{name}/scores"], arrays[f"{name}/group"], "grpo", 1e-4)
+    batch = replace(batch, adv=adv[:, None].expand(batch.mask.shape).double())
+    loss, grad = objective([TIS(), *SAPO_METHOD.parts], logp, batch, Algo(agg="seq-mean-token-mean"))
+    near(loss.item(), numbers[f"{name}/sapo"]["loss"])
+    near(grad, arrays[f"{name}/sapo/grad"])
 
 
 @pytest.mark.parametrize("name", BATCHES)

@@ -28,6 +28,12 @@ CORRECTIONS = {
     "sequence_mask": (3.0, None),
 }
 """Mode -> (largest, smallest ratio); the last is TRL's default."""
+TOKENS = {
+    "vllm_importance_sampling_mode": "token_truncate", "vllm_importance_sampling_clip_max": 2.0,
+    "vllm_importance_sampling_clip_min": None,
+}  # fmt: skip
+BETA = 0.3
+"""Coefficient of the KL to the reference."""
 
 
 def toy() -> tuple[Qwen2ForCausalLM, PreTrainedTokenizerFast]:
@@ -65,11 +71,13 @@ def trainer(folder: str, b: dict[str, Any], **options: Any) -> GRPOTrainer:
     return made
 
 
-def answer(folder: str, b: dict[str, Any], **options: Any) -> dict[str, Any]:
-    """Everything TRL computes from the batch."""
+def answer(folder: str, b: dict[str, Any], beta: float = 0.0, **options: Any) -> dict[str, Any]:
+    """Everything TRL computes from the batch. With `beta` its loss has the KL to the batch's reference, which no model
+    computes."""
     made = trainer(folder, b, **options)
     made.given = torch.tensor(b["old"])
     inputs = made._generate_and_score_completions([{"prompt": "a"} for _ in range(len(b["mask"]))])
+    made.beta, inputs["ref_per_token_logps"] = beta, torch.tensor(b["ref"])
     found = {"adv": inputs["advantages"].numpy(), "ratio": inputs["importance_sampling_ratio"].numpy()}
     made.given = torch.tensor(b["logp"], requires_grad=True)
     loss = made._compute_loss(made.model, inputs)
@@ -77,7 +85,7 @@ def answer(folder: str, b: dict[str, Any], **options: Any) -> dict[str, Any]:
     metrics = {name: values[-1] for name, values in made._metrics["train"].items()}
     names = ("low_mean", "high_mean", "region_mean")
     difference = "sampling/sampling_logp_difference/"
-    found |= {name: metrics[f"clip_ratio/{name}"] for name in names}
+    found |= {name: metrics[f"clip_ratio/{name}"] for name in names if f"clip_ratio/{name}" in metrics}
     found |= {f"difference_{kind}": metrics[f"{difference}{kind}"] for kind in ("mean", "max")}
     return found | {"loss": loss.item(), "grad": grad.numpy()}
 
@@ -100,6 +108,12 @@ def main() -> None:
                 answers[f"{name}/scale/{scale}"] = answer(folder, b, scale_rewards=scale)
             sequence = answer(folder, b, loss_type="grpo", importance_sampling_level="sequence")
             answers[f"{name}/gspo"] = sequence
+            answers[f"{name}/sapo"] = answer(folder, b, loss_type="sapo", **TOKENS)
+            for is_unbiased in (False, True):
+                for level, options in (("token", TOKENS), ("sequence", {})):
+                    kind = {"use_bias_correction_kl": is_unbiased, "importance_sampling_level": level}
+                    case = f"{name}/kl_{'k3_is' if is_unbiased else 'k3'}/{level}"
+                    answers[case] = answer(folder, b, BETA, loss_type="grpo", **kind, **options)
     save("trl", version("trl"), answers)
 
 

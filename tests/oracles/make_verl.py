@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib.metadata import version
 from typing import Any
 
@@ -35,6 +35,8 @@ REJECTIONS = {
 NARROWED = {"tight": 0.012, "mild": 0.3}
 """Name -> factor on the log-ratios of batch "int4", so that the presets' bounds reject some responses, not all."""
 DIVERGENCES = {"dppo_tv": 0.15, "dppo_kl": 0.05}
+TAUS = {"default": (1.0, 1.05), "apart": (0.5, 3.0)}
+"""Steepness of SAPO's gate for positive and other advantages; the first are verl's defaults."""
 
 
 def config(low: float = 0.2, high: float = 0.28, dual: float = 3.0, **policy_loss: Any) -> ActorConfig:
@@ -190,12 +192,27 @@ def divergences(b: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
+def gates(b: dict[str, Any]) -> dict[str, Any]:
+    """SAPO, with and without token weights, with local and with global denominators."""
+    found: dict[str, Any] = {}
+    weight = corrected(b, **CORRECTIONS["token"])[0]
+    for name, (tau_pos, tau_neg) in TAUS.items():
+        for case, extra, total in (
+            ("plain", {}, {}), ("tis", {"rollout_is_weights": weight}, {}),
+            ("global", {"rollout_is_weights": weight}, GLOBAL),
+        ):  # fmt: skip
+            cfg = replace(config(), tau_pos=tau_pos, tau_neg=tau_neg)
+            cfg.global_batch_info.update(total)
+            found[f"sapo/{name}/{case}"] = loss_and_gradient("sapo", b, cfg, **extra)
+    return found
+
+
 def main() -> None:
     """Every batch through every function."""
     answers: dict[str, dict[str, Any]] = {}
     for name, b in batches().items():
         answers |= {f"{name}/{case}": fields for case, fields in (losses(b) | corrections(b) | others(b)).items()}
-        answers |= {f"{name}/{case}": fields for case, fields in divergences(b).items()}
+        answers |= {f"{name}/{case}": fields for case, fields in (divergences(b) | gates(b)).items()}
     for name, b in (narrowed() | {"wild": batches()["wild"]}).items():
         answers |= {f"{name}/{case}": fields for case, fields in presets(b).items()}
     names = ("mask", "rollout", "old", "logp", "adv")
