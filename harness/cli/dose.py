@@ -32,8 +32,10 @@ def run(a: argparse.Namespace) -> int:
     if a.predict is not None:
         from harness.studies.dose.predictions import predict, write_predictions
         from harness.studies.probe.record import read
+        from harness.sweep.planning import plan, read_sweep
 
-        print(f"written: {write_predictions(a.results, predict(found, read(a.probe), a.predict))}")
+        cells = plan(read_sweep(a.predict)).cells
+        print(f"written: {write_predictions(a.results, predict(found, read(a.probe), a.predict, cells))}")
         return 0
     print("\n".join(f"- {line}" for line in sentences(found)))
     if a.is_written:
