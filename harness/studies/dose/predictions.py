@@ -93,7 +93,7 @@ def _probed(record: Mapping[str, Any], sweep: str, cell: RunConfig) -> Mapping[s
     )  # fmt: skip
     for key, probed, run in pairs:
         if probed != run:
-            raise ValueError(f"dose: probe {record['id']} has {key}={probed}, {sweep} {key}={run}; probe with the latter")
+            raise ValueError(f"dose: probe {record['id']} has {key}={probed}, {sweep} {key}={run}; probe with that")
     name, weights = cell.precision.name, cell.precision.weights
     found = next((row for row in record["formats"] if row["precision"] == name), None)
     if found is None or weights not in found["passport"]["weights"]:
