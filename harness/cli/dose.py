@@ -34,8 +34,9 @@ def run(a: argparse.Namespace) -> int:
         from harness.studies.probe.record import read
         from harness.sweep.planning import plan, read_sweep
 
-        cells = plan(read_sweep(a.predict)).cells
-        print(f"written: {write_predictions(a.results, predict(found, read(a.probe), a.predict, cells))}")
+        sweep = read_sweep(a.predict)
+        said = predict(found, read(a.probe), sweep.name, plan(sweep).cells)
+        print(f"written: {write_predictions(a.results, said)}")
         return 0
     print("\n".join(f"- {line}" for line in sentences(found)))
     if a.is_written:
