@@ -100,7 +100,7 @@ def _title(records: Sequence[Record]) -> str:
     if not k3:
         return f"{records[-1]['folder']}: {FLOOR} alone"
     low, high = min(k3, key=lambda n: k3[n]), max(k3, key=lambda n: k3[n])
-    span = f"k3 from {k3[low]:.2g} ({low}) to {k3[high]:.2g} ({high})"
+    span = f"k3 from {k3[low]:.2g} ({low}) to {k3[high]:.2g} ({high})" if len(k3) > 1 else f"k3 {k3[low]:.2g} ({low})"
     return f"{records[-1]['folder']}: {span}, the floor {floor:.2g}"
 
 

@@ -1,4 +1,4 @@
-"""What a factor adds to the dose: found where it was put, not found where it was not, p-values against enumeration."""
+"""Additions of a factor to the dose: found where one was put, not found where none was, p-values by enumeration."""
 
 from __future__ import annotations
 
