@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from functools import cache
 from pathlib import Path
 
 import numpy as np
 from matplotlib.figure import Figure
 
+from harness.foundation.provenance import ROOT
 from harness.studies.dose import figure as figures
+from harness.studies.dose.curve import bins
+from harness.studies.dose.points import read_points
 from harness.studies.dose.report import page, sentences, write
-from harness.studies.dose.study import Study, finding, prediction, study
+from harness.studies.dose.study import MIN_RUNS, TASK, Study, finding, prediction, study
 from tests.studies.dose import made
 
 
@@ -58,3 +62,15 @@ def test_the_figure_shows_the_finding_and_every_run(tmp_path: Path, monkeypatch)
         )
         assert shown == sum(p.correction == name for p in known().points)
         assert (ax.get_xscale(), figure.axes[0].get_ylabel()) == ("log", "lost accuracy")
+
+
+def test_the_committed_page_is_of_the_committed_runs() -> None:
+    results = ROOT / "results"
+    committed = (results / "tables" / "dose.md").read_text(encoding="utf-8")
+    rows = read_points(results)
+    counts = Counter(p.correction for p in rows if p.task == TASK)
+    own = [p for p in rows if p.task == TASK and counts[p.correction] >= MIN_RUNS]
+    assert f"{len(own)} runs of `sort` on {len({p.base for p in own})} bases" in committed
+    for b in bins(own):
+        start = f"| {b.correction} | {b.name} | {b.dose:.2g} | {b.num_runs} | {b.num_bases} | "
+        assert start + ("-" if b.loss != b.loss else f"{b.loss:+.3f}") in committed
