@@ -48,8 +48,8 @@ def test_within_the_runs_it_is_known_with_their_interval(correction: str) -> Non
 @pytest.mark.parametrize("beyond", [{"size": "7b"}, {"length": 128}, {"length": 4}])
 @pytest.mark.parametrize("correction", ["none", "TIS"])
 def test_beyond_the_runs_it_is_the_dose_alone(beyond: dict[str, Any], correction: str) -> None:
-    values: dict[str, Any] = SMALL | beyond
-    found = accuracy(curves(), question(2.0 / values["length"], **values), "int8", correction)
+    asked: dict[str, Any] = SMALL | beyond
+    found = accuracy(curves(), question(2.0 / asked["length"], **asked), "int8", correction)
     levels, values = fitted(*own(correction))
     said = float(np.interp(np.log(2.0), np.log(levels), values))
     assert found.kind == "dose only" and found.change == pytest.approx(-said)
