@@ -32,8 +32,11 @@ def run(a: argparse.Namespace) -> int:
     if a.predict is not None:
         from harness.studies.dose.predictions import predict, write_predictions
         from harness.studies.probe.record import read
+        from harness.sweep.planning import plan, read_sweep
 
-        print(f"written: {write_predictions(a.results, predict(found, read(a.probe), a.predict))}")
+        sweep = read_sweep(a.predict)
+        said = predict(found, read(a.probe), sweep.name, plan(sweep).cells)
+        print(f"written: {write_predictions(a.results, said)}")
         return 0
     print("\n".join(f"- {line}" for line in sentences(found)))
     if a.is_written:

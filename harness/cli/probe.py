@@ -19,7 +19,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "more folders or files to compare with, such as the saved steps of one run; and overrides, e.g. task=gsm8k "
         "task.path=DIR algo.num_prompts=64 engine.max_new_tokens=512 engine=vllm trainer.device=cuda"))  # fmt: skip
     parser.add_argument("--precisions", type=word_list, default=(), metavar="A,B,...",
-                        help="formats, e.g. int8,fp8_block+kv8 (default: all that the engine can follow)")  # fmt: skip
+                        help="formats, e.g. int8,fp8_block+kv8, or int4=int4_g32 for int4 with other weights than "
+                             "it has of its own (default: all that the engine can follow)")  # fmt: skip
     parser.add_argument("--untrained", action="store_true",
                         help="the weights are random: costs alone count, and the record says so")  # fmt: skip
     parser.add_argument("--dump", type=Path, metavar="FOLDER", help="also keep the log-probs of every format there")

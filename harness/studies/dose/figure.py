@@ -33,7 +33,7 @@ def _figure(s: Study) -> Figure:
         _collapses(axes[1][column], s, name)
     axes[0][0].set_ylabel("lost accuracy")
     axes[1][0].set_ylabel("collapsed")
-    figure.suptitle("\n".join(textwrap.wrap(finding(s), 100)), fontsize=8)
+    figure.suptitle("\n".join(textwrap.wrap(finding(s), 85)), fontsize=8)
     note = "squares: means of bins with simultaneous 95 % intervals; each grey mark is a run that did not collapse"
     figure.supxlabel(note, fontsize=6, color=NOTE)
     return figure

@@ -97,7 +97,7 @@ def points(runs: Iterable[RunResult], series: Mapping[str, Mapping[str, Sequence
     for run in usable:
         control = controls.get(_place(run))
         columns = series.get(run.run_id, {})
-        correction = correction_of(run)
+        correction = correction_of(run.config)
         if control is None or correction is None or _is_control(run) or not columns.get(K3):
             continue
         c = run.config
@@ -156,10 +156,10 @@ def _deciding(columns: Mapping[str, Sequence[Any]]) -> float:
     return _median(np.array(found))
 
 
-def correction_of(run: RunResult) -> str | None:
+def correction_of(c: Mapping[str, Any]) -> str | None:
     """Names of the parts that correct, "none" for naive; None where the method does more than correct, or not with the
-    knobs that it has by default."""
-    method, c = METHODS.get(run.config["method"]), run.config
+    knobs that it has by default. `c` is a run's configuration."""
+    method = METHODS.get(c["method"])
     if method is None or c["parts"]:
         return None
     usual = {type(part).__name__: knobs(part) for part in method.parts}

@@ -17,12 +17,14 @@ from typing import Any
 
 import numpy as np
 
+from harness.config.load import to_json
+from harness.config.schema import RunConfig
 from harness.foundation.markdown_table import markdown_table
 from harness.records.packed import read_packed, read_packed_series
 from harness.records.paths import packed_path, predictions_path
 from harness.records.run_result import write_atomic
 from harness.studies.dose.curve import LEVEL, fitted, mean_interval, predicted
-from harness.studies.dose.points import COLUMNS, NONE, Point, points
+from harness.studies.dose.points import COLUMNS, NONE, Point, correction_of, points
 from harness.studies.dose.study import TESTED, Study
 
 FLOOR = "bf16"
@@ -53,22 +55,52 @@ class Outcome:
         return self.loss - self.predicted
 
 
-def predict(s: Study, record: Mapping[str, Any], sweep: str) -> dict[str, Any]:
-    """Predictions for `sweep` from a probe, as plain JSON: lost accuracy of every format and correction of TESTED."""
+def predict(s: Study, record: Mapping[str, Any], sweep: str, cells: Sequence[RunConfig]) -> dict[str, Any]:
+    """Predictions for `sweep` and its cells from a probe, as plain JSON: lost accuracy of every arm whose correction is
+    one of TESTED.
+
+    Raises ValueError for a sweep without such an arm, and for a probe of another task, channel spread or format of
+    weights than the sweep's.
+    """
     rows: list[dict[str, Any]] = []
     for correction in TESTED:
         own = [p for p in s.points if p.correction == correction and not p.has_collapsed]
+        arms = {c.precision.name: c for c in cells if correction_of(to_json(c)) == correction}
         if not own:
             continue
         curve = fitted(np.array([p.dose for p in own]), np.array([p.loss for p in own]))
-        for row in (row for row in record["formats"] if row["precision"] != FLOOR):
+        for name, cell in arms.items():
+            if name == FLOOR:
+                continue
+            row = _probed(record, sweep, cell)
             dose = row["mismatch"]["kl_k3"] * row["length_mean"]
             loss = float(predicted(curve, np.array([dose]))[0])
-            rows.append({"precision": row["precision"], "correction": correction, "dose": dose, "loss": round(loss, 4)})
+            rows.append({"precision": name, "correction": correction, "dose": dose, "loss": round(loss, 4)})
+    if not rows:
+        raise ValueError(f"dose: {sweep} has no low-bit arm without a correction or with TIS")
     return {
         "sweep": sweep, "probe": record["id"], "folder": record["folder"], "num_runs": len(s.points),
         "made": datetime.now(UTC).isoformat(timespec="seconds"), "predictions": rows,
     }  # fmt: skip
+
+
+def _probed(record: Mapping[str, Any], sweep: str, cell: RunConfig) -> Mapping[str, Any]:
+    """The probe's row of a cell's format. Raises ValueError where it was measured in another setting."""
+    task, model = record["config"]["task"], record["config"]["model"]
+    pairs = (
+        ("task", task["name"], cell.task.name), ("task.n", task["n"], cell.task.n),
+        ("model.spread", model["spread"], cell.model.spread),
+    )  # fmt: skip
+    for key, probed, run in pairs:
+        if probed != run:
+            raise ValueError(f"dose: probe {record['id']} has {key}={probed}, {sweep} {key}={run}; probe with that")
+    name, weights = cell.precision.name, cell.precision.weights
+    found = next((row for row in record["formats"] if row["precision"] == name), None)
+    if found is None or weights not in found["passport"]["weights"]:
+        probed = "none" if found is None else " and ".join(found["passport"]["weights"])
+        raise ValueError(f"dose: {sweep} has {name} with weights in {weights}, probe {record['id']} has {probed}; "
+                         f"probe with --precisions {name}={weights}")  # fmt: skip
+    return found
 
 
 def write_predictions(results: Path, found: Mapping[str, Any]) -> Path:

@@ -94,12 +94,14 @@ def _all(ax: Axes, records: Sequence[Record]) -> None:
 
 
 def _title(records: Sequence[Record]) -> str:
-    """Range of k3 over all formats but the floor's."""
+    """Range of k3 over all formats of the last probe, and its floor."""
+    floor = max(row["mismatch"]["kl_k3"] for row in records[-1]["formats"] if row["precision"] == FLOOR)
     k3 = {row["name"]: row["mismatch"]["kl_k3"] for row in records[-1]["formats"] if row["precision"] != FLOOR}
     if not k3:
         return f"{records[-1]['folder']}: {FLOOR} alone"
     low, high = min(k3, key=lambda n: k3[n]), max(k3, key=lambda n: k3[n])
-    return f"{records[-1]['folder']}: k3 from {k3[low]:.2g} ({low}) to {k3[high]:.2g} ({high})"
+    span = f"k3 from {k3[low]:.2g} ({low}) to {k3[high]:.2g} ({high})" if len(k3) > 1 else f"k3 {k3[low]:.2g} ({low})"
+    return f"{records[-1]['folder']}: {span}, the floor {floor:.2g}"
 
 
 def _looks() -> Any:

@@ -32,11 +32,13 @@ Record = dict[str, Any]
 def configs(folder: Path, precisions: Sequence[str], overrides: Sequence[str]) -> tuple[list[RunConfig], list[str]]:
     """(a run of every format, the floor first and twice, remarks on formats that the engine cannot follow).
 
-    Without `precisions` it is every format that low-bit rollouts have here. Raises ValueError for a bad folder or
-    override, and for a named format that is unknown or that the engine cannot follow.
+    Without `precisions` it is every format that low-bit rollouts have here; `int4=int4_g32` is int4 with other weights.
+    Raises ValueError for a bad folder or override, and for a format that is named twice, is unknown or that the engine
+    cannot follow.
     """
     for word in overrides:
-        if word.partition("=")[0].lstrip("+~") in GIVEN:
+        key = word.partition("=")[0].lstrip("+~")
+        if key in GIVEN or key.startswith("precision."):
             raise ValueError(f"override {word!r}: the probe has no method, --precisions names the formats, "
                              "the model is the folder")  # fmt: skip
     if not (folder / "config.json").is_file():
@@ -45,8 +47,13 @@ def configs(folder: Path, precisions: Sequence[str], overrides: Sequence[str]) -
     resolve(load([*words, "method=bf16", "precision=bf16"]), lambda path: content_hash(Path(path)))
     found: list[RunConfig] = [config_at(FLOOR, words), config_at(FLOOR, [*words, "seed=1"])]
     remarks: list[str] = []
-    for name in dict.fromkeys(precisions or METHODS["naive"].precisions):
-        config = config_at(name, words)
+    for word in dict.fromkeys(precisions or METHODS["naive"].precisions):
+        name, _, weights = word.partition("=")
+        if name == FLOOR and weights:
+            raise ValueError(f"--precisions {word}: {FLOOR} is the floor, and stays what it is")
+        config = config_at(name, [*words, *([f"precision.weights={weights}"] if weights else [])])
+        if config.precision.name in {one.precision.name for one in found[2:]}:
+            raise ValueError(f"--precisions: {name} is named twice")
         try:
             check(config)
         except ValueError as error:

@@ -51,8 +51,12 @@ def sentences(record: Record) -> list[str]:
     above = {row["name"]: row["mismatch"]["kl_k3"] for row in rows if is_above_floor(row, record)}
     if above:
         ordered = sorted(above, key=lambda row: above[row])
-        told = ", ".join(f"{row} {_times(above[row] / max(floor))}" for row in ordered)
-        found.append(f"{name}: k3 over the floor's: {told}.")
+        if max(floor) > 0:
+            told = ", ".join(f"{row} {_times(above[row] / max(floor))}" for row in ordered)
+            found.append(f"{name}: k3 over the floor's: {told}.")
+        else:
+            told = ", ".join(f"{row} {above[row]:.2g}" for row in ordered)
+            found.append(f"{name}: k3, where the floor has none: {told}.")
     return found
 
 

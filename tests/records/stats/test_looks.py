@@ -126,6 +126,7 @@ def test_a_frozen_arm_is_counted_as_wrong_where_it_gets_another_verdict() -> Non
 def test_the_table_has_a_row_for_every_world(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(look_worlds, "RULES", (("short", Until(max_seeds=4), ("none differs",)),))
     notes = list[str]()
-    rows = [line for line in look_worlds.lines(2, np.random.default_rng(0), notes.append) if line.startswith("| ")]
+    text = "\n".join(look_worlds.lines(2, np.random.default_rng(0), notes.append))
+    rows = [line for line in text.splitlines() if line.startswith("| ")]
     assert len(rows) == 1 + len(look_worlds.WORLDS) == 1 + len(notes)
     assert all(len(row.split("|")) == 14 for row in rows)

@@ -232,8 +232,9 @@ def test_what_is_committed_makes_the_committed_page() -> None:
     wanted = [Work(size="7b", arm=arm, length=4096) for arm in ARMS]
     page = (ROOT / "results" / "tables" / "capacity_h200.md").read_text(encoding="utf-8")
     for gpus, title in ((1, "## 1 GPU (estimated)"), (8, "## 8 GPUs (assumed)")):
-        lines = report.section(report.cells_of(found, wanted, [gpus], Links()), gpus)
-        assert lines[0] == title and lines[-2] in page
+        lines = "\n".join(report.section(report.cells_of(found, wanted, [gpus], Links()), gpus)).splitlines()
+        assert lines[0] == title and lines[-1].startswith("| 7b | 4096 | ")
+        assert all(line in page for line in lines[2:]) and len(lines) == 5
 
 
 def test_the_command_writes_a_page_a_table_and_a_figure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -50,12 +50,13 @@ def test_the_table_merges_devices_by_format() -> None:
     cells = list(table.rows(records))
     assert [row[:2] for row in cells] == [["bf16", "cpu"], ["bf16", "cuda"], ["nvfp4", "cpu"], ["nvfp4", "cuda"]]
     assert {len(row) for row in cells} == {len(table.HEAD)}
-    assert cells[2][2] == "refused: no kernel / for it" and set(cells[2][3:]) == {"-"}
+    assert cells[2][2] == "refused: no kernel | for it" and set(cells[2][3:]) == {"-"}
     assert cells[3][2] == "Marlin" and float(cells[3][3]) == pytest.approx(0.01 * math.sqrt(2 / math.pi), rel=0.03)
     assert cells[1][-2:] == ["-", "-"], "an exact emulation has no correlation and no ratio"
     text = table.markdown(records)
     assert "* cuda: vllm-cuda-1.2.3 (torch 2.0) on NVIDIA H200; xs128 on sort8, 512 responses" in text
-    assert sum(line.startswith("| ") for line in text.splitlines()) == 6
+    assert "refused: no kernel \\| for it" in text, "a bar within a cell is escaped"
+    assert sum(line.startswith("| ") for line in text.splitlines()) == 1 + 4
 
 
 def test_rows_are_replaced_in_the_same_setting_and_dropped_in_another(tmp_path: Path) -> None:

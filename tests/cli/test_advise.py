@@ -1,0 +1,117 @@
+"""`lowbit advise`: every kind of answer, configurations, cases, and wrong input, on committed rates and made runs."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from harness.cli.main import main
+from harness.foundation.provenance import ROOT
+from tests.studies.dose import made
+from tests.studies.probe import made as probes
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A results folder with the committed rates, runs on a known curve, and one run of text."""
+    folder = tmp_path_factory.mktemp("results")
+    for name in ("bench", "throughput"):
+        (folder / name).symlink_to(ROOT / "results" / name)
+    made.curved_sweep(folder, seeds=12)
+    own = {"model__name": "words_10m", "task__name": "wordmath", "task__n": 10, "engine__name": "vllm"}
+    made.keep(folder, "text", [made.run("text", "bf16", "bf16", auc=0.7, **own),
+                               made.run("text", "naive", "int8", auc=0.7, k3=2e-3, length=245.0, **own)])  # fmt: skip
+    return folder
+
+
+def lowbit_advise(results: Path, *words: object) -> int:
+    return main(["advise", *map(str, words), "--results", str(results)])
+
+
+def test_every_kind_of_answer(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def said(*words: object) -> tuple[str, str]:
+        assert lowbit_advise(results, *words) == 0
+        answered, _, rest = capsys.readouterr().out.partition("Risk not known:")
+        return answered, rest.partition("step: time")[0]
+
+    answered, rest = said("--size", "0.1m", "--length", 16, "--k3", "0.03")
+    assert (
+        answered.count(" runs") == 10 and "not known: no rate was measured at 0.1m" in answered and "int8" not in rest
+    )
+    answered, rest = said("--size", "7B", "--length", 4096, "--gpus", 8, "--k3", "1e-4")
+    assert "int8" not in answered and rest.count("not known; if only the dose matters: -0.") == 10
+    assert "times, assumed" in rest
+    answered, rest = said("--size", "7b", "--length", 1024)
+    assert rest.count("not known: no mismatch is given for ") == 10 and "times, estimated" in rest
+    assert "0, the control" in answered
+
+
+def test_the_probe_gives_the_mismatch(results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    probe = tmp_path / "probe.json"
+    probe.write_text(json.dumps(probes.record(probes.row("int8", 1e-4), probes.row("mxfp8", 1e-3))), encoding="utf-8")
+    assert lowbit_advise(results, "--size", "7b", "--length", 4096, "--probe", probe, "--explain") == 0
+    out = capsys.readouterr().out
+    assert out.count("not known; if only the dose matters") == 4 and "no rate was measured with mxfp8" in out
+    assert "dose 0.41 = k3 0.0001 (probe 0123456789ab of base, 8 answers of 2 tokens in the mean) x 4096 tokens" in out
+
+
+def test_configurations_are_printed_alone(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("--size", "7b", "--length", 2048, "--gpus", 8, "--config", "fp8_block:TIS")
+    assert lowbit_advise(results, *words) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("# fp8_block with TIS\n\n## lowbit\n\nlowbit run method=flashrl precision=fp8_block ")
+    assert "\nalgorithm.rollout_correction.rollout_is=token\n" in out and "Risk" not in out
+
+
+def test_cases_are_printed_and_written(results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    place = tmp_path / "results"
+    shutil.copytree(results, place, symlinks=True)
+    assert lowbit_advise(place, "--cases") == 0 and not (place / "tables").exists()
+    printed = capsys.readouterr().out
+    assert "word problems with 10M parameters: int8 0.002." in printed
+    assert lowbit_advise(place, "--cases", "--write") == 0
+    assert (place / "tables" / "advise.md").read_text(encoding="utf-8").strip() in printed
+    grid = json.loads((place / "tables" / "advise.json").read_bytes())
+    assert grid["k3"]["as on word problems"] == "int8=0.002" and len(grid["speeds"]) == 6 * 5 * 3
+
+
+UNTRAINED = "UNTRAINED"
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("", "--size and --length are needed, such as --size 7b --length 8192; or --cases"),
+        ("--size 7b", "--size and --length are needed"),
+        ("--size big --length 10", "--size big: a number of parameters such as 7b or 3m is expected"),
+        ("--size 7b --length 0", "argument --length: '0': a whole number above 0 is expected"),
+        ("--size 7b --length 99999999", "7b answers with 1 to 32704 tokens"),
+        ("--size 7b --length 10 --k3 high", "--k3 high: nats a token, 0 or more, are expected"),
+        ("--size 7b --length 10 --k3 int44=1e-3", "int44 has no measured rates; nearest: int4"),
+        ("--size 7b --length 10 --k3 1e-3 --probe x.json", "not allowed with argument --k3"),
+        ("--size 7b --length 10 --probe x.json", "x.json: not a probe"),
+        (f"--size 7b --length 10 --probe {UNTRAINED}", "of untrained weights; costs alone count"),
+        ("--size 7b --length 10 --gpus 12", "--gpus 12: 1 to 8, or whole nodes of 8, are expected"),
+        ("--size 7b --length 10 --deploy int8", "argument --deploy: invalid choice: 'int8'"),
+        ("--size 7b --length 10 --config int44", "--config int44: unknown; nearest: int4"),
+        ("--size 7b --length 10 --write", "--write goes with --cases alone"),
+    ],
+)
+def test_wrong_input(
+    words: str, expected: str, results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "untrained.json"
+    path.write_text(json.dumps(probes.record(probes.row("int8", 1e-4), is_untrained=True)), encoding="utf-8")
+    assert lowbit_advise(results, *words.replace(UNTRAINED, str(path)).split()) == 2
+    captured = capsys.readouterr()
+    assert captured.err.startswith("lowbit: error: ") and captured.err.count("\n") == 1 and expected in captured.err
+    assert not captured.out and not (results / "tables").exists()
+
+
+def test_missing_evidence_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert lowbit_advise(tmp_path, "--size", "7b", "--length", 10) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("lowbit: error: ") and err.count("\n") == 1 and str(tmp_path) in err

@@ -1,0 +1,78 @@
+"""`lowbit probe` on a tiny Qwen2 folder: record, page and figure, earlier records, and wrong input."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from harness.cli.main import main
+from tests.studies.probe import made
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny Qwen2 folder."""
+    return made.qwen2(tmp_path_factory.mktemp("folder") / "qwen2")
+
+
+def lowbit_probe(results: Path, *words: object) -> int:
+    return main(["probe", *map(str, words), "--results", str(results)])
+
+
+def test_the_command_measures_prints_and_writes(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    results, dump = tmp_path / "results", tmp_path / "dump"
+    words = (folder, *made.WORDS, "trainer.compute=fp32", "--precisions", "int8,int4=int4_g32", "--untrained")
+    assert lowbit_probe(results, *words, "--dump", dump, "--write") == 0
+    out = capsys.readouterr().out
+    (path,) = (results / "probes").glob("*.json")
+    record = json.loads(path.read_bytes())
+    assert [row["name"] for row in record["formats"]] == ["bf16", "bf16 again", "int8", "int4"]
+    assert record["formats"][3]["passport"]["weights"]["int4_g32"] == 14 and record["is_untrained"]
+    floor = " and ".join(f"{row['mismatch']['kl_k3']:.2g}" for row in record["formats"][:2])
+    assert f"- qwen2: the floor, bf16 sampled twice, has a k3 of {floor}." in out and "untrained, so costs" in out
+    assert {path.name for path in (dump / "qwen2").iterdir()} == {
+        f"{name}.safetensors" for name in ("bf16", "bf16-again", "int8", "int4")
+    }
+    page = results / "tables" / f"probe_{record['id']}.md"
+    assert page.read_text(encoding="utf-8").startswith("# Probe\n\n- qwen2: untrained")
+    before = page.read_bytes(), path.read_bytes()
+    assert lowbit_probe(results, path, "--write") == 0, "an earlier record is read, not measured again"
+    assert (page.read_bytes(), path.read_bytes()) == before
+
+
+def test_a_folder_is_compared_with_an_earlier_record(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    earlier = tmp_path / "earlier.json"
+    earlier.write_text(json.dumps(made.record(made.row("int8", 0.5), folder="before")), encoding="utf-8")
+    assert lowbit_probe(tmp_path, folder, earlier, *made.WORDS, "--precisions", "int8") == 0
+    out = capsys.readouterr().out
+    assert "- before: k3 over the floor's: int8 2,500 times." in out and "- qwen2: the floor" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("FOLDER", "--precisions", "int44"), "--precisions=int44: unknown"),
+        (("FOLDER", "method=flashrl"), "the probe has no method, --precisions names the formats"),
+        (("FOLDER", "algo.num_promts=3"), "algo.num_promts"),
+        (("FOLDER", "trainer=verl"), "override 'trainer=verl'"),
+        (("nowhere",), "nowhere: no model folder; it has no config.json"),
+        (("FOLDER", "nowhere"), "nowhere: no model folder"),
+        (("nothing.json",), "nothing.json: not a probe"),
+        ((), "FOLDER"),
+    ],
+)
+def test_wrong_input(
+    words: tuple[str, ...], expected: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    results = tmp_path / "results"
+    given = [str(folder) if word == "FOLDER" else word for word in words]
+    assert lowbit_probe(results, *given, *(made.WORDS if given else ())) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("lowbit: error: ") and err.count("\n") == 1 and expected in err
+    assert not results.exists()

@@ -1,0 +1,76 @@
+"""The page and the figure of the study: numbers of the study itself, no more and no fewer rows."""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from harness.foundation.provenance import ROOT
+from harness.studies.dose import figure as figures
+from harness.studies.dose.curve import bins
+from harness.studies.dose.points import read_points
+from harness.studies.dose.report import page, sentences, write
+from harness.studies.dose.study import MIN_RUNS, TASK, Study, finding, prediction, study
+from tests.studies.dose import made
+
+
+@cache
+def known() -> Study:
+    other = made.point(-0.01, 1.0, "w", task="wordmath", precision="int8")
+    return study([*made.cloud(24, noise=0.02, bumps=0.1), other])
+
+
+def test_the_sentences_tell_the_numbers() -> None:
+    said = sentences(known())
+    ratio = next(r for r in known().reached if r.correction == "TIS" and r.loss == 0.1)
+    assert said[0] == f"{finding(known())}. Brackets: 95 %, bases resampled."
+    assert any(f"TIS bears {ratio.ratio:.1f} times the dose [{ratio.ratio_low:.1f}, " in line for line in said)
+    (added,) = [line for line in said if line.startswith("Beyond the dose, no correction")]
+    assert "format adds (p = " in added and "at int4)" in added and "not shown for" in added
+    curve = prediction(known(), known().others[0])
+    assert 0.15 < curve < 0.3
+    assert said[-1].endswith(f"(wordmath, one run each): int8 -0.010 where the curve says {curve:+.3f}.")
+
+
+def test_the_page_has_every_row() -> None:
+    s, text = known(), page(known())
+    rows = [line for line in text.splitlines() if line.startswith("| ")]
+    heads = 4
+    assert len(rows) == heads + len(s.bins) + len(s.reached) + 2 * 4 + sum(len(c) for c in s.candidates.values())
+    assert text.startswith("# Dose: lost accuracy against mismatch x length\n\n192 runs of `sort` on 24 bases")
+    for b in s.bins:
+        assert f"| {b.correction} | {b.name} | {b.dose:.2g} | {b.num_runs} | {b.num_bases} | {b.loss:+.3f}" in text
+
+
+def test_the_figure_shows_the_finding_and_every_run(tmp_path: Path, monkeypatch) -> None:
+    drawn: list[Figure] = []
+    whole = figures._figure
+    monkeypatch.setattr(figures, "_figure", lambda s: drawn.append(whole(s)) or drawn[-1])
+    paths = write(known(), tmp_path / "tables", tmp_path / "figures")
+    assert [path.name for path in paths] == ["dose.md", "dose.png"] and all(path.stat().st_size for path in paths)
+    (figure,) = drawn
+    assert " ".join(figure.get_suptitle().split()) == finding(known())
+    above = figure.axes[:2]
+    assert [ax.get_title(loc="left") or ax.get_title() for ax in above] == ["no correction", "TIS"]
+    for ax, name in zip(above, ("none", "TIS"), strict=True):
+        shown = sum(
+            np.size(line.get_xdata()) for line in ax.lines if line.get_label() in ("emulated", "vLLM's kernels")
+        )
+        assert shown == sum(p.correction == name for p in known().points)
+        assert (ax.get_xscale(), figure.axes[0].get_ylabel()) == ("log", "lost accuracy")
+
+
+def test_the_committed_page_is_of_the_committed_runs() -> None:
+    results = ROOT / "results"
+    committed = (results / "tables" / "dose.md").read_text(encoding="utf-8")
+    rows = read_points(results)
+    counts = Counter(p.correction for p in rows if p.task == TASK)
+    own = [p for p in rows if p.task == TASK and counts[p.correction] >= MIN_RUNS]
+    assert f"{len(own)} runs of `sort` on {len({p.base for p in own})} bases" in committed
+    for b in bins(own):
+        start = f"| {b.correction} | {b.name} | {b.dose:.2g} | {b.num_runs} | {b.num_bases} | "
+        assert start + ("-" if b.loss != b.loss else f"{b.loss:+.3f}") in committed
