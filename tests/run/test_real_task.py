@@ -108,10 +108,11 @@ def test_positions_beyond_those_of_the_folder_are_given_in_one_word(folder: Path
     run, _ = build(config_of(folder, *words), small_launch(tmp_path))
     assert run.trainer.model.config.max_positions == 300
     assert decoder_config(run.config.model).max_positions == 300
-    assert grpo_step(run)["train/loss"] == grpo_step(build(config_of(folder, *words[:2]), small_launch(tmp_path))[0])[
-        "train/loss"
-    ]  # no rope scaling: positions are a limit, no number
-    with pytest.raises(ValueError, match="model.max_positions=0: must be at least 1"):
+    assert (
+        grpo_step(run)["train/loss"]
+        == grpo_step(build(config_of(folder, *words[:2]), small_launch(tmp_path))[0])["train/loss"]
+    )  # no rope scaling: positions are a limit, no number
+    with pytest.raises(ValueError, match=r"model\.max_positions=0: must be at least 1"):
         config_of(folder, "model.max_positions=0")
 
 
