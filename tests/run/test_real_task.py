@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -19,6 +21,7 @@ from harness.models.tokenizer import save_tokenizer
 from harness.run.cell import run_cell
 from harness.run.collect import sequences
 from harness.run.loop import grpo_step
+from harness.run.run import Collected
 from harness.tasks import Item
 from tests.source_tree import ROOT
 from tests.toy import small_config, small_launch
@@ -114,6 +117,28 @@ def test_positions_beyond_those_of_the_folder_are_given_in_one_word(folder: Path
     )  # no rope scaling: positions are a limit, no number
     with pytest.raises(ValueError, match=r"model\.max_positions=0: must be at least 1"):
         config_of(folder, "model.max_positions=0")
+
+
+def test_responses_end_at_every_id_of_the_generation_config(folder: Path, tmp_path: Path) -> None:
+    from harness.run.build import build
+
+    other = tmp_path / "instruct"
+    shutil.copytree(folder, other)
+    stops = [1, *range(40, 70)]
+    (other / "generation_config.json").write_text(json.dumps({"eos_token_id": stops}))
+    lengths: list[float] = []
+    for path in (folder, other):
+        run, _ = build(config_of(path, "method=bf16", "engine.max_new_tokens=12"), small_launch(tmp_path))
+        batches: list[Collected] = []
+        run.on_batch = lambda step, batch, kept=batches: kept.append(batch)
+        grpo_step(run)
+        ends = set(stops) if path == other else {1}
+        assert run.engine.end_ids[0] == 1 and set(run.engine.end_ids) == set(run.reference.end_ids) == ends  # type: ignore[attr-defined]
+        rollout = batches[0].rollout
+        for row, cut in zip(rollout.responses(), rollout.truncated.tolist(), strict=True):
+            assert not ends & set(row[:-1]) and (row[-1] in ends) == (not cut)
+        lengths.append(float(rollout.lengths.float().mean()))
+    assert lengths[1] < 0.7 * lengths[0]  # a quarter of the tokens of a random model end it
 
 
 def test_a_missing_data_file_is_one_line_before_anything_runs(folder: Path, tmp_path: Path) -> None:
