@@ -81,16 +81,17 @@ def local(run: Run, seqs: Sequences, batch: TokenBatch) -> tuple[Tensor, float, 
     loss, _ = run.trainer.accumulate(seqs, loss_of)
     gradients = {name: t.grad.clone() for name, t in run.trainer.named if t.grad is not None}
     columns = {name: getattr(correction, name).float() for name in ("weight", "keep", "clip_low", "clip_high")}
+    columns["adv"] = batch.adv if correction.adv_shift is None else batch.adv + correction.adv_shift
     return logp, loss, gradients, columns
 
 
 def save(job: VerlJob, seqs: Sequences, batch: TokenBatch, columns: dict[str, Tensor]) -> None:
     lens = seqs.prompt_lens
     assert isinstance(lens, Tensor)
-    saved = {"ids": seqs.ids, "prompt_lens": lens, "lengths": seqs.sampled.sum(1), "advantages": batch.adv.clone(),
+    saved = {"ids": seqs.ids, "prompt_lens": lens, "lengths": seqs.sampled.sum(1), "advantages": columns["adv"].clone(),
              "rollout_log_probs": batch.rollout_logp, "old_log_probs": batch.old_logp,
              "loss_mask": batch.mask.long()}  # fmt: skip
-    saved |= {f"lowbit_{name}": value for name, value in columns.items()}
+    saved |= {f"lowbit_{name}": value for name, value in columns.items() if name != "adv"}
     if "ref_logp" in batch.extras:
         saved["ref_log_prob"] = batch.extras["ref_logp"]
     torch.save(saved, job.folder / "batch.pt")
