@@ -181,7 +181,7 @@ def link_folder(source: Path | str, target: Path | str, max_positions: int) -> N
 
     What scaling of the rotary embedding starts from is written out, for readers would take it from the positions."""
     source, target, scaling = Path(source).absolute(), Path(target), dict(load_config(source).rope_scaling)
-    raw = _read_json(source / CONFIG) | {"max_position_embeddings": max_positions}
+    raw: dict[str, Any] = {**_read_json(source / CONFIG), "max_position_embeddings": max_positions}
     for key in ("rope_parameters", "rope_scaling"):
         if scaling and raw.get(key):
             raw[key] = raw[key] | {LENGTHS: scaling[LENGTHS]}

@@ -205,7 +205,7 @@ def test_older_folders_say_their_scaling_apart_from_the_base(folder: Path) -> No
 
 
 def test_scaling_starts_from_the_positions_that_the_folder_says(folder: Path) -> None:
-    """Of the scaling, else of the folder's own key, else its positions: `model.max_positions` changes none of them."""
+    """Those of the scaling, else of the folder's own key, else its positions; `model.max_positions` changes none."""
     bare = {name: value for name, value in LLAMA3.items() if name != "original_max_position_embeddings"}
     for own, expected in (({"original_max_position_embeddings": 128}, 128), ({}, 512)):
         _edit(folder, rope_parameters=bare, **own)

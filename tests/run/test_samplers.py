@@ -145,7 +145,7 @@ def test_vllm_has_one_sampler() -> None:
 
 
 def test_a_lone_rollout_is_the_engines_own(tmp_path: Path) -> None:
-    """Of one sampler nothing is joined or put in another order."""
+    """Nothing is joined or put in another order."""
     run = small_run(tmp_path, ["method=bf16"])
     made: list[Rollout] = []
     real = run.engine.generate

@@ -26,7 +26,7 @@ from harness.sweep.folder_time import (
 from tests.source_tree import ROOT
 
 PARAMETERS, LAYERS, KV_WIDTH, WIDTH = 7_615_616_512, 28, 2 * 28 * 512, 3584
-"""Of Qwen2.5-7B: 4 key-value heads of 128 in 28 layers, 28 heads of 128."""
+"""Sizes of Qwen2.5-7B: 4 key-value heads of 128 in 28 layers, 28 heads of 128."""
 FLOPS, BYTES = 0.4 * 989e12, 0.6 * 3.35e12
 """That an H100 is taken to reach."""
 

@@ -1,4 +1,4 @@
-"""What of a batch belongs to an update: its rows, its correction, and the means over updates."""
+"""Parts of a batch that belong to an update: its rows, its correction, and the means over updates."""
 
 from __future__ import annotations
 
