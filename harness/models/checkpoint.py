@@ -176,6 +176,22 @@ def config_json(config: DecoderConfig, dtype: torch.dtype) -> dict[str, Any]:
     return values
 
 
+def link_folder(source: Path | str, target: Path | str, max_positions: int) -> None:
+    """Make `target` the same model with other positions: a config.json of its own, all other files of `source` linked.
+
+    What scaling of the rotary embedding starts from is written out, for readers would take it from the positions."""
+    source, target, scaling = Path(source).absolute(), Path(target), dict(load_config(source).rope_scaling)
+    raw: dict[str, Any] = {**_read_json(source / CONFIG), "max_position_embeddings": max_positions}
+    for key in ("rope_parameters", "rope_scaling"):
+        if scaling and raw.get(key):
+            raw[key] = raw[key] | {LENGTHS: scaling[LENGTHS]}
+    target.mkdir()
+    for file in source.iterdir():
+        if file.is_file() and file.name != CONFIG:
+            (target / file.name).symlink_to(file)
+    (target / CONFIG).write_text(json.dumps(raw, indent=2) + "\n")
+
+
 def _files(folder: Path) -> list[Path]:
     """The weight files of a folder: those its index names, or the single one."""
     index = folder / INDEX

@@ -9,6 +9,7 @@ from harness.config.decoder_config import decoder_config
 from harness.config.schema import Launch, RunConfig
 from harness.engines.factory import check_engine, check_installed
 from harness.trainers.local.forward import Thrift
+from harness.trainers.local.policy import sixteen_bits
 from harness.trainers.local.trainer import EXTRAS
 from harness.trainers.verl import checks
 
@@ -62,7 +63,7 @@ def check_place(config: RunConfig, launch: Launch) -> None:
     """Raises ValueError, one line, where this machine does not have what the run wants: its device, its engine, verl, a
     cluster; or where `launch` asks for two things that exclude each other."""
     check_device(config)
-    Thrift.of(launch, config.trainer)
+    _check_compile(config, launch)
     if config.trainer.name == "verl":
         _check_verl(config, launch)
     elif launch.gpus * launch.nodes != 1:
@@ -71,6 +72,12 @@ def check_place(config: RunConfig, launch: Launch) -> None:
             "GPU; choose trainer=verl"
         )
     check_installed(config)
+
+
+def _check_compile(config: RunConfig, launch: Launch) -> None:
+    rounded = sixteen_bits(compose(config).plan)
+    if launch.compile and rounded is not None and not Thrift.of(launch, config.trainer).native_16bit:
+        raise ValueError(f"launch.compile=true: the trainer emulates {rounded.name}; add launch.native_16bit=true")
 
 
 def _check_verl(config: RunConfig, launch: Launch) -> None:

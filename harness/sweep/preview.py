@@ -53,7 +53,7 @@ def dry_run(
         f"skipped as impossible, {len(planned.excluded)} arms excluded"
     )
     if todo:
-        print("\n".join(forecast_lines(todo, list(waiting.values()), model, workers)))
+        print("\n".join(forecast_lines(todo, list(waiting.values()), model, workers, machine.gpus)))
         print("".join(f"{line}\n" for line in folder_lines(todo, machine)), end="")
     return 0
 
@@ -116,16 +116,16 @@ def tell_left_out(planned: Planned) -> None:
 
 
 def forecast_lines(
-    todo: Sequence[RunConfig], estimates: Sequence[TimeForecast], model: CostModel, workers: int
+    todo: Sequence[RunConfig], estimates: Sequence[TimeForecast], model: CostModel, workers: int, gpus: int = 1
 ) -> list[str]:
-    """Wall time, device-hours, and the past error of such predictions."""
+    """Wall time, device-hours, and the past error of such predictions. `gpus`: those of a cell."""
     walls = [makespan(times, workers) for times in _times(estimates)]
     lines = [f"time: about {_span(walls)} with {workers} at a time"]
     on_cpu = [e for cell, e in zip(todo, estimates, strict=True) if cell.trainer.device == "cpu"]
     if on_cpu:
         lines.append(f"cost: {_hours([sum(times) for times in _times(on_cpu)])} CPU core-hours")
     if len(on_cpu) < len(todo):
-        num_gpus = max(1, min(workers, len(visible_gpus())))
+        num_gpus = gpus * max(1, min(workers, len(visible_gpus()) // gpus))
         gpu_s = [num_gpus * (wall - sum(t) / workers) for wall, t in zip(walls, _times(on_cpu), strict=True)]
         lines.append(f"cost: {_hours(gpu_s)} GPU-hours of {num_gpus} GPU{'s' * (num_gpus > 1)}")
     counts = Counter(e.level for e in estimates)

@@ -40,7 +40,7 @@ class RolloutFile:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.exists():
             lines = path.read_text(encoding="utf-8").splitlines()
-            kept = [line for line in lines if line.endswith("}") and json.loads(line)["step"] < step]
+            kept = [line for line in lines if _is_before(line, step)]
             write_atomic(path, "".join(f"{line}\n" for line in kept).encode())
 
     def append(self, step: int, answers: Iterable[Answer]) -> None:
@@ -56,3 +56,11 @@ class RolloutFile:
             values |= {"prompt": prompt, "response": response_text(self.tokens, a.response)}
         values |= {"reward": a.reward, "is_parsable": a.is_parsable, "is_truncated": a.is_truncated}
         return values | {"prompt_ids": list(a.item.prompt), "response_ids": list(a.response)}
+
+
+def _is_before(line: str, step: int) -> bool:
+    """Is this a whole line of a step before `step`? A kill may have cut it anywhere."""
+    try:
+        return int(json.loads(line)["step"]) < step
+    except ValueError:
+        return False

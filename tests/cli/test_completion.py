@@ -31,7 +31,7 @@ def offered(line: str, tmp_path: Path) -> list[str]:
     ("line", "expected"),
     [
         ("lowbit swe", ["sweep"]),
-        ("lowbit sweep quick --launcher ", ["local", "ray"]),
+        ("lowbit sweep quick --launcher ", ["local", "ray", "slurm"]),
         ("lowbit sweep quick --max-h", ["--max-hours"]),
         ("lowbit search ", ["search_aqn", "search_clip", "search_rate"]),
         ("lowbit run method=naive precision=mxfp8", ["precision=mxfp8"]),

@@ -101,7 +101,16 @@ COMMANDS = (
         "sweep smoke --until-decided",
         "sweep smoke: its file has no `until`, which --until-decided needs; such as until:",
     ),
-    ("sweep smoke --launcher slurm", "argument --launcher: invalid choice: 'slurm'"),
+    ("sweep smoke --launcher pbs", "argument --launcher: invalid choice: 'pbs'"),
+    ("sweep smoke --launcher slurm --slurm partition", "slurm=partition: valid: NAME=VALUE, such as partition=gpu"),
+    ("sweep smoke --launcher slurm --slurm time=0", "slurm=time=0: valid: a whole number above 0, in minutes"),
+    ("sweep smoke --slurm cluster=local", "slurm=cluster=local: only with --launcher slurm"),
+    ("sweep smoke --gpu h100", "gpu=h100: only with --dry-run, which predicts for it"),
+    ("sweep smoke --dry-run --memory 0", "argument --memory: '0': GiB above 0 are expected"),
+    ("run --memory 80", "memory=80.0: only with --dry-run, which predicts for it"),
+    ("warm nowhere", "nowhere"),
+    ("warm 7b --rows 0", "argument --rows: '0': a whole number above 0 is expected"),
+    ("warm 7b --tensor-parallel 3", "tensor-parallel=3: the model has 28 heads; valid: a divisor"),
     ("sweep smoke --max-hours inf", "'inf': a number of hours above 0 is expected"),
     ("sweep smoke --colour", "sweep: unknown arguments --colour; see lowbit sweep --help"),
     ("sweep smoke trainer.steps=0 --dry-run", "trainer.steps=0: must be at least 1"),
@@ -159,5 +168,5 @@ def test_a_wrong_command_line_is_refused(
     line: str, expected: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     results, words = tmp_path / "results", line.split()
-    with_folder = words and words[0] not in ("methods", "metrics", "swep")
+    with_folder = words and words[0] not in ("methods", "metrics", "swep", "warm")
     refused([*words, *["--results", str(results)] * bool(with_folder)], expected, results, capsys)

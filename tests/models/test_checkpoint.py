@@ -5,20 +5,24 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from harness.models.checkpoint import (
+    _content_hash,
     content_hash,
+    link_folder,
     load_config,
     load_decoder,
     read_tensors,
     save_decoder,
     spread_channels,
 )
-from harness.models.decoder import Decoder, DecoderConfig
+from harness.models.decoder import Decoder, DecoderConfig, rope_tables
 
 QWEN3 = DecoderConfig(
     vocab_size=40, num_layers=2, hidden_size=32, num_heads=4, num_kv_heads=2, head_dim=16, intermediate_size=48,
@@ -26,6 +30,16 @@ QWEN3 = DecoderConfig(
 )  # fmt: skip
 QWEN2 = replace(QWEN3, qk_norm=False, attention_bias=True, head_dim=8)
 LLAMA = replace(QWEN3, qk_norm=False, attention_bias=False)
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+          "original_max_position_embeddings": 64}  # fmt: skip
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+SCALINGS = {
+    "llama3": (LLAMA, LLAMA3),
+    "yarn": (QWEN2, YARN),
+    "yarn_all": (QWEN3, YARN | {"beta_fast": 16.0, "beta_slow": 2.0, "attention_factor": 1.25}),
+    "yarn_mscale": (LLAMA, YARN | {"mscale": 0.7, "mscale_all_dim": 0.3, "truncate": False}),
+}
+"""Rope scaling -> (a shape, pairs of config.json); 512 positions from 64."""
 IDS = torch.randint(0, 40, (3, 21), generator=torch.Generator().manual_seed(5))
 
 
@@ -98,7 +112,14 @@ def test_saving_over_a_folder_keeps_its_tokenizer_and_drops_stale_shards(folder:
         ({"model_type": "mixtral"}, "model_type='mixtral'.*qwen2, qwen3, llama"),
         ({"use_sliding_window": True}, "use_sliding_window=True"),
         ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types"),
-        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "rope scaling 'yarn'"),
+        (
+            {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}},
+            "rope scaling 'yarn' needs a number for factor",
+        ),
+        ({"rope_parameters": {"rope_type": "longrope", "factor": 4.0}}, "'longrope' is not .* default, llama3, yarn"),
+        ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "rope scaling 'default' is not supported"),
+        ({"rope_parameters": YARN | {"partial_rotary_factor": 0.5}}, "'yarn' with partial_rotary_factor=0.5"),
+        ({"rope_parameters": LLAMA3 | {"low_freq_factor": None}}, "'llama3' needs a number for low_freq_factor"),
         ({"rope_parameters": None, "rope_scaling": {"type": "linear", "factor": 2.0}}, "rope scaling 'linear'"),
         ({"num_experts": 8}, "num_experts=8"),
         ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config"),
@@ -118,6 +139,102 @@ def test_rope_theta_is_read_from_either_place(folder: Path) -> None:
     assert load_config(folder).rope_theta == 777.0
     _edit(folder, rope_parameters={"rope_type": "default", "rope_theta": 888.0})
     assert load_config(folder).rope_theta == 888.0
+
+
+def frequencies(config: DecoderConfig, rope: dict[str, Any]) -> tuple[np.ndarray, float]:
+    """(radians per position [D / 2], factor of cosine and sine), from the papers, in float64: Llama 3.1's wavelength
+    bands; YaRN (arXiv 2309.00071), section 3.2 and eq. 22."""
+    plain = config.rope_theta ** -(np.arange(0, config.head_dim, 2) / config.head_dim)
+    turns, factor = 64 * plain / (2 * np.pi), rope["factor"]  # within the original context
+    if rope["rope_type"] == "llama3":
+        low, high = rope["low_freq_factor"], rope["high_freq_factor"]
+        kept = np.clip((turns - low) / (high - low), 0, 1)
+        return plain * kept + plain / factor * (1 - kept), 1.0
+    fast, slow = rope.get("beta_fast", 32.0), rope.get("beta_slow", 1.0)
+    dim_of = [config.head_dim * np.log(64 / (n * 2 * np.pi)) / (2 * np.log(config.rope_theta)) for n in (fast, slow)]
+    if rope.get("truncate", True):
+        dim_of = [np.floor(dim_of[0]), np.ceil(dim_of[1])]
+    first, last = max(dim_of[0], 0), min(dim_of[1], config.head_dim - 1)
+    scaled = np.clip((np.arange(config.head_dim // 2) - first) / (last - first), 0, 1)
+    known = rope.get("attention_factor")
+    if known is None and "mscale" in rope:
+        known = (0.1 * rope["mscale"] * np.log(factor) + 1) / (0.1 * rope["mscale_all_dim"] * np.log(factor) + 1)
+    return plain / factor * scaled + plain * (1 - scaled), 0.1 * np.log(factor) + 1 if known is None else known
+
+
+@pytest.mark.parametrize("name", SCALINGS)
+def test_scaled_rotation_is_that_of_the_papers_and_of_transformers(name: str, tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    config, rope = SCALINGS[name]
+    save_decoder(_noisy(config), tmp_path / "ours")
+    _edit(tmp_path / "ours", rope_parameters=rope | {"rope_theta": config.rope_theta})
+    ours = load_decoder(tmp_path / "ours")
+    assert dict(ours.config.rope_scaling) == rope
+
+    radians, factor = frequencies(config, rope)
+    cos, sin = rope_tables(ours.config, 300)
+    angle = np.arange(300)[:, None] * radians
+    half = config.head_dim // 2
+    np.testing.assert_allclose(cos[:, 0, :half], factor * np.cos(angle), atol=2e-4)
+    np.testing.assert_allclose(sin[:, 0, half:], factor * np.sin(angle), atol=2e-4)
+    plain, _ = rope_tables(config, 300)
+    assert (plain - cos).abs().max() > 0.5  # it is no default rotation
+
+    long = torch.randint(0, 40, (2, 200), generator=torch.Generator().manual_seed(6))  # beyond the original 64
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "ours", dtype=torch.float32)
+    with torch.no_grad():
+        torch.testing.assert_close(ours(long), theirs(long).logits, atol=2e-5, rtol=1e-5)
+        assert (_noisy(config)(long) - ours(long)).abs().max() > 0.1
+
+    save_decoder(ours, tmp_path / "again")
+    theirs.save_pretrained(tmp_path / "theirs")
+    assert load_config(tmp_path / "again") == ours.config == load_config(tmp_path / "theirs")
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "again", dtype=torch.float32)
+    with torch.no_grad():
+        torch.testing.assert_close(again(long).logits, theirs(long).logits, atol=0, rtol=0)
+
+
+def test_older_folders_say_their_scaling_apart_from_the_base(folder: Path) -> None:
+    """transformers 4 wrote `rope_scaling` beside `rope_theta`, the kind as `type` or `rope_type`, nulls included."""
+    for kind in ("type", "rope_type"):
+        older = {kind: "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "attention_factor": None}
+        _edit(folder, rope_parameters=None, rope_theta=777.0, rope_scaling=older)
+        config = load_config(folder)
+        assert (config.rope_theta, dict(config.rope_scaling)) == (777.0, YARN)
+
+
+def test_scaling_starts_from_the_positions_that_the_folder_says(folder: Path) -> None:
+    """Those of the scaling, else of the folder's own key, else its positions; `model.max_positions` changes none."""
+    bare = {name: value for name, value in LLAMA3.items() if name != "original_max_position_embeddings"}
+    for own, expected in (({"original_max_position_embeddings": 128}, 128), ({}, 512)):
+        _edit(folder, rope_parameters=bare, **own)
+        assert dict(load_config(folder).rope_scaling)["original_max_position_embeddings"] == expected
+        raw = json.loads((folder / "config.json").read_text())
+        raw.pop("original_max_position_embeddings", None)
+        (folder / "config.json").write_text(json.dumps(raw))
+    wide = load_decoder(folder, max_positions=4096)
+    assert wide.config == replace(load_config(folder), max_positions=4096)
+    for one, other in zip(rope_tables(wide.config, 100), rope_tables(load_config(folder), 100), strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("rope", [None, {name: value for name, value in YARN.items() if "original" not in name}])
+def test_a_linked_folder_is_the_same_model_with_other_positions(
+    folder: Path, tmp_path: Path, rope: dict[str, object] | None
+) -> None:
+    from transformers import AutoModelForCausalLM
+
+    if rope:
+        _edit(folder, rope_parameters=rope | {"rope_theta": 5000.0})
+    (folder / "generation_config.json").write_text('{"eos_token_id": [1, 5]}')
+    link_folder(folder, tmp_path / "linked", 2048)
+    assert load_config(tmp_path / "linked") == replace(load_config(folder), max_positions=2048)
+    assert (tmp_path / "linked" / "model.safetensors").resolve() == folder / "model.safetensors"
+    assert (tmp_path / "linked" / "generation_config.json").is_symlink()
+    with torch.no_grad():
+        theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "linked", dtype=torch.float32)
+        torch.testing.assert_close(theirs(IDS).logits, load_decoder(folder)(IDS), atol=1e-5, rtol=1e-5)
 
 
 def test_bad_folders_are_one_clear_error(folder: Path, tmp_path: Path) -> None:
@@ -200,3 +317,14 @@ def test_content_hash_follows_content_alone(folder: Path, tmp_path: Path) -> Non
     assert content_hash(folder) == first
     _edit(folder, rms_norm_eps=1e-5)
     assert content_hash(folder) != first
+
+
+def test_a_folder_that_has_not_changed_is_hashed_once(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(folder)
+    before = _content_hash.cache_info()
+    first = content_hash(folder)
+    assert [content_hash(path) for path in (folder, str(folder), tmp_path / "link")] == [first] * 3
+    assert _content_hash.cache_info().misses == before.misses + 1
+    (folder / "tokenizer.json").write_text("{}")  # another state of the folder, the same weights
+    assert content_hash(folder) == first
+    assert _content_hash.cache_info().misses == before.misses + 2

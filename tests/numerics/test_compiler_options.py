@@ -1,22 +1,24 @@
-"""Options of the compiler: the width of the CPU's vectors is among them, whatever process asks."""
+"""Options of every compiled function: the width of this CPU's vectors is part of the compiler's key."""
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 
+import pytest
 import torch
 
+from harness.foundation.provenance import ROOT
 from harness.numerics.compiler_options import compiler_options, vector_bits
 
-CODE = (
-    "import torch; from harness.numerics.compiler_options import compiler_options; "
-    "print(compiler_options(torch.device('cpu'))['cpp.simdlen'])"
-)
+CODE = """
+import torch
+from harness.numerics.compiler_options import compiler_options
+print(compiler_options(torch.device("cpu"))["cpp.simdlen"])
+"""
 
 
-def test_options_by_device_and_sizes() -> None:
+def test_a_cpus_width_is_in_the_options_and_a_gpus_are_its_own() -> None:
     cpu, cuda = torch.device("cpu"), torch.device("cuda")
     assert compiler_options(cpu) == {"cpp.simdlen": vector_bits()}
     assert compiler_options(cuda) == {}
@@ -24,8 +26,20 @@ def test_options_by_device_and_sizes() -> None:
     assert compiler_options(cpu, is_dynamic=True) == compiler_options(cpu) | compiler_options(cuda, is_dynamic=True)
 
 
-def test_a_process_without_vectors_asks_for_other_code() -> None:
-    """The cache's key holds the options, so that code for wide vectors is never taken where there are none."""
-    environment = os.environ | {"ATEN_CPU_CAPABILITY": "default"}
-    out = subprocess.run([sys.executable, "-c", CODE], env=environment, capture_output=True, text=True, check=True)
-    assert int(out.stdout) == 0
+def test_torch_takes_every_option() -> None:
+    """An unknown one raises when a function is compiled with it."""
+    from torch import _inductor
+
+    known = _inductor.list_options()
+    assert set(compiler_options(torch.device("cpu"), is_dynamic=True)) <= set(known)
+
+
+@pytest.mark.parametrize("capability", ["default", "avx2"])
+def test_a_process_told_another_width_has_other_options(capability: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So it looks elsewhere in the cache, where the one before it left code of its own width."""
+    if torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512"):
+        pytest.skip("a CPU with several widths")
+    monkeypatch.setenv("ATEN_CPU_CAPABILITY", capability)
+    done = subprocess.run([sys.executable, "-c", CODE], cwd=ROOT, capture_output=True, text=True, check=True)
+    expected = {"default": 0, "avx2": 256}[capability]
+    assert int(done.stdout) == expected

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,10 +13,9 @@ import torch
 from harness.api import Rollout
 from harness.foundation.provenance import ROOT, tensors_hash
 from harness.objective.advantage import shaped
-from harness.run.collect import chosen_rows, stopped
+from harness.run.collect import stopped
 from harness.run.loop import evaluate, grpo_step, train
 from harness.run.run import Run
-from harness.tasks import Score
 from harness.trainers.local.trainer import Diverged, schedule
 from tests.toy import small_config, small_run
 
@@ -180,15 +179,6 @@ def test_restored_state_continues_bit_for_bit(tmp_path: Path) -> None:
     assert tensors_hash(straight.trainer.weights()) == tensors_hash(second.trainer.weights())
     assert resumed[1]["train/loss"] == rows[3]["train/loss"]
     assert resumed[1]["mismatch/kl_k3"] == rows[3]["mismatch/kl_k3"]
-
-
-def test_dynamic_sampling_keeps_groups_that_differ() -> None:
-    def scores(values: Sequence[float]) -> list[Score]:
-        return [Score(reward=v, is_parsable=True) for v in values]
-
-    found = scores([1, 1, 0, 1, 0, 0, 1, 0])
-    assert chosen_rows(found, 2, 5) == [2, 3, 6, 7]
-    assert chosen_rows(found, 2, 1) == [2, 3]
 
 
 def test_dynamic_sampling_fills_the_batch_with_informative_groups(tmp_path: Path) -> None:

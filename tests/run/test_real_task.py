@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
 
+from harness.config.compose import compose
+from harness.config.decoder_config import decoder_config
 from harness.config.load import load, run_id
 from harness.config.resolve import resolve
 from harness.config.schema import Launch, RunConfig
@@ -17,9 +21,10 @@ from harness.models.tokenizer import save_tokenizer
 from harness.run.cell import run_cell
 from harness.run.collect import sequences
 from harness.run.loop import grpo_step
+from harness.run.run import Collected
 from harness.tasks import Item
 from tests.source_tree import ROOT
-from tests.toy import small_launch
+from tests.toy import small_config, small_launch
 
 DATA = ROOT / "tests" / "tasks" / "data"
 
@@ -64,7 +69,8 @@ def test_the_id_follows_the_weights_and_not_the_path(folder: Path, tmp_path: Pat
 def test_prompts_of_different_lengths_score_as_alone(folder: Path, tmp_path: Path) -> None:
     from harness.run.build import build
 
-    run, _ = build(config_of(folder, "method=bf16", "precision=fp32"), small_launch(tmp_path))
+    config = config_of(folder, "method=bf16", "precision=fp32", "trainer.compute=fp32")
+    run, _ = build(config, small_launch(tmp_path))
     row = grpo_step(run)
     assert row["mismatch/logp_absdiff_max"] < 1e-5
     items = [Item(index=i, prompt=tuple(range(3, 3 + n)), reference="", key=str(i)) for i, n in enumerate((4, 9))]
@@ -74,6 +80,65 @@ def test_prompts_of_different_lengths_score_as_alone(folder: Path, tmp_path: Pat
     device = torch.device("cpu")
     both = run.trainer.score(sequences(items, rollout, 0, device)).logp
     assert (both - rollout.logp).abs().max() < 1e-5
+
+
+def test_a_folder_trains_in_bf16_unless_the_user_or_a_part_says_otherwise(folder: Path, tmp_path: Path) -> None:
+    """The default is the arithmetic of `bf16_train`, bit for bit; float32 differs by what BF16 rounds."""
+    from harness.run.build import build
+
+    def row(*words: str) -> dict[str, float]:
+        run, _ = build(config_of(folder, "precision=fp32", *words), small_launch(tmp_path))
+        return grpo_step(run)
+
+    assert config_of(folder).trainer.compute == "bf16"
+    assert config_of(folder, "method=bf16_train", "precision=bf16").trainer.compute is None
+    assert config_of(folder, "trainer.compute=fp32").trainer.compute == "fp32"
+    assert small_config().trainer.compute is None
+    default, exact = row("method=bf16"), row("method=bf16", "trainer.compute=fp32")
+    part = row("method=bf16", "parts=[bf16_train.BF16Compute]")
+    same = ("train/loss", "train/grad_norm", "train/entropy", "mismatch/kl_k3", "mismatch/logp_absdiff_max")
+    assert [default[name] for name in same] == [part[name] for name in same]
+    assert exact["mismatch/logp_absdiff_max"] < 1e-5
+    assert 1e-4 < default["mismatch/logp_absdiff_max"] < 0.1
+    with pytest.raises(ValueError, match=r"train_compute.*trainer\.compute=fp32"):
+        compose(config_of(folder, "method=bf16_train", "precision=bf16", "trainer.compute=fp32"))
+
+
+def test_positions_beyond_those_of_the_folder_are_given_in_one_word(folder: Path, tmp_path: Path) -> None:
+    from harness.run.build import build
+
+    words = ("method=bf16", "trainer.compute=fp32", "model.max_positions=300")
+    run, _ = build(config_of(folder, *words), small_launch(tmp_path))
+    assert run.trainer.model.config.max_positions == 300
+    assert decoder_config(run.config.model).max_positions == 300
+    assert (
+        grpo_step(run)["train/loss"]
+        == grpo_step(build(config_of(folder, *words[:2]), small_launch(tmp_path))[0])["train/loss"]
+    )  # no rope scaling: positions are a limit, no number
+    with pytest.raises(ValueError, match=r"model\.max_positions=0: must be at least 1"):
+        config_of(folder, "model.max_positions=0")
+
+
+def test_responses_end_at_every_id_of_the_generation_config(folder: Path, tmp_path: Path) -> None:
+    from harness.run.build import build
+
+    other = tmp_path / "instruct"
+    shutil.copytree(folder, other)
+    stops = [1, *range(40, 70)]
+    (other / "generation_config.json").write_text(json.dumps({"eos_token_id": stops}))
+    lengths: list[float] = []
+    for path in (folder, other):
+        run, _ = build(config_of(path, "method=bf16", "engine.max_new_tokens=12"), small_launch(tmp_path))
+        batches: list[Collected] = []
+        run.on_batch = lambda step, batch, kept=batches: kept.append(batch)
+        grpo_step(run)
+        ends = set(stops) if path == other else {1}
+        assert run.engine.end_ids[0] == 1 and set(run.engine.end_ids) == set(run.reference.end_ids) == ends  # type: ignore[attr-defined]
+        rollout = batches[0].rollout
+        for row, cut in zip(rollout.responses(), rollout.truncated.tolist(), strict=True):
+            assert not ends & set(row[:-1]) and (row[-1] in ends) == (not cut)
+        lengths.append(float(rollout.lengths.float().mean()))
+    assert lengths[1] < 0.7 * lengths[0]  # a quarter of the tokens of a random model end it
 
 
 def test_a_missing_data_file_is_one_line_before_anything_runs(folder: Path, tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ print(json.dumps([get_platform().device_name, actor.ppo_mini_batch_size, actor.u
                   actor.engine.mixed_precision["param_dtype"], str(config.data.train_files[0])]))
 """
     found = json.loads(said(job, code))
-    assert found == ["cpu", 2, True, prompt_length(job), 4, "float32", str(job.train_file)]
+    assert found == ["cpu", 4, True, prompt_length(job), 4, "float32", str(job.train_file)]
 
 
 def test_an_unknown_setting_is_refused_by_name(tmp_path: Path) -> None:
@@ -140,7 +140,7 @@ PADDED = """
 import json, torch
 from types import SimpleNamespace
 from verl.workers.rollout.vllm_rollout.utils import monkey_patch_compute_logits
-from harness.trainers import forward
+from harness.trainers.local import forward
 head = torch.nn.Linear(16, 320, bias=False, dtype=torch.float64)
 head.weight.data.zero_()
 decoder = SimpleNamespace(lm_head=head, head=head, config=SimpleNamespace(vocab_size=320))

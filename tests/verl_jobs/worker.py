@@ -91,7 +91,7 @@ def one(folder: Path, rank: int, ranks: int) -> None:
     from verl.workers.utils.padding import no_padding_2_padding
 
     from harness.models.adapters import named_weights
-    from harness.trainers.local.trainer import forward
+    from harness.trainers.local import forward
     from harness.trainers.verl import job as jobs
 
     os.environ[jobs.JOB] = str(folder / "job.json")
@@ -149,7 +149,7 @@ def without_machine_code() -> None:
 def with_kernels() -> None:
     """FP8 layers compute by the definition of the kernels, as those of a GPU would."""
     from harness.numerics import fp8_gemm
-    from harness.trainers.local.trainer import products
+    from harness.trainers.local import products
 
     products.kernels_of = lambda device, wanted: fp8_gemm.reference()
 

@@ -13,6 +13,7 @@ from harness.config.compose import Composed
 from harness.models.adapters import add_adapters, freeze_base
 from harness.models.decoder import Decoder
 from harness.numerics.casting import cast_model
+from harness.numerics.formats import Format
 from harness.trainers.local.products import use_fp8
 
 
@@ -35,11 +36,17 @@ def policy(model: Decoder, composed: Composed, base_seed: int, fp8_kernels: str)
 
 def computing(model: Decoder, plan: Plan) -> Decoder:
     """Round the products, embeddings and gains of a 16-bit trainer, in place; any other model stays as it is."""
-    compute = plan.train_compute
-    if compute is None or compute.tile is not None or compute.element == "fp32":
+    compute = sixteen_bits(plan)
+    if compute is None:
         return model
     keeps_head = plan.lm_head is not None and plan.lm_head.element == "fp32"
     return cast_model(model, compute, leave=("lm_head",) if keeps_head else ())
+
+
+def sixteen_bits(plan: Plan) -> Format | None:
+    """The format that a 16-bit trainer rounds to; None for any other trainer."""
+    compute = plan.train_compute
+    return None if compute is None or compute.tile is not None or compute.element == "fp32" else compute
 
 
 def is_loss_scaled(plan: Plan) -> bool:

@@ -22,7 +22,7 @@ from tokenizers import Tokenizer
 from harness.config.compose import Composed, has_hook
 from harness.config.load import run_id
 from harness.config.schema import Launch, RunConfig
-from harness.models.checkpoint import save_decoder
+from harness.models.checkpoint import link_folder, save_decoder
 from harness.records.paths import rollouts_path
 from harness.start.prepare import Start, held_out, prepare
 from harness.tasks import Item
@@ -68,12 +68,16 @@ def _with_absolute_paths(config: RunConfig) -> RunConfig:
 
 def write_model(job: VerlJob, composed: Composed, config: RunConfig, start: Start, launch: Launch) -> None:
     """The prepared policy as a Hugging Face folder with the base's tokenizer; where nothing is prepared, the base."""
-    if not start.spread and not any(has_hook(part, "prepare") for part in composed.parts):
-        save_file({}, str(job.fixed_file))
-        job.model.symlink_to(start.folder.absolute(), target_is_directory=True)
-        return
     part = job.folder / "model.part"
     shutil.rmtree(part, ignore_errors=True)
+    if not start.spread and not any(has_hook(each, "prepare") for each in composed.parts):
+        save_file({}, str(job.fixed_file))
+        if start.max_positions is None:
+            job.model.symlink_to(start.folder.absolute(), target_is_directory=True)
+        else:
+            link_folder(start.folder, part, start.max_positions)
+            part.rename(job.model)
+        return
     part.mkdir()
     model = prepare(composed, config, start, launch)
     save_file({name: tensor.contiguous() for name, tensor in composed.fixed.items()}, str(job.fixed_file))

@@ -49,6 +49,26 @@ def test_log_probs_are_the_trainers(config: DecoderConfig, prompts: list[list[in
     assert out.token_ids.shape[1] == out.lengths.max()
 
 
+def test_every_end_id_ends_a_row_and_changes_no_token_before() -> None:
+    """Asked with the same seed, rows are those that one end id gives, cut at the first token of either."""
+    model, stops = decoder(), (5, 9)
+    plain = sample(loaded(model, retire_at=None), UNEVEN, num_samples=16)
+    found = sample(loaded(model, retire_at=None, stop_ids=stops), UNEVEN, num_samples=16)
+    shorter = 0
+    for row, end, cut, other, width in zip(
+        found.token_ids.tolist(), found.lengths.tolist(), found.truncated.tolist(), plain.token_ids.tolist(),
+        plain.lengths.tolist(), strict=True,
+    ):  # fmt: skip
+        ends = [place for place, token in enumerate(other[:width]) if token in (EOS, *stops)]
+        assert end == (ends[0] + 1 if ends else 12) and cut == (not ends)
+        assert row[:end] == other[:end] and set(row[end:]) <= {PAD}
+        shorter += end < width
+    assert shorter > 10
+    retired = sample(loaded(model, stop_ids=stops), UNEVEN, num_samples=16)  # rows that end are dropped on the way
+    for row, end in zip(retired.token_ids.tolist(), retired.lengths.tolist(), strict=True):
+        assert not {EOS, *stops} & set(row[: end - 1])
+
+
 def test_greedy_takes_the_trainers_argmax_and_reports_temperature_one() -> None:
     model = decoder()
     out = sample(loaded(model), UNEVEN, num_samples=1, temperature=0.0)

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -189,14 +188,20 @@ def test_workers_share_the_gpus(
     assert int(1 / share) * gpus >= workers
 
 
-def test_a_base_is_trained_once_and_the_others_wait(tmp_path: Path) -> None:
-    one, two, three = jobs_of(tmp_path, 3)
-    shared = Path("shared")
-    bases: dict[str, Path | None] = {run_id(j.config): b for j, b in ((one, shared), (two, shared), (three, None))}
-    training: Any = [SimpleNamespace(trains=shared)]
-    assert launcher._next([two, three], training, bases) == three
-    assert launcher._next([two], training, bases) is None
-    assert launcher._next([two, three], [], bases) == two
+def test_a_cell_asks_for_the_gpus_of_its_launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One GPU is shared by the workers, several are whole ones of one node, and a CPU's cell asks for none."""
+    import ray
+
+    (here,) = jobs_of(tmp_path)
+    on_gpu = replace(here.config, trainer=replace(here.config.trainer, device="cuda"))
+    jobs = [here, *(Job(config=on_gpu, launch=replace(here.launch, gpus=gpus)) for gpus in (1, 2, 4))]
+    assert [launcher.gpus_asked(job, 0.25) for job in jobs] == [0.0, 0.25, 2.0, 4.0]
+    nodes = [{"Alive": True, "Resources": {"CPU": 8, "GPU": 2}}, {"Alive": True, "Resources": {"CPU": 8, "GPU": 3}}]
+    monkeypatch.setattr(ray, "nodes", lambda: nodes)
+    assert launcher._gpu_share(jobs[:3], 2) == 1.0
+    with pytest.raises(ValueError, match=r"launch\.gpus=4: the largest node of the Ray cluster has 3 GPUs"):
+        launcher._gpu_share(jobs, 2)
+    assert launcher._gpu_share([replace(here, launch=replace(here.launch, gpus=9))], 2) == 1.0  # none on a CPU
 
 
 def test_what_ray_says_becomes_a_reason() -> None:

@@ -12,11 +12,12 @@ from torch import nn
 
 from harness.api import Sequences
 from harness.foundation.seeds import generator
-from harness.models.decoder import Decoder, Layer
+from harness.models.decoder import Decoder, Layer, Spans
 from harness.numerics.casting import cast_model
 from harness.numerics.formats import format_named
 from harness.numerics.fp8_flow import use_kernels
 from harness.numerics.fp8_gemm import Kernels, reference
+from harness.run.loop import grpo_step
 from harness.trainers.local import compiling
 from harness.trainers.local.compiling import compile_layers, eagerly
 from harness.trainers.local.forward import Thrift, prepared
@@ -156,9 +157,49 @@ def test_what_cannot_be_compiled_is_refused_in_one_line(build: str, thrift: Thri
     assert "\n" not in str(caught.value)
 
 
-def test_packed_batches_are_not_compiled() -> None:
-    with pytest.raises(ValueError, match=r"launch.compile=true: packed batches are laid out anew each time; valid: "):
-        Thrift(compile=True, packing=True)
+def cut(seqs: Sequences, *rows: int) -> Sequences:
+    """Some rows, as narrow as the longest of them."""
+    some = seqs.take(torch.tensor(rows))
+    assert isinstance(some.prompt_lens, torch.Tensor)
+    return replace(some, ids=some.ids[:, : int((some.prompt_lens + some.sampled.sum(1)).max())])
+
+
+def test_packed_layers_are_compiled_once_for_all_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiled layers of packed rows give the numbers of eager ones, and new lengths make no new graph."""
+    trace(monkeypatch)
+    model, seqs = native(), sequences()
+    batches = [seqs, cut(seqs, 0, 2, 4), cut(seqs, 5, 1), cut(seqs, 0, 1, 2, 3, 5)]
+    eager = [run(model, some, packing=True) for some in batches]
+    compile_layers(model.model.layers, is_dynamic=True)
+    seen: list[int] = []
+    for some, (plain, wanted) in zip(batches, eager, strict=True):
+        found, got = run(model, some, packing=True)
+        seen.append(graphs())
+        assert (found.logp - plain.logp).abs().max() < 0.02 and plain.logp.any()
+        assert max(float((a - b).norm() / b.norm()) for a, b in zip(got, wanted, strict=True)) < 0.02
+    assert seen[1:] == seen[:1] * 3
+
+
+def test_attention_of_packed_rows_is_not_looked_into(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiled or not, it runs as plain code with the lengths of now, and the layers of other models keep theirs."""
+    trace(monkeypatch, backend="eager")
+    model, other, lengths = native(), native(), list[list[int]]()
+    real = Spans.attend
+    monkeypatch.setattr(Spans, "attend", lambda self, *qkv: lengths.append(list(self.lengths)) or real(self, *qkv))
+    compile_layers(model.model.layers, is_dynamic=True)
+    for rows in ((0, 1, 2), (4, 5)):
+        run(model, cut(sequences(), *rows), packing=True)
+    assert lengths == [[10, 6, 6], [11, 5]]  # a last token predicts nothing
+    assert "packed" not in vars(other.model.layers[0].self_attn.core)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not has_compiler(), reason="no C++ compiler")
+def test_a_run_with_packed_and_compiled_layers_is_the_padded_eager_one(tmp_path: Path) -> None:
+    fast = {False: {}, True: {"compile": True, "packing": True}}
+    rows = {which: grpo_step(small_run(tmp_path, ["method=bf16"], **launch)) for which, launch in fast.items()}
+    for name in ("train/loss", "train/grad_norm", "train/entropy"):
+        assert rows[True][name] == pytest.approx(rows[False][name], rel=1e-3, abs=1e-5)
 
 
 def test_a_machine_without_a_compiler_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

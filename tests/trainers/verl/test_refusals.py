@@ -54,7 +54,7 @@ def refused(capsys: pytest.CaptureFixture[str], results: Path, *words: str) -> s
             "launch.gpus=3: 256 samples of an update do not divide by 3 GPUs; change algo.num_prompts",
         ),
         (("launch.nodes=2",), "launch.nodes: several machines need a running cluster; give launch.ray_address"),
-        (("launch.packing=true",), "launch.packing=true: verl's workers pad a micro-batch"),
+        (("launch.checkpoint_share=0",), "launch.checkpoint_share=0: must be above 0"),
         (("launch.gpu=2",), "launch.gpu=2: launch has no such setting; nearest: gpus; "),
         (("engine.tensor_parallel=2",), "unknown key engine.tensor_parallel; "),
         (("actor_rollout_ref.rollout.n=4",), "unknown key actor_rollout_ref.rollout.n; "),
@@ -120,7 +120,8 @@ def test_the_local_trainer_refuses_more_than_one_gpu(tmp_path: Path, capsys: pyt
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("launch.compile=true", "launch.packing=true"), "launch.compile=true: packed batches are laid out anew"),
+        (("launch.compile=true", "method=bf16_train"), "launch.compile=true: the trainer emulates bf16; add launch."),
+        (("launch.compile=true", "method=fp16"), "launch.compile=true: the trainer emulates fp16; add launch.nati"),
         (("launch.logits_mib=0",), "launch.logits_mib=0: must be at least 1"),
     ],
 )

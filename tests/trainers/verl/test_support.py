@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from harness.api import Step
 from harness.config.compose import compose
 from harness.config.load import load, run_id, run_name
 from harness.config.resolve import resolve
@@ -18,6 +19,7 @@ from harness.config.schema import Launch, RunConfig
 from harness.run.collect import next_items
 from harness.start.prepare import start_of
 from harness.sweep import with_default_precision
+from harness.trainers.corrected_step import minibatches
 from harness.trainers.local.trainer import Diverged
 from harness.trainers.verl import checks, rows, settings
 from harness.trainers.verl.data import lay_out, prompt_length
@@ -49,6 +51,10 @@ def told(job: VerlJob, device: str = "cpu") -> dict:
         ("method=fp8_rl", "knobs.RecalibratedKV.protocol=inference"), ("method=dppo_tv",),
         ("method=fp8_rl", "precision=fp8_block"), ("method=bf16", "parts=[qerl.AQN]"), ("method=verl_bypass_pg_is",),
         ("method=qerl", "precision=nvfp4"), ("method=rilq", "precision=int4"),
+        # several updates of a batch: the policy between them is read, rows are cut as the local trainer cuts them
+        ("method=dppo_tv", "algo.num_minibatches=2"), ("method=verl_bypass_pg_is", "algo.num_epochs=2"),
+        ("method=verl_bypass_ppo_clip_geo_rs", "algo.num_epochs=2"), ("method=bf16", "algo.num_minibatches=3"),
+        ("method=bf16", "algo.dynamic_sampling=true", "algo.gen_prompts=6"),
     ],
 )  # fmt: skip
 def test_what_verl_takes(words: tuple[str, ...]) -> None:
@@ -67,11 +73,13 @@ def test_what_verl_takes(words: tuple[str, ...]) -> None:
             r"Profile\.refit cannot run: .*; choose knobs\.Profile\.refit_above=null or trainer=local$",
         ),
         (("method=trm",), "TRM needs rollout_kl"),
-        (("method=dppo_tv", "algo.num_minibatches=2"), "DPPO reads the policy between updates"),
-        (("method=verl_bypass_pg_is", "algo.num_epochs=2"), "algo.mode=bypass_pg"),
-        (("method=verl_bypass_ppo_clip_geo_rs", "algo.num_epochs=2"), "GeoRS.*live policy"),
-        (("method=bf16", "algo.dynamic_sampling=true"), "algo.dynamic_sampling=true"),
-        (("method=bf16", "algo.num_minibatches=3"), "algo.num_minibatches=3: verl cuts equal parts"),
+        (
+            ("method=mixed_rollouts", "precision=int4"),
+            "mixed_rollouts has several samplers a batch, verl's servers one",
+        ),
+        (("method=vcpo",), r"\.update_lr_factor cannot run: verl's workers step by their own schedule; choose"),
+        (("method=alp",), r"\.during_update cannot run: verl's workers run their own passes; choose "),
+        (("method=bf16", "algo.staleness=1"), "algo.staleness=1: verl's servers get every step's weights"),
         (("method=bf16", "engine=embedded"), "engine=embedded: trainer=verl drives vLLM's servers"),
     ],
 )
@@ -87,15 +95,29 @@ def test_what_verl_refuses(words: tuple[str, ...], said: str) -> None:
     [
         ({"gpus": 3}, r"launch.gpus=3: 16 samples of an update do not divide by 3 GPUs"),
         ({"nodes": 2}, "launch.nodes: several machines need a running cluster"),
-        ({"packing": True}, "launch.packing=true: verl's workers pad a micro-batch; valid under trainer=verl: false"),
         ({"fp8_kernels": "deep_gemm"}, "launch.fp8_kernels=deep_gemm: needs a GPU; valid on a CPU: best, emulated"),
     ],
 )
 def test_launches_that_do_not_fit(values: dict[str, Any], said: str) -> None:
     config = verl_config("method=bf16")
     checks.check_launch(config, Launch(gpus=4, checkpoint_layers=True, logits_mib=64, fp8_kernels="emulated"))
+    for packing in (False, True):  # verl's workers pack anyway
+        checks.check_launch(config, Launch(packing=packing, dump_rollouts=4))
     with pytest.raises(ValueError, match=said):
         checks.check_launch(config, Launch(**values))
+
+
+@pytest.mark.parametrize(("gpus", "said"), [(2, None), (4, None), (8, "launch.gpus=8: 4 samples of an update do not")])
+def test_every_update_divides_by_the_gpus(gpus: int, said: str | None) -> None:
+    """Three updates of four prompts take 2, 1 and 1 of them, four samples each."""
+    config, launch = verl_config("method=bf16", "algo.num_minibatches=3"), Launch(gpus=gpus)
+    step = Step(index=0, total=4, seed=0)
+    assert [len(rows) for rows in minibatches(config.algo, step)] == [8, 4, 4]
+    if said is None:
+        checks.check_launch(config, launch)
+        return
+    with pytest.raises(ValueError, match=said):
+        checks.check_launch(config, launch)
 
 
 def test_a_run_under_verl_is_another_run() -> None:
@@ -137,10 +159,24 @@ def test_the_model_that_verl_reads_is_the_one_that_is_trained_here(tmp_path: Pat
         torch.testing.assert_close(held[name], tensor, rtol=0, atol=0)
 
 
+def test_other_positions_than_the_folder_says_reach_verls_model(tmp_path: Path) -> None:
+    """vLLM and the trainer read them from config.json; the weights are not copied."""
+    job = made(tmp_path, "method=bf16", "model.spread=0")
+    words = ("model=hf", f"model.path={job.model}", "model.spread=0", "trainer.compute=fp32")
+    assert made(tmp_path / "same", *words).shape == job.shape
+    there = made(tmp_path / "other", *words, "model.max_positions=77")
+    assert there.shape == replace(job.shape, max_positions=77)
+    assert not there.model.is_symlink() and (there.model / "model.safetensors").is_symlink()
+    with pytest.raises(ValueError, match=r"a prompt of 200 and \d+ new tokens need \d+ positions, the model has 77"):
+        settings.model_length(there, 200)
+    assert told(there)["actor_rollout_ref.rollout.max_model_len"] == 7 + there.max_new_tokens
+
+
 def test_settings_say_what_only_settings_can_say(tmp_path: Path) -> None:
     job = made(tmp_path, "method=flashrl", "precision=fp8_channel+kv8", "algo.num_minibatches=2", "trainer.lr=3e-5")
     found, actor, rollout = told(job), "actor_rollout_ref.actor.", "actor_rollout_ref.rollout."
-    assert found[f"{actor}ppo_mini_batch_size"] == 2
+    assert found[f"{actor}ppo_mini_batch_size"] == 4  # of one update: the driver cuts a batch
+    assert (found[f"{actor}ppo_epochs"], found["trainer.total_epochs"]) == (1, job.config.trainer.steps)
     assert found[f"{actor}optim.lr"] == 3e-5
     assert found[f"{rollout}n"] == 4
     assert found[f"{rollout}engine_kwargs.vllm.kv_cache_dtype"] == "fp8_e4m3"
@@ -238,19 +274,41 @@ def test_noise_in_float32_gains_has_graphs_too(tmp_path: Path) -> None:
     assert noised[f"{rollout}engine_kwargs.vllm.compilation_config"] == settings.vllm.graphs(batch)
 
 
+def actor_metrics(loss: float, grad_norm: float, **sums: float) -> dict[str, float]:
+    """verl's metrics of one update of our loss."""
+    zero = dict.fromkeys(("skew_up", "skew_down", "skew_total_up", "skew_total_down"), 0.0)
+    ours = zero | {"tokens": 40.0, "ppo_kl": 4.0, "ratio": 44.0, "ratio_sq": 50.0, "entropy": 80.0, "loss": loss} | sums
+    metrics = {f"actor/lowbit_{name}": value for name, value in ours.items()}
+    return metrics | {"actor/grad_norm": grad_norm, "actor/lr": 1e-4, "actor/entropy": 9.9}
+
+
+TIMERS = {"gen": 2.0, "old_log_prob": 0.5, "update_actor": 1.0, "update_weights": 0.25, "step": 4.0}
+
+
 def test_a_row_is_made_of_verls_numbers() -> None:
-    sums = {"loss": 0.25, "tokens": 40.0, "ppo_kl": 4.0, "ratio": 44.0, "ratio_sq": 50.0, "entropy": 80.0,
-            "skew_up": 0.0, "skew_down": 0.0, "skew_total_up": 0.0, "skew_total_down": 0.0}  # fmt: skip
-    metrics = {f"actor/lowbit_{name}": value for name, value in sums.items()}
-    metrics |= {"actor/grad_norm": 1.5, "actor/lr": 1e-4, "actor/entropy": 9.9}
-    timers = {"gen": 2.0, "old_log_prob": 0.5, "update_actor": 1.0, "update_weights": 0.25, "step": 4.0}
-    row = rows.step_row({"rollout/tokens": 40.0}, metrics, timers)
+    metrics = actor_metrics(0.25, 1.5)
+    row = rows.step_row({"rollout/tokens": 40.0}, [rows.update_row(metrics)], metrics, TIMERS)
     assert row["train/loss"] == 0.25
     assert row["train/entropy"] == 2.0
     assert row["train/grad_norm"] == 1.5
+    assert row["train/lr"] == 1e-4
     assert row["time/generate_s"] == 2.0
     assert row["time/other_s"] == 0.25
     assert row["rollout/tokens_per_s"] == 20.0
+
+
+def test_a_row_of_several_updates_has_their_means_and_sums_over_all_their_tokens() -> None:
+    """Losses and norms are means over updates; what is per token is divided by the tokens of all of them."""
+    first, second = actor_metrics(0.25, 1.5), actor_metrics(0.75, 2.5, tokens=10.0, entropy=5.0, ratio=12.0)
+    updates = [rows.update_row(metrics) for metrics in (first, second)]
+    assert updates[1][0] == {"train/loss": 0.75, "train/grad_norm": 2.5}
+    updates = [(row | {"correction/weight_max": float(n)}, sums) for n, (row, sums) in enumerate(updates)]
+    row = rows.step_row({"rollout/tokens": 40.0}, updates, second, TIMERS)
+    assert row["train/loss"] == 0.5
+    assert row["train/grad_norm"] == 2.0
+    assert row["train/entropy"] == pytest.approx(85 / 50)
+    assert row["train/ratio_mean"] == pytest.approx(56 / 50)
+    assert row["correction/weight_max"] == 0.5
 
 
 def test_an_update_that_was_none_is_divergence() -> None:

@@ -1,0 +1,79 @@
+"""`lowbit sweep`: the launcher that is asked for, places that a launcher cannot have, and a sweep by jobs."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from harness.cli import main as cli
+from harness.cli.sweep import LAUNCHERS, Way, _check_places
+from harness.config.schema import Launch
+from harness.records.run_result import read_result
+from harness.sweep.folder_time import Machine
+from harness.sweep.launchers import local, slurm
+from tests.toy import small_config, small_launch
+
+SWEEP = """
+question: Does it?
+overrides: [model=xs, task=chain, model.spread=0, trainer.steps=2, trainer.eval_every=2, task.num_eval=16,
+            algo.num_prompts=4, algo.group_size=4, base_seed=0]
+arms:
+  - {method: bf16}
+seeds: [0, 1]
+"""
+
+
+def test_the_launcher_gets_its_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = Way(workers=3).runner()
+    assert (runner.func, runner.keywords) == (local.run_cells, {"workers": 3})  # type: ignore[attr-defined]
+    monkeypatch.setattr(slurm, "check", lambda options: None)
+    runner = Way(workers=2, launcher="slurm", slurm=("partition=gpu", "time=30")).runner()
+    assert runner.func is slurm.run_cells  # type: ignore[attr-defined]
+    assert runner.keywords == {"workers": 2, "options": {"partition": "gpu", "time": "30"}}  # type: ignore[attr-defined]
+    assert LAUNCHERS == ("local", "ray", "slurm")
+    for way, said in (
+        (Way(workers=1, slurm=("time=3",)), "slurm=time=3: only with --launcher slurm"),
+        (Way(workers=1, launcher="ray", slurm=("time=3",)), "slurm=time=3: only with --launcher slurm"),
+        (Way(workers=1, launcher="slurm", ray_address="x:1"), "ray-address=x:1: only with --launcher ray"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            way.runner()
+
+
+def test_a_cell_away_from_here_runs_on_one_node_with_its_own_ray() -> None:
+    """GPUs are asked of the node, not of this machine; trainer=verl runs there, too."""
+    cells = [small_config("method=bf16"), small_config("method=bf16", "trainer=verl", "engine=vllm")]
+    for launcher in ("ray", "slurm"):
+        way = Way(workers=1, launcher=launcher)  # type: ignore[arg-type]
+        _check_places(cells, Launch(gpus=8), way)
+        with pytest.raises(ValueError, match=f"nodes=2: with --launcher {launcher} a cell runs on one node; valid: 1"):
+            _check_places(cells, Launch(nodes=2), way)
+    named = Launch(ray_address="head:6379")
+    _check_places(cells, named, Way(workers=1, launcher="slurm"))
+    with pytest.raises(ValueError, match=r"launch\.ray_address=head:6379: with --launcher ray a cell has a Ray of its"):
+        _check_places(cells, named, Way(workers=1, launcher="ray"))
+    with pytest.raises(ValueError, match=r"launch\.gpus=8: trainer=local works on one GPU"):
+        _check_places(cells, Launch(gpus=8), Way(workers=1))
+
+
+def test_a_forecast_is_for_all_gpus_of_a_cell() -> None:
+    way = Way(workers=1, gpu="h100", memory_gib=80.0)
+    assert way.machine(Launch(gpus=4, nodes=2)) == Machine(gpus=8, gpu="h100", memory_gib=80.0)
+
+
+@pytest.mark.skipif(find_spec("submitit") is None, reason="the slurm extra is not installed")
+def test_a_sweep_by_jobs_of_this_machine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As a user calls it; the same command then finds nothing to do."""
+    small_launch(tmp_path / "results")  # its bases
+    (tmp_path / "jobs.yaml").write_text(SWEEP)
+    line = ["sweep", str(tmp_path / "jobs.yaml"), "--launcher", "slurm", "--slurm", "cluster=local", "--workers", "2",
+            "--no-tracking", "--results", str(tmp_path / "results")]  # fmt: skip
+    assert cli.main(line) == 0
+    records = sorted((tmp_path / "results" / "runs" / "jobs").glob("*.json"))
+    assert [read_result(path).status for path in records] == ["ok", "ok"]
+    assert {read_result(path).seed for path in records} == {0, 1}
+    capsys.readouterr()
+    assert cli.main(line) == 0
+    assert "all 2 cells are finished, nothing to run" in capsys.readouterr().out

@@ -1,0 +1,159 @@
+"""Several samplers of one batch: who draws which responses, in which formats, and what is measured of each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from harness.api import Rollout, sample_counts
+from harness.config.compose import check_supported, compose
+from harness.engines.vllm.builds import CUDA, supports
+from harness.foundation.seeds import stable_seed
+from harness.run.collect import generate
+from harness.run.gpu_sharing import lend, reclaim
+from harness.run.loop import grpo_step
+from harness.run.run import Collected, Run
+from harness.trainers.local.trainer import EXTRAS
+from tests.toy import small_config, small_run
+
+MIXED = ("method=mixed_rollouts", "precision=int4", "knobs.SecondSampler.share=0.25")
+"""Three of four responses in INT4, one in BF16."""
+
+
+def stepped(folder: Path, *words: str, steps: int = 1) -> tuple[Run, list[dict[str, float]], list[Collected]]:
+    run, rows, batches = small_run(folder, [*MIXED, *words]), list[dict[str, float]](), list[Collected]()
+    run.on_batch = lambda step, batch: batches.append(batch)
+    for _ in range(steps):
+        rows.append(grpo_step(run))
+        run.step += 1
+    return run, rows, batches
+
+
+def formats(weights: list[dict[str, object]] | tuple) -> set[object]:
+    return {t["format"] for t in weights if "_proj.weight" in str(t["name"])}
+
+
+def test_every_prompt_has_its_shares_and_each_row_its_sampler(tmp_path: Path) -> None:
+    """Rows of the second sampler are those that its own engine draws with its own seed."""
+    run, _, (batch,) = stepped(tmp_path)
+    sampler = batch.rollout.sampler
+    assert sampler is not None and sampler.tolist() == [0, 0, 0, 1] * 4
+    assert [item.index for item in batch.items[3::4]] == [item.index for item in batch.items[::4]]
+    seed = stable_seed(run.config.seed, "rollout", 0, 0)
+    again = small_run(tmp_path, [*MIXED])
+    grpo_step(again)  # pushes the same weights, then moves: the engines hold those of the step's start
+    prompts = [item.prompt for item in batch.items[::4]]
+    for number, count, own in ((0, 3, seed), (1, 1, stable_seed(seed, "sampler", "bf16"))):
+        alone = again.engines[number].generate(
+            prompts, num_samples=count, max_new_tokens=run.max_new_tokens, temperature=1.0, seed=own
+        )
+        rows = (sampler == number).nonzero().flatten()
+        width = min(alone.token_ids.shape[1], batch.rollout.token_ids.shape[1])
+        assert torch.equal(alone.token_ids[:, :width], batch.rollout.token_ids[rows, :width])
+        assert torch.equal(alone.logp[:, :width], batch.rollout.logp[rows, :width])
+    mixed = generate(again, prompts, seed)
+    assert torch.equal(mixed.token_ids[:, :width], batch.rollout.token_ids[:, :width])
+
+
+def test_the_passport_lists_all_and_each_is_what_it_says(tmp_path: Path) -> None:
+    run, _, _ = stepped(tmp_path)
+    assert run.passport is not None
+    (second,) = run.passport.state["samplers"]
+    assert (run.passport.state["samples"], second["name"], second["samples"]) == (3, "bf16", 1)
+    assert {t.format for t in run.passport.weights if "_proj.weight" in t.name} == {"int4_g32"}
+    assert formats(second["weights"]) == {"bf16"}
+    assert [engine.realized_plan().weights == run.passport.weights for engine in run.engines] == [True, False]
+
+
+def test_each_sampler_has_columns_of_its_own(tmp_path: Path) -> None:
+    """BF16 rows are near the trainer, INT4 rows far, and the whole batch lies between."""
+    _, (row,), (batch,) = stepped(tmp_path, "algo.num_prompts=8")
+    assert row["sampler/bf16/kl_k3"] < 1e-4
+    assert row["sampler/int4/kl_k3"] > 100 * row["sampler/bf16/kl_k3"]
+    assert row["sampler/bf16/kl_k3"] < row["mismatch/kl_k3"] < row["sampler/int4/kl_k3"]
+    assert 0.5 < row["sampler/int4/ess_token_raw"] < row["sampler/bf16/ess_token_raw"] <= 1.0
+    rewards = torch.tensor([score.reward for score in batch.scores]).view(8, 4)
+    assert row["sampler/int4/reward"] == pytest.approx(float(rewards[:, :3].mean()))
+    assert row["sampler/bf16/reward"] == pytest.approx(float(rewards[:, 3].mean()))
+
+
+def test_one_sampler_has_neither_columns_nor_numbers_of_rows(tmp_path: Path) -> None:
+    run = small_run(tmp_path, ["method=flashrl", "precision=int4"])
+    batches: list[Collected] = []
+    run.on_batch = lambda step, batch: batches.append(batch)
+    row = grpo_step(run)
+    assert not [name for name in row if name.startswith("sampler/")]
+    assert batches[0].rollout.sampler is None and run.engines == [run.engine]
+    assert run.passport is not None and "samplers" not in run.passport.state
+
+
+def test_dynamic_sampling_keeps_the_sampler_of_each_row(tmp_path: Path) -> None:
+    _, (row,), (batch,) = stepped(tmp_path, "algo.dynamic_sampling=true", "algo.gen_prompts=3")
+    assert batch.rollout.sampler is not None and batch.rollout.sampler.tolist() == [0, 0, 0, 1] * 4
+    rewards = torch.tensor([score.reward for score in batch.scores]).view(4, 4)
+    assert row["rollout/gen_batches"] > 1 and bool((rewards.std(1) > 0).all())
+
+
+def test_stale_weights_reach_every_sampler(tmp_path: Path) -> None:
+    """With `algo.staleness=1` the second step samples with the first one's weights, in both formats."""
+    stale, _, _ = stepped(tmp_path, "algo.staleness=1", steps=2)
+    fresh, _, _ = stepped(tmp_path, steps=2)
+    start, _, _ = stepped(tmp_path, steps=1)
+
+    def hashes(run: Run) -> list[list[str]]:
+        return [[t.hash for t in engine.realized_plan().weights] for engine in run.engines]
+
+    assert hashes(stale) == hashes(start)
+    assert all(own != other for own, other in zip(hashes(fresh), hashes(start), strict=True))
+
+
+def test_all_engines_sleep_wake_and_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, said = small_run(tmp_path, [*MIXED, "engine.sleep=true"]), list[str]()
+    for number, engine in enumerate(run.engines):
+        for name in ("sleep", "wake", "close"):
+            monkeypatch.setattr(engine, name, lambda name=name, number=number: said.append(f"{name} {number}"))
+    lend(run)
+    reclaim(run)
+    run.close()
+    assert said == ["sleep 0", "sleep 1", "wake 0", "wake 1", "close 0", "close 1"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("knobs.SecondSampler.share=0.3",), r"algo\.group_size=4: the share 0\.3 of sampler bf16 is no whole number"),
+        (("algo.group_size=5",), r"algo\.group_size=5: the share 0\.25 of sampler bf16"),
+        (("knobs.SecondSampler.share=1",), r"SecondSampler\.share: 1\.0 \(choose above 0 and below 1\)"),
+        (("precision=nvfp4", "knobs.SecondSampler.weights=nvfp4"), "two samplers of a batch are called nvfp4"),
+        (("knobs.SecondSampler.weights=int5",), r"SecondSampler\.weights: "),
+    ],
+)
+def test_samplers_that_cannot_be_are_refused(words: tuple[str, ...], said: str) -> None:
+    with pytest.raises(ValueError, match=said) as caught:
+        compose(small_config(*[word for word in MIXED if word.split("=")[0] not in dict(w.split("=") for w in words)],
+                             *words))  # fmt: skip
+    assert "\n" not in str(caught.value)
+
+
+def test_vllm_has_one_sampler() -> None:
+    composed = compose(small_config(*MIXED))
+    with pytest.raises(ValueError, match="samplers"):
+        check_supported(composed, supports(CUDA), "vllm", EXTRAS)
+    assert sample_counts(composed.plan, 8) == [6, 2]
+
+
+def test_a_lone_rollout_is_the_engines_own(tmp_path: Path) -> None:
+    """Nothing is joined or put in another order."""
+    run = small_run(tmp_path, ["method=bf16"])
+    made: list[Rollout] = []
+    real = run.engine.generate
+
+    def kept(*words: object, **named: object) -> Rollout:
+        made.append(real(*words, **named))  # type: ignore[arg-type]
+        return made[-1]
+
+    run.engine.generate = kept  # type: ignore[method-assign]
+    run.engine.load_weights(run.trainer.weights())
+    assert generate(run, [item.prompt for item in run.eval_items[:2]], 3) is made[0]

@@ -1,0 +1,159 @@
+"""Memory and time that a dry run predicts for Hugging Face folders, for this machine's GPU or a named one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from harness.cli.main import main
+from harness.config.load import load
+from harness.config.resolve import resolve
+from harness.models.checkpoint import config_json, save_decoder
+from harness.models.decoder import Decoder, DecoderConfig
+from harness.models.tokenizer import save_tokenizer
+from harness.studies.throughput.shapes import shape_of
+from harness.sweep.folder_time import HERE, Machine, folder_time
+from harness.sweep.forecast import UNKNOWN, TimeForecast, fit
+from harness.sweep.preview import folder_lines, forecast_lines, forecast_of, memory_line
+from tests.source_tree import ROOT
+from tests.sweep.test_folder_time import PARAMETERS, config_of
+from tests.toy import small_config
+
+DATA = ROOT / "tests" / "tasks" / "data" / "gsm8k"
+GIB = 2**30
+H100 = Machine(gpu="h100", memory_gib=80.0)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("models") / "7b"
+    path.mkdir()
+    (path / "config.json").write_text(json.dumps(config_json(shape_of("7b"), torch.bfloat16)))
+    return path
+
+
+def test_memory_of_7b_by_hand(folder: Path) -> None:
+    """16 bytes a parameter for the trainer, 2 for the engine, 57344 for the cache of a token."""
+    state, held, cache = 16 * PARAMETERS / GIB, 2 * PARAMETERS / GIB, 1280 * 57344 / GIB
+    line = memory_line(config_of(folder), Machine(gpus=4, gpu="h100", memory_gib=80.0))
+    assert line.startswith(
+        f"memory: hf (7.62 billion parameters) at bf16: trainer {state:.1f} GiB of masters, gradients and moments over "
+        f"4 GPUs; engine {held:.1f} GiB, and {cache:.3f} GiB of cache for a response of 1280 tokens with its prompt"
+    )
+    assert f"; leaves {80 - state / 4 - held - cache:.1f} of 80 GiB a GPU for activations" in line
+    lent = memory_line(config_of(folder, "engine.sleep=true"), Machine(gpus=4, gpu="h100", memory_gib=80.0))
+    assert f"; leaves {80 - state / 4:.1f} of 80 GiB a GPU" in lent  # the engine's memory is lent to the trainer
+    alone = memory_line(config_of(folder), H100)
+    assert alone.endswith(
+        f"; does not fit 80 GiB a GPU, {state + held + cache - 80:.1f} GiB too much before any activation"
+    )
+    assert "over 1 GPU;" in alone
+
+
+def test_a_frozen_base_keeps_no_moments_and_low_bits_weigh_less(folder: Path) -> None:
+    frozen = memory_line(config_of(folder, "method=bf16_lora", "knobs.LoRA.lr_scale=1"), H100)
+    assert f"trainer {4 * PARAMETERS / GIB:.1f} GiB of frozen base, at most" in frozen
+    low = memory_line(config_of(folder, "method=naive", "precision=int4"), H100)
+    engine = float(low.partition("engine ")[2].partition(" GiB")[0])
+    assert 0.25 * 2 * PARAMETERS / GIB < engine < 0.4 * 2 * PARAMETERS / GIB  # embedding and head stay in 16 bits
+
+
+def test_without_a_gpu_nothing_is_said_of_what_is_left(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert memory_line(config_of(folder), HERE).endswith("for a response of 1280 tokens with its prompt")
+
+
+def test_a_forecast_is_of_folders_alone_and_has_its_range(folder: Path, tmp_path: Path) -> None:
+    assert forecast_of(small_config(), tmp_path, HERE) == {}
+    assert folder_lines([small_config()], HERE) == []
+    config = config_of(folder)
+    found = forecast_of(config, tmp_path, H100)["forecast"]
+    step, once = folder_time(config, gpu="h100")
+    assert found["seconds"] == round(50 * step + once)
+    assert (found["low"], found["high"]) == (
+        pytest.approx(UNKNOWN.low * found["seconds"], abs=2), pytest.approx(UNKNOWN.high * found["seconds"], abs=2),
+    )  # fmt: skip
+    assert found["rests_on"] == "models known by their config.json alone"
+    assert found["notes"][-1] == (
+        "assumed: 1 x H100, 40% of its peak operations and 60% of its bandwidth, prompts of 256 tokens, every response "
+        "as long as it may be"
+    )
+    assert found["notes"][0] == memory_line(config, H100)
+    slower = forecast_of(config, tmp_path, Machine(gpu="a100"))["forecast"]["seconds"]
+    faster = forecast_of(config, tmp_path, Machine(gpus=8, gpu="b200"))["forecast"]["seconds"]
+    assert faster < found["seconds"] / 8 < found["seconds"] < slower
+
+
+def test_a_line_for_every_size_and_format_of_a_sweep(folder: Path) -> None:
+    cells = [config_of(folder, f"seed={seed}", *words) for seed in (0, 1)
+             for words in ((), ("method=naive", "precision=int4"), ("method=flashrl", "precision=int4"))]  # fmt: skip
+    lines = folder_lines([*cells, small_config()], H100)
+    assert [line.split(" at ")[1].split(":")[0] for line in lines[:-1]] == ["bf16", "int4"]
+    assert lines[-1].startswith("assumed: 1 x H100, ")
+
+
+@pytest.fixture
+def toy(tmp_path: Path) -> list[str]:
+    """Words of a run on a folder that is whole, but tiny."""
+    config = DecoderConfig(
+        vocab_size=128, num_layers=2, hidden_size=64, num_heads=4, num_kv_heads=2, head_dim=16, intermediate_size=96,
+        qk_norm=False, attention_bias=True, max_positions=512, eos_id=1, pad_id=0, bos_id=2,
+    )  # fmt: skip
+    save_decoder(Decoder(config), tmp_path / "toy")
+    save_tokenizer(tmp_path / "toy", 128)
+    return ["model=hf", f"model.path={tmp_path / 'toy'}", "task=gsm8k", f"task.path={DATA}",
+            "task.options.num_workers=1", "task.num_eval=3", "trainer.steps=3"]  # fmt: skip
+
+
+def test_a_dry_run_of_one_cell_is_json_with_its_forecast(
+    toy: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    results = tmp_path / "results"
+    assert main(["run", *toy, "--dry-run", "--memory", "80", "--results", str(results)]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    config = resolve(load(toy), lambda path: "0")
+    step, once = folder_time(config)
+    assert shown["forecast"]["seconds"] == round(3 * step + once)
+    assert "of 80 GiB a GPU for activations" in shown["forecast"]["notes"][0]
+    assert "assumed: 1 x cpu" in shown["forecast"]["notes"][-1]
+    assert main(["run", "method=bf16", "--dry-run", "--results", str(results)]) == 0
+    assert "forecast" not in json.loads(capsys.readouterr().out)  # a model made here
+    assert not results.exists()
+
+
+def test_a_dry_run_of_a_sweep_tells_memory_and_what_it_assumes(
+    toy: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = [
+        "sweep",
+        "smoke",
+        *toy,
+        "--dry-run",
+        "--gpu",
+        "h100",
+        "--memory",
+        "0.0001",
+        "--results",
+        str(tmp_path / "r"),
+    ]
+    assert main(line) == 0
+    said = capsys.readouterr().out
+    assert said.count("memory: hf (0.00 billion parameters) at ") >= 1
+    assert "does not fit 0.0001 GiB a GPU" in said and "assumed: 1 x cpu" in said
+
+
+def test_gpus_of_a_cell_are_all_paid_for(folder: Path) -> None:
+    """Eight GPUs for an hour are eight hours."""
+    cell = config_of(folder)
+    hour = [TimeForecast(seconds=3600.0, low=3600.0, high=3600.0, level="folder")]
+    for gpus in (1, 8):
+        lines = forecast_lines([cell], hour, fit([]), 1, gpus)
+        assert lines[1] == f"cost: {gpus} ({gpus} to {gpus}) GPU-hours of {gpus} GPU{'s' * (gpus > 1)}"
+
+
+def test_an_unknown_gpu_is_one_line(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"^gpu=h10: no rates are known; nearest: H100"):
+        forecast_of(config_of(folder), tmp_path, Machine(gpu="h10"))

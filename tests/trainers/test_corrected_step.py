@@ -1,0 +1,118 @@
+"""Parts of a batch that belong to an update: its rows, its correction, and the means over updates."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+import pytest
+import torch
+
+from harness.api import Correction, Step, TokenBatch
+from harness.config.compose import compose
+from harness.config.schema import AlgoConfig
+from harness.trainers.corrected_step import (
+    minibatches,
+    needs_current_policy,
+    take_batch,
+    take_correction,
+    update_lr_factor,
+    update_metrics,
+)
+from tests.toy import small_config
+
+STEP = Step(index=3, total=9, seed=5)
+
+
+def numbered(offset: int) -> torch.Tensor:
+    """[4, 3], every row told by its first digit."""
+    return torch.arange(4.0)[:, None] * 10 + torch.arange(3.0) + 100 * offset
+
+
+def batch(**values: object) -> TokenBatch:
+    tensors = {name: numbered(i) for i, name in enumerate(("adv", "rollout_logp", "old_logp"))}
+    return TokenBatch(token_ids=numbered(7).long(), mask=numbered(0) > 11, step=STEP, **tensors, **values)  # type: ignore[arg-type]
+
+
+def test_rows_of_a_batch_take_everything_with_them() -> None:
+    rows = torch.tensor([2, 0])
+    whole = batch(
+        group=torch.tensor([0, 0, 1, 1]), reward=torch.tensor([0.0, 1.0, 2.0, 3.0]),
+        sampler=torch.tensor([0, 1, 0, 1]), shadow={"old": numbered(3)}, extras={"ref_logp": numbered(4)},
+    )  # fmt: skip
+    some = take_batch(whole, rows)
+    for name in ("token_ids", "mask", "adv", "rollout_logp", "old_logp", "group", "reward", "sampler"):
+        assert torch.equal(getattr(some, name), getattr(whole, name)[rows]), name
+    assert torch.equal(some.shadow["old"], numbered(3)[rows]) and torch.equal(
+        some.extras["ref_logp"], numbered(4)[rows]
+    )
+    assert some.step == STEP
+    named = {field.name for field in fields(TokenBatch)} - {"step", "shadow", "extras"}
+    assert {name for name in named if len(getattr(some, name)) == 2} == named  # a field that is new is cut, too
+    bare = take_batch(batch(), rows)
+    assert (bare.group, bare.reward, bare.sampler) == (None, None, None)
+
+
+def test_rows_of_a_correction_take_everything_with_them() -> None:
+    rows = torch.tensor([3, 1, 1])
+    values = {"weight": numbered(0), "keep": numbered(0) > 11, "clip_low": numbered(1), "clip_high": numbered(2)}
+    assert take_correction(Correction(**values), rows).adv_shift is None
+    shifted = take_correction(Correction(**values, adv_shift=numbered(3)), rows)
+    for field in fields(Correction):
+        assert torch.equal(getattr(shifted, field.name), (values | {"adv_shift": numbered(3)})[field.name][rows])
+
+
+def test_one_minibatch_is_the_batch_in_order() -> None:
+    found = minibatches(AlgoConfig(name="grpo", num_prompts=3, group_size=2, num_epochs=2), STEP)
+    assert [rows.tolist() for rows in found] == [[0, 1, 2, 3, 4, 5]] * 2
+
+
+def test_minibatches_hold_every_group_once_an_epoch() -> None:
+    algo = AlgoConfig(name="grpo", num_prompts=7, group_size=3, num_minibatches=3, num_epochs=4)
+    found = minibatches(algo, STEP)
+    assert [len(rows) for rows in found] == [9, 6, 6] * 4
+    orders: list[list[int]] = []
+    for epoch in range(4):
+        rows = torch.cat(found[3 * epoch : 3 * epoch + 3]).view(-1, 3)
+        assert torch.equal(rows, rows[:, :1] + torch.arange(3))  # the samples of a prompt stay together, in order
+        orders.append((rows[:, 0] // 3).tolist())
+        assert sorted(orders[-1]) == list(range(7))
+    assert len(set(map(tuple, orders))) == 4
+    again = minibatches(algo, STEP)
+    assert all(torch.equal(a, b) for a, b in zip(found, again, strict=True))
+    for other in (Step(index=4, total=9, seed=5), Step(index=3, total=9, seed=6)):
+        assert not torch.equal(torch.cat(minibatches(algo, other)), torch.cat(found))
+
+
+@pytest.mark.parametrize(
+    ("words", "mode", "expected"),
+    [
+        (("method=flashrl", "precision=int8"), "decoupled", False),
+        (("method=flashrl", "precision=int8"), "bypass_pg", True),  # its weights follow the policy of now
+        (("method=dppo_tv",), "decoupled", True),
+        (("method=bf16",), "bypass_ppo", False),  # no part: nothing to tell it to
+        (("method=vcpo",), "decoupled", False),
+        (("method=bf16", "parts=[vcpo.ESSStep]"), "bypass_pg", True),
+    ],
+)
+def test_which_updates_need_the_policy_of_now(words: tuple[str, ...], mode: str, expected: bool) -> None:
+    composed = compose(small_config(*words))
+    assert needs_current_policy(composed, AlgoConfig(name="grpo", mode=mode)) is expected  # type: ignore[arg-type]
+
+
+def test_only_a_part_that_says_so_changes_the_learning_rate() -> None:
+    assert update_lr_factor(compose(small_config("method=bf16")), batch(), None, AlgoConfig(name="grpo")) is None
+
+
+def test_means_over_updates_and_fractions_over_their_tokens() -> None:
+    """An update of few tokens counts as much in a loss, and as little in what is per token."""
+    zero = dict.fromkeys(
+        ("ppo_kl", "ratio", "ratio_sq", "skew_up", "skew_down", "skew_total_up", "skew_total_down"), 0.0
+    )
+    sums = [
+        zero | {"tokens": tokens, "entropy": entropy, "ratio_sq": 1.0}
+        for tokens, entropy in ((30.0, 60.0), (10.0, 0.0))
+    ]
+    rows = [{"train/loss": 1.0, "train/lr_factor": 0.5}, {"train/loss": 3.0}]
+    found = update_metrics(list(zip(rows, sums, strict=True)))
+    assert (found["train/loss"], found["train/entropy"]) == (2.0, 1.5)
+    assert "train/lr_factor" not in found  # not of every update

@@ -1,0 +1,138 @@
+"""Prompts, groups and updates of a batch under verl: those of the local trainer, with several updates and refills."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from harness.config.load import load
+from harness.config.resolve import resolve
+from harness.config.schema import AlgoConfig
+from harness.records.paths import rollouts_path
+from harness.start.prepare import task_of
+from harness.tasks import Item
+from harness.tasks.prompt_order import prompt_indices
+from harness.trainers.dynamic_sampling import chosen_rows
+from tests.verl_jobs.jobs import SMALL, done
+
+pytestmark = pytest.mark.verl
+ALGO = AlgoConfig(name="grpo", num_prompts=2, group_size=2, dynamic_sampling=True)
+
+
+class Queue:
+    """verl's queue as far as a rollout batch needs it: answers arrive in any order."""
+
+    def __init__(self, rewards: dict[str, float]) -> None:
+        self.rewards, self.cleared = rewards, list[str]()
+
+    def kv_batch_get(self, keys: list[str], partition_id: str, select_fields: list[str]) -> dict[str, Any]:
+        from tensordict import NonTensorStack
+
+        assert (partition_id, select_fields) == ("train", ["extra_fields"])
+        facts = [{"reward_extra_info": {"acc": self.rewards[key]}} for key in keys]
+        return {"extra_fields": NonTensorStack(*facts)}
+
+    def kv_clear(self, keys: list[str], partition_id: str) -> None:
+        assert partition_id == "train"
+        self.cleared += keys
+
+
+def answers(rewards: dict[str, float]) -> Any:
+    """As the queue lists them: last first, each a token longer than the one before."""
+    from transfer_queue import KVBatchMeta
+
+    keys = list(reversed(rewards))
+    return KVBatchMeta(keys=keys, tags=[{"response_len": i + 1} for i in range(len(keys))], partition_id="train")
+
+
+def test_groups_that_differ_are_kept_in_the_order_of_their_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
+    from harness.trainers.verl import sampling
+
+    first = {"a_0_0": 1.0, "a_1_0": 1.0, "b_0_0": 0.0, "b_1_0": 1.0}
+    second = {"c_0_0": 1.0, "c_1_0": 0.0, "d_0_0": 0.0, "d_1_0": 1.0}
+    queue = Queue(first | second)
+    monkeypatch.setattr(sampling, "tq", queue)
+    drawn, waiting, waited = [["a", "b"], ["c", "d"]], [answers(first), answers(second)], list[int]()
+
+    def wait(count: int) -> Any:
+        waited.append(count)
+        return waiting.pop(0)
+
+    found = sampling.collected(ALGO, lambda: drawn.pop(0), wait)
+    assert found.batch.keys == ["b_0_0", "b_1_0", "c_0_0", "c_1_0"]
+    assert [tag["response_len"] for tag in found.batch.tags] == [2, 1, 4, 3]
+    assert (found.num_batches, found.num_tokens, waited) == (2, 20, [2, 2])
+    assert queue.cleared == ["a_0_0", "a_1_0", "d_0_0", "d_1_0"]
+
+
+def test_an_answer_that_is_missing_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    from harness.trainers.verl import sampling
+
+    monkeypatch.setattr(sampling, "tq", Queue({}))
+    algo = replace(ALGO, dynamic_sampling=False)
+    with pytest.raises(RuntimeError, match=r"^1 of 4 answers are missing; verl\.log says why$"):
+        sampling.collected(algo, lambda: ["a", "b"], lambda count: answers({"a_0_0": 1.0, "a_1_0": 0.0, "b_1_0": 0.0}))
+
+
+def test_prompts_are_submitted_with_what_the_agent_reads() -> None:
+    from harness.trainers.verl import sampling
+
+    items = [Item(index=index, prompt=(3, 4), reference=f"r{index}", key=str(index)) for index in (7, 5)]
+    uids, batch = sampling.prompt_batch(items)
+    assert len(set(uids)) == 2 and list(batch["uid"]) == uids
+    assert [info["index"] for info in batch["extra_info"]] == [7, 5]
+    assert {info["split"] for info in batch["extra_info"]} == {"train"}
+
+
+def test_a_job_with_dynamic_sampling_keeps_the_first_groups_that_differ(results: Path) -> None:
+    words = (*SMALL, "method=bf16", "algo.dynamic_sampling=true", "algo.gen_prompts=12", "launch.dump_rollouts=999")
+    record, series = done(results, *words)
+    assert record.status == "ok"
+    assert series["reward/informative_frac"] == [1.0] * 3
+    path = rollouts_path(results, "runs", record.run_id)
+    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    config = resolve(load(["trainer=verl", "engine=vllm", *words[:-1]]))
+    task, position = task_of(config), 0
+    for step, count in enumerate(series["rollout/gen_batches"]):
+        own = [row for row in rows if row["step"] == step]
+        assert len(own) == 32
+        assert chosen_rows([row["reward"] for row in own], 4, 8) == list(range(32))
+        until = position + 12 * int(count)
+        drawn = list(prompt_indices(config.seed, range(position, until), task.num_train))
+        places = [drawn.index(row["index"]) for row in own[::4]]
+        assert places == sorted(places)
+        assert [row["index"] for row in own] == [row["index"] for row in own[::4] for _ in range(4)]
+        assert series["rollout/tokens"][step] >= sum(len(row["response_ids"]) for row in own)
+        position = until
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("method=dppo_tv", "algo.num_minibatches=3"),
+        ("method=verl_bypass_pg_is", "algo.num_epochs=2"),
+        ("method=flashrl", "precision=fp8_channel", "algo.num_minibatches=2", "algo.num_epochs=2"),
+    ],
+)
+def test_several_updates_of_a_batch_move_the_policy_between_them(results: Path, words: tuple[str, ...]) -> None:
+    """The ratio to the policy before the batch is 1 in one update, and is not in several; the local trainer's is so."""
+    found = {}
+    for trainer in ("verl", "local"):
+        record, series = done(results, "engine=vllm", *SMALL, *words, "trainer.lr=1e-3", trainer=trainer)
+        assert record.status == "ok"
+        assert all(torch.isfinite(torch.tensor(series[name])).all() for name in ("train/loss", "train/grad_norm"))
+        found[trainer] = series
+    for name in ("train/ess_ppo",):
+        assert all(value < 1 - 1e-6 for value in found["verl"][name])
+        assert found["verl"][name][0] == pytest.approx(found["local"][name][0], abs=0.05)
+    assert found["verl"].keys() >= {name for name in found["local"] if name.startswith("train/")}
+
+
+def test_a_single_update_leaves_the_ratio_at_one(results: Path) -> None:
+    _, series = done(results, *SMALL, "method=bf16")
+    assert series["train/ess_ppo"] == pytest.approx([1.0] * 3, abs=1e-6)
