@@ -7,7 +7,6 @@ import html
 import json
 import re
 import shutil
-import subprocess
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -26,8 +25,8 @@ from harness.viewers.site.board import number
 from harness.viewers.site.markdown import to_html
 from harness.viewers.site.runs import thinned
 from tests import result_factory as factory
+from tests.viewers.browser import dom
 
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
 STEPS: dict[str, Any] = {"trainer__steps": 50, "trainer__eval_every": 25}
 ARMS = (("bf16", "bf16"), ("naive", "int8"), ("flashrl", "int8"), ("naive", "int4"), ("flashrl", "int4"))
 EVIL = "</script><img src=x onerror=alert(1)>"
@@ -84,18 +83,6 @@ def run_data(results: Path) -> dict[str, Any]:
     text = (results / "site" / "data" / "duel.js").read_text()
     assert text.startswith('lowbitRuns("duel",') and text.endswith(");\n")
     return json.loads(text.removeprefix('lowbitRuns("duel",').removesuffix(");\n"))
-
-
-def dom(results: Path, address: str) -> str:
-    """The page after its script ran, as a browser has it."""
-    if BROWSER is None:
-        pytest.skip("neither Chromium nor Chrome is installed")
-    url = (results / "site" / "index.html").as_uri() + address
-    options = ["--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=4000", "--dump-dom"]
-    options += [f"--user-data-dir={results / 'profile'}", "--host-resolver-rules=MAP * ~NOTFOUND"]
-    done = subprocess.run([BROWSER, *options, url], capture_output=True, text=True, timeout=240)
-    assert 'data-ready="yes"' in done.stdout, done.stderr[-2000:]
-    return done.stdout
 
 
 def cells(text: str) -> list[list[str]]:
