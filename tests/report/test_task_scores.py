@@ -74,7 +74,7 @@ def test_the_interval_of_one_seed_is_over_its_questions_and_of_more_over_both() 
     assert one.interval == over_questions(np.mean(record.correct, axis=1)) and one.seeds == 1
 
     def width(*levels: float) -> float:
-        """Of two seeds, whose questions all score alike within a seed."""
+        """Width for two seeds, whose questions all score alike within a seed."""
         made = runs(0, 1)
         for run, level in zip(made, levels, strict=True):
             run.evaluations[0] = asked(0, correct=[[1] * round(K * level) + [0] * round(K - K * level)] * QUESTIONS)

@@ -31,7 +31,7 @@ def dom(results: Path, address: str, page: str = "index.html") -> str:
 
 
 def answer(results: Path, script: str, *, is_phone: bool = False) -> Any:
-    """What a function's body returns when it runs behind the page's own script: `page` is its window."""
+    """Result of a function's body that runs behind the page's own script: `page` is its window."""
     ask = f"window.asked = (page) => {{ const $ = (id) => page.document.getElementById(id); {script} }};"
     write = """
       const give = (page) => document.body.append(Object.assign(document.createElement("pre"),

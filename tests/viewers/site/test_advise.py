@@ -75,7 +75,7 @@ def site(results: Path, evidence: Evidence, curves: dict[str, Curves]) -> Path:
 
 @pytest.fixture(scope="module")
 def shown(site: Path) -> list[dict[str, Any]]:
-    """What the page shows for every question."""
+    """The page's answers to every question."""
     return answer(site, ASK % json.dumps(QUESTIONS))
 
 

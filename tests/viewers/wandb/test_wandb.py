@@ -54,7 +54,7 @@ def records(path: Path) -> Iterator[Any]:
 
 
 def told(folder: Path) -> dict[str, Any]:
-    """What an offline run holds: its head, config, rows of the history, last summary, exit code and files."""
+    """Contents of an offline run: its head, config, rows of the history, last summary, exit code and files."""
     (path,) = folder.glob("*.wandb")
     found: dict[str, Any] = {"config": {}, "rows": [], "summary": {}, "axes": {}}
     for record in records(path):
