@@ -82,8 +82,8 @@ def test_evaluations_on_tasks_are_a_section_where_there_are_any() -> None:
              "temperature": 1.0, "top_p": 1.0, "max_new_tokens": 64, "question_hash": "q"}  # fmt: skip
     answered = TaskEvalRecord(**asked, correct=[[1, 0], [1, 1], [0, 0], [1, 0]])
     results[3] = results[3].model_copy(update={"evaluations": [answered]})
-    section = markdown(leaderboard(results), results, "quick").partition("## Evaluations on tasks\n\n")[2].partition("\n\n")[0]
-    head, _, *rows = section.splitlines()
+    section = markdown(leaderboard(results), results, "quick").partition("## Evaluations on tasks\n\n")[2]
+    head, _, *rows = section.partition("\n\n")[0].splitlines()
     assert cells(head) == list(task_scores.HEAD)
     assert [row.replace("\\|", "/").strip("| ").split(" | ")[:-1] for row in rows] == [
         [arm_labels(results)[results[3].run_id], "a/b", "rollout", "int8", "80", name, "1", "4"]
