@@ -134,8 +134,8 @@ def test_the_command_writes_checks_and_shows_one(tmp_path: Path, capsys: pytest.
     (results / PAGE).write_text("older", encoding="utf-8")
     assert claims([], results, is_check=True, path=path) == 1
     assert "out of date" in capsys.readouterr().out
-    with pytest.raises(ValueError, match=r"claim 'oen': unknown; nearest: one"):
-        claims(["oen"], results, path=path)
+    with pytest.raises(ValueError, match=r"claim 'ones': unknown; nearest: one"):
+        claims(["ones"], results, path=path)
 
 
 def test_the_parser():
