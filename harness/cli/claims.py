@@ -69,7 +69,7 @@ def claims_named(name: str, known: Claims) -> list[Claim]:
     """The claims that a name means: the one of that id, else those of a sweep or a paper (its title, its number), else
     those whose ids begin so. Raises ValueError for a name that means none."""
     lower = name.lower()
-    sweeps = {claim.id: {getattr(test, "sweep", "") for test in claim.tests} for claim in known.claims}
+    sweeps = {claim.id: {getattr(test, "sweep", "") for test in claim.tests} - {""} for claim in known.claims}
     titles = {source: {source.lower(), source.lower().rpartition(" ")[2], title.lower()}
               for source, title in known.papers.items()}  # fmt: skip
     for means in (
@@ -80,5 +80,7 @@ def claims_named(name: str, known: Claims) -> list[Claim]:
     ):
         if found := [claim for claim in known.claims if means(claim)]:
             return found
-    valid = [*sweeps, *known.papers.values(), *sorted(set().union(*sweeps.values()) - {""})]
-    raise ValueError(f"claim {name!r}: unknown; {nearest(name, valid)}")
+    others = [*known.papers.values(), *sorted(set().union(*sweeps.values()))]
+    if (hint := nearest(name, [*sweeps, *others])).startswith("valid"):  # of a hundred ids
+        hint = f"`lowbit claims` lists the ids; papers and sweeps: {', '.join(others)}"
+    raise ValueError(f"claim {name!r}: unknown; {hint}")

@@ -21,7 +21,8 @@ def markdown_table(
     reader. Raises ValueError for a row that is not as wide as the header.
     """
     marks = {"l": "---", "r": "---:"}
-    lines = [_line(header, is_escaped), "|" + "".join(f"{marks[one]}|" for one in align.ljust(len(header), align[-1]))]
+    letters = align.ljust(len(header), align[-1])[: len(header)]
+    lines = [_line(header, is_escaped), "|" + "".join(f"{marks[one]}|" for one in letters)]
     for row in rows:
         if len(row) != len(header):
             raise ValueError(f"table: a row of {len(row)} cells under a header of {len(header)}: {list(row)}")

@@ -18,14 +18,16 @@ UNBOUNDED = 100_000
 
 def text_table(header: Sequence[str], rows: Sequence[Sequence[str]], width: int | None = None) -> str:
     """Columns aligned by width under an underlined header. `width` in columns; None: the terminal's."""
+    from rich.cells import cell_len
     from rich.console import Console
     from rich.measure import Measurement
     from rich.table import Table
     from rich.text import Text
 
     table = Table(box=_rule(), show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    whole = max(cell_len(row[0]) for row in (header, *rows))  # a name in the first column is kept in one piece
     for place, title in enumerate(header):
-        table.add_column(Text(title), overflow="fold", no_wrap=place == 0)  # a name is kept in one piece
+        table.add_column(Text(title), overflow="fold", no_wrap=place == 0, min_width=None if place else whole)
     for row in rows:
         table.add_row(*map(Text, row))
     drawn = io.StringIO()

@@ -15,7 +15,8 @@ from harness.viewers.tracking.tracker import Tracker
 def check_installed(names: Iterable[str]) -> None:
     """Raises ValueError, one line, for a tracker whose package is missing."""
     for name in names:
-        if find_spec(name) is None:
+        spec = find_spec(name)
+        if spec is None or spec.origin is None:  # a folder of that name is no package: W&B leaves one where it runs
             raise ValueError(f"tracking={name}: {name} is not installed; pip install 'lowbit-rl-bench[{name}]'")
 
 

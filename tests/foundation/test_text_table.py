@@ -26,6 +26,17 @@ def test_a_table_fits_its_width_and_loses_no_word(width: int) -> None:
     )  # fmt: skip
 
 
+@pytest.mark.parametrize("width", [1, 10])
+def test_a_terminal_that_is_too_narrow_loses_no_column(width: int) -> None:
+    """The first column is whole and every other is as wide as its longest word, whatever the terminal."""
+    text = text_table(("arm", "to control"), ROWS, width=width)
+    lines = text.splitlines()
+    assert max(map(len, lines)) == len("naive int4 [x]") + 2 + len("control")
+    assert [line.split() for line in lines[:2]] == [["to"], ["arm", "control"]] and "bf16            a long" in text
+    words = {word for row in [("arm", "to control"), *ROWS] for cell in row for word in cell.split()}
+    assert words <= set(text.split())
+
+
 def test_a_pipe_gets_whole_lines() -> None:
     assert len(text_table(("a", "b"), [("x" * 500, "y" * 500)]).splitlines()) == 3
 

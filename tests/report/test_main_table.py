@@ -47,7 +47,7 @@ def test_rows_are_arms_in_order_and_cells_the_leaderboards_numbers() -> None:
     assert control.startswith(f"{own['difference']:+.3f} [") and own["verdict"] in control
     assert naive.startswith(f"{plain['difference']:+.3f}") and plain["verdict"] in naive and plain["difference"] > 0
     assert rows["short", "bf16", "bf16"][1] == "control" and rows["long", "naive", "int4"][3] == "-"
-    assert text.splitlines()[-1] == "1 arms with fewer seeds than 3 are left out."
+    assert text.splitlines()[-1] == "1 arms with fewer than 3 seeds are left out."
 
 
 def test_without_its_control_there_is_no_table() -> None:

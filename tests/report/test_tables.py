@@ -7,8 +7,10 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from harness.records.run_result import RunResult
+from harness.records.arms import arm_labels
+from harness.records.run_result import RunResult, TaskEvalRecord
 from harness.records.sweep_file import purpose
+from harness.report import task_scores
 from harness.report.leaderboard import contrasts
 from harness.report.sentences import findings, three_sentences
 from harness.report.tables import WIDTH, leaderboard, markdown, render_terminal, runs_table, setup_lines, write_tables
@@ -71,6 +73,23 @@ def test_markdown_shows_the_numbers_the_verdicts_and_the_setting() -> None:
     for words in ("sort n=8", "s (4 layers x 64)", "sigma 0.5", "80 steps", "3 pairs of base seed", "no kernel noise"):
         assert words in text, words
     assert "slower than BF16" in text and "Control: bf16 bf16." in text
+
+
+def test_evaluations_on_tasks_are_a_section_where_there_are_any() -> None:
+    results = sweep()
+    assert "## Evaluations on tasks" not in markdown(leaderboard(results), results, "quick")
+    asked = {"number": 0, "task": "a|b", "step": 80, "site": "rollout", "precision": "int8", "engine": "vllm", "k": 2,
+             "temperature": 1.0, "top_p": 1.0, "max_new_tokens": 64, "question_hash": "q"}  # fmt: skip
+    answered = TaskEvalRecord(**asked, correct=[[1, 0], [1, 1], [0, 0], [1, 0]])
+    results[3] = results[3].model_copy(update={"evaluations": [answered]})
+    section = markdown(leaderboard(results), results, "quick").partition("## Evaluations on tasks\n\n")[2]
+    head, _, *rows = section.partition("\n\n")[0].splitlines()
+    assert cells(head) == list(task_scores.HEAD)
+    assert [row.replace("\\|", "/").strip("| ").split(" | ")[:-1] for row in rows] == [
+        [arm_labels(results)[results[3].run_id], "a/b", "rollout", "int8", "80", name, "1", "4"]
+        for name in ("avg@2", "pass@1", "pass@2")
+    ]
+    assert [row.split(" | ")[-1].split()[0] for row in rows] == ["0.500", "0.500", "0.750"]
 
 
 def test_improvement_over_all_settings_is_a_section_where_there_are_several() -> None:

@@ -71,7 +71,7 @@ def _ordered(recipes: list[Recipe]) -> list[Recipe]:
     """Fastest first; at equal speed the smaller expected loss first."""
 
     def place(recipe: Recipe) -> tuple[float, float]:
-        value, change = recipe.speed.value, recipe.accuracy.change
+        value, change = 1.0 if recipe.is_control else recipe.speed.value, recipe.accuracy.change
         return (math.inf if math.isnan(value) else -value, math.inf if math.isnan(change) else -change)
 
     return sorted(recipes, key=place)

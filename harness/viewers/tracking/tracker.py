@@ -137,10 +137,10 @@ def log_cells(
     return sum(log_cell(tracker, sweep, r, folder, label=labels[r.run_id], tags=tags.get(r.run_id)) for r in shown)
 
 
-def warn_off(name: str, error: BaseException) -> None:
-    """The warning of a tracker that gives up."""
-    reason = " ".join(str(error).split())[:160]
-    print(f"warning: {name} is off, runs go on: {reason} (later: lowbit results import)", file=sys.stderr)
+def warn_off(name: str, error: BaseException, option: str = "") -> None:
+    """The warning of a tracker that gives up; `option` is the one that names it to `lowbit results import`."""
+    reason = " ".join(str(error).split())[:160] or type(error).__name__
+    print(f"warning: {name} is off, runs go on: {reason} (later: lowbit results import{option})", file=sys.stderr)
 
 
 def cell_key(sweep: str, path: Path) -> str:

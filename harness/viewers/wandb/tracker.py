@@ -22,6 +22,7 @@ from harness.records.arms import arm_labels
 from harness.records.folder import readable
 from harness.records.paths import runs_folder, wandb_folder
 from harness.studies.search.tags import trial_tags
+from harness.viewers.tracking import facts
 from harness.viewers.tracking.facts import Point
 from harness.viewers.tracking.tracker import Cell, log_cells, warn_off
 
@@ -41,17 +42,22 @@ class WandbTracker:
     def __init__(self, results: Path) -> None:
         self.results, self.is_on = results, True
         self.ledger = wandb_folder(results) / "logged.txt"
-        self.ledger.parent.mkdir(parents=True, exist_ok=True)
-        self.known = set(self.ledger.read_text(encoding="utf-8").split("\n")) if self.ledger.exists() else set[str]()
+        self.known = set[str]()
+        try:
+            self.ledger.parent.mkdir(parents=True, exist_ok=True)
+            if self.ledger.exists():
+                self.known = set(self.ledger.read_text(encoding="utf-8", errors="replace").split("\n"))
+        except OSError as error:
+            self.give_up(error)
         for name, value in (QUIET | {"WANDB_CACHE_DIR": str(self.ledger.parent / "cache")}).items():
             os.environ.setdefault(name, value)
 
     def start(self, cell: Cell) -> WandbRun | None:
         """Open a run for a cell; None where it is logged already."""
-        import wandb
-
         if cell.key in self.known:
             return None
+        import wandb
+
         settings = wandb.Settings(
             console="off", silent=True, x_disable_stats=True, disable_git=True, disable_code=True,
             x_disable_machine_info=True,
@@ -63,7 +69,7 @@ class WandbTracker:
             dir=str(self.results),
             id=f"{crc32(cell.sweep.encode()):08x}-{cell.key.rpartition('/')[2].replace('@', '-')}",
             name=f"{cell.arm}, seed {cell.result.seed}",
-            group=cell.arm,
+            group=f"{facts.plain_name(cell.result)} {facts.arm_key(cell.result)}",
             job_type=cell.sweep,
             tags=[cell.result.method.name, cell.result.status, cell.sweep[:64]],
             config={"tags": dict(cell.tags)},
@@ -73,20 +79,23 @@ class WandbTracker:
         return WandbRun(run, cell, self)
 
     def outages(self) -> tuple[type[Exception], ...]:
-        """Errors that W&B raises when it cannot be reached, knows no key, or its folder is full."""
-        from wandb.errors import Error
-
-        return Error, OSError
+        """All errors: those of W&B have no kind in common, such as the one when the process beside us is gone."""
+        return (Exception,)
 
     def give_up(self, error: BaseException) -> None:
         """Be silent from here on, after one warning."""
         self.is_on = False
-        warn_off(self.name, error)
+        warn_off(self.name, error, " --tracking wandb")
 
     def close(self) -> None:
         """End the process that W&B runs beside us."""
-        if "wandb" in sys.modules:
+        if "wandb" not in sys.modules:
+            return
+        try:
             sys.modules["wandb"].teardown()
+        except self.outages() as error:
+            if self.is_on:
+                self.give_up(error)
 
     def remember(self, key: str) -> None:
         """Keep the key of a cell that is logged completely."""

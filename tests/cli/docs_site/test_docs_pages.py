@@ -98,7 +98,7 @@ def test_commands_are_shown_with_their_arguments() -> None:
     text = pages.commands_text(top)
     assert text.splitlines() == [
         "## `lowbit run`", "", "Run it.", "",
-        "| argument | meaning |", "| --- | --- |",
+        "| argument | meaning |", "|---|---|",
         "| `[overrides ...]` | keys, 100 % of them |", "| `--to a|b` | where (default: a) |",
         "| `--workers WORKERS` |  |",
         "",

@@ -134,10 +134,10 @@ def test_the_command_writes_checks_and_shows_one(tmp_path: Path, capsys: pytest.
     (results / PAGE).write_text("older", encoding="utf-8")
     assert claims([], results, is_check=True, path=path) == 1
     assert "out of date" in capsys.readouterr().out
-    with pytest.raises(ValueError, match=r"claim on: unknown; nearest: one"):
-        claims(["on"], results, path=path)
+    with pytest.raises(ValueError, match=r"claim 'ones': unknown; nearest: one"):
+        claims(["ones"], results, path=path)
 
 
 def test_the_parser():
     a = parse(["claims", "x", "y", "--check", "--results", "there"])
-    assert (a.ids, a.check, a.results) == (["x", "y"], True, Path("there"))
+    assert (a.names, a.check, a.results) == (["x", "y"], True, Path("there"))

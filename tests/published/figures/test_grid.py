@@ -115,18 +115,22 @@ def test_what_is_missing_is_said_with_its_command(tmp_path: Path, capsys: pytest
 
 def test_the_command_draws_what_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(tmp_path, run("fp16", "bf16") + run("fp16", "fp16", "fp16", auc=0.8))
-    write(tmp_path, run("size", "naive", "int8"))
-    assert known_sweeps(tmp_path) == ["fp16", "size"]
+    write(tmp_path, run("length", "naive", "int8"))
+    assert known_sweeps(tmp_path) == ["fp16", "length"]
     assert figures([], tmp_path) == 0
     out = capsys.readouterr().out
     paper = tmp_path / "figures" / "paper"
     assert {path.name for path in paper.iterdir()} == {"fp16_mismatch.png", "fp16_mismatch.csv"}
-    assert "skipped  flashrl_throughput: sweep 'size' has no scored run" in out  # it has no bf16
+    assert "skipped  jet_rl_length: sweep 'length' has no scored run" in out  # it has no bf16
+    folder = tmp_path / "throughput" / "throughput_h200"
+    assert f"skipped  flashrl_throughput: no rates in {folder}; `lowbit throughput throughput_h200`" in out
     before = (paper / "fp16_mismatch.png").read_bytes()
     assert figures(["fp16"], tmp_path) == 0 and (tmp_path / "figures" / "fp16" / "overview.png").is_file()
     assert (paper / "fp16_mismatch.png").read_bytes() == before
-    with pytest.raises(ValueError, match="size"):
-        figures(["flashrl_throughput"], tmp_path)
+    with pytest.raises(ValueError, match="'length' has no scored run"):
+        figures(["jet_rl_length"], tmp_path)
+    with pytest.raises(ValueError, match="flashrl_throughput: no rates in"):
+        draw("flashrl_throughput", tmp_path)
     with pytest.raises(ValueError, match="'fp61' is no paper figure and no sweep with results; nearest: fp16"):
         figures(["fp61"], tmp_path)
     capsys.readouterr()

@@ -185,11 +185,11 @@ def test_wrong_recipes_and_bindings_are_one_line(tmp_path: Path) -> None:
 
 
 def test_what_verl_and_memory_lack_is_said() -> None:
-    assert of_verl(read_recipe("fp8_rl")) == [
-        "every arm: algo.dynamic_sampling=true: verl refills prompt by prompt, another rule; valid: false under "
-        "trainer=verl"
-    ]
+    embedded = "engine=embedded: trainer=verl drives vLLM's servers; valid: vllm"
+    assert of_verl(read_recipe("qerl")) == [f"NF4 QLoRA, MXFP4 LoRA: {embedded}"]
+    assert of_verl(read_recipe("rilq")) == [f"every arm: {embedded}"]
     assert of_verl(read_recipe("jet_rl")) == []
+    assert "algo.dynamic_sampling=true" in read_recipe("fp8_rl").overrides() and of_verl(read_recipe("fp8_rl")) == []
     assert memory_gib(2**30 / 1e9) == 16.0
 
 

@@ -7,9 +7,7 @@ import re
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,10 +16,11 @@ from harness.records.folder import saved_comparisons
 from harness.records.run_result import read_results
 from harness.report.leaderboard import leaderboard
 from harness.viewers import mlflow
-from harness.viewers.mlflow import entities, links, live
+from harness.viewers.mlflow import links
+from harness.viewers.tracking import facts
 from tests import result_factory as factory
 from tests.source_tree import ROOT
-from tests.viewers.mlflow.cases import ARMS, STEPS, add, connection, new_results, runs
+from tests.viewers.cases import ARMS, STEPS, add, connection, new_results, runs
 
 
 def test_a_cell_is_logged_completely(results: Path) -> None:
@@ -36,7 +35,7 @@ def test_a_cell_is_logged_completely(results: Path) -> None:
     expected = {"kind": "cell", "arm": "naive int4", "method": "naive", "precision": "int4", "status": "ok", "n": "8",
                 "length": "8", "model": "s", "mode": "decoupled", "seed": "0", "is_draft": "false", "task_hash": "bb",
                 "model_hash": "aa", "question_hash": "sort-8", "commit": result.commit, "lowbit.run_id": result.run_id,
-                "system_metrics": entities.REBUILT}  # fmt: skip
+                "system_metrics": facts.REBUILT}  # fmt: skip
     assert {name: tags.get(name) for name in expected} == expected
     assert (params["precision.name"], params["trainer.steps"], params["package.torch"]) == ("int4", "50", "2.13.0")
     assert metrics["scores/auc"] == metrics["summary/auc"] == pytest.approx(result.summary["auc"])
@@ -105,11 +104,6 @@ def test_arms_have_the_mean_curves_of_their_runs(results: Path) -> None:
     assert curves["naive int4"] != curves["flashrl int4"]
 
 
-def test_a_mean_curve_ends_where_the_first_run_does() -> None:
-    means = entities.mean_series([{"reward/mean": [1.0, 2.0, 3.0], "other": [1.0]}, {"reward/mean": [3.0, 6.0]}])
-    assert means == {"reward/mean": [2.0, 4.0]} and entities.mean_series([]) == {}
-
-
 def test_saved_views_find_what_their_titles_say(results: Path) -> None:
     client, experiment = connection(results)
     key = links.view_key("flashrl against naive at int4")
@@ -151,33 +145,6 @@ def test_again_changes_nothing_and_a_new_result_replaces_the_old(tmp_path: Path,
     assert {after[f"bf16 bf16, seed {seed}"][0].data.tags["mlflow.parentRunId"] for seed in (0, 1)} == {arm}
     history = connection(results)[0].get_metric_history(arm, "reward/mean")
     assert len(history) == 17 == len({point.step for point in history})
-
-
-def test_cells_are_logged_while_the_sweep_runs(tmp_path: Path, empty_store: Path, monkeypatch) -> None:
-    """The cell is a process that sleeps; its arm is renamed when the sweep is known as a whole."""
-    results = new_results(tmp_path, empty_store, seeds=1)
-    (result,) = [r for r in read_results(results / "runs" / "quick") if r.method.name == "flashrl"]
-    monkeypatch.setattr(live, "PERIOD_S", 0.02)
-    monkeypatch.setattr(live, "run_id", lambda config: result.run_id)
-    with subprocess.Popen([sys.executable, "-c", "import time; x = bytearray(2**26); time.sleep(60)"]) as cell:
-        with mlflow.Live(results, "quick", tags={result.run_id: {"trial": "7"}}) as follow:
-            follow(SimpleNamespace(kind="started", config=None, pid=cell.pid, result=None))  # pyright: ignore[reportArgumentType]
-            deadline = time.monotonic() + 60
-            while len(follow.sampler.samples[result.run_id]) < 3 and time.monotonic() < deadline:
-                time.sleep(0.02)
-            follow(SimpleNamespace(kind="finished", config=None, pid=0, result=result))  # pyright: ignore[reportArgumentType]
-        cell.terminate()
-    assert follow.num_logged == 1
-    found = runs(results)
-    assert sorted(found) == ["flashrl int4 s n=8", "flashrl int4 s n=8, seed 0"]
-    run = found["flashrl int4 s n=8, seed 0"][0]
-    assert run.data.tags["system_metrics"] == entities.LIVE and run.data.tags["trial"] == "7"
-    assert run.data.metrics["system/cell_memory_mib"] > 5 and run.data.metrics["system/cell_threads"] >= 1
-    assert 0 < run.data.metrics["system/system_memory_usage_percentage"] <= 100
-    assert mlflow.track(results, "quick") == 2
-    after = runs(results)
-    assert after["flashrl int4, seed 0"][0].info.run_id == run.info.run_id
-    assert after["flashrl int4"][0].info.run_id == found["flashrl int4 s n=8"][0].info.run_id
 
 
 def test_an_outage_in_the_middle_warns_once_and_is_made_up_for(
@@ -236,13 +203,6 @@ def test_mlflow_is_loaded_only_when_used() -> None:
     code = "import sys, harness.viewers.mlflow; print([m for m in ('mlflow', 'torch', 'pandas') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert done.stdout.strip() == "[]"
-
-
-def test_curves_are_thinned() -> None:
-    assert entities.chosen_steps([0.5] * 80) == [80] and entities.chosen_steps([]) == []
-    assert entities.chosen_steps([1.0, 2.0, 3.0]) == [1, 2, 3]
-    steps = entities.chosen_steps([float(i) for i in range(81)])
-    assert len(steps) <= entities.MAX_POINTS and steps[-1] == 81 and set(np.diff(steps)) == {5}
 
 
 def test_view_keys_are_names_that_mlflow_takes_and_differ() -> None:

@@ -20,7 +20,7 @@ from harness.report.leaderboard import leaderboard
 from harness.viewers import mlflow
 from harness.viewers.mlflow import links, server
 from tests.source_tree import ROOT
-from tests.viewers.mlflow.cases import free_port
+from tests.viewers.cases import free_port
 
 
 def test_a_taken_port_or_an_unknown_name_is_an_error_in_words(results: Path) -> None:

@@ -7,7 +7,7 @@ import html
 import json
 import re
 import shutil
-import subprocess
+from collections import Counter
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -18,16 +18,17 @@ from harness.cli.main import main
 from harness.foundation import project_files
 from harness.records.folder import readable
 from harness.records.packed import pack
-from harness.records.run_result import RunResult, read_series, write_result
+from harness.records.run_result import RunResult, TaskEvalRecord, read_series, write_result
 from harness.records.sweep_file import Purpose
 from harness.report.leaderboard import leaderboard
 from harness.viewers.site import STAMP, board, compact, pages, write_site
 from harness.viewers.site.board import number
 from harness.viewers.site.markdown import to_html
 from harness.viewers.site.runs import thinned
+from tests import arm_factory
 from tests import result_factory as factory
+from tests.viewers.browser import dom
 
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
 STEPS: dict[str, Any] = {"trainer__steps": 50, "trainer__eval_every": 25}
 ARMS = (("bf16", "bf16"), ("naive", "int8"), ("flashrl", "int8"), ("naive", "int4"), ("flashrl", "int4"))
 EVIL = "</script><img src=x onerror=alert(1)>"
@@ -84,18 +85,6 @@ def run_data(results: Path) -> dict[str, Any]:
     text = (results / "site" / "data" / "duel.js").read_text()
     assert text.startswith('lowbitRuns("duel",') and text.endswith(");\n")
     return json.loads(text.removeprefix('lowbitRuns("duel",').removesuffix(");\n"))
-
-
-def dom(results: Path, address: str) -> str:
-    """The page after its script ran, as a browser has it."""
-    if BROWSER is None:
-        pytest.skip("neither Chromium nor Chrome is installed")
-    url = (results / "site" / "index.html").as_uri() + address
-    options = ["--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=4000", "--dump-dom"]
-    options += [f"--user-data-dir={results / 'profile'}", "--host-resolver-rules=MAP * ~NOTFOUND"]
-    done = subprocess.run([BROWSER, *options, url], capture_output=True, text=True, timeout=240)
-    assert 'data-ready="yes"' in done.stdout, done.stderr[-2000:]
-    return done.stdout
 
 
 def cells(text: str) -> list[list[str]]:
@@ -264,6 +253,58 @@ def test_a_browser_shows_a_passport(results: Path) -> None:
                   f"<td>{record.evals[0].accuracy:.3f}</td>", "base precision", record.commit):  # fmt: skip
         assert words in text
     assert f"results/runs/duel/{record.run_id}.json" in text
+
+
+def test_a_browser_shows_evaluations_on_tasks(tmp_path: Path) -> None:
+    asked = {"number": 0, "task": "gsm8k", "step": 50, "site": "rollout", "precision": "int8", "engine": "vllm", "k": 4,
+             "temperature": 1.0, "top_p": 1.0, "max_new_tokens": 64}  # fmt: skip
+    lost = TaskEvalRecord(**(asked | {"number": 1, "task": "aime24"}), error=EVIL)
+    answered = TaskEvalRecord(**asked, scores={"avg@4": 0.123456, "pass@4": 0.5, "maj@4": None})
+    with_tasks, series = factory.result("flashrl", "int8", sweep="duel", **STEPS)
+    without, others = factory.result("bf16", sweep="duel", **STEPS)
+    with_tasks = with_tasks.model_copy(update={"evaluations": [answered, lost]})
+    for run, rows in ((with_tasks, series), (without, others)):
+        write_result(tmp_path / "runs" / "duel", run, rows)
+    write_site(tmp_path)
+    assert run_data(tmp_path)["tasks"] == {
+        with_tasks.run_id: [
+            ["gsm8k", 50, "rollout", "int8", 4, {"avg@4": 0.1235, "pass@4": 0.5, "maj@4": None}],
+            ["aime24", 50, "rollout", "int8", 4, EVIL],
+        ]
+    }
+    body = dom(tmp_path, f"#of=duel&run={with_tasks.run_id}").partition("Evaluations on tasks</h3>")[2]
+    rows = [
+        re.findall(r"<td[^>]*>(.*?)</td>", row) for row in re.findall(r"<tr>(.*?)</tr>", body.partition("</table>")[0])
+    ]
+    assert [[html.unescape(cell) for cell in row] for row in rows if row] == [
+        ["gsm8k", "50", "rollout", "int8", "4", "avg@4 0.123, pass@4 0.500, maj@4 \u2013"],
+        ["aime24", "50", "rollout", "int8", "4", EVIL],
+    ]
+    assert "Evaluations on tasks</h3>" not in dom(tmp_path, f"#of=duel&run={without.run_id}")
+
+
+def test_arms_that_collapse_come_last(tmp_path: Path) -> None:
+    """The difference of such an arm is that of its runs that did not fall, here above 0; sorted by another column it
+    stands where its number is."""
+    for method, precision, ends in (
+        ("bf16", "bf16", (0.7, 0.7, 0.7)), ("naive", "int8", (0.6, 0.6, 0.6)), ("naive", "int4", (0.8, 0.8, 0.0)),
+    ):  # fmt: skip
+        for seed, end in enumerate(ends):
+            ((run, rows),) = arm_factory.run("duel", method, precision, auc=end, seeds=seed + 1)[seed:]
+            write_result(tmp_path / "runs" / "duel", run, rows)
+    write_site(tmp_path)
+    board = {row[0]: row for row in cells(dom(tmp_path, "#sweep=duel"))}
+    assert list(board) == ["bf16 bf16", "naive int8", "naive int4"]
+    assert board["naive int4"][1].startswith("+") and board["naive int4"][2].startswith("collapses")
+    assert [row[0] for row in cells(dom(tmp_path, "#sweep=duel&sort=auc"))][-1] != "naive int4"
+
+
+def test_long_groups_of_comparisons_are_closed_and_short_ones_open(results: Path) -> None:
+    groups = Counter(comparison["group"] for comparison in page_data(results)["sweeps"][0]["comparisons"])
+    text = dom(results, "#sweep=duel").partition('id="comparison-list"')[2].partition("</section>")[0]
+    shown = re.findall(r"<details( open=\"\")?><summary>([^<]*): (\d+)</summary><ul", text)
+    assert {(html.unescape(name), int(count)) for _, name, count in shown} == set(groups.items())
+    assert all(bool(is_open) == (int(count) <= 24) for is_open, _, count in shown)
 
 
 def test_a_browser_shows_an_arm_with_its_lost_run(results: Path) -> None:

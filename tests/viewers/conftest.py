@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from harness.viewers import mlflow
-from tests.viewers.mlflow.cases import new_results
+from tests.viewers.cases import new_results
 
 
 @pytest.fixture(autouse=True)
