@@ -47,10 +47,10 @@ def test_the_command_prints_and_writes(results: Path, capsys: pytest.CaptureFixt
     assert printed.startswith("- 0.1 of accuracy is lost without a correction at 0.") and "TIS bears " in printed
     assert lowbit_dose(results, "--write") == 0
     out = capsys.readouterr().out
-    assert out.startswith(printed) and str(results / "figures" / "dose.png") in out
-    page = (results / "tables" / "dose.md").read_text(encoding="utf-8")
+    assert out.startswith(printed) and str(results / "figures" / "dose_curve.png") in out
+    page = (results / "tables" / "dose_curve.md").read_text(encoding="utf-8")
     assert all(line in page for line in printed.splitlines())
-    assert "64 runs of `sort` on 8 bases" in page and (results / "figures" / "dose.png").stat().st_size > 10_000
+    assert "64 runs of `sort` on 8 bases" in page and (results / "figures" / "dose_curve.png").stat().st_size > 10_000
 
 
 def test_a_prediction_its_runs_and_its_outcome(

@@ -162,8 +162,8 @@ def outcome_page(sweep: str, found: Sequence[Outcome]) -> str:
     lines = [
         f"# Predictions for `{sweep}`, and what came", "",
         "Lost accuracy against BF16 rollouts (mean of the evaluations during training). Predicted from a probe of one "
-        "base before any run of the sweep: k3 x length, and the curve of [the dose study](dose.md), which these runs "
-        "are not part of. Brackets: 95 % over bases.",
+        "base before any run of the sweep: k3 x length, and the curve of [the dose study](dose_curve.md), which these "
+        "runs are not part of. Brackets: 95 % over bases.",
         "",
         f"{len(found)} predictions: root mean square error {np.sqrt((errors**2).mean()):.3f}, mean error "
         f"{errors.mean():+.3f} (measured less predicted); to predict no loss at all errs by "

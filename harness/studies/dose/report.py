@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections import Counter
 from pathlib import Path
+from statistics import fmean
 
 from harness.foundation.markdown_table import markdown_table
 from harness.records.run_result import write_atomic
 from harness.studies.dose.curve import LEVEL, MIN_BASES, Bin
 from harness.studies.dose.figure import draw
-from harness.studies.dose.points import DOSE, FIRST, NONE, START
+from harness.studies.dose.points import DOSE, FIRST, NONE, START, Point
 from harness.studies.dose.study import NAMED, TASK, Study, finding, prediction
 
 
@@ -61,17 +62,32 @@ def sentences(s: Study) -> list[str]:
                 else f"; none is worse than {DOSE} for sure."
             )
         )
-    if s.others:
-        told = [f"{p.precision} {p.loss:+.3f} where the curve says {prediction(s, p):+.3f}" for p in s.others]
-        said.append(
-            f"Other tasks, held against the curve of {TASK} and in none of the numbers above "
-            f"({s.others[0].task}, one run each): {', '.join(told)}."
-        )
+    said += _other_tasks(s)
     return said
 
 
+def _other_tasks(s: Study) -> list[str]:
+    """Mean loss of every format and correction of other tasks beside the mean of what the curve says."""
+    groups: dict[tuple[str, str, str], list[Point]] = {}
+    for point in s.others:
+        groups.setdefault((point.task, point.correction, point.precision), []).append(point)
+    said: dict[tuple[str, str], list[str]] = {}
+    for (task, correction, precision), points in sorted(groups.items()):
+        losses = [point.loss for point in points]
+        each = f" ({', '.join(f'{loss:+.3f}' for loss in sorted(losses))})" if len(losses) > 1 else " (one run)"
+        curve = fmean(prediction(s, point) for point in points)
+        said.setdefault((task, correction), []).append(
+            f"{precision} {fmean(losses):+.3f}{each}, the curve {curve:+.3f}"
+        )
+    return [
+        f"Other tasks, in none of the numbers above: {task}, {'no correction' if correction == NONE else correction}: "
+        f"{'; '.join(told)}."
+        for (task, correction), told in said.items()
+    ]
+
+
 def page(s: Study) -> str:
-    """The page `dose.md`."""
+    """The page `dose_curve.md`."""
     engines = Counter(p.engine for p in s.points)
     about = (
         f"{len(s.points)} runs of `{TASK}` on {len({p.base for p in s.points})} bases, packed sweeps but searches, "
@@ -141,10 +157,10 @@ READING = (
 
 
 def write(s: Study, tables: Path, figures: Path) -> list[Path]:
-    """Write `dose.md` and `dose.png`; the paths."""
-    path = tables / "dose.md"
+    """Write `dose_curve.md` and `dose_curve.png`; the paths."""
+    path = tables / "dose_curve.md"
     write_atomic(path, page(s).encode())
-    return [path, *draw(s, figures / "dose.png")]
+    return [path, *draw(s, figures / "dose_curve.png")]
 
 
 def _loss(b: Bin) -> str:

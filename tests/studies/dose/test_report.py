@@ -20,8 +20,10 @@ from tests.studies.dose import made
 
 @cache
 def known() -> Study:
-    other = made.point(-0.01, 1.0, "w", task="wordmath", precision="int8")
-    return study([*made.cloud(24, noise=0.02, bumps=0.1), other])
+    others = [
+        made.point(loss, 1.0, base, task="wordmath", precision="int8") for loss, base in ((-0.01, "w"), (0.05, "v"))
+    ]
+    return study([*made.cloud(24, noise=0.02, bumps=0.1), *others])
 
 
 def test_the_sentences_tell_the_numbers() -> None:
@@ -33,7 +35,7 @@ def test_the_sentences_tell_the_numbers() -> None:
     assert "format adds (p = " in added and "at int4)" in added and "not shown for" in added
     curve = prediction(known(), known().others[0])
     assert 0.15 < curve < 0.3
-    assert said[-1].endswith(f"(wordmath, one run each): int8 -0.010 where the curve says {curve:+.3f}.")
+    assert said[-1].endswith(f": wordmath, no correction: int8 +0.020 (-0.010, +0.050), the curve {curve:+.3f}.")
 
 
 def test_the_page_has_every_row() -> None:
@@ -51,7 +53,8 @@ def test_the_figure_shows_the_finding_and_every_run(tmp_path: Path, monkeypatch)
     whole = figures._figure
     monkeypatch.setattr(figures, "_figure", lambda s: drawn.append(whole(s)) or drawn[-1])
     paths = write(known(), tmp_path / "tables", tmp_path / "figures")
-    assert [path.name for path in paths] == ["dose.md", "dose.png"] and all(path.stat().st_size for path in paths)
+    assert [path.name for path in paths] == ["dose_curve.md", "dose_curve.png"]
+    assert all(path.stat().st_size for path in paths)
     (figure,) = drawn
     assert " ".join(figure.get_suptitle().split()) == finding(known())
     above = figure.axes[:2]
@@ -66,7 +69,7 @@ def test_the_figure_shows_the_finding_and_every_run(tmp_path: Path, monkeypatch)
 
 def test_the_committed_page_is_of_the_committed_runs() -> None:
     results = ROOT / "results"
-    committed = (results / "tables" / "dose.md").read_text(encoding="utf-8")
+    committed = (results / "tables" / "dose_curve.md").read_text(encoding="utf-8")
     rows = read_points(results)
     counts = Counter(p.correction for p in rows if p.task == TASK)
     own = [p for p in rows if p.task == TASK and counts[p.correction] >= MIN_RUNS]
