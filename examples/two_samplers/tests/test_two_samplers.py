@@ -34,7 +34,9 @@ def test_the_band_is_for_the_coarse_sampler_alone() -> None:
 
 
 def test_the_plan_names_the_second_sampler() -> None:
-    (fine,) = FineSampler(share=0.5).plan(Plan()).samplers or ()
+    samplers = FineSampler(share=0.5).plan(Plan()).samplers
+    assert samplers is not None and len(samplers) == 1
+    (fine,) = samplers
     assert (fine.name, fine.share, fine.weights) == ("fine", 0.5, format_named("int8_channel"))
 
 
