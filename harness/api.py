@@ -68,6 +68,8 @@ class Plan:
     adapters: Adapters | None = None
     residual: float | None = None
     """Share of the input channels whose rounding error the rollout's linears read in a second pass (QUADS)."""
+    residual_alpha: float | None = None
+    """Factor of what that pass adds; None: 1."""
     sampler: Literal["cached", "trainer"] | None = None
     """"trainer": the trainer's own forward without a cache, at the training batch shape."""
     samplers: tuple[Sampler, ...] | None = None

@@ -34,6 +34,7 @@ vespo.py                 VESPO: a soft weight of the response's importance ratio
 verl_presets.py          verl's rollout-correction presets
 qurl.py                  QuRL: adaptive clip range (ACR), update-aware quantization (UAQ)
 qerl.py                  QeRL: LoRA over a shared NVFP4 base, adaptive noise (AQN)
+mxfp4_rl.py              MXFP4 RL: W4A4 rollouts with macro-block scaling, outlier fallback and noise
 qlora.py                 LoRA over a frozen base, and its two controls
 jet_rl.py                Jet-RL: one FP8 flow for rollout and training
 fp8_rl.py                FP8-RL: block FP8 and an FP8 KV cache, recalibrated
@@ -128,6 +129,7 @@ OWN = {
     "mipu_step1": "mipu.METHOD",
     "vcpo": "vcpo.METHOD",
     "lr_decay": "lr_decay.METHOD",
+    "mxfp4_rl": "mxfp4_rl.METHOD",
     **dict.fromkeys(
         (
             "verl_decoupled_token_is",

@@ -17,6 +17,8 @@ LOW_BIT = (
     "nvfp4_w4a4",
     "mxfp4",
     "mxfp4_w4a4",
+    "mxfp4_up_w4a4",
+    "mxfp4_mbs_w4a4",
     "nf4",
     "int4",
     "int3",

@@ -40,7 +40,7 @@ def check_scale(part: str, s: float, plan: Plan) -> None:
     """Raise ValueError where a format of `plan` has power-of-two scales and s is not one: nearly every code changes."""
     formats: list[Format | None] = [plan.rollout_weights, plan.rollout_acts, *(fmt for _, fmt in plan.exceptions)]
     for fmt in formats:
-        if fmt is not None and (fmt.scale_dtype == "e8m0" or fmt.rule == "ue8m0") and not is_power_of_two(s):
+        if fmt is not None and (fmt.scale_dtype.startswith("e8m0") or fmt.rule == "ue8m0") and not is_power_of_two(s):
             raise ValueError(
                 f"{part}.s: {s:g} with {fmt.name}, whose scales are powers of two, would change nearly every code; "
                 "choose a power of two (1, 2, 0.5) or a format with float scales"

@@ -1,4 +1,4 @@
-"""The third-party package of examples/: installed beside the project, found by its entry point, run."""
+"""The third-party packages of examples/: installed beside the project, found by their entry points, run."""
 
 from __future__ import annotations
 
@@ -9,22 +9,24 @@ import subprocess
 import sys
 from pathlib import Path
 
+from harness.foundation.own_process import module_command
 from harness.foundation.provenance import ROOT
-from harness.records.run_result import read_series
+from harness.records.paths import runs_folder
+from harness.records.run_result import RunResult, read_results, read_series
 from tests.toy import SMALL, small_launch
 
 EXAMPLES = ROOT / "examples"
 
 
-def installed(name: str, tmp_path: Path) -> tuple[Path, dict[str, str]]:
-    """An example installed in a folder of its own, and the environment that finds it."""
-    copy = tmp_path / "package"
-    copy.mkdir()
-    for file in ("pyproject.toml", f"lowbit_{name}.py"):
-        (copy / file).write_text((EXAMPLES / name / file).read_text())
-    site = tmp_path / "site"
+def installed(tmp_path: Path, *names: str) -> tuple[Path, dict[str, str]]:
+    """Examples installed in one folder of their own, and the environment that finds them."""
+    site, copies = tmp_path / "site", [tmp_path / "packages" / name for name in names]
+    for name, copy in zip(names, copies, strict=True):
+        copy.mkdir(parents=True)
+        for file in ("pyproject.toml", f"lowbit_{name}.py"):
+            (copy / file).write_text((EXAMPLES / name / file).read_text())
     pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation", "--no-index"]
-    subprocess.run([*pip, "--target", str(site), str(copy)], check=True)
+    subprocess.run([*pip, "--target", str(site), *map(str, copies)], check=True)
     return site, os.environ | {"PYTHONPATH": f"{site}{os.pathsep}{ROOT}"}
 
 
@@ -36,7 +38,7 @@ def python(environment: dict[str, str], *words: str) -> str:
 
 
 def test_a_sampler_side_method_installs_and_runs(tmp_path: Path) -> None:
-    _, environment = installed("mse_scales", tmp_path)
+    _, environment = installed(tmp_path, "mse_scales")
     tests = EXAMPLES / "mse_scales" / "tests" / "test_mse_scales.py"
     assert "4 passed" in python(environment, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "0", str(tests))
     results = small_launch(tmp_path).results
@@ -48,7 +50,7 @@ def test_a_sampler_side_method_installs_and_runs(tmp_path: Path) -> None:
 
 
 def test_a_third_party_method_installs_and_runs(tmp_path: Path) -> None:
-    site, environment = installed("soft_tis", tmp_path)
+    site, environment = installed(tmp_path, "soft_tis")
     listed = json.loads(python(environment, "-m", "harness.cli.main", "methods", "--json"))
     assert listed["soft_tis"]["parts"] == {"SoftTIS": {"cap": 2.0}}
     tests = EXAMPLES / "soft_tis" / "tests" / "test_soft_tis.py"
@@ -79,6 +81,78 @@ def test_a_third_party_method_installs_and_runs(tmp_path: Path) -> None:
         and "FAIL  methods    entry point broken = not_there:METHOD of lowbit.methods does" in told.stdout
     )
     assert "ok    methods    from other packages: soft_tis (lowbit_soft_tis:METHOD)" in told.stdout
+
+
+def foreign_folder(tmp_path: Path) -> Path:
+    """A working folder with packages `harness` and `methods` and a module `queue` that are not ours."""
+    folder = tmp_path / "elsewhere"
+    for name in ("harness/__init__.py", "methods/__init__.py", "queue.py"):
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text('raise RuntimeError("a file of the working folder was imported")\n')
+    return folder
+
+
+def test_loss_sampler_and_mixture_run_from_a_foreign_folder_and_again_when_edited(tmp_path: Path) -> None:
+    names = ("soft_tis", "mse_scales", "two_samplers")
+    site, environment = installed(tmp_path, *names)
+    folder, results = foreign_folder(tmp_path), Path(small_launch(tmp_path).results)
+
+    def lowbit(*words: str, code: int = 0) -> str:
+        command = module_command("harness.cli.main", *words, "--results", str(results))
+        done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+        assert done.returncode == code, done.stderr + done.stdout
+        return done.stdout + done.stderr
+
+    def records() -> dict[str, list[RunResult]]:
+        """Records of the sweep by method."""
+        found = read_results(runs_folder(results, "outside"))
+        return {name: [r for r in found if r.config["method"] == name] for name in names}
+
+    tests = EXAMPLES / "two_samplers" / "tests" / "test_two_samplers.py"
+    assert "4 passed" in python(environment, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "0", str(tests))
+    arms = [{"method": name, "precision": "int2" if name == "two_samplers" else "int4"} for name in names]
+    words = [*SMALL, "trainer.steps=1", "trainer.eval_every=1"]
+    sweep = {"question": "Do methods of other packages run?", "overrides": words, "arms": arms, "seeds": [0]}
+    (folder / "outside.yaml").write_text(json.dumps(sweep))  # JSON is YAML
+    command = ("sweep", "outside.yaml", "--workers", "1", "--no-tracking")
+
+    lowbit(*command)
+    first = records()
+    assert {name: [r.status for r in found] for name, found in first.items()} == {name: ["ok"] for name in names}
+    (mixed,) = first["two_samplers"]
+    assert (
+        mixed.planned["samplers"][0]["name"] == "fine"
+        and (mixed.passport or {})["state"]["samplers"][0]["samples"] == 1
+    )
+    series = read_series(runs_folder(results, "outside"), mixed.run_id)
+    assert series["sampler/int2/kl_k3"][0] > 10 * series["sampler/fine/kl_k3"][0]
+    assert 0.5 < series["part/FineSampler.kept_frac"][0] < 1.0
+
+    for wrong, said in (
+        (("knobs.FineSampler.share=0.3",), "algo.group_size=4: the share 0.3 of sampler fine is no whole number"),
+        (("engine=vllm", "model=xs128"), "engine=vllm: cannot do samplers of method two_samplers"),
+    ):
+        told = lowbit("run", *SMALL, "method=two_samplers", "precision=int4", *wrong, code=2)
+        assert said in told, told
+
+    assert "all 3 cells are finished" in lowbit(*command)
+    module = site / "lowbit_two_samplers.py"
+    text = module.read_text()
+    assert text.count("share: float = 0.25") == text.count("| ~is_coarse)") == 1
+    module.write_text(text.replace("| ~is_coarse)", "& is_coarse)"))  # the finer sampler's tokens are left out
+    lowbit(*command)
+    edited = records()
+    assert [len(edited[name]) for name in names] == [1, 1, 2]
+    assert len({r.config["outside"][0] for r in edited["two_samplers"]}) == 2
+    (other,) = [r for r in edited["two_samplers"] if r.run_id != mixed.run_id]
+    assert read_series(runs_folder(results, "outside"), other.run_id)["train/grad_norm"] != series["train/grad_norm"]
+
+    times = {r.run_id: r.ended_at for found in edited.values() for r in found}
+    lowbit(*command, "--again")
+    again = {r.run_id: r.ended_at for found in records().values() for r in found}
+    assert len(again) == 4 and [again[run] == time for run, time in times.items()].count(True) == 1  # before the edit
+    assert len(list((results / "replaced").rglob("*.json"))) >= 3
 
 
 def test_the_python_interface_works_from_outside_the_repository(tmp_path: Path) -> None:

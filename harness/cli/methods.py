@@ -1,4 +1,4 @@
-"""`lowbit methods`: every method with its parts, precisions and paper, and what can run it."""
+"""`lowbit methods`: every method with its parts, precisions, paper and domain, and what can run it."""
 
 from __future__ import annotations
 
@@ -39,6 +39,7 @@ def methods(names: Sequence[str], *, is_json: bool) -> int:
                 "summary": m.summary,
                 "claim": m.claim,
                 "status": status_of(m),
+                "domain": domain_lines(m),
                 "is_control": m.is_control,
                 "parts": {type(p).__name__: knobs(p) for p in m.parts},
                 "fixed": {k: v for k in ("mode", "agg", "denom") if (v := getattr(m, k)) is not None},
@@ -51,11 +52,16 @@ def methods(names: Sequence[str], *, is_json: bool) -> int:
         print(json.dumps(values, indent=2))
         return 0
     if not names:
-        rows = [(m.name, status_of(m), m.paper or "-", "+".join(type(p).__name__ for p in m.parts) or "-",
-                 _shortened(m.precisions), " ".join(engines_of(m)), m.claim or m.summary) for m in chosen]  # fmt: skip
-        head = ("method", "status", "paper", "parts", "formats", "engines", "claim of its authors")
+        rows = [
+            (m.name, status_of(m), m.paper or "-", _shortened(claimed_formats(m)) or "-",
+             "+".join(type(p).__name__ for p in m.parts) or "-", _shortened(m.precisions), " ".join(engines_of(m)),
+             m.claim or m.summary)
+            for m in chosen
+        ]  # fmt: skip
+        head = ("method", "status", "paper", "domain", "parts", "formats", "engines", "claim of its authors")
         print(text_table(head, rows))
-        print("\nlowbit methods NAME shows knobs and what is reconstructed.")
+        print("\ndomain: the formats that its paper's claims speak of.")
+        print("lowbit methods NAME shows the whole domain, knobs and what is reconstructed.")
         for reason in registry().broken.values():
             print(f"left out: {reason}", file=sys.stderr)
         return 0
@@ -65,6 +71,7 @@ def methods(names: Sequence[str], *, is_json: bool) -> int:
         )
         print(f"{m.name}: {m.summary}{fixed}")
         for title, words in (("status", status_of(m)), ("paper", m.paper), ("claim", m.claim),
+                             ("domain", "; ".join(domain_lines(m))),
                              ("formats", " ".join(m.precisions)), ("engines", " ".join(engines_of(m)))):  # fmt: skip
             print(f"    {title:<14} {words or '-'}")
         print(f"    {'bits':<14} {bits_line(m)}")
@@ -93,6 +100,21 @@ def bits_line(method: Method) -> str:
         plan = compose(replace(load([f"precision={name}"]), method=method.name)).plan
         found.append(f"{name} " + "/".join(f"{bits_of_plan(plan, model):.2f}" for model in shapes))
     return f"{', '.join(found)} (a weight of the linear layers, sizes {SMALL}/{LARGE})"
+
+
+def domain_lines(method: Method) -> list[str]:
+    """Settings that the claims of the method's paper speak of (`claims.yaml`), in words; empty for a control."""
+    from harness.published.claims.domains import domain_text, domains_of
+
+    return [] if method.is_control else [domain_text(domain) for domain in domains_of(method.paper)]
+
+
+def claimed_formats(method: Method) -> list[str]:
+    """Formats among them; "any" where a claim is bound to none."""
+    from harness.published.claims.domains import domains_of
+
+    domains = [] if method.is_control else domains_of(method.paper)
+    return list(dict.fromkeys(name for domain in domains for name in domain.formats or ("any",)))
 
 
 def status_of(method: Method) -> str:

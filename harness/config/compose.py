@@ -298,6 +298,8 @@ def check_passport(plan: Plan, passport: Passport) -> None:
         wrong += [f"{name} has no adapter, planned rank {adapters.rank}" for name in lost]
     if plan.residual is not None and not any(r.name.endswith(".residual_channels") for r in passport.weights):
         wrong.append(f"no input gets a second pass, planned for {plan.residual:g} of the channels")
+    if plan.residual_alpha is not None and passport.state.get("residual_alpha") != [plan.residual_alpha]:
+        wrong.append(f"the second pass counts {passport.state.get('residual_alpha')}, planned {plan.residual_alpha:g}")
     for record in passport.weights:
         fmt = weight_format(plan, record.name)
         if fmt is not None and record.format != fmt.name:
@@ -318,7 +320,8 @@ def check_passport(plan: Plan, passport: Passport) -> None:
 
 def plan_json(plan: Plan) -> dict[str, Any]:
     """A plan by format names, for records and tables."""
-    named = {f.name: getattr(plan, f.name) for f in fields(Plan) if f.name not in APART}
+    left_out = APART if plan.residual_alpha is not None else (*APART, "residual_alpha")
+    named = {f.name: getattr(plan, f.name) for f in fields(Plan) if f.name not in left_out}
     values: dict[str, Any] = {name: getattr(value, "name", value) for name, value in named.items()}
     adapters = plan.adapters
     values["adapters"] = None if adapters is None else vars(adapters) | {"targets": list(adapters.targets)}

@@ -1,7 +1,8 @@
 """Effective bits per weight: what an engine stores for the quantized matrices of a model, over their number of weights.
 
-Counted: codes, the scales of tiles, zero points, the scale of a tensor (NVFP4, NF4's second level) and low-rank
-adapters in 16 bits. Left out: embeddings, norms and the head, which stay as they are; padding; the KV cache.
+Counted: codes, the scales of tiles, mantissas of macro-blocks, zero points, the scale of a tensor (NVFP4, NF4's second
+level) and low-rank adapters in 16 bits. Left out: embeddings, norms and the head, which stay as they are; padding; the
+KV cache.
 Scales of integers in groups count 16 bits: engines load them in the dtype of the model, whatever made them.
 """
 
@@ -10,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import prod
 
-from harness.numerics.formats import Adapters, Format, at_rollout
+from harness.numerics.formats import MACRO, Adapters, Format, at_rollout
 from harness.numerics.rounding import INT_BITS
 
 ELEMENT_BITS: dict[str, int] = {
     "fp32": 32, "bf16": 16, "fp16": 16, "e4m3": 8, "e5m2": 8, "e2m1": 4, "nf4": 4, **INT_BITS,
 }  # fmt: skip
-SCALE_BITS = {"fp32": 32, "e4m3": 8, "e8m0": 8}
+SCALE_BITS = {"fp32": 32, "e4m3": 8, "e8m0": 8, "e8m0_m8": 8}
 WIDE = 16
 """Bits of an unquantized weight, of a group's scale and of an adapter's weight."""
 SECOND_LEVEL = 256
@@ -40,6 +41,8 @@ def stored_bits(shape: Shape, fmt: Format | None) -> int:
         return bits + 8 * tiles + 32 * -(-tiles // SECOND_LEVEL) + 32
     has_groups = fmt.element in INT_BITS and fmt.tile[1] > 0
     bits += tiles * (WIDE if has_groups else SCALE_BITS[fmt.scale_dtype])
+    if fmt.scale_dtype == "e8m0_m8":
+        bits += 8 * shape[0] * -(-shape[1] // MACRO)
     bits += 0 if fmt.symmetric else ELEMENT_BITS[fmt.element] * tiles
     return bits + (32 if fmt.element == "e2m1" and fmt.scale_dtype == "e4m3" else 0)
 

@@ -13,7 +13,10 @@ from typing import Literal
 from harness.foundation.did_you_mean import nearest
 
 Element = Literal["fp32", "bf16", "fp16", "e4m3", "e5m2", "e2m1", "int8", "int4", "int3", "int2", "nf4"]
-ScaleDtype = Literal["fp32", "e4m3", "e8m0"]
+ScaleDtype = Literal["fp32", "e4m3", "e8m0", "e8m0_m8"]
+"""e8m0_m8: powers of two by tile, over 1 + an 8-bit mantissa by `MACRO` columns."""
+MACRO = 128
+"""Columns that share a mantissa under scale dtype e8m0_m8 (macro-block scaling, 2605.20402)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,6 +101,7 @@ def _known() -> dict[str, Format]:
     for kind, element in mx.items():
         for rule in ("floor", "even", "ceil", "rceil", "ct"):
             formats.append(Format(name=f"{kind}_{rule}", element=element, tile=(1, 32), scale_dtype="e8m0", rule=rule))
+    formats.append(Format(name="mxfp4_mbs", element="e2m1", tile=(1, 32), scale_dtype="e8m0_m8", rule="rceil"))
     for bits in ("8", "4", "3", "2"):
         for columns in (32, 64, 128):
             for suffix in ("", "_asym", "_qat", "_asym_qat"):

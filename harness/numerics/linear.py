@@ -44,12 +44,15 @@ class EmulatedLinear(nn.Module):
     adapter_b: Tensor | None
     residual: Tensor | None
     """int64 [S]: input channels whose rounding error is quantized in turn and added (QUADS, 2607.15810)."""
+    residual_alpha: float
+    """Factor of that second pass."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, *, acts: Format | None, base: Format | None) -> None:
         super().__init__()
         self.register_buffer("weight", weight.detach().to(torch.float32).clone())
         self.register_buffer("bias", None if bias is None else bias.detach().to(torch.float32).clone())
         self.adapter_a = self.adapter_b = self.residual = None
+        self.residual_alpha = 1.0
         self.acts = acts
         self.base = base
         self._base_dtype = cast_dtype(base)
@@ -66,9 +69,9 @@ class EmulatedLinear(nn.Module):
         if self.acts is None:
             return x, x
         entering = fake_quantize(x, self.acts)
-        if self.residual is not None:  # W Q(x) + W_S Q(e_S) as one product: equal up to the order of summation
+        if self.residual is not None:  # W Q(x) + alpha W_S Q(e_S) as one product: equal up to the order of summation
             error = (x - entering)[..., self.residual]
-            entering = entering.index_add(-1, self.residual, fake_quantize(error, self.acts))
+            entering = entering.index_add(-1, self.residual, fake_quantize(error, self.acts), alpha=self.residual_alpha)
         return x, entering
 
     def forward(self, x: Tensor) -> Tensor:

@@ -93,11 +93,13 @@ def pack(q: Quantized) -> dict[str, Tensor]:
 
     compressed-tensors' names for integers in groups, NVFP4 and MXFP4; ModelOpt's for NVFP4 under "torchao"; `weight`
     and `weight_scale` (`weight_scale_inv`, a multiplier, for 128 x 128 tiles) where codes need no packing.
-    Raises ValueError for NF4, which no engine loads packed any more (`pack_nf4`).
+    Raises ValueError for NF4, which no engine loads packed any more (`pack_nf4`), and for macro-blocks.
     """
     fmt = q.fmt
     if fmt.element == "nf4":
         raise ValueError(f"format {fmt.name} has no checkpoint layout here; dequantize it")
+    if fmt.scale_dtype == "e8m0_m8":
+        raise ValueError(f"format {fmt.name} has no checkpoint layout; choose mxfp4")
     if q.scale is None:
         return {"weight": q.codes}
     if fmt.element == "e2m1" and q.global_scale is not None:

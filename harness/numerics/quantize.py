@@ -27,8 +27,8 @@ class Quantized:
     """[..., N, K]: the plain cast itself; float8 codes; int8 (uint8 for unsigned codes); uint8 with one 4-bit code
     per byte for e2m1 and nf4."""
     scale: Tensor | None
-    """float32, float8_e4m3fn (NVFP4) or float8_e8m0fnu (MX), shaped as in `tiles.py`; NF4: flat, one per 64 values,
-    uint8 indices where doubly quantized. None: a plain cast."""
+    """float32, float8_e4m3fn (NVFP4) or float8_e8m0fnu (MX; with macro-blocks float32, 2^X / (1 + mm)), shaped as in
+    `tiles.py`; NF4: flat, one per 64 values, uint8 indices where doubly quantized. None: a plain cast."""
     zero_point: Tensor | None
     """Asymmetric integers: shaped as `scale`, dtype as `codes`. NF4 with double quantization: the float32 offset []."""
     global_scale: Tensor | None

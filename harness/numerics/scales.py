@@ -1,7 +1,8 @@
 """Scale rules: from the largest magnitude of a tile to its scale, rule by rule.
 
 A rule is named after who uses it; two rules of one element must not be compared bit for bit with each other.
-Rules of fp32 scales are rows of `RULES`, rules of E8M0 scales rows of `MX_RULES`; NVFP4 has "ct" (with "ct_token",
+Rules of fp32 scales are rows of `RULES`, rules of E8M0 scales rows of `MX_RULES`, with a mantissa by
+macro-block or without; NVFP4 has "ct" (with "ct_token",
 one tensor-level scale per row) and "torchao". An all-zero tile gives zero codes and a finite scale under every rule.
 """
 
@@ -12,9 +13,10 @@ from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from harness.numerics import tiles
-from harness.numerics.formats import Format
+from harness.numerics.formats import MACRO, Format
 from harness.numerics.rounding import (
     FLOAT_MAX,
     INT_BITS,
@@ -131,6 +133,8 @@ def make(
     """Scales for a `tiles.split` view (float32): `scale`, spread already, where it is given, else computed."""
     if fmt.scale_dtype == "e8m0":
         return _mx(view, fmt, scale)
+    if fmt.scale_dtype == "e8m0_m8":
+        return _macro_blocks(view, fmt, scale)
     if fmt.scale_dtype == "e4m3":
         return _nvfp4(view, fmt, scale, tensor_amax)
     if scale is not None:
@@ -196,11 +200,42 @@ def _mx(view: Tensor, fmt: Format, scale: Tensor | None) -> Scales:
     """Microscaling: 2^X, X = E(amax) - emax in [-127, 127]; inf (byte 255, NaN) where amax is not finite."""
     assert fmt.tile is not None
     if scale is None:
-        shifted = tiles.amax(view, fmt.tile).mul_(constant(2.0 ** -_MX_EMAX[fmt.element], view))
-        bits = shifted.view(torch.int32).clamp_(max=FLOAT32_INF_BITS)
-        bits = bits.add_(constant(MX_RULES[fmt.rule][fmt.element], view, torch.int32))
-        scale = binades(bits.view(torch.float32)).clamp_min_(2.0**-127)
+        scale = _mx_power(tiles.amax(view, fmt.tile), fmt)
     return Scales(multiplier=scale, block=scale)
+
+
+def _mx_power(amax: Tensor, fmt: Format) -> Tensor:
+    """2^X of tiles of the largest magnitude `amax`."""
+    shifted = amax * constant(2.0 ** -_MX_EMAX[fmt.element], amax)
+    bits = shifted.view(torch.int32).clamp_(max=FLOAT32_INF_BITS)
+    bits = bits.add_(constant(MX_RULES[fmt.rule][fmt.element], amax, torch.int32))
+    return binades(bits.view(torch.float32)).clamp_min_(2.0**-127)
+
+
+def macro_factors(amax: Tensor, fmt: Format) -> tuple[Tensor, Tensor]:
+    """Scales 2^X [..., tiles] and factors 1 + mm [..., 1] of macro-blocks, by the largest magnitudes of their tiles.
+
+    mm, of 8 bits, is the nearest to s / s* - 1 of the largest tile: s* = amax / largest code, s the power of two above
+    it. Where mm is rounded up, that tile keeps s, and its largest value saturates by at most 1 / 512.
+    """
+    largest, top = amax.amax(-1, keepdim=True), constant(FLOAT_MAX[fmt.element], amax)
+    power = _mx_power(largest, fmt)
+    exact = (power * top / largest - 1.0).nan_to_num_(nan=0.0, posinf=0.0)
+    factor = 1.0 + (exact * 256.0).round_().clamp_(0.0, 255.0) / 256.0
+    return _mx_power(torch.minimum(amax * factor, power * top), fmt), factor
+
+
+def _macro_blocks(view: Tensor, fmt: Format, scale: Tensor | None) -> Scales:
+    """2^X / (1 + mm), one float32 per tile: Q((1 + mm) x) / (1 + mm)."""
+    assert fmt.tile is not None
+    if scale is not None:
+        return Scales(multiplier=scale, block=scale)
+    amax = tiles.amax(view, fmt.tile).squeeze(-1)
+    count, size = amax.shape[-1], MACRO // fmt.tile[1]
+    groups: Tensor = functional.pad(amax, (0, -count % size)).view(*amax.shape[:-1], -1, size)
+    power, factor = macro_factors(groups, fmt)
+    multiplier, inverse = (x.flatten(-2)[..., :count].unsqueeze(-1) for x in (power / factor, factor / power))
+    return Scales(multiplier=multiplier, factor=inverse, block=multiplier)
 
 
 def _nvfp4(view: Tensor, fmt: Format, scale: Tensor | None, tensor_amax: Tensor | None) -> Scales:

@@ -43,7 +43,7 @@ WORDS = {
 """Form of a field in a label; others are written name=value."""
 PRECISIONS = (
     "fp32", "bf16", "fp16", "w8a16", "int8", "fp8_channel", "fp8_tensor", "fp8_block", "mxfp8", "nvfp4", "mxfp4", "nf4",
-    "int4", "nvfp4_w4a4", "mxfp4_w4a4", "int3", "int2",
+    "int4", "nvfp4_w4a4", "mxfp4_mbs_w4a4", "mxfp4_w4a4", "mxfp4_up_w4a4", "int3", "int2",
 )  # fmt: skip
 """Rollout precisions from fine to coarse: the order of rows and panels."""
 

@@ -66,7 +66,8 @@ def test_every_method_composes_at_every_precision_it_declares() -> None:
             assert composed.method is method
             words = plan_json(composed.plan)
             assert ("samplers" in words) == (composed.plan.samplers is not None) == (name == "mixed_rollouts")
-            assert words.keys() - {"samplers"} == {
+            assert words.get("residual_alpha") == (0.5 if name == "mxfp4_rl" else None)
+            assert words.keys() - {"samplers", "residual_alpha"} == {
                 "train_weights", "train_compute", "rollout_weights", "rollout_acts", "rollout_kv", "lm_head", "sampler",
                 "adapters", "exceptions", "residual",
             }  # fmt: skip

@@ -48,6 +48,7 @@ DEFAULTS: dict[str, dict[str, dict[str, Any]]] = {
         "NormalizedTIS": TIS2,
         "MIS": {"level": "token", "lo": 0.5, "hi": 2.0, "weight": "none", "veto": 1e-4},
     },
+    "mxfp4_rl": {"OutlierFallback": {"alpha": 0.5}, "AQN": {"sigma_start": 1e-2, "sigma_end": 1e-3}},
     "vcpo": {"TIS": {"cap": 8.0, "level": "sequence"}, "ESSStep": {"q0": 1.0, "rule": "sqrt", "cap": None}},
     "lr_decay": {"LengthDecay": {"baseline_steps": 50, "surge": 3.0, "period_factor": 1.8, "floor": 0.1}},
     "dc_grpo": {"GapCost": {"lam": 0.1, "level": 0.0037, "eta": 1.0}},
@@ -59,6 +60,7 @@ OURS = {
     "calibrated_clipping": "guards", "minirl": "cap of 5", "kpop": "old or the current", "lr_decay": "surge",
     "dc_grpo": "bounds", "r2vpo": "dual step", "jackpot": "budget and the cap", "mipu_step1": "step 2",
     "alp": "standard deviation", "keep_sampling_mask": "reference", "jet_rl": "once or twice",
+    "mxfp4_rl": "mantissa",
 }  # fmt: skip
 """Method -> a word of what it says is ours."""
 PUBLISHED = {

@@ -22,6 +22,7 @@ SQUARE = (4096, 4096)
         ("e4m3_tensor", 8 + 32 / 4096**2),
         ("nvfp4", 4 + 8 / 16 + 32 / 4096**2),  # 4.5 and the scale of the tensor
         ("mxfp4", 4 + 8 / 32),
+        ("mxfp4_mbs", 4 + 8 / 32 + 8 / 128),  # 4.3125
         ("mxfp8", 8 + 8 / 32),
         ("nf4", 4 + 32 / 64),
         ("nf4_dq", 4 + 8 / 64 + 32 / (64 * 256) + 32 / 4096**2),
@@ -38,6 +39,7 @@ def test_a_square_matrix_by_hand(name: str, bits: float):
 def test_a_part_of_a_tile_has_a_scale_of_its_own():
     assert stored_bits((130, 129), format_named("e4m3_block")) == 8 * 130 * 129 + 32 * 4
     assert stored_bits((3, 33), format_named("int4_g32")) == 4 * 99 + 16 * 3 * 2
+    assert stored_bits((3, 160), format_named("mxfp4_mbs")) == 4 * 480 + 8 * 3 * 5 + 8 * 3 * 2
 
 
 def layer(d: int, kv: int, ff: int) -> dict[str, tuple[int, int]]:

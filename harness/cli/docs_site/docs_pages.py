@@ -23,7 +23,7 @@ from posixpath import dirname, join, normpath, relpath
 from typing import TYPE_CHECKING, Any
 
 from harness.api import Method, Part, knobs
-from harness.cli.methods import status_of
+from harness.cli.methods import domain_lines, status_of
 from harness.foundation.markdown_table import markdown_table
 from harness.sweep.planning import SWEEPS
 
@@ -140,6 +140,7 @@ def _method_lines(method: Method) -> Iterator[str]:
         "Status": status_of(method),
         "Source": plain(method.paper),
         "Its authors say": plain(method.claim),
+        "Domain of its claims": plain("; ".join(domain_lines(method))),
         "Formats": ", ".join(f"`{name}`" for name in method.precisions),
         "Sets": ", ".join(fixed),
         "Parts": "; ".join(_part_with_settings(part) for part in method.parts),

@@ -254,6 +254,7 @@ class EmbeddedEngine:
             acts=self.weights.acts() if model is None else input_formats(model),
             kv=None if self.kv.fmt is None else self.kv.fmt.name,
             sampler="cached" if model is None else "trainer",
+            state={} if (residual := self.weights.residual) is None else {"residual_alpha": residual.alphas()},
         )
 
     def sync_metrics(self) -> dict[str, float]:

@@ -1,8 +1,9 @@
 """The second pass over the inputs of low-bit linears: the error of rounding, on the channels where it is largest.
 
-    y = W_hat Q(x) + W_hat[:, S] Q(e_S),   e = x - Q(x),   S: the channels of the largest mean |e| over some prompts
+    y = W_hat Q(x) + alpha W_hat[:, S] Q(e_S),   e = x - Q(x),   S: channels of the largest mean |e| over some prompts
 
-QUADS (2607.15810). The errors of S are gathered, in channel order, before they are quantized in the inputs' own format.
+QUADS (2607.15810): alpha 1. Outlier fallback (2605.20402): alpha 0.5, all channels. The errors of S are gathered, in
+channel order, before they are quantized in the inputs' own format.
 `EmulatedLinear` takes both products at once. Channels are found anew from the first pass alone, so that they depend on
 weights and prompts and on nothing before. Left out: the kernel; emulated, the second pass costs time and saves none.
 """
@@ -25,15 +26,21 @@ from harness.numerics.linear import EmulatedLinear
 class ResidualChannels:
     """Owns the channels of one engine's linears."""
 
-    def __init__(self, ratio: float, linears: Mapping[str, EmulatedLinear]) -> None:
-        """`linears` by name; those with plain inputs are left alone. Raises ValueError for a ratio outside (0, 1] and
-        where no input is quantized."""
+    def __init__(self, ratio: float, alpha: float, linears: Mapping[str, EmulatedLinear]) -> None:
+        """`linears` by name; those with plain inputs are left alone. All channels need no choice. Raises ValueError for
+        a ratio outside (0, 1], an alpha of 0 or less, and where no input is quantized."""
         if not 0.0 < ratio <= 1.0:
             raise ValueError(f"residual: {ratio} is no share of channels; choose more than 0 and at most 1")
+        if not alpha > 0.0:
+            raise ValueError(f"residual_alpha: {alpha} is no factor of a second pass; choose more than 0")
         self.ratio = ratio
         self.linears = {name: x for name, x in linears.items() if x.acts is not None and x.acts.tile is not None}
         if not self.linears:
             raise ValueError("residual: no input of a linear layer is quantized; choose a precision such as nvfp4_w4a4")
+        for linear in self.linears.values():
+            linear.residual_alpha = alpha
+            if ratio == 1.0:
+                linear.residual = torch.arange(linear.weight.shape[1], device=linear.weight.device)
 
     @property
     def is_set(self) -> bool:
@@ -56,6 +63,10 @@ class ResidualChannels:
         for name, linear in self.linears.items():
             count = max(1, round(self.ratio * linear.weight.shape[1]))
             linear.residual = sums[name].argsort(descending=True, stable=True)[:count].sort().values
+
+    def alphas(self) -> list[float]:
+        """Factors of the second pass, read from the live modules."""
+        return sorted({linear.residual_alpha for linear in self.linears.values()})
 
     def records(self, parts: Mapping[str, tuple[str, ...]]) -> Iterator[TensorRecord]:
         """Passport lines: the channels that each checkpoint module (`parts`, by linear) reads twice."""

@@ -74,7 +74,8 @@ class LiveWeights:
         ]  # fmt: skip
         self.slabs = list(self._slabs())
         self.adapters = self._adapters()
-        self.residual = None if plan.residual is None else ResidualChannels(plan.residual, self.linears)
+        alpha = 1.0 if plan.residual_alpha is None else plan.residual_alpha
+        self.residual = None if plan.residual is None else ResidualChannels(plan.residual, alpha, self.linears)
         self.loaded: list[tuple[Slab, Quantized]] = []
         self.previous: list[tuple[Slab, Quantized]] = []
         self.saturated: list[tuple[int, float]] = []

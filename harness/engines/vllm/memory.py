@@ -19,7 +19,7 @@ SMALL_CACHE = 4 * 2**30
 """Bytes up to which a cache for every sequence at full length is simply reserved."""
 PAGE = 64
 """Tokens whose keys and values vLLM keeps together, at most."""
-SCALE_BYTES = {"fp32": 4, "e4m3": 1, "e8m0": 1}
+SCALE_BYTES = {"fp32": 4, "e4m3": 1, "e8m0": 1, "e8m0_m8": 1}
 
 
 def num_parameters(config: DecoderConfig) -> int:

@@ -22,11 +22,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from statistics import fmean, median
 from typing import Literal
 
 from pydantic import ConfigDict
 
+from harness.config.load import parse, read_yaml
+from harness.foundation.project_files import CLAIMS
 from harness.published.claims.evidence import Evidence, grouped, select, steps
 from harness.published.claims.kinds import NotTestable, Replay, Settings, Speed, Test, Trend, arms_of
 from harness.records.arms import setting
@@ -80,6 +84,34 @@ class Place:
     length: float = math.nan
     parameters: float = math.nan
     steps: float = math.nan
+
+
+def domains_of(paper: str, path: Path = CLAIMS) -> list[Domain]:
+    """Domains of a paper's claims in the order of the file, each once; empty for a paper without claims. Checked are
+    the domains alone."""
+    found = _domains(path).get(paper.partition(" as in ")[0], [])
+    return list(dict.fromkeys(found))
+
+
+@cache
+def _domains(path: Path) -> dict[str, list[Domain]]:
+    found: dict[str, list[Domain]] = {}
+    for row in read_yaml(path)["claims"] if path.is_file() else ():
+        found.setdefault(row["source"], []).append(parse(Domain, row.get("domain", {})))
+    return found
+
+
+def domain_text(domain: Domain) -> str:
+    """A domain in words; "any setting" for one that binds nothing but the kernels."""
+    parts = [_names(domain.formats)] if domain.formats else []
+    parts += [f"k3 {_range(domain.mismatch)}"] if domain.mismatch else []
+    parts += [f"learning rate {_range(domain.rate)}"] if domain.rate else []
+    if not math.isclose(domain.rate_ratio, 1.0, rel_tol=1e-3):
+        parts.append(f"learning rates {domain.rate_ratio:.3g} to 1")
+    for name, unit in (("length", "tokens"), ("parameters", "parameters"), ("steps", "steps")):
+        span = getattr(domain, name)
+        parts += [f"{_range(span)} {unit}"] if span else []
+    return ", ".join(parts) or "any setting"
 
 
 def place_of(test: Test, evidence: Mapping[str, Evidence]) -> Place | None:
@@ -171,6 +203,8 @@ def _names(formats: Sequence[str] | frozenset[str]) -> str:
 
 def _range(span: Range) -> str:
     low, high = span
+    if low == high:
+        return _number(low)
     if math.isinf(high):
         return f"{_number(low)} or more"
     return f"at most {_number(high)}" if low == 0 else f"{_number(low)} to {_number(high)}"

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from harness.published.claims.domains import Domain, Place, outside, place_of, place_words
+from harness.published.claims.domains import Domain, Place, domain_text, domains_of, outside, place_of, place_words
 from harness.published.claims.estimates import estimate
 from harness.published.claims.kinds import Contrast, Level, NotTestable, Replay, Speed
 from harness.published.claims.page import judge_all
@@ -127,3 +127,18 @@ def test_arms_that_never_left_their_start_say_nothing():
     assert not found.has_data and found.reason == "no signal: naive never left its start"
     gain = Level(sweep="standard", a=BF16, metric="gain", expect="above", threshold=0)
     assert estimate(gain, {"standard": of(*still, *moving)}, []).value == 0.5
+
+
+def test_domains_of_a_paper_in_words(tmp_path: Path) -> None:
+    """Each once, in the order of the file; a paper as others read it has its own."""
+    path = written(
+        tmp_path,
+        CLAIM | {"id": "a", "domain": {"formats": ["int8"], "mismatch": [1e-4, 0.01]}, "tests": [TEST]},
+        CLAIM | {"id": "b", "domain": {"formats": ["int8"], "mismatch": [1e-4, 0.01]}, "tests": [TEST]},
+        CLAIM | {"id": "c", "domain": {"rate": [1e-6, 1e-6], "steps": [150, math.inf]}, "tests": [TEST]},
+        CLAIM | {"id": "d", "domain": {}, "tests": [TEST]},
+    )
+    words = ["int8, k3 0.0001 to 0.01", "learning rate 1e-06, 150 or more steps", "any setting"]
+    assert [domain_text(domain) for domain in domains_of(CLAIM["source"], path)] == words
+    assert domains_of(f"{CLAIM['source']} as in slime", path) == domains_of(CLAIM["source"], path)
+    assert domains_of("arXiv 0", path) == []

@@ -1,0 +1,54 @@
+"""`lowbit methods`: status, source and domain of every method, in the table, in full and as JSON."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+
+import pytest
+
+from harness.cli.methods import claimed_formats, methods
+from methods import METHODS
+
+NEWER = {
+    "vcpo": ("exact", "arXiv 2602.17616", ["bf16"]),
+    "minirl": ("reconstructed", "arXiv 2512.01374", ["fp8_block, k3 0.0001 to 0.01"]),
+    "keep_sampling_mask": ("reconstructed", "arXiv 2512.02556", ["bf16, fp8_block"]),
+    "r2vpo": ("reconstructed", "arXiv 2605.26784", ["bf16"]),
+    "jackpot": ("reconstructed", "arXiv 2602.06107", ["bf16"]),
+    "ipo": ("exact", "prime-rl, ipo_loss_fn", ["any setting"]),
+    "sapo": ("exact", "arXiv 2511.20347", ["bf16"]),
+    "mipu_step1": ("reconstructed", "arXiv 2606.29526", ["fp8_block"]),
+    "dc_grpo": ("reconstructed", "arXiv 2606.08779", ["bf16, fp8_block, learning rate 1e-06"]),
+    "alp": ("reconstructed", "arXiv 2603.19470", ["bf16"]),
+    "lr_decay": ("reconstructed", "arXiv 2602.01826", ["bf16, fp16, learning rate 1e-06"]),
+    "kpop": ("reconstructed", "Ant group, Ring-2.6-1T (2026)", ["any setting"]),
+    "mxfp4_rl": ("reconstructed", "arXiv 2605.20402", ["mxfp4_mbs_w4a4, mxfp4_up_w4a4"]),
+}
+"""Method -> status, source and domain."""
+
+
+def test_newer_methods_have_status_source_and_domain(capsys: pytest.CaptureFixture[str]) -> None:
+    assert methods(list(NEWER), is_json=True) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert {name: (row["status"], row["paper"], row["domain"]) for name, row in told.items()} == NEWER
+
+
+def test_every_method_of_a_paper_has_a_domain_and_controls_have_none() -> None:
+    lacking = {name for name, method in METHODS.items() if not claimed_formats(method)}
+    assert lacking == {n for n, m in METHODS.items() if m.is_control or n.startswith("verl_")}
+
+
+def test_the_table_and_the_full_text_show_them(capsys: pytest.CaptureFixture[str]) -> None:
+    methods([], is_json=False)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split()[:4] == ["method", "status", "paper", "domain"]
+    row = next(line for line in lines if line.startswith("mxfp4_rl "))
+    at = [lines[0].index(word) for word in ("status", "paper", "domain", "parts")]
+    cells = [row[a:b].strip() for a, b in pairwise(at)]
+    assert cells == ["reconstructed", "arXiv 2605.20402", "mxfp4_mbs_w4a4 mxfp4_up_w4a4"]
+    methods(["mxfp4_rl"], is_json=False)
+    full = capsys.readouterr().out
+    assert "    domain         mxfp4_mbs_w4a4, mxfp4_up_w4a4\n" in full
+    assert "mxfp4_mbs_w4a4 4.31/4.31, mxfp4_up_w4a4 4.25/4.25" in full
+    assert "    reconstructed  the block that sets the mantissa" in full
