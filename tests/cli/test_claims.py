@@ -46,7 +46,7 @@ def test_an_id_means_itself_and_its_beginning_all_that_begin_so() -> None:
     [
         ("jet-sped", "claim 'jet-sped': unknown; nearest: jet-speed"),
         ("", "claim '': unknown; `lowbit claims` lists the ids; papers and sweeps: FlashRL and truncated"),
-        ("zzz", "papers and sweeps: FlashRL .*, ALP, ablate_aqn, .*throughput_h200$"),
+        ("zzz", "papers and sweeps: FlashRL .*, ALP, MXFP4 RL, ablate_aqn, .*throughput_h200$"),
     ],
 )
 def test_an_unknown_name_is_one_readable_line(name: str, words: str) -> None:
