@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 OWN = -1
 """Expert id of a position without given experts: it uses the router's own."""
@@ -36,7 +36,8 @@ def route(logits: Tensor, count: int, *, is_normed: bool, given: Tensor | None =
 
 
 def mix(x: Tensor, ids: Tensor, gates: Tensor, num_experts: int, expert: Callable[[int, Tensor], Tensor]) -> Tensor:
-    """Sum over a token's experts of gate times `expert(number, rows)`: x [N, d], ids and gates [N, k] -> [N, d].
+    """Sum over a token's experts of gate times `expert(number, rows)`: x [N, d], ids and gates [N, k] -> [N, d] of the
+    dtype of x.
 
     Experts are called in ascending order, those without a token not at all; each adds to a token at most once.
     """
@@ -48,6 +49,16 @@ def mix(x: Tensor, ids: Tensor, gates: Tensor, num_experts: int, expert: Callabl
     for number, rows in enumerate(counts):
         if rows:
             own = slice(first, first + rows)
-            out.index_add_(0, token[own], expert(number, x[token[own]]) * gate[own])
+            out.index_add_(0, token[own], (expert(number, x[token[own]]) * gate[own]).to(x.dtype))
             first += rows
     return out
+
+
+def entering(model: nn.Module, name: str, mask: Tensor) -> Tensor:
+    """Part of `mask` [B, L] bool that stands for the rows entering module `name` in the last forward pass: all of
+    it, or for a module of an expert those of the expert's tokens, flat."""
+    mixture, is_inside, rest = name.partition(".experts.")
+    if not is_inside:
+        return mask
+    chosen = cast(Tensor, model.get_submodule(mixture).chosen)
+    return mask.flatten()[(chosen == int(rest.partition(".")[0])).any(-1).flatten()]
