@@ -107,7 +107,7 @@ class GPTQStart(Part):
                 damping=self.damping, act_order=self.act_order, sequential=self.sequential_inputs,
             )  # fmt: skip
         if fallen := sum(one.is_fallback for one in found.values()):
-            warnings.warn(f"GPTQ could not factorise {fallen} layers and rounded them to nearest", stacklevel=2)
+            warnings.warn(f"GPTQ rounded {fallen} layers to nearest: their inputs do not factorise", stacklevel=2)
         fixed: dict[str, Tensor] = {}
         for name, one in found.items():
             latents = {"preround": one.preround, "dequant": one.values, "orig": original[f"{name}.weight"]}

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from harness.config.schema import SHAPE, ModelConfig
 from harness.models.checkpoint import load_config
-from harness.models.decoder import DecoderConfig
+from harness.models.decoder import MIXTURE, DecoderConfig
 
 
 def decoder_config(model: ModelConfig) -> DecoderConfig:
@@ -14,6 +14,6 @@ def decoder_config(model: ModelConfig) -> DecoderConfig:
     if model.path is not None:
         shape = load_config(model.path)
     else:
-        is_qwen3, values = model.family == "qwen3", {name: getattr(model, name) for name in SHAPE}
+        is_qwen3, values = model.family == "qwen3", {name: getattr(model, name) for name in (*SHAPE, *MIXTURE)}
         shape = DecoderConfig(**values, rope_theta=model.rope_theta, qk_norm=is_qwen3, attention_bias=not is_qwen3)
     return shape if model.max_positions is None else replace(shape, max_positions=model.max_positions)

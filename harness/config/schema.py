@@ -52,6 +52,14 @@ class ModelConfig:
     head_dim: Count | None = None
     intermediate_size: Count | None = None
     vocab_size: Count | None = None
+    num_experts: Whole = field(default=0, metadata={"sparse": True})
+    """Experts of a mixture in every layer (Qwen3-MoE); `intermediate_size` then only says what a token passes through,
+    its experts' widths together. 0: a dense model."""
+    num_experts_per_tok: Whole = field(default=0, metadata={"sparse": True})
+    moe_intermediate_size: Whole = field(default=0, metadata={"sparse": True})
+    """Width of one expert."""
+    norm_topk_prob: bool = field(default=True, metadata={"sparse": True})
+    """The gates of a token's experts add up to 1."""
     rope_theta: Positive = 10000.0
     max_positions: Count | None = field(default=None, metadata={"sparse": True})
     """Tokens of prompt and response that the model takes; null: those of the folder, 4096 for a model trained here.
@@ -70,6 +78,12 @@ class ModelConfig:
         if self.path is None and (missing := [name for name in SHAPE if getattr(self, name) is None]):
             raise ValueError(
                 f"{missing[0]}=null: without a shape a local Hugging Face folder is needed; give model.path=FOLDER"
+            )
+        through = self.num_experts_per_tok * self.moe_intermediate_size
+        if self.path is None and self.num_experts and self.intermediate_size != through:
+            raise ValueError(
+                f"intermediate_size={self.intermediate_size}: a token passes through num_experts_per_tok x "
+                f"moe_intermediate_size; valid: {through}"
             )
 
 

@@ -65,8 +65,8 @@ def local_start(
     values, found = shifted_values(weights, shift, plan, given), dict(shift)
     for module in modules:
         w, w_hat = weights[f"{module}.weight"], values[f"{module}.weight"]
-        if kind == "cloq":
-            assert grams is not None
+        assert kind != "cloq" or grams is not None
+        if grams is not None and module in grams and kind == "cloq":  # no text may reach an expert
             a, b = cloq(w, w_hat, grams[module], rank)
         else:
             a, b = svd_residual(w, w_hat, rank)

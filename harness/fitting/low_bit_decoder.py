@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from harness.api import MERGED, Plan, weight_format
+from harness.numerics.experts import entering
 from harness.numerics.formats import Format
 from harness.numerics.linear import ste
 from harness.numerics.quantize import dequantize, has_tensor_scale, quantize
@@ -143,7 +144,7 @@ def input_grams(
     mask = used
 
     def add(name: str, module: nn.Module, args: tuple[Tensor, ...]) -> None:
-        x = args[0].to(torch.float32)[mask]
+        x = args[0].to(torch.float32)[entering(model, name, mask)]
         grams[name] = x.T @ x + grams.get(name, 0.0)
 
     handles = [model.get_submodule(name).register_forward_pre_hook(partial(add, name)) for name in modules]

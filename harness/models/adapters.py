@@ -112,8 +112,9 @@ def _groups(model: Decoder) -> Iterator[tuple[str, tuple[str, ...]]]:
         qkv, gate_up = MERGED
         yield f"model.layers.{i}.self_attn.", qkv
         yield f"model.layers.{i}.self_attn.", ("o_proj",)
-        yield f"model.layers.{i}.mlp.", gate_up
-        yield f"model.layers.{i}.mlp.", ("down_proj",)
+        for prefix, _ in model.config.mlps:
+            yield f"model.layers.{i}.{prefix}", gate_up
+            yield f"model.layers.{i}.{prefix}", ("down_proj",)
 
 
 def named_weights(model: nn.Module) -> list[tuple[str, Tensor]]:

@@ -1,8 +1,8 @@
-"""Hugging Face folders, both ways: config.json and safetensors of Qwen2, Qwen3 and bias-free Llama decoders.
+"""Hugging Face folders, both ways: config.json and safetensors of Qwen2, Qwen3, Qwen3-MoE and bias-free Llama decoders.
 
 What is written loads unchanged in transformers 4 and 5, vLLM and verl. Pickled weights, quantized checkpoints,
-sliding windows in use, other rope scaling than llama3's and YaRN, and mixtures of experts are refused by name;
-tokenizers are not read here.
+sliding windows in use, other rope scaling than llama3's and YaRN, other mixtures of experts and Qwen3-MoE with dense
+layers are refused by name; tokenizers are not read here.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from harness.foundation.seeds import generator
-from harness.models.decoder import Decoder, DecoderConfig, tensor_shapes
+from harness.models.decoder import ROUTER, Decoder, DecoderConfig, tensor_shapes
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
-MODEL_TYPES = ("qwen2", "qwen3", "llama")
+ARCHITECTURES = {"qwen2": "Qwen2", "qwen3": "Qwen3", "qwen3_moe": "Qwen3Moe", "llama": "Llama"}
+MODEL_TYPES = tuple(ARCHITECTURES)
 LENGTHS = "original_max_position_embeddings"
 ROPE_KINDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "llama3": (
@@ -45,12 +46,12 @@ REFUSED: tuple[tuple[str, Callable[[Any], bool]], ...] = (
     ("layer_types", lambda v: any(kind != "full_attention" for kind in v or ())),
     ("attention_bias", bool),
     ("mlp_bias", bool),
-    ("num_experts", bool),
-    ("num_local_experts", bool),
     ("quantization_config", bool),
     ("partial_rotary_factor", lambda v: v not in (None, 1, 1.0)),
 )
 """config.json keys whose value, where the test holds, asks for something the decoder does not do."""
+EXPERTS = ("num_experts", "num_local_experts")
+"""Names of the number of experts; transformers 5 writes the second for Qwen3-MoE, too."""
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -91,6 +92,27 @@ def _rope(raw: dict[str, Any], path: Path, positions: int) -> tuple[float, tuple
     return theta, tuple(sorted({"rope_type": kind, **given}.items()))
 
 
+def _mixture(raw: dict[str, Any], path: Path) -> dict[str, Any]:
+    """The decoder's fields of a mixture of experts, defaults as transformers has them; empty for a dense model.
+
+    Raises ValueError for a mixture under another architecture than Qwen3-MoE's, and for one with dense layers.
+    """
+    count, key = next(((raw[key], key) for key in EXPERTS if raw.get(key)), (None, EXPERTS[0]))
+    if raw["model_type"] != "qwen3_moe":
+        if count:
+            raise ValueError(f"{path}: {key}={count!r} is not supported with model_type={raw['model_type']!r}")
+        return {}
+    if raw.get("decoder_sparse_step", 1) != 1 or raw.get("mlp_only_layers"):
+        key = "mlp_only_layers" if raw.get("mlp_only_layers") else "decoder_sparse_step"
+        raise ValueError(f"{path}: {key}={raw[key]!r} is not supported: every layer must be a mixture of experts")
+    return {
+        "num_experts": 128 if count is None else int(count),
+        "num_experts_per_tok": int(raw.get("num_experts_per_tok", 8)),
+        "moe_intermediate_size": int(raw.get("moe_intermediate_size", 768)),
+        "norm_topk_prob": bool(raw.get("norm_topk_prob", False)),
+    }
+
+
 def load_config(folder: Path | str) -> DecoderConfig:
     """The decoder's shape from `<folder>/config.json`. ValueError names what is missing or unsupported."""
     path = Path(folder) / CONFIG
@@ -106,6 +128,7 @@ def load_config(folder: Path | str) -> DecoderConfig:
         eos = raw.get("eos_token_id")
         positions = int(raw.get("max_position_embeddings", 2048 if kind == "llama" else 32768))
         theta, scaling = _rope(raw, path, positions)
+        is_qwen3 = kind in ("qwen3", "qwen3_moe")
         return DecoderConfig(
             vocab_size=int(raw["vocab_size"]),
             num_layers=int(raw["num_hidden_layers"]),
@@ -113,11 +136,12 @@ def load_config(folder: Path | str) -> DecoderConfig:
             num_heads=heads,
             num_kv_heads=int(raw.get("num_key_value_heads") or heads),
             head_dim=int(raw.get("head_dim") or (128 if kind == "qwen3" else d // heads)),
+            **_mixture(raw, path),
             intermediate_size=int(raw["intermediate_size"]),
             rope_theta=theta,
             rope_scaling=scaling,
             rms_eps=float(raw.get("rms_norm_eps", 1e-6)),
-            qk_norm=kind == "qwen3",
+            qk_norm=is_qwen3,
             attention_bias=kind == "qwen2",
             tie_embeddings=bool(raw.get("tie_word_embeddings", False)),
             max_positions=positions,
@@ -139,12 +163,14 @@ def config_json(config: DecoderConfig, dtype: torch.dtype) -> dict[str, Any]:
     kind = {(True, False): "qwen3", (False, True): "qwen2", (False, False): "llama"}.get(
         (config.qk_norm, config.attention_bias)
     )
+    if config.num_experts:
+        kind = "qwen3_moe"
     if kind is None:
         raise ValueError("qk_norm=True with attention_bias=True: no Hugging Face architecture has this shape")
     if kind == "qwen2" and config.head_dim * config.num_heads != config.hidden_size:
         raise ValueError(f"head_dim={config.head_dim}: Qwen2 needs hidden_size / num_heads")
     values: dict[str, Any] = {
-        "architectures": [{"qwen3": "Qwen3", "qwen2": "Qwen2", "llama": "Llama"}[kind] + "ForCausalLM"],
+        "architectures": [ARCHITECTURES[kind] + "ForCausalLM"],
         "model_type": kind,
         "vocab_size": config.vocab_size,
         "hidden_size": config.hidden_size,
@@ -169,6 +195,12 @@ def config_json(config: DecoderConfig, dtype: torch.dtype) -> dict[str, Any]:
     }
     if config.rope_scaling:
         values["rope_scaling"] = dict(config.rope_scaling)
+    if config.num_experts:
+        values |= {
+            "num_experts": config.num_experts, "num_experts_per_tok": config.num_experts_per_tok,
+            "moe_intermediate_size": config.moe_intermediate_size, "norm_topk_prob": config.norm_topk_prob,
+            "decoder_sparse_step": 1, "mlp_only_layers": [],
+        }  # fmt: skip
     if kind != "qwen2":
         values["attention_bias"] = False
     if kind != "llama":
@@ -291,16 +323,22 @@ def spread_channels(model: Decoder, sigma: float, seed: int) -> None:
     matching columns of the matrices that read it are divided by the same, so float32 logits stay equal up to rounding.
     """
     for i, layer in enumerate(model.model.layers):
-        for norm, module, readers in (
-            ("input_layernorm", layer.self_attn, ("q_proj", "k_proj", "v_proj")),
-            ("post_attention_layernorm", layer.mlp, ("gate_proj", "up_proj")),
+        for norm, readers in (
+            ("input_layernorm", [f"self_attn.{name}_proj" for name in "qkv"]),
+            ("post_attention_layernorm", _mlp_readers(model.config)),
         ):
-            gain = getattr(layer, norm).weight
+            gain = layer.get_submodule(norm).get_parameter("weight")
             z = torch.randn(gain.shape, generator=generator("cpu", seed, "spread_channels", i, norm))
             factor = (sigma * z).exp().to(gain.device)
             gain.mul_(factor)
             for reader in readers:
-                getattr(module, reader).weight.div_(factor)
+                layer.get_submodule(reader).get_parameter("weight").div_(factor)
+
+
+def _mlp_readers(config: DecoderConfig) -> list[str]:
+    """Linear layers of a block that read its second norm: a router is one of them."""
+    readers = [f"{prefix}{name}" for prefix, _ in config.mlps for name in ("gate_proj", "up_proj")]
+    return [ROUTER, *readers] if config.num_experts else readers
 
 
 def content_hash(folder: Path | str) -> str:

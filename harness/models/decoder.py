@@ -1,9 +1,9 @@
-"""The decoder of every embedded run: Qwen2, Qwen3 and bias-free Llama, written for one CPU thread.
+"""The decoder of every embedded run: Qwen2, Qwen3, Qwen3-MoE and bias-free Llama, written for one CPU thread.
 
 Module and parameter names are those of Hugging Face, so a state dict is a checkpoint and adapter targets work.
 Float32 masters, causal attention over right-padded rows, no cache (`harness.engines.embedded` has it), no dropout,
-no sliding window; rope scaling as transformers computes it. Axes: B rows, L positions, d hidden, H heads,
-K key-value heads, D head dim.
+no sliding window; rope scaling as transformers computes it. A mixture of experts is sparse in every layer; nothing
+balances the load of its experts. Axes: B rows, L positions, d hidden, H heads, K key-value heads, D head dim.
 """
 
 from __future__ import annotations
@@ -20,7 +20,13 @@ from torch import Tensor, nn
 from torch.nn.utils import skip_init
 from torch.utils.checkpoint import checkpoint  # pyright: ignore[reportUnknownVariableType]
 
+from harness.numerics.experts import mix, route
 from harness.numerics.rms_norm import RMSNorm
+
+ROUTER = "mlp.gate"
+"""Linear layer of a block whose outputs choose the experts."""
+MIXTURE = ("num_experts", "num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob")
+"""Fields of a shape that a dense model does not have."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +48,13 @@ class DecoderConfig:
     """RMSNorm over the head dimension of queries and keys: Qwen3."""
     attention_bias: bool = False
     """Biases on q, k and v, none on o: Qwen2."""
+    num_experts: int = 0
+    """Experts of every layer's mixture, Qwen3-MoE; 0: one MLP of `intermediate_size`, which a mixture does not have."""
+    num_experts_per_tok: int = 0
+    moe_intermediate_size: int = 0
+    """Width of one expert."""
+    norm_topk_prob: bool = True
+    """The gates of a token's experts add up to 1."""
     tie_embeddings: bool = True
     max_positions: int = 4096
     bos_id: int | None = None
@@ -53,11 +66,26 @@ class DecoderConfig:
             raise ValueError(f"num_heads={self.num_heads} is not a multiple of num_kv_heads={self.num_kv_heads}")
         if self.head_dim % 2:
             raise ValueError(f"head_dim={self.head_dim} is odd; rotary embedding needs an even one")
+        if not self.num_experts and (self.num_experts_per_tok or self.moe_intermediate_size):
+            raise ValueError("num_experts=0: num_experts_per_tok and moe_intermediate_size are of a mixture; valid: 0")
+        if self.num_experts and not (self.qk_norm and not self.attention_bias):
+            raise ValueError(f"num_experts={self.num_experts}: mixtures of experts are of the qwen3 family")
+        if self.num_experts and not 1 <= self.num_experts_per_tok <= self.num_experts:
+            raise ValueError(f"num_experts_per_tok={self.num_experts_per_tok}: valid: 1 to {self.num_experts}")
+        if self.num_experts and self.moe_intermediate_size < 1:
+            raise ValueError(f"moe_intermediate_size={self.moe_intermediate_size}: a mixture needs experts' width")
+
+    @property
+    def mlps(self) -> tuple[tuple[str, int], ...]:
+        """(prefix in a layer, width) of every MLP of a layer: its one, or its experts."""
+        if self.num_experts == 0:
+            return (("mlp.", self.intermediate_size),)
+        return tuple((f"mlp.experts.{i}.", self.moe_intermediate_size) for i in range(self.num_experts))
 
 
 def tensor_shapes(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
     """Every tensor of the checkpoint, by Hugging Face name, in model order. A tied head is not a tensor of its own."""
-    d, hd, ff = config.hidden_size, config.head_dim, config.intermediate_size
+    d, hd = config.hidden_size, config.head_dim
     heads = {"q": config.num_heads * hd, "k": config.num_kv_heads * hd, "v": config.num_kv_heads * hd}
     shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (config.vocab_size, d)}
     for i in range(config.num_layers):
@@ -69,8 +97,11 @@ def tensor_shapes(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
         shapes[f"{at}self_attn.o_proj.weight"] = (d, heads["q"])
         if config.qk_norm:
             shapes[f"{at}self_attn.q_norm.weight"] = shapes[f"{at}self_attn.k_norm.weight"] = (hd,)
-        shapes[f"{at}mlp.gate_proj.weight"] = shapes[f"{at}mlp.up_proj.weight"] = (ff, d)
-        shapes[f"{at}mlp.down_proj.weight"] = (d, ff)
+        if config.num_experts:
+            shapes[f"{at}{ROUTER}.weight"] = (config.num_experts, d)
+        for prefix, ff in config.mlps:
+            shapes[f"{at}{prefix}gate_proj.weight"] = shapes[f"{at}{prefix}up_proj.weight"] = (ff, d)
+            shapes[f"{at}{prefix}down_proj.weight"] = (d, ff)
         shapes[f"{at}input_layernorm.weight"] = shapes[f"{at}post_attention_layernorm.weight"] = (d,)
     shapes["model.norm.weight"] = (d,)
     if not config.tie_embeddings:
@@ -215,15 +246,36 @@ class Attention(nn.Module):
 class MLP(nn.Module):
     """SwiGLU."""
 
-    def __init__(self, config: DecoderConfig) -> None:
+    def __init__(self, hidden: int, width: int) -> None:
         super().__init__()
-        self.gate_proj = skip_init(nn.Linear, config.hidden_size, config.intermediate_size, bias=False)
-        self.up_proj = skip_init(nn.Linear, config.hidden_size, config.intermediate_size, bias=False)
-        self.down_proj = skip_init(nn.Linear, config.intermediate_size, config.hidden_size, bias=False)
+        self.gate_proj = skip_init(nn.Linear, hidden, width, bias=False)
+        self.up_proj = skip_init(nn.Linear, hidden, width, bias=False)
+        self.down_proj = skip_init(nn.Linear, width, hidden, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., d] -> [..., d]."""
         return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class Mixture(nn.Module):
+    """A sparse mixture of SwiGLU experts."""
+
+    chosen: Tensor
+    """Expert ids of the last forward pass, [..., k] int64."""
+
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__()
+        self.num_chosen, self.is_normed = config.num_experts_per_tok, config.norm_topk_prob
+        self.gate = skip_init(nn.Linear, config.hidden_size, config.num_experts, bias=False)
+        self.experts = nn.ModuleList(MLP(config.hidden_size, width) for _, width in config.mlps)
+
+    def forward(self, x: Tensor, given: Tensor | None = None) -> Tensor:
+        """[..., d] -> [..., d]. `given` [..., k] integers: experts in place of the router's own (`experts.route`)."""
+        flat = x.flatten(0, -2)
+        chosen = None if given is None else given.flatten(0, -2)
+        ids, gates = route(self.gate(flat), self.num_chosen, is_normed=self.is_normed, given=chosen)
+        self.chosen = ids.view(*x.shape[:-1], -1)
+        return mix(flat, ids, gates, len(self.experts), lambda i, rows: self.experts[i](rows)).view(x.shape)
 
 
 class Layer(nn.Module):
@@ -232,15 +284,20 @@ class Layer(nn.Module):
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
         self.self_attn = Attention(config)
-        self.mlp = MLP(config)
+        self.mlp = Mixture(config) if config.num_experts else MLP(config.hidden_size, config.intermediate_size)
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_eps)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_eps)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, at: Queries | Spans | None = None) -> Tensor:
-        """[B, L, d] -> [B, L, d], or [B, T, d] at `Queries`."""
+    def forward(
+        self, x: Tensor, cos: Tensor, sin: Tensor, at: Queries | Spans | None = None, experts: Tensor | None = None
+    ) -> Tensor:
+        """[B, L, d] -> [B, L, d], or [B, T, d] at `Queries`. `experts` [B, L, k]: those that a mixture is to use."""
         attended = self.self_attn(self.input_layernorm(x), cos, sin, at)
         x = (at.take(x) if isinstance(at, Queries) else x) + attended
-        return x + self.mlp(self.post_attention_layernorm(x))
+        h = self.post_attention_layernorm(x)
+        if experts is None:
+            return x + self.mlp(h)
+        return x + self.mlp(h, at.take(experts) if isinstance(at, Queries) else experts)
 
 
 class Backbone(nn.Module):
@@ -296,10 +353,15 @@ class Decoder(nn.Module):
                 self._cos, self._sin = rope_tables(self.config, size, self._cos.device)
         return self._cos, self._sin
 
-    def hidden(self, ids: Tensor, positions: Tensor | None = None, at: Queries | Spans | None = None) -> Tensor:
+    def hidden(
+        self, ids: Tensor, positions: Tensor | None = None, at: Queries | Spans | None = None,
+        experts: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
         """Token ids [B, L] int64, right padded -> final-norm output [B, L, d] float32, or [B, T, d] at `Queries`.
 
-        `positions` [B, L] int64 overrides 0..L-1 (not together with `Queries`). Raises ValueError past `max_positions`.
+        `positions` [B, L] int64 overrides 0..L-1 (not together with `Queries`). `experts` [B, L, layers, k] integers:
+        those that the mixtures use in place of their own (`harness.numerics.experts`). Raises ValueError past
+        `max_positions`.
         """
         length = ids.shape[1] if positions is None else int(positions.max()) + 1
         cos, sin = self._tables(length)
@@ -308,11 +370,12 @@ class Decoder(nn.Module):
         last = len(self.model.layers) - 1
         for i, layer in enumerate(self.model.layers):
             own = at if i == last or isinstance(at, Spans) else None
+            args = (x, cos, sin, own) if experts is None else (x, cos, sin, own, experts[:, :, i])
             if self.checkpoint_layers and torch.is_grad_enabled():
                 run: Callable[..., Tensor] = checkpoint  # pyright: ignore[reportUnknownVariableType]
-                x = run(layer, x, cos, sin, own, use_reentrant=False, preserve_rng_state=False)  # no layer draws
+                x = run(layer, *args, use_reentrant=False, preserve_rng_state=False)  # no layer draws
             else:
-                x = layer(x, cos, sin, own)
+                x = layer(*args)
         return self.model.norm(x)
 
     def head(self, h: Tensor) -> Tensor:
@@ -324,21 +387,24 @@ class Decoder(nn.Module):
         return self.head(self.hidden(ids, positions))
 
 
-def response_hidden(model: Decoder, ids: Tensor, prompt_lens: int | Tensor, num_tokens: int) -> Tensor:
+def response_hidden(
+    model: Decoder, ids: Tensor, prompt_lens: int | Tensor, num_tokens: int, experts: Tensor | None = None
+) -> Tensor:
     """The hidden states that predict each response token: [B, T, d] float32.
 
     `ids` [B, L] int64 holds prompt then response, right padded; `prompt_lens` is one length for all rows or [B]
     int64. Entry t comes from position prompt_len + t - 1; positions past the row end repeat its last one. The last
     layer computes nothing else, and columns that predict nothing are left out where the length is one for all.
-    The zero-mismatch sampler and the trainer both go through here, with the same kind of `prompt_lens` and at equal
-    shapes [B, L] and [B, T]: that is what makes their log-probabilities equal bit for bit.
+    `experts`: as in `Decoder.hidden`. The zero-mismatch sampler and the trainer both go through here, with the same
+    kind of `prompt_lens` and at equal shapes [B, L] and [B, T]: that is what makes their log-probabilities equal bit
+    for bit.
     """
     if isinstance(prompt_lens, int):
         first, end = prompt_lens - 1, prompt_lens - 1 + num_tokens
-        ids = ids[:, :end]
+        ids, experts = ids[:, :end], None if experts is None else experts[:, :end]
         at = torch.arange(ids.shape[1], device=ids.device)
-        return model.hidden(ids, at=Queries(index=slice(first, end), mask=at[first:, None] >= at))
+        return model.hidden(ids, at=Queries(index=slice(first, end), mask=at[first:, None] >= at), experts=experts)
     at = torch.arange(ids.shape[1], device=ids.device)
     index = prompt_lens[:, None] - 1 + torch.arange(num_tokens, device=ids.device)
     index = index.clamp(max=ids.shape[1] - 1)
-    return model.hidden(ids, at=Queries(index=index, mask=(index[:, :, None] >= at)[:, None]))
+    return model.hidden(ids, at=Queries(index=index, mask=(index[:, :, None] >= at)[:, None]), experts=experts)

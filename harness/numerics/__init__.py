@@ -18,6 +18,7 @@ casting.py             16-bit training of a whole model in float32 arithmetic
 fp8_flow.py            a linear layer whose three products are FP8
 fp8_gemm.py            those three products over codes and scales
 kv_scales.py           scales of an FP8 KV cache
+experts.py             routing of tokens to experts, and the sum over the chosen ones
 rms_norm.py            RMSNorm with its gradient written out
 logprobs.py            log-probability and entropy of sampled tokens from logits
 compiler_options.py    options of every torch.compile, with the width of vectors in the cache key

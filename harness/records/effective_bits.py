@@ -13,7 +13,7 @@ from typing import Any, cast
 from harness.api import QUANTIZED, Plan, weight_format
 from harness.config.decoder_config import decoder_config
 from harness.config.schema import SHAPE, ModelConfig
-from harness.models.decoder import DecoderConfig, tensor_shapes
+from harness.models.decoder import MIXTURE, DecoderConfig, tensor_shapes
 from harness.numerics.effective_bits import Shape, effective_bits
 from harness.numerics.formats import Adapters, Format, format_named
 from harness.records.run_result import RunResult
@@ -40,7 +40,8 @@ def bits_of_run(run: RunResult) -> float:
         adapters=None if held is None else Adapters(**{**held, "targets": tuple(held["targets"])}),
         exceptions=tuple((pattern, _format(name)) for pattern, name in run.planned.get("exceptions", {}).items()),
     )
-    shape = ModelConfig(**{name: model[name] for name in ("name", "family", *SHAPE)})
+    names = ("name", "family", *SHAPE, *(name for name in MIXTURE if name in model))
+    shape = ModelConfig(**{name: model[name] for name in names})
     return bits_of_plan(plan, decoder_config(shape))
 
 

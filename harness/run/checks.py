@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
 
 from harness.config.compose import Composed, compose
 from harness.config.decoder_config import decoder_config
 from harness.config.schema import Launch, RunConfig
+from harness.engines.embedded.engine import NO_EXACT_MIXTURE
 from harness.engines.factory import check_engine, check_installed
+from harness.models.checkpoint import CONFIG
 from harness.trainers.local.forward import Thrift
 from harness.trainers.local.policy import sixteen_bits
 from harness.trainers.local.trainer import EXTRAS
@@ -21,10 +25,18 @@ def check(config: RunConfig) -> Composed:
         decoder_config(config.model)
     if config.trainer.name == "verl":
         checks.check(config, composed)
+    _check_mixture(config, composed)
     _check_staleness(config, composed)
     _check_evaluations(config, composed)
     check_engine(config, composed, EXTRAS)
     return composed
+
+
+def _check_mixture(config: RunConfig, composed: Composed) -> None:
+    path = config.model.path
+    is_known = path is None or (Path(path) / CONFIG).is_file()
+    if composed.plan.sampler == "trainer" and is_known and decoder_config(config.model).num_experts:
+        raise ValueError(f"method={config.method}: {NO_EXACT_MIXTURE}")
 
 
 def _check_staleness(config: RunConfig, composed: Composed) -> None:

@@ -25,7 +25,7 @@ import torch
 
 from harness.foundation.seeds import stable_seed
 from harness.models.checkpoint import content_hash, save_decoder
-from harness.models.decoder import Decoder, DecoderConfig
+from harness.models.decoder import MIXTURE, Decoder, DecoderConfig
 from harness.models.tokenizer import BOS_ID, save_tokenizer, save_words
 from harness.start import text_training
 from harness.start.base_training import BaseRecipe, Progress, TrainingHost, expected_accuracy, fit, stop_accuracy
@@ -51,10 +51,11 @@ def base_key(config: DecoderConfig, task: Demonstrated, recipe: Recipe, base_see
 
 
 def _values(config: DecoderConfig) -> dict[str, Any]:
-    """The shape as JSON; scaling of the rotary embedding, which no model made here has, came later and is left out."""
+    """The shape as JSON. Fields that came later are left out where a model made here has none of it: scaling of the
+    rotary embedding always, the mixture of a dense one."""
     values = dataclasses.asdict(config)
     del values["rope_scaling"]
-    return values
+    return values if config.num_experts else {name: value for name, value in values.items() if name not in MIXTURE}
 
 
 def base_name(model: str, task: Demonstrated, base_seed: int, key: str) -> str:

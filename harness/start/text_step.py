@@ -6,7 +6,8 @@
 The masters are the `Decoder`'s own float32 parameters. Products run in `dtype`: bfloat16 on a GPU, float32 on a CPU.
 A GPU runs the elementwise parts compiled, each bucket eagerly for two steps, and from its third on as one graph of
 forward, backward and update, so that the host only copies a batch and replays. Two trainings there agree in what they
-reach, not bit for bit. Left out: schedules and evaluation (`harness.start.text_training`).
+reach, not bit for bit. A mixture of experts runs without graphs, for the tokens of an expert change from batch to
+batch; nothing balances their load. Left out: schedules and evaluation (`harness.start.text_training`).
 """
 
 from __future__ import annotations
@@ -18,11 +19,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from harness.models.decoder import Decoder, Layer, rope_tables, rotate
+from harness.models.decoder import Decoder, Layer, Mixture, rope_tables, rotate
 from harness.numerics.compiler_options import compiler_options
+from harness.numerics.experts import mix, route
 from harness.numerics.rms_norm import rms_norm
 from harness.start.text_documents import Bucket, Packed
 
+MLP_PARTS = ("gate", "up", "down")
 EAGER_STEPS = 2
 """Steps of a bucket before its graph is captured: kernels get compiled, the optimizer gets its state."""
 
@@ -52,6 +55,21 @@ def after(x: Tensor, attended: Tensor, layer: Sequence[Tensor], eps: float) -> T
     x = x + _linear(attended, wo)
     y = _norm(x, gain, eps)
     return x + _linear(F.silu(_linear(y, gate)) * _linear(y, up), down)
+
+
+def after_mixture(x: Tensor, attended: Tensor, layer: Sequence[Tensor], mixture: Mixture, eps: float) -> Tensor:
+    """As `after`, with a mixture of experts in place of the MLP."""
+    wo, gain = layer
+    x = x + _linear(attended, wo)
+    y = _norm(x, gain, eps)
+    logits = _linear(y, mixture.get_parameter("gate.weight"))
+    ids, gates = route(logits, mixture.num_chosen, is_normed=mixture.is_normed)
+
+    def expert(number: int, rows: Tensor) -> Tensor:
+        gate, up, down = (mixture.experts[number].get_parameter(f"{name}_proj.weight") for name in MLP_PARTS)
+        return _linear(F.silu(_linear(rows, gate)) * _linear(rows, up), down)
+
+    return x + mix(y, ids, gates, len(mixture.experts), expert)
 
 
 def embedded(ids: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
@@ -122,9 +140,13 @@ class PackedDecoder:
             gains = (at.q_norm.weight, at.k_norm.weight)
             linears = (at.q_proj.weight, at.k_proj.weight, at.v_proj.weight)
             q, k, v = first(x, (layer.input_layernorm.weight, *linears, *gains), cos, sin, self.eps)
-            ends_of_layer = (at.o_proj.weight, layer.post_attention_layernorm.weight)
+            ends_of_layer = (at.get_parameter("o_proj.weight"), layer.post_attention_layernorm.weight)
+            attended = attend(q, k, v, ends, longest)
+            if isinstance(mlp, Mixture):
+                x = after_mixture(x, attended, ends_of_layer, mlp, self.eps)
+                continue
             weights = (*ends_of_layer, mlp.gate_proj.weight, mlp.up_proj.weight, mlp.down_proj.weight)
-            x = second(x, attend(q, k, v, ends, longest), weights, self.eps)
+            x = second(x, attended, weights, self.eps)
         return losses_of(x, body.norm.weight, body.embed_tokens.weight, ids.roll(-1), self.eps)
 
 
@@ -135,6 +157,7 @@ class PackedStep:
                  weight_decay: float, grad_clip: float) -> None:  # fmt: skip
         """`tokens` of a batch. Weight decay acts on matrices alone."""
         device = device_of(model)
+        self.is_graphed = model.config.num_experts == 0
         self.is_cuda, self.buckets, self.grad_clip = device.type == "cuda", buckets, grad_clip
         dtype = torch.bfloat16 if self.is_cuda else torch.float32
         self.decoder = PackedDecoder(model, dtype, max(bucket.longest for bucket in buckets))
@@ -170,6 +193,8 @@ class PackedStep:
         self.calls[number] += 1
         if not self.is_cuda:  # no shape to keep: what is padding costs nothing
             return self._learn(number, batch.num_used)
+        if not self.is_graphed:
+            return self._learn(number, len(self.ids))
         if number not in self.graphs and self.calls[number] > EAGER_STEPS:
             self.graphs[number] = self._captured(number)
         if number in self.graphs:

@@ -2,7 +2,7 @@
 
     sample   every response as long as it may be; a step of decoding reads the weights once and the cache of all rows
              that decode together, or multiplies, whichever takes longer
-    train    2 operations per parameter and token to score, 6 to learn, each learning pass; attention on top
+    train    2 operations per parameter that a token meets to score, 6 to learn, each learning pass; attention on top
     update   AdamW's pass over float32 masters and moments
     push     float32 masters read, weights of the rollout written
 
@@ -20,7 +20,7 @@ import torch
 from harness.config.compose import compose
 from harness.config.decoder_config import decoder_config
 from harness.config.schema import RunConfig
-from harness.engines.vllm.memory import kv_bytes_per_token, num_parameters, weight_bytes
+from harness.engines.vllm.memory import kv_bytes_per_token, num_parameters, used_parameters, weight_bytes
 from harness.foundation.did_you_mean import nearest
 from harness.models.decoder import DecoderConfig
 
@@ -108,7 +108,7 @@ def folder_time(config: RunConfig, gpus: int = 1, gpu: str | None = None) -> tup
     passes = 2 + 6 * algo.num_epochs + (2 if algo.kl_coef else 0)
     attention = 2 * shape.num_layers * shape.num_heads * shape.head_dim * (PROMPT + length) / 2
     peak = rates.bf16 if trainer.compute == "bf16" else rates.fp32
-    train = passes * (size + attention) * tokens / (PRODUCTS * peak)
+    train = passes * (used_parameters(shape) + attention) * tokens / (PRODUCTS * peak)
     adam = algo.num_minibatches * algo.num_epochs * ADAM_BYTES * size / (STREAMS * rates.memory)
     push = (4 * size + weight_bytes(shape, compose(config).plan)) / (STREAMS * rates.memory)
     step = (sampling_s(config, shape, rates, drawn, length) + train + adam) / gpus + push
@@ -130,6 +130,6 @@ def sampling_s(config: RunConfig, shape: DecoderConfig, rates: Rates, rows: int,
     if not rows:
         return 0.0
     read = weight_bytes(shape, plan) + at_once * (PROMPT + length / 2) * kv_bytes_per_token(shape, plan)
-    one = max(read / (STREAMS * rates.memory), 2 * num_parameters(shape) * at_once / (PRODUCTS * rates.bf16))
-    prefill = 2 * num_parameters(shape) * rows * PROMPT / (PRODUCTS * rates.bf16)
+    one = max(read / (STREAMS * rates.memory), 2 * used_parameters(shape) * at_once / (PRODUCTS * rates.bf16))
+    prefill = 2 * used_parameters(shape) * rows * PROMPT / (PRODUCTS * rates.bf16)
     return (-(-rows // at_once) * length * one + prefill) * (1.0 if config.engine.name == "vllm" else EMBEDDED)

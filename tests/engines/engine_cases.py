@@ -21,6 +21,7 @@ QWEN3 = DecoderConfig(
     max_positions=128,
 )  # fmt: skip
 QWEN2 = replace(QWEN3, qk_norm=False, attention_bias=True, head_dim=8, tie_embeddings=False)
+MOE = replace(QWEN3, num_experts=5, num_experts_per_tok=2, moe_intermediate_size=32)
 FP32 = Plan(rollout_weights=format_named("fp32"))
 WEIGHTS = (
     "fp32", "bf16", "fp16", "e4m3_tensor", "e4m3_channel", "e4m3_block", "int8_channel", "int8_channel_ct",

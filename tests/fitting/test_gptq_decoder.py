@@ -16,7 +16,7 @@ from harness.foundation.seeds import generator
 from harness.numerics.formats import format_named
 from harness.numerics.gptq import accumulate, gptq
 from harness.numerics.quantize import fake_quantize
-from tests.engines.engine_cases import QWEN2, QWEN3, decoder
+from tests.engines.engine_cases import MOE, QWEN2, QWEN3, decoder
 
 FORMAT = format_named("int3_g32")
 FORMAT_OF = partial(weight_format, Plan(rollout_weights=FORMAT, exceptions=(("*.1.mlp.up_proj.weight", None),)))
@@ -57,6 +57,37 @@ def test_inputs_are_those_of_the_right_model(config, sequential: bool) -> None:
         assert torch.equal(model.get_submodule(name).weight, one.values)
         assert torch.equal(grid_values(one.preround, FORMAT, one.scale, one.zero_point), one.values)
     assert differ >= 14  # all but the first block's q, k and v
+
+
+def test_an_expert_is_calibrated_on_its_own_tokens_and_on_no_padding() -> None:
+    model, original = decoder(MOE), decoder(MOE)
+    with torch.no_grad():
+        for each in (model, original):  # of four opposite scores two are above expert 4's, which is 0
+            router = each.model.layers[0].mlp.gate.weight
+            router[1], router[3], router[4] = -router[0], -router[2], 0.0
+    entering: list[Tensor] = []
+    handle = original.model.layers[0].mlp.register_forward_pre_hook(lambda module, args: entering.append(args[0]))
+    with torch.no_grad():
+        original(IDS)
+    handle.remove()
+    (x,), mixture = entering, original.model.layers[0].mlp
+    found = quantize_decoder(model, IDS, KEEP, FORMAT_OF, sequential=False)
+    top = (x @ mixture.gate.weight.T).topk(2, -1).indices
+    reached = {number: bool(((top == number).any(-1) & KEEP).any()) for number in range(5)}
+    assert list(reached.values()) == [True, True, True, True, False]
+    for number, is_reached in reached.items():
+        name = f"model.layers.0.mlp.experts.{number}.gate_proj"
+        assert found[name].is_fallback != is_reached
+        weight = original.get_submodule(name).weight
+        if not is_reached:
+            assert torch.equal(found[name].values, fake_quantize(weight, FORMAT))
+            continue
+        kept = (top == number).any(-1) & KEEP
+        alone = gptq(weight, accumulate(None, 0, x[kept])[0], FORMAT)
+        padded = gptq(weight, accumulate(None, 0, x[(top == number).any(-1)])[0], FORMAT)
+        assert (alone.values != found[name].values).float().mean() < 2e-3
+        assert (padded.values != found[name].values).float().mean() > 2e-3
+    assert sum(one.is_fallback for one in found.values()) == 3
 
 
 def test_padding_does_not_count() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,7 @@ SCALINGS = {
     "yarn_mscale": (LLAMA, YARN | {"mscale": 0.7, "mscale_all_dim": 0.3, "truncate": False}),
 }
 """Rope scaling -> (a shape, pairs of config.json); 512 positions from 64."""
+MOE = replace(QWEN3, num_experts=6, num_experts_per_tok=2, moe_intermediate_size=24)
 IDS = torch.randint(0, 40, (3, 21), generator=torch.Generator().manual_seed(5))
 
 
@@ -88,6 +90,59 @@ def test_transformers_reads_what_we_write_and_back(config: DecoderConfig, tied: 
         assert torch.equal(again(IDS), ours(IDS))
 
 
+def _fused(state: dict[str, torch.Tensor]) -> set[str]:
+    """Names of a checkpoint as transformers 5 holds them: the experts of a layer in two tensors."""
+    gate_up = (re.sub(r"experts\.\d+\.(gate|up)_proj\.weight", "experts.gate_up_proj", name) for name in state)
+    return {re.sub(r"experts\.\d+\.down_proj\.weight", "experts.down_proj", name) for name in gate_up}
+
+
+@pytest.mark.parametrize(("normed", "tied"), [(True, False), (False, True)])
+def test_transformers_reads_a_mixture_of_experts_and_back(normed: bool, tied: bool, tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM, Qwen3MoeForCausalLM
+
+    config = replace(MOE, norm_topk_prob=normed, tie_embeddings=tied)
+    ours = _noisy(config)
+    save_decoder(ours, tmp_path / "ours")
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "ours", dtype=torch.float32)
+    assert type(theirs) is Qwen3MoeForCausalLM
+    with torch.no_grad():
+        expected = theirs(IDS).logits
+        torch.testing.assert_close(ours(IDS), expected, atol=1e-5, rtol=1e-5)
+        assert (expected - expected.roll(1, 0)).abs().max() > 1
+        used = ours.model.layers[1].mlp.chosen
+        assert used.shape == (3, 21, 2) and len(used.unique()) == 6  # every expert has tokens
+        model = load_decoder(tmp_path / "ours")
+        model.model.layers[0].mlp.experts[5].down_proj.weight.mul_(1.01)
+        assert (model(IDS) - expected).abs().max() > 1e-3  # one expert of one layer shows
+    assert set(theirs.state_dict()) == _fused(ours.state_dict())
+
+    theirs.save_pretrained(tmp_path / "theirs", max_shard_size="20KB")
+    assert {name for name, _ in read_tensors(tmp_path / "theirs")} >= {
+        "model.layers.1.mlp.experts.5.down_proj.weight", "model.layers.0.mlp.gate.weight",
+    }  # fmt: skip
+    assert load_config(tmp_path / "theirs") == config
+    again = load_decoder(tmp_path / "theirs")
+    with torch.no_grad():
+        assert torch.equal(again(IDS), ours(IDS))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"decoder_sparse_step": 2}, "decoder_sparse_step=2 is not supported: every layer must be a mixture"),
+        ({"mlp_only_layers": [0]}, r"mlp_only_layers=\[0\] is not supported: every layer must be a mixture"),
+        ({"num_experts_per_tok": 7}, "num_experts_per_tok=7: valid: 1 to 6"),
+        ({"num_experts": None, "num_local_experts": 3}, r"mlp\.gate\.weight is \(6, 32\)"),
+        ({"attention_bias": True}, "attention_bias=True"),
+    ],
+)
+def test_unsupported_mixtures_are_named(tmp_path: Path, changes: dict[str, object], words: str) -> None:
+    save_decoder(_noisy(MOE), tmp_path)
+    _edit(tmp_path, **changes)
+    with pytest.raises(ValueError, match=words):
+        load_decoder(tmp_path)
+
+
 def test_low_precision_files_load_as_float32(tmp_path: Path) -> None:
     model = _noisy(QWEN3)
     save_decoder(model, tmp_path / "b", torch.bfloat16)
@@ -109,7 +164,7 @@ def test_saving_over_a_folder_keeps_its_tokenizer_and_drops_stale_shards(folder:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"model_type": "mixtral"}, "model_type='mixtral'.*qwen2, qwen3, llama"),
+        ({"model_type": "mixtral"}, "model_type='mixtral'.*qwen2, qwen3, qwen3_moe, llama"),
         ({"use_sliding_window": True}, "use_sliding_window=True"),
         ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types"),
         (
@@ -299,6 +354,19 @@ def test_spread_keeps_the_function_and_spreads_the_channels() -> None:
         assert torch.equal(before.self_attn.q_proj.bias, after.self_attn.q_proj.bias)
     assert torch.cat(ratios).log().std().item() == pytest.approx(0.5, rel=0.25)
     assert torch.unique(torch.cat(ratios)).numel() == 4 * 32  # independent draws per layer and norm
+
+
+def test_spread_reaches_routers_and_experts_and_no_token_changes_its_experts() -> None:
+    plain, spread = _noisy(MOE), _noisy(MOE)
+    spread_channels(spread, 0.5, seed=7)
+    with torch.no_grad():
+        torch.testing.assert_close(spread(IDS), plain(IDS), atol=2e-5, rtol=2e-5)
+    for before, after in zip(plain.model.layers, spread.model.layers, strict=True):
+        assert torch.equal(before.mlp.chosen, after.mlp.chosen)
+        ratio = after.post_attention_layernorm.weight / before.post_attention_layernorm.weight
+        for name in ("gate", "experts.0.gate_proj", "experts.5.up_proj"):
+            old, new = (module.mlp.get_submodule(name).weight for module in (before, after))
+            torch.testing.assert_close(old / new, ratio.expand(len(old), -1))
 
 
 def test_content_hash_follows_content_alone(folder: Path, tmp_path: Path) -> None:

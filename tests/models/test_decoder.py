@@ -12,6 +12,7 @@ from harness.models.decoder import Decoder, DecoderConfig, response_hidden, rope
 CONFIG = DecoderConfig(
     vocab_size=32, num_layers=2, hidden_size=32, num_heads=4, num_kv_heads=2, head_dim=8, intermediate_size=48
 )
+MOE = replace(CONFIG, num_experts=5, num_experts_per_tok=2, moe_intermediate_size=16)
 
 
 def _model(**changes: object) -> Decoder:
@@ -70,6 +71,13 @@ def test_tensor_shapes_are_those_of_the_module(tied: bool, biased: bool) -> None
     assert {name: tuple(p.shape) for name, p in model.named_parameters()} == tensor_shapes(model.config)
 
 
+def test_tensor_shapes_of_a_mixture_are_those_of_the_module_in_its_order() -> None:
+    found = [(name, tuple(p.shape)) for name, p in Decoder(MOE).named_parameters()]
+    held = tensor_shapes(MOE)
+    assert dict(found) == held and len(held) == 2 * (4 + 2 + 1 + 15 + 2) + 2
+    assert held["model.layers.1.mlp.experts.4.down_proj.weight"] == (32, 16)
+
+
 @pytest.mark.parametrize("equal", [True, False])
 def test_response_hidden_predicts_each_response_token(equal: bool) -> None:
     model = _model()
@@ -111,3 +119,47 @@ def test_bad_shapes_are_refused() -> None:
         replace(CONFIG, num_kv_heads=3)
     with pytest.raises(ValueError, match="head_dim=7"):
         replace(CONFIG, head_dim=7)
+
+
+def test_a_mixture_is_the_gated_sum_of_its_experts() -> None:
+    mixture = Decoder(MOE, torch.Generator().manual_seed(1), init_std=0.2).model.layers[1].mlp
+    x = torch.randn(3, 7, 32, generator=torch.Generator().manual_seed(2))
+    probs = (x @ mixture.gate.weight.T).softmax(-1)
+    kept = probs.topk(2, -1)
+    every = torch.stack([expert(x) for expert in mixture.experts], -1)
+    gates = torch.zeros(3, 7, 5).scatter(-1, kept.indices, kept.values / kept.values.sum(-1, keepdim=True))
+    torch.testing.assert_close(mixture(x), (every * gates[:, :, None]).sum(-1))
+    assert torch.equal(mixture.chosen, kept.indices)
+
+
+@pytest.mark.parametrize("lens", [4, torch.tensor([4, 3])])
+@pytest.mark.parametrize("checkpointed", [False, True])
+def test_given_experts_are_used_and_own_ones_change_no_bit(lens: int | torch.Tensor, checkpointed: bool) -> None:
+    model = Decoder(MOE, torch.Generator().manual_seed(1), init_std=0.2)
+    ids = torch.randint(0, 32, (2, 9), generator=torch.Generator().manual_seed(0))
+    model(ids)
+    own = torch.stack([layer.mlp.chosen for layer in model.model.layers], 2)  # [B, L, layers, k]
+    model.checkpoint_layers = checkpointed
+    plain, same = response_hidden(model, ids, lens, 5), response_hidden(model, ids, lens, 5, own)
+    assert torch.equal(plain, same)
+    assert torch.equal(plain, response_hidden(model, ids, lens, 5, torch.full_like(own, -1)))
+    other = (own + 1) % 5
+    forced = response_hidden(model, ids, lens, 5, other)
+    assert (forced - plain).abs().max() > 1e-3
+    forced.square().sum().backward()
+    for i, layer in enumerate(model.model.layers):  # nothing else is computed, in the backward pass neither
+        columns = slice(3, 8) if isinstance(lens, int) and i == 1 else slice(0, 8)
+        if isinstance(lens, int):
+            assert torch.equal(layer.mlp.chosen, other[:, columns, i])
+        assert layer.mlp.gate.weight.grad is not None and layer.mlp.gate.weight.grad.abs().max() > 0
+
+
+def test_wrong_mixtures_are_refused() -> None:
+    for changes, words in (
+        ({"num_experts_per_tok": 6}, "num_experts_per_tok=6: valid: 1 to 5"),
+        ({"moe_intermediate_size": 0}, "moe_intermediate_size=0"),
+        ({"attention_bias": True}, "qwen3 family"),
+        ({"num_experts": 0}, "num_experts=0: num_experts_per_tok"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            replace(MOE, **changes)  # pyright: ignore[reportArgumentType]

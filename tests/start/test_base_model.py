@@ -139,7 +139,18 @@ def test_key_covers_everything_that_decides_the_weights():
     keys += [base_key(dataclasses.replace(CONFIG, num_layers=2), TASK, RECIPE, 0)]
     assert len(set(keys)) == len(keys)
     assert base_key(dataclasses.replace(CONFIG, eos_id=1), TASK, dataclasses.replace(RECIPE), 0) == keys[0]
+    moe = dataclasses.replace(CONFIG, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=8)
+    assert len({keys[0], *(base_key(replaced, TASK, RECIPE, 0) for replaced in
+                           (moe, dataclasses.replace(moe, norm_topk_prob=False)))}) == 3  # fmt: skip
     assert base_name("s", Sort(n=16), 3, "0123456789ab") == "s-sort16-b3-0123456789ab"
+
+
+def test_the_key_of_a_dense_base_is_pinned():
+    """A change of it trains every base anew and parts runs from their committed bases."""
+    shape = DecoderConfig(
+        vocab_size=32, num_layers=2, hidden_size=64, num_heads=4, num_kv_heads=2, head_dim=16, intermediate_size=192
+    )
+    assert base_key(shape, Sort(n=4), BaseRecipe(), 3) == "0360a30ab595"
 
 
 def test_a_recipe_without_a_curriculum_is_written_as_before_there_was_one():

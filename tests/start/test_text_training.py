@@ -124,6 +124,28 @@ def test_the_packed_loss_and_its_gradient_are_the_models_own():
             assert float((ours - theirs).norm() / theirs.norm()) < tolerance
 
 
+def test_a_mixture_trains_with_the_losses_and_gradients_of_its_decoder():
+    buckets = buckets_of(TASK, (), 512, 4096)
+    documents = Documents(task=TASK, buckets=tuple(buckets), tokens=512, base_seed=0, max_steps=9)
+    config = dataclasses.replace(CONFIG, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=48)
+    model, batch = new_decoder(config, 0), documents(1)
+    expected = losses_by_hand(model, batch)
+    grads = torch.autograd.grad(expected, list(model.parameters()))
+    decoder = PackedDecoder(model, torch.float32, buckets[0].longest)
+    losses = decoder.losses(batch.ids[: batch.num_used], batch.ends.clamp(max=batch.num_used), buckets[0].longest)
+    loss = (losses * batch.wanted[: batch.num_used]).sum() / batch.num_wanted
+    assert abs(float((loss - expected).detach())) < 1e-5
+    for ours, theirs in zip(torch.autograd.grad(loss, list(model.parameters())), grads, strict=True):
+        assert float(theirs.norm()) > 0 and float((ours - theirs).norm() / theirs.norm()) < 1e-4
+    step = PackedStep(model, buckets, 512, (0.9, 0.95), 0.1, 0.5)
+    step(batch, 1e-2)
+    step(batch, 1e-2)
+    assert float(step.loss) < float(expected.detach()) - 0.1
+    half = PackedDecoder(model, torch.bfloat16, buckets[0].longest)  # as on a GPU: products of 16 bits
+    found = half.losses(batch.ids, batch.ends, buckets[0].longest)
+    assert found.dtype == torch.float32 and bool(found.isfinite().all())
+
+
 def test_a_step_is_clipped_adamw_with_decay_on_matrices():
     buckets = buckets_of(TASK, (), 512, 4096)
     documents = Documents(task=TASK, buckets=tuple(buckets), tokens=512, base_seed=0, max_steps=9)

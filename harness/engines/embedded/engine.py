@@ -37,6 +37,10 @@ CPU_BLOCK_TOKENS = 1152
 """Prompt tokens of one prefill on a CPU: a sixth faster than 4608 at sizes xs and m, which spill its cache."""
 GPU_CHECK_EVERY = 8
 """Steps between two questions to a GPU whether rows have ended; a CPU is asked at every step."""
+NO_EXACT_MIXTURE = (
+    "sampler=trainer: a mixture of experts gives each expert another number of rows at every step, so that products "
+    "differ in their last bits; choose a dense model, or method=router_replay"
+)
 
 
 class EmbeddedEngine:
@@ -66,6 +70,8 @@ class EmbeddedEngine:
             raise ValueError("sampler=trainer needs trainer_model, the module to sample from")
         if plan.sampler == "trainer" and plan.residual is not None:
             raise ValueError("residual: the trainer's own forward (sampler=trainer) has no second pass")
+        if plan.sampler == "trainer" and config.num_experts:
+            raise ValueError(NO_EXACT_MIXTURE)
         self.config, self.plan, self.device = config, plan, torch.device(device)
         self.end_ids, self.pad_id = (eos_id, *stop_ids), pad_id
         self.max_batch, self.retire_at, self.keeps_log_probs = max_batch, retire_at, keeps_log_probs

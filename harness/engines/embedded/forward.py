@@ -9,6 +9,7 @@ Axes: P distinct prompts, R rows, L prompt slots (left padded), H heads, K key-v
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from harness.engines.embedded.kv_cache import KVCache, KVScales
 from harness.engines.embedded.weights import FusedLayer, LiveWeights
+from harness.numerics.experts import mix, route
 
 Tables = Sequence[tuple[Tensor, Tensor]]
 """Per layer: the rotary cos and sin with the gains of the head norms in them."""
@@ -65,10 +67,20 @@ def heads(weights: LiveWeights, layer: FusedLayer, x: Tensor, tables: tuple[Tens
 
 
 def mlp_(weights: LiveWeights, layer: FusedLayer, x: Tensor) -> Tensor:
-    """Add the block's MLP to the residual [..., d], in place."""
-    h = layer.gate_up(rms_norm(x, layer.post_gain, weights.eps))
-    gate, up = h.split(weights.config.intermediate_size, -1)
-    return x.add_(layer.down(F.silu(gate).mul_(up)))
+    """Add the block's MLP, or its mixture of experts, to the residual [..., d], in place."""
+    h, c = rms_norm(x, layer.post_gain, weights.eps), weights.config
+    if layer.router is None:
+        return x.add_(_mlp(layer, 0, h))
+    rows = h.flatten(0, -2)
+    ids, gates = route(layer.router(rows), c.num_experts_per_tok, is_normed=c.norm_topk_prob)
+    return x.add_(mix(rows, ids, gates, c.num_experts, partial(_mlp, layer)).view(x.shape))
+
+
+def _mlp(layer: FusedLayer, number: int, h: Tensor) -> Tensor:
+    """[..., d] -> [..., d] by the MLP, or by one expert."""
+    gate_up, down = layer.mlps[number]
+    gate, up = gate_up(h).chunk(2, -1)
+    return down(F.silu(gate).mul_(up))
 
 
 Store = Callable[[int, Tensor, Tensor], None]

@@ -62,7 +62,8 @@ class ResidualChannels:
                 handle.remove()
         for name, linear in self.linears.items():
             count = max(1, round(self.ratio * linear.weight.shape[1]))
-            linear.residual = sums[name].argsort(descending=True, stable=True)[:count].sort().values
+            seen = sums.get(name, linear.weight.new_zeros(linear.weight.shape[1]))  # no prompt may reach an expert
+            linear.residual = seen.argsort(descending=True, stable=True)[:count].sort().values
 
     def alphas(self) -> list[float]:
         """Factors of the second pass, read from the live modules."""

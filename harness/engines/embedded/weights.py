@@ -1,7 +1,8 @@
 """The weights a rollout engine computes with: checkpoint tensors in, quantized, dequantized into fused matrices.
 
 What is quantized is the tensor rounded to the engine's base dtype first, as an engine receives it (precision.md 8.3);
-plain casts are taken from the float32 master. Left out: kernels that read packed codes.
+plain casts are taken from the float32 master. Every expert of a mixture is a pair of fused matrices of its own; routers
+stay in the base dtype, as vLLM keeps them. Left out: kernels that read packed codes.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from harness.engines.embedded.adapters import LiveAdapters
 from harness.engines.embedded.residual import ResidualChannels
 from harness.engines.embedded.slabs import Slab, cut, gather, given_scales, records
 from harness.engines.weight_stream import read_stream
-from harness.models.decoder import DecoderConfig, tensor_shapes
+from harness.models.decoder import ROUTER, DecoderConfig, tensor_shapes
 from harness.numerics.formats import Format, at_rollout, format_named
 from harness.numerics.linear import EmulatedLinear
 from harness.numerics.quantize import Quantized, code_flips, dequantize, quantize, saturated_frac
@@ -28,9 +29,23 @@ from harness.numerics.rounding import CASTS
 FUSED = {"qkv": ("q_proj", "k_proj", "v_proj"), "out": ("o_proj",), "gate_up": ("gate_proj", "up_proj"),
          "down": ("down_proj",)}  # fmt: skip
 """Fused matrix -> the checkpoint's linears in it, by rows."""
+ATTENTION = ("qkv", "out")
+"""Those of attention; the others are of an MLP, or of every expert."""
 SINGLE = {"embed": "model.embed_tokens.weight", "norm": "model.norm.weight", "head": "lm_head.weight"}
 PER_LAYER = {"input_gain": "input_layernorm.weight", "post_gain": "post_attention_layernorm.weight",
-             "q_gain": "self_attn.q_norm.weight", "k_gain": "self_attn.k_norm.weight"}  # fmt: skip
+             "q_gain": "self_attn.q_norm.weight", "k_gain": "self_attn.k_norm.weight",
+             "router": f"{ROUTER}.weight"}  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Home of one fused matrix."""
+
+    stack: str
+    index: int
+    """Its number in the stack."""
+    modules: tuple[str, ...]
+    """The checkpoint modules in it, by rows."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,8 +54,10 @@ class FusedLayer:
 
     qkv: EmulatedLinear
     out: EmulatedLinear
-    gate_up: EmulatedLinear
-    down: EmulatedLinear
+    mlps: tuple[tuple[EmulatedLinear, EmulatedLinear], ...]
+    """(gate_up, down) of the MLP, or of every expert."""
+    router: EmulatedLinear | None
+    """None in a dense model."""
     input_gain: Tensor
     post_gain: Tensor
 
@@ -55,8 +72,8 @@ class LiveWeights:
     """Owns the weights of one engine. Before the first `load` they are zero."""
 
     def __init__(self, config: DecoderConfig, plan: Plan, device: torch.device) -> None:
-        """Raises ValueError where the plan's exceptions split a fused matrix between quantized and plain inputs or
-        match no tensor, and where it wants a second pass over inputs that are not quantized."""
+        """Raises ValueError where the plan's exceptions split a fused matrix between quantized and plain inputs, match
+        no tensor or quantize a router, and where it wants a second pass over inputs that are not quantized."""
         self.config, self.plan, self.device = config, plan, device
         self.base = base_format(plan)
         self.eps = torch.tensor(config.rms_eps, device=device)
@@ -64,11 +81,14 @@ class LiveWeights:
         for pattern, _ in plan.exceptions:
             if not any(fnmatchcase(name, pattern) for name in (*self.shapes, SINGLE["head"])):
                 raise ValueError(f"exceptions: {pattern} matches no tensor; choose a pattern such as model.layers.0.*")
+        self.places = self._find_places()
         self.stacks = self._allocate()
-        self.linears = {f"{i}.{name}": self._linear(i, name) for i in range(config.num_layers) for name in FUSED}
+        self.linears = {key: self._linear(place) for key, place in self.places.items()}
         self.head = self._head()
         self.layers = [
-            FusedLayer(**{name: self.linears[f"{i}.{name}"] for name in FUSED},
+            FusedLayer(**{name: self.linears[f"{i}.{name}"] for name in ATTENTION}, router=self._router(i),
+                       mlps=tuple((self.linears[f"{key}.gate_up"], self.linears[f"{key}.down"])
+                                  for key in self._mlp_keys(i)),
                        input_gain=self.stacks["input_gain"][i], post_gain=self.stacks["post_gain"][i])
             for i in range(config.num_layers)
         ]  # fmt: skip
@@ -80,12 +100,34 @@ class LiveWeights:
         self.previous: list[tuple[Slab, Quantized]] = []
         self.saturated: list[tuple[int, float]] = []
 
+    def _mlp_keys(self, layer: int) -> list[str]:
+        """Beginnings of the keys of a layer's MLPs: its number, and in a mixture that of the expert."""
+        count = self.config.num_experts
+        return [f"{layer}.{expert}" for expert in range(count)] if count else [str(layer)]
+
+    def _find_places(self) -> dict[str, Place]:
+        """Key of a fused matrix -> its place; matrices of one stack are neighbours by their number."""
+        places: dict[str, Place] = {}
+        for name, parts in FUSED.items():
+            prefixes: dict[str, str] = {}
+            for i in range(self.config.num_layers):
+                if name in ATTENTION:
+                    prefixes[str(i)] = f"model.layers.{i}.self_attn."
+                else:
+                    own = [f"model.layers.{i}.{prefix}" for prefix, _ in self.config.mlps]
+                    prefixes |= dict(zip(self._mlp_keys(i), own, strict=True))
+            for index, (key, prefix) in enumerate(prefixes.items()):
+                modules = tuple(f"{prefix}{part}" for part in parts)
+                places[f"{key}.{name}"] = Place(stack=name, index=index, modules=modules)
+        return places
+
     def _allocate(self) -> dict[str, Tensor]:
         c = self.config
         shapes: dict[str, tuple[int, ...]] = {}
-        for name, parts in FUSED.items():
-            of_parts = [self.shapes[f"model.layers.0.{_module(part)}.weight"] for part in parts]
-            shapes[name] = (c.num_layers, sum(rows for rows, _ in of_parts), of_parts[0][1])
+        for name in FUSED:
+            own = [place for place in self.places.values() if place.stack == name]
+            of_parts = [self.shapes[f"{module}.weight"] for module in own[0].modules]
+            shapes[name] = (len(own), sum(rows for rows, _ in of_parts), of_parts[0][1])
         if c.attention_bias:
             shapes["qkv_bias"] = shapes["qkv"][:2]
         for name, suffix in PER_LAYER.items():
@@ -100,14 +142,25 @@ class LiveWeights:
             stacks["head"] = stacks["embed"] if is_same else torch.zeros_like(stacks["embed"])
         return stacks
 
-    def _linear(self, layer: int, name: str) -> EmulatedLinear:
-        parts = [f"model.layers.{layer}.{_module(part)}.weight" for part in FUSED[name]]
+    def _linear(self, place: Place) -> EmulatedLinear:
+        parts = [f"{module}.weight" for module in place.modules]
         is_left = {weight_format(self.plan, part) is None for part in parts}
         if len(is_left) > 1 and self.plan.rollout_acts is not None:
             raise ValueError(f"exceptions: {', '.join(parts)} are one fused matrix with one input; all or none of them")
         acts = None if is_left == {True} else self.plan.rollout_acts
-        bias = self.stacks["qkv_bias"][layer] if name == "qkv" and "qkv_bias" in self.stacks else None
-        return self._emulated(self.stacks[name][layer], bias, None if acts == self.base else acts, self.base)
+        has_bias = place.stack == "qkv" and "qkv_bias" in self.stacks
+        bias = self.stacks["qkv_bias"][place.index] if has_bias else None
+        weight = self.stacks[place.stack][place.index]
+        return self._emulated(weight, bias, None if acts == self.base else acts, self.base)
+
+    def _router(self, layer: int) -> EmulatedLinear | None:
+        if self.config.num_experts == 0:
+            return None
+        name = f"model.layers.{layer}.{ROUTER}.weight"
+        fmt = weight_format(self.plan, name) or self.base
+        if fmt.tile is not None:
+            raise ValueError(f"exceptions: {name} as {fmt.name}; routers are not quantized; valid: bf16, fp16, fp32")
+        return self._emulated(self.stacks["router"][layer], None, None, fmt)
 
     def _adapters(self) -> LiveAdapters | None:
         """The plan's adapters at this site, bound to the linears they sit beside."""
@@ -121,11 +174,7 @@ class LiveWeights:
 
     def _parts(self) -> dict[str, tuple[str, ...]]:
         """Key of a linear -> the checkpoint modules in it, by rows."""
-        return {
-            f"{i}.{name}": tuple(f"model.layers.{i}.{_module(part)}" for part in parts)
-            for i in range(self.config.num_layers)
-            for name, parts in FUSED.items()
-        }
+        return {key: place.modules for key, place in self.places.items()}
 
     def _head(self) -> EmulatedLinear:
         fmt = self.plan.lm_head
@@ -138,12 +187,13 @@ class LiveWeights:
 
     def _slabs(self) -> Iterator[Slab]:
         layers = range(self.config.num_layers)
-        stacked = {name: [f"{_module(part)}.weight" for part in parts] for name, parts in FUSED.items()}
-        stacked["qkv_bias"] = [f"{_module(part)}.bias" for part in FUSED["qkv"]]
-        stacked |= {name: [suffix] for name, suffix in PER_LAYER.items()}
-        for stack, suffixes in stacked.items():
+        stacked: dict[str, list[list[str]]] = {}
+        for place in self.places.values():
+            stacked.setdefault(place.stack, []).append([f"{module}.weight" for module in place.modules])
+        stacked["qkv_bias"] = [[f"model.layers.{i}.self_attn.{part}.bias" for part in FUSED["qkv"]] for i in layers]
+        stacked |= {name: [[f"model.layers.{i}.{suffix}"] for i in layers] for name, suffix in PER_LAYER.items()}
+        for stack, names in stacked.items():
             if stack in self.stacks:
-                names = [[f"model.layers.{i}.{suffix}" for suffix in suffixes] for i in layers]
                 formats = {name: weight_format(self.plan, name) or self.base for layer in names for name in layer}
                 yield from cut(self.stacks[stack], names, [self.shapes[name][0] for name in names[0]], formats)
         for stack, name in SINGLE.items():
@@ -199,10 +249,9 @@ class LiveWeights:
         """Formats of the inputs of each linear layer, by the weight's name: read from the live modules."""
         found: dict[str, str] = {}
         for key, linear in self.linears.items():
-            layer, name = key.split(".")
             entering = linear.acts or linear.base
-            for part in FUSED[name]:
-                found[f"model.layers.{layer}.{_module(part)}.weight"] = entering.name if entering else "fp32"
+            for module in self.places[key].modules:
+                found[f"{module}.weight"] = entering.name if entering else "fp32"
         return found
 
     @torch.no_grad()
@@ -210,9 +259,10 @@ class LiveWeights:
         """Records of every live tensor. Raises RuntimeError where the memory that the forward pass
         reads is not, bit for bit, what the codes and scales of the last load stand for."""
         for key, linear in self.linears.items():
-            layer, name = key.split(".")
-            if linear.weight.data_ptr() != self.stacks[name][int(layer)].data_ptr():
-                raise RuntimeError(f"layer {layer}: the live {name} matrix was replaced after the load")
+            place = self.places[key]
+            if linear.weight.data_ptr() != self.stacks[place.stack][place.index].data_ptr():
+                layer, what = key.partition(".")[0], place.stack
+                raise RuntimeError(f"layer {layer}: the live {what} matrix was replaced after the load")
         found: list[TensorRecord] = []
         for slab, q in self.loaded:
             if not torch.equal(dequantize(q).view(torch.int32), slab.live.view(torch.int32)):
@@ -227,7 +277,3 @@ def mean_by_count(pairs: list[tuple[int, float]]) -> float:
     """Mean of values by their counts; 0 where there is none."""
     total = sum(count for count, _ in pairs)
     return sum(count * value for count, value in pairs) / total if total else 0.0
-
-
-def _module(part: str) -> str:
-    return f"self_attn.{part}" if part in FUSED["qkv"] + FUSED["out"] else f"mlp.{part}"

@@ -27,6 +27,13 @@ def num_parameters(config: DecoderConfig) -> int:
     return sum(prod(shape) for shape in tensor_shapes(config).values())
 
 
+def used_parameters(config: DecoderConfig) -> int:
+    """Parameters that a token is multiplied by: of a mixture's experts those of its share."""
+    experts = sum(prod(shape) for name, shape in tensor_shapes(config).items() if ".experts." in name)
+    idle = experts * (config.num_experts - config.num_experts_per_tok) // max(config.num_experts, 1)
+    return num_parameters(config) - idle
+
+
 def weight_bytes(config: DecoderConfig, plan: Plan) -> int:
     """Bytes of all weights with their scales, as the engine holds them."""
     return sum(tensor_bytes(shape, weight_format(plan, name), plan) for name, shape in tensor_shapes(config).items())

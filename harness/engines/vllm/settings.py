@@ -123,7 +123,12 @@ def cpu_flags() -> frozenset[str]:
 
 
 def check_shape(build: Build, config: DecoderConfig, plan: Plan) -> None:
-    """Raises ValueError, one line, where the kernels do not take the model's shapes."""
+    """Raises ValueError, one line, where the kernels do not take the model's shapes, and for mixtures of experts."""
+    if config.num_experts:
+        raise ValueError(
+            f"num_experts={config.num_experts}: pushes to vLLM's fused experts were never run; choose engine=embedded "
+            "trainer=local"
+        )
     if config.head_dim not in build.head_dims:
         raise ValueError(
             f"model.head_dim={config.head_dim}: vLLM's attention ({build.name}) takes "
@@ -164,8 +169,11 @@ def fp32_gains(plan: Plan, config: DecoderConfig) -> list[str]:
 def quantization_config(plan: Plan, config: DecoderConfig) -> dict[str, Any] | None:
     """compressed-tensors' `quantization_config` of a plan; None where nothing is quantized.
 
-    Raises ValueError for exceptions in another quantized format, and where one splits a fused matrix.
+    Raises ValueError for exceptions in another quantized format, where one splits a fused matrix, and for mixtures of
+    experts.
     """
+    if config.num_experts:
+        raise ValueError(f"num_experts={config.num_experts}: codes of experts were never loaded; valid: launch.save=hf")
     fmt = plan.rollout_weights
     if fmt is None or fmt.tile is None:
         return None

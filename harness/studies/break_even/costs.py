@@ -46,11 +46,12 @@ def step_cost(run: RunResult) -> StepCost | None:
 
 
 def num_parameters(run: RunResult) -> float | None:
-    """Parameters of a decoder, from the shape in its config (a tied head is counted once), or as its summary says."""
+    """Parameters of a decoder, from the shape in its config (a tied head is counted once), or as its summary says.
+    None for a mixture of experts: its cost does not follow its size."""
     told = run.summary.get("num_parameters")
     m: dict[str, Any] = run.config.get("model", {})
     names = ("num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_dim", "intermediate_size", "vocab_size")
-    if told or any(m.get(name) is None for name in names):
+    if told or m.get("num_experts") or any(m.get(name) is None for name in names):
         return told
     d, heads = m["hidden_size"], m["head_dim"] * (2 * m["num_heads"] + 2 * m["num_kv_heads"])
     norms = 2 * d + (2 * m["head_dim"] if m.get("family", "qwen3") == "qwen3" else 0)

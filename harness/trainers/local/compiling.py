@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from harness.fitting.fake_quant import FakeQuantLinear
-from harness.models.decoder import CoreAttention, Spans
+from harness.models.decoder import CoreAttention, Mixture, Spans
 from harness.numerics.compiler_options import compiler_options
 from harness.numerics.fp8_flow import FP8Linear
 from harness.numerics.linear import CastLinear
@@ -86,6 +86,8 @@ def obstacle(module: nn.Module) -> str | None:
     """Reason why a module cannot be compiled; None where it can."""
     if isinstance(module, FakeQuantLinear):
         return "is fake-quantized, which cannot be compiled; valid: launch.compile=false"
+    if isinstance(module, Mixture):
+        return "is a mixture of experts, whose sizes change in every pass; valid: launch.compile=false"
     if isinstance(module, CastLinear) and not module.is_native:
         return f"emulates {module.fmt.name}; add launch.native_16bit=true"
     return None

@@ -21,6 +21,7 @@ from tests.engines.engine_cases import (
     EOS,
     EVEN,
     FP32,
+    MOE,
     PAD,
     QWEN2,
     QWEN3,
@@ -35,7 +36,7 @@ from tests.engines.engine_cases import (
 
 @pytest.mark.parametrize("std", [0.05, 0.2])
 @pytest.mark.parametrize("prompts", [EVEN, UNEVEN], ids=["even", "uneven"])
-@pytest.mark.parametrize("config", [QWEN3, QWEN2], ids=["qwen3", "qwen2"])
+@pytest.mark.parametrize("config", [QWEN3, QWEN2, MOE], ids=["qwen3", "qwen2", "moe"])
 def test_log_probs_are_the_trainers(config: DecoderConfig, prompts: list[list[int]], std: float) -> None:
     model = decoder(config, std=std)
     out = sample(loaded(model), prompts, num_samples=16, temperature=0.8)
@@ -198,6 +199,12 @@ def test_trainer_sampler_is_exact_bit_for_bit() -> None:
     # the cached sampler is close, but not this: the equality above is not trivial
     cached = sample(loaded(model), UNEVEN, num_samples=16)
     assert not torch.equal(trainer_logp(model, UNEVEN, cached), cached.logp)
+
+
+def test_trainer_sampler_refuses_a_mixture_of_experts() -> None:
+    model = decoder(MOE)
+    with pytest.raises(ValueError, match=r"sampler=trainer: a mixture of experts .* choose a dense model"):
+        EmbeddedEngine(model.config, replace(FP32, sampler="trainer"), eos_id=EOS, pad_id=PAD, trainer_model=model)
 
 
 def test_trainer_sampler_refuses_a_stream_that_is_not_the_trainers() -> None:

@@ -23,6 +23,7 @@ from tests.engines.engine_cases import PAIRS, WEIGHTS, loaded, plan_of, weights
 CONFIG = DecoderConfig(
     vocab_size=20, num_layers=3, hidden_size=64, num_heads=4, num_kv_heads=2, head_dim=16, intermediate_size=96
 )
+MOE = replace(CONFIG, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32)
 
 
 def model_of(config: DecoderConfig = CONFIG, seed: int = 0) -> Decoder:
@@ -37,11 +38,12 @@ def model_of(config: DecoderConfig = CONFIG, seed: int = 0) -> Decoder:
 
 def live(engine: EmbeddedEngine, name: str) -> Tensor:
     """The rows of the fused matrix that hold a checkpoint's linear layer."""
-    _, _, layer, _, part, _ = name.split(".")
+    *_, part, _ = name.split(".")
+    key = ".".join(word for word in name.split(".") if word.isdigit())  # the layer, and an expert's number
     fused = next(fused for fused, parts in FUSED.items() if part in parts)
     shapes = tensor_shapes(engine.config)
     sizes = [shapes[name.replace(part, other)][0] for other in FUSED[fused]]
-    matrix = engine.weights.linears[f"{layer}.{fused}"].weight
+    matrix = engine.weights.linears[f"{key}.{fused}"].weight
     return matrix.split(sizes)[FUSED[fused].index(part)]
 
 
@@ -61,13 +63,15 @@ def expected(model: Decoder, name: str, fmt: Format) -> Tensor:
     return dequantize(quantize(source[name], fmt, tensor_amax=amax))
 
 
-@pytest.mark.parametrize("name", WEIGHTS)
-def test_every_linear_holds_its_own_quantization(name: str) -> None:
-    model, fmt = model_of(), format_named(name)
+@pytest.mark.parametrize(
+    ("name", "config"), [*((name, CONFIG) for name in WEIGHTS), *((name, MOE) for name in WEIGHTS[::3])]
+)
+def test_every_linear_holds_its_own_quantization(name: str, config: DecoderConfig) -> None:
+    model, fmt = model_of(config), format_named(name)
     engine = loaded(model, plan_of(name))
     base = {"fp32": torch.float32, "fp16": torch.float16}.get(name, torch.bfloat16)
     found = formats_of(engine.realized_plan())
-    assert set(found) == set(tensor_shapes(CONFIG))
+    assert set(found) == set(tensor_shapes(config))
     for tensor, parameter in model.named_parameters():
         is_linear = tensor.endswith("_proj.weight")
         assert found[tensor] == (
@@ -146,6 +150,27 @@ def test_trainer_updates_do_not_reach_the_engine() -> None:
         for tensor in model.parameters():
             tensor.add_(1.0)
     assert engine.realized_plan() == before
+
+
+def test_routers_stay_and_exceptions_reach_single_experts() -> None:
+    model, int4, router = model_of(MOE), format_named("int4_g32"), "model.layers.1.mlp.gate.weight"
+    chosen = "model.layers.0.mlp.experts.2.*"
+    plan = replace(plan_of("int8_channel", "int8_token"), exceptions=((chosen, int4), ("*.mlp.gate.weight", None)))
+    engine = loaded(model, plan)
+    passport = engine.realized_plan()
+    found = formats_of(passport)
+    assert [name for name, fmt in found.items() if fmt == "int4_g32"] == [
+        f"model.layers.0.mlp.experts.2.{part}_proj.weight" for part in ("down", "gate", "up")
+    ]
+    assert sum(fmt == "int8_channel" for fmt in found.values()) == 3 * (4 + 4 * 3) - 3
+    assert found[router] == "bf16" and router not in passport.acts
+    live_router = engine.weights.layers[1].router
+    assert live_router is not None and live_router.acts is None
+    assert torch.equal(live_router.weight, dict(model.named_parameters())[router].detach().bfloat16().float())
+    exact = loaded(model, replace(plan, exceptions=(("*.mlp.gate.weight", format_named("fp32")),)))
+    assert formats_of(exact.realized_plan())[router] == "fp32"
+    with pytest.raises(ValueError, match=r"layers.0.mlp.gate.weight as int4_g32; routers are not quantized; valid: "):
+        EmbeddedEngine(MOE, replace(plan, exceptions=(("*.mlp.*", int4),)), eos_id=1, pad_id=0)
 
 
 def test_exceptions_and_the_head() -> None:
