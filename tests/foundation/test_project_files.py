@@ -56,7 +56,10 @@ def test_a_wheel_carries_what_is_committed_of_sweeps_and_results() -> None:
     if listed.returncode:
         pytest.skip("not a checkout of git")
     kept = set(listed.stdout.split("\0"))
-    wanted = ("sweeps/", "results/packed/", "results/runs/", "results/throughput/", "results/replay/", "results/looks/")
+    wanted = (
+        "sweeps/", "results/packed/", "results/runs/", "results/throughput/", "results/replay/", "results/looks/",
+        "results/predictions/", "results/probes/",
+    )  # fmt: skip
     assert {name for name in kept if name.startswith(wanted)} <= names
     assert {"claims.yaml", "results/claims.md"} <= names
     assert sum((ROOT / name).stat().st_size for name in names & kept) < 40e6
