@@ -22,13 +22,9 @@ from harness.records.effective_bits import bits_of_plan
 from harness.run.checks import check
 from harness.run.run import Run
 from harness.trainers.local.compiling import compile_layers
-from tests.methods.test_battery_runs import METHOD_NAMES, overrides, step
+from tests.methods.test_battery_runs import METHOD_NAMES, MOE, overrides, step
 from tests.toy import small_config, small_run
 
-MOE = (
-    "task=sort", "task.n=2", "model.num_experts=4", "model.num_experts_per_tok=2", "model.moe_intermediate_size=32",
-    "model.intermediate_size=64", "base.target_accuracy=0.3", "base.max_steps=120",
-)  # fmt: skip
 REFUSED = {"zero_mismatch": "sampler=trainer: a mixture of experts"}
 
 
