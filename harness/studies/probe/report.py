@@ -51,6 +51,9 @@ def sentences(record: Record) -> list[str]:
     above = {row["name"]: row["mismatch"]["kl_k3"] for row in rows if is_above_floor(row, record)}
     if above:
         ordered = sorted(above, key=lambda row: above[row])
+        if max(floor) == 0.0:  # the trainer rounds as the engine does, and no rounding fell otherwise
+            told = ", ".join(f"{row} {above[row]:.2g}" for row in ordered)
+            return [*found, f"{name}: the floor is exactly 0; k3: {told}."]
         told = ", ".join(f"{row} {_times(above[row] / max(floor))}" for row in ordered)
         found.append(f"{name}: k3 over the floor's: {told}.")
     return found
