@@ -155,6 +155,9 @@ class Sequences:
     allowed: Tensor | None = None
     """[B, T, V] bool: the tokens that the sampler could draw at each place, all where nothing was sampled. The
     trainer's distributions are renormalised over them; None: over the whole vocabulary."""
+    experts: Tensor | None = None
+    """[B, L, layers, k] int16: the experts that every position uses in the trainer's forward passes, -1 where it
+    chooses by itself; None: everywhere."""
 
     def take(self, rows: Tensor) -> Sequences:
         """Some rows of the sequences; `rows` [b] int64."""
@@ -162,6 +165,7 @@ class Sequences:
         return Sequences(
             ids=self.ids[rows], prompt_lens=lens, token_ids=self.token_ids[rows], sampled=self.sampled[rows],
             allowed=None if self.allowed is None else self.allowed[rows],
+            experts=None if self.experts is None else self.experts[rows],
         )  # fmt: skip
 
 
@@ -198,6 +202,10 @@ class Rollout:
     """[B, T, V] float32 nats of the whole sampled distribution, where the engine was asked to keep it."""
     sampler: Tensor | None = None
     """[B] int64: the sampler of each response, as in `TokenBatch`; None where there is one."""
+    experts: Tensor | None = None
+    """[B, prompt + response, layers, k] int16: experts that the sampler used at every position of prompt and response,
+    from the first on, where the engine was asked to keep them; -1 where it computed nothing: at the last token, past
+    the end, and in the last layer before the prompt's end."""
 
     def responses(self) -> list[list[int]]:
         """Token ids of every row without padding."""
@@ -358,7 +366,9 @@ class Part:
     def needs(self, step: Step) -> frozenset[str]:
         """Extras that the trainer must compute for this step: "ref_logp", "rollout_kl" and "rollout_tv"
         (`TokenBatch.extras`), "shadow"; "allowed_ids": every log-prob of the trainer is over the tokens that the
-        sampler could draw, so that `engine.top_p` may be below 1."""
+        sampler could draw, so that `engine.top_p` may be below 1; "routing": every pass of the trainer uses the
+        experts that the sampler used; "own_routing": updates use those of the pass before any update. Both need a
+        mixture of experts."""
         return frozenset()
 
     def plan(self, rollout: Plan) -> Plan:

@@ -275,6 +275,8 @@ def check_supported(composed: Composed, supports: frozenset[str], engine: str, e
         wanted.add("samplers")
     if any("allowed_ids" in part.needs(Step(index=0, total=1, seed=0)) for part in composed.parts):
         wanted.add("allowed_ids")
+    if any("routing" in part.needs(Step(index=0, total=1, seed=0)) for part in composed.parts):
+        wanted.add("routing")
     wanted |= {f"rollout_weights:{fmt.name}" for _, fmt in plan.exceptions if fmt is not None}
     wanted.add(f"sampler:{plan.sampler or 'cached'}")
     if at_rollout(plan.adapters) is not None:

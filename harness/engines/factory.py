@@ -42,7 +42,7 @@ def check_installed(config: RunConfig) -> None:
 
 def make_engine(
     config: RunConfig, shape: DecoderConfig, plan: Plan, *, trainer_model: Decoder | None, keeps_log_probs: bool,
-    **ids: Any,
+    keeps_experts: bool = False, **ids: Any,
 ) -> RolloutEngine:  # fmt: skip
     """The run's rollout engine. `ids`: eos_id, stop_ids, pad_id, device. Raises ValueError for what it cannot do."""
     if config.engine.name == "vllm":
@@ -55,5 +55,5 @@ def make_engine(
         )  # fmt: skip
     return EmbeddedEngine(
         shape, plan, trainer_model=trainer_model, max_batch=config.engine.max_batch, keeps_log_probs=keeps_log_probs,
-        **ids,
+        keeps_experts=keeps_experts, **ids,
     )  # fmt: skip

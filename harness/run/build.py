@@ -40,16 +40,16 @@ def build(config: RunConfig, launch: Launch) -> tuple[Run, dict[str, str | None]
         wants_shadow="shadow" in needs, lr_factor=composed.lr_factor, thrift=Thrift.of(launch, config.trainer),
     )  # fmt: skip
     task = start.task
+    kept: dict[str, Any] = {"keeps_log_probs": keeps_log_probs, "keeps_experts": "routing" in needs}
     ids: dict[str, Any] = {"eos_id": task.eos_id, "stop_ids": stop_ids(task), "pad_id": task.pad_id, "device": device}
     before = reserved_gib(device)
     engine = make_engine(
-        config, shape, composed.plan, trainer_model=trainer.model if is_exact else None,
-        keeps_log_probs=keeps_log_probs, **ids,
+        config, shape, composed.plan, trainer_model=trainer.model if is_exact else None, **kept, **ids
     )  # fmt: skip
     others = [
         Served(
             name=sampler.name, plan=plan,
-            engine=make_engine(config, shape, plan, trainer_model=None, keeps_log_probs=keeps_log_probs, **ids),
+            engine=make_engine(config, shape, plan, trainer_model=None, **kept, **ids),
         )
         for sampler, plan in zip(composed.plan.samplers or (), sampler_plans(composed.plan)[1:], strict=True)
     ]  # fmt: skip

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from harness.api import Step
 from harness.config.compose import Composed, compose
 from harness.config.decoder_config import decoder_config
 from harness.config.schema import Launch, RunConfig
@@ -14,7 +15,7 @@ from harness.engines.factory import check_engine, check_installed
 from harness.models.checkpoint import CONFIG
 from harness.trainers.local.forward import Thrift
 from harness.trainers.local.policy import sixteen_bits
-from harness.trainers.local.trainer import EXTRAS
+from harness.trainers.local.trainer import EXTRAS, ROUTING
 from harness.trainers.verl import checks
 
 
@@ -33,10 +34,17 @@ def check(config: RunConfig) -> Composed:
 
 
 def _check_mixture(config: RunConfig, composed: Composed) -> None:
-    path = config.model.path
-    is_known = path is None or (Path(path) / CONFIG).is_file()
-    if composed.plan.sampler == "trainer" and is_known and decoder_config(config.model).num_experts:
+    path, needs = config.model.path, composed.needs(Step(index=0, total=config.trainer.steps, seed=config.seed))
+    if path is not None and not (Path(path) / CONFIG).is_file():
+        return
+    num_experts = decoder_config(config.model).num_experts
+    if composed.plan.sampler == "trainer" and num_experts:
         raise ValueError(f"method={config.method}: {NO_EXACT_MIXTURE}")
+    if needs & ROUTING and not num_experts:
+        raise ValueError(
+            f"method={config.method} model={config.model.name}: replays the choice of experts, and a dense model has "
+            "none; choose a mixture of experts such as model=moe_xs"
+        )
 
 
 def _check_staleness(config: RunConfig, composed: Composed) -> None:

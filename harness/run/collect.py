@@ -11,6 +11,7 @@ from torch import Tensor
 from harness.api import Rollout, Sequences, Step, sample_counts
 from harness.foundation.clock import Clock
 from harness.foundation.seeds import stable_seed
+from harness.numerics.experts import OWN
 from harness.objective.advantage import shaped
 from harness.run.run import Collected, Run
 from harness.tasks import Item, Score, Stopping, Task
@@ -47,6 +48,9 @@ def collect(run: Run, step: Step, clock: Clock) -> Collected:
         if "allowed_ids" in run.composed.needs(step):
             assert rollout.log_probs is not None
             seqs = replace(seqs, allowed=(rollout.log_probs > -torch.inf).to(device))
+        if "routing" in run.composed.needs(step):
+            assert rollout.experts is not None
+            seqs = replace(seqs, experts=fitted(rollout.experts, seqs.ids.shape[1]).to(device))
     num_tokens = sum(int(each.lengths.sum()) for _, each, _ in drawn)
     return Collected(
         seqs=seqs, rollout=rollout, items=items, scores=scores, num_tokens=num_tokens, num_batches=len(drawn)
@@ -97,6 +101,7 @@ def take_rollout(rollout: Rollout, rows: list[int]) -> Rollout:
         truncated=rollout.truncated[index],
         log_probs=None if rollout.log_probs is None else rollout.log_probs[index],
         sampler=None if rollout.sampler is None else rollout.sampler[index],
+        experts=None if rollout.experts is None else rollout.experts[index],
     )
 
 
@@ -123,6 +128,7 @@ def join_rollouts(rollouts: Sequence[Rollout], pad_id: int) -> Rollout:
         return rollouts[0]
     width = max(r.token_ids.shape[1] for r in rollouts)
     pad = torch.nn.functional.pad
+    experts = [r.experts for r in rollouts if r.experts is not None]
     samplers = [r.sampler for r in rollouts if r.sampler is not None]
     wide = [(r.log_probs, width - r.token_ids.shape[1]) for r in rollouts if r.log_probs is not None]
     return Rollout(
@@ -132,7 +138,14 @@ def join_rollouts(rollouts: Sequence[Rollout], pad_id: int) -> Rollout:
         truncated=torch.cat([r.truncated for r in rollouts]),
         log_probs=torch.cat([pad(x, (0, 0, 0, more)) for x, more in wide]) if wide else None,
         sampler=torch.cat(samplers) if samplers else None,
+        experts=torch.cat([fitted(x, max(x.shape[1] for x in experts)) for x in experts]) if experts else None,
     )
+
+
+def fitted(experts: Tensor, width: int) -> Tensor:
+    """Experts [B, P, layers, k] of `width` positions: without those past the longest response, or with none given."""
+    more = max(0, width - experts.shape[1])
+    return torch.nn.functional.pad(experts[:, :width], (0, 0, 0, 0, 0, more), value=OWN)
 
 
 def sequences(items: Sequence[Item], rollout: Rollout, pad_id: int, device: torch.device) -> Sequences:

@@ -92,6 +92,7 @@ def grpo_step(run: Run) -> dict[str, Any]:
     with clock("old_logp"):
         stale = stale_logp(run, seqs, step)
         scores, batch = scored(run, sampled, mask, adv, step, keep_graph=is_single)
+        seqs = seqs if scores.experts is None else replace(seqs, experts=scores.experts)
     row |= batch_mismatch(batch, scores.entropy.detach()) | measured(run, batch, stale) | by_sampler(run, batch)
 
     with clock("update"):
@@ -117,7 +118,7 @@ def scored(
     nothing."""
     seqs, rollout = sampled.seqs, sampled.rollout
     trainer, needs, device = run.trainer, run.composed.needs(step), seqs.ids.device
-    scores = trainer.score(seqs, keep_graph=keep_graph)
+    scores = trainer.score(seqs, keep_graph=keep_graph, keeps_experts="own_routing" in needs)
     if not torch.isfinite(scores.logp.detach()[seqs.sampled]).all():
         raise Diverged("a log-probability of the trainer is not finite")
     if num_nan := int((rollout.logp.to(device).isnan() & seqs.sampled).sum()):

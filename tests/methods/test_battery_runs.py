@@ -35,8 +35,17 @@ ACTS_WITH = {"keep_sampling_mask": ["engine.top_p=0.9"], "lr_decay": ["knobs.Len
 """Settings of methods that wait for something which two ordinary steps do not have."""
 
 
+MOE = (
+    "task=sort", "task.n=2", "model.num_experts=4", "model.num_experts_per_tok=2", "model.moe_intermediate_size=32",
+    "model.intermediate_size=64", "base.target_accuracy=0.3", "base.max_steps=120",
+)  # fmt: skip
+"""A mixture of experts, and a base of it within seconds."""
+NEEDS_MIXTURE = frozenset({"router_replay", "router_replay_r2"})
+
+
 def overrides(name: str, *more: str) -> list[str]:
     """A short run of a method at its default precision, two updates per batch."""
+    more = (*(MOE if name in NEEDS_MIXTURE else ()), *more)
     parts = {type(part).__name__ for part in METHODS[name].parts}
     quick = [f"knobs.{part}.{k}={v}" for part, values in QUICK.items() if part in parts for k, v in values.items()]
     return [f"method={name}", "algo.num_minibatches=2", *quick, *more]

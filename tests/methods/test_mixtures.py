@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -10,25 +11,24 @@ import pytest
 import torch
 
 from harness.api import Plan, weight_format
+from harness.cli.main import main
 from harness.config.compose import compose
 from harness.config.decoder_config import decoder_config
 from harness.config.load import load
 from harness.engines.vllm import builds, settings
 from harness.engines.vllm.memory import num_parameters, used_parameters
 from harness.engines.vllm.warm import layer_shapes
+from harness.models.checkpoint import load_decoder
 from harness.models.decoder import Decoder
 from harness.numerics.formats import format_named
 from harness.records.effective_bits import bits_of_plan
 from harness.run.checks import check
+from harness.run.policies import save_hf
 from harness.run.run import Run
 from harness.trainers.local.compiling import compile_layers
-from tests.methods.test_battery_runs import METHOD_NAMES, overrides, step
+from tests.methods.test_battery_runs import METHOD_NAMES, MOE, overrides, step
 from tests.toy import small_config, small_run
 
-MOE = (
-    "task=sort", "task.n=2", "model.num_experts=4", "model.num_experts_per_tok=2", "model.moe_intermediate_size=32",
-    "model.intermediate_size=64", "base.target_accuracy=0.3", "base.max_steps=120",
-)  # fmt: skip
 REFUSED = {"zero_mismatch": "sampler=trainer: a mixture of experts"}
 
 
@@ -118,3 +118,19 @@ def test_models_made_here_have_the_sizes_that_they_say(model: str, millions: flo
     int8 = Plan(rollout_weights=format_named("int8_channel"))
     rows = shape.num_layers * shape.num_experts * (2 * shape.moe_intermediate_size + shape.hidden_size)
     assert bits_of_plan(int8, shape) == pytest.approx(8 + 32 * rows / num_parameters(shape), rel=0.03)
+
+
+def test_a_mixture_is_probed_and_its_policy_is_kept(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = run_of(folder, "naive", "precision=int8")
+    step(run)
+    save_hf(run, folder / "policy")
+    kept = load_decoder(folder / "policy")
+    assert kept.config.num_experts == 4
+    held = dict(kept.named_parameters())
+    assert all(torch.equal(held[name], tensor) for name, tensor in run.trainer.weights())
+    words = ["task=sort", "task.n=2", "algo.num_prompts=8", "algo.group_size=4", "--precisions", "int4,int2"]
+    assert main(["probe", str(folder / "policy"), *words, "--results", str(folder)]) == 0
+    (record,) = (folder / "probes").glob("*.json")
+    k3 = {row["precision"]: row["mismatch"]["kl_k3"] for row in json.loads(record.read_text())["formats"]}
+    assert k3["int2"] > k3["int4"] > k3["bf16"] >= 0.0
+    assert "the floor" in capsys.readouterr().out

@@ -22,7 +22,7 @@ SCORES = torch.tensor([[2.0, 1.0, 0.5, 0.0]])
 def test_gates_are_the_routers_softmax_over_the_chosen(
     given: list[int] | None, is_normed: bool, ids: list[int], gates: list[float]
 ) -> None:
-    """newer_2.md, section 16 (R3, arXiv 2510.11370)."""
+    """R3, arXiv 2510.11370 (losses.md section 6.7)."""
     chosen = None if given is None else torch.tensor([given], dtype=torch.int16)
     found, weights = route(SCORES, 2, is_normed=is_normed, given=chosen)
     assert found.tolist() == [ids] and found.dtype == torch.int64

@@ -29,6 +29,7 @@ from harness.engines.embedded.weights import LiveWeights
 from harness.engines.requests import Requests, requests_of
 from harness.foundation.seeds import generator
 from harness.models.decoder import Decoder, DecoderConfig, rope_tables
+from harness.numerics.experts import OWN
 
 RETIRE_AT = 0.125
 """Ended rows are dropped once they are this share of those computed. Measured: 1/16 to 1/4 are equally fast, and never
@@ -61,10 +62,12 @@ class EmbeddedEngine:
         max_batch: int | None = None,
         retire_at: float | None = RETIRE_AT,
         keeps_log_probs: bool = False,
+        keeps_experts: bool = False,
     ) -> None:
         """`stop_ids` end a response as `eos_id` does. `max_batch` rows are sampled at once (None: all), fewer where a
         GPU has no room; it is part of the random stream. `retire_at` None: ended rows are computed to the end.
-        `keeps_log_probs`: rollouts carry the whole distribution of every token.
+        `keeps_log_probs`: rollouts carry the whole distribution of every token; `keeps_experts`: the experts of every
+        position.
         Raises ValueError for a plan this engine cannot follow."""
         if plan.sampler == "trainer" and trainer_model is None:
             raise ValueError("sampler=trainer needs trainer_model, the module to sample from")
@@ -74,7 +77,10 @@ class EmbeddedEngine:
             raise ValueError(NO_EXACT_MIXTURE)
         self.config, self.plan, self.device = config, plan, torch.device(device)
         self.end_ids, self.pad_id = (eos_id, *stop_ids), pad_id
+        if keeps_experts and config.num_experts == 0:
+            raise ValueError("keeps_experts=true: a dense model has no experts; choose a mixture such as model=moe_xs")
         self.max_batch, self.retire_at, self.keeps_log_probs = max_batch, retire_at, keeps_log_probs
+        self.keeps_experts = keeps_experts
         self.trainer_model = trainer_model if plan.sampler == "trainer" else None
         self.weights = LiveWeights(config, plan, self.device)
         self.kv = KVScales(plan.rollout_kv, config.num_layers, self.device)
@@ -142,8 +148,12 @@ class EmbeddedEngine:
 
     def _sample(self, requests: Requests, rows: Tensor, draws: torch.Generator | None) -> Transcript:
         """Sample one chunk; `rows` [R] int64 are its prompts' numbers."""
-        logits, lens, mask, length = self._start(requests, rows)
+        prompt_experts: list[Tensor] | None = [] if self.keeps_experts else None
+        logits, lens, mask, length = self._start(requests, rows, prompt_experts)
         out, gains = self._transcript(rows, requests), head_gains(self.weights)
+        if prompt_experts is not None:
+            width = max(map(len, requests.prompts)) + requests.max_new_tokens
+            out.keep_experts(torch.cat(prompt_experts), width)
         cos, sin = self._tables(length + requests.max_new_tokens)
         for t in range(requests.max_new_tokens):
             noise = None
@@ -162,18 +172,26 @@ class EmbeddedEngine:
                     break
                 token, lens, mask = token[kept], lens[kept], None if mask is None else mask[kept]
             at = slice(length + t, length + t + 1) if mask is None else lens + t
-            hidden = decode(self.weights, self.kv, token, length + t, mask, fold(gains, cos[at], sin[at]), self.cache)
+            tables, experts = fold(gains, cos[at], sin[at]), list[Tensor]() if self.keeps_experts else None
+            hidden = decode(self.weights, self.kv, token, length + t, mask, tables, self.cache, experts)
             logits = self.weights.head(hidden)
+            if experts is not None:
+                out.record_experts(lens + t, experts)
         return out
 
-    def _start(self, requests: Requests, rows: Tensor) -> tuple[Tensor, Tensor, Tensor | None, int]:
+    def _start(
+        self, requests: Requests, rows: Tensor, experts: list[Tensor] | None = None
+    ) -> tuple[Tensor, Tensor, Tensor | None, int]:
         """Prefill of a chunk: (logits [R, V], prompt lengths [R] int64, mask [R, 1, S] of empty slots or None, the
-        number of prompt slots). Each distinct prompt is computed once."""
+        number of prompt slots). Each distinct prompt is computed once. `experts` gets those of the prompts of some
+        rows at a time, [r, P, layers, k] int64, from each prompt's first token on."""
         ids, lens, index = requests.left_padded(rows, self.pad_id, self.device)
         length, slots = ids.shape[1], ids.shape[1] + requests.max_new_tokens - 1
         pad = None if int(lens.min()) == length else length - lens
         self.cache.reserve(len(rows), length, slots)
-        logits = self.weights.head(torch.cat([*self._prefill(ids, pad, index)]))
+        logits = self.weights.head(torch.cat([*self._prefill(ids, pad, index, experts)]))
+        if experts and index is not None:
+            experts[:] = [torch.cat(experts)[index]]
         if index is not None:
             logits, lens, pad = logits[index], lens[index], None if pad is None else pad[index]
         if pad is None:
@@ -182,10 +200,13 @@ class EmbeddedEngine:
         mask = torch.zeros(is_empty.shape, device=self.device).masked_fill_(is_empty, float("-inf"))
         return logits, lens, mask[:, None], length
 
-    def _prefill(self, ids: Tensor, pad: Tensor | None, index: Tensor | None) -> Iterator[Tensor]:
+    def _prefill(
+        self, ids: Tensor, pad: Tensor | None, index: Tensor | None, experts: list[Tensor] | None = None
+    ) -> Iterator[Tensor]:
         """Hidden states [p, d] of the prompts [P, L], in blocks that stay in a CPU's cache; K and V to the row cache.
 
-        `index` [R] int64 is the prompt of every row, ascending; None: one row per prompt.
+        `index` [R] int64 is the prompt of every row, ascending; None: one row per prompt. `experts` gets those of each
+        block, [p, L, layers, k].
         """
         (count, length), gains = ids.shape, head_gains(self.weights)
         cos, sin = self._tables(length)
@@ -202,7 +223,10 @@ class EmbeddedEngine:
             if shift is not None:
                 at = (torch.arange(length, device=self.device) - shift[:, None]).clamp(min=0)
             store = partial(self.cache.fill, rows=rows, index=inside)
-            yield prefill(self.weights, self.kv, ids[part], shift, fold(gains, cos[at], sin[at]), store)
+            used: list[Tensor] | None = None if experts is None else []
+            yield prefill(self.weights, self.kv, ids[part], shift, fold(gains, cos[at], sin[at]), store, used)
+            if experts is not None and used is not None:
+                experts.append(aligned(used, length, shift))
 
     def _retire(self, out: Transcript, length: int) -> Tensor | None:
         """Drop ended rows where it pays: the computed rows that stay, or None where nothing was dropped."""
@@ -288,3 +312,18 @@ class EmbeddedEngine:
             raise RuntimeError("the engine has no weights: call load_weights first")
         if wants_residual and self.weights.residual is not None and not self.weights.residual.is_set:
             raise RuntimeError("the plan's residual channels are not chosen: call calibrate_residual first")
+
+
+def aligned(layers: Sequence[Tensor], length: int, pad: Tensor | None) -> Tensor:
+    """Experts of left-padded prompts, from each one's first token on: layers of [P, L, k], the last one [P, 1, k] of
+    the last slot, -> [P, L, layers, k]. `pad` [P] int64: empty slots of each."""
+    *others, last = layers
+    ends = last.new_full((len(last), length, last.shape[-1]), OWN)
+    ends[:, -1:] = last
+    found = torch.stack((*others, ends), 2)
+    if pad is None:
+        return found
+    slot = torch.arange(length, device=pad.device) + pad[:, None]
+    is_there = (slot < length)[:, :, None, None]
+    index = slot.clamp(max=length - 1)[:, :, None, None].expand_as(found)
+    return found.gather(1, index).where(is_there, OWN)

@@ -66,13 +66,16 @@ def heads(weights: LiveWeights, layer: FusedLayer, x: Tensor, tables: tuple[Tens
     return q, k, v
 
 
-def mlp_(weights: LiveWeights, layer: FusedLayer, x: Tensor) -> Tensor:
-    """Add the block's MLP, or its mixture of experts, to the residual [..., d], in place."""
+def mlp_(weights: LiveWeights, layer: FusedLayer, x: Tensor, experts: list[Tensor] | None = None) -> Tensor:
+    """Add the block's MLP, or its mixture of experts, to the residual [..., d], in place. `experts` then gets the ids
+    of the chosen ones, [..., k] int64."""
     h, c = rms_norm(x, layer.post_gain, weights.eps), weights.config
     if layer.router is None:
         return x.add_(_mlp(layer, 0, h))
     rows = h.flatten(0, -2)
     ids, gates = route(layer.router(rows), c.num_experts_per_tok, is_normed=c.norm_topk_prob)
+    if experts is not None:
+        experts.append(ids.view(*x.shape[:-1], -1))
     return x.add_(mix(rows, ids, gates, c.num_experts, partial(_mlp, layer)).view(x.shape))
 
 
@@ -88,11 +91,13 @@ Store = Callable[[int, Tensor, Tensor], None]
 
 
 def prefill(
-    weights: LiveWeights, kv: KVScales, ids: Tensor, pad: Tensor | None, tables: Tables, store: Store
-) -> Tensor:
+    weights: LiveWeights, kv: KVScales, ids: Tensor, pad: Tensor | None, tables: Tables, store: Store,
+    experts: list[Tensor] | None = None,
+) -> Tensor:  # fmt: skip
     """Prompts [P, L] int64 -> final-norm hidden state of the last slot [P, d].
 
-    `pad` [P] int64: empty slots at the left of each prompt (None: none anywhere).
+    `pad` [P] int64: empty slots at the left of each prompt (None: none anywhere). `experts` gets those of every
+    layer: [P, L, k], of the last one [P, 1, k].
     """
     c, length = weights.config, ids.shape[1]
     mask = None
@@ -109,7 +114,7 @@ def prefill(
         if is_last:
             x, q, mask = x[:, -1:], q[:, :, -1:], None if mask is None else mask[:, :, -1:]
         x = x + layer.out(_attend(q, k, v, mask, is_causal=mask is None and not is_last).transpose(1, 2).flatten(2))
-        x = mlp_(weights, layer, x)
+        x = mlp_(weights, layer, x, experts)
     return rms_norm(x[:, -1], weights.stacks["norm"], weights.eps)
 
 
@@ -123,11 +128,12 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, is_causal: 
 
 
 def decode(
-    weights: LiveWeights, kv: KVScales, tokens: Tensor, slot: int, mask: Tensor | None, tables: Tables, cache: KVCache
-) -> Tensor:
+    weights: LiveWeights, kv: KVScales, tokens: Tensor, slot: int, mask: Tensor | None, tables: Tables, cache: KVCache,
+    experts: list[Tensor] | None = None,
+) -> Tensor:  # fmt: skip
     """One step: tokens [R] int64, stored at `slot` -> final-norm hidden state [R, d].
 
-    `mask` [R, 1, S] float32 is -inf at empty slots (None: there are none).
+    `mask` [R, 1, S] float32 is -inf at empty slots (None: there are none). `experts` gets those of every layer, [R, k].
     """
     c, rows = weights.config, len(tokens)
     groups, repeats = rows * c.num_kv_heads, c.num_heads // c.num_kv_heads
@@ -142,5 +148,5 @@ def decode(
             scores.view(rows, -1, slot + 1).add_(mask[:, :, : slot + 1])
         out = torch.bmm(torch.softmax(scores, -1), seen_v)
         x.add_(layer.out(out.view(rows, -1)))
-        x = mlp_(weights, layer, x)
+        x = mlp_(weights, layer, x, experts)
     return rms_norm(x, weights.stacks["norm"], weights.eps)

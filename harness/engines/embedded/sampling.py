@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from harness.api import Rollout
+from harness.numerics.experts import OWN
 
 
 def race_noise(rows: int, vocab_size: int, generator: torch.Generator) -> Tensor:
@@ -66,6 +67,22 @@ class Transcript:
         self.num_steps = 0
         self.log_probs: list[Tensor] | None = None
         """Per step [rows, V] float32 nats, 0 for rows that have ended; None: not kept."""
+        self.experts: Tensor | None = None
+        """As in `Rollout`; None: not kept."""
+
+    def keep_experts(self, prompts: Tensor, width: int) -> None:
+        """Keep the experts of every position from now on: those of the prompts [rows, P, layers, k] int64, and room for
+        `width` positions in all."""
+        rows, length, *rest = prompts.shape
+        self.experts = prompts.new_full((rows, width, *rest), OWN, dtype=torch.int16)
+        self.experts[:, :length] = prompts.to(torch.int16)
+
+    def record_experts(self, position: Tensor, experts: list[Tensor]) -> None:
+        """Keep the experts, layer by layer [computed rows, k], at the position [computed rows] int64 of each row."""
+        if self.experts is not None:
+            found = torch.stack(experts, 1).to(torch.int16)
+            rows = torch.arange(len(position), device=position.device) if self.rows is None else self.rows
+            self.experts[rows, position] = found.where(self.is_alive[:, None, None], OWN)
 
     def keep_log_probs(self) -> None:
         """Keep the whole distribution of every step from now on."""
@@ -111,7 +128,9 @@ class Transcript:
         if self.log_probs is not None:
             log_probs = torch.stack(self.log_probs, 1)
             log_probs = torch.nn.functional.pad(log_probs, (0, 0, 0, tokens.shape[1] - log_probs.shape[1]))
-        return Rollout(token_ids=tokens, logp=logp, lengths=lengths, truncated=truncated, log_probs=log_probs)
+        return Rollout(
+            token_ids=tokens, logp=logp, lengths=lengths, truncated=truncated, log_probs=log_probs, experts=self.experts
+        )
 
 
 def join(parts: list[Rollout], width: int | None) -> Rollout:
@@ -119,6 +138,6 @@ def join(parts: list[Rollout], width: int | None) -> Rollout:
     names = [name for name in Rollout.__dataclass_fields__ if getattr(parts[0], name) is not None]
     fields = {name: torch.cat([getattr(part, name) for part in parts]) for name in names}
     width = int(fields["lengths"].max()) if width is None else width
-    for name in set(names) - {"lengths", "truncated"}:
+    for name in set(names) - {"lengths", "truncated", "experts"}:
         fields[name] = fields[name][:, :width].contiguous()
     return Rollout(**fields)

@@ -31,6 +31,6 @@ SUPPORTS: frozenset[str] = frozenset(
     {f"rollout_weights:{name}" for name in _weight_names()}
     | {f"rollout_acts:{name}" for name, fmt in FORMATS.items() if _is_activation(fmt)}
     | {f"rollout_kv:{name}" for name, fmt in FORMATS.items() if fmt.rule == "kv"}
-    | {"sampler:cached", "sampler:trainer", "samplers", "allowed_ids", "adapters", "residual"}
+    | {"sampler:cached", "sampler:trainer", "samplers", "allowed_ids", "routing", "adapters", "residual"}
 )
 assert all(format_named(name.partition(":")[2]) for name in SUPPORTS if name.startswith("rollout"))

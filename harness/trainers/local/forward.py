@@ -10,13 +10,15 @@ Left out: what the loss is, and every state of the trainer.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from harness.api import Sequences
 from harness.config.schema import Launch, TrainerConfig
-from harness.models.decoder import Decoder, Spans, response_hidden
+from harness.models.decoder import Decoder, Mixture, Spans, response_hidden
+from harness.numerics.experts import OWN
 from harness.numerics.head_logp import head_logp
 from harness.numerics.linear import CastLinear
 from harness.numerics.logprobs import selected_logp
@@ -35,6 +37,9 @@ class Scores:
     """[B, T] float32 nats."""
     logits: Tensor | None = None
     """[B, T, V], only when asked for."""
+    experts: Tensor | None = None
+    """[B, L, layers, k] int16: the experts that every position used, only when asked for; -1 where none was computed
+    (`Sequences.experts`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,6 +111,8 @@ class Layout:
     predicts: Tensor
     """[M] int64: where the next token is a sampled one, in the order of `ids[sampled]`."""
     spans: Spans
+    is_kept: Tensor
+    """[B, L] bool: the places of `ids` in the padded rows."""
 
 
 def lay_out(seqs: Sequences) -> Layout:
@@ -118,33 +125,56 @@ def lay_out(seqs: Sequences) -> Layout:
     is_kept, predicts = at < size, (at >= first - 1) & (at < first - 1 + new)
     return Layout(
         ids=seqs.ids[is_kept][None], positions=at.expand_as(is_kept)[is_kept][None],
-        predicts=predicts[is_kept].nonzero().flatten(), spans=Spans.of(lengths, device),
+        predicts=predicts[is_kept].nonzero().flatten(), spans=Spans.of(lengths, device), is_kept=is_kept,
     )  # fmt: skip
 
 
 def forward(
     model: Decoder, seqs: Sequences, thrift: Thrift, *, temperature: float, entropy_grad: bool, is_fixed: bool,
-    wants_logits: bool, num_tokens: int | None = None,
+    wants_logits: bool, num_tokens: int | None = None, keeps_experts: bool = False,
 ) -> Scores:  # fmt: skip
     """Log-probability and entropy of every sampled token of one micro-batch. `num_tokens`: ids from there on have
     probability 0, where no logits stand everywhere."""
+    columns = (seqs.ids, seqs.prompt_lens, seqs.token_ids.shape[1], seqs.experts)
     if is_fixed or wants_logits:
-        logits = model.head(response_hidden(model, seqs.ids, seqs.prompt_lens, seqs.token_ids.shape[1]))
+        logits = model.head(response_hidden(model, *columns))
         flat = (masked(logits, seqs.allowed).flatten(0, 1), seqs.token_ids.flatten())
         logp, entropy = selected_logp(*flat, temperature, entropy_grad=entropy_grad)
         logp, entropy = (torch.where(seqs.sampled, x.view_as(seqs.token_ids), 0.0) for x in (logp, entropy))
-        return Scores(logp=logp, entropy=entropy, logits=logits if wants_logits else None)
-    if thrift.packing:
-        layout = lay_out(seqs)
-        h = model.hidden(layout.ids, layout.positions, layout.spans)[0, layout.predicts]
+        used = used_experts(model, seqs) if keeps_experts else None
+        return Scores(logp=logp, entropy=entropy, logits=logits if wants_logits else None, experts=used)
+    layout = lay_out(seqs) if thrift.packing else None
+    if layout is not None:
+        given = None if seqs.experts is None else seqs.experts[layout.is_kept][None]
+        h = model.hidden(layout.ids, layout.positions, layout.spans, given)[0, layout.predicts]
     else:
-        h = response_hidden(model, seqs.ids, seqs.prompt_lens, seqs.token_ids.shape[1])[seqs.sampled]
+        h = response_hidden(model, *columns)[seqs.sampled]
+    used = used_experts(model, seqs, layout) if keeps_experts else None
     logp, entropy = of_head(
         model, h, seqs.token_ids[seqs.sampled], thrift, temperature=temperature, entropy_grad=entropy_grad,
         num_tokens=num_tokens, allowed=None if seqs.allowed is None else seqs.allowed[seqs.sampled],
     )  # fmt: skip
     empty = torch.zeros(seqs.token_ids.shape, dtype=logp.dtype, device=logp.device)
-    return Scores(logp=empty.masked_scatter(seqs.sampled, logp), entropy=empty.masked_scatter(seqs.sampled, entropy))
+    return Scores(
+        logp=empty.masked_scatter(seqs.sampled, logp), entropy=empty.masked_scatter(seqs.sampled, entropy), experts=used
+    )
+
+
+def used_experts(model: Decoder, seqs: Sequences, layout: Layout | None = None) -> Tensor:
+    """Experts of the last forward pass, over these sequences, as in `Scores.experts`; `layout` where it was packed."""
+    mixtures = [cast(Mixture, layer.get_submodule("mlp")) for layer in model.model.layers]
+    *others, last = [mixture.chosen.to(torch.int16) for mixture in mixtures]
+    found = last.new_full((*seqs.ids.shape, len(others) + 1, last.shape[-1]), OWN)
+    if layout is not None:
+        found[layout.is_kept] = torch.stack((*others, last), 2)[0]
+        return found
+    for i, ids in enumerate(others):
+        found[:, : ids.shape[1], i] = ids
+    first = seqs.prompt_lens if isinstance(seqs.prompt_lens, int) else seqs.prompt_lens[:, None]
+    index = first - 1 + torch.arange(last.shape[1], device=last.device)  # the last layer computes what predicts alone
+    index = index.clamp(max=seqs.ids.shape[1] - 1).expand(len(last), -1)
+    found[:, :, -1].scatter_(1, index[:, :, None].expand_as(last), last)
+    return found
 
 
 def masked(logits: Tensor, allowed: Tensor | None) -> Tensor:

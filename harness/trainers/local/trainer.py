@@ -26,7 +26,9 @@ from harness.trainers.local.forward import Scores, Thrift, forward, masked, pack
 from harness.trainers.local.policy import computing, is_loss_scaled
 from harness.trainers.local.products import products
 
-EXTRAS = frozenset({"ref_logp", "rollout_kl", "rollout_tv", "shadow", "allowed_ids"})
+ROUTING = frozenset({"routing", "own_routing"})
+"""Those that need a mixture of experts."""
+EXTRAS = frozenset({"ref_logp", "rollout_kl", "rollout_tv", "shadow", "allowed_ids"}) | ROUTING
 """Names that a part's `needs` may have."""
 DIVERGENCES = frozenset({"rollout_kl", "rollout_tv"})
 """Those of whole distributions, for which the engine must keep its own."""
@@ -132,18 +134,25 @@ class LocalTrainer:
         rows = torch.arange(len(seqs.ids), device=seqs.ids.device)
         return list(rows.split(self.rows_per_pass(seqs.ids.shape[1])))
 
-    def score(self, seqs: Sequences, *, keep_graph: bool = False, model: Decoder | None = None) -> Scores:
-        """Log-probabilities and entropies of every sampled token, micro-batch by micro-batch.
+    def score(
+        self, seqs: Sequences, *, keep_graph: bool = False, model: Decoder | None = None, keeps_experts: bool = False
+    ) -> Scores:
+        """Log-probabilities and entropies of every sampled token, micro-batch by micro-batch, and where they are kept
+        the experts of every position.
 
         With `keep_graph`, and where one pass holds all rows, the result carries the graph and `accumulate` reuses it:
         a single update per batch then needs one forward pass (losses.md section 5).
         """
         passes = self.passes(seqs)
         if keep_graph and len(passes) == 1 and model is None:
-            return self._forward(seqs)
+            return self._forward(seqs, keeps_experts=keeps_experts)
         with torch.no_grad(), held_weights(model or self.model):
-            pieces = [self._forward(seqs.take(rows), model=model) for rows in passes]
-        return Scores(logp=torch.cat([p.logp for p in pieces]), entropy=torch.cat([p.entropy for p in pieces]))
+            pieces = [self._forward(seqs.take(rows), model=model, keeps_experts=keeps_experts) for rows in passes]
+        experts = [p.experts for p in pieces if p.experts is not None]
+        return Scores(
+            logp=torch.cat([p.logp for p in pieces]), entropy=torch.cat([p.entropy for p in pieces]),
+            experts=torch.cat(experts) if experts else None,
+        )  # fmt: skip
 
     def reference_logp(self, seqs: Sequences) -> Tensor:
         """[B, T] float32 nats under the frozen initial policy."""
@@ -172,10 +181,12 @@ class LocalTrainer:
             pieces.append(torch.where(some.sampled, found, 0.0))
         return dict(zip(("rollout_kl", "rollout_tv"), torch.cat(pieces, 1), strict=True))
 
-    def _forward(self, seqs: Sequences, *, model: Decoder | None = None, wants_logits: bool = False) -> Scores:
+    def _forward(
+        self, seqs: Sequences, *, model: Decoder | None = None, wants_logits: bool = False, keeps_experts: bool = False
+    ) -> Scores:
         return forward(
             model or self.model, seqs, self.thrift, temperature=self.temperature, entropy_grad=self.wants_entropy_grad,
-            is_fixed=self.micro_batch_rows is not None, wants_logits=wants_logits,
+            is_fixed=self.micro_batch_rows is not None, wants_logits=wants_logits, keeps_experts=keeps_experts,
         )  # fmt: skip
 
     def accumulate(

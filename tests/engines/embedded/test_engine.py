@@ -201,6 +201,31 @@ def test_trainer_sampler_is_exact_bit_for_bit() -> None:
     assert not torch.equal(trainer_logp(model, UNEVEN, cached), cached.logp)
 
 
+@pytest.mark.parametrize("prompts", [EVEN, UNEVEN], ids=["even", "uneven"])
+@pytest.mark.parametrize("num_samples", [1, 5])
+def test_kept_experts_are_those_of_the_trainer_at_every_position(prompts: list[list[int]], num_samples: int) -> None:
+    model = decoder(MOE)
+    out = sample(loaded(model, keeps_experts=True, max_batch=7), prompts, num_samples=num_samples, max_new_tokens=15)
+    assert out.experts is not None and out.experts.dtype == torch.int16
+    rows = [prompt for prompt in prompts for _ in range(num_samples)]
+    assert out.experts.shape == (len(rows), max(map(len, prompts)) + 15, 3, 2)
+    for prompt, response, found in zip(rows, out.responses(), out.experts.long(), strict=True):
+        ids = torch.tensor([[*prompt, *response]])
+        with torch.no_grad():
+            model(ids)
+        own = torch.stack([layer.mlp.chosen[0] for layer in model.model.layers], 1)  # [L, layers, k]
+        first, last = len(prompt) - 1, ids.shape[1] - 1
+        assert torch.equal(found[:last, :-1], own[:last, :-1])
+        assert torch.equal(found[first:last, -1], own[first:last, -1])
+        assert (found[:first, -1] == -1).all() and (found[last:] == -1).all()
+    assert num_samples == 1 or len(set(out.lengths.tolist())) > 1
+    assert len(out.experts.unique()) == 6  # every expert, and none
+    plain = sample(loaded(model, max_batch=7), prompts, num_samples=num_samples, max_new_tokens=15)
+    assert torch.equal(plain.token_ids, out.token_ids) and torch.equal(plain.logp, out.logp) and plain.experts is None
+    with pytest.raises(ValueError, match="keeps_experts=true: a dense model has no experts"):
+        loaded(decoder(), keeps_experts=True)
+
+
 def test_trainer_sampler_refuses_a_mixture_of_experts() -> None:
     model = decoder(MOE)
     with pytest.raises(ValueError, match=r"sampler=trainer: a mixture of experts .* choose a dense model"):

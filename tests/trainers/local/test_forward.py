@@ -68,12 +68,15 @@ def sequences(*, even: bool = False) -> Sequences:
     )
 
 
-def run(model: Decoder, seqs: Sequences, *, checkpoint: bool = False, **values: Any) -> tuple[Scores, list[Tensor]]:
+def run(
+    model: Decoder, seqs: Sequences, *, checkpoint: bool = False, keeps_experts: bool = False, **values: Any
+) -> tuple[Scores, list[Tensor]]:
     """(scores, gradients of a weighted sum of log-probabilities and entropies)."""
     model.checkpoint_layers = checkpoint
     found = forward(
-        model, seqs, Thrift(**values), temperature=0.8, entropy_grad=True, is_fixed=False, wants_logits=False
-    )
+        model, seqs, Thrift(**values), temperature=0.8, entropy_grad=True, is_fixed=False, wants_logits=False,
+        keeps_experts=keeps_experts,
+    )  # fmt: skip
     weight = torch.linspace(-1, 2, found.logp.numel(), device=found.logp.device).view_as(found.logp)
     loss = (weight * found.logp).sum() + 0.1 * (weight * found.entropy).sum()
     return found, list(torch.autograd.grad(loss, [p for p in model.parameters() if p.requires_grad]))
@@ -120,6 +123,37 @@ def test_packing_is_within_the_rounding_of_the_format(build: str, bound: float) 
     assert (found.logp - plain.logp).abs().max() < 0.1
     for a, b in zip(got, wanted, strict=True):
         assert (a - b).norm() < bound * b.norm()
+
+
+@pytest.mark.parametrize("even", [True, False])
+def test_experts_are_kept_and_replayed_packed_and_padded(even: bool) -> None:
+    config = replace(CONFIG, num_experts=6, num_experts_per_tok=2, moe_intermediate_size=32)
+    model = Decoder(config, generator=generator("cpu", 0, "forward"), init_std=0.2)
+    seqs = sequences(even=even)
+    lens = seqs.prompt_lens if isinstance(seqs.prompt_lens, Tensor) else torch.full((6,), seqs.prompt_lens)
+    width = seqs.ids.shape[1]
+    scored = torch.arange(width) < (lens + seqs.sampled.sum(1) - 1)[:, None]  # positions that a log-prob needs
+    with torch.no_grad():
+        model(seqs.ids)
+    own = torch.stack([layer.mlp.chosen for layer in model.model.layers], 2)
+    needed = scored[:, :, None].repeat(1, 1, 3)
+    needed[:, :, -1] &= torch.arange(width) >= lens[:, None] - 1
+    for packing in (False, True):
+        kept = run(model, seqs, packing=packing, keeps_experts=True)[0]
+        assert kept.experts is not None and kept.experts.shape == (6, width, 3, 2)
+        assert torch.equal(kept.experts[needed].long(), own[needed])
+        again = run(model, replace(seqs, experts=kept.experts), packing=packing)
+        plain = run(model, seqs, packing=packing)
+        assert torch.equal(again[0].logp, plain[0].logp)
+        assert all(torch.equal(a, b) for a, b in zip(again[1], plain[1], strict=True))
+    other = replace(seqs, experts=((own + 1) % 6).to(torch.int16))
+    padded, packed = (run(model, other, packing=packing, keeps_experts=True) for packing in (False, True))
+    assert (padded[0].logp - plain[0].logp).abs().max() > 0.01
+    torch.testing.assert_close(padded[0].logp, packed[0].logp, atol=1e-5, rtol=1e-5)
+    for scores in (padded[0], packed[0]):
+        assert scores.experts is not None and torch.equal(scores.experts[needed], other.experts[needed])
+    for a, b in zip(padded[1], packed[1], strict=True):
+        torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-4)
 
 
 def test_a_packed_sequence_does_not_see_its_neighbours() -> None:
