@@ -66,7 +66,7 @@ def test_rows_that_end_and_rows_that_wait_keep_their_own_context(
 ) -> None:
     """320 rows, 64 at a time; 56 rows in the loop, beside 8 of padding: a token attributed to another row or place
     would be far from the trainer's log-prob."""
-    monkeypatch.setattr(engine, "eos_id", 9)
+    monkeypatch.setattr(engine, "end_ids", [9])
     out = drawn(engine, rows // len(PROMPTS), 100)
     is_end = out.token_ids == 9
     lengths = torch.where(is_end.any(1), is_end.int().argmax(1) + 1, 100)

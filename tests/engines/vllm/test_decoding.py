@@ -65,7 +65,7 @@ def test_without_an_early_end_tokens_are_vllms_own(
 ) -> None:
     from vllm import SamplingParams  # pyright: ignore[reportAttributeAccessIssue]
 
-    monkeypatch.setattr(engine, "eos_id", -1)
+    monkeypatch.setattr(engine, "end_ids", [])
     monkeypatch.setattr(engine.llm.llm_engine.engine_core.engine_core, "batch_queue_size", in_flight)
     ours = drawn(engine)
     assert asked == [COUNT] * 2  # the prompts, one token more; then 38 without a question
@@ -83,7 +83,7 @@ def test_without_an_early_end_tokens_are_vllms_own(
 def test_long_answers_ask_every_64_tokens(
     engine: VLLMEngine, asked: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine, "eos_id", -1)
+    monkeypatch.setattr(engine, "end_ids", [])
     out = drawn(engine, tokens=200)
     assert out.lengths.tolist() == [200] * COUNT
     assert len(asked) == 2 + 3  # 1 + 1 + 64, then three times 1 + up to 64
@@ -97,7 +97,8 @@ def test_ended_rows_leave_the_batch_in_eighths(
     """480 rows, 64 at a time; an eighth of those that run may linger."""
     monkeypatch.setattr(engine.llm.llm_engine.engine_core.engine_core, "batch_queue_size", in_flight)
     out = drawn(engine, samples=60, tokens=100)
-    is_end = out.token_ids == engine.eos_id
+    (end,) = engine.end_ids
+    is_end = out.token_ids == end
     lengths = torch.where(is_end.any(1), is_end.int().argmax(1) + 1, 100)
     assert torch.equal(out.lengths, lengths) and torch.equal(out.truncated, ~is_end.any(1))
     assert 0.2 < float(is_end.any(1).float().mean()) <= 1.0 and max(asked) == 64
@@ -131,7 +132,7 @@ def test_a_row_takes_nothing_after_its_end_nor_beyond_its_width() -> None:
             logprob_token_ids = np.array([[7, 1], [0, 1], [9, 1]])
             logprobs = np.array([[-1.0, -2.0], [0.0, 0.0], [-3.0, -4.0]], np.float32)
 
-    samples = Samples(4, 2, eos_id=9, pad_id=0, vocab_size=10)
+    samples = Samples(4, 2, end_ids=[9], pad_id=0, vocab_size=10)
 
     class Nothing:
         sampled_token_ids = ()

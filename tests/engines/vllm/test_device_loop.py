@@ -45,7 +45,7 @@ def test_tokens_and_log_probs_are_vllms_own_where_no_row_ends_early(
 ) -> None:
     from vllm import SamplingParams  # pyright: ignore[reportAttributeAccessIssue]
 
-    monkeypatch.setattr(engine, "eos_id", -1)
+    monkeypatch.setattr(engine, "end_ids", [])
     ours = drawn(engine, tokens=200)
     assert asked == [COUNT] * 2  # the prompts and one token more
     engine.llm.reset_prefix_cache()
@@ -67,10 +67,10 @@ def test_greedy_answers_of_different_lengths_are_those_of_the_scheduler(
     def greedy() -> Any:
         return engine.generate(prompts, num_samples=1, max_new_tokens=100, temperature=0.0, seed=0)
 
-    monkeypatch.setattr(engine, "eos_id", -1)
+    monkeypatch.setattr(engine, "end_ids", [])
     free = greedy().token_ids
     common = int(torch.bincount(free.flatten()).argmax())
-    monkeypatch.setattr(engine, "eos_id", common)
+    monkeypatch.setattr(engine, "end_ids", [common])
     ours = greedy()
     monkeypatch.setattr(engine, "loop", None)
     theirs = greedy()
