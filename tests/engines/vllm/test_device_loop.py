@@ -77,7 +77,8 @@ def test_greedy_answers_of_different_lengths_are_those_of_the_scheduler(
     assert len(set(ours.lengths.tolist())) > 3
     assert torch.equal(ours.token_ids, theirs.token_ids) and torch.equal(ours.lengths, theirs.lengths)
     assert torch.equal(ours.truncated, theirs.truncated)
-    torch.testing.assert_close(ours.logp, theirs.logp, atol=2e-6, rtol=0)
+    # Other numbers of rows a step, so other sums: 3e-6 apart on a CPU with AMX. A cached sampler is held to 1e-5.
+    torch.testing.assert_close(ours.logp, theirs.logp, atol=1e-5, rtol=0)
     check_nothing_is_left(engine)
 
 
