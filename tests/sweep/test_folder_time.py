@@ -31,13 +31,17 @@ FLOPS, BYTES = 0.4 * 989e12, 0.6 * 3.35e12
 """That an H100 is taken to reach."""
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def config_folder(parent: Path) -> Path:
     """A folder with a config.json alone: no weight is read."""
-    path = tmp_path_factory.mktemp("models") / "7b"
+    path = parent / "7b"
     path.mkdir()
     (path / "config.json").write_text(json.dumps(config_json(shape_of("7b"), torch.bfloat16)))
     return path
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return config_folder(tmp_path_factory.mktemp("models"))
 
 
 def config_of(folder: Path, *words: str) -> RunConfig:

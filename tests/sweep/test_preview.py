@@ -11,15 +11,14 @@ import torch
 from harness.cli.main import main
 from harness.config.load import load
 from harness.config.resolve import resolve
-from harness.models.checkpoint import config_json, save_decoder
+from harness.models.checkpoint import save_decoder
 from harness.models.decoder import Decoder, DecoderConfig
 from harness.models.tokenizer import save_tokenizer
-from harness.studies.throughput.shapes import shape_of
 from harness.sweep.folder_time import HERE, Machine, folder_time
 from harness.sweep.forecast import UNKNOWN, TimeForecast, fit
 from harness.sweep.preview import folder_lines, forecast_lines, forecast_of, memory_line
 from tests.source_tree import ROOT
-from tests.sweep.test_folder_time import PARAMETERS, config_of
+from tests.sweep.test_folder_time import PARAMETERS, config_folder, config_of
 from tests.toy import small_config
 
 DATA = ROOT / "tests" / "tasks" / "data" / "gsm8k"
@@ -29,10 +28,7 @@ H100 = Machine(gpu="h100", memory_gib=80.0)
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("models") / "7b"
-    path.mkdir()
-    (path / "config.json").write_text(json.dumps(config_json(shape_of("7b"), torch.bfloat16)))
-    return path
+    return config_folder(tmp_path_factory.mktemp("models"))
 
 
 def test_memory_of_7b_by_hand(folder: Path) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 
 from harness.config.load import run_id
@@ -35,6 +37,15 @@ def jobs_of(folder: Path, count: int = 1, **launch: object) -> list[Job]:
     config = small_config()
     where = Launch(results=str(folder), sweep="test", **launch)  # type: ignore[arg-type]
     return [Job(config=replace(config, seed=seed), launch=where) for seed in range(count)]
+
+
+def gone(pid: int) -> bool:
+    """Did the process end within a while? An orphan looks up after its step."""
+    for _ in range(300):
+        if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+            return True
+        time.sleep(0.1)
+    return False
 
 
 def play(monkeypatch: pytest.MonkeyPatch, *lines: str) -> None:

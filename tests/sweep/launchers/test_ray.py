@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from importlib.util import find_spec
@@ -21,7 +20,7 @@ from harness.run.cell import record_path, run_cell, work_folder
 from harness.start.prepare import base_folder
 from harness.sweep.launchers import ray as launcher
 from harness.sweep.launchers.job import Event, Job
-from tests.sweep.launchers.stand_in import jobs_of
+from tests.sweep.launchers.stand_in import gone, jobs_of
 from tests.toy import small_config, small_launch
 
 pytestmark = pytest.mark.skipif(find_spec("ray") is None, reason="the ray extra is not installed")
@@ -53,15 +52,6 @@ def job_of(folder: Path, *overrides: str, **launch: object) -> Job:
 def worker(pid: int) -> int:
     """The Ray worker that runs the cell `pid`."""
     return psutil.Process(pid).ppid()
-
-
-def gone(pid: int) -> bool:
-    """Did the process end within a while? An orphan looks up after its step."""
-    for _ in range(300):
-        if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
-            return True
-        time.sleep(0.1)
-    return False
 
 
 def record_of(job: Job) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,7 +17,7 @@ from harness.records.run_result import RunResult, read_result, read_series
 from harness.run.cell import record_path, work_folder
 from harness.sweep.launchers import slurm
 from harness.sweep.launchers.job import Event, Job
-from tests.sweep.launchers.stand_in import jobs_of
+from tests.sweep.launchers.stand_in import gone, jobs_of
 from tests.toy import small_config, small_launch
 
 needs_submitit = pytest.mark.skipif(find_spec("submitit") is None, reason="the slurm extra is not installed")
@@ -37,15 +36,6 @@ def tasks() -> list[psutil.Process]:
 
 def results(events: list[Event]) -> list[RunResult]:
     return [event.result for event in events if event.result is not None]
-
-
-def gone(pid: int) -> bool:
-    """Did the process end within a while?"""
-    for _ in range(300):
-        if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
-            return True
-        time.sleep(0.1)
-    return False
 
 
 @needs_submitit
