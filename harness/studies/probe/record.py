@@ -19,11 +19,13 @@ from harness.records.paths import probes_folder
 from harness.records.run_result import write_atomic
 from harness.run.checks import check
 from harness.studies.probe.measure import measure
-from harness.studies.replay.sampling import config_at
+from harness.studies.replay.sampling import CARRIERS, config_at
 from methods import METHODS
 
 FLOOR = "bf16"
 """The format whose mismatch is the noise floor."""
+METHODS_OF_FORMATS = (*CARRIERS, "fp16")
+"""Methods that sample in the formats; `fp16` has its trainer compute in FP16, too."""
 GIVEN = ("method", "precision", "parts", "model", "model.path", "trainer.name", "trainer", "seed")
 """Overrides that the probe sets itself."""
 Record = dict[str, Any]
@@ -51,7 +53,8 @@ def configs(folder: Path, precisions: Sequence[str], overrides: Sequence[str]) -
         name, _, weights = word.partition("=")
         if name == FLOOR and weights:
             raise ValueError(f"--precisions {word}: {FLOOR} is the floor, and stays what it is")
-        config = config_at(name, [*words, *([f"precision.weights={weights}"] if weights else [])])
+        own = [*words, *([f"precision.weights={weights}"] if weights else [])]
+        config = config_at(name, own, METHODS_OF_FORMATS)
         if config.precision.name in {one.precision.name for one in found[2:]}:
             raise ValueError(f"--precisions: {name} is named twice")
         try:

@@ -42,6 +42,11 @@ def test_a_format_may_have_other_weights(folder: Path) -> None:
     assert configs(folder, ["int4"], made.WORDS)[0][2].precision.weights == "int4_g128", "as published checkpoints"
 
 
+def test_fp16_is_sampled_by_its_method_whose_trainer_computes_so(folder: Path) -> None:
+    runs, _ = configs(folder, ["fp16", "int8"], made.WORDS)
+    assert [(c.method, c.precision.name) for c in runs[2:]] == [("fp16", "fp16"), ("naive", "int8")]
+
+
 @pytest.mark.parametrize(
     ("precisions", "words", "expected"),
     [
