@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors.torch import save_file
 
 from harness.config.load import load, run_id, to_json
@@ -77,6 +79,7 @@ def probe(
     hashes: dict[str, str | None] = {}
     for config in runs:
         name = config.precision.name + (" again" if config.seed else "")
+        empty_memory(config.trainer.device)
         found = measure(config, launch)
         rows.append({"name": name, **found.row})
         hashes = found.hashes
@@ -96,6 +99,14 @@ def probe(
         "is_dirty": provenance.commit()[1],
         "hardware": provenance.hardware(runs[0].trainer.device),
     }
+
+
+def empty_memory(device: str) -> None:
+    """Free what the format before left behind, trainer and engine, and start its peak of GPU memory anew."""
+    gc.collect()
+    if device == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
 
 
 def write(results: Path, record: Record) -> Path:
