@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import math
+import subprocess
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -14,7 +15,9 @@ import pytest
 
 from harness.config.load import run_id
 from harness.config.schema import RunConfig
-from harness.records.paths import predictions_path
+from harness.records.packed import read_packed
+from harness.records.paths import packed_path, predictions_path
+from harness.studies.dose.points import predicted_runs
 from harness.studies.dose.predictions import (
     is_predictable,
     known_dose,
@@ -38,6 +41,7 @@ arms:
   - {method: mis, precision: int4}
 seeds: [0, 1]
 """
+ROOT = Path(__file__).parents[3]
 ROWS = {"bf16": 1e-5, "int8": 2e-3, "int4": 0.2, "nvfp4": 0.1}
 
 
@@ -208,3 +212,29 @@ def test_a_run_before_its_prediction_is_refused(tmp_path: Path) -> None:
     fine = results("fine", "2026-01-01T13:30:00+01:00", "2026-01-01T12:00:01")  # an hour of another zone, and UTC
     told, (one,) = read_outcomes(fine, "late")
     assert told == said and one.loss == pytest.approx(0.15) and one.error == pytest.approx(0.05) and one.num_runs == 2
+
+
+def git(*words: str) -> str | None:
+    """What git prints; None where it fails."""
+    done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=False)
+    return None if done.returncode else done.stdout
+
+
+def test_committed_predictions_were_committed_before_their_runs() -> None:
+    """Every packed run with a prediction was made by code whose history has the prediction, as it still is."""
+    if git("rev-parse", "--is-shallow-repository") != "false\n":
+        pytest.skip("not a whole checkout of git")
+    judged = dict[str, int]()
+    for path in sorted((ROOT / "results" / "predictions").glob("*.json")):
+        packed = packed_path(ROOT / "results", path.stem)
+        commits = (git("log", "--format=%H", "--", str(path)) or "").split()
+        assert len(commits) == 1, f"{path.name}: committed once and never changed"
+        if not packed.is_file():
+            continue
+        ids = predicted_runs(json.loads(path.read_bytes()))
+        runs = [run for run in read_packed(packed) if ids is None or run.run_id in ids]
+        made_by = {run.commit for run in runs}
+        judged[path.stem] = len(runs)
+        late = [c for c in made_by if c is None or git("merge-base", "--is-ancestor", commits[0], c) is None]
+        assert not late, f"{path.stem}: runs of {late} do not have the prediction of {commits[0]} behind them"
+    assert judged["dose"] == 39
