@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from harness.cli.options import add_results, add_write
+
+if TYPE_CHECKING:
+    from harness.studies.dose.study import Study
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.add_argument("--predict", metavar="SWEEP", help="write what the curve says of a sweep before it runs")
-    parser.add_argument("--probe", type=Path, metavar="FILE", help="with --predict: the probe of the sweep's base")
+    source = parser.add_mutually_exclusive_group()
+    source.add_argument("--probe", type=Path, metavar="FILE", help="with --predict: the probe of the sweep's base")
+    source.add_argument(
+        "--doses-of",
+        metavar="SWEEP",
+        help="with --predict: a packed sweep whose uncorrected runs say the doses, not a probe",
+    )
     parser.add_argument("--outcome", metavar="SWEEP", help="predictions beside the packed runs of that sweep")
     add_write(parser, "the table and the figure")
     add_results(parser)
@@ -26,22 +36,37 @@ def run(a: argparse.Namespace) -> int:
 
     if a.outcome is not None:
         return _outcome(a)
-    if (a.predict is None) != (a.probe is None):
-        raise ValueError("dose: --predict SWEEP and --probe FILE go together")
+    if (a.predict is None) != (a.probe is None and a.doses_of is None):
+        raise ValueError("dose: --predict SWEEP goes with one of --probe FILE and --doses-of SWEEP")
     found = study(read_points(a.results))
     if a.predict is not None:
-        from harness.studies.dose.predictions import predict, write_predictions
-        from harness.studies.probe.record import read
-        from harness.sweep.planning import plan, read_sweep
-
-        sweep = read_sweep(a.predict)
-        said = predict(found, read(a.probe), sweep.name, plan(sweep).cells)
-        print(f"written: {write_predictions(a.results, said)}")
-        return 0
+        return _predict(a, found)
     print("\n".join(f"- {line}" for line in sentences(found)))
     if a.is_written:
         written = write(found, tables_folder(a.results), figures_folder(a.results))
         print("written: " + ", ".join(str(path) for path in written))
+    return 0
+
+
+def _predict(a: argparse.Namespace, found: Study) -> int:
+    from harness.records.packed import read_packed
+    from harness.records.paths import packed_path
+    from harness.studies.dose.points import sweep_points
+    from harness.studies.dose.predictions import known_dose, predict, probed_dose, write_predictions
+    from harness.studies.probe.record import read
+    from harness.sweep.planning import plan, read_sweep
+
+    sweep = read_sweep(a.predict)
+    if a.probe is not None:
+        record = read(a.probe)
+        dose, source = probed_dose(record, sweep.name), {"probe": record["id"], "folder": record["folder"]}
+    else:
+        dose = known_dose(sweep_points(packed_path(a.results, a.doses_of)), a.doses_of)
+        source = {"doses_of": a.doses_of}
+    packed = packed_path(a.results, sweep.name)
+    done = {run.run_id for run in read_packed(packed)} if packed.is_file() else set[str]()
+    said = predict(found, sweep.name, plan(sweep).cells, dose, source, done)
+    print(f"written: {write_predictions(a.results, said)}")
     return 0
 
 
@@ -50,7 +75,7 @@ def _outcome(a: argparse.Namespace) -> int:
     from harness.records.run_result import write_atomic
     from harness.studies.dose.predictions import outcome_page, read_outcomes
 
-    page = outcome_page(a.outcome, read_outcomes(a.results, a.outcome))
+    page = outcome_page(*read_outcomes(a.results, a.outcome))
     print(page)
     if a.is_written:
         path = tables_folder(a.results) / f"{a.outcome}_predictions.md"

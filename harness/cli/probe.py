@@ -47,11 +47,12 @@ def run(a: argparse.Namespace) -> int:
 
 
 def _records(a: argparse.Namespace, places: list[Path], overrides: list[str]) -> list[Record]:
-    from harness.config.load import check_overrides
-    from harness.config.schema import Launch
+    from harness.config.load import check_overrides, launch_of, split_launch
     from harness.studies.probe.record import configs, probe, read, write
 
     check_overrides(overrides)
+    overrides, values = split_launch(overrides)
+    launch = launch_of(values, results=str(a.results))
     planned = {place: configs(place, a.precisions, overrides) for place in places if place.suffix != ".json"}
     found = {place: read(place) for place in places if place.suffix == ".json"}
     for place, (runs, remarks) in planned.items():
@@ -59,7 +60,7 @@ def _records(a: argparse.Namespace, places: list[Path], overrides: list[str]) ->
             print(line)
         dump = None if a.dump is None else a.dump / place.resolve().name
         found[place] = probe(
-            place, runs, Launch(results=str(a.results)), is_untrained=a.untrained, dump=dump,
+            place, runs, launch, is_untrained=a.untrained, dump=dump,
             tell=lambda line: print(line, flush=True),
         )  # fmt: skip
         print(f"record: {write(a.results, found[place])}")

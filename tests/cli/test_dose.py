@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
 
 from harness.cli.main import main
+from harness.studies.dose.points import read_points
 from tests.studies.dose import made
 
 FILE = """
@@ -32,7 +34,8 @@ def results(tmp_path: Path) -> Path:
 
 def probe_file(folder: Path, **changes: Any) -> str:
     record = {
-        "id": "abc", "folder": "base", "config": {"task": {"name": "sort", "n": 12}, "model": {"spread": 0.5}},
+        "id": "abc", "folder": "base", "config": {
+            "task": {"name": "sort", "n": 12}, "model": {"spread": 0.5}, "engine": {"name": "embedded"}},
         "formats": [{"precision": "int4", "mismatch": {"kl_k3": 0.1}, "length_mean": 10.0,
                      "passport": {"weights": {"int4_g32": 28}}}],
     } | changes  # fmt: skip
@@ -66,23 +69,46 @@ def test_a_prediction_its_runs_and_its_outcome(
     assert lowbit_dose(results, "--predict", str(sweep), "--probe", probe) == 2
     assert "predictions are made once" in capsys.readouterr().err
     before = lowbit_dose(results), capsys.readouterr().out
+    (naive,), (flashrl,) = (row["runs"] for row in said["predictions"])
     own = {"model__name": "s", "task__n": 12, "started": "2099-01-01T00:00:00+00:00"}
     runs = [made.run("twelve", "bf16", "bf16", auc=0.7, **own),
-            made.run("twelve", "naive", "int4", auc=0.2, k3=0.1, length=10.0, **own),
-            made.run("twelve", "flashrl", "int4", auc=0.6, k3=0.1, length=10.0, **own)]  # fmt: skip
+            made.run("twelve", "naive", "int4", auc=0.2, k3=0.1, length=10.0, run_id=naive, **own),
+            made.run("twelve", "flashrl", "int4", auc=0.6, k3=0.1, length=10.0, run_id=flashrl, **own)]  # fmt: skip
     made.keep(results, "twelve", runs)
     assert (lowbit_dose(results), capsys.readouterr().out) == before, "its runs are in no curve"
     assert lowbit_dose(results, "--outcome", "twelve", "--write") == 0
     page = (results / "tables" / "twelve_predictions.md").read_text(encoding="utf-8")
     assert page in capsys.readouterr().out and page.startswith("# Predictions for `twelve`, and what came")
-    assert "| int4 | none | 1 | 1 |" in page and "| +0.500 [" in page and "| +0.100 [" in page
+    assert "| int4 | none | 1 | 1 |" in page and "| +0.500 |" in page and "| +0.100 |" in page
+
+
+def test_runs_of_a_sweep_say_the_doses_of_another(
+    results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What has run of the predicted sweep stays in the curve, and is not predicted."""
+    sweep = tmp_path / "curved.yaml"
+    sweep.write_text(FILE.replace("task.n=12", "task.n=8"), encoding="utf-8")
+    before = lowbit_dose(results), capsys.readouterr().out
+    assert lowbit_dose(results, "--predict", str(sweep), "--doses-of", "curved") == 0
+    said = json.loads((results / "predictions" / "curved.json").read_bytes())
+    wanted = ("none", "s", 8, "int4", False)
+    doses = [
+        p.dose for p in read_points(results)
+        if (p.correction, p.size, p.length, p.precision, p.has_collapsed) == wanted
+    ]  # fmt: skip
+    assert len(doses) > 1 and said["doses_of"] == "curved"
+    assert [row["dose"] for row in said["predictions"]] == [pytest.approx(median(doses), rel=1e-5)] * 2
+    capsys.readouterr()
+    assert (lowbit_dose(results), capsys.readouterr().out) == before
+    assert lowbit_dose(results, "--predict", str(sweep), "--doses-of", "nothing") == 2
+    assert "nothing.zip" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (("--predict", "dose"), "dose: --predict SWEEP and --probe FILE go together"),
-        (("--probe", "x.json"), "dose: --predict SWEEP and --probe FILE go together"),
+        (("--predict", "dose"), "dose: --predict SWEEP goes with one of --probe FILE and --doses-of SWEEP"),
+        (("--probe", "x.json"), "dose: --predict SWEEP goes with one of --probe FILE and --doses-of SWEEP"),
         (("--predict", "dose", "--probe", "x.json"), "x.json: not a probe"),
         (("--outcome", "nothing"), "nothing.json is missing; predict first, then run the sweep and pack it"),
         (("--nothing",), "dose: unknown arguments --nothing"),

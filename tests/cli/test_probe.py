@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from harness.cli.main import main
+from harness.trainers.local.trainer import LocalTrainer
 from tests.studies.probe import made
 
 
@@ -44,6 +46,30 @@ def test_the_command_measures_prints_and_writes(
     assert (page.read_bytes(), path.read_bytes()) == before
 
 
+def test_settings_of_the_launch_reach_the_trainer(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """fp16 among the formats, and micro-batches of one answer: one forward pass each."""
+    seen: list[int] = []
+    passes = LocalTrainer.passes
+
+    def counted(self: LocalTrainer, *given: Any, **kept: Any) -> Any:
+        found = passes(self, *given, **kept)
+        seen.append(len(found))
+        return found
+
+    monkeypatch.setattr(LocalTrainer, "passes", counted)
+    words = (folder, *made.WORDS, "--precisions", "fp16")
+    assert lowbit_probe(tmp_path / "a", *words, "launch.micro_batch_tokens=1") == 0
+    assert len(seen) == 3 and set(seen) == {24}
+    seen.clear()
+    assert lowbit_probe(tmp_path / "b", *words) == 0
+    assert set(seen) == {1}
+    one, other = (json.loads(next((tmp_path / x / "probes").glob("*")).read_bytes()) for x in "ab")
+    assert one["id"] == other["id"], "a launch is no part of what was measured"
+    assert other["formats"][2]["passport"]["weights"] == {"fp16": 26}
+
+
 def test_a_folder_is_compared_with_an_earlier_record(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -61,6 +87,7 @@ def test_a_folder_is_compared_with_an_earlier_record(
         (("FOLDER", "method=flashrl"), "the probe has no method, --precisions names the formats"),
         (("FOLDER", "algo.num_promts=3"), "algo.num_promts"),
         (("FOLDER", "trainer=verl"), "override 'trainer=verl'"),
+        (("FOLDER", "launch.results=x"), "launch.results=x: launch has no such setting"),
         (("nowhere",), "nowhere: no model folder; it has no config.json"),
         (("FOLDER", "nowhere"), "nowhere: no model folder"),
         (("nothing.json",), "nothing.json: not a probe"),

@@ -77,15 +77,35 @@ class Point:
 
 
 def read_points(results: Path) -> list[Point]:
-    """The runs of every packed sweep with a control, each once; sweeps with predictions stay out. Raises
+    """The runs of every packed sweep with a control, each once; runs with predictions stay out. Raises
     ValueError where there is none."""
     found: dict[str, Point] = {}
+    held_out = set[str]()
     for path in sorted(packed_folder(results).glob("*.zip")):
-        if not path.stem.startswith(SEARCHES) and not predictions_path(results, path.stem).exists():
-            found |= {p.run_id: p for p in points(read_packed(path), read_packed_series(path, COLUMNS))}
+        if path.stem.startswith(SEARCHES):
+            continue
+        said = predictions_path(results, path.stem)
+        ids = predicted_runs(json.loads(said.read_bytes())) if said.exists() else frozenset[str]()
+        if ids is not None:
+            held_out |= ids
+            found |= {p.run_id: p for p in sweep_points(path)}
+    found = {name: p for name, p in found.items() if name not in held_out}
     if not found:
         raise ValueError(f"dose: {packed_folder(results)} holds no run with a control; pack a sweep first")
     return list(found.values())
+
+
+def sweep_points(path: Path) -> list[Point]:
+    """The runs of one packed sweep with a control. Raises ValueError naming a file that is no packed sweep."""
+    return points(read_packed(path), read_packed_series(path, COLUMNS))
+
+
+def predicted_runs(said: Mapping[str, Any]) -> frozenset[str] | None:
+    """Ids of the runs that predictions are for; None where they name none and are for the whole sweep."""
+    rows = said["predictions"]
+    if not rows or any("runs" not in row for row in rows):
+        return None
+    return frozenset(name for row in rows for name in row["runs"])
 
 
 def points(runs: Iterable[RunResult], series: Mapping[str, Mapping[str, Sequence[Any]]]) -> list[Point]:

@@ -1,15 +1,17 @@
-"""Predictions of lost accuracy from a probe, written before the runs of a sweep, and how they came out.
+"""Predictions of lost accuracy, written before the runs of a sweep, and how they came out.
 
-    probe of a base, no training -> k3 of every format -> dose -> curve of each correction -> results/predictions/
-    the sweep's runs, later -> mean loss of every arm beside its prediction
+    probe of a base, no training, or runs of another sweep -> k3 of every format -> dose (`probed_dose`, `known_dose`)
+    dose -> curve of each correction -> results/predictions/ (`predict`, `write_predictions`)
+    the sweep's runs, later -> mean loss of every arm beside its prediction (`read_outcomes`)
 
-A sweep with predictions is in no curve: it stays held out.
+Runs with a prediction are in no curve: they stay held out.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,17 +19,19 @@ from typing import Any
 
 import numpy as np
 
-from harness.config.load import to_json
+from harness.config.load import run_id, to_json
 from harness.config.schema import RunConfig
 from harness.foundation.markdown_table import markdown_table
-from harness.records.packed import read_packed, read_packed_series
+from harness.records.packed import read_packed
 from harness.records.paths import packed_path, predictions_path
 from harness.records.run_result import write_atomic
 from harness.studies.dose.curve import LEVEL, fitted, mean_interval, predicted
-from harness.studies.dose.points import COLUMNS, NONE, Point, correction_of, points
+from harness.studies.dose.points import NONE, Point, correction_of, predicted_runs, sweep_points
 from harness.studies.dose.study import TESTED, Study
 
 FLOOR = "bf16"
+Dose = Callable[[RunConfig], float]
+"""Dose that a run will have. Raises ValueError where nothing says it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,13 +40,15 @@ class Outcome:
 
     precision: str
     correction: str
+    length: int | None
+    """Problem size of the task; None where the predictions name none, because all have one."""
     dose: float
-    """Dose of the probe."""
+    """The dose that the prediction was made from."""
     predicted: float
     found_dose: float
-    """Median over the runs."""
+    """Median over the runs that did not collapse; NaN where there is none."""
     loss: float
-    """Mean over the runs that did not collapse."""
+    """Mean over the runs that did not collapse; NaN where there is none."""
     low: float
     """Its 95 % interval, bases as clusters; NaN for fewer than three."""
     high: float
@@ -55,41 +61,82 @@ class Outcome:
         return self.loss - self.predicted
 
 
-def predict(s: Study, record: Mapping[str, Any], sweep: str, cells: Sequence[RunConfig]) -> dict[str, Any]:
-    """Predictions for `sweep` and its cells from a probe, as plain JSON: lost accuracy of every arm whose correction is
-    one of TESTED.
+def predict(
+    s: Study, sweep: str, cells: Sequence[RunConfig], dose: Dose, source: Mapping[str, Any], done: Collection[str] = ()
+) -> dict[str, Any]:
+    """Predictions for the cells of `sweep` that are not `done` (run ids), as plain JSON: lost accuracy of every arm
+    whose correction is one of TESTED, at every length. `source` says where the doses come from.
 
-    Raises ValueError for a sweep without such an arm, and for a probe of another task, channel spread or format of
-    weights than the sweep's.
+    Raises ValueError for a sweep without such an arm, and where `dose` does.
     """
     rows: list[dict[str, Any]] = []
     for correction in TESTED:
         own = [p for p in s.points if p.correction == correction and not p.has_collapsed]
-        arms = {c.precision.name: c for c in cells if correction_of(to_json(c)) == correction}
+        arms: dict[tuple[int, str], list[RunConfig]] = {}
+        for cell in cells:
+            if is_predictable(cell, correction) and run_id(cell) not in done:
+                arms.setdefault((cell.task.n or 0, cell.precision.name), []).append(cell)
         if not own:
             continue
         curve = fitted(np.array([p.dose for p in own]), np.array([p.loss for p in own]))
-        for name, cell in arms.items():
-            if name == FLOOR:
-                continue
-            row = _probed(record, sweep, cell)
-            dose = row["mismatch"]["kl_k3"] * row["length_mean"]
-            loss = float(predicted(curve, np.array([dose]))[0])
-            rows.append({"precision": name, "correction": correction, "dose": dose, "loss": round(loss, 4)})
+        for (length, name), alike in arms.items():
+            found = dose(alike[0])
+            loss = float(predicted(curve, np.array([found]))[0])
+            rows.append({
+                "length": length, "precision": name, "correction": correction, "dose": float(f"{found:.6g}"),
+                "loss": round(loss, 4), "runs": [run_id(cell) for cell in alike],
+            })  # fmt: skip
     if not rows:
-        raise ValueError(f"dose: {sweep} has no low-bit arm without a correction or with TIS")
+        raise ValueError(f"dose: {sweep} has no low-bit arm without a correction or with TIS that has not run")
     return {
-        "sweep": sweep, "probe": record["id"], "folder": record["folder"], "num_runs": len(s.points),
-        "made": datetime.now(UTC).isoformat(timespec="seconds"), "predictions": rows,
+        "sweep": sweep, **source, "num_runs": len(s.points), "made": datetime.now(UTC).isoformat(timespec="seconds"),
+        "predictions": rows,
     }  # fmt: skip
+
+
+def is_predictable(cell: RunConfig, correction: str) -> bool:
+    """Whether a cell is a low-bit run of this correction, as the curve's runs are: decoupled, no age."""
+    usual = cell.algo.mode == "decoupled" and not cell.algo.staleness and cell.precision.name != FLOOR
+    return usual and correction_of(to_json(cell)) == correction
+
+
+def probed_dose(record: Mapping[str, Any], sweep: str) -> Dose:
+    """Doses from a probe, k3 x mean length of answers. The result raises ValueError for a run of another task, engine,
+    channel spread or format of weights than the probe's."""
+
+    def dose(cell: RunConfig) -> float:
+        row = _probed(record, sweep, cell)
+        return row["mismatch"]["kl_k3"] * row["length_mean"]
+
+    return dose
+
+
+def known_dose(runs: Sequence[Point], name: str) -> Dose:
+    """Doses from the uncorrected runs of a sweep by name that did not collapse: medians by length, between lengths
+    straight in the logarithms, beyond them the k3 a token of the nearest. The result raises ValueError for a format,
+    task, size or engine that did not run."""
+
+    def dose(cell: RunConfig) -> float:
+        size, n = cell.model.name.removesuffix("128"), cell.task.n or 1
+        what = (cell.task.name, size, cell.engine.name, cell.precision.name)
+        usable = [p for p in runs if p.correction == NONE and not p.has_collapsed]
+        own = [p for p in usable if (p.task, p.size, p.engine, p.precision) == what]
+        if not own:
+            raise ValueError(f"dose: no run of {name} has {cell.precision.name} without a correction on "
+                             f"task={what[0]}, model={size}, engine={what[2]}")  # fmt: skip
+        lengths = sorted({p.length for p in own})
+        by_length = [float(np.median([p.dose for p in own if p.length == at])) / at for at in lengths]
+        return n * float(np.exp(np.interp(np.log(n), np.log(lengths), np.log(by_length))))
+
+    return dose
 
 
 def _probed(record: Mapping[str, Any], sweep: str, cell: RunConfig) -> Mapping[str, Any]:
     """The probe's row of a cell's format. Raises ValueError where it was measured in another setting."""
-    task, model = record["config"]["task"], record["config"]["model"]
+    task, model, engine = (record["config"][name] for name in ("task", "model", "engine"))
     pairs = (
         ("task", task["name"], cell.task.name), ("task.n", task["n"], cell.task.n),
-        ("model.spread", model["spread"], cell.model.spread),
+        ("model.spread", model["spread"], cell.model.spread), ("engine", engine["name"], cell.engine.name),
     )  # fmt: skip
     for key, probed, run in pairs:
         if probed != run:
@@ -115,35 +162,39 @@ def write_predictions(results: Path, found: Mapping[str, Any]) -> Path:
     return path
 
 
-def read_outcomes(results: Path, sweep: str) -> list[Outcome]:
-    """The predictions for a sweep beside its packed runs. Raises ValueError where one of them is missing, and where a
-    run began before the predictions were made."""
+def read_outcomes(results: Path, sweep: str) -> tuple[dict[str, Any], list[Outcome]]:
+    """The predictions for a sweep, and each beside its packed runs. Raises ValueError where a file is missing, and
+    where a predicted run began before the predictions were made."""
     path, packed = predictions_path(results, sweep), packed_path(results, sweep)
     for one in (path, packed):
         if not one.is_file():
             raise ValueError(f"dose: {one} is missing; predict first, then run the sweep and pack it")
     found, runs = json.loads(path.read_bytes()), read_packed(packed)
-    early = [run.name for run in runs if run.started_at is None or _when(run.started_at) <= _when(found["made"])]
+    ids = predicted_runs(found)
+    early = [
+        run.name for run in runs if ids is None or run.run_id in ids
+        if run.started_at is None or _when(run.started_at) <= _when(found["made"])
+    ]  # fmt: skip
     if early:
         raise ValueError(f"dose: {', '.join(early)} of {sweep} ran before the predictions were made ({found['made']})")
-    return outcomes(found["predictions"], points(runs, read_packed_series(packed, COLUMNS)))
+    return found, outcomes(found["predictions"], sweep_points(packed))
 
 
 def outcomes(predictions: Sequence[Mapping[str, Any]], runs: Sequence[Point]) -> list[Outcome]:
-    """Every prediction that has runs."""
+    """Every prediction beside its runs, which may be none."""
     found: list[Outcome] = []
     for row in predictions:
         own = [p for p in runs if (p.precision, p.correction) == (row["precision"], row["correction"])]
+        own = [p for p in own if p.run_id in row.get("runs", (p.run_id,))]
         alive = [p for p in own if not p.has_collapsed]
-        if not alive:
-            continue
         losses = np.array([p.loss for p in alive])
         low, high = mean_interval(losses, [p.base for p in alive], LEVEL)
         found.append(
             Outcome(
-                precision=row["precision"], correction=row["correction"], dose=row["dose"], predicted=row["loss"],
-                found_dose=float(np.median([p.dose for p in alive])), loss=float(losses.mean()), low=low, high=high,
-                num_runs=len(own), num_collapsed=len(own) - len(alive),
+                precision=row["precision"], correction=row["correction"], length=row.get("length"), dose=row["dose"],
+                predicted=row["loss"], found_dose=float(np.median([p.dose for p in alive])) if alive else math.nan,
+                loss=float(losses.mean()) if alive else math.nan, low=low, high=high, num_runs=len(own),
+                num_collapsed=len(own) - len(alive),
             )
         )  # fmt: skip
     return found
@@ -154,30 +205,44 @@ def _when(text: str) -> datetime:
     return when if when.tzinfo else when.replace(tzinfo=UTC)
 
 
-def outcome_page(sweep: str, found: Sequence[Outcome]) -> str:
-    """Markdown: every prediction and its runs, and how far they are apart."""
-    errors = np.array([o.error for o in found])
-    losses = np.array([o.loss for o in found])
+def outcome_page(said: Mapping[str, Any], outcomes: Sequence[Outcome]) -> str:
+    """Markdown: every prediction and its runs, and how far they are apart. Raises ValueError where none has runs that
+    did not collapse."""
+    found = [o for o in outcomes if not math.isnan(o.loss)]
+    if not found:
+        raise ValueError(f"dose: no prediction for {said['sweep']} has a run that did not collapse")
+    errors, losses = np.array([o.error for o in found]), np.array([o.loss for o in found])
     inside = [o.low <= o.predicted <= o.high for o in found]
+    judged = sum(not math.isnan(o.low) for o in found)
+    source = "a probe of one base" if "probe" in said else f"the uncorrected runs of `{said['doses_of']}`"
     lines = [
-        f"# Predictions for `{sweep}`, and what came", "",
-        "Lost accuracy against BF16 rollouts (mean of the evaluations during training). Predicted from a probe of one "
-        "base before any run of the sweep: k3 x length, and the curve of [the dose study](dose_curve.md), which these "
-        "runs are not part of. Brackets: 95 % over bases.",
+        f"# Predictions for `{said['sweep']}`, and what came", "",
+        "Lost accuracy against BF16 rollouts (mean of the evaluations during training). Predicted from "
+        f"{source} before any of these runs: k3 x length, and the curve of [the dose study](dose_curve.md), which they "
+        "are not part of. Brackets: 95 % over bases, of which it takes three.",
         "",
         f"{len(found)} predictions: root mean square error {np.sqrt((errors**2).mean()):.3f}, mean error "
         f"{errors.mean():+.3f} (measured less predicted); to predict no loss at all errs by "
-        f"{np.sqrt((losses**2).mean()):.3f}. {sum(inside)} lie in the interval of their runs.",
+        f"{np.sqrt((losses**2).mean()):.3f}. {sum(inside)} of {judged} lie in the interval of their runs.",
         "",
     ]  # fmt: skip
-    head = ("format", "correction", "dose, probe", "dose, runs", "predicted", "measured", "error", "runs")
+    head = ("format", "correction", "dose, before", "dose, runs", "predicted", "measured", "error", "runs")
+    several = len({o.length for o in outcomes}) > 1
     rows = list[tuple[str, ...]]()
     for o in found:
         fell = f", {o.num_collapsed} collapsed" if o.num_collapsed else ""
+        interval = "" if math.isnan(o.low) else f" [{o.low:+.3f}, {o.high:+.3f}]"
         cells = (
-            o.precision, "none" if o.correction == NONE else o.correction, f"{o.dose:.2g}", f"{o.found_dose:.2g}",
-            f"{o.predicted:+.3f}", f"{o.loss:+.3f} [{o.low:+.3f}, {o.high:+.3f}]", f"{o.error:+.3f}",
-            f"{o.num_runs}{fell}",
+            o.precision + (f", n={o.length}" if several else ""), "none" if o.correction == NONE else o.correction,
+            f"{o.dose:.2g}", f"{o.found_dose:.2g}", f"{o.predicted:+.3f}", f"{o.loss:+.3f}{interval}",
+            f"{o.error:+.3f}", f"{o.num_runs}{fell}",
         )  # fmt: skip
         rows.append(cells)
-    return "\n".join([*lines, markdown_table(head, rows)]) + "\n"
+    lines.append(markdown_table(head, rows))
+    fallen = [f"{o.precision} {o.correction} ({o.num_runs})" for o in outcomes if math.isnan(o.loss) and o.num_runs]
+    missing = sum(not o.num_runs for o in outcomes)
+    if fallen:
+        lines += ["", f"Not scored, since every run collapsed: {', '.join(fallen)}."]
+    if missing:
+        lines += ["", f"{missing} further predictions have no run yet."]
+    return "\n".join(lines) + "\n"

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors.torch import save_file
 
 from harness.config.load import load, run_id, to_json
@@ -19,11 +21,13 @@ from harness.records.paths import probes_folder
 from harness.records.run_result import write_atomic
 from harness.run.checks import check
 from harness.studies.probe.measure import measure
-from harness.studies.replay.sampling import config_at
+from harness.studies.replay.sampling import CARRIERS, config_at
 from methods import METHODS
 
 FLOOR = "bf16"
 """The format whose mismatch is the noise floor."""
+METHODS_OF_FORMATS = (*CARRIERS, "fp16")
+"""Methods that sample in the formats; `fp16` has its trainer compute in FP16, too."""
 GIVEN = ("method", "precision", "parts", "model", "model.path", "trainer.name", "trainer", "seed")
 """Overrides that the probe sets itself."""
 Record = dict[str, Any]
@@ -51,7 +55,8 @@ def configs(folder: Path, precisions: Sequence[str], overrides: Sequence[str]) -
         name, _, weights = word.partition("=")
         if name == FLOOR and weights:
             raise ValueError(f"--precisions {word}: {FLOOR} is the floor, and stays what it is")
-        config = config_at(name, [*words, *([f"precision.weights={weights}"] if weights else [])])
+        own = [*words, *([f"precision.weights={weights}"] if weights else [])]
+        config = config_at(name, own, METHODS_OF_FORMATS)
         if config.precision.name in {one.precision.name for one in found[2:]}:
             raise ValueError(f"--precisions: {name} is named twice")
         try:
@@ -74,6 +79,7 @@ def probe(
     hashes: dict[str, str | None] = {}
     for config in runs:
         name = config.precision.name + (" again" if config.seed else "")
+        empty_memory(config.trainer.device)
         found = measure(config, launch)
         rows.append({"name": name, **found.row})
         hashes = found.hashes
@@ -93,6 +99,14 @@ def probe(
         "is_dirty": provenance.commit()[1],
         "hardware": provenance.hardware(runs[0].trainer.device),
     }
+
+
+def empty_memory(device: str) -> None:
+    """Free what the format before left behind, trainer and engine, and start its peak of GPU memory anew."""
+    gc.collect()
+    if device == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
 
 
 def write(results: Path, record: Record) -> Path:

@@ -104,9 +104,10 @@ def plan(demand: Demand, out: Path) -> list[Context]:
     return found
 
 
-def config_at(precision: str, overrides: Sequence[str]) -> RunConfig:
-    """The run that samples in `precision` and corrects nothing. Raises ValueError for an unknown precision."""
-    offered = {p: name for name in reversed(CARRIERS) for p in METHODS[name].precisions}
+def config_at(precision: str, overrides: Sequence[str], carriers: Sequence[str] = CARRIERS) -> RunConfig:
+    """The run that samples in `precision` and corrects nothing, by the first of the methods `carriers` that offers it.
+    Raises ValueError for an unknown precision."""
+    offered = {p: name for name in reversed(carriers) for p in METHODS[name].precisions}
     carrier = offered.get(precision.removesuffix("+kv8"))
     if carrier is None:
         raise ValueError(f"--precisions={precision}: unknown; {nearest(precision, offered)}")

@@ -78,7 +78,7 @@ def cloud(
 def run(
     sweep: str, method: str, precision: str, *, auc: float, k3: float = 1e-3, length: float = 9.0, seed: int = 0,
     end: float | None = None, status: str = "ok", profile: bool = True, started: str = "2026-01-01T00:00:00+00:00",
-    **changes: Any,
+    run_id: str = "", **changes: Any,
 ) -> tuple[RunResult, list[dict[str, Any]]]:  # fmt: skip
     """A run and its series: k3 alternates around its median, accuracy goes from 0.4 to `end`."""
     values = factory.config(method, precision, base_seed=seed, seed=seed, **changes)
@@ -90,7 +90,7 @@ def run(
         for i in range(STEPS)
     ]  # fmt: skip
     result = RunResult(
-        run_id=hashlib.sha256(repr(values).encode()).hexdigest()[:12], name=f"{method}-{precision}-s{seed}",
+        run_id=run_id or hashlib.sha256(repr(values).encode()).hexdigest()[:12], name=f"{method}-{precision}-s{seed}",
         sweep=sweep, status=status, config=values, method={"name": method}, seed=seed, base_seed=seed,  # pyright: ignore
         num_steps=STEPS, started_at=started,
         summary={"auc": auc, "auc_rollout": auc - 0.1, "base_accuracy": 0.4,

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import weakref
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from harness.config.schema import Launch
 from harness.studies.probe.record import configs, probe, read, write
+from harness.trainers.local.trainer import LocalTrainer
 from methods import METHODS
 from tests.studies.probe import made
 
@@ -40,6 +43,27 @@ def test_a_format_may_have_other_weights(folder: Path) -> None:
     assert [c.precision.weights for c in runs] == ["bf16", "bf16", "int4_g32", "int8_channel", "e4m3_block"]
     assert runs[-1].precision.kv == "e4m3_kv"
     assert configs(folder, ["int4"], made.WORDS)[0][2].precision.weights == "int4_g128", "as published checkpoints"
+
+
+def test_a_format_finds_the_memory_of_the_one_before_free(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At 7B a trainer has 28 GiB: two at once would not fit beside an engine."""
+    trainers: list[weakref.ref[LocalTrainer]] = []
+    alive: list[int] = []
+    make = LocalTrainer.__init__
+
+    def made_one(self: LocalTrainer, *given: Any, **kept: Any) -> None:
+        alive.append(sum(one() is not None for one in trainers))
+        trainers.append(weakref.ref(self))
+        make(self, *given, **kept)
+
+    monkeypatch.setattr(LocalTrainer, "__init__", made_one)
+    probe(folder, configs(folder, ["int8"], made.WORDS)[0], Launch())
+    assert alive == [0, 0, 0]
+
+
+def test_fp16_is_sampled_by_its_method_whose_trainer_computes_so(folder: Path) -> None:
+    runs, _ = configs(folder, ["fp16", "int8"], made.WORDS)
+    assert [(c.method, c.precision.name) for c in runs[2:]] == [("fp16", "fp16"), ("naive", "int8")]
 
 
 @pytest.mark.parametrize(
