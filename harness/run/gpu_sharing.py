@@ -34,6 +34,15 @@ def reclaim(run: Run) -> None:
         engine.wake()
 
 
+def rest(run: Run) -> None:
+    """Let the engine of evaluations sleep until the next one; where a run shares a GPU, without its weights too, which
+    are float32 and as large as the trainer's."""
+    if run.config.engine.sleep:
+        run.reference.discard()
+    else:
+        run.reference.sleep()
+
+
 def reserved_gib(device: str) -> float:
     """GPU memory that this process' allocator holds; 0 on a CPU."""
     return torch.cuda.memory_reserved() / GIB if device == "cuda" else 0.0
