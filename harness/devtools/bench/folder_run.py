@@ -82,7 +82,8 @@ def write_tokenizer(folder: Path, texts: Sequence[str], size: int, chat: str | N
     vocab |= {f"filler{i}": i for i in range(len(vocab), size)}
     (folder / "tokenizer.json").write_text(json.dumps(written), encoding="utf-8")
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": SPECIAL[BOS_ID],
-                "eos_token": SPECIAL[EOS_ID], "pad_token": SPECIAL[PAD_ID], "chat_template": chat}  # fmt: skip
+                "eos_token": SPECIAL[EOS_ID], "pad_token": SPECIAL[PAD_ID], "unk_token": SPECIAL[PAD_ID],
+                "chat_template": chat}  # fmt: skip
     (folder / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
 
 

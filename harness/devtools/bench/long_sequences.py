@@ -135,7 +135,7 @@ def measured(trainer: LocalTrainer, seqs: Sequences, repeats: int) -> dict[str, 
     """Times and memory of updates on one batch from the first weights; the first update warms up and gives the numbers
     to compare.
 
-    An update that does not fit gives {"failed": "out of memory"}.
+    An update that does not fit gives {"failed": "out of memory"}, another failure its first line.
     """
     is_cuda = seqs.ids.is_cuda
     begin(trainer)
@@ -156,6 +156,8 @@ def measured(trainer: LocalTrainer, seqs: Sequences, repeats: int) -> dict[str, 
         trainer.optimizer.zero_grad(set_to_none=True)
         gc.collect()
         return {"failed": "out of memory"}
+    except RuntimeError as failure:  # a compiler's, a kernel's
+        return {"failed": f"{type(failure).__name__}: {str(failure).splitlines()[0]}"}
     once = median(seconds[1:])
     real = int((seqs.sampled.sum(1) + seqs.ids.shape[1] - seqs.token_ids.shape[1]).sum())
     row: dict[str, Any] = {"s": once, "tokens": real, "tokens_per_s": real / once, "loss": first[0], "norm": first[1]}
