@@ -356,8 +356,8 @@ class Launch:
 
 TUNABLE = (
     "micro_batch_tokens", "logits_mib", "checkpoint_layers", "packing", "compile", "fp8_kernels", "native_16bit",
-    "attention_16bit", "threads", "stall_s", "checkpoint_every_s", "checkpoint_every_steps", "checkpoint_share", "dump_rollouts", "save",
-    "nodes", "gpus", "ray_address",
+    "attention_16bit", "threads", "stall_s", "checkpoint_every_s", "checkpoint_every_steps", "checkpoint_share",
+    "dump_rollouts", "save", "nodes", "gpus", "ray_address",
 )  # fmt: skip
 """Fields of `Launch` that a user sets, as `launch.NAME=VALUE` among the overrides."""
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import torch
 
+from harness.engines.embedded.engine import EmbeddedEngine
 from harness.foundation.clock import GIB
 from harness.run.run import Run
 
@@ -37,7 +38,7 @@ def reclaim(run: Run) -> None:
 def rest(run: Run) -> None:
     """Let the engine of evaluations sleep until the next one; where a run shares a GPU, without its weights too, which
     are float32 and as large as the trainer's."""
-    if run.config.engine.sleep:
+    if run.config.engine.sleep and isinstance(run.reference, EmbeddedEngine):
         run.reference.discard()
     else:
         run.reference.sleep()

@@ -11,6 +11,7 @@ import torch
 
 from harness.config.load import load, run_id
 from harness.engines import factory
+from harness.engines.embedded.engine import EmbeddedEngine
 from harness.foundation.clock import Clock
 from harness.run.cell import run_cell
 from harness.run.loop import evaluate, grpo_step, train
@@ -143,7 +144,8 @@ def test_the_engine_of_evaluations_holds_no_weights_between_two_of_them(tmp_path
     for number, words in enumerate(((), (SLEEP,))):
         run = small_run(tmp_path / str(number), ["method=flashrl", "precision=int8", *words])
         evaluate(run)
-        assert {t.device.type for t in run.reference.weights.stacks.values()} == {("cpu", "meta")[number]}  # type: ignore[attr-defined]
+        assert isinstance(run.reference, EmbeddedEngine)
+        assert {tensor.device.type for tensor in run.reference.weights.stacks.values()} == {("cpu", "meta")[number]}
         run.series.append(grpo_step(run))
         run.step += 1
         evaluate(run)
