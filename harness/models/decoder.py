@@ -201,7 +201,7 @@ class CoreAttention(nn.Module):
     packed: Callable[[Spans, Tensor, Tensor, Tensor], Tensor] = staticmethod(Spans.attend)
     """Attention of a packed row: a compiler does not look into it (`trainers.local.compiling`)."""
     dtype: torch.dtype | None = None
-    """What queries, keys and values are rounded to, and the product is taken in; None: as they come."""
+    """Type to which queries, keys and values are rounded, and of the product; None: as they come."""
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, at: Tensor | Spans | None) -> Tensor:
         """q [B, H, T, D], k and v [B, K, L, D] -> [B, H, T, D]. `at`: a mask [T, L] or [B, 1, T, L] bool, the sequences
