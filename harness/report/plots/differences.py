@@ -55,7 +55,7 @@ def differences(arms: Sequence[Arm], board: dict[str, Any], control: str) -> Fig
         fontsize=8,
     )
     handles = [
-        Line2D([], [], color=colour, marker=marker, fillstyle=fill, linewidth=1.0, markersize=3.6, label=name or "all")  # pyright: ignore[reportArgumentType]
+        Line2D([], [], color=colour, marker=marker, fillstyle=fill, linewidth=1.0, markersize=3.6, label=name or "decided")  # pyright: ignore[reportArgumentType]
         for name, (colour, marker, fill) in zip(contexts, CONTEXTS, strict=False)
     ]
     faded = Line2D([], [], color=INK, alpha=FADED, marker="o", linewidth=1.0, markersize=3.6, label="undecided")
