@@ -317,6 +317,9 @@ class Launch:
     native_16bit: bool = False
     """A trainer that computes in bf16 or fp16 multiplies 16-bit tensors, on tensor cores where there are some; False:
     float32 arithmetic on rounded operands, bit for bit the same on every device with float32 kernels alike."""
+    attention_16bit: bool = False
+    """A trainer that computes in 16 bits attends in them too: queries, keys and values are rounded, as vLLM has them,
+    and a GPU uses its flash kernels; False: float32 attention, two to ten times as slow on a GPU."""
     checkpoint_every_s: NotNegative = 20.0
     """Seconds between states to resume from; more where saving would take more than `checkpoint_share` of the time. 0:
     after every step."""
@@ -353,8 +356,8 @@ class Launch:
 
 TUNABLE = (
     "micro_batch_tokens", "logits_mib", "checkpoint_layers", "packing", "compile", "fp8_kernels", "native_16bit",
-    "threads", "stall_s", "checkpoint_every_s", "checkpoint_every_steps", "checkpoint_share", "dump_rollouts", "save",
-    "nodes", "gpus", "ray_address",
+    "attention_16bit", "threads", "stall_s", "checkpoint_every_s", "checkpoint_every_steps", "checkpoint_share",
+    "dump_rollouts", "save", "nodes", "gpus", "ray_address",
 )  # fmt: skip
 """Fields of `Launch` that a user sets, as `launch.NAME=VALUE` among the overrides."""
 

@@ -200,10 +200,18 @@ class CoreAttention(nn.Module):
 
     packed: Callable[[Spans, Tensor, Tensor, Tensor], Tensor] = staticmethod(Spans.attend)
     """Attention of a packed row: a compiler does not look into it (`trainers.local.compiling`)."""
+    dtype: torch.dtype | None = None
+    """Type to which queries, keys and values are rounded, and of the product; None: as they come."""
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, at: Tensor | Spans | None) -> Tensor:
         """q [B, H, T, D], k and v [B, K, L, D] -> [B, H, T, D]. `at`: a mask [T, L] or [B, 1, T, L] bool, the sequences
         of one packed row, or None for causal."""
+        given = q.dtype
+        if self.dtype is not None:
+            q, k, v = (x.to(self.dtype) for x in (q, k, v))
+        return self._attend(q, k, v, at).to(given)
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, at: Tensor | Spans | None) -> Tensor:
         grouped = q.shape[1] > k.shape[1]
         if grouped and q.is_cuda:  # float32 kernels on CUDA have no grouped form; the CPU kernel has
             repeats = q.shape[1] // k.shape[1]

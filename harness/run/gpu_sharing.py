@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import torch
 
+from harness.engines.embedded.engine import EmbeddedEngine
 from harness.foundation.clock import GIB
 from harness.run.run import Run
 
@@ -32,6 +33,15 @@ def reclaim(run: Run) -> None:
         torch.cuda.empty_cache()
     for engine in run.engines:
         engine.wake()
+
+
+def rest(run: Run) -> None:
+    """Let the engine of evaluations sleep until the next one; where a run shares a GPU, without its weights too, which
+    are float32 and as large as the trainer's."""
+    if run.config.engine.sleep and isinstance(run.reference, EmbeddedEngine):
+        run.reference.discard()
+    else:
+        run.reference.sleep()
 
 
 def reserved_gib(device: str) -> float:

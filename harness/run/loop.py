@@ -25,7 +25,7 @@ from harness.foundation.clock import Clock
 from harness.objective.loss import aggregate, count_totals
 from harness.objective.mismatch import batch_mismatch, correction_metrics
 from harness.run.collect import advantages, collect, groups
-from harness.run.gpu_sharing import lend, reclaim
+from harness.run.gpu_sharing import lend, reclaim, rest
 from harness.run.run import Collected, Run
 from harness.run.samplers import by_sampler, push_others
 from harness.run.staleness import keep, measured, stale_logp, synced
@@ -235,7 +235,7 @@ def evaluate(run: Run) -> None:
                 task_evaluation(run.reference, one, site="reference", precision=REFERENCE, step=run.step)
                 for one in run.asked
             ]
-        run.reference.sleep()  # its cache is of no use until the next evaluation
+        rest(run)
         reclaim(run)
         pushed = push_weights(run, run.engine, step)
         run.evaluated_sync = {} if run.config.algo.staleness else pushed  # the next push is of other weights then

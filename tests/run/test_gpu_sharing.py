@@ -11,6 +11,7 @@ import torch
 
 from harness.config.load import load, run_id
 from harness.engines import factory
+from harness.engines.embedded.engine import EmbeddedEngine
 from harness.foundation.clock import Clock
 from harness.run.cell import run_cell
 from harness.run.loop import evaluate, grpo_step, train
@@ -135,3 +136,18 @@ def test_peaks_of_stages_and_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     assert clock.peaks == {"allocated": 7.0, "reserved": 9.0}
     assert clock.memory() == {"memory/generate_gib": 5.0, "memory/update_gib": 4.0, "memory/reserved_gib": 9.0}
     assert Clock("cpu").memory() == {}
+
+
+def test_the_engine_of_evaluations_holds_no_weights_between_two_of_them(tmp_path: Path) -> None:
+    """Only where the GPU is shared; its answers are those of one that keeps them."""
+    found: list[list[Any]] = []
+    for number, words in enumerate(((), (SLEEP,))):
+        run = small_run(tmp_path / str(number), ["method=flashrl", "precision=int8", *words])
+        evaluate(run)
+        assert isinstance(run.reference, EmbeddedEngine)
+        assert {tensor.device.type for tensor in run.reference.weights.stacks.values()} == {("cpu", "meta")[number]}
+        run.series.append(grpo_step(run))
+        run.step += 1
+        evaluate(run)
+        found.append([(one.step, one.site, one.accuracy, one.length_mean) for one in run.evals])
+    assert found[0] == found[1] and len(found[0]) == 4

@@ -30,7 +30,7 @@ from harness.devtools.bench.verl_scaling import make_folder
 from harness.engines.vllm.memory import num_parameters
 from harness.foundation.clock import STAGES
 from harness.foundation.provenance import commit, hardware, packages
-from harness.models.tokenizer import EOS_ID, PAD_ID, SPECIAL
+from harness.models.tokenizer import BOS_ID, EOS_ID, PAD_ID, SPECIAL
 from harness.published.recipes.twin import TEMPLATES
 from harness.records.paths import policy_folder, runs_folder, work_folder
 from harness.records.run_result import RunResult, read_result, read_series
@@ -62,13 +62,13 @@ def write_folder(folder: Path, size: str, data: Path, device: str) -> None:
     made.rename(folder)
 
 
-def write_tokenizer(folder: Path, texts: Sequence[str], size: int) -> None:
-    """Byte-level BPE made from `texts`, with Qwen2.5's chat template and `size` ids; the first three are the special
-    tokens that `make_folder` gives the model."""
+def write_tokenizer(folder: Path, texts: Sequence[str], size: int, chat: str | None = None) -> None:
+    """Byte-level BPE made from `texts`, with `size` ids and a chat template, by default Qwen2.5's; the first three ids
+    are the special tokens that `make_folder` gives the model."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-    chat, _, turns = TEMPLATES["qwen2.5"]
-    chat = chat.replace("<|im_end|>", SPECIAL[EOS_ID])
+    usual, _, turns = TEMPLATES["qwen2.5"]
+    chat = chat or usual.replace("<|im_end|>", SPECIAL[EOS_ID])
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # pyright: ignore
     tokenizer.decoder = decoders.ByteLevel()  # pyright: ignore
@@ -81,8 +81,9 @@ def write_tokenizer(folder: Path, texts: Sequence[str], size: int) -> None:
     vocab = written["model"]["vocab"]
     vocab |= {f"filler{i}": i for i in range(len(vocab), size)}
     (folder / "tokenizer.json").write_text(json.dumps(written), encoding="utf-8")
-    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": SPECIAL[EOS_ID],
-                "pad_token": SPECIAL[PAD_ID], "chat_template": chat}  # fmt: skip
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": SPECIAL[BOS_ID],
+                "eos_token": SPECIAL[EOS_ID], "pad_token": SPECIAL[PAD_ID], "unk_token": SPECIAL[PAD_ID],
+                "chat_template": chat}  # fmt: skip
     (folder / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
 
 

@@ -2,11 +2,16 @@
 
     python -m harness.devtools.bench long_sequences --size 0.5b [--lengths 512 8192] [--options plain all] --out x.json
     python -m harness.devtools.bench long_sequences --device cpu --size toy
+    python -m harness.devtools.bench long_sequences --size 1.5b --lengths 1152 --passes 8 --options \\
+        "flash, bf16 native, compiled" "flash, jet_rl, compiled" --out jet_rl_1.5b.json
 
 A batch is one padded micro-batch of `--tokens` tokens, or one sequence where that is longer: rows from a quarter of the
-length up to all of it, evenly spread, after a short prompt. An update is score, backward and AdamW, as in the loop with
-one update per batch. Every option starts from the same weights, so loss and gradient norm of its first update must
-agree with those of the others. Left out: generation, several GPUs, and what a method adds to a forward pass.
+length up to all of it, evenly spread, after a short prompt; `--passes` repeats it. An update is score, backward and
+AdamW, as in the loop with one update per batch: over several passes each is scored first, by a forward pass of its own.
+Every option starts from the same weights, so loss and gradient norm of its first update must agree with those of the
+others, up to the arithmetic. "jet_rl" computes in the FP8 flow of that method, with the fastest kernels of the GPU.
+`--layers` leaves out the others of the size, for a GPU that has no room. Left out: generation, several GPUs, and what a
+method adds to a forward pass.
 """
 
 from __future__ import annotations
@@ -15,6 +20,7 @@ import argparse
 import gc
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from statistics import median
 from typing import Any
 
@@ -26,14 +32,20 @@ from harness.devtools.bench import runner
 from harness.devtools.bench.runner import add_device_and_out, check_device, check_positive, save
 from harness.foundation.did_you_mean import nearest
 from harness.foundation.provenance import commit, hardware, packages
-from harness.models.decoder import Decoder
+from harness.models.decoder import Decoder, DecoderConfig
 from harness.numerics.formats import format_named
 from harness.studies.throughput.shapes import shape_of
 from harness.trainers.local.forward import Scores, Thrift
+from harness.trainers.local.products import use_fp8
 from harness.trainers.local.trainer import LocalTrainer
+from methods.jet_rl import FP8Flow
 
 WHOLE = 2**30
 """A budget of logits that no micro-batch fills."""
+FLASH = Thrift(native_16bit=True, attention_16bit=True, compile=True)
+JET_RL = "jet_rl"
+"""Arithmetic of `methods.jet_rl`, in place of a format."""
+FLOW = Plan(rollout_weights=format_named("e4m3_block"), rollout_acts=format_named("e4m3_1x128"))
 OPTIONS: dict[str, tuple[Thrift, str]] = {
     "plain": (Thrift(logits_mib=WHOLE), "fp32"),
     "chunks": (Thrift(), "fp32"),
@@ -47,6 +59,13 @@ OPTIONS: dict[str, tuple[Thrift, str]] = {
     "chunks, bf16 native, compiled": (Thrift(native_16bit=True, compile=True), "bf16"),
     "checkpoints, bf16 native, compiled": (Thrift(checkpoint_layers=True, native_16bit=True, compile=True), "bf16"),
     "chunks, compiled": (Thrift(compile=True), "fp32"),
+    "flash, bf16 native, compiled": (FLASH, "bf16"),
+    "flash, bf16 native": (replace(FLASH, compile=False), "bf16"),
+    "flash, jet_rl, compiled": (FLASH, JET_RL),
+    "flash, checkpoints, bf16 native, compiled": (replace(FLASH, checkpoint_layers=True), "bf16"),
+    "flash, checkpoints, bf16 native": (replace(FLASH, checkpoint_layers=True, compile=False), "bf16"),
+    "flash, checkpoints, jet_rl, compiled": (replace(FLASH, checkpoint_layers=True), JET_RL),
+    "flash, checkpoints, jet_rl": (replace(FLASH, checkpoint_layers=True, compile=False), JET_RL),
 }
 """Name -> (what saves memory, format of the matmuls)."""
 LENGTHS = {"cuda": (512, 2048, 8192, 16384), "cpu": (64, 128)}
@@ -54,22 +73,34 @@ TOKENS = {"cuda": 16384, "cpu": 256}
 GIB = 2**30
 
 
-def batch(length: int, tokens: int, vocabulary: int, device: str) -> Sequences:
-    """Rows of random tokens with ragged ends, at least one, the first of full length."""
+def batch(length: int, tokens: int, vocabulary: int, device: str, passes: int = 1) -> Sequences:
+    """Rows of random tokens with ragged ends, at least one, the first of full length; as many `passes` over again."""
     count, prompt = max(1, tokens // length), max(1, min(128, length // 8))
     rng = torch.Generator().manual_seed(length)
-    ids = torch.randint(0, vocabulary, (count, length), generator=rng)
-    ends = torch.linspace(length, length / 4, count).to(torch.int64)
+    ids = torch.randint(0, vocabulary, (passes * count, length), generator=rng)
+    ends = torch.linspace(length, length / 4, count).to(torch.int64).repeat(passes)
     sampled = torch.arange(prompt, length) < ends[:, None]
     return Sequences(
         ids=ids.to(device), prompt_lens=prompt, token_ids=ids[:, prompt:].to(device), sampled=sampled.to(device)
     )
 
 
-def trainer_of(size: str, option: str, tokens: int, device: str) -> LocalTrainer:
+def shape(given: argparse.Namespace) -> DecoderConfig:
+    """The shape of the size, with as many layers as were asked for."""
+    found = shape_of(given.size)
+    return found if given.layers is None else replace(found, num_layers=given.layers)
+
+
+def trainer_of(config: DecoderConfig, option: str, tokens: int, device: str) -> LocalTrainer:
     """A trainer whose weights are not set yet."""
     thrift, compute = OPTIONS[option]
-    model, plan = Decoder(shape_of(size)).to(device), Plan(train_compute=format_named(compute))
+    model = Decoder(config).to(device)
+    if compute == JET_RL:
+        plan = FP8Flow().plan(FLOW)
+        FP8Flow().wrap(model, FLOW, {})
+        use_fp8(model, device, "best")
+    else:
+        plan = Plan(train_compute=format_named(compute))
     return LocalTrainer(
         model, TrainerConfig(lr=1e-6), plan, temperature=1.0, micro_batch_rows=None, micro_batch_tokens=tokens,
         num_updates=1000, thrift=thrift,
@@ -104,7 +135,7 @@ def measured(trainer: LocalTrainer, seqs: Sequences, repeats: int) -> dict[str, 
     """Times and memory of updates on one batch from the first weights; the first update warms up and gives the numbers
     to compare.
 
-    An update that does not fit gives {"failed": "out of memory"}.
+    An update that does not fit gives {"failed": "out of memory"}, another failure its first line.
     """
     is_cuda = seqs.ids.is_cuda
     begin(trainer)
@@ -125,6 +156,8 @@ def measured(trainer: LocalTrainer, seqs: Sequences, repeats: int) -> dict[str, 
         trainer.optimizer.zero_grad(set_to_none=True)
         gc.collect()
         return {"failed": "out of memory"}
+    except RuntimeError as failure:  # a compiler's, a kernel's
+        return {"failed": f"{type(failure).__name__}: {str(failure).splitlines()[0]}"}
     once = median(seconds[1:])
     real = int((seqs.sampled.sum(1) + seqs.ids.shape[1] - seqs.token_ids.shape[1]).sum())
     row: dict[str, Any] = {"s": once, "tokens": real, "tokens_per_s": real / once, "loss": first[0], "norm": first[1]}
@@ -137,16 +170,17 @@ def run(given: argparse.Namespace) -> dict[str, Any]:
     """Every option at every length; what was found is in the file before the next one starts."""
     tokens = given.tokens or TOKENS[given.device]
     found: dict[str, Any] = {
-        "size": given.size, "micro_batch_tokens": tokens, "commit": commit()[0], "packages": packages(),
+        "size": given.size, "layers": shape(given).num_layers, "passes": given.passes, "micro_batch_tokens": tokens,
+        "commit": commit()[0], "packages": packages(),
         "hardware": hardware(given.device), "rows": [],
     }  # fmt: skip
     print(f"{'option':30}{'length':>8}{'rows':>6}{'s':>9}{'tokens/s':>10}{'peak GiB':>10}{'loss':>11}{'norm':>9}")
     lengths = given.lengths or LENGTHS[given.device]
     for option in given.options or usual(given.device):
-        trainer = trainer_of(given.size, option, max(tokens, *lengths), given.device)
+        trainer = trainer_of(shape(given), option, max(tokens, *lengths), given.device)
         for length in lengths:
-            seqs = batch(length, tokens, shape_of(given.size).vocab_size, given.device)
-            row = {"option": option, "length": length, "num_rows": len(seqs.ids)}
+            seqs = batch(length, tokens, shape(given).vocab_size, given.device, given.passes)
+            row = {"option": option, "length": length, "num_rows": len(seqs.ids), "products": trainer.products()}
             row |= measured(trainer, seqs, given.repeats)
             found["rows"].append(row)
             save(given.out, found)
@@ -177,6 +211,8 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--lengths", nargs="+", type=int, metavar="TOKENS")
     parser.add_argument("--options", nargs="+", metavar="OPTION", help=", ".join(OPTIONS))
     parser.add_argument("--tokens", type=int, help="tokens of a micro-batch, padding included")
+    parser.add_argument("--passes", type=int, default=1, help="micro-batches of an update (default: 1)")
+    parser.add_argument("--layers", type=int, help="of the size's, the first so many (default: all)")
     parser.add_argument("--repeats", type=int, default=2)
 
 
@@ -189,7 +225,7 @@ def check(given: argparse.Namespace) -> None:
     for length in given.lengths or ():
         if not 8 <= length <= longest:
             raise ValueError(f"--lengths: {length} tokens; valid: 8 to {longest} for --size {given.size}")
-    check_positive(given, "repeats")
+    check_positive(given, "repeats", "passes")
     check_device(given.device)
 
 

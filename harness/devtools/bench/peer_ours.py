@@ -50,7 +50,10 @@ def run_of(folder: Path, given: Settings, engine: str) -> Run:
     trainer = LocalTrainer(
         model, config.trainer, replace(composed.plan, train_compute=compute), temperature=1.0, micro_batch_rows=None,
         micro_batch_tokens=given.rows * length, num_updates=1000,
-        thrift=Thrift(native_16bit=is_cuda),
+        thrift=Thrift(
+            native_16bit=is_cuda, attention_16bit=is_cuda, compile=given.is_compiled,
+            checkpoint_layers=given.is_checkpointed,
+        ),
     )  # fmt: skip
     ids: dict[str, Any] = {"eos_id": task.eos_id, "pad_id": task.pad_id, "device": given.device}
     made = make_engine(config, model.config, composed.plan, trainer_model=None, keeps_log_probs=False, **ids)

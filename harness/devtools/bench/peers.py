@@ -2,9 +2,12 @@
 
     python -m harness.devtools.bench peers --out results/bench/peers_h200.json [--device cuda] [--only ours TRL verl]
         [--trl-path DIR] [--trl-python PYTHON] [--verl-path DIR] [--model l128] [--tokens 512] ...
+    python -m harness.devtools.bench peers --out results/bench/peers_1.5b_h200.json --size 1.5b --prompts 64 \\
+        --prompt-tokens 128 --tokens 1024 --rows 8 --steps 3 --warm-up 1 --compile
 
-The same folder (a decoder of `conf/model` with its tokenizer), prompts, samples and lengths, BF16 products over float32
-masters and vLLM colocated (on a CPU: float32, and transformers' generation in TRL), one update per batch, no KL. Every
+The same folder (a decoder of `conf/model`, or random weights of a Qwen2.5 shape, with a tokenizer), prompts, samples
+and lengths, BF16 products over float32 masters and vLLM colocated (on a CPU: float32, and transformers' generation in
+TRL), one update per batch, no KL, micro-batches of as many rows, layer checkpoints for all or for none. Every
 peer is a process with a PYTHONPATH of its own, for TRL breaks verl. verl runs twice: as it is, where it looks for
 finished generations every 2 s, and asked every 0.05 s (`peer_verl_sampler.py`). Responses never end by themselves.
 Steps of the warm-up are dropped; what is shown are medians and 90 % quantiles. A peer that cannot run is recorded with
@@ -31,7 +34,8 @@ import torch
 
 from harness.config.decoder_config import decoder_config
 from harness.config.load import load
-from harness.devtools.bench import runner
+from harness.devtools.bench import runner, verl_scaling
+from harness.devtools.bench.folder_run import write_tokenizer
 from harness.devtools.bench.runner import add_device_and_out, save
 from harness.devtools.bench.trl_step import Settings
 from harness.engines.vllm.settings import DEFAULTS
@@ -41,7 +45,8 @@ from harness.foundation.provenance import ROOT, commit, cpu_name
 from harness.foundation.seeds import generator
 from harness.models.checkpoint import save_decoder
 from harness.models.decoder import Decoder
-from harness.models.tokenizer import save_tokenizer
+from harness.models.tokenizer import CHAT_TEMPLATE, save_tokenizer
+from harness.studies.throughput.shapes import SIZES, shape_of
 
 POLL_S = {"verl": 2.0, "verl, asked every 0.05 s": 0.05}
 PEERS = ("ours", "TRL", *POLL_S)
@@ -52,13 +57,18 @@ TARGET = 1.3
 Found = dict[str, Any]
 
 
-def make_folder(folder: Path, model: str, given: Settings) -> None:
-    """The random model that all train, as bfloat16, its tokenizer, and verl's data and reward."""
+def make_folder(folder: Path, model: str, given: Settings, *, size: str | None = None) -> None:
+    """The random model that all train, as bfloat16, its tokenizer, and verl's data and reward. `size`: of a Qwen2.5
+    shape, in place of `model`; its tokenizer reads bytes."""
     import pandas as pd
 
-    config = decoder_config(load([f"model={model}"]).model)
-    save_decoder(Decoder(config, generator=generator("cpu", 0, "peers")), folder / "m", torch.bfloat16)
-    save_tokenizer(folder / "m", config.vocab_size)
+    if size is None:
+        config = decoder_config(load([f"model={model}"]).model)
+        save_decoder(Decoder(config, generator=generator("cpu", 0, "peers")), folder / "m", torch.bfloat16)
+        save_tokenizer(folder / "m", config.vocab_size)
+    else:
+        verl_scaling.make_folder(folder / "m", size, given.device)
+        write_tokenizer(folder / "m", [], shape_of(size).vocab_size, chat=CHAT_TEMPLATE)
     name_the_end_of_a_turn(folder / "m" / "tokenizer.json")
     first = 10 ** (given.prompt_tokens - 2)  # the chat template puts <bos> before them
     prompts = [str(first + 7 * i) for i in range(given.prompts * given.steps)]
@@ -103,7 +113,7 @@ def verl_words(folder: Path, given: Settings, poll_s: float) -> list[str]:
         f"data.max_response_length={given.tokens}", "data.dataloader_num_workers=0",
         f"actor_rollout_ref.model.path={folder}/m", "actor_rollout_ref.model.use_remove_padding=False",
         "+actor_rollout_ref.model.override_config.attn_implementation=sdpa",
-        "actor_rollout_ref.model.enable_gradient_checkpointing=False",
+        f"actor_rollout_ref.model.enable_gradient_checkpointing={given.is_checkpointed}",
         f"{actor}.optim.lr={given.lr}", f"{actor}.ppo_mini_batch_size={batch}", f"{actor}.use_kl_loss=False",
         f"{actor}.ppo_micro_batch_size_per_gpu={given.rows}", f"{actor}.use_torch_compile=False",
         f"{actor}.strategy=fsdp2", f"{actor}.fsdp_config.strategy=fsdp2",
@@ -217,6 +227,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--engine", choices=("vllm", "embedded"), default="vllm", help="ours")
     parser.add_argument("--only", nargs="+", choices=PEERS, default=list(PEERS))
     parser.add_argument("--model", default="l128", help="of conf/model (default: l128, 42 million parameters)")
+    parser.add_argument("--size", choices=sorted(SIZES), help="Qwen2.5's shape of that size, in place of --model")
+    parser.add_argument("--gpu-memory", type=float, default=0.3, help="vLLM's share of the GPU (default: 0.3)")
+    parser.add_argument("--checkpoint-layers", action="store_true", help="all peers compute layers again")
+    parser.add_argument("--compile", action="store_true", help="our layers run compiled")
     parser.add_argument("--trl-path", help="folders with TRL and its datasets, first on its PYTHONPATH (A:B)")
     parser.add_argument("--trl-python", help="an interpreter with TRL, in place of this one")
     parser.add_argument("--verl-path", help="folder with verl and its transformers, first on its PYTHONPATH")
@@ -231,17 +245,19 @@ def command(options: argparse.Namespace) -> int:
     given = Settings(
         device=options.device, prompts=options.prompts, group=options.group, prompt_tokens=options.prompt_tokens,
         tokens=options.tokens, rows=options.rows, steps=options.steps, warm_up=options.warm_up,
+        gpu_memory=options.gpu_memory, is_checkpointed=options.checkpoint_layers, is_compiled=options.compile,
     )  # fmt: skip
     if given.prompts * given.group % given.rows or not 1 <= given.warm_up < given.steps:
         raise ValueError(
             f"rows={given.rows} must divide {given.prompts * given.group} samples, and 1 <= warm-up < steps"
         )
     place = torch.cuda.get_device_name() if given.device == "cuda" else cpu_name()
-    head: Found = {"what": "peers", "device": place, "model": options.model, "settings": asdict(given)}
+    model = options.size or options.model
+    head: Found = {"what": "peers", "device": place, "model": model, "settings": asdict(given)}
     old = json.loads(options.out.read_text(encoding="utf-8")) if options.out.exists() else {}
     runs: Found = old.get("runs", {}) if all(old.get(name) == value for name, value in head.items()) else {}
     with tempfile.TemporaryDirectory(prefix="lowbit-peers-") as temporary:
-        make_folder(Path(temporary), options.model, given)
+        make_folder(Path(temporary), options.model, given, size=options.size)
         for peer in options.only:
             runs[peer] = measure(peer, Path(temporary), given, options)
             summaries = {name: summary(runs[name]) for name in PEERS if name in runs}

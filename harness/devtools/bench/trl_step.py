@@ -31,6 +31,10 @@ class Settings:
     warm_up: int = 2
     lr: float = 1e-6
     gpu_memory: float = 0.3
+    is_checkpointed: bool = False
+    """Layers are computed again in the backward pass, by every peer."""
+    is_compiled: bool = False
+    """Our layers run compiled; TRL and verl have their own ways."""
 
 
 def arguments(given: Settings, out: str, eos_id: int) -> dict[str, Any]:
@@ -40,7 +44,7 @@ def arguments(given: Settings, out: str, eos_id: int) -> dict[str, Any]:
         "output_dir": out, "per_device_train_batch_size": given.rows, "gradient_accumulation_steps": accumulated,
         "num_generations": given.group, "max_completion_length": given.tokens, "max_steps": given.steps,
         "learning_rate": given.lr, "beta": 0.0, "num_iterations": 1, "logging_steps": 1000, "save_strategy": "no",
-        "report_to": [], "disable_tqdm": True, "gradient_checkpointing": False,
+        "report_to": [], "disable_tqdm": True, "gradient_checkpointing": given.is_checkpointed,
     }  # fmt: skip
     if given.device == "cpu":
         return both | {"use_cpu": True, "bf16": False, "generation_kwargs": {"suppress_tokens": [eos_id]}}
@@ -48,6 +52,7 @@ def arguments(given: Settings, out: str, eos_id: int) -> dict[str, Any]:
         "bf16": True, "use_vllm": True, "vllm_mode": "colocate", "vllm_gpu_memory_utilization": given.gpu_memory,
         "vllm_max_model_length": given.prompt_tokens + given.tokens + 8, "generation_kwargs": {"ignore_eos": True},
         "vllm_importance_sampling_correction": False,  # it would score every batch once more
+        "gradient_checkpointing_kwargs": {"use_reentrant": False},
     }  # fmt: skip
 
 
@@ -77,8 +82,8 @@ def measure(folder: str, given: Settings) -> tuple[list[float], dict[str, list[f
 
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    wide = 10**given.prompt_tokens
-    prompts = [str(wide // 10 + 7 * i)[: given.prompt_tokens] for i in range(given.prompts * given.steps)]
+    first = 10 ** (given.prompt_tokens - 1)
+    prompts = [str(first + 7 * i) for i in range(given.prompts * given.steps)]
     with tempfile.TemporaryDirectory() as out:
         trainer = GRPOTrainer(
             model=model,

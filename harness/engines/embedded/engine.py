@@ -297,13 +297,20 @@ class EmbeddedEngine:
         self.is_awake = False
 
     def wake(self) -> None:
-        """The opposite of `sleep`; the cache is made again by the next `generate`."""
+        """The opposite of `sleep`; the cache is made again by the next `generate`, and after `discard` the next
+        `load_weights` must come before it."""
+        if self.weights.device.type == "meta":
+            self.weights = LiveWeights(self.config, self.plan, self.device)
         self.is_awake = True
 
-    def close(self) -> None:
-        """Free everything; the engine cannot be used afterwards."""
+    def discard(self) -> None:
+        """Sleep, and give the memory of the weights back too."""
         self.sleep()
         self.weights = LiveWeights(self.config, self.plan, torch.device("meta"))
+
+    def close(self) -> None:
+        """Free everything."""
+        self.discard()
 
     def _check_ready(self, *, wants_residual: bool = False) -> None:
         if not self.is_awake:

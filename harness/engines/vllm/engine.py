@@ -77,7 +77,7 @@ class VLLMEngine:
         settings.check_shape(self.build, config, plan)
         check_fits(config, plan, self.device, gpu_memory)
         if is_direct:
-            push_by_kernels.check(plan, self.device)
+            push_by_kernels.check(plan, self.device, config)
         self.can_sleep = can_sleep and self.device.type == "cuda"
         if self.can_sleep:
             check_allocator()

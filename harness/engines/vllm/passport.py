@@ -4,7 +4,8 @@ Each linear layer is asked: unit vectors give its weights back as the kernel app
 which rounding its inputs go through, for the answer is nearer to that format's than to any other's. So a layout need
 not be known (Marlin's, oneDNN's), and a format that is accepted and not in force is found out: weights that were
 quantized a second time, inputs that were left alone. Everything else is read from its memory. Large models are asked
-at some of their columns. Left out: attention, whose cache is described by its dtype and scales.
+at some of their columns. Experts of a mixture are asked by `experts.py`. Left out: attention,
+whose cache is described by its dtype and scales.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from torch import Tensor, nn
 
 from harness.api import TensorRecord
 from harness.engines.vllm.push_by_reload import live_linears
+from harness.engines.vllm.settings import base_name
 from harness.numerics.formats import Format, format_named
 from harness.numerics.quantize import Quantized, dequantize, fake_quantize
 from harness.numerics.rounding import decode
@@ -70,17 +72,21 @@ def columns_of(width: int, device: torch.device) -> Tensor:
 def sent_of(q: Quantized, dtype: torch.dtype) -> Sent:
     """The memory of a quantized weight [N, K]. `dtype`: the engine's, in which it holds 32-bit group scales."""
     columns = columns_of(q.shape[-1], q.codes.device)
-    held = q
-    if q.scale is not None and q.fmt.element.startswith("int") and q.fmt.tile != (1, 0):
-        scale = q.scale.to(dtype).to(q.scale.dtype)
-        held = Quantized(codes=q.codes, scale=scale, zero_point=q.zero_point, global_scale=q.global_scale, fmt=q.fmt,
-                         shape=q.shape)  # fmt: skip
     return Sent(
         format=q.fmt, dtype=str(q.codes.dtype).removeprefix("torch."), columns=columns,
         scales=tuple(part for part in (q.scale, q.zero_point, q.global_scale) if part is not None),
-        scale_shape=None if q.scale is None else tuple(q.scale.shape), values=values_at(held, columns),
+        scale_shape=None if q.scale is None else tuple(q.scale.shape), values=values_at(as_held(q, dtype), columns),
         codes=q.codes[:, columns].contiguous(),
     )  # fmt: skip
+
+
+def as_held(q: Quantized, dtype: torch.dtype) -> Quantized:
+    """A quantized weight as an engine of `dtype` holds it: scales of integer groups in that dtype."""
+    if q.scale is None or not q.fmt.element.startswith("int") or q.fmt.tile == (1, 0):
+        return q
+    scale = q.scale.to(dtype).to(q.scale.dtype)
+    return Quantized(codes=q.codes, scale=scale, zero_point=q.zero_point, global_scale=q.global_scale, fmt=q.fmt,
+                     shape=q.shape)  # fmt: skip
 
 
 def values_at(q: Quantized, columns: Tensor) -> Tensor:
@@ -160,8 +166,7 @@ def input_formats(
     """Formats of the inputs of the blocks' linear layers, by the weight's name: the format whose rounding explains its
     answer to a random input best; of formats that round it alike the `planned` one. Where not every column of a layer
     is known, those that are answer for it."""
-    base = {torch.float32: "fp32", torch.float16: "fp16"}.get(dtype, "bf16")
-    found: dict[str, str] = {}
+    base, found = base_name(dtype), dict[str, str]()
     asked: list[tuple[list[str], tuple[str, ...]]] = []  # the tensors of a layer, the formats that its inputs may have
     gaps: list[Tensor] = []
     for _, layer, parts in live_linears(model):

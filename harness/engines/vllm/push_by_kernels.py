@@ -2,7 +2,7 @@
 
 For layouts that are the checkpoint's own up to fusing and transposing (16 bits, FP8 by tensor, channel and 128 x 128
 block, INT8 by channel) and a trainer on the same GPU: each weight is read once and its codes are written once, nothing
-is allocated. Packed layouts (Marlin's) take the way of `push_by_reload.py`. Assumptions about a layout are not trusted:
+is allocated. Packed layouts (Marlin's) and experts take the way of `push_by_reload.py`. Assumptions about a layout are not trusted:
 the passport asks the kernels.
 """
 
@@ -18,6 +18,7 @@ from harness.api import Plan, weight_format
 from harness.engines.vllm.push_by_reload import live_linears
 from harness.engines.vllm.settings import base_dtype, is_quantized
 from harness.engines.weight_stream import Stream
+from harness.models.decoder import DecoderConfig
 from harness.numerics.formats import Format
 
 LAYOUTS = ("row", "block", "tensor")
@@ -34,9 +35,11 @@ class Place:
     """View of the live scale, shaped as the kernels write it."""
 
 
-def check(plan: Plan, device: torch.device) -> None:
+def check(plan: Plan, device: torch.device, config: DecoderConfig) -> None:
     """Refuse a push by kernels that cannot be had: raises ValueError."""
     fmt = plan.rollout_weights
+    if config.num_experts:
+        raise ValueError("is_direct=True: experts are pushed by vLLM's loaders alone; choose is_direct=False")
     if device.type != "cuda":
         raise ValueError(f"is_direct=True: its kernels need a GPU, the engine's device is {device.type}")
     if fmt is not None and fmt.tile is not None:

@@ -5,7 +5,9 @@ in the same storage.
 
 vLLM's layerwise reload (`vllm.model_executor.model_loader.reload`) does the work and silently accepts a layer that got
 only part of its tensors; `swap` does not. It buffers by reference, so whoever reuses a transport buffer passes clones.
-Left out: experts, several pipeline stages, and transports (`engine.py` calls it in-process, a trainer may over IPC).
+A mixture's experts are one layer each, complete when every expert has got its tensors; kernels of them that a reload
+makes anew, around memory that is thrown away, give place to the old ones. Left out: several pipeline stages, and
+transports (`engine.py` calls it in-process, a trainer may over IPC).
 """
 
 from __future__ import annotations
@@ -21,6 +23,14 @@ PACKED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_pro
 """vLLM's fused linear -> the checkpoint's, by rows."""
 
 
+EXPERT_KERNELS = ("moe_kernel", "moe_quant_config")
+"""Attributes of a mixture's method that are made of its weights."""
+SHARDS = {"w13": 2, "w2": 1}
+"""Beginning of the name of a fused tensor of experts -> how many tensors of each expert are in it."""
+UNLOADED = ("g_idx", "weight_shape", "input", "zero_point")
+"""Parts of names of parameters of experts that no push brings."""
+
+
 class IncompleteSwap(RuntimeError):  # noqa: N818 - says what the weights are
     """Error of a swap that ended with layers which got only a part of their tensors."""
 
@@ -34,6 +44,7 @@ def swap(model: nn.Module, model_config: Any, tensors: Iterable[tuple[str, Tenso
     from vllm.model_executor.model_loader import reload
 
     scratch = list(scratch_tensors(model))
+    kernels = take_kernels(model)
     reload.initialize_layerwise_reload(model)
     lacking: list[str] | None = None
     try:
@@ -43,6 +54,7 @@ def swap(model: nn.Module, model_config: Any, tensors: Iterable[tuple[str, Tenso
         if lacking is None or lacking:
             _give_back(model)
             _restore_all(scratch)
+            _put_kernels_back(kernels)
     if lacking:
         raise IncompleteSwap(
             f"weight swap: {len(lacking)} layers got no or only part of their tensors, the first is {lacking[0]}; "
@@ -50,6 +62,7 @@ def swap(model: nn.Module, model_config: Any, tensors: Iterable[tuple[str, Tenso
         )
     reload.finalize_layerwise_reload(model, model_config)
     _restore_all(scratch)
+    _put_kernels_back(kernels)
 
 
 def scratch_tensors(model: nn.Module) -> Iterator[tuple[Any, str, Tensor]]:
@@ -76,6 +89,22 @@ def _restore_all(scratch: Iterable[tuple[Any, str, Tensor]]) -> None:
             setattr(owner, name, tensor)
 
 
+def take_kernels(model: nn.Module) -> list[tuple[Any, str, Any]]:
+    """(owner, attribute, object) of the kernels of a mixture's experts, which their owners no longer have then: vLLM
+    makes others at a reload, and only where there is none it brings weights into the order of the kernel."""
+    found = [(layer.quant_method, name, vars(layer.quant_method)[name])
+             for _, layer in live_experts(model) for name in EXPERT_KERNELS if name in vars(layer.quant_method)]  # fmt: skip
+    for owner, name, _ in found:
+        setattr(owner, name, None)
+    return found
+
+
+def _put_kernels_back(kernels: Iterable[tuple[Any, str, Any]]) -> None:
+    """Put back what `take_kernels` took: it reads the memory in which the new values are."""
+    for owner, name, kernel in kernels:
+        setattr(owner, name, kernel)
+
+
 def incomplete(model: nn.Module) -> list[str]:
     """Layers of a swap in progress that still wait for tensors of the checkpoint."""
     from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
@@ -85,6 +114,8 @@ def incomplete(model: nn.Module) -> list[str]:
     for name, layer in model.named_modules():
         info = get_layerwise_info(layer)
         if not info.can_load() or not layer._parameters or type(layer).__name__ == "Attention":
+            continue
+        if is_experts(layer) and not missing_experts(layer, info.loaded_weights):
             continue
         # A vocabulary padded to whole tiles has rows that no checkpoint fills; a tied head is filled by its embedding.
         is_filled = hasattr(layer, "org_vocab_size") and info.load_numel > 0
@@ -129,6 +160,29 @@ def live_linears(model: nn.Module) -> Iterator[tuple[str, nn.Module, tuple[str, 
         if last in PACKED or last in ("o_proj", "down_proj"):
             parts = PACKED.get(last, (last,))
             yield name, getattr(module, "base_layer", module), tuple(f"{stem}.{part}" for part in parts)
+
+
+def is_experts(layer: nn.Module) -> bool:
+    """Is it the module that holds all experts of a mixture?"""
+    return hasattr(layer, "expert_map_manager") and hasattr(layer, "quant_method")
+
+
+def live_experts(model: nn.Module) -> Iterator[tuple[str, Any]]:
+    """(name of a mixture's experts in the checkpoint, the live module that holds them all)."""
+    for name, module in model.named_modules():
+        if is_experts(module):
+            yield name.removesuffix(".routed_experts"), module
+
+
+def missing_experts(layer: Any, loaded: Iterable[tuple[str, Any]]) -> list[str]:
+    """Parameters of a layer of experts that not every expert has got. `loaded`: (parameter, its loader's bound
+    arguments), as vLLM's reload keeps them."""
+    got: dict[str, set[tuple[int, str]]] = {}
+    for name, call in loaded:
+        got.setdefault(name, set()).add((call.arguments["expert_id"], call.arguments["shard_id"]))
+    needed = [name for name in layer._parameters if not any(part in name for part in UNLOADED)]
+    return [name for name in needed
+            if len(got.get(name, ())) < layer.local_num_experts * SHARDS[name.partition("_")[0]]]  # fmt: skip
 
 
 @contextmanager

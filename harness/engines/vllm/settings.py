@@ -23,7 +23,7 @@ import torch
 from harness.api import MERGED, QUANTIZED, Plan, weight_format
 from harness.engines.vllm.builds import CPU, CUDA, Build, kind_of
 from harness.models.checkpoint import CONFIG, config_json
-from harness.models.decoder import DecoderConfig, tensor_shapes
+from harness.models.decoder import ROUTER, DecoderConfig, tensor_shapes
 from harness.numerics.formats import Format, at_rollout
 from harness.numerics.rounding import CASTS
 
@@ -123,17 +123,15 @@ def cpu_flags() -> frozenset[str]:
 
 
 def check_shape(build: Build, config: DecoderConfig, plan: Plan) -> None:
-    """Raises ValueError, one line, where the kernels do not take the model's shapes, and for mixtures of experts."""
-    if config.num_experts:
-        raise ValueError(
-            f"num_experts={config.num_experts}: pushes to vLLM's fused experts were never run; choose engine=embedded "
-            "trainer=local"
-        )
+    """Raises ValueError, one line, where the kernels do not take the model's shapes, or its experts in the plan's
+    formats."""
     if config.head_dim not in build.head_dims:
         raise ValueError(
             f"model.head_dim={config.head_dim}: vLLM's attention ({build.name}) takes "
             f"{', '.join(map(str, build.head_dims))}; models made for it: xs128, s128"
         )
+    if config.num_experts:
+        check_experts(build, config, plan)
     if plan.rollout_weights is None or plan.rollout_weights.tile is None:
         return
     rows, columns = build.multiples.get(kind_of(plan.rollout_weights.name), (1, 1))
@@ -144,6 +142,66 @@ def check_shape(build: Build, config: DecoderConfig, plan: Plan) -> None:
                 f"{name}: {shape[0]} x {shape[1]}, and {plan.rollout_weights.name} needs multiples of {rows} x "
                 f"{columns} on vLLM ({build.name}); models made for it: xs128, s128"
             )
+
+
+def check_experts(build: Build, config: DecoderConfig, plan: Plan) -> None:
+    """Raises ValueError, one line, where vLLM's fused experts do not take a mixture's plan or shape."""
+    if at_rollout(plan.adapters) is not None:
+        raise ValueError(
+            f"num_experts={config.num_experts}: adapters beside vLLM's fused experts are not pushed; choose "
+            "engine=embedded, or a method without adapters at the rollout"
+        )
+    for name in routers(config):
+        if is_quantized(plan, f"{name}.weight"):
+            raise ValueError(f"exceptions: {name} is a router; routers are not quantized; valid: bf16, fp16, fp32")
+    for name in expert_formats(plan, config):
+        multiple = build.experts.get(kind_of(name))
+        if multiple is None:
+            valid = ", ".join(sorted(build.experts))
+            raise ValueError(
+                f"rollout_weights={name}: vLLM ({build.name}) has no kernel for experts in it here; valid: {valid}"
+            )
+        if build is CPU and name.startswith("int") and "amx_tile" not in cpu_flags():
+            raise ValueError(
+                f"rollout_weights={name}: vLLM's CPU kernel for experts needs amx_tile, which this processor lacks; "
+                "choose precision=bf16, or engine=embedded"
+            )
+        for field, width in (("hidden_size", config.hidden_size), ("moe_intermediate_size", config.moe_intermediate_size)):
+            if width % multiple:
+                raise ValueError(
+                    f"model.{field}={width}: experts in {name} need multiples of {multiple} on vLLM ({build.name})"
+                )
+
+
+def is_expert(name: str) -> bool:
+    """Is checkpoint tensor `name` a part of an expert?"""
+    return ".mlp.experts." in name
+
+
+def routers(config: DecoderConfig) -> list[str]:
+    """The linear layers that choose experts; empty for a dense model."""
+    return [f"model.layers.{i}.{ROUTER}" for i in range(config.num_layers)] if config.num_experts else []
+
+
+def expert_formats(plan: Plan, config: DecoderConfig) -> list[str]:
+    """Names of the formats of experts' weights. Raises ValueError where those of one layer differ."""
+    by_layer: dict[str, set[str]] = {}
+    for name in tensor_shapes(config):
+        if is_expert(name):
+            fmt = weight_format(plan, name)
+            is_coded = fmt is not None and fmt.tile is not None
+            by_layer.setdefault(name.partition(".mlp.")[0], set()).add(
+                fmt.name if fmt is not None and is_coded else base_name(base_dtype(plan))
+            )
+    for layer, names in by_layer.items():
+        if len(names) > 1:
+            raise ValueError(f"exceptions: the experts of {layer} are one matrix in vLLM; all or none of them")
+    return sorted(set().union(*by_layer.values()))
+
+
+def base_name(dtype: torch.dtype) -> str:
+    """Name of the format of an engine's dtype."""
+    return {torch.float32: "fp32", torch.float16: "fp16"}.get(dtype, "bf16")
 
 
 def base_dtype(plan: Plan) -> torch.dtype:
@@ -169,11 +227,10 @@ def fp32_gains(plan: Plan, config: DecoderConfig) -> list[str]:
 def quantization_config(plan: Plan, config: DecoderConfig) -> dict[str, Any] | None:
     """compressed-tensors' `quantization_config` of a plan; None where nothing is quantized.
 
-    Raises ValueError for exceptions in another quantized format, where one splits a fused matrix, and for mixtures of
-    experts.
+    Routers stay as they are. Raises ValueError for exceptions in another quantized format, and where one splits a fused
+    matrix or a layer's experts.
     """
-    if config.num_experts:
-        raise ValueError(f"num_experts={config.num_experts}: codes of experts were never loaded; valid: launch.save=hf")
+    expert_formats(plan, config)
     fmt = plan.rollout_weights
     if fmt is None or fmt.tile is None:
         return None
@@ -182,7 +239,7 @@ def quantization_config(plan: Plan, config: DecoderConfig) -> dict[str, Any] | N
         own = weight_format(plan, name)
         if own is not None and own.tile is not None and own != fmt:
             raise ValueError(f"exceptions: {name} as {own.name}; engine=vllm takes exceptions in its base format only")
-    left = [name.removesuffix(".weight") for name in names if not is_quantized(plan, name)]
+    left = [name.removesuffix(".weight") for name in names if not is_quantized(plan, name)] + routers(config)
     for group in _fused(names):
         if len({name.removesuffix(".weight") in left for name in group}) > 1:
             raise ValueError(f"exceptions: {', '.join(group)} are one fused matrix; all or none of them")

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from harness.engines.vllm.export import Export, export
+from harness.engines.vllm.settings import base_dtype, is_expert, is_quantized
 from harness.engines.vllm.weights import HALF, VLLMWeights
 from harness.engines.weight_stream import Stream, listed, read_stream
 
@@ -38,6 +39,8 @@ class Arrival:
         for name, shape in weights.shapes.items():
             self.units.setdefault(unit_of(name), {})[name] = shape
         self.plain = {name: live.dtype for name, live in weights.plain()}
+        base = base_dtype(weights.plan)
+        self.plain |= {name: base for name in weights.shapes if is_expert(name) and not is_quantized(weights.plan, name)}
 
     @torch.no_grad()
     def take(self, pieces: Iterable[tuple[str, Tensor]]) -> None:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from harness.api import Passport, Plan, TensorRecord, WeightStream, weight_format
 from harness.engines.embedded.weights import mean_by_count
-from harness.engines.vllm import kv, passport, push_by_kernels, push_by_reload, settings
+from harness.engines.vllm import experts, kv, passport, push_by_kernels, push_by_reload, settings
 from harness.engines.vllm.adapters import AdapterSlot
 from harness.engines.vllm.builds import Build
 from harness.engines.vllm.export import Export, export
@@ -45,10 +45,12 @@ class VLLMWeights:
         for module in kv.attentions(model).values():  # dummy weights reach them too
             kv.set_scales(module, dict.fromkeys(kv.ROLES, 1.0))
         self.writer: push_by_kernels.Writer | None = None
-        if is_direct or (is_direct is None and device.type == "cuda" and num_parameters(config) > SMALL):
+        is_large = is_direct is None and device.type == "cuda" and num_parameters(config) > SMALL
+        if is_direct or (is_large and not config.num_experts):
             places = push_by_kernels.quantized_places(model, plan, self.shapes)
             self.writer = None if places is None else push_by_kernels.Writer(plan, places, self.plain())
         self.sent: dict[str, passport.Sent] = {}
+        self.sent_experts: dict[str, experts.Sent] = {}
         self.codes: dict[str, Quantized] = {}
         self.pushes, self.flips, self.saturated = 0, math.nan, 0.0
         self.state = "without weights"
@@ -98,7 +100,9 @@ class VLLMWeights:
         if self.adapters is not None:
             self.adapters.load(stream.adapters)
         dtype = settings.base_dtype(self.plan)
-        self.sent = {name: passport.sent_of(q, dtype) for name, q in pushed.quantized.items()}
+        self.sent = {name: passport.sent_of(q, dtype) for name, q in pushed.quantized.items()
+                     if not settings.is_expert(name)}  # fmt: skip
+        self.sent_experts = experts.sent_of(pushed, self.plan, self.config, self.device)
         self._count(pushed)
         self.pushes += 1
         self.state = "ready"
@@ -132,13 +136,13 @@ class VLLMWeights:
                 raise RuntimeError(f"{name} did not reach the engine: {count} elements differ")
 
     def plain(self, *, is_asked: bool = False) -> Iterator[tuple[str, Tensor]]:
-        """(checkpoint name, live tensor) of everything that is not quantized. `is_asked`: a bias is what its kernel
-        adds, for a kernel may hold it in an order of its own (Marlin)."""
+        """(checkpoint name, live tensor) of everything that is not quantized, experts left out: their kernels may hold
+        them in an order of their own. `is_asked`: a bias is what its kernel adds, for the same reason (Marlin)."""
         held = {name.replace(".base_layer", ""): p.data for name, p in self.model.named_parameters()}
         fused = {part: (name.removesuffix(".base_layer"), layer, parts)
                  for name, layer, parts in push_by_reload.live_linears(self.model) for part in parts}  # fmt: skip
         for name, shape in self.shapes.items():
-            if settings.is_quantized(self.plan, name):
+            if settings.is_quantized(self.plan, name) or settings.is_expert(name):
                 continue
             module, _, leaf = name.rpartition(".")
             if module not in fused:
@@ -182,6 +186,8 @@ class VLLMWeights:
         found += passport.plain_records(self.plain(is_asked=True), kernels)
         found += [] if self.adapters is None else self.adapters.records()
         entering = passport.input_formats(self.model, known, dtype, self.device, acts and acts.name)
+        of_experts, entering_experts = experts.records(self.model, self.sent_experts, self.plan, self.device)
+        found, entering = found + of_experts, entering | entering_experts
         return tuple(sorted(found, key=lambda record: record.name)), entering
 
     def realized_plan(self, build: Build, engine: str) -> Passport:

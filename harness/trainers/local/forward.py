@@ -17,10 +17,10 @@ from torch import Tensor
 
 from harness.api import Sequences
 from harness.config.schema import Launch, TrainerConfig
-from harness.models.decoder import Decoder, Mixture, Spans, response_hidden
+from harness.models.decoder import CoreAttention, Decoder, Mixture, Spans, response_hidden
 from harness.numerics.experts import OWN
 from harness.numerics.head_logp import head_logp
-from harness.numerics.linear import CastLinear
+from harness.numerics.linear import CastLinear, cast_dtype
 from harness.numerics.logprobs import selected_logp
 from harness.trainers.local.compiling import compile_layers
 
@@ -56,6 +56,8 @@ class Thrift:
     """Layers run as compiled code (`trainers.compiling`)."""
     native_16bit: bool = False
     """Linear layers of a 16-bit trainer multiply 16-bit tensors (`linear.CastLinear`); nothing else changes."""
+    attention_16bit: bool = False
+    """Attention of a 16-bit trainer rounds queries, keys and values to its format (`decoder.CoreAttention`)."""
 
     def head_rows(self, vocab_size: int) -> int:
         """Rows of logits that may stand at once, at least one."""
@@ -67,19 +69,28 @@ class Thrift:
         is_native = launch.native_16bit or (trainer.compute == "bf16" and trainer.device == "cuda")
         return cls(
             logits_mib=launch.logits_mib, checkpoint_layers=launch.checkpoint_layers, packing=launch.packing,
-            native_16bit=is_native, compile=launch.compile,
+            native_16bit=is_native, attention_16bit=launch.attention_16bit, compile=launch.compile,
         )  # fmt: skip
 
 
 def prepared(model: Decoder, thrift: Thrift) -> Decoder:
     """The model itself, told how to compute. Raises ValueError, one line, where it cannot be compiled."""
     model.checkpoint_layers = thrift.checkpoint_layers
-    for module in model.modules():
-        if isinstance(module, CastLinear):
-            module.is_native = thrift.native_16bit
+    rounding = [module for module in model.modules() if isinstance(module, CastLinear)]
+    for module in rounding:
+        module.is_native = thrift.native_16bit
+    if thrift.attention_16bit and rounding:
+        attend_in(model, cast_dtype(rounding[0].fmt))
     if thrift.compile:
         compile_layers(model.model.layers)
     return model
+
+
+def attend_in(model: Decoder, dtype: torch.dtype | None) -> None:
+    """Let every attention of `model` compute in `dtype`, in place; None: in that of its input."""
+    for module in model.modules():
+        if isinstance(module, CoreAttention):
+            module.dtype = dtype
 
 
 def response_lengths(seqs: Sequences) -> tuple[list[int], list[int]]:

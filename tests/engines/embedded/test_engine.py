@@ -264,7 +264,7 @@ def test_bad_requests_are_named() -> None:
             sample(engine, prompts)
 
 
-def test_sleep_frees_the_cache_and_close_the_weights() -> None:
+def test_sleep_frees_the_cache_discard_and_close_the_weights() -> None:
     model = decoder()
     with pytest.raises(RuntimeError, match="no weights"):
         sample(EmbeddedEngine(QWEN3, FP32, eos_id=EOS, pad_id=PAD), EVEN)
@@ -276,6 +276,12 @@ def test_sleep_frees_the_cache_and_close_the_weights() -> None:
     with pytest.raises(RuntimeError, match="asleep"):
         sample(engine, EVEN)
     engine.wake()
+    assert torch.equal(sample(engine, EVEN).token_ids, before.token_ids)
+    engine.discard()
+    assert {tensor.device.type for tensor in engine.weights.stacks.values()} == {"meta"}
+    engine.wake()
+    assert not any(tensor.any() for tensor in engine.weights.stacks.values())  # they come with the next push
+    engine.load_weights(model.named_parameters())
     assert torch.equal(sample(engine, EVEN).token_ids, before.token_ids)
     engine.close()
     with pytest.raises(RuntimeError):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -16,7 +18,7 @@ from harness.api import Plan, Sequences
 from harness.fitting.fake_quant import fake_quantized
 from harness.foundation.seeds import generator
 from harness.models.adapters import add_adapters
-from harness.models.decoder import Decoder, DecoderConfig
+from harness.models.decoder import CoreAttention, Decoder, DecoderConfig
 from harness.numerics.casting import cast_model
 from harness.numerics.formats import Adapters, format_named
 from harness.numerics.linear import CastLinear
@@ -283,6 +285,38 @@ def test_native_products_are_a_launch_away(tmp_path: Path, words: tuple[str, ...
     assert again[0]["train/skipped"] == 0.0
     assert again[0]["train/grad_norm"] == pytest.approx(rows[0]["train/grad_norm"], rel=0.02)
     assert again[0]["mismatch/kl_k3"] < 2 * rows[0]["mismatch/kl_k3"] + 1e-6
+
+
+@pytest.mark.parametrize("packing", [False, True])
+@pytest.mark.parametrize("build", ["bf16", "fp16", "fp8_flow"])
+def test_attention_in_16_bits_rounds_what_it_reads_and_what_it_gives(build: str, packing: bool) -> None:
+    """The numbers of float32 attention up to that rounding; the format is that of the linear layers."""
+    found, counts = [dict[str, Any]() for _ in range(2)], Counter[torch.dtype]()
+    for is_16bit, kept in enumerate(found):
+        model = prepared(model_of(build), Thrift(attention_16bit=bool(is_16bit)))
+        cores = [module for module in model.modules() if isinstance(module, CoreAttention)]
+        real = torch.nn.functional.scaled_dot_product_attention
+
+        def seen(q: Tensor, *others: Any, real: Any = real, **more: Any) -> Tensor:
+            counts[q.dtype] += 1
+            return real(q, *others, **more)
+
+        with patch("harness.models.decoder.F.scaled_dot_product_attention", seen):
+            scores, grads = run(model, sequences(), packing=packing)
+        kept |= {"logp": scores.logp, "grads": grads, "dtypes": {core.dtype for core in cores}}
+    wanted = torch.float16 if build == "fp16" else torch.bfloat16
+    assert [kept["dtypes"] for kept in found] == [{None}, {wanted}]
+    assert set(counts) == {torch.float32, wanted} and counts[wanted] == counts[torch.float32] >= CONFIG.num_layers
+    far = (found[0]["logp"] - found[1]["logp"]).abs().max()
+    bound = 0.5 if build == "fp8_flow" else 0.05  # a step of FP8 is far
+    assert 0 < far < bound
+    for a, b in zip(found[1]["grads"], found[0]["grads"], strict=True):
+        assert a.dtype == torch.float32 and (a - b).norm() < bound * b.norm() + 1e-6
+
+
+def test_attention_stays_float32_where_nothing_is_in_16_bits() -> None:
+    model = prepared(model_of(), Thrift(attention_16bit=True))
+    assert {module.dtype for module in model.modules() if isinstance(module, CoreAttention)} == {None}
 
 
 def test_native_heads_work_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
