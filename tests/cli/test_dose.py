@@ -85,7 +85,7 @@ def test_a_prediction_its_runs_and_its_outcome(
 def test_runs_of_a_sweep_say_the_doses_of_another(
     results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What has run of the predicted sweep stays in the curve, and is not predicted."""
+    """Runs of the predicted sweep that are there before stay in the curve, and are not predicted."""
     sweep = tmp_path / "curved.yaml"
     sweep.write_text(FILE.replace("task.n=12", "task.n=8"), encoding="utf-8")
     before = lowbit_dose(results), capsys.readouterr().out

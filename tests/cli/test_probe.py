@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from harness.cli.main import main
+from harness.devtools.bench.verl_scaling import make_folder
 from harness.trainers.local.trainer import LocalTrainer
 from tests.studies.probe import made
 
@@ -78,6 +79,21 @@ def test_a_folder_is_compared_with_an_earlier_record(
     assert lowbit_probe(tmp_path, folder, earlier, *made.WORDS, "--precisions", "int8") == 0
     out = capsys.readouterr().out
     assert "- before: k3 over the floor's: int8 2,500 times." in out and "- qwen2: the floor" in out
+
+
+def test_prompts_of_a_file(tmp_path: Path) -> None:
+    """128 questions of one's own, in columns of one's own; one in 16 is held out, the others are sampled."""
+    make_folder(tmp_path / "model", "toy", "cpu")
+    file = tmp_path / "prompts.jsonl"
+    asked = [{"prompt": f"What is {a} + {b}?", "right": str(a + b)} for a in range(8) for b in range(16)]
+    file.write_text("".join(json.dumps(row) + "\n" for row in asked), encoding="utf-8")
+    words = ("task=math", f"task.path={file}", "+task.options.columns={question: prompt, answer: right}",
+             "algo.num_prompts=3", "algo.group_size=2", "engine.max_new_tokens=4", "--precisions", "int8")  # fmt: skip
+    assert lowbit_probe(tmp_path / "results", tmp_path / "model", *words) == 0
+    (path,) = (tmp_path / "results" / "probes").glob("*.json")
+    record = json.loads(path.read_bytes())
+    assert [(row["num_prompts"], row["num_answers"]) for row in record["formats"]] == [(3, 6)] * 3
+    assert record["config"]["task"]["path"] == str(file)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from harness.records.stats import Floats, holm
+from harness.studies.dose.curve import explained
 from harness.studies.dose.points import Point
 
 KNOTS = (-1.5, -1.0, -0.5, 0.0, 0.5, 1.0)
@@ -37,7 +38,7 @@ class Addition:
     r2_both: float
     """The same with a mean of its own for every level."""
     p: float
-    """Wild cluster bootstrap; NaN for fewer than two levels."""
+    """Wild cluster bootstrap; NaN for fewer than two levels, and where all losses are equal."""
     p_holm: float
     """Adjusted for the four factors (Holm)."""
     lowest: tuple[str, float]
@@ -88,13 +89,12 @@ def _test(points: Sequence[Point], factor: str, level: Callable[[Point], str]) -
     clusters = [p.base for p in points]
     left = y - (q := _orthonormal(small)) @ (q.T @ y)
     means = {one: float(left[[name == one for name in names]].mean()) for one in levels}
-    spread = float(((y - y.mean()) ** 2).sum())
     both = y - (q := _orthonormal(large)) @ (q.T @ y)
-    tested = len(levels) > 1
+    tested = len(levels) > 1 and np.ptp(y) > 0
     p = wild_bootstrap_p(y, small, large, clusters, np.random.default_rng(0)) if tested else math.nan
     return Addition(
         factor=factor, num_levels=len(levels), num_runs=len(points), num_bases=len(set(clusters)),
-        r2_dose=1 - float((left**2).sum()) / spread, r2_both=1 - float((both**2).sum()) / spread, p=p, p_holm=math.nan,
+        r2_dose=explained(y, left), r2_both=explained(y, both), p=p, p_holm=math.nan,
         lowest=min(means.items(), key=lambda kv: kv[1]), highest=max(means.items(), key=lambda kv: kv[1]),
     )  # fmt: skip
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from harness.records.stats import Floats
-from harness.studies.dose.curve import fitted, mean_interval, predicted
+from harness.studies.dose.curve import explained, fitted, mean_interval, predicted
 from harness.studies.dose.points import DOSE, Point
 
 
@@ -38,12 +38,13 @@ def candidates(points: Sequence[Point]) -> list[Candidate]:
     for name in points[0].doses if points else ():
         if not all(math.isfinite(p.doses[name]) for p in points):
             continue
-        squares = held_out_errors(points, name) ** 2
+        errors = held_out_errors(points, name)
+        squares = errors**2
         low, high = mean_interval((squares - own) * 1e4, bases, 0.95)
         found.append(
             Candidate(
                 name=name, num_runs=len(points), rmse=math.sqrt(float(squares.mean())),
-                r2=1 - float(squares.sum()) / float(((y - y.mean()) ** 2).sum()),
+                r2=explained(y, errors),
                 worse=float((squares - own).mean()) * 1e4, worse_low=low, worse_high=high,
             )
         )  # fmt: skip

@@ -102,6 +102,12 @@ def predicted(curve: tuple[Floats, Floats], doses: Floats) -> Floats:
     return np.interp(np.log(np.maximum(doses, 1e-12)), np.log(np.maximum(x, 1e-12)), y)
 
 
+def explained(values: Floats, left: Floats) -> float:
+    """Share of the variance of [N] values that is gone from what is left of them, [N]; NaN where all are equal."""
+    spread = float(((values - values.mean()) ** 2).sum())
+    return 1 - float((left**2).sum()) / spread if np.ptp(values) else math.nan
+
+
 def dose_of(curve: tuple[Floats, Floats], loss: float) -> float:
     """The smallest dose at which the curve reaches a loss; infinite where it never does."""
     reached = np.flatnonzero(curve[1] >= loss)

@@ -95,7 +95,7 @@ def predict(
 
 
 def is_predictable(cell: RunConfig, correction: str) -> bool:
-    """Whether a cell is a low-bit run of this correction, as the curve's runs are: decoupled, no age."""
+    """True for a low-bit run of this correction as the curve has them: decoupled, without age."""
     usual = cell.algo.mode == "decoupled" and not cell.algo.staleness and cell.precision.name != FLOOR
     return usual and correction_of(to_json(cell)) == correction
 

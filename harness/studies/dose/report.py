@@ -26,7 +26,7 @@ def sentences(s: Study) -> list[str]:
             f"{_loss(last)}, {last.num_runs} runs on {last.num_bases} bases."
         )
     for row in s.reached:
-        if row.correction != NONE and row.loss == NAMED:
+        if row.correction != NONE and row.loss == NAMED and math.isfinite(row.ratio):
             said.append(
                 f"{row.correction} bears {row.ratio:.1f} times the dose [{row.ratio_low:.1f}, {row.ratio_high:.1f}] "
                 f"before it loses {row.loss:g}."
@@ -110,8 +110,10 @@ def page(s: Study) -> str:
         markdown_table(
             ("correction", "loss", "dose", "times no correction's"),
             [
-                (r.correction, f"{r.loss:g}", f"{r.dose:.2g} [{r.low:.2g}, {r.high:.2g}]",
-                 "-" if r.correction == NONE else f"{r.ratio:.1f} [{r.ratio_low:.1f}, {r.ratio_high:.1f}]")
+                (r.correction, f"{r.loss:g}",
+                 f"{r.dose:.2g} [{r.low:.2g}, {r.high:.2g}]" if math.isfinite(r.dose) else "not reached",
+                 "-" if r.correction == NONE or not math.isfinite(r.ratio)
+                 else f"{r.ratio:.1f} [{r.ratio_low:.1f}, {r.ratio_high:.1f}]")
                 for r in s.reached
             ],
         ),
@@ -120,8 +122,8 @@ def page(s: Study) -> str:
             ("correction", "factor", "levels", "runs", "bases", "variance explained by dose", "with the factor", "p",
              "p, Holm", "least", "most"),
             [
-                (name, a.factor, str(a.num_levels), str(a.num_runs), str(a.num_bases), f"{a.r2_dose:.3f}",
-                 f"{a.r2_both:.3f}", _p(a.p), _p(a.p_holm), f"{a.lowest[0]} {a.lowest[1]:+.3f}",
+                (name, a.factor, str(a.num_levels), str(a.num_runs), str(a.num_bases), _known(a.r2_dose),
+                 _known(a.r2_both), _known(a.p), _known(a.p_holm), f"{a.lowest[0]} {a.lowest[1]:+.3f}",
                  f"{a.highest[0]} {a.highest[1]:+.3f}")
                 for name, found in s.additions.items() for a in found
             ],
@@ -130,7 +132,7 @@ def page(s: Study) -> str:
         markdown_table(
             ("correction", "dose", "runs", "error", "variance explained", f"squared error less that of {DOSE}, 1e-4"),
             [
-                (name, c.name, str(c.num_runs), f"{c.rmse:.4f}", f"{c.r2:.2f}",
+                (name, c.name, str(c.num_runs), f"{c.rmse:.4f}", _known(c.r2, 2),
                  "-" if c.name == DOSE else f"{c.worse:+.1f} [{c.worse_low:+.1f}, {c.worse_high:+.1f}]")
                 for name, found in s.candidates.items() for c in found
             ],
@@ -169,5 +171,5 @@ def _loss(b: Bin) -> str:
     return f"{b.loss:+.3f}" + ("" if math.isnan(b.loss_low) else f" [{b.loss_low:+.3f}, {b.loss_high:+.3f}]")
 
 
-def _p(value: float) -> str:
-    return "-" if math.isnan(value) else f"{value:.3f}"
+def _known(value: float, digits: int = 3) -> str:
+    return "-" if math.isnan(value) else f"{value:.{digits}f}"

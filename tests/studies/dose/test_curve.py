@@ -47,6 +47,13 @@ def test_predictions_are_straight_in_the_logarithm_and_flat_beyond() -> None:
     assert math.isinf(curve.dose_of(known, 0.7))
 
 
+def test_the_share_explained_is_that_of_squares() -> None:
+    y = np.array([1.0, 2.0, 3.0])
+    assert curve.explained(y, np.zeros(3)) == 1 and curve.explained(y, y - 2) == 0
+    assert curve.explained(y, np.array([0.5, 0.0, 0.5])) == pytest.approx(0.75)
+    assert math.isnan(curve.explained(np.full(3, 0.1), np.zeros(3)))
+
+
 def test_the_interval_of_single_runs_is_students() -> None:
     values = np.random.default_rng(1).standard_normal(9)
     expected = distributions.ttest_1samp(values, 0).confidence_interval(0.9)

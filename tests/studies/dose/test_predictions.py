@@ -215,7 +215,7 @@ def test_a_run_before_its_prediction_is_refused(tmp_path: Path) -> None:
 
 
 def git(*words: str) -> str | None:
-    """What git prints; None where it fails."""
+    """Output of git; None where it fails."""
     done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=False)
     return None if done.returncode else done.stdout
 

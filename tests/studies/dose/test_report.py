@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -46,6 +48,18 @@ def test_the_page_has_every_row() -> None:
     assert text.startswith("# Dose: lost accuracy against mismatch x length\n\n192 runs of `sort` on 24 bases")
     for b in s.bins:
         assert f"| {b.correction} | {b.name} | {b.dose:.2g} | {b.num_runs} | {b.num_bases} | {b.loss:+.3f}" in text
+
+
+def test_runs_that_all_lose_the_same_explain_nothing(tmp_path: Path) -> None:
+    """No variance: no share of it, no test, and no division by zero."""
+    even = study([replace(point, loss=0.1) for point in made.cloud()])
+    for found in even.additions.values():
+        assert all(math.isnan(x) for a in found for x in (a.r2_dose, a.r2_both, a.p, a.p_holm))
+    for found in even.candidates.values():
+        assert all(math.isnan(c.r2) and abs(c.rmse) < 1e-12 for c in found)
+    text = page(even)
+    assert "no correction: nothing adds that these runs show" in text and "nan" not in text
+    assert len(write(even, tmp_path, tmp_path)) == 2
 
 
 def test_the_figure_shows_the_finding_and_every_run(tmp_path: Path, monkeypatch) -> None:
