@@ -40,6 +40,15 @@ def _check_mixture(config: RunConfig, composed: Composed) -> None:
     num_experts = decoder_config(config.model).num_experts
     if composed.plan.sampler == "trainer" and num_experts:
         raise ValueError(f"method={config.method}: {NO_EXACT_MIXTURE}")
+    if config.trainer.name == "verl" and num_experts:
+        raise ValueError(
+            f"num_experts={num_experts}: mixtures of experts were never trained under verl; choose trainer=local"
+        )
+    if config.engine.name == "vllm" and "routing" in needs:
+        raise ValueError(
+            f"method={config.method} engine=vllm: the sampler's experts are not read back from vLLM; choose engine="
+            "embedded, or router_replay_r2, which replays the trainer's own"
+        )
     if needs & ROUTING and not num_experts:
         raise ValueError(
             f"method={config.method} model={config.model.name}: replays the choice of experts, and a dense model has "
