@@ -181,7 +181,7 @@ def records(
                     f"{own[0]} and its up and down are not the {told.lines[own[0]].format} tensors that were loaded: "
                     f"{kernel_name(layer)} answers {gap:.3g} of the norm away, at inputs in {acts}"
                 )
-            entering |= {tensor: acts for tensor in own}
+            entering |= dict.fromkeys(own, acts)
             lines |= {tensor: (told.lines[tensor], kernel_name(layer)) for tensor in own}
     hashes = hashes_of([line.parts for line, _ in lines.values()])
     found = [
