@@ -219,6 +219,6 @@ def test_a_run_of_a_mixture_refuses_adapters_and_the_samplers_routing() -> None:
     moe = ("model=moe_xs", "model.head_dim=64", "task=sort", "task.n=2", "engine=vllm", "trainer.device=cuda")
     check(small_config(*moe, "method=router_replay_r2", "precision=bf16"))
     with pytest.raises(ValueError, match=r"num_experts=8: adapters beside vLLM's fused experts are not pushed"):
-        check(small_config(*moe, "method=lora", "precision=bf16"))
+        check(small_config(*moe, "method=bf16_lora", "precision=bf16"))
     with pytest.raises(ValueError, match=r"method=router_replay engine=vllm: the sampler's experts are not read back"):
         check(small_config(*moe, "method=router_replay", "precision=bf16"))
