@@ -174,7 +174,7 @@ def records(
         gaps = gaps_of(layer, told, plan, device).cpu()
         nearest = gaps.nan_to_num(torch.inf).argmin(0).tolist()
         for expert, chosen in enumerate(nearest):
-            acts, gap = told.formats[chosen], float(gaps[chosen, expert])
+            acts, gap = str(told.formats[int(chosen)]), float(gaps[chosen, expert])
             own = [f"{name}.{expert}.{part}.weight" for part in PARTS]
             if not gap <= tolerance(acts):
                 raise RuntimeError(
