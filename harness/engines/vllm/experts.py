@@ -41,7 +41,7 @@ makes 0.003; an 8-bit kernel may round some of its inner inputs to the neighbour
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """What the passport will say of one tensor, if its expert answers right."""
+    """Passport line of one tensor, to be shown if its expert answers right."""
 
     format: str
     dtype: str
@@ -123,7 +123,7 @@ def _answers(
 
 
 def inputs(width: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """What every expert is asked, [NUM_ROWS, width], always the same: magnitudes spread over some octaves."""
+    """Inputs that every expert is asked, [NUM_ROWS, width], always the same: magnitudes spread over some octaves."""
     draws = torch.Generator("cpu").manual_seed(width)
     x = torch.randn(NUM_ROWS, width, generator=draws) * torch.exp(torch.randn(NUM_ROWS, width, generator=draws))
     return x.to(device, dtype)

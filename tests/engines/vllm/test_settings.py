@@ -175,7 +175,7 @@ def test_arguments_ask_for_the_sampled_distribution_and_nothing_silent(build: Bu
 
 
 def refused(build: Build, plan: Plan, **changes: int) -> str:
-    """What a mixture is refused with."""
+    """The words that a mixture is refused with."""
     with pytest.raises(ValueError) as error:
         settings.check_shape(build, replace(MIXTURE, head_dim=64, **changes), plan)
     return str(error.value)
