@@ -25,13 +25,13 @@ def main(names: list[str]) -> None:
             start = time.perf_counter()
             try:
                 said = look(case)
-            except Exception as error:
+            except (RuntimeError, ValueError, AssertionError, TypeError, LookupError, AttributeError) as error:
                 said = f"{type(error).__name__}: {str(error).splitlines()[0]}"
             print(f"{case.name}: {said} ({time.perf_counter() - start:.1f} s)", flush=True)
 
 
 def look(case: Case) -> str:
-    """What one format shows."""
+    """The findings on one format."""
     from vllm.config import set_current_vllm_config
 
     from harness.engines.vllm import experts
