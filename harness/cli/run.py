@@ -36,12 +36,12 @@ def run_one(
     from harness.config.compose import advice
     from harness.config.resolve import resolve
     from harness.engines.vllm.warm import notes as compiling
-    from harness.models.checkpoint import content_hash
+    from harness.models.checkpoint import content_hash, planned_hash
     from harness.run.checks import check, check_place
     from harness.start.prepare import check_data
     from harness.sweep import Planned, Sweep, finished, run_sweep, with_default_precision
 
-    config = resolve(load(with_default_precision(overrides)), lambda path: content_hash(Path(path)))
+    config = resolve(load(with_default_precision(overrides)), planned_hash if is_dry else content_hash)
     notes = advice(config, check(config))
     check_data(config)
     if is_dry:

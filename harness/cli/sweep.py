@@ -173,7 +173,7 @@ def sweep_of(
 
     overrides, given = split_launch(overrides)
     launch = launch_of(split_launch(found.overrides)[1] | given, results=str(results), sweep=found.name)
-    planned = plan(found, overrides)
+    planned = plan(found, overrides, is_preview=is_dry)
     make_available(results, found.name)
     known = stored(launch, planned.cells)
     todo = [c for c in planned.cells if (held := known.get(run_id(c))) is None or held.status not in FINISHED]
@@ -218,7 +218,7 @@ def sweep_until_decided(name: str, overrides: Sequence[str], *, results: Path, w
     found = with_all_seeds(read_sweep(name))
     overrides, given = split_launch(overrides)
     launch = launch_of(split_launch(found.overrides)[1] | given, results=str(results), sweep=found.name)
-    planned = plan(found, overrides)
+    planned = plan(found, overrides, is_preview=is_dry)
     make_available(results, found.name)
     if is_dry:
         todo = preview(planned, launch)

@@ -12,6 +12,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -28,6 +29,10 @@ from harness.models.decoder import ROUTER, Decoder, DecoderConfig, tensor_shapes
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 ARCHITECTURES = {"qwen2": "Qwen2", "qwen3": "Qwen3", "qwen3_moe": "Qwen3Moe", "llama": "Llama"}
 MODEL_TYPES = tuple(ARCHITECTURES)
+LARGE = 2**28
+"""Bytes of a folder from which on its hash is kept on the machine, and a plan does not wait for it."""
+UNREAD = "unread-"
+"""Beginning of a hash that stands in for one of weights that were not read."""
 LENGTHS = "original_max_position_embeddings"
 ROPE_KINDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "llama3": (
@@ -341,19 +346,76 @@ def _mlp_readers(config: DecoderConfig) -> list[str]:
     return [ROUTER, *readers] if config.num_experts else readers
 
 
+_State = tuple[tuple[str, int, int, int], ...]
+"""Name, inode, bytes and time of change in nanoseconds of every file of a folder that its content is in."""
+
+
 def content_hash(folder: Path | str) -> str:
     """SHA-256 (hexadecimal) of config and tensors: the same however the tensors are spread over files. A folder whose
-    files have not changed is read once in a process: the arms of a sweep share it."""
-    files = [path for path in sorted(Path(folder).iterdir()) if path.suffix in (".json", ".safetensors")]
+    files have not changed is read once in a process, a large one once on this machine: the user's cache keeps it."""
+    return _content_hash(Path(folder).resolve(), _state(Path(folder)))
+
+
+def planned_hash(folder: Path | str) -> str:
+    """`content_hash`, for a plan: where that would read large weights, a stand-in that begins with `UNREAD`, by config
+    and the files' state."""
+    place, state = Path(folder).resolve(), _state(Path(folder))
+    if not _is_large(state) or _kept_hash(place, state) is not None:
+        return content_hash(folder)
+    named = f"{place} {state}".encode()
+    return UNREAD + hashlib.sha256(named).hexdigest()
+
+
+def _state(folder: Path) -> _State:
+    files = [path for path in sorted(folder.iterdir()) if path.suffix in (".json", ".safetensors")]
     stats = [(path.name, path.stat()) for path in files]
-    state = tuple((name, stat.st_ino, stat.st_size, stat.st_mtime_ns) for name, stat in stats)
-    return _content_hash(Path(folder).resolve(), state)
+    return tuple((name, stat.st_ino, stat.st_size, stat.st_mtime_ns) for name, stat in stats)
+
+
+def _is_large(state: _State) -> bool:
+    return sum(size for _, _, size, _ in state) >= LARGE
+
+
+def _hash_file(folder: Path) -> Path:
+    """The file of the user's cache that keeps a folder's hash."""
+    root = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+    return root / "lowbit" / "content_hashes" / f"{hashlib.sha256(str(folder).encode()).hexdigest()[:24]}.json"
+
+
+def _kept_hash(folder: Path, state: _State) -> str | None:
+    """The hash that the user's cache keeps of a folder in this state."""
+    try:
+        kept = json.loads(_hash_file(folder).read_text())
+        return str(kept["hash"]) if kept["state"] == [list(file) for file in state] else None
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
+
+
+def _keep_hash(folder: Path, state: _State, found: str) -> None:
+    """Keep a hash in the user's cache; without one that can be written the folder is read again next time."""
+    file = _hash_file(folder)
+    part = file.with_name(f"{file.name}.{os.getpid()}.part")
+    with suppress(OSError):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        part.write_text(json.dumps({"folder": str(folder), "state": state, "hash": found}))
+        part.replace(file)
 
 
 @cache
-def _content_hash(folder: Path, state: tuple[tuple[str, int, int, int], ...]) -> str:
-    """The hash of a folder whose files are in this state: name, inode, bytes, nanoseconds."""
-    raw = _read_json(Path(folder) / CONFIG)
+def _content_hash(folder: Path, state: _State) -> str:
+    """The hash of a folder whose files are in this state."""
+    if not _is_large(state):
+        return _read_hash(folder)
+    found = _kept_hash(folder, state)
+    if found is None:
+        found = _read_hash(folder)
+        _keep_hash(folder, state, found)
+    return found
+
+
+def _read_hash(folder: Path) -> str:
+    """The hash of a folder, from its weights."""
+    raw = _read_json(folder / CONFIG)
     for key in ("transformers_version", "_name_or_path"):
         raw.pop(key, None)
     digest = hashlib.sha256(json.dumps(raw, sort_keys=True).encode())

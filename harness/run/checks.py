@@ -26,11 +26,37 @@ def check(config: RunConfig) -> Composed:
         decoder_config(config.model)
     if config.trainer.name == "verl":
         checks.check(config, composed)
+    _check_positions(config)
     _check_mixture(config, composed)
     _check_staleness(config, composed)
     _check_evaluations(config, composed)
     check_engine(config, composed, EXTRAS)
     return composed
+
+
+def _check_positions(config: RunConfig) -> None:
+    """Raises ValueError where a folder's model has too few positions for the longest prompt with a whole response, or
+    fewer than the engine is to make room for: an engine would stop at the first long one, or take fewer silently."""
+    if config.model.path is None or not (Path(config.model.path) / CONFIG).is_file():
+        return
+    positions = decoder_config(config.model).max_positions
+    asked = [("engine.max_new_tokens", config.engine.max_new_tokens, config.task.options)]
+    asked += [
+        (f"evaluations.{i}.max_new_tokens", e.max_new_tokens, e.options) for i, e in enumerate(config.evaluations)
+    ]
+    for field, new, options in asked:
+        prompt = int(options.get("max_prompt_tokens") or 1)
+        if new is not None and prompt + new > positions:
+            raise ValueError(
+                f"{field}={new}: behind a prompt of {prompt} tokens it needs {prompt + new} positions, the model has "
+                f"{positions}; valid: up to {positions - prompt}, or model.max_positions={prompt + new}"
+            )
+    room = config.engine.max_model_len
+    if room is not None and room > positions:
+        raise ValueError(
+            f"engine.max_model_len={room}: the model has {positions} positions; valid: 1 to {positions}, or "
+            f"model.max_positions={room}"
+        )
 
 
 def _check_mixture(config: RunConfig, composed: Composed) -> None:
@@ -40,6 +66,15 @@ def _check_mixture(config: RunConfig, composed: Composed) -> None:
     num_experts = decoder_config(config.model).num_experts
     if composed.plan.sampler == "trainer" and num_experts:
         raise ValueError(f"method={config.method}: {NO_EXACT_MIXTURE}")
+    if config.trainer.name == "verl" and num_experts:
+        raise ValueError(
+            f"num_experts={num_experts}: mixtures of experts were never trained under verl; choose trainer=local"
+        )
+    if config.engine.name == "vllm" and "routing" in needs:
+        raise ValueError(
+            f"method={config.method} engine=vllm: the sampler's experts are not read back from vLLM; choose engine="
+            "embedded, or router_replay_r2, which replays the trainer's own"
+        )
     if needs & ROUTING and not num_experts:
         raise ValueError(
             f"method={config.method} model={config.model.name}: replays the choice of experts, and a dense model has "

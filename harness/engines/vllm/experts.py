@@ -41,7 +41,7 @@ makes 0.003; an 8-bit kernel may round some of its inner inputs to the neighbour
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """What the passport will say of one tensor, if its expert answers right."""
+    """Passport line of one tensor, to be shown if its expert answers right."""
 
     format: str
     dtype: str
@@ -77,7 +77,7 @@ def sent_of(pushed: Export, plan: Plan, config: DecoderConfig, device: torch.dev
                 name = f"{layer}.{expert}.{part}.weight"
                 lines[name], weight = _line(pushed.quantized.get(name), plain.get(name), plan, device)
                 weights.append(weight)
-            formats, found_answers = _answers(weights, plan, device, is_coded=f"{name}" in pushed.quantized)
+            formats, found_answers = _answers(weights, plan, device, is_coded=name in pushed.quantized)
             answers.append(found_answers)
         found[layer] = Sent(lines=lines, formats=formats, answers=torch.stack(answers, 1))
     return found
@@ -123,7 +123,7 @@ def _answers(
 
 
 def inputs(width: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """What every expert is asked, [NUM_ROWS, width], always the same: magnitudes spread over some octaves."""
+    """Inputs that every expert is asked, [NUM_ROWS, width], always the same: magnitudes spread over some octaves."""
     draws = torch.Generator("cpu").manual_seed(width)
     x = torch.randn(NUM_ROWS, width, generator=draws) * torch.exp(torch.randn(NUM_ROWS, width, generator=draws))
     return x.to(device, dtype)
@@ -155,6 +155,13 @@ def kernel_name(layer: Any) -> str:
     return type(layer.quant_method if kernel is None else kernel.fused_experts).__name__
 
 
+def gaps_of(layer: Any, told: Sent, plan: Plan, device: torch.device) -> Tensor:
+    """[F, E] float32: how far the answers of a live layer's experts lie from those told under each format, as a share
+    of their norm."""
+    answered = ask(layer, inputs(told.answers.shape[-1], base_dtype(plan), device))
+    return (told.answers - answered).flatten(2).norm(dim=2) / told.answers.flatten(2).norm(dim=2)
+
+
 def records(
     model: nn.Module, sent: Mapping[str, Sent], plan: Plan, device: torch.device
 ) -> tuple[list[TensorRecord], dict[str, str]]:
@@ -164,12 +171,10 @@ def records(
     entering: dict[str, str] = {}
     for name, layer in live_experts(model):
         told = sent[name]
-        width = told.answers.shape[-1]
-        answered = ask(layer, inputs(width, base_dtype(plan), device))
-        gaps = ((told.answers - answered).flatten(2).norm(dim=2) / told.answers.flatten(2).norm(dim=2)).cpu()
+        gaps = gaps_of(layer, told, plan, device).cpu()
         nearest = gaps.nan_to_num(torch.inf).argmin(0).tolist()
         for expert, chosen in enumerate(nearest):
-            acts, gap = told.formats[chosen], float(gaps[chosen, expert])
+            acts, gap = str(told.formats[int(chosen)]), float(gaps[chosen, expert])
             own = [f"{name}.{expert}.{part}.weight" for part in PARTS]
             if not gap <= tolerance(acts):
                 raise RuntimeError(

@@ -2,8 +2,8 @@
 
 For layouts that are the checkpoint's own up to fusing and transposing (16 bits, FP8 by tensor, channel and 128 x 128
 block, INT8 by channel) and a trainer on the same GPU: each weight is read once and its codes are written once, nothing
-is allocated. Packed layouts (Marlin's) and experts take the way of `push_by_reload.py`. Assumptions about a layout are not trusted:
-the passport asks the kernels.
+is allocated. Packed layouts (Marlin's) and experts take the way of `push_by_reload.py`. Assumptions about a layout are
+not trusted: the passport asks the kernels.
 """
 
 from __future__ import annotations

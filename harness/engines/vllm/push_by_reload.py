@@ -92,8 +92,8 @@ def _restore_all(scratch: Iterable[tuple[Any, str, Tensor]]) -> None:
 def take_kernels(model: nn.Module) -> list[tuple[Any, str, Any]]:
     """(owner, attribute, object) of the kernels of a mixture's experts, which their owners no longer have then: vLLM
     makes others at a reload, and only where there is none it brings weights into the order of the kernel."""
-    found = [(layer.quant_method, name, vars(layer.quant_method)[name])
-             for _, layer in live_experts(model) for name in EXPERT_KERNELS if name in vars(layer.quant_method)]  # fmt: skip
+    owners = [layer.quant_method for _, layer in live_experts(model)]
+    found = [(owner, name, vars(owner)[name]) for owner in owners for name in EXPERT_KERNELS if name in vars(owner)]
     for owner, name, _ in found:
         setattr(owner, name, None)
     return found

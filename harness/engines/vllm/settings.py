@@ -166,7 +166,10 @@ def check_experts(build: Build, config: DecoderConfig, plan: Plan) -> None:
                 f"rollout_weights={name}: vLLM's CPU kernel for experts needs amx_tile, which this processor lacks; "
                 "choose precision=bf16, or engine=embedded"
             )
-        for field, width in (("hidden_size", config.hidden_size), ("moe_intermediate_size", config.moe_intermediate_size)):
+        for field, width in (
+            ("hidden_size", config.hidden_size),
+            ("moe_intermediate_size", config.moe_intermediate_size),
+        ):
             if width % multiple:
                 raise ValueError(
                     f"model.{field}={width}: experts in {name} need multiples of {multiple} on vLLM ({build.name})"

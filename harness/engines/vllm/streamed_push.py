@@ -40,7 +40,9 @@ class Arrival:
             self.units.setdefault(unit_of(name), {})[name] = shape
         self.plain = {name: live.dtype for name, live in weights.plain()}
         base = base_dtype(weights.plan)
-        self.plain |= {name: base for name in weights.shapes if is_expert(name) and not is_quantized(weights.plan, name)}
+        self.plain |= {
+            name: base for name in weights.shapes if is_expert(name) and not is_quantized(weights.plan, name)
+        }
 
     @torch.no_grad()
     def take(self, pieces: Iterable[tuple[str, Tensor]]) -> None:

@@ -39,9 +39,11 @@ STAMP = "lowbit.json"
 def layer_shapes(config: DecoderConfig, tensor_parallel: int = 1) -> list[Shape]:
     """Shapes of vLLM's linear layers that DeepGEMM multiplies: N a multiple of 64, K of 128 (vllm/utils/deep_gemm.py,
     should_use_deepgemm_for_fp8_linear), without the head, which stays in 16 bits. Raises ValueError
-    where the GPUs cannot share the heads, and for mixtures of experts, which do not run on vLLM here."""
+    where the GPUs cannot share the heads, and for mixtures of experts."""
     if config.num_experts:
-        raise ValueError(f"num_experts={config.num_experts}: mixtures of experts run with engine=embedded alone")
+        raise ValueError(
+            f"num_experts={config.num_experts}: nothing to warm; kernels of experts are compiled when first used"
+        )
     if config.num_heads % tensor_parallel:
         raise ValueError(f"tensor-parallel={tensor_parallel}: the model has {config.num_heads} heads; valid: a divisor")
     heads, pairs = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim

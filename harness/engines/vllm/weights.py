@@ -186,8 +186,12 @@ class VLLMWeights:
         found += passport.plain_records(self.plain(is_asked=True), kernels)
         found += [] if self.adapters is None else self.adapters.records()
         entering = passport.input_formats(self.model, known, dtype, self.device, acts and acts.name)
-        of_experts, entering_experts = experts.records(self.model, self.sent_experts, self.plan, self.device)
-        found, entering = found + of_experts, entering | entering_experts
+        if self.sent_experts:
+            from vllm.config import set_current_vllm_config
+
+            with set_current_vllm_config(self.vllm_config):
+                lines, acts_of_experts = experts.records(self.model, self.sent_experts, self.plan, self.device)
+            found, entering = found + lines, entering | acts_of_experts
         return tuple(sorted(found, key=lambda record: record.name)), entering
 
     def realized_plan(self, build: Build, engine: str) -> Passport:

@@ -100,6 +100,7 @@ def sizes(recipe: Recipe) -> list[str]:
     }  # fmt: skip
     shrunk = {
         "algo.gen_prompts": 8, "algo.overlong_buffer": 4, "engine.max_model_len": None, "engine.max_num_seqs": None,
+        "model.max_positions": None,
         "task.options.max_prompt_tokens": 500, "algo.num_minibatches": min(2, int(set_.get("algo.num_minibatches", 1))),
     }  # fmt: skip
     small |= {key: value for key, value in shrunk.items() if key in set_}

