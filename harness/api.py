@@ -132,7 +132,9 @@ class TokenBatch:
     """[B] int64: the sampler of each response, 0 for the plan's own, then `Plan.samplers`; None: there is one."""
     extras: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])
     """Only what `Part.needs` names: "ref_logp" [B, T] nats; "rollout_kl" [B, T] nats and "rollout_tv" [B, T] in [0, 1],
-    KL and total variation of the sampler's whole distribution against the trainer's."""
+    KL and total variation of the sampler's whole distribution against the trainer's; "router_shift" [B, T] nats, in the
+    hooks of an update alone: how far the log-probs of a mixture's routers have moved since before any update, mean over
+    layers and the experts used then, at the position that predicts the token."""
 
     @property
     def valid(self) -> Tensor:
@@ -367,8 +369,8 @@ class Part:
         """Extras that the trainer must compute for this step: "ref_logp", "rollout_kl" and "rollout_tv"
         (`TokenBatch.extras`), "shadow"; "allowed_ids": every log-prob of the trainer is over the tokens that the
         sampler could draw, so that `engine.top_p` may be below 1; "routing": every pass of the trainer uses the
-        experts that the sampler used; "own_routing": updates use those of the pass before any update. Both need a
-        mixture of experts."""
+        experts that the sampler used; "own_routing": updates use those of the pass before any update; "router_shift"
+        (`TokenBatch.extras`). These three need a mixture of experts."""
         return frozenset()
 
     def plan(self, rollout: Plan) -> Plan:

@@ -20,6 +20,7 @@ mixed_rollouts.py        control: two samplers share every prompt's responses
 dc_grpo.py               DC-GRPO: the probability gap as a cost with an adaptive multiplier
 keep_sampling_mask.py    top-p sampling, and the trainer over the same tokens
 router_replay.py         R3 and R2: experts of a mixture replayed in training
+rspo.py                  RSPO: ratios shrunk by the shift of a mixture's router
 r2vpo.py                 R2VPO: a penalty on the variance of the policy ratio in place of the clip
 jackpot.py               Jackpot: budgeted rejection of tokens, and the weight that it leaves
 alp.py                   ALP: noise in the hidden states during updates
@@ -126,6 +127,7 @@ OWN = {
     "keep_sampling_mask": "keep_sampling_mask.METHOD",
     "router_replay": "router_replay.METHOD",
     "router_replay_r2": "router_replay.R2",
+    "rspo": "rspo.METHOD",
     "r2vpo": "r2vpo.METHOD",
     "jackpot": "jackpot.METHOD",
     "alp": "alp.METHOD",

@@ -99,6 +99,7 @@ train/skew_total | 1 | none | mean | skew with current / rollout in place of R
 train/skew_total_up | 1 | none | mean | its part with A > 0
 train/skew_total_down | 1 | none | mean | its part with A < 0
 train/lr_factor | 1 | none | mean | the method's factor on the learning rate, where it has one
+train/router_shift | nats | none | mean | shift of a mixture's routers since before the updates, where a part reads it
 train/loss_scale | 1 | none | last | FP16 loss scale after the update; 1 without scaling
 train/skipped | 1 | down | sum | 1 where an overflow skipped the update
 reward/mean | 1 | up | mean | mean shaped reward of the sampler's responses

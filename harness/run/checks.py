@@ -42,8 +42,8 @@ def _check_mixture(config: RunConfig, composed: Composed) -> None:
         raise ValueError(f"method={config.method}: {NO_EXACT_MIXTURE}")
     if needs & ROUTING and not num_experts:
         raise ValueError(
-            f"method={config.method} model={config.model.name}: replays the choice of experts, and a dense model has "
-            "none; choose a mixture of experts such as model=moe_xs"
+            f"method={config.method} model={config.model.name}: replays or compares the choice of experts, and a "
+            "dense model has none; choose a mixture of experts such as model=moe_xs"
         )
 
 

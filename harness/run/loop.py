@@ -42,6 +42,7 @@ from harness.trainers.corrected_step import (
     update_metrics,
 )
 from harness.trainers.evaluation import REFERENCE, evaluation
+from harness.trainers.local.forward import Routers
 from harness.trainers.local.trainer import DIVERGENCES, Diverged, Scores
 from harness.trainers.task_evaluation import FAILURES, task_evaluation
 
@@ -93,12 +94,13 @@ def grpo_step(run: Run) -> dict[str, Any]:
         stale = stale_logp(run, seqs, step)
         scores, batch = scored(run, sampled, mask, adv, step, keep_graph=is_single)
         seqs = seqs if scores.experts is None else replace(seqs, experts=scores.experts)
+        routers = trainer.routers(seqs) if "router_shift" in composed.needs(step) else None
     row |= batch_mismatch(batch, scores.entropy.detach()) | measured(run, batch, stale) | by_sampler(run, batch)
 
     with clock("update"):
         correction = batch_correction(composed, batch, algo)
         updates = [
-            update(run, seqs, batch, correction, rows, scores if is_single else None, number)
+            update(run, seqs, batch, correction, rows, scores if is_single else None, number, routers)
             for number, rows in enumerate(minibatches(algo, step))
         ]
         with trainer.eagerly():
@@ -171,15 +173,22 @@ def update(
     rows: Tensor,
     scores: Scores | None,
     number: int,
+    routers: Routers | None = None,
 ) -> tuple[dict[str, float], dict[str, float]]:
     """One optimizer update on some rows of the batch: (its metrics, its sums over tokens).
 
-    `scores` may carry the graph of exactly these rows; `number` counts the updates of the step.
+    `scores` may carry the graph of exactly these rows; `number` counts the updates of the step; `routers` are those of
+    the batch before any update, where a part reads their shift.
     """
     algo, trainer, composed = run.config.algo, run.trainer, run.composed
     rows = rows.to(seqs.ids.device)
     if len(rows) < len(seqs.ids) or scores is None:
         seqs, batch, correction = seqs.take(rows), take_batch(batch, rows), take_correction(correction, rows)
+    shifted: dict[str, float] = {}
+    if routers is not None:
+        shift = trainer.router_shift(seqs, routers.take(rows))
+        batch = replace(batch, extras={**batch.extras, "router_shift": shift})
+        shifted = {"train/router_shift": float(shift[batch.mask].mean())}
     if needs_current_policy(composed, algo):
         scores = scores or trainer.score(seqs, keep_graph=True)
         if batch.shadow:
@@ -207,7 +216,7 @@ def update(
     else:
         loss, sums = trainer.accumulate(seqs, loss_of, scores, wants_logits=bool(adds))
     row = {"train/loss": loss} | (trainer.step() if factor is None else trainer.step(factor))
-    row |= {} if factor is None else {"train/lr_factor": factor}
+    row |= shifted | ({} if factor is None else {"train/lr_factor": factor})
     return row | correction_metrics(correction, batch.mask), sums
 
 

@@ -40,7 +40,7 @@ MOE = (
     "model.intermediate_size=64", "base.target_accuracy=0.3", "base.max_steps=120",
 )  # fmt: skip
 """A mixture of experts, and a base of it within seconds."""
-NEEDS_MIXTURE = frozenset({"router_replay", "router_replay_r2"})
+NEEDS_MIXTURE = frozenset({"router_replay", "router_replay_r2", "rspo"})
 
 
 def overrides(name: str, *more: str) -> list[str]:
@@ -93,7 +93,8 @@ def plain_hash(precision: str, folder: Path) -> tuple[str, str]:
 def test_the_parts_change_something(name: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     method = METHODS[name]
     logp, batch = random_batch("battery acts", name, size=(24, 5), spread=2.0)
-    batch = replace(batch, extras={"rollout_kl": (batch.old_logp - batch.rollout_logp).square()})
+    gap = (batch.old_logp - batch.rollout_logp).square()
+    batch = replace(batch, extras={"rollout_kl": gap, "router_shift": gap})
     if any(has_hook(part, hook) for part in method.parts for hook in LOSS_HOOKS):
         algo = Algo(denom=method.denom or "original")
         without = objective((), logp, batch, Algo())
