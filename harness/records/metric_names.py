@@ -107,6 +107,11 @@ reward/accuracy | fraction | up | mean | mean raw task metric of the sampler's r
 reward/informative_frac | fraction | none | mean | groups whose raw metric is not constant
 reward/unparsable_frac | fraction | down | mean | responses without a readable answer
 rollout/length_mean | tokens | none | mean | mean response length
+staleness/age_mean | steps | none | mean | age of the weights that sampled a token, with partial rollouts
+staleness/age_std | steps | none | mean | its standard deviation over the tokens of the batch
+staleness/age_max | steps | none | max | age of the oldest token
+staleness/mixed_frac | fraction | none | mean | responses whose tokens come from several versions of the policy
+rollout/in_flight | groups | none | last | prompts whose responses go on with the next step's weights
 rollout/truncated_frac | fraction | none | mean | responses stopped by the length limit
 rollout/tokens | tokens | none | sum | response tokens generated, dropped groups included
 rollout/gen_batches | 1 | down | sum | generation rounds of dynamic sampling

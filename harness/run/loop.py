@@ -5,8 +5,8 @@
 
 `train` is the whole experiment, `harness.run.run.Run` what is alive in it. All randomness is a hash of (run seed,
 purpose, index), so a run resumed from `Run.state` goes on bit for bit. Left out: how a rollout batch is made
-(`harness.run.collect`), the weights that sample it (`harness.run.staleness`), and how processes start and end
-(`harness.run.cell`).
+(`harness.run.collect`, `harness.run.partial`), the weights that sample it (`harness.run.staleness`), and how processes
+start and end (`harness.run.cell`).
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ from harness.objective.loss import aggregate, count_totals
 from harness.objective.mismatch import batch_mismatch, correction_metrics
 from harness.run.collect import advantages, collect, groups
 from harness.run.gpu_sharing import lend, reclaim
+from harness.run.partial import age_metrics, collect_partial
 from harness.run.run import Collected, Run
 from harness.run.samplers import by_sampler, push_others
-from harness.run.staleness import keep, measured, stale_logp, synced
+from harness.run.staleness import keep, measured, stale_logp, synced, versions
 from harness.trainers.corrected_step import (
     NUM_AFTER_SYNC,
     batch_correction,
@@ -76,7 +77,9 @@ def grpo_step(run: Run) -> dict[str, Any]:
         keep(run, step)
         row: dict[str, Any] = {**push_weights(run, run.engine, step), **run.evaluated_sync}
         run.evaluated_sync = {}
-    sampled = collect(run, step, clock)  # prompts -> answers -> raw rewards
+    sampled = (collect_partial if algo.partial_rollouts else collect)(
+        run, step, clock
+    )  # prompts -> answers -> raw rewards
     seqs = sampled.seqs
     with clock("reward"):
         mask, adv, rewarded = advantages(run, sampled.scores, sampled.rollout, seqs.sampled)
@@ -96,6 +99,7 @@ def grpo_step(run: Run) -> dict[str, Any]:
         seqs = seqs if scores.experts is None else replace(seqs, experts=scores.experts)
         routers = trainer.routers(seqs) if "router_shift" in composed.needs(step) else None
     row |= batch_mismatch(batch, scores.entropy.detach()) | measured(run, batch, stale) | by_sampler(run, batch)
+    row |= age_metrics(run, batch)
 
     with clock("update"):
         correction = batch_correction(composed, batch, algo)
@@ -137,7 +141,7 @@ def scored(
         token_ids=seqs.token_ids, mask=mask, adv=adv, rollout_logp=rollout.logp.to(device),
         old_logp=scores.logp.detach(), step=step, extras=extras, group=groups(run, len(mask)).to(device),
         reward=torch.tensor([score.reward for score in sampled.scores], dtype=torch.float32, device=device),
-        sampler=None if rollout.sampler is None else rollout.sampler.to(device),
+        sampler=None if rollout.sampler is None else rollout.sampler.to(device), version=versions(run, rollout, step),
         shadow={"old": trainer.shadow_logp(seqs)} if "shadow" in needs else {},
     )  # fmt: skip
     return scores, batch

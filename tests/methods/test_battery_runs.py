@@ -31,7 +31,11 @@ LOSS_HOOKS = ("correct", "correct_update", "token_loss")
 FIT = {"updates": 2, "sequences": 16, "validate_every": 1}
 QUICK = {"KD": {"steps": 2, "num_responses": 1}, "RILQ": FIT, "RILQRefresh": FIT, "RILQInit": FIT}
 """Knobs of preparations that train, for a run of seconds."""
-ACTS_WITH = {"keep_sampling_mask": ["engine.top_p=0.9"], "lr_decay": ["knobs.LengthDecay.period=1"]}
+ACTS_WITH = {
+    "keep_sampling_mask": ["engine.top_p=0.9"],
+    "lr_decay": ["knobs.LengthDecay.period=1"],
+    "max_age": ["algo.staleness=1", "knobs.MaxAge.steps=0"],
+}
 """Settings of methods that wait for something which two ordinary steps do not have."""
 
 

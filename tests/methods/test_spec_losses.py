@@ -50,7 +50,9 @@ def full_batch(*seed: int | str, index: int = 0, spread: float = 0.4) -> tuple[T
     gap = (batch.old_logp - batch.rollout_logp).abs()
     extras = {"rollout_kl": 0.1 * gap, "rollout_tv": 1.0 - (-gap).exp(), "ref_logp": batch.old_logp - 0.1}
     extras["router_shift"] = gap
-    return logp, replace(batch, shadow=shadow, extras=extras, step=Step(index=index, total=100, seed=0))
+    age = torch.randint(4, logp.shape, generator=generator("cpu", "age", *seed))
+    step = Step(index=index, total=100, seed=0)
+    return logp, replace(batch, shadow=shadow, extras=extras, step=step, version=index - age)
 
 
 def dirty(batch: TokenBatch, bad: float) -> TokenBatch:

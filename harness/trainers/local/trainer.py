@@ -38,7 +38,7 @@ from harness.trainers.local.products import products
 
 ROUTING = frozenset({"routing", "own_routing", "router_shift"})
 """Those that need a mixture of experts."""
-EXTRAS = frozenset({"ref_logp", "rollout_kl", "rollout_tv", "shadow", "allowed_ids"}) | ROUTING
+EXTRAS = frozenset({"ref_logp", "rollout_kl", "rollout_tv", "shadow", "allowed_ids", "version"}) | ROUTING
 """Names that a part's `needs` may have."""
 DIVERGENCES = frozenset({"rollout_kl", "rollout_tv"})
 """Those of whole distributions, for which the engine must keep its own."""
