@@ -137,6 +137,7 @@ OWN = {
     "alp": "alp.METHOD",
     "mipu_step1": "mipu.METHOD",
     "vcpo": "vcpo.METHOD",
+    "vcpo_baseline": "vcpo.WITH_BASELINE",
     "lr_decay": "lr_decay.METHOD",
     "mxfp4_rl": "mxfp4_rl.METHOD",
     **dict.fromkeys(
