@@ -137,8 +137,8 @@ def test_cut_and_ragged_tiles() -> None:
 
 
 def test_rceil_is_exact_where_a_division_in_float32_is_not() -> None:
-    """The first steps above 6 x 2^k need the next scale; torchao's eager path divides amax by 6 and takes log2 in float32,
-    which rounds back to k for some of them."""
+    """The first steps above 6 x 2^k need the next scale; torchao's eager path divides amax by 6 and takes log2 in
+    float32, which rounds back to k for some of them."""
     bound, num_kept = torch.tensor(6.0 * 2**10), 0
     for count in range(12):
         w = torch.zeros(1, 32)
