@@ -280,7 +280,7 @@ def test_a_scale_that_is_sent_gives_the_codes_back_where_block_scales_are_normal
     """NVFP4: below 1/28672 of the largest magnitude a block has a subnormal scale, which its values do not tell."""
     x = torch.randn(256, 64, generator=torch.Generator().manual_seed(8)) + 0.5
     same: dict[float, bool] = {}
-    for factor in (1.0, 1e-3, 2e-5, 5e-6, 2e-6):
+    for factor in (1.0, 1e-3, 5e-6):
         small = x.clone()
         small[:, 16:32] *= factor
         q = named(small, "nvfp4")
