@@ -32,7 +32,7 @@ class Version:
 
 @dataclass(frozen=True, kw_only=True)
 class Response:
-    """What is sampled so far of a response, by one version of the policy or several."""
+    """A response as far as it is sampled, by one version of the policy or several."""
 
     tokens: tuple[int, ...]
     logp: tuple[float, ...]

@@ -44,7 +44,7 @@ class Scores:
 
 @dataclass(frozen=True, kw_only=True)
 class Routers:
-    """What a mixture's routers said of some experts of every sampled token, at the position that predicts it."""
+    """Log-probs of some experts by a mixture's routers for every sampled token, at the position that predicts it."""
 
     ids: Tensor
     """[B, T, layers, k] int64: the experts."""

@@ -193,7 +193,7 @@ class LocalTrainer:
 
     @torch.no_grad()
     def routers(self, seqs: Sequences, ids: Tensor | None = None) -> Routers:
-        """What the policy's routers say of the experts that they use, or of `ids` as in `Routers`, by a pass."""
+        """Log-probs of the experts that the policy's routers use, or of `ids` as in `Routers`, by a pass."""
         pieces: list[Routers] = []
         with held_weights(self.model):
             for rows in self.passes(seqs):
