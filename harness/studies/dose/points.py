@@ -106,6 +106,7 @@ def points(runs: Iterable[RunResult], series: Mapping[str, Mapping[str, Sequence
             c["algo"]["mode"] != "decoupled"
             or c["algo"].get("staleness")
             or c["algo"].get("partial_rollouts")
+            or c["model"].get("num_experts")  # a mixture's mismatch is of its routing, too
             or not math.isfinite(doses[DOSE])
         ):
             continue
