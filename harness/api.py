@@ -130,9 +130,14 @@ class TokenBatch:
     """[B] float32, as the task gives it, before scale and length penalty; None where `group` is."""
     sampler: Tensor | None = None
     """[B] int64: the sampler of each response, 0 for the plan's own, then `Plan.samplers`; None: there is one."""
+    version: Tensor | None = None
+    """[B, T] int64: the step whose weights sampled each token, `step.index` where they were the newest; None under
+    trainer=verl."""
     extras: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])
     """Only what `Part.needs` names: "ref_logp" [B, T] nats; "rollout_kl" [B, T] nats and "rollout_tv" [B, T] in [0, 1],
-    KL and total variation of the sampler's whole distribution against the trainer's."""
+    KL and total variation of the sampler's whole distribution against the trainer's; "router_shift" [B, T] nats, in the
+    hooks of an update alone: how far the log-probs of a mixture's routers have moved since before any update, mean over
+    layers and the experts used then, at the position that predicts the token."""
 
     @property
     def valid(self) -> Tensor:
@@ -202,6 +207,8 @@ class Rollout:
     """[B, T, V] float32 nats of the whole sampled distribution, where the engine was asked to keep it."""
     sampler: Tensor | None = None
     """[B] int64: the sampler of each response, as in `TokenBatch`; None where there is one."""
+    version: Tensor | None = None
+    """[B, T] int64: the step whose weights sampled each token, where there are several (`algo.partial_rollouts`)."""
     experts: Tensor | None = None
     """[B, prompt + response, layers, k] int16: experts that the sampler used at every position of prompt and response,
     from the first on, where the engine was asked to keep them; -1 where it computed nothing: at the last token, past
@@ -367,8 +374,9 @@ class Part:
         """Extras that the trainer must compute for this step: "ref_logp", "rollout_kl" and "rollout_tv"
         (`TokenBatch.extras`), "shadow"; "allowed_ids": every log-prob of the trainer is over the tokens that the
         sampler could draw, so that `engine.top_p` may be below 1; "routing": every pass of the trainer uses the
-        experts that the sampler used; "own_routing": updates use those of the pass before any update. Both need a
-        mixture of experts."""
+        experts that the sampler used; "own_routing": updates use those of the pass before any update; "router_shift"
+        (`TokenBatch.extras`). These three need a mixture of experts. "version":
+        `TokenBatch.version`, which trainer=verl does not have."""
         return frozenset()
 
     def plan(self, rollout: Plan) -> Plan:

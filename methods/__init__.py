@@ -20,6 +20,9 @@ mixed_rollouts.py        control: two samplers share every prompt's responses
 dc_grpo.py               DC-GRPO: the probability gap as a cost with an adaptive multiplier
 keep_sampling_mask.py    top-p sampling, and the trainer over the same tokens
 router_replay.py         R3 and R2: experts of a mixture replayed in training
+areal_prox.py            AReaL: a proximal policy interpolated by the version of each token
+max_age.py               prime-rl: prompts that are too old leave the loss
+rspo.py                  RSPO: ratios shrunk by the shift of a mixture's router
 r2vpo.py                 R2VPO: a penalty on the variance of the policy ratio in place of the clip
 jackpot.py               Jackpot: budgeted rejection of tokens, and the weight that it leaves
 alp.py                   ALP: noise in the hidden states during updates
@@ -126,11 +129,15 @@ OWN = {
     "keep_sampling_mask": "keep_sampling_mask.METHOD",
     "router_replay": "router_replay.METHOD",
     "router_replay_r2": "router_replay.R2",
+    "rspo": "rspo.METHOD",
+    "areal_prox": "areal_prox.METHOD",
+    "max_age": "max_age.METHOD",
     "r2vpo": "r2vpo.METHOD",
     "jackpot": "jackpot.METHOD",
     "alp": "alp.METHOD",
     "mipu_step1": "mipu.METHOD",
     "vcpo": "vcpo.METHOD",
+    "vcpo_baseline": "vcpo.WITH_BASELINE",
     "lr_decay": "lr_decay.METHOD",
     "mxfp4_rl": "mxfp4_rl.METHOD",
     **dict.fromkeys(

@@ -101,6 +101,7 @@ def random_batch(
         rollout_logp=rollout,
         old_logp=old,
         step=STEP,
+        version=torch.full(size, STEP.index),
     )
     return logp, batch
 

@@ -189,6 +189,9 @@ class AlgoConfig:
     staleness: Whole = field(default=0, metadata={"sparse": True})
     """Age of the sampler's weights in steps, each of `num_minibatches` x `num_epochs` updates (trainer=local alone;
     `harness.run.staleness`)."""
+    partial_rollouts: Whole = field(default=0, metadata={"sparse": True})
+    """Tokens of a response after which a step may end; the response then goes on with the next step's weights; 0: every
+    response is finished by the weights that began it (trainer=local alone; `harness.run.partial`)."""
     dynamic_sampling: bool = False
     max_gen_batches: Whole = 10
     """Dynamic sampling stops with an error after this many generation batches; 0 is unlimited."""

@@ -270,6 +270,8 @@ class Mixture(nn.Module):
 
     chosen: Tensor
     """Expert ids of the last forward pass, [..., k] int64."""
+    logits: Tensor
+    """Router logits of the last forward pass, [..., E], without graph."""
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
@@ -281,8 +283,9 @@ class Mixture(nn.Module):
         """[..., d] -> [..., d]. `given` [..., k] integers: experts in place of the router's own (`experts.route`)."""
         flat = x.flatten(0, -2)
         chosen = None if given is None else given.flatten(0, -2)
-        ids, gates = route(self.gate(flat), self.num_chosen, is_normed=self.is_normed, given=chosen)
-        self.chosen = ids.view(*x.shape[:-1], -1)
+        logits = self.gate(flat)
+        ids, gates = route(logits, self.num_chosen, is_normed=self.is_normed, given=chosen)
+        self.chosen, self.logits = ids.view(*x.shape[:-1], -1), logits.detach().view(*x.shape[:-1], -1)
         return mix(flat, ids, gates, len(self.experts), lambda i, rows: self.experts[i](rows)).view(x.shape)
 
 

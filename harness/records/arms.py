@@ -18,7 +18,7 @@ DEVICE = "trainer.device"
 """Another device is another random stream and other float rounding, as another seed is, and no other setting."""
 FIRST = (
     "model.name", "task.name", "task.n", "model.spread", "algo.name", "algo.mode", "algo.num_minibatches",
-    "algo.num_epochs", "algo.staleness", "trainer.steps", "trainer.lr", "engine.name", "parts",
+    "algo.num_epochs", "algo.staleness", "algo.partial_rollouts", "trainer.steps", "trainer.lr", "engine.name", "parts",
 )  # fmt: skip
 """Fields in order of precedence: where several vary together, the first stands for them."""
 CONTEXT = ("model.", "task.", "base.", "engine.", "trainer.name", "trainer.steps")
@@ -35,6 +35,7 @@ WORDS = {
     "algo.num_minibatches": "{} minibatches",
     "algo.num_epochs": "{} epochs",
     "algo.staleness": "staleness {}",
+    "algo.partial_rollouts": "partial {}",
     "trainer.steps": "{} steps",
     "trainer.lr": "lr={}",
     "engine.name": "{}",

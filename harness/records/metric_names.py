@@ -99,6 +99,7 @@ train/skew_total | 1 | none | mean | skew with current / rollout in place of R
 train/skew_total_up | 1 | none | mean | its part with A > 0
 train/skew_total_down | 1 | none | mean | its part with A < 0
 train/lr_factor | 1 | none | mean | the method's factor on the learning rate, where it has one
+train/router_shift | nats | none | mean | shift of a mixture's routers since before the updates, where a part reads it
 train/loss_scale | 1 | none | last | FP16 loss scale after the update; 1 without scaling
 train/skipped | 1 | down | sum | 1 where an overflow skipped the update
 reward/mean | 1 | up | mean | mean shaped reward of the sampler's responses
@@ -106,6 +107,11 @@ reward/accuracy | fraction | up | mean | mean raw task metric of the sampler's r
 reward/informative_frac | fraction | none | mean | groups whose raw metric is not constant
 reward/unparsable_frac | fraction | down | mean | responses without a readable answer
 rollout/length_mean | tokens | none | mean | mean response length
+staleness/age_mean | steps | none | mean | age of the weights that sampled a token, with partial rollouts
+staleness/age_std | steps | none | mean | its standard deviation over the tokens of the batch
+staleness/age_max | steps | none | max | age of the oldest token
+staleness/mixed_frac | fraction | none | mean | responses whose tokens come from several versions of the policy
+rollout/in_flight | groups | none | last | prompts whose responses go on with the next step's weights
 rollout/truncated_frac | fraction | none | mean | responses stopped by the length limit
 rollout/tokens | tokens | none | sum | response tokens generated, dropped groups included
 rollout/gen_batches | 1 | down | sum | generation rounds of dynamic sampling

@@ -8,6 +8,7 @@ loop.py          the GRPO step
 collect.py       one rollout batch: prompts, samples, rewards, layout
 samplers.py      several samplers of one batch, each with its share of every prompt
 policies.py      the trained policy as a Hugging Face folder, and its codes
+partial.py       responses that go on over several steps and versions of the policy
 staleness.py     weights of earlier steps for the sampler, as in asynchronous training
 dump.py          responses written out, where a launch asks for them
 gpu_sharing.py   one GPU for trainer and engine, which sleeps while the trainer updates

@@ -15,7 +15,7 @@ from harness.engines.factory import check_engine, check_installed
 from harness.models.checkpoint import CONFIG
 from harness.trainers.local.forward import Thrift
 from harness.trainers.local.policy import sixteen_bits
-from harness.trainers.local.trainer import EXTRAS, ROUTING
+from harness.trainers.local.trainer import DIVERGENCES, EXTRAS, ROUTING
 from harness.trainers.verl import checks
 
 
@@ -29,6 +29,7 @@ def check(config: RunConfig) -> Composed:
     _check_positions(config)
     _check_mixture(config, composed)
     _check_staleness(config, composed)
+    _check_partial(config, composed)
     _check_evaluations(config, composed)
     check_engine(config, composed, EXTRAS)
     return composed
@@ -77,8 +78,8 @@ def _check_mixture(config: RunConfig, composed: Composed) -> None:
         )
     if needs & ROUTING and not num_experts:
         raise ValueError(
-            f"method={config.method} model={config.model.name}: replays the choice of experts, and a dense model has "
-            "none; choose a mixture of experts such as model=moe_xs"
+            f"method={config.method} model={config.model.name}: replays or compares the choice of experts, and a "
+            "dense model has none; choose a mixture of experts such as model=moe_xs"
         )
 
 
@@ -92,6 +93,25 @@ def _check_staleness(config: RunConfig, composed: Composed) -> None:
         raise ValueError(
             f"algo.staleness={age}: {config.method} samples with the trainer's own module, which is never old; valid: 0"
         )
+
+
+def _check_partial(config: RunConfig, composed: Composed) -> None:
+    size, algo = config.algo.partial_rollouts, config.algo
+    if not size:
+        return
+    needs = composed.needs(Step(index=0, total=config.trainer.steps, seed=config.seed))
+    beside = sorted(needs & {"routing", "allowed_ids", *DIVERGENCES})
+    reasons = {
+        "algo.dynamic_sampling=true drops groups that have ended": algo.dynamic_sampling,
+        f"algo.staleness={algo.staleness} gives every batch one age": algo.staleness > 0,
+        f"{config.method} samples with the trainer's own module, whole responses at a time": (
+            composed.plan.sampler == "trainer"
+        ),
+        f"{config.method} has several samplers in a batch": bool(composed.plan.samplers),
+        f"{config.method} needs {', '.join(beside)} of whole responses": bool(beside),
+    }
+    for reason in (words for words, is_so in reasons.items() if is_so):
+        raise ValueError(f"algo.partial_rollouts={size}: {reason}; valid beside it: algo.partial_rollouts=0")
 
 
 def _check_evaluations(config: RunConfig, composed: Composed) -> None:

@@ -15,7 +15,6 @@ from harness.numerics.experts import OWN
 from harness.objective.advantage import shaped
 from harness.run.run import Collected, Run
 from harness.tasks import Item, Score, Stopping, Task
-from harness.tasks.prompt_order import prompt_indices
 from harness.trainers.dynamic_sampling import filled, num_drawn
 
 
@@ -82,11 +81,11 @@ def generate(run: Run, prompts: Sequence[Sequence[int]], seed: int) -> Rollout:
 
 
 def next_items(run: Run) -> list[Item]:
-    """The next prompts of the run's own order: hashed indices, or a shuffled epoch where the data is finite."""
+    """The next prompts of the run's own order."""
     count = num_drawn(run.config.algo)
     positions = range(run.next_prompt, run.next_prompt + count)
     run.next_prompt += count
-    return run.task.sample("train", prompt_indices(run.config.seed, positions, run.task.num_train))
+    return run.items_at(positions)
 
 
 def take_rollout(rollout: Rollout, rows: list[int]) -> Rollout:

@@ -5,8 +5,8 @@
 
 `train` is the whole experiment, `harness.run.run.Run` what is alive in it. All randomness is a hash of (run seed,
 purpose, index), so a run resumed from `Run.state` goes on bit for bit. Left out: how a rollout batch is made
-(`harness.run.collect`), the weights that sample it (`harness.run.staleness`), and how processes start and end
-(`harness.run.cell`).
+(`harness.run.collect`, `harness.run.partial`), the weights that sample it (`harness.run.staleness`), and how processes
+start and end (`harness.run.cell`).
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ from harness.objective.loss import aggregate, count_totals
 from harness.objective.mismatch import batch_mismatch, correction_metrics
 from harness.run.collect import advantages, collect, groups
 from harness.run.gpu_sharing import lend, reclaim, rest
+from harness.run.partial import age_metrics, collect_partial
 from harness.run.run import Collected, Run
 from harness.run.samplers import by_sampler, push_others
-from harness.run.staleness import keep, measured, stale_logp, synced
+from harness.run.staleness import keep, measured, stale_logp, synced, versions
 from harness.trainers.corrected_step import (
     NUM_AFTER_SYNC,
     batch_correction,
@@ -42,6 +43,7 @@ from harness.trainers.corrected_step import (
     update_metrics,
 )
 from harness.trainers.evaluation import REFERENCE, evaluation
+from harness.trainers.local.forward import Routers
 from harness.trainers.local.trainer import DIVERGENCES, Diverged, Scores
 from harness.trainers.task_evaluation import FAILURES, task_evaluation
 
@@ -75,7 +77,9 @@ def grpo_step(run: Run) -> dict[str, Any]:
         keep(run, step)
         row: dict[str, Any] = {**push_weights(run, run.engine, step), **run.evaluated_sync}
         run.evaluated_sync = {}
-    sampled = collect(run, step, clock)  # prompts -> answers -> raw rewards
+    sampled = (collect_partial if algo.partial_rollouts else collect)(
+        run, step, clock
+    )  # prompts -> answers -> raw rewards
     seqs = sampled.seqs
     with clock("reward"):
         mask, adv, rewarded = advantages(run, sampled.scores, sampled.rollout, seqs.sampled)
@@ -93,12 +97,14 @@ def grpo_step(run: Run) -> dict[str, Any]:
         stale = stale_logp(run, seqs, step)
         scores, batch = scored(run, sampled, mask, adv, step, keep_graph=is_single)
         seqs = seqs if scores.experts is None else replace(seqs, experts=scores.experts)
+        routers = trainer.routers(seqs) if "router_shift" in composed.needs(step) else None
     row |= batch_mismatch(batch, scores.entropy.detach()) | measured(run, batch, stale) | by_sampler(run, batch)
+    row |= age_metrics(run, batch)
 
     with clock("update"):
         correction = batch_correction(composed, batch, algo)
         updates = [
-            update(run, seqs, batch, correction, rows, scores if is_single else None, number)
+            update(run, seqs, batch, correction, rows, scores if is_single else None, number, routers)
             for number, rows in enumerate(minibatches(algo, step))
         ]
         with trainer.eagerly():
@@ -135,7 +141,7 @@ def scored(
         token_ids=seqs.token_ids, mask=mask, adv=adv, rollout_logp=rollout.logp.to(device),
         old_logp=scores.logp.detach(), step=step, extras=extras, group=groups(run, len(mask)).to(device),
         reward=torch.tensor([score.reward for score in sampled.scores], dtype=torch.float32, device=device),
-        sampler=None if rollout.sampler is None else rollout.sampler.to(device),
+        sampler=None if rollout.sampler is None else rollout.sampler.to(device), version=versions(run, rollout, step),
         shadow={"old": trainer.shadow_logp(seqs)} if "shadow" in needs else {},
     )  # fmt: skip
     return scores, batch
@@ -171,15 +177,22 @@ def update(
     rows: Tensor,
     scores: Scores | None,
     number: int,
+    routers: Routers | None = None,
 ) -> tuple[dict[str, float], dict[str, float]]:
     """One optimizer update on some rows of the batch: (its metrics, its sums over tokens).
 
-    `scores` may carry the graph of exactly these rows; `number` counts the updates of the step.
+    `scores` may carry the graph of exactly these rows; `number` counts the updates of the step; `routers` are those of
+    the batch before any update, where a part reads their shift.
     """
     algo, trainer, composed = run.config.algo, run.trainer, run.composed
     rows = rows.to(seqs.ids.device)
     if len(rows) < len(seqs.ids) or scores is None:
         seqs, batch, correction = seqs.take(rows), take_batch(batch, rows), take_correction(correction, rows)
+    shifted: dict[str, float] = {}
+    if routers is not None:
+        shift = trainer.router_shift(seqs, routers.take(rows))
+        batch = replace(batch, extras={**batch.extras, "router_shift": shift})
+        shifted = {"train/router_shift": float(shift[batch.mask].mean())}
     if needs_current_policy(composed, algo):
         scores = scores or trainer.score(seqs, keep_graph=True)
         if batch.shadow:
@@ -207,7 +220,7 @@ def update(
     else:
         loss, sums = trainer.accumulate(seqs, loss_of, scores, wants_logits=bool(adds))
     row = {"train/loss": loss} | (trainer.step() if factor is None else trainer.step(factor))
-    row |= {} if factor is None else {"train/lr_factor": factor}
+    row |= shifted | ({} if factor is None else {"train/lr_factor": factor})
     return row | correction_metrics(correction, batch.mask), sums
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -14,6 +14,7 @@ from harness.config.compose import Composed
 from harness.config.schema import RunConfig
 from harness.records.run_result import EvalRecord, TaskEvalRecord
 from harness.tasks import Item, Score, Task
+from harness.tasks.prompt_order import prompt_indices
 from harness.trainers.local.trainer import LocalTrainer
 from harness.trainers.task_evaluation import Asked
 
@@ -27,6 +28,40 @@ class Version:
     """`LocalTrainer.weights()`, by checkpoint name."""
     fixed: dict[str, Tensor]
     """`Composed.fixed`: adapters and scales that a push of these weights takes along."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Response:
+    """A response as far as it is sampled, by one version of the policy or several."""
+
+    tokens: tuple[int, ...]
+    logp: tuple[float, ...]
+    """Nats of each token, by the weights that sampled it."""
+    version: tuple[int, ...]
+    """The step whose weights sampled each token."""
+    is_ended: bool = False
+    is_truncated: bool = False
+    """The length limit came before the end token."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """The responses to one prompt, some of them unfinished (`harness.run.partial`)."""
+
+    position: int
+    """The place of the prompt in the run's order."""
+    item: Item
+    responses: tuple[Response, ...]
+
+    @property
+    def is_complete(self) -> bool:
+        """All of its responses have ended."""
+        return all(response.is_ended for response in self.responses)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens sampled so far."""
+        return sum(len(response.tokens) for response in self.responses)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,6 +151,9 @@ class Run:
     past: list[Version] = field(default_factory=list[Version])
     """With `algo.staleness`: the trainer's last weights, the sampler's first (`harness.run.staleness`)."""
 
+    in_flight: list[Group] = field(default_factory=list[Group])
+    """With `algo.partial_rollouts`: groups that no step has trained on yet, the oldest first."""
+
     on_batch: Callable[[int, Collected], None] | None = None
     """Called with every step's rollout batch, after its sampling."""
 
@@ -123,6 +161,11 @@ class Run:
     def engines(self) -> list[RolloutEngine]:
         """Engines that sample batches: the plan's own first."""
         return [self.engine, *(other.engine for other in self.others)]
+
+    def items_at(self, positions: Sequence[int]) -> list[Item]:
+        """The questions at these places of the run's own order: hashed indices, or a shuffled epoch where the data is
+        finite."""
+        return self.task.sample("train", prompt_indices(self.config.seed, positions, self.task.num_train))
 
     def keep_peaks(self, found: Mapping[str, float]) -> None:
         """Largest of what was found and what is known, by name."""
@@ -143,6 +186,10 @@ class Run:
             "memory": self.composed.memory,
             "memory_gib": self.memory_gib,
             "past": [dict(vars(version)) for version in self.past],
+            "in_flight": [
+                {"position": group.position, "responses": [dict(vars(response)) for response in group.responses]}
+                for group in self.in_flight
+            ],
         }
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -157,6 +204,12 @@ class Run:
         self.composed.memory[:] = state["memory"]
         self.keep_peaks(state.get("memory_gib", {}))
         self.past = [Version(**version) for version in state.get("past", [])]
+        entries = state.get("in_flight", [])
+        items = self.items_at([entry["position"] for entry in entries])
+        self.in_flight = [
+            Group(position=entry["position"], item=item, responses=tuple(Response(**r) for r in entry["responses"]))
+            for entry, item in zip(entries, items, strict=True)
+        ]
 
     def products(self) -> Any:
         """Kind of product -> number of the trainer's linear layers."""

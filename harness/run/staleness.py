@@ -14,16 +14,17 @@ Hilton et al. (arXiv 2110.00641), which AReaL uses (arXiv 2505.24298). `algo.mod
 policy, AReaL's baseline.
 
 A version is pushed as it would have been at its own step: through every part with the adapters and scales of that step.
-Left out: responses whose tokens come from several versions, and ages that vary within a batch.
+Responses whose tokens come from several versions: `harness.run.partial`.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+import torch
 from torch import Tensor
 
-from harness.api import Sequences, Step, TokenBatch, WeightStream
+from harness.api import Rollout, Sequences, Step, TokenBatch, WeightStream
 from harness.config.compose import Composed
 from harness.objective.mismatch import PROFILE_EVERY, staleness_metrics
 from harness.run.run import Run, Version
@@ -47,6 +48,14 @@ def synced(run: Run, step: Step, composed: Composed | None = None) -> WeightStre
     old, device = run.past[0], run.trainer.parameters[0].device
     weights = ((name, tensor.to(device)) for name, tensor in old.weights.items())
     return replace(composed, fixed=old.fixed).sync(weights, replace(step, index=old.step))
+
+
+def versions(run: Run, rollout: Rollout, step: Step) -> Tensor:
+    """[B, T] int64: the step whose weights sampled each token (`TokenBatch.version`)."""
+    if rollout.version is not None:
+        return rollout.version.to(run.trainer.parameters[0].device)
+    sampled_at = run.past[0].step if run.past else step.index
+    return torch.full(rollout.token_ids.shape, sampled_at, device=run.trainer.parameters[0].device)
 
 
 def stale_logp(run: Run, seqs: Sequences, step: Step) -> Tensor | None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from harness.foundation.seeds import generator, stable_seed
 
 
-def prompt_indices(seed: int, positions: range, num_train: int | None) -> list[int]:
+def prompt_indices(seed: int, positions: Sequence[int], num_train: int | None) -> list[int]:
     """Indices of the items at `positions` of a run's own order.
 
     `num_train`: items that there are, each drawn once an epoch; None: any index is an item.

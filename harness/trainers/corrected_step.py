@@ -106,7 +106,7 @@ def update_metrics(updates: Sequence[tuple[dict[str, float], dict[str, float]]])
 def take_batch(b: TokenBatch, rows: Tensor) -> TokenBatch:
     """Some rows of a batch."""
     fields = {name: getattr(b, name)[rows] for name in ("token_ids", "mask", "adv", "rollout_logp", "old_logp")}
-    named = {name: getattr(b, name) for name in ("group", "reward", "sampler")}
+    named = {name: getattr(b, name) for name in ("group", "reward", "sampler", "version")}
     fields |= {name: values[rows] for name, values in named.items() if values is not None}
     dicts = {name: {k: v[rows] for k, v in getattr(b, name).items()} for name in ("shadow", "extras")}
     return replace(b, **fields, **dicts)

@@ -31,7 +31,11 @@ LOSS_HOOKS = ("correct", "correct_update", "token_loss")
 FIT = {"updates": 2, "sequences": 16, "validate_every": 1}
 QUICK = {"KD": {"steps": 2, "num_responses": 1}, "RILQ": FIT, "RILQRefresh": FIT, "RILQInit": FIT}
 """Knobs of preparations that train, for a run of seconds."""
-ACTS_WITH = {"keep_sampling_mask": ["engine.top_p=0.9"], "lr_decay": ["knobs.LengthDecay.period=1"]}
+ACTS_WITH = {
+    "keep_sampling_mask": ["engine.top_p=0.9"],
+    "lr_decay": ["knobs.LengthDecay.period=1"],
+    "max_age": ["algo.staleness=1", "knobs.MaxAge.steps=0"],
+}
 """Settings of methods that wait for something which two ordinary steps do not have."""
 
 
@@ -40,7 +44,7 @@ MOE = (
     "model.intermediate_size=64", "base.target_accuracy=0.3", "base.max_steps=120",
 )  # fmt: skip
 """A mixture of experts, and a base of it within seconds."""
-NEEDS_MIXTURE = frozenset({"router_replay", "router_replay_r2"})
+NEEDS_MIXTURE = frozenset({"router_replay", "router_replay_r2", "rspo"})
 
 
 def overrides(name: str, *more: str) -> list[str]:
@@ -93,7 +97,8 @@ def plain_hash(precision: str, folder: Path) -> tuple[str, str]:
 def test_the_parts_change_something(name: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     method = METHODS[name]
     logp, batch = random_batch("battery acts", name, size=(24, 5), spread=2.0)
-    batch = replace(batch, extras={"rollout_kl": (batch.old_logp - batch.rollout_logp).square()})
+    gap = (batch.old_logp - batch.rollout_logp).square()
+    batch = replace(batch, extras={"rollout_kl": gap, "router_shift": gap})
     if any(has_hook(part, hook) for part in method.parts for hook in LOSS_HOOKS):
         algo = Algo(denom=method.denom or "original")
         without = objective((), logp, batch, Algo())

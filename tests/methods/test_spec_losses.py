@@ -49,7 +49,10 @@ def full_batch(*seed: int | str, index: int = 0, spread: float = 0.4) -> tuple[T
     shadow = {"old": batch.old_logp + 0.2, "current": logp.detach() + 0.2 + noise}
     gap = (batch.old_logp - batch.rollout_logp).abs()
     extras = {"rollout_kl": 0.1 * gap, "rollout_tv": 1.0 - (-gap).exp(), "ref_logp": batch.old_logp - 0.1}
-    return logp, replace(batch, shadow=shadow, extras=extras, step=Step(index=index, total=100, seed=0))
+    extras["router_shift"] = gap
+    age = torch.randint(4, logp.shape, generator=generator("cpu", "age", *seed))
+    step = Step(index=index, total=100, seed=0)
+    return logp, replace(batch, shadow=shadow, extras=extras, step=step, version=index - age)
 
 
 def dirty(batch: TokenBatch, bad: float) -> TokenBatch:
@@ -123,7 +126,7 @@ def test_one_policy_everywhere_gives_the_gradient_of_grpo(name: str) -> None:
     """Current = old = sampler. trm's own aggregation is any other's: only the objective is compared."""
     logp, batch = full_batch("one policy")
     same = replace(batch, old_logp=logp.detach(), rollout_logp=logp.detach())
-    zeros = dict.fromkeys(("rollout_kl", "rollout_tv"), torch.zeros_like(logp))
+    zeros = dict.fromkeys(("rollout_kl", "rollout_tv", "router_shift"), torch.zeros_like(logp))
     same = replace(same, extras=zeros, shadow=dict.fromkeys(("old", "current"), logp.detach()))
     for agg in ("seq-mean-token-sum", "seq-mean-token-mean") if "TBPO" not in str(CASES[name]) else AGGREGATIONS[-1:]:
         c = updated(CASES[name], logp, same)

@@ -11,9 +11,10 @@ import pytest
 import torch
 
 from harness.api import Memory
+from harness.objective.loss import start
 from harness.run.loop import grpo_step
 from methods.flashrl import TIS
-from methods.vcpo import METHOD, ESSStep, ess_share, step_factor
+from methods.vcpo import METHOD, ESSStep, OptimalBaseline, ess_share, least_variance_baseline, step_factor
 from tests.loss_cases import assert_published, random_batch
 from tests.toy import small_run
 
@@ -108,3 +109,55 @@ def test_method_and_refusals() -> None:
     ):  # fmt: skip
         with pytest.raises(ValueError, match=words):
             ESSStep(**knobs)
+
+
+@pytest.mark.parametrize(
+    ("reward", "weights", "norms", "baseline"),
+    [
+        ([1.0, 0.0], [2.0, 0.5], [1.0, 2.0], 0.8),
+        ([1.0, 0.0, 1.0, 0.0], [1.0, 1.0, 2.0, 0.5], [1.0, 1.0, 0.5, 2.0], 0.5),
+        ([1.0, 0.0], [2.0, 0.5], [1.0, 1.0], 4.0 / 4.25),
+    ],
+)
+def test_golden_baseline(reward: list[float], weights: list[float], norms: list[float], baseline: float) -> None:
+    r, group = torch.tensor(reward, dtype=torch.float64), torch.zeros(len(reward), dtype=torch.int64)
+    found = least_variance_baseline(r, logs(weights), logs(norms), group)
+    assert_published(found, torch.full_like(r, baseline))
+    assert_published(least_variance_baseline(r, logs(weights) + 300, logs(norms) - 50, group), found)
+    w2 = (torch.tensor(weights) * torch.tensor(norms)).double().square()
+    least = (w2 * (r - baseline).square()).sum()
+    assert all(least < (w2 * (r - baseline - d).square()).sum() for d in (-0.01, 0.01))
+
+
+def test_the_shift_is_from_the_mean_of_each_prompt_to_its_baseline() -> None:
+    """By a loop over prompts; an empty row counts nowhere, equal weights shift nothing."""
+    _, batch = random_batch("baseline", size=(12, 6), spread=0.6)
+    batch = replace(batch, group=torch.arange(12) // 4)
+    memory: Memory = {}
+    shift = OptimalBaseline().correct(start(batch, 0.2, 0.2), batch, memory).adv_shift
+    assert shift is not None
+    for group in range(3):
+        rows = [i for i in range(4 * group, 4 * group + 4) if batch.mask[i].any()]
+        d = [float((batch.old_logp - batch.rollout_logp)[i][batch.mask[i]].sum()) for i in rows]
+        w2 = np.exp(2 * np.array(d))
+        adv = np.array([float(batch.adv[i, 0]) for i in rows])
+        expected = adv.mean() - (w2 * adv).sum() / w2.sum()
+        for i in rows:
+            assert shift[i].tolist() == pytest.approx([expected] * 6, rel=1e-9)
+    assert (shift[-1] == 0).all() and memory["shift"] > 0.05
+    same = replace(batch, rollout_logp=batch.old_logp)
+    found = OptimalBaseline().correct(start(same, 0.2, 0.2), same, {}).adv_shift
+    assert found is not None and found.abs().max() < 1e-12
+
+
+def test_a_run_with_the_baseline_differs_by_it_alone(tmp_path: Path) -> None:
+    rows = [
+        grpo_step(small_run(tmp_path, [f"method={name}", "precision=int4", "algo.num_prompts=16"]))
+        for name in ("vcpo", "vcpo_baseline")
+    ]
+    assert (
+        rows[0]["mismatch/kl_k3"] == rows[1]["mismatch/kl_k3"]
+        and rows[0]["train/lr_factor"] == rows[1]["train/lr_factor"]
+    )
+    assert rows[0]["train/grad_norm"] != rows[1]["train/grad_norm"]
+    assert rows[1]["part/OptimalBaseline.shift"] > 1e-3

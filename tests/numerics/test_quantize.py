@@ -274,3 +274,18 @@ def test_input_is_left_alone_and_carries_no_gradient() -> None:
         assert not fake_quantize(w, format_named(name)).requires_grad, name
         assert not dequantize(quantize(w, format_named(name))).requires_grad, name
         assert torch.equal(w.detach(), before), name
+
+
+def test_a_scale_that_is_sent_gives_the_codes_back_where_block_scales_are_normal() -> None:
+    """NVFP4: below 1/28672 of the largest magnitude a block has a subnormal scale, which its values do not tell."""
+    x = torch.randn(256, 64, generator=torch.Generator().manual_seed(8)) + 0.5
+    same: dict[float, bool] = {}
+    for factor in (1.0, 1e-3, 5e-6):
+        small = x.clone()
+        small[:, 16:32] *= factor
+        q = named(small, "nvfp4")
+        again = quantize(dequantize(q), q.fmt, scale=receiver_scale(q))
+        block = scale_of(q).float()[:, 1]
+        same[factor] = torch.equal(again.codes, q.codes) and torch.equal(scale_of(again), scale_of(q))
+        assert bool((block >= 2**-6).all()) == (factor >= 1e-3)
+    assert same[1.0] and same[1e-3] and not same[5e-6]

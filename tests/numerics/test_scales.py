@@ -134,3 +134,17 @@ def test_cut_and_ragged_tiles() -> None:
     assert torch.equal(scale_of(w, "int4_g128"), w.abs().amax(-1, keepdim=True) / 7.5)
     parts = torch.stack((w[:, :32].abs().amax(-1), w[:, 32:].abs().amax(-1)), dim=-1) / 7.5
     assert torch.equal(scale_of(w, "int4_g32"), parts)
+
+
+def test_rceil_is_exact_where_a_division_in_float32_is_not() -> None:
+    """The first steps above 6 x 2^k need the next scale; torchao's eager path divides amax by 6 and takes log2 in
+    float32, which rounds back to k for some of them."""
+    bound, num_kept = torch.tensor(6.0 * 2**10), 0
+    for count in range(12):
+        w = torch.zeros(1, 32)
+        w[0, 3] = bound
+        byte = int(scale_of(w, "mxfp4_rceil").view(torch.uint8))
+        assert byte == (137 if count == 0 else 138)
+        num_kept += count > 0 and int(torch.ceil(torch.log2(bound / 6.0))) == 10
+        bound = torch.nextafter(bound, torch.tensor(torch.inf))
+    assert 0 < num_kept < 11

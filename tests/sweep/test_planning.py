@@ -107,6 +107,18 @@ def test_the_table_in_words_has_six_bases_and_its_stale_arms_have_controls_of_th
     assert len({method for method, age in ages if age == 16}) == 8
 
 
+@pytest.mark.parametrize(("name", "bases"), [("router", 5), ("router_wordmath", 3)])
+def test_router_sweeps_have_every_rollout_with_and_without_replay(name: str, bases: int) -> None:
+    planned = plan(read_sweep(name))
+    assert not planned.skipped and {(c.engine.name, c.algo.num_minibatches) for c in planned.cells} == {("embedded", 4)}
+    runs = Counter((c.method, c.precision.name, "Routing" in str(c.parts)) for c in planned.cells)
+    for precision in ("fp8_block", "int8", "int4"):
+        for method in ("naive", "router_replay", "flashrl", "rspo"):
+            assert runs[method, precision, False] >= bases
+        assert runs["flashrl", precision, True] >= bases
+    assert runs["router_replay", "bf16", False] == runs["bf16", "bf16", False] == bases
+
+
 def test_impossible_cells_are_listed_with_the_reason() -> None:
     planned = plan(
         sweep_of({"method": "flashrl", "precision": "int4", "algo.mode": ["decoupled", "bypass_ppo"]}, seeds=(0, 1))

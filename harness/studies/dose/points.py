@@ -122,7 +122,13 @@ def points(runs: Iterable[RunResult], series: Mapping[str, Mapping[str, Sequence
             continue
         c = run.config
         doses = run_doses(columns)
-        if c["algo"]["mode"] != "decoupled" or c["algo"].get("staleness") or not math.isfinite(doses[DOSE]):
+        if (
+            c["algo"]["mode"] != "decoupled"
+            or c["algo"].get("staleness")
+            or c["algo"].get("partial_rollouts")
+            or c["model"].get("num_experts")  # a mixture's mismatch is of its routing, too
+            or not math.isfinite(doses[DOSE])
+        ):
             continue
         start, end = run.summary.get("base_accuracy"), run.summary.get("final_accuracy")
         found.append(

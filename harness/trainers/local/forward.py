@@ -43,6 +43,20 @@ class Scores:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Routers:
+    """Log-probs of some experts by a mixture's routers for every sampled token, at the position that predicts it."""
+
+    ids: Tensor
+    """[B, T, layers, k] int64: the experts."""
+    logp: Tensor
+    """[B, T, layers, k] float32 nats of the softmax over all experts; where nothing was sampled, of no meaning."""
+
+    def take(self, rows: Tensor) -> Routers:
+        """Those of some rows."""
+        return Routers(ids=self.ids[rows], logp=self.logp[rows])
+
+
+@dataclass(frozen=True, kw_only=True)
 class Thrift:
     """Settings with which a forward pass fits into memory; none of it changes a number beyond float rounding."""
 
@@ -186,6 +200,31 @@ def used_experts(model: Decoder, seqs: Sequences, layout: Layout | None = None) 
     index = index.clamp(max=seqs.ids.shape[1] - 1).expand(len(last), -1)
     found[:, :, -1].scatter_(1, index[:, :, None].expand_as(last), last)
     return found
+
+
+def used_routers(model: Decoder, seqs: Sequences, layout: Layout | None, ids: Tensor | None = None) -> Routers:
+    """Routers of the last forward pass, over these sequences: of the experts that it used, or of `ids` as in
+    `Routers`. `layout` where it was packed."""
+    first = seqs.prompt_lens if isinstance(seqs.prompt_lens, int) else seqs.prompt_lens[:, None]
+    at = (first - 1 + torch.arange(seqs.token_ids.shape[1], device=seqs.ids.device)).expand(seqs.token_ids.shape)
+
+    def of_tokens(x: Tensor, *, is_last: bool) -> Tensor:
+        if layout is not None:
+            found = x.new_zeros((*seqs.token_ids.shape, x.shape[-1]))
+            found[seqs.sampled] = x[0, layout.predicts]
+            return found
+        if is_last:  # it computes what predicts alone
+            return torch.nn.functional.pad(x, (0, 0, 0, seqs.token_ids.shape[1] - x.shape[1]))
+        return x.gather(1, at.clamp(max=x.shape[1] - 1)[:, :, None].expand(-1, -1, x.shape[-1]))
+
+    num, used, logps = len(model.model.layers), list[Tensor](), list[Tensor]()
+    for i, layer in enumerate(model.model.layers):
+        mixture = cast(Mixture, layer.get_submodule("mlp"))
+        own = of_tokens(mixture.chosen, is_last=i == num - 1) if ids is None else ids[:, :, i]
+        logp = of_tokens(mixture.logits.to(torch.float32), is_last=i == num - 1).log_softmax(-1)
+        used.append(own)
+        logps.append(logp.gather(-1, own))
+    return Routers(ids=torch.stack(used, 2), logp=torch.stack(logps, 2))
 
 
 def masked(logits: Tensor, allowed: Tensor | None) -> Tensor:

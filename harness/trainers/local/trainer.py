@@ -22,13 +22,23 @@ from harness.models.decoder import Decoder
 from harness.numerics.formats import Adapters
 from harness.numerics.fp8_flow import held_weights
 from harness.trainers.local.compiling import eagerly
-from harness.trainers.local.forward import Scores, Thrift, forward, masked, packed_passes, prepared
+from harness.trainers.local.forward import (
+    Routers,
+    Scores,
+    Thrift,
+    forward,
+    lay_out,
+    masked,
+    packed_passes,
+    prepared,
+    used_routers,
+)
 from harness.trainers.local.policy import computing, is_loss_scaled
 from harness.trainers.local.products import products
 
-ROUTING = frozenset({"routing", "own_routing"})
+ROUTING = frozenset({"routing", "own_routing", "router_shift"})
 """Those that need a mixture of experts."""
-EXTRAS = frozenset({"ref_logp", "rollout_kl", "rollout_tv", "shadow", "allowed_ids"}) | ROUTING
+EXTRAS = frozenset({"ref_logp", "rollout_kl", "rollout_tv", "shadow", "allowed_ids", "version"}) | ROUTING
 """Names that a part's `needs` may have."""
 DIVERGENCES = frozenset({"rollout_kl", "rollout_tv"})
 """Those of whole distributions, for which the engine must keep its own."""
@@ -180,6 +190,24 @@ class LocalTrainer:
             found = torch.stack([terms.sum(-1), 0.5 * apart.sum(-1)])
             pieces.append(torch.where(some.sampled, found, 0.0))
         return dict(zip(("rollout_kl", "rollout_tv"), torch.cat(pieces, 1), strict=True))
+
+    @torch.no_grad()
+    def routers(self, seqs: Sequences, ids: Tensor | None = None) -> Routers:
+        """Log-probs of the experts that the policy's routers use, or of `ids` as in `Routers`, by a pass."""
+        pieces: list[Routers] = []
+        with held_weights(self.model):
+            for rows in self.passes(seqs):
+                some = seqs.take(rows)
+                self._forward(some)
+                layout = lay_out(some) if self.thrift.packing else None
+                pieces.append(used_routers(self.model, some, layout, None if ids is None else ids[rows]))
+        return Routers(ids=torch.cat([p.ids for p in pieces]), logp=torch.cat([p.logp for p in pieces]))
+
+    def router_shift(self, seqs: Sequences, before: Routers) -> Tensor:
+        """[B, T] float32 nats: mean over layers and the experts of `before` of how far the routers' log-probs have
+        moved since; 0 where nothing was sampled."""
+        moved = (self.routers(seqs, before.ids).logp - before.logp).abs().mean((-2, -1))
+        return torch.where(seqs.sampled, moved, 0.0)
 
     def _forward(
         self, seqs: Sequences, *, model: Decoder | None = None, wants_logits: bool = False, keeps_experts: bool = False

@@ -73,6 +73,11 @@ def _check_algo(config: RunConfig) -> None:
         raise ValueError(
             f"algo.staleness={algo.staleness}: verl's servers get every step's weights; valid under trainer=verl: 0"
         )
+    if algo.partial_rollouts:
+        raise ValueError(
+            f"algo.partial_rollouts={algo.partial_rollouts}: verl's servers finish every response; valid under "
+            "trainer=verl: 0"
+        )
 
 
 def check_launch(config: RunConfig, launch: Launch) -> None:
