@@ -54,10 +54,11 @@ def differences(arms: Sequence[Arm], board: dict[str, Any], control: str) -> Fig
         f"logarithmic; grey: within {DELTA:g})",
         fontsize=8,
     )
-    handles = [
-        Line2D([], [], color=colour, marker=marker, fillstyle=fill, linewidth=1.0, markersize=3.6, label=name or "decided")  # pyright: ignore[reportArgumentType]
+    looks: list[dict[str, Any]] = [
+        {"color": colour, "marker": marker, "fillstyle": fill, "label": name or "decided"}
         for name, (colour, marker, fill) in zip(contexts, CONTEXTS, strict=False)
     ]
+    handles = [Line2D([], [], linewidth=1.0, markersize=3.6, **look) for look in looks]
     faded = Line2D([], [], color=INK, alpha=FADED, marker="o", linewidth=1.0, markersize=3.6, label="undecided")
     above_panels(figure, [*handles, faded], len(handles) + 1, scores_title(arms, board, control))
     return figure
