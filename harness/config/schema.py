@@ -317,6 +317,10 @@ class Launch:
     native_16bit: bool = False
     """A trainer that computes in bf16 or fp16 multiplies 16-bit tensors, on tensor cores where there are some; False:
     float32 arithmetic on rounded operands, bit for bit the same on every device with float32 kernels alike."""
+    offload: Literal["none", "params", "optimizer", "all", "host"] = "none"
+    """What of a trainer under verl rests in the host's memory: params, weights while the engine samples; optimizer, the
+    moments but while a step is taken; all, both; host, weights, gradients and moments for good, with the steps taken on
+    the processors."""
     checkpoint_every_s: NotNegative = 20.0
     """Seconds between states to resume from; more where saving would take more than `checkpoint_share` of the time. 0:
     after every step."""
@@ -334,6 +338,8 @@ class Launch:
     nodes: Count = 1
     """Machines of a run with trainer=verl; it has `gpus` on each, and `results` must be a folder that all see."""
     gpus: Count = 1
+    tensor_parallel: Count = 1
+    """GPUs that an engine under verl multiplies by together; each holds its share of the model's weights and cache."""
     ray_address: str | None = None
     """An existing cluster for trainer=verl ("auto": the one of this machine); null starts one on this machine."""
     threads: Count = 1
@@ -353,8 +359,8 @@ class Launch:
 
 TUNABLE = (
     "micro_batch_tokens", "logits_mib", "checkpoint_layers", "packing", "compile", "fp8_kernels", "native_16bit",
-    "threads", "stall_s", "checkpoint_every_s", "checkpoint_every_steps", "checkpoint_share", "dump_rollouts", "save",
-    "nodes", "gpus", "ray_address",
+    "offload", "threads", "stall_s", "checkpoint_every_s", "checkpoint_every_steps", "checkpoint_share",
+    "dump_rollouts", "save", "nodes", "gpus", "tensor_parallel", "ray_address",
 )  # fmt: skip
 """Fields of `Launch` that a user sets, as `launch.NAME=VALUE` among the overrides."""
 
