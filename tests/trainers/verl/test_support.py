@@ -130,7 +130,9 @@ def test_an_engine_of_several_gpus(tmp_path: Path) -> None:
     there = told(job, "cuda")
     assert there["actor_rollout_ref.rollout.enable_sleep_mode"] is True  # each has a share, smaller than it looks
     assert not any("kv_cache_memory_bytes" in name for name in there)
-    with pytest.raises(ValueError, match=r"launch\.tensor_parallel=2: an engine's GPUs are of one machine, and .*=1 does"):
+    with pytest.raises(
+        ValueError, match=r"launch\.tensor_parallel=2: an engine's GPUs are of one machine, and .*=1 does"
+    ):
         checks.check_launch(job.config, Launch(tensor_parallel=2))
 
 
@@ -139,7 +141,10 @@ def test_an_engine_of_several_gpus(tmp_path: Path) -> None:
     [
         (("method=flashrl", "precision=fp8_channel"), None),
         (("method=fp8_rl", "precision=fp8_block+kv8"), "launch.tensor_parallel=2: the scales of an FP8 cache are"),
-        (("method=flashrl", "precision=fp8_block"), "launch.tensor_parallel=2: 32 of 64 channels of model.layers.0.self"),
+        (
+            ("method=flashrl", "precision=fp8_block"),
+            "launch.tensor_parallel=2: 32 of 64 channels of model.layers.0.self",
+        ),
     ],
 )
 def test_engines_that_cannot_be_shared(words: tuple[str, ...], said: str | None) -> None:
