@@ -1,4 +1,4 @@
-"""Weights and moments of verl's worker on the host of a GPU: the update without offload, in less of the GPU's memory."""
+"""Weights and moments of verl's worker on the host of a GPU: the same update in less of the GPU's memory."""
 
 from __future__ import annotations
 
