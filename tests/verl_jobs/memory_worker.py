@@ -1,4 +1,4 @@
-"""What ranks hold while verl's worker builds a policy, and updates: `... STORE RANK RANKS FOLDER ...`.
+"""Memory of ranks while verl's worker builds a policy, and two updates: `... STORE RANK RANKS FOLDER ...`.
 
 As `worker.py`; a folder's `memory<RANK>.pt` gets peaks of bytes in CPU storages, the whole weights after the build and
 after one update, the update's loss, and the order of what was moved.

@@ -100,7 +100,7 @@ def _actor(job: VerlJob) -> dict[str, Any]:
 
 
 def offloaded(launch: Launch) -> set[str]:
-    """What rests on the host, of params, optimizer and host."""
+    """Those of params, optimizer and host that rest on the host."""
     return {"none": set[str](), "all": {"params", "optimizer"}}.get(launch.offload, {launch.offload})
 
 

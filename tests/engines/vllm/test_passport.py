@@ -287,7 +287,7 @@ def test_a_caches_format_is_what_its_memory_holds() -> None:
 
 
 def shared(weights: str, enters: Rounding) -> tuple[dict[str, passport.Sent], list[nn.Module], DecoderConfig]:
-    """What was sent of a block's attention, and the live layers of each of two ranks that share it."""
+    """Tensors that were sent of a block's attention, and the live layers of each of two ranks that share it."""
     config = DecoderConfig(
         vocab_size=64, num_layers=1, hidden_size=256, num_heads=8, num_kv_heads=2, head_dim=64, intermediate_size=512
     )
