@@ -318,9 +318,9 @@ class Launch:
     """A trainer that computes in bf16 or fp16 multiplies 16-bit tensors, on tensor cores where there are some; False:
     float32 arithmetic on rounded operands, bit for bit the same on every device with float32 kernels alike."""
     offload: Literal["none", "params", "optimizer", "all", "host"] = "none"
-    """Parts of a trainer under verl that rest in the host's memory: params, weights while the engine samples; optimizer, the
-    moments but while a step is taken; all, both; host, weights, gradients and moments for good, with the steps taken on
-    the processors."""
+    """Parts of a trainer under verl that rest in the host's memory: params, weights while the engine samples;
+    optimizer, the moments but while a step is taken; all, both; host, weights, gradients and moments for good, with the
+    steps taken on the processors."""
     checkpoint_every_s: NotNegative = 20.0
     """Seconds between states to resume from; more where saving would take more than `checkpoint_share` of the time. 0:
     after every step."""

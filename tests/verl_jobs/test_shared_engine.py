@@ -34,5 +34,5 @@ def test_two_devices_have_the_passport_of_one(results: Path, name: str) -> None:
         assert record.passport is not None
         records.append(list(record.passport["weights"]))
     assert records[0] == records[1]
-    assert len({tensor["hash"] for tensor in records[0] if "_proj.weight" in tensor["name"]}) > 20
+    assert len({tensor["hash"] for tensor in records[0] if "_proj.weight" in tensor["name"]}) == 14
     assert any("lora_B" in tensor["name"] for tensor in records[0]) == (name == "adapters")
