@@ -108,7 +108,7 @@ def _draw(model: Policy, full_state: Any, mesh: Any = None, offload: Any = None)
     """Matrices from N(0, 0.02^2), gains 1, biases and the second matrices of adapters 0: each rank its own shards.
     Raises ValueError for a model with codes or scales, which cannot be drawn."""
     model.to_empty(device=get_device_id())
-    draws = torch.Generator(get_device_id()).manual_seed(torch.distributed.get_rank())
+    draws = torch.Generator(next(model.parameters()).device).manual_seed(torch.distributed.get_rank())
     for name, parameter in model.named_parameters():
         own = parameter.to_local() if isinstance(parameter, DTensor) else parameter
         if parameter.dim() == 2 and "lora_B" not in name:
