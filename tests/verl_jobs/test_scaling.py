@@ -46,5 +46,5 @@ def test_spread_lengths_on_drawn_weights_over_two_devices(tmp_path: Path) -> Non
     lengths = [task.limit(index, number) for index in prompt_indices(0, range(4, 8), None) for number in range(2)]
     assert cell["tokens"] == [float(sum(lengths))] != [8.0 * 12]  # of the second step
     assert cell["metrics"]["sync/num_replicas"] == [1.0, 1.0]
-    assert all(0 < norm < 100 for norm in cell["metrics"]["train/grad_norm"])
+    assert all(0 <= norm < 100 for norm in cell["metrics"]["train/grad_norm"])  # 0 where no answer has the token
     assert all(ratio == pytest.approx(1.0, abs=0.02) for ratio in cell["is_raw_mean"])
