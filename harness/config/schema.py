@@ -323,6 +323,10 @@ class Launch:
     attention_16bit: bool = False
     """A trainer that computes in 16 bits attends in them too: queries, keys and values are rounded, as vLLM has them,
     and a GPU uses its flash kernels; False: float32 attention, two to ten times as slow on a GPU."""
+    offload: Literal["none", "params", "optimizer", "all", "host"] = "none"
+    """Parts of a trainer under verl that rest in the host's memory: params, weights while the engine samples;
+    optimizer, the moments but while a step is taken; all, both; host, weights, gradients and moments for good, with the
+    steps taken on the processors."""
     checkpoint_every_s: NotNegative = 20.0
     """Seconds between states to resume from; more where saving would take more than `checkpoint_share` of the time. 0:
     after every step."""
@@ -340,6 +344,8 @@ class Launch:
     nodes: Count = 1
     """Machines of a run with trainer=verl; it has `gpus` on each, and `results` must be a folder that all see."""
     gpus: Count = 1
+    tensor_parallel: Count = 1
+    """GPUs that an engine under verl multiplies by together; each holds its share of the model's weights and cache."""
     ray_address: str | None = None
     """An existing cluster for trainer=verl ("auto": the one of this machine); null starts one on this machine."""
     threads: Count = 1
@@ -359,8 +365,8 @@ class Launch:
 
 TUNABLE = (
     "micro_batch_tokens", "logits_mib", "checkpoint_layers", "packing", "compile", "fp8_kernels", "native_16bit",
-    "attention_16bit", "threads", "stall_s", "checkpoint_every_s", "checkpoint_every_steps", "checkpoint_share",
-    "dump_rollouts", "save", "nodes", "gpus", "ray_address",
+    "attention_16bit", "offload", "threads", "stall_s", "checkpoint_every_s", "checkpoint_every_steps",
+    "checkpoint_share", "dump_rollouts", "save", "nodes", "gpus", "tensor_parallel", "ray_address",
 )  # fmt: skip
 """Fields of `Launch` that a user sets, as `launch.NAME=VALUE` among the overrides."""
 

@@ -282,6 +282,13 @@ def load_decoder(folder: Path | str, device: torch.device | str = "cpu", max_pos
     return model.to(device)
 
 
+def empty_decoder(folder: Path | str) -> Decoder:
+    """The decoder of a folder on the meta device: names, shapes and dtypes of `load_decoder`, no values and no memory.
+    Only the folder's config.json is read; raises ValueError as `load_config`."""
+    with torch.device("meta"):
+        return Decoder(load_config(folder))
+
+
 def _some(names: list[str] | dict[str, tuple[int, ...]]) -> str:
     listed = sorted(names)
     return ", ".join(listed[:4]) + (f" and {len(listed) - 4} more" if len(listed) > 4 else "") if listed else "none"

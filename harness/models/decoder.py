@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -25,6 +25,7 @@ from harness.numerics.rms_norm import RMSNorm
 
 ROUTER = "mlp.gate"
 """Linear layer of a block whose outputs choose the experts."""
+Module = TypeVar("Module", bound=nn.Module)
 MIXTURE = ("num_experts", "num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob")
 """Fields of a shape that a dense model does not have."""
 
@@ -109,14 +110,20 @@ def tensor_shapes(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
+def bare(kind: type[Module], *args: Any, **options: Any) -> Module:
+    """A module whose parameters hold no values yet, on the default device: on "meta" they take no memory."""
+    return cast(Module, skip_init(kind, *args, **options, device=torch.get_default_device()))
+
+
 def rope_tables(config: DecoderConfig, length: int, device: torch.device | str = "cpu") -> tuple[Tensor, Tensor]:
     """Rotary tables for positions 0..length-1: cos and signed sin, [length, 1, D] float32.
 
     With them the rotation is `x * cos + x.roll(D / 2) * sin`: the sine of the first half carries the minus sign
     (RoFormer, arXiv 2104.09864, eq. 34, in the half-split layout that Hugging Face checkpoints use).
     """
-    inverse, factor = _scaled_frequencies(config) if config.rope_scaling else (_frequencies(config), 1.0)
-    angle = torch.arange(length, dtype=torch.float32)[:, None] * inverse
+    with torch.device("cpu"):
+        inverse, factor = _scaled_frequencies(config) if config.rope_scaling else (_frequencies(config), 1.0)
+        angle = torch.arange(length, dtype=torch.float32)[:, None] * inverse
     cos = torch.cat((angle.cos(), angle.cos()), -1)
     sin = torch.cat((-angle.sin(), angle.sin()), -1)
     if factor != 1.0:
@@ -229,10 +236,10 @@ class Attention(nn.Module):
         super().__init__()
         d, hd = config.hidden_size, config.head_dim
         self.head_dim = hd
-        self.q_proj = skip_init(nn.Linear, d, config.num_heads * hd, bias=config.attention_bias)
-        self.k_proj = skip_init(nn.Linear, d, config.num_kv_heads * hd, bias=config.attention_bias)
-        self.v_proj = skip_init(nn.Linear, d, config.num_kv_heads * hd, bias=config.attention_bias)
-        self.o_proj = skip_init(nn.Linear, config.num_heads * hd, d, bias=False)
+        self.q_proj = bare(nn.Linear, d, config.num_heads * hd, bias=config.attention_bias)
+        self.k_proj = bare(nn.Linear, d, config.num_kv_heads * hd, bias=config.attention_bias)
+        self.v_proj = bare(nn.Linear, d, config.num_kv_heads * hd, bias=config.attention_bias)
+        self.o_proj = bare(nn.Linear, config.num_heads * hd, d, bias=False)
         self.q_norm = RMSNorm(hd, config.rms_eps) if config.qk_norm else nn.Identity()
         self.k_norm = RMSNorm(hd, config.rms_eps) if config.qk_norm else nn.Identity()
         self.core = CoreAttention()
@@ -256,9 +263,9 @@ class MLP(nn.Module):
 
     def __init__(self, hidden: int, width: int) -> None:
         super().__init__()
-        self.gate_proj = skip_init(nn.Linear, hidden, width, bias=False)
-        self.up_proj = skip_init(nn.Linear, hidden, width, bias=False)
-        self.down_proj = skip_init(nn.Linear, width, hidden, bias=False)
+        self.gate_proj = bare(nn.Linear, hidden, width, bias=False)
+        self.up_proj = bare(nn.Linear, hidden, width, bias=False)
+        self.down_proj = bare(nn.Linear, width, hidden, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., d] -> [..., d]."""
@@ -276,7 +283,7 @@ class Mixture(nn.Module):
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
         self.num_chosen, self.is_normed = config.num_experts_per_tok, config.norm_topk_prob
-        self.gate = skip_init(nn.Linear, config.hidden_size, config.num_experts, bias=False)
+        self.gate = bare(nn.Linear, config.hidden_size, config.num_experts, bias=False)
         self.experts = nn.ModuleList(MLP(config.hidden_size, width) for _, width in config.mlps)
 
     def forward(self, x: Tensor, given: Tensor | None = None) -> Tensor:
@@ -316,7 +323,7 @@ class Backbone(nn.Module):
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
-        self.embed_tokens = skip_init(nn.Embedding, config.vocab_size, config.hidden_size)
+        self.embed_tokens = bare(nn.Embedding, config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_eps)
 
@@ -338,7 +345,7 @@ class Decoder(nn.Module):
         super().__init__()
         self.config = config
         self.model = Backbone(config)
-        self.lm_head = skip_init(nn.Linear, config.hidden_size, config.vocab_size, bias=False)
+        self.lm_head = bare(nn.Linear, config.hidden_size, config.vocab_size, bias=False)
         if config.tie_embeddings:
             self.lm_head.weight = self.model.embed_tokens.weight
         cos, sin = rope_tables(config, min(64, config.max_positions))

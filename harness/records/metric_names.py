@@ -135,6 +135,8 @@ memory/sync_gib | GiB | down | max | the same during the push of weights
 memory/old_logp_gib | GiB | down | max | the same while the trainer scores
 memory/update_gib | GiB | down | max | the same during the updates
 memory/reserved_gib | GiB | down | max | peak of what torch's allocator reserved since the step before
+memory/host_gib | GiB | down | max | under verl: the host's memory that all processes use after an update
+memory/rest_gib | GiB | down | max | under verl: what the trainer keeps of its GPU's memory while the engine samples
 """
 _CURVES = """
 by_position/position | tokens | none | last | first position of each bucket, at most 64 of equal width

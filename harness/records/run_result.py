@@ -147,7 +147,7 @@ class RunResult(_Record):
     peak_memory_gib: Measured = None
     memory_gib: dict[str, Measured] = {}
     """GiB of a GPU: peaks allocated and reserved by torch's count, a sleeping engine's too; engine: at its start;
-    given_back."""
+    given_back. Under verl rest: what the trainer keeps while the engine samples; host: the machine's memory in use."""
     num_steps: int = 0
     evals: list[EvalRecord] = []
     evaluations: list[TaskEvalRecord] = []

@@ -146,6 +146,12 @@ def check_place(config: RunConfig, launch: Launch) -> None:
             f"launch.nodes={launch.nodes} launch.gpus={launch.gpus}: trainer={config.trainer.name} works on one "
             "GPU; choose trainer=verl"
         )
+    elif launch.tensor_parallel != 1:
+        raise ValueError(
+            f"launch.tensor_parallel={launch.tensor_parallel}: trainer=verl alone does it; valid: 1, or trainer=verl"
+        )
+    elif launch.offload != "none":
+        raise ValueError(f"launch.offload={launch.offload}: trainer=verl alone does it; valid: none, or trainer=verl")
     check_installed(config)
 
 

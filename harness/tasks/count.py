@@ -1,7 +1,10 @@
-"""Random prompts of one length and responses that never end by themselves: a load for timing, nothing to learn."""
+"""Random prompts of one length and responses that never end by themselves: a load for timing, nothing to learn.
+
+Responses are of one length, or under verl of log-normal ones."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -19,6 +22,10 @@ class Count:
     prompt_tokens: int = 64
     max_new_tokens: int = 64
     vocab_size: int = 128
+    mean_tokens: int = 0
+    """Mean length of responses that differ in it, before the cut at `max_new_tokens`; 0: all are that long."""
+    sigma: float = 1.0
+    """Standard deviation of the logarithm of those lengths."""
     name: str = field(default="count", init=False)
     eos_id: int = field(default=-1, init=False)
     pad_id: int = field(default=0, init=False)
@@ -29,6 +36,14 @@ class Count:
         for name in ("prompt_tokens", "max_new_tokens"):
             if getattr(self, name) < 1:
                 raise ValueError(f"task.options.{name}={getattr(self, name)}: at least 1")
+
+    def limit(self, index: int, number: int) -> int:
+        """Tokens of the `number`-th response to a prompt."""
+        if not self.mean_tokens:
+            return self.max_new_tokens
+        z = torch.randn((), generator=generator("cpu", index, number, "count length"))
+        length = self.mean_tokens * math.exp(self.sigma * float(z) - self.sigma**2 / 2)
+        return min(max(1, round(length)), self.max_new_tokens)
 
     def sample(self, split: str, indices: Sequence[int]) -> list[Item]:
         """Prompts of `prompt_tokens` random tokens."""
@@ -46,4 +61,6 @@ class Count:
 
     def content_hash(self) -> str:
         """Hash of the sizes: nothing else decides."""
-        return text_hash([self.name, *map(str, (self.prompt_tokens, self.max_new_tokens, self.vocab_size))])
+        spread = (self.mean_tokens, self.sigma) if self.mean_tokens else ()
+        sizes = (self.prompt_tokens, self.max_new_tokens, self.vocab_size, *spread)
+        return text_hash([self.name, *map(str, sizes)])

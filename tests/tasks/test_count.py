@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from harness.tasks import build_task
+from harness.tasks.count import Count
 
 
 def test_prompts_have_one_length_and_are_the_same_every_time() -> None:
@@ -33,3 +34,18 @@ def test_bad_options_are_one_line(options: dict[str, int]) -> None:
     with pytest.raises(ValueError, match=next(iter(options))) as caught:
         build_task("count", options)
     assert "\n" not in str(caught.value)
+
+
+def test_lengths_that_differ_have_their_mean_and_their_cap() -> None:
+    """Log-normal: mean 1000, median 1000 exp(-1 / 2), one in 100 beyond 1000 exp(2.326 - 0.5)."""
+    options = {"max_new_tokens": 8192, "mean_tokens": 1000, "sigma": 1.0}
+    task, equal = build_task("count", options), build_task("count", {"max_new_tokens": 8192})
+    assert isinstance(task, Count) and isinstance(equal, Count)
+    found = sorted(task.limit(index, number) for index in range(500) for number in range(8))
+    assert sum(found) / len(found) == pytest.approx(1000, rel=0.06)
+    assert found[2000] == pytest.approx(606.5, rel=0.06)
+    assert found[3960] == pytest.approx(6210, rel=0.15)
+    assert max(found) <= 8192 and min(found) >= 1
+    assert task.limit(3, 1) == task.limit(3, 1) != task.limit(3, 2)
+    assert equal.limit(3, 1) == 8192
+    assert task.content_hash() != equal.content_hash()

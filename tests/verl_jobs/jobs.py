@@ -44,11 +44,11 @@ def kinds(record: RunResult) -> set[str]:
     return {t["format"] for t in record.passport["weights"] if "_proj.weight" in t["name"]}
 
 
-def text_model(folder: Path) -> Path:
+def text_model(folder: Path, num_layers: int = 2) -> Path:
     """A random Qwen2-style Hugging Face folder with the 128-character tokenizer, small enough for a CPU."""
     config = DecoderConfig(
-        vocab_size=128, num_layers=2, hidden_size=64, num_heads=2, num_kv_heads=1, head_dim=32, intermediate_size=96,
-        qk_norm=False, attention_bias=True, max_positions=512, eos_id=1, pad_id=0, bos_id=2,
+        vocab_size=128, num_layers=num_layers, hidden_size=64, num_heads=2, num_kv_heads=1, head_dim=32,
+        intermediate_size=96, qk_norm=False, attention_bias=True, max_positions=512, eos_id=1, pad_id=0, bos_id=2,
     )  # fmt: skip
     save_decoder(Decoder(config, generator=generator("cpu", 0, "text model")), folder)
     save_tokenizer(folder, config.vocab_size)

@@ -97,12 +97,12 @@ def save(job: VerlJob, seqs: Sequences, batch: TokenBatch, columns: dict[str, Te
     torch.save(saved, job.folder / "batch.pt")
 
 
-def under_verl(folders: Sequence[Path], ranks: int) -> None:
+def under_verl(folders: Sequence[Path], ranks: int, worker: str = "tests.verl_jobs.worker") -> None:
     """verl's worker on one or several ranks, each a process; they meet at a file."""
     store = folders[0].parent / f"store{ranks}"
     words = [[str(store), str(rank), str(ranks), *map(str, folders)] for rank in range(ranks)]
     running = [
-        subprocess.Popen([sys.executable, "-m", "tests.verl_jobs.worker", *own], cwd=ROOT, text=True,
+        subprocess.Popen([sys.executable, "-m", worker, *own], cwd=ROOT, text=True,
                          env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
                          stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
         for own in words

@@ -79,6 +79,18 @@ def meet(store: str, rank: str = "0", ranks: str = "1") -> None:
                    "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29511"}  # fmt: skip
 
 
+def metrics_of(done: Any) -> dict[str, float]:
+    """Metrics of an update, over all ranks."""
+    from verl.utils import tensordict_utils as tu
+    from verl.utils.metric import Metric
+
+    metrics = {}
+    for name, value in tu.get(done, "metrics").items():
+        of_all = value if isinstance(value, list) else [value]
+        metrics[name] = float(Metric.aggregate_dp(of_all) if isinstance(of_all[0], Metric) else of_all[0])
+    return metrics
+
+
 def held(worker: Any) -> dict[str, torch.Tensor]:
     """Tensors that a push would send."""
     return {name: tensor.clone() for name, tensor in worker.engine.get_per_tensor_param()[0]}
@@ -86,8 +98,6 @@ def held(worker: Any) -> dict[str, torch.Tensor]:
 
 def one(folder: Path, rank: int, ranks: int) -> None:
     """The batch of one job's folder."""
-    from verl.utils import tensordict_utils as tu
-    from verl.utils.metric import Metric
     from verl.workers.utils.padding import no_padding_2_padding
 
     from harness.models.adapters import named_weights
@@ -124,10 +134,7 @@ def one(folder: Path, rank: int, ranks: int) -> None:
     worker.engine.optimizer_step = recorded
     done = worker.train_batch(tensordict(saved, **numbers, global_batch_size=len(saved["ids"])))
     moved = max(float((tensor.double() - before[name].double()).abs().max()) for name, tensor in held(worker).items())
-    metrics = {}
-    for name, value in tu.get(done, "metrics").items():
-        of_all = value if isinstance(value, list) else [value]
-        metrics[name] = float(Metric.aggregate_dp(of_all) if isinstance(of_all[0], Metric) else of_all[0])
+    metrics = metrics_of(done)
     if rank == 0:
         found = {"logp": logp, "ref_logp": ref_logp, "gradients": gradients, "metrics": metrics}
         found |= {"moved": moved, "loss_scale": worker.engine.scaler.get_scale() if worker.engine.scaler else None}

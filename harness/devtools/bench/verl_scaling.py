@@ -4,7 +4,8 @@
     python -m harness.devtools.bench verl_scaling --device cpu --size toy --gpus 1 --prompts 4 --tokens 16 --out x.json
 
 A cell is a run as `lowbit run trainer=verl method=bf16_train launch.native_16bit=true` makes it, on
-random weights of a Qwen2.5 shape and the task `count`: responses of one length. Weak scaling: as many prompts for every
+random weights of a Qwen2.5 shape and the task `count`: responses of one length, or with --mean-tokens of log-normal
+ones; --padded then lays rows side by side, as a trainer without packing does. Weak scaling: as many prompts for every
 GPU, whatever their number. The first step is dropped. Micro-batches and checkpointed layers are those of the capacity
 plan; what it says does not fit is skipped. Finished cells of the file are kept: the same command goes on. Left out:
 evaluation, checkpoints, and start-up, which is given beside.
@@ -44,17 +45,21 @@ from harness.studies.capacity.check import work_of
 from harness.studies.capacity.place import place
 from harness.studies.throughput.shapes import shape_of
 from harness.trainers.verl.data import lay_out
+from harness.trainers.verl.job import write_job
 from harness.trainers.verl.parent import Watched
 
 WARM_UP = 1
+TOLD = ("sync/num_replicas", "memory/rest_gib", "memory/host_gib", "train/grad_norm", "rollout/tokens")
+"""Columns of a run's series that are kept, a value per step."""
 LOOK_S = 2.0
 """Between two looks at what is in use of the GPUs."""
 Found = dict[str, Any]
 
 
 @torch.no_grad()
-def make_folder(folder: Path, size: str, device: str) -> None:
-    """A Hugging Face folder of random bfloat16 weights, drawn on the device, with a tokenizer; kept if there."""
+def make_folder(folder: Path, size: str, device: str, is_drawn: bool = False) -> None:
+    """A Hugging Face folder of random bfloat16 weights, drawn on the device, with a tokenizer; kept if there.
+    `is_drawn`: without weights, which the trainer then draws on its devices."""
     if folder.exists():
         return
     part = folder.with_name(f"{folder.name}.part")
@@ -62,11 +67,12 @@ def make_folder(folder: Path, size: str, device: str) -> None:
     part.mkdir(parents=True)
     config = replace(shape_of(size), bos_id=BOS_ID, eos_id=EOS_ID, pad_id=PAD_ID)
     draws, tensors = torch.Generator(device).manual_seed(0), dict[str, torch.Tensor]()
-    for name, shape in tensor_shapes(config).items():
+    for name, shape in () if is_drawn else tensor_shapes(config).items():
         made = torch.empty(shape, dtype=torch.bfloat16, device=device)
         filled = made.normal_(0.0, 0.02, generator=draws) if made.dim() == 2 else made.fill_(not name.endswith("bias"))
         tensors[name] = filled.cpu()
-    save_file(tensors, part / WEIGHTS, metadata={"format": "pt"})
+    if not is_drawn:
+        save_file(tensors, part / WEIGHTS, metadata={"format": "pt"})
     (part / CONFIG).write_text(json.dumps(config_json(config, torch.bfloat16)), encoding="utf-8")
     save_numbered(part, config.vocab_size)
     part.rename(folder)
@@ -77,19 +83,23 @@ def make_folder(folder: Path, size: str, device: str) -> None:
 def cell_of(folder: Path, size: str, gpus: int, precision: str, given: argparse.Namespace) -> tuple[RunConfig, Launch]:
     """The run that `lowbit run` makes of the same words. Raises ValueError, one line, for what verl does not take."""
     samples = given.prompts * given.group
+    spread = {"mean_tokens": given.mean_tokens, "sigma": given.sigma} if given.mean_tokens else {}
     options = {"prompt_tokens": given.prompt_tokens, "max_new_tokens": given.tokens,
-               "vocab_size": shape_of(size).vocab_size}  # fmt: skip
+               "vocab_size": shape_of(size).vocab_size, **spread}  # fmt: skip
     words = [
         "trainer=verl", f"trainer.device={given.device}", f"trainer.steps={given.steps}", "trainer.lr=1e-6",
-        "method=bf16_train", f"precision={precision}", "model=hf", f"model.path={folder}",
+        f"method={given.method}", f"precision={precision}", "model=hf", f"model.path={folder}",
         "task=count", *(f"+task.options.{name}={value}" for name, value in options.items()),
         f"algo.num_prompts={given.prompts * gpus}", f"algo.group_size={given.group}",
         f"engine.max_batch={samples}", f"engine.gpu_memory={given.gpu_memory}",
     ]  # fmt: skip
     row = given.prompt_tokens + given.tokens
     values: dict[str, str] = {"gpus": str(gpus), "micro_batch_tokens": str(given.pass_tokens),
-                              "native_16bit": str(given.device == "cuda"), "compile": str(given.compile)}  # fmt: skip
-    if given.device == "cuda":
+                              "native_16bit": str(given.device == "cuda"), "compile": str(given.compile),
+                              "tensor_parallel": str(given.tensor_parallel), "offload": given.offload}  # fmt: skip
+    if given.unplanned:
+        values |= {"checkpoint_layers": "True"}
+    elif given.device == "cuda":
         planned = place(work_of(size, gpus, precision, vars(given)), gpus)
         values |= {"micro_batch_tokens": str(planned.rows * row), "checkpoint_layers": str(planned.is_checkpointed)}
     config = resolve(load(words))
@@ -98,13 +108,17 @@ def cell_of(folder: Path, size: str, gpus: int, precision: str, given: argparse.
 
 def measure(folder: Path, size: str, gpus: int, precision: str, given: argparse.Namespace) -> Found:
     """One run: {"steps": seconds of every step, "stages": ..., ...}, {"skipped": why} or {"failed": verl's words}."""
-    if given.device == "cuda" and (reason := place(work_of(size, gpus, precision, vars(given)), gpus).reason):
-        return {"skipped": f"memory: {reason}"}
+    planned = place(work_of(size, gpus, precision, vars(given)), gpus) if given.device == "cuda" else None
+    if planned is not None and planned.reason and not given.unplanned:
+        return {"skipped": f"memory: {planned.reason}"}
     config, launch = cell_of(folder, size, gpus, precision, given)
     composed, work = check(config), Path(given.work) / f"{size}-{gpus}-{precision}"
     check_place(config, launch)
     shutil.rmtree(work, ignore_errors=True)
-    run = Watched(lay_out(config, launch, composed, start_of(config, launch), work, is_timed=True), composed)
+    job = lay_out(config, launch, composed, start_of(config, launch), work, is_timed=True)
+    if given.padded:
+        write_job(job := replace(job, is_padded=True))
+    run = Watched(job, composed)
     started, seen = time.monotonic(), list[float]()
     try:
         run.train(looking(seen, given.device), lambda: False, RuntimeError)
@@ -125,6 +139,8 @@ def measure(folder: Path, size: str, gpus: int, precision: str, given: argparse.
         "trainer_gib": peaks.get("allocated"), "gpu_gib": max(seen, default=None),
         "is_raw_mean": [row["mismatch/is_raw_mean"] for row in rows],
         "micro_batch_tokens": launch.micro_batch_tokens, "checkpoint_layers": launch.checkpoint_layers,
+        "memory_gib": peaks, "metrics": {name: [row[name] for row in rows] for name in TOLD if name in rows[0]},
+        "planned_full_update_gib": None if planned is None else sum(planned.update.values()),
     }  # fmt: skip
 
 
@@ -180,6 +196,9 @@ def lines(cells: Mapping[str, Found]) -> Iterator[str]:
 def run(given: argparse.Namespace) -> Found:
     """Every cell that the file does not have, the smallest first; each is in the file before the next one starts."""
     names = ("device", "prompts", "group", "prompt_tokens", "tokens", "steps", "pass_tokens", "gpu_memory", "compile")
+    later = {"mean_tokens": 0, "sigma": 1.0, "padded": False, "tensor_parallel": 1, "offload": "none",
+             "method": "bf16_train", "drawn": False, "unplanned": False}  # fmt: skip
+    names += tuple(name for name, usual in later.items() if getattr(given, name) != usual)
     head: Found = {"what": "verl_scaling", "settings": {name: getattr(given, name) for name in names},
                    "hardware": hardware(given.device), "packages": packages()}  # fmt: skip
     old: Found = json.loads(given.out.read_text(encoding="utf-8")) if given.out.exists() else {}
@@ -192,7 +211,7 @@ def run(given: argparse.Namespace) -> Found:
                 name = f"{size} {gpus} {precision}"
                 if "steps" in cells.get(name, {}) or time.monotonic() - began > 60 * given.minutes:
                     continue
-                make_folder(folder, size, given.device)
+                make_folder(folder, size, given.device, given.drawn)
                 cells[name] = measure(folder, size, gpus, precision, given)
                 found = head | {"commit": commit()[0], "summary": summary(cells), "cells": cells}
                 save(given.out, found)
@@ -214,7 +233,17 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--minutes", type=float, default=1e9, help="no cell begins later than that")
     parser.add_argument("--compile", action="store_true", help="layers run compiled (launch.compile)")
     parser.add_argument("--gpu-memory", type=float, default=0.3, help="vLLM's share of a GPU (default: 0.3)")
+    parser.add_argument("--sigma", type=float, default=1.0, help="of the logarithm of lengths (default: 1)")
+    parser.add_argument("--padded", action="store_true", help="rows of a pass are padded to its longest")
+    parser.add_argument("--drawn", action="store_true", help="no file of weights: they are drawn on the devices")
+    parser.add_argument(
+        "--unplanned", action="store_true", help="run what the plan of a full update says does not fit, such as LoRA"
+    )
+    parser.add_argument("--method", default="bf16_train", help="method of the runs (default: bf16_train)")
+    parser.add_argument("--offload", default="none", help="launch.offload (default: none)")
     for name, value, text in (
+        ("mean-tokens", 0, "of responses whose lengths differ, up to --tokens; 0: all are that long"),
+        ("tensor-parallel", 1, "GPUs of an engine"),
         ("prompts", 16, "for every GPU"), ("group", 8, "responses to a prompt"), ("prompt-tokens", 128, ""),
         ("tokens", 512, "of every response"), ("steps", 4, "the first of them warms up"),
         ("pass-tokens", 16896, "of a micro-batch, at most"),

@@ -11,6 +11,7 @@ export.py            a stream of weights to the tensors of a checkpoint
 push_by_reload.py    a push through vLLM's own loaders
 push_by_kernels.py   a push by kernels that write straight into the engine's parameters
 streamed_push.py     a push that comes in pieces
+shards.py            one rank's share of a model that several devices hold together
 adapters.py          low-rank adapters through vLLM's LoRA support
 kv.py                scales of an FP8 KV cache
 decoding.py          sampling through vLLM's model runner and scheduler

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from harness.api import TensorRecord
 from harness.engines.vllm.push_by_reload import live_linears
+from harness.engines.vllm.shards import Shard
 from harness.numerics.formats import Adapters
 
 
@@ -78,22 +79,23 @@ class AdapterSlot:
         """vLLM's number of the adapter to come."""
         return self.number + 1
 
-    def records(self) -> Iterator[TensorRecord]:
-        """Passport lines, read from the slot of which the kernels read (B with alpha / rank in it).
+    def records(self, shard: Shard) -> Iterator[TensorRecord]:
+        """Passport lines, read from the slot of which the kernels read (B with alpha / rank in it), of whole adapters.
 
         Raises RuntimeError where the last push is not the one that is active.
         """
         runner = self.llm.llm_engine.model_executor.driver_worker.worker.model_runner
-        held = runner.lora_manager.list_adapters()
-        if held != {self.number}:
-            raise RuntimeError(f"adapters of pushes {sorted(held)} are held, not {self.number} alone")
+        known = runner.lora_manager.list_adapters()
+        if known != {self.number}:
+            raise RuntimeError(f"adapters of pushes {sorted(known)} are held, not {self.number} alone")
         wrapped = dict(runner.get_model().named_modules())
         for name, _, parts in live_linears(runner.get_model()):
             slots = getattr(wrapped[name], "lora_a_stacked", ()), getattr(wrapped[name], "lora_b_stacked", ())
             for part, a, b in zip(parts, *slots, strict=False):
                 if f"{part}.lora_A.weight" in self.wanted:
-                    yield _record(f"{part}.lora_A.weight", a[0, 0, : self.adapters.rank])
-                    yield _record(f"{part}.lora_B.weight", b[0, 0, :, : self.adapters.rank])
+                    held = {f"{part}.lora_A.weight": a[0, 0, : self.adapters.rank],
+                            f"{part}.lora_B.weight": b[0, 0, :, : self.adapters.rank]}  # fmt: skip
+                    yield from (_record(own, shard.gather(own, tensor)) for own, tensor in held.items())
 
 
 def _record(name: str, tensor: Tensor) -> TensorRecord:

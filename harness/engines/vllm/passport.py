@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from harness.api import TensorRecord
 from harness.engines.vllm.push_by_reload import live_linears
 from harness.engines.vllm.settings import base_name
+from harness.engines.vllm.shards import Shard
 from harness.numerics.formats import Format, format_named
 from harness.numerics.quantize import Quantized, dequantize, fake_quantize
 from harness.numerics.rounding import decode
@@ -101,8 +102,11 @@ def values_at(q: Quantized, columns: Tensor) -> Tensor:
     return decode(q.codes[:, columns], q.fmt.element) * multiplier
 
 
-def weight_records(model: nn.Module, sent: Mapping[str, Sent], dtype: torch.dtype) -> list[TensorRecord]:
-    """One line per quantized linear of the checkpoint, from what its kernel answers.
+def weight_records(
+    model: nn.Module, sent: Mapping[str, Sent], dtype: torch.dtype, shard: Shard | None = None
+) -> list[TensorRecord]:
+    """One line per quantized linear of the checkpoint, from what its kernel answers. `shard`: the share of the model
+    that is asked, `sent` being of whole tensors; None: all of it.
 
     Raises RuntimeError naming the first tensor whose kernel does not compute with the codes that were sent. A GPU is
     waited for twice, not once per tensor: on one that is shared every wait may last as long as another's turn.
@@ -113,8 +117,9 @@ def weight_records(model: nn.Module, sent: Mapping[str, Sent], dtype: torch.dtyp
         first = sent.get(f"{parts[0]}.weight")
         if first is None:
             continue
-        answered = probe_weights(layer, first.columns, dtype)
-        told = [sent[f"{part}.weight"].values for part in parts]
+        columns, _ = columns_here(f"{parts[0]}.weight", first.columns, shard)
+        answered = probe_weights(layer, columns, dtype)
+        told = [values_here(f"{part}.weight", sent[f"{part}.weight"], shard) for part in parts]
         for part, values, live in zip(parts, told, answered.split([len(values) for values in told]), strict=True):
             gap = (live - values).abs()
             wrong = ~(gap <= WEIGHT_TOLERANCE * values.abs() + 1e-12)  # NaN too
@@ -138,9 +143,34 @@ def weight_records(model: nn.Module, sent: Mapping[str, Sent], dtype: torch.dtyp
     ]  # fmt: skip
 
 
+def columns_here(name: str, columns: Tensor, shard: Shard | None) -> tuple[Tensor, Tensor]:
+    """(those of `columns` [C] that a share of the weight `name` has, by its own count; which they are, [C] bool)."""
+    span = None if shard is None else shard.span(name)
+    if span is None or span[0] == 0:
+        return columns, torch.ones_like(columns, dtype=torch.bool)
+    inside = (columns >= span[1]) & (columns < span[2])
+    return columns[inside] - span[1], inside
+
+
+def values_here(name: str, sent: Sent, shard: Shard | None) -> Tensor:
+    """[N', C'] float32: a share's rows of what was sent, at the columns that it has."""
+    span = None if shard is None else shard.span(name)
+    if span is None:
+        return sent.values
+    if span[0] == 0:
+        return sent.values[span[1] : span[2]]
+    return sent.values[:, columns_here(name, sent.columns, shard)[1]]
+
+
+def width_of(layer: nn.Module) -> int:
+    """Inputs of a live linear layer, of its share where it has one."""
+    width: Any = getattr(layer, "input_size_per_partition", None) or layer.input_size
+    return int(width)
+
+
 def probe_weights(layer: nn.Module, columns: Tensor, dtype: torch.dtype) -> Tensor:
     """[N, C] float32: the weights of a live linear layer at `columns`, as its kernel applies them to unit vectors."""
-    width = int(layer.input_size)  # pyright: ignore[reportArgumentType]
+    width = width_of(layer)
     unit = torch.zeros(len(columns), width, dtype=dtype, device=columns.device)
     unit[torch.arange(len(columns), device=columns.device), columns] = 1.0
     return apply(layer, unit).float().T.contiguous()
@@ -150,7 +180,7 @@ def probe_bias(layer: nn.Module, device: torch.device) -> Tensor:
     """[N]: the bias of a live linear layer, of its dtype, as its kernel adds it to the products of zeros."""
     bias = layer.bias
     assert isinstance(bias, Tensor)
-    nothing = torch.zeros(1, int(layer.input_size), dtype=bias.dtype, device=device)  # pyright: ignore
+    nothing = torch.zeros(1, width_of(layer), dtype=bias.dtype, device=device)
     return apply(layer, nothing, bias)[0]
 
 
@@ -161,11 +191,12 @@ def apply(layer: nn.Module, x: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def input_formats(
-    model: nn.Module, sent: Mapping[str, Sent], dtype: torch.dtype, device: torch.device, planned: str | None
-) -> dict[str, str]:
+    model: nn.Module, sent: Mapping[str, Sent], dtype: torch.dtype, device: torch.device, planned: str | None,
+    shard: Shard | None = None,
+) -> dict[str, str]:  # fmt: skip
     """Formats of the inputs of the blocks' linear layers, by the weight's name: the format whose rounding explains its
     answer to a random input best; of formats that round it alike the `planned` one. Where not every column of a layer
-    is known, those that are answer for it."""
+    is known, those that are answer for it. `shard`: as in `weight_records`."""
     base, found = base_name(dtype), dict[str, str]()
     asked: list[tuple[list[str], tuple[str, ...]]] = []  # the tensors of a layer, the formats that its inputs may have
     gaps: list[Tensor] = []
@@ -174,8 +205,12 @@ def input_formats(
         if names[0] not in sent:
             found |= dict.fromkeys(names, base)
             continue
-        x, formats, readings = _probe(int(layer.input_size), dtype, device, (planned or base, base))  # pyright: ignore
-        weights = torch.cat([sent[name].values for name in names])
+        span = None if shard is None else shard.span(names[0])
+        whole, at = width_of(layer), 0
+        if shard is not None and span is not None and span[0] == 1:
+            whole, at = max(end for *_, end in (shard.span(names[0], r) or span for r in range(shard.size))), span[1]
+        x, formats, readings = _probe(whole, at, width_of(layer), dtype, device, (planned or base, base))
+        weights = torch.cat([values_here(name, sent[name], shard) for name in names])
         gaps.append((readings @ weights.T - apply(layer, x).float()).flatten(1).norm(dim=1))
         asked.append((names, formats))
     told = iter(torch.cat(gaps).tolist() if gaps else [])
@@ -187,17 +222,19 @@ def input_formats(
 
 @cache
 def _probe(
-    width: int, dtype: torch.dtype, device: torch.device, first: tuple[str, ...]
+    whole: int, at: int, width: int, dtype: torch.dtype, device: torch.device, first: tuple[str, ...]
 ) -> tuple[Tensor, tuple[str, ...], Tensor]:
     """An input of a layer [PROBE_ROWS, width], always the same: magnitudes spread over some octaves at `columns_of` the
     layer, zero elsewhere; names of F formats, the `first` ones and then those of ACTS_TRIED that fit; and the C columns
-    as these read them, [F, PROBE_ROWS, C] float32."""
-    columns, draws = columns_of(width, device), torch.Generator("cpu").manual_seed(width)
+    as these read them, [F, PROBE_ROWS, C] float32. Of a layer with `whole` inputs those from `at` on, `width` of them,
+    are a share's."""
+    columns, draws = columns_of(whole, device), torch.Generator("cpu").manual_seed(whole)
     shape = PROBE_ROWS, len(columns)
-    x = torch.zeros(PROBE_ROWS, width, dtype=dtype)
+    x = torch.zeros(PROBE_ROWS, whole, dtype=dtype)
     values = torch.randn(shape, generator=draws) * torch.exp(torch.randn(shape, generator=draws))
     x[:, columns.cpu()] = values.to(dtype)
-    x = x.to(device)
+    x = x[:, at : at + width].to(device)
+    columns = columns[(columns >= at) & (columns < at + width)] - at
     formats = {name: format_named(name) for name in (*first, *ACTS_TRIED)}
     fitting = {name: fmt for name, fmt in formats.items() if fmt.tile is None or width % max(fmt.tile[1], 1) == 0}
     readings = [fake_quantize(x.float(), fmt)[:, columns] for fmt in fitting.values()]

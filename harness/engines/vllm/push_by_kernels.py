@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from harness.api import Plan, weight_format
 from harness.engines.vllm.push_by_reload import live_linears
 from harness.engines.vllm.settings import base_dtype, is_quantized
+from harness.engines.vllm.shards import Shard
 from harness.engines.weight_stream import Stream
 from harness.models.decoder import DecoderConfig
 from harness.numerics.formats import Format
@@ -50,11 +51,12 @@ def check(plan: Plan, device: torch.device, config: DecoderConfig) -> None:
 
 
 def quantized_places(
-    model: nn.Module, plan: Plan, shapes: Mapping[str, tuple[int, ...]]
+    model: nn.Module, plan: Plan, shapes: Mapping[str, tuple[int, ...]], shard: Shard | None = None
 ) -> dict[str, dict[str, Place]] | None:
-    """Fused matrix -> weight's name -> its place; None where the live layout is not the checkpoint's.
+    """Fused matrix -> weight's name -> its place; None where the live layout is not the checkpoint's, or where a cut of
+    the codes is not the codes of a cut.
 
-    `shapes`: by checkpoint name.
+    `shapes`: of what is held here, by checkpoint name. `shard`: the share of the model that this is; None: all of it.
     """
     from harness.kernels import quantize
 
@@ -69,6 +71,8 @@ def quantized_places(
         names = [f"{part}.weight" for part in parts]
         if not is_quantized(plan, names[0]):
             continue
+        if shard is not None and not _is_cut_by_tiles(shard, names[0], kind):
+            return None
         rows = [shapes[name][0] for name in names]
         places = _places_of(layer, names, rows, shapes[names[0]][1], fmt, kind)
         if places is None:
@@ -98,6 +102,22 @@ def _places_of(
     return places
 
 
+def _is_cut_by_tiles(shard: Shard, name: str, kind: str) -> bool:
+    """Does every tile of the whole weight lie in one share? A row's does not where columns are cut."""
+    span = shard.span(name)
+    if span is None or kind == "tensor":
+        return True
+    return span[0] == 0 if kind == "row" else span[1] % 128 == span[2] % 128 == 0
+
+
+def gathered(shard: Shard, name: str, place: Place, fmt: Format) -> tuple[Tensor, Tensor]:
+    """(codes, scale) of the whole weight, of which every rank holds a share."""
+    span = shard.span(name)
+    if span is None or fmt.tile is None:
+        return place.codes, place.scale
+    return shard.gather(name, place.codes), shard.gather(name, place.scale, fmt.tile[span[0]])
+
+
 class Writer:
     """Owns the live tensors of the fast way, and the launches of the last push.
 
@@ -107,9 +127,12 @@ class Writer:
     """
 
     def __init__(
-        self, plan: Plan, quantized: Mapping[str, Mapping[str, Place]], plain: Iterable[tuple[str, Tensor]]
-    ) -> None:
-        """`quantized`: as `quantized_places` gives them; `plain`: (name, live tensor) of everything else."""
+        self, plan: Plan, quantized: Mapping[str, Mapping[str, Place]], plain: Iterable[tuple[str, Tensor]],
+        shard: Shard | None = None,
+    ) -> None:  # fmt: skip
+        """`quantized`: as `quantized_places` gives them; `plain`: (name, live tensor) of everything else; `shard`: as
+        there. Streams are of whole tensors."""
+        self.shard = shard
         self.plan, self.quantized, self.plain = plan, quantized, tuple(plain)
         codes = [place.codes for places in quantized.values() for place in places.values()]
         self.device = (codes or [live for _, live in self.plain])[0].device
@@ -121,7 +144,7 @@ class Writer:
 
         Raises ValueError for scales that do not fit, before a byte is written.
         """
-        check_scales(stream, self.quantized)
+        check_scales(stream, self.quantized, self.shard)
         memory = _memory_of(stream, self.device)
         if memory is not None and (self.recorded is None or self.recorded[0] != memory) and self.seen == memory:
             self.recorded = None
@@ -137,7 +160,7 @@ class Writer:
 
     def write_part(self, stream: Stream) -> None:
         """`write` for some whole fused matrices and some plain tensors, each of which may lie anywhere."""
-        check_scales(stream, self.quantized)
+        check_scales(stream, self.quantized, self.shard)
         self._launch(stream)
 
     def forget(self) -> None:
@@ -147,10 +170,11 @@ class Writer:
     def _launch(self, stream: Stream) -> None:
         for places in self.quantized.values():
             if next(iter(places)) in stream.tensors:
-                _write_fused(stream, self.plan, places)
+                _write_fused(stream, self.plan, places, self.shard)
         for name, live in self.plain:
             if name in stream.tensors:
-                live.copy_(stream.tensors[name].detach())
+                whole = stream.tensors[name].detach()
+                live.copy_(whole if self.shard is None else self.shard.cut(name, whole))
 
 
 _Memory = tuple[tuple[str, int, torch.dtype, tuple[int, ...], tuple[int, ...]], ...]
@@ -164,7 +188,7 @@ def _memory_of(stream: Stream, device: torch.device) -> _Memory | None:
     return tuple((name, t.data_ptr(), t.dtype, tuple(t.shape), t.stride()) for name, t in held)
 
 
-def check_scales(stream: Stream, quantized: Mapping[str, Mapping[str, Place]]) -> None:
+def check_scales(stream: Stream, quantized: Mapping[str, Mapping[str, Place]], shard: Shard | None = None) -> None:
     """Raises ValueError for scales that do not fit their places, or for a part of a fused matrix alone."""
     for places in quantized.values():
         lacking = [name for name in places if name not in stream.scales]
@@ -172,11 +196,13 @@ def check_scales(stream: Stream, quantized: Mapping[str, Mapping[str, Place]]) -
             raise ValueError(f"{lacking[0]} comes without a scale, other parts of its fused matrix with one")
         for name, place in places.items():
             given = stream.scales.get(name)
+            if given is not None and shard is not None and shard.size > 1:
+                raise ValueError(f"{name} comes with its scale; several devices of an engine make their own")
             if given is not None and given.numel() != place.scale.numel():
                 raise ValueError(f"{name}_scale has {given.numel()} values, the engine holds {place.scale.numel()}")
 
 
-def _write_fused(stream: Stream, plan: Plan, places: Mapping[str, Place]) -> None:
+def _write_fused(stream: Stream, plan: Plan, places: Mapping[str, Place], shard: Shard | None) -> None:
     """Write the parts of one fused matrix; where the format has one scale, they share it."""
     from harness.kernels import quantize
 
@@ -192,5 +218,6 @@ def _write_fused(stream: Stream, plan: Plan, places: Mapping[str, Place]) -> Non
     for name, place in places.items():
         if is_given:
             place.scale.copy_(stream.scales[name].reshape(place.scale.shape))
-        w = stream.tensors[name].detach().to(place.codes.device)
+        w = stream.tensors[name].detach()
+        w = (w if shard is None else shard.cut(name, w)).to(place.codes.device).contiguous()
         quantize.quantize_into(w, fmt, place.codes, place.scale, base=base, level=level, is_scale_given=is_given)

@@ -22,6 +22,7 @@ from harness.engines.vllm.adapters import AdapterSlot
 from harness.engines.vllm.builds import Build
 from harness.engines.vllm.export import Export, export
 from harness.engines.vllm.memory import num_parameters
+from harness.engines.vllm.shards import Shard
 from harness.engines.weight_stream import Stream, read_stream
 from harness.models.decoder import DecoderConfig, tensor_shapes
 from harness.numerics.kv_scales import Role
@@ -37,18 +38,21 @@ class VLLMWeights:
 
     def __init__(
         self, model: nn.Module, vllm_config: Any, config: DecoderConfig, plan: Plan, device: torch.device,
-        adapters: AdapterSlot | None, is_direct: bool | None,
+        adapters: AdapterSlot | None, is_direct: bool | None, shard: Shard | None = None,
     ) -> None:  # fmt: skip
-        """`is_direct`: take the kernels' way where the live layout allows it (None: on a GPU and a large model)."""
+        """`is_direct`: take the kernels' way where the live layout allows it (None: on a GPU and a large model).
+        `shard`: the share of the model that is held here; None: all of it."""
+        self.shard = shard or Shard(config=config)
         self.model, self.vllm_config, self.config, self.plan, self.device = model, vllm_config, config, plan, device
         self.adapters, self.shapes = adapters, tensor_shapes(config)
+        self.held_shapes = self.shard.shapes(self.shapes)
         for module in kv.attentions(model).values():  # dummy weights reach them too
             kv.set_scales(module, dict.fromkeys(kv.ROLES, 1.0))
         self.writer: push_by_kernels.Writer | None = None
         is_large = is_direct is None and device.type == "cuda" and num_parameters(config) > SMALL
         if is_direct or (is_large and not config.num_experts):
-            places = push_by_kernels.quantized_places(model, plan, self.shapes)
-            self.writer = None if places is None else push_by_kernels.Writer(plan, places, self.plain())
+            places = push_by_kernels.quantized_places(model, plan, self.held_shapes, self.shard)
+            self.writer = None if places is None else push_by_kernels.Writer(plan, places, self.plain(), self.shard)
         self.sent: dict[str, passport.Sent] = {}
         self.sent_experts: dict[str, experts.Sent] = {}
         self.codes: dict[str, Quantized] = {}
@@ -129,7 +133,8 @@ class VLLMWeights:
     def _compare(self, stream: Stream) -> None:
         """Raises RuntimeError where a tensor that is held as it is differs from what was sent."""
         held = dict(self.plain(is_asked=True))
-        sent = {name: stream.tensors[name].detach().to(live.device, live.dtype) for name, live in held.items()}
+        cuts = {name: self.shard.cut(name, stream.tensors[name].detach()) for name in held}
+        sent = {name: cuts[name].to(live.device, live.dtype) for name, live in held.items()}
         differ = [(live != sent[name]).sum() for name, live in held.items()]
         for name, count in zip(held, torch.stack(differ).tolist(), strict=True):
             if count:
@@ -141,7 +146,7 @@ class VLLMWeights:
         held = {name.replace(".base_layer", ""): p.data for name, p in self.model.named_parameters()}
         fused = {part: (name.removesuffix(".base_layer"), layer, parts)
                  for name, layer, parts in push_by_reload.live_linears(self.model) for part in parts}  # fmt: skip
-        for name, shape in self.shapes.items():
+        for name, shape in self.held_shapes.items():
             if settings.is_quantized(self.plan, name) or settings.is_expert(name):
                 continue
             module, _, leaf = name.rpartition(".")
@@ -149,7 +154,7 @@ class VLLMWeights:
                 yield name, held[name][: shape[0]]
                 continue
             whole, layer, parts = fused[module]
-            before = sum(self.shapes[f"{part}.{leaf}"][0] for part in parts[: parts.index(module)])
+            before = sum(self.held_shapes[f"{part}.{leaf}"][0] for part in parts[: parts.index(module)])
             is_bias = is_asked and leaf == "bias"
             live = passport.probe_bias(layer, self.device) if is_bias else held[f"{whole}.{leaf}"]
             yield name, live[before : before + shape[0]]
@@ -171,21 +176,23 @@ class VLLMWeights:
             for name, place in places.items():
                 fmt = weight_format(self.plan, name)
                 if name not in found and fmt is not None:
-                    q = Quantized(codes=place.codes, scale=place.scale, zero_point=None, global_scale=None, fmt=fmt,
-                                  shape=tuple(place.codes.shape))  # fmt: skip
+                    codes, scale = push_by_kernels.gathered(self.shard, name, place, fmt)
+                    q = Quantized(codes=codes, scale=scale, zero_point=None, global_scale=None, fmt=fmt,
+                                  shape=tuple(codes.shape))  # fmt: skip
                     found[name] = passport.sent_of(q, dtype)
         return found
 
     def records(self) -> tuple[tuple[TensorRecord, ...], dict[str, str]]:
-        """(records of every tensor, input format of each linear layer), measured. Raises RuntimeError where a format is
-        not in force."""
+        """(records of every tensor, input format of each linear layer), measured on what is held here; checksums of
+        whole tensors. Raises RuntimeError where a format is not in force. All ranks of an engine must call."""
         dtype, acts, known = settings.base_dtype(self.plan), self.plan.rollout_acts, self.known()
         kernels = {f"{part}.weight": passport.kernel_name(layer)
                    for _, layer, parts in push_by_reload.live_linears(self.model) for part in parts}  # fmt: skip
-        found = passport.weight_records(self.model, known, dtype)
-        found += passport.plain_records(self.plain(is_asked=True), kernels)
-        found += [] if self.adapters is None else self.adapters.records()
-        entering = passport.input_formats(self.model, known, dtype, self.device, acts and acts.name)
+        found = passport.weight_records(self.model, known, dtype, self.shard)
+        whole = ((name, self.shard.gather(name, live)) for name, live in self.plain(is_asked=True))
+        found += passport.plain_records(whole, kernels)
+        found += [] if self.adapters is None else self.adapters.records(self.shard)
+        entering = passport.input_formats(self.model, known, dtype, self.device, acts and acts.name, self.shard)
         if self.sent_experts:
             from vllm.config import set_current_vllm_config
 

@@ -21,6 +21,6 @@
     extension.py   a push inside a vLLM worker
     agent.py       prompts and rewards of our tasks
 
-The upper part imports without verl; the rest runs inside its processes. Left out: Megatron, several GPUs per engine,
+The upper part imports without verl; the rest runs inside its processes. Left out: Megatron and
 asynchronous modes.
 """

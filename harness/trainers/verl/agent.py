@@ -6,6 +6,7 @@ verl's loop would render a chat and decode the answer; here both ends are the to
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from functools import cache
 from typing import Any
 from uuid import uuid4
@@ -14,7 +15,11 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetr
 
 from harness.start.prepare import task_of
 from harness.tasks import Task, stop_ids
+from harness.tasks.count import Count
 from harness.trainers.verl.job import current_job
+
+ASKED: Counter[int] = Counter()
+"""Prompt -> answers that this process has asked for, where a task says how long each is."""
 
 
 @cache
@@ -33,7 +38,10 @@ class TaskLoop(AgentLoopBase):
         job, task, info = current_job(), _task(), kwargs["extra_info"]
         item = task.sample(info["split"], [int(info["index"])])[0]
         ids_of_end = {job.eos_id, *stop_ids(task)} - {-1}
-        ends = {"stop_token_ids": sorted(ids_of_end)} if ids_of_end else {"ignore_eos": True}
+        ends: dict[str, Any] = {"stop_token_ids": sorted(ids_of_end)} if ids_of_end else {"ignore_eos": True}
+        if isinstance(task, Count):
+            ends["max_tokens"] = task.limit(item.index, ASKED[item.index])
+            ASKED[item.index] += 1
         output = await self.server_manager.generate(
             request_id=uuid4().hex, prompt_ids=list(item.prompt), sampling_params={**sampling_params, **ends}
         )

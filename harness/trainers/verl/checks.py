@@ -13,9 +13,12 @@ from functools import cache
 from importlib import metadata
 from pathlib import Path
 
-from harness.api import Part, Plan, Step
-from harness.config.compose import Composed, has_hook
+from harness.api import Part, Plan, Step, weight_format
+from harness.config.compose import Composed, compose, has_hook
 from harness.config.schema import Launch, RunConfig
+from harness.engines.vllm.shards import Shard, check_shards
+from harness.models.decoder import DecoderConfig, tensor_shapes
+from harness.trainers.local.policy import is_loss_scaled
 
 VERSION = "0.9.1"
 EXTRAS = frozenset({"ref_logp"})
@@ -93,8 +96,39 @@ def check_launch(config: RunConfig, launch: Launch) -> None:
                 f"launch.gpus={launch.gpus}: {samples} samples of an update do not divide by {world} GPUs; change "
                 "algo.num_prompts or algo.group_size"
             )
+    if launch.gpus % launch.tensor_parallel:
+        raise ValueError(
+            f"launch.tensor_parallel={launch.tensor_parallel}: an engine's GPUs are of one machine, and launch.gpus="
+            f"{launch.gpus} does not divide by them"
+        )
+    if launch.offload != "none" and config.trainer.device == "cpu":
+        raise ValueError(f"launch.offload={launch.offload}: a trainer on a CPU is in the host's memory; valid: none")
+    if launch.offload == "host" and is_loss_scaled(compose(config).plan):
+        raise ValueError(
+            f"launch.offload=host: {config.method} scales its loss, and gradients on the host cannot be scaled back; "
+            "valid: none, params, optimizer, all"
+        )
     if config.trainer.device == "cpu" and launch.fp8_kernels not in ("best", "emulated"):
         raise ValueError(f"launch.fp8_kernels={launch.fp8_kernels}: needs a GPU; valid on a CPU: best, emulated")
+
+
+def check_shared_engine(launch: Launch, plan: Plan, shape: DecoderConfig) -> None:
+    """Raises ValueError, one line, for an engine that several GPUs cannot share: heads, groups of codes that a cut of
+    the columns would break, a cache whose scales are of all heads."""
+    size = launch.tensor_parallel
+    if size == 1:
+        return
+    what = f"launch.tensor_parallel={size}"
+    check_shards(shape, size, what)
+    if plan.rollout_kv is not None:
+        raise ValueError(f"{what}: the scales of an FP8 cache are those of all heads; valid with it: 1")
+    for name, whole in tensor_shapes(shape).items():
+        fmt, span = weight_format(plan, name), Shard(config=shape, size=size).span(name)
+        if fmt is None or fmt.tile is None or span is None or not (step := fmt.tile[span[0]]):
+            continue
+        if (width := span[2]) % step:
+            channels = whole[span[0]]
+            raise ValueError(f"{what}: {width} of {channels} channels of {name} are no whole groups of {step}")
 
 
 def check_installed() -> None:

@@ -1,18 +1,20 @@
 """verl's FSDP engine around our decoder: the modules, wrapping and optimizer of the local trainer, sharded.
 
-    build     rank 0 reads the prepared model, every part wraps it, FSDP shards it; parameters stay float32 in use
+    build     rank 0 reads the prepared model, the others stay on the meta device; every part wraps it, FSDP shards it
+              and each rank gets its shards from rank 0; parameters stay float32 in use
     forward   sequences end to end, without padding, by the local trainer's pass -> log-prob and entropy of every
               response token; what the tokenizer does not know has probability 0, as verl masks it in the sampler
     update    denominators of the whole mini-batch over all ranks; our schedule, stepped per update
     push      float32 masters by checkpoint names
 
-Left out: Ulysses, offloading of single layers.
+Left out: Ulysses.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any, ClassVar, cast
 
@@ -22,12 +24,15 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from verl.utils import tensordict_utils as tu
+from verl.utils.device import get_device_id, get_torch_device
+from verl.utils.fsdp_utils import load_fsdp_optimizer, offload_fsdp_optimizer
 from verl.workers.engine.base import EngineRegistry
+from verl.workers.engine.fsdp import transformer_impl
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 
 from harness.api import Sequences
 from harness.models.adapters import named_weights
-from harness.models.decoder import Decoder
+from harness.models.decoder import Decoder, rope_tables
 from harness.objective.loss import count_totals
 from harness.records.run_result import write_atomic
 from harness.trainers.local.forward import Thrift, forward, prepared
@@ -74,7 +79,7 @@ class Policy(nn.Module):
 
 def thrift_of(job: VerlJob) -> Thrift:
     """The launch's settings, without padding."""
-    return replace(Thrift.of(job.launch, job.config.trainer), packing=True)
+    return replace(Thrift.of(job.launch, job.config.trainer), packing=not job.is_padded)
 
 
 def sequences(micro_batch: TensorDict) -> Sequences:
@@ -87,13 +92,48 @@ def sequences(micro_batch: TensorDict) -> Sequences:
     )  # fmt: skip
 
 
+@contextmanager
+def drawn_weights() -> Iterator[None]:
+    """Context in which verl's engine draws a sharded model's weights instead of spreading those of rank 0."""
+    theirs = transformer_impl.fsdp2_load_full_state_dict
+    transformer_impl.fsdp2_load_full_state_dict = _draw
+    try:
+        yield
+    finally:
+        transformer_impl.fsdp2_load_full_state_dict = theirs
+
+
+@torch.no_grad()
+def _draw(model: Policy, full_state: Any, mesh: Any = None, offload: Any = None) -> None:
+    """Matrices from N(0, 0.02^2), gains 1, biases and the second matrices of adapters 0: each rank its own shards.
+    Raises ValueError for a model with codes or scales, which cannot be drawn."""
+    model.to_empty(device=get_device_id())
+    draws = torch.Generator(next(model.parameters()).device).manual_seed(torch.distributed.get_rank())
+    for name, parameter in model.named_parameters():
+        own = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+        if parameter.dim() == 2 and "lora_B" not in name:
+            own.normal_(0.0, 0.02, generator=draws)
+        else:
+            own.fill_(float(parameter.dim() == 1 and not name.endswith("bias")))
+    cos, sin = rope_tables(model.decoder.config, len(model.decoder.get_buffer("_cos")))
+    tables: dict[str, Tensor] = {"_cos": cos, "_sin": sin}
+    for name, buffer in model.named_buffers():
+        if (table := tables.get(name.rpartition(".")[2])) is None:
+            raise ValueError(f"{name} of a model without weights cannot be drawn")
+        buffer.copy_(table)
+    if offload is not None:
+        model.to("cpu")
+        for buffer in model.buffers():
+            buffer.data = buffer.data.to(get_device_id())
+
+
 @EngineRegistry.register(model_type="language_model", backend=["fsdp", "fsdp2"], device=["cuda", "cpu"], vendor=ROLLOUT)
 class Engine(FSDPEngineWithLMHead):
     """One rank's share of the policy, or of the frozen reference."""
 
     def _build_module(self) -> nn.Module:
         job, composed = current_job(), current_method()
-        decoder = policy_of(job, composed)
+        decoder = policy_of(job, composed, is_empty=self.rank != 0 or job.is_drawn)
         if not self.engine_config.forward_only:  # the frozen reference computes in float32, as the local trainer's
             decoder = computing(decoder, composed.plan)
         decoder = prepared(decoder, thrift_of(job))
@@ -104,7 +144,9 @@ class Engine(FSDPEngineWithLMHead):
 
     def _build_fsdp_module(self, module: nn.Module) -> nn.Module:
         """Raises RuntimeError where verl would cast parameters or put autocast around us: settings say float32."""
-        built, config = super()._build_fsdp_module(module), current_job().config.trainer
+        job = current_job()
+        with drawn_weights() if job.is_drawn else nullcontext():
+            built, config = super()._build_fsdp_module(module), job.config.trainer
         dtypes = {self._autocast_dtype, *(p.dtype for p in built.parameters() if p.is_floating_point())}
         if dtypes != {torch.float32}:
             raise RuntimeError(f"verl computes in {sorted(map(str, dtypes))}; our modules cast by themselves")
@@ -130,9 +172,28 @@ class Engine(FSDPEngineWithLMHead):
         total = config.trainer.steps * num_updates(config)
         return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda update: schedule(config.trainer, update, total))
 
+    def eval_mode(self, **kwargs: Any) -> Any:
+        """verl's context of a pass without gradients; the first after a rollout tells what the trainer kept of its GPU
+        meanwhile."""
+        if self.rank == 0 and not self.engine_config.forward_only and (kept := get_torch_device().memory_allocated()):
+            write_atomic(current_job().rest_file, json.dumps({"memory/rest_gib": kept / 2**30}).encode())
+        return super().eval_mode(**kwargs)
+
+    @property
+    def is_optimizer_offload_enabled(self) -> bool:
+        """False for verl, which would fetch the moments before a batch's passes: `optimizer_step` does after them."""
+        return False
+
     def optimizer_step(self) -> float:
-        """Take one update, after which the schedule goes on; a step that loss scaling skipped does not count."""
+        """Take one update, after which the schedule goes on; a step that loss scaling skipped does not count. Moments
+        that rest on the host are here for it alone, when no activation is."""
+        assert self.optimizer is not None
+        if self._is_offload_optimizer:
+            load_fsdp_optimizer(self.optimizer, get_device_id())
         norm = super().optimizer_step()
+        if self._is_offload_optimizer:
+            offload_fsdp_optimizer(self.optimizer)
+            get_torch_device().synchronize()  # the copies are asynchronous, and a checkpoint reads them
         if norm == norm and norm not in (float("inf"), float("-inf")):
             self.lr_scheduler.step()
         return norm
@@ -194,11 +255,12 @@ class Engine(FSDPEngineWithLMHead):
             save_file(whole, str(job.final_file))
 
     def get_per_tensor_param(self, layered_summon: bool = False, base_sync_done: bool = False, **_: Any) -> Any:
-        """(the weight stream of the local trainer, None): every rank must read it whole, in order."""
+        """(the weight stream of the local trainer, None): every rank must read it whole, in order. Shards that rest on
+        the host are fetched one by one."""
         return self._weights(), None
 
     def _weights(self) -> Iterator[tuple[str, Tensor]]:
         decoder = cast(Decoder, self.module.get_submodule("decoder"))
         for name, tensor in named_weights(decoder):
-            tensor = tensor.detach()
+            tensor = tensor.detach().to(get_device_id())
             yield name, tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

@@ -1,7 +1,8 @@
 """Push inside a vLLM worker: our `VLLMWeights` in place of verl's loader, for every format alike.
 
 verl's buckets are taken over as they come, for their memory is used again (`harness.engines.vllm.streamed_push`). The
-passport is measured on the live kernels. Left out: several GPUs per engine.
+passport is measured on the live kernels; where several GPUs share an engine's model, each on its own share, and every
+rank answers with the passport of the whole.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from harness.api import KVProtocol
 from harness.config.compose import check_passport
 from harness.engines.vllm import kv, push_by_reload, settings
 from harness.engines.vllm.adapters import AdapterSlot
+from harness.engines.vllm.shards import shard_here
 from harness.engines.vllm.streamed_push import Arrival
 from harness.engines.vllm.weights import VLLMWeights
 from harness.models.decoder import tensor_shapes
@@ -70,7 +72,9 @@ class Extension(vLLMColocateWorkerExtension):
             self.lowbit_folder = tempfile.TemporaryDirectory(prefix="lowbit-adapters-")
             shapes, folder = tensor_shapes(job.shape), Path(self.lowbit_folder.name)
             slot = ServedSlot(SimpleNamespace(llm_engine=engine), adapters, shapes, folder)
-        return VLLMWeights(runner.get_model(), runner.vllm_config, job.shape, plan, device, slot, None)
+        return VLLMWeights(
+            runner.get_model(), runner.vllm_config, job.shape, plan, device, slot, None, shard_here(job.shape)
+        )
 
     def _get_zmq_handle(self) -> str:
         return own_socket(current_job(), super()._get_zmq_handle())

@@ -46,10 +46,18 @@ class VerlJob:
     is_timed: bool = False
     """Run steps alone, for timing: no evaluation, no checkpoint, no weights at the end."""
 
+    is_padded: bool = False
+    """For timing alone: rows of a pass are padded to the longest, as a trainer without packing does."""
+
     @property
     def model(self) -> Path:
         """The Hugging Face folder that the policy starts from."""
         return self.folder / "model"
+
+    @property
+    def is_drawn(self) -> bool:
+        """Are weights drawn on the devices? For timing alone: a model whose folder has none."""
+        return self.is_timed and not any(self.model.glob("*.safetensors"))
 
     @property
     def train_file(self) -> Path:
@@ -85,6 +93,11 @@ class VerlJob:
     def products_file(self) -> Path:
         """File that says how the trainer computes its linear layers, from its live modules."""
         return self.folder / "products.json"
+
+    @property
+    def rest_file(self) -> Path:
+        """File of the GPU memory that the first trainer had at its last pass's start, a row of the series."""
+        return self.folder / "rest.json"
 
     @property
     def final_file(self) -> Path:
@@ -126,7 +139,7 @@ def write_job(job: VerlJob) -> Path:
     """Write job.json; returns its path."""
     values = {"config": to_json(job.config), "launch": to_json(job.launch), "max_new_tokens": job.max_new_tokens,
               "num_tokens": job.num_tokens, "eos_id": job.eos_id, "rollouts": job.rollouts,
-              "is_timed": job.is_timed}  # fmt: skip
+              "is_timed": job.is_timed, "is_padded": job.is_padded}  # fmt: skip
     path = job.folder / "job.json"
     write_atomic(path, json.dumps(values, indent=1).encode())
     return path

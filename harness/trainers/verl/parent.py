@@ -32,7 +32,7 @@ from harness.config.schema import Launch, RunConfig
 from harness.foundation import provenance
 from harness.foundation.own_process import code_path, module_command
 from harness.foundation.process_log import tail
-from harness.models.checkpoint import content_hash
+from harness.models.checkpoint import content_hash, load_config
 from harness.records.run_result import EvalRecord, TaskEvalRecord
 from harness.start.prepare import start_of
 from harness.trainers.local.trainer import Diverged
@@ -123,8 +123,10 @@ class Watched:
 
     @property
     def memory_gib(self) -> dict[str, float]:
-        """Peaks of the first trainer's process; a vLLM server is another one, and is not counted."""
-        names = {"allocated": "memory/update_gib", "reserved": "memory/reserved_gib"}
+        """Peaks of the first trainer's process, and what it keeps while the engine samples; a vLLM server is another
+        one, and is not counted. "host": all processes of its machine."""
+        names = {"allocated": "memory/update_gib", "reserved": "memory/reserved_gib", "host": "memory/host_gib",
+                 "rest": "memory/rest_gib"}  # fmt: skip
         rows = self.series
         return {own: max(row[name] for row in rows) for own, name in names.items() if rows and name in rows[0]}
 
@@ -225,6 +227,7 @@ def watch(config: RunConfig, launch: Launch, composed: Composed, work: Path) -> 
     checks.check_launch(config, launch)
     checks.check_installed()
     start = start_of(config, launch)
+    checks.check_shared_engine(launch, composed.plan, load_config(start.folder))
     job = lay_out(config, launch, composed, start, work / "verl")
     if config.trainer.device == "cuda":
         torch.cuda.empty_cache()  # what was prepared there is on disk now; the memory is verl's

@@ -16,7 +16,7 @@ from harness.api import Plan
 from harness.config.compose import Composed
 from harness.engines.embedded.engine import EmbeddedEngine
 from harness.models.adapters import named_weights
-from harness.models.checkpoint import load_decoder
+from harness.models.checkpoint import empty_decoder, load_decoder
 from harness.models.decoder import Decoder
 from harness.numerics.formats import format_named
 from harness.records.run_result import EvalRecord
@@ -28,9 +28,14 @@ from harness.trainers.local.trainer import policy_weights
 from harness.trainers.verl.job import VerlJob
 
 
-def policy_of(job: VerlJob, composed: Composed) -> Decoder:
-    """The module that the local trainer would train, wrapped by every part, at the run's start."""
-    return policy(load_decoder(job.model), composed, job.config.base_seed, "emulated")
+def policy_of(job: VerlJob, composed: Composed, *, is_empty: bool = False) -> Decoder:
+    """The module that the local trainer would train, wrapped by every part, at the run's start.
+
+    `is_empty`: on the meta device, no weight read; another rank's values are to come.
+    """
+    if not is_empty:
+        return policy(load_decoder(job.model), composed, job.config.base_seed, "emulated")
+    return policy(empty_decoder(job.model), composed, job.config.base_seed, "emulated").to("meta")
 
 
 def final_weights(job: VerlJob) -> dict[str, Tensor]:

@@ -21,8 +21,10 @@ PREFIX = "actor/lowbit_"
 MEMORY = {
     "memory/update_gib": "actor/perf/max_memory_allocated_gb",
     "memory/reserved_gib": "actor/perf/max_memory_reserved_gb",
+    "memory/host_gib": "actor/perf/cpu_memory_used_gb",
 }
-"""Our name -> verl's: peaks of the trainer's process on its GPU since its start."""
+"""Our name -> verl's: peaks of the trainer's process on its GPU since its start, and what all processes of the first
+trainer's machine have of its memory after an update."""
 FACTS = ("acc", "is_parsable", "length", "truncated", "failure")
 """Facts that `agent.py` reports of every answer: numbers, and the name of its first mistake or None."""
 

@@ -13,6 +13,7 @@ import torch
 
 from harness.api import Plan
 from harness.config.compose import Composed
+from harness.config.schema import Launch
 from harness.engines.vllm import settings as vllm
 from harness.engines.vllm.builds import BUILDS, Build
 from harness.engines.vllm.memory import num_parameters, small_cache, weight_bytes
@@ -63,6 +64,7 @@ def _data(job: VerlJob, prompt_length: int) -> dict[str, Any]:
 
 def _actor(job: VerlJob) -> dict[str, Any]:
     algo, trainer, launch = job.algo, job.config.trainer, job.launch
+    moved = offloaded(launch)
     at = "actor_rollout_ref.actor."
     values: dict[str, Any] = {
         "strategy": "fsdp2", "ppo_mini_batch_size": algo.num_prompts,  # of one update: `trainer.py` cuts a batch
@@ -73,6 +75,10 @@ def _actor(job: VerlJob) -> dict[str, Any]:
         "optim.betas": list(trainer.betas), "optim.lr_scheduler_type": "constant",
         "fsdp_config.model_dtype": "fp32", "fsdp_config.mixed_precision": dict(PRECISION),
         "fsdp_config.use_torch_compile": False, "fsdp_config.strategy": "fsdp2",
+        "fsdp_config.param_offload": "params" in moved, "fsdp_config.optimizer_offload": "optimizer" in moved,
+        "fsdp_config.offload_policy": "host" in moved,
+        # Else gradients of all weights stay on the GPU, unsharded, until the last pass.
+        "fsdp_config.use_no_sync_for_gradient_accumulation": "host" not in moved,
         "checkpoint.save_contents": ["model", "optimizer", "extra"],
         "checkpoint.load_contents": ["model", "optimizer", "extra"],
     }  # fmt: skip
@@ -93,12 +99,17 @@ def _actor(job: VerlJob) -> dict[str, Any]:
     return {**named, **reference, **{f"actor_rollout_ref.model.{name}": value for name, value in model.items()}}
 
 
+def offloaded(launch: Launch) -> set[str]:
+    """Those of params, optimizer and host that rest on the host."""
+    return {"none": set[str](), "all": {"params", "optimizer"}}.get(launch.offload, {launch.offload})
+
+
 def _rollout(job: VerlJob, plan: Plan, build: Build, prompt_length: int) -> dict[str, Any]:
     engine, device, shape = job.config.engine, job.config.trainer.device, job.shape
     is_cpu, max_seqs = device == "cpu", engine.max_num_seqs or engine.max_batch
     max_length = model_length(job, prompt_length)
     room = {"gpu_memory_utilization": engine.gpu_memory, "max_num_seqs": max_seqs, "max_model_len": max_length}
-    cache = {} if is_cpu else small_cache(shape, plan, room)
+    cache = {} if is_cpu or job.launch.tensor_parallel > 1 else small_cache(shape, plan, room)
     is_small = bool(cache) and weight_bytes(shape, plan) + sum(cache.values()) <= NAP_BYTES
     sleeps = not is_cpu and not is_small
     masters = 4 * num_parameters(shape)
@@ -107,8 +118,8 @@ def _rollout(job: VerlJob, plan: Plan, build: Build, prompt_length: int) -> dict
     sampling = {"n": 1, "do_sample": True, "temperature": engine.temperature, "top_p": 1.0, "top_k": -1}
     values: dict[str, Any] = {
         "name": ROLLOUT, "n": job.config.algo.group_size, "temperature": engine.temperature, "top_p": 1.0, "top_k": -1,
-        "dtype": dtype, "load_format": "dummy", "calculate_log_probs": True, "tensor_model_parallel_size": 1,
-        **room, "enforce_eager": is_cpu,
+        "dtype": dtype, "load_format": "dummy", "calculate_log_probs": True,
+        "tensor_model_parallel_size": job.launch.tensor_parallel, **room, "enforce_eager": is_cpu,
         "seed": stable_seed(job.config.seed, "verl rollout") % 2**31, "free_cache_engine": sleeps,
         "enable_sleep_mode": sleeps, "enable_prefix_caching": not is_cpu,
         "checkpoint_engine.update_weights_bucket_megabytes": min(BUCKET_MIB[device], 1 + masters // 2**20),

@@ -187,7 +187,10 @@ class Trainer(PPOTrainerSync):
 
     def _compute_old_log_prob(self, batch: Any, metrics: dict[str, Any]) -> Any:
         self._at("log-probs")
-        return super()._compute_old_log_prob(batch, metrics)
+        found = super()._compute_old_log_prob(batch, metrics)
+        if self.job.rest_file.exists():
+            self.row_of_batch |= json.loads(self.job.rest_file.read_text(encoding="utf-8"))
+        return found
 
     def _compute_ref_log_prob(self, batch: Any, metrics: dict[str, Any]) -> Any:
         self._at("reference")

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
+from harness.config.compose import compose
 from harness.devtools.bench import runner, verl_scaling
-from harness.models.checkpoint import load_decoder
+from harness.models.checkpoint import load_config, load_decoder
 from harness.trainers.verl import checks
 
 CELL = {"tokens": [64.0, 64.0], "stages": {"generate": [0.5, 0.7], "update": [0.5, 0.7]}, "trainer_gib": None,
@@ -85,3 +86,31 @@ def test_finished_cells_are_kept_and_failed_ones_tried_again(
 def test_bad_input_is_one_line(tmp_path: Path, words: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
     assert verl_scaling.main(["--out", str(tmp_path / "x.json"), *words]) == 2
     assert len(capsys.readouterr().err.strip().splitlines()) == 1
+
+
+def test_what_a_plan_of_a_full_update_refuses_is_run_as_it_is_said(tmp_path: Path) -> None:
+    words = given(tmp_path, "--method", "bf16_lora", "--unplanned", "--drawn", "--tensor-parallel", "2", "--offload",
+                  "params", "--pass-tokens", "5120", "--mean-tokens", "300")  # fmt: skip
+    verl_scaling.make_folder(tmp_path / "m", "32b", "cpu", words.drawn)
+    assert {path.suffix for path in (tmp_path / "m").iterdir()} == {".json"}
+    config, launch = verl_scaling.cell_of(tmp_path / "m", "32b", 2, "bf16", words)
+    assert (launch.tensor_parallel, launch.offload, launch.gpus) == (2, "params", 2)
+    assert (launch.micro_batch_tokens, launch.checkpoint_layers) == (5120, True)
+    assert (config.method, config.task.options["mean_tokens"]) == ("bf16_lora", 300)
+    checks.check_launch(config, launch)
+    checks.check_shared_engine(launch, compose(config).plan, load_config(tmp_path / "m"))
+
+
+def test_settings_that_came_later_leave_finished_cells_of_older_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(verl_scaling, "measure", lambda *_: CELL | {"steps": [1.0, 1.0]})
+    words = ["--out", str(tmp_path / "x.json"), "--work", str(tmp_path), "--device", "cpu", "--size", "toy", "--gpus",
+             "1", "--precision", "bf16"]  # fmt: skip
+    assert verl_scaling.main(words) == 0
+    told = json.loads((tmp_path / "x.json").read_text())["settings"]
+    assert set(told) == {"device", "prompts", "group", "prompt_tokens", "tokens", "steps", "pass_tokens", "gpu_memory",
+                         "compile"}  # fmt: skip
+    assert verl_scaling.main([*words, "--padded", "--mean-tokens", "5"]) == 0
+    told = json.loads((tmp_path / "x.json").read_text())["settings"]
+    assert (told["padded"], told["mean_tokens"]) == (True, 5)

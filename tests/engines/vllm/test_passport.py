@@ -12,6 +12,8 @@ from torch import Tensor, nn
 
 from harness.api import KVProtocol, TensorRecord
 from harness.engines.vllm import kv, passport
+from harness.engines.vllm.shards import Shard
+from harness.models.decoder import DecoderConfig, tensor_shapes
 from harness.numerics.formats import format_named
 from harness.numerics.kv_scales import INFERENCE_DIVISOR, MARGIN
 from harness.numerics.quantize import dequantize, fake_quantize, quantize
@@ -282,3 +284,52 @@ def test_a_caches_format_is_what_its_memory_holds() -> None:
     silent = attention_model(has_host=False, kind="int8_per_token_head", width=torch.int8)
     with pytest.raises(RuntimeError, match="kv_cache_dtype=int8_per_token_head"):
         kv.cache_format(silent, names)
+
+
+def shared(weights: str, enters: Rounding) -> tuple[dict[str, passport.Sent], list[nn.Module], DecoderConfig]:
+    """Tensors that were sent of a block's attention, and the live layers of each of two ranks that share it."""
+    config = DecoderConfig(
+        vocab_size=64, num_layers=1, hidden_size=256, num_heads=8, num_kv_heads=2, head_dim=64, intermediate_size=512
+    )
+    fmt, draws = format_named(weights), torch.Generator().manual_seed(7)
+    names = [f"model.layers.0.self_attn.{part}_proj.weight" for part in "qkvo"]
+    sent: dict[str, passport.Sent] = {}
+    values: dict[str, Tensor] = {}
+    for name in names:
+        q = quantize(torch.randn(tensor_shapes(config)[name], generator=draws).to(BF16), fmt)
+        sent[name], values[name] = passport.sent_of(q, BF16), dequantize(q)
+    models: list[nn.Module] = []
+    for rank in range(2):
+        shard = Shard(config=config, rank=rank, size=2)
+        cuts = [shard.cut(name, values[name]) for name in names]
+        layers = {"model.layers.0.self_attn.qkv_proj": FakeLinear(torch.cat(cuts[:3]), enters),
+                  "model.layers.0.self_attn.o_proj": FakeLinear(cuts[3], enters)}  # fmt: skip
+        models.append(model_of(layers))
+    return sent, models, config
+
+
+@pytest.mark.parametrize("weights", ["e4m3_channel", "int8_channel", "e4m3_block", "e4m3_tensor"])
+def test_ranks_that_share_a_layer_have_the_passport_of_one(weights: str) -> None:
+    sent, models, config = shared(weights, rounded("e4m3_token"))
+    alone = {name: one.hash for name, one in ((r.name, r) for r in passport.weight_records(*whole_of(sent), BF16))}
+    for rank, model in enumerate(models):
+        shard = Shard(config=config, rank=rank, size=2)
+        plain = [m for m in model.modules() if isinstance(m, FakeLinear)]
+        found = passport.input_formats(model, sent, BF16, torch.device("cpu"), "e4m3_token", shard)
+        assert set(found.values()) == {"e4m3_token"}
+        for layer in plain:
+            layer.enters = as_it_is
+        assert {r.name: r.hash for r in passport.weight_records(model, sent, BF16, shard)} == alone
+        plain[-1].held = plain[-1].held.roll(1, 1)  # the columns of another rank's neighbour
+        with pytest.raises(RuntimeError, match=r"o_proj\.weight is not the .* tensor that was loaded"):
+            passport.weight_records(model, sent, BF16, shard)
+
+
+def whole_of(sent: dict[str, passport.Sent]) -> tuple[nn.Module, dict[str, passport.Sent]]:
+    """The same layers on one device."""
+    names = list(sent)
+    stem = "model.layers.0.self_attn."
+    return model_of({
+        f"{stem}qkv_proj": FakeLinear(torch.cat([sent[name].values for name in names[:3]]), as_it_is),
+        f"{stem}o_proj": FakeLinear(sent[names[3]].values, as_it_is),
+    }), sent  # fmt: skip

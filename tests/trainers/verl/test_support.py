@@ -16,6 +16,7 @@ from harness.config.compose import compose
 from harness.config.load import load, run_id, run_name
 from harness.config.resolve import resolve
 from harness.config.schema import Launch, RunConfig
+from harness.models.decoder import DecoderConfig
 from harness.run.collect import next_items
 from harness.start.prepare import start_of
 from harness.sweep import with_default_precision
@@ -95,6 +96,7 @@ def test_what_verl_refuses(words: tuple[str, ...], said: str) -> None:
     [
         ({"gpus": 3}, r"launch.gpus=3: 16 samples of an update do not divide by 3 GPUs"),
         ({"nodes": 2}, "launch.nodes: several machines need a running cluster"),
+        ({"offload": "host"}, "launch.offload=host: a trainer on a CPU is in the host's memory; valid: none"),
         ({"fp8_kernels": "deep_gemm"}, "launch.fp8_kernels=deep_gemm: needs a GPU; valid on a CPU: best, emulated"),
     ],
 )
@@ -105,6 +107,66 @@ def test_launches_that_do_not_fit(values: dict[str, Any], said: str) -> None:
         checks.check_launch(config, Launch(packing=packing, dump_rollouts=4))
     with pytest.raises(ValueError, match=said):
         checks.check_launch(config, Launch(**values))
+
+
+def test_what_rests_on_the_host_is_said_to_verl(tmp_path: Path) -> None:
+    job, at = made(tmp_path, "method=bf16"), "actor_rollout_ref.actor.fsdp_config."
+    names = ("param_offload", "optimizer_offload", "offload_policy", "use_no_sync_for_gradient_accumulation")
+    found = {}
+    for value in ("none", "params", "optimizer", "all", "host"):
+        settings_of = told(replace(job, launch=replace(job.launch, offload=value)))
+        found[value] = [settings_of[f"{at}{name}"] for name in names]
+    assert found == {
+        "none": [False, False, False, True], "params": [True, False, False, True],
+        "optimizer": [False, True, False, True], "all": [True, True, False, True],
+        "host": [False, False, True, False],
+    }  # fmt: skip
+
+
+def test_an_engine_of_several_gpus(tmp_path: Path) -> None:
+    job = made(tmp_path, "method=bf16")
+    job = replace(job, launch=replace(job.launch, gpus=4, tensor_parallel=2))
+    assert told(job)["actor_rollout_ref.rollout.tensor_model_parallel_size"] == 2
+    there = told(job, "cuda")
+    assert there["actor_rollout_ref.rollout.enable_sleep_mode"] is True  # each has a share, smaller than it looks
+    assert not any("kv_cache_memory_bytes" in name for name in there)
+    with pytest.raises(
+        ValueError, match=r"launch\.tensor_parallel=2: an engine's GPUs are of one machine, and .*=1 does"
+    ):
+        checks.check_launch(job.config, Launch(tensor_parallel=2))
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("method=flashrl", "precision=fp8_channel"), None),
+        (("method=fp8_rl", "precision=fp8_block+kv8"), "launch.tensor_parallel=2: the scales of an FP8 cache are"),
+        (
+            ("method=flashrl", "precision=fp8_block"),
+            "launch.tensor_parallel=2: 32 of 64 channels of model.layers.0.self",
+        ),
+    ],
+)
+def test_engines_that_cannot_be_shared(words: tuple[str, ...], said: str | None) -> None:
+    plan = compose(verl_config(*words)).plan
+    shape = DecoderConfig(
+        vocab_size=64, num_layers=1, hidden_size=64, num_heads=2, num_kv_heads=2, head_dim=32, intermediate_size=256
+    )
+    checks.check_shared_engine(Launch(), plan, shape)
+    if said is None:
+        checks.check_shared_engine(Launch(gpus=2, tensor_parallel=2), plan, shape)
+        return
+    with pytest.raises(ValueError) as caught:
+        checks.check_shared_engine(Launch(gpus=2, tensor_parallel=2), plan, shape)
+    assert str(caught.value).startswith(said)
+
+
+def test_gradients_on_the_host_are_never_loss_scaled() -> None:
+    on_gpu = [verl_config(f"method={name}", "trainer.device=cuda") for name in ("fp16", "bf16")]
+    with pytest.raises(ValueError, match=r"launch\.offload=host: fp16 scales its loss"):
+        checks.check_launch(on_gpu[0], Launch(offload="host"))
+    checks.check_launch(on_gpu[0], Launch(offload="all"))
+    checks.check_launch(on_gpu[1], Launch(offload="host"))
 
 
 @pytest.mark.parametrize(("gpus", "said"), [(2, None), (4, None), (8, "launch.gpus=8: 4 samples of an update do not")])

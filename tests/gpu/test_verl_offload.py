@@ -1,0 +1,63 @@
+"""Weights and moments of verl's worker on the host of a GPU: the same update in less of the GPU's memory."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from harness.config.compose import compose
+from harness.foundation.provenance import ROOT
+from harness.start.prepare import start_of
+from harness.trainers.verl.data import lay_out
+from harness.trainers.verl.job import write_job
+from tests.toy import small_config, small_launch
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(importlib.util.find_spec("verl") is None, reason="verl is not installed"),
+]
+OFFLOADS = ("none", "params", "optimizer", "all", "host")
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """Offload -> what the worker says of two updates."""
+    root = tmp_path_factory.mktemp("offload")
+    config = small_config("method=bf16", "trainer.device=cuda", "trainer.lr=1e-3")
+    there = replace(config, trainer=replace(config.trainer, name="verl"), engine=replace(config.engine, name="vllm"))
+    found: dict[str, dict[str, Any]] = {}
+    for offload in OFFLOADS:
+        launch, folder = small_launch(root, offload=offload), root / offload
+        write_job(replace(lay_out(config, launch, compose(config), start_of(config, launch), folder), config=there))
+        done = subprocess.run(
+            [sys.executable, "-m", "tests.gpu.offload_case", str(folder)], cwd=ROOT, capture_output=True, text=True,
+            env=os.environ | {"PYTHONPATH": str(ROOT)}, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr[-3000:]
+        found[offload] = torch.load(folder / "out.pt", weights_only=True)
+    return found
+
+
+@pytest.mark.parametrize("offload", OFFLOADS[1:])
+def test_updates_are_those_without_offload(answers: dict[str, dict[str, Any]], offload: str) -> None:
+    plain, moved = answers["none"], answers[offload]
+    assert moved["losses"] == pytest.approx(plain["losses"], rel=1e-6)
+    assert float((plain["after"] - plain["before"]).norm()) > 0.01
+    assert float((moved["after"] - plain["after"]).norm()) < 1e-4 * float((plain["after"] - plain["before"]).norm())
+
+
+def test_what_stays_on_the_gpu(answers: dict[str, dict[str, Any]]) -> None:
+    """Bytes at rest: weights W and two moments 2 W without offload; both away, next to nothing."""
+    at_rest, weights = {name: found["at_rest"] for name, found in answers.items()}, answers["none"]["bytes"]
+    assert at_rest["none"] > 2.9 * weights
+    assert at_rest["none"] - at_rest["params"] == pytest.approx(weights, rel=0.1)
+    assert at_rest["none"] - at_rest["optimizer"] == pytest.approx(2 * weights, rel=0.1)
+    assert at_rest["all"] < 0.5 * weights
+    assert at_rest["host"] < 0.5 * weights

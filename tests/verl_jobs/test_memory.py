@@ -1,0 +1,126 @@
+"""Host memory of ranks that read no weights, and updates with weights and moments elsewhere, by two ranks of a worker.
+
+On a CPU nothing moves between memories; what is tested is who reads, who holds, in which order things move, and that
+moments are read only where they are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from harness.config.compose import compose
+from harness.models.adapters import named_weights
+from harness.run.build import build
+from harness.start.prepare import start_of
+from harness.trainers.verl.data import lay_out
+from harness.trainers.verl.job import composed_of, write_job
+from harness.trainers.verl.reference import policy_of
+from tests.toy import small_config, small_launch
+from tests.verl_jobs.jobs import text_model
+from tests.verl_jobs.test_parity import LIMIT, local, made_batch, save, under_verl
+
+pytestmark = pytest.mark.verl
+DEEP = 24
+"""Layers of a model whose largest tensor is a small share of the whole."""
+LARGEST = 4 * 128 * 64
+"""Bytes of that tensor, the embedding."""
+RUNS = {
+    "deep": (("method=bf16",), "none"), "params": (("method=bf16",), "params"),
+    "optimizer": (("method=bf16",), "optimizer"), "all": (("method=bf16",), "all"),
+    "host": (("method=bf16",), "host"), "codes": (("method=qerl", "precision=nvfp4"), "none"),
+    "scales": (("method=qat_rtn", "precision=int4"), "none"),
+}  # fmt: skip
+PASSES = {"deep": 32768, "deep in passes": 60, "host in passes": 60}
+"""Run -> tokens of a pass; where nothing is said, one pass takes all."""
+RUNS |= {"deep in passes": RUNS["deep"], "host in passes": RUNS["host"]}
+
+
+Answers = dict[str, tuple[dict[str, torch.Tensor], list[dict[str, Any]]]]
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory: pytest.TempPathFactory) -> Answers:
+    """Run -> (the policy that the local trainer starts from, what ranks 0 and 1 say)."""
+    root, started = tmp_path_factory.mktemp("memory"), {}
+    model = text_model(root / "deep", DEEP)
+    data = Path(__file__).parents[1] / "tasks" / "data" / "gsm8k"
+    text = ("model=hf", f"model.path={model}", "task=gsm8k", f"task.path={data}", "task.options.num_workers=1",
+            "task.num_eval=3")  # fmt: skip
+    for name, (words, offload) in RUNS.items():
+        toy = name in ("codes", "scales")
+        config = small_config(*words, *(() if toy else text), f"engine.max_new_tokens={LIMIT}", "trainer.lr=1e-3")
+        launch = small_launch(root, micro_batch_tokens=PASSES.get(name, 32768), offload=offload)
+        run = build(config, replace(launch, packing=True, offload="none", micro_batch_tokens=32768))[0]
+        seqs, batch = made_batch(run)
+        there = replace(
+            config, trainer=replace(config.trainer, name="verl"), engine=replace(config.engine, name="vllm")
+        )
+        job = replace(lay_out(config, launch, compose(config), start_of(config, launch), root / name), config=there)
+        write_job(job)
+        save(job, seqs, batch, local(run, seqs, batch)[-1])
+        first = named_weights(policy_of(job, composed_of(job)))
+        started[name] = {key: tensor.detach().clone() for key, tensor in first}
+    under_verl([root / name for name in RUNS], 2, "tests.verl_jobs.memory_worker")
+    return {
+        name: (first, [torch.load(root / name / f"memory{rank}.pt", weights_only=True) for rank in range(2)])
+        for name, first in started.items()
+    }
+
+
+def distance(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
+    """Norm of the difference of two policies."""
+    return float(torch.cat([(one[name] - other[name]).flatten() for name in other]).double().norm())
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_every_rank_starts_from_what_rank_0_reads_to_the_bit(answers: dict[str, tuple], name: str) -> None:
+    first, ranks = answers[name]
+    for rank in ranks:
+        assert rank["built"].keys() == first.keys()
+        assert all(torch.equal(rank["built"][key], tensor) for key, tensor in first.items())
+    assert [rank["reads"] for rank in ranks] == [1, 0]
+
+
+def test_a_rank_that_reads_nothing_holds_its_share_alone(answers: dict[str, tuple]) -> None:
+    first, (zero, one) = answers["deep"]
+    whole = sum(tensor.numel() * 4 for tensor in first.values())
+    assert whole > 20 * LARGEST
+    assert zero["peak"] > whole
+    assert whole / 2 < one["peak"] < whole / 2 + 6 * LARGEST
+
+
+@pytest.mark.parametrize("name", ["params", "optimizer", "all", "host"])
+def test_an_update_from_the_host_is_the_update_to_the_bit(answers: dict[str, tuple], name: str) -> None:
+    _, plain = answers["deep"]
+    first, moved = answers[name]
+    for one, other in zip(plain, moved, strict=True):
+        assert other["losses"] == one["losses"]
+        assert all(torch.equal(other["after"][key], tensor) for key, tensor in one["after"].items())
+    assert distance(plain[0]["after"], first) > 0.05  # two steps of 1e-3
+
+
+def test_gradients_that_are_summed_on_the_host_are_those_of_one_sum(answers: dict[str, tuple]) -> None:
+    first, plain = answers["deep in passes"]
+    _, moved = answers["host in passes"]
+    assert moved[0]["losses"] == pytest.approx(plain[0]["losses"], rel=1e-6, abs=1e-7)
+    moved_by = distance(plain[0]["after"], first)
+    assert distance(moved[0]["after"], plain[0]["after"]) < 1e-3 * moved_by
+    assert answers["deep"][1][0]["losses"][1] != plain[0]["losses"][1]  # another order of summation shows
+
+
+def test_what_moves_and_when(answers: dict[str, tuple]) -> None:
+    """A pass for log-probs, then an update of one pass; twice."""
+    found = {name: answers[name][1][0]["events"] for name in ("deep", "params", "optimizer", "all", "host")}
+    score, update = ["pass"], ["pass", "step"]
+    assert [e for e in found["deep"] if not e.startswith("cpu")] == 2 * (score + update)
+    assert [e for e in found["host"] if not e.startswith("cpu")] == 2 * (score + update)
+    moments = ["pass", "pass", "moments back", "step", "moments away"]
+    assert [e for e in found["optimizer"] if not e.startswith("cpu")] == 2 * moments
+    assert found["all"] == 2 * ["cpu params", "pass", "cpu params", "cpu params", "pass", "moments back", "step",
+                                "moments away", "cpu params"]  # fmt: skip
+    assert [e for e in found["params"] if e.startswith("cpu params")] == 8 * ["cpu params"]
