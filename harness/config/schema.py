@@ -187,8 +187,8 @@ class AlgoConfig:
     num_minibatches: Count = 1
     num_epochs: Count = 1
     staleness: Whole = field(default=0, metadata={"sparse": True})
-    """Age of the sampler's weights in steps, each of `num_minibatches` x `num_epochs` updates (trainer=local alone;
-    `harness.run.staleness`)."""
+    """Age of the sampler's weights in steps, each of `num_minibatches` x `num_epochs` updates
+    (`harness.trainers.staleness`)."""
     dynamic_sampling: bool = False
     max_gen_batches: Whole = 10
     """Dynamic sampling stops with an error after this many generation batches; 0 is unlimited."""

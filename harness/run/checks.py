@@ -27,7 +27,7 @@ def check(config: RunConfig) -> Composed:
     if config.trainer.name == "verl":
         checks.check(config, composed)
     _check_mixture(config, composed)
-    _check_staleness(config, composed)
+    _check_staleness(config)
     _check_evaluations(config, composed)
     check_engine(config, composed, EXTRAS)
     return composed
@@ -47,15 +47,11 @@ def _check_mixture(config: RunConfig, composed: Composed) -> None:
         )
 
 
-def _check_staleness(config: RunConfig, composed: Composed) -> None:
+def _check_staleness(config: RunConfig) -> None:
     age, steps = config.algo.staleness, config.trainer.steps
     if age >= steps:
         raise ValueError(
             f"algo.staleness={age}: the start would sample all trainer.steps={steps} steps; valid: 0 to {steps - 1}"
-        )
-    if age and composed.plan.sampler == "trainer":
-        raise ValueError(
-            f"algo.staleness={age}: {config.method} samples with the trainer's own module, which is never old; valid: 0"
         )
 
 

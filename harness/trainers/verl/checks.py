@@ -44,7 +44,6 @@ def check(config: RunConfig, composed: Composed) -> None:
         )
     for part in composed.parts:
         _check_part(config, part, plan)
-    _check_algo(config)
     if config.task.options.get("stop"):
         raise ValueError(
             f"task.options.stop={config.task.options['stop']}: verl's servers end a response at EOS alone; valid under "
@@ -65,14 +64,6 @@ def _check_part(config: RunConfig, part: Part, plan: Plan) -> None:
 def num_updates(config: RunConfig) -> int:
     """Optimizer updates per rollout batch."""
     return config.algo.num_minibatches * config.algo.num_epochs
-
-
-def _check_algo(config: RunConfig) -> None:
-    algo = config.algo
-    if algo.staleness:
-        raise ValueError(
-            f"algo.staleness={algo.staleness}: verl's servers get every step's weights; valid under trainer=verl: 0"
-        )
 
 
 def check_launch(config: RunConfig, launch: Launch) -> None:

@@ -4,7 +4,7 @@
     forward   sequences end to end, without padding, by the local trainer's pass -> log-prob and entropy of every
               response token; what the tokenizer does not know has probability 0, as verl masks it in the sampler
     update    denominators of the whole mini-batch over all ranks; our schedule, stepped per update
-    push      float32 masters by checkpoint names
+    push      float32 masters by checkpoint names, with `algo.staleness` those of an earlier step (`past.py`)
 
 Left out: Ulysses, offloading of single layers.
 """
@@ -13,14 +13,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
 from typing import Any, ClassVar, cast
 
 import torch
 from safetensors.torch import save_file
 from tensordict import TensorDict
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from verl.utils import tensordict_utils as tu
 from verl.workers.engine.base import EngineRegistry
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
@@ -36,11 +38,14 @@ from harness.trainers.local.products import products, use_fp8
 from harness.trainers.local.trainer import parameter_groups, schedule
 from harness.trainers.verl.checks import num_updates
 from harness.trainers.verl.job import VerlJob, current_job, current_method
+from harness.trainers.verl.past import Past, Stream, whole
 from harness.trainers.verl.reference import policy_of
 from harness.trainers.verl.settings import ROLLOUT
 
 TOTALS = "lowbit_totals"
 """Counts of one mini-batch over all ranks, beside its tensors."""
+VERSION = "lowbit_version"
+"""Steps behind the weights that a forward pass is asked of, where those are not the trainer's own."""
 COUNTED = ("num_tokens", "num_sequences", "num_kept_tokens", "num_kept_sequences")
 
 
@@ -144,10 +149,18 @@ class Engine(FSDPEngineWithLMHead):
     def forward_backward_batch(
         self, data: TensorDict, loss_function: Callable[..., Any], forward_only: bool = False
     ) -> Any:
-        """Run verl's method with the counts of the whole mini-batch beside the tensors."""
+        """Run verl's method with the counts of the whole mini-batch beside the tensors, and with the weights of the
+        step that is asked for."""
         if "lowbit_keep" in data.keys():  # noqa: SIM118 - a TensorDict iterates over rows
             tu.assign_non_tensor_data(data, TOTALS, self._totals(data))
-        return super().forward_backward_batch(data, loss_function, forward_only)
+        version = tu.get_non_tensor_data(data=data, key=VERSION, default=None)
+        with nullcontext() if version is None else self.past.holding(self.module, int(version)):
+            return super().forward_backward_batch(data, loss_function, forward_only)
+
+    @cached_property
+    def past(self) -> Past:
+        """This rank's shards of earlier versions."""
+        return Past(current_job().config.algo.staleness, cast(Decoder, self.module.get_submodule("decoder")))
 
     def prepare_model_inputs(self, micro_batch: TensorDict) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """(arguments of `Policy.forward`, which of the tokens end to end predict one of a response)."""
@@ -168,8 +181,8 @@ class Engine(FSDPEngineWithLMHead):
         named = dict(zip(("log_probs", "entropy"), output, strict=True))
         if not tu.get_non_tensor_data(data=micro_batch, key="calculate_entropy", default=False):
             del named["entropy"]
-        whole = {name: values.new_zeros(at.shape).masked_scatter(at, values) for name, values in named.items()}
-        return {name: torch.nested.nested_tensor_from_jagged(values, offsets) for name, values in whole.items()}
+        full = {name: values.new_zeros(at.shape).masked_scatter(at, values) for name, values in named.items()}
+        return {name: torch.nested.nested_tensor_from_jagged(values, offsets) for name, values in full.items()}
 
     def _totals(self, data: TensorDict) -> dict[str, int]:
         mask = data["loss_mask"].to_padded_tensor(0).bool()
@@ -183,22 +196,32 @@ class Engine(FSDPEngineWithLMHead):
         self, local_path: str, hdfs_path: str | None = None, global_step: int = 0,
         max_ckpt_to_keep: int | None = None, **kwargs: Any,
     ) -> None:  # fmt: skip
-        """Save verl's checkpoint; after the last step rank 0 also writes the whole weights, which the end of a run is
-        read from."""
+        """Save verl's checkpoint and the earlier versions; after the last step rank 0 also writes the whole weights,
+        which the end of a run is read from."""
         super().save_checkpoint(local_path, hdfs_path, global_step, max_ckpt_to_keep, **kwargs)
         job = current_job()
+        self.past.save(self._past_file(local_path), global_step)
         if global_step < job.config.trainer.steps:
             return
-        whole = {name: tensor.cpu().contiguous() for name, tensor in self._weights()}
+        final = {name: tensor.cpu().contiguous() for name, tensor in self._weights()}
         if torch.distributed.get_rank() == 0:
-            save_file(whole, str(job.final_file))
+            save_file(final, str(job.final_file))
+
+    def load_checkpoint(
+        self, local_path: str, hdfs_path: str | None = None, del_local_after_load: bool = True, **kwargs: Any
+    ) -> None:
+        """Load verl's checkpoint and the earlier versions. Raises ValueError where those are not whole."""
+        self.past.load(self._past_file(local_path))
+        super().load_checkpoint(local_path, hdfs_path, del_local_after_load, **kwargs)
+
+    def _past_file(self, folder: str) -> Path:
+        return Path(folder) / f"past_rank_{torch.distributed.get_rank()}.pt"
 
     def get_per_tensor_param(self, layered_summon: bool = False, base_sync_done: bool = False, **_: Any) -> Any:
         """(the weight stream of the local trainer, None): every rank must read it whole, in order."""
-        return self._weights(), None
+        return Stream(self._weights, self.past), None
 
     def _weights(self) -> Iterator[tuple[str, Tensor]]:
         decoder = cast(Decoder, self.module.get_submodule("decoder"))
         for name, tensor in named_weights(decoder):
-            tensor = tensor.detach()
-            yield name, tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+            yield name, whole(tensor.detach())

@@ -57,6 +57,7 @@ def refused(capsys: pytest.CaptureFixture[str], results: Path, *words: str) -> s
         (("launch.checkpoint_share=0",), "launch.checkpoint_share=0: must be above 0"),
         (("launch.gpu=2",), "launch.gpu=2: launch has no such setting; nearest: gpus; "),
         (("engine.tensor_parallel=2",), "unknown key engine.tensor_parallel; "),
+        (("trainer.v1.trainer_mode=separate_async",), "unknown key trainer.v1.trainer_mode; "),
         (("actor_rollout_ref.rollout.n=4",), "unknown key actor_rollout_ref.rollout.n; "),
         (("engine.top_p=0.9",), "engine.top_p=0.9: truncated sampling"),
         (("engine=embedded",), "engine=embedded: trainer=verl drives vLLM's servers"),

@@ -55,6 +55,7 @@ def told(job: VerlJob, device: str = "cpu") -> dict:
         ("method=dppo_tv", "algo.num_minibatches=2"), ("method=verl_bypass_pg_is", "algo.num_epochs=2"),
         ("method=verl_bypass_ppo_clip_geo_rs", "algo.num_epochs=2"), ("method=bf16", "algo.num_minibatches=3"),
         ("method=bf16", "algo.dynamic_sampling=true", "algo.gen_prompts=6"),
+        ("method=flashrl", "precision=int8", "algo.staleness=2"),
     ],
 )  # fmt: skip
 def test_what_verl_takes(words: tuple[str, ...]) -> None:
@@ -79,7 +80,6 @@ def test_what_verl_takes(words: tuple[str, ...]) -> None:
         ),
         (("method=vcpo",), r"\.update_lr_factor cannot run: verl's workers step by their own schedule; choose"),
         (("method=alp",), r"\.during_update cannot run: verl's workers run their own passes; choose "),
-        (("method=bf16", "algo.staleness=1"), "algo.staleness=1: verl's servers get every step's weights"),
         (("method=bf16", "engine=embedded"), "engine=embedded: trainer=verl drives vLLM's servers"),
     ],
 )
