@@ -124,9 +124,12 @@ def scored(
     keep_graph: bool,
     stale: Tensor | None = None,
 ) -> tuple[Scores, TokenBatch]:
-    """Score a rollout batch with the trainer before any update, and gather all that the parts need. `stale` [B, T]: the
-    trainer's log-probs with the weights that sampled, where those are older than its own. Raises Diverged, and RuntimeError where the trainer has a log-prob and the engine has none: that engine's tokens are worth
-    nothing."""
+    """Score a rollout batch with the trainer before any update, and gather all that the parts need.
+
+    `stale` [B, T]: the trainer's log-probs with the weights that sampled, where those are older than its own. Raises
+    Diverged, and RuntimeError where the trainer has a log-prob and the engine has none: that engine's tokens are worth
+    nothing.
+    """
     seqs, rollout = sampled.seqs, sampled.rollout
     trainer, needs, device = run.trainer, run.composed.needs(step), seqs.ids.device
     scores = trainer.score(seqs, keep_graph=keep_graph, keeps_experts="own_routing" in needs)

