@@ -44,6 +44,8 @@ from harness.trainers.verl.settings import ROLLOUT
 
 TOTALS = "lowbit_totals"
 """Counts of one mini-batch over all ranks, beside its tensors."""
+LOSS_SCALE = "lowbit_loss_scale"
+"""Metric of an update: FP16's loss scale; 1 without scaling."""
 VERSION = "lowbit_version"
 """Steps behind the weights that a forward pass is asked of, where those are not the trainer's own."""
 COUNTED = ("num_tokens", "num_sequences", "num_kept_tokens", "num_kept_sequences")
@@ -134,6 +136,15 @@ class Engine(FSDPEngineWithLMHead):
         config = current_job().config
         total = config.trainer.steps * num_updates(config)
         return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda update: schedule(config.trainer, update, total))
+
+    def train_batch(self, data: TensorDict, loss_function: Callable[..., Any]) -> Any:
+        """Run verl's method, with the loss scale that the update had among its metrics."""
+        scaler = self.scaler
+        scale = 1.0 if scaler is None else float(scaler.get_scale())
+        outputs = super().train_batch(data, loss_function)
+        if self.is_mp_src_rank_with_outputs():
+            outputs["metrics"][LOSS_SCALE] = scale
+        return outputs
 
     def optimizer_step(self) -> float:
         """Take one update, after which the schedule goes on; a step that loss scaling skipped does not count."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -277,7 +278,19 @@ def test_noise_in_float32_gains_has_graphs_too(tmp_path: Path) -> None:
 def actor_metrics(loss: float, grad_norm: float, **sums: float) -> dict[str, float]:
     """verl's metrics of one update of our loss."""
     zero = dict.fromkeys(("skew_up", "skew_down", "skew_total_up", "skew_total_down"), 0.0)
-    ours = zero | {"tokens": 40.0, "ppo_kl": 4.0, "ratio": 44.0, "ratio_sq": 50.0, "entropy": 80.0, "loss": loss} | sums
+    ours = (
+        zero
+        | {
+            "tokens": 40.0,
+            "ppo_kl": 4.0,
+            "ratio": 44.0,
+            "ratio_sq": 50.0,
+            "entropy": 80.0,
+            "loss": loss,
+            "loss_scale": 1.0,
+        }
+        | sums
+    )
     metrics = {f"actor/lowbit_{name}": value for name, value in ours.items()}
     return metrics | {"actor/grad_norm": grad_norm, "actor/lr": 1e-4, "actor/entropy": 9.9}
 
@@ -301,7 +314,7 @@ def test_a_row_of_several_updates_has_their_means_and_sums_over_all_their_tokens
     """Losses and norms are means over updates; what is per token is divided by the tokens of all of them."""
     first, second = actor_metrics(0.25, 1.5), actor_metrics(0.75, 2.5, tokens=10.0, entropy=5.0, ratio=12.0)
     updates = [rows.update_row(metrics) for metrics in (first, second)]
-    assert updates[1][0] == {"train/loss": 0.75, "train/grad_norm": 2.5}
+    assert updates[1][0] == {"train/loss": 0.75, "train/grad_norm": 2.5, "train/loss_scale": 1.0, "train/skipped": 0.0}
     updates = [(row | {"correction/weight_max": float(n)}, sums) for n, (row, sums) in enumerate(updates)]
     row = rows.step_row({"rollout/tokens": 40.0}, updates, second, TIMERS)
     assert row["train/loss"] == 0.5
@@ -309,6 +322,14 @@ def test_a_row_of_several_updates_has_their_means_and_sums_over_all_their_tokens
     assert row["train/entropy"] == pytest.approx(85 / 50)
     assert row["train/ratio_mean"] == pytest.approx(56 / 50)
     assert row["correction/weight_max"] == 0.5
+
+
+def test_an_update_that_loss_scaling_skipped_is_counted() -> None:
+    updates = [
+        rows.update_row(actor_metrics(0.5, norm, loss_scale=scale)) for norm, scale in ((math.inf, 2.0), (3.0, 1.0))
+    ]
+    assert [row["train/skipped"] for row, _ in updates] == [1.0, 0.0]
+    assert [row["train/loss_scale"] for row, _ in updates] == [2.0, 1.0]
 
 
 def test_an_update_that_was_none_is_divergence() -> None:
