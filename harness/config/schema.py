@@ -334,6 +334,9 @@ class Launch:
     nodes: Count = 1
     """Machines of a run with trainer=verl; it has `gpus` on each, and `results` must be a folder that all see."""
     gpus: Count = 1
+    sequence_parallel: Count = 1
+    """GPUs of a machine that share every sequence of the trainer with trainer=verl (`harness.trainers.verl.ulysses`); a
+    pass of theirs then holds `micro_batch_tokens` for each."""
     ray_address: str | None = None
     """An existing cluster for trainer=verl ("auto": the one of this machine); null starts one on this machine."""
     threads: Count = 1
@@ -354,7 +357,7 @@ class Launch:
 TUNABLE = (
     "micro_batch_tokens", "logits_mib", "checkpoint_layers", "packing", "compile", "fp8_kernels", "native_16bit",
     "threads", "stall_s", "checkpoint_every_s", "checkpoint_every_steps", "checkpoint_share", "dump_rollouts", "save",
-    "nodes", "gpus", "ray_address",
+    "nodes", "gpus", "sequence_parallel", "ray_address",
 )  # fmt: skip
 """Fields of `Launch` that a user sets, as `launch.NAME=VALUE` among the overrides."""
 

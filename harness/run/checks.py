@@ -82,7 +82,7 @@ def check_place(config: RunConfig, launch: Launch) -> None:
     _check_compile(config, launch)
     if config.trainer.name == "verl":
         _check_verl(config, launch)
-    elif launch.gpus * launch.nodes != 1:
+    elif launch.gpus * launch.nodes * launch.sequence_parallel != 1:
         raise ValueError(
             f"launch.nodes={launch.nodes} launch.gpus={launch.gpus}: trainer={config.trainer.name} works on one "
             "GPU; choose trainer=verl"

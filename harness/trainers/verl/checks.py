@@ -6,6 +6,7 @@ Neither verl nor Ray is imported.
 from __future__ import annotations
 
 import importlib.util
+import math
 import subprocess
 import sys
 from contextlib import suppress
@@ -15,7 +16,9 @@ from pathlib import Path
 
 from harness.api import Part, Plan, Step
 from harness.config.compose import Composed, has_hook
+from harness.config.decoder_config import decoder_config
 from harness.config.schema import Launch, RunConfig
+from harness.models.checkpoint import CONFIG
 
 VERSION = "0.9.1"
 EXTRAS = frozenset({"ref_logp"})
@@ -69,18 +72,45 @@ def num_updates(config: RunConfig) -> int:
 def check_launch(config: RunConfig, launch: Launch) -> None:
     """Raises ValueError, one line, for numbers of GPUs that the batch does not divide by, and for what verl's workers
     would not do of it."""
-    world = launch.nodes * launch.gpus
+    split = launch.sequence_parallel
+    if launch.gpus % split:
+        raise ValueError(
+            f"launch.sequence_parallel={split}: launch.gpus={launch.gpus} of a machine do not divide by it; valid: "
+            + _divisors(launch.gpus)
+        )
+    world = launch.nodes * launch.gpus // split
     if launch.nodes > 1 and launch.ray_address is None:
         raise ValueError("launch.nodes: several machines need a running cluster; give launch.ray_address")
     algo = config.algo
     for prompts in (-(-algo.num_prompts // algo.num_minibatches), algo.num_prompts // algo.num_minibatches):
         if (samples := prompts * algo.group_size) % world:
+            among = f"{world} GPUs" if split == 1 else f"{world} groups of {split} GPUs"
             raise ValueError(
-                f"launch.gpus={launch.gpus}: {samples} samples of an update do not divide by {world} GPUs; change "
+                f"launch.gpus={launch.gpus}: {samples} samples of an update do not divide by {among}; change "
                 "algo.num_prompts or algo.group_size"
             )
+    if split > 1:
+        _check_heads(config, split)
     if config.trainer.device == "cpu" and launch.fp8_kernels not in ("best", "emulated"):
         raise ValueError(f"launch.fp8_kernels={launch.fp8_kernels}: needs a GPU; valid on a CPU: best, emulated")
+
+
+def _check_heads(config: RunConfig, split: int) -> None:
+    """Raises ValueError where heads or key-value heads do not divide by the GPUs that share a sequence."""
+    path = config.model.path
+    if path is not None and not (Path(path) / CONFIG).is_file():
+        return  # a start says what is missing
+    shape = decoder_config(config.model)
+    heads = math.gcd(shape.num_heads, shape.num_kv_heads)
+    if heads % split:
+        raise ValueError(
+            f"launch.sequence_parallel={split}: {shape.num_heads} heads and {shape.num_kv_heads} key-value heads do "
+            f"not divide by it; valid: {_divisors(heads)}"
+        )
+
+
+def _divisors(number: int) -> str:
+    return ", ".join(str(n) for n in range(1, number + 1) if number % n == 0)
 
 
 def check_installed() -> None:

@@ -3,10 +3,11 @@
     build     rank 0 reads the prepared model, every part wraps it, FSDP shards it; parameters stay float32 in use
     forward   sequences end to end, without padding, by the local trainer's pass -> log-prob and entropy of every
               response token; what the tokenizer does not know has probability 0, as verl masks it in the sampler
+              and where ranks share a sequence each has a piece of the row (`ulysses.py`)
     update    denominators of the whole mini-batch over all ranks; our schedule, stepped per update
     push      float32 masters by checkpoint names, with `algo.staleness` those of an earlier step (`past.py`)
 
-Left out: Ulysses, offloading of single layers.
+Left out: offloading of single layers.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import torch
 from safetensors.torch import save_file
 from tensordict import TensorDict
 from torch import Tensor, nn
+from torch.distributed import ProcessGroup
 from verl.utils import tensordict_utils as tu
 from verl.workers.engine.base import EngineRegistry
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
@@ -36,6 +38,7 @@ from harness.trainers.local.forward import Thrift, forward, prepared
 from harness.trainers.local.policy import computing, is_loss_scaled
 from harness.trainers.local.products import products, use_fp8
 from harness.trainers.local.trainer import parameter_groups, schedule
+from harness.trainers.verl import ulysses
 from harness.trainers.verl.checks import num_updates
 from harness.trainers.verl.job import VerlJob, current_job, current_method
 from harness.trainers.verl.past import Past, Stream, whole
@@ -61,6 +64,8 @@ class Policy(nn.Module):
         self.decoder, self.config, self.num_tokens = decoder, config, job.num_tokens
         self.thrift, self.temperature = thrift_of(job), job.config.engine.temperature
         self.wants_entropy_grad = job.algo.entropy_coef != 0
+        self.group: ProcessGroup | None = None
+        """Ranks that share every sequence, where there are several."""
 
     def can_generate(self) -> bool:
         """verl asks before it writes a generation config."""
@@ -72,10 +77,12 @@ class Policy(nn.Module):
         verl's rollout never samples what the tokenizer does not know (`monkey_patch_compute_logits`), so a trainer that
         spreads probability over a padded vocabulary would see every ratio shifted by the log of that share.
         """
-        found = forward(
-            self.decoder, seqs, self.thrift, temperature=self.temperature, entropy_grad=self.wants_entropy_grad,
-            is_fixed=False, wants_logits=False, num_tokens=self.num_tokens,
-        )  # fmt: skip
+        wanted: dict[str, Any] = {
+            "temperature": self.temperature, "entropy_grad": self.wants_entropy_grad, "num_tokens": self.num_tokens
+        }  # fmt: skip
+        if self.group is not None:
+            return ulysses.forward(self.decoder, seqs, self.thrift, self.group, **wanted)
+        found = forward(self.decoder, seqs, self.thrift, is_fixed=False, wants_logits=False, **wanted)
         return found.logp[seqs.sampled], found.entropy[seqs.sampled]  # FSDP hangs its hooks on tensors that are no view
 
 
@@ -107,7 +114,9 @@ class Engine(FSDPEngineWithLMHead):
         use_fp8(decoder, job.config.trainer.device, job.launch.fp8_kernels)
         if torch.distributed.get_rank() == 0 and not self.engine_config.forward_only:
             write_atomic(job.products_file, json.dumps(products(decoder)).encode())
-        return Policy(decoder, self.model_config.hf_config, job)
+        policy = Policy(decoder, self.model_config.hf_config, job)
+        policy.group = self.ulysses_parallel_group
+        return policy
 
     def _build_fsdp_module(self, module: nn.Module) -> nn.Module:
         """Raises RuntimeError where verl would cast parameters or put autocast around us: settings say float32."""

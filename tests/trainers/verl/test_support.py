@@ -121,6 +121,21 @@ def test_every_update_divides_by_the_gpus(gpus: int, said: str | None) -> None:
         checks.check_launch(config, launch)
 
 
+def test_ranks_that_share_a_sequence_are_one_for_the_rows_of_an_update(tmp_path: Path) -> None:
+    config = verl_config("method=bf16", "algo.num_minibatches=3")  # updates of 8, 4 and 4 samples
+    with pytest.raises(ValueError, match="4 samples of an update do not divide by 8 GPUs"):
+        checks.check_launch(config, Launch(gpus=8))
+    checks.check_launch(config, Launch(gpus=8, sequence_parallel=2))
+    with pytest.raises(ValueError, match="4 samples of an update do not divide by 8 groups of 2 GPUs"):
+        checks.check_launch(config, Launch(gpus=16, sequence_parallel=2))
+    job = made(tmp_path, "method=bf16")
+    for split in (1, 2):
+        found = told(replace(job, launch=Launch(gpus=4, sequence_parallel=split)))
+        for role in ("actor", "ref"):
+            assert found[f"actor_rollout_ref.{role}.fsdp_config.ulysses_sequence_parallel_size"] == split
+        assert found["actor_rollout_ref.model.use_remove_padding"] is (split > 1)
+
+
 def test_a_run_under_verl_is_another_run() -> None:
     there, here = verl_config("method=bf16"), small_config("method=bf16", "engine=vllm")
     assert run_id(there) != run_id(here)
