@@ -30,7 +30,7 @@ class Tried:
 
     @property
     def seconds(self) -> float:
-        """Of a step; infinite where it has none."""
+        """Seconds of a step; infinite where it has none."""
         return math.inf if self.step is None else self.step.total
 
 

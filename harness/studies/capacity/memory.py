@@ -32,7 +32,7 @@ gathers."""
 BUCKET_BYTES = 2 * 2**30
 """verl's buffer in which weights travel to the engine."""
 LORA_RANK = 32
-"""Of the adapters on every linear layer of a block, where a plan trains adapters."""
+"""Rank of the adapters on every linear layer of a block, where a plan trains adapters."""
 BLOCK = 16
 """Tokens of a block of vLLM's cache."""
 LOGIT_BYTES = 12
@@ -72,7 +72,7 @@ def trained_parameters(size: str, is_lora: bool) -> int:
 
 
 def state_bytes(size: str, is_lora: bool) -> int:
-    """Of masters and moments, over all GPUs; a frozen base is held in float32, too."""
+    """Bytes of masters and moments, over all GPUs; a frozen base is held in float32, too."""
     if not is_lora:
         return STATE_BYTES * num_parameters(shape_of(size))
     return WEIGHT_BYTES * num_parameters(shape_of(size)) + STATE_BYTES * adapter_parameters(size)
