@@ -26,6 +26,7 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from verl.utils import tensordict_utils as tu
+from verl.utils.metric import Metric
 from verl.workers.engine.base import EngineRegistry
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 
@@ -152,7 +153,7 @@ class Engine(FSDPEngineWithLMHead):
         scale = 1.0 if scaler is None else float(scaler.get_scale())
         outputs = super().train_batch(data, loss_function)
         if self.is_mp_src_rank_with_outputs():
-            outputs["metrics"][LOSS_SCALE] = scale
+            outputs["metrics"][LOSS_SCALE] = Metric(aggregation="mean", value=scale)
         return outputs
 
     def optimizer_step(self) -> float:
