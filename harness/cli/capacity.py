@@ -17,6 +17,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--nvlink", type=rate, metavar="GB/S", help="assumed, per GPU in a node (default: 350)")
     parser.add_argument("--network", type=rate, metavar="GB/S", help="assumed, per node between nodes (default: 320)")
     parser.add_argument("--host", type=rate, metavar="GB/S", help="assumed, from a GPU to the host (default: 40)")
+    parser.add_argument(
+        "--train", choices=("any", "full", "lora"), default="any", dest="trains",
+        help="all weights or adapters; any (default): adapters where all weights do not fit",
+    )  # fmt: skip
+    parser.add_argument("--why", action="store_true", help="a line for every layout that was not taken")
+    parser.add_argument("--layouts", action="store_true", help="the layout of each, planned and measured")
     add_write(parser, "the tables and the figure")
     add_results(parser)
 
@@ -33,8 +39,16 @@ def run(a: argparse.Namespace) -> int:
         for names in (("batch", "pass_tokens"), ("nvlink", "network", "host"))
     )
     base = Work(size=SMALLEST, arm="bf16", length=1, **work)
-    page, cells = report(a.results, a.gpus, base, Links(**links), a.sizes, a.lengths)
-    print(page[page.index("## ") : page.index("| what | where |")].strip())
+    page, cells = report(a.results, a.gpus, base, Links(**links), a.sizes, a.lengths, a.trains)
+    if a.layouts:
+        from harness.studies.capacity.layouts import tables
+
+        print(tables(a.results, cells))
+    else:
+        print(page[page.index("## ") : page.index("| what | where |")].strip())
+    for cell in cells if a.why else ():
+        print(f"\n{cell.work.size}, {cell.work.length} tokens, {cell.work.arm}, {cell.place.gpus} GPUs")
+        print("\n".join(f"  {line}" for line in cell.why))
     if a.is_written:
         from harness.studies.capacity.figure import draw
 

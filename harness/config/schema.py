@@ -187,8 +187,8 @@ class AlgoConfig:
     num_minibatches: Count = 1
     num_epochs: Count = 1
     staleness: Whole = field(default=0, metadata={"sparse": True})
-    """Age of the sampler's weights in steps, each of `num_minibatches` x `num_epochs` updates (trainer=local alone;
-    `harness.run.staleness`)."""
+    """Age of the sampler's weights in steps, each of `num_minibatches` x `num_epochs` updates
+    (`harness.trainers.staleness`)."""
     partial_rollouts: Whole = field(default=0, metadata={"sparse": True})
     """Tokens of a response after which a step may end; the response then goes on with the next step's weights; 0: every
     response is finished by the weights that began it (trainer=local alone; `harness.run.partial`)."""
@@ -346,6 +346,9 @@ class Launch:
     gpus: Count = 1
     tensor_parallel: Count = 1
     """GPUs that an engine under verl multiplies by together; each holds its share of the model's weights and cache."""
+    sequence_parallel: Count = 1
+    """GPUs of a machine that share every sequence of the trainer with trainer=verl (`harness.trainers.verl.ulysses`); a
+    pass of theirs then holds `micro_batch_tokens` for each."""
     ray_address: str | None = None
     """An existing cluster for trainer=verl ("auto": the one of this machine); null starts one on this machine."""
     threads: Count = 1
@@ -366,7 +369,7 @@ class Launch:
 TUNABLE = (
     "micro_batch_tokens", "logits_mib", "checkpoint_layers", "packing", "compile", "fp8_kernels", "native_16bit",
     "attention_16bit", "offload", "threads", "stall_s", "checkpoint_every_s", "checkpoint_every_steps",
-    "checkpoint_share", "dump_rollouts", "save", "nodes", "gpus", "tensor_parallel", "ray_address",
+    "checkpoint_share", "dump_rollouts", "save", "nodes", "gpus", "tensor_parallel", "sequence_parallel", "ray_address",
 )  # fmt: skip
 """Fields of `Launch` that a user sets, as `launch.NAME=VALUE` among the overrides."""
 

@@ -202,10 +202,15 @@ class Spans:
         return torch.cat([F.scaled_dot_product_attention(*own, is_causal=True, enable_gqa=grouped) for own in parts], 2)
 
 
+def attend(spans: Spans, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """`Spans.attend` of the spans at hand: those of a split row exchange heads first (`trainers.verl.ulysses`)."""
+    return spans.attend(q, k, v)
+
+
 class CoreAttention(nn.Module):
     """Softmax attention alone, after norms and rotation: where keys and values can be seen as a cache has them."""
 
-    packed: Callable[[Spans, Tensor, Tensor, Tensor], Tensor] = staticmethod(Spans.attend)
+    packed: Callable[[Spans, Tensor, Tensor, Tensor], Tensor] = staticmethod(attend)
     """Attention of a packed row: a compiler does not look into it (`trainers.local.compiling`)."""
     dtype: torch.dtype | None = None
     """Type to which queries, keys and values are rounded, and of the product; None: as they come."""

@@ -28,7 +28,7 @@ def check(config: RunConfig) -> Composed:
         checks.check(config, composed)
     _check_positions(config)
     _check_mixture(config, composed)
-    _check_staleness(config, composed)
+    _check_staleness(config)
     _check_partial(config, composed)
     _check_evaluations(config, composed)
     check_engine(config, composed, EXTRAS)
@@ -83,15 +83,11 @@ def _check_mixture(config: RunConfig, composed: Composed) -> None:
         )
 
 
-def _check_staleness(config: RunConfig, composed: Composed) -> None:
+def _check_staleness(config: RunConfig) -> None:
     age, steps = config.algo.staleness, config.trainer.steps
     if age >= steps:
         raise ValueError(
             f"algo.staleness={age}: the start would sample all trainer.steps={steps} steps; valid: 0 to {steps - 1}"
-        )
-    if age and composed.plan.sampler == "trainer":
-        raise ValueError(
-            f"algo.staleness={age}: {config.method} samples with the trainer's own module, which is never old; valid: 0"
         )
 
 
@@ -141,7 +137,7 @@ def check_place(config: RunConfig, launch: Launch) -> None:
     _check_compile(config, launch)
     if config.trainer.name == "verl":
         _check_verl(config, launch)
-    elif launch.gpus * launch.nodes != 1:
+    elif launch.gpus * launch.nodes * launch.sequence_parallel != 1:
         raise ValueError(
             f"launch.nodes={launch.nodes} launch.gpus={launch.gpus}: trainer={config.trainer.name} works on one "
             "GPU; choose trainer=verl"

@@ -29,7 +29,7 @@ from harness.run.gpu_sharing import lend, reclaim, rest
 from harness.run.partial import age_metrics, collect_partial
 from harness.run.run import Collected, Run
 from harness.run.samplers import by_sampler, push_others
-from harness.run.staleness import keep, measured, stale_logp, synced, versions
+from harness.run.staleness import keep, sampling, stale_logp, synced, versions
 from harness.trainers.corrected_step import (
     NUM_AFTER_SYNC,
     batch_correction,
@@ -45,6 +45,7 @@ from harness.trainers.corrected_step import (
 from harness.trainers.evaluation import REFERENCE, evaluation
 from harness.trainers.local.forward import Routers
 from harness.trainers.local.trainer import DIVERGENCES, Diverged, Scores
+from harness.trainers.staleness import is_scored, measured
 from harness.trainers.task_evaluation import FAILURES, task_evaluation
 
 
@@ -75,11 +76,12 @@ def grpo_step(run: Run) -> dict[str, Any]:
         reclaim(run)
     with clock("sync"):
         keep(run, step)
-        row: dict[str, Any] = {**push_weights(run, run.engine, step), **run.evaluated_sync}
-        run.evaluated_sync = {}
-    sampled = (collect_partial if algo.partial_rollouts else collect)(
-        run, step, clock
-    )  # prompts -> answers -> raw rewards
+    with sampling(run):
+        with clock("sync"):
+            row: dict[str, Any] = {**push_weights(run, run.engine, step), **run.evaluated_sync}
+            run.evaluated_sync = {}
+        collecting = collect_partial if algo.partial_rollouts else collect
+        sampled = collecting(run, step, clock)  # prompts -> answers -> raw rewards
     seqs = sampled.seqs
     with clock("reward"):
         mask, adv, rewarded = advantages(run, sampled.scores, sampled.rollout, seqs.sampled)
@@ -95,11 +97,11 @@ def grpo_step(run: Run) -> dict[str, Any]:
     is_single = algo.num_minibatches * algo.num_epochs == 1
     with clock("old_logp"):
         stale = stale_logp(run, seqs, step)
-        scores, batch = scored(run, sampled, mask, adv, step, keep_graph=is_single)
+        scores, batch = scored(run, sampled, mask, adv, step, keep_graph=is_single, stale=stale)
         seqs = seqs if scores.experts is None else replace(seqs, experts=scores.experts)
         routers = trainer.routers(seqs) if "router_shift" in composed.needs(step) else None
-    row |= batch_mismatch(batch, scores.entropy.detach()) | measured(run, batch, stale) | by_sampler(run, batch)
-    row |= age_metrics(run, batch)
+    row |= batch_mismatch(batch, scores.entropy.detach()) | by_sampler(run, batch) | age_metrics(run, batch)
+    row |= measured(batch, algo.staleness, stale if is_scored(step) else None)
 
     with clock("update"):
         correction = batch_correction(composed, batch, algo)
@@ -117,11 +119,21 @@ def grpo_step(run: Run) -> dict[str, Any]:
 
 
 def scored(
-    run: Run, sampled: Collected, mask: Tensor, adv: Tensor, step: Step, *, keep_graph: bool
+    run: Run,
+    sampled: Collected,
+    mask: Tensor,
+    adv: Tensor,
+    step: Step,
+    *,
+    keep_graph: bool,
+    stale: Tensor | None = None,
 ) -> tuple[Scores, TokenBatch]:
-    """Score a rollout batch with the trainer before any update, and gather all that the parts need. Raises Diverged,
-    and RuntimeError where the trainer has a log-prob and the engine has none: that engine's tokens are worth
-    nothing."""
+    """Score a rollout batch with the trainer before any update, and gather all that the parts need.
+
+    `stale` [B, T]: the trainer's log-probs with the weights that sampled, where those are older than its own. Raises
+    Diverged, and RuntimeError where the trainer has a log-prob and the engine has none: that engine's tokens are worth
+    nothing.
+    """
     seqs, rollout = sampled.seqs, sampled.rollout
     trainer, needs, device = run.trainer, run.composed.needs(step), seqs.ids.device
     scores = trainer.score(seqs, keep_graph=keep_graph, keeps_experts="own_routing" in needs)
@@ -131,7 +143,7 @@ def scored(
         num = int(seqs.sampled.sum())
         raise RuntimeError(f"the engine's log-probs of {num_nan} of {num} tokens are NaN, the trainer's not")
     if run.composed.plan.sampler == "trainer":
-        check_exact(scores.logp.detach(), rollout.logp.to(device), seqs.sampled)
+        check_exact(scores.logp.detach() if stale is None else stale, rollout.logp.to(device), seqs.sampled)
     extras = {"ref_logp": trainer.reference_logp(seqs)} if trainer.reference is not None else {}
     if divergent := needs & DIVERGENCES:
         assert rollout.log_probs is not None

@@ -1,33 +1,25 @@
-"""Stale rollouts: the sampler holds the weights of earlier steps, as in asynchronous training (`algo.staleness`).
+"""Stale rollouts under the local trainer: the versions that a run keeps, and what its sampler gets of them.
 
     step t: keep the trainer's weights t -> the sampler gets weights max(0, t - k) -> responses -> updates -> t + 1
 
-k counts steps, one rollout batch with all its updates, as asynchronous systems do: a version of the weights is what a
-step leaves (AReaL's `max_head_offpolicyness`, prime-rl's async level, NeMo-RL's `max_trajectory_age_steps`). With
-one update a step it is the age in updates, which M2PO counts. Those systems bound the age; here every batch has age k,
-their worst case, but for the first k steps, which the start samples.
-
-A method sees what it sees there. `rollout_logp` is of the old sampler in its format (the behaviour policy). `old_logp`
-is computed again by the trainer with its weights before the first update on the batch (the proximal policy), so the
-clip acts on current / old, and a correction on old / rollout, age and format together: the decoupled objective of
-Hilton et al. (arXiv 2110.00641), which AReaL uses (arXiv 2505.24298). `algo.mode=bypass_ppo` is PPO without a proximal
-policy, AReaL's baseline.
-
-A version is pushed as it would have been at its own step: through every part with the adapters and scales of that step.
+The rule is `harness.trainers.staleness`. A version is pushed as it would have been at its own step: through every part
+with the adapters and scales of that step. A sampler that is the trainer's own module (`sampler=trainer`) samples while
+the module holds the version; its log-probs are then those of the stored policy bit for bit, which every step asserts.
 Responses whose tokens come from several versions: `harness.run.partial`.
 """
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from harness.api import Rollout, Sequences, Step, TokenBatch, WeightStream
+from harness.api import Rollout, Sequences, Step, WeightStream
 from harness.config.compose import Composed
-from harness.objective.mismatch import PROFILE_EVERY, staleness_metrics
 from harness.run.run import Run, Version
+from harness.trainers.staleness import is_scored, sampled_by
 
 
 def keep(run: Run, step: Step) -> None:
@@ -36,7 +28,7 @@ def keep(run: Run, step: Step) -> None:
     if age:
         weights = {name: tensor.detach().to("cpu", copy=True) for name, tensor in run.trainer.weights()}
         now = Version(step=step.index, weights=weights, fixed=dict(run.composed.fixed))
-        run.past = [*run.past[-age:], now]
+        run.past = [version for version in [*run.past, now] if version.step >= sampled_by(step.index, age)]
 
 
 def synced(run: Run, step: Step, composed: Composed | None = None) -> WeightStream:
@@ -58,18 +50,22 @@ def versions(run: Run, rollout: Rollout, step: Step) -> Tensor:
     return torch.full(rollout.token_ids.shape, sampled_at, device=run.trainer.parameters[0].device)
 
 
+def sampling(run: Run) -> AbstractContextManager[None]:
+    """Context of a step's push and rollouts: a module that samples for itself holds the version that is due."""
+    if not run.past or not is_own_module(run):
+        return nullcontext()
+    return run.trainer.holding(run.past[0].weights)
+
+
+def is_own_module(run: Run) -> bool:
+    """Is the sampler the trainer's module?"""
+    return run.composed.plan.sampler == "trainer"
+
+
 def stale_logp(run: Run, seqs: Sequences, step: Step) -> Tensor | None:
     """[B, T] float32 nats of the weights that sampled, by the trainer's own forward pass; None without staleness, and
-    where the step logs no profiles: it costs a pass over the batch."""
-    if not run.past or step.index % PROFILE_EVERY:
+    where the step needs none: it costs a pass over the batch."""
+    if not run.past or not (is_scored(step) or is_own_module(run)):
         return None
     with run.trainer.holding(run.past[0].weights):
         return run.trainer.score(seqs).logp
-
-
-def measured(run: Run, batch: TokenBatch, stale: Tensor | None) -> dict[str, float]:
-    """Columns `staleness/*` of a step's row; none without staleness."""
-    if not run.past:
-        return {}
-    row = {"staleness/steps": float(batch.step.index - run.past[0].step)}
-    return row if stale is None else row | staleness_metrics(batch, stale)

@@ -239,6 +239,7 @@ def test_an_overflow_of_fp16_skips_the_update_on_every_rank(answers: dict[str, t
     for out in answers["overflow"][-1]:
         assert out["moved"] == 0.0
         assert out["loss_scale"] == pytest.approx(0.5e20)
+        assert out["metrics"]["lowbit_loss_scale"] == pytest.approx(1e20)  # the one that it had
         assert not math.isfinite(out["metrics"]["grad_norm"])
     assert {out["loss_scale"] for out in answers["bf16"][-1]} == {None}
 

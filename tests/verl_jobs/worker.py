@@ -1,9 +1,9 @@
 """Saved batches through verl's own training worker, a process per rank: `python -m ... STORE RANK RANKS FOLDER ...`.
 
 In a folder stand job.json and batch.pt: tensors by name, [B, T] each, and `ids` [B, L], `prompt_lens` [B],
-`lengths` [B]; rank r takes the rows r, r + RANKS, .... out<RANKS>.pt gets, from rank 0, the whole gradients by
-checkpoint name, the log-probs of its rows before the update, those of the reference, how far the update moved the
-weights, the loss scale after it, and the metrics of all ranks.
+`lengths` [B]; data parallel rank r of R takes the rows r, r + R, .... out<RANKS>.pt gets, from rank 0, the whole
+gradients by checkpoint name, the log-probs of its rows before the update, those of the reference, how far the update
+moved the weights, the loss scale after it, and the metrics of all ranks.
 """
 
 from __future__ import annotations
@@ -113,12 +113,14 @@ def one(folder: Path, rank: int, ranks: int) -> None:
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     worker = make_worker(job)
-    saved = {name: t[rank::ranks] for name, t in torch.load(folder / "batch.pt", weights_only=True).items()}
+    first, every = worker.engine.get_data_parallel_rank(), worker.engine.get_data_parallel_size()
+    saved = {name: t[first::every] for name, t in torch.load(folder / "batch.pt", weights_only=True).items()}
     numbers = {"temperature": job.config.engine.temperature, "calculate_entropy": True, "compute_loss": False,
                "global_token_num": [int(n) for n in saved["prompt_lens"] + saved["lengths"]]}  # fmt: skip
 
-    def scored(by: Any) -> torch.Tensor:
-        return no_padding_2_padding(by.infer_batch(tensordict(saved, **numbers))["log_probs"], tensordict(saved))
+    def scored(by: Any) -> torch.Tensor | None:
+        found = by.infer_batch(tensordict(saved, **numbers))  # of ranks that share sequences one answers
+        return None if found is None else no_padding_2_padding(found["log_probs"], tensordict(saved))
 
     logp = scored(worker)
     ref_logp = scored(make_worker(job, "ref")) if job.algo.kl_coef else None
@@ -134,7 +136,7 @@ def one(folder: Path, rank: int, ranks: int) -> None:
     worker.engine.optimizer_step = recorded
     done = worker.train_batch(tensordict(saved, **numbers, global_batch_size=len(saved["ids"])))
     moved = max(float((tensor.double() - before[name].double()).abs().max()) for name, tensor in held(worker).items())
-    metrics = metrics_of(done)
+    metrics = {} if done is None else metrics_of(done)
     if rank == 0:
         found = {"logp": logp, "ref_logp": ref_logp, "gradients": gradients, "metrics": metrics}
         found |= {"moved": moved, "loss_scale": worker.engine.scaler.get_scale() if worker.engine.scaler else None}

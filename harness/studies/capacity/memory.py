@@ -4,6 +4,9 @@
               gets what is left
     update    masters, gradients, moments; weights that are gathered or cast; activations; logits. The engine sleeps.
 
+Offloading moves masters and moments to the host while the engine samples. With LoRA the masters are frozen, and
+gradients and moments are of the adapters. Sequence parallelism gives a GPU fewer tokens of a pass.
+
 Both trainers work on float32 values and multiply 16-bit casts of them, or FP8 codes (`harness.trainers.local.policy`):
 the local one on one GPU, verl on several, where parameters are gathered in float32.
 """
@@ -28,6 +31,8 @@ STATE_BYTES, GRADIENT_BYTES, WEIGHT_BYTES = 12, 4, 4
 gathers."""
 BUCKET_BYTES = 2 * 2**30
 """verl's buffer in which weights travel to the engine."""
+LORA_RANK = 32
+"""Rank of the adapters on every linear layer of a block, where a plan trains adapters."""
 BLOCK = 16
 """Tokens of a block of vLLM's cache."""
 LOGIT_BYTES = 12
@@ -54,15 +59,36 @@ def linear_parameters(size: str) -> tuple[int, int, int]:
     return linear, whole, sum(shapes.values()) - config.num_layers * whole
 
 
-def sampling_parts(size: str, precision: str, gpus: int, ways: int) -> Parts:
+@cache
+def adapter_parameters(size: str) -> int:
+    """Parameters of the adapters of all layers."""
+    shapes = tensor_shapes(shape_of(size))
+    return LORA_RANK * sum(sum(shape) for name, shape in shapes.items() if name.endswith("_proj.weight"))
+
+
+def trained_parameters(size: str, is_lora: bool) -> int:
+    """Parameters that have gradients and moments."""
+    return adapter_parameters(size) if is_lora else num_parameters(shape_of(size))
+
+
+def state_bytes(size: str, is_lora: bool) -> int:
+    """Bytes of masters and moments, over all GPUs; a frozen base is held in float32, too."""
+    if not is_lora:
+        return STATE_BYTES * num_parameters(shape_of(size))
+    return WEIGHT_BYTES * num_parameters(shape_of(size)) + STATE_BYTES * adapter_parameters(size)
+
+
+def sampling_parts(
+    size: str, precision: str, gpus: int, ways: int, *, is_offloaded: bool = False, is_lora: bool = False
+) -> Parts:
     """Memory of a GPU beside the cache, its replica being spread over `ways` GPUs."""
     config = shape_of(size)
-    bucket = BUCKET_BYTES if gpus > 1 else 0
+    bucket = BUCKET_BYTES if gpus > 1 or is_offloaded else 0
     largest = 4 * config.vocab_size * config.hidden_size
     return {
         "engine weights": engine_bytes(size, precision)[0] / ways / GIB,
         "engine overhead": OVERHEAD_GIB,
-        "masters and moments": STATE_BYTES * num_parameters(config) / gpus / GIB,
+        "masters and moments": 0.0 if is_offloaded else state_bytes(size, is_lora) / gpus / GIB,
         "push": (bucket + largest) / GIB,
     }
 
@@ -82,21 +108,27 @@ def layer_bytes(config: DecoderConfig) -> int:
     return 4 * (2 * d + 4 * wide + 3 * ff) + 2 * (5 * d + wide + ff) + small
 
 
-def update_parts(size: str, arithmetic: str, gpus: int, tokens: int, is_checkpointed: bool) -> Parts:
-    """Memory of a GPU at the peak of a backward pass over `tokens` tokens."""
+def update_parts(
+    size: str, arithmetic: str, gpus: int, tokens: int, is_checkpointed: bool, *, is_lora: bool = False,
+    is_sharded: bool | None = None,
+) -> Parts:  # fmt: skip
+    """Memory of a GPU at the peak of a backward pass over `tokens` tokens of its own. `is_sharded`: FSDP's trainer;
+    None where there are several GPUs."""
     config = shape_of(size)
+    is_sharded = gpus > 1 if is_sharded is None else is_sharded
     linear, block, outside = linear_parameters(size)
     layers = config.num_layers
     kept = layer_bytes(config) * (1 if is_checkpointed else layers)
     kept += 4 * config.hidden_size * layers if is_checkpointed else 0
     # 16-bit casts live until the backward pass; FP8 codes for both axes are held for a whole update, by verl for none
-    is_brief = is_checkpointed if arithmetic == "bf16" else gpus > 1
+    is_brief = is_checkpointed if arithmetic == "bf16" else is_sharded
     weights = 2 * linear * (1 if is_brief else layers)
-    if gpus > 1:  # FSDP: a layer and the next one, embedding and head throughout; gradients of one unit and of those
-        weights += WEIGHT_BYTES * (2 * block + outside) + GRADIENT_BYTES * (block + outside)
+    if is_sharded:  # FSDP: a layer and the next one, embedding and head throughout; gradients of one unit and of those
+        unit = adapter_parameters(size) / layers if is_lora else block + outside
+        weights += WEIGHT_BYTES * (2 * block + outside) + GRADIENT_BYTES * unit
     logits = LOGIT_BYTES * min(tokens * config.vocab_size, Launch().logits_mib * 2**20 // 4)  # the head works in chunks
-    state = num_parameters(config) / gpus / GIB
     return {
-        "masters and moments": STATE_BYTES * state, "gradients": GRADIENT_BYTES * state,
+        "masters and moments": state_bytes(size, is_lora) / gpus / GIB,
+        "gradients": GRADIENT_BYTES * trained_parameters(size, is_lora) / gpus / GIB,
         "gathered or cast weights": weights / GIB, "activations": kept * tokens / GIB, "logits": logits / GIB,
     }  # fmt: skip

@@ -1,7 +1,11 @@
-"""Placement of a step on GPUs: replicas, responses that sample at a time, micro-batches, checkpoints, what fits.
+"""Placement of a step on GPUs: layouts, responses that sample at a time, micro-batches, checkpoints, what fits.
 
-Choices in this order, the first that fits: all layers' activations kept, then checkpoints, then halved micro-batches
-(as an out-of-memory retry of a run does); one engine per GPU, then tensor parallel over 2, 4 or 8.
+    Layout      GPUs of an engine, GPUs that share a sequence, offloading, adapters or all weights
+    placements  a layout's micro-batches: all activations kept or checkpoints, whole or halved
+    place       the first placement that fits, as an out-of-memory retry of a run goes: activations kept, then
+                checkpoints, then halved micro-batches; one engine per GPU, then tensor parallel over 2, 4 or 8
+
+The fastest of all is `harness.studies.capacity.fastest`.
 """
 
 from __future__ import annotations
@@ -66,21 +70,53 @@ class Work:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Layout:
+    """Axes along which a step is spread; what is left of the GPUs is data parallel."""
+
+    ways: int = 1
+    """GPUs of an engine, tensor parallel."""
+    split: int = 1
+    """GPUs that share every sequence of the trainer (Ulysses)."""
+    is_offloaded: bool = False
+    """Masters and moments wait on the host while the engine samples."""
+    is_lora: bool = False
+    """Adapters are trained, and nothing else."""
+
+    @property
+    def words(self) -> str:
+        """In words."""
+        found = [f"engines over {self.ways} GPUs"] * (self.ways > 1)
+        found += [f"sequences over {self.split} GPUs"] * (self.split > 1)
+        found += ["offloaded"] * self.is_offloaded + ["LoRA"] * self.is_lora
+        return ", ".join(found) or "data parallel"
+
+    @property
+    def marks(self) -> list[str]:
+        """In marks of a table's cell."""
+        found = [f"tp{self.ways}"] * (self.ways > 1) + [f"sp{self.split}"] * (self.split > 1)
+        return found + ["off"] * self.is_offloaded + ["lora"] * self.is_lora
+
+
+@dataclass(frozen=True, kw_only=True)
 class GpuSplit:
     """Placement of a step on GPUs."""
 
     gpus: int
-    ways: int
-    """GPUs of an engine."""
+    layout: Layout
     share: int
     """Responses of an engine."""
     at_once: int
     """Responses that sample at a time, as many as the cache holds; 0 where it does not fit."""
     rows: int
-    """Responses of a micro-batch on one GPU."""
+    """Responses of a micro-batch on one GPU, or on those that share its sequences."""
     is_checkpointed: bool
     sampling: Parts
     update: Parts
+
+    @property
+    def ways(self) -> int:
+        """GPUs of an engine."""
+        return self.layout.ways
 
     @property
     def sampling_gib(self) -> float:
@@ -124,38 +160,68 @@ def check_gpus(gpus: int) -> int:
 def place(work: Work, gpus: int) -> GpuSplit:
     """The first choice that fits, the thriftiest where none does."""
     check_gpus(gpus)
-    ways, fits, sampling = _engine(work, gpus)
-    rows, is_checkpointed, update = _trainer(work, gpus)
-    return GpuSplit(
-        gpus=gpus, ways=ways, share=math.ceil(work.batch * ways / gpus), at_once=fits, rows=rows,
-        is_checkpointed=is_checkpointed, sampling=sampling, update=update,
-    )  # fmt: skip
-
-
-def _engine(work: Work, gpus: int) -> tuple[int, int, Parts]:
-    heads = shape_of(work.size).num_heads
-    ways, fits, parts = 1, 0, Parts()
-    for ways in [n for n in (1, 2, 4, 8) if gpus % n == 0 and heads % n == 0]:
-        parts = sampling_parts(work.size, work.precision, gpus, ways)
-        fits = at_once(work.size, work.precision, work.row, USABLE_GIB - sum(parts.values()), ways)
-        if fits:
-            break
-    return ways, fits, parts
-
-
-def _trainer(work: Work, gpus: int) -> tuple[int, bool, Parts]:
-    found: tuple[int, bool, Parts] | None = None
-    for rows, is_checkpointed in _micro_batches(work, gpus):
-        parts = update_parts(work.size, work.arithmetic, gpus, rows * work.row, is_checkpointed)
-        found = rows, is_checkpointed, parts
-        if sum(parts.values()) <= USABLE_GIB:
+    found: GpuSplit | None = None
+    for ways in engine_ways(work.size, gpus):
+        found = first_that_fits(work, gpus, Layout(ways=ways))
+        if found.at_once:
             break
     assert found is not None
     return found
 
 
-def _micro_batches(work: Work, gpus: int) -> Iterator[tuple[int, bool]]:
-    rows = max(1, min(work.pass_tokens // work.row, math.ceil(work.batch / gpus)))
+def layouts(work: Work, gpus: int) -> list[Layout]:
+    """Every layout, the plainest first."""
+    return [
+        Layout(ways=ways, split=split, is_offloaded=is_offloaded, is_lora=is_lora)
+        for is_lora in (False, True)
+        for is_offloaded in (False, True)
+        for split in sequence_splits(work.size, gpus)
+        for ways in engine_ways(work.size, gpus)
+    ]
+
+
+def engine_ways(size: str, gpus: int) -> list[int]:
+    """Numbers of GPUs that an engine may have."""
+    return [n for n in (1, 2, 4, 8) if gpus % n == 0 and shape_of(size).num_heads % n == 0]
+
+
+def sequence_splits(size: str, gpus: int) -> list[int]:
+    """Numbers of GPUs that may share a sequence: heads and key-value heads divide by them."""
+    shape = shape_of(size)
+    return [n for n in engine_ways(size, gpus) if shape.num_kv_heads % n == 0]
+
+
+def first_that_fits(work: Work, gpus: int, layout: Layout) -> GpuSplit:
+    """The first placement of a layout whose update fits, the thriftiest where none does."""
+    found: GpuSplit | None = None
+    for found in placements(work, gpus, layout):
+        if found.update_gib <= USABLE_GIB:
+            break
+    assert found is not None
+    return found
+
+
+def placements(work: Work, gpus: int, layout: Layout) -> Iterator[GpuSplit]:
+    """A layout with every micro-batch: all activations kept, then checkpoints, then halved."""
+    offloads, is_lora = layout.is_offloaded, layout.is_lora
+    sampling = sampling_parts(
+        work.size, work.precision, gpus, layout.ways, is_offloaded=offloads, is_lora=is_lora
+    )  # fmt: skip
+    fits = at_once(work.size, work.precision, work.row, USABLE_GIB - sum(sampling.values()), layout.ways)
+    for rows, is_checkpointed in _micro_batches(work, gpus, layout.split):
+        tokens = math.ceil(rows * work.row / layout.split)
+        update = update_parts(
+            work.size, work.arithmetic, gpus, tokens, is_checkpointed, is_lora=is_lora,
+            is_sharded=gpus > 1 or offloads,
+        )  # fmt: skip
+        yield GpuSplit(
+            gpus=gpus, layout=layout, share=math.ceil(work.batch * layout.ways / gpus), at_once=fits, rows=rows,
+            is_checkpointed=is_checkpointed, sampling=sampling, update=update,
+        )  # fmt: skip
+
+
+def _micro_batches(work: Work, gpus: int, split: int) -> Iterator[tuple[int, bool]]:
+    rows = max(1, min(work.pass_tokens * split // work.row, math.ceil(work.batch * split / gpus)))
     yield rows, False
     while True:
         yield rows, True
@@ -164,11 +230,16 @@ def _micro_batches(work: Work, gpus: int) -> Iterator[tuple[int, bool]]:
         rows //= 2
 
 
-def remedy(work: Work, gpus: int) -> int | None:
-    """The fewest GPUs, a doubling of 1, beyond `gpus` on which the work fits; None where none do."""
+def remedy(work: Work, gpus: int, *, trains: str = "full") -> int | None:
+    """The fewest GPUs, a doubling of 1, beyond `gpus` on which some layout fits; None where none do. `trains`: all
+    weights (full) or adapters (lora)."""
     tried = 1
     while tried <= MOST_GPUS:
-        if tried > gpus and not place(work, tried).reason:
+        if tried > gpus and any(
+            not first_that_fits(work, tried, layout).reason
+            for layout in layouts(work, tried)
+            if layout.is_lora == (trains == "lora")
+        ):
             return tried
         tried *= 2
     return None

@@ -13,9 +13,10 @@ from harness.foundation.markdown_table import markdown_table
 from harness.records.paths import tables_folder
 from harness.records.run_result import write_atomic
 from harness.studies.capacity import check
-from harness.studies.capacity.memory import USABLE_GIB
-from harness.studies.capacity.place import ARMS, GpuSplit, Work, check_gpus, place, remedy, works
-from harness.studies.capacity.seconds import Links, StepTime, step
+from harness.studies.capacity.fastest import fastest
+from harness.studies.capacity.memory import LORA_RANK, USABLE_GIB
+from harness.studies.capacity.place import ARMS, GpuSplit, Work, check_gpus, remedy, works
+from harness.studies.capacity.seconds import Links, StepTime
 from harness.studies.stage_rates import RATES, Measured, read_measured
 from harness.studies.throughput.plan import read_sweep
 from harness.studies.throughput.shapes import shape_of
@@ -25,23 +26,24 @@ HEAD = """# Capacity plan for NVIDIA H200
 
 A step of {batch} responses after prompts of {prompt} tokens, all of one length. Trainer and engine share every GPU;
 the engine sleeps during the update. One GPU: `trainer=local` with `engine.sleep=true`. Several: `trainer=verl`, FSDP
-over all of them, one engine per GPU where its weights and one response fit, else tensor parallel over the fewest that
-hold them (our verl settings start one engine per GPU: tensor parallel is paper only). On either the part
+over all of them. Each cell has the fastest layout of all that fit: GPUs of an engine (tensor parallel), GPUs that share
+a sequence (Ulysses), masters and moments offloaded while the engine samples, and micro-batches with or without
+checkpointed layers. `lowbit capacity --why` has a line for each that was not taken. Adapters of rank {rank} (LoRA) are
+another method: taken where no layout that trains all weights fits. On either trainer the part
 `bf16_train.BF16Compute` (or `jet_rl.FP8Flow`) with `launch.native_16bit=true launch.compile=true`. Of {device:.1f}
-GiB a plan fills {usable:.1f}. Micro-batches of {tokens} tokens (one response at least), halved only where
-checkpointed layers do not fit either.
+GiB a plan fills {usable:.1f}. Micro-batches of at most {tokens} tokens a GPU (one response at least).
 
 **Measured**: decode rates (bare vLLM), the push and one compiled layer at 7B. **Estimated** from them: training of a
 whole model, other sizes. **Assumed**: {nvlink:g} GB/s per GPU inside a node of 8, {network:g} GB/s per node between
 nodes, {host:g} GB/s per GPU to the host (sleep and wake), {reduce:g} us per small all-reduce; communication is not
-overlapped; so **every number of more than one GPU is assumed**. Left out: evaluation, checkpoints on disk,
-offloading, padding.
+overlapped, and an engine over N GPUs decodes N times as fast but for its all-reduces; so **every number of more than
+one GPU is assumed**. Left out: evaluation, checkpoints on disk, padding, memory of the host.
 
 Seconds of a step in each cell. `^` rates of steps that waited for the host; `xN` an engine samples its responses in N
 groups, because its cache (or the largest batch that was timed) holds no more at a time; `c` checkpointed layers; `tpN`
-an engine over N GPUs; `no: N` does not fit, N GPUs would do; `-` fits, but its engine was not timed. Memory: BF16, the
-peak of the update and what sampling takes beside the cache, GiB a GPU; the share is generation's of BF16's step.
-`{name}.csv` has every part of every cell.
+an engine over N GPUs; `spN` N GPUs share a sequence; `off` offloaded; `lora` adapters alone; `no: N` does not fit, N
+GPUs would do; `-` fits, but its engine was not timed. Memory: BF16, the peak of the update and what sampling takes
+beside the cache, GiB a GPU; the share is generation's of BF16's step. `{name}.csv` has every part of every cell.
 """
 
 
@@ -55,6 +57,8 @@ class PlanRow:
     """None where it does not fit or was not timed."""
     remedy: int | None
     """GPUs that would do, where it does not fit."""
+    why: tuple[str, ...] = ()
+    """A line for the layout and for each that was not taken (`fastest.Choice.why`)."""
 
     @property
     def words(self) -> str:
@@ -64,25 +68,22 @@ class PlanRow:
         if self.step is None:
             return "-"
         marks = [f"x{self.step.rounds}"] * (self.step.rounds > 1) + ["c"] * self.place.is_checkpointed
-        marks += [f"tp{self.place.ways}"] * (self.place.ways > 1)
+        marks += self.place.layout.marks
         mark = "^" if self.step.is_host_bound else ""
         return " ".join([f"{mark}{self.step.total:.{1 if self.step.total < 100 else 0}f}", *marks])
 
 
-def cells_of(found: Measured, wanted: Sequence[Work], gpus: Sequence[int], links: Links) -> list[PlanRow]:
-    """Every work on every number of GPUs."""
+def cells_of(
+    found: Measured, wanted: Sequence[Work], gpus: Sequence[int], links: Links, trains: str = "any"
+) -> list[PlanRow]:
+    """The fastest layout of every work on every number of GPUs. `trains`: one of `fastest.TRAINS`."""
     cells: list[PlanRow] = []
     for work in wanted:
         for n in gpus:
-            at = place(work, n)
-            cells.append(
-                PlanRow(
-                    work=work,
-                    place=at,
-                    step=step(found, work, at, links),
-                    remedy=remedy(work, n) if at.reason else None,
-                )
-            )
+            choice = fastest(found, work, n, links, trains=trains)
+            at = choice.taken.at
+            more = remedy(work, n, trains="lora" if trains == "lora" else "full") if at.reason else None
+            cells.append(PlanRow(work=work, place=at, step=choice.taken.step, remedy=more, why=tuple(choice.why())))
     return cells
 
 
@@ -111,12 +112,13 @@ def rows_of(cells: Sequence[PlanRow]) -> list[dict[str, object]]:
         row: dict[str, object] = {
             "size": work.size, "response_tokens": work.length, "arm": work.arm, "gpus": at.gpus, "batch": work.batch,
             "basis": "estimated" if at.gpus == 1 else "assumed", "verdict": at.verdict, "reason": at.reason,
-            "gpus_that_fit": cell.remedy or "", "gpus_per_engine": at.ways, "responses_per_engine": at.share,
+            "gpus_that_fit": cell.remedy or "", "gpus_per_engine": at.ways, "gpus_per_sequence": at.layout.split,
+            "offloaded": at.layout.is_offloaded, "lora": at.layout.is_lora, "responses_per_engine": at.share,
             "at_a_time": at.at_once, "checkpoint_layers": at.is_checkpointed, "responses_per_pass": at.rows,
         }  # fmt: skip
         for phase, parts in (("sampling", at.sampling), ("update", at.update)):
             row |= {f"{phase}: {name}, GiB": f"{gib:.2f}" for name, gib in parts.items()}
-        stages = ("generate", "push", "sleep", "score", "update", "communicate")
+        stages = ("generate", "push", "sleep", "score", "update", "communicate", "offload")
         row |= {f"{name}, s": f"{cell.step.seconds[name]:.3f}" if cell.step else "" for name in stages}
         row |= {"step, s": f"{cell.step.total:.3f}" if cell.step else ""}
         row |= {
@@ -128,10 +130,12 @@ def rows_of(cells: Sequence[PlanRow]) -> list[dict[str, object]]:
 
 
 def report(
-    results: Path, gpus: Sequence[int], base: Work, links: Links, sizes: Sequence[str], lengths: Sequence[int]
-) -> tuple[str, list[PlanRow]]:
+    results: Path, gpus: Sequence[int], base: Work, links: Links, sizes: Sequence[str], lengths: Sequence[int],
+    trains: str = "any",
+) -> tuple[str, list[PlanRow]]:  # fmt: skip
     """The page, and the cells in it. `base`: batch, prompt and micro-batch of all cells; `sizes` and `lengths`: none
-    for those of the throughput sweep. Raises ValueError for what is unknown or missing."""
+    for those of the throughput sweep; `trains`: one of `fastest.TRAINS`. Raises ValueError for what is unknown
+    or missing."""
     for n in gpus:
         check_gpus(n)
     plan = read_sweep(RATES)
@@ -140,10 +144,11 @@ def report(
     ordered = sorted(sizes or plan.sizes, key=lambda size: num_parameters(shape_of(size)))
     wanted = works(ordered, list(lengths or plan.lengths), base)
     found = read_measured(results, plan)
-    cells = cells_of(found, wanted, gpus, links)
+    cells = cells_of(found, wanted, gpus, links, trains)
     head = HEAD.format(
-        batch=base.batch, prompt=base.prompt, device=check.DEVICE_GIB, usable=USABLE_GIB, tokens=base.pass_tokens,
-        nvlink=links.nvlink, network=links.network, host=links.host, reduce=links.all_reduce_us, name=NAME,
+        batch=base.batch, prompt=base.prompt, rank=LORA_RANK, device=check.DEVICE_GIB, usable=USABLE_GIB,
+        tokens=base.pass_tokens, nvlink=links.nvlink, network=links.network, host=links.host,
+        reduce=links.all_reduce_us, name=NAME,
     )  # fmt: skip
     lines = [head, *(line for n in gpus for line in section(cells, n)), *check.section(results, found, plan)]
     return "\n".join(lines), cells

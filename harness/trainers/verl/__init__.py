@@ -16,6 +16,8 @@
     sampling.py    prompts and answers of a rollout batch
     objective.py   our loss in verl's worker
     engine.py      FSDP around our decoder
+    ulysses.py     ranks that share a sequence
+    past.py        earlier versions of a rank's weights, for stale rollouts
     adapter.py     the weights that leave the trainer at a push
     server.py      vLLM's server
     extension.py   a push inside a vLLM worker

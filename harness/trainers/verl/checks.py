@@ -6,6 +6,7 @@ Neither verl nor Ray is imported.
 from __future__ import annotations
 
 import importlib.util
+import math
 import subprocess
 import sys
 from contextlib import suppress
@@ -15,8 +16,10 @@ from pathlib import Path
 
 from harness.api import Part, Plan, Step, weight_format
 from harness.config.compose import Composed, compose, has_hook
+from harness.config.decoder_config import decoder_config
 from harness.config.schema import Launch, RunConfig
 from harness.engines.vllm.shards import Shard, check_shards
+from harness.models.checkpoint import CONFIG
 from harness.models.decoder import DecoderConfig, tensor_shapes
 from harness.trainers.local.policy import is_loss_scaled
 
@@ -45,9 +48,9 @@ def check(config: RunConfig, composed: Composed) -> None:
         raise ValueError(
             f"trainer=verl: {method} has several samplers a batch, verl's servers one; choose trainer=local"
         )
+    _check_partial(config)
     for part in composed.parts:
         _check_part(config, part, plan)
-    _check_algo(config)
     if config.task.options.get("stop"):
         raise ValueError(
             f"task.options.stop={config.task.options['stop']}: verl's servers end a response at EOS alone; valid under "
@@ -70,30 +73,31 @@ def num_updates(config: RunConfig) -> int:
     return config.algo.num_minibatches * config.algo.num_epochs
 
 
-def _check_algo(config: RunConfig) -> None:
-    algo = config.algo
-    if algo.staleness:
+def _check_partial(config: RunConfig) -> None:
+    if size := config.algo.partial_rollouts:
         raise ValueError(
-            f"algo.staleness={algo.staleness}: verl's servers get every step's weights; valid under trainer=verl: 0"
-        )
-    if algo.partial_rollouts:
-        raise ValueError(
-            f"algo.partial_rollouts={algo.partial_rollouts}: verl's servers finish every response; valid under "
-            "trainer=verl: 0"
+            f"algo.partial_rollouts={size}: verl's servers finish every response; valid under trainer=verl: 0"
         )
 
 
 def check_launch(config: RunConfig, launch: Launch) -> None:
     """Raises ValueError, one line, for numbers of GPUs that the batch does not divide by, and for what verl's workers
     would not do of it."""
-    world = launch.nodes * launch.gpus
+    split = launch.sequence_parallel
+    if launch.gpus % split:
+        raise ValueError(
+            f"launch.sequence_parallel={split}: launch.gpus={launch.gpus} of a machine do not divide by it; valid: "
+            + _divisors(launch.gpus)
+        )
+    world = launch.nodes * launch.gpus // split
     if launch.nodes > 1 and launch.ray_address is None:
         raise ValueError("launch.nodes: several machines need a running cluster; give launch.ray_address")
     algo = config.algo
     for prompts in (-(-algo.num_prompts // algo.num_minibatches), algo.num_prompts // algo.num_minibatches):
         if (samples := prompts * algo.group_size) % world:
+            among = f"{world} GPUs" if split == 1 else f"{world} groups of {split} GPUs"
             raise ValueError(
-                f"launch.gpus={launch.gpus}: {samples} samples of an update do not divide by {world} GPUs; change "
+                f"launch.gpus={launch.gpus}: {samples} samples of an update do not divide by {among}; change "
                 "algo.num_prompts or algo.group_size"
             )
     if launch.gpus % launch.tensor_parallel:
@@ -108,6 +112,8 @@ def check_launch(config: RunConfig, launch: Launch) -> None:
             f"launch.offload=host: {config.method} scales its loss, and gradients on the host cannot be scaled back; "
             "valid: none, params, optimizer, all"
         )
+    if split > 1:
+        _check_heads(config, split)
     if config.trainer.device == "cpu" and launch.fp8_kernels not in ("best", "emulated"):
         raise ValueError(f"launch.fp8_kernels={launch.fp8_kernels}: needs a GPU; valid on a CPU: best, emulated")
 
@@ -129,6 +135,24 @@ def check_shared_engine(launch: Launch, plan: Plan, shape: DecoderConfig) -> Non
         if (width := span[2]) % step:
             channels = whole[span[0]]
             raise ValueError(f"{what}: {width} of {channels} channels of {name} are no whole groups of {step}")
+
+
+def _check_heads(config: RunConfig, split: int) -> None:
+    """Raises ValueError where heads or key-value heads do not divide by the GPUs that share a sequence."""
+    path = config.model.path
+    if path is not None and not (Path(path) / CONFIG).is_file():
+        return  # a start says what is missing
+    shape = decoder_config(config.model)
+    heads = math.gcd(shape.num_heads, shape.num_kv_heads)
+    if heads % split:
+        raise ValueError(
+            f"launch.sequence_parallel={split}: {shape.num_heads} heads and {shape.num_kv_heads} key-value heads do "
+            f"not divide by it; valid: {_divisors(heads)}"
+        )
+
+
+def _divisors(number: int) -> str:
+    return ", ".join(str(n) for n in range(1, number + 1) if number % n == 0)
 
 
 def check_installed() -> None:

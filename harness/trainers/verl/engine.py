@@ -4,10 +4,11 @@
               and each rank gets its shards from rank 0; parameters stay float32 in use
     forward   sequences end to end, without padding, by the local trainer's pass -> log-prob and entropy of every
               response token; what the tokenizer does not know has probability 0, as verl masks it in the sampler
+              and where ranks share a sequence each has a piece of the row (`ulysses.py`)
     update    denominators of the whole mini-batch over all ranks; our schedule, stepped per update
-    push      float32 masters by checkpoint names
+    push      float32 masters by checkpoint names, with `algo.staleness` those of an earlier step (`past.py`)
 
-Left out: Ulysses.
+Left out: offloading of single layers.
 """
 
 from __future__ import annotations
@@ -16,16 +17,20 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
 from typing import Any, ClassVar, cast
 
 import torch
 from safetensors.torch import save_file
 from tensordict import TensorDict
 from torch import Tensor, nn
+from torch.distributed import ProcessGroup
 from torch.distributed.tensor import DTensor
 from verl.utils import tensordict_utils as tu
 from verl.utils.device import get_device_id, get_torch_device
 from verl.utils.fsdp_utils import load_fsdp_optimizer, offload_fsdp_optimizer
+from verl.utils.metric import Metric
 from verl.workers.engine.base import EngineRegistry
 from verl.workers.engine.fsdp import transformer_impl
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
@@ -39,13 +44,19 @@ from harness.trainers.local.forward import Thrift, forward, prepared
 from harness.trainers.local.policy import computing, is_loss_scaled
 from harness.trainers.local.products import products, use_fp8
 from harness.trainers.local.trainer import parameter_groups, schedule
+from harness.trainers.verl import ulysses
 from harness.trainers.verl.checks import num_updates
 from harness.trainers.verl.job import VerlJob, current_job, current_method
+from harness.trainers.verl.past import Past, Stream, whole
 from harness.trainers.verl.reference import policy_of
 from harness.trainers.verl.settings import ROLLOUT
 
 TOTALS = "lowbit_totals"
 """Counts of one mini-batch over all ranks, beside its tensors."""
+LOSS_SCALE = "lowbit_loss_scale"
+"""Metric of an update: FP16's loss scale; 1 without scaling."""
+VERSION = "lowbit_version"
+"""Steps behind the weights that a forward pass is asked of, where those are not the trainer's own."""
 COUNTED = ("num_tokens", "num_sequences", "num_kept_tokens", "num_kept_sequences")
 
 
@@ -59,6 +70,8 @@ class Policy(nn.Module):
         self.decoder, self.config, self.num_tokens = decoder, config, job.num_tokens
         self.thrift, self.temperature = thrift_of(job), job.config.engine.temperature
         self.wants_entropy_grad = job.algo.entropy_coef != 0
+        self.group: ProcessGroup | None = None
+        """Ranks that share every sequence, where there are several."""
 
     def can_generate(self) -> bool:
         """verl asks before it writes a generation config."""
@@ -70,10 +83,12 @@ class Policy(nn.Module):
         verl's rollout never samples what the tokenizer does not know (`monkey_patch_compute_logits`), so a trainer that
         spreads probability over a padded vocabulary would see every ratio shifted by the log of that share.
         """
-        found = forward(
-            self.decoder, seqs, self.thrift, temperature=self.temperature, entropy_grad=self.wants_entropy_grad,
-            is_fixed=False, wants_logits=False, num_tokens=self.num_tokens,
-        )  # fmt: skip
+        wanted: dict[str, Any] = {
+            "temperature": self.temperature, "entropy_grad": self.wants_entropy_grad, "num_tokens": self.num_tokens
+        }  # fmt: skip
+        if self.group is not None:
+            return ulysses.forward(self.decoder, seqs, self.thrift, self.group, **wanted)
+        found = forward(self.decoder, seqs, self.thrift, is_fixed=False, wants_logits=False, **wanted)
         return found.logp[seqs.sampled], found.entropy[seqs.sampled]  # FSDP hangs its hooks on tensors that are no view
 
 
@@ -140,7 +155,9 @@ class Engine(FSDPEngineWithLMHead):
         use_fp8(decoder, job.config.trainer.device, job.launch.fp8_kernels)
         if torch.distributed.get_rank() == 0 and not self.engine_config.forward_only:
             write_atomic(job.products_file, json.dumps(products(decoder)).encode())
-        return Policy(decoder, self.model_config.hf_config, job)
+        policy = Policy(decoder, self.model_config.hf_config, job)
+        policy.group = self.ulysses_parallel_group
+        return policy
 
     def _build_fsdp_module(self, module: nn.Module) -> nn.Module:
         """Raises RuntimeError where verl would cast parameters or put autocast around us: settings say float32."""
@@ -184,6 +201,15 @@ class Engine(FSDPEngineWithLMHead):
         """False for verl, which would fetch the moments before a batch's passes: `optimizer_step` does after them."""
         return False
 
+    def train_batch(self, data: TensorDict, loss_function: Callable[..., Any]) -> Any:
+        """Run verl's method, with the loss scale that the update had among its metrics."""
+        scaler = self.scaler
+        scale = 1.0 if scaler is None else float(scaler.get_scale())
+        outputs = super().train_batch(data, loss_function)
+        if self.is_mp_src_rank_with_outputs():
+            outputs["metrics"][LOSS_SCALE] = Metric(aggregation="mean", value=scale)
+        return outputs
+
     def optimizer_step(self) -> float:
         """Take one update, after which the schedule goes on; a step that loss scaling skipped does not count. Moments
         that rest on the host are here for it alone, when no activation is."""
@@ -205,10 +231,18 @@ class Engine(FSDPEngineWithLMHead):
     def forward_backward_batch(
         self, data: TensorDict, loss_function: Callable[..., Any], forward_only: bool = False
     ) -> Any:
-        """Run verl's method with the counts of the whole mini-batch beside the tensors."""
+        """Run verl's method with the counts of the whole mini-batch beside the tensors, and with the weights of the
+        step that is asked for."""
         if "lowbit_keep" in data.keys():  # noqa: SIM118 - a TensorDict iterates over rows
             tu.assign_non_tensor_data(data, TOTALS, self._totals(data))
-        return super().forward_backward_batch(data, loss_function, forward_only)
+        version = tu.get_non_tensor_data(data=data, key=VERSION, default=None)
+        with nullcontext() if version is None else self.past.holding(self.module, int(version)):
+            return super().forward_backward_batch(data, loss_function, forward_only)
+
+    @cached_property
+    def past(self) -> Past:
+        """This rank's shards of earlier versions."""
+        return Past(current_job().config.algo.staleness, cast(Decoder, self.module.get_submodule("decoder")))
 
     def prepare_model_inputs(self, micro_batch: TensorDict) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """(arguments of `Policy.forward`, which of the tokens end to end predict one of a response)."""
@@ -229,8 +263,8 @@ class Engine(FSDPEngineWithLMHead):
         named = dict(zip(("log_probs", "entropy"), output, strict=True))
         if not tu.get_non_tensor_data(data=micro_batch, key="calculate_entropy", default=False):
             del named["entropy"]
-        whole = {name: values.new_zeros(at.shape).masked_scatter(at, values) for name, values in named.items()}
-        return {name: torch.nested.nested_tensor_from_jagged(values, offsets) for name, values in whole.items()}
+        full = {name: values.new_zeros(at.shape).masked_scatter(at, values) for name, values in named.items()}
+        return {name: torch.nested.nested_tensor_from_jagged(values, offsets) for name, values in full.items()}
 
     def _totals(self, data: TensorDict) -> dict[str, int]:
         mask = data["loss_mask"].to_padded_tensor(0).bool()
@@ -244,23 +278,33 @@ class Engine(FSDPEngineWithLMHead):
         self, local_path: str, hdfs_path: str | None = None, global_step: int = 0,
         max_ckpt_to_keep: int | None = None, **kwargs: Any,
     ) -> None:  # fmt: skip
-        """Save verl's checkpoint; after the last step rank 0 also writes the whole weights, which the end of a run is
-        read from."""
+        """Save verl's checkpoint and the earlier versions; after the last step rank 0 also writes the whole weights,
+        which the end of a run is read from."""
         super().save_checkpoint(local_path, hdfs_path, global_step, max_ckpt_to_keep, **kwargs)
         job = current_job()
+        self.past.save(self._past_file(local_path), global_step)
         if global_step < job.config.trainer.steps:
             return
-        whole = {name: tensor.cpu().contiguous() for name, tensor in self._weights()}
+        final = {name: tensor.cpu().contiguous() for name, tensor in self._weights()}
         if torch.distributed.get_rank() == 0:
-            save_file(whole, str(job.final_file))
+            save_file(final, str(job.final_file))
+
+    def load_checkpoint(
+        self, local_path: str, hdfs_path: str | None = None, del_local_after_load: bool = True, **kwargs: Any
+    ) -> None:
+        """Load verl's checkpoint and the earlier versions. Raises ValueError where those are not whole."""
+        self.past.load(self._past_file(local_path))
+        super().load_checkpoint(local_path, hdfs_path, del_local_after_load, **kwargs)
+
+    def _past_file(self, folder: str) -> Path:
+        return Path(folder) / f"past_rank_{torch.distributed.get_rank()}.pt"
 
     def get_per_tensor_param(self, layered_summon: bool = False, base_sync_done: bool = False, **_: Any) -> Any:
         """(the weight stream of the local trainer, None): every rank must read it whole, in order. Shards that rest on
         the host are fetched one by one."""
-        return self._weights(), None
+        return Stream(self._weights, self.past), None
 
     def _weights(self) -> Iterator[tuple[str, Tensor]]:
         decoder = cast(Decoder, self.module.get_submodule("decoder"))
         for name, tensor in named_weights(decoder):
-            tensor = tensor.detach().to(get_device_id())
-            yield name, tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+            yield name, whole(tensor.detach().to(get_device_id()))

@@ -36,7 +36,10 @@ Update = tuple[dict[str, float], dict[str, float]]
 def update_row(metrics: Mapping[str, Any]) -> Update:
     """One update of verl's actor. `metrics`: verl's, our sums among them."""
     sums = {name.removeprefix(PREFIX): float(value) for name, value in metrics.items() if name.startswith(PREFIX)}
-    return {"train/loss": sums.pop("loss"), "train/grad_norm": float(metrics["actor/grad_norm"])}, sums
+    row = {"train/loss": sums.pop("loss"), "train/grad_norm": float(metrics["actor/grad_norm"])}
+    row["train/loss_scale"] = sums.pop("loss_scale")
+    row["train/skipped"] = float(not math.isfinite(row["train/grad_norm"]))  # else `check_finite` ends the run
+    return row, sums
 
 
 def step_row(

@@ -79,6 +79,7 @@ def _actor(job: VerlJob) -> dict[str, Any]:
         "fsdp_config.offload_policy": "host" in moved,
         # Else gradients of all weights stay on the GPU, unsharded, until the last pass.
         "fsdp_config.use_no_sync_for_gradient_accumulation": "host" not in moved,
+        "fsdp_config.ulysses_sequence_parallel_size": launch.sequence_parallel,
         "checkpoint.save_contents": ["model", "optimizer", "extra"],
         "checkpoint.load_contents": ["model", "optimizer", "extra"],
     }  # fmt: skip
@@ -87,11 +88,12 @@ def _actor(job: VerlJob) -> dict[str, Any]:
         "actor_rollout_ref.ref.fsdp_config.strategy": "fsdp2",
         "actor_rollout_ref.ref.fsdp_config.model_dtype": "fp32",
         "actor_rollout_ref.ref.fsdp_config.use_torch_compile": False,
+        "actor_rollout_ref.ref.fsdp_config.ulysses_sequence_parallel_size": launch.sequence_parallel,
         "actor_rollout_ref.ref.fsdp_config.mixed_precision": dict(PRECISION),
     }
     model = {
         "path": str(job.model),
-        "use_remove_padding": False,
+        "use_remove_padding": launch.sequence_parallel > 1,  # verl asks for it there; our passes never pad
         "enable_gradient_checkpointing": False,
         "external_lib": PLUGIN,
     }

@@ -48,8 +48,10 @@ from harness.trainers.dynamic_sampling import num_drawn
 from harness.trainers.local.policy import is_loss_scaled
 from harness.trainers.local.trainer import Diverged
 from harness.trainers.rollout_file import Answer, RolloutFile
+from harness.trainers.staleness import is_scored, measured, sampled_by
 from harness.trainers.verl import objective, plugin, rows, sampling
 from harness.trainers.verl.adapter import evaluation_step
+from harness.trainers.verl.engine import VERSION
 from harness.trainers.verl.job import current_job, current_method
 from harness.trainers.verl.parent import read_lines
 
@@ -137,6 +139,7 @@ class Trainer(PPOTrainerSync):
         """Set our loss, read our files and push once, after verl has built and loaded everything."""
         plugin.check_registered()
         self.job, self.composed = current_job(), current_method()
+        self.age = self.job.config.algo.staleness
         self.row: dict[str, Any] = {}
         self.clock = CheckpointClock(self.job.launch)
         self.task = task_of(self.job.config)
@@ -180,13 +183,16 @@ class Trainer(PPOTrainerSync):
         self.row = self.row | row  # another dictionary: an evaluation puts the one before its pushes back
 
     def on_step_end(self) -> None:
-        """Push the updated weights to the sampler."""
+        """Push the updated weights, or with `algo.staleness` those whose turn it is, to the sampler."""
         with marked_timer("update_weights", self.timing_raw, color="red"):
             self.finished, self.row = self.row, {}
             self._push(self.global_steps)
 
     def _compute_old_log_prob(self, batch: Any, metrics: dict[str, Any]) -> Any:
         self._at("log-probs")
+        self.stale: Tensor | None = None
+        if self.age and is_scored(step := self._step()):
+            self.stale = self._logp(batch.select_keys(self.keys), {VERSION: sampled_by(step.index, self.age)})
         found = super()._compute_old_log_prob(batch, metrics)
         if self.job.rest_file.exists():
             self.row_of_batch |= json.loads(self.job.rest_file.read_text(encoding="utf-8"))
@@ -196,21 +202,23 @@ class Trainer(PPOTrainerSync):
         self._at("reference")
         return super()._compute_ref_log_prob(batch, metrics)
 
-    def _has_noise(self) -> bool:
-        return any(has_hook(part, "sync") for part in self.composed.parts)
+    def _is_pushed_apart(self) -> bool:
+        """Is an evaluation of other weights than the rollouts, without noise or newer?"""
+        has_noise = any(has_hook(part, "sync") for part in self.composed.parts)
+        return has_noise or sampled_by(self.global_steps, self.age) != self.global_steps
 
     def on_validate_begin(self) -> None:
-        """Push without noise, before an evaluation."""
+        """Push the newest weights without noise, before an evaluation."""
         self.eval_start, pushed = time.monotonic(), self.row
-        if self._has_noise():
+        if self._is_pushed_apart():
             self.checkpoint_manager.sleep_replicas()
             self._push(evaluation_step(self.global_steps))
         self.row = pushed
 
     def on_validate_end(self) -> None:
-        """Push with noise again, after an evaluation."""
+        """Push what samples again, after an evaluation."""
         pushed = self.row
-        if self._has_noise():
+        if self._is_pushed_apart():
             self.checkpoint_manager.sleep_replicas()
             self._push(self.global_steps)
         self.row = pushed
@@ -239,8 +247,8 @@ class Trainer(PPOTrainerSync):
         data = tq.kv_batch_get(keys=self.keys, partition_id=batch.partition_id, select_fields=list(READ))
         facts = [extra["reward_extra_info"] for extra in data.pop("extra_fields").tolist()]
         dense = {name: data[name].to_padded_tensor(0) for name in data.keys()}  # noqa: SIM118 - a TensorDict
-        self.scored, measured = self._scored(dense, facts)
-        self.row_of_batch = self.row_of_batch | measured
+        self.scored, row = self._scored(dense, facts)
+        self.row_of_batch = self.row_of_batch | row
         self.correction = batch_correction(self.composed, self.scored, self.job.algo)
         if self.job.rollouts:
             self.answers.append(self.global_steps - 1, self._answers(dense, facts))
@@ -262,14 +270,19 @@ class Trainer(PPOTrainerSync):
         rewards, truncated = [f["acc"] for f in facts], torch.tensor([f["truncated"] > 0 for f in facts])
         mask, adv, row = shaped(algo, job.max_new_tokens, rewards, sampled.sum(-1), truncated, sampled, group)
         row["reward/unparsable_frac"] = sum(f["is_parsable"] == 0 for f in facts) / len(facts)
-        step = Step(index=self.global_steps - 1, total=job.config.trainer.steps, seed=job.config.seed)
+        step = self._step()
         old, rollout = dense["old_log_probs"].float(), dense["rollout_log_probs"].float()
         if not torch.isfinite(old[sampled]).all():
             raise Diverged("a log-probability of the trainer is not finite")
         extras = {"ref_logp": dense["ref_log_prob"].float()} if "ref_log_prob" in dense else {}
         batch = TokenBatch(token_ids=dense["responses"], mask=mask, adv=adv, rollout_logp=rollout, old_logp=old,
                            step=step, extras=extras, group=group, reward=torch.tensor(rewards).float())  # fmt: skip
-        return batch, row | batch_mismatch(batch, dense["entropy"].float())
+        row |= batch_mismatch(batch, dense["entropy"].float()) | measured(batch, self.age, self.stale)
+        return batch, row
+
+    def _step(self) -> Step:
+        """The policy step of the batch at hand."""
+        return Step(index=self.global_steps - 1, total=self.job.config.trainer.steps, seed=self.job.config.seed)
 
     def _update_actor(self, batch: Any, metrics: dict[str, Any]) -> Any:
         """Take the updates of a batch, on the rows that the local trainer would take, one call of the workers each."""
@@ -280,7 +293,7 @@ class Trainer(PPOTrainerSync):
             some = batch.select_keys([self.keys[i] for i in chosen.tolist()])
             own, correction = take_batch(self.scored, chosen), take_correction(self.correction, chosen)
             if needs_current_policy(composed, algo):
-                logp = own.old_logp if number == 0 else self._current_logp(some, sampled.shape[1])
+                logp = own.old_logp if number == 0 else _as_wide(self._logp(some, {}), sampled.shape[1])
                 correction = update_correction(composed, correction, own, logp, algo)
             some = self._store(some, objective.columns(correction, own))
             found = self._updated(some)
@@ -289,15 +302,15 @@ class Trainer(PPOTrainerSync):
             metrics.update(found)
         return batch
 
-    def _current_logp(self, some: Any, width: int) -> Tensor:
-        """[b, T] float32 nats of the policy as it is between two updates, `width` tokens wide."""
-        some = self._balance_batch(some.select_keys(some.keys), {})
+    def _logp(self, some: Any, asked: dict[str, Any]) -> Tensor:
+        """[b, T] float32 nats of the policy as it is now, in the order of the rows, as wide as the longest of them.
+        `asked`: more for the workers."""
         keys = list(some.keys)
-        some.extra_info = {"calculate_entropy": False, "compute_loss": False, "temperature": self.temperature}
+        some = self._balance_batch(some.select_keys(some.keys), {})
+        some.extra_info = {"calculate_entropy": False, "compute_loss": False, "temperature": self.temperature} | asked
         self.actor_rollout_wg.compute_log_prob(some)
         found = tq.kv_batch_get(keys=keys, partition_id=some.partition_id, select_fields=["log_probs", "response_mask"])
-        logp = response_from_nested(found["log_probs"], found["response_mask"]).to_padded_tensor(0).float()
-        return torch.nn.functional.pad(logp, (0, width - logp.shape[1]))
+        return response_from_nested(found["log_probs"], found["response_mask"]).to_padded_tensor(0).float()
 
     def _store(self, some: Any, columns: dict[str, Tensor]) -> Any:
         """Put columns, [b, T] or [b], beside those of verl; returns the rows with them."""
@@ -351,6 +364,11 @@ class Trainer(PPOTrainerSync):
         folder = self.job.checkpoints / f"global_step_{self.global_steps}"
         write_atomic(folder / "memory.json", json.dumps(self.composed.memory).encode())
         super()._save_checkpoint()
+
+
+def _as_wide(logp: Tensor, width: int) -> Tensor:
+    """[b, width] of [b, T]: 0 behind the longest row."""
+    return torch.nn.functional.pad(logp, (0, width - logp.shape[1]))
 
 
 def accuracy_of(record: EvalRecord) -> float:

@@ -17,9 +17,27 @@ from harness.engines.vllm.memory import num_parameters
 from harness.foundation.provenance import ROOT
 from harness.models.decoder import Decoder, DecoderConfig
 from harness.numerics.formats import format_named
-from harness.studies.capacity import check, report
-from harness.studies.capacity.memory import GIB, USABLE_GIB, at_once, layer_bytes, sampling_parts, update_parts
-from harness.studies.capacity.place import ARMS, Work, place, remedy
+from harness.studies.capacity import check, fastest, report
+from harness.studies.capacity.memory import (
+    GIB,
+    USABLE_GIB,
+    adapter_parameters,
+    at_once,
+    layer_bytes,
+    sampling_parts,
+    update_parts,
+)
+from harness.studies.capacity.place import (
+    ARMS,
+    Layout,
+    Work,
+    engine_ways,
+    first_that_fits,
+    place,
+    placements,
+    remedy,
+    sequence_splits,
+)
 from harness.studies.capacity.seconds import Links, collective_s, decode_s, step
 from harness.studies.stage_rates import RATES, Measured, operations, read_measured
 from harness.studies.throughput.plan import read_sweep
@@ -133,7 +151,7 @@ def test_the_time_of_a_step_by_hand() -> None:
         "generate": 12.0 + 64 * 24 * 0.1 / 8000, "push": 0.01, "sleep": 2 * 2 * COUNT / 20e9,
         "score": tokens * (28 * forward * 1e-15 + 2 * head * 1e-15),
         "update": tokens * (28 * (both * 2e-15 + forward * 1e-15) + 6 * head * 2e-15) + COUNT * 28 / 8 / 1e12,
-        "communicate": 4 * (3 * 4 + 4) * gather + 4 * gather,
+        "communicate": 4 * (3 * 4 + 4) * gather + 4 * gather, "offload": 0.0,
     })  # fmt: skip
     two_nodes = step(FOUND, SEVEN, place(SEVEN, 16), links)
     assert two_nodes is not None
@@ -183,6 +201,97 @@ def test_what_does_not_fit_says_why_and_what_would() -> None:
     cell = report.PlanRow(work=work, place=at, step=None, remedy=4)
     assert cell.words == "no: 4" and replace(cell, place=place(work, 8)).words == "-"
     assert place(Work(size="0.5b", arm="bf16", length=512), 1).verdict == "fits"
+
+
+def test_the_fastest_layout_by_hand_and_why_not_the_others() -> None:
+    """7B on 2 GPUs: every layout's seconds are those of `step`, and the least wins against the first that fits."""
+    links = Links(nvlink=100.0, network=50.0, host=20.0, all_reduce_us=1.0)
+    work = replace(SEVEN, batch=64)
+    choice = fastest.fastest(FOUND, work, 2, links, trains="full")
+    tried = [choice.taken, *choice.others]
+    assert len(tried) == 2 * 2 * 2  # engines and sequences over 1 or 2 GPUs, offloaded or not
+    for each in tried:
+        assert each.step is not None and each.step == step(FOUND, work, each.at, links)
+    assert choice.taken.seconds == min(each.seconds for each in tried)
+    # 64 responses: alone an engine takes 32 at 8 ms a step; over two GPUs it takes 64 at 12 ms, halved
+    assert choice.taken.at.layout == Layout(ways=2)
+    first = step(FOUND, work, place(work, 2), links)
+    assert first is not None and first.seconds["generate"] == pytest.approx(8.0 + 32 * 24 * 0.1 / 8000)
+    assert choice.taken.step is not None
+    reduces = 2 * 28 * 1000 * 1e-6
+    assert choice.taken.step.seconds["generate"] == pytest.approx(12.0 / 2 + 64 * 24 * 0.1 / 8000 / 2 + reduces)
+    lines = list(choice.why())
+    assert lines[0] == f"taken: engines over 2 GPUs, {choice.taken.seconds:.1f} s" and len(lines) == 8
+    lost = first.seconds["generate"] - choice.taken.step.seconds["generate"]
+    plain = next(each for each in choice.others if each.at.layout == Layout())
+    assert f"data parallel: {plain.seconds:.1f} s, generate {lost:+.1f} s" in lines
+
+
+def test_lora_is_taken_where_nothing_else_fits_or_where_it_is_asked_for() -> None:
+    work = replace(SEVEN, size="32b", batch=64, length=512)
+    choice = fastest.fastest(FOUND, work, 2, Links())
+    assert choice.taken.at.layout.is_lora and choice.taken.step is not None
+    full = [each for each in choice.others if not each.at.layout.is_lora]
+    assert full and all(each.step is None and "the update needs" in each.at.reason for each in full)
+    assert any(line.startswith("data parallel: the update needs ") for line in choice.why())
+    none = fastest.fastest(FOUND, work, 2, Links(), trains="full")
+    assert none.taken.step is None and none.taken.at.reason and remedy(work, 2) == 8
+    seven, adapters = (fastest.fastest(FOUND, SEVEN, 8, Links(), trains=trains) for trains in ("any", "lora"))
+    assert not seven.taken.at.layout.is_lora and adapters.taken.at.layout.is_lora
+    assert adapters.taken.seconds < seven.taken.seconds
+    assert any(line.endswith(f"{adapters.taken.seconds:.1f} s, trains adapters alone") for line in seven.why())
+
+
+def test_what_a_layout_changes_by_hand() -> None:
+    """Sequences over 4 GPUs, offloading and adapters of 7B on 8 GPUs, against the plain layout."""
+    d, ff, vocab, layers = 3584, 18944, 152064, 28
+    linear = d * (2 * d + 2 * 512 + 3 * ff)
+    adapters = 32 * layers * (2 * (d + d) + 2 * (d + 512) + 3 * (d + ff))
+    assert adapter_parameters("7b") == adapters
+    plain, split, off, lora = (
+        first_that_fits(SEVEN, 8, layout)
+        for layout in (Layout(), Layout(split=4), Layout(is_offloaded=True), Layout(is_lora=True))
+    )
+    # memory
+    assert off.sampling["masters and moments"] == 0 and off.update == plain.update
+    assert lora.sampling["masters and moments"] == pytest.approx((4 * COUNT + 12 * adapters) / 8 / GIB)
+    assert lora.update["gradients"] == pytest.approx(4 * adapters / 8 / GIB)
+    assert (split.rows, plain.rows) == (64, 16)  # four GPUs hold four times the tokens of a pass
+    assert split.update["activations"] == plain.update["activations"]
+    long = Work(size="7b", arm="bf16", length=32000, prompt=24, batch=8, pass_tokens=8192)
+    alone, shared = (list(placements(long, 8, Layout(split=n)))[-1] for n in (1, 4))
+    assert first_that_fits(long, 8, Layout()).is_checkpointed
+    assert not first_that_fits(long, 8, Layout(split=4)).is_checkpointed
+    assert shared.update["activations"] == pytest.approx(alone.update["activations"] / 4)
+    # seconds
+    links = Links(nvlink=100.0, network=50.0, host=20.0)
+    costs = [step(FOUND, SEVEN, at, links) for at in (plain, split, off, lora)]
+    base, spread, away, thin = (cost.seconds for cost in costs if cost is not None)
+    assert (spread["score"], spread["update"]) == (pytest.approx(base["score"]), pytest.approx(base["update"]))
+    tokens, heads = 64 * 1024, 2 * 28 + 2 * 4
+    exchanged = 4 * tokens * 4 * 128 * heads * layers * 3 / 4 / 100e9
+    gather = COUNT * 7 / 8 / 100e9
+    passes = {"plain": 4, "split": 4}  # 256 responses of a group, 64 at a time
+    assert spread["communicate"] == pytest.approx(passes["split"] * 16 * gather + 4 * gather + exchanged)
+    assert base["communicate"] == pytest.approx(passes["plain"] * 16 * gather + 4 * gather)
+    assert away["offload"] == pytest.approx(2 * (3 * 4 + 8) * COUNT / 8 / 20e9) and base["offload"] == 0
+    frozen = tokens * (layers * 2 * linear + 2 * vocab * d) * 2e-15
+    moments = COUNT * 28 / 8 / 1e12 * (1 - adapters / COUNT)
+    assert base["update"] - thin["update"] == pytest.approx(frozen + moments)
+    assert sequence_splits("7b", 8) == [1, 2, 4] and engine_ways("7b", 8) == [1, 2, 4]
+    assert sequence_splits("0.5b", 8) == [1, 2] and sequence_splits("32b", 64) == [1, 2, 4, 8]
+
+
+def test_the_layouts_table_is_the_one_of_the_docs(capsys: pytest.CaptureFixture[str]) -> None:
+    """`docs/verl.md` shows what the command prints, planned and measured apart."""
+    words = ["--layouts", "--sizes", "7b,32b", "--lengths", "1024,8192,16384", "--results", str(ROOT / "results")]
+    assert cli.main(["capacity", *words, "--gpus", "8"]) == 0
+    planned, _, measured = capsys.readouterr().out.partition("Measured:")
+    docs = (ROOT / "docs" / "verl.md").read_text(encoding="utf-8")
+    rows = [line for line in planned.splitlines() if line.startswith("| ")]
+    assert len(rows) == 1 + 2 * 3 and all(row in docs for row in rows)
+    rows = [line for line in measured.splitlines() if line.startswith("| ")]
+    assert len(rows) > 6 and all(row in docs for row in rows)
 
 
 def test_engines_and_generations_are_checked_and_updates_where_there_are_any(tmp_path: Path) -> None:

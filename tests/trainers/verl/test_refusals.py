@@ -54,9 +54,18 @@ def refused(capsys: pytest.CaptureFixture[str], results: Path, *words: str) -> s
             "launch.gpus=3: 256 samples of an update do not divide by 3 GPUs; change algo.num_prompts",
         ),
         (("launch.nodes=2",), "launch.nodes: several machines need a running cluster; give launch.ray_address"),
+        (
+            ("launch.gpus=4", "launch.sequence_parallel=3"),
+            "launch.sequence_parallel=3: launch.gpus=4 of a machine do not divide by it; valid: 1, 2, 4",
+        ),
+        (
+            ("launch.gpus=8", "launch.sequence_parallel=8"),
+            "launch.sequence_parallel=8: 4 heads and 2 key-value heads do not divide by it; valid: 1, 2",
+        ),
         (("launch.checkpoint_share=0",), "launch.checkpoint_share=0: must be above 0"),
         (("launch.gpu=2",), "launch.gpu=2: launch has no such setting; nearest: gpus; "),
         (("engine.tensor_parallel=2",), "unknown key engine.tensor_parallel; "),
+        (("trainer.v1.trainer_mode=separate_async",), "unknown key trainer.v1.trainer_mode; "),
         (("actor_rollout_ref.rollout.n=4",), "unknown key actor_rollout_ref.rollout.n; "),
         (("engine.top_p=0.9",), "engine.top_p=0.9: truncated sampling"),
         (("engine=embedded",), "engine=embedded: trainer=verl drives vLLM's servers"),

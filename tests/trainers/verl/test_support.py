@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,7 @@ def told(job: VerlJob, device: str = "cpu") -> dict:
         ("method=dppo_tv", "algo.num_minibatches=2"), ("method=verl_bypass_pg_is", "algo.num_epochs=2"),
         ("method=verl_bypass_ppo_clip_geo_rs", "algo.num_epochs=2"), ("method=bf16", "algo.num_minibatches=3"),
         ("method=bf16", "algo.dynamic_sampling=true", "algo.gen_prompts=6"),
+        ("method=flashrl", "precision=int8", "algo.staleness=2"),
     ],
 )  # fmt: skip
 def test_what_verl_takes(words: tuple[str, ...]) -> None:
@@ -80,7 +82,6 @@ def test_what_verl_takes(words: tuple[str, ...]) -> None:
         ),
         (("method=vcpo",), r"\.update_lr_factor cannot run: verl's workers step by their own schedule; choose"),
         (("method=alp",), r"\.during_update cannot run: verl's workers run their own passes; choose "),
-        (("method=bf16", "algo.staleness=1"), "algo.staleness=1: verl's servers get every step's weights"),
         (("method=bf16", "engine=embedded"), "engine=embedded: trainer=verl drives vLLM's servers"),
     ],
 )
@@ -180,6 +181,21 @@ def test_every_update_divides_by_the_gpus(gpus: int, said: str | None) -> None:
         return
     with pytest.raises(ValueError, match=said):
         checks.check_launch(config, launch)
+
+
+def test_ranks_that_share_a_sequence_are_one_for_the_rows_of_an_update(tmp_path: Path) -> None:
+    config = verl_config("method=bf16", "algo.num_minibatches=3")  # updates of 8, 4 and 4 samples
+    with pytest.raises(ValueError, match="4 samples of an update do not divide by 8 GPUs"):
+        checks.check_launch(config, Launch(gpus=8))
+    checks.check_launch(config, Launch(gpus=8, sequence_parallel=2))
+    with pytest.raises(ValueError, match="4 samples of an update do not divide by 8 groups of 2 GPUs"):
+        checks.check_launch(config, Launch(gpus=16, sequence_parallel=2))
+    job = made(tmp_path, "method=bf16")
+    for split in (1, 2):
+        found = told(replace(job, launch=Launch(gpus=4, sequence_parallel=split)))
+        for role in ("actor", "ref"):
+            assert found[f"actor_rollout_ref.{role}.fsdp_config.ulysses_sequence_parallel_size"] == split
+        assert found["actor_rollout_ref.model.use_remove_padding"] is (split > 1)
 
 
 def test_a_run_under_verl_is_another_run() -> None:
@@ -339,7 +355,19 @@ def test_noise_in_float32_gains_has_graphs_too(tmp_path: Path) -> None:
 def actor_metrics(loss: float, grad_norm: float, **sums: float) -> dict[str, float]:
     """verl's metrics of one update of our loss."""
     zero = dict.fromkeys(("skew_up", "skew_down", "skew_total_up", "skew_total_down"), 0.0)
-    ours = zero | {"tokens": 40.0, "ppo_kl": 4.0, "ratio": 44.0, "ratio_sq": 50.0, "entropy": 80.0, "loss": loss} | sums
+    ours = (
+        zero
+        | {
+            "tokens": 40.0,
+            "ppo_kl": 4.0,
+            "ratio": 44.0,
+            "ratio_sq": 50.0,
+            "entropy": 80.0,
+            "loss": loss,
+            "loss_scale": 1.0,
+        }
+        | sums
+    )
     metrics = {f"actor/lowbit_{name}": value for name, value in ours.items()}
     return metrics | {"actor/grad_norm": grad_norm, "actor/lr": 1e-4, "actor/entropy": 9.9}
 
@@ -363,7 +391,7 @@ def test_a_row_of_several_updates_has_their_means_and_sums_over_all_their_tokens
     """Losses and norms are means over updates; what is per token is divided by the tokens of all of them."""
     first, second = actor_metrics(0.25, 1.5), actor_metrics(0.75, 2.5, tokens=10.0, entropy=5.0, ratio=12.0)
     updates = [rows.update_row(metrics) for metrics in (first, second)]
-    assert updates[1][0] == {"train/loss": 0.75, "train/grad_norm": 2.5}
+    assert updates[1][0] == {"train/loss": 0.75, "train/grad_norm": 2.5, "train/loss_scale": 1.0, "train/skipped": 0.0}
     updates = [(row | {"correction/weight_max": float(n)}, sums) for n, (row, sums) in enumerate(updates)]
     row = rows.step_row({"rollout/tokens": 40.0}, updates, second, TIMERS)
     assert row["train/loss"] == 0.5
@@ -371,6 +399,14 @@ def test_a_row_of_several_updates_has_their_means_and_sums_over_all_their_tokens
     assert row["train/entropy"] == pytest.approx(85 / 50)
     assert row["train/ratio_mean"] == pytest.approx(56 / 50)
     assert row["correction/weight_max"] == 0.5
+
+
+def test_an_update_that_loss_scaling_skipped_is_counted() -> None:
+    updates = [
+        rows.update_row(actor_metrics(0.5, norm, loss_scale=scale)) for norm, scale in ((math.inf, 2.0), (3.0, 1.0))
+    ]
+    assert [row["train/skipped"] for row, _ in updates] == [1.0, 0.0]
+    assert [row["train/loss_scale"] for row, _ in updates] == [2.0, 1.0]
 
 
 def test_an_update_that_was_none_is_divergence() -> None:

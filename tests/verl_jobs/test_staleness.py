@@ -1,0 +1,105 @@
+"""Stale rollouts under verl: which weights each push sends, what the batch is scored with, and resume; then a job."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from harness.config.compose import compose
+from harness.foundation.provenance import ROOT, tensors_hash
+from harness.run.build import build
+from harness.start.prepare import start_of
+from harness.trainers.verl.data import lay_out
+from harness.trainers.verl.job import write_job
+from tests.toy import small_config, small_launch
+from tests.verl_jobs.jobs import SMALL, done
+from tests.verl_jobs.stale_worker import SAVED_AT, STEPS
+from tests.verl_jobs.test_parity import LIMIT, local, made_batch, save
+
+pytestmark = pytest.mark.verl
+AGE = 2
+
+
+@pytest.fixture(scope="module", params=[1, 2])
+def told(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
+    """Rows of the worker on so many ranks."""
+    root, ranks = tmp_path_factory.mktemp("stale"), request.param
+    config = small_config("method=bf16", "trainer.steps=6", f"algo.staleness={AGE}", f"engine.max_new_tokens={LIMIT}",
+                          "trainer.lr=1e-3")  # fmt: skip
+    launch = small_launch(root)
+    run = build(config, launch)[0]
+    seqs, batch = made_batch(run)
+    columns = local(run, seqs, batch)[3]
+    there = replace(config, trainer=replace(config.trainer, name="verl"), engine=replace(config.engine, name="vllm"))
+    job = replace(lay_out(config, launch, compose(config), start_of(config, launch), root / "job"), config=there)
+    write_job(replace(job, launch=replace(launch, micro_batch_tokens=70)))
+    save(job, seqs, batch, columns)
+    words = [[str(root / "store"), str(rank), str(ranks), str(job.folder)] for rank in range(ranks)]
+    running = [
+        subprocess.Popen([sys.executable, "-m", "tests.verl_jobs.stale_worker", *own], cwd=ROOT, text=True,
+                         env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+                         stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        for own in words
+    ]  # fmt: skip
+    for process in running:
+        said = process.communicate(timeout=600)[1]
+        assert process.returncode == 0, said[-4000:]
+    return torch.load(job.folder / f"stale{ranks}.pt", weights_only=False)
+
+
+def hashes(rows: list[dict[str, Any]], name: str) -> list[str]:
+    return [tensors_hash(row[name].items()) for row in rows]
+
+
+def test_a_push_sends_the_weights_of_that_many_steps_ago(told: dict[str, list[dict[str, Any]]]) -> None:
+    """As the local trainer's does; an evaluation gets those of now, and the step trains on."""
+    rows = told["rows"]
+    own = hashes(rows, "evaluated")
+    assert len(set(own)) == STEPS
+    assert hashes(rows, "pushed") == [own[max(0, step - AGE)] for step in range(STEPS)]
+    assert [row["version"] for row in rows] == [0, 0, 0, 1, 2]
+    assert [row["kept"] for row in rows] == [[0], [0, 1], [0, 1, 2], [1, 2, 3], [2, 3, 4]]
+
+
+def test_the_stored_policy_scores_as_it_did_bit_for_bit(told: dict[str, list[dict[str, Any]]]) -> None:
+    """So the ratio of now to the stored policy is exact, and the pass leaves no trace in the weights."""
+    rows = told["rows"]
+    for step, row in enumerate(rows):
+        then = rows[max(0, step - AGE)]["now"]
+        torch.testing.assert_close(row["stale"], then, rtol=0, atol=0)
+        ratio, stored = (row["now"] - row["stale"]).exp(), (row["now"] - then).exp()
+        assert torch.equal(ratio, stored)
+        assert bool((ratio != 1).any()) == (step > 0)
+    assert hashes(rows, "after") == hashes(rows, "evaluated")
+
+
+def test_a_resumed_worker_goes_on_with_the_old_weights_bit_for_bit(told: dict[str, list[dict[str, Any]]]) -> None:
+    straight, resumed = told["rows"][SAVED_AT:], told["resumed"]
+    for name in ("pushed", "evaluated", "after"):
+        assert hashes(resumed, name) == hashes(straight, name)
+    for row, other in zip(resumed, straight, strict=True):
+        assert (row["version"], row["kept"]) == (other["version"], other["kept"])
+        assert torch.equal(row["stale"], other["stale"])
+        assert torch.equal(row["now"], other["now"])
+
+
+def test_a_job_samples_with_the_weights_of_two_steps_ago(results: Path) -> None:
+    """BF16 rollouts of an FP32 trainer: what grows beyond the first step is age; the start is scored as the trainer."""
+    words = ("method=bf16", "algo.staleness=2", "trainer.steps=6", "trainer.eval_every=3", "trainer.lr=3e-3")
+    record, series = done(results, *SMALL, *words)
+    assert (record.status, record.num_steps) == ("ok", 6)
+    assert series["staleness/steps"] == [0.0, 1.0, 2.0, 2.0, 2.0, 2.0]
+    k3 = series["mismatch/kl_k3"]
+    assert k3[0] < 1e-4 < 10 * k3[0] < min(k3[2:])
+    assert series["staleness/kl_k3"][0] == 0.0
+    assert series["staleness/kl_k3"][5] == pytest.approx(k3[5], rel=0.2)
+    assert series["staleness/format_kl_k3"][5] < 1e-3 < 10 * series["staleness/kl_k3"][5]
+    sites = [(e.step, e.site) for e in record.evals]
+    assert sites == [(0, "reference"), (0, "rollout"), (3, "rollout"), (6, "reference"), (6, "rollout")]
