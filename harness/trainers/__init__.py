@@ -5,6 +5,7 @@ corrected_step.py    the update recipe of a batch: correct it, correct each upda
 dynamic_sampling.py  which prompts make a batch where those without a signal are dropped
 evaluation.py        sampled accuracy on held-out questions, and its record
 rollout_file.py      responses written out, where a launch asks for them
+staleness.py         whose weights sample a step, and what is measured of their age
 task_evaluation.py   evaluations on tasks of their own: several answers a question, scored as matrices
 local/               one process: float32 masters, forward, backward, optimizer
 verl/                verl on Ray: FSDP and vLLM's servers

@@ -226,7 +226,9 @@ def test_every_name_is_in_the_table_and_back() -> None:
     produced = mismatch_metrics(old, rollout, batch.mask, cap=2.0, entropy=-rollout) | correction_metrics(c, batch.mask)
     produced |= clip_metrics({name: float(value) for name, value in sums.items()})
     names = {*produced, *by_position(old, rollout, batch.mask), *by_entropy(old, rollout, batch.mask, -rollout)}
-    elsewhere = {"train/loss", "train/grad_norm", "train/loss_scale", "train/skipped", "train/lr_factor"}
+    elsewhere = {
+        "train/loss", "train/grad_norm", "train/loss_scale", "train/skipped", "train/lr_factor", "train/router_shift",
+    }  # fmt: skip
     ours = ("mismatch/", "correction/", "train/", "by_position/", "by_entropy/")
     assert names == {name for name in METRICS if name.startswith(ours)} - elsewhere
     assert all(m.name == name and m.definition and m.unit for name, m in METRICS.items())

@@ -12,6 +12,7 @@ push_by_reload.py    a push through vLLM's own loaders
 push_by_kernels.py   a push by kernels that write straight into the engine's parameters
 streamed_push.py     a push that comes in pieces
 shards.py            one rank's share of a model that several devices hold together
+experts.py           a mixture's experts: their places, and what their kernels answer
 adapters.py          low-rank adapters through vLLM's LoRA support
 kv.py                scales of an FP8 KV cache
 decoding.py          sampling through vLLM's model runner and scheduler

@@ -25,9 +25,11 @@ def test_every_option_takes_the_same_first_update(tmp_path: Path, monkeypatch: p
     assert [row["num_rows"] for row in found["rows"][:2]] == [3, 2]
     for length in (32, 48):
         rows = [row for row in found["rows"] if row["length"] == length]
-        exact = {(round(row["loss"], 4), round(row["norm"], 3)) for row in rows if "bf16" not in row["option"]}
+        is_rounded = {row["option"]: "bf16" in row["option"] or "jet_rl" in row["option"] for row in rows}
+        exact = {(round(row["loss"], 4), round(row["norm"], 3)) for row in rows if not is_rounded[row["option"]]}
         assert len(exact) == 1 and all(row["tokens_per_s"] > 0 for row in rows)
-        assert all(abs(row["loss"] - rows[0]["loss"]) < 2e-3 for row in rows)
+        far = {row["option"]: abs(row["loss"] - rows[0]["loss"]) for row in rows}
+        assert all(gap < (2e-2 if "jet_rl" in option else 2e-3) for option, gap in far.items())  # FP8 products
     assert found["rows"][0]["loss"] != found["rows"][1]["loss"]
 
 
