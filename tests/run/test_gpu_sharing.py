@@ -151,3 +151,12 @@ def test_the_engine_of_evaluations_holds_no_weights_between_two_of_them(tmp_path
         evaluate(run)
         found.append([(one.step, one.site, one.accuracy, one.length_mean) for one in run.evals])
     assert found[0] == found[1] and len(found[0]) == 4
+
+
+def test_the_engine_of_evaluations_has_no_weights_before_the_first_one(tmp_path: Path) -> None:
+    run = small_run(tmp_path, ["method=naive", "precision=int8"])
+    assert isinstance(run.reference, EmbeddedEngine)
+    grpo_step(run)
+    assert {tensor.device.type for tensor in run.reference.weights.stacks.values()} == {"meta"}
+    evaluate(run)
+    assert {tensor.device.type for tensor in run.reference.weights.stacks.values()} == {"cpu"}

@@ -37,7 +37,8 @@ def test_rows_of_a_batch_take_everything_with_them() -> None:
     rows = torch.tensor([2, 0])
     whole = batch(
         group=torch.tensor([0, 0, 1, 1]), reward=torch.tensor([0.0, 1.0, 2.0, 3.0]),
-        sampler=torch.tensor([0, 1, 0, 1]), version=torch.arange(12).view(4, 3), shadow={"old": numbered(3)}, extras={"ref_logp": numbered(4)},
+        sampler=torch.tensor([0, 1, 0, 1]), version=torch.arange(12).view(4, 3), shadow={"old": numbered(3)},
+        extras={"ref_logp": numbered(4)},
     )  # fmt: skip
     some = take_batch(whole, rows)
     for name in ("token_ids", "mask", "adv", "rollout_logp", "old_logp", "group", "reward", "sampler"):

@@ -63,11 +63,12 @@ class EmbeddedEngine:
         retire_at: float | None = RETIRE_AT,
         keeps_log_probs: bool = False,
         keeps_experts: bool = False,
+        is_empty: bool = False,
     ) -> None:
         """`stop_ids` end a response as `eos_id` does. `max_batch` rows are sampled at once (None: all), fewer where a
         GPU has no room; it is part of the random stream. `retire_at` None: ended rows are computed to the end.
         `keeps_log_probs`: rollouts carry the whole distribution of every token; `keeps_experts`: the experts of every
-        position.
+        position. `is_empty`: as after `discard`, the weights take no memory before the first load.
         Raises ValueError for a plan this engine cannot follow."""
         if plan.sampler == "trainer" and trainer_model is None:
             raise ValueError("sampler=trainer needs trainer_model, the module to sample from")
@@ -82,7 +83,7 @@ class EmbeddedEngine:
         self.max_batch, self.retire_at, self.keeps_log_probs = max_batch, retire_at, keeps_log_probs
         self.keeps_experts = keeps_experts
         self.trainer_model = trainer_model if plan.sampler == "trainer" else None
-        self.weights = LiveWeights(config, plan, self.device)
+        self.weights = LiveWeights(config, plan, torch.device("meta") if is_empty else self.device)
         self.kv = KVScales(plan.rollout_kv, config.num_layers, self.device)
         self.cache = KVCache(config.num_layers, config.num_kv_heads, config.head_dim, self.device)
         self.tables = rope_tables(config, 1, self.device)
@@ -90,6 +91,8 @@ class EmbeddedEngine:
 
     def load_weights(self, weights: WeightStream) -> None:
         """Quantize and take over a stream of checkpoint tensors; ValueError leaves the old weights in place."""
+        if self.weights.device.type == "meta":
+            self.weights = LiveWeights(self.config, self.plan, self.device)
         if self.trainer_model is not None:
             weights = check_same_weights(self.trainer_model, weights)
         for name, scale in self.weights.load(weights).items():
@@ -299,8 +302,6 @@ class EmbeddedEngine:
     def wake(self) -> None:
         """The opposite of `sleep`; the cache is made again by the next `generate`, and after `discard` the next
         `load_weights` must come before it."""
-        if self.weights.device.type == "meta":
-            self.weights = LiveWeights(self.config, self.plan, self.device)
         self.is_awake = True
 
     def discard(self) -> None:

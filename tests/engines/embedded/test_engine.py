@@ -280,9 +280,20 @@ def test_sleep_frees_the_cache_discard_and_close_the_weights() -> None:
     engine.discard()
     assert {tensor.device.type for tensor in engine.weights.stacks.values()} == {"meta"}
     engine.wake()
-    assert not any(tensor.any() for tensor in engine.weights.stacks.values())  # they come with the next push
+    assert {tensor.device.type for tensor in engine.weights.stacks.values()} == {"meta"}  # they come with the next push
+    with pytest.raises(RuntimeError, match="no weights"):
+        sample(engine, EVEN)
     engine.load_weights(model.named_parameters())
     assert torch.equal(sample(engine, EVEN).token_ids, before.token_ids)
     engine.close()
     with pytest.raises(RuntimeError):
         sample(engine, EVEN)
+
+
+def test_an_empty_engine_takes_memory_at_its_first_load() -> None:
+    model = decoder()
+    engine = EmbeddedEngine(QWEN3, FP32, eos_id=EOS, pad_id=PAD, is_empty=True)
+    assert {tensor.device.type for tensor in engine.weights.stacks.values()} == {"meta"}
+    engine.load_weights(model.named_parameters())
+    assert {tensor.device.type for tensor in engine.weights.stacks.values()} == {"cpu"}
+    assert torch.equal(sample(engine, EVEN).logp, sample(loaded(model), EVEN).logp)
