@@ -52,3 +52,11 @@ def reserved_gib(device: str) -> float:
 def free_gib(device: str) -> float:
     """Free memory of the GPU; 0 on a CPU."""
     return torch.cuda.mem_get_info()[0] / GIB if device == "cuda" else 0.0
+
+
+def used_gib(device: str) -> float:
+    """GPU memory in use by all processes, this one's included; 0 on a CPU."""
+    if device != "cuda":
+        return 0.0
+    free, total = torch.cuda.mem_get_info()
+    return (total - free) / GIB

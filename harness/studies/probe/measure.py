@@ -22,6 +22,7 @@ from harness.records.sample_scores import over_questions
 from harness.records.stats import Floats
 from harness.run.build import build
 from harness.run.collect import advantages, collect
+from harness.run.gpu_sharing import reserved_gib, used_gib
 from harness.run.loop import push_weights, scored
 from harness.run.run import Run
 from harness.studies.dose.curve import LEVEL, mean_interval
@@ -49,6 +50,7 @@ class Measured:
 def measure(config: RunConfig, launch: Launch) -> Measured:
     """Sample one batch (`algo.num_prompts` x `algo.group_size` answers) and measure it. Raises ValueError for what the
     engine or the trainer cannot do, and where the trainer's own log-probs are not finite."""
+    others_gib = used_gib(config.trainer.device) - reserved_gib(config.trainer.device)
     run, hashes = build(config, launch)
     step = Step(index=0, total=config.trainer.steps, seed=config.seed)
     try:
@@ -86,6 +88,7 @@ def measure(config: RunConfig, launch: Launch) -> Measured:
         "length_mean": float(mask.sum(1).double().mean()),
         "tokens_per_s": sampled.num_tokens / max(seconds["generate"], 1e-9),
         "push_s": push_s,
+        "others_gib": others_gib,
         **_memory(run),
         "passport": _passport(run),
     }  # fmt: skip

@@ -14,6 +14,8 @@ from harness.records.run_result import write_atomic
 from harness.studies.probe.figure import draw
 from harness.studies.probe.record import FLOOR, Record
 
+SHARED_GIB = 1.0
+"""GPU memory of other processes beyond which a probe was not alone; a process without tensors holds half of it."""
 LEGEND = """\
 k3: mean of exp(d) - d - 1 a token with its 95 % interval (prompts as clusters), d = log-prob of the trainer less that
 of the sampler, nats. k1: mean of -d. dose: k3 x mean length. ESS: of the first tokens' weights, at the longest length
@@ -44,6 +46,10 @@ def sentences(record: Record) -> list[str]:
     floor = [row["mismatch"]["kl_k3"] for row in rows if row["precision"] == FLOOR]
     found = [f"{name}: untrained, so costs alone count: its mismatch says nothing of a trained model."]
     found = found if record["is_untrained"] else []
+    if (others := max(row.get("others_gib", 0.0) for row in rows)) > SHARED_GIB:
+        found.append(
+            f"{name}: other processes held {others:.0f} GiB of the GPU, so its rates are not those of a GPU alone."
+        )
     found.append(f"{name}: the floor, {FLOOR} sampled twice, has a k3 of {' and '.join(f'{x:.2g}' for x in floor)}.")
     low = [row["name"] for row in rows if row["precision"] != FLOOR and not is_above_floor(row, record)]
     if low:

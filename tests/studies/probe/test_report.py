@@ -30,6 +30,15 @@ def test_untrained_weights_say_so_first() -> None:
     assert sentences(made.record(HIGH, is_untrained=True))[0].startswith("base: untrained, so costs alone count")
 
 
+def test_a_probe_that_shared_its_gpu_says_so() -> None:
+    alone, shared = made.record(HIGH), made.record(HIGH)
+    alone["formats"][0]["others_gib"], shared["formats"][1]["others_gib"] = 0.6, 23.4
+    assert not any("other processes" in line for line in sentences(alone))
+    assert sentences(shared)[0] == (
+        "base: other processes held 23 GiB of the GPU, so its rates are not those of a GPU alone."
+    )
+
+
 def test_a_floor_of_nothing_is_no_denominator() -> None:
     record = made.record(HIGH)
     record["formats"][:2] = [made.row("bf16", 0.0, 0.0), made.row("bf16", 0.0, 0.0, name="bf16 again")]
