@@ -164,8 +164,8 @@ def scores(arms: Sequence[Arm], board: dict[str, Any], control: str) -> Figure:
 
 
 def draw_scores(figure: Figure | SubFigure, arms: Sequence[Arm], board: dict[str, Any], title: str, width: int) -> None:
-    """One row per arm with intervals; the start and the control's accuracy as lines. The title has lines of at most
-    `width` characters."""
+    """One row per arm with intervals, and the number of its bases where others have more; the start and the control's
+    accuracy as lines. The title has lines of at most `width` characters."""
     ax: Axes = figure.subplots()
     rows = [board[arm.label] for arm in arms]
     for column, _, colour, marker, fill in SCORES:
@@ -183,7 +183,10 @@ def draw_scores(figure: Figure | SubFigure, arms: Sequence[Arm], board: dict[str
     if control is not None:
         for value, style in ((control["accuracy"], "--"), (control["base_accuracy"], ":")):
             ax.axvline(value, color=REFERENCE, linewidth=0.8, linestyle=style, zorder=1)
-    ax.set_yticks(range(len(arms)), [f"{arm.precision}  {style_name(arm)}" for arm in arms])
+    bases = [len({run.base_seed for run in arm.runs}) for arm in arms]
+    names = [f"{arm.precision}  {style_name(arm)}" for arm in arms]  # means over other bases are not comparable
+    ax.set_yticks(range(len(arms)), [name if n == max(bases) else f"{name}, {n} of {max(bases)} bases"
+                                     for name, n in zip(names, bases, strict=True)])  # fmt: skip
     ax.set_ylim(len(arms) - 0.5, -0.5)
     ax.set_xlabel("fraction right after training, 95 % intervals")
     ax.grid(axis="y", visible=False)

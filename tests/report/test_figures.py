@@ -151,6 +151,16 @@ def test_scores_stand_side_by_side() -> None:
             assert (y, board[arm.label][column]) in points
 
 
+def test_an_arm_with_fewer_bases_than_others_says_so() -> None:
+    results = [result for result, _ in factory.sweep_results(seeds=2)]
+    results = [r for r in results if (r.method.name, r.seed) != ("naive", 1)]
+    arms, board = group_arms(results), {str(r["arm"]): r for r in leaderboard(results).to_dict("records")}
+    (ax,) = scores(arms, board, "bf16").axes
+    names = [label.get_text() for label in ax.get_yticklabels()]
+    assert names[:2] == ["bf16  bf16", "int8  naive, 1 of 2 bases"]
+    assert all("bases" not in name for name in names if "naive" not in name)
+
+
 def test_the_overview_focuses_on_the_precision_with_most_arms() -> None:
     pairs = factory.sweep_results(MANY, seeds=1)
     figure = laid_out_overview(pairs)
