@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 from harness.config.schema import SHAPE, ModelConfig
-from harness.models.checkpoint import load_config
+from harness.models.checkpoint import CONFIG, load_config
 from harness.models.decoder import MIXTURE, DecoderConfig
 
 
@@ -17,3 +18,11 @@ def decoder_config(model: ModelConfig) -> DecoderConfig:
         is_qwen3, values = model.family == "qwen3", {name: getattr(model, name) for name in (*SHAPE, *MIXTURE)}
         shape = DecoderConfig(**values, rope_theta=model.rope_theta, qk_norm=is_qwen3, attention_bias=not is_qwen3)
     return shape if model.max_positions is None else replace(shape, max_positions=model.max_positions)
+
+
+def shape_to_check(model: ModelConfig) -> DecoderConfig | None:
+    """The shape of a model that is checked before a run; None for a folder without config.json, of which a start says
+    what is missing."""
+    if model.path is not None and not (Path(model.path) / CONFIG).is_file():
+        return None
+    return decoder_config(model)

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import torch
 
 from harness.api import Step
 from harness.config.compose import Composed, compose
-from harness.config.decoder_config import decoder_config
+from harness.config.decoder_config import decoder_config, shape_to_check
 from harness.config.schema import Launch, RunConfig
 from harness.engines.embedded.engine import NO_EXACT_MIXTURE
 from harness.engines.factory import check_engine, check_installed
-from harness.models.checkpoint import CONFIG
 from harness.trainers.local.forward import Thrift
 from harness.trainers.local.policy import sixteen_bits
 from harness.trainers.local.trainer import DIVERGENCES, EXTRAS, ROUTING
@@ -38,9 +35,10 @@ def check(config: RunConfig) -> Composed:
 def _check_positions(config: RunConfig) -> None:
     """Raises ValueError where a folder's model has too few positions for the longest prompt with a whole response, or
     fewer than the engine is to make room for: an engine would stop at the first long one, or take fewer silently."""
-    if config.model.path is None or not (Path(config.model.path) / CONFIG).is_file():
+    shape = None if config.model.path is None else shape_to_check(config.model)
+    if shape is None:
         return
-    positions = decoder_config(config.model).max_positions
+    positions = shape.max_positions
     asked = [("engine.max_new_tokens", config.engine.max_new_tokens, config.task.options)]
     asked += [
         (f"evaluations.{i}.max_new_tokens", e.max_new_tokens, e.options) for i, e in enumerate(config.evaluations)
@@ -61,10 +59,10 @@ def _check_positions(config: RunConfig) -> None:
 
 
 def _check_mixture(config: RunConfig, composed: Composed) -> None:
-    path, needs = config.model.path, composed.needs(Step(index=0, total=config.trainer.steps, seed=config.seed))
-    if path is not None and not (Path(path) / CONFIG).is_file():
+    needs = composed.needs(Step(index=0, total=config.trainer.steps, seed=config.seed))
+    if (shape := shape_to_check(config.model)) is None:
         return
-    num_experts = decoder_config(config.model).num_experts
+    num_experts = shape.num_experts
     if composed.plan.sampler == "trainer" and num_experts:
         raise ValueError(f"method={config.method}: {NO_EXACT_MIXTURE}")
     if config.trainer.name == "verl" and num_experts:

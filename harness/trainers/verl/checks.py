@@ -16,10 +16,9 @@ from pathlib import Path
 
 from harness.api import Part, Plan, Step, weight_format
 from harness.config.compose import Composed, compose, has_hook
-from harness.config.decoder_config import decoder_config
+from harness.config.decoder_config import shape_to_check
 from harness.config.schema import Launch, RunConfig
 from harness.engines.vllm.shards import Shard, check_shards
-from harness.models.checkpoint import CONFIG
 from harness.models.decoder import DecoderConfig, tensor_shapes
 from harness.trainers.local.policy import is_loss_scaled
 
@@ -139,10 +138,8 @@ def check_shared_engine(launch: Launch, plan: Plan, shape: DecoderConfig) -> Non
 
 def _check_heads(config: RunConfig, split: int) -> None:
     """Raises ValueError where heads or key-value heads do not divide by the GPUs that share a sequence."""
-    path = config.model.path
-    if path is not None and not (Path(path) / CONFIG).is_file():
-        return  # a start says what is missing
-    shape = decoder_config(config.model)
+    if (shape := shape_to_check(config.model)) is None:
+        return
     heads = math.gcd(shape.num_heads, shape.num_kv_heads)
     if heads % split:
         raise ValueError(
