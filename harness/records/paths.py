@@ -5,7 +5,8 @@
     packed/<sweep>.zip    a whole sweep in one file (`harness.records.packed`)
     looks/<sweep>.json    looks at a sweep that ran until its arms were decided (`harness.records.looks`)
     tables/  figures/<name>/  site/  claims.md     what reports write
-    searches/  throughput/<sweep>/  parity/  replay/  bench/  passports/  probes/  predictions/     records of studies
+    searches/  throughput/<sweep>/  parity/  replay/  bench/  passports/  probes/  predictions/  fp8_cache/    records of
+                          studies
     bases/<name>/         trained base models
     evaluations/          evaluations of model folders, apart from any run (`lowbit eval`)
     policies/<sweep>/<run_id>/    trained policies, where `launch.save` keeps them
@@ -130,6 +131,11 @@ def bench_folder(results: Path | str) -> Path:
 def probes_folder(results: Path | str) -> Path:
     """The records of probes, a file each."""
     return Path(results) / "probes"
+
+
+def fp8_cache_folder(results: Path | str) -> Path:
+    """The records of FP8 caches, a file a policy."""
+    return Path(results) / "fp8_cache"
 
 
 def predictions_path(results: Path | str, sweep: str) -> Path:

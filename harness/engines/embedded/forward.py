@@ -40,7 +40,7 @@ def head_gains(weights: LiveWeights) -> tuple[Tensor, Tensor]:
 def fold(gains: tuple[Tensor, Tensor], cos: Tensor, sin: Tensor) -> Tables:
     """Rotary tables [..., 1, D] times the gains: per layer [..., H + K, D]."""
     gain, rolled = gains
-    if cos.shape[0] == 1:  # one position for every row: all layers in one operation
+    if cos.dim() == 3 and cos.shape[0] == 1:  # one position for every row: all layers in one operation
         return list(zip((cos * gain).unbind(0), (sin * rolled).unbind(0), strict=True))
     return [(cos * gain[i], sin * rolled[i]) for i in range(gain.shape[0])]
 

@@ -1,0 +1,58 @@
+"""`lowbit fp8-cache`: what the scales of an FP8 KV cache do to a policy's log-probs, rule by rule."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from pathlib import Path
+
+from harness.cli.options import add_results, add_write, positive
+
+SAMPLES = re.compile(r"([1-9]\d*)x([1-9]\d*)")
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.add_argument("folder", nargs="?", type=Path, metavar="FOLDER",
+                        help="a model folder to measure; without one the records that there are are shown")  # fmt: skip
+    parser.add_argument("overrides", nargs="*", default=[], metavar="OVERRIDE",
+                        help="its task, e.g. task=wordmath task.n=10")  # fmt: skip
+    parser.add_argument("--name", help="name of the record (default: the folder's)")
+    parser.add_argument("--first-load", type=Path, metavar="FOLDER",
+                        help="an earlier policy: rules that keep its scales are measured too")  # fmt: skip
+    parser.add_argument("--answers", type=positive, default=32, help="answers to score (default: 32)")
+    parser.add_argument("--scan", action="store_true", help="also a range of factors on the scale, for K, V and both")
+    parser.add_argument("--accuracy", type=samples, metavar="QxK",
+                        help="also accuracies of K answers to each of Q questions, e.g. 64x4")  # fmt: skip
+    add_write(parser, "the table and the figure")
+    add_results(parser)
+
+
+def samples(text: str) -> tuple[int, int]:
+    """Questions and answers to each, as in 64x4."""
+    match = SAMPLES.fullmatch(text)
+    if match is None:
+        raise argparse.ArgumentTypeError(f"{text!r}: questions x answers are expected, such as 64x4")
+    return int(match[1]), int(match[2])
+
+
+def run(a: argparse.Namespace) -> int:
+    """Measure a folder where one is named; print the table of all records. Raises ValueError for bad input."""
+    from harness.records.paths import figures_folder, tables_folder
+    from harness.studies.fp8_cache.record import measure, read_all
+    from harness.studies.fp8_cache.record import write as keep
+    from harness.studies.fp8_cache.report import sentences, text, write
+
+    if a.folder is not None:
+        record = measure(
+            a.folder, a.overrides, name=a.name or a.folder.resolve().name, first=a.first_load, num_answers=a.answers,
+            is_scanned=a.scan, samples=a.accuracy, tell=lambda line: print(line, flush=True),
+        )  # fmt: skip
+        print(f"record: {keep(a.results, record)}")
+    records = read_all(a.results)
+    print(text(records))
+    print("\n".join(f"- {line}" for line in sentences(records)))
+    if a.is_written:
+        written = write(records, tables_folder(a.results), figures_folder(a.results))
+        print("written: " + ", ".join(str(path) for path in written))
+    return 0

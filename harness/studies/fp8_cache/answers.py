@@ -1,0 +1,95 @@
+"""Answers of the exact policy to held-out questions, and the log-probs that a decoder gives every token of them.
+
+Axes: B answers, L positions of the longest prompt with its answer, T tokens of the longest answer, N answer tokens of
+all, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from harness.api import Plan
+from harness.engines.embedded.engine import EmbeddedEngine
+from harness.models.decoder import Decoder, response_hidden
+from harness.studies.fp8_cache.attention import Counts
+from harness.tasks import Task, stop_ids
+
+ROWS = 8
+"""Answers of one forward pass."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answers:
+    """Prompts with one answer each, right padded."""
+
+    ids: Tensor
+    """[B, L] int64: prompt, then answer."""
+    prompt_lens: Tensor
+    """[B] int64."""
+    lens: Tensor
+    """[B] int64: tokens of the answer, its end token included."""
+
+    def parts(self, rows: int = ROWS) -> Iterator[Answers]:
+        """The same, `rows` answers at a time, each as long as its longest."""
+        for at in torch.arange(len(self.ids)).split(rows):
+            ends = (self.prompt_lens + self.lens)[at]
+            yield Answers(ids=self.ids[at, : int(ends.max())], prompt_lens=self.prompt_lens[at], lens=self.lens[at])
+
+    def first(self, count: int) -> Answers:
+        """The first answers alone."""
+        return Answers(ids=self.ids[:count], prompt_lens=self.prompt_lens[:count], lens=self.lens[:count])
+
+    def places(self) -> tuple[Tensor, Tensor]:
+        """[B, L] bool each: positions of a prompt, and of an answer."""
+        at = torch.arange(self.ids.shape[1])
+        is_prompt = at < self.prompt_lens[:, None]
+        return is_prompt, (at < (self.prompt_lens + self.lens)[:, None]) & ~is_prompt
+
+    def tokens(self) -> Tensor:
+        """[N] int64: the answers' tokens, answer after answer."""
+        return self.ids[self.places()[1]]
+
+
+def exact_engine(model: Decoder, task: Task, plan: Plan | None = None) -> EmbeddedEngine:
+    """An engine with the decoder's weights, exact but for what `plan` rounds."""
+    engine = EmbeddedEngine(
+        model.config, plan or Plan(), eos_id=task.eos_id, pad_id=task.pad_id, stop_ids=stop_ids(task)
+    )
+    engine.load_weights((name, value.detach()) for name, value in model.named_parameters())
+    return engine
+
+
+def sampled(engine: EmbeddedEngine, task: Task, prompts: Sequence[Sequence[int]], *, each: int, seed: int) -> Answers:
+    """`each` answers to every prompt at temperature 1."""
+    out = engine.generate(
+        prompts, num_samples=each, max_new_tokens=task.max_new_tokens, temperature=1.0, seed=seed
+    )  # fmt: skip
+    rows = [
+        [*prompts[i // each], *answer] for i, answer in enumerate(out.responses())
+    ]  # fmt: skip
+    width = max(map(len, rows))
+    return Answers(
+        ids=torch.tensor([row + [0] * (width - len(row)) for row in rows]),
+        prompt_lens=torch.tensor([len(prompts[i // each]) for i in range(len(rows))]),
+        lens=out.lengths.cpu(),
+    )
+
+
+@torch.inference_mode()
+def log_probs(model: Decoder, answers: Answers, counts: Counts | None = None) -> Tensor:
+    """Log-probs of the whole vocabulary at every answer token, [N, V] float32 nats at temperature 1. `counts` is told
+    which positions are real."""
+    found: list[Tensor] = []
+    for part in answers.parts():
+        is_prompt, is_answer = part.places()
+        if counts is not None:
+            counts.real = is_prompt | is_answer
+        width = int(part.lens.max())
+        hidden = response_hidden(model, part.ids, part.prompt_lens, width)
+        kept = hidden[torch.arange(width) < part.lens[:, None]]
+        found.append(torch.log_softmax(model.head(kept), -1))
+    return torch.cat(found)

@@ -1,0 +1,86 @@
+"""The figure of FP8 caches: k3 over the scale, with the rules' places, and k3 rule by rule."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from harness.report.plots.colours import BLUE, GREEN, INK, NOTE, ORANGE, PINK, SKY, VERMILION
+from harness.report.plots.save import save_png
+from harness.studies.fp8_cache.record import Record
+
+ROLES = {"k": ("K alone", BLUE), "v": ("V alone", ORANGE), "kv": ("K and V", INK)}
+POLICIES = (INK, BLUE, VERMILION, GREEN, PINK, SKY, ORANGE)
+RULES = ("1", "vllm", "nemo", "nemo, prompts", "nemo, heads", "vllm, stale", "nemo, stale", "1, K", "1, V", "1, Q",
+         "1, QP", "nemo, QP", "vllm, fresh wide", "vllm, fresh")  # fmt: skip
+PROTOTYPE = (1e-2, 9e-2)
+"""k3 of the prototype's FP8 cache, from its note."""
+LEAST = 1e-6
+
+
+def draw(records: Sequence[Record], path: Path) -> list[Path]:
+    """Write the figure."""
+    return save_png(lambda: figure_of(records), path)
+
+
+def figure_of(records: Sequence[Record]) -> Figure:
+    """Left: k3 over the scale of the first policy that has a scan. Right: k3 by rule, a mark a policy."""
+    figure = Figure(figsize=(6.9, 3.3), layout="constrained")
+    axes: Any = figure.subplots(1, 2, width_ratios=(1, 1.25))
+    left, right = axes
+    scan = next((record for record in records if any(row["factor"] for row in record["rows"])), None)
+    if scan is not None:
+        _scan(left, scan)
+    _rules(right, records)
+    figure.suptitle(title(records), fontsize=8)
+    return figure
+
+
+def title(records: Sequence[Record]) -> str:
+    """What was found, with its numbers."""
+    rules = [row["k3"] for record in records for row in record["rows"] if row["name"] in RULES[:5]]
+    fresh = [row["k3"] for record in records for row in record["rows"] if row["name"] == "vllm, fresh"]
+    return (
+        f"An FP8 cache has a k3 of {min(rules):.0e} to {max(rules):.0e} whatever calibrates its scales,\n"
+        f"and {min(fresh):.0e} to {max(fresh):.0e} with scales from before training"
+    )
+
+
+def _scan(ax: Axes, record: Record) -> None:
+    for roles, (words, colour) in ROLES.items():
+        rows = [row for row in record["rows"] if row["factor"] is not None and set(row["stored"]) == set(roles)]
+        rows.sort(key=lambda row: row["factor"])
+        ax.plot([row["factor"] for row in rows], [max(row["k3"], LEAST) for row in rows], "o-", color=colour,
+                markersize=2.6, linewidth=1.0, label=words)  # fmt: skip
+    ax.axhspan(*PROTOTYPE, color=VERMILION, alpha=0.12, linewidth=0)
+    ax.set_xscale("log", base=2)
+    ax.set_yscale("log")
+    ax.set_xlabel("scale / (largest magnitude / 448)")
+    ax.set_ylabel("k3 a token, nats")
+    ax.set_title(f"Saturation left, subnormals right ({record['name']})", fontsize=7)
+    ax.legend(fontsize=6)
+
+
+def _rules(ax: Axes, records: Sequence[Record]) -> None:
+    names = [name for name in RULES if any(row["name"] == name for record in records for row in record["rows"])]
+    ax.axvspan(*PROTOTYPE, color=VERMILION, alpha=0.12, linewidth=0)
+    for number, record in enumerate(records):
+        shift = 0.6 * ((number + 0.5) / len(records) - 0.5)
+        colour = POLICIES[number % len(POLICIES)]
+        for row in record["rows"]:
+            if row["name"] in names:
+                y = names.index(row["name"]) + shift
+                ax.plot([max(row["k3_low"], LEAST), row["k3_high"]], [y, y], color=colour, linewidth=0.8)
+                ax.plot(row["k3"], y, "o", color=colour, markersize=2.4)
+        ax.plot([], [], "o", color=colour, markersize=2.4, label=record["name"])
+    ax.set_xscale("log")
+    ax.set_yticks(range(len(names)), names, fontsize=6.5)
+    ax.set_ylim(len(names) - 0.4, -0.6)
+    ax.set_xlabel("k3 a token, nats")
+    ax.grid(axis="y", visible=False)
+    ax.legend(fontsize=5.5, loc="upper right")
+    ax.text(0.99, 0.01, "red: the prototype", transform=ax.transAxes, ha="right", fontsize=6, color=NOTE)

@@ -1,0 +1,87 @@
+"""Records of FP8 caches: `fp8_cache/<name>.json`, one policy each."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from harness.config.load import load
+from harness.foundation import provenance
+from harness.models.checkpoint import content_hash, load_decoder
+from harness.records.paths import fp8_cache_folder
+from harness.records.run_result import write_atomic
+from harness.start.prepare import task_of
+from harness.studies.fp8_cache.study import CALIBRATION, FIRST, Tell, accuracies, compare
+
+Record = dict[str, Any]
+DIGITS = 5
+"""Significant digits of a number in a record."""
+
+
+def measure(
+    folder: Path, overrides: Sequence[str], *, name: str, first: Path | None, num_answers: int, is_scanned: bool,
+    samples: tuple[int, int] | None, tell: Tell,
+) -> Record:  # fmt: skip
+    """The record of one model folder. `first`: the folder whose weights were loaded first. `samples`: prompts, and
+    answers to each, for accuracies. Raises ValueError for a bad folder or override, before anything is measured."""
+    for path in (folder, *([] if first is None else [first])):
+        if not (path / "config.json").is_file():
+            raise ValueError(f"{path}: no model folder; it has no config.json")
+    config = load([*overrides, "model=hf", f"model.path={folder}"])
+    task, model = task_of(config), load_decoder(folder)
+    if model.config.vocab_size != task.vocab_size:
+        raise ValueError(
+            f"{folder}: {model.config.vocab_size} tokens, task {task.name} has {task.vocab_size}; name the task that "
+            "the folder was trained on, e.g. task=wordmath task.n=10"
+        )
+    if task.num_train is not None and task.num_train < CALIBRATION:
+        raise ValueError(f"task={task.name}: {task.num_train} training questions, {CALIBRATION} are calibrated on")
+    before = None if first is None else load_decoder(first)
+    found = compare(model, task, first=before, num_answers=num_answers, is_scanned=is_scanned, tell=tell)
+    told = None if samples is None else accuracies(
+        found, model, task, num_prompts=samples[0], each=samples[1], tell=tell
+    )  # fmt: skip
+    return short({
+        "name": name, "hash": content_hash(folder),
+        "first": None if first is None else first.resolve().name,
+        "task": task.name, "n": config.task.n, "num_parameters": sum(p.numel() for p in model.parameters()),
+        "num_answers": num_answers, "num_tokens": found.num_tokens, "first_prompts": FIRST,
+        "calibration_questions": CALIBRATION, "magnitudes": found.seen.summary(), "rows": found.rows,
+        "accuracies": told, "samples": None if samples is None else list(samples),
+        "commit": provenance.commit()[0], "is_dirty": provenance.commit()[1], "packages": provenance.packages(),
+        "hardware": provenance.hardware("cpu"),
+    })  # fmt: skip
+
+
+def short(value: Any) -> Any:
+    """The same with floats of DIGITS significant digits."""
+    if isinstance(value, dict):
+        return {key: short(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [short(item) for item in value]
+    return float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value
+
+
+def write(results: Path, record: Record) -> Path:
+    """Write the record; its path."""
+    path = fp8_cache_folder(results) / f"{record['name']}.json"
+    rest = {name: value for name, value in record.items() if name != "rows"}
+    lines = ",\n  ".join(json.dumps(row, allow_nan=False) for row in record["rows"])
+    body = json.dumps(rest, allow_nan=False)[:-1] + ', "rows": [\n  ' + lines + "\n]}\n"
+    write_atomic(path, body.encode())
+    return path
+
+
+def read_all(results: Path) -> list[Record]:
+    """The records of every policy, by name. Raises ValueError where there is none, and for a damaged file."""
+    found: list[Record] = []
+    for path in sorted(fp8_cache_folder(results).glob("*.json")):
+        try:
+            found.append(json.loads(path.read_text(encoding="utf-8")))
+        except ValueError as error:
+            raise ValueError(f"{path}: is damaged ({error}): delete it and measure again") from None
+    if not found:
+        raise ValueError(f"{fp8_cache_folder(results)}: no record yet; give a model folder to measure")
+    return found
