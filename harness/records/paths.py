@@ -5,8 +5,8 @@
     packed/<sweep>.zip    a whole sweep in one file (`harness.records.packed`)
     looks/<sweep>.json    looks at a sweep that ran until its arms were decided (`harness.records.looks`)
     tables/  figures/<name>/  site/  claims.md     what reports write
-    searches/  throughput/<sweep>/  parity/  replay/  bench/  passports/  probes/  predictions/  fp8_cache/    records of
-                          studies
+    searches/  throughput/<sweep>/  parity/  replay/  bench/  passports/  probes/  predictions/     records of studies
+    fp8_cache/            records of the study of that name, a file a policy
     bases/<name>/         trained base models
     evaluations/          evaluations of model folders, apart from any run (`lowbit eval`)
     policies/<sweep>/<run_id>/    trained policies, where `launch.save` keeps them

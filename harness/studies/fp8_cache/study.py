@@ -1,4 +1,4 @@
-"""The rules of one policy measured: the same answers through a cache of every rule, and answers sampled through some."""
+"""The rules of one policy measured: the same answers through every cache, and answers sampled through some."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from harness.api import Plan
 from harness.foundation.seeds import stable_seed
 from harness.models.decoder import Decoder
-from harness.numerics.kv_scales import KV
+from harness.numerics.kv_scales import KV, Role
 from harness.objective.mismatch import BOUND
 from harness.records.sample_scores import over_questions
 from harness.studies.dose.curve import LEVEL, mean_interval
@@ -29,7 +29,7 @@ FIRST = 4
 """Prompts of an engine's first forward pass."""
 TOP = 0.01
 """Share of the tokens, those with the largest k3, whose part of the sum a row names."""
-SCANNED = 16
+SCANNED = 8
 """Answers that a scan of factors takes."""
 SAMPLED = ("1", "vllm", "nemo", "vllm, stale", "nemo, stale", "vllm, fresh", "vllm, fresh wide")
 """Rules whose accuracy is measured where it is asked for."""
@@ -94,7 +94,8 @@ def compare(
     if is_scanned:
         few = answers.first(SCANNED)
         exact = exact[: int(few.lens.sum())]
-        for arm in (arm for roles in (KV, ("k",), ("v",)) for arm in scanned(seen.all(), roles)):
+        parts: tuple[tuple[Role, ...], ...] = (KV, ("k",), ("v",))
+        for arm in (arm for roles in parts for arm in scanned(seen.all(), roles)):
             rows.append(row_of(arm, model, few, exact))
             tell(f"{arm.name}: k3 {rows[-1]['k3']:.2g}")
     return Compared(
