@@ -14,14 +14,17 @@ from harness.studies.fp8_cache.record import Record
 
 LEGEND = """\
 k3: KL of the sampler to the trainer a token, nats, over the whole vocabulary at the tokens of answers that the exact
-policy gave, with its 95 % interval (answers as clusters). top 1 %: part of the sum that a hundredth of the tokens makes,
-those with the largest k3. |d|: mean absolute gap of a token's log-prob. Shares of stored values: saturated (beyond the
+policy gave, with its 95 % interval (answers as clusters). top 1 %: part of the sum that a hundredth of the tokens
+makes, those with the largest k3. |d|: mean absolute gap of a token's log-prob. Shares of stored values: saturated (beyond the
 largest code), subnormal (below the smallest normal code; those stored as 0 among them), zero (stored as 0).
 Rules: "1" is no calibration. "vllm": amax of K / 200 and of V / 100 over the first prompts. "nemo": 1.05 x amax / 448
 over prompts and answers of a calibration batch. "stale": kept from the weights that were loaded first. "heads": a scale
 a head. "K", "V": the other one exact. "Q": queries in FP8 too. "QP": softmax weights as well, times 256, as FP8
 attention has them. "fresh": calibrated on weights before training (N(0, 0.02); "wide": N(0, 1 / inputs); "dummy":
 vLLM's loader without a checkpoint). Everything but the cache is exact float32."""
+CALIBRATED = ("vllm", "nemo", "nemo, prompts", "nemo, heads")
+"""Rules that look at the weights at hand."""
+UNTRAINED = {"vllm, fresh": "N(0, 0.02)", "vllm, fresh wide": "N(0, 1 / inputs)", "vllm, dummy": "dummy"}
 ROLES = {"k": "K", "v": "V", "q": "Q"}
 
 
@@ -75,10 +78,12 @@ SCAN = ("policy", "rounded", "scale / (amax / 448)", "k3", "|d|", "saturated", "
 
 
 def _scan(records: Sequence[Record]) -> list[tuple[str, ...]]:
+    def shares(row: dict[str, Any], kind: str) -> str:
+        return ", ".join(f"{100 * own[kind]:.2g} %" for own in row["stored"].values())
+
     return [
         (record["name"], ", ".join(ROLES[role] for role in row["stored"]), f"{row['factor']:g}", f"{row['k3']:.2g}",
-         f"{row['logp_absdiff_mean']:.2g}",
-         *(", ".join(f"{100 * own[kind]:.2g} %" for own in row["stored"].values()) for kind in ("saturated", "subnormal")))
+         f"{row['logp_absdiff_mean']:.2g}", shares(row, "saturated"), shares(row, "subnormal"))
         for record in records for row in record["rows"] if row["factor"] is not None
     ]  # fmt: skip
 
@@ -102,35 +107,26 @@ def text(records: Sequence[Record]) -> str:
 def sentences(records: Sequence[Record]) -> list[str]:
     """What the records say, over all policies."""
     found: list[str] = []
-    one, k, v = ([_k3(record, name) for record in records] for name in ("1", "1, K", "1, V"))
+    k, v = ([_k3(record, name) for record in records] for name in ("1, K", "1, V"))
     found.append(f"Keys do the damage: with scale 1 k3 is {_range(k)} where keys alone are rounded, "
                  f"{_range(v)} where values alone are.")  # fmt: skip
     top = [row["k3_top_share"] for record in records if (row := row_named(record, "1"))]
     found.append(f"A hundredth of the tokens carries {100 * min(top):.0f} to {100 * max(top):.0f} % of it.")
-    calibrated = {
-        name: [_k3(r, name) for r in records] for name in ("1", "vllm", "nemo", "nemo, prompts", "nemo, heads")
-    }
-    told = ", ".join(f"{name!r} {_range(values)}" for name, values in calibrated.items())
+    told = ", ".join(f'"{name}" {_range([_k3(r, name) for r in records])}' for name in ("1", *CALIBRATED))
     found.append(f"Calibration hardly matters: k3 by rule {told}.")
-    apart = sum(
-        not _overlap(row_named(r, "1"), row_named(r, name)) for r in records for name in calibrated if name != "1"
-    )
-    found.append(f"Of {len(records) * (len(calibrated) - 1)} intervals of calibrated rules {apart} lie apart from that of "
+    apart = sum(not _overlap(row_named(r, "1"), row_named(r, name)) for r in records for name in CALIBRATED)
+    found.append(f"Of {len(records) * len(CALIBRATED)} intervals of calibrated rules {apart} lie apart from that of "
                  "scale 1.")  # fmt: skip
-    stale = [(r, name) for r in records for name in ("vllm, stale", "nemo, stale") if row_named(r, name)]
-    for record, name in stale:
-        now = name.partition(",")[0]
-        found.append(f"{record['name']}: scales of {now!r} kept from {record['first']} have a k3 of "
-                     f"{_k3(record, name):.2g}, renewed ones {_k3(record, now):.2g}.")  # fmt: skip
-    fa = [_k3(r, "1, QP") / one[i] for i, r in enumerate(records)]
+    for record in records:
+        for now in ("vllm", "nemo"):
+            if row_named(record, f"{now}, stale"):
+                found.append(f'{record["name"]}: scales by "{now}" kept from {record["first"]} have a k3 of '
+                             f"{_k3(record, f'{now}, stale'):.2g}, renewed ones {_k3(record, now):.2g}.")  # fmt: skip
+    times = [_k3(r, "1, QP") / _k3(r, "1") for r in records]
     gaps = [_gap(r, "1, QP") / _gap(r, "1") for r in records]
-    found.append(f"FP8 attention (queries and softmax weights too) makes k3 {min(fa):.1f} to {max(fa):.1f} times and |d| "
-                 f"{min(gaps):.2f} to {max(gaps):.2f} times that of a rounded cache alone.")  # fmt: skip
-    for name, words in (
-        ("vllm, fresh", "N(0, 0.02)"),
-        ("vllm, fresh wide", "N(0, 1 / inputs)"),
-        ("vllm, dummy", "dummy"),
-    ):
+    found.append(f"FP8 attention (queries and softmax weights too) makes k3 {min(times):.1f} to {max(times):.1f} times "
+                 f"and |d| {min(gaps):.2f} to {max(gaps):.2f} times that of a rounded cache alone.")  # fmt: skip
+    for name, words in UNTRAINED.items():
         found.append(f"Scales by vLLM's rule from weights before training ({words}): k3 "
                      f"{_range([_k3(r, name) for r in records])}.")  # fmt: skip
     return found
