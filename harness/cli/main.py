@@ -43,6 +43,7 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
     },
     "study": {
         "claims": "test published claims on the results and show the table of badges",
+        "mismatch": "mismatch of our stand-ins beside published values of real models",
         "replay": "store rollout batches and evaluate every correction on the same data",
         "throughput": "measure vLLM's decode rate by size, precision, batch and context; "
         "starting again measures what is missing",

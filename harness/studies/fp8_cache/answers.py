@@ -15,6 +15,7 @@ from torch import Tensor
 from harness.api import Plan
 from harness.engines.embedded.engine import EmbeddedEngine
 from harness.models.decoder import Decoder, response_hidden
+from harness.numerics.formats import Format, format_named
 from harness.studies.fp8_cache.attention import Counts
 from harness.tasks import Task, stop_ids
 
@@ -54,11 +55,10 @@ class Answers:
         return self.ids[self.places()[1]]
 
 
-def exact_engine(model: Decoder, task: Task, plan: Plan | None = None) -> EmbeddedEngine:
-    """An engine with the decoder's weights, exact but for what `plan` rounds."""
-    engine = EmbeddedEngine(
-        model.config, plan or Plan(), eos_id=task.eos_id, pad_id=task.pad_id, stop_ids=stop_ids(task)
-    )
+def exact_engine(model: Decoder, task: Task, kv: Format | None = None) -> EmbeddedEngine:
+    """An engine with the decoder's weights in float32, and a cache in the format `kv` (None: exact)."""
+    plan = Plan(rollout_weights=format_named("fp32"), rollout_kv=kv)
+    engine = EmbeddedEngine(model.config, plan, eos_id=task.eos_id, pad_id=task.pad_id, stop_ids=stop_ids(task))
     engine.load_weights((name, value.detach()) for name, value in model.named_parameters())
     return engine
 

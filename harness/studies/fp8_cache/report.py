@@ -14,8 +14,8 @@ from harness.studies.fp8_cache.record import Record
 
 LEGEND = """\
 k3: KL of the sampler to the trainer a token, nats, over the whole vocabulary at the tokens of answers that the exact
-policy gave, with its 95 % interval (answers as clusters). top 1 %: part of the sum that a hundredth of the tokens
-makes, those with the largest k3. |d|: mean absolute gap of a token's log-prob. Shares of stored values: saturated (beyond the
+policy gave, with its 95 % interval (answers as clusters). top 1 %: part of the sum that a hundredth of the tokens has,
+those with the largest k3. |d|: mean absolute gap of a token's log-prob. Shares of stored values: saturated (beyond the
 largest code), subnormal (below the smallest normal code; those stored as 0 among them), zero (stored as 0).
 Rules: "1" is no calibration. "vllm": amax of K / 200 and of V / 100 over the first prompts. "nemo": 1.05 x amax / 448
 over prompts and answers of a calibration batch. "stale": kept from the weights that were loaded first. "heads": a scale

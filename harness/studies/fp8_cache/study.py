@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from harness.api import Plan
 from harness.foundation.seeds import stable_seed
 from harness.models.decoder import Decoder
 from harness.numerics.kv_scales import KV, Role
@@ -133,7 +132,7 @@ def answered(
     """Accuracy of `each` answers to every item, sampled through a cache (None: an exact one) with the same random
     numbers, with its 95 % interval, and their mean length in tokens. Raises ValueError for a cache that the engine does
     not have."""
-    engine = exact_engine(model, task, Plan() if cache is None else Plan(rollout_kv=FORMAT))
+    engine = exact_engine(model, task, None if cache is None else FORMAT)
     if cache is not None:
         if set(cache.scales) != set(KV) or any(x.shape[1] != 1 for x in cache.scales.values()):
             raise ValueError("the engine rounds keys and values, under one scale a layer each")

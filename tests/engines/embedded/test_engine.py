@@ -140,6 +140,16 @@ def test_prefill_blocks_change_nothing(
     torch.testing.assert_close(whole.logp, parts.logp, atol=1e-5, rtol=0)
 
 
+def test_a_padded_block_of_one_prompt_is_read_as_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last block of a prefill may hold one prompt: its rotary tables are those of its own positions."""
+    model = decoder()
+    whole = sample(loaded(model), UNEVEN[:3], num_samples=2)
+    monkeypatch.setattr(embedded, "CPU_BLOCK_TOKENS", 12)  # two prompts of at most 6 tokens, then one
+    blocks = sample(loaded(model), UNEVEN[:3], num_samples=2)
+    assert torch.equal(blocks.token_ids, whole.token_ids)
+    assert (blocks.logp - whole.logp).abs().max() < 1e-5
+
+
 def test_seeds_and_chunks_make_the_stream() -> None:
     model = decoder()
     first, again = sample(loaded(model), EVEN), sample(loaded(model), EVEN)

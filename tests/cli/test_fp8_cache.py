@@ -1,0 +1,40 @@
+"""`lowbit fp8-cache` and `lowbit mismatch`: files of committed records, and wrong input in one line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from harness.cli.main import main
+from harness.foundation.project_files import HOME
+
+BASE = HOME / "results" / "bases" / "xs128-sort4-b0-a15cf79e106f"
+
+
+def test_the_command_measures_and_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["fp8-cache", str(BASE), "task=sort", "task.n=4", "--name", "small", "--answers", "4", "--write"]
+    assert main([*words, "--results", str(tmp_path)]) == 0
+    assert "Keys do the damage" in capsys.readouterr().out
+    assert {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.*") if path.is_file()} == {
+        "fp8_cache/small.json", "tables/fp8_cache.md", "figures/fp8_cache.png"
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["fp8-cache", "nowhere"], "nowhere: no model folder; it has no config.json"),
+        (["fp8-cache", str(BASE), "--accuracy", "64"], "'64': questions x answers are expected, such as 64x4"),
+        (["fp8-cache", str(BASE), "task=wordmath", "task.n=4"], "tokens, task wordmath has 512"),
+        (["fp8-cache", str(BASE), "--first-load", "nowhere"], "nowhere: no model folder"),
+        (["fp8-cache"], "no record yet; give a model folder to measure"),
+        (["mismatch"], "none of main_wordmath"),
+    ],
+)
+def test_wrong_input_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], message: str
+) -> None:
+    assert main([*words, "--results", str(tmp_path)]) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1
