@@ -15,7 +15,7 @@ BASE = HOME / "results" / "bases" / "xs128-sort4-b0-a15cf79e106f"
 def test_the_command_measures_and_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["fp8-cache", str(BASE), "task=sort", "task.n=4", "--name", "small", "--answers", "4", "--write"]
     assert main([*words, "--results", str(tmp_path)]) == 0
-    assert "Keys do the damage" in capsys.readouterr().out
+    assert "where keys alone are rounded" in capsys.readouterr().out
     assert {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.*") if path.is_file()} == {
         "fp8_cache/small.json", "tables/fp8_cache.md", "figures/fp8_cache.png"
     }  # fmt: skip

@@ -49,7 +49,7 @@ class Measured:
 
     @property
     def place(self) -> tuple[str, int | None, float, float, str, str]:
-        """What one row of the table stands for."""
+        """Task, length, size, spread, engine and format: one row of the table."""
         return self.task, self.n, self.parameters, self.spread, self.engine, self.format
 
 

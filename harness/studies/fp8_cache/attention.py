@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -32,7 +32,7 @@ PROBABILITY_FACTOR = 256.0
 
 @dataclass(frozen=True, kw_only=True)
 class Cache:
-    """What is rounded, and under which scales."""
+    """Rounded roles with their scales."""
 
     scales: Mapping[Role, Tensor]
     """Role -> float32 [layers, heads] or, for all heads of a layer, [layers, 1]. A role that is missing stays exact."""
@@ -40,19 +40,20 @@ class Cache:
     """The softmax weights are rounded to FP8 too, as FP8 attention does; their sum is not."""
 
 
-@dataclass(kw_only=True)
 class Counts:
-    """Numbers of stored values by role, over layers and real positions."""
+    """Numbers of stored values by role, over layers and real positions.
 
-    real: Tensor | None = None
-    """[B, L] bool: positions of the batch at hand that hold a token; None: all."""
-    total: dict[Role, int] = field(default_factory=dict[Role, int])
-    saturated: dict[Role, int] = field(default_factory=dict[Role, int])
-    """Beyond the largest code."""
-    subnormal: dict[Role, int] = field(default_factory=dict[Role, int])
-    """Below the smallest normal code and not 0 itself; those that become 0 are among them."""
-    flushed: dict[Role, int] = field(default_factory=dict[Role, int])
-    """Stored as 0 without being 0."""
+    saturated: beyond the largest code. subnormal: below the smallest normal code and not 0, those that become 0 among
+    them. flushed: stored as 0 without being 0.
+    """
+
+    def __init__(self, real: Tensor | None = None) -> None:
+        """`real` [B, L] bool: positions of the batch at hand that hold a token; None: all."""
+        self.real = real
+        self.total: dict[Role, int] = {}
+        self.saturated: dict[Role, int] = {}
+        self.subnormal: dict[Role, int] = {}
+        self.flushed: dict[Role, int] = {}
 
     def add(self, role: Role, x: Tensor) -> None:
         """Count x [B, K, L, D], already divided by the scale."""

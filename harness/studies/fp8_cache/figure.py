@@ -41,11 +41,11 @@ def figure_of(records: Sequence[Record]) -> Figure:
 
 
 def title(records: Sequence[Record]) -> str:
-    """What was found, with its numbers."""
+    """The finding, with its numbers."""
     rules = [row["k3"] for record in records for row in record["rows"] if row["name"] in RULES[:5]]
     fresh = [row["k3"] for record in records for row in record["rows"] if row["name"] == "vllm, fresh"]
     return (
-        f"An FP8 cache has a k3 of {min(rules):.0e} to {max(rules):.0e} whatever calibrates its scales,\n"
+        f"k3 of an FP8 cache is {min(rules):.0e} to {max(rules):.0e} by every rule that sees trained weights,\n"
         f"and {min(fresh):.0e} to {max(fresh):.0e} with scales from before training"
     )
 
@@ -61,6 +61,7 @@ def _scan(ax: Axes, record: Record) -> None:
     ax.set_yscale("log")
     ax.set_xlabel("scale / (largest magnitude / 448)")
     ax.set_ylabel("k3 a token, nats")
+    ax.text(0.98, 0.58, "k3 of the prototype", transform=ax.transAxes, ha="right", fontsize=6, color=NOTE)
     ax.set_title(f"Saturation left, subnormals right ({record['name']})", fontsize=7)
     ax.legend(fontsize=6)
 
@@ -82,5 +83,4 @@ def _rules(ax: Axes, records: Sequence[Record]) -> None:
     ax.set_ylim(len(names) - 0.4, -0.6)
     ax.set_xlabel("k3 a token, nats")
     ax.grid(axis="y", visible=False)
-    ax.legend(fontsize=5.5, loc="upper right")
-    ax.text(0.99, 0.01, "red: the prototype", transform=ax.transAxes, ha="right", fontsize=6, color=NOTE)
+    ax.legend(fontsize=5.5, loc="lower left")

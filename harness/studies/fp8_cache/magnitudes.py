@@ -1,4 +1,4 @@
-"""How large keys, values and queries get over prompts and over answers, and how sharp attention is.
+"""Largest keys, values and queries over prompts and over answers, and sharpness of attention.
 
 Axes: B rows, H heads, K key-value heads, T queries, L positions, D head dim.
 """
@@ -22,7 +22,7 @@ ROLES: tuple[Role, ...] = ("q", "k", "v")
 
 @dataclass(frozen=True, kw_only=True)
 class Magnitudes:
-    """Of one policy on a batch of answers."""
+    """Magnitudes of one policy on a batch of answers."""
 
     prompts: Mapping[Role, Tensor]
     """Role -> float32 [layers, heads]: largest magnitude over the prompts."""

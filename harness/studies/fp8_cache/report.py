@@ -1,4 +1,4 @@
-"""The page of FP8 caches: rules by policy, magnitudes, accuracies, and what they say."""
+"""The page of FP8 caches: rules by policy, magnitudes, accuracies, and sentences."""
 
 from __future__ import annotations
 
@@ -105,15 +105,15 @@ def text(records: Sequence[Record]) -> str:
 
 
 def sentences(records: Sequence[Record]) -> list[str]:
-    """What the records say, over all policies."""
+    """Sentences of the records, over all policies."""
     found: list[str] = []
     k, v = ([_k3(record, name) for record in records] for name in ("1, K", "1, V"))
-    found.append(f"Keys do the damage: with scale 1 k3 is {_range(k)} where keys alone are rounded, "
+    found.append(f"With scale 1 k3 is {_range(k)} where keys alone are rounded, "
                  f"{_range(v)} where values alone are.")  # fmt: skip
     top = [row["k3_top_share"] for record in records if (row := row_named(record, "1"))]
-    found.append(f"A hundredth of the tokens carries {100 * min(top):.0f} to {100 * max(top):.0f} % of it.")
+    found.append(f"A hundredth of the tokens carries {100 * min(top):.0f} to {100 * max(top):.0f} % of k3 at scale 1.")
     told = ", ".join(f'"{name}" {_range([_k3(r, name) for r in records])}' for name in ("1", *CALIBRATED))
-    found.append(f"Calibration hardly matters: k3 by rule {told}.")
+    found.append(f"k3 by rule: {told}.")
     apart = sum(not _overlap(row_named(r, "1"), row_named(r, name)) for r in records for name in CALIBRATED)
     found.append(f"Of {len(records) * len(CALIBRATED)} intervals of calibrated rules {apart} lie apart from that of "
                  "scale 1.")  # fmt: skip

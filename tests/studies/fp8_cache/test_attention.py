@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -28,11 +29,12 @@ def test_one_scale_rounds_as_the_cache_does_and_heads_each_under_their_own() -> 
 
 def test_without_scales_nothing_changes_and_the_own_attention_comes_back() -> None:
     model, given = sharp(), answers()
-    cores = [layer.self_attn.core for layer in model.model.layers]
+    layers: list[Any] = list(model.model.layers)
+    cores = [layer.self_attn.core for layer in layers]
     exact = log_probs(model, given)
     with through(model, Cache(scales={})) as counts:
         assert torch.equal(log_probs(model, given), exact) and counts.shares() == {}
-    assert [layer.self_attn.core for layer in model.model.layers] == cores
+    assert [layer.self_attn.core for layer in layers] == cores
 
 
 @pytest.mark.parametrize("scale", [0.02, 1.0, 60.0], ids=["saturating", "one", "subnormal"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 
@@ -29,8 +30,9 @@ def test_the_largest_of_all_is_what_calibration_sees_and_prompts_are_a_part_of_i
 
 def test_queries_of_zero_attend_alike_to_everything() -> None:
     model, given = sharp(), answers()
+    layers: list[Any] = list(model.model.layers)
     with torch.no_grad():
-        for layer in model.model.layers:
+        for layer in layers:
             layer.self_attn.q_norm.weight.zero_()
     found = magnitudes(model, given)
     seen = [n for first, count in zip(given.prompt_lens.tolist(), given.lens.tolist(), strict=True)

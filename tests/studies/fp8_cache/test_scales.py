@@ -34,13 +34,13 @@ def test_a_scan_puts_the_largest_magnitude_on_the_largest_code() -> None:
 
 
 def test_arms_round_what_their_names_say_and_stale_ones_need_a_first_load() -> None:
-    larger = {role: 2 * x for role, x in AMAX.items()}
+    larger: Amaxes = {role: 2 * x for role, x in AMAX.items()}
     found = {arm.name: arm.cache for arm in arms(QWEN3, AMAX, larger, {"fresh": AMAX}, None, None)}
     assert "vllm, stale" not in found and set(found["1, K"].scales) == {"k"} and set(found["1, Q"].scales) == set("qkv")
     assert found["nemo, QP"].rounds_probabilities and not found["1, Q"].rounds_probabilities
     assert float(found["nemo"].scales["k"]) == pytest.approx(2 * float(found["nemo, prompts"].scales["k"]))
     assert found["nemo, heads"].scales["v"].shape == (1, 2) and float(found["1"].scales["v"][2]) == 1.0
-    half = {role: x / 2 for role, x in AMAX.items()}
+    half: Amaxes = {role: x / 2 for role, x in AMAX.items()}
     stale = {arm.name: arm.cache for arm in arms(QWEN3, AMAX, larger, {}, half, AMAX)}
     assert float(stale["vllm, stale"].scales["v"]) == pytest.approx(0.25)
     assert float(stale["nemo, stale"].scales["k"]) == pytest.approx(8 * 1.05 / 448)
