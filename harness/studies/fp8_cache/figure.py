@@ -28,13 +28,15 @@ def draw(records: Sequence[Record], path: Path) -> list[Path]:
 
 
 def figure_of(records: Sequence[Record]) -> Figure:
-    """Left: k3 over the scale of the first policy that has a scan. Right: k3 by rule, a mark a policy."""
+    """Left: k3 over the scale of the first policy that has a scan. Right: k3 by rule, a mark for each policy of its
+    task."""
     figure = Figure(figsize=(6.9, 3.3), layout="constrained")
     axes: Any = figure.subplots(1, 2, width_ratios=(1, 1.25))
     left, right = axes
     scan = next((record for record in records if any(row["factor"] for row in record["rows"])), None)
     if scan is not None:
         _scan(left, scan)
+        records = [record for record in records if (record["task"], record["n"]) == (scan["task"], scan["n"])]
     _rules(right, records)
     figure.suptitle(title(records), fontsize=8)
     return figure

@@ -105,13 +105,21 @@ def text(records: Sequence[Record]) -> str:
 
 
 def sentences(records: Sequence[Record]) -> list[str]:
-    """Sentences of the records, over all policies."""
+    """Sentences of the records, task by task over its policies."""
+    tasks = dict.fromkeys((record["task"], record["n"]) for record in records)
+    return [
+        f"{task} n={n}: {line}"
+        for task, n in tasks for line in _of_task([r for r in records if (r["task"], r["n"]) == (task, n)])
+    ]  # fmt: skip
+
+
+def _of_task(records: Sequence[Record]) -> list[str]:
     found: list[str] = []
     k, v = ([_k3(record, name) for record in records] for name in ("1, K", "1, V"))
     found.append(f"With scale 1 k3 is {_range(k)} where keys alone are rounded, "
                  f"{_range(v)} where values alone are.")  # fmt: skip
     top = [row["k3_top_share"] for record in records if (row := row_named(record, "1"))]
-    found.append(f"A hundredth of the tokens carries {100 * min(top):.0f} to {100 * max(top):.0f} % of k3 at scale 1.")
+    found.append(f"A hundredth of the tokens carries {_range([100 * x for x in top])} % of k3 at scale 1.")
     told = ", ".join(f'"{name}" {_range([_k3(r, name) for r in records])}' for name in ("1", *CALIBRATED))
     found.append(f"k3 by rule: {told}.")
     apart = sum(not _overlap(row_named(r, "1"), row_named(r, name)) for r in records for name in CALIBRATED)
@@ -124,8 +132,8 @@ def sentences(records: Sequence[Record]) -> list[str]:
                              f"{_k3(record, f'{now}, stale'):.2g}, renewed ones {_k3(record, now):.2g}.")  # fmt: skip
     times = [_k3(r, "1, QP") / _k3(r, "1") for r in records]
     gaps = [_gap(r, "1, QP") / _gap(r, "1") for r in records]
-    found.append(f"FP8 attention (queries and softmax weights too) makes k3 {min(times):.1f} to {max(times):.1f} times "
-                 f"and |d| {min(gaps):.2f} to {max(gaps):.2f} times that of a rounded cache alone.")  # fmt: skip
+    found.append(f"FP8 attention (queries and softmax weights too) makes k3 {_range(times)} times and |d| "
+                 f"{_range(gaps, 3)} times that of a rounded cache alone.")  # fmt: skip
     for name, words in UNTRAINED.items():
         found.append(f"Scales by vLLM's rule from weights before training ({words}): k3 "
                      f"{_range([_k3(r, name) for r in records])}.")  # fmt: skip
@@ -146,8 +154,8 @@ def _overlap(a: dict[str, Any] | None, b: dict[str, Any] | None) -> bool:
     return a is None or b is None or (a["k3_low"] <= b["k3_high"] and b["k3_low"] <= a["k3_high"])
 
 
-def _range(values: Sequence[float]) -> str:
-    low, high = f"{min(values):.2g}", f"{max(values):.2g}"
+def _range(values: Sequence[float], digits: int = 2) -> str:
+    low, high = f"{min(values):.{digits}g}", f"{max(values):.{digits}g}"
     return low if low == high else f"{low} to {high}"
 
 
