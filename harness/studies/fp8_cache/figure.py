@@ -30,14 +30,15 @@ def draw(records: Sequence[Record], path: Path) -> list[Path]:
 def figure_of(records: Sequence[Record]) -> Figure:
     """Left: k3 over the scale of the first policy that has a scan. Right: k3 by rule, a mark for each policy of its
     task."""
-    figure = Figure(figsize=(6.9, 3.3), layout="constrained")
-    axes: Any = figure.subplots(1, 2, width_ratios=(1, 1.25))
+    figure: Any = Figure(figsize=(6.9, 3.5), layout="constrained")
+    axes = figure.subplots(1, 2, width_ratios=(1, 1.25))
     left, right = axes
     scan = next((record for record in records if any(row["factor"] for row in record["rows"])), None)
     if scan is not None:
         _scan(left, scan)
         records = [record for record in records if (record["task"], record["n"]) == (scan["task"], scan["n"])]
     _rules(right, records)
+    figure.legend(*right.get_legend_handles_labels(), loc="outside lower center", ncols=len(records), fontsize=6)
     figure.suptitle(title(records), fontsize=8)
     return figure
 
@@ -85,4 +86,3 @@ def _rules(ax: Axes, records: Sequence[Record]) -> None:
     ax.set_ylim(len(names) - 0.4, -0.6)
     ax.set_xlabel("k3 a token, nats")
     ax.grid(axis="y", visible=False)
-    ax.legend(fontsize=5.5, loc="lower left")
