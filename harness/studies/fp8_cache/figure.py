@@ -49,7 +49,7 @@ def title(records: Sequence[Record]) -> str:
     fresh = [row["k3"] for record in records for row in record["rows"] if row["name"] == "vllm, fresh"]
     return (
         f"k3 of an FP8 cache is {min(rules):.0e} to {max(rules):.0e} by every rule that sees trained weights,\n"
-        f"and {min(fresh):.0e} to {max(fresh):.0e} with scales from before training"
+        f"and {min(fresh):.0e} to {max(fresh):.0e} with scales from freshly initialised weights, N(0, 0.02)"
     )
 
 
