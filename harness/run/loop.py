@@ -252,6 +252,7 @@ def evaluate(run: Run) -> None:
         if not all(bool(torch.isfinite(tensor).all()) for _, tensor in run.trainer.weights()):
             raise Diverged("a weight is not finite")
         step = Step(index=run.step, total=run.config.trainer.steps, seed=run.config.seed, purpose="eval")
+        lend(run)  # a float32 model and its cache may have no room beside the engine's
         run.reference.wake()
         run.reference.load_weights(run.trainer.policy_weights())
         run.evals.append(ask(run.reference, "reference"))

@@ -74,7 +74,7 @@ BIASED = (replace(FORMATS[3], name="fp8_channel, qwen2", family="qwen2"),
 MIXTURES = tuple(
     replace(case, name=f"{case.name}, experts", family="qwen3_moe")
     for case in FORMATS
-    if case.name not in ("fp8_tensor", "w8a16")  # fused experts have no kernel for them
+    if case.name not in ("fp8_tensor", "w8a16", "int8")  # fused experts have no kernel for them (`builds.py`)
 )
 
 
@@ -136,10 +136,12 @@ def pointers(engine: Any) -> dict[str, tuple[int, tuple[int, ...], torch.dtype]]
 
 
 def contents(engine: Any) -> dict[str, Tensor]:
-    """A copy of every parameter of the live model, as bytes."""
+    """A copy of every parameter of the live model, as bytes; without the scales of inputs that weight-only NVFP4 experts
+    have but do not read, and that nobody sets."""
     return {
         name: p.detach().contiguous().reshape(-1).view(torch.uint8).cpu() for name, p in engine.model.named_parameters()
-    }
+        if not name.endswith("_input_global_scale")
+    }  # fmt: skip
 
 
 def checkpoint_of(engine: Any, model: Decoder) -> list[tuple[str, Tensor]]:

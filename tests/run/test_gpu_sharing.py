@@ -56,7 +56,7 @@ def recorded(folder: Path, monkeypatch: pytest.MonkeyPatch, *words: str) -> tupl
 
 
 STEP = ["wake", "load_weights", "generate", "sleep", "score", "step"]
-EVALUATION = ["reference", "wake", "load_weights", "generate"]
+EVALUATION = ["sleep", "reference", "wake", "load_weights", "generate"]
 
 
 def test_it_sleeps_from_generation_to_the_next_push(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
