@@ -136,7 +136,7 @@ def pointers(engine: Any) -> dict[str, tuple[int, tuple[int, ...], torch.dtype]]
 
 
 def contents(engine: Any) -> dict[str, Tensor]:
-    """A copy of every parameter of the live model, as bytes; without the scales of inputs that weight-only NVFP4 experts
+    """A copy of every parameter of the live model, as bytes. Left out: scales of inputs that experts in weight-only NVFP4
     have but do not read, and that nobody sets."""
     return {
         name: p.detach().contiguous().reshape(-1).view(torch.uint8).cpu() for name, p in engine.model.named_parameters()
