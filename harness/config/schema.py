@@ -308,8 +308,8 @@ class Launch:
     checkpoint_layers: bool = False
     """The trainer's backward pass computes every layer again from its input: less memory, a third more time."""
     packing: bool = False
-    """Sequences of a micro-batch lie end to end without padding; `micro_batch_tokens` then counts real tokens.
-    trainer=verl always does it."""
+    """Sequences of a micro-batch lie end to end without padding, and a prompt is computed once for the responses that
+    lie side by side; `micro_batch_tokens` then counts computed tokens. trainer=verl always does it."""
     compile: bool = False
     """The trainer's layers, and its head where it works in chunks, run as compiled code (torch.compile): seconds to
     minutes at the first steps, fewer passes over memory afterwards."""

@@ -174,6 +174,56 @@ class Queries:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Shared:
+    """Beginnings that several sequences of a packed row have in common: of N places U tokens are computed."""
+
+    source: Tensor
+    """[N] int64: the computed token that stands at each place."""
+    first: Tensor
+    """[U] int64: the place where each computed token stands first."""
+    repeated: Tensor
+    """[S] int64: computed tokens that stand at several places."""
+    places: Tensor
+    """[S, C] int64: all places of those; N where there are fewer than C."""
+
+    @classmethod
+    def of(cls, source: Tensor) -> Shared:
+        """From `source`, whose tokens are numbered in the order of their first places."""
+        order = source.argsort(stable=True)
+        counts = source.bincount()
+        begins = counts.cumsum(0) - counts
+        repeated = (counts > 1).nonzero()[:, 0]
+        turn = torch.arange(int(counts.max()), device=source.device)
+        at = (begins[repeated, None] + turn).clamp(max=len(source) - 1)
+        is_there = turn < counts[repeated, None]
+        return cls(source=source, first=order[begins], repeated=repeated,
+                   places=torch.where(is_there, order[at], len(source)))  # fmt: skip
+
+    def spread(self, x: Tensor) -> Tensor:
+        """[1, H, U, D] -> [1, H, N, D]: every token at all its places."""
+        return cast(Tensor, _Spread.apply(x, self))
+
+
+class _Spread(torch.autograd.Function):
+    """Indexing whose gradient is summed in a fixed order, in float32."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, shared: Shared) -> Tensor:
+        ctx.shared = shared
+        return x.index_select(2, shared.source)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        shared, grad = cast(Shared, ctx.shared), grads[0]
+        out = grad.index_select(2, shared.first)
+        padded = F.pad(grad, (0, 0, 0, 1))  # a last place that holds nothing
+        every = padded[:, :, shared.places]
+        wide = torch.promote_types(grad.dtype, torch.float32)
+        out[:, :, shared.repeated] = every.sum(3, dtype=wide).to(grad.dtype)
+        return out, None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Spans:
     """Sequences laid end to end in one row: each position sees its own sequence only."""
 
@@ -181,16 +231,27 @@ class Spans:
     """Tokens of each, in order; their sum is the length of the row."""
     ends: Tensor
     """[sequences + 1] int32: where each begins, and the length of the row."""
+    shared: Shared | None = None
+    """Where sequences share their beginnings: attention alone then sees them end to end, and everything else the
+    computed tokens."""
 
     @classmethod
-    def of(cls, lengths: Sequence[int], device: torch.device | str) -> Spans:
+    def of(cls, lengths: Sequence[int], device: torch.device | str, shared: Shared | None = None) -> Spans:
         """Sequences of these lengths, all at least 1."""
         ends = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device=device)
-        return cls(lengths=tuple(lengths), ends=ends)
+        return cls(lengths=tuple(lengths), ends=ends, shared=shared)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Causal attention inside each sequence: q [1, H, N, D], k and v [1, K, N, D] -> [1, H, N, D]. A GPU, where K
-        must be H, runs one kernel for all: launches for each take longer than a small model's arithmetic."""
+        """Causal attention inside each sequence: q [1, H, N, D], k and v [1, K, N, D] -> [1, H, N, D]; with `shared`, U
+        computed tokens in place of N."""
+        if self.shared is None:
+            return self._attend(q, k, v)
+        q, k, v = map(self.shared.spread, (q, k, v))
+        return self._attend(q, k, v).index_select(2, self.shared.first)
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """A GPU, where K must be H, runs one kernel for all: launches for each take longer than a small model's
+        arithmetic."""
         if q.is_cuda:
             run: Any = torch.ops.aten._efficient_attention_forward  # PyTorch's own kernel for float32
             longest, causal = max(self.lengths), 1

@@ -136,8 +136,8 @@ def pointers(engine: Any) -> dict[str, tuple[int, tuple[int, ...], torch.dtype]]
 
 
 def contents(engine: Any) -> dict[str, Tensor]:
-    """A copy of every parameter of the live model, as bytes. Left out: scales of inputs that NVFP4 experts have but do not
-    read, and that nobody sets."""
+    """A copy of every parameter of the live model, as bytes. Left out: scales of inputs that NVFP4 experts have but do
+    not read, and that nobody sets."""
     return {
         name: p.detach().contiguous().reshape(-1).view(torch.uint8).cpu() for name, p in engine.model.named_parameters()
         if not name.endswith("_input_global_scale")

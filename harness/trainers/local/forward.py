@@ -1,7 +1,8 @@
 """One forward pass of the trainer: how a micro-batch is cut, laid out and scored, within a budget of memory.
 
     padded  [b, L] rows of one length; logits where a token was sampled
-    packed  the sequences of a micro-batch end to end in one row, without padding: `lay_out`, `decoder.Spans`
+    packed  the sequences of a micro-batch end to end in one row, without padding, a prompt that neighbours have in
+            common once: `lay_out`, `decoder.Spans`
     fixed   [b, L] and logits everywhere, at the shapes of the zero-mismatch sampler: nothing below touches it
 
 Left out: what the loss is, and every state of the trainer.
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from harness.api import Sequences
 from harness.config.schema import Launch, TrainerConfig
-from harness.models.decoder import CoreAttention, Decoder, Mixture, Spans, response_hidden
+from harness.models.decoder import CoreAttention, Decoder, Mixture, Shared, Spans, response_hidden
 from harness.numerics.experts import OWN
 from harness.numerics.head_logp import head_logp
 from harness.numerics.linear import CastLinear, cast_dtype
@@ -113,44 +114,73 @@ def response_lengths(seqs: Sequences) -> tuple[list[int], list[int]]:
     return [lens] * count if isinstance(lens, int) else lens.tolist(), seqs.sampled.sum(1).tolist()
 
 
+def shared_prompts(seqs: Sequences) -> Tensor:
+    """[B] bool: rows that begin with the prompt of the row before."""
+    first = seqs.prompt_lens
+    at = torch.arange(seqs.ids.shape[1], device=seqs.ids.device)
+    is_same = (seqs.ids[1:] == seqs.ids[:-1]) | (at >= (first if isinstance(first, int) else first[1:, None]))
+    found = is_same.all(1)
+    if not isinstance(first, int):
+        found &= first[1:] == first[:-1]
+    return torch.nn.functional.pad(found, (1, 0))
+
+
+MOST_PLACES = 2
+"""Places that attention sees in a pass, as a multiple of the tokens that it may compute."""
+
+
 def packed_passes(seqs: Sequences, tokens: int) -> list[Tensor]:
-    """Row indices of each pass, in order: as many sequences as `tokens` real ones hold, one at least."""
-    passes, room = list[list[int]](), 0
+    """Row indices of each pass, in order: as many sequences as `tokens` computed ones hold, one at least."""
+    passes, room, places = list[list[int]](), 0, 0
+    is_shared: list[bool] = shared_prompts(seqs).tolist()
     for row, (prompt, new) in enumerate(zip(*response_lengths(seqs), strict=True)):
-        if not passes or prompt + new > room:
+        if not passes or (new if is_shared[row] else prompt + new) > room or prompt + new > places:
             passes.append([])
-            room = tokens
+            room, places = tokens, MOST_PLACES * tokens
+        room -= new if is_shared[row] and passes[-1] else prompt + new
+        places -= prompt + new
         passes[-1].append(row)
-        room -= prompt + new
     return [torch.tensor(rows, device=seqs.ids.device) for rows in passes]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """Sequences end to end, without padding and without last tokens, which predict nothing."""
+    """Sequences end to end, without padding and without last tokens, which predict nothing; prompts that neighbours
+    share are computed once. U tokens are computed, and they stand at N places."""
 
     ids: Tensor
-    """[1, N] int64."""
+    """[1, U] int64."""
     positions: Tensor
-    """[1, N] int64: the place of each token in its own sequence."""
+    """[1, U] int64: the place of each token in its own sequence."""
     predicts: Tensor
-    """[M] int64: where the next token is a sampled one, in the order of `ids[sampled]`."""
+    """[M] int64: tokens whose next one is a sampled one, in the order of `ids[sampled]`."""
     spans: Spans
-    is_kept: Tensor
+    is_computed: Tensor
     """[B, L] bool: the places of `ids` in the padded rows."""
+    source: Tensor
+    """[B, L] int64: the computed token of every place; -1 where there is none."""
 
 
-def lay_out(seqs: Sequences) -> Layout:
-    """Pack rows; those with an empty response predict nothing."""
+def lay_out(seqs: Sequences, *, is_shared: bool = True) -> Layout:
+    """Pack rows; those with an empty response predict nothing. `is_shared`: a prompt that the row before has as well is
+    not computed again."""
     prompts, news = response_lengths(seqs)
-    lengths = tuple(max(1, prompt + new - 1) for prompt, new in zip(prompts, news, strict=True))
-    device = seqs.ids.device
-    at = torch.arange(seqs.ids.shape[1], device=device)
+    device, width = seqs.ids.device, seqs.ids.shape[1]
+    alike = shared_prompts(seqs) if is_shared else torch.zeros(len(seqs.ids), dtype=torch.bool, device=device)
+    lengths = tuple(max(prompt, prompt + new - 1) for prompt, new in zip(prompts, news, strict=True))
+    at = torch.arange(width, device=device)
     size, first, new = (torch.tensor(x, device=device)[:, None] for x in (lengths, prompts, news))
-    is_kept, predicts = at < size, (at >= first - 1) & (at < first - 1 + new)
+    is_there, predicts = at < size, (at >= first - 1) & (at < first - 1 + new)
+    is_again = alike[:, None] & (at < first)
+    is_computed = is_there & ~is_again
+    number = is_computed.flatten().cumsum(0).view_as(is_there) - 1
+    row = torch.arange(len(alike), device=device)
+    leader = torch.where(alike, 0, row).cummax(0).values
+    source = torch.where(is_again, number[leader], number).masked_fill(~is_there, -1)
+    shared = Shared.of(source[is_there]) if bool(alike.any()) else None
     return Layout(
-        ids=seqs.ids[is_kept][None], positions=at.expand_as(is_kept)[is_kept][None],
-        predicts=predicts[is_kept].nonzero().flatten(), spans=Spans.of(lengths, device), is_kept=is_kept,
+        ids=seqs.ids[is_computed][None], positions=at.expand_as(is_there)[is_computed][None],
+        predicts=source[predicts], spans=Spans.of(lengths, device, shared), is_computed=is_computed, source=source,
     )  # fmt: skip
 
 
@@ -170,7 +200,7 @@ def forward(
         return Scores(logp=logp, entropy=entropy, logits=logits if wants_logits else None, experts=used)
     layout = lay_out(seqs) if thrift.packing else None
     if layout is not None:
-        given = None if seqs.experts is None else seqs.experts[layout.is_kept][None]
+        given = None if seqs.experts is None else seqs.experts[layout.is_computed][None]
         h = model.hidden(layout.ids, layout.positions, layout.spans, given)[0, layout.predicts]
     else:
         h = response_hidden(model, *columns)[seqs.sampled]
@@ -191,7 +221,8 @@ def used_experts(model: Decoder, seqs: Sequences, layout: Layout | None = None) 
     *others, last = [mixture.chosen.to(torch.int16) for mixture in mixtures]
     found = last.new_full((*seqs.ids.shape, len(others) + 1, last.shape[-1]), OWN)
     if layout is not None:
-        found[layout.is_kept] = torch.stack((*others, last), 2)[0]
+        is_there = layout.source >= 0
+        found[is_there] = torch.stack((*others, last), 2)[0, layout.source[is_there]]
         return found
     for i, ids in enumerate(others):
         found[:, : ids.shape[1], i] = ids

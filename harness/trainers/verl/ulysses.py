@@ -100,7 +100,7 @@ def forward(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """(log-prob [M], entropy [M]) of the M sampled tokens, row by row, float32 nats, on every rank of the group: what
     `harness.trainers.local.forward` says of a packed row on one."""
-    layout, ranks = lay_out(seqs), dist.get_world_size(group)
+    layout, ranks = lay_out(seqs, is_shared=False), dist.get_world_size(group)
     count, device = layout.ids.shape[1], layout.ids.device
     padding = -count % ranks
     size = (count + padding) // ranks

@@ -181,6 +181,78 @@ def test_a_layout_by_hand() -> None:
     assert layout.spans.lengths == (3, 4)
 
 
+def groups() -> Sequences:
+    """Three prompts of 4, 6 and 2 tokens with 3, 1 and 2 responses of 0 to 9 tokens; the first response is empty, and
+    the third prompt begins as the second."""
+    rng = generator("cpu", "groups")
+    prompts, news = torch.tensor([4, 4, 4, 6, 2, 2]), torch.tensor([0, 9, 3, 5, 1, 7])
+    ids = torch.randint(0, 48, (6, 15), generator=rng)
+    ids[1:3, :4], ids[4:, :2] = ids[0, :4], ids[3, :2]
+    at = torch.arange(15)
+    ids[at >= (prompts + news)[:, None]] = 0
+    places = prompts[:, None] + torch.arange(9)
+    return Sequences(ids=ids, prompt_lens=prompts, token_ids=ids.gather(1, places.clamp(max=14)),
+                     sampled=torch.arange(9) < news[:, None])  # fmt: skip
+
+
+@pytest.mark.parametrize("checkpoint", [False, True])
+def test_a_shared_prompt_is_computed_once_and_changes_nothing_in_float64(checkpoint: bool) -> None:
+    model, seqs = model_of().double(), groups()
+    layout = lay_out(seqs)
+    assert layout.ids.shape[1] == (4 + 0 + 8 + 2) + (6 + 4) + (2 + 0 + 6) and layout.spans.lengths == (
+        4,
+        12,
+        6,
+        10,
+        2,
+        8,
+    )
+    assert lay_out(seqs, is_shared=False).ids.shape[1] == 42
+    plain, wanted = run(model, seqs)
+    found, got = run(model, seqs, packing=True, checkpoint=checkpoint)
+    torch.testing.assert_close(found.logp, plain.logp, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(found.entropy, plain.entropy, rtol=1e-12, atol=1e-12)
+    for a, b in zip(got, wanted, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-11)
+
+
+@pytest.mark.parametrize(("build", "bound"), [("plain", 2e-5), ("lora", 2e-5), ("bf16", 0.02), ("fp8_flow", 0.1)])
+def test_a_shared_prompt_is_within_the_rounding_of_the_format(build: str, bound: float) -> None:
+    model, seqs = model_of(build), groups()
+    plain, wanted = run(model, seqs)
+    found, got = run(model, seqs, packing=True)
+    assert (found.logp - plain.logp).abs().max() < max(bound, 2e-5) * 5
+    for a, b in zip(got, wanted, strict=True):
+        assert (a - b).norm() <= bound * b.norm() + 1e-6
+
+
+def test_experts_of_a_shared_prompt_stand_in_every_row() -> None:
+    config = replace(CONFIG, num_experts=6, num_experts_per_tok=2, moe_intermediate_size=32)
+    model, seqs = Decoder(config, generator=generator("cpu", 0, "forward"), init_std=0.2), groups()
+    with torch.no_grad():
+        model(seqs.ids)
+    own = torch.stack([layer.mlp.chosen for layer in model.model.layers], 2)
+    words: dict[str, Any] = {"temperature": 1.0, "entropy_grad": False, "is_fixed": False, "wants_logits": False}
+    with torch.no_grad():
+        kept = forward(model, seqs, Thrift(packing=True), keeps_experts=True, **words).experts
+    assert kept is not None
+    is_there = torch.arange(15) < torch.tensor(lay_out(seqs).spans.lengths)[:, None]
+    assert torch.equal(kept[is_there].long(), own[is_there]) and bool((kept[~is_there] == -1).all())
+    other = replace(seqs, experts=((own + 1) % 6).to(torch.int16))
+    padded, packed = (forward(model, other, Thrift(packing=packing), **words).logp for packing in (False, True))
+    torch.testing.assert_close(padded, packed, atol=1e-5, rtol=1e-5)
+
+
+def test_passes_count_a_shared_prompt_once_and_bound_what_attention_sees() -> None:
+    seqs = groups()  # rows of 4, 13, 7, 11, 3 and 9 tokens
+    assert [rows.tolist() for rows in packed_passes(seqs, 16)] == [[0, 1, 2], [3, 4], [5]]
+    assert [rows.tolist() for rows in packed_passes(seqs, 1)] == [[row] for row in range(6)]
+    ids = torch.ones(40, 12, dtype=torch.int64)
+    same = Sequences(ids=ids, prompt_lens=10, token_ids=ids[:, 10:], sampled=torch.ones(40, 2, dtype=torch.bool))
+    assert [len(rows) for rows in packed_passes(same, 60)] == [10] * 4  # 10 + 10 x 2 tokens at 120 places
+    assert [len(rows) for rows in packed_passes(same, 24)] == [4] * 10
+
+
 def test_packed_passes_count_real_tokens() -> None:
     """Rows of 11, 7, 7, 3, 12 and 6 tokens, 15 wide: padding lets two into 30 tokens."""
     assert [rows.tolist() for rows in packed_passes(sequences(), 30)] == [[0, 1, 2, 3], [4, 5]]
