@@ -60,9 +60,7 @@ class WeightNoise(Part):
         memory |= {"sigma": self.sigma, "sigma_realized": 0.0}
         return self._noised(weights, step, plan, memory)
 
-    def _noised(
-        self, weights: WeightStream, step: Step, plan: Plan, memory: Memory
-    ) -> Iterator[tuple[str, Tensor]]:
+    def _noised(self, weights: WeightStream, step: Step, plan: Plan, memory: Memory) -> Iterator[tuple[str, Tensor]]:
         place = ("weight_noise",) if self.draw == "fixed" else ("weight_noise", step.index)
         added, own = 0.0, 0.0
         for name, weight in weights:

@@ -92,15 +92,13 @@ class Point:
 
 def read_points(results: Path) -> list[Point]:
     """The runs of which a curve is made: those of every packed sweep with a control, each once, whose dose is a
-    format's and which no prediction is for. Raises ValueError where there is none."""
-    found = [p for p in read_all_points(results) if p.kind == FORMAT and not p.is_held_out]
-    if not found:
-        raise ValueError(f"dose: {packed_folder(results)} holds no run with a control; pack a sweep first")
-    return found
+    format's and which no prediction is for. Raises ValueError where no sweep has a run with a control."""
+    return [p for p in read_all_points(results) if p.kind == FORMAT and not p.is_held_out]
 
 
 def read_all_points(results: Path) -> list[Point]:
-    """The runs of every packed sweep with a control, each once, of every kind of dose, predicted or not."""
+    """The runs of every packed sweep with a control, each once, of every kind of dose, predicted or not. Raises
+    ValueError where there is none."""
     found: dict[str, Point] = {}
     held_out = set[str]()
     for path in sorted(packed_folder(results).glob("*.zip")):
@@ -111,6 +109,8 @@ def read_all_points(results: Path) -> list[Point]:
         ids = predicted_runs(json.loads(said.read_bytes())) if said.exists() else frozenset[str]()
         held_out |= own.keys() if ids is None else ids
         found |= own
+    if not found:
+        raise ValueError(f"dose: {packed_folder(results)} holds no run with a control; pack a sweep first")
     return [replace(p, is_held_out=name in held_out) for name, p in found.items()]
 
 

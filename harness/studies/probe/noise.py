@@ -40,7 +40,9 @@ def noise_like(precision: str, k3: float, config: RunConfig, launch: Launch) -> 
     known: dict[float, tuple[float, float]] = {}
 
     def at(sigma: float) -> float:
-        runs = [replace(config, seed=seed, knobs={PART: {**config.knobs[PART], "sigma": sigma}}) for seed in range(DRAWS)]
+        runs = [
+            replace(config, seed=seed, knobs={PART: {**config.knobs[PART], "sigma": sigma}}) for seed in range(DRAWS)
+        ]
         found = np.array([k3_and_length(run, launch) for run in runs])
         known[sigma] = (float(found[:, 0].mean()), float(found[:, 1].mean()))
         return known[sigma][0]

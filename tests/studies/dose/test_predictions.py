@@ -70,7 +70,7 @@ def probe(spread: float = 0.5, n: int = 12, engine: str = "embedded") -> dict[st
 
 
 def test_the_sweeps_own_arms_are_predicted_from_the_curve(cells: tuple[RunConfig, ...]) -> None:
-    found = predict(known(), "twelve", cells, probed_dose(probe(), "twelve"), {"probe": "abc"})
+    found = predict(known(), "twelve", cells, probed_dose([probe()], "twelve"), {"probe": "abc"})
     rows = {(row["precision"], row["correction"]): row for row in found["predictions"]}
     assert list(rows) == [("int8", "none"), ("int4", "none"), ("int8", "TIS"), ("int4", "TIS")]
     for (precision, correction), row in rows.items():
@@ -84,7 +84,7 @@ def test_the_sweeps_own_arms_are_predicted_from_the_curve(cells: tuple[RunConfig
 
 
 def test_what_has_run_is_not_predicted(cells: tuple[RunConfig, ...]) -> None:
-    dose = probed_dose(probe(), "twelve")
+    dose = probed_dose([probe()], "twelve")
     ran = [run_id(c) for c in cells if c.precision.name == "int8" or c.seed == 0]
     found = predict(known(), "twelve", cells, dose, {"probe": "abc"}, ran)["predictions"]
     assert [(row["precision"], row["correction"]) for row in found] == [("int4", "none"), ("int4", "TIS")]
@@ -117,7 +117,7 @@ def test_a_probe_of_another_setting_is_refused(cells: tuple[RunConfig, ...]) -> 
     refused(other, "probe abc has none")
     only = [c for c in cells if c.method in ("bf16", "mis")]
     with pytest.raises(ValueError, match="no low-bit arm without a correction or with TIS"):
-        predict(known(), "twelve", only, probed_dose(probe(), "twelve"), {})
+        predict(known(), "twelve", only, probed_dose([probe()], "twelve"), {})
 
 
 def test_doses_of_runs_by_hand(cells: tuple[RunConfig, ...]) -> None:
@@ -141,7 +141,7 @@ def test_doses_of_runs_by_hand(cells: tuple[RunConfig, ...]) -> None:
 
 
 def test_predictions_are_written_once(tmp_path: Path, cells: tuple[RunConfig, ...]) -> None:
-    found = predict(known(), "twelve", cells, probed_dose(probe(), "twelve"), {"probe": "abc"})
+    found = predict(known(), "twelve", cells, probed_dose([probe()], "twelve"), {"probe": "abc"})
     path = write_predictions(tmp_path, found)
     assert path == predictions_path(tmp_path, "twelve") and json.loads(path.read_bytes()) == found
     before = path.read_bytes()
