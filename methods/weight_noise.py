@@ -47,8 +47,10 @@ class WeightNoise(Part):
     """fixed: one draw for the run; fresh: one for every push."""
 
     def __post_init__(self) -> None:
-        if not 5e-3 <= self.sigma <= 10:
-            raise ValueError(f"WeightNoise.sigma: {self.sigma} is not from 0.005 to 10; rounding to BF16 hides less")
+        if not 1e-2 <= self.sigma <= 10:
+            raise ValueError(
+                f"WeightNoise.sigma: {self.sigma} is not from 0.01 to 10; rounding to BF16 adds as much to less"
+            )
 
     def plan(self, rollout: Plan) -> Plan:
         for fmt in (rollout.rollout_weights, rollout.rollout_acts):

@@ -22,8 +22,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
                         help="formats, e.g. int8,fp8_block+kv8, or int4=int4_g32 for int4 with other weights than "
                              "it has of its own (default: all that the engine can follow)")  # fmt: skip
     parser.add_argument("--noise-like", type=word_list, default=(), metavar="A,B,...",
-                        help="formats of this probe, or numbers, whose k3 random noise in the weights is to have: finds "
-                             "its sigma, knobs.WeightNoise.sigma of the method weight_noise")  # fmt: skip
+                        help="formats of this probe, or numbers, whose k3 random noise in the weights is to have: "
+                             "finds its sigma, knobs.WeightNoise.sigma of the method weight_noise")  # fmt: skip
     parser.add_argument("--untrained", action="store_true",
                         help="the weights are random: costs alone count, and the record says so")  # fmt: skip
     parser.add_argument("--dump", type=Path, metavar="FOLDER", help="also keep the log-probs of every format there")

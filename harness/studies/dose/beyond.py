@@ -7,9 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from scipy.stats import t as student
 
 from harness.records.stats import Floats, holm
-from harness.studies.dose.curve import LEVEL, explained, mean_interval
+from harness.studies.dose.curve import LEVEL, MIN_BASES, explained
 from harness.studies.dose.points import FORMAT, Point
 
 KNOTS = (-1.5, -1.0, -0.5, 0.0, 0.5, 1.0)
@@ -83,42 +84,62 @@ class Kind:
     loss: float
     """Mean over the same."""
     beyond: float
-    """Mean residual of the curve of all kinds together, less that of the formats of the same base."""
+    """Loss beyond that of formats at an equal dose on the same base; NaN where no run tells."""
     low: float
     """Its 95 % interval, bases as clusters; NaN for fewer than three."""
     high: float
 
 
 def kinds(points: Sequence[Point]) -> list[Kind]:
-    """Every kind of dose on the bases where there are several; runs of one task and correction."""
+    """Every kind of dose on the bases where there are several, formats first; runs of one task and correction."""
     by_base: dict[str, set[str]] = {}
     for p in points:
         by_base.setdefault(p.base, set()).add(p.kind)
     shared = [p for p in points if len(by_base[p.base]) > 1]
     alive = [p for p in shared if not p.has_collapsed]
-    left = dict(zip((p.run_id for p in alive), _residuals(alive), strict=True)) if alive else {}
-    usual = {
-        base: float(np.mean(own))
-        for base in by_base
-        if (own := [left[p.run_id] for p in alive if p.base == base and p.kind == FORMAT])
-    }
     found: list[Kind] = []
     for name in sorted({p.kind for p in shared}, key=lambda kind: (kind != FORMAT, kind)):
-        own = [p for p in alive if p.kind == name]
-        held = [p for p in own if p.base in usual]
-        gaps = np.array([left[p.run_id] - usual[p.base] for p in held])
-        low, high = mean_interval(gaps, [p.base for p in held], LEVEL)
-        runs = [p for p in shared if p.kind == name]
+        runs, own = [p for p in shared if p.kind == name], [p for p in alive if p.kind == name]
+        beyond, low, high = (0.0, math.nan, math.nan) if name == FORMAT else _effect(alive, name)
         found.append(
             Kind(
                 kind=name, num_runs=len(runs), num_bases=len({p.base for p in runs}),
                 num_collapsed=len(runs) - len(own),
                 dose=float(np.median([p.dose for p in own])) if own else math.nan,
                 loss=float(np.mean([p.loss for p in own])) if own else math.nan,
-                beyond=float(gaps.mean()) if held else math.nan, low=low, high=high,
+                beyond=beyond, low=low, high=high,
             )
         )  # fmt: skip
     return found
+
+
+def _effect(points: Sequence[Point], kind: str) -> tuple[float, float, float]:
+    """(loss of a kind beyond that of formats, its 95 % interval): least squares on the broken line of the dose, a level
+    for every base and one for every other kind.
+
+    Cluster-robust variance with the factor G / (G - 1) over the G bases that have the kind, Student's t with G - 1
+    degrees of freedom; no interval below MIN_BASES. NaN where nothing tells the kind apart.
+    """
+    y = np.array([p.loss for p in points])
+    bases = np.array([p.base for p in points])
+    names = np.array([p.kind for p in points])
+    own = (names == kind).astype(np.float64)
+    levels = [bases == one for one in np.unique(bases)]
+    levels += [names == one for one in np.unique(names) if one not in (FORMAT, kind)]
+    q = _orthonormal(np.concatenate([curve_columns(np.array([p.dose for p in points])), np.stack(levels, 1)], axis=1))
+    x, left = own - q @ (q.T @ own), y - q @ (q.T @ y)
+    size = float(x @ x)
+    if size < 1e-9 or FORMAT not in names:
+        return math.nan, math.nan, math.nan
+    effect = float(x @ left) / size
+    scores = x * (left - effect * x)
+    having = np.unique(bases[names == kind])
+    if len(having) < MIN_BASES:
+        return effect, math.nan, math.nan
+    sums = np.array([scores[bases == one].sum() for one in np.unique(bases)])
+    error = math.sqrt(len(having) / (len(having) - 1) * float((sums**2).sum())) / size
+    width = float(student.ppf(0.5 + LEVEL / 2, len(having) - 1)) * error
+    return effect, effect - width, effect + width
 
 
 def _residuals(points: Sequence[Point]) -> Floats:

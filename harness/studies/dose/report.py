@@ -185,8 +185,8 @@ def _kinds(s: Study) -> list[str]:
 KINDS = (
     "Only bases with several kinds (or spreads); runs that predictions are for count here. fixed noise: one draw of "
     "Gaussian noise in the sampler's weights for the whole run; fresh noise: a new one at every push; staleness: BF16 "
-    "weights of earlier steps. beyond formats: mean residual of one curve through all kinds, less that of the formats "
-    "of the same base, 95 %, bases as clusters. Among B bases p is hardly below 1 in 2^(B-1). Doses are those of the "
+    "weights of earlier steps. beyond formats: least squares on a curve of the dose, a level for every base and one "
+    "for every kind, 95 %, bases as clusters. Among B bases p is hardly below 1 in 2^(B-1). Doses are those of the "
     "runs, over the runs that did not collapse; collapsed ones are counted alone."
 )
 

@@ -115,10 +115,11 @@ def probe(
             save_file(found.tensors, dump / f"{name.replace(' ', '-')}.safetensors")
         tell(f"{folder.name} {name}: k3 {found.row['mismatch']['kl_k3']:.2g}")
     matched: list[Record] = []
-    for name in like if noise is not None else ():
-        known = {row["precision"]: row["mismatch"]["kl_k3"] for row in rows}
-        matched.append(noise_like(name, known[name] if name in known else _k3_of(name), noise, launch))
-        tell(f"{folder.name} noise like {name}: sigma {matched[-1]['sigma']:g}, k3 {matched[-1]['kl_k3']:.2g}")
+    if noise is not None:
+        k3s = {row["precision"]: row["mismatch"]["kl_k3"] for row in rows}
+        for name in like:
+            matched.append(noise_like(name, k3s.get(name) or _k3_of(name) or math.nan, noise, launch))
+            tell(f"{folder.name} noise like {name}: sigma {matched[-1]['sigma']:g}, k3 {matched[-1]['kl_k3']:.2g}")
     identity = json.dumps([hashes, [run_id(config) for config in runs], is_untrained, *([[*like]] if matched else [])])
     return {
         "id": hashlib.sha256(identity.encode()).hexdigest()[:12],

@@ -105,7 +105,7 @@ def test_another_mode_and_an_old_sampler_are_not_predicted(cells: tuple[RunConfi
 def test_a_probe_of_another_setting_is_refused(cells: tuple[RunConfig, ...]) -> None:
     def refused(given: dict[str, Any], words: str) -> None:
         with pytest.raises(ValueError, match=words):
-            predict(known(), "twelve", cells, probed_dose(given, "twelve"), {})
+            predict(known(), "twelve", cells, probed_dose([given], "twelve"), {})
 
     refused(probe(spread=0.0), r"model.spread=0.0, twelve model.spread=0.5")
     refused(probe(n=8), r"task.n=8, twelve task.n=12")
@@ -118,6 +118,43 @@ def test_a_probe_of_another_setting_is_refused(cells: tuple[RunConfig, ...]) -> 
     only = [c for c in cells if c.method in ("bf16", "mis")]
     with pytest.raises(ValueError, match="no low-bit arm without a correction or with TIS"):
         predict(known(), "twelve", only, probed_dose([probe()], "twelve"), {})
+
+
+KINDS = """
+question: Which kind of dose loses more?
+overrides: [model=s, task=sort, task.n=12, trainer.steps=80]
+arms:
+  - {method: bf16, model.spread: [0.0, 0.5]}
+  - {method: naive, precision: int4, model.spread: [0.0, 0.5]}
+  - {method: weight_noise, knobs.WeightNoise.sigma: 0.1, knobs.WeightNoise.draw: [fixed, fresh]}
+  - {method: bf16, algo.staleness: 2}
+seeds: [0, 1]
+"""
+
+
+def test_noise_and_spreads_are_predicted_from_probes_of_their_own_and_staleness_is_not(tmp_path: Path) -> None:
+    path = tmp_path / "ways.yaml"
+    path.write_text(KINDS, encoding="utf-8")
+    cells = plan(read_sweep(str(path))).cells
+    flat, spread = probe(spread=0.0), probe()
+    flat["formats"][2]["mismatch"] = {"kl_k3": 0.05}
+    spread["noise"] = [{"sigma": 0.1, "kl_k3": 0.3, "length_mean": 12.0}]
+    found = predict(known(), "ways", cells, probed_dose([spread, flat], "ways"), {})["predictions"]
+    doses = {row["precision"]: row["dose"] for row in found}
+    assert doses == pytest.approx({
+        "int4, spread 0": 0.05 * 13, "int4, spread 0.5": 0.2 * 13, "fixed noise 0.1, spread 0.5": 3.6,
+        "fresh noise 0.1, spread 0.5": 3.6,
+    })  # fmt: skip
+    ids = [name for row in found for name in row["runs"]]
+    stale = {run_id(c) for c in cells if c.algo.staleness or c.precision.name == c.method}
+    assert len(ids) == len(set(ids)) == 8 and not stale & {*ids}
+    runs = [made.point(0.1 * k, 1.0, run_id=name, precision="bf16") for k, name in enumerate(found[2]["runs"])]
+    assert [(o.precision, o.loss, o.num_runs) for o in outcomes(found[2:3], runs)] == [
+        (found[2]["precision"], pytest.approx(0.05), 2)
+    ]
+    del spread["noise"]
+    with pytest.raises(ValueError, match=r"ways has noise of sigma 0\.1, probe abc has none; probe with --noise-like"):
+        predict(known(), "ways", cells, probed_dose([spread, flat], "ways"), {})
 
 
 def test_doses_of_runs_by_hand(cells: tuple[RunConfig, ...]) -> None:

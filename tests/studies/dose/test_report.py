@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
+import pytest
 from matplotlib.figure import Figure
 
 from harness.foundation.provenance import ROOT
@@ -48,6 +49,23 @@ def test_the_page_has_every_row() -> None:
     assert text.startswith("# Dose: lost accuracy against mismatch x length\n\n192 runs of `sort` on 24 bases")
     for b in s.bins:
         assert f"| {b.correction} | {b.name} | {b.dose:.2g} | {b.num_runs} | {b.num_bases} | {b.loss:+.3f}" in text
+
+
+def test_kinds_of_dose_have_their_tables_and_sentence() -> None:
+    rows = made.cloud(24)
+    stale = [replace(p, loss=p.loss + 0.1, kind="staleness", run_id=f"{p.run_id} s") for p in rows]
+    s = study([*rows, *stale])
+    k = s.kinds["sort", "none"][1]
+    assert k.beyond == pytest.approx(0.1, abs=0.01)
+    text = page(s)
+    assert f"| sort | none | staleness | {k.dose:.2g} | 96 | 24 | 0 | {k.loss:+.3f} | {k.beyond:+.3f} [" in text
+    assert "| sort | TIS | kind | 2 | 192 | 24 |" in text and "## Kinds of dose" not in page(known())
+    assert any(
+        line.startswith(
+            f"Loss beyond that of formats at an equal dose, sort, no correction: staleness {k.beyond:+.3f} ["
+        )
+        for line in sentences(s)
+    )
 
 
 def test_runs_that_all_lose_the_same_explain_nothing(tmp_path: Path) -> None:
