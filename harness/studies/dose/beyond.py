@@ -59,7 +59,7 @@ def additions(points: Sequence[Point]) -> list[Addition]:
 
 
 def additions_within(points: Sequence[Point]) -> list[Addition]:
-    """What the kind of a dose and the channel spread add to it, each over the runs of the bases where it varies, those
+    """Additions of the kind of a dose and of the channel spread, each over the runs of the bases where it varies, those
     that predictions are for among them; runs of one task and correction that did not collapse."""
     found: list[Addition] = []
     for name, level in WITHIN.items():

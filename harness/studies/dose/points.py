@@ -71,7 +71,7 @@ class Point:
     deployed_loss: float = math.nan
     """The same of this run's own sampler: what is lost where the rollout format is deployed. NaN where unknown."""
     kind: str = FORMAT
-    """What makes the mismatch: FORMAT, STALENESS, "fixed noise" or "fresh noise"."""
+    """Origin of the mismatch: FORMAT, STALENESS, "fixed noise" or "fresh noise"."""
     source: str = ""
     """The same with its amount: "int4", "staleness 4", "fixed noise 0.1"."""
     spread: float = 0.0
