@@ -32,6 +32,8 @@ class Study:
     """Runs of TASK."""
     others: list[Point]
     """Runs of other tasks."""
+    dosed: list[Point]
+    """Runs of TASK whose dose no format makes."""
     bins: list[Bin]
     reached: list[Reached]
     additions: dict[str, list[Addition]]
@@ -62,7 +64,8 @@ def study(points: Sequence[Point]) -> Study:
     within = {key: additions_within([p for p in inside if not p.has_collapsed]) for key, inside in groups.items()}
     compared = {key: kinds(inside) for key, inside in groups.items()}
     return Study(
-        points=own, others=[p for p in points if p.task != TASK], bins=bins(own),
+        points=own, others=[p for p in points if p.task != TASK],
+        dosed=[p for p in every if p.task == TASK and p.kind != FORMAT], bins=bins(own),
         reached=reached(own, [name for name in TESTED if name in shown], NONE),
         additions={name: additions(inside) for name, inside in alive.items()},
         candidates={name: candidates(inside) for name, inside in alive.items()},

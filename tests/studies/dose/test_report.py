@@ -99,6 +99,22 @@ def test_the_figure_shows_the_finding_and_every_run(tmp_path: Path, monkeypatch)
         assert (ax.get_xscale(), figure.axes[0].get_ylabel()) == ("log", "lost accuracy")
 
 
+def test_the_figure_has_one_mark_for_every_amount_of_a_kind(monkeypatch, tmp_path: Path) -> None:
+    drawn: list[Figure] = []
+    whole = figures._figure
+    monkeypatch.setattr(figures, "_figure", lambda s: drawn.append(whole(s)) or drawn[-1])
+    stale = [
+        made.point(loss, dose, f"b{turn}", kind="staleness", source=f"staleness {age}", run_id=f"{age} {turn}",
+                   has_collapsed=turn == 3)
+        for age, dose in ((1, 0.2), (2, 2.0)) for turn, loss in enumerate((0.1 * age, 0.2 * age, 0.3 * age, 9.0))
+    ]  # fmt: skip
+    write(study([*made.cloud(24), *stale]), tmp_path / "tables", tmp_path / "figures")
+    none, tis = drawn[0].axes[:2]
+    (line,) = [line for line in none.lines if line.get_label() == "staleness"]
+    assert line.get_xydata() == pytest.approx(np.array([[0.2, 0.2], [2.0, 0.4]]))
+    assert not [line for line in tis.lines if line.get_label() == "staleness"]
+
+
 def test_the_committed_page_is_of_the_committed_runs() -> None:
     results = ROOT / "results"
     committed = (results / "tables" / "dose_curve.md").read_text(encoding="utf-8")
