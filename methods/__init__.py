@@ -16,6 +16,7 @@ opsm.py                  OPSM: off-policy responses with negative advantage mask
 calibrated_clipping.py   a clip band that cuts in FP8 as the usual one in high precision
 dppo.py                  DPPO: a trust region on divergence in place of the ratio
 tbpo.py                  TBPO: the response as one action with a trust band
+weight_noise.py          control: random noise in the sampler's weights
 mixed_rollouts.py        control: two samplers share every prompt's responses
 dc_grpo.py               DC-GRPO: the probability gap as a cost with an adaptive multiplier
 keep_sampling_mask.py    top-p sampling, and the trainer over the same tokens
@@ -125,6 +126,7 @@ OWN = {
     "quads": "qat_aligned.QUADS",
     "calibrated_clipping": "calibrated_clipping.METHOD",
     "mixed_rollouts": "mixed_rollouts.METHOD",
+    "weight_noise": "weight_noise.METHOD",
     "dc_grpo": "dc_grpo.METHOD",
     "keep_sampling_mask": "keep_sampling_mask.METHOD",
     "router_replay": "router_replay.METHOD",

@@ -16,7 +16,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.add_argument("--predict", metavar="SWEEP", help="write what the curve says of a sweep before it runs")
     source = parser.add_mutually_exclusive_group()
-    source.add_argument("--probe", type=Path, metavar="FILE", help="with --predict: the probe of the sweep's base")
+    source.add_argument(
+        "--probe",
+        type=Path,
+        nargs="+",
+        metavar="FILE",
+        help="with --predict: the probe of the sweep's base, or one for each of its channel spreads",
+    )
     source.add_argument(
         "--doses-of",
         metavar="SWEEP",
@@ -30,7 +36,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(a: argparse.Namespace) -> int:
     """Print the findings. Raises ValueError where too few runs are packed."""
     from harness.records.paths import figures_folder, tables_folder
-    from harness.studies.dose.points import read_points
+    from harness.studies.dose.points import read_all_points
     from harness.studies.dose.report import sentences, write
     from harness.studies.dose.study import study
 
@@ -38,7 +44,7 @@ def run(a: argparse.Namespace) -> int:
         return _outcome(a)
     if (a.predict is None) != (a.probe is None and a.doses_of is None):
         raise ValueError("dose: --predict SWEEP goes with one of --probe FILE and --doses-of SWEEP")
-    found = study(read_points(a.results))
+    found = study(read_all_points(a.results))
     if a.predict is not None:
         return _predict(a, found)
     print("\n".join(f"- {line}" for line in sentences(found)))
@@ -50,7 +56,7 @@ def run(a: argparse.Namespace) -> int:
 
 def _predict(a: argparse.Namespace, found: Study) -> int:
     from harness.records.packed import read_packed
-    from harness.records.paths import packed_path
+    from harness.records.paths import packed_folder, packed_path
     from harness.studies.dose.points import sweep_points
     from harness.studies.dose.predictions import known_dose, predict, probed_dose, write_predictions
     from harness.studies.probe.record import read
@@ -58,13 +64,13 @@ def _predict(a: argparse.Namespace, found: Study) -> int:
 
     sweep = read_sweep(a.predict)
     if a.probe is not None:
-        record = read(a.probe)
-        dose, source = probed_dose(record, sweep.name), {"probe": record["id"], "folder": record["folder"]}
+        records = [read(path) for path in a.probe]
+        dose, ids = probed_dose(records, sweep.name), [record["id"] for record in records]
+        source = {"folder": records[0]["folder"]} | ({"probe": ids[0]} if len(ids) == 1 else {"probes": ids})
     else:
         dose = known_dose(sweep_points(packed_path(a.results, a.doses_of)), a.doses_of)
         source = {"doses_of": a.doses_of}
-    packed = packed_path(a.results, sweep.name)
-    done = {run.run_id for run in read_packed(packed)} if packed.is_file() else set[str]()
+    done = {run.run_id for path in packed_folder(a.results).glob("*.zip") for run in read_packed(path)}
     said = predict(found, sweep.name, plan(sweep).cells, dose, source, done)
     print(f"written: {write_predictions(a.results, said)}")
     return 0

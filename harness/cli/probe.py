@@ -21,6 +21,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--precisions", type=word_list, default=(), metavar="A,B,...",
                         help="formats, e.g. int8,fp8_block+kv8, or int4=int4_g32 for int4 with other weights than "
                              "it has of its own (default: all that the engine can follow)")  # fmt: skip
+    parser.add_argument("--noise-like", type=word_list, default=(), metavar="A,B,...",
+                        help="formats of this probe, or numbers, whose k3 random noise in the weights is to have: "
+                             "finds its sigma, knobs.WeightNoise.sigma of the method weight_noise")  # fmt: skip
     parser.add_argument("--untrained", action="store_true",
                         help="the weights are random: costs alone count, and the record says so")  # fmt: skip
     parser.add_argument("--dump", type=Path, metavar="FOLDER", help="also keep the log-probs of every format there")
@@ -48,19 +51,20 @@ def run(a: argparse.Namespace) -> int:
 
 def _records(a: argparse.Namespace, places: list[Path], overrides: list[str]) -> list[Record]:
     from harness.config.load import check_overrides, launch_of, split_launch
-    from harness.studies.probe.record import configs, probe, read, write
+    from harness.studies.probe.record import configs, noised, probe, read, write
 
     check_overrides(overrides)
     overrides, values = split_launch(overrides)
     launch = launch_of(values, results=str(a.results))
     planned = {place: configs(place, a.precisions, overrides) for place in places if place.suffix != ".json"}
+    noises = {place: noised(place, runs, a.noise_like, overrides) for place, (runs, _) in planned.items()}
     found = {place: read(place) for place in places if place.suffix == ".json"}
     for place, (runs, remarks) in planned.items():
         for line in remarks:
             print(line)
         dump = None if a.dump is None else a.dump / place.resolve().name
         found[place] = probe(
-            place, runs, launch, is_untrained=a.untrained, dump=dump,
+            place, runs, launch, is_untrained=a.untrained, dump=dump, noise=noises[place], like=a.noise_like,
             tell=lambda line: print(line, flush=True),
         )  # fmt: skip
         print(f"record: {write(a.results, found[place])}")

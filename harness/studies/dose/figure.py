@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean, median
 from typing import Any
 
 import numpy as np
@@ -12,10 +14,12 @@ from matplotlib.figure import Figure
 from harness.report.plots.colours import BLUE, GREY_69, INK, NOTE, REFERENCE, VERMILION
 from harness.report.plots.save import save_png
 from harness.studies.dose.curve import fitted
-from harness.studies.dose.points import NONE
+from harness.studies.dose.points import NONE, Point
 from harness.studies.dose.study import TESTED, Study, finding
 
 COLOURS = {NONE: VERMILION, "TIS": BLUE}
+KINDS = {"fixed noise": "D", "fresh noise": "v", "staleness": "X"}
+"""Mark of a kind of dose."""
 MARKS = {"embedded": ("o", "emulated"), "vllm": ("^", "vLLM's kernels")}
 
 
@@ -55,10 +59,23 @@ def _losses(ax: Any, s: Study, correction: str) -> None:
     if others:
         x, y = [p.dose for p in others], [p.loss for p in others]
         ax.plot(x, y, "P", color=INK, markersize=4, label=others[0].task)
+    for kind, mark in KINDS.items():
+        means = _means([p for p in s.dosed if (p.kind, p.correction) == (kind, correction)])
+        if means:
+            ax.plot(*zip(*means, strict=True), mark, color=INK, markersize=3.5, label=kind)
     ax.axhline(0, color=REFERENCE, linewidth=0.8)
     ax.set_title("no correction" if correction == NONE else correction)
     ax.set_xscale("log")
     ax.legend(loc="upper left", fontsize=6)
+
+
+def _means(points: Sequence[Point]) -> list[tuple[float, float]]:
+    """(median dose, mean loss) of every amount of a kind, over its runs that did not collapse."""
+    groups: dict[str, list[Point]] = {}
+    for p in points:
+        if not p.has_collapsed:
+            groups.setdefault(p.source, []).append(p)
+    return [(median(p.dose for p in own), fmean(p.loss for p in own)) for own in groups.values()]
 
 
 def _collapses(ax: Any, s: Study, correction: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,13 @@ OTHER_HOOKS = ("plan", "prepare", "wrap", "lr_factor", "sync", "after_sync", "re
 """Hooks that a part does not have which corrects and does nothing else."""
 SCALES = ("Profile",)
 """Parts that choose a format's scales: they belong to the format."""
+NOISE = "WeightNoise"
+"""Part that makes a mismatch as a format does; it corrects nothing."""
+FORMAT, STALENESS = "format", "staleness"
+"""Kinds of dose beside those of noise: rounding to a format, and weights of earlier steps in BF16."""
 NONE = "none"
+FLOOR = "bf16"
+"""Rollout format without a dose."""
 FIRST = 5
 """First steps of a run: about what a probe before training sees."""
 ENTROPY = 0.1
@@ -64,6 +70,14 @@ class Point:
     doses: Mapping[str, float]
     deployed_loss: float = math.nan
     """The same of this run's own sampler: what is lost where the rollout format is deployed. NaN where unknown."""
+    kind: str = FORMAT
+    """Origin of the mismatch: FORMAT, STALENESS, "fixed noise" or "fresh noise"."""
+    source: str = ""
+    """The same with its amount: "int4", "staleness 4", "fixed noise 0.1"."""
+    spread: float = 0.0
+    """Sigma of the channel spread of the model's weights."""
+    is_held_out: bool = False
+    """A prediction is for this run: it is in no curve."""
 
     @property
     def dose(self) -> float:
@@ -77,22 +91,27 @@ class Point:
 
 
 def read_points(results: Path) -> list[Point]:
-    """The runs of every packed sweep with a control, each once; runs with predictions stay out. Raises
+    """The runs of which a curve is made: those of every packed sweep with a control, each once, whose dose is a
+    format's and which no prediction is for. Raises ValueError where no sweep has a run with a control."""
+    return [p for p in read_all_points(results) if p.kind == FORMAT and not p.is_held_out]
+
+
+def read_all_points(results: Path) -> list[Point]:
+    """The runs of every packed sweep with a control, each once, of every kind of dose, predicted or not. Raises
     ValueError where there is none."""
     found: dict[str, Point] = {}
     held_out = set[str]()
     for path in sorted(packed_folder(results).glob("*.zip")):
         if path.stem.startswith(SEARCHES):
             continue
+        own = {p.run_id: p for p in sweep_points(path)}
         said = predictions_path(results, path.stem)
         ids = predicted_runs(json.loads(said.read_bytes())) if said.exists() else frozenset[str]()
-        if ids is not None:
-            held_out |= ids
-            found |= {p.run_id: p for p in sweep_points(path)}
-    found = {name: p for name, p in found.items() if name not in held_out}
+        held_out |= own.keys() if ids is None else ids
+        found |= own
     if not found:
         raise ValueError(f"dose: {packed_folder(results)} holds no run with a control; pack a sweep first")
-    return list(found.values())
+    return [replace(p, is_held_out=name in held_out) for name, p in found.items()]
 
 
 def sweep_points(path: Path) -> list[Point]:
@@ -109,22 +128,21 @@ def predicted_runs(said: Mapping[str, Any]) -> frozenset[str] | None:
 
 
 def points(runs: Iterable[RunResult], series: Mapping[str, Mapping[str, Sequence[Any]]]) -> list[Point]:
-    """The quantized runs of a sweep that are corrected in the decoupled mode and have a control of equal base, seed and
-    setting."""
+    """The runs of a sweep that are corrected in the decoupled mode and have a control of equal base, seed and setting.
+    A run is stale where BF16 weights of earlier steps make its mismatch, and in no other case; a control never is."""
     usable = [run for run in runs if run.status in ("ok", "diverged") and run.summary.get("auc") is not None]
     controls = {_place(run): run for run in usable if _is_control(run)}
     found: list[Point] = []
     for run in usable:
         control = controls.get(_place(run))
         columns = series.get(run.run_id, {})
-        correction = correction_of(run.config)
-        if control is None or correction is None or _is_control(run) or not columns.get(K3):
+        correction, dosed = correction_of(run.config), kind_of(run.config)
+        if control is None or correction is None or dosed is None or _is_control(run) or not columns.get(K3):
             continue
         c = run.config
         doses = run_doses(columns)
         if (
             c["algo"]["mode"] != "decoupled"
-            or c["algo"].get("staleness")
             or c["algo"].get("partial_rollouts")
             or c["model"].get("num_experts")  # a mixture's mismatch is of its routing, too
             or not math.isfinite(doses[DOSE])
@@ -141,6 +159,7 @@ def points(runs: Iterable[RunResult], series: Mapping[str, Mapping[str, Sequence
                     math.nan if start is None else start, math.nan if end is None else end, run.status == "diverged"
                 ),
                 doses=doses, deployed_loss=_auc(control) - _auc(run, "auc_rollout"),
+                kind=dosed[0], source=dosed[1], spread=c["model"]["spread"],
             )
         )  # fmt: skip
     return found
@@ -184,30 +203,46 @@ def _deciding(columns: Mapping[str, Sequence[Any]]) -> float:
 
 def correction_of(c: Mapping[str, Any]) -> str | None:
     """Names of the parts that correct, "none" for naive; None where the method does more than correct, or not with the
-    knobs that it has by default. `c` is a run's configuration."""
+    knobs that it has by default. `parts` may be those of the method with NOISE beside. `c` is a run's configuration."""
     method = METHODS.get(c["method"])
-    if method is None or c["parts"]:
+    if method is None:
         return None
-    usual = {type(part).__name__: knobs(part) for part in method.parts}
-    if any(usual.get(part, {}).get(name) != value for part, own in c["knobs"].items() for name, value in own.items()):
+    usual = {type(part).__name__: knobs(part) for part in method.parts if type(part).__name__ != NOISE}
+    if c["parts"] and sorted(name.rpartition(".")[2] for name in c["parts"]) != sorted([*usual, NOISE]):
         return None
-    acting = [part for part in method.parts if type(part).__name__ not in SCALES]
+    stated = {part: own for part, own in c["knobs"].items() if part != NOISE}
+    if any(usual.get(part, {}).get(name) != value for part, own in stated.items() for name, value in own.items()):
+        return None
+    acting = [part for part in method.parts if type(part).__name__ not in (*SCALES, NOISE)]
     if any(has_hook(part, hook) for part in acting for hook in OTHER_HOOKS):
         return None
     return "+".join(type(part).__name__ for part in acting) or NONE
 
 
+def kind_of(c: Mapping[str, Any]) -> tuple[str, str] | None:
+    """(kind, kind with its amount) of what makes a run's mismatch; None where several things do. `c` is a run's
+    configuration with every knob filled in."""
+    precision, noise, age = c["precision"]["name"], c["knobs"].get(NOISE), c["algo"].get("staleness", 0)
+    found = [(STALENESS, f"{STALENESS} {age}")] if age else []
+    if noise is not None:
+        found.append((f"{noise['draw']} noise", f"{noise['draw']} noise {noise['sigma']:g}"))
+    if not found:
+        return FORMAT, precision
+    return found[0] if len(found) == 1 and precision == FLOOR else None
+
+
 def _is_control(run: RunResult) -> bool:
     c = run.config
-    return c["method"] in CONTROLS and c["precision"]["name"] == "bf16" and c["algo"]["mode"] == "decoupled"
+    return c["method"] in CONTROLS and c["algo"]["mode"] == "decoupled" and kind_of(c) == (FORMAT, FLOOR)
 
 
 def _place(run: RunResult) -> str:
-    """Everything of a run's setting but method and format, with its seeds."""
+    """Everything of a run's setting but its method and what makes its mismatch, with its seeds."""
     own = {
         name: value
         for name, value in setting(run).items()
-        if not name.startswith(("knobs", "precision", "algo.mode")) and name not in ("method", "parts")
+        if not name.startswith(("knobs", "precision", "algo.mode"))
+        and name not in ("method", "parts", "algo.staleness")
     }
     return json.dumps([own, run.base_seed, run.seed], sort_keys=True)
 

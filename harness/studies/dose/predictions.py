@@ -26,10 +26,20 @@ from harness.records.packed import read_packed
 from harness.records.paths import packed_path, predictions_path
 from harness.records.run_result import write_atomic
 from harness.studies.dose.curve import LEVEL, fitted, mean_interval, predicted
-from harness.studies.dose.points import NONE, Point, correction_of, predicted_runs, sweep_points
+from harness.studies.dose.points import (
+    FLOOR,
+    FORMAT,
+    NOISE,
+    NONE,
+    STALENESS,
+    Point,
+    correction_of,
+    kind_of,
+    predicted_runs,
+    sweep_points,
+)
 from harness.studies.dose.study import TESTED, Study
 
-FLOOR = "bf16"
 Dose = Callable[[RunConfig], float]
 """Dose that a run will have. Raises ValueError where nothing says it."""
 
@@ -65,17 +75,22 @@ def predict(
     s: Study, sweep: str, cells: Sequence[RunConfig], dose: Dose, source: Mapping[str, Any], done: Collection[str] = ()
 ) -> dict[str, Any]:
     """Predictions for the cells of `sweep` that are not `done` (run ids), as plain JSON: lost accuracy of every arm
-    whose correction is one of TESTED, at every length. `source` says where the doses come from.
+    whose correction is one of TESTED, at every length. `source` says where the doses come from. Staleness has no
+    prediction: its dose is how far training moves, which nothing says before.
 
     Raises ValueError for a sweep without such an arm, and where `dose` does.
     """
     rows: list[dict[str, Any]] = []
+    has_spreads = len({cell.model.spread for cell in cells}) > 1
     for correction in TESTED:
         own = [p for p in s.points if p.correction == correction and not p.has_collapsed]
         arms: dict[tuple[int, str], list[RunConfig]] = {}
         for cell in cells:
             if is_predictable(cell, correction) and run_id(cell) not in done:
-                arms.setdefault((cell.task.n or 0, cell.precision.name), []).append(cell)
+                dosed = kind_of(to_json(cell))
+                assert dosed is not None
+                name = dosed[1] + (f", spread {cell.model.spread:g}" if has_spreads else "")
+                arms.setdefault((cell.task.n or 0, name), []).append(cell)
         if not own:
             continue
         curve = fitted(np.array([p.dose for p in own]), np.array([p.loss for p in own]))
@@ -95,16 +110,23 @@ def predict(
 
 
 def is_predictable(cell: RunConfig, correction: str) -> bool:
-    """True for a low-bit run of this correction as the curve has them: decoupled, without age."""
-    usual = cell.algo.mode == "decoupled" and not cell.algo.staleness and cell.precision.name != FLOOR
-    return usual and correction_of(to_json(cell)) == correction
+    """True for a low-bit run of this correction, or one with noise: decoupled, without age."""
+    values = to_json(cell)
+    dosed = kind_of(values)
+    usual = cell.algo.mode == "decoupled" and dosed is not None and dosed[0] != STALENESS and dosed[1] != FLOOR
+    return usual and correction_of(values) == correction
 
 
-def probed_dose(record: Mapping[str, Any], sweep: str) -> Dose:
-    """Doses from a probe, k3 x mean length of answers. The result raises ValueError for a run of another task, engine,
-    channel spread or format of weights than the probe's."""
+def probed_dose(records: Sequence[Mapping[str, Any]], sweep: str) -> Dose:
+    """Doses from probes, k3 x mean length of answers: for a run that of its channel spread. The result raises
+    ValueError for a run of another task, engine, channel spread, format of weights or sigma of noise than probed."""
 
     def dose(cell: RunConfig) -> float:
+        record = next((r for r in records if r["config"]["model"]["spread"] == cell.model.spread), records[0])
+        _check_probed(record, sweep, cell)
+        if NOISE in cell.knobs:
+            row = _probed_noise(record, sweep, cell)
+            return row["kl_k3"] * row["length_mean"]
         row = _probed(record, sweep, cell)
         return row["mismatch"]["kl_k3"] * row["length_mean"]
 
@@ -119,7 +141,7 @@ def known_dose(runs: Sequence[Point], name: str) -> Dose:
     def dose(cell: RunConfig) -> float:
         size, n = cell.model.name.removesuffix("128"), cell.task.n or 1
         what = (cell.task.name, size, cell.engine.name, cell.precision.name)
-        usable = [p for p in runs if p.correction == NONE and not p.has_collapsed]
+        usable = [p for p in runs if p.correction == NONE and p.kind == FORMAT and not p.has_collapsed]
         own = [p for p in usable if (p.task, p.size, p.engine, p.precision) == what]
         if not own:
             raise ValueError(f"dose: no run of {name} has {cell.precision.name} without a correction on "
@@ -131,8 +153,8 @@ def known_dose(runs: Sequence[Point], name: str) -> Dose:
     return dose
 
 
-def _probed(record: Mapping[str, Any], sweep: str, cell: RunConfig) -> Mapping[str, Any]:
-    """The probe's row of a cell's format. Raises ValueError where it was measured in another setting."""
+def _check_probed(record: Mapping[str, Any], sweep: str, cell: RunConfig) -> None:
+    """Raises ValueError where the probe was made in another setting than the cell's."""
     task, model, engine = (record["config"][name] for name in ("task", "model", "engine"))
     pairs = (
         ("task", task["name"], cell.task.name), ("task.n", task["n"], cell.task.n),
@@ -141,6 +163,21 @@ def _probed(record: Mapping[str, Any], sweep: str, cell: RunConfig) -> Mapping[s
     for key, probed, run in pairs:
         if probed != run:
             raise ValueError(f"dose: probe {record['id']} has {key}={probed}, {sweep} {key}={run}; probe with that")
+
+
+def _probed_noise(record: Mapping[str, Any], sweep: str, cell: RunConfig) -> Mapping[str, Any]:
+    """The probe's row of a cell's noise. Raises ValueError where its sigma was not probed."""
+    sigma, rows = cell.knobs[NOISE]["sigma"], record.get("noise", [])
+    found = next((row for row in rows if row["sigma"] == sigma), None)
+    if found is None:
+        known = ", ".join(f"{row['sigma']:g}" for row in rows) or "none"
+        raise ValueError(f"dose: {sweep} has noise of sigma {sigma:g}, probe {record['id']} has {known}; probe with "
+                         "--noise-like")  # fmt: skip
+    return found
+
+
+def _probed(record: Mapping[str, Any], sweep: str, cell: RunConfig) -> Mapping[str, Any]:
+    """The probe's row of a cell's format. Raises ValueError where it was not probed with these weights."""
     name, weights = cell.precision.name, cell.precision.weights
     found = next((row for row in record["formats"] if row["precision"] == name), None)
     if found is None or weights not in found["passport"]["weights"]:
@@ -184,8 +221,8 @@ def outcomes(predictions: Sequence[Mapping[str, Any]], runs: Sequence[Point]) ->
     """Every prediction beside its runs, which may be none."""
     found: list[Outcome] = []
     for row in predictions:
-        own = [p for p in runs if (p.precision, p.correction) == (row["precision"], row["correction"])]
-        own = [p for p in own if p.run_id in row.get("runs", (p.run_id,))]
+        own = [p for p in runs if p.correction == row["correction"]]
+        own = [p for p in own if (p.run_id in row["runs"] if "runs" in row else p.precision == row["precision"])]
         alive = [p for p in own if not p.has_collapsed]
         losses = np.array([p.loss for p in alive])
         low, high = mean_interval(losses, [p.base for p in alive], LEVEL)
@@ -214,7 +251,8 @@ def outcome_page(said: Mapping[str, Any], outcomes: Sequence[Outcome]) -> str:
     errors, losses = np.array([o.error for o in found]), np.array([o.loss for o in found])
     inside = [o.low <= o.predicted <= o.high for o in found]
     judged = sum(not math.isnan(o.low) for o in found)
-    source = "a probe of one base" if "probe" in said else f"the uncorrected runs of `{said['doses_of']}`"
+    probed = "a probe of one base" if "probe" in said else "probes of one base" if "probes" in said else ""
+    source = probed or f"the uncorrected runs of `{said['doses_of']}`"
     lines = [
         f"# Predictions for `{said['sweep']}`, and what came", "",
         "Lost accuracy against BF16 rollouts (mean of the evaluations during training). Predicted from "

@@ -11,7 +11,7 @@ from harness.foundation.markdown_table import markdown_table
 from harness.records.run_result import write_atomic
 from harness.studies.dose.curve import LEVEL, MIN_BASES, Bin
 from harness.studies.dose.figure import draw
-from harness.studies.dose.points import DOSE, FIRST, NONE, START, Point
+from harness.studies.dose.points import DOSE, FIRST, FORMAT, NONE, START, Point
 from harness.studies.dose.study import NAMED, TASK, Study, finding, prediction
 
 
@@ -63,6 +63,15 @@ def sentences(s: Study) -> list[str]:
             )
         )
     said += _other_tasks(s)
+    for (task, name), found in s.kinds.items():
+        told = [
+            f"{k.kind} {k.beyond:+.3f} [{k.low:+.3f}, {k.high:+.3f}] ({k.num_runs} runs, {k.num_collapsed} collapsed)"
+            for k in found
+            if k.kind != FORMAT and not math.isnan(k.low)
+        ]
+        if told:
+            which = "no correction" if name == NONE else name
+            said.append(f"Loss beyond that of formats at an equal dose, {task}, {which}: {'; '.join(told)}.")
     return said
 
 
@@ -128,6 +137,7 @@ def page(s: Study) -> str:
                 for name, found in s.additions.items() for a in found
             ],
         ),
+        *_kinds(s),
         "## Candidate doses",
         markdown_table(
             ("correction", "dose", "runs", "error", "variance explained", f"squared error less that of {DOSE}, 1e-4"),
@@ -140,6 +150,45 @@ def page(s: Study) -> str:
         "## How to read it", "\n".join(f"- {line}" for line in READING),
     ]  # fmt: skip
     return "\n\n".join(blocks) + "\n"
+
+
+def _kinds(s: Study) -> list[str]:
+    """The kinds of dose and what they add; nothing where no base has several."""
+    if not s.kinds and not s.within:
+        return []
+    return [
+        "## Kinds of dose",
+        markdown_table(
+            ("task", "correction", "kind", "dose", "runs", "bases", "collapsed", "loss", "beyond formats"),
+            [
+                (task, name, k.kind, "-" if math.isnan(k.dose) else f"{k.dose:.2g}", str(k.num_runs), str(k.num_bases),
+                 str(k.num_collapsed), _signed(k.loss),
+                 "-" if k.kind == FORMAT else _signed(k.beyond)
+                 + ("" if math.isnan(k.low) else f" [{k.low:+.3f}, {k.high:+.3f}]"))
+                for (task, name), found in s.kinds.items() for k in found
+            ],
+        ),
+        markdown_table(
+            ("task", "correction", "factor", "levels", "runs", "bases", "variance explained by dose", "with the factor",
+             "p", "p, Holm", "least", "most"),
+            [
+                (task, name, a.factor, str(a.num_levels), str(a.num_runs), str(a.num_bases), _known(a.r2_dose),
+                 _known(a.r2_both), _known(a.p), _known(a.p_holm), f"{a.lowest[0]} {a.lowest[1]:+.3f}",
+                 f"{a.highest[0]} {a.highest[1]:+.3f}")
+                for (task, name), found in s.within.items() for a in found
+            ],
+        ),
+        KINDS,
+    ]  # fmt: skip
+
+
+KINDS = (
+    "Only bases with several kinds (or spreads); runs that predictions are for count here. fixed noise: one draw of "
+    "Gaussian noise in the sampler's weights for the whole run; fresh noise: a new one at every push; staleness: BF16 "
+    "weights of earlier steps. beyond formats: least squares on a curve of the dose, a level for every base and one "
+    "for every kind, 95 %, bases as clusters. Among B bases p is hardly below 1 in 2^(B-1). Doses are those of the "
+    "runs, over the runs that did not collapse; collapsed ones are counted alone."
+)
 
 
 READING = (
@@ -169,6 +218,10 @@ def _loss(b: Bin) -> str:
     if math.isnan(b.loss):
         return "-"
     return f"{b.loss:+.3f}" + ("" if math.isnan(b.loss_low) else f" [{b.loss_low:+.3f}, {b.loss_high:+.3f}]")
+
+
+def _signed(value: float) -> str:
+    return "-" if math.isnan(value) else f"{value:+.3f}"
 
 
 def _known(value: float, digits: int = 3) -> str:

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from harness.studies.dose.beyond import Addition, additions
+from harness.studies.dose.beyond import Addition, Kind, additions, additions_within, kinds
 from harness.studies.dose.candidates import Candidate, candidates
 from harness.studies.dose.curve import Bin, Reached, bins, fitted, predicted, reached
-from harness.studies.dose.points import NONE, Point
+from harness.studies.dose.points import FORMAT, NONE, Point
 
 TASK = "sort"
 """The task with enough runs for a curve; runs of others are held against it."""
@@ -32,14 +32,23 @@ class Study:
     """Runs of TASK."""
     others: list[Point]
     """Runs of other tasks."""
+    dosed: list[Point]
+    """Runs of TASK whose dose no format makes."""
     bins: list[Bin]
     reached: list[Reached]
     additions: dict[str, list[Addition]]
     candidates: dict[str, list[Candidate]]
+    within: dict[tuple[str, str], list[Addition]]
+    """Task and correction -> what the kind of dose and the channel spread add, where they vary."""
+    kinds: dict[tuple[str, str], list[Kind]]
+    """Task and correction -> kinds of dose on shared bases, where there are several."""
 
 
 def study(points: Sequence[Point]) -> Study:
-    """The whole study of these runs. Raises ValueError where no run without a correction is among them."""
+    """The whole study of these runs. Curves and all that hangs on them are of doses that formats make, and of runs that
+    no prediction is for; kinds of dose and channel spreads are compared over all. Raises ValueError where too few runs
+    of TASK without a correction are among them."""
+    every, points = points, [p for p in points if p.kind == FORMAT and not p.is_held_out]
     own = [p for p in points if p.task == TASK]
     counts = Counter(p.correction for p in own)
     if counts[NONE] < MIN_RUNS:
@@ -49,11 +58,19 @@ def study(points: Sequence[Point]) -> Study:
     own = sorted((p for p in own if p.correction in shown), key=lambda p: shown.index(p.correction))
     alive = {name: [p for p in own if p.correction == name and not p.has_collapsed] for name in TESTED}
     alive = {name: inside for name, inside in alive.items() if len({p.held_out for p in inside}) > 1}
+    groups: dict[tuple[str, str], list[Point]] = {}
+    for p in every:
+        groups.setdefault((p.task, p.correction), []).append(p)
+    within = {key: additions_within([p for p in inside if not p.has_collapsed]) for key, inside in groups.items()}
+    compared = {key: kinds(inside) for key, inside in groups.items()}
     return Study(
-        points=own, others=[p for p in points if p.task != TASK], bins=bins(own),
+        points=own, others=[p for p in points if p.task != TASK],
+        dosed=[p for p in every if p.task == TASK and p.kind != FORMAT], bins=bins(own),
         reached=reached(own, [name for name in TESTED if name in shown], NONE),
         additions={name: additions(inside) for name, inside in alive.items()},
         candidates={name: candidates(inside) for name, inside in alive.items()},
+        within={key: found for key, found in within.items() if found},
+        kinds={key: found for key, found in compared.items() if found},
     )  # fmt: skip
 
 

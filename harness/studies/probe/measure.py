@@ -24,7 +24,7 @@ from harness.run.build import build
 from harness.run.collect import advantages, collect
 from harness.run.gpu_sharing import reserved_gib, used_gib
 from harness.run.loop import push_weights, scored
-from harness.run.run import Run
+from harness.run.run import Collected, Run
 from harness.studies.dose.curve import LEVEL, mean_interval
 from harness.studies.replay.arms import NONE, YARDSTICKS, arms_of, composed_of
 from harness.trainers.corrected_step import batch_correction, needs_current_policy
@@ -47,10 +47,22 @@ class Measured:
     hashes: dict[str, str | None]
 
 
-def measure(config: RunConfig, launch: Launch) -> Measured:
-    """Sample one batch (`algo.num_prompts` x `algo.group_size` answers) and measure it. Raises ValueError for what the
-    engine or the trainer cannot do, and where the trainer's own log-probs are not finite."""
-    others_gib = used_gib(config.trainer.device) - reserved_gib(config.trainer.device)
+@dataclass(frozen=True, kw_only=True)
+class _Sampled:
+    """One batch of answers, scored."""
+
+    run: Run
+    hashes: dict[str, str | None]
+    collected: Collected
+    batch: TokenBatch
+    entropy: Tensor
+    push_s: float
+    clock: Clock
+    seconds: dict[str, float]
+
+
+def _sampled(config: RunConfig, launch: Launch) -> _Sampled:
+    """Push the weights, sample one batch and score it. Raises ValueError as `measure` does."""
     run, hashes = build(config, launch)
     step = Step(index=0, total=config.trainer.steps, seed=config.seed)
     try:
@@ -59,16 +71,37 @@ def measure(config: RunConfig, launch: Launch) -> Measured:
         push_s = time.perf_counter() - start
         _warm_up(run)
         clock = Clock(config.trainer.device)
-        sampled = collect(run, step, clock)
+        collected = collect(run, step, clock)
         seconds = clock.stop()
-        mask, adv, _ = advantages(run, sampled.scores, sampled.rollout, sampled.seqs.sampled)
-        scores, batch = scored(run, sampled, mask, adv, step, keep_graph=False)
+        mask, adv, _ = advantages(run, collected.scores, collected.rollout, collected.seqs.sampled)
+        scores, batch = scored(run, collected, mask, adv, step, keep_graph=False)
     except Diverged as error:
         raise ValueError(f"{config.model.path} in {config.precision.name}: {error}") from error
     finally:
         run.engine.close()
+    return _Sampled(
+        run=run, hashes=hashes, collected=collected, batch=batch, entropy=scores.entropy.detach(), push_s=push_s,
+        clock=clock, seconds=seconds,
+    )  # fmt: skip
+
+
+def k3_and_length(config: RunConfig, launch: Launch) -> tuple[float, float]:
+    """(mean k3 of a token, nats; mean tokens of an answer) of one batch, and nothing else. Raises ValueError as
+    `measure` does."""
+    batch = _sampled(config, launch).batch
+    found = mismatch_metrics(batch.old_logp, batch.rollout_logp, batch.mask, cap=METRIC_CAP)
+    return found["mismatch/kl_k3"], float(batch.mask.sum(1).double().mean())
+
+
+def measure(config: RunConfig, launch: Launch) -> Measured:
+    """Sample one batch (`algo.num_prompts` x `algo.group_size` answers) and measure it. Raises ValueError for what the
+    engine or the trainer cannot do, and where the trainer's own log-probs are not finite."""
+    others_gib = used_gib(config.trainer.device) - reserved_gib(config.trainer.device)
+    found = _sampled(config, launch)
+    run, sampled, batch, clock, seconds = found.run, found.collected, found.batch, found.clock, found.seconds
+    mask, push_s = batch.mask, found.push_s
     run.keep_peaks(clock.peaks)
-    entropy, logps = scores.entropy.detach(), (batch.old_logp, batch.rollout_logp, batch.mask)
+    entropy, logps = found.entropy, (batch.old_logp, batch.rollout_logp, batch.mask)
     k3 = _k3_interval(batch, config.algo.group_size)
     right = over_questions(np.array([s.reward for s in sampled.scores]).reshape(-1, config.algo.group_size).mean(1))
     row = {
@@ -93,7 +126,7 @@ def measure(config: RunConfig, launch: Launch) -> Measured:
         "passport": _passport(run),
     }  # fmt: skip
     tensors = {"old_logp": batch.old_logp, "rollout_logp": batch.rollout_logp, "entropy": entropy, "mask": batch.mask}
-    return Measured(row=plain(row), tensors={k: v.cpu().contiguous() for k, v in tensors.items()}, hashes=hashes)
+    return Measured(row=plain(row), tensors={k: v.cpu().contiguous() for k, v in tensors.items()}, hashes=found.hashes)
 
 
 def _warm_up(run: Run) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import hashlib
 import json
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,13 @@ from harness.config.load import load, run_id, to_json
 from harness.config.resolve import resolve
 from harness.config.schema import Launch, RunConfig
 from harness.foundation import provenance
+from harness.foundation.did_you_mean import nearest
 from harness.models.checkpoint import content_hash
 from harness.records.paths import probes_folder
 from harness.records.run_result import write_atomic
 from harness.run.checks import check
 from harness.studies.probe.measure import measure
+from harness.studies.probe.noise import noise_config, noise_like
 from harness.studies.replay.sampling import CARRIERS, config_at
 from methods import METHODS
 
@@ -70,11 +73,35 @@ def configs(folder: Path, precisions: Sequence[str], overrides: Sequence[str]) -
     return found, remarks
 
 
+def noised(folder: Path, runs: Sequence[RunConfig], names: Sequence[str], overrides: Sequence[str]) -> RunConfig | None:
+    """The run with weight noise that `probe` gives the k3 of `names`, formats or numbers; None without names. Raises
+    ValueError for a format that is not probed, and where the engine cannot follow."""
+    probed = [config.precision.name for config in runs[2:]]
+    for name in names:
+        if name not in probed and _k3_of(name) is None:
+            raise ValueError(f"--noise-like={name}: neither a format of this probe nor a k3; {nearest(name, probed)}")
+    if not names:
+        return None
+    config = noise_config(0.05, ["model=hf", f"model.path={folder}", *overrides])
+    check(config)
+    return config
+
+
+def _k3_of(word: str) -> float | None:
+    """The k3 (nats a token) that a word of --noise-like is; None for another word."""
+    try:
+        value = float(word)
+    except ValueError:
+        return None
+    return value if 0 < value < math.inf else None
+
+
 def probe(
     folder: Path, runs: Sequence[RunConfig], launch: Launch, *, is_untrained: bool = False, dump: Path | None = None,
-    tell: Callable[[str], None] = lambda line: None,
+    tell: Callable[[str], None] = lambda line: None, noise: RunConfig | None = None, like: Sequence[str] = (),
 ) -> Record:  # fmt: skip
-    """Measure every format and return the record; `dump` gets the log-probs of each as a safetensors file."""
+    """Measure every format and return the record; `dump` gets the log-probs of each as a safetensors file. `noise`, of
+    `noised`, is set to the k3 of every format in `like`."""
     rows: list[Record] = []
     hashes: dict[str, str | None] = {}
     for config in runs:
@@ -87,7 +114,13 @@ def probe(
             dump.mkdir(parents=True, exist_ok=True)
             save_file(found.tensors, dump / f"{name.replace(' ', '-')}.safetensors")
         tell(f"{folder.name} {name}: k3 {found.row['mismatch']['kl_k3']:.2g}")
-    identity = json.dumps([hashes, [run_id(config) for config in runs], is_untrained])
+    matched: list[Record] = []
+    if noise is not None:
+        k3s = {row["precision"]: row["mismatch"]["kl_k3"] for row in rows}
+        for name in like:
+            matched.append(noise_like(name, k3s.get(name) or _k3_of(name) or math.nan, noise, launch))
+            tell(f"{folder.name} noise like {name}: sigma {matched[-1]['sigma']:g}, k3 {matched[-1]['kl_k3']:.2g}")
+    identity = json.dumps([hashes, [run_id(config) for config in runs], is_untrained, *([[*like]] if matched else [])])
     return {
         "id": hashlib.sha256(identity.encode()).hexdigest()[:12],
         "folder": folder.resolve().name,
@@ -95,6 +128,7 @@ def probe(
         "hashes": hashes,
         "config": {name: value for name, value in to_json(runs[0]).items() if name not in ("method", "precision")},
         "formats": rows,
+        **({"noise": matched} if matched else {}),
         "commit": provenance.commit()[0],
         "is_dirty": provenance.commit()[1],
         "hardware": provenance.hardware(runs[0].trainer.device),

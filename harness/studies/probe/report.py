@@ -63,6 +63,11 @@ def sentences(record: Record) -> list[str]:
         else:
             told = ", ".join(f"{row} {above[row]:.2g}" for row in ordered)
             found.append(f"{name}: k3, where the floor has none: {told}.")
+    told = [
+        f"sigma {row['sigma']:g} (k3 {row['kl_k3']:.2g}) is like {row['precision']}" for row in record.get("noise", ())
+    ]
+    if told:
+        found.append(f"{name}: noise in the weights (method weight_noise): {', '.join(told)}.")
     return found
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -60,6 +61,59 @@ def test_the_p_value_is_that_of_all_signs_of_the_clusters() -> None:
     assert 0.02 < exact < 0.5
     found = beyond.wild_bootstrap_p(y, small, large, clusters, np.random.default_rng(0))
     assert found == pytest.approx(exact, abs=3 * math.sqrt(exact * (1 - exact) / beyond.DRAWS) + 1 / beyond.DRAWS)
+
+
+def four_ways(worse: float, num_bases: int = 10) -> list[Point]:
+    """Runs on one curve, of four kinds on every base; staleness loses `worse` more. Two bases more have one."""
+    rng = np.random.default_rng(7)
+    rows: list[Point] = []
+    for base in range(num_bases + 2):
+        shared = 0.05 * float(rng.standard_normal())
+        for kind in ("format", "fixed noise", "fresh noise", "staleness") if base < num_bases else ("format",):
+            for turn in range(3):
+                dose = 10 ** float(rng.uniform(-1, 1))
+                loss = made.lost(dose) + shared + 0.005 * float(rng.standard_normal()) + worse * (kind == "staleness")
+                rows.append(made.point(loss, dose, f"b{base}", kind=kind, run_id=f"{base} {kind} {turn}"))
+    return rows
+
+
+def test_a_kind_of_dose_that_loses_more_is_found() -> None:
+    rows = four_ways(worse=0.08)
+    (one,) = beyond.additions_within(rows)
+    assert (one.factor, one.num_levels, one.num_runs, one.num_bases) == ("kind", 4, 120, 10) and one.p_holm < 0.01
+    assert one.highest[0] == "staleness" and one.r2_both > one.r2_dose
+    found = {k.kind: k for k in beyond.kinds(rows)}
+    assert list(found) == ["format", "fixed noise", "fresh noise", "staleness"], "formats first"
+    stale = found["staleness"]
+    assert stale.low < 0.08 < stale.high and stale.low > 0.05 and stale.beyond == pytest.approx(0.08, abs=0.015)
+    assert all(found[name].low < 0 < found[name].high for name in ("fixed noise", "fresh noise"))
+    assert found["format"].beyond == 0.0 and found["format"].num_runs == 30
+
+
+def test_kinds_alike_add_nothing() -> None:
+    (one,) = beyond.additions_within(four_ways(worse=0.0))
+    assert one.p > 0.1
+    assert not beyond.additions_within(uncorrected(bumps=0.1)) and not beyond.kinds(uncorrected(bumps=0.1))
+
+
+def test_channel_spreads_are_compared_where_they_vary() -> None:
+    rows = [
+        made.point(
+            made.lost(dose) + 0.1 * (spread == 1.0), dose, f"b{base}", spread=spread, run_id=f"{base} {spread} {dose}"
+        )
+        for base in range(8) for spread in (0.0, 1.0) for dose in (0.2 + 0.01 * base, 1.0, 5.0 - 0.1 * base)
+    ]  # fmt: skip
+    (one,) = beyond.additions_within([*rows, *uncorrected(bumps=0.0)])
+    assert (one.factor, one.num_bases, one.num_runs) == ("spread", 8, 48)
+    assert one.highest[0] == "1" and one.highest[1] - one.lowest[1] == pytest.approx(0.1, abs=0.01) and one.p < 0.02
+
+
+def test_runs_that_collapsed_are_counted_and_in_no_mean() -> None:
+    rows = four_ways(worse=0.0)
+    fallen = [replace(p, loss=0.9, has_collapsed=True, run_id=f"{p.run_id}x") for p in rows if p.kind == "staleness"]
+    for one, other in zip(beyond.kinds(rows), beyond.kinds([*rows, *fallen]), strict=True):
+        assert (one.loss, one.beyond, one.dose) == (other.loss, other.beyond, other.dose)
+        assert other.num_collapsed == (30 if one.kind == "staleness" else 0)
 
 
 def test_the_curve_is_a_broken_line() -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from harness.records.paths import predictions_path
-from harness.studies.dose.points import DOSE, START, correction_of, points, read_points, run_doses
+from harness.studies.dose.points import DOSE, START, correction_of, points, read_all_points, read_points, run_doses
 from tests import result_factory as factory
 from tests.studies.dose import made
 
@@ -72,9 +72,30 @@ def test_only_decoupled_fresh_rollouts_are_points() -> None:
     mode = dict(factory.config("naive", "int4")["algo"])
     other = made.run("s", "naive", "int4", auc=0.5, algo=mode | {"mode": "bypass_ppo"})
     stale = made.run("s", "naive", "int4", auc=0.5, algo=mode | {"staleness": 2})
-    stale_control = made.run("s", "bf16", "bf16", auc=0.7, algo=mode | {"staleness": 2})
     failed = made.run("s", "naive", "int8", auc=0.5, status="failed")
-    assert not found(control, other, stale, stale_control, failed)
+    assert not found(control, other, stale, failed)
+
+
+def test_kinds_of_dose_are_held_against_fresh_bf16() -> None:
+    control, mode = made.run("s", "bf16", "bf16", auc=0.7), dict(factory.config("bf16", "bf16")["algo"])
+    part = {"knobs": {"WeightNoise": {"sigma": 0.1, "draw": "fresh"}}}
+    both = ["bf16_tis.TIS", "weight_noise.WeightNoise"]
+    runs = {
+        "staleness 2": made.run("s", "bf16", "bf16", auc=0.5, algo=mode | {"staleness": 2}),
+        "fresh noise 0.1": made.run("s", "weight_noise", "bf16", auc=0.6, **part),
+        "bf16": made.run("s", "bf16_tis", "bf16", auc=0.65),
+        "int4": made.run("s", "naive", "int4", auc=0.4),
+    }
+    tis = made.run("s", "bf16_tis", "bf16", auc=0.3, parts=both, **part)
+    points_of = found(control, *runs.values(), tis, made.run("s", "naive", "int4", auc=0.1, **part))
+    assert {p.source: (p.kind, p.correction, round(p.loss, 6)) for name, p in points_of.items()
+            if name != tis[0].run_id} == {
+        "staleness 2": ("staleness", "none", 0.2), "fresh noise 0.1": ("fresh noise", "none", 0.1),
+        "bf16": ("format", "TIS", 0.05), "int4": ("format", "none", 0.3),
+    }  # fmt: skip
+    one = points_of[tis[0].run_id]
+    assert (one.kind, one.correction, one.spread) == ("fresh noise", "TIS", control[0].config["model"]["spread"])
+    assert not found(runs["staleness 2"], runs["int4"]), "a stale run is no control"
 
 
 def test_collapse_is_half_of_the_start_or_divergence() -> None:
@@ -95,6 +116,9 @@ def test_collapse_is_half_of_the_start_or_divergence() -> None:
         ("k3_rs_tis", {}, "K3RS+TIS"),
         ("flashrl", {"knobs": {"TIS": {"cap": 5.0}}}, None),
         ("naive", {"parts": ["methods.flashrl.TIS"]}, None),
+        ("weight_noise", {"knobs": {"WeightNoise": {"sigma": 0.3}}}, "none"),
+        ("icepop", {"parts": ["icepop.IcePop", "weight_noise.WeightNoise"]}, "IcePop"),
+        ("icepop", {"parts": ["weight_noise.WeightNoise"]}, None),
         ("qerl", {}, None),
         ("jet_rl", {}, None),
         ("a method that was taken out", {}, None),
@@ -115,6 +139,7 @@ def test_every_run_is_read_once_and_held_out_sweeps_are_not(tmp_path: Path) -> N
     predictions_path(tmp_path, "d").parent.mkdir()
     predictions_path(tmp_path, "d").write_text(json.dumps({"predictions": []}), encoding="utf-8")
     assert [round(p.loss, 6) for p in read_points(tmp_path)] == [0.2]
+    assert [(round(p.loss, 6), p.is_held_out) for p in read_all_points(tmp_path)] == [(0.2, False), (0.1, True)]
 
 
 def test_no_run_with_a_control_is_an_error(tmp_path: Path) -> None:

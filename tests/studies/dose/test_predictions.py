@@ -70,7 +70,7 @@ def probe(spread: float = 0.5, n: int = 12, engine: str = "embedded") -> dict[st
 
 
 def test_the_sweeps_own_arms_are_predicted_from_the_curve(cells: tuple[RunConfig, ...]) -> None:
-    found = predict(known(), "twelve", cells, probed_dose(probe(), "twelve"), {"probe": "abc"})
+    found = predict(known(), "twelve", cells, probed_dose([probe()], "twelve"), {"probe": "abc"})
     rows = {(row["precision"], row["correction"]): row for row in found["predictions"]}
     assert list(rows) == [("int8", "none"), ("int4", "none"), ("int8", "TIS"), ("int4", "TIS")]
     for (precision, correction), row in rows.items():
@@ -84,7 +84,7 @@ def test_the_sweeps_own_arms_are_predicted_from_the_curve(cells: tuple[RunConfig
 
 
 def test_what_has_run_is_not_predicted(cells: tuple[RunConfig, ...]) -> None:
-    dose = probed_dose(probe(), "twelve")
+    dose = probed_dose([probe()], "twelve")
     ran = [run_id(c) for c in cells if c.precision.name == "int8" or c.seed == 0]
     found = predict(known(), "twelve", cells, dose, {"probe": "abc"}, ran)["predictions"]
     assert [(row["precision"], row["correction"]) for row in found] == [("int4", "none"), ("int4", "TIS")]
@@ -105,7 +105,7 @@ def test_another_mode_and_an_old_sampler_are_not_predicted(cells: tuple[RunConfi
 def test_a_probe_of_another_setting_is_refused(cells: tuple[RunConfig, ...]) -> None:
     def refused(given: dict[str, Any], words: str) -> None:
         with pytest.raises(ValueError, match=words):
-            predict(known(), "twelve", cells, probed_dose(given, "twelve"), {})
+            predict(known(), "twelve", cells, probed_dose([given], "twelve"), {})
 
     refused(probe(spread=0.0), r"model.spread=0.0, twelve model.spread=0.5")
     refused(probe(n=8), r"task.n=8, twelve task.n=12")
@@ -117,7 +117,44 @@ def test_a_probe_of_another_setting_is_refused(cells: tuple[RunConfig, ...]) -> 
     refused(other, "probe abc has none")
     only = [c for c in cells if c.method in ("bf16", "mis")]
     with pytest.raises(ValueError, match="no low-bit arm without a correction or with TIS"):
-        predict(known(), "twelve", only, probed_dose(probe(), "twelve"), {})
+        predict(known(), "twelve", only, probed_dose([probe()], "twelve"), {})
+
+
+KINDS = """
+question: Which kind of dose loses more?
+overrides: [model=s, task=sort, task.n=12, trainer.steps=80]
+arms:
+  - {method: bf16, model.spread: [0.0, 0.5]}
+  - {method: naive, precision: int4, model.spread: [0.0, 0.5]}
+  - {method: weight_noise, knobs.WeightNoise.sigma: 0.1, knobs.WeightNoise.draw: [fixed, fresh]}
+  - {method: bf16, algo.staleness: 2}
+seeds: [0, 1]
+"""
+
+
+def test_noise_and_spreads_are_predicted_from_probes_of_their_own_and_staleness_is_not(tmp_path: Path) -> None:
+    path = tmp_path / "ways.yaml"
+    path.write_text(KINDS, encoding="utf-8")
+    cells = plan(read_sweep(str(path))).cells
+    flat, spread = probe(spread=0.0), probe()
+    flat["formats"][2]["mismatch"] = {"kl_k3": 0.05}
+    spread["noise"] = [{"sigma": 0.1, "kl_k3": 0.3, "length_mean": 12.0}]
+    found = predict(known(), "ways", cells, probed_dose([spread, flat], "ways"), {})["predictions"]
+    doses = {row["precision"]: row["dose"] for row in found}
+    assert doses == pytest.approx({
+        "int4, spread 0": 0.05 * 13, "int4, spread 0.5": 0.2 * 13, "fixed noise 0.1, spread 0.5": 3.6,
+        "fresh noise 0.1, spread 0.5": 3.6,
+    })  # fmt: skip
+    ids = [name for row in found for name in row["runs"]]
+    stale = {run_id(c) for c in cells if c.algo.staleness or c.precision.name == c.method}
+    assert len(ids) == len(set(ids)) == 8 and not stale & {*ids}
+    runs = [made.point(0.1 * k, 1.0, run_id=name, precision="bf16") for k, name in enumerate(found[2]["runs"])]
+    assert [(o.precision, o.loss, o.num_runs) for o in outcomes(found[2:3], runs)] == [
+        (found[2]["precision"], pytest.approx(0.05), 2)
+    ]
+    del spread["noise"]
+    with pytest.raises(ValueError, match=r"ways has noise of sigma 0\.1, probe abc has none; probe with --noise-like"):
+        predict(known(), "ways", cells, probed_dose([spread, flat], "ways"), {})
 
 
 def test_doses_of_runs_by_hand(cells: tuple[RunConfig, ...]) -> None:
@@ -141,7 +178,7 @@ def test_doses_of_runs_by_hand(cells: tuple[RunConfig, ...]) -> None:
 
 
 def test_predictions_are_written_once(tmp_path: Path, cells: tuple[RunConfig, ...]) -> None:
-    found = predict(known(), "twelve", cells, probed_dose(probe(), "twelve"), {"probe": "abc"})
+    found = predict(known(), "twelve", cells, probed_dose([probe()], "twelve"), {"probe": "abc"})
     path = write_predictions(tmp_path, found)
     assert path == predictions_path(tmp_path, "twelve") and json.loads(path.read_bytes()) == found
     before = path.read_bytes()

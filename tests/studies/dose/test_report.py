@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
+import pytest
 from matplotlib.figure import Figure
 
 from harness.foundation.provenance import ROOT
@@ -50,6 +51,23 @@ def test_the_page_has_every_row() -> None:
         assert f"| {b.correction} | {b.name} | {b.dose:.2g} | {b.num_runs} | {b.num_bases} | {b.loss:+.3f}" in text
 
 
+def test_kinds_of_dose_have_their_tables_and_sentence() -> None:
+    rows = made.cloud(24)
+    stale = [replace(p, loss=p.loss + 0.1, kind="staleness", run_id=f"{p.run_id} s") for p in rows]
+    s = study([*rows, *stale])
+    k = s.kinds["sort", "none"][1]
+    assert k.beyond == pytest.approx(0.1, abs=0.01)
+    text = page(s)
+    assert f"| sort | none | staleness | {k.dose:.2g} | 96 | 24 | 0 | {k.loss:+.3f} | {k.beyond:+.3f} [" in text
+    assert "| sort | TIS | kind | 2 | 192 | 24 |" in text and "## Kinds of dose" not in page(known())
+    assert any(
+        line.startswith(
+            f"Loss beyond that of formats at an equal dose, sort, no correction: staleness {k.beyond:+.3f} ["
+        )
+        for line in sentences(s)
+    )
+
+
 def test_runs_that_all_lose_the_same_explain_nothing(tmp_path: Path) -> None:
     """No variance: no share of it, no test, and no division by zero."""
     even = study([replace(point, loss=0.1) for point in made.cloud()])
@@ -79,6 +97,22 @@ def test_the_figure_shows_the_finding_and_every_run(tmp_path: Path, monkeypatch)
         )
         assert shown == sum(p.correction == name for p in known().points)
         assert (ax.get_xscale(), figure.axes[0].get_ylabel()) == ("log", "lost accuracy")
+
+
+def test_the_figure_has_one_mark_for_every_amount_of_a_kind(monkeypatch, tmp_path: Path) -> None:
+    drawn: list[Figure] = []
+    whole = figures._figure
+    monkeypatch.setattr(figures, "_figure", lambda s: drawn.append(whole(s)) or drawn[-1])
+    stale = [
+        made.point(loss, dose, f"b{turn}", kind="staleness", source=f"staleness {age}", run_id=f"{age} {turn}",
+                   has_collapsed=turn == 3)
+        for age, dose in ((1, 0.2), (2, 2.0)) for turn, loss in enumerate((0.1 * age, 0.2 * age, 0.3 * age, 9.0))
+    ]  # fmt: skip
+    write(study([*made.cloud(24), *stale]), tmp_path / "tables", tmp_path / "figures")
+    none, tis = drawn[0].axes[:2]
+    (line,) = [line for line in none.lines if line.get_label() == "staleness"]
+    assert line.get_xydata() == pytest.approx(np.array([[0.2, 0.2], [2.0, 0.4]]))
+    assert not [line for line in tis.lines if line.get_label() == "staleness"]
 
 
 def test_the_committed_page_is_of_the_committed_runs() -> None:

@@ -35,6 +35,22 @@ def test_runs_that_collapsed_are_in_no_mean() -> None:
     assert sum(b.collapsed.count for b in both.bins) == len(rows) and sum(b.collapsed.count for b in s.bins) == 0
 
 
+def test_other_kinds_and_predicted_runs_are_in_no_curve() -> None:
+    rows = made.cloud(24)
+    stale = [replace(p, loss=0.9, kind="staleness", run_id=f"{p.run_id} s") for p in rows]
+    said = [replace(p, loss=0.9, is_held_out=True, run_id=f"{p.run_id} h") for p in rows]
+    s, more = study(rows), study([*rows, *stale, *said])
+    assert (more.points, more.reached, more.additions, more.candidates) == (
+        s.points,
+        s.reached,
+        s.additions,
+        s.candidates,
+    )
+    assert not s.kinds and set(more.kinds) == set(more.within) == {("sort", "none"), ("sort", "TIS")}
+    ours, theirs = more.kinds["sort", "none"]
+    assert (ours.kind, ours.num_runs, theirs.kind, theirs.num_runs) == ("format", 192, "staleness", 96)
+
+
 def test_the_finding_names_the_doses_of_a_tenth() -> None:
     s = study(made.cloud(24))
     row, tis = (next(r for r in s.reached if r.correction == name and r.loss == 0.1) for name in (NONE, "TIS"))

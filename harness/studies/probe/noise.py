@@ -1,0 +1,74 @@
+"""Sigma of the weight noise that makes the k3 of a format: noise of equal size for runs that compare the two.
+
+k3 grows with sigma, so sigma is bisected (false position in the logarithms, where k3 is nearly a straight line). The
+prompts, the draws of the noise and the sampler's random numbers are those of DRAWS fixed seeds at every sigma, so one
+sigma has one k3. A single push cannot tell a fixed draw from a fresh one: the sigma is for both.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from harness.config.load import load
+from harness.config.resolve import resolve
+from harness.config.schema import Launch, RunConfig
+from harness.studies.probe.measure import k3_and_length, plain
+
+METHOD, PART = "weight_noise", "WeightNoise"
+LOW, HIGH = 0.01, 2.0
+"""Sigmas that are looked through: BF16 rounding adds as much to less, and more is another model."""
+TOLERANCE = 0.03
+"""Relative distance of the k3 found from the one wished for."""
+TRIES = 15
+DRAWS = 4
+"""Seeds, of prompts and of noise, that a k3 is the mean of."""
+
+
+def noise_config(sigma: float, overrides: list[str]) -> RunConfig:
+    """The run that samples with noise of `sigma`. Raises ValueError for a bad override."""
+    return resolve(load([*overrides, f"method={METHOD}", "precision=bf16", f"knobs.{PART}.sigma={sigma}"]))
+
+
+def noise_like(precision: str, k3: float, config: RunConfig, launch: Launch) -> dict[str, Any]:
+    """A row of a probe's record: `precision` and its `k3`, the `sigma` of equal k3 (3 digits), and `kl_k3` and
+    `length_mean` at that sigma. `config` is any of `noise_config`. Raises ValueError where no sigma has this k3."""
+    known: dict[float, tuple[float, float]] = {}
+
+    def at(sigma: float) -> float:
+        runs = [
+            replace(config, seed=seed, knobs={PART: {**config.knobs[PART], "sigma": sigma}}) for seed in range(DRAWS)
+        ]
+        found = np.array([k3_and_length(run, launch) for run in runs])
+        known[sigma] = (float(found[:, 0].mean()), float(found[:, 1].mean()))
+        return known[sigma][0]
+
+    sigma = sigma_of(k3, at)
+    return plain({"precision": precision, "k3": k3, "sigma": sigma, "kl_k3": known[sigma][0],
+                  "length_mean": known[sigma][1], "draws": DRAWS})  # fmt: skip
+
+
+def sigma_of(k3: float, at: Callable[[float], float]) -> float:
+    """The sigma (3 digits) from LOW to HIGH at which `at`, which rises, is `k3` (nats) within TOLERANCE. Raises
+    ValueError where it is outside of what LOW and HIGH give, or no sigma of 3 digits comes so near."""
+    low, high = LOW, HIGH
+    k3_low, k3_high = at(low), at(high)
+    if not 0 < k3_low <= k3 <= k3_high:
+        raise ValueError(f"--noise-like: a k3 of {k3:.2g} is outside of {k3_low:.2g} to {k3_high:.2g}, what noise of "
+                         f"sigma {LOW:g} to {HIGH:g} makes")  # fmt: skip
+    for turn in range(TRIES):
+        share = (math.log(k3) - math.log(k3_low)) / max(math.log(k3_high) - math.log(k3_low), 1e-9)
+        share = 0.5 if turn % 3 == 2 else share  # bisection every third time, so that a bent curve cannot stall it
+        sigma = float(f"{low * (high / low) ** share:.3g}")
+        found = at(sigma)
+        if abs(found - k3) <= TOLERANCE * k3:
+            return sigma
+        if found < k3:
+            low, k3_low = sigma, found
+        else:
+            high, k3_high = sigma, found
+    raise ValueError(f"--noise-like: no sigma from {low:g} to {high:g} has a k3 of {k3:.3g} within {TOLERANCE:.0%}")
