@@ -232,8 +232,8 @@ class Spans:
     ends: Tensor
     """[sequences + 1] int32: where each begins, and the length of the row."""
     shared: Shared | None = None
-    """Where sequences share their beginnings: attention alone then sees them end to end, and everything else the
-    computed tokens."""
+    """Beginnings in common, if there are any: attention alone then sees the sequences end to end, and everything else
+    the computed tokens."""
 
     @classmethod
     def of(cls, lengths: Sequence[int], device: torch.device | str, shared: Shared | None = None) -> Spans:
