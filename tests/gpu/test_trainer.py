@@ -15,12 +15,13 @@ from harness.run.loop import grpo_step
 from harness.run.run import Run
 from harness.sweep.retry import MEMORY, failure_class
 from harness.trainers.local.compiling import compile_layers
+from harness.trainers.local.forward import lay_out
 from harness.trainers.local.products import kernels_of
 from harness.trainers.local.trainer import LocalTrainer
 from tests.gpu.test_long_sequences import far, moved
 from tests.toy import small_config, small_launch, small_run
 from tests.trainers.local.test_compiling import check_layers, native
-from tests.trainers.local.test_forward import model_of, run, sequences
+from tests.trainers.local.test_forward import groups, model_of, run, sequences
 from tests.trainers.local.test_products import WIDE, flow_layers
 
 pytestmark = pytest.mark.gpu
@@ -125,3 +126,28 @@ def test_compiled_float32_layers_give_the_numbers_of_eager_ones() -> None:
         found, got = run(model, seqs, checkpoint=checkpoint)
         torch.testing.assert_close(found.logp, wanted.logp, rtol=1e-3, atol=1e-3)
         assert far(got, gradients) < 1e-2
+
+
+def test_a_shared_prompt_changes_nothing() -> None:
+    """The kernel of packed sequences, with the prompt of a group computed once, against padded rows on the CPU."""
+    model, seqs = model_of(), groups()
+    wanted, grads = run(model, seqs)
+    found, got = run(model.cuda(), moved(seqs), packing=True)
+    torch.testing.assert_close(found.logp.cpu(), wanted.logp, rtol=1e-4, atol=1e-4)
+    for a, b in zip(got, grads, strict=True):
+        assert float((a.cpu() - b).norm()) <= 1e-4 * float(b.norm()) + 1e-6
+
+
+def test_gradients_of_a_shared_prompt_are_summed_in_one_order() -> None:
+    shared = lay_out(moved(groups())).spans.shared
+    assert shared is not None
+    grad = torch.randn(1, 4, len(shared.source), 64, device="cuda")
+    sums: list[Tensor] = []
+    for _ in range(3):
+        x = torch.zeros(1, 4, len(shared.first), 64, device="cuda", requires_grad=True)
+        shared.spread(x).backward(grad)
+        assert x.grad is not None
+        sums.append(x.grad)
+    assert torch.equal(sums[0], sums[1]) and torch.equal(sums[0], sums[2])
+    by_hand = torch.zeros_like(sums[0], dtype=torch.float64).index_add_(2, shared.source, grad.double())
+    torch.testing.assert_close(sums[0].double(), by_hand, rtol=1e-6, atol=1e-6)
