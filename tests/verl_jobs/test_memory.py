@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from harness.config.compose import compose
 from harness.models.adapters import named_weights
@@ -92,6 +93,16 @@ def test_a_rank_that_reads_nothing_holds_its_share_alone(answers: dict[str, tupl
     assert whole > 20 * LARGEST
     assert zero["peak"] > whole
     assert whole / 2 < one["peak"] < whole / 2 + 6 * LARGEST
+
+
+def test_one_rank_holds_the_final_model_and_writes_it(answers: dict[str, tuple]) -> None:
+    first, (zero, one) = answers["deep"]
+    whole = sum(tensor.numel() * 4 for tensor in first.values())
+    assert zero["last_peak"] > whole
+    assert one["last_peak"] < whole / 2 + 6 * LARGEST  # its own shards, and a tensor at a time
+    written = load_file(str(zero["final_file"]))
+    assert written.keys() == zero["after"].keys()
+    assert all(torch.equal(written[name], tensor) for name, tensor in zero["after"].items())
 
 
 @pytest.mark.parametrize("name", ["params", "optimizer", "all", "host"])

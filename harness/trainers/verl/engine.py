@@ -283,11 +283,17 @@ class Engine(FSDPEngineWithLMHead):
         super().save_checkpoint(local_path, hdfs_path, global_step, max_ckpt_to_keep, **kwargs)
         job = current_job()
         self.past.save(self._past_file(local_path), global_step)
-        if global_step < job.config.trainer.steps:
-            return
-        final = {name: tensor.cpu().contiguous() for name, tensor in self._weights()}
-        if torch.distributed.get_rank() == 0:
-            save_file(final, str(job.final_file))
+        if global_step >= job.config.trainer.steps:
+            self.save_final()
+
+    def save_final(self) -> None:
+        """Write the whole weights. Every rank must ask for each tensor; rank 0 alone holds them all."""
+        final = dict[str, Tensor]()
+        for name, tensor in self._weights():
+            if self.rank == 0:
+                final[name] = tensor.cpu().contiguous()
+        if self.rank == 0:
+            save_file(final, str(current_job().final_file))
 
     def load_checkpoint(
         self, local_path: str, hdfs_path: str | None = None, del_local_after_load: bool = True, **kwargs: Any
