@@ -98,8 +98,8 @@ def test_a_rank_that_reads_nothing_holds_its_share_alone(answers: dict[str, tupl
 def test_one_rank_holds_the_final_model_and_writes_it(answers: dict[str, tuple]) -> None:
     first, (zero, one) = answers["deep"]
     whole = sum(tensor.numel() * 4 for tensor in first.values())
-    assert zero["last_peak"] > whole
-    assert one["last_peak"] < whole / 2 + 6 * LARGEST  # its own shards, and a tensor at a time
+    assert zero["last_peak"] >= whole
+    assert one["last_peak"] < 6 * LARGEST < whole / 10  # a tensor at a time
     written = load_file(str(zero["final_file"]))
     assert written.keys() == zero["after"].keys()
     assert all(torch.equal(written[name], tensor) for name, tensor in zero["after"].items())

@@ -33,11 +33,11 @@ pytestmark = pytest.mark.verl
 EQUAL = 1e-5
 """Nats of a log-prob; a loss, absolute or relative; gradients of all weights together, relative as a norm."""
 ROUNDED = {"bf16": (0.02, 5e-3), "fp16": (0.01, 2e-3), "e4m3": (0.02, 0.05)}
-"""What rounds operands -> how far padded rows may be off: log-probs, nats, and gradients, as above."""
+"""Rounding of operands -> how far padded rows may be off: log-probs, nats, and gradients, as above."""
 
 
 class Answer(NamedTuple):
-    """What was said of one method's batch."""
+    """One method's batch, three times."""
 
     sampled: Tensor
     padded: tuple[Tensor, float, dict[str, Tensor]]
@@ -111,7 +111,7 @@ def apart(answer: Answer, here: tuple[Tensor, float, dict[str, Tensor]]) -> tupl
 
 
 def rounding(answer: Answer) -> str | None:
-    """What rounds the operands of a method's products (a key of `ROUNDED`); None where they agree to 1e-5."""
+    """Rounding of the operands of a method's products (a key of `ROUNDED`); None where none is."""
     kinds = " ".join(answer.found["products"])
     return next((kind for kind in ("e4m3", "fp16", "bf16") if kind in kinds), None)
 

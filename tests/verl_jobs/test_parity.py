@@ -100,7 +100,7 @@ def local(run: Run, seqs: Sequences, batch: TokenBatch) -> tuple[Tensor, float, 
 
 
 def columns_of(batch: TokenBatch, correction: Correction) -> dict[str, Tensor]:
-    """What the driver stores of a correction."""
+    """Columns of a correction that the driver stores."""
     columns = {name: getattr(correction, name).float() for name in ("weight", "keep", "clip_low", "clip_high")}
     columns["adv"] = batch.adv if correction.adv_shift is None else batch.adv + correction.adv_shift
     return columns

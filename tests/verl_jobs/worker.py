@@ -149,11 +149,8 @@ def one(folder: Path, rank: int, ranks: int) -> None:
     metrics = {} if done is None else metrics_of(done)
     if rank == 0:
         found = {"logp": logp, "ref_logp": ref_logp, "gradients": gradients, "metrics": metrics}
-        found |= {
-            "passes": passes,
-            "moved": moved,
-            "loss_scale": worker.engine.scaler.get_scale() if worker.engine.scaler else None,
-        }
+        found |= {"moved": moved, "loss_scale": worker.engine.scaler.get_scale() if worker.engine.scaler else None}
+        found["passes"] = passes
         found["products"] = json.loads(job.products_file.read_text(encoding="utf-8"))
         found["compiled_frames"] = torch._dynamo.utils.counters["frames"]["ok"]
         torch.save(found, folder / f"out{ranks}.pt")

@@ -118,7 +118,7 @@ class GpuSplit:
     host: Parts
     """Main memory of the machine of rank 0."""
     host_room_gib: float
-    """What a plan may fill of it."""
+    """Share of it that a plan may fill."""
 
     @property
     def ways(self) -> int:
