@@ -293,8 +293,8 @@ def test_the_memory_of_the_host_for_7b_by_hand() -> None:
     shard = 28 * (2 * 2**23 + 2 * 2**20 + 3 * 2**26 + 2**11 + 2 * 2**8 + 2 * 2**11) + 2 * 2**29 + 2**11
     found = host_parts("7b", "bf16", 8, 1, is_offloaded=True)
     assert found == pytest.approx({
-        "masters and moments": 8 * 3 * shard / GIB, "sleeping engines": 8 * engine / GIB, "whole model": 4 * COUNT / GIB,
-        "processes": 48.0,
+        "masters and moments": 8 * 3 * shard / GIB, "sleeping engines": 8 * engine / GIB,
+        "whole model": 4 * COUNT / GIB, "processes": 48.0,
     })  # fmt: skip
     assert 1.5 < found["sleeping engines"] * GIB / (8 * 2 * COUNT) < 2  # what rounding costs
     assert 1.5 < found["masters and moments"] * GIB / (12 * COUNT) < 2
@@ -325,7 +325,7 @@ def test_what_does_not_fit_the_host_takes_another_layout_or_says_so() -> None:
     assert none.at.reason == "the host needs 129.9 of 72.0 GiB a machine, sleeping engines 53.5"
     assert remedy(replace(SEVEN, host_gib=10.0), 8) is None  # machines of eight GPUs have no more
     assert remedy(replace(SEVEN, host_gib=30.0), 1) == 4
-    with pytest.raises(ValueError, match="host_gib=-1.0: a number of GiB above 0 is expected"):
+    with pytest.raises(ValueError, match=r"host_gib=-1\.0: a number of GiB above 0 is expected"):
         replace(SEVEN, host_gib=-1.0)
 
 
