@@ -18,15 +18,11 @@ import torch
 from torch import Tensor
 
 from harness.cli.methods import engines_of, refusal
-from harness.config.compose import compose
 from harness.run.build import build
-from harness.start.prepare import start_of
-from harness.trainers.verl.data import lay_out
-from harness.trainers.verl.job import write_job
 from methods import METHODS
 from tests.methods.test_battery_runs import QUICK
 from tests.toy import small_config, small_launch
-from tests.verl_jobs.test_parity import CLIP, LIMIT, columns_of, corrected, learned, made_batch, save, under_verl
+from tests.verl_jobs.test_parity import CLIP, LIMIT, columns_of, corrected, learned, made_batch, saved_job, under_verl
 from tests.verl_jobs.worker import nested
 
 pytestmark = pytest.mark.verl
@@ -73,12 +69,8 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Answer]:
         seqs, batch = made_batch(run)
         logp = run.trainer.score(seqs).logp
         correction = corrected(run, batch, logp)
-        there = replace(
-            config, trainer=replace(config.trainer, name="verl"), engine=replace(config.engine, name="vllm")
-        )
-        job = replace(lay_out(config, launch, compose(config), start_of(config, launch), root / name), config=there)
-        write_job(replace(job, launch=replace(launch, micro_batch_tokens=70)))  # several passes
-        save(job, seqs, batch, columns_of(batch, correction))
+        several = replace(launch, micro_batch_tokens=70)  # passes
+        saved_job(config, several, root / name, seqs, batch, columns_of(batch, correction))
         asked[name] = (run, seqs, batch, correction, (logp, *learned(run, seqs, batch, correction)))
     under_verl([root / name for name in asked], 1)
     said = dict[str, Answer]()

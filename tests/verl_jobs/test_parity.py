@@ -20,6 +20,7 @@ from torch import Tensor
 
 from harness.api import Correction, Sequences, Step, TokenBatch
 from harness.config.compose import compose
+from harness.config.schema import Launch, RunConfig
 from harness.foundation.provenance import ROOT
 from harness.numerics import fp8_gemm
 from harness.numerics.fp8_flow import use_kernels
@@ -106,7 +107,13 @@ def columns_of(batch: TokenBatch, correction: Correction) -> dict[str, Tensor]:
     return columns
 
 
-def save(job: VerlJob, seqs: Sequences, batch: TokenBatch, columns: dict[str, Tensor]) -> None:
+def saved_job(
+    config: RunConfig, launch: Launch, folder: Path, seqs: Sequences, batch: TokenBatch, columns: dict[str, Tensor]
+) -> VerlJob:
+    """A folder for verl's worker: the job that a run of the local trainer would be under verl, and a batch of it."""
+    there = replace(config, trainer=replace(config.trainer, name="verl"), engine=replace(config.engine, name="vllm"))
+    job = replace(lay_out(config, launch, compose(config), start_of(config, launch), folder), config=there)
+    write_job(job)
     lens = seqs.prompt_lens
     assert isinstance(lens, Tensor)
     saved = {"ids": seqs.ids, "prompt_lens": lens, "lengths": seqs.sampled.sum(1), "advantages": columns["adv"].clone(),
@@ -116,6 +123,7 @@ def save(job: VerlJob, seqs: Sequences, batch: TokenBatch, columns: dict[str, Te
     if "ref_logp" in batch.extras:
         saved["ref_log_prob"] = batch.extras["ref_logp"]
     torch.save(saved, job.folder / "batch.pt")
+    return job
 
 
 def under_verl(folders: Sequence[Path], ranks: int, worker: str = "tests.verl_jobs.worker") -> None:
@@ -176,12 +184,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple]:
         use_kernels(run.trainer.model, fp8_gemm.reference())
         seqs, batch = made_batch(run)
         logp, loss, gradients, columns = local(run, seqs, batch)
-        there = replace(
-            config, trainer=replace(config.trainer, name="verl"), engine=replace(config.engine, name="vllm")
-        )
-        job = replace(lay_out(config, launch, compose(config), start_of(config, launch), root / name), config=there)
-        write_job(job)
-        save(job, seqs, batch, columns)
+        saved_job(config, launch, root / name, seqs, batch, columns)
         said[name] = (seqs.sampled, batch.extras, logp, loss, gradients)
     under_verl([root / name for name in CASES], 1)
     under_verl([root / name for name in SHARED], 2)

@@ -9,16 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from harness.config.compose import compose
 from harness.foundation.provenance import tensors_hash
 from harness.run.build import build
-from harness.start.prepare import start_of
-from harness.trainers.verl.data import lay_out
-from harness.trainers.verl.job import write_job
 from tests.toy import small_config, small_launch
 from tests.verl_jobs.jobs import SMALL, done
 from tests.verl_jobs.stale_worker import SAVED_AT, STEPS
-from tests.verl_jobs.test_parity import LIMIT, local, made_batch, save, under_verl
+from tests.verl_jobs.test_parity import LIMIT, local, made_batch, saved_job, under_verl
 
 pytestmark = pytest.mark.verl
 AGE = 2
@@ -34,10 +30,7 @@ def told(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     run = build(config, launch)[0]
     seqs, batch = made_batch(run)
     columns = local(run, seqs, batch)[3]
-    there = replace(config, trainer=replace(config.trainer, name="verl"), engine=replace(config.engine, name="vllm"))
-    job = replace(lay_out(config, launch, compose(config), start_of(config, launch), root / "job"), config=there)
-    write_job(replace(job, launch=replace(launch, micro_batch_tokens=70)))
-    save(job, seqs, batch, columns)
+    job = saved_job(config, replace(launch, micro_batch_tokens=70), root / "job", seqs, batch, columns)
     under_verl([job.folder], ranks, "tests.verl_jobs.stale_worker")
     return torch.load(job.folder / f"stale{ranks}.pt", weights_only=False)
 

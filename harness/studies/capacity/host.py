@@ -9,8 +9,8 @@ A machine must have all of them together: pinned memory is kept for the next tim
 everything else stands. Offloaded tensors and sleeping engines are pinned, for which torch takes a power of two of bytes
 for every tensor (`CachingHostAllocator.h`): up to twice what it holds.
 
-Left out: earlier versions of the weights (`algo.staleness`, float32 shards each), `launch.offload=host`, and the page
-cache that files are read through.
+Left out: a frozen reference (`algo.kl_coef`: float32 shards, pinned too), earlier versions of the weights
+(`algo.staleness`: float32 shards each), `launch.offload=host`, and the page cache that files are read through.
 """
 
 from __future__ import annotations

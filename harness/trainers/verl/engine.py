@@ -201,6 +201,12 @@ class Engine(FSDPEngineWithLMHead):
         """False for verl, which would fetch the moments before a batch's passes: `optimizer_step` does after them."""
         return False
 
+    def to(self, device: str, model: bool = True, optimizer: bool = True, grad: bool = True) -> None:
+        """Move as verl does, and wait for copies to the host, which are asynchronous: `Past.keep` reads them there."""
+        super().to(device=device, model=model, optimizer=optimizer, grad=grad)
+        if device == "cpu":
+            get_torch_device().synchronize()
+
     def train_batch(self, data: TensorDict, loss_function: Callable[..., Any]) -> Any:
         """Run verl's method, with the loss scale that the update had among its metrics."""
         scaler = self.scaler
