@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from harness.cli.options import add_results, add_write, positive, positive_list, rate, word_list
+from harness.cli.options import add_results, add_write, gibibytes, positive, positive_list, rate, word_list
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -17,6 +17,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--nvlink", type=rate, metavar="GB/S", help="assumed, per GPU in a node (default: 350)")
     parser.add_argument("--network", type=rate, metavar="GB/S", help="assumed, per node between nodes (default: 320)")
     parser.add_argument("--host", type=rate, metavar="GB/S", help="assumed, from a GPU to the host (default: 40)")
+    parser.add_argument(
+        "--host-gib", type=gibibytes, metavar="GIB",
+        help="main memory of a machine for each of its GPUs (default: 256, 2 TiB beside 8 H200)",
+    )  # fmt: skip
     parser.add_argument(
         "--train", choices=("any", "full", "lora"), default="any", dest="trains",
         help="all weights or adapters; any (default): adapters where all weights do not fit",
@@ -36,7 +40,7 @@ def run(a: argparse.Namespace) -> int:
 
     work, links = (
         {name: value for name in names if (value := getattr(a, name)) is not None}
-        for names in (("batch", "pass_tokens"), ("nvlink", "network", "host"))
+        for names in (("batch", "pass_tokens", "host_gib"), ("nvlink", "network", "host"))
     )
     base = Work(size=SMALLEST, arm="bf16", length=1, **work)
     page, cells = report(a.results, a.gpus, base, Links(**links), a.sizes, a.lengths, a.trains)

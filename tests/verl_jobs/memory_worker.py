@@ -1,7 +1,8 @@
-"""Memory of ranks while verl's worker builds a policy, and two updates: `... STORE RANK RANKS FOLDER ...`.
+"""Memory of ranks while verl's worker builds a policy and writes the final one, and two updates between:
+`... STORE RANK RANKS FOLDER ...`.
 
 As `worker.py`; a folder's `memory<RANK>.pt` gets peaks of bytes in CPU storages, the whole weights after the build and
-after one update, the update's loss, and the order of what was moved.
+after the updates, their losses, and the order of what was moved.
 """
 
 from __future__ import annotations
@@ -102,8 +103,11 @@ def one(folder: Path, rank: int, ranks: int) -> None:
         worker.infer_batch(tensordict(saved, **numbers))
         done = worker.train_batch(tensordict(saved, **numbers, global_batch_size=len(saved["ids"])))
         losses += [metrics_of(done)["lowbit_loss"]] if rank == 0 else []
-    torch.save({"reads": len(reads), "peak": counted.peak, "built": built, "after": held(worker), "losses": losses,
-                "events": events}, folder / f"memory{rank}.pt")  # fmt: skip
+    with Counted() as last:
+        worker.engine.save_final()
+    found = {"reads": len(reads), "peak": counted.peak, "last_peak": last.peak, "final_file": str(job.final_file)}
+    found |= {"built": built, "after": held(worker), "losses": losses, "events": events}
+    torch.save(found, folder / f"memory{rank}.pt")
 
 
 def main(store: str, rank: str, ranks: str, *folders: str) -> None:

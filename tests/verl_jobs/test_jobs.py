@@ -43,7 +43,9 @@ def test_qurl_rolls_out_in_fp8_and_widens_the_clip(results: Path) -> None:
     assert all(ratio == pytest.approx(1.0, abs=0.05) for ratio in series["mismatch/is_raw_mean"])
     for widest, largest, weight in zip(*(series[name] for name in WIDEST), strict=True):
         assert largest > 1.02
-        assert widest == pytest.approx(1.28 * largest / 1.02, rel=1e-4)
+        most = 1.28 * largest / 1.02  # in the update that has the largest ratio of the batch
+        assert (most + 1.28) / 2 <= widest * (1 + 1e-4)  # the mean over two updates; the other's is at least 1.28
+        assert widest <= most * (1 + 1e-4)
         assert weight == pytest.approx(1.02, rel=1e-6)
     assert math.isnan(series["sync/code_flip_rate"][0])
     assert all(0.01 < rate < 0.5 for rate in series["sync/code_flip_rate"][1:])
@@ -52,16 +54,15 @@ def test_qurl_rolls_out_in_fp8_and_widens_the_clip(results: Path) -> None:
 def test_noise_arrives_in_the_sampler_and_is_off_in_evaluations(results: Path) -> None:
     words = ("method=aqn_bf16", "knobs.AQN.num_stages=3", "trainer.steps=6", "trainer.eval_every=6")
     record, series = done(results, *SMALL, *words)
-    assert series["part/AQN.sigma"][:2] == [0.0, 0.0]
-    for planned, arrived in zip(series["part/AQN.sigma"][2:], series["part/AQN.sigma_realized"][2:], strict=True):
-        assert arrived == pytest.approx(planned, rel=0.2)
-    assert series["part/AQN.sigma"][2] == pytest.approx(1e-2, rel=1e-6)
+    sigmas = series["part/AQN.sigma"]
+    assert sigmas == pytest.approx([0.0, 1e-2, 1e-2, 5e-4, 5e-4, 5e-4], rel=1e-6)
+    assert series["part/AQN.sigma_realized"] == pytest.approx(sigmas, rel=0.2)
     assert record.passport is not None
     found = {t["name"]: t["format"] for t in record.passport["weights"]}
     assert found["model.layers.0.input_layernorm.weight"] == "fp32"
     assert found["model.norm.weight"] == "bf16"
     assert found["model.layers.0.mlp.up_proj.lora_A.weight"] == "bf16"
-    assert statistics.fmean(series["mismatch/kl_k3"][:2]) < series["mismatch/kl_k3"][2]
+    assert series["mismatch/kl_k3"][0] < statistics.fmean(series["mismatch/kl_k3"][1:3])
 
 
 def test_two_ranks_train_one_policy(results: Path) -> None:

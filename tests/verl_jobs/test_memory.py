@@ -8,21 +8,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
-from harness.config.compose import compose
 from harness.models.adapters import named_weights
 from harness.run.build import build
-from harness.start.prepare import start_of
-from harness.trainers.verl.data import lay_out
-from harness.trainers.verl.job import composed_of, write_job
+from harness.trainers.verl.job import composed_of
 from harness.trainers.verl.reference import policy_of
 from tests.toy import small_config, small_launch
 from tests.verl_jobs.jobs import text_model
-from tests.verl_jobs.test_parity import LIMIT, local, made_batch, save, under_verl
+from tests.verl_jobs.test_parity import LIMIT, local, made_batch, saved_job, under_verl
 
 pytestmark = pytest.mark.verl
 DEEP = 24
@@ -57,12 +56,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> Answers:
         launch = small_launch(root, micro_batch_tokens=PASSES.get(name, 32768), offload=offload)
         run = build(config, replace(launch, packing=True, offload="none", micro_batch_tokens=32768))[0]
         seqs, batch = made_batch(run)
-        there = replace(
-            config, trainer=replace(config.trainer, name="verl"), engine=replace(config.engine, name="vllm")
-        )
-        job = replace(lay_out(config, launch, compose(config), start_of(config, launch), root / name), config=there)
-        write_job(job)
-        save(job, seqs, batch, local(run, seqs, batch)[-1])
+        job = saved_job(config, launch, root / name, seqs, batch, local(run, seqs, batch)[-1])
         first = named_weights(policy_of(job, composed_of(job)))
         started[name] = {key: tensor.detach().clone() for key, tensor in first}
     under_verl([root / name for name in RUNS], 2, "tests.verl_jobs.memory_worker")
@@ -94,6 +88,16 @@ def test_a_rank_that_reads_nothing_holds_its_share_alone(answers: dict[str, tupl
     assert whole / 2 < one["peak"] < whole / 2 + 6 * LARGEST
 
 
+def test_one_rank_holds_the_final_model_and_writes_it(answers: dict[str, tuple]) -> None:
+    first, (zero, one) = answers["deep"]
+    whole = sum(tensor.numel() * 4 for tensor in first.values())
+    assert zero["last_peak"] >= whole
+    assert one["last_peak"] < 6 * LARGEST < whole / 10  # a tensor at a time
+    written = load_file(str(zero["final_file"]))
+    assert written.keys() == zero["after"].keys()
+    assert all(torch.equal(written[name], tensor) for name, tensor in zero["after"].items())
+
+
 @pytest.mark.parametrize("name", ["params", "optimizer", "all", "host"])
 def test_an_update_from_the_host_is_the_update_to_the_bit(answers: dict[str, tuple], name: str) -> None:
     _, plain = answers["deep"]
@@ -111,6 +115,23 @@ def test_gradients_that_are_summed_on_the_host_are_those_of_one_sum(answers: dic
     moved_by = distance(plain[0]["after"], first)
     assert distance(moved[0]["after"], plain[0]["after"]) < 1e-3 * moved_by
     assert answers["deep"][1][0]["losses"][1] != plain[0]["losses"][1]  # another order of summation shows
+
+
+def test_copies_to_the_host_are_there_before_anyone_reads_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    from harness.trainers.verl import engine
+
+    told: list[tuple[str, bool, bool] | str] = []
+
+    def moved(self: Any, device: str, model: bool, optimizer: bool, grad: bool) -> None:
+        told.append((device, model, optimizer))
+
+    monkeypatch.setattr(engine.FSDPEngineWithLMHead, "to", moved)
+    device = SimpleNamespace(synchronize=lambda: told.append("there"))
+    monkeypatch.setattr(engine, "get_torch_device", lambda: device)
+    ours = object.__new__(engine.Engine)
+    ours.to("cpu", model=True, optimizer=False, grad=False)
+    ours.to("cuda", model=True, optimizer=False, grad=False)
+    assert told == [("cpu", True, False), "there", ("cuda", True, False)]
 
 
 def test_what_moves_and_when(answers: dict[str, tuple]) -> None:

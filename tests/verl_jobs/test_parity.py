@@ -18,15 +18,24 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.api import Sequences, Step, TokenBatch
+from harness.api import Correction, Sequences, Step, TokenBatch
 from harness.config.compose import compose
+from harness.config.schema import Launch, RunConfig
 from harness.foundation.provenance import ROOT
 from harness.numerics import fp8_gemm
 from harness.numerics.fp8_flow import use_kernels
-from harness.objective.loss import count_totals, part_loss, policy_loss, start
+from harness.objective.loss import count_totals
 from harness.run.build import build
 from harness.run.run import Run
 from harness.start.prepare import start_of
+from harness.trainers.corrected_step import (
+    batch_correction,
+    method_loss,
+    needs_current_policy,
+    take_batch,
+    take_correction,
+    update_correction,
+)
 from harness.trainers.local.forward import Scores
 from harness.trainers.verl.data import lay_out
 from harness.trainers.verl.job import VerlJob, write_job
@@ -52,40 +61,59 @@ def made_batch(run: Run, rows: int = 10) -> tuple[Sequences, TokenBatch]:
     seqs = Sequences(ids=ids, prompt_lens=lens, token_ids=torch.where(sampled, tokens, 0), sampled=sampled)
     logp = run.trainer.score(seqs).logp.detach()
     noise = [torch.randn(logp.shape, generator=g) for _ in range(2)]
+    near = torch.where(torch.arange(rows) % 3 == 2, 1e-3, 1.0)[:, None]  # every third row passes the strictest filter
     batch = TokenBatch(
         token_ids=seqs.token_ids, mask=sampled, adv=torch.randn(rows, 1, generator=g).expand(logp.shape),
-        rollout_logp=logp - 0.3 * noise[0], old_logp=logp + 0.2 * noise[1],
+        rollout_logp=logp - 0.3 * near * noise[0], old_logp=logp + 0.2 * near * noise[1],
         step=Step(index=0, total=run.config.trainer.steps, seed=run.config.seed),
         extras={} if run.trainer.reference is None else {"ref_logp": run.trainer.reference_logp(seqs)},
     )  # fmt: skip
     return seqs, batch
 
 
-def local(run: Run, seqs: Sequences, batch: TokenBatch) -> tuple[Tensor, float, dict[str, Tensor], dict[str, Tensor]]:
-    """(log-probs, loss, gradients, columns of the correction) of the local trainer."""
+def corrected(run: Run, batch: TokenBatch, logp: Tensor) -> Correction:
+    """The correction of one update of the whole batch, and a rejection, so that fewer tokens are kept than masked."""
     algo, composed = run.config.algo, run.composed
-    correction = composed.correct(start(batch, algo.eps_low, algo.eps_high), batch)
-    correction = replace(correction, keep=correction.keep & (torch.arange(LIMIT) != 2))  # a rejection, so keep < mask
+    correction = batch_correction(composed, batch, algo)
+    if needs_current_policy(composed, algo):
+        correction = update_correction(composed, correction, batch, logp, algo)
+    return replace(correction, keep=correction.keep & (torch.arange(LIMIT) != 2))
+
+
+def learned(run: Run, seqs: Sequences, batch: TokenBatch, correction: Correction) -> tuple[float, dict[str, Tensor]]:
+    """(loss, gradients) of the local trainer, in passes of its own choice."""
     totals = count_totals(batch.mask, correction.keep, LIMIT)
-    part = composed.token_loss()
 
     def loss_of(rows: Tensor, found: Scores) -> tuple[Tensor, dict[str, Tensor]]:
-        assert len(rows) == len(seqs.ids)
-        return policy_loss(
-            found.logp, batch, correction, totals, algo, entropy=found.entropy,
-            part_loss=None if part is None else part_loss(part, found.logp, batch, correction),
-            owns_objective=part is not None and part.owns_objective,
-        )  # fmt: skip
+        some, its = take_batch(batch, rows), take_correction(correction, rows)
+        return method_loss(run.composed, found.logp, some, its, totals, run.config.algo, found.entropy)
 
-    logp = run.trainer.score(seqs).logp
+    run.trainer.optimizer.zero_grad()
     loss, _ = run.trainer.accumulate(seqs, loss_of)
-    gradients = {name: t.grad.clone() for name, t in run.trainer.named if t.grad is not None}
+    return loss, {name: t.grad.clone() for name, t in run.trainer.named if t.grad is not None}
+
+
+def local(run: Run, seqs: Sequences, batch: TokenBatch) -> tuple[Tensor, float, dict[str, Tensor], dict[str, Tensor]]:
+    """(log-probs, loss, gradients, columns of the correction) of the local trainer."""
+    logp = run.trainer.score(seqs).logp
+    correction = corrected(run, batch, logp)
+    return logp, *learned(run, seqs, batch, correction), columns_of(batch, correction)
+
+
+def columns_of(batch: TokenBatch, correction: Correction) -> dict[str, Tensor]:
+    """Columns of a correction that the driver stores."""
     columns = {name: getattr(correction, name).float() for name in ("weight", "keep", "clip_low", "clip_high")}
     columns["adv"] = batch.adv if correction.adv_shift is None else batch.adv + correction.adv_shift
-    return logp, loss, gradients, columns
+    return columns
 
 
-def save(job: VerlJob, seqs: Sequences, batch: TokenBatch, columns: dict[str, Tensor]) -> None:
+def saved_job(
+    config: RunConfig, launch: Launch, folder: Path, seqs: Sequences, batch: TokenBatch, columns: dict[str, Tensor]
+) -> VerlJob:
+    """A folder for verl's worker: the job that a run of the local trainer would be under verl, and a batch of it."""
+    there = replace(config, trainer=replace(config.trainer, name="verl"), engine=replace(config.engine, name="vllm"))
+    job = replace(lay_out(config, launch, compose(config), start_of(config, launch), folder), config=there)
+    write_job(job)
     lens = seqs.prompt_lens
     assert isinstance(lens, Tensor)
     saved = {"ids": seqs.ids, "prompt_lens": lens, "lengths": seqs.sampled.sum(1), "advantages": columns["adv"].clone(),
@@ -95,6 +123,7 @@ def save(job: VerlJob, seqs: Sequences, batch: TokenBatch, columns: dict[str, Te
     if "ref_logp" in batch.extras:
         saved["ref_log_prob"] = batch.extras["ref_logp"]
     torch.save(saved, job.folder / "batch.pt")
+    return job
 
 
 def under_verl(folders: Sequence[Path], ranks: int, worker: str = "tests.verl_jobs.worker") -> None:
@@ -150,18 +179,12 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple]:
     for name, words in CASES.items():
         config = small_config(*words, f"trainer.grad_clip={CLIP}", f"engine.max_new_tokens={LIMIT}", "trainer.lr=1e-3")
         launch = small_launch(root, **{"micro_batch_tokens": 60} | LAUNCHES.get(name, {}))
-        run = build(config, replace(small_launch(root), micro_batch_tokens=32768, packing=True))[
-            0
-        ]  # there several passes, here one
+        here = replace(small_launch(root), micro_batch_tokens=32768, packing=True)  # there several passes, here one
+        run = build(config, here)[0]
         use_kernels(run.trainer.model, fp8_gemm.reference())
         seqs, batch = made_batch(run)
         logp, loss, gradients, columns = local(run, seqs, batch)
-        there = replace(
-            config, trainer=replace(config.trainer, name="verl"), engine=replace(config.engine, name="vllm")
-        )
-        job = replace(lay_out(config, launch, compose(config), start_of(config, launch), root / name), config=there)
-        write_job(job)
-        save(job, seqs, batch, columns)
+        saved_job(config, launch, root / name, seqs, batch, columns)
         said[name] = (seqs.sampled, batch.extras, logp, loss, gradients)
     under_verl([root / name for name in CASES], 1)
     under_verl([root / name for name in SHARED], 2)

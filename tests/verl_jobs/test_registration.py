@@ -111,14 +111,14 @@ START = """
 import json, os
 from pathlib import Path
 import verl.trainer.main_ppo as ppo
-from harness.trainers.verl import main
+from harness.trainers.verl import driver
 calls = []
 def run_ppo(config, task_runner_class):
     calls.append(config.trainer.n_gpus_per_node)
     if len(calls) <= FAILURES:
         raise Exception("The current node timed out during startup.")
 ppo.run_ppo = run_ppo
-code, job = main.main(os.environ["LOWBIT_VERL_JOB"]), Path(os.environ["LOWBIT_VERL_JOB"])
+code, job = driver.main(os.environ["LOWBIT_VERL_JOB"]), Path(os.environ["LOWBIT_VERL_JOB"])
 found = json.loads((job.parent / "outcome.json").read_text())
 print(json.dumps([code, len(calls), found["kind"], found["reason"]]))
 """

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,16 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from harness.config.compose import compose
-from harness.foundation.provenance import ROOT, tensors_hash
+from harness.foundation.provenance import tensors_hash
 from harness.run.build import build
-from harness.start.prepare import start_of
-from harness.trainers.verl.data import lay_out
-from harness.trainers.verl.job import write_job
 from tests.toy import small_config, small_launch
 from tests.verl_jobs.jobs import SMALL, done
 from tests.verl_jobs.stale_worker import SAVED_AT, STEPS
-from tests.verl_jobs.test_parity import LIMIT, local, made_batch, save
+from tests.verl_jobs.test_parity import LIMIT, local, made_batch, saved_job, under_verl
 
 pytestmark = pytest.mark.verl
 AGE = 2
@@ -37,20 +30,8 @@ def told(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     run = build(config, launch)[0]
     seqs, batch = made_batch(run)
     columns = local(run, seqs, batch)[3]
-    there = replace(config, trainer=replace(config.trainer, name="verl"), engine=replace(config.engine, name="vllm"))
-    job = replace(lay_out(config, launch, compose(config), start_of(config, launch), root / "job"), config=there)
-    write_job(replace(job, launch=replace(launch, micro_batch_tokens=70)))
-    save(job, seqs, batch, columns)
-    words = [[str(root / "store"), str(rank), str(ranks), str(job.folder)] for rank in range(ranks)]
-    running = [
-        subprocess.Popen([sys.executable, "-m", "tests.verl_jobs.stale_worker", *own], cwd=ROOT, text=True,
-                         env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
-                         stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-        for own in words
-    ]  # fmt: skip
-    for process in running:
-        said = process.communicate(timeout=600)[1]
-        assert process.returncode == 0, said[-4000:]
+    job = saved_job(config, replace(launch, micro_batch_tokens=70), root / "job", seqs, batch, columns)
+    under_verl([job.folder], ranks, "tests.verl_jobs.stale_worker")
     return torch.load(job.folder / f"stale{ranks}.pt", weights_only=False)
 
 

@@ -8,13 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from harness.config.compose import compose
 from harness.run.build import build
-from harness.start.prepare import start_of
-from harness.trainers.verl.data import lay_out
-from harness.trainers.verl.job import write_job
 from tests.toy import small_config, small_launch
-from tests.verl_jobs.test_parity import CLIP, LIMIT, check, local, made_batch, save, under_verl
+from tests.verl_jobs.test_parity import CLIP, LIMIT, check, local, made_batch, saved_job, under_verl
 
 pytestmark = pytest.mark.verl
 CASES = {
@@ -41,12 +37,8 @@ def answers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         run = build(config, replace(launch, micro_batch_tokens=32768, logits_mib=1024, packing=True))[0]
         seqs, batch = made_batch(run, rows=8)
         logp, loss, gradients, columns = local(run, seqs, batch)
-        there = replace(
-            config, trainer=replace(config.trainer, name="verl"), engine=replace(config.engine, name="vllm")
-        )
-        job = replace(lay_out(config, launch, compose(config), start_of(config, launch), root / name), config=there)
-        write_job(replace(job, launch=replace(launch, gpus=ranks, sequence_parallel=2)))
-        save(job, seqs, batch, columns)
+        shared = replace(launch, gpus=ranks, sequence_parallel=2)
+        saved_job(config, shared, root / name, seqs, batch, columns)
         said[name] = (seqs.sampled, batch.extras, logp, loss, gradients)
     under_verl([root / name for name in said], ranks)
     found = {name: torch.load(root / name / f"out{ranks}.pt", weights_only=True) for name in said}

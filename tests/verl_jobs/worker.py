@@ -3,7 +3,8 @@
 In a folder stand job.json and batch.pt: tensors by name, [B, T] each, and `ids` [B, L], `prompt_lens` [B],
 `lengths` [B]; data parallel rank r of R takes the rows r, r + R, .... out<RANKS>.pt gets, from rank 0, the whole
 gradients by checkpoint name, the log-probs of its rows before the update, those of the reference, how far the update
-moved the weights, the loss scale after it, and the metrics of all ranks.
+moved the weights, the loss scale after it, the metrics of all ranks, and which rows each pass of the update took, in
+the order in which they lay end to end.
 """
 
 from __future__ import annotations
@@ -134,12 +135,22 @@ def one(folder: Path, rank: int, ranks: int) -> None:
         return update()
 
     worker.engine.optimizer_step = recorded
+    passes, lay_out = list[list[int]](), worker.engine.prepare_model_inputs
+    lengths = (saved["prompt_lens"] + saved["lengths"]).tolist()
+    numbered = {tuple(row[:n]): i for i, (row, n) in enumerate(zip(saved["ids"].tolist(), lengths, strict=True))}
+
+    def noted(micro_batch: Any) -> Any:
+        passes.append([numbered[tuple(row.tolist())] for row in micro_batch["input_ids"].unbind()])
+        return lay_out(micro_batch)
+
+    worker.engine.prepare_model_inputs = noted
     done = worker.train_batch(tensordict(saved, **numbers, global_batch_size=len(saved["ids"])))
     moved = max(float((tensor.double() - before[name].double()).abs().max()) for name, tensor in held(worker).items())
     metrics = {} if done is None else metrics_of(done)
     if rank == 0:
         found = {"logp": logp, "ref_logp": ref_logp, "gradients": gradients, "metrics": metrics}
         found |= {"moved": moved, "loss_scale": worker.engine.scaler.get_scale() if worker.engine.scaler else None}
+        found["passes"] = passes
         found["products"] = json.loads(job.products_file.read_text(encoding="utf-8"))
         found["compiled_frames"] = torch._dynamo.utils.counters["frames"]["ok"]
         torch.save(found, folder / f"out{ranks}.pt")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.studies.advise.question import Question
-from harness.studies.capacity.place import NODE
+from harness.studies.capacity.host import NODE
 from harness.studies.dose.points import NONE
 from methods import METHODS
 

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from harness.foundation.did_you_mean import nearest
-from harness.studies.capacity.place import NODE, Work, check_gpus
+from harness.studies.capacity.host import NODE
+from harness.studies.capacity.place import Work, check_gpus
 from harness.studies.probe.record import FLOOR, read
 from harness.studies.stage_rates import ARMS
 from harness.studies.throughput.shapes import SIZES

@@ -2,6 +2,7 @@
 and number of GPUs.
 
     memory.py    bytes of a GPU while it samples and while it updates, from shapes
+    host.py      bytes of a machine's main memory, from shapes
     place.py     work laid on GPUs: layouts, responses at a time, checkpoints, and what does not fit
     seconds.py   a step, from the rates of one H200 (`harness.studies.stage_rates`) and assumed bandwidths
     fastest.py   the fastest layout, and why not the others
@@ -11,6 +12,6 @@ and number of GPUs.
     figure.py    the picture
 
 One GPU is the local trainer with an engine that sleeps, several are verl: FSDP over all GPUs, and the fastest of its
-layouts. Left out: memory of the host, responses that end early (all have one length), shared prefixes, and everything
+layouts. Left out: responses that end early (all have one length), shared prefixes, and everything
 outside a step (evaluation, checkpoints on disk).
 """

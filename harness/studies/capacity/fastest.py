@@ -74,8 +74,14 @@ def fastest(found: Measured, work: Work, gpus: int, links: Links, *, trains: str
         if taken is not None and taken.step is not None:
             return _beside(taken, tried)
     fitting = [each for each in tried if not each.at.reason]
-    thriftiest = min(tried, key=lambda each: max(each.at.update_gib, each.at.sampling_gib))
-    return _beside(fitting[0] if fitting else thriftiest, tried)
+    return _beside(fitting[0] if fitting else _thriftiest(tried), tried)
+
+
+def _thriftiest(tried: list[Tried]) -> Tried:
+    """The one that lacks least: memory of a GPU first, then of the host."""
+    if fitting := [each for each in tried if each.at.fits_gpu]:
+        return min(fitting, key=lambda each: each.at.host_gib)
+    return min(tried, key=lambda each: max(each.at.update_gib, each.at.sampling_gib))
 
 
 def allowed(work: Work, gpus: int, trains: str) -> list[Layout]:

@@ -15,7 +15,8 @@ from harness.records.paths import bench_folder
 from harness.studies.capacity.report import PlanRow
 from harness.studies.stage_rates import read_json
 
-PLANNED = ("size", "GPUs", "tokens", "layout", "responses at a time", "update, GiB", "sampling, GiB", "s/step")
+PLANNED = ("size", "GPUs", "tokens", "layout", "responses at a time", "update, GiB", "sampling, GiB",
+           "host, GiB", "s/step")  # fmt: skip
 MEASURED = ("size", "GPUs", "tokens", "layout", "trainer's peak, GiB", "s/step", "tokens/s a GPU", "file")
 
 
@@ -31,7 +32,7 @@ def _planned(cell: PlanRow) -> tuple[str, ...]:
     return (
         work.size, str(at.gpus), str(work.length), words if fits else "does not fit",
         f"{min(at.at_once, at.share)} of {at.share}", f"{at.update_gib:.1f}", f"{at.sampling_gib:.1f}",
-        cell.words if not fits else "-" if cell.step is None else f"{cell.step.total:.1f}",
+        f"{at.host_gib:.0f}", cell.words if not fits else "-" if cell.step is None else f"{cell.step.total:.1f}",
     )  # fmt: skip
 
 

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from harness.foundation.did_you_mean import nearest
+from harness.studies.capacity.host import HOST_GIB, NODE, host_parts, usable_gib
 from harness.studies.capacity.memory import USABLE_GIB, Parts, at_once, sampling_parts, update_parts
 from harness.studies.stage_rates import ARMS as LOW
 from harness.studies.throughput.shapes import shape_of
@@ -23,8 +24,6 @@ ARMS = {"bf16": ("bf16", "bf16")} | {name: LOW[name] for name in ("fp8_block", "
 """Name -> (precision of the rollouts, arithmetic of the trainer): the arms of the plan's tables."""
 EVERY = ARMS | LOW
 """Every arm that has rates."""
-NODE = 8
-"""GPUs of a node."""
 MOST_GPUS = 1024
 """Up to which a remedy is looked for."""
 
@@ -42,6 +41,8 @@ class Work:
     prompt: int = 64
     pass_tokens: int = 16896
     """Tokens of a micro-batch on one GPU (`launch.micro_batch_tokens`), one response at least: 16384 and prompts."""
+    host_gib: float = HOST_GIB
+    """Main memory of a machine for each of its GPUs, GiB."""
 
     def __post_init__(self) -> None:
         longest = shape_of(self.size).max_positions
@@ -50,6 +51,8 @@ class Work:
         for name in ("batch", "prompt", "pass_tokens"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)}: a whole number above 0 is expected")
+        if not 0 < self.host_gib < math.inf:
+            raise ValueError(f"host_gib={self.host_gib}: a number of GiB above 0 is expected")
         if not 1 <= self.length <= longest - self.prompt:
             raise ValueError(f"lengths={self.length}: {self.size} answers with 1 to {longest - self.prompt} tokens")
 
@@ -112,6 +115,10 @@ class GpuSplit:
     is_checkpointed: bool
     sampling: Parts
     update: Parts
+    host: Parts
+    """Main memory of the machine of rank 0."""
+    host_room_gib: float
+    """Share of it that a plan may fill."""
 
     @property
     def ways(self) -> int:
@@ -129,15 +136,31 @@ class GpuSplit:
         return sum(self.update.values())
 
     @property
+    def host_gib(self) -> float:
+        """Main memory of the machine of rank 0."""
+        return sum(self.host.values())
+
+    @property
+    def fits_gpu(self) -> bool:
+        """Is there so much memory on a GPU, with room for a response in the cache?"""
+        return self.update_gib <= USABLE_GIB and self.at_once >= 1
+
+    @property
+    def fits_host(self) -> bool:
+        """Is there so much main memory?"""
+        return self.host_gib <= self.host_room_gib
+
+    @property
     def reason(self) -> str:
         """Reason why it does not fit; empty where it does."""
         found = [
-            f"{what} needs {needed:.1f} of {USABLE_GIB:.1f} GiB a GPU, {most} {parts[most]:.1f}"
-            for what, parts, needed, is_over in (
-                ("the update", self.update, self.update_gib, self.update_gib > USABLE_GIB),
-                ("sampling", self.sampling, self.sampling_gib, self.at_once < 1),
+            f"{what} needs {needed:.1f} of {room:.1f} GiB a {of}, {most} {parts[most]:.1f}"
+            for what, parts, needed, room, of, fits in (
+                ("the update", self.update, self.update_gib, USABLE_GIB, "GPU", self.update_gib <= USABLE_GIB),
+                ("sampling", self.sampling, self.sampling_gib, USABLE_GIB, "GPU", self.at_once >= 1),
+                ("the host", self.host, self.host_gib, self.host_room_gib, "machine", self.fits_host),
             )
-            if is_over
+            if not fits
             for most in [max(parts, key=lambda name: parts[name])]
         ]
         return "; ".join(found)
@@ -163,7 +186,7 @@ def place(work: Work, gpus: int) -> GpuSplit:
     found: GpuSplit | None = None
     for ways in engine_ways(work.size, gpus):
         found = first_that_fits(work, gpus, Layout(ways=ways))
-        if found.at_once:
+        if found.at_once and found.fits_host:
             break
     assert found is not None
     return found
@@ -204,9 +227,8 @@ def first_that_fits(work: Work, gpus: int, layout: Layout) -> GpuSplit:
 def placements(work: Work, gpus: int, layout: Layout) -> Iterator[GpuSplit]:
     """A layout with every micro-batch: all activations kept, then checkpoints, then halved."""
     offloads, is_lora = layout.is_offloaded, layout.is_lora
-    sampling = sampling_parts(
-        work.size, work.precision, gpus, layout.ways, is_offloaded=offloads, is_lora=is_lora
-    )  # fmt: skip
+    sampling = sampling_parts(work.size, work.precision, gpus, layout.ways, is_offloaded=offloads, is_lora=is_lora)
+    host = host_parts(work.size, work.precision, gpus, layout.ways, is_offloaded=offloads, is_lora=is_lora)
     fits = at_once(work.size, work.precision, work.row, USABLE_GIB - sum(sampling.values()), layout.ways)
     for rows, is_checkpointed in _micro_batches(work, gpus, layout.split):
         tokens = math.ceil(rows * work.row / layout.split)
@@ -216,7 +238,8 @@ def placements(work: Work, gpus: int, layout: Layout) -> Iterator[GpuSplit]:
         )  # fmt: skip
         yield GpuSplit(
             gpus=gpus, layout=layout, share=math.ceil(work.batch * layout.ways / gpus), at_once=fits, rows=rows,
-            is_checkpointed=is_checkpointed, sampling=sampling, update=update,
+            is_checkpointed=is_checkpointed, sampling=sampling, update=update, host=host,
+            host_room_gib=usable_gib(work.host_gib, gpus),
         )  # fmt: skip
 
 

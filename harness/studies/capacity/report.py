@@ -18,6 +18,7 @@ from harness.studies.capacity.memory import LORA_RANK, USABLE_GIB
 from harness.studies.capacity.place import ARMS, GpuSplit, Work, check_gpus, remedy, works
 from harness.studies.capacity.seconds import Links, StepTime
 from harness.studies.stage_rates import RATES, Measured, read_measured
+from harness.studies.throughput.estimates import UTILIZATION
 from harness.studies.throughput.plan import read_sweep
 from harness.studies.throughput.shapes import shape_of
 
@@ -37,13 +38,18 @@ GiB a plan fills {usable:.1f}. Micro-batches of at most {tokens} tokens a GPU (o
 whole model, other sizes. **Assumed**: {nvlink:g} GB/s per GPU inside a node of 8, {network:g} GB/s per node between
 nodes, {host:g} GB/s per GPU to the host (sleep and wake), {reduce:g} us per small all-reduce; communication is not
 overlapped, and an engine over N GPUs decodes N times as fast but for its all-reduces; so **every number of more than
-one GPU is assumed**. Left out: evaluation, checkpoints on disk, padding, memory of the host.
+one GPU is assumed**. Left out: evaluation, checkpoints on disk, padding.
 
 Seconds of a step in each cell. `^` rates of steps that waited for the host; `xN` an engine samples its responses in N
 groups, because its cache (or the largest batch that was timed) holds no more at a time; `c` checkpointed layers; `tpN`
 an engine over N GPUs; `spN` N GPUs share a sequence; `off` offloaded; `lora` adapters alone; `no: N` does not fit, N
-GPUs would do; `-` fits, but its engine was not timed. Memory: BF16, the peak of the update and what sampling takes
-beside the cache, GiB a GPU; the share is generation's of BF16's step. `{name}.csv` has every part of every cell.
+GPUs would do; `-` fits, but its engine was not timed. The share is generation's of BF16's step. `{name}.csv` has every
+part of every cell.
+
+Memory: BF16, the peak of the update and what sampling takes beside the cache, GiB a GPU. The host's is of the first
+machine, of {host_gib:g} GiB for each of its GPUs (`--host-gib`), {filled:.0%} of which a plan fills: what is offloaded
+and engines that sleep, both pinned, for which torch takes a power of two of bytes a tensor; the float32 model that one
+rank reads and writes; processes.
 """
 
 
@@ -91,7 +97,7 @@ def section(cells: Sequence[PlanRow], gpus: int) -> list[str]:
     """The table of one number of GPUs."""
     by_key = {(c.work.size, c.work.length, c.work.arm): c for c in cells if c.place.gpus == gpus}
     title = "## 1 GPU (estimated)" if gpus == 1 else f"## {gpus} GPUs (assumed)"
-    head = ("size", "tokens", "update, GiB", "sampling, GiB", "at a time", "generation", *ARMS)
+    head = ("size", "tokens", "update, GiB", "sampling, GiB", "host, GiB", "at a time", "generation", *ARMS)
     rows = list[tuple[str, ...]]()
     for size, length in dict.fromkeys(key[:2] for key in by_key):
         base = by_key[size, length, "bf16"]
@@ -99,7 +105,7 @@ def section(cells: Sequence[PlanRow], gpus: int) -> list[str]:
         share = f"{cost.seconds['generate'] / cost.total:.0%}" if cost else "-"
         shown = [by_key[size, length, arm].words for arm in ARMS]
         at_once = f"{min(at.at_once, at.share)} of {at.share}"
-        needs = (f"{at.update_gib:.1f}", f"{at.sampling_gib:.1f}", at_once, share)
+        needs = (f"{at.update_gib:.1f}", f"{at.sampling_gib:.1f}", f"{at.host_gib:.0f}", at_once, share)
         rows.append((size, str(length), *needs, *shown))
     return [title, "", markdown_table(head, rows, align="lr"), ""]
 
@@ -116,7 +122,7 @@ def rows_of(cells: Sequence[PlanRow]) -> list[dict[str, object]]:
             "offloaded": at.layout.is_offloaded, "lora": at.layout.is_lora, "responses_per_engine": at.share,
             "at_a_time": at.at_once, "checkpoint_layers": at.is_checkpointed, "responses_per_pass": at.rows,
         }  # fmt: skip
-        for phase, parts in (("sampling", at.sampling), ("update", at.update)):
+        for phase, parts in (("sampling", at.sampling), ("update", at.update), ("host", at.host)):
             row |= {f"{phase}: {name}, GiB": f"{gib:.2f}" for name, gib in parts.items()}
         stages = ("generate", "push", "sleep", "score", "update", "communicate", "offload")
         row |= {f"{name}, s": f"{cell.step.seconds[name]:.3f}" if cell.step else "" for name in stages}
@@ -148,7 +154,7 @@ def report(
     head = HEAD.format(
         batch=base.batch, prompt=base.prompt, rank=LORA_RANK, device=check.DEVICE_GIB, usable=USABLE_GIB,
         tokens=base.pass_tokens, nvlink=links.nvlink, network=links.network, host=links.host,
-        reduce=links.all_reduce_us, name=NAME,
+        reduce=links.all_reduce_us, name=NAME, host_gib=base.host_gib, filled=UTILIZATION,
     )  # fmt: skip
     lines = [head, *(line for n in gpus for line in section(cells, n)), *check.section(results, found, plan)]
     return "\n".join(lines), cells

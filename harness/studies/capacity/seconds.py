@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 
 from harness.engines.vllm.memory import num_parameters
+from harness.studies.capacity.host import NODE
 from harness.studies.capacity.memory import (
     GRADIENT_BYTES,
     WEIGHT_BYTES,
@@ -34,7 +35,7 @@ from harness.studies.capacity.memory import (
     state_bytes,
     trained_parameters,
 )
-from harness.studies.capacity.place import NODE, GpuSplit, Work
+from harness.studies.capacity.place import GpuSplit, Work
 from harness.studies.stage_rates import Measured, adam_s, operations, push_s, training_s
 from harness.studies.throughput.cost import generation_s
 from harness.studies.throughput.shapes import shape_of

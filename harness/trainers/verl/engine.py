@@ -201,6 +201,12 @@ class Engine(FSDPEngineWithLMHead):
         """False for verl, which would fetch the moments before a batch's passes: `optimizer_step` does after them."""
         return False
 
+    def to(self, device: str, model: bool = True, optimizer: bool = True, grad: bool = True) -> None:
+        """Move as verl does, and wait for copies to the host, which are asynchronous: `Past.keep` reads them there."""
+        super().to(device=device, model=model, optimizer=optimizer, grad=grad)
+        if device == "cpu":
+            get_torch_device().synchronize()
+
     def train_batch(self, data: TensorDict, loss_function: Callable[..., Any]) -> Any:
         """Run verl's method, with the loss scale that the update had among its metrics."""
         scaler = self.scaler
@@ -283,11 +289,17 @@ class Engine(FSDPEngineWithLMHead):
         super().save_checkpoint(local_path, hdfs_path, global_step, max_ckpt_to_keep, **kwargs)
         job = current_job()
         self.past.save(self._past_file(local_path), global_step)
-        if global_step < job.config.trainer.steps:
-            return
-        final = {name: tensor.cpu().contiguous() for name, tensor in self._weights()}
-        if torch.distributed.get_rank() == 0:
-            save_file(final, str(job.final_file))
+        if global_step >= job.config.trainer.steps:
+            self.save_final()
+
+    def save_final(self) -> None:
+        """Write the whole weights. Every rank must ask for each tensor; rank 0 alone holds them all."""
+        final = dict[str, Tensor]()
+        for name, tensor in self._weights():
+            if self.rank == 0:
+                final[name] = tensor.cpu().contiguous()
+        if self.rank == 0:
+            save_file(final, str(current_job().final_file))
 
     def load_checkpoint(
         self, local_path: str, hdfs_path: str | None = None, del_local_after_load: bool = True, **kwargs: Any

@@ -65,40 +65,33 @@ def _data(job: VerlJob, prompt_length: int) -> dict[str, Any]:
 def _actor(job: VerlJob) -> dict[str, Any]:
     algo, trainer, launch = job.algo, job.config.trainer, job.launch
     moved = offloaded(launch)
-    at = "actor_rollout_ref.actor."
-    values: dict[str, Any] = {
-        "strategy": "fsdp2", "ppo_mini_batch_size": algo.num_prompts,  # of one update: `trainer.py` cuts a batch
+    shared: dict[str, Any] = {  # with the frozen reference
+        "strategy": "fsdp2", "fsdp_config.strategy": "fsdp2", "fsdp_config.model_dtype": "fp32",
+        "fsdp_config.use_torch_compile": False, "fsdp_config.mixed_precision": dict(PRECISION),
+        "fsdp_config.ulysses_sequence_parallel_size": launch.sequence_parallel,
+    }  # fmt: skip
+    values: dict[str, Any] = shared | {
+        "ppo_mini_batch_size": algo.num_prompts,  # of one update: `trainer.py` cuts a batch
         "ppo_epochs": 1, "shuffle": False, "use_dynamic_bsz": True,
         "ppo_max_token_len_per_gpu": launch.micro_batch_tokens, "use_torch_compile": False,
         "use_kl_loss": algo.kl_coef != 0, "entropy_coeff": algo.entropy_coef, "calculate_entropy": True,
         "optim.lr": trainer.lr, "optim.clip_grad": trainer.grad_clip, "optim.weight_decay": trainer.weight_decay,
         "optim.betas": list(trainer.betas), "optim.lr_scheduler_type": "constant",
-        "fsdp_config.model_dtype": "fp32", "fsdp_config.mixed_precision": dict(PRECISION),
-        "fsdp_config.use_torch_compile": False, "fsdp_config.strategy": "fsdp2",
         "fsdp_config.param_offload": "params" in moved, "fsdp_config.optimizer_offload": "optimizer" in moved,
         "fsdp_config.offload_policy": "host" in moved,
         # Else gradients of all weights stay on the GPU, unsharded, until the last pass.
         "fsdp_config.use_no_sync_for_gradient_accumulation": "host" not in moved,
-        "fsdp_config.ulysses_sequence_parallel_size": launch.sequence_parallel,
         "checkpoint.save_contents": ["model", "optimizer", "extra"],
         "checkpoint.load_contents": ["model", "optimizer", "extra"],
     }  # fmt: skip
-    reference = {
-        "actor_rollout_ref.ref.strategy": "fsdp2",
-        "actor_rollout_ref.ref.fsdp_config.strategy": "fsdp2",
-        "actor_rollout_ref.ref.fsdp_config.model_dtype": "fp32",
-        "actor_rollout_ref.ref.fsdp_config.use_torch_compile": False,
-        "actor_rollout_ref.ref.fsdp_config.ulysses_sequence_parallel_size": launch.sequence_parallel,
-        "actor_rollout_ref.ref.fsdp_config.mixed_precision": dict(PRECISION),
-    }
     model = {
         "path": str(job.model),
         "use_remove_padding": launch.sequence_parallel > 1,  # verl asks for it there; our passes never pad
         "enable_gradient_checkpointing": False,
         "external_lib": PLUGIN,
     }
-    named = {f"{at}{name}": value for name, value in values.items()}
-    return {**named, **reference, **{f"actor_rollout_ref.model.{name}": value for name, value in model.items()}}
+    parts = {"actor": values, "ref": shared, "model": model}
+    return {f"actor_rollout_ref.{part}.{name}": value for part, own in parts.items() for name, value in own.items()}
 
 
 def offloaded(launch: Launch) -> set[str]:

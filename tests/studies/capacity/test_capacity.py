@@ -18,6 +18,7 @@ from harness.foundation.provenance import ROOT
 from harness.models.decoder import Decoder, DecoderConfig
 from harness.numerics.formats import format_named
 from harness.studies.capacity import check, fastest, report
+from harness.studies.capacity.host import host_parts, pinned_bytes, usable_gib
 from harness.studies.capacity.memory import (
     GIB,
     USABLE_GIB,
@@ -282,6 +283,52 @@ def test_what_a_layout_changes_by_hand() -> None:
     assert sequence_splits("0.5b", 8) == [1, 2] and sequence_splits("32b", 64) == [1, 2, 4, 8]
 
 
+def test_the_memory_of_the_host_for_7b_by_hand() -> None:
+    """BF16 engines and float32 shards, every tensor a power of two."""
+    assert [pinned_bytes(n) for n in (1, 2, 3, 4096, 4097, 2**29 + 1)] == [1, 2, 4, 4096, 8192, 2**30]
+    # bytes: query-key-value 33.0e6, o_proj 25.7e6, gate and up 271.6e6, down 135.8e6, embedding and head 1.09e9
+    block = 2**25 + 2**14 + 2**25 + 2**29 + 2**28 + 2 * 2**13
+    engine = 28 * block + 2 * 2**31 + 2**13
+    # of 8 ranks: q and o 6.4e6, k and v 0.9e6, gate, up and down 33.9e6, biases 1792 and 256, embedding 272.5e6
+    shard = 28 * (2 * 2**23 + 2 * 2**20 + 3 * 2**26 + 2**11 + 2 * 2**8 + 2 * 2**11) + 2 * 2**29 + 2**11
+    found = host_parts("7b", "bf16", 8, 1, is_offloaded=True)
+    assert found == pytest.approx({
+        "masters and moments": 8 * 3 * shard / GIB, "sleeping engines": 8 * engine / GIB,
+        "whole model": 4 * COUNT / GIB, "processes": 48.0,
+    })  # fmt: skip
+    assert 1.5 < found["sleeping engines"] * GIB / (8 * 2 * COUNT) < 2  # what rounding costs
+    assert 1.5 < found["masters and moments"] * GIB / (12 * COUNT) < 2
+    nodes = host_parts("7b", "bf16", 64, 4)  # of eight machines the first: two engines, nothing offloaded
+    share = 28 * (2**23 + 2**12 + 2**23 + 2**27 + 2**26 + 2 * 2**11) + 2 * 2**29 + 2**11
+    assert nodes["sleeping engines"] == pytest.approx(8 * share / GIB) and nodes["masters and moments"] == 0
+    assert (nodes["whole model"], nodes["processes"]) == (found["whole model"], 48.0)
+    # adapters of rank 32 for k_proj [512, 3584], of 8 ranks [4, 3584] and [64, 32]: masters and two moments
+    d, ff = 3584, 18944
+    pairs = [(d, d), (512, d), (512, d), (d, d), (ff, d), (ff, d), (d, ff)]
+    each = [pinned_bytes(4 * 4 * k) + pinned_bytes(4 * n // 8 * 32) for n, k in pairs]
+    lora = host_parts("7b", "bf16", 8, 1, is_offloaded=True, is_lora=True)["masters and moments"]
+    assert lora == pytest.approx(8 * (shard + 3 * 28 * sum(each)) / GIB)
+
+
+def test_what_does_not_fit_the_host_takes_another_layout_or_says_so() -> None:
+    """7B on 8 GPUs: 8 engines need 214 GiB beside 28 of the model and 48 of processes, engines over 4 GPUs 53.5."""
+    assert [usable_gib(256.0, gpus) for gpus in (1, 8, 64)] == pytest.approx([230.4, 1843.2, 1843.2])
+    assert place(SEVEN, 8).ways == 1 and place(SEVEN, 8).host_gib == pytest.approx(290.4, abs=0.05)
+    tight = replace(SEVEN, host_gib=20.0)
+    at = place(tight, 8)
+    assert (at.ways, at.reason) == (4, "") and at.host_gib == pytest.approx(53.5 + 28.4 + 48, abs=0.05)
+    choice = fastest.fastest(FOUND, tight, 8, Links(), trains="full")
+    assert choice.taken.at.layout.ways == 4 and not choice.taken.at.layout.is_offloaded
+    assert "data parallel: the host needs 290.4 of 144.0 GiB a machine, sleeping engines 214.0" in list(choice.why())
+    none = fastest.fastest(FOUND, replace(SEVEN, host_gib=10.0), 8, Links(), trains="full").taken
+    assert none.step is None and none.at.fits_gpu and none.at.ways == 4  # the least that is short of memory
+    assert none.at.reason == "the host needs 129.9 of 72.0 GiB a machine, sleeping engines 53.5"
+    assert remedy(replace(SEVEN, host_gib=10.0), 8) is None  # machines of eight GPUs have no more
+    assert remedy(replace(SEVEN, host_gib=30.0), 1) == 4
+    with pytest.raises(ValueError, match=r"host_gib=-1\.0: a number of GiB above 0 is expected"):
+        replace(SEVEN, host_gib=-1.0)
+
+
 def test_the_layouts_table_is_the_one_of_the_docs(capsys: pytest.CaptureFixture[str]) -> None:
     """`docs/verl.md` shows what the command prints, planned and measured apart."""
     words = ["--layouts", "--sizes", "7b,32b", "--lengths", "1024,8192,16384", "--results", str(ROOT / "results")]
@@ -368,6 +415,7 @@ def test_the_command_writes_a_page_a_table_and_a_figure(tmp_path: Path, capsys: 
         (["--sizes", "8b"], "sizes: '8b' is unknown"),
         (["--lengths", "40000"], "lengths=40000: 0.5b answers with 1 to 32704 tokens"),
         (["--network", "-1"], "--network: '-1': GB/s above 0 are expected"),
+        (["--host-gib", "0"], "--host-gib: '0': GiB above 0 are expected"),
     ],
 )
 def test_bad_input_is_one_line_and_code_2(
