@@ -5,6 +5,7 @@
                      -> mismatch, profiles, what corrections would do, accuracy, speed -> one record (`record`)
 
     measure.py   one format measured
+    noise.py     the random noise that has a format's k3
     record.py    the formats of a folder, the record and its file
     report.py    sentences and tables
     figure.py    the figure
