@@ -29,8 +29,8 @@ Profile = tuple[tuple[float, float, float], ...]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measured:
-    """One run or one row of a probe."""
+class Place:
+    """Setting of a mismatch: what one row of the table stands for."""
 
     task: str
     n: int | None
@@ -38,6 +38,17 @@ class Measured:
     spread: float
     engine: str
     format: str
+
+    @property
+    def place(self) -> tuple[str, int | None, float, float, str, str]:
+        """Task, length, size, spread, engine and format."""
+        return self.task, self.n, self.parameters, self.spread, self.engine, self.format
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured(Place):
+    """One run or one row of a probe."""
+
     base: str
     k3: float
     length: float
@@ -47,22 +58,11 @@ class Measured:
     by_position: Profile
     source: str
 
-    @property
-    def place(self) -> tuple[str, int | None, float, float, str, str]:
-        """Task, length, size, spread, engine and format: one row of the table."""
-        return self.task, self.n, self.parameters, self.spread, self.engine, self.format
-
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
-    """One task, length, size, engine and format: medians over its records."""
+class Row(Place):
+    """Medians over the records of a place."""
 
-    task: str
-    n: int | None
-    parameters: float
-    spread: float
-    engine: str
-    format: str
     k3: float
     k3_low: float
     k3_high: float
