@@ -72,15 +72,15 @@ entropy_corr | 1 | none | mean | Pearson correlation of |d| and the trainer's en
 _OTHER = """
 correction/weight_mean | 1 | none | mean | mean weight of the tokens of the mask, rejected ones counted
 correction/weight_std | 1 | none | mean | its population standard deviation
-correction/weight_min | 1 | none | min | smallest weight of a token of the mask
-correction/weight_max | 1 | none | max | largest weight of a token of the mask
+correction/weight_min | 1 | none | min | smallest weight of a token of an update, mean over the updates
+correction/weight_max | 1 | none | max | largest weight of a token of an update, mean over the updates
 correction/ess | 1 | up | mean | effective sample size over n of the weights, rejected tokens counted
 correction/kept_weight_mean | 1 | none | mean | mean weight of the tokens that no rejection dropped
 correction/kept_ess | 1 | up | mean | effective sample size of their weights over their number
 correction/zero_frac | fraction | none | mean | tokens of weight 0 (IcePop)
 correction/token_kept_frac | fraction | up | mean | tokens that no rejection dropped
 correction/seq_kept_frac | fraction | up | mean | responses with a kept token
-correction/clip_high_max | 1 | none | max | largest upper clip of the policy ratio
+correction/clip_high_max | 1 | none | max | largest upper clip of the policy ratio in an update, mean over the updates
 train/loss | 1 | none | mean | the minimised scalar of an update
 train/grad_norm | 1 | none | mean | global norm of the unscaled gradient before clipping
 train/entropy | nats | none | mean | mean token entropy of the trainer at the run's temperature
@@ -100,7 +100,7 @@ train/skew_total_up | 1 | none | mean | its part with A > 0
 train/skew_total_down | 1 | none | mean | its part with A < 0
 train/lr_factor | 1 | none | mean | the method's factor on the learning rate, where it has one
 train/router_shift | nats | none | mean | shift of a mixture's routers since before the updates, where a part reads it
-train/loss_scale | 1 | none | last | FP16 loss scale after the update; 1 without scaling
+train/loss_scale | 1 | none | last | FP16 loss scale that the updates used, their mean; 1 without scaling
 train/skipped | 1 | down | sum | 1 where an overflow skipped the update
 reward/mean | 1 | up | mean | mean shaped reward of the sampler's responses
 reward/accuracy | fraction | up | mean | mean raw task metric of the sampler's responses
