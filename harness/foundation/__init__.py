@@ -9,6 +9,7 @@ process_log.py      the line of a dead process's log that names the error
 project_files.py    sweeps, claims and committed results: in a clone, or as the installed package carries them
 provenance.py       commit, package versions, hardware and memory of a run
 seeds.py            seeds as stable hashes of what they are for
+span.py             a range of numbers in words
 state_files.py      tensors and plain values on disk, written atomically, read without executing anything
 text_table.py       tables of plain text, as wide as the terminal
 """

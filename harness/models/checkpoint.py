@@ -118,6 +118,12 @@ def _mixture(raw: dict[str, Any], path: Path) -> dict[str, Any]:
     }
 
 
+def check_folder(folder: Path) -> None:
+    """Raises ValueError, one line, for a folder without a model's configuration."""
+    if not (folder / CONFIG).is_file():
+        raise ValueError(f"{folder}: no model folder; it has no {CONFIG}")
+
+
 def load_config(folder: Path | str) -> DecoderConfig:
     """The decoder's shape from `<folder>/config.json`. ValueError names what is missing or unsupported."""
     path = Path(folder) / CONFIG

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 
+from harness.foundation.span import span
 from harness.published.claims.kinds import Speed, Test
 from harness.studies.throughput.factors import Factor, MapPoint, Records, factor_at
 from harness.studies.throughput.plan import Sweep, read_sweep
@@ -53,7 +54,7 @@ def compared_words(test: Speed, found: Factor) -> str:
     if test.claimed is None:
         return ""
     low, high = test.claimed
-    said = f"{low:.2f}" if low == high else f"{low:.2f} to {high:.2f}"
+    said = span(low, high, ".2f")
     if low - SLACK <= found.value <= high + SLACK:
         here = "the same here"
     elif found.low <= high + SLACK and found.high >= low - SLACK:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.foundation.markdown_table import markdown_table
+from harness.foundation.span import span
 from harness.published.claims.estimates import ClaimEstimate, estimate
 from harness.published.claims.kinds import Speed
 from harness.published.claims.schema import CLAIMS, Claims, read_claims
@@ -61,14 +62,13 @@ def claims_table(compared: list[Compared]) -> str:
     rows = Rows()
     for each in compared:
         test = each.test
-        low, high = test.claimed or (None, None)
-        span = NONE if low is None else f"{low:.2f}" if low == high else f"{low:.2f} to {high:.2f}"
+        claimed = NONE if test.claimed is None else span(*test.claimed, ".2f")
         what = f"{test.length} tokens" if test.measure == "generation" else f"decode at {test.length}"
         against = "".join(f", over {at}'s" for at in (test.against_size, test.against_length) if at is not None)
         cell = f"{test.size} {test.precision} over {test.over}, {what}{against}"
         factors = ", ".join(f"{factor:.2f} at {batch}" for batch, factor in each.by_batch) or NONE
         rows.append([
-            each.source, f"`{each.claim}`", cell, span, factors, each.estimate.outcome,
+            each.source, f"`{each.claim}`", cell, claimed, factors, each.estimate.outcome,
             "; ".join(filter(None, [test.note, each.estimate.reason])),
         ])  # fmt: skip
     return markdown_table(["source", "claim", "cell here", "claimed", "factor at batch", "verdict", "remark"], rows)

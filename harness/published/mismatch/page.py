@@ -10,6 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from harness.foundation.markdown_table import markdown_table
+from harness.foundation.span import span
 from harness.foundation.text_table import text_table
 from harness.published.mismatch.figure import draw
 from harness.published.mismatch.ours import CERTAIN, Measured, Row, pooled, rows_of
@@ -33,13 +34,13 @@ THEIRS = ("model", "parameters", "format", "unit", "value", "what", "source", "r
 
 def cells(row: Row) -> tuple[str, ...]:
     """One row of ours."""
-    span = "-" if row.num_records == 1 else f"{row.k3_low:.1e} to {row.k3_high:.1e}"
+    ends = "-" if row.num_records == 1 else f"{row.k3_low:.1e} to {row.k3_high:.1e}"
     sweeps = [source for source in row.sources if not source.startswith("probe")]
     probes = [source.removeprefix("probe ") for source in row.sources if source.startswith("probe")]
     made = [*sweeps, *([f"probe {', '.join(probes)}"] if probes else [])]
     return (
         row.task, str(row.n), f"{row.length:.0f}", size(row.parameters), f"{row.spread:g}", row.engine, row.format,
-        f"{row.k3:.1e}", span, _or_dash(row.entropy, ".2f"), _percent(row.certain_share), str(row.num_bases),
+        f"{row.k3:.1e}", ends, _or_dash(row.entropy, ".2f"), _percent(row.certain_share), str(row.num_bases),
         str(row.num_records), "; ".join(made),
     )  # fmt: skip
 
@@ -63,9 +64,9 @@ def theirs(values: Sequence[Published], rows: Sequence[Row]) -> list[tuple[str, 
     """Published values with ours of the same formats beside them, in the same unit."""
     found: list[tuple[str, ...]] = []
     for value in values:
-        span = f"{value.low:.3g}" if value.low == value.high else f"{value.low:.3g} to {value.high:.3g}"
         beside = [", ".join(_beside(value, rows, task)) or "-" for task in (WORDS, "sort")]
-        found.append((value.model, size(value.parameters), ", ".join(value.formats), value.unit, span, value.place,
+        found.append((value.model, size(value.parameters), ", ".join(value.formats), value.unit,
+                      span(value.low, value.high, ".3g"), value.place,
                       value.source, value.read, *beside))  # fmt: skip
     return found
 
@@ -101,9 +102,8 @@ def sentences(rows: Sequence[Row], values: Sequence[Published]) -> list[str]:
     for value in values:
         for row in stand_ins(rows, WORDS) if value.unit == "token" else ():
             if row.format in value.formats:
-                span = f"{value.low:g}" if value.low == value.high else f"{value.low:g} to {value.high:g}"
                 found.append(f"{row.format}, {row.length:.0f} tokens: k3 {row.k3:.1e}, {placed(row.k3, value)} the "
-                             f"{span} of {value.model} ({value.source}).")  # fmt: skip
+                             f"{span(value.low, value.high, 'g')} of {value.model} ({value.source}).")  # fmt: skip
     return found
 
 
@@ -124,15 +124,14 @@ def headline(rows: Sequence[Row], values: Sequence[Published]) -> str:
     if not (fp8 and digits and floor and bound and model):
         return f"k3 of {len(rows)} combinations of task, length, size, engine and format"
     return (
-        f"FP8 has a k3 of {_span(fp8)} on word problems and {_span(digits)} on sorting digits, {bound.model} less than "
+        f"FP8 has a k3 of {_ends(fp8)} on word problems and {_ends(digits)} on sorting digits, {bound.model} less than "
         f"{bound.high:.0e} ({bound.source.partition(',')[0]}); BF16's floor on word problems is "
         f"1/{model.low / max(floor):.0f} of {model.model}'s"
     )
 
 
-def _span(values: Sequence[float]) -> str:
-    low, high = f"{min(values):.0e}", f"{max(values):.0e}"
-    return low if low == high else f"{low} to {high}"
+def _ends(values: Sequence[float]) -> str:
+    return span(min(values), max(values), ".0e")
 
 
 def profile(found: Sequence[Measured], edges: Sequence[float], by: str) -> list[tuple[str, ...]]:

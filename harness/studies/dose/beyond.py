@@ -142,12 +142,6 @@ def _effect(points: Sequence[Point], kind: str) -> tuple[float, float, float]:
     return effect, effect - width, effect + width
 
 
-def _residuals(points: Sequence[Point]) -> Floats:
-    """Losses beyond the broken line of the dose, [N]."""
-    y, q = np.array([p.loss for p in points]), _orthonormal(curve_columns(np.array([p.dose for p in points])))
-    return y - q @ (q.T @ y)
-
-
 def _adjusted(found: Sequence[Addition]) -> list[Addition]:
     known = [a for a in found if not math.isnan(a.p)]
     adjusted = dict(zip((a.factor for a in known), holm([a.p for a in known]), strict=True))
@@ -187,7 +181,7 @@ def _test(points: Sequence[Point], factor: str, level: Callable[[Point], str]) -
     small = curve_columns(doses)
     large = np.concatenate([small, np.stack([[name == one for name in names] for one in levels], 1)], axis=1)
     clusters = [p.base for p in points]
-    left = _residuals(points)
+    left = y - (q := _orthonormal(small)) @ (q.T @ y)
     means = {one: float(left[[name == one for name in names]].mean()) for one in levels}
     both = y - (q := _orthonormal(large)) @ (q.T @ y)
     tested = len(levels) > 1 and np.ptp(y) > 0

@@ -9,6 +9,7 @@ from statistics import fmean
 
 from harness.foundation.markdown_table import markdown_table
 from harness.records.run_result import write_atomic
+from harness.studies.dose.beyond import Addition
 from harness.studies.dose.curve import LEVEL, MIN_BASES, Bin
 from harness.studies.dose.figure import draw
 from harness.studies.dose.points import DOSE, FIRST, FORMAT, NONE, START, Point
@@ -128,14 +129,7 @@ def page(s: Study) -> str:
         ),
         "## What adds to the dose",
         markdown_table(
-            ("correction", "factor", "levels", "runs", "bases", "variance explained by dose", "with the factor", "p",
-             "p, Holm", "least", "most"),
-            [
-                (name, a.factor, str(a.num_levels), str(a.num_runs), str(a.num_bases), _known(a.r2_dose),
-                 _known(a.r2_both), _known(a.p), _known(a.p_holm), f"{a.lowest[0]} {a.lowest[1]:+.3f}",
-                 f"{a.highest[0]} {a.highest[1]:+.3f}")
-                for name, found in s.additions.items() for a in found
-            ],
+            ("correction", *ADDED), [(name, *_added(a)) for name, found in s.additions.items() for a in found]
         ),
         *_kinds(s),
         "## Candidate doses",
@@ -150,6 +144,17 @@ def page(s: Study) -> str:
         "## How to read it", "\n".join(f"- {line}" for line in READING),
     ]  # fmt: skip
     return "\n\n".join(blocks) + "\n"
+
+
+ADDED = ("factor", "levels", "runs", "bases", "variance explained by dose", "with the factor", "p", "p, Holm", "least",
+         "most")  # fmt: skip
+
+
+def _added(a: Addition) -> tuple[str, ...]:
+    return (
+        a.factor, str(a.num_levels), str(a.num_runs), str(a.num_bases), _known(a.r2_dose), _known(a.r2_both),
+        _known(a.p), _known(a.p_holm), f"{a.lowest[0]} {a.lowest[1]:+.3f}", f"{a.highest[0]} {a.highest[1]:+.3f}",
+    )  # fmt: skip
 
 
 def _kinds(s: Study) -> list[str]:
@@ -169,14 +174,8 @@ def _kinds(s: Study) -> list[str]:
             ],
         ),
         markdown_table(
-            ("task", "correction", "factor", "levels", "runs", "bases", "variance explained by dose", "with the factor",
-             "p", "p, Holm", "least", "most"),
-            [
-                (task, name, a.factor, str(a.num_levels), str(a.num_runs), str(a.num_bases), _known(a.r2_dose),
-                 _known(a.r2_both), _known(a.p), _known(a.p_holm), f"{a.lowest[0]} {a.lowest[1]:+.3f}",
-                 f"{a.highest[0]} {a.highest[1]:+.3f}")
-                for (task, name), found in s.within.items() for a in found
-            ],
+            ("task", "correction", *ADDED),
+            [(task, name, *_added(a)) for (task, name), found in s.within.items() for a in found],
         ),
         KINDS,
     ]  # fmt: skip

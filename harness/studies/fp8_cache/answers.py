@@ -34,9 +34,9 @@ class Answers:
     lens: Tensor
     """[B] int64: tokens of the answer, its end token included."""
 
-    def parts(self, rows: int = ROWS) -> Iterator[Answers]:
-        """The same, `rows` answers at a time, each as long as its longest."""
-        for at in torch.arange(len(self.ids)).split(rows):
+    def parts(self) -> Iterator[Answers]:
+        """The same, ROWS answers at a time, each as long as its longest."""
+        for at in torch.arange(len(self.ids)).split(ROWS):
             ends = (self.prompt_lens + self.lens)[at]
             yield Answers(ids=self.ids[at, : int(ends.max())], prompt_lens=self.prompt_lens[at], lens=self.lens[at])
 
@@ -63,18 +63,14 @@ def exact_engine(model: Decoder, task: Task, kv: Format | None = None) -> Embedd
     return engine
 
 
-def sampled(engine: EmbeddedEngine, task: Task, prompts: Sequence[Sequence[int]], *, each: int, seed: int) -> Answers:
-    """`each` answers to every prompt at temperature 1."""
-    out = engine.generate(
-        prompts, num_samples=each, max_new_tokens=task.max_new_tokens, temperature=1.0, seed=seed
-    )  # fmt: skip
-    rows = [
-        [*prompts[i // each], *answer] for i, answer in enumerate(out.responses())
-    ]  # fmt: skip
+def sampled(engine: EmbeddedEngine, task: Task, prompts: Sequence[Sequence[int]], *, seed: int) -> Answers:
+    """An answer to every prompt at temperature 1."""
+    out = engine.generate(prompts, num_samples=1, max_new_tokens=task.max_new_tokens, temperature=1.0, seed=seed)
+    rows = [[*prompt, *answer] for prompt, answer in zip(prompts, out.responses(), strict=True)]
     width = max(map(len, rows))
     return Answers(
         ids=torch.tensor([row + [0] * (width - len(row)) for row in rows]),
-        prompt_lens=torch.tensor([len(prompts[i // each]) for i in range(len(rows))]),
+        prompt_lens=torch.tensor([len(prompt) for prompt in prompts]),
         lens=out.lengths.cpu(),
     )
 

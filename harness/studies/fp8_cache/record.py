@@ -9,7 +9,7 @@ from typing import Any
 
 from harness.config.load import load
 from harness.foundation import provenance
-from harness.models.checkpoint import content_hash, load_decoder
+from harness.models.checkpoint import check_folder, content_hash, load_decoder
 from harness.records.paths import fp8_cache_folder
 from harness.records.run_result import write_atomic
 from harness.start.prepare import task_of
@@ -27,8 +27,7 @@ def measure(
     """The record of one model folder. `first`: the folder whose weights were loaded first. `samples`: prompts, and
     answers to each, for accuracies. Raises ValueError for a bad folder or override, before anything is measured."""
     for path in (folder, *([] if first is None else [first])):
-        if not (path / "config.json").is_file():
-            raise ValueError(f"{path}: no model folder; it has no config.json")
+        check_folder(path)
     config = load([*overrides, "model=hf", f"model.path={folder}"])
     task, model = task_of(config), load_decoder(folder)
     if model.config.vocab_size < task.vocab_size:
@@ -43,6 +42,7 @@ def measure(
     told = None if samples is None else accuracies(
         found, model, task, num_prompts=samples[0], each=samples[1], tell=tell
     )  # fmt: skip
+    head, is_dirty = provenance.commit()
     return short({
         "name": name, "hash": content_hash(folder),
         "first": None if first is None else first.resolve().name,
@@ -50,7 +50,7 @@ def measure(
         "num_answers": num_answers, "num_tokens": found.num_tokens, "first_prompts": FIRST,
         "calibration_questions": CALIBRATION, "magnitudes": found.seen.summary(), "rows": found.rows,
         "accuracies": told, "samples": None if samples is None else list(samples),
-        "commit": provenance.commit()[0], "is_dirty": provenance.commit()[1], "packages": provenance.packages(),
+        "commit": head, "is_dirty": is_dirty, "packages": provenance.packages(),
         "hardware": provenance.hardware("cpu"),
     })  # fmt: skip
 

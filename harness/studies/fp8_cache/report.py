@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.foundation.markdown_table import markdown_table
+from harness.foundation.span import span
 from harness.foundation.text_table import text_table
 from harness.records.run_result import write_atomic
 from harness.studies.fp8_cache.figure import draw
@@ -25,6 +26,7 @@ vLLM's loader without a checkpoint). Everything but the cache is exact float32."
 CALIBRATED = ("vllm", "nemo", "nemo, prompts", "nemo, heads")
 """Rules that look at the weights at hand."""
 UNTRAINED = {"vllm, fresh": "N(0, 0.02)", "vllm, fresh wide": "N(0, 1 / inputs)", "vllm, dummy": "dummy"}
+GAP = "logp_absdiff_mean"
 ROLES = {"k": "K", "v": "V", "q": "Q"}
 
 
@@ -115,12 +117,12 @@ def sentences(records: Sequence[Record]) -> list[str]:
 
 def _of_task(records: Sequence[Record]) -> list[str]:
     found: list[str] = []
-    k, v = ([_k3(record, name) for record in records] for name in ("1, K", "1, V"))
+    k, v = ([_value(record, name) for record in records] for name in ("1, K", "1, V"))
     found.append(f"With scale 1 k3 is {_range(k)} where keys alone are rounded, "
                  f"{_range(v)} where values alone are.")  # fmt: skip
     top = [row["k3_top_share"] for record in records if (row := row_named(record, "1"))]
     found.append(f"A hundredth of the tokens carries {_range([100 * x for x in top])} % of k3 at scale 1.")
-    told = ", ".join(f'"{name}" {_range([_k3(r, name) for r in records])}' for name in ("1", *CALIBRATED))
+    told = ", ".join(f'"{name}" {_range([_value(r, name) for r in records])}' for name in ("1", *CALIBRATED))
     found.append(f"k3 by rule: {told}.")
     apart = sum(not _overlap(row_named(r, "1"), row_named(r, name)) for r in records for name in CALIBRATED)
     found.append(f"Of {len(records) * len(CALIBRATED)} intervals of calibrated rules {apart} lie apart from that of "
@@ -128,26 +130,23 @@ def _of_task(records: Sequence[Record]) -> list[str]:
     for record in records:
         for now in ("vllm", "nemo"):
             if row_named(record, f"{now}, stale"):
+                stale, renewed = _value(record, f"{now}, stale"), _value(record, now)
                 found.append(f'{record["name"]}: scales by "{now}" kept from {record["first"]} have a k3 of '
-                             f"{_k3(record, f'{now}, stale'):.2g}, renewed ones {_k3(record, now):.2g}.")  # fmt: skip
-    times = [_k3(r, "1, QP") / _k3(r, "1") for r in records]
-    gaps = [_gap(r, "1, QP") / _gap(r, "1") for r in records]
+                             f"{stale:.2g}, renewed ones {renewed:.2g}.")  # fmt: skip
+    times = [_value(r, "1, QP") / _value(r, "1") for r in records]
+    gaps = [_value(r, "1, QP", GAP) / _value(r, "1", GAP) for r in records]
     found.append(f"FP8 attention (queries and softmax weights too) makes k3 {_range(times)} times and |d| "
                  f"{_range(gaps, 3)} times that of a rounded cache alone.")  # fmt: skip
     for name, words in UNTRAINED.items():
         found.append(f"Scales by vLLM's rule from weights before training ({words}): k3 "
-                     f"{_range([_k3(r, name) for r in records])}.")  # fmt: skip
+                     f"{_range([_value(r, name) for r in records])}.")  # fmt: skip
     return found
 
 
-def _k3(record: Record, name: str) -> float:
+def _value(record: Record, name: str, field: str = "k3") -> float:
+    """`field` of the row of a rule; NaN where it was not measured."""
     row = row_named(record, name)
-    return float("nan") if row is None else row["k3"]
-
-
-def _gap(record: Record, name: str) -> float:
-    row = row_named(record, name)
-    return float("nan") if row is None else row["logp_absdiff_mean"]
+    return float("nan") if row is None else row[field]
 
 
 def _overlap(a: dict[str, Any] | None, b: dict[str, Any] | None) -> bool:
@@ -155,8 +154,7 @@ def _overlap(a: dict[str, Any] | None, b: dict[str, Any] | None) -> bool:
 
 
 def _range(values: Sequence[float], digits: int = 2) -> str:
-    low, high = f"{min(values):.{digits}g}", f"{max(values):.{digits}g}"
-    return low if low == high else f"{low} to {high}"
+    return span(min(values), max(values), f".{digits}g")
 
 
 def page(records: Sequence[Record]) -> str:

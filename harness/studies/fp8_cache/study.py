@@ -49,7 +49,7 @@ class Compared:
 def largest_of(model: Decoder, task: Task) -> tuple[Amaxes, Amaxes]:
     """Largest magnitudes of a policy over the first prompts, and over calibration prompts with its own answers."""
     prompts = [item.prompt for item in task.sample("train", range(CALIBRATION))]
-    answers = sampled(exact_engine(model, task), task, prompts, each=1, seed=stable_seed(0, "calibration"))
+    answers = sampled(exact_engine(model, task), task, prompts, seed=stable_seed(0, "calibration"))
     return prompts_alone(model, task), magnitudes(model, answers).all()
 
 
@@ -82,7 +82,7 @@ def compare(
     }
     first_prompts, first_all = (None, None) if first is None else largest_of(first, task)
     given = [item.prompt for item in task.sample("eval", range(num_answers))]
-    answers = sampled(exact_engine(model, task), task, given, each=1, seed=stable_seed(0, "fp8 cache"))
+    answers = sampled(exact_engine(model, task), task, given, seed=stable_seed(0, "fp8 cache"))
     seen = magnitudes(model, answers)
     chosen = arms(config, prompts, everything, untrained, first_prompts, first_all)
     exact = log_probs(model, answers)

@@ -17,9 +17,10 @@ import numpy as np
 from harness.config.load import load
 from harness.config.resolve import resolve
 from harness.config.schema import Launch, RunConfig
+from harness.studies.dose.points import NOISE
 from harness.studies.probe.measure import k3_and_length, plain
 
-METHOD, PART = "weight_noise", "WeightNoise"
+METHOD = "weight_noise"
 LOW, HIGH = 0.01, 2.0
 """Sigmas that are looked through: BF16 rounding adds as much to less, and more is another model."""
 TOLERANCE = 0.03
@@ -31,7 +32,7 @@ DRAWS = 4
 
 def noise_config(sigma: float, overrides: list[str]) -> RunConfig:
     """The run that samples with noise of `sigma`. Raises ValueError for a bad override."""
-    return resolve(load([*overrides, f"method={METHOD}", "precision=bf16", f"knobs.{PART}.sigma={sigma}"]))
+    return resolve(load([*overrides, f"method={METHOD}", "precision=bf16", f"knobs.{NOISE}.sigma={sigma}"]))
 
 
 def noise_like(precision: str, k3: float, config: RunConfig, launch: Launch) -> dict[str, Any]:
@@ -41,7 +42,7 @@ def noise_like(precision: str, k3: float, config: RunConfig, launch: Launch) -> 
 
     def at(sigma: float) -> float:
         runs = [
-            replace(config, seed=seed, knobs={PART: {**config.knobs[PART], "sigma": sigma}}) for seed in range(DRAWS)
+            replace(config, seed=seed, knobs={NOISE: {**config.knobs[NOISE], "sigma": sigma}}) for seed in range(DRAWS)
         ]
         found = np.array([k3_and_length(run, launch) for run in runs])
         known[sigma] = (float(found[:, 0].mean()), float(found[:, 1].mean()))

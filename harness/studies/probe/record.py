@@ -18,7 +18,7 @@ from harness.config.resolve import resolve
 from harness.config.schema import Launch, RunConfig
 from harness.foundation import provenance
 from harness.foundation.did_you_mean import nearest
-from harness.models.checkpoint import content_hash
+from harness.models.checkpoint import check_folder, content_hash
 from harness.records.paths import probes_folder
 from harness.records.run_result import write_atomic
 from harness.run.checks import check
@@ -48,8 +48,7 @@ def configs(folder: Path, precisions: Sequence[str], overrides: Sequence[str]) -
         if key in GIVEN or key.startswith("precision."):
             raise ValueError(f"override {word!r}: the probe has no method, --precisions names the formats, "
                              "the model is the folder")  # fmt: skip
-    if not (folder / "config.json").is_file():
-        raise ValueError(f"{folder}: no model folder; it has no config.json")
+    check_folder(folder)
     words = ["model=hf", f"model.path={folder}", *overrides]
     resolve(load([*words, "method=bf16", "precision=bf16"]), lambda path: content_hash(Path(path)))
     found: list[RunConfig] = [config_at(FLOOR, words), config_at(FLOOR, [*words, "seed=1"])]
@@ -120,6 +119,7 @@ def probe(
         for name in like:
             matched.append(noise_like(name, k3s.get(name) or _k3_of(name) or math.nan, noise, launch))
             tell(f"{folder.name} noise like {name}: sigma {matched[-1]['sigma']:g}, k3 {matched[-1]['kl_k3']:.2g}")
+    head, is_dirty = provenance.commit()
     identity = json.dumps([hashes, [run_id(config) for config in runs], is_untrained, *([[*like]] if matched else [])])
     return {
         "id": hashlib.sha256(identity.encode()).hexdigest()[:12],
@@ -129,8 +129,8 @@ def probe(
         "config": {name: value for name, value in to_json(runs[0]).items() if name not in ("method", "precision")},
         "formats": rows,
         **({"noise": matched} if matched else {}),
-        "commit": provenance.commit()[0],
-        "is_dirty": provenance.commit()[1],
+        "commit": head,
+        "is_dirty": is_dirty,
         "hardware": provenance.hardware(runs[0].trainer.device),
     }
 

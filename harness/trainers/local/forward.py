@@ -134,10 +134,11 @@ def packed_passes(seqs: Sequences, tokens: int) -> list[Tensor]:
     passes, room, places = list[list[int]](), 0, 0
     is_shared: list[bool] = shared_prompts(seqs).tolist()
     for row, (prompt, new) in enumerate(zip(*response_lengths(seqs), strict=True)):
-        if not passes or (new if is_shared[row] else prompt + new) > room or prompt + new > places:
+        computed = new if is_shared[row] else prompt + new
+        if not passes or computed > room or prompt + new > places:
             passes.append([])
-            room, places = tokens, MOST_PLACES * tokens
-        room -= new if is_shared[row] and passes[-1] else prompt + new
+            room, places, computed = tokens, MOST_PLACES * tokens, prompt + new
+        room -= computed
         places -= prompt + new
         passes[-1].append(row)
     return [torch.tensor(rows, device=seqs.ids.device) for rows in passes]

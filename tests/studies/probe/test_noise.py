@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from harness.config.schema import Launch
+from harness.studies.dose.points import NOISE
 from harness.studies.probe.measure import k3_and_length, measure
-from harness.studies.probe.noise import DRAWS, PART, TOLERANCE, noise_config, sigma_of
+from harness.studies.probe.noise import DRAWS, TOLERANCE, noise_config, sigma_of
 from harness.studies.probe.record import configs, noised, probe
 from harness.studies.probe.report import sentences
 from tests.studies.probe import made
@@ -51,7 +52,7 @@ def test_a_probe_finds_the_noise_of_a_format(tmp_path: Path) -> None:
     wanted = next(row for row in record["formats"] if row["precision"] == "int4")["mismatch"]["kl_k3"]
     assert (int4["precision"], int4["k3"], number["k3"]) == ("int4", wanted, 1e-3)
     assert int4["kl_k3"] == pytest.approx(wanted, rel=TOLERANCE) and int4["draws"] == DRAWS
-    full = [measure(replace(noise, seed=k, knobs={PART: {**noise.knobs[PART], "sigma": int4["sigma"]}}), launch).row
+    full = [measure(replace(noise, seed=k, knobs={NOISE: {**noise.knobs[NOISE], "sigma": int4["sigma"]}}), launch).row
             for k in range(DRAWS)]  # fmt: skip
     assert int4["kl_k3"] == pytest.approx(float(np.mean([row["mismatch"]["kl_k3"] for row in full])), rel=1e-5)
     assert int4["length_mean"] == pytest.approx(float(np.mean([row["length_mean"] for row in full])), rel=1e-5)
@@ -73,4 +74,4 @@ def test_noise_like_something_else_is_refused(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=f"--noise-like={word}: neither a format of this probe nor a k3"):
             noised(folder, runs, [word], made.WORDS)
     assert noised(folder, runs, (), made.WORDS) is None
-    assert noise_config(0.1, ["model=xs", "task=sort"]).knobs[PART] == {"sigma": 0.1, "draw": "fixed"}
+    assert noise_config(0.1, ["model=xs", "task=sort"]).knobs[NOISE] == {"sigma": 0.1, "draw": "fixed"}
