@@ -16,6 +16,8 @@ from harness.report.plots.save import save_png
 
 FORMATS = ("fp16", "bf16", "w8a16", "fp8_block", "fp8_channel", "fp8_block+kv8", "int8", "nvfp4", "int4", "mxfp4")
 COLOURS = (BLUE, GREEN, VERMILION, ORANGE, PINK, SKY, VIOLET, GREY)
+MARKS = {0.0: "o", 0.5: "s", 1.0: "D"}
+"""Mark by the channel spread of the weights; a triangle for others."""
 LEAST = 1e-7
 WIDTH = 105
 """Characters of a line of the title."""
@@ -27,7 +29,8 @@ def draw(rows: Sequence[Row], values: Sequence[Published], title: str, path: Pat
 
 
 def figure_of(rows: Sequence[Row], values: Sequence[Published], title: str) -> Figure:
-    """Formats to the right, k3 upwards; full marks are vLLM's kernels, hollow ones emulated. Bars in ink: published."""
+    """Formats to the right, k3 upwards; full marks are vLLM's kernels, hollow ones emulated; their shape is the
+    spread. Bars in ink: published."""
     figure: Any = Figure(figsize=(6.9, 3.8), layout="constrained")
     ax = figure.subplots()
     names = [name for name in FORMATS if any(row.format == name for row in rows)]
@@ -41,10 +44,12 @@ def figure_of(rows: Sequence[Row], values: Sequence[Published], title: str) -> F
             if (row.task, row.n, row.parameters, row.engine) == kind and row.format in names:
                 x = names.index(row.format) + shift
                 ax.plot([x, x], [row.k3_low, row.k3_high], color=colour, linewidth=0.9)
-                ax.plot(x, row.k3, "o", **look)
+                ax.plot(x, row.k3, MARKS.get(row.spread, "^"), **look)
         task = "word problems" if kind[0] == "wordmath" else "sorting"
         words = f"{task}, {lengths[kind]} tokens, {kind[2] / 1e6:.2g}M{'' if is_real else ', emulated'}"
         ax.plot([], [], "o", label=words, **look)
+    for spread in sorted({row.spread for row in rows if row.format in names}):
+        ax.plot([], [], MARKS.get(spread, "^"), color=INK, markersize=3.6, label=f"spread of the channels {spread:g}")
     label = "published, real models"
     for value in values:
         for name in value.formats:
