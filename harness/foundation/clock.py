@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -17,8 +17,11 @@ GIB = 2**30
 class Clock:
     """Adds up seconds by stage; what no stage claims is `other`. On a GPU it resets torch's peaks at every border."""
 
-    def __init__(self, device: str) -> None:
-        self.is_cuda = device == "cuda"
+    def __init__(self, device: str, lent: Callable[[], float] = float) -> None:
+        """`lent`: GiB that a sleeping engine has given back at the moment. torch counts them as allocated all the
+        same, so peaks are told without them."""
+        self.is_cuda, self.lent = device == "cuda", lent
+        self._lent = lent()
         self.seconds: dict[str, float] = dict.fromkeys(STAGES, 0.0)
         self.stage_gib: dict[str, float] = {}
         """Peak of allocated memory by stage of WEIGHED; empty on a CPU."""
@@ -33,7 +36,10 @@ class Clock:
             return 0.0
         torch.cuda.synchronize()
         found = torch.cuda.memory_stats_as_nested_dict()
-        gib = {kind: found[f"{kind}_bytes"]["all"]["peak"] / GIB for kind in ("allocated", "reserved") if found}
+        asleep, self._lent = min(self._lent, self.lent()), self.lent()  # from one border to the other, not on the way
+        gib = {
+            kind: found[f"{kind}_bytes"]["all"]["peak"] / GIB - asleep for kind in ("allocated", "reserved") if found
+        }
         self.peaks = {kind: max(value, self.peaks.get(kind, 0.0)) for kind, value in gib.items()}
         torch.cuda.reset_peak_memory_stats()
         return gib.get("allocated", 0.0)

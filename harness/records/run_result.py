@@ -146,8 +146,9 @@ class RunResult(_Record):
     """Tokens per second: rollout, end_to_end."""
     peak_memory_gib: Measured = None
     memory_gib: dict[str, Measured] = {}
-    """GiB of a GPU: peaks allocated and reserved by torch's count, a sleeping engine's too; engine: at its start;
-    given_back. Under verl rest: what the trainer keeps while the engine samples; host: the machine's memory in use."""
+    """GiB of a GPU: peaks allocated and reserved by torch's count, less what a sleeping engine has given back (with it
+    before 2026-11-25); engine: at its start; given_back. Under verl rest: what the trainer keeps while the engine
+    samples; host: the machine's memory in use."""
     num_steps: int = 0
     evals: list[EvalRecord] = []
     evaluations: list[TaskEvalRecord] = []

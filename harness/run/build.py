@@ -55,8 +55,9 @@ def build(config: RunConfig, launch: Launch) -> tuple[Run, dict[str, str | None]
     ]  # fmt: skip
     share = {"engine": reserved_gib(device) - before} if device == "cuda" else {}
     reference = EmbeddedEngine(
-        shape, Plan(rollout_weights=format_named(REFERENCE)), max_batch=config.engine.max_batch, is_empty=True, **ids
-    )
+        shape, Plan(rollout_weights=format_named(REFERENCE)), max_batch=config.engine.max_batch, for_evaluation=True,
+        **ids,
+    )  # fmt: skip
     run = Run(
         config=config, composed=composed, task=start.task, trainer=trainer, engine=engine, reference=reference,
         others=others,

@@ -18,10 +18,13 @@ def lend(run: Run) -> None:
     """Lend the engine's memory to the trainer until `reclaim`, where the run asks for it."""
     if not run.config.engine.sleep:
         return
-    before = free_gib(run.config.trainer.device)
+    device = run.config.trainer.device
+    before, cached = free_gib(device), reserved_gib(device)
     for engine in run.engines:
         engine.sleep()
-    run.keep_peaks({"given_back": free_gib(run.config.trainer.device) - before} if before else {})
+    freed = free_gib(device) - before
+    run.lent_gib += freed - (cached - reserved_gib(device))  # without what the trainer's allocator let go
+    run.keep_peaks({"given_back": freed} if before else {})
 
 
 def reclaim(run: Run) -> None:
@@ -33,6 +36,7 @@ def reclaim(run: Run) -> None:
         torch.cuda.empty_cache()
     for engine in run.engines:
         engine.wake()
+    run.lent_gib = 0.0
 
 
 def rest(run: Run) -> None:

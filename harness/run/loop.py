@@ -70,7 +70,7 @@ def train(run: Run, after_step: Callable[[Run], None]) -> None:
 def grpo_step(run: Run) -> dict[str, Any]:
     """One rollout batch and its updates. Returns the step's metrics."""
     algo, trainer, composed = run.config.algo, run.trainer, run.composed
-    clock = Clock(run.config.trainer.device)
+    clock = Clock(run.config.trainer.device, lambda: run.lent_gib)
     step = Step(index=run.step, total=run.config.trainer.steps, seed=run.config.seed)
     with clock("sleep"):
         reclaim(run)
@@ -243,7 +243,7 @@ def evaluate(run: Run) -> None:
 
     Raises Diverged where a weight is not finite: its answers would be those of no policy.
     """
-    clock = Clock(run.config.trainer.device)
+    clock = Clock(run.config.trainer.device, lambda: run.lent_gib)
     ask = partial(
         evaluation, config=run.config, task=run.task, items=run.eval_items, max_new_tokens=run.max_new_tokens,
         step=run.step,

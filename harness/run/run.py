@@ -147,6 +147,8 @@ class Run:
 
     memory_gib: dict[str, float] = field(default_factory=dict[str, float])
     """Memory of a GPU, as in `RunResult.memory_gib`."""
+    lent_gib: float = 0.0
+    """GPU memory of sleeping engines that is free at the moment, though torch counts it as theirs."""
 
     past: list[Version] = field(default_factory=list[Version])
     """With `algo.staleness`: the trainer's last weights, the sampler's first (`harness.run.staleness`)."""

@@ -63,12 +63,13 @@ class EmbeddedEngine:
         retire_at: float | None = RETIRE_AT,
         keeps_log_probs: bool = False,
         keeps_experts: bool = False,
-        is_empty: bool = False,
+        for_evaluation: bool = False,
     ) -> None:
         """`stop_ids` end a response as `eos_id` does. `max_batch` rows are sampled at once (None: all), fewer where a
         GPU has no room; it is part of the random stream. `retire_at` None: ended rows are computed to the end.
         `keeps_log_probs`: rollouts carry the whole distribution of every token; `keeps_experts`: the experts of every
-        position. `is_empty`: as after `discard`, the weights take no memory before the first load.
+        position. `for_evaluation`: weights take no memory before the first load and no codes are kept of them, so there
+        is no passport.
         Raises ValueError for a plan this engine cannot follow."""
         if plan.sampler == "trainer" and trainer_model is None:
             raise ValueError("sampler=trainer needs trainer_model, the module to sample from")
@@ -81,9 +82,10 @@ class EmbeddedEngine:
         if keeps_experts and config.num_experts == 0:
             raise ValueError("keeps_experts=true: a dense model has no experts; choose a mixture such as model=moe_xs")
         self.max_batch, self.retire_at, self.keeps_log_probs = max_batch, retire_at, keeps_log_probs
+        self.keeps_codes = not for_evaluation
         self.keeps_experts = keeps_experts
         self.trainer_model = trainer_model if plan.sampler == "trainer" else None
-        self.weights = LiveWeights(config, plan, torch.device("meta") if is_empty else self.device)
+        self.weights = LiveWeights(config, plan, torch.device("meta") if for_evaluation else self.device)
         self.kv = KVScales(plan.rollout_kv, config.num_layers, self.device)
         self.cache = KVCache(config.num_layers, config.num_kv_heads, config.head_dim, self.device)
         self.tables = rope_tables(config, 1, self.device)
@@ -95,7 +97,7 @@ class EmbeddedEngine:
             self.weights = LiveWeights(self.config, self.plan, self.device)
         if self.trainer_model is not None:
             weights = check_same_weights(self.trainer_model, weights)
-        for name, scale in self.weights.load(weights).items():
+        for name, scale in self.weights.load(weights, keeps_codes=self.keeps_codes).items():
             layer = int(name.removeprefix("model.layers.").partition(".")[0])
             self.kv.scales[layer, int(name.endswith("v_scale"))] = scale.to(self.device, torch.float32).reshape(())
 
@@ -316,7 +318,7 @@ class EmbeddedEngine:
     def _check_ready(self, *, wants_residual: bool = False) -> None:
         if not self.is_awake:
             raise RuntimeError("the engine is asleep: call wake() first")
-        if not self.weights.loaded:
+        if not self.weights.is_loaded:
             raise RuntimeError("the engine has no weights: call load_weights first")
         if wants_residual and self.weights.residual is not None and not self.weights.residual.is_set:
             raise RuntimeError("the plan's residual channels are not chosen: call calibrate_residual first")

@@ -19,6 +19,7 @@ from torch import Tensor
 from harness.api import TensorRecord
 from harness.numerics.formats import Format
 from harness.numerics.quantize import Quantized, has_tensor_scale
+from harness.numerics.rounding import CASTS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +79,14 @@ def gather(tensors: Mapping[str, Tensor], slab: Slab, dtype: torch.dtype) -> Ten
     """The slab's tensors laid out as `live`, in `dtype`; always new memory, for the stream's belongs to a trainer that
     goes on updating it."""
     return torch.cat([tensors[name] for name in slab.sources]).to(slab.live.device, dtype).view(slab.live.shape)
+
+
+def fill(slab: Slab, tensors: Mapping[str, Tensor]) -> None:
+    """Write a slab of a plain cast (a format without tiles) tensor by tensor: no copy of the slab is made."""
+    layers, sources = slab.live if slab.is_stacked else slab.live[None], iter(slab.sources)
+    for layer in layers:
+        for part in layer.split(slab.rows):
+            part.copy_(tensors[next(sources)].to(part.device, torch.float32).to(CASTS[slab.fmt.element]))
 
 
 def given_scales(given: Mapping[str, Tensor], slab: Slab) -> Tensor | None:

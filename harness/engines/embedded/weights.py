@@ -18,7 +18,7 @@ from torch import Tensor
 from harness.api import Plan, TensorRecord, WeightStream, weight_format
 from harness.engines.embedded.adapters import LiveAdapters
 from harness.engines.embedded.residual import ResidualChannels
-from harness.engines.embedded.slabs import Slab, cut, gather, given_scales, records
+from harness.engines.embedded.slabs import Slab, cut, fill, gather, given_scales, records
 from harness.engines.weight_stream import read_stream
 from harness.models.decoder import ROUTER, DecoderConfig, tensor_shapes
 from harness.numerics.formats import Format, at_rollout, format_named
@@ -96,6 +96,7 @@ class LiveWeights:
         self.adapters = self._adapters()
         alpha = 1.0 if plan.residual_alpha is None else plan.residual_alpha
         self.residual = None if plan.residual is None else ResidualChannels(plan.residual, alpha, self.linears)
+        self.is_loaded = False
         self.loaded: list[tuple[Slab, Quantized]] = []
         self.previous: list[tuple[Slab, Quantized]] = []
         self.saturated: list[tuple[int, float]] = []
@@ -206,9 +207,11 @@ class LiveWeights:
             )  # fmt: skip
 
     @torch.no_grad()
-    def load(self, weights: WeightStream) -> dict[str, Tensor]:
+    def load(self, weights: WeightStream, *, keeps_codes: bool = True) -> dict[str, Tensor]:
         """Quantize a whole stream, then write it. Returns the KV scales it held, by name.
 
+        Codes are kept for `records` and `metrics`, in float32 as large as the weights themselves. Without them plain
+        casts are written tensor by tensor, so that a load takes no memory of its own; quantized weights need theirs.
         Raises ValueError for missing, unexpected, repeated or misshapen tensors; the old weights then stay.
         """
         stream = read_stream(weights, self.shapes, has_kv=self.plan.rollout_kv is not None)
@@ -216,9 +219,15 @@ class LiveWeights:
             self.adapters.check(stream.adapters)
         elif stream.adapters:
             raise ValueError(f"{min(stream.adapters)}: the plan has no adapters at the rollout; stream merged weights")
+
+        def is_written_at_once(slab: Slab) -> bool:
+            return not keeps_codes and slab.fmt.tile is None
+
         fresh: list[tuple[Slab, Quantized]] = []
         saturated: list[tuple[int, float]] = []
         for slab in self.slabs:
+            if is_written_at_once(slab):
+                continue
             received = torch.float32 if slab.fmt.tile is None else CASTS[self.base.element]
             w = gather(stream.tensors, slab, received)
             scale, zero = given_scales(stream.scales, slab), given_scales(stream.zeros, slab)
@@ -228,9 +237,12 @@ class LiveWeights:
             fresh.append((slab, q))
         for slab, q in fresh:
             slab.live.copy_(dequantize(q))
+        for slab in filter(is_written_at_once, self.slabs):
+            fill(slab, stream.tensors)
         if self.adapters is not None:
             self.adapters.load(stream.adapters)
-        self.previous, self.loaded, self.saturated = self.loaded, fresh, saturated
+        self.is_loaded, self.saturated = True, saturated
+        self.previous, self.loaded = (self.loaded, fresh) if keeps_codes else ([], [])
         return stream.kv
 
     def metrics(self) -> dict[str, float]:
@@ -257,7 +269,9 @@ class LiveWeights:
     @torch.no_grad()
     def records(self) -> tuple[TensorRecord, ...]:
         """Records of every live tensor. Raises RuntimeError where the memory that the forward pass
-        reads is not, bit for bit, what the codes and scales of the last load stand for."""
+        reads is not, bit for bit, what the codes and scales of the last load stand for, or no codes were kept."""
+        if not self.loaded:
+            raise RuntimeError("no codes were kept of these weights")
         for key, linear in self.linears.items():
             place = self.places[key]
             if linear.weight.data_ptr() != self.stacks[place.stack][place.index].data_ptr():

@@ -54,6 +54,7 @@ def evaluated(job: VerlJob, composed: Composed, masters: Mapping[str, Tensor] | 
     engine = EmbeddedEngine(
         model.config, Plan(rollout_weights=format_named(REFERENCE)), max_batch=config.engine.max_batch,
         eos_id=task.eos_id, stop_ids=stop_ids(task), pad_id=task.pad_id, device=device,
+        for_evaluation=True,
     )  # fmt: skip
     named = ((name, tensor.detach()) for name, tensor in named_weights(model))
     engine.load_weights(policy_weights(model, named, composed.plan.adapters))

@@ -300,10 +300,19 @@ def test_sleep_frees_the_cache_discard_and_close_the_weights() -> None:
         sample(engine, EVEN)
 
 
-def test_an_empty_engine_takes_memory_at_its_first_load() -> None:
-    model = decoder()
-    engine = EmbeddedEngine(QWEN3, FP32, eos_id=EOS, pad_id=PAD, is_empty=True)
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "int8_channel"])
+@pytest.mark.parametrize("config", [QWEN3, QWEN2, MOE], ids=["qwen3", "qwen2", "moe"])
+def test_an_engine_of_evaluations_has_the_same_weights_and_keeps_no_codes(
+    config: DecoderConfig, precision: str
+) -> None:
+    model, plan = decoder(config), Plan(rollout_weights=format_named(precision))
+    engine = EmbeddedEngine(config, plan, eos_id=EOS, pad_id=PAD, for_evaluation=True)
     assert {tensor.device.type for tensor in engine.weights.stacks.values()} == {"meta"}
     engine.load_weights(model.named_parameters())
-    assert {tensor.device.type for tensor in engine.weights.stacks.values()} == {"cpu"}
-    assert torch.equal(sample(engine, EVEN).logp, sample(loaded(model), EVEN).logp)
+    usual = loaded(model, plan)
+    for name, stack in usual.weights.stacks.items():
+        assert torch.equal(engine.weights.stacks[name], stack), name
+    assert torch.equal(sample(engine, EVEN).logp, sample(usual, EVEN).logp)
+    assert usual.weights.loaded and not engine.weights.loaded
+    with pytest.raises(RuntimeError, match="no codes"):
+        engine.realized_plan()
