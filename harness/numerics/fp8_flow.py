@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from harness.numerics import fp8_gemm
 from harness.numerics.formats import Format
-from harness.numerics.fp8_gemm import Flow, Kernels, Operand
+from harness.numerics.fp8_gemm import Kernels
 from harness.numerics.quantize import fake_quantize
 
 
@@ -86,7 +86,7 @@ class FP8Linear(nn.Linear):
     kernels: Kernels | None
     """Kernels of the products; None: they are emulated. `use_kernels` sets it."""
     run: Callable[[FP8Linear, Tensor], Tensor]
-    """`compute`, or what stands for it beside a compiler, which must not look into it (`trainers.compiling`)."""
+    """`emulate`, or what stands for it beside a compiler, which must not look into it (`trainers.compiling`)."""
 
     def __init__(self, linear: nn.Linear, *, weights: Format, acts: Format, fp8_saved_activations: bool = True) -> None:
         """`fp8_saved_activations`: the backward pass gets X as its FP8 1x128 form dequantized into bf16 (Jet-RL);
@@ -99,39 +99,31 @@ class FP8Linear(nn.Linear):
         self.register_parameter("bias", linear.bias)
         self.weights, self.fmt = weights, acts
         self.fp8_saved_activations = fp8_saved_activations
-        self.kernels, self.run = None, FP8Linear.compute
-        self._held: list[tuple[Operand, Operand]] | None = None
+        self.kernels, self.key, self.run = None, "", FP8Linear.emulate
+        self._held: tuple[Tensor, ...] | None = None
         self.train(linear.training)
 
     def forward(self, input: Tensor) -> Tensor:
         """float32 [..., K] -> float32 [..., N] that a bf16 tensor could hold; with kernels, the dtype of the input."""
-        return self.run(self, input)
+        if self.kernels is None:
+            return self.run(self, input)
+        codes = self._held or fp8_gemm.weight_codes(self.weight.detach(), self.key, self.weights.name)
+        y = fp8_gemm.linear(
+            input.to(torch.bfloat16), self.weight, cast(Tensor | None, self.bias), codes, kernels=self.key,
+            acts=self.fmt.name, is_twice=self.fp8_saved_activations,
+        )  # fmt: skip
+        return y.to(input.dtype)
 
-    def compute(self, input: Tensor) -> Tensor:
-        """Compute `forward`, without the seam for a compiler."""
-        bias = cast(Tensor | None, self.bias)
-        if self.kernels is not None:
-            return fp8_gemm.linear(input, self.weight, bias, self.flow(self.kernels))
+    def emulate(self, input: Tensor) -> Tensor:
+        """Compute `forward` in float32, without the seam for a compiler."""
         knobs = (self.weights, self.fmt, self.fp8_saved_activations)
-        return cast(Tensor, _FP8Product.apply(input, self.weight, bias, *knobs))
-
-    def flow(self, kernels: Kernels) -> Flow:
-        """`Flow` of the layer as it is now, with `kernels`."""
-        return Flow(kernels=kernels, weights=self.weights, acts=self.fmt, held=self._codes(kernels),
-                    is_saved_fp8=self.fp8_saved_activations, has_graph=torch.is_grad_enabled())  # fmt: skip
-
-    def hold(self, is_held: bool) -> None:
-        """Keep the codes of the weight from the next forward pass on, or drop them; see `held_weights`."""
-        self._held = [] if is_held else None
+        return cast(Tensor, _FP8Product.apply(input, self.weight, cast(Tensor | None, self.bias), *knobs))
 
     @torch.no_grad()
-    def _codes(self, kernels: Kernels) -> tuple[Operand, Operand] | None:
-        """Codes of the weight that `held_weights` keeps, made at the first use; None outside of it."""
-        if self._held is None:
-            return None
-        if not self._held:
-            self._held.append(kernels.weight(self.weight, self.weights))
-        return self._held[0]
+    def hold(self, is_held: bool) -> None:
+        """Make the codes of the weight once for all forward passes from now on, or drop them; see `held_weights`."""
+        is_held = is_held and self.kernels is not None
+        self._held = fp8_gemm.weight_codes(self.weight.detach(), self.key, self.weights.name) if is_held else None
 
     def extra_repr(self) -> str:
         """Shape, formats and who computes, for printing."""
@@ -148,6 +140,7 @@ def use_kernels(model: nn.Module, kernels: Kernels | None) -> dict[str, str]:
     for name, layer in _layers(model):
         is_fit = kernels is not None and fp8_gemm.fits(layer.weight.shape, layer.weights, layer.fmt)
         layer.kernels = kernels if is_fit else None
+        layer.key = "" if layer.kernels is None else fp8_gemm.key_of(layer.kernels)
         found[name] = "emulated" if layer.kernels is None else layer.kernels.name
     return found
 

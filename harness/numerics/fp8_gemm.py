@@ -15,17 +15,18 @@ Left out: shapes that 128 does not divide (they stay emulated), and accumulation
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from harness.numerics.formats import Format
+from harness.numerics.formats import Format, format_named
 from harness.numerics.quantize import fake_quantize, quantize
 
+E4M3 = torch.float8_e4m3fn
 TILE = 128
 """Rows and columns of a weight's tile, elements of a run, and what T is filled up to."""
 
@@ -77,20 +78,6 @@ class Kernels:
     Hopper scales a product of runs by square tiles with half the instructions."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Flow:
-    """Kernels, formats and kept codes of a layer's products."""
-
-    kernels: Kernels
-    weights: Format
-    acts: Format
-    is_saved_fp8: bool
-    has_graph: bool
-    """Is a backward pass possible? Without one nothing is quantized along tokens and nothing is saved."""
-    held: tuple[Operand, Operand] | None
-    """(W, W^T) made earlier from the same weight."""
-
-
 def fits(shape: tuple[int, ...] | torch.Size, weights: Format, acts: Format) -> bool:
     """Can the products of a weight of `shape` [N, K] under these formats be computed on codes?"""
     is_whole = len(shape) == 2 and all(size > 0 and size % TILE == 0 for size in shape)
@@ -102,59 +89,121 @@ def padded(tokens: int) -> int:
     return -(-tokens // TILE) * TILE
 
 
-class _Products(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, flow: Flow) -> Tensor:
-        kernels, acts = flow.kernels, flow.acts
-        wants_x, wants_weight = (wanted and flow.has_graph for wanted in ctx.needs_input_grad[:2])
-        w, turned = flow.held or kernels.weight(weight, flow.weights)
-        flat = x.reshape(-1, x.shape[-1])
-        rows, columns = kernels.runs(
-            flat, acts, has_rows=True, has_columns=wants_weight, is_twice=flow.is_saved_fp8, is_square=kernels.is_square
-        )
-        assert rows is not None
-        saved = [*_tensors(turned if wants_x else None), *_tensors(columns)]
-        ctx.save_for_backward(*saved)
-        ctx.flow, ctx.shape, ctx.dtype = flow, x.shape, x.dtype
-        y = kernels.by_tiles(rows, w)[: len(flat)]
-        if bias is not None:
-            y = y + bias.to(torch.bfloat16)
-        return y.to(x.dtype).view(*x.shape[:-1], len(weight))
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        flow = cast(Flow, ctx.flow)
-        saved = ctx.saved_tensors  # read once: a checkpoint hands them out once
-        turned, x = _operand(saved[:2]), _operand(saved[2:])
-        dy = grads[0].flatten(0, -2)
-        rows, columns = flow.kernels.runs(
-            dy, flow.acts, has_rows=turned is not None, has_columns=x is not None, is_twice=False
-        )
-        dx = dw = db = None
-        if rows is not None and turned is not None:
-            dx = flow.kernels.by_tiles(rows, turned)[: len(dy)].to(ctx.dtype).view(ctx.shape)
-        if columns is not None and x is not None:
-            dw = flow.kernels.by_runs(columns, x)
-        if ctx.needs_input_grad[2]:
-            db = dy.to(torch.bfloat16).sum(0, dtype=torch.float32)
-        return dx, dw, db, None
+_KERNELS: dict[str, Kernels] = {}
 
 
-def _tensors(operand: Operand | None) -> tuple[Tensor | None, Tensor | None]:
-    return (None, None) if operand is None else (operand.codes, operand.scale)
+def key_of(kernels: Kernels) -> str:
+    """Name under which the operators of this file find `kernels` again: an operator takes tensors and plain values."""
+    for key, known in _KERNELS.items():
+        if known == kernels:
+            return key
+    key = kernels.name if kernels.name not in _KERNELS else f"{kernels.name}, {len(_KERNELS)}"
+    _KERNELS[key] = kernels
+    return key
 
 
-def _operand(saved: tuple[Tensor | None, ...]) -> Operand | None:
-    codes, scale = saved
-    return None if codes is None or scale is None else Operand(codes=codes, scale=scale)
+@torch.library.custom_op("lowbit::fp8_weight", mutates_args=())
+def weight_codes(weight: Tensor, kernels: str, fmt: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Codes and scales of W and of W^T, as `Kernels.weight` makes them, of a master weight [N, K]."""
+    plain, turned = _KERNELS[kernels].weight(weight, format_named(fmt))
+    return plain.codes, plain.scale, turned.codes, turned.scale
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None, flow: Flow) -> Tensor:
-    """`x` [..., K], `weight` float [N, K], `bias` [N] -> [..., N] in the dtype of `x`; gradients as in the docstring.
+@weight_codes.register_fake
+def _(weight: Tensor, kernels: str, fmt: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    (n, k), wide = weight.shape, torch.float32
+    return (weight.new_empty(n, k, dtype=E4M3), weight.new_empty(n // TILE, k // TILE, dtype=wide),
+            weight.new_empty(k, n, dtype=E4M3), weight.new_empty(k // TILE, n // TILE, dtype=wide))  # fmt: skip
 
-    N and K must be multiples of 128 (`fits`).
+
+@torch.library.custom_op("lowbit::fp8_product", mutates_args=())
+def _product(
+    x: Tensor, weight: Tensor, bias: Tensor | None, codes: Tensor, scale: Tensor, turned: Tensor, turned_scale: Tensor,
+    kernels: str, acts: str, is_twice: bool, keeps: bool,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """(Y [T, N] bf16, codes and scales of X^T for the gradient of the weight, as bytes and as int32, which have no
+    gradients). `weight` is here for its gradient alone."""
+    found = _KERNELS[kernels]
+    rows, columns = found.runs(
+        x, format_named(acts), has_rows=True, has_columns=keeps, is_twice=is_twice, is_square=found.is_square
+    )
+    assert rows is not None
+    y = found.by_tiles(rows, Operand(codes=codes, scale=scale))[: len(x)]
+    if bias is not None:
+        y = y + bias.to(torch.bfloat16)
+    if columns is None:
+        return y, x.new_empty(0, dtype=torch.uint8), x.new_empty(0, dtype=torch.int32)
+    return y, columns.codes.view(torch.uint8), columns.scale.view(torch.int32)
+
+
+@_product.register_fake
+def _(
+    x: Tensor, weight: Tensor, bias: Tensor | None, codes: Tensor, scale: Tensor, turned: Tensor, turned_scale: Tensor,
+    kernels: str, acts: str, is_twice: bool, keeps: bool,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    (tokens, k), y = x.shape, x.new_empty(x.shape[0], weight.shape[0])
+    if not keeps:
+        return y, x.new_empty(0, dtype=torch.uint8), x.new_empty(0, dtype=torch.int32)
+    tiles = (tokens + TILE - 1) // TILE
+    scales = (x.new_empty(k // TILE, tiles, dtype=torch.int32) if _KERNELS[kernels].is_square else
+              x.new_empty(tiles, k, dtype=torch.int32).t())  # fmt: skip
+    return y, x.new_empty(k, tiles * TILE, dtype=torch.uint8), scales
+
+
+@torch.library.custom_op("lowbit::fp8_gradients", mutates_args=())
+def _gradients(
+    dy: Tensor, turned: Tensor, turned_scale: Tensor, columns: Tensor, column_scale: Tensor, kernels: str, acts: str,
+    wants_x: bool, wants_weight: bool, wants_bias: bool,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """(dX [T, K] bf16, dW [N, K] float32, db [N] float32); empty where not wanted."""
+    found = _KERNELS[kernels]
+    rows, across = found.runs(dy, format_named(acts), has_rows=wants_x, has_columns=wants_weight, is_twice=False)
+    dx, dw, db = dy.new_empty(0), turned_scale.new_empty(0), turned_scale.new_empty(0)
+    if rows is not None:
+        dx = found.by_tiles(rows, Operand(codes=turned, scale=turned_scale))[: len(dy)]
+    if across is not None:
+        dw = found.by_runs(across, Operand(codes=columns.view(E4M3), scale=column_scale.view(torch.float32)))
+    if wants_bias:
+        db = dy.sum(0, dtype=torch.float32)
+    return dx, dw, db
+
+
+@_gradients.register_fake
+def _(
+    dy: Tensor, turned: Tensor, turned_scale: Tensor, columns: Tensor, column_scale: Tensor, kernels: str, acts: str,
+    wants_x: bool, wants_weight: bool, wants_bias: bool,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    (tokens, n), k = dy.shape, turned.shape[0]
+    return (dy.new_empty((tokens, k) if wants_x else (0,)), turned_scale.new_empty((n, k) if wants_weight else (0,)),
+            turned_scale.new_empty((n,) if wants_bias else (0,)))  # fmt: skip
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+    ctx.save_for_backward(*inputs[5:7], *output[1:])
+    ctx.kernels, ctx.acts = inputs[7:9]
+
+
+def _backward(ctx: Any, dy: Tensor, *_: Tensor | None) -> tuple[Tensor | None, ...]:
+    wanted = ctx.needs_input_grad[:3]
+    found = _gradients(dy, *ctx.saved_tensors, ctx.kernels, ctx.acts, *wanted)
+    return *(grad if wants else None for grad, wants in zip(found, wanted, strict=True)), *[None] * 8
+
+
+_product.register_autograd(_backward, setup_context=_keep)
+
+
+def linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None, codes: Sequence[Tensor], *, kernels: str, acts: str, is_twice: bool
+) -> Tensor:
+    """bf16 [..., K] -> bf16 [..., N], with the gradients of the docstring, as operators that a compiler passes on
+    unchanged and whose neighbours it fuses.
+
+    `weight` float [N, K] and `bias` [N] get gradients; `codes` are the weight's (`weight_codes`), `kernels` is a
+    `key_of`, `acts` the name of a format. `is_twice`: X is kept in FP8. N and K must be multiples of 128 (`fits`).
     """
-    return cast(Tensor, _Products.apply(x, weight, bias, flow))
+    keeps = torch.is_grad_enabled() and weight.requires_grad
+    y, _, _ = _product(x.flatten(0, -2), weight, bias, *codes, kernels, acts, is_twice, keeps)
+    return y.view(*x.shape[:-1], len(weight))
 
 
 def reference(*, is_square: bool = False) -> Kernels:
@@ -166,8 +215,12 @@ def reference(*, is_square: bool = False) -> Kernels:
 def _weight(weight: Tensor, fmt: Format) -> tuple[Operand, Operand]:
     q = quantize(weight.to(torch.bfloat16), fmt)
     assert q.scale is not None
-    turned = Operand(codes=q.codes.t().contiguous(), scale=q.scale.t().contiguous())
+    turned = Operand(codes=_turned(q.codes), scale=_turned(q.scale))
     return Operand(codes=q.codes, scale=q.scale), turned
+
+
+def _turned(x: Tensor) -> Tensor:
+    return x.t().clone(memory_format=torch.contiguous_format)
 
 
 def _runs(

@@ -1,11 +1,12 @@
 """Compiled decoder layers: `torch.compile` layer by layer, so that all layers of a shape share one compilation.
 
 What may be compiled is what was tried and gave the numbers of the eager layers: float32 linears, trained adapters
-beside them, 16-bit products on 16-bit operands, and FP8 products, which the compiler does not see: it compiles what
-lies between two of them, while codes and products are made as in an eager layer, bit for bit. Other emulated formats
-are refused: a compiler takes a cast to 16 bits and back for nothing and drops the rounding, and it cannot trace the
-quantizers. Attention of packed sequences is not seen either: every set of lengths would be another graph. The head's
-chunks are compiled by `harness.numerics.head_logp`. Left out: the embedding, a head whose logits stand as a whole.
+beside them, 16-bit products on 16-bit operands, and FP8 products. Those of kernels are operators, which the compiler
+passes on unchanged and whose neighbours it fuses; emulated ones it does not see, and breaks its graph there. Codes and
+products are made as in an eager layer, bit for bit. Other emulated formats are refused: a compiler takes a cast to 16
+bits and back for nothing and drops the rounding, and it cannot trace the quantizers. Attention of packed sequences is
+not seen either: every set of lengths would be another graph. The head's chunks are compiled by
+`harness.numerics.head_logp`. Left out: the embedding, a head whose logits stand as a whole.
 """
 
 # pyright: reportUnknownMemberType=false
@@ -59,7 +60,7 @@ def _unseen() -> Callable[[FP8Linear, Tensor], Tensor]:
     from torch._dynamo import mark_static
 
     def compute(layer: FP8Linear, input: Tensor) -> Tensor:
-        y = layer.compute(input)
+        y = layer.emulate(input)
         mark_static(y, y.dim() - 1)  # behind a break all sizes count as changing; channels do not
         return y
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -223,7 +223,7 @@ class LocalTrainer:
         """Backward over one optimizer batch: (loss, summed sums). Raises Diverged on a non-finite loss."""
         reusable = scores if scores is not None and scores.logp.requires_grad and not wants_logits else None
         total, sums = torch.zeros((), device=seqs.ids.device), dict[str, Tensor]()
-        with held_weights(self.model):
+        with held_weights(self.model) if reusable is None else nullcontext():
             for rows in self.passes(seqs, wants_logits=wants_logits):
                 found = reusable or self._forward(seqs.take(rows), wants_logits=wants_logits)
                 loss, parts = loss_of(rows, found)

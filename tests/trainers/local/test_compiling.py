@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -95,7 +96,7 @@ def graphs() -> int:
 
 
 def test_the_fp8_flow_is_traced_around_its_products_bit_for_bit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many layers there are, and whichever kernels: the graphs between the products are compiled once."""
+    """However many layers there are: the graphs of a layer are compiled once for each kind of products."""
     trace(monkeypatch)
     seen, seqs = [graphs()], sequences()
     for num_layers, kernels in ((2, None), (2, reference()), (3, None), (3, reference(is_square=True))):
@@ -107,8 +108,9 @@ def test_the_fp8_flow_is_traced_around_its_products_bit_for_bit(monkeypatch: pyt
             assert torch.equal(found.logp, eager.logp) and torch.equal(found.entropy, eager.entropy)
             assert len(got) == len(wanted) and all(torch.equal(a, b) for a, b in zip(got, wanted, strict=True))
         seen.append(graphs())
-    assert 8 <= seen[1] - seen[0] <= 16 and seen[2] - seen[1] <= 4  # an emulated product is no view of a longer one
-    assert seen[2] == seen[3] == seen[4]
+    emulated, kernels, again, square = (after - before for before, after in pairwise(seen))
+    assert 8 <= emulated <= 16 and again == 0  # an emulated product breaks the graph
+    assert 1 <= kernels <= 4 and 1 <= square <= 4  # an operator does not
 
 
 def test_a_compiled_flow_multiplies_by_its_weights_of_now(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,7 +136,9 @@ def test_the_compiled_fp8_flow_is_the_eager_one_up_to_tipped_codes(kernels: Kern
     compile_layers(model.model.layers)
     found, got = run(model, seqs)
     far = max(float((a - b).norm() / b.norm()) for a, b in zip(got, wanted, strict=True))
-    assert far < 0.1 and (found.logp - eager.logp).abs().max() < 0.1 and graphs() - before >= 8, far
+    count = graphs() - before
+    assert far < 0.1 and (found.logp - eager.logp).abs().max() < 0.1, far
+    assert count >= 8 if kernels is None else 1 <= count <= 4
 
 
 @pytest.mark.slow
