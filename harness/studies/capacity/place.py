@@ -100,6 +100,10 @@ class Layout:
         return found + ["off"] * self.is_offloaded + ["lora"] * self.is_lora
 
 
+HOST = "the host"
+"""Name of the host in `GpuSplit.lacks`."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class GpuSplit:
     """Placement of a step on GPUs."""
@@ -141,29 +145,29 @@ class GpuSplit:
         return sum(self.host.values())
 
     @property
-    def fits_gpu(self) -> bool:
-        """Is there so much memory on a GPU, with room for a response in the cache?"""
-        return self.update_gib <= USABLE_GIB and self.at_once >= 1
+    def lacks(self) -> dict[str, str]:
+        """What does not fit -> why, in words: the update and sampling on a GPU, with room for a response in the cache,
+        and the host."""
+        return {
+            what: f"{what} needs {needed:.1f} of {room:.1f} GiB a {of}, {most} {parts[most]:.1f}"
+            for what, parts, needed, room, of, fits in (
+                ("the update", self.update, self.update_gib, USABLE_GIB, "GPU", self.update_gib <= USABLE_GIB),
+                ("sampling", self.sampling, self.sampling_gib, USABLE_GIB, "GPU", self.at_once >= 1),
+                (HOST, self.host, self.host_gib, self.host_room_gib, "machine", self.host_gib <= self.host_room_gib),
+            )
+            if not fits
+            for most in [max(parts, key=lambda name: parts[name])]
+        }
 
     @property
-    def fits_host(self) -> bool:
-        """Is there so much main memory?"""
-        return self.host_gib <= self.host_room_gib
+    def fits_gpu(self) -> bool:
+        """Is there so much memory on a GPU?"""
+        return not self.lacks.keys() - {HOST}
 
     @property
     def reason(self) -> str:
         """Reason why it does not fit; empty where it does."""
-        found = [
-            f"{what} needs {needed:.1f} of {room:.1f} GiB a {of}, {most} {parts[most]:.1f}"
-            for what, parts, needed, room, of, fits in (
-                ("the update", self.update, self.update_gib, USABLE_GIB, "GPU", self.update_gib <= USABLE_GIB),
-                ("sampling", self.sampling, self.sampling_gib, USABLE_GIB, "GPU", self.at_once >= 1),
-                ("the host", self.host, self.host_gib, self.host_room_gib, "machine", self.fits_host),
-            )
-            if not fits
-            for most in [max(parts, key=lambda name: parts[name])]
-        ]
-        return "; ".join(found)
+        return "; ".join(self.lacks.values())
 
     @property
     def verdict(self) -> str:
@@ -186,7 +190,7 @@ def place(work: Work, gpus: int) -> GpuSplit:
     found: GpuSplit | None = None
     for ways in engine_ways(work.size, gpus):
         found = first_that_fits(work, gpus, Layout(ways=ways))
-        if found.at_once and found.fits_host:
+        if found.at_once and HOST not in found.lacks:
             break
     assert found is not None
     return found

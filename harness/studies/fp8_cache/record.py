@@ -9,6 +9,7 @@ from typing import Any
 
 from harness.config.load import load
 from harness.foundation import provenance
+from harness.foundation.digits import significant
 from harness.models.checkpoint import check_folder, content_hash, load_decoder
 from harness.records.paths import fp8_cache_folder
 from harness.records.run_result import write_atomic
@@ -43,7 +44,7 @@ def measure(
         found, model, task, num_prompts=samples[0], each=samples[1], tell=tell
     )  # fmt: skip
     head, is_dirty = provenance.commit()
-    return short({
+    return significant({
         "name": name, "hash": content_hash(folder),
         "first": None if first is None else first.resolve().name,
         "task": task.name, "n": config.task.n, "num_parameters": sum(p.numel() for p in model.parameters()),
@@ -52,16 +53,7 @@ def measure(
         "accuracies": told, "samples": None if samples is None else list(samples),
         "commit": head, "is_dirty": is_dirty, "packages": provenance.packages(),
         "hardware": provenance.hardware("cpu"),
-    })  # fmt: skip
-
-
-def short(value: Any) -> Any:
-    """The same with floats of DIGITS significant digits."""
-    if isinstance(value, dict):
-        return {key: short(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [short(item) for item in value]
-    return float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value
+    }, DIGITS)  # fmt: skip
 
 
 def write(results: Path, record: Record) -> Path:

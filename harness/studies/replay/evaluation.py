@@ -18,6 +18,7 @@ from torch import Tensor
 from harness.api import stated_knobs
 from harness.config.load import parse
 from harness.config.schema import Launch, RunConfig
+from harness.foundation.digits import significant
 from harness.foundation.seeds import stable_seed
 from harness.objective.loss import MODES
 from harness.objective.mismatch import ENTROPY_EDGES
@@ -105,7 +106,7 @@ def evaluate_context(
                 "reference": {name: asdict(one.summary) for name, one in found.items() if one.is_known},
                 "skipped": skipped | noise, "rows": rows,
             }  # fmt: skip
-            text = json.dumps(_rounded(record), separators=(",", ":"), allow_nan=False)
+            text = json.dumps(significant(record, 5), separators=(",", ":"), allow_nan=False)
             lines = text.replace('{"arm"', '\n{"arm"') + "\n"
             write_atomic(record_path(records, folder, name, age), lines.encode())
     return skipped
@@ -245,14 +246,3 @@ def _flat(values: dict[str, Any]) -> dict[str, Any]:
         else:
             flat[name] = value
     return flat
-
-
-def _rounded(value: Any) -> Any:
-    """Five significant digits; what is not finite becomes null."""
-    if isinstance(value, dict):
-        return {k: _rounded(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_rounded(v) for v in value]
-    if isinstance(value, float):
-        return float(f"{value:.5g}") if math.isfinite(value) else None
-    return value

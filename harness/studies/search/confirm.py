@@ -15,12 +15,13 @@ from typing import Any, Literal
 from optuna.trial import FrozenTrial, TrialState
 
 from harness.config.schema import Launch
+from harness.foundation.digits import significant
 from harness.records.run_result import RunResult
 from harness.records.stats import Difference, paired
 from harness.studies.search.cells import outcome_on_disk, run_one
 from harness.studies.search.pruning import oriented
 from harness.studies.search.run import Session
-from harness.studies.search.space import cell_of, overrides_of, rounded
+from harness.studies.search.space import DIGITS, cell_of, overrides_of
 from harness.studies.search.spec import Search
 from harness.studies.search.trials import measured
 
@@ -42,7 +43,7 @@ class Contender:
 
 def values_of(trial: FrozenTrial) -> dict[str, Any]:
     """The knobs of a trial as they went into its cells, with that of its share."""
-    return dict(trial.user_attrs.get("values") or {k: rounded(v) for k, v in trial.params.items()})
+    return dict(trial.user_attrs.get("values") or {k: significant(v, DIGITS) for k, v in trial.params.items()})
 
 
 def is_feasible(trial: FrozenTrial) -> bool:

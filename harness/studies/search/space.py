@@ -14,6 +14,7 @@ from harness.config.load import groups, leaves, load
 from harness.config.resolve import resolve
 from harness.config.schema import RunConfig
 from harness.foundation.did_you_mean import nearest
+from harness.foundation.digits import significant
 from harness.models.checkpoint import content_hash
 from harness.run.checks import check
 from harness.studies.search.spec import Knob, Search, is_active
@@ -21,6 +22,8 @@ from harness.sweep import with_default_precision
 
 _HYDRA = threading.Lock()
 """Hydra keeps the configuration that it composes in one global place."""
+DIGITS = 4
+"""Significant digits of a real knob: more say nothing and make names unreadable."""
 MAX_COMBINATIONS = 512
 """Combinations of choices that are composed before a search starts; of more, the first ones."""
 
@@ -58,12 +61,9 @@ def _one(trial: Suggests, name: str, knob: Knob) -> Any:
     assert knob.low is not None and knob.high is not None
     if isinstance(knob.low, int) and isinstance(knob.high, int):
         return trial.suggest_int(name, knob.low, knob.high, step=int(knob.step or 1), log=knob.log)
-    return rounded(trial.suggest_float(name, float(knob.low), float(knob.high), step=knob.step, log=knob.log))
-
-
-def rounded(value: Any) -> Any:
-    """Four significant digits of a float: more say nothing and make names unreadable."""
-    return float(f"{value:.4g}") if isinstance(value, float) else value
+    return significant(
+        trial.suggest_float(name, float(knob.low), float(knob.high), step=knob.step, log=knob.log), DIGITS
+    )
 
 
 def overrides_of(search: Search, values: Mapping[str, Any]) -> list[str]:
@@ -91,7 +91,7 @@ def text(value: Any) -> str:
     """A value as Hydra's grammar wants it."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
-    return repr(rounded(value)) if isinstance(value, float) else str(value)
+    return repr(significant(value, DIGITS)) if isinstance(value, float) else str(value)
 
 
 def cell_of(overrides: list[str], seed: int) -> RunConfig:
