@@ -23,6 +23,8 @@ FIRST = (
 """Fields in order of precedence: where several vary together, the first stands for them."""
 CONTEXT = ("model.", "task.", "base.", "engine.", "trainer.name", "trainer.steps")
 """Fields that set the experiment. Two arms are compared only where these agree."""
+OF_PRECISION = "precision."
+"""Prefix of the names of a precision's own fields."""
 KNOBS = "knobs."
 """Prefix of the names of a method's own options."""
 WORDS = {
@@ -40,6 +42,7 @@ WORDS = {
     "trainer.lr": "lr={}",
     "engine.name": "{}",
     "parts": "{}",
+    "precision.weights": "{}",
 }
 """Form of a field in a label; others are written name=value."""
 PRECISIONS = (
@@ -82,7 +85,9 @@ def group_arms(results: Sequence[RunResult]) -> list[Arm]:
         axes = {name: fields[key].get(name) for name in names}
         context = {name: value for name, value in axes.items() if name.startswith(CONTEXT)}
         method, precision = fields[key]["method"], fields[key]["precision.name"]
-        others = {name: value for name, value in axes.items() if name not in context and value != usual[name]}
+        others = {
+            name: value for name, value in axes.items() if name not in context and value != usual[precision][name]
+        }
         variant = label({name: v for name, v in others.items() if not name.startswith(KNOBS) or (method, name) in own})
         arms.append(
             Arm(
@@ -159,13 +164,16 @@ def _axes(settings: Sequence[Fields]) -> list[str]:
     return names[2:]
 
 
-def _usual(settings: Sequence[Fields], names: Sequence[str]) -> Fields:
-    """The most common value of every axis that sets no experiment; contexts are always written out."""
-    usual: Fields = {}
-    for name in names:
-        if not name.startswith(CONTEXT):
-            values = [json.dumps(fields.get(name)) for fields in settings]
-            usual[name] = json.loads(max(values, key=values.count))
+def _usual(settings: Sequence[Fields], names: Sequence[str]) -> dict[str, Fields]:
+    """Precision -> the most common value of every axis that sets no experiment; contexts are always written out. Fields
+    of the precision itself, such as the weights' format, are counted within it."""
+    usual: dict[str, Fields] = {fields["precision.name"]: {} for fields in settings}
+    for precision, found in usual.items():
+        for name in names:
+            if not name.startswith(CONTEXT):
+                alike = [s for s in settings if not name.startswith(OF_PRECISION) or s["precision.name"] == precision]
+                values = [json.dumps(fields.get(name)) for fields in alike]
+                found[name] = json.loads(max(values, key=values.count))
     return usual
 
 

@@ -59,6 +59,13 @@ def test_knobs_are_written_where_they_vary_within_a_method() -> None:
     assert labels(run(), plain, *runs)[1] == "mis int4"
 
 
+def test_a_field_of_the_precision_is_written_where_it_is_unusual_for_that_precision() -> None:
+    weights = {"bf16": "bf16", "int8": "int8_channel", "int4": "int4_g32"}
+    runs = [run("naive", name, precision__weights=w) for name, w in weights.items()]
+    runs += [run("rilq", "int4", precision__weights=w) for w in ("int4_g32", "int4_g128")]
+    assert labels(*runs) == ["naive bf16", "naive int8", "naive int4", "rilq int4", "rilq int4 int4_g128"]
+
+
 def test_paths_make_no_arm() -> None:
     a, b = run(model__path="a"), run(model__path="b", seed=1)
     assert len(group_arms([a, b])) == 1

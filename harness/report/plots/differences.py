@@ -100,7 +100,9 @@ def _draw(ax: Axes, rows: Rows, found: dict[tuple[str, str], dict[str, Any]], co
     ax.set_ylim(len(rows) - 0.5, -0.5)
     ax.axvspan(-DELTA, DELTA, color=REFERENCE, alpha=0.12, zorder=0, linewidth=0)
     ax.set_xscale("symlog", linthresh=ZOOM, linscale=0.8)
-    ax.set_xlim(-1.0, 0.3)
+    shown = [row for by_context in found.values() for row in by_context.values()]
+    is_wide = any(value > 0.3 for row in shown for value in (row["difference"], row["difference_high"]))
+    ax.set_xlim(-1.0, 1.0 if is_wide else 0.3)
     ax.set_xticks(TICKS, [f"{tick:g}".replace("0.", ".") for tick in TICKS], fontsize=6.5)
     ax.minorticks_off()
     ax.grid(axis="y", visible=False)
