@@ -15,14 +15,16 @@
 # KL divergence of the INT8 sampler from the trainer grows from 0.002 to 0.025 over 1000 steps, and that single
 # token ratios reach 1e5.
 #
-# **Here.** The same two quantities over 80 steps at int8 and int4, without a correction, with TIS (`flashrl`), with
+# **Here.** The same two quantities over 80 steps of sorting digits at int8 and int4, with emulated formats, and over
+# 150 steps of word problems at int8, on vLLM's kernels: without a correction, with TIS (`flashrl`), with
 # ACR (`qurl_acr`) and with ACR and UAQ (`qurl`): k3, which estimates that KL, and the largest |log ratio| of a
 # batch.
 #
 # **What this cannot show.** The slow growth over a thousand steps of a 7B model. A model of 0.2M parameters moves
-# further in 80 steps than theirs, so only the direction can be compared.
+# further in 80 steps than theirs, so only the direction can be compared: up on digits, down on word problems.
 #
-# From the sweep `ablate_qurl`; `lowbit figures qurl_mismatch` draws the same figure into `results/figures/paper`.
+# From the sweeps `ablate_qurl` and `main_wordmath`; `lowbit figures qurl_mismatch` draws the same figure into
+# `results/figures/paper`.
 
 # %%
 from IPython.display import display

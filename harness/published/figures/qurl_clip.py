@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from harness.published.figures.drawn import Drawn
 from harness.published.figures.estimates import difference, fraction, ratio
 from harness.published.figures.marks import METHODS, draw_rows, note
-from harness.published.figures.qurl_mismatch import PRECISIONS, shown
+from harness.published.figures.qurl_mismatch import PANELS, shown
 from harness.published.figures.records import auc, load, over_steps, series
 from harness.records.arms import Arm
 from harness.report.plots.bands import Series
@@ -26,7 +26,7 @@ HIGH_WORDS = "at the upper clip"
 def draw(results: Path) -> Drawn:
     """Fraction of clipped tokens over the steps, and at the upper clip where the series has it."""
     found = load(results, "ablate_qurl")
-    panels = {precision: shown(found, precision) for precision in PRECISIONS}
+    panels = {p.precision: shown(found, p) for p in PANELS.values() if p.sweep == found.sweep}
     rows = series(found, [arm for inside in panels.values() for arm in inside])
     control = next(arm for inside in panels.values() for arm in inside)
     numbers = pd.DataFrame(

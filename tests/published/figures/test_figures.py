@@ -143,13 +143,19 @@ def _qurl_columns(flips: float, high: float) -> dict[str, float]:
 
 
 def test_qurl_figures(tmp_path: Path) -> None:
-    results = write(tmp_path, qurl_runs())
+    words = run("main_wordmath", "bf16", task__n=10) + run(
+        "main_wordmath", "naive", "int8", k3=(4e-3, 2e-3), task__n=10
+    )
+    results = write(tmp_path, qurl_runs() + words)
     drawn = draw("qurl_mismatch", results)
+    assert row(drawn, panel="int8, word problems, kernels", method="naive")["growth"] < 1
     steps = np.arange(STEPS) / (STEPS - 1)
     tenfold = (0.01**-steps)[-10:].mean() / (0.01**-steps)[:10].mean()
-    assert row(drawn, precision="int8", method="naive")["growth"] == pytest.approx(tenfold)
-    assert row(drawn, precision="int4", method="bf16")["growth"] == pytest.approx(1.0)
-    assert row(drawn, precision="int4", method="qurl")["largest |d| last 10, nats"] == pytest.approx(3 * math.sqrt(2))
+    assert row(drawn, panel="int8, 8 digits, emulated", method="naive")["growth"] == pytest.approx(tenfold)
+    assert row(drawn, panel="int4, 8 digits, emulated", method="bf16")["growth"] == pytest.approx(1.0)
+    assert row(drawn, panel="int4, 8 digits, emulated", method="qurl")["largest |d| last 10, nats"] == pytest.approx(
+        3 * math.sqrt(2)
+    )
     assert "12.5" in drawn.says[0]
     laid_out(drawn)
 
@@ -259,10 +265,15 @@ def test_fp8_kv_ablation(tmp_path: Path) -> None:
         runs += run("standard", "naive", "fp8_block+kv8", auc=0.6, k3=(4e-3, 4e-3), task__n=n)
         runs += run("standard", "fp8_rl", "fp8_block+kv8", auc=0.79, task__n=n)
         runs += run("standard", "fp8_rl_e2e", "fp8_block+kv8", auc=0.79, k3=(1e-4, 1e-4), task__n=n)
+    for n in (10, 30):
+        runs += run("main_wordmath", "bf16", auc=0.5 + n / 100, task__n=n)
+        runs += run("main_wordmath", "naive", "fp8_block", auc=0.595, task__n=n)
     drawn = draw("fp8_rl_kv", write(tmp_path, runs))
-    found = row(drawn, arm="FP8 weights and KV, no correction", n=8)
+    found = row(drawn, arm="FP8 weights and KV, no correction", setting="8 digits, emulated")
     assert found["AUC - bf16"] == pytest.approx(-0.2) and found["k3 over bf16"] == pytest.approx(40)
     assert "-0.100" in drawn.says[0] and "-0.200" in drawn.says[0] and "-0.010" in drawn.says[0]
+    words = row(drawn, setting="word problems, FP8 kernels")  # of the shorter problems alone
+    assert words["AUC - bf16"] == pytest.approx(-0.005)
     laid_out(drawn)
 
 
