@@ -33,7 +33,7 @@ def offered(line: str, tmp_path: Path) -> list[str]:
         ("lowbit swe", ["sweep"]),
         ("lowbit sweep quick --launcher ", ["local", "ray", "slurm"]),
         ("lowbit sweep quick --max-h", ["--max-hours"]),
-        ("lowbit search ", ["search_aqn", "search_clip", "search_rate"]),
+        ("lowbit search ", ["search_aqn", "search_aqn_words", "search_clip", "search_clip_words", "search_rate"]),
         ("lowbit run method=naive precision=mxfp8", ["precision=mxfp8"]),
         ("lowbit run method=flashr", ["method=flashrl"]),
         ("lowbit methods flashr", ["flashrl"]),

@@ -287,9 +287,12 @@ def test_evaluation_around_noise_sees_clean_weights(tmp_path: Path) -> None:
     clean.load_weights((name, t.detach()) for name, t in named_weights(run.trainer.model))
     assert noisy is not None and run.passport is noisy  # the record keeps that of the rollouts
     assert run.engine.realized_plan().weights == clean.realized_plan().weights != noisy.weights
-    run.reference.wake()
-    reference = {record.name: record.hash for record in run.reference.realized_plan().weights}
-    assert all(".lora_" not in name for name in reference)
+    plain = Plan(rollout_weights=format_named("fp32"))
+    merged = EmbeddedEngine(run.trainer.model.config, plain, eos_id=EOS, pad_id=PAD)
+    merged.load_weights(run.trainer.policy_weights())  # refuses adapters of their own
+    assert isinstance(run.reference, EmbeddedEngine)
+    for name, stack in merged.weights.stacks.items():
+        assert torch.equal(run.reference.weights.stacks[name], stack), name
 
 
 def test_a_fitted_start_has_the_mismatch_of_bf16_adapters(tmp_path: Path) -> None:
