@@ -146,8 +146,8 @@ class GpuSplit:
 
     @property
     def lacks(self) -> dict[str, str]:
-        """Parts that do not fit -> why, in words: the update and sampling on a GPU, with room for a response in the cache,
-        and the host."""
+        """Parts that do not fit -> why, in words: the update and sampling on a GPU, with room for a response in the
+        cache, and the host."""
         return {
             what: f"{what} needs {needed:.1f} of {room:.1f} GiB a {of}, {most} {parts[most]:.1f}"
             for what, parts, needed, room, of, fits in (
