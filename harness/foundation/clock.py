@@ -36,7 +36,8 @@ class Clock:
             return 0.0
         torch.cuda.synchronize()
         found = torch.cuda.memory_stats_as_nested_dict()
-        asleep, self._lent = min(self._lent, self.lent()), self.lent()  # from one border to the other, not on the way
+        before, self._lent = self._lent, self.lent()
+        asleep = min(before, self._lent)  # from one border to the other, not on the way
         gib = {
             kind: found[f"{kind}_bytes"]["all"]["peak"] / GIB - asleep for kind in ("allocated", "reserved") if found
         }

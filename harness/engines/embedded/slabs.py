@@ -18,8 +18,7 @@ from torch import Tensor
 
 from harness.api import TensorRecord
 from harness.numerics.formats import Format
-from harness.numerics.quantize import Quantized, has_tensor_scale
-from harness.numerics.rounding import CASTS
+from harness.numerics.quantize import Quantized, dequantize, has_tensor_scale, quantize
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +85,7 @@ def fill(slab: Slab, tensors: Mapping[str, Tensor]) -> None:
     layers, sources = slab.live if slab.is_stacked else slab.live[None], iter(slab.sources)
     for layer in layers:
         for part in layer.split(slab.rows):
-            part.copy_(tensors[next(sources)].to(part.device, torch.float32).to(CASTS[slab.fmt.element]))
+            part.copy_(dequantize(quantize(tensors[next(sources)].to(part.device, torch.float32), slab.fmt)))
 
 
 def given_scales(given: Mapping[str, Tensor], slab: Slab) -> Tensor | None:

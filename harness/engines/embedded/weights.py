@@ -11,6 +11,8 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from itertools import compress
+from operator import not_
 
 import torch
 from torch import Tensor
@@ -219,15 +221,10 @@ class LiveWeights:
             self.adapters.check(stream.adapters)
         elif stream.adapters:
             raise ValueError(f"{min(stream.adapters)}: the plan has no adapters at the rollout; stream merged weights")
-
-        def is_written_at_once(slab: Slab) -> bool:
-            return not keeps_codes and slab.fmt.tile is None
-
+        at_once = [not keeps_codes and slab.fmt.tile is None for slab in self.slabs]
         fresh: list[tuple[Slab, Quantized]] = []
         saturated: list[tuple[int, float]] = []
-        for slab in self.slabs:
-            if is_written_at_once(slab):
-                continue
+        for slab in compress(self.slabs, map(not_, at_once)):
             received = torch.float32 if slab.fmt.tile is None else CASTS[self.base.element]
             w = gather(stream.tensors, slab, received)
             scale, zero = given_scales(stream.scales, slab), given_scales(stream.zeros, slab)
@@ -237,7 +234,7 @@ class LiveWeights:
             fresh.append((slab, q))
         for slab, q in fresh:
             slab.live.copy_(dequantize(q))
-        for slab in filter(is_written_at_once, self.slabs):
+        for slab in compress(self.slabs, at_once):
             fill(slab, stream.tensors)
         if self.adapters is not None:
             self.adapters.load(stream.adapters)
