@@ -49,17 +49,20 @@ Table = dict[tuple[str, str], Estimate]
 def draw(results: Path) -> Drawn:
     """Median k3 and AUC against bf16 of every arm, in every setting whose sweep has results. Raises ValueError without
     those of the first."""
-    load(results, next(iter(SETTINGS.values())).sweep)
+    first = load(results, next(iter(SETTINGS.values())).sweep)
     chosen: dict[tuple[str, str], Arm] = {}
     controls: dict[str, Arm] = {}
     for name, setting in SETTINGS.items():
         if not has_results(results, setting.sweep):
             continue
         found = load(results, setting.sweep)
-        (controls[name],) = known(found, arm(found, "bf16", task__n=setting.n))
+        if (control := arm(found, "bf16", task__n=setting.n)) is None:
+            continue
+        controls[name] = control
         for method, precision, words in ROWS:
             if (a := arm(found, method, precision, task__n=setting.n)) is not None:
                 chosen[words, name] = a
+    known(first, *controls.values())
     kls = {key: geometric(floored(summary(a, "k3_median"))) for key, a in chosen.items()}
     over = {
         key: ratio(floored(summary(a, "k3_median")), summary(controls[key[1]], "k3_median"))
