@@ -248,11 +248,14 @@ def evaluate(run: Run) -> None:
         evaluation, config=run.config, task=run.task, items=run.eval_items, max_new_tokens=run.max_new_tokens,
         step=run.step,
     )  # fmt: skip
+    step = Step(index=run.step, total=run.config.trainer.steps, seed=run.config.seed, purpose="eval")
+    # The engine sleeps meanwhile: a float32 model and its cache may have no room beside it. A stage for each of its
+    # states, because a peak is told without what it has lent.
     with clock("eval"):
         if not all(bool(torch.isfinite(tensor).all()) for _, tensor in run.trainer.weights()):
             raise Diverged("a weight is not finite")
-        step = Step(index=run.step, total=run.config.trainer.steps, seed=run.config.seed, purpose="eval")
-        lend(run)  # a float32 model and its cache may have no room beside the engine's
+        lend(run)
+    with clock("eval"):
         run.reference.wake()
         run.reference.load_weights(run.trainer.policy_weights())
         run.evals.append(ask(run.reference, "reference"))
@@ -262,7 +265,9 @@ def evaluate(run: Run) -> None:
                 for one in run.asked
             ]
         rest(run)
+    with clock("eval"):
         reclaim(run)
+    with clock("eval"):
         pushed = push_weights(run, run.engine, step)
         run.evaluated_sync = {} if run.config.algo.staleness else pushed  # the next push is of other weights then
         run.evals.append(ask(run.engine, "rollout"))

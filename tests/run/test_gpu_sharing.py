@@ -12,7 +12,8 @@ import torch
 from harness.config.load import load, run_id
 from harness.engines import factory
 from harness.engines.embedded.engine import EmbeddedEngine
-from harness.foundation.clock import Clock
+from harness.foundation.clock import GIB, Clock
+from harness.run import gpu_sharing, loop
 from harness.run.cell import run_cell
 from harness.run.loop import evaluate, grpo_step, train
 from harness.run.run import Run
@@ -160,3 +161,29 @@ def test_the_engine_of_evaluations_has_no_weights_before_the_first_one(tmp_path:
     assert {tensor.device.type for tensor in run.reference.weights.stacks.values()} == {"meta"}
     evaluate(run)
     assert {tensor.device.type for tensor in run.reference.weights.stacks.values()} == {"cpu"}
+
+
+def test_a_peak_of_an_evaluation_leaves_out_what_the_sleeping_engine_has_lent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An invented GPU: 60 GiB of a trainer and 40 of an engine that torch counts whether it sleeps or not; the float32
+    model of the evaluation takes 30 more, where 20 of the 40 are lent."""
+    run, peak = small_run(tmp_path, ["method=bf16", SLEEP]), [100.0]
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: peak.__setitem__(0, 100.0))
+    monkeypatch.setattr(
+        torch.cuda, "memory_stats_as_nested_dict",
+        lambda: {f"{kind}_bytes": {"all": {"peak": peak[0] * GIB}} for kind in ("allocated", "reserved")},
+    )  # fmt: skip
+    monkeypatch.setattr(loop, "Clock", lambda _, lent: Clock("cuda", lent))
+    free = iter([10.0, 30.0])  # before it sleeps and when it does
+    monkeypatch.setattr(gpu_sharing, "free_gib", lambda _: next(free))
+    answered = run.reference.generate
+
+    def referenced(*args: Any, **values: Any) -> Any:
+        peak[0] = 130.0
+        return answered(*args, **values)
+
+    monkeypatch.setattr(run.reference, "generate", referenced)
+    evaluate(run)
+    assert run.memory_gib["allocated"] == 110.0
