@@ -179,8 +179,8 @@ def run(given: argparse.Namespace) -> Found:
             if name in cells and "failed" not in cells[name]:
                 continue
             write_folder(folder, size, given.data, given.device)
-            cells[name] = measure(folder, size, precision, given)
-            save(given.out, head | {"commit": commit()[0], "cells": cells})
+            cells[name] = measure(folder, size, precision, given) | {"commit": commit()[0]}
+            save(given.out, head | {"cells": cells})
             print("\n".join(lines({name: cells[name]})), flush=True)
         shutil.rmtree(folder, ignore_errors=True)
     return cells
