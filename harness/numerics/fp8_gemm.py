@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 import torch.nn.functional as F
@@ -116,93 +116,104 @@ def _(weight: Tensor, kernels: str, fmt: str) -> tuple[Tensor, Tensor, Tensor, T
             weight.new_empty(k, n, dtype=E4M3), weight.new_empty(k // TILE, n // TILE, dtype=wide))  # fmt: skip
 
 
-@torch.library.custom_op("lowbit::fp8_product", mutates_args=())
-def _product(
-    x: Tensor, weight: Tensor, bias: Tensor | None, codes: Tensor, scale: Tensor, turned: Tensor, turned_scale: Tensor,
-    kernels: str, acts: str, is_twice: bool, keeps: bool,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """(Y [T, N] bf16, codes and scales of X^T for the gradient of the weight, as bytes and as int32, which have no
-    gradients). `weight` is here for its gradient alone."""
-    found = _KERNELS[kernels]
-    rows, columns = found.runs(
-        x, format_named(acts), has_rows=True, has_columns=keeps, is_twice=is_twice, is_square=found.is_square
+@torch.library.custom_op("lowbit::fp8_runs", mutates_args=())
+def _run_codes(
+    x: Tensor, kernels: str, fmt: str, has_rows: bool, has_columns: bool, is_twice: bool, is_square: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Codes and scales of X and of X^T, as `Kernels.runs` makes them; empty where not asked for."""
+    rows, columns = _KERNELS[kernels].runs(
+        x, format_named(fmt), has_rows=has_rows, has_columns=has_columns, is_twice=is_twice, is_square=is_square
     )
-    assert rows is not None
-    y = found.by_tiles(rows, Operand(codes=codes, scale=scale))[: len(x)]
-    if bias is not None:
-        y = y + bias.to(torch.bfloat16)
-    if columns is None:
-        return y, x.new_empty(0, dtype=torch.uint8), x.new_empty(0, dtype=torch.int32)
-    return y, columns.codes.view(torch.uint8), columns.scale.view(torch.int32)
+    return *_tensors(rows, x), *_tensors(columns, x)
 
 
-@_product.register_fake
+@_run_codes.register_fake
 def _(
-    x: Tensor, weight: Tensor, bias: Tensor | None, codes: Tensor, scale: Tensor, turned: Tensor, turned_scale: Tensor,
-    kernels: str, acts: str, is_twice: bool, keeps: bool,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    (tokens, k), y = x.shape, x.new_empty(x.shape[0], weight.shape[0])
-    if not keeps:
-        return y, x.new_empty(0, dtype=torch.uint8), x.new_empty(0, dtype=torch.int32)
+    x: Tensor, kernels: str, fmt: str, has_rows: bool, has_columns: bool, is_twice: bool, is_square: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    (tokens, k), wide = x.shape, torch.float32
     tiles = (tokens + TILE - 1) // TILE
-    scales = (x.new_empty(k // TILE, tiles, dtype=torch.int32) if _KERNELS[kernels].is_square else
-              x.new_empty(tiles, k, dtype=torch.int32).t())  # fmt: skip
-    return y, x.new_empty(k, tiles * TILE, dtype=torch.uint8), scales
+    codes, scale, turned, turned_scale = *_tensors(None, x), *_tensors(None, x)
+    if has_rows:
+        codes, scale = x.new_empty(tiles * TILE, k, dtype=E4M3), x.new_empty(k // TILE, tiles * TILE, dtype=wide).t()
+    if has_columns:
+        turned = x.new_empty(k, tiles * TILE, dtype=E4M3)
+        turned_scale = (x.new_empty(k // TILE, tiles, dtype=wide) if is_square else
+                        x.new_empty(tiles, k, dtype=wide).t())  # fmt: skip
+    return codes, scale, turned, turned_scale
 
 
-@torch.library.custom_op("lowbit::fp8_gradients", mutates_args=())
-def _gradients(
-    dy: Tensor, turned: Tensor, turned_scale: Tensor, columns: Tensor, column_scale: Tensor, kernels: str, acts: str,
-    wants_x: bool, wants_weight: bool, wants_bias: bool,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """(dX [T, K] bf16, dW [N, K] float32, db [N] float32); empty where not wanted."""
-    found = _KERNELS[kernels]
-    rows, across = found.runs(dy, format_named(acts), has_rows=wants_x, has_columns=wants_weight, is_twice=False)
-    dx, dw, db = dy.new_empty(0), turned_scale.new_empty(0), turned_scale.new_empty(0)
-    if rows is not None:
-        dx = found.by_tiles(rows, Operand(codes=turned, scale=turned_scale))[: len(dy)]
-    if across is not None:
-        dw = found.by_runs(across, Operand(codes=columns.view(E4M3), scale=column_scale.view(torch.float32)))
-    if wants_bias:
-        db = dy.sum(0, dtype=torch.float32)
-    return dx, dw, db
+def _tensors(operand: Operand | None, like: Tensor) -> tuple[Tensor, Tensor]:
+    if operand is None:
+        return like.new_empty(0, dtype=E4M3), like.new_empty(0, dtype=torch.float32)
+    return operand.codes, operand.scale
 
 
-@_gradients.register_fake
-def _(
-    dy: Tensor, turned: Tensor, turned_scale: Tensor, columns: Tensor, column_scale: Tensor, kernels: str, acts: str,
-    wants_x: bool, wants_weight: bool, wants_bias: bool,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    (tokens, n), k = dy.shape, turned.shape[0]
-    return (dy.new_empty((tokens, k) if wants_x else (0,)), turned_scale.new_empty((n, k) if wants_weight else (0,)),
-            turned_scale.new_empty((n,) if wants_bias else (0,)))  # fmt: skip
+@torch.library.custom_op("lowbit::fp8_by_tiles", mutates_args=())
+def _tiled_product(codes: Tensor, scale: Tensor, weight: Tensor, weight_scale: Tensor, kernels: str) -> Tensor:
+    """`Kernels.by_tiles` -> bf16 [M, N]."""
+    return _KERNELS[kernels].by_tiles(Operand(codes=codes, scale=scale), Operand(codes=weight, scale=weight_scale))
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-    ctx.save_for_backward(*inputs[5:7], *output[1:])
-    ctx.kernels, ctx.acts = inputs[7:9]
+@_tiled_product.register_fake
+def _(codes: Tensor, scale: Tensor, weight: Tensor, weight_scale: Tensor, kernels: str) -> Tensor:
+    return codes.new_empty(codes.shape[0], weight.shape[0], dtype=torch.bfloat16)
 
 
-def _backward(ctx: Any, dy: Tensor, *_: Tensor | None) -> tuple[Tensor | None, ...]:
-    wanted = ctx.needs_input_grad[:3]
-    found = _gradients(dy, *ctx.saved_tensors, ctx.kernels, ctx.acts, *wanted)
-    return *(grad if wants else None for grad, wants in zip(found, wanted, strict=True)), *[None] * 8
+@torch.library.custom_op("lowbit::fp8_by_runs", mutates_args=())
+def _run_product(codes: Tensor, scale: Tensor, x: Tensor, x_scale: Tensor, kernels: str) -> Tensor:
+    """`Kernels.by_runs` -> float32 [M, N]."""
+    return _KERNELS[kernels].by_runs(Operand(codes=codes, scale=scale), Operand(codes=x, scale=x_scale))
 
 
-_product.register_autograd(_backward, setup_context=_keep)
+@_run_product.register_fake
+def _(codes: Tensor, scale: Tensor, x: Tensor, x_scale: Tensor, kernels: str) -> Tensor:
+    return codes.new_empty(codes.shape[0], x.shape[0], dtype=torch.float32)
+
+
+class _Product(torch.autograd.Function):
+    """X W^T + b [T, N] of X [T, K] in bf16 over codes of W, and its gradients: dX in bf16, dW and db in float32."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, codes: Tensor, scale: Tensor, turned: Tensor,
+        turned_scale: Tensor, kernels: str, acts: str, is_twice: bool, keeps: bool, is_square: bool,
+    ) -> Tensor:  # fmt: skip
+        row, row_scale, column, column_scale = _run_codes(x, kernels, acts, True, keeps, is_twice, is_square)
+        y = _tiled_product(row, row_scale, codes, scale, kernels)[: x.shape[0]]
+        ctx.save_for_backward(turned, turned_scale, column, column_scale)
+        ctx.kernels, ctx.acts = kernels, acts
+        return y if bias is None else y + bias.to(torch.bfloat16)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        dy, (turned, turned_scale, *kept) = grads[0], ctx.saved_tensors
+        wants_x, wants_weight, wants_bias = ctx.needs_input_grad[:3]
+        row, row_scale, column, column_scale = _run_codes(
+            dy, ctx.kernels, ctx.acts, wants_x, wants_weight, False, False
+        )
+        dx = dw = db = None
+        if wants_x:
+            dx = _tiled_product(row, row_scale, turned, turned_scale, ctx.kernels)[: dy.shape[0]]
+        if wants_weight:
+            dw = _run_product(column, column_scale, kept[0], kept[1], ctx.kernels)
+        if wants_bias:
+            db = dy.sum(0, dtype=torch.float32)
+        return dx, dw, db, *[None] * 9
 
 
 def linear(
     x: Tensor, weight: Tensor, bias: Tensor | None, codes: Sequence[Tensor], *, kernels: str, acts: str, is_twice: bool
 ) -> Tensor:
-    """bf16 [..., K] -> bf16 [..., N], with the gradients of the docstring, as operators that a compiler passes on
-    unchanged and whose neighbours it fuses.
+    """bf16 [..., K] -> bf16 [..., N], with the gradients of the docstring. Quantizers and products are operators: a
+    compiler passes them on unchanged, fuses what lies around them, and quantizes an input of several layers once.
 
     `weight` float [N, K] and `bias` [N] get gradients; `codes` are the weight's (`weight_codes`), `kernels` is a
     `key_of`, `acts` the name of a format. `is_twice`: X is kept in FP8. N and K must be multiples of 128 (`fits`).
     """
-    keeps = torch.is_grad_enabled() and weight.requires_grad
-    y, _, _ = _product(x.flatten(0, -2), weight, bias, *codes, kernels, acts, is_twice, keeps)
+    keeps, is_square = torch.is_grad_enabled() and weight.requires_grad, _KERNELS[kernels].is_square
+    flat = x.flatten(0, -2)
+    y = cast(Tensor, _Product.apply(flat, weight, bias, *codes, kernels, acts, is_twice, keeps, is_square))
     return y.view(*x.shape[:-1], len(weight))
 
 

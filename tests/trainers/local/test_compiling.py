@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from harness.api import Sequences
 from harness.foundation.seeds import generator
 from harness.models.decoder import Decoder, Layer, Spans
 from harness.numerics.casting import cast_model
-from harness.numerics.formats import format_named
+from harness.numerics.formats import Format, format_named
 from harness.numerics.fp8_flow import use_kernels
-from harness.numerics.fp8_gemm import Kernels, reference
+from harness.numerics.fp8_gemm import Kernels, Operand, reference
 from harness.run.loop import grpo_step
 from harness.trainers.local import compiling
 from harness.trainers.local.compiling import compile_layers, eagerly
@@ -71,6 +70,7 @@ def trace(monkeypatch: pytest.MonkeyPatch, kind: type[nn.Module] = Layer, backen
 
     "eager": without the graphs of gradients, in half the time.
     """
+    torch._dynamo.reset()  # code that once had a break is not traced through afterwards
     real = kind.compile
     monkeypatch.setattr(kind, "compile", lambda self, **values: real(self, **values, backend=backend))
     monkeypatch.setattr(compiling, "check_compiler", lambda device: None)
@@ -98,19 +98,41 @@ def graphs() -> int:
 def test_the_fp8_flow_is_traced_around_its_products_bit_for_bit(monkeypatch: pytest.MonkeyPatch) -> None:
     """However many layers there are: the graphs of a layer are compiled once for each kind of products."""
     trace(monkeypatch)
-    seen, seqs = [graphs()], sequences()
-    for num_layers, kernels in ((2, None), (2, reference()), (3, None), (3, reference(is_square=True))):
-        model = flow(num_layers, kernels)
+    seen, seqs = list[int](), sequences()
+    for num_layers, kernels in ((2, reference()), (3, reference(is_square=True)), (2, None), (3, None)):
+        before, model = graphs(), flow(num_layers, kernels)
         eager, wanted = run(model, seqs)
         compile_layers(model.model.layers)
         for is_checkpointed in (False, True):
             found, got = run(model, seqs, checkpoint=is_checkpointed)
             assert torch.equal(found.logp, eager.logp) and torch.equal(found.entropy, eager.entropy)
             assert len(got) == len(wanted) and all(torch.equal(a, b) for a, b in zip(got, wanted, strict=True))
-        seen.append(graphs())
-    emulated, kernels, again, square = (after - before for before, after in pairwise(seen))
-    assert 8 <= emulated <= 16 and again == 0  # an emulated product breaks the graph
-    assert 1 <= kernels <= 4 and 1 <= square <= 4  # an operator does not
+        seen.append(graphs() - before)
+    assert seen[:2] == [2, 2]  # a layer, and the last one, whose queries are fewer
+    assert 8 <= seen[2] <= 16 and seen[3] == 0  # an emulated product breaks the graph
+
+
+@pytest.mark.parametrize(("is_checkpointed", "forward_passes"), [(False, 1), (True, 2)])
+def test_compiled_products_of_one_input_share_its_codes(
+    monkeypatch: pytest.MonkeyPatch, is_checkpointed: bool, forward_passes: int
+) -> None:
+    """A layer has seven products of four inputs (queries, keys and values; output; gate and up; down), the last layer
+    seven of five, because its queries are those of the response alone."""
+    trace(monkeypatch)
+    calls, plain = list[tuple[bool, bool]](), reference()
+
+    def runs(x: Tensor, fmt: Format, **knobs: bool) -> tuple[Operand | None, Operand | None]:
+        calls.append((knobs["has_rows"], knobs["has_columns"]))
+        return plain.runs(x, fmt, **knobs)  # type: ignore[arg-type]
+
+    model, seqs = flow(2, replace(plain, name="counted", runs=runs)), sequences()
+    run(model, seqs, checkpoint=is_checkpointed)
+    assert len(calls) == 2 * 7 * (forward_passes + 1)
+    compile_layers(model.model.layers)
+    run(model, seqs, checkpoint=is_checkpointed)
+    calls.clear()
+    run(model, seqs, checkpoint=is_checkpointed)
+    assert len(calls) == (4 + 5) * forward_passes + 2 * 7 and all(both == (True, True) for both in calls)
 
 
 def test_a_compiled_flow_multiplies_by_its_weights_of_now(monkeypatch: pytest.MonkeyPatch) -> None:
