@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from harness.cli.options import OVERRIDES, add_results, add_workers, minutes
 
 if TYPE_CHECKING:
-    from harness.config.schema import RunConfig
+    from harness.config.schema import Launch, RunConfig
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,15 +33,16 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(a: argparse.Namespace) -> int:
     """Train the bases."""
-    from harness.config.load import check_overrides
+    from harness.config.load import check_overrides, launch_of, split_launch
 
-    overrides = [word for word in a.sweeps if "=" in word]
-    check_overrides(overrides)
+    words = [word for word in a.sweeps if "=" in word]
+    check_overrides(words)
+    overrides, given = split_launch(words)
     names = [word for word in a.sweeps if "=" not in word]
-    return base(names, overrides, results=a.results, workers=a.workers, minutes=a.minutes)
+    return base(names, overrides, launch=launch_of(given, results=str(a.results)), workers=a.workers, minutes=a.minutes)
 
 
-def base(names: Sequence[str], overrides: Sequence[str], *, results: Path, workers: int, minutes: float | None) -> int:
+def base(names: Sequence[str], overrides: Sequence[str], *, launch: Launch, workers: int, minutes: float | None) -> int:
     """Train every base that the named sweeps (default: all) start from. Exit code 1 if one failed, 130 if interrupted;
     0 too where `minutes` left some unfinished, which the same command goes on with."""
     import torch
@@ -51,7 +52,7 @@ def base(names: Sequence[str], overrides: Sequence[str], *, results: Path, worke
     from harness.sweep import sweep_names
     from harness.sweep.launchers.local import visible_gpus
 
-    waiting = wanted(list(names) or sweep_names(), overrides, results)
+    waiting = wanted(list(names) or sweep_names(), overrides, launch)
     elsewhere = [cell for cell in waiting if cell.trainer.device == "cuda" and not torch.cuda.is_available()]
     if elsewhere and not names:
         print(f"{len(elsewhere)} bases are for a GPU, which this machine does not have: left out")
@@ -65,7 +66,7 @@ def base(names: Sequence[str], overrides: Sequence[str], *, results: Path, worke
     try:
         while waiting or running:
             while waiting and len(running) < workers and (end is None or time.monotonic() < end):
-                running.append(_spawn(waiting.pop(0), results, end, gpus[count % len(gpus)] if gpus else None))
+                running.append(_spawn(waiting.pop(0), launch, end, gpus[count % len(gpus)] if gpus else None))
                 count += 1
             if not running:
                 break
@@ -84,13 +85,11 @@ def base(names: Sequence[str], overrides: Sequence[str], *, results: Path, worke
     return code
 
 
-def wanted(names: Sequence[str], overrides: Sequence[str], results: Path) -> list[RunConfig]:
+def wanted(names: Sequence[str], overrides: Sequence[str], launch: Launch) -> list[RunConfig]:
     """One cell for every base that is not there yet, the longest answers first."""
-    from harness.config.schema import Launch
     from harness.start.prepare import base_folder
     from harness.sweep import plan, read_sweep
 
-    launch = Launch(results=str(results))
     found: dict[Path, RunConfig] = {}
     for name in names:
         for cell in plan(read_sweep(name), overrides).cells:
@@ -100,12 +99,11 @@ def wanted(names: Sequence[str], overrides: Sequence[str], results: Path) -> lis
     return sorted(found.values(), key=lambda cell: -(cell.task.n or 0) * (cell.model.hidden_size or 0))
 
 
-def _spawn(cell: RunConfig, results: Path, end: float | None, gpu: str | None) -> subprocess.Popen[bytes]:
+def _spawn(cell: RunConfig, launch: Launch, end: float | None, gpu: str | None) -> subprocess.Popen[bytes]:
     from harness.config.load import to_json
-    from harness.config.schema import Launch
     from harness.foundation.own_process import code_path, module_command
     from harness.sweep.launchers.local import ENVIRONMENT
 
-    words = {"config": to_json(cell), "launch": to_json(Launch(results=str(results))), "end": end}
+    words = {"config": to_json(cell), "launch": to_json(launch), "end": end}
     environment = os.environ | code_path() | ENVIRONMENT | ({} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu})
     return subprocess.Popen(module_command("harness.start.base_process", json.dumps(words)), env=environment)

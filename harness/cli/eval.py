@@ -42,14 +42,16 @@ def run(a: argparse.Namespace) -> int:
 
 def _of_folder(folder: Path, overrides: Sequence[str], results: Path) -> list[TaskEvalRecord]:
     """Evaluate a model folder and write `results/evaluations/<name>-<id>.json`."""
-    from harness.config.load import load, run_id, to_json
+    from harness.config.load import load, quoted, run_id, to_json
     from harness.config.resolve import resolve
     from harness.models.checkpoint import content_hash
     from harness.records.paths import evaluations_path
     from harness.records.run_result import write_atomic
     from harness.run.checks import check_device
 
-    config = resolve(load(["model=hf", f"model.path={folder}", *overrides]), lambda path: content_hash(Path(path)))
+    config = resolve(
+        load(["model=hf", f"model.path={quoted(str(folder))}", *overrides]), lambda path: content_hash(Path(path))
+    )
     check_device(config)
     path = evaluations_path(results, folder.resolve().name, run_id(config))
     records = _asked(config, folder, 0)
@@ -69,10 +71,12 @@ def _of_run(words: str, overrides: Sequence[str], results: Path) -> list[TaskEva
     from harness.cli.passport import find_run
     from harness.config.load import load, parse
     from harness.config.schema import RunConfig
+    from harness.records.packed import make_available
     from harness.records.paths import runs_folder
     from harness.records.policies import last_policy, step_of
 
     found = find_run(words, results)
+    make_available(results, found.sweep)
     folder = last_policy(results, found.sweep, found.run_id)
     config = parse(RunConfig, found.config)
     given = [word for word in overrides if word.startswith("evaluations=")]

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from harness.cli.options import add_results
+from harness.cli.report import report
 from harness.foundation.did_you_mean import nearest
 from harness.published.figures import FIGURES, draw, missing
-from harness.records.packed import make_available
-from harness.records.paths import figures_folder, packed_folder, runs_folder
+from harness.records.paths import packed_folder, runs_folder
 from harness.records.run_result import write_atomic
 
 PAPER = Path("figures") / "paper"
@@ -53,12 +53,7 @@ def figures(names: Sequence[str], results: Path, *, is_executing: bool = False) 
             continue
         tqdm.write(_drawn(name, results, is_asked=name in names), file=sys.stdout)
     for name in dict.fromkeys(name for name in names if name not in FIGURES):
-        from harness.report.figures import draw_all
-
-        make_available(results, name)
-        tqdm.write(
-            "written  " + ", ".join(map(str, draw_all(results, figures_folder(results, name), name))), file=sys.stdout
-        )
+        report(name, results, only="figures")
     return execute_all(names, results) if is_executing else 0
 
 

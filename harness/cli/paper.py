@@ -60,8 +60,8 @@ def run(a: argparse.Namespace) -> int:
         from harness.published.recipes.twin import twin
 
         results = a.results / "work" / "twins"
-        return _launch(recipe, twin(recipe, results / "made", tuple(a.overrides)), results, way, a)
-    return _launch(recipe, bound(recipe, models, data, a.overrides), a.results, way, a)
+        return _launch(recipe, twin(recipe, results / "made"), results, way, a)
+    return _launch(recipe, bound(recipe, models, data), a.results, way, a)
 
 
 def _launch(recipe: Recipe, sweeps: dict[str, Sweep], results: Path, way: Way, a: argparse.Namespace) -> int:
@@ -77,12 +77,14 @@ def _launch(recipe: Recipe, sweeps: dict[str, Sweep], results: Path, way: Way, a
     whole = replace(first, arms=tuple(arm for sweep in sweeps.values() for arm in sweep.arms))
     for line in _missing(recipe, a):
         print(line)
-    code = sweep_of(whole, (), results=results, way=way, is_dry=a.dry_run, is_shown=not a.is_tiny)
+    code = sweep_of(whole, a.overrides, results=results, way=way, is_dry=a.dry_run, is_shown=not a.is_tiny)
     if a.dry_run:
         return code
     folder = runs_folder(results, whole.name)
     records = {
-        label: [read_result(path) for cell in _cells(plan(sweep)) if (path := folder / f"{cell}.json").exists()]
+        label: [
+            read_result(path) for cell in _cells(plan(sweep, a.overrides)) if (path := folder / f"{cell}.json").exists()
+        ]
         for label, sweep in sweeps.items()
     }
     ours = "this twin" if a.is_tiny else "ours"

@@ -96,7 +96,8 @@ def pack_one(sweep: str | None, results: Path, *, is_packing: bool) -> int:
 def import_all(source: str | None, results: Path, trackers: tuple[str, ...]) -> int:
     """Merge runs and bases of another results folder, or of an archive of one, into ours; without a source, log
     ours to the trackers. Raises ValueError, one line, for what is no result or no base; nothing is imported then."""
-    from harness.records.run_result import import_results
+    from harness.records.packed import make_available
+    from harness.records.run_result import import_results, read_results
     from harness.start.base_model import read_record
 
     if source is None:
@@ -120,6 +121,8 @@ def import_all(source: str | None, results: Path, trackers: tuple[str, ...]) -> 
         print(line, file=sys.stderr)
     if foreign:
         raise ValueError(f"{source}: {len(foreign)} files are no results (named above); nothing was imported")
+    for sweep in {result.sweep for result in read_results(runs)} if runs.exists() else ():
+        make_available(results, sweep)  # else the folder that an import makes would hide what is packed
     added, known = import_results(runs, runs_folder(results)) if runs.exists() or not bases else ([], [])
     print(f"{len(added)} runs imported, {len(known)} were there already")
     new = [base for base in bases if not (bases_folder(results) / base.name).exists()]

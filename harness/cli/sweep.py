@@ -251,6 +251,11 @@ def _check_places(cells: Sequence[RunConfig], launch: Launch, way: Way) -> None:
     for cell in cells:
         if way.launcher == "local":
             check_place(cell, launch)
+        elif way.launcher == "ray" and launch.save != "none":
+            raise ValueError(
+                f"launch.save={launch.save}: with --launcher ray the policy would stay on its node; valid: none, or "
+                "--launcher local or slurm"
+            )
         elif launch.nodes > 1:
             raise ValueError(
                 f"launch.nodes={launch.nodes}: with --launcher {way.launcher} a cell runs on one node; "

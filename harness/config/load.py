@@ -11,9 +11,10 @@ import dataclasses
 import hashlib
 import itertools
 import json
+import re
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import field
 from functools import cache
 from pathlib import Path
@@ -33,6 +34,7 @@ if typing.TYPE_CHECKING:
     from omegaconf import DictConfig
 
 CONF = Path(__file__).parent / "conf"
+_BARE = re.compile(r"[\w./:+*-]+")
 PUBLISHED_INT4 = "int4_g128"
 """Format of `precision=int4` for a Hugging Face model, as published checkpoints have it."""
 
@@ -181,7 +183,7 @@ def _schema(cls: type) -> type:
     return dataclasses.make_dataclass(f"{cls.__name__}Schema", fields, kw_only=True)
 
 
-def load(overrides: typing.Sequence[str]) -> RunConfig:
+def load(overrides: Sequence[str]) -> RunConfig:
     """Compose `conf/run.yaml` with Hydra overrides (`method=flashrl precision=int8+kv8 knobs.TIS.cap=4`).
 
     Raises ValueError, one line, for an unknown key, group choice or value.
@@ -208,7 +210,7 @@ def load(overrides: typing.Sequence[str]) -> RunConfig:
     return parse(RunConfig, values)
 
 
-def _compose(overrides: typing.Sequence[str]) -> DictConfig:
+def _compose(overrides: Sequence[str]) -> DictConfig:
     """Compose with Hydra itself."""
     from hydra import compose, initialize_config_dir
     from hydra.core.config_store import ConfigStore
@@ -238,7 +240,7 @@ def _parsed(override: str) -> Override:
         ) from None
 
 
-def _compose_cached(overrides: typing.Sequence[str]) -> DictConfig | None:
+def _compose_cached(overrides: Sequence[str]) -> DictConfig | None:
     """The same from the choices of groups, which Hydra composes once each, and the plain values, which it applies last
     and in order. None where an override is of another kind or wrong: Hydra then does it, or says why not."""
     from omegaconf import OmegaConf
@@ -257,7 +259,21 @@ def _compose_cached(overrides: typing.Sequence[str]) -> DictConfig | None:
     return tree
 
 
-def split_launch(overrides: typing.Sequence[str]) -> tuple[list[str], dict[str, Any]]:
+def quoted(value: Any) -> str:
+    """A value as Hydra's override grammar writes it, quoted where it must be."""
+    if value is None or isinstance(value, bool):
+        return "null" if value is None else str(value).lower()
+    if isinstance(value, Mapping):
+        return "{" + ",".join(f"{key}:{quoted(inner)}" for key, inner in value.items()) + "}"
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return "[" + ",".join(map(quoted, value)) + "]"
+    text = str(value)
+    if not isinstance(value, str) or _BARE.fullmatch(text):
+        return text
+    return "'" + text.replace("'", "\\'") + "'"
+
+
+def split_launch(overrides: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
     """(overrides of the run, values of its launch): words such as `launch.packing=true` set how a run happens.
 
     Raises ValueError, one line, for a field that is not the user's to set.
@@ -284,7 +300,7 @@ def launch_of(values: dict[str, Any], **places: str) -> Launch:
         raise ValueError(f"launch.{error}") from None
 
 
-def check_overrides(overrides: typing.Sequence[str]) -> None:
+def check_overrides(overrides: Sequence[str]) -> None:
     """Raises ValueError, one line, for a word that is wrong on its own: its key, its choice or its value, of the run
     or of its launch. Composes nothing, so it answers at once."""
     rest, given = split_launch(overrides)
@@ -292,7 +308,7 @@ def check_overrides(overrides: typing.Sequence[str]) -> None:
     _prepare(rest)
 
 
-def _prepare(overrides: typing.Sequence[str]) -> tuple[list[str], bool]:
+def _prepare(overrides: Sequence[str]) -> tuple[list[str], bool]:
     """Check keys, group choices and values with our own words, add `++` for open dictionaries, take `+kv8` off."""
     known, choices = (*groups(), *_kinds(RunConfig)), groups()
     prepared, suffix = [], False
@@ -306,8 +322,8 @@ def _prepare(overrides: typing.Sequence[str]) -> tuple[list[str], bool]:
         is_open = bare.startswith(("knobs.", "task.options."))
         if not is_open and bare not in known:
             raise ValueError(f"unknown key {bare}; {nearest_key(bare, known)}")
-        if bare == "precision" and value.endswith("+kv8"):
-            value, suffix = value.removesuffix("+kv8"), True
+        if bare == "precision":
+            suffix, value = value.endswith("+kv8"), value.removesuffix("+kv8")
         if bare in choices and value not in choices[bare]:
             raise ValueError(f"{bare}={value}: no such choice; {nearest(value, choices[bare])}")
         if bare not in choices:

@@ -134,7 +134,13 @@ def label(axes: Fields) -> str:
     """The axes in words, those without a value left out."""
     words: list[str] = []
     for name, value in axes.items():
-        text = f"{value:g}" if isinstance(value, float) else "+".join(value) if isinstance(value, list) else str(value)
+        text = (
+            f"{value:g}"
+            if isinstance(value, float)
+            else "+".join(map(str, value))
+            if isinstance(value, list)
+            else str(value)
+        )
         words += [] if value is None else [WORDS.get(name, f"{name.removeprefix(KNOBS)}={{}}").format(text)]
     return " ".join(words)
 

@@ -12,12 +12,14 @@ from __future__ import annotations
 import io
 import json
 import math
+import os
+import shutil
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from harness.records.paths import packed_folder, packed_path, runs_folder
+from harness.records.paths import packed_folder, packed_path, runs_folder, work_folder
 from harness.records.run_result import RunResult, read_results, read_series, write_atomic, write_result
 
 COLUMNS = (
@@ -35,14 +37,23 @@ RECORDS, SERIES = "records.jsonl", "series.parquet"
 
 
 def pack(results: Path, sweep: str) -> Path:
-    """Write `<results>/packed/<sweep>.zip` from the sweep's folder. Raises ValueError where it has no result."""
+    """Write `<results>/packed/<sweep>.zip` from the sweep's folder.
+
+    Raises ValueError where the folder has no result, or lacks one that the file has.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    folder = runs_folder(results, sweep)
+    folder, path = runs_folder(results, sweep), packed_path(results, sweep)
     records = read_results(folder)
     if not records:
         raise ValueError(f"sweep {sweep}: {folder} holds no result to pack")
+    lost = {r.run_id for r in read_packed(path)} - {r.run_id for r in records} if path.exists() else set[str]()
+    if lost:
+        raise ValueError(
+            f"sweep {sweep}: {path} has {len(lost)} results that {folder} lacks, {min(lost)} among them; bring them "
+            f"there by `lowbit results unpack {sweep}`, or delete the file to leave them out"
+        )
     all_series = {
         record.run_id: read_series(folder, record.run_id)
         for record in records
@@ -65,7 +76,6 @@ def pack(results: Path, sweep: str) -> Path:
         for name, data, how in ((RECORDS, lines.encode(), zipfile.ZIP_LZMA), (SERIES, sink.getvalue(), 0)):
             info = zipfile.ZipInfo(name)  # a fixed date: equal results make equal files
             archive.writestr(info, data, compress_type=how)
-    path = packed_path(results, sweep)
     write_atomic(path, target.getvalue())
     return path
 
@@ -83,10 +93,33 @@ def unpack(results: Path, sweep: str | None = None) -> int:
                 rows = _rows(archive.read(SERIES), {r.run_id for r in missing}) if missing else {}
         except (zipfile.BadZipFile, KeyError, ValueError, OSError) as error:
             raise ValueError(f"{path}: not a packed sweep: {error}") from error
-        for record in missing:
-            write_result(folder, record, rows.get(record.run_id))
+        if folder.is_dir():
+            _write(folder, missing, rows)
+        else:
+            _write_whole(results, folder, missing, rows)
         count += len(missing)
     return count
+
+
+def _write(folder: Path, records: Sequence[RunResult], rows: Mapping[str, Sequence[dict[str, Any]]]) -> None:
+    for record in records:
+        write_result(folder, record, rows.get(record.run_id))
+
+
+def _write_whole(
+    results: Path, folder: Path, records: Sequence[RunResult], rows: Mapping[str, Sequence[dict[str, Any]]]
+) -> None:
+    """A folder that appears with all its records or not at all: one that is there counts as the whole sweep."""
+    part = work_folder(results, "unpacked") / f"{folder.name}-{os.getpid()}"
+    try:
+        _write(part, records, rows)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        part.rename(folder)
+    except OSError:
+        if not folder.is_dir():  # else another process was faster
+            raise
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
 
 
 def read_packed(path: Path) -> list[RunResult]:

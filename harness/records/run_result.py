@@ -268,6 +268,8 @@ def import_results(source: Path, destination: Path) -> tuple[list[str], list[str
         target, series = destination / result.sweep / path.name, path.with_suffix(".parquet")
         if series.exists():
             write_atomic(target.with_suffix(".parquet"), series.read_bytes())
+        else:  # that of an attempt which the new one replaces
+            target.with_suffix(".parquet").unlink(missing_ok=True)
         write_atomic(target, path.read_bytes())
     return [result.run_id for _, result in added], known
 

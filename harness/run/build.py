@@ -14,7 +14,7 @@ from harness.run.checks import check, check_device
 from harness.run.gpu_sharing import reserved_gib
 from harness.run.run import Run, Served
 from harness.start.prepare import evaluation_tasks, held_out, prepare, start_of
-from harness.tasks import stop_ids
+from harness.tasks import token_ids
 from harness.trainers.evaluation import REFERENCE
 from harness.trainers.local.forward import Thrift
 from harness.trainers.local.policy import policy
@@ -41,7 +41,7 @@ def build(config: RunConfig, launch: Launch) -> tuple[Run, dict[str, str | None]
     )  # fmt: skip
     task = start.task
     kept: dict[str, Any] = {"keeps_log_probs": keeps_log_probs, "keeps_experts": "routing" in needs}
-    ids: dict[str, Any] = {"eos_id": task.eos_id, "stop_ids": stop_ids(task), "pad_id": task.pad_id, "device": device}
+    ids = token_ids(task) | {"device": device}
     before = reserved_gib(device)
     engine = make_engine(
         config, shape, composed.plan, trainer_model=trainer.model if is_exact else None, **kept, **ids

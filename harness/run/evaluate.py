@@ -23,6 +23,7 @@ from harness.numerics.formats import at_rollout, format_named
 from harness.records.run_result import TaskEvalRecord
 from harness.run.checks import check
 from harness.start.prepare import evaluation_tasks
+from harness.tasks import token_ids
 from harness.trainers.evaluation import REFERENCE, Site
 from harness.trainers.task_evaluation import Asked, asked, task_evaluation
 
@@ -65,7 +66,7 @@ def evaluate_folder(
 def _engine(config: RunConfig, folder: Path, site: Site, plan: Plan, ones: list[Asked]) -> RolloutEngine:
     """An engine of its own for one site."""
     task, shape = ones[0].task, load_config(folder)
-    ids = {"eos_id": task.eos_id, "pad_id": task.pad_id, "device": config.trainer.device}
+    ids = token_ids(task) | {"device": config.trainer.device}
     if site == "reference" and config.engine.name == "embedded":
         return EmbeddedEngine(shape, plan, max_batch=config.engine.max_batch, **ids)
     return make_engine(config, shape, plan, trainer_model=None, keeps_log_probs=False, **ids)

@@ -28,7 +28,7 @@ from harness.records.paths import bases_folder, work_folder
 from harness.start.base_model import base_key, base_name, ensure_base
 from harness.start.base_training import BaseRecipe, Progress, TrainingHost
 from harness.start.text_training import TextRecipe
-from harness.tasks import EMBEDDED, Demonstrated, Item, Task, Worded, build_task, stop_ids
+from harness.tasks import EMBEDDED, Demonstrated, Item, Task, Worded, build_task, token_ids
 
 NUM_CALIBRATION = 128
 """Calibration prompts offered to `Part.prepare`."""
@@ -107,9 +107,15 @@ def evaluation_tasks(config: RunConfig) -> list[Task]:
 
 
 def check_data(config: RunConfig) -> None:
-    """Raises ValueError, one line, where the data of the task or of an evaluation is missing or corrupt."""
-    task_of(config)
+    """Raises ValueError, one line, where the data of the task or of an evaluation is missing or corrupt, and where
+    `algo.overlong_buffer` is longer than its responses."""
+    limit = config.engine.max_new_tokens or task_of(config).max_new_tokens
     evaluation_tasks(config)
+    if config.algo.overlong_buffer > limit:
+        raise ValueError(
+            f"algo.overlong_buffer={config.algo.overlong_buffer}: responses have at most {limit} tokens; valid: 0 to "
+            f"{limit}"
+        )
 
 
 def held_out(config: RunConfig, task: Task) -> list[Item]:
@@ -213,8 +219,8 @@ def _site(earlier: Composed, config: RunConfig, start: Start, folder: Path) -> S
     def sample(model: nn.Module, prompts: Sequence[Sequence[int]], seed: int) -> Rollout:
         assert isinstance(model, Decoder)
         engine = EmbeddedEngine(
-            model.config, Plan(rollout_weights=format_named("fp32")), eos_id=task.eos_id, stop_ids=stop_ids(task),
-            pad_id=task.pad_id, device=next(model.parameters()).device, max_batch=config.engine.max_batch,
+            model.config, Plan(rollout_weights=format_named("fp32")), device=next(model.parameters()).device,
+            max_batch=config.engine.max_batch, **token_ids(task),
         )  # fmt: skip
         engine.load_weights((name, tensor.detach()) for name, tensor in model.named_parameters())
         limit = config.engine.max_new_tokens or task.max_new_tokens

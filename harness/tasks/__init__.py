@@ -40,6 +40,7 @@ from harness.tasks.contract import Worded as Worded
 from harness.tasks.contract import check_options as check_options
 from harness.tasks.contract import failure_shares as failure_shares
 from harness.tasks.contract import stop_ids as stop_ids
+from harness.tasks.contract import token_ids as token_ids
 
 
 def _sort() -> type:

@@ -89,6 +89,11 @@ def stop_ids(task: Task) -> tuple[int, ...]:
     return task.stop_ids if isinstance(task, Ended) else ()
 
 
+def token_ids(task: Task) -> dict[str, Any]:
+    """The ids of the task that an engine takes: `eos_id`, `stop_ids` and `pad_id`."""
+    return {"eos_id": task.eos_id, "stop_ids": stop_ids(task), "pad_id": task.pad_id}
+
+
 class Demonstrated(Task, Protocol):
     """A task that can show right answers, and whose `n` is the size of its problems: the embedded ones."""
 

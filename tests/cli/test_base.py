@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from harness.cli.base import wanted
+from harness.cli.main import main
 from harness.config.schema import Launch
 from harness.start.prepare import base_folder
 
@@ -20,9 +21,14 @@ seeds: [0, 1]
 def test_every_missing_base_is_wanted_once_the_longest_first(tmp_path: Path) -> None:
     path = tmp_path / "two_lengths.yaml"
     path.write_text(SWEEP, encoding="utf-8")
-    found = wanted([str(path)], [], tmp_path)
+    launch = Launch(results=str(tmp_path))
+    found = wanted([str(path)], [], launch)
     assert [(cell.task.n, cell.base_seed) for cell in found] == [(8, 0), (8, 1), (4, 0), (4, 1)]
-    folder = base_folder(found[1], Launch(results=str(tmp_path)))
+    folder = base_folder(found[1], launch)
     assert folder is not None
     folder.mkdir(parents=True)
-    assert [(cell.task.n, cell.base_seed) for cell in wanted([str(path)], [], tmp_path)] == [(8, 0), (4, 0), (4, 1)]
+    assert [(cell.task.n, cell.base_seed) for cell in wanted([str(path)], [], launch)] == [(8, 0), (4, 0), (4, 1)]
+    for cell in found:
+        base_folder(cell, launch).mkdir(parents=True, exist_ok=True)  # type: ignore[union-attr]
+    for value, code in (("2", 0), ("none", 2)):
+        assert main(["base", str(path), f"launch.threads={value}", "--results", str(tmp_path)]) == code

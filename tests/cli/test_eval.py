@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from harness.cli.main import main
 from harness.config.load import run_id
+from harness.engines.embedded.engine import EmbeddedEngine
+from harness.published.recipes.twin import write_model, write_questions
+from harness.records.packed import pack
 from harness.records.run_result import read_result, write_result
 from harness.run.cell import run_cell
 from tests.toy import small_config, small_launch
@@ -34,14 +39,19 @@ def test_a_policy_asked_again_answers_as_in_its_run(tmp_path: Path, capsys: pyte
     ]
     assert (folder / f"{run_id(config)}.parquet").read_bytes() == series
 
-    copy = tmp_path / "mine"
+    pack(tmp_path, "test")
+    shutil.rmtree(folder)
+    assert main(["eval", run_id(config), "--results", str(tmp_path)]) == 0
+    assert len(read_result(folder / f"{run_id(config)}.json").evaluations) == len(again.evaluations)
+
+    copy = tmp_path / "mine (1)"
     assert main(["export", run_id(config), str(copy), "--results", str(tmp_path)]) == 0
     assert main(["export", run_id(config), str(copy), "--results", str(tmp_path)]) == 2
     assert "is there already" in capsys.readouterr().err
     assert main(["export", run_id(config), str(copy) + "q", "--quantized", "--results", str(tmp_path)]) == 2
     assert "launch.save=quantized keeps them" in capsys.readouterr().err
     assert main(["eval", str(copy), ENTRY, "method=naive", "precision=int8", "--results", str(tmp_path)]) == 0
-    (path,) = (tmp_path / "evaluations").glob("mine-*.json")
+    (path,) = (tmp_path / "evaluations").glob("mine (1)-*.json")
     told = json.loads(path.read_text())["evaluations"]
     assert [line["correct"] for line in told] == [
         record.correct for record in sorted(result.evaluations, key=lambda r: r.site) if record.step == 2
@@ -66,3 +76,23 @@ def test_what_cannot_be_asked_is_one_line(
     err = capsys.readouterr().err
     assert said in err and err.count("\n") == 1
     assert not (tmp_path / "evaluations").exists()
+
+
+def test_a_folder_is_asked_with_all_its_stop_ids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_model(tmp_path / "model", "qwen2", "qwen2.5")
+    write_questions(tmp_path / "data", "gsm8k")
+    ends = json.loads((tmp_path / "model" / "config.json").read_text())["eos_token_id"], 3
+    (tmp_path / "model" / "generation_config.json").write_text(json.dumps({"eos_token_id": ends}))
+    seen, real = set[tuple[int, ...]](), EmbeddedEngine.generate
+
+    def generate(self: EmbeddedEngine, *args: Any, **values: Any) -> Any:
+        seen.add(tuple(self.end_ids))
+        return real(self, *args, **values)
+
+    monkeypatch.setattr(EmbeddedEngine, "generate", generate)
+    entry = f"evaluations=[{{task:gsm8k,path:'{tmp_path}/data',num:2,k:1,max_new_tokens:4}}]"
+    assert (
+        main(["eval", str(tmp_path / "model"), entry, "precision=int8", "method=naive", "--results", str(tmp_path)])
+        == 0
+    )
+    assert {tuple(sorted(ids)) for ids in seen} == {tuple(sorted(ends))}

@@ -114,6 +114,17 @@ def test_an_archive_from_another_machine_brings_runs_and_bases(tmp_path: Path, c
     assert "is damaged" in capsys.readouterr().err and not ours.exists()
 
 
+def test_an_import_joins_what_is_packed(tmp_path: Path) -> None:
+    ours, theirs = tmp_path / "ours", tmp_path / "theirs"
+    for seed in range(3):
+        write_result(ours / "runs" / "quick", *factory.result(seed=seed))
+    pack(ours, "quick")
+    shutil.rmtree(ours / "runs")
+    write_result(theirs / "runs" / "quick", *factory.result(seed=3))
+    assert main(["results", "import", str(theirs), "--results", str(ours)]) == 0
+    assert len([*(ours / "runs" / "quick").glob("*.json")]) == 4
+
+
 def test_an_import_never_replaces_a_corrupt_or_finished_result(
     results: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:

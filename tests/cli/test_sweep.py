@@ -56,6 +56,9 @@ def test_a_cell_away_from_here_runs_on_one_node_with_its_own_ray() -> None:
         _check_places(cells, named, Way(workers=1, launcher="ray"))
     with pytest.raises(ValueError, match=r"launch\.gpus=8: trainer=local works on one GPU"):
         _check_places(cells, Launch(gpus=8), Way(workers=1))
+    with pytest.raises(ValueError, match=r"launch\.save=hf: with --launcher ray .* valid: none, or --launcher local"):
+        _check_places(cells, Launch(save="hf"), Way(workers=1, launcher="ray"))
+    _check_places(cells, Launch(save="hf"), Way(workers=1, launcher="slurm"))
 
 
 def test_a_forecast_is_for_all_gpus_of_a_cell() -> None:

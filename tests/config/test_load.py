@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from harness.config.load import groups, launch_of, load, parse, run_id, run_name, split_launch, to_json
+from harness.config.load import groups, launch_of, load, parse, quoted, run_id, run_name, split_launch, to_json
 from harness.config.resolve import resolve
 from harness.config.schema import Launch, RunConfig
 from tests.source_tree import ROOT
@@ -104,6 +104,12 @@ def test_kv8_suffix_adds_the_cache_format() -> None:
     plain, cached = load(["precision=int8"]).precision, load(["precision=int8+kv8"]).precision
     assert (plain.kv, cached.kv, cached.name) == (None, "e4m3_kv", "int8+kv8")
     assert (plain.weights, plain.acts) == (cached.weights, cached.acts)
+    assert load(["precision=int8+kv8", "precision=fp8_block"]).precision == load(["precision=fp8_block"]).precision
+
+
+@pytest.mark.parametrize("path", ["/models/my (1) model", "a=b", "it's", "plain/path-1.5", "{x}, [y]"])
+def test_a_quoted_word_is_read_as_it_was(path: str) -> None:
+    assert load(["model=hf", f"model.path={quoted(path)}"]).model.path == path
 
 
 def test_long_problems_get_the_smaller_learning_rate() -> None:

@@ -100,3 +100,10 @@ def test_the_control_shares_the_context_and_as_much_else_as_it_can() -> None:
     assert control("naive int4 4 minibatches n=8") == "bf16 bf16 4 minibatches n=8"
     assert control("naive int4 bypass_ppo n=8") == "bf16 bf16 n=8"
     assert control("naive int4 n=16") is None
+
+
+def test_lists_of_anything_are_axes() -> None:
+    entry = {"task": "chain", "num": 8, "k": 3}
+    assert labels(run(), run(seed=1, trainer__betas=[0.9, 0.95]), run(seed=2, evaluations=[entry])) == [
+        "bf16 bf16", "bf16 bf16 trainer.betas=0.9+0.95", f"bf16 bf16 evaluations={entry}",
+    ]  # fmt: skip

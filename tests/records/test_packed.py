@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from harness.records.packed import COLUMNS, make_available, pack, unpack
-from harness.records.run_result import read_results, read_series, write_result
+from harness.records.run_result import RunResult, read_results, read_series, write_result
 from tests.result_factory import result
 
 
@@ -45,6 +45,33 @@ def test_only_what_is_missing_is_written(tmp_path: Path) -> None:
     assert unpack(tmp_path / "results", "big") == 1 and unpack(tmp_path / "results") == 0
     assert (runs / f"{ids[1]}.parquet").stat().st_mtime_ns == untouched
     assert len(read_results(runs)) == 3
+
+
+def test_an_interrupted_unpacking_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    packed(tmp_path)
+    results, written = tmp_path / "results", list[str]()
+    shutil.rmtree(results / "runs")
+
+    def stops(folder: Path, record: RunResult, rows: object) -> None:
+        if written:
+            raise KeyboardInterrupt
+        written.append(record.run_id)
+        write_result(folder, record, rows)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as patched:
+        patched.setattr("harness.records.packed.write_result", stops)
+        with pytest.raises(KeyboardInterrupt):
+            make_available(results)
+    assert len(written) == 1 and not (results / "runs" / "big").exists() and not [*(results / "work").rglob("*.json")]
+    make_available(results)
+    assert len(read_results(results / "runs" / "big")) == 3
+
+
+def test_packing_loses_no_result(tmp_path: Path) -> None:
+    ids = packed(tmp_path)
+    (tmp_path / "results" / "runs" / "big" / f"{ids[2]}.json").unlink()
+    with pytest.raises(ValueError, match=rf"has 1 results that .*big lacks, {ids[2]} among them; .*unpack big"):
+        pack(tmp_path / "results", "big")
 
 
 def test_packing_again_gives_the_same_bytes(tmp_path: Path) -> None:

@@ -203,6 +203,11 @@ def test_import_merges_by_identical_id(tmp_path: Path) -> None:
     assert read_result(destination / "quick" / "r1.json").status == "ok"
     assert read_series(destination / "quick", "r1")["a"] == [1.0]
 
+    write_result(destination / "other", minimal(run_id="r4", sweep="other", status="failed", reason="x"), [{"a": 1.0}])
+    write_result(tmp_path / "third", minimal(run_id="r4", sweep="other", status="diverged", reason="y"), None)
+    assert import_results(tmp_path / "third", destination) == (["r4"], [])
+    assert [path.name for path in (destination / "other").iterdir()] == ["r4.json"]  # no series of another attempt
+
     write_result(destination / "quick", minimal(run_id="r2", num_steps=5), [{"a": 9.0}])
     write_result(source / "quick", minimal(run_id="r3"), [{"a": 3.0}])
     with pytest.raises(ValueError, match="another result of quick/r2"):

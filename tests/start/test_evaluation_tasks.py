@@ -37,3 +37,12 @@ def test_other_tasks_and_other_sizes_stand_beside_the_training_task() -> None:
 def test_what_cannot_be_asked_is_refused_in_one_line(entry: str, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         check_data(load(["task=chain", "model=xs", f"evaluations=[{entry}]"]))
+
+
+def test_a_length_penalty_over_more_than_a_response_is_refused_before_a_run() -> None:
+    words = ["task=chain", "model=xs", "algo.overlong_factor=0.5"]
+    check_data(load([*words, "engine.max_new_tokens=8", "algo.overlong_buffer=8"]))
+    with pytest.raises(ValueError, match=r"algo\.overlong_buffer=9: responses have at most 8 tokens; valid: 0 to 8"):
+        check_data(load([*words, "engine.max_new_tokens=8", "algo.overlong_buffer=9"]))
+    with pytest.raises(ValueError, match=r"algo\.overlong_buffer=4096: responses have at most \d+ tokens"):
+        check_data(load([*words, "algo.overlong_buffer=4096"]))

@@ -12,6 +12,7 @@ from harness.config.resolve import resolve
 from harness.engines.embedded.engine import EmbeddedEngine
 from harness.models.checkpoint import load_decoder
 from harness.run.run import Run
+from harness.tasks import token_ids
 from harness.tasks.count import Count
 from harness.trainers.local.trainer import LocalTrainer
 
@@ -27,9 +28,9 @@ def toy_run(folder: Path, *, num_prompts: int, group_size: int, tokens: int, pro
         model, config.trainer, composed.plan, temperature=1.0, micro_batch_rows=None, micro_batch_tokens=32768,
         num_updates=1000,
     )  # fmt: skip
-    engine = EmbeddedEngine(model.config, composed.plan, eos_id=task.eos_id, pad_id=task.pad_id)
+    engine = EmbeddedEngine(model.config, composed.plan, **token_ids(task))
     return Run(
         config=replace(config), composed=composed, task=task, trainer=trainer, engine=engine,
-        reference=EmbeddedEngine(model.config, Plan(), eos_id=task.eos_id, pad_id=task.pad_id),
+        reference=EmbeddedEngine(model.config, Plan(), **token_ids(task)),
         folder=folder, max_new_tokens=tokens, eval_items=[],
     )  # fmt: skip

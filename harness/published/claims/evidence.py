@@ -162,7 +162,8 @@ def _score(run: RunResult, metric: str) -> float:
     site = "rollout" if "rollout" in metric else "reference"
     kind = metric.replace("rollout_", "")
     if kind == "reward":
-        return 0.0 if run.status == "diverged" else run.summary.get("reward_last") or math.nan
+        reward = 0.0 if run.status == "diverged" else run.summary.get("reward_last")
+        return math.nan if reward is None else reward
     base = next((r.accuracy for r in _before(run, site) if r.accuracy is not None), math.nan)
     if kind == "base_accuracy":
         return base

@@ -7,15 +7,14 @@ said so under `differs`.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import ConfigDict
 
-from harness.config.load import parse, read_yaml
+from harness.config.load import parse, quoted, read_yaml
 from harness.foundation.did_you_mean import nearest
 from harness.records.sweep_file import SWEEPS
 from harness.sweep import Sweep
@@ -24,7 +23,6 @@ PAPERS = SWEEPS / "papers"
 Mark = Literal["code", "paper", "notes", "ours"]
 """Read in released code; in the paper's text; in summaries by others; our choice, for no source gives it."""
 _STRICT = ConfigDict(extra="forbid")
-_BARE = re.compile(r"[\w./:+*-]+")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,7 +137,7 @@ class Recipe:
         """Every setting as an override; choices of groups first, for they bring values of their own."""
         values = {key: value for settings in self.settings.values() for key, value in settings.items()}
         ordered = sorted(values, key=lambda key: "." in key)
-        return [f"{key}={word(values[key])}" for key in ordered]
+        return [f"{key}={quoted(values[key])}" for key in ordered]
 
 
 def recipe_names(folder: Path = PAPERS) -> list[str]:
@@ -159,24 +157,8 @@ def read_recipe(name: str, folder: Path = PAPERS) -> Recipe:
         raise ValueError(f"{path}: {error}") from None
 
 
-def word(value: Any) -> str:
-    """A value as Hydra's override grammar writes it, quoted where it must be."""
-    if value is None or isinstance(value, bool):
-        return "null" if value is None else str(value).lower()
-    if isinstance(value, Mapping):
-        return "{" + ",".join(f"{key}:{word(inner)}" for key, inner in value.items()) + "}"
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        return "[" + ",".join(map(word, value)) + "]"
-    text = str(value)
-    if not isinstance(value, str) or _BARE.fullmatch(text):
-        return text
-    return "'" + text.replace("'", "\\'") + "'"
-
-
-def bound(
-    recipe: Recipe, models: Mapping[str, Path], data: Mapping[str, Path], extra: Sequence[str] = ()
-) -> dict[str, Sweep]:
-    """Arm -> its sweep of one arm, with the folders given for `models` and `data`; `extra` overrides come last.
+def bound(recipe: Recipe, models: Mapping[str, Path], data: Mapping[str, Path]) -> dict[str, Sweep]:
+    """Arm -> its sweep of one arm, with the folders given for `models` and `data`.
 
     Raises ValueError, one line, for names that the recipe does not have, and where no model or not the training data
     are given. An evaluation whose data are not given is left out.
@@ -190,14 +172,14 @@ def bound(
         raise ValueError(f"model: {recipe.name} needs a folder: --model {wanted}")
     if recipe.train not in data:
         raise ValueError(f"data: {recipe.name} trains on {recipe.data[recipe.train].hub}: --data {recipe.train}=DIR")
-    overrides = [*recipe.overrides(), f"task.path={word(str(data[recipe.train]))}"]
+    overrides = [*recipe.overrides(), f"task.path={quoted(str(data[recipe.train]))}"]
     if found := evaluations(recipe, data):
-        overrides.append(f"evaluations={word(found)}")
-    place = ["model=hf", *overrides, *extra]
+        overrides.append(f"evaluations={quoted(found)}")
     return {
         label: Sweep(
-            name=recipe.sweep_name, question=recipe.question, control=recipe.control, overrides=tuple(place),
-            arms=tuple({**arm, "model.name": key, "model.path": word(str(path))} for key, path in models.items()),
+            name=recipe.sweep_name, question=recipe.question, control=recipe.control,
+            overrides=("model=hf", *overrides),
+            arms=tuple({**arm, "model.name": key, "model.path": quoted(str(path))} for key, path in models.items()),
             seeds=recipe.seeds,
         )
         for label, arm in recipe.arms.items()

@@ -13,10 +13,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from harness.config.load import quoted
 from harness.foundation.seeds import generator
 from harness.models.checkpoint import save_decoder
 from harness.models.decoder import Decoder, DecoderConfig
-from harness.published.recipes.recipe import Recipe, bound, word
+from harness.published.recipes.recipe import Recipe, bound
 from harness.sweep import Sweep
 
 NUM_QUESTIONS = 48
@@ -68,7 +69,7 @@ TEMPLATES: Mapping[str, tuple[str, tuple[str, str], tuple[str, ...]]] = {
 write a conversation of plain turns."""
 
 
-def twin(recipe: Recipe, folder: Path, extra: tuple[str, ...] = ()) -> dict[str, Sweep]:
+def twin(recipe: Recipe, folder: Path) -> dict[str, Sweep]:
     """Arm -> sweep of the twin, its model and data written below `folder`. One model, one seed, two steps."""
     key, model = next(iter(recipe.models.items()))
     place = folder / "model" / f"{model.family}-{model.template}"
@@ -81,11 +82,12 @@ def twin(recipe: Recipe, folder: Path, extra: tuple[str, ...] = ()) -> dict[str,
     few = tuple(
         e | small | {"k": min(2, e["k"]), "options": e["options"] | {"num_workers": 1}} for e in recipe.evaluations
     )
-    sweeps = bound(replace(recipe, evaluations=few), {key: place}, data, (*sizes(recipe), *extra))
+    sweeps = bound(replace(recipe, evaluations=few), {key: place}, data)
     return {
-        label: replace(sweep, name=f"{recipe.sweep_name}_tiny", seeds=(0,), arms=tuple(
-            arm | {key: value for key, value in recipe.tiny.items() if key in arm} for arm in sweep.arms
-        ))
+        label: replace(
+            sweep, name=f"{recipe.sweep_name}_tiny", seeds=(0,), overrides=(*sweep.overrides, *sizes(recipe)),
+            arms=tuple(arm | {key: value for key, value in recipe.tiny.items() if key in arm} for arm in sweep.arms),
+        )
         for label, sweep in sweeps.items()
     }  # fmt: skip
 
@@ -104,7 +106,7 @@ def sizes(recipe: Recipe) -> list[str]:
         "task.options.max_prompt_tokens": 500, "algo.num_minibatches": min(2, int(set_.get("algo.num_minibatches", 1))),
     }  # fmt: skip
     small |= {key: value for key, value in shrunk.items() if key in set_}
-    return [f"{key}={word(value)}" for key, value in small.items()]
+    return [f"{key}={quoted(value)}" for key, value in small.items()]
 
 
 def write_model(folder: Path, family: str, template: str) -> None:

@@ -17,7 +17,7 @@ from harness.engines.embedded.engine import EmbeddedEngine
 from harness.models.decoder import Decoder, response_hidden
 from harness.numerics.formats import Format, format_named
 from harness.studies.fp8_cache.attention import Counts
-from harness.tasks import Task, stop_ids
+from harness.tasks import Task, token_ids
 
 ROWS = 8
 """Answers of one forward pass."""
@@ -58,7 +58,7 @@ class Answers:
 def exact_engine(model: Decoder, task: Task, kv: Format | None = None) -> EmbeddedEngine:
     """An engine with the decoder's weights in float32, and a cache in the format `kv` (None: exact)."""
     plan = Plan(rollout_weights=format_named("fp32"), rollout_kv=kv)
-    engine = EmbeddedEngine(model.config, plan, eos_id=task.eos_id, pad_id=task.pad_id, stop_ids=stop_ids(task))
+    engine = EmbeddedEngine(model.config, plan, **token_ids(task))
     engine.load_weights((name, value.detach()) for name, value in model.named_parameters())
     return engine
 

@@ -21,7 +21,7 @@ from harness.models.decoder import Decoder
 from harness.numerics.formats import format_named
 from harness.records.run_result import EvalRecord
 from harness.start.prepare import held_out, task_of
-from harness.tasks import stop_ids
+from harness.tasks import token_ids
 from harness.trainers.evaluation import REFERENCE, evaluation
 from harness.trainers.local.policy import policy
 from harness.trainers.local.trainer import policy_weights
@@ -53,8 +53,7 @@ def evaluated(job: VerlJob, composed: Composed, masters: Mapping[str, Tensor] | 
             tensor.copy_(masters[name])
     engine = EmbeddedEngine(
         model.config, Plan(rollout_weights=format_named(REFERENCE)), max_batch=config.engine.max_batch,
-        eos_id=task.eos_id, stop_ids=stop_ids(task), pad_id=task.pad_id, device=device,
-        for_evaluation=True,
+        device=device, for_evaluation=True, **token_ids(task),
     )  # fmt: skip
     named = ((name, tensor.detach()) for name, tensor in named_weights(model))
     engine.load_weights(policy_weights(model, named, composed.plan.adapters))

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from harness.cli.main import main
-from harness.config.load import load, parse
+from harness.config.load import load, parse, quoted
 from harness.config.schema import Launch, RunConfig
 from harness.published.recipes.beside import measured, table
 from harness.published.recipes.lacks import memory_gib, of_verl
-from harness.published.recipes.recipe import Recipe, bound, read_recipe, recipe_names, word
+from harness.published.recipes.recipe import Recipe, bound, read_recipe, recipe_names
 from harness.published.recipes.twin import TEMPLATES, question, twin, write_model
 from harness.records.run_result import RunResult, read_series
 from harness.run.cell import run_cell
@@ -33,7 +33,7 @@ def resolved(name: str) -> tuple[Recipe, RunConfig]:
     """A recipe with its first arm, on a model that comes with the project."""
     recipe = read_recipe(name)
     arm = next(iter(recipe.arms.values()))
-    return recipe, load([*recipe.overrides(), *with_default_precision([f"{k}={word(v)}" for k, v in arm.items()])])
+    return recipe, load([*recipe.overrides(), *with_default_precision([f"{k}={quoted(v)}" for k, v in arm.items()])])
 
 
 ROWS: dict[str, tuple[str, Callable[[RunConfig], Any]]] = {
@@ -157,9 +157,9 @@ def test_twins_write_turns_as_the_published_templates_do(template: str, tmp_path
 
 def test_values_survive_hydras_grammar() -> None:
     for value in ('{question} Let\'s say "####" in \\boxed{}.\n', "a, b: [c]", "it's"):
-        assert load([f"task.options.template={word(value)}"]).task.options["template"] == value
+        assert load([f"task.options.template={quoted(value)}"]).task.options["template"] == value
     nested = {"rule": "dapo", "template": "x's {question}, \\n\n", "n": 3, "b": True, "none": None, "l": [1, "a b"]}
-    assert load([f"task.options.some={word(nested)}"]).task.options["some"] == nested
+    assert load([f"task.options.some={quoted(nested)}"]).task.options["some"] == nested
 
 
 def test_wrong_recipes_and_bindings_are_one_line(tmp_path: Path) -> None:
@@ -182,6 +182,12 @@ def test_wrong_recipes_and_bindings_are_one_line(tmp_path: Path) -> None:
     (sweep, *_) = bound(recipe, model, data).values()
     assert not any(word.startswith("evaluations=") for word in sweep.overrides)  # no data for it
     assert [s.seeds for s in bound(recipe, model, data).values()] == [(0, 1, 2)] * 5
+
+
+def test_a_users_overrides_come_last(tmp_path: Path) -> None:
+    for sweep in twin(read_recipe("fp8_rl"), tmp_path).values():
+        (cell,) = plan(sweep, ["trainer.steps=3", "model.name=mine"]).cells  # the name is one of the arm's words
+        assert (cell.trainer.steps, cell.model.name) == (3, "mine")
 
 
 def test_what_verl_and_memory_lack_is_said() -> None:
