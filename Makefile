@@ -67,7 +67,7 @@ break-even: setup ## from which size and length on a precision pays for a whole 
 faults: setup ## inject 200 faults into running sweeps and count what is lost, duplicated or mislabelled
 	@$(PY) -m harness.devtools.faults $(ARGS)
 
-throughput: setup ## tokens/s of vLLM by size, precision, batch and length (NAME=throughput_h200 ARGS='--gpus 2 --minutes 9')
+throughput: setup ## tokens/s of vLLM by size, precision, batch and length (NAME=throughput_h200 ARGS='--gpus 2')
 	@$(LOWBIT) throughput $(or $(NAME),throughput_h200) $(ARGS)
 
 parity: setup ## the emulation against vLLM's kernels on one checkpoint, format by format

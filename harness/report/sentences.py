@@ -11,6 +11,7 @@ import pandas as pd
 
 from harness.records.run_result import RunResult
 from harness.records.stats import DELTA, MIN_SEEDS
+from harness.records.stats.outcomes import COLLAPSES
 from harness.records.sweep_file import BASELINES, Expectation
 from methods import METHODS
 
@@ -35,8 +36,8 @@ def findings(board: pd.DataFrame, results: Sequence[RunResult], expectations: Se
 def three_sentences(board: pd.DataFrame, baseline: str = BASELINES[-1]) -> list[str]:
     """Sentences on what uncorrected rollouts cost, what a correction gives back, and what cost nothing; per context.
 
-    The loss is that of the uncorrected arm that is worst in the mean accuracy of the BF16 policy, where it is decided;
-    the share given back is that of the best corrected arm at its precision.
+    Losses are the decided ones, in the mean accuracy of the BF16 policy over the runs that did not collapse. The share
+    given back is that of the best corrected arm at the format that lost most.
     """
     lines: list[str] = []
     for context, rows in board.groupby("context", sort=False):
@@ -48,31 +49,41 @@ def three_sentences(board: pd.DataFrame, baseline: str = BASELINES[-1]) -> list[
         if all(row["is_preliminary"] for row in bare):
             lines.append(f"Fewer than {MIN_SEEDS} seeds{where}: nothing is decided yet.")
             continue
-        worst = min(bare, key=lambda row: row["difference"])
-        if worst["verdict"] == "worse":
+        lost = sorted((row for row in bare if row["verdict"].endswith("worse")), key=lambda row: row["difference"])
+        if lost:
+            each = [f"{-row['difference']:.2f} ({spelled(row['precision'])})" for row in lost]
             lines.append(
-                f"{spelled(worst['precision'])} rollouts without a correction lost {-worst['difference']:.2f} of "
+                f"{spelled(lost[0]['precision'])} rollouts without a correction lost {-lost[0]['difference']:.2f} of "
                 f"accuracy{where}."
+                if len(lost) == 1
+                else f"Rollouts without a correction lost {_list(each)} of accuracy{where}."
             )
-            lines.append(_given_back(worst, plain, baseline))
+            lines += [_fallen(row) for row in lost if row["verdict"].startswith(COLLAPSES)]
+            lines.append(_given_back(lost[0], plain, baseline))
         else:
             lines += [f"No rollout format without a correction is shown to lose accuracy{where}."]
         lines.append(_free(bare))
     return lines
 
 
+def _fallen(row: dict[str, Any]) -> str:
+    """The runs of a format that collapsed and are not in its loss."""
+    runs = row["verdict"].removeprefix(COLLAPSES).removesuffix(", else worse").strip()
+    return f"Of {spelled(row['precision'])} that is without the runs that collapsed ({runs.removeprefix('in ')})."
+
+
 def _given_back(worst: dict[str, Any], plain: Sequence[dict[str, Any]], baseline: str) -> str:
     others = [row for row in plain if row["precision"] == worst["precision"] and row["method"] != baseline]
     if not others:
-        return "No corrected arm at this format stands beside it."
+        return f"No corrected arm of {spelled(worst['precision'])} stands beside it."
     best = max(others, key=lambda row: row["difference"])
     share = (best["difference"] - worst["difference"]) / -worst["difference"]
     name = METHODS[best["method"]].plain_name if best["method"] in METHODS else ""
     words = name or best["method"]
     if share <= 0:
-        return f"{words} gave back nothing of it."
+        return f"{words} gave back nothing of the {-worst['difference']:.2f}."
     part = "more than half" if share > 0.5 else "less than half"
-    return f"{words} gave back {part} of it ({100 * share:.0f} %)."
+    return f"{words} gave back {part} of the {-worst['difference']:.2f} ({100 * share:.0f} %)."
 
 
 def _free(bare: Sequence[dict[str, Any]]) -> str:

@@ -41,7 +41,7 @@ def build(config: RunConfig, launch: Launch) -> tuple[Run, dict[str, str | None]
     )  # fmt: skip
     task = start.task
     kept: dict[str, Any] = {"keeps_log_probs": keeps_log_probs, "keeps_experts": "routing" in needs}
-    ids = token_ids(task) | {"device": device}
+    ids: dict[str, Any] = token_ids(task) | {"device": device}
     before = reserved_gib(device)
     engine = make_engine(
         config, shape, composed.plan, trainer_model=trainer.model if is_exact else None, **kept, **ids

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
@@ -66,7 +67,7 @@ def evaluate_folder(
 def _engine(config: RunConfig, folder: Path, site: Site, plan: Plan, ones: list[Asked]) -> RolloutEngine:
     """An engine of its own for one site."""
     task, shape = ones[0].task, load_config(folder)
-    ids = token_ids(task) | {"device": config.trainer.device}
+    ids: dict[str, Any] = token_ids(task) | {"device": config.trainer.device}
     if site == "reference" and config.engine.name == "embedded":
         return EmbeddedEngine(shape, plan, max_batch=config.engine.max_batch, **ids)
     return make_engine(config, shape, plan, trainer_model=None, keeps_log_probs=False, **ids)

@@ -168,18 +168,39 @@ def test_too_few_seeds_decide_nothing() -> None:
 def test_the_terminal_ends_with_three_sentences() -> None:
     board = leaderboard(sweep(8))
     rows = {str(row["arm"]): row for row in board.to_dict("records")}
-    lost, left = -rows["naive int4"]["difference"], -rows["flashrl int4"]["difference"]
+    left = -rows["flashrl int4"]["difference"]
+    lost = {name: -rows[f"naive {name}"]["difference"] for name in ("int4", "nvfp4", "fp8_block", "int8")}
+    assert list(lost.values()) == sorted(lost.values(), reverse=True)
     said = three_sentences(board)
-    assert said[0] == f"4-bit INT4 rollouts without a correction lost {lost:.2f} of accuracy."
-    part = "more" if left < lost / 2 else "less"
+    assert said[0] == (
+        f"Rollouts without a correction lost {lost['int4']:.2f} (4-bit INT4), {lost['nvfp4']:.2f} (4-bit NVFP4), "
+        f"{lost['fp8_block']:.2f} (FP8 (blocks)) and {lost['int8']:.2f} (INT8) of accuracy."
+    )
+    part, share = "more" if left < lost["int4"] / 2 else "less", 100 * (1 - left / lost["int4"])
     assert said[1] == (
-        f"Truncated importance weights gave back {part} than half of it ({100 * (1 - left / lost):.0f} %)."
+        f"Truncated importance weights gave back {part} than half of the {lost['int4']:.2f} ({share:.0f} %)."
     )
     assert said[2:] == ["Every format without a correction costs accuracy."]
     few = three_sentences(leaderboard(sweep(3)))
     assert few[2] == "INT8 cost at most 0.03; FP8 (blocks) cost nothing that can be seen with these seeds."
     text = render_terminal(board)
     assert " ".join(text.split()).endswith(" ".join(said))
+
+
+def test_every_decided_loss_is_told_and_the_runs_that_collapsed_beside() -> None:
+    """Also where the largest loss is undecided, or that of an arm some of whose runs collapsed."""
+    board = leaderboard(sweep(8))
+    plain = board["arm"].isin(["naive int8", "naive fp8_block", "naive int4"])
+    said = [("naive int8", -0.31, "collapses in 1 of 5, else worse"), ("naive fp8_block", -0.5, "cannot tell"),
+            ("naive int4", -0.2, "worse")]  # fmt: skip
+    for arm, difference, verdict in said:
+        board.loc[board["arm"] == arm, ["difference", "verdict"]] = [difference, verdict]
+    assert three_sentences(board[plain]) == [
+        "Rollouts without a correction lost 0.31 (INT8) and 0.20 (4-bit INT4) of accuracy.",
+        "Of INT8 that is without the runs that collapsed (1 of 5).",
+        "No corrected arm of INT8 stands beside it.",
+        "FP8 (blocks) (-0.50) is undecided.",
+    ]
 
 
 def test_equal_is_never_printed_without_its_bound_on_collapse() -> None:
