@@ -35,6 +35,10 @@ def run(a: argparse.Namespace) -> int:
     folder = Path(a.what)
     if (folder / "config.json").is_file():
         records = _of_folder(folder, a.overrides, a.results)
+    elif folder.is_absolute() or folder.is_dir():
+        raise ValueError(
+            f"{folder}: {'no model folder; it has no config.json' if folder.is_dir() else 'no such folder'}"
+        )
     else:
         records = _of_run(a.what, a.overrides, a.results)
     return 1 if any(record.error for record in records) else 0

@@ -45,9 +45,10 @@ def run_one(
     notes = advice(config, check(config))
     check_data(config)
     if is_dry:
-        from harness.sweep.folder_time import Machine
+        from harness.sweep.folder_time import Machine, device_name
         from harness.sweep.preview import forecast_of
 
+        device_name(config, gpu)
         machine = Machine(gpus=launch.gpus * launch.nodes, gpu=gpu, memory_gib=memory_gib)
         shown = {"run_id": run_id(config), "name": run_name(config), "config": to_json(config)}
         print(json.dumps(shown | forecast_of(config, results, machine), indent=2))

@@ -30,6 +30,8 @@ def run(a: argparse.Namespace) -> int:
     from harness.models.checkpoint import load_config
     from harness.studies.throughput.shapes import shape_of
 
+    if os.sep in a.model and not Path(a.model).is_dir():
+        raise ValueError(f"{a.model}: no such folder")
     config = load_config(Path(a.model)) if Path(a.model).is_dir() else shape_of(a.model)
     shapes = layer_shapes(config, a.tensor_parallel)
     if not shapes:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from harness.api import Method, Part, Plan, knobs, stated_knobs
@@ -33,8 +34,15 @@ def choose_parts(config: RunConfig) -> tuple[Part, ...]:
         raise ValueError(f"parts={names}: the same part twice")
     for name in config.knobs:
         if name not in names:
-            raise ValueError(f"knobs.{name}: {config.method} has no such part; {nearest(name, names)}")
+            having = [m.name for m in METHODS.values() if name in (type(part).__name__ for part in m.parts)]
+            more = f" and {len(having) - 3} more" if len(having) > 3 else ""
+            hint = f"it is in {', '.join(having[:3])}{more}" if having else nearest(name, _parts())
+            raise ValueError(f"knobs.{name}: method={config.method} has no such part; {hint}")
     return tuple(_with_knobs(part, config.knobs.get(type(part).__name__, {})) for part in parts)
+
+
+def _parts() -> list[str]:
+    return sorted({type(part).__name__ for method in METHODS.values() for part in method.parts})
 
 
 def _part_named(dotted: str) -> Part:
@@ -68,6 +76,8 @@ def resolve(config: RunConfig, content_hash: Callable[[str], str] | None = None)
         lr = min(config.model.rl_lr, LONG_LR) if is_long else config.model.rl_lr
     model = config.model
     if model.path is not None and content_hash is not None:
+        if not Path(model.path).is_dir():
+            raise ValueError(f"model.path={model.path}: no such folder")
         model = replace(model, content_hash=content_hash(model.path))
     return replace(
         config,

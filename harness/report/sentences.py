@@ -73,9 +73,12 @@ def _fallen(row: dict[str, Any]) -> str:
 
 
 def _given_back(worst: dict[str, Any], plain: Sequence[dict[str, Any]], baseline: str) -> str:
-    others = [row for row in plain if row["precision"] == worst["precision"] and row["method"] != baseline]
+    others = [
+        row for row in plain
+        if row["precision"] == worst["precision"] and row["method"] != baseline and not row["is_preliminary"]
+    ]  # fmt: skip
     if not others:
-        return f"No corrected arm of {spelled(worst['precision'])} stands beside it."
+        return f"No corrected arm of {spelled(worst['precision'])} with {MIN_SEEDS} seeds stands beside it."
     best = max(others, key=lambda row: row["difference"])
     share = (best["difference"] - worst["difference"]) / -worst["difference"]
     name = METHODS[best["method"]].plain_name if best["method"] in METHODS else ""

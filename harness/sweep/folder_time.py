@@ -80,6 +80,8 @@ def device_name(config: RunConfig, gpu: str | None = None) -> str:
     """Name in `RATES` of the run's device. `gpu`: a name to take in place of this machine's. Raises ValueError for one
     that is unknown."""
     if config.trainer.device == "cpu":
+        if gpu is not None:
+            raise ValueError(f"gpu={gpu}: the trainer is on the CPU (trainer.device=cpu); add trainer.device=cuda")
         return "cpu"
     if gpu is not None:
         found = gpu.upper()

@@ -101,12 +101,17 @@ def sweep_names(folder: Path = SWEEPS) -> list[str]:
     return sorted(path.stem for path in folder.glob("*.yaml") if not path.stem.startswith(tuple(COMMANDS)))
 
 
+def check_command(path: Path, command: str) -> None:
+    """Raises ValueError, one line, where the file is there and another command than `lowbit COMMAND` runs it."""
+    other = next((command for start, command in COMMANDS.items() if path.stem.startswith(start)), "sweep")
+    if path.is_file() and other != command:
+        raise ValueError(f"{path.stem} is run by another command: lowbit {other} {path.stem}")
+
+
 def read_sweep(name: str, folder: Path = SWEEPS) -> Sweep:
     """The sweep `name`, or a path to a YAML file. Raises ValueError, one line, for unknown names, keys or values."""
     path = Path(name) if name.endswith((".yaml", ".yml")) else folder / f"{name}.yaml"
-    other = next((command for start, command in COMMANDS.items() if path.stem.startswith(start)), None)
-    if path.is_file() and other is not None:
-        raise ValueError(f"{name} is run by another command: lowbit {other} {path.stem}")
+    check_command(path, "sweep")
     if not path.is_file():
         names = sweep_names(folder)
         hint = nearest(name, names)

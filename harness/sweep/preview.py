@@ -37,7 +37,11 @@ def dry_run(
     """Print cells, what is left out and why, predicted time and device-hours with the past error. Exit code 0.
 
     `taken`: cells that another sweep has finished, whose records will be copied. `machine`: the GPUs of each cell.
+    Raises ValueError where it names a GPU that is unknown, or that a cell does not use.
     """
+    if machine.gpu is not None:
+        for cell in planned.cells:
+            device_name(cell, machine.gpu)
     copied = {run_id(cell) for cell in taken}
     todo = [cell for cell in todo if run_id(cell) not in copied]
     model = fit(read_samples(results))

@@ -34,7 +34,7 @@ def lowbit_advise(results: Path, *words: object) -> int:
 def test_every_kind_of_answer(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def said(*words: object) -> tuple[str, str]:
         assert lowbit_advise(results, *words) == 0
-        answered, _, rest = capsys.readouterr().out.partition("Risk not known:")
+        answered, _, rest = capsys.readouterr().out.partition("Accuracy not known for your model:")
         return answered, rest.partition("step: time")[0]
 
     answered, rest = said("--size", "0.1m", "--length", 16, "--k3", "0.03")
@@ -90,7 +90,7 @@ UNTRAINED = "UNTRAINED"
         ("--size 7b --length 0", "argument --length: '0': a whole number above 0 is expected"),
         ("--size 7b --length 99999999", "7b answers with 1 to 32704 tokens"),
         ("--size 7b --length 10 --k3 high", "--k3 high: nats a token, 0 or more, are expected"),
-        ("--size 7b --length 10 --k3 int44=1e-3", "int44 has no measured rates; nearest: int4"),
+        ("--size 7b --length 10 --k3 int44=1e-3", "int44 is no format with measured rates; nearest: int4"),
         ("--size 7b --length 10 --k3 1e-3 --probe x.json", "not allowed with argument --k3"),
         ("--size 7b --length 10 --probe x.json", "x.json: not a probe"),
         (f"--size 7b --length 10 --probe {UNTRAINED}", "of untrained weights; costs alone count"),

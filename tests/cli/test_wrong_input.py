@@ -81,7 +81,7 @@ RUN = (
     ("precision=int8+kv9", "precision=int8+kv9: no such choice; nearest: int8"),
     ("method=flashrk", "method=flashrk: unknown; nearest: flashrl"),
     ("parts=[foo]", "parts: unknown part foo"),
-    ("knobs.TIZ.cap=3", "knobs.TIZ: flashrl has no such part; nearest: TIS"),
+    ("knobs.TIZ.cap=3", "knobs.TIZ: method=flashrl has no such part; nearest: TIS"),
     ("knobs.TIS.cup=3", "knobs.TIS.cup: unknown knob; nearest: cap"),
     ("model=hf", "model: num_layers=null: without a shape a local Hugging Face folder is needed"),
     ("model.path=nowhere", "nowhere"),

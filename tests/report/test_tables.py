@@ -198,7 +198,7 @@ def test_every_decided_loss_is_told_and_the_runs_that_collapsed_beside() -> None
     assert three_sentences(board[plain]) == [
         "Rollouts without a correction lost 0.31 (INT8) and 0.20 (4-bit INT4) of accuracy.",
         "Of INT8 that is without the runs that collapsed (1 of 5).",
-        "No corrected arm of INT8 stands beside it.",
+        "No corrected arm of INT8 with 3 seeds stands beside it.",
         "FP8 (blocks) (-0.50) is undecided.",
     ]
 

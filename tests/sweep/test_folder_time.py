@@ -126,7 +126,10 @@ def test_names_of_devices(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert "\n" not in str(caught.value)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert device_name(config) == "H200"
-    assert device_name(config_of(folder, "trainer.device=cpu", "engine=embedded"), "h100") == "cpu"
+    on_cpu = config_of(folder, "trainer.device=cpu", "engine=embedded")
+    assert device_name(on_cpu) == "cpu"
+    with pytest.raises(ValueError, match=r"gpu=h100: the trainer is on the CPU \(trainer\.device=cpu\); add trainer"):
+        device_name(on_cpu, "h100")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     for told, expected in (("NVIDIA A100-SXM4-80GB", "A100"), ("NVIDIA GeForce", "H200")):
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda index, told=told: told)

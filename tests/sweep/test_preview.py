@@ -123,22 +123,13 @@ def test_a_dry_run_of_one_cell_is_json_with_its_forecast(
 def test_a_dry_run_of_a_sweep_tells_memory_and_what_it_assumes(
     toy: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    line = [
-        "sweep",
-        "smoke",
-        *toy,
-        "--dry-run",
-        "--gpu",
-        "h100",
-        "--memory",
-        "0.0001",
-        "--results",
-        str(tmp_path / "r"),
-    ]
+    line = ["sweep", "smoke", *toy, "--dry-run", "--memory", "0.0001", "--results", str(tmp_path / "r")]
     assert main(line) == 0
     said = capsys.readouterr().out
     assert said.count("memory: hf (0.00 billion parameters) at ") >= 1
     assert "does not fit 0.0001 GiB a GPU" in said and "assumed: 1 x cpu" in said
+    assert main([*line, "--gpu", "h100"]) == 2
+    assert "gpu=h100: the trainer is on the CPU (trainer.device=cpu); add trainer.device=cuda" in capsys.readouterr().err
 
 
 def test_gpus_of_a_cell_are_all_paid_for(folder: Path) -> None:

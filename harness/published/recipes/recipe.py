@@ -149,8 +149,7 @@ def read_recipe(name: str, folder: Path = PAPERS) -> Recipe:
     """The recipe `name`. Raises ValueError, one line, for an unknown name, key or value."""
     path = folder / f"{name}.yaml"
     if not path.is_file():
-        names = recipe_names(folder)
-        raise ValueError(f"paper {name!r} not found; {nearest(name, names)}; valid: {', '.join(names)}")
+        raise ValueError(f"paper {name!r} not found; {nearest(name, recipe_names(folder))}")
     try:
         return parse(Recipe, {"name": path.stem} | read_yaml(path))
     except ValueError as error:

@@ -90,7 +90,7 @@ def given_mismatch(text: str) -> dict[str, Mismatch]:
                 f"--k3 {part}: nats a token, 0 or more, are expected, such as 2e-3 or fp8_block=2e-3,int8=1e-4"
             )
         if name and name not in FORMATS:
-            raise ValueError(f"--k3 {part}: {name} has no measured rates; {nearest(name, FORMATS)}")
+            raise ValueError(f"--k3 {part}: {name} is no format with measured rates; {nearest(name, FORMATS)}")
         source = f"--k3 {part}" if name else f"--k3 {part}, taken for every format"
         found |= {one: Mismatch(k3=k3, source=source) for one in ([name] if name else FORMATS)}
     return found

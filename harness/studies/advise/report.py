@@ -25,7 +25,8 @@ def words(advice: Advice, *, is_explained: bool) -> str:
     deployed = "BF16 weights" if q.deploy == "bf16" else "the rollout format"
     lines = [
         f"{q.size}, answers of {q.length} tokens, {q.batch} a step, {q.gpus} x {q.gpu}, {deployed} deployed", "",
-        "Risk answered:", _table(advice.answered), "", "Risk not known:", _table(advice.open), "", LEGEND,
+        "Accuracy measured on a like case:", _table(advice.answered), "",
+        "Accuracy not known for your model:", _table(advice.open), "", LEGEND,
     ]  # fmt: skip
     lines += ["", *_shared([*advice.answered, *advice.open], "if: ", lambda r: r.speed.conditions)]
     lines += _shared([*advice.answered, *advice.open], "changes: ", lambda r: r.accuracy.changes)

@@ -18,7 +18,7 @@ from harness import NUMERICS_VERSION
 from harness.config.load import parse, read_yaml
 from harness.foundation.did_you_mean import nearest
 from harness.records.run_result import summarise
-from harness.sweep import SWEEPS
+from harness.sweep import SWEEPS, check_command
 
 PREFIX = "search_"
 """Names of searches begin with it: sweeps and searches share a folder."""
@@ -152,7 +152,8 @@ def search_names(folder: Path = SWEEPS) -> list[str]:
 def read_search(name: str, folder: Path = SWEEPS) -> Search:
     """The search `name`, or a path to a YAML file. Raises ValueError, one line, for unknown names, keys or values."""
     path = Path(name) if name.endswith((".yaml", ".yml")) else folder / f"{name}.yaml"
-    if not path.is_file() or not path.stem.startswith(PREFIX):
+    check_command(path, "search")
+    if not path.is_file():
         raise ValueError(f"search {name!r} not found; {nearest(name, search_names(folder))}")
     try:
         search = parse(Search, {"name": path.stem} | read_yaml(path))

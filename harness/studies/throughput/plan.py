@@ -18,6 +18,7 @@ from harness.foundation.did_you_mean import nearest
 from harness.foundation.project_files import SWEEPS
 from harness.studies.throughput.settled import doubtful
 from harness.studies.throughput.shapes import PRECISIONS, SIZES, plan_of, shape_of
+from harness.sweep import check_command
 
 PREFIX = "throughput_"
 BASELINE = "bf16"
@@ -170,6 +171,8 @@ def sweep_names(folder: Path = SWEEPS) -> list[str]:
 def read_sweep(name: str, folder: Path = SWEEPS) -> Sweep:
     """The sweep `name`, or a path to a YAML file. Raises ValueError, one line, for unknown names, keys or values."""
     path = Path(name) if name.endswith((".yaml", ".yml")) else folder / f"{name}.yaml"
+    if path.parent == folder:
+        check_command(path, "throughput")
     if not path.is_file():
         raise ValueError(f"throughput sweep {name!r} not found; {nearest(name, sweep_names(folder))}")
     try:

@@ -20,7 +20,7 @@ function drawAdvice() {
   };
   const part = (title, rows) => [text("tr", text("th", title, { colspan: 4, scope: "rowgroup" }), { class: "part" }), ...rows.flatMap(line)];
   $("advice-rows").replaceChildren(text("thead", text("tr", ["format", "correction", "step against BF16", "accuracy against BF16"].map((name) => text("th", name, { scope: "col" })))),
-    text("tbody", [...part("Risk answered", answered), ...part("Risk not known, fastest first", open)]));
+    text("tbody", [...part("Accuracy measured on a like case", answered), ...part("Accuracy not known for your model, fastest first", open)]));
   const fast = answered.find((r) => r.value > 1), may = open.find((r) => r.value > 1);
   $("advice-words").textContent = fast ? `${fast.format}${fast.correction === "none" ? "" : " with " + fast.correction}: the fastest whose risk is answered, a step ${fast.step}; accuracy ${fast.accuracy}.`
     : "bf16: no faster format has a change of accuracy that is known here." + (may ? ` The fastest that may be: ${may.format}, a step ${may.step}; its accuracy is not known.` : "");

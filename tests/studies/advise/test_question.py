@@ -54,7 +54,7 @@ def test_a_number_is_every_formats_and_a_name_is_its_own() -> None:
 
 @pytest.mark.parametrize("text", ["", "x", "-1", "nan", "inf", "int8=", "int8", "int8=1e-3,", "int44=1e-3"])
 def test_a_mismatch_that_is_none(text: str) -> None:
-    with pytest.raises(ValueError, match=r"--k3 .*(nats a token|has no measured rates; nearest: int4)"):
+    with pytest.raises(ValueError, match=r"--k3 .*(nats a token|is no format with measured rates; nearest: int4)"):
         given_mismatch(text)
 
 

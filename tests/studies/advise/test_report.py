@@ -10,8 +10,10 @@ from tests.studies.advise.made import SMALL, curves, evidence, question
 def test_answered_and_open_recipes_stand_apart() -> None:
     found = advise(evidence(), curves(), question(0.01, **SMALL))
     text = words(found, is_explained=False)
-    assert text.startswith("0.1m, answers of 32 tokens, 512 a step, 1 x h200, BF16 weights deployed\n\nRisk answered:")
-    answered, _, rest = text.partition("Risk not known:")
+    assert text.startswith(
+        "0.1m, answers of 32 tokens, 512 a step, 1 x h200, BF16 weights deployed\n\nAccuracy measured on a like case:"
+    )
+    answered, _, rest = text.partition("Accuracy not known for your model:")
     for recipe in found.answered:
         cell = "0, the control" if recipe.is_control else recipe.accuracy.shown
         assert any(recipe.precision in line and cell in line for line in answered.splitlines())

@@ -124,7 +124,7 @@ def test_a_space_that_reaches_no_cell_is_refused(changes, words):
 def test_a_name_that_is_no_search_lists_those_that_are(tmp_path):
     with pytest.raises(ValueError, match="search 'search_aqm' not found; nearest: search_aqn, search_rate"):
         read_search("search_aqm", ROOT / "sweeps")
-    with pytest.raises(ValueError, match="search 'quick' not found"):
+    with pytest.raises(ValueError, match="quick is run by another command: lowbit sweep quick"):
         read_search("quick", ROOT / "sweeps")
     bad = tmp_path / "search_bad.yaml"
     bad.write_text("question: x\nspce: {}\n", encoding="utf-8")
