@@ -78,7 +78,7 @@ def _sampled(config: RunConfig, launch: Launch) -> _Sampled:
     except Diverged as error:
         raise ValueError(f"{config.model.path} in {config.precision.name}: {error}") from error
     finally:
-        run.engine.close()
+        run.close()
     return _Sampled(
         run=run, hashes=hashes, collected=collected, batch=batch, entropy=scores.entropy.detach(), push_s=push_s,
         clock=clock, seconds=seconds,

@@ -101,7 +101,10 @@ def test_equal_is_corrected_for_the_number_of_arms() -> None:
     among = stats.decide([of(close, can_pool=False), *noisy])[0]
     assert alone.verdict == "equal" and among.verdict == "cannot tell" and among.level > alone.level
     sides = ((-stats.DELTA, "greater"), (stats.DELTA, "less"))
-    p_equal = max(scipy_stats.ttest_1samp(close, bound, alternative=side).pvalue for bound, side in sides)
+    p_equal = max(
+        scipy_stats.ttest_1samp(close, bound, alternative=side).pvalue  # pyright: ignore[reportAttributeAccessIssue]
+        for bound, side in sides
+    )
     assert alone.p_equal == among.p_equal == pytest.approx(p_equal)
 
 
