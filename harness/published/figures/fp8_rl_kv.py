@@ -59,8 +59,8 @@ def shown(found: Found, setting: Setting) -> dict[str, Arm]:
 
 
 def draw(results: Path) -> Drawn:
-    """Median k3 and AUC against bf16 of every arm, in every setting whose sweep has results. Raises ValueError without
-    those of the first."""
+    """Median k3 and AUC against bf16 of every arm, in every setting that has arms. Raises ValueError without results
+    of the first one's sweep."""
     inside = in_panels(results, SETTINGS, shown)
     controls = {name: arms[CONTROL] for name, arms in inside.items()}
     chosen = {(words, name): arms[words] for name, arms in inside.items() for words in arms if words != CONTROL}

@@ -71,9 +71,9 @@ def look(method: str, precision: str) -> Look:
 
 
 def draw(results: Path) -> Drawn:
-    """AUC minus that of bf16, and mismatch, by the number of elements to sort; panels whose sweep has results.
+    """AUC minus that of bf16, and mismatch, by the number of elements to sort; panels that have arms.
 
-    Raises ValueError without those of the first.
+    Raises ValueError without results of the first panel's sweep.
     """
     drawing = in_panels(results, PANELS, _lines)
     numbers = pd.DataFrame(

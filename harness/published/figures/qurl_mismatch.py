@@ -56,8 +56,8 @@ def shown(found: Found, panel: Panel) -> list[Arm]:
 
 
 def draw(results: Path) -> Drawn:
-    """KL and largest log-prob difference over the steps, in the panels whose sweep has results. Raises ValueError
-    without those of the first."""
+    """KL and largest log-prob difference over the steps, in the panels that have arms. Raises ValueError without
+    results of the first panel's sweep."""
     panels = in_panels(results, PANELS, shown)
     rows: Series = {}
     for name, inside in panels.items():

@@ -191,7 +191,8 @@ def test_a_panel_without_arms_is_left_out(name: str, runs: tuple[Any, ...], left
     other = run(first, "bf16", task__n=99) + run(first, "naive", precision, task__n=99)
     with pytest.raises(ValueError, match=f"sweep '{first}' has no scored run of the arms that this figure shows"):
         draw(name, write(tmp_path / "none", other))
-    own = run(sweep, control, task__n=n) + run(sweep, method, precision, task__n=n)
+    columns = _qurl_columns(1.0, 0.1)
+    own = run(sweep, control, columns=columns, task__n=n) + run(sweep, method, precision, columns=columns, task__n=n)
     drawn = draw(name, write(tmp_path / "one", other + own))
     assert set(drawn.numbers["panel" if name == "qurl_mismatch" else "setting"]) == {left}
     with pytest.raises(ValueError, match=f"sweep {first} has no results"):
