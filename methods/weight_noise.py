@@ -24,9 +24,9 @@ from torch import Tensor
 
 from harness.api import QUANTIZED, Fixed, Memory, Method, Part, Plan, Step, WeightStream
 from harness.foundation.seeds import generator
+from harness.numerics.rounding import CASTS
 from methods.qerl import held_dtype
 
-UNROUNDED = ("bf16", "fp16", "fp32")
 TOLERANCE = 0.1
 """Relative distance between planned and realized sigma from which on the noise did not arrive."""
 
@@ -54,7 +54,7 @@ class WeightNoise(Part):
 
     def plan(self, rollout: Plan) -> Plan:
         for fmt in (rollout.rollout_weights, rollout.rollout_acts):
-            if fmt is not None and fmt.element not in UNROUNDED:
+            if fmt is not None and fmt.element not in CASTS:
                 raise ValueError(f"precision: {fmt.name} beside WeightNoise are two doses; valid: bf16, fp32")
         return Plan()
 

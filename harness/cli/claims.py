@@ -42,8 +42,9 @@ def claims(
     `is_check` returns 1 where the page differs from what would be written. `path`: of the claims file. Raises
     ValueError for a faulty claims file, an unknown name or a damaged result.
     """
-    from harness.published.claims.page import PAGE, detailed, judge_all, markdown, terminal
+    from harness.published.claims.page import detailed, judge_all, markdown, terminal
     from harness.published.claims.schema import CLAIMS, read_claims
+    from harness.records.paths import claims_page
     from harness.records.run_result import write_atomic
 
     known = read_claims(path or CLAIMS)
@@ -53,7 +54,7 @@ def claims(
         print("\n\n".join(detailed(one) for one in judge_all(chosen, results)))
         return 0
     judged = judge_all(known, results)
-    page, text = results / PAGE, markdown(known, judged)
+    page, text = claims_page(results), markdown(known, judged)
     if is_check:
         is_current = page.is_file() and page.read_text(encoding="utf-8") == text
         print(f"{page}: up to date" if is_current else f"FAIL  {page}: out of date; run `lowbit claims --write`")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -49,8 +48,8 @@ def _of_folder(folder: Path, overrides: Sequence[str], results: Path) -> list[Ta
     from harness.config.load import load, quoted, run_id, to_json
     from harness.config.resolve import resolve
     from harness.models.checkpoint import content_hash
+    from harness.records.json_rows import write_json_rows
     from harness.records.paths import evaluations_path
-    from harness.records.run_result import write_atomic
     from harness.run.checks import check_device
 
     config = resolve(
@@ -59,10 +58,9 @@ def _of_folder(folder: Path, overrides: Sequence[str], results: Path) -> list[Ta
     check_device(config)
     path = evaluations_path(results, folder.resolve().name, run_id(config))
     records = _asked(config, folder, 0)
-    written = {"folder": folder.resolve().name, "config": to_json(config)}
-    lines = [json.dumps(record.model_dump(mode="json"), allow_nan=False) for record in records]
-    body = json.dumps(written)[:-1] + ', "evaluations": [\n  ' + ",\n  ".join(lines) + "\n]}\n"
-    write_atomic(path, body.encode())
+    rows = [record.model_dump(mode="json") for record in records]
+    written = {"folder": folder.resolve().name, "config": to_json(config), "evaluations": rows}
+    write_json_rows(path, written, "evaluations")
     print(f"result: {path}")
     return records
 

@@ -37,12 +37,11 @@ from harness.config.schema import RunConfig
 from harness.foundation.did_you_mean import nearest
 from harness.numerics.formats import Format, at_rollout, format_named
 from harness.numerics.grids import bits_of, grid_of
+from harness.numerics.rounding import CASTS
 from methods import method_named
 
 APART = ("exceptions", "adapters", "samplers")
 """Fields of a plan that are more than the name of a format."""
-UNQUANTIZED = ("bf16", "fp16", "fp32")
-"""Names of the inputs of a linear layer that no format rounds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,6 +149,13 @@ class Composed:
     def token_loss(self) -> Part | None:
         """The one part that replaces the objective, or None."""
         return next((p for p in self.parts if has_hook(p, "token_loss")), None)
+
+
+OUTSIDE_LOSS = (
+    "plan", "prepare", "wrap", "lr_factor", "update_lr_factor", "during_update", "sync", "after_sync", "refit",
+    "aux_loss",
+)  # fmt: skip
+"""Hooks that act elsewhere than on the loss of given tokens: a part that corrects and does nothing else has none."""
 
 
 def has_hook(part: Part, hook: str) -> bool:
@@ -310,7 +316,7 @@ def check_passport(plan: Plan, passport: Passport) -> None:
     acts = plan.rollout_acts.name if plan.rollout_acts is not None else None
     for name, realized in passport.acts.items():
         planned = acts if weight_format(plan, name) is not None else None
-        if realized != planned if planned is not None else realized not in UNQUANTIZED:
+        if realized != planned if planned is not None else realized not in CASTS:
             wrong.append(f"inputs of {name} are {realized}, planned {planned or 'not quantized'}")
     kv = plan.rollout_kv.name if plan.rollout_kv is not None else None
     if passport.kv != kv:

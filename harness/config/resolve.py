@@ -15,7 +15,7 @@ from harness.config.load import parse
 from harness.config.outside import sources_of
 from harness.config.schema import AlgoConfig, PrecisionConfig, RunConfig, TrainerConfig
 from harness.foundation.did_you_mean import nearest
-from harness.numerics.formats import Format, format_named
+from harness.numerics.formats import format_or_none
 from methods import METHODS, method_named
 
 LONG_RESPONSES = 16
@@ -91,12 +91,10 @@ def resolve(config: RunConfig, content_hash: Callable[[str], str] | None = None)
 
 def rollout_plan(precision: PrecisionConfig) -> Plan:
     """Plan of the precision axis."""
-
-    def named(name: str | None) -> Format | None:
-        return None if name is None else format_named(name)
-
     return Plan(
-        rollout_weights=named(precision.weights), rollout_acts=named(precision.acts), rollout_kv=named(precision.kv)
+        rollout_weights=format_or_none(precision.weights),
+        rollout_acts=format_or_none(precision.acts),
+        rollout_kv=format_or_none(precision.kv),
     )
 
 

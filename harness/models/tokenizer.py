@@ -19,7 +19,6 @@ SPECIAL = ("<pad>", "<eos>", "<bos>")
 """By id. Nothing else in the vocabulary is longer than one character."""
 ALPHABET = "=+-*,\n 0123456789()/%.:;?<>ab"
 """Ids from 3 on: '=' 3, operators and separator 4-7, newline 8, space 9, digits 10-19."""
-NEWLINE_ID = 8
 DIGIT_0_ID = 10
 SIZES = (32, 128)
 CHAT_TEMPLATE = "{{ bos_token }}{% for message in messages %}{{ message['content'] }}{% endfor %}"

@@ -127,3 +127,8 @@ def format_named(name: str) -> Format:
     if fmt is None:
         raise ValueError(f"format {name!r} is unknown; {nearest(name, FORMATS)}")
     return fmt
+
+
+def format_or_none(name: str | None) -> Format | None:
+    """The format called `name`, None for None. Raises ValueError as `format_named`."""
+    return None if name is None else format_named(name)

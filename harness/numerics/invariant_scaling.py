@@ -111,19 +111,6 @@ def scaled(
     rounding W / s to BF16 is a perturbation of its own. one_plus: gains are stored as g of (1 + g) (Gemma). Raises
     ValueError for s <= 0, for quantized tensors among the changed ones, and as `roles`.
     """
-    return _multiplied(tensors, s, scope, one_plus, is_inverse=False)
-
-
-def restored(
-    tensors: Mapping[str, Tensor], s: float, scope: Scope = "all", *, one_plus: bool = False
-) -> dict[str, Tensor]:
-    """The inverse of `scaled`, equal up to one rounding per element (bit for bit where s is a power of two)."""
-    return _multiplied(tensors, s, scope, one_plus, is_inverse=True)
-
-
-def _multiplied(
-    tensors: Mapping[str, Tensor], s: float, scope: Scope, one_plus: bool, *, is_inverse: bool
-) -> dict[str, Tensor]:
     if not 0 < s < float("inf"):
         raise ValueError(f"s: {s} is not a positive factor")
     out = dict(tensors)
@@ -132,8 +119,7 @@ def _multiplied(
             raise ValueError(f"{name}: is {tensors[name].dtype}; invariant scaling comes before quantization")
         x = tensors[name].to(torch.promote_types(tensors[name].dtype, torch.float32))
         shift = 1.0 if one_plus and role == "gain" and name.endswith(".weight") else 0.0
-        is_up = (role == "gain") != is_inverse
-        out[name] = ((x + shift) * s if is_up else (x + shift) / s) - shift
+        out[name] = ((x + shift) * s if role == "gain" else (x + shift) / s) - shift
     return out
 
 

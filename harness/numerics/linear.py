@@ -57,11 +57,6 @@ class EmulatedLinear(nn.Module):
         self.base = base
         self._base_dtype = cast_dtype(base)
 
-    @torch.no_grad()
-    def set_weight(self, weight: Tensor) -> None:
-        """Overwrite the weight in place, any float dtype [N, K]."""
-        self.weight.copy_(weight)
-
     def entering(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """[..., K] of any float dtype -> the input in base, and as it enters the product: float32 [..., K] both."""
         dtype = self._base_dtype

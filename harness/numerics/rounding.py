@@ -14,6 +14,7 @@ from torch import Tensor
 from harness.numerics.formats import Element
 
 CASTS: dict[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+"""Elements that are a dtype of torch and no quantization."""
 FLOAT_MAX: dict[str, float] = {"e4m3": 448.0, "e5m2": 57344.0, "e2m1": 6.0}
 """Largest finite magnitude of each small float (OCP 8-bit and microscaling specifications)."""
 INT_BITS: dict[str, int] = {"int8": 8, "int4": 4, "int3": 3, "int2": 2}

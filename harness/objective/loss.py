@@ -121,16 +121,9 @@ def _pessimistic(ratio: Tensor, adv: Tensor, c: Correction, dual_clip: float | N
     return torch.where(adv < 0, torch.minimum(loss, -adv * dual_clip), loss)
 
 
-def gspo_surrogate(logp: Tensor, old_logp: Tensor, adv: Tensor, mask: Tensor, c: Correction) -> Tensor:
-    """Sequence-level clip (GSPO, arXiv 2507.18071), before the weight: all tokens of a sequence clip together.
-
-    logp [B, T] with gradient and finite padding, old_logp, adv constants, mask [B, T] bool -> [B, T]. Tokens carry the
-    length-normalised ratio: exp(logp - sg[logp] + sg[log s]), log s at most 10 (verl). Paper's clips: 3e-4 and 4e-4.
-    """
-    return _pessimistic(_sequence_carrier(logp, old_logp, mask).exp(), adv, c, None)
-
-
 def _sequence_carrier(logp: Tensor, old_logp: Tensor, mask: Tensor) -> Tensor:
+    """Log-ratio of GSPO (arXiv 2507.18071), [B, T]: all tokens of a sequence carry its length-normalised ratio s and
+    clip together: logp - sg[logp] + sg[log s], at most 10 (verl). The paper's clips: 3e-4 and 4e-4."""
     held = logp.detach()
     return (logp - held + _mean_log_ratio(held, old_logp, mask)).clamp(max=GSPO_LOG_RATIO_MAX)
 
@@ -299,7 +292,7 @@ def _surrogate(logp: Tensor, b: TokenBatch, c: Correction, algo: Algorithm) -> t
     if algo.mode == "bypass_pg" or algo.loss == "reinforce":
         return reinforce(logp, b.adv), log_r
     if algo.loss == "ppo":
-        return _pessimistic(log_r.exp(), b.adv, c, algo.dual_clip), log_r
+        return clipped_surrogate(logp, b.old_logp, b.adv, c, dual_clip=algo.dual_clip), log_r
     if algo.loss == "gspo":
         log_r = _sequence_carrier(logp, b.old_logp, b.mask)
         return _pessimistic(log_r.exp(), b.adv, c, None), log_r

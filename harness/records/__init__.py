@@ -8,6 +8,7 @@ results_lock.py    the lock that keeps two sweeps out of one results folder
 statuses.py        statuses of runs, and those that count as finished
 sweep_file.py      a sweep's question and baselines, from its YAML file
 looks.py           looks at a sweep that ran until its arms were decided
+json_rows.py       JSON files with a row of a list on each line
 packed.py          a large sweep in one file of the repository
 folder.py          sweeps and comparisons that a results folder offers
 arms.py            cells that differ only in their seeds, with labels

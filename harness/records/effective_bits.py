@@ -15,7 +15,7 @@ from harness.config.decoder_config import decoder_config
 from harness.config.schema import SHAPE, ModelConfig
 from harness.models.decoder import MIXTURE, DecoderConfig, tensor_shapes
 from harness.numerics.effective_bits import Shape, effective_bits
-from harness.numerics.formats import Adapters, Format, format_named
+from harness.numerics.formats import Adapters, format_or_none
 from harness.records.run_result import RunResult
 
 
@@ -35,15 +35,12 @@ def bits_of_run(run: RunResult) -> float:
     if not run.planned or any(model.get(name) is None for name in SHAPE):
         return math.nan
     held: Mapping[str, Any] | None = run.planned.get("adapters")
+    exceptions: Mapping[str, str | None] = run.planned.get("exceptions", {})
     plan = Plan(
-        rollout_weights=_format(run.planned.get("rollout_weights")),
+        rollout_weights=format_or_none(run.planned.get("rollout_weights")),
         adapters=None if held is None else Adapters(**{**held, "targets": tuple(held["targets"])}),
-        exceptions=tuple((pattern, _format(name)) for pattern, name in run.planned.get("exceptions", {}).items()),
+        exceptions=tuple((pattern, format_or_none(name)) for pattern, name in exceptions.items()),
     )
     names = ("name", "family", *SHAPE, *(name for name in MIXTURE if name in model))
     shape = ModelConfig(**{name: model[name] for name in names})
     return bits_of_plan(plan, decoder_config(shape))
-
-
-def _format(name: str | None) -> Format | None:
-    return None if name is None else format_named(name)

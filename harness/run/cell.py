@@ -155,7 +155,7 @@ def _resume(
             raise ValueError(f"{state}: the state of another cell")
         run.restore(saved)
     except (ValueError, KeyError, TypeError) as error:
-        run.engine.close()  # there is room for one
+        run.close()  # there is room for one
         aside = state.with_name(f"{state.name}.corrupt")
         state.replace(aside)
         notes.append(f"{state.name} was set aside as {aside.name} and the cell started again from step 0: {error}")

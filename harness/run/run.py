@@ -218,6 +218,6 @@ class Run:
         return self.trainer.products()
 
     def close(self) -> None:
-        """Free the engine."""
+        """Free the engines that sample batches."""
         for engine in self.engines:
             engine.close()

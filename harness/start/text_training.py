@@ -53,7 +53,7 @@ class TextRecipe:
     target_accuracy: float = 0.40
     """Training stops at the first sampled accuracy that reaches it."""
     eval_every: int = 500
-    """Steps between evaluations; a fifth of it where the target can be near."""
+    """Steps between evaluations; a quarter of it (`FINE`) where the target can be near."""
     num_eval: int = 512
     max_steps: int = 5500
     batch_tokens: int = 32768

@@ -186,13 +186,6 @@ def text_of(ids: Iterable[int]) -> str:
     return " ".join(map(WORDS.__getitem__, ids))
 
 
-def ids_of(text: str) -> list[int]:
-    """The opposite of `text_of`. ValueError names a word that is not in the vocabulary."""
-    if unknown := [word for word in text.split() if word not in ID]:
-        raise ValueError(f"word {unknown[0]!r} is not in the vocabulary of {len(WORDS)} words")
-    return [ID[word] for word in text.split()]
-
-
 def sentences(response: Sequence[int]) -> tuple[list[str], str]:
     """(sentences with their full stops, what stands after the last one without its EOS) of a response as text."""
     ids = response[:-1] if response and response[-1] == EOS_ID else response

@@ -23,7 +23,16 @@ from harness.api import (
     TokenBatch,
     WeightStream,
 )
-from harness.config.compose import Composed, advice, check_passport, check_supported, compose, merge, plan_json
+from harness.config.compose import (
+    OUTSIDE_LOSS,
+    Composed,
+    advice,
+    check_passport,
+    check_supported,
+    compose,
+    merge,
+    plan_json,
+)
 from harness.config.load import load
 from harness.config.resolve import resolve
 from harness.numerics.formats import format_named
@@ -296,3 +305,9 @@ def test_a_part_that_needs_more_updates_is_remarked() -> None:
     assert line.startswith("ACR changes nothing below 2 updates per rollout batch, this run has 1: raise")
     config = load(["method=qurl", "precision=int8", "algo.num_epochs=2"])
     assert advice(config, compose(config)) == []
+
+
+def test_every_hook_acts_on_the_loss_or_outside_of_it() -> None:
+    hooks = {name for name, value in vars(Part).items() if callable(value) and not name.startswith("_")}
+    on_loss, asked = {"correct", "correct_update", "token_loss"}, {"needs", "idle"}
+    assert hooks == on_loss | asked | set(OUTSIDE_LOSS) and len(OUTSIDE_LOSS) == len(hooks) - 5

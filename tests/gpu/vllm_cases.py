@@ -15,7 +15,7 @@ from torch import Tensor
 from harness.api import Plan, Rollout
 from harness.engines.embedded.engine import EmbeddedEngine
 from harness.models.decoder import Decoder, DecoderConfig
-from harness.numerics.formats import format_named
+from harness.numerics.formats import format_named, format_or_none
 from tests.engines.engine_cases import decoder, weights
 
 DEVICE = "cuda"
@@ -47,8 +47,11 @@ class Case:
     @property
     def plan(self) -> Plan:
         """Plan that the engine is started with."""
-        acts, kv = (None if name is None else format_named(name) for name in (self.acts, self.kv))
-        return Plan(rollout_weights=format_named(self.weights), rollout_acts=acts, rollout_kv=kv)
+        return Plan(
+            rollout_weights=format_named(self.weights),
+            rollout_acts=format_or_none(self.acts),
+            rollout_kv=format_or_none(self.kv),
+        )
 
     @property
     def is_quantized(self) -> bool:

@@ -20,7 +20,7 @@ from harness.models.adapters import named_weights
 from harness.models.decoder import Decoder
 from harness.numerics.formats import format_named
 from harness.numerics.gptq import gptq
-from harness.numerics.packing import pack, unpack_fp4, unpack_int32
+from harness.numerics.packing import pack
 from harness.numerics.quantize import dequantize, quantize
 from harness.numerics.rounding import CASTS
 from harness.run.cell import run_cell
@@ -34,6 +34,7 @@ from methods.qat_aligned import AlignedQAT
 from methods.qat_kd import KD
 from tests.engines.engine_cases import EOS, PAD, QWEN2, QWEN3, UNEVEN, decoder, loaded, sample, trainer_logp, weights
 from tests.toy import site_of, small_config, small_launch, small_run
+from tests.unpacking import unpack_fp4, unpack_int32
 
 INT8 = Plan(rollout_weights=format_named("int8_channel"), rollout_acts=format_named("int8_token"))
 INT4 = Plan(rollout_weights=format_named("int4_g32"))

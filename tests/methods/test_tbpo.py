@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from harness.api import Correction, TokenBatch
-from harness.objective.loss import aggregate, cleaned, count_totals, gspo_surrogate, policy_loss, start
+from harness.objective.loss import cleaned, count_totals, policy_loss, start
 from methods.tbpo import METHOD, TBPO, banded, sequence_ratio
 from tests.loss_cases import Algo, assert_exact, assert_published, corrected, golden_batch, golden_logp, random_batch
 
@@ -149,8 +149,7 @@ def test_positive_advantages_are_those_of_gspo() -> None:
     batch = replace(batch, adv=batch.adv.abs())
     part = TBPO(eps_low=0.03, eps_high=0.04)
     c = start(batch, 0.03, 0.04)
-    ell = gspo_surrogate(logp, batch.old_logp, batch.adv, batch.mask, c)
-    expected = aggregate(ell, batch.mask, c.keep, count_totals(batch.mask, c.keep, 4), agg="seq-mean-token-mean")
+    expected, _ = policy_loss(logp, batch, c, count_totals(batch.mask, c.keep, 4), Algo(loss="gspo"))
     (grad,) = torch.autograd.grad(expected, logp)
     value, same = loss_and_grad(part, logp, batch)
     assert_exact(value, expected.detach())

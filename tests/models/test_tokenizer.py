@@ -12,7 +12,6 @@ from harness.models.tokenizer import (
     BOS_ID,
     DIGIT_0_ID,
     EOS_ID,
-    NEWLINE_ID,
     PAD_ID,
     SPECIAL,
     char_tokenizer,
@@ -27,7 +26,7 @@ def test_vocabulary_is_exactly_its_size_and_shared(size):
     tokenizer = char_tokenizer(size)
     assert len(tokenizer) == len(tokenizer.tokens) == len(tokenizer.ids) == size
     assert tokenizer.tokens[:32] == char_tokenizer(32).tokens
-    assert tokenizer.encode("\n") == [NEWLINE_ID]
+    assert tokenizer.encode("\n") == [8]
     assert [tokenizer.encode(str(d)) for d in range(10)] == [[DIGIT_0_ID + d] for d in range(10)]
     assert tokenizer.tokens[:3] == SPECIAL
 
@@ -38,7 +37,7 @@ def test_the_large_vocabulary_covers_printable_ascii():
 
 
 def test_known_ids():
-    assert encode("<bos>31=\n<eos><pad>") == [BOS_ID, 13, 11, 3, NEWLINE_ID, EOS_ID, PAD_ID]
+    assert encode("<bos>31=\n<eos><pad>") == [BOS_ID, 13, 11, 3, 8, EOS_ID, PAD_ID]
     assert encode("1<2>0") == [11, 28, 12, 29, 10]
     assert decode([2, 13, 11, 3, 1]) == "<bos>31=<eos>"
 

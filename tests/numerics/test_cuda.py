@@ -10,8 +10,9 @@ from torch import Tensor
 
 from harness.numerics.formats import FORMATS, Format
 from harness.numerics.kv_scales import kv_scale, quantize_kv
-from harness.numerics.packing import pack_fp4, pack_int32, pack_nf4, unpack_int32
+from harness.numerics.packing import pack_fp4, pack_int32, pack_nf4
 from harness.numerics.quantize import Quantized, code_flips, dequantize, fake_quantize, quantize, saturated_frac
+from tests.unpacking import unpack_int32
 
 pytestmark = pytest.mark.gpu
 GRIDS = [fmt for name, fmt in FORMATS.items() if fmt.name == name]

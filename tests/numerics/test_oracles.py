@@ -15,9 +15,10 @@ from torch import Tensor
 
 from harness.numerics import nf4
 from harness.numerics.formats import Element, format_named
-from harness.numerics.packing import pack_fp4, pack_int32, pack_nf4, unpack_int32, unpack_nf4
+from harness.numerics.packing import pack_fp4, pack_int32, pack_nf4
 from harness.numerics.quantize import Quantized, dequantize, fake_quantize, quantize
 from harness.numerics.rounding import code_values, decode, e8m0_value, encode_, round_float_
+from tests.unpacking import unpack_int32, unpack_nf4
 
 Answers = dict[str, NDArray[np.generic]]
 

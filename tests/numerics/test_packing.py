@@ -13,11 +13,9 @@ from harness.numerics.packing import (
     pack_fp4,
     pack_int32,
     pack_nf4,
-    unpack_fp4,
-    unpack_int32,
-    unpack_nf4,
 )
 from harness.numerics.quantize import quantize
+from tests.unpacking import unpack_fp4, unpack_int32, unpack_nf4
 
 
 def words(packed: torch.Tensor) -> list[str]:

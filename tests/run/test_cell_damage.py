@@ -17,10 +17,13 @@ import pytest
 
 from harness.config.load import run_id, to_json
 from harness.config.schema import Launch, RunConfig
+from harness.engines.embedded.engine import EmbeddedEngine
 from harness.foundation.state_files import load_state, save_state
 from harness.records.run_result import read_result, write_result
 from harness.run import cell
-from harness.run.cell import UNWRITTEN, Cancelled, record, record_path, run_cell, work_folder
+from harness.run.build import build
+from harness.run.cell import UNWRITTEN, Cancelled, Stages, record, record_path, run_cell, work_folder
+from harness.run.run import Run
 from tests.toy import small_config, small_launch, small_run
 
 
@@ -60,6 +63,22 @@ def test_a_damaged_state_is_set_aside_and_the_result_is_the_same(tmp_path: Path)
     assert "checksum" in result.retries[1]
     assert read_result(record_path(launch, run_id(config))) == result
     assert (state.parent / "state.pt.corrupt").exists()
+
+
+def test_every_sampler_is_closed_before_the_cell_is_built_again(tmp_path: Path) -> None:
+    config = small_config("method=mixed_rollouts", "precision=int4", "knobs.SecondSampler.share=0.25")
+    launch, built, awake = small_launch(tmp_path), list[Run](), list[list[bool]]()
+
+    def build_again(config: RunConfig, launch: Launch) -> tuple[Run, dict[str, str | None]]:
+        awake.extend([engine.is_awake for engine in run.engines if isinstance(engine, EmbeddedEngine)] for run in built)
+        run, hashes = build(config, launch)
+        built.append(run)
+        awake.append([engine.is_awake for engine in run.engines if isinstance(engine, EmbeddedEngine)])
+        return run, hashes
+
+    flipped(stopped_at(1, config, launch), 0.5)
+    assert run_cell(config, launch, stages=Stages(build=build_again)).status == "ok"
+    assert awake == [[True, True], [False, False], [True, True]]
 
 
 def test_the_state_of_another_cell_is_not_taken(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from harness.models.tokenizer import BOS_ID, EOS_ID, PAD_ID
 from harness.tasks import Worded, build_task, failure_shares
 from harness.tasks.wordmath import EVAL_SHARE, POSITIONS, Wordmath
 from harness.tasks.wordmath_check import FAILURES, failure
-from harness.tasks.wordmath_language import ID, ITEMS, NAMES, SIZES, WORDS, ids_of, text_of
+from harness.tasks.wordmath_language import ID, ITEMS, NAMES, SIZES, WORDS, text_of
 from harness.tasks.wordmath_problems import Rules, draw_problem, read_chain, written
 
 ORDERED = {"layout": "ordered", "vocab_size": 160, "num_names": 12, "distractors": 1, "reward": "path"}
@@ -174,7 +174,7 @@ STEPS = "So Balan has 5 pears . Then Dorik 's coins : 5 + 1 2 = 1 7 . 1 7 - 3 = 
     ids=lambda value: "" if value is None or " " in value else value,
 )  # fmt: skip
 def test_first_failure_of_responses_worked_out_by_hand(response, expected):
-    assert failure(CHAIN, ids_of(response), "shuffled") == expected
+    assert failure(CHAIN, [ID[word] for word in response.split()], "shuffled") == expected
     assert expected is None or expected in FAILURES
 
 
@@ -217,7 +217,7 @@ def test_vocabulary_is_one_with_a_prefix():
     assert {*small.firm_ids} == {ID[str(value)] for value in range(40)}
     shown = [token for pair in small.demonstrations(range(200), 0) for part in pair for token in part]
     assert max(shown) < 160 and not any(WORDS[token].startswith("<unused") for token in shown)
-    assert text_of(ids_of("How many pears ?")) == "How many pears ?" and len(NAMES) > 250
+    assert text_of(ID[word] for word in ("How", "many", "pears", "?")) == "How many pears ?" and len(NAMES) > 250
 
 
 def test_content_hash_follows_what_is_asked():

@@ -77,7 +77,7 @@ def measure(folder: Path, given: Settings, engine: str = "vllm") -> dict[str, An
             steps.append(time.perf_counter() - started)
             run.step += 1
     finally:
-        run.engine.close()
+        run.close()
     rows = rows[given.warm_up :]
     stages = {stage: [row[f"time/{stage}_s"] for row in rows] for stage in STAGES if stage != "eval"}
     return {"steps": steps[given.warm_up :], "stages": stages, "packages": packages()}

@@ -11,10 +11,9 @@ import torch
 from harness.api import Plan, weight_format
 from harness.engines.vllm.settings import base_dtype
 from harness.models.decoder import DecoderConfig, tensor_shapes
+from harness.numerics.effective_bits import ELEMENT_BITS
 from harness.numerics.formats import Format
-from harness.numerics.rounding import INT_BITS
 
-BITS = {"fp32": 32, "bf16": 16, "fp16": 16, "e4m3": 8, "e5m2": 8, "e2m1": 4, "nf4": 4, **INT_BITS}
 SMALL_CACHE = 4 * 2**30
 """Bytes up to which a cache for every sequence at full length is simply reserved."""
 PAGE = 64
@@ -42,9 +41,9 @@ def weight_bytes(config: DecoderConfig, plan: Plan) -> int:
 def tensor_bytes(shape: tuple[int, ...], fmt: Format | None, plan: Plan) -> int:
     """Bytes of one tensor under `fmt` (None: the engine's dtype), scales included."""
     if fmt is None or fmt.tile is None:
-        return prod(shape) * (base_dtype(plan).itemsize if fmt is None else BITS[fmt.element] // 8)
+        return prod(shape) * (base_dtype(plan).itemsize if fmt is None else ELEMENT_BITS[fmt.element] // 8)
     tiles = prod(-(-size // (tile or size)) for size, tile in zip(shape[-2:], fmt.tile, strict=True))
-    return prod(shape) * BITS[fmt.element] // 8 + tiles * SCALE_BYTES[fmt.scale_dtype]
+    return prod(shape) * ELEMENT_BITS[fmt.element] // 8 + tiles * SCALE_BYTES[fmt.scale_dtype]
 
 
 def kv_bytes_per_token(config: DecoderConfig, plan: Plan) -> int:

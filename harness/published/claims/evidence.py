@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import math
-import zipfile
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Any
 
 from harness.published.claims.kinds import SCORES, Settings
 from harness.records.arms import setting
-from harness.records.packed import RECORDS, SERIES
+from harness.records.packed import read_packed, read_packed_series
 from harness.records.paths import packed_path, runs_folder
 from harness.records.run_result import SUMMARY, EvalRecord, RunResult, read_results
 from harness.records.statuses import FINISHED
@@ -49,7 +48,7 @@ def load(results: Path, needs: Mapping[str, Collection[str]]) -> dict[str, Evide
 def _load(results: Path, sweep: str, columns: Sequence[str]) -> Evidence:
     packed = packed_path(results, sweep)
     if packed.is_file():
-        runs, series = _packed(packed, columns)
+        runs, series = read_packed(packed), read_packed_series(packed, columns) if columns else {}
     else:
         runs = read_results(runs_folder(results, sweep))
         series = load_series(runs_folder(results, sweep), runs) if columns else {}
@@ -67,26 +66,6 @@ def in_arms(runs: Sequence[RunResult]) -> tuple[tuple[Settings, tuple[RunResult,
             settings[key] = own
             found.setdefault(key, []).append(run)
     return tuple((settings[key], tuple(group)) for key, group in found.items())
-
-
-def _packed(path: Path, columns: Sequence[str]) -> tuple[list[RunResult], dict[str, Columns]]:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    found: dict[str, dict[str, list[float]]] = {}
-    try:
-        with zipfile.ZipFile(path) as archive:
-            runs = [RunResult.model_validate_json(line) for line in archive.read(RECORDS).splitlines()]
-            if columns:
-                file = pq.ParquetFile(pa.BufferReader(archive.read(SERIES)))
-                kept = [name for name in columns if name in file.schema_arrow.names]
-                for row in file.read(columns=["run_id", *kept]).to_pylist():
-                    series = found.setdefault(row["run_id"], {name: [] for name in kept})
-                    for name in kept:
-                        series[name].append(math.nan if row[name] is None else row[name])
-    except (zipfile.BadZipFile, KeyError, ValueError, OSError) as error:
-        raise ValueError(f"{path}: not a packed sweep: {error}") from error
-    return runs, dict(found)
 
 
 def select(evidence: Evidence, wanted: Settings) -> Sequence[RunResult]:

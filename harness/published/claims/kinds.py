@@ -31,8 +31,6 @@ SCORES = (
     "base_rollout_accuracy", "reward",
 )  # fmt: skip
 """Numbers of a run's evaluations; `rollout_*` in its own format, `gain` is final minus initial accuracy."""
-REPLAYED = ("bias", "cosine", "gain")
-"""Columns of the replay laboratory that have an interval."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -33,7 +33,6 @@ from harness.records.paths import replay_folder
 from harness.studies.replay.tables import frame, read_records
 from harness.sweep import SWEEPS
 
-PAGE = "claims.md"
 READING = (
     "**Badges.** Of a claim's tests the one nearest to its own setting decides, a; the others are side evidence. "
     "*Supported*: the interval lies where it is expected. *Direction supported*: the same, from a smaller model. "

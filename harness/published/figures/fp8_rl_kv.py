@@ -13,11 +13,13 @@ from matplotlib.figure import Figure
 from harness.published.figures.drawn import Drawn
 from harness.published.figures.estimates import Estimate, called, difference, floored, geometric, ratio
 from harness.published.figures.marks import name_rows, note
-from harness.published.figures.records import arm, auc, has_results, known, load, summary
+from harness.published.figures.records import Found, arm, auc, in_panels, summary
 from harness.records.arms import Arm
+from harness.report.plots.bands import scored
 from harness.report.plots.colours import BLUE, INK, ORANGE
 from harness.report.plots.style import STYLE, Look, legend
 
+CONTROL = "bf16"
 ROWS = (
     ("naive", "fp8_block", "FP8 weights, no correction"),
     ("naive", "fp8_block+kv8", "FP8 weights and KV, no correction"),
@@ -46,23 +48,22 @@ Table = dict[tuple[str, str], Estimate]
 """By the words of a row and of a setting."""
 
 
+def shown(found: Found, setting: Setting) -> dict[str, Arm]:
+    """CONTROL and the words of a row -> its arm; empty without a scored run of the control, and without a row."""
+    control = arm(found, CONTROL, task__n=setting.n)
+    if control is None or not scored(control):
+        return {}
+    rows = {words: arm(found, method, precision, task__n=setting.n) for method, precision, words in ROWS}
+    there = {words: a for words, a in rows.items() if a is not None}
+    return {CONTROL: control} | there if there else {}
+
+
 def draw(results: Path) -> Drawn:
-    """Median k3 and AUC against bf16 of every arm, in every setting whose sweep has results. Raises ValueError without
-    those of the first."""
-    first = load(results, next(iter(SETTINGS.values())).sweep)
-    chosen: dict[tuple[str, str], Arm] = {}
-    controls: dict[str, Arm] = {}
-    for name, setting in SETTINGS.items():
-        if not has_results(results, setting.sweep):
-            continue
-        found = load(results, setting.sweep)
-        if (control := arm(found, "bf16", task__n=setting.n)) is None:
-            continue
-        controls[name] = control
-        for method, precision, words in ROWS:
-            if (a := arm(found, method, precision, task__n=setting.n)) is not None:
-                chosen[words, name] = a
-    known(first, *controls.values())
+    """Median k3 and AUC against bf16 of every arm, in every setting that has arms. Raises ValueError without results
+    of the first one's sweep."""
+    inside = in_panels(results, SETTINGS, shown)
+    controls = {name: arms[CONTROL] for name, arms in inside.items()}
+    chosen = {(words, name): arms[words] for name, arms in inside.items() for words in arms if words != CONTROL}
     kls = {key: geometric(floored(summary(a, "k3_median"))) for key, a in chosen.items()}
     over = {
         key: ratio(floored(summary(a, "k3_median")), summary(controls[key[1]], "k3_median"))

@@ -15,9 +15,9 @@ from matplotlib.figure import Figure
 from harness.published.figures.drawn import Drawn
 from harness.published.figures.estimates import geometric, ratio
 from harness.published.figures.marks import METHODS, note
-from harness.published.figures.records import Found, arm, has_results, known, load, over_steps, series
+from harness.published.figures.records import Found, arm, in_panels, load, over_steps, series
 from harness.records.arms import Arm
-from harness.report.plots.bands import Series
+from harness.report.plots.bands import Series, scored
 from harness.report.plots.bands import over_steps as band_over_steps
 from harness.report.plots.style import STYLE, draw_band, legend
 
@@ -47,25 +47,21 @@ REPORTED = 0.025 / 0.002
 
 
 def shown(found: Found, panel: Panel) -> list[Arm]:
-    """The arms of one panel; UAQ at the paper's scale, every other knob at its default."""
+    """The arms of one panel that have scored runs; UAQ at the paper's scale, every other knob at its default."""
     chosen = [arm(found, "bf16", task__n=panel.n)]
     for method in METHODS_SHOWN[1:]:
         fields = panel.qurl if method == "qurl" else {}
         chosen.append(arm(found, method, panel.precision, parts=[], task__n=panel.n, **fields))
-    return known(found, *chosen)
+    return [arm for arm in chosen if arm is not None and scored(arm)]
 
 
 def draw(results: Path) -> Drawn:
-    """KL and largest log-prob difference over the steps, in the panels whose sweep has results. Raises ValueError
-    without those of the first."""
-    load(results, next(iter(PANELS.values())).sweep)
-    panels: dict[str, list[Arm]] = {}
+    """KL and largest log-prob difference over the steps, in the panels that have arms. Raises ValueError without
+    results of the first panel's sweep."""
+    panels = in_panels(results, PANELS, shown)
     rows: Series = {}
-    for name, panel in PANELS.items():
-        if has_results(results, panel.sweep):
-            found = load(results, panel.sweep)
-            panels[name] = shown(found, panel)
-            rows = {**rows, **series(found, panels[name])}
+    for name, inside in panels.items():
+        rows = {**rows, **series(load(results, PANELS[name].sweep), inside)}
     numbers = pd.DataFrame(
         {"panel": name, "method": arm.method, "seeds": len(arm.runs)}
         | geometric(over_steps(arm, rows, KL, FIRST)).cells("k3 first 10")

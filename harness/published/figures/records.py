@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import math
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from harness.published.figures.estimates import Pair
 from harness.records.arms import Arm, group_arms
-from harness.records.packed import RECORDS, SERIES
+from harness.records.packed import SERIES, read_packed
 from harness.records.paths import packed_path, runs_folder
 from harness.records.run_result import RunResult, read_results
 from harness.report.leaderboard import score_arm
@@ -29,6 +29,17 @@ class Found:
     arms: tuple[Arm, ...]
 
 
+class OfSweep(Protocol):
+    """A panel of a figure: it shows arms of one sweep."""
+
+    @property
+    def sweep(self) -> str: ...
+
+
+Panel = TypeVar("Panel", bound=OfSweep)
+Shown = TypeVar("Shown", bound=Sized)
+
+
 def load(results: Path, sweep: str) -> Found:
     """The arms of a sweep. Raises ValueError without a result, or for a damaged file."""
     folder, packed = _places(results, sweep)
@@ -40,10 +51,18 @@ def load(results: Path, sweep: str) -> Found:
     return Found(sweep=sweep, place=place, arms=arms)
 
 
-def has_results(results: Path, sweep: str) -> bool:
-    """Is there a file that `load` would read?"""
-    folder, packed = _places(results, sweep)
-    return any(folder.glob("*.json")) or packed.is_file()
+def in_panels(results: Path, panels: Mapping[str, Panel], read: Callable[[Found, Panel], Shown]) -> dict[str, Shown]:
+    """Panel -> what `read` finds in its sweep. A panel whose sweep has no results, or nothing that `read` finds, is
+    left out. Raises ValueError without results of the first panel's sweep, and where every panel is left out."""
+    first = load(results, next(iter(panels.values())).sweep)
+    found: dict[str, Shown] = {}
+    for name, panel in panels.items():
+        folder, packed = _places(results, panel.sweep)
+        if (any(folder.glob("*.json")) or packed.is_file()) and (shown := read(load(results, panel.sweep), panel)):
+            found[name] = shown
+    if not found:
+        raise ValueError(_nothing_in(first))
+    return found
 
 
 def _places(results: Path, sweep: str) -> tuple[Path, Path]:
@@ -53,10 +72,7 @@ def _places(results: Path, sweep: str) -> tuple[Path, Path]:
 @cache
 def _arms(place: Path, files: tuple[tuple[str, int], ...]) -> tuple[Arm, ...]:
     """Several figures read one sweep; `files` tells when it changed."""
-    if place.is_dir() or not files:
-        return tuple(group_arms(read_results(place)))
-    lines = _member(place, RECORDS).splitlines()
-    return tuple(group_arms([RunResult.model_validate_json(line) for line in lines]))
+    return tuple(group_arms(read_results(place) if place.is_dir() or not files else read_packed(place)))
 
 
 def _member(packed: Path, name: str) -> bytes:
@@ -92,8 +108,12 @@ def known(found: Found, *chosen: Arm | None) -> list[Arm]:
     """Those that are there. Raises ValueError where none is."""
     there = [arm for arm in chosen if arm is not None and scored(arm)]
     if not there:
-        raise ValueError(f"sweep {found.sweep!r} has no scored run of the arms that this figure shows")
+        raise ValueError(_nothing_in(found))
     return there
+
+
+def _nothing_in(found: Found) -> str:
+    return f"sweep {found.sweep!r} has no scored run of the arms that this figure shows"
 
 
 def seeds_of(run: RunResult) -> Pair:

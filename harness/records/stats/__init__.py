@@ -9,7 +9,7 @@
     collapse.py      the rate of collapse with its interval
     decisions.py     verdicts of a whole setting at once
     looks.py         looks while seeds arrive: the level of each, and which arms go on
-    verdicts.py      many comparisons, equivalence, verdicts, missing seeds
+    verdicts.py      many comparisons, verdicts, missing seeds
 
 Scores of an arm form a matrix [S seeds, Q questions]. A seed is a whole training run, so its questions rise and fall
 together: seeds are resampled as rows and never question by question, which would call 3 runs 1500 independent trials.
@@ -29,7 +29,7 @@ from harness.records.stats.differences import (
     paired,
     sign_flip_p,
 )
-from harness.records.stats.improvement import Improvement, Strata, improvement, improvement_bootstrap, won
+from harness.records.stats.improvement import Improvement, Strata, improvement, won
 from harness.records.stats.intervals import Draws, Floats, bootstrap, iqm, mean, resample
 from harness.records.stats.looks import Step, chance_to_decide, crossing_chance, level_per_look, next_step
 from harness.records.stats.moderation import Prior, fit_prior, moderated
@@ -50,11 +50,8 @@ from harness.records.stats.outcomes import (
 from harness.records.stats.replicates import Components, Key, components, contrast
 from harness.records.stats.verdicts import (
     DELTA,
-    MAX_DECLARED,
     MIN_SEEDS,
     Verdict,
-    adjusted,
-    equivalence_p,
     false_discovery,
     further_seeds,
     holm,
@@ -62,12 +59,12 @@ from harness.records.stats.verdicts import (
 )
 
 __all__ = [
-    "ALPHA", "COLLAPSES", "DELTA", "MAX_DECLARED", "MAX_EXACT", "MIN_SEEDS", "NO_SIGNAL", "Answers",
+    "ALPHA", "COLLAPSES", "DELTA", "MAX_EXACT", "MIN_SEEDS", "NO_SIGNAL", "Answers",
     "Components", "Contrast", "Crossed", "Decision", "Difference", "Draws", "Floats", "Improvement",
-    "Judged", "Key", "Outcome", "Outcomes", "Prior", "Rate", "Step", "Strata", "Verdict", "adjusted",
+    "Judged", "Key", "Outcome", "Outcomes", "Prior", "Rate", "Step", "Strata", "Verdict",
     "bootstrap", "chance_to_decide", "collapse_rate", "components", "contrast", "crossed",
-    "crossing_chance", "decide", "difference", "equivalence_p", "false_discovery", "fit_prior",
-    "further_seeds", "has_signal", "holm", "improvement", "improvement_bootstrap", "iqm", "is_collapsed",
+    "crossing_chance", "decide", "difference", "false_discovery", "fit_prior",
+    "further_seeds", "has_signal", "holm", "improvement", "iqm", "is_collapsed",
     "is_decided", "judge", "kind", "level_per_look", "mcnemar", "mean", "moderated", "next_step",
     "outcome", "paired", "rate", "resample", "sign_flip_p", "verdict", "won",
 ]  # fmt: skip

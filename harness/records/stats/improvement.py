@@ -1,8 +1,8 @@
 """Probability of improvement: how often a run of one arm beats a run of another, over one or several settings.
 
 The definition is that of rliable (arXiv 2108.13264, section 4.3): in every stratum (a length, a model size) the share
-of pairs of runs, one of each arm, that the first wins, ties counted half; then the mean over strata. Its percentile
-bootstrap is here for comparison: with 3 to 5 runs it is too narrow, down to nothing where all runs of one arm win.
+of pairs of runs, one of each arm, that the first wins, ties counted half; then the mean over strata. Left out:
+rliable's percentile bootstrap, which is too narrow with 3 to 5 runs (`harness.devtools.bench.coverage` shows it).
 """
 
 from __future__ import annotations
@@ -53,27 +53,13 @@ def improvement(strata: Strata, level: float = 0.95) -> Improvement:
     return Improvement(probability=point, low=_edge(is_inside, point, 0.0), high=_edge(is_inside, point, 1.0))
 
 
-def improvement_bootstrap(
-    strata: Strata, rng: np.random.Generator, draws: int = 1000, level: float = 0.95
-) -> Improvement:
-    """rliable's interval: runs drawn again with replacement within every stratum and arm, percentiles."""
-    point = float(np.mean([won(x, y) for x, y in strata]))
-    total = np.zeros(draws)
-    for x, y in strata:
-        a = x[rng.integers(len(x), size=(draws, len(x)))]
-        b = y[rng.integers(len(y), size=(draws, len(y)))]
-        total += _wins(a, b)
-    low, high = np.quantile(total / len(strata), [0.5 - level / 2, 0.5 + level / 2])
-    return Improvement(probability=point, low=float(low), high=float(high))
-
-
 def won(arm: Floats, control: Floats) -> float:
     """Share of the pairs that the arm wins, ties half: the statistic of Mann and Whitney over m n."""
-    return float(_wins(arm[None], control[None])[0])
+    return float(wins(arm[None], control[None])[0])
 
 
-def _wins(a: Floats, b: Floats) -> Floats:
-    """[draws, m] and [draws, n] -> [draws]."""
+def wins(a: Floats, b: Floats) -> Floats:
+    """`won` of each row: [draws, m] and [draws, n] -> [draws]."""
     return np.mean(np.sign(a[:, :, None] - b[:, None, :]) / 2 + 0.5, axis=(1, 2))
 
 

@@ -1,4 +1,4 @@
-"""Verdicts on comparisons: corrections for many comparisons, equivalence, verdicts, and how many seeds are missing."""
+"""Verdicts on comparisons: corrections for many comparisons, verdicts, and how many seeds are missing."""
 
 from __future__ import annotations
 
@@ -15,8 +15,6 @@ MIN_SEEDS = 3
 """Fewer seeds than this are marked preliminary."""
 DELTA = 0.03
 """Accuracy differences below this do not matter: what "equal" means."""
-MAX_DECLARED = 20
-"""Largest family of comparisons that counts as declared beforehand: every one is tested, no false alarm wanted."""
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -28,13 +26,6 @@ def holm(p_values: Sequence[float]) -> list[float]:
         worst = max(worst, min(1.0, p * (len(family) - rank)))
         adjusted[index] = worst
     return adjusted
-
-
-def adjusted(p_values: Sequence[float]) -> list[float]:
-    """p-values adjusted over one family, and tested at the same level: by `holm` for up to MAX_DECLARED comparisons,
-    by the false discovery rate for more, where a table screens rather than tests what was declared."""
-    family = sum(not math.isnan(p) for p in p_values)
-    return holm(p_values) if family <= MAX_DECLARED else false_discovery(p_values)
 
 
 def false_discovery(p_values: Sequence[float]) -> list[float]:
@@ -80,16 +71,3 @@ def further_seeds(
     needed = (distributions.t.ppf(0.5 + level / 2, df) + distributions.t.ppf(power, df)) * sd
     enough = needed <= effect * np.sqrt(sizes)
     return int(sizes[np.argmax(enough)] if enough.any() else 1000) - num_pairs
-
-
-def equivalence_p(mean: float, sd: float, num_pairs: int, delta: float = DELTA) -> float:
-    """p of two one-sided t tests that a paired difference lies within (-delta, delta) (Schuirmann, 1987).
-
-    Below 0.025 exactly where the 95 % interval lies inside: the verdict "equal". NaN below two pairs.
-    """
-    if num_pairs < 2:
-        return math.nan
-    gap = delta - abs(mean)
-    if sd == 0:
-        return 0.0 if gap > 0 else 1.0
-    return float(distributions.t.cdf(-gap * math.sqrt(num_pairs) / sd, num_pairs - 1))

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from harness.api import knobs
-from harness.config.compose import has_hook
+from harness.config.compose import OUTSIDE_LOSS, has_hook
 from harness.records.arms import setting
 from harness.records.packed import read_packed, read_packed_series
 from harness.records.paths import packed_folder, predictions_path
@@ -24,8 +24,6 @@ CONTROLS = ("bf16", "naive")
 """Methods that are the control at the precision bf16: neither changes anything there."""
 SEARCHES = "search_"
 """Prefix of sweeps whose trials have other knobs each, and are left out."""
-OTHER_HOOKS = ("plan", "prepare", "wrap", "lr_factor", "sync", "after_sync", "refit", "aux_loss")
-"""Hooks that a part does not have which corrects and does nothing else."""
 SCALES = ("Profile",)
 """Parts that choose a format's scales: they belong to the format."""
 NOISE = "WeightNoise"
@@ -214,7 +212,7 @@ def correction_of(c: Mapping[str, Any]) -> str | None:
     if any(usual.get(part, {}).get(name) != value for part, own in stated.items() for name, value in own.items()):
         return None
     acting = [part for part in method.parts if type(part).__name__ not in (*SCALES, NOISE)]
-    if any(has_hook(part, hook) for part in acting for hook in OTHER_HOOKS):
+    if any(has_hook(part, hook) for part in acting for hook in OUTSIDE_LOSS):
         return None
     return "+".join(type(part).__name__ for part in acting) or NONE
 

@@ -11,8 +11,8 @@ from harness.config.load import load, quoted
 from harness.foundation import provenance
 from harness.foundation.digits import significant
 from harness.models.checkpoint import check_folder, content_hash, load_decoder
+from harness.records.json_rows import write_json_rows
 from harness.records.paths import fp8_cache_folder
-from harness.records.run_result import write_atomic
 from harness.start.prepare import task_of
 from harness.studies.fp8_cache.study import CALIBRATION, FIRST, Tell, accuracies, compare
 
@@ -59,10 +59,7 @@ def measure(
 def write(results: Path, record: Record) -> Path:
     """Write the record; its path."""
     path = fp8_cache_folder(results) / f"{record['name']}.json"
-    rest = {name: value for name, value in record.items() if name != "rows"}
-    lines = ",\n  ".join(json.dumps(row, allow_nan=False) for row in record["rows"])
-    body = json.dumps(rest, allow_nan=False)[:-1] + ', "rows": [\n  ' + lines + "\n]}\n"
-    write_atomic(path, body.encode())
+    write_json_rows(path, record, "rows")
     return path
 
 

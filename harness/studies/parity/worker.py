@@ -21,7 +21,7 @@ from harness.api import Plan
 from harness.engines.embedded.engine import EmbeddedEngine
 from harness.models.checkpoint import load_decoder
 from harness.models.decoder import Decoder
-from harness.numerics.formats import format_named
+from harness.numerics.formats import format_named, format_or_none
 from harness.studies.parity.scoring import decoder_logp, engine_logp
 
 
@@ -49,8 +49,11 @@ class FormatCase:
     @property
     def plan(self) -> Plan:
         """The formats."""
-        acts, kv = (None if name is None else format_named(name) for name in (self.acts, self.kv))
-        return Plan(rollout_weights=format_named(self.weights), rollout_acts=acts, rollout_kv=kv)
+        return Plan(
+            rollout_weights=format_named(self.weights),
+            rollout_acts=format_or_none(self.acts),
+            rollout_kv=format_or_none(self.kv),
+        )
 
 
 def stream(model: Decoder) -> Iterator[tuple[str, Tensor]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections import Counter
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from harness.api import Correction, Step, TokenBatch
 from harness.config.schema import Launch, RunConfig
 from harness.engines.vllm.memory import kv_bytes_per_token, num_parameters, weight_bytes
 from harness.foundation.clock import GIB, Clock
+from harness.foundation.digits import significant
 from harness.objective.mismatch import BOUND, METRIC_CAP, by_entropy, by_position, correction_metrics, mismatch_metrics
 from harness.records.effective_bits import bits_of_plan
 from harness.records.sample_scores import over_questions
@@ -78,7 +78,7 @@ def _sampled(config: RunConfig, launch: Launch) -> _Sampled:
     except Diverged as error:
         raise ValueError(f"{config.model.path} in {config.precision.name}: {error}") from error
     finally:
-        run.engine.close()
+        run.close()
     return _Sampled(
         run=run, hashes=hashes, collected=collected, batch=batch, entropy=scores.entropy.detach(), push_s=push_s,
         clock=clock, seconds=seconds,
@@ -126,7 +126,8 @@ def measure(config: RunConfig, launch: Launch) -> Measured:
         "passport": _passport(run),
     }  # fmt: skip
     tensors = {"old_logp": batch.old_logp, "rollout_logp": batch.rollout_logp, "entropy": entropy, "mask": batch.mask}
-    return Measured(row=plain(row), tensors={k: v.cpu().contiguous() for k, v in tensors.items()}, hashes=found.hashes)
+    kept = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
+    return Measured(row=significant(row, DIGITS), tensors=kept, hashes=found.hashes)
 
 
 def _warm_up(run: Run) -> None:
@@ -226,14 +227,3 @@ def beyond(c: Correction, batch: TokenBatch) -> float:
     for ratio in (x.clamp(-BOUND, BOUND).exp() for x in plain_ratios):
         usual |= (weight - ratio).abs() <= SAME * ratio
     return float((~usual | ~c.keep)[batch.mask].double().mean())
-
-
-def plain(value: Any) -> Any:
-    """The same as strict JSON: floats with `DIGITS` digits, and null for what is not finite."""
-    if isinstance(value, dict):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [plain(item) for item in value]
-    if isinstance(value, float):
-        return float(f"{value:.{DIGITS}g}") if math.isfinite(value) else None
-    return value

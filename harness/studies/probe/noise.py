@@ -17,8 +17,9 @@ import numpy as np
 from harness.config.load import load
 from harness.config.resolve import resolve
 from harness.config.schema import Launch, RunConfig
+from harness.foundation.digits import significant
 from harness.studies.dose.points import NOISE
-from harness.studies.probe.measure import k3_and_length, plain
+from harness.studies.probe.measure import DIGITS, k3_and_length
 
 METHOD = "weight_noise"
 LOW, HIGH = 0.01, 2.0
@@ -49,8 +50,9 @@ def noise_like(precision: str, k3: float, config: RunConfig, launch: Launch) -> 
         return known[sigma][0]
 
     sigma = sigma_of(k3, at)
-    return plain({"precision": precision, "k3": k3, "sigma": sigma, "kl_k3": known[sigma][0],
-                  "length_mean": known[sigma][1], "draws": DRAWS})  # fmt: skip
+    row = {"precision": precision, "k3": k3, "sigma": sigma, "kl_k3": known[sigma][0], "length_mean": known[sigma][1],
+           "draws": DRAWS}  # fmt: skip
+    return significant(row, DIGITS)
 
 
 def sigma_of(k3: float, at: Callable[[float], float]) -> float:

@@ -19,8 +19,8 @@ from harness.config.schema import Launch, RunConfig
 from harness.foundation import provenance
 from harness.foundation.did_you_mean import nearest
 from harness.models.checkpoint import check_folder, content_hash
+from harness.records.json_rows import write_json_rows
 from harness.records.paths import probes_folder
-from harness.records.run_result import write_atomic
 from harness.run.checks import check
 from harness.studies.probe.measure import measure
 from harness.studies.probe.noise import noise_config, noise_like
@@ -146,10 +146,7 @@ def empty_memory(device: str) -> None:
 def write(results: Path, record: Record) -> Path:
     """Write `<results>/probes/<id>.json`; the path."""
     path = probes_folder(results) / f"{record['id']}.json"
-    lines = [json.dumps(row, allow_nan=False) for row in record["formats"]]
-    rest = {name: value for name, value in record.items() if name != "formats"}
-    body = json.dumps(rest, allow_nan=False)[:-1] + ', "formats": [\n  ' + ",\n  ".join(lines) + "\n]}\n"
-    write_atomic(path, body.encode())
+    write_json_rows(path, record, "formats")
     return path
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from harness.api import Method, Plan, Step, TokenBatch
-from harness.config.compose import Composed, has_hook
+from harness.config.compose import OUTSIDE_LOSS, Composed, has_hook
 from harness.config.load import parse
 from harness.config.resolve import fixed_algo
 from harness.config.schema import AlgoConfig
@@ -25,19 +25,6 @@ from harness.trainers.corrected_step import batch_correction, method_loss, updat
 from methods import METHODS
 from methods.flashrl import TIS
 
-OTHER_HOOKS = (
-    "plan",
-    "prepare",
-    "wrap",
-    "lr_factor",
-    "update_lr_factor",
-    "during_update",
-    "sync",
-    "after_sync",
-    "refit",
-    "aux_loss",
-)
-"""Hooks that act elsewhere than on the loss of given tokens."""
 STORED = frozenset({"ref_logp", "rollout_kl", "shadow"})
 """Needs of a part that stored batches meet."""
 NONE = "none"
@@ -128,7 +115,7 @@ def arms_of(
 def reason_to_skip(name: str, method: Method) -> str:
     """Reason why a method cannot be replayed; empty where it can."""
     for part in method.parts:
-        acting = [hook for hook in OTHER_HOOKS if has_hook(part, hook)]
+        acting = [hook for hook in OUTSIDE_LOSS if has_hook(part, hook)]
         if acting:
             return f"{type(part).__name__} acts outside the loss ({', '.join(acting)})"
         if lacking := sorted(part.needs(Step(index=0, total=1, seed=0)) - STORED):

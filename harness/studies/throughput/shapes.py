@@ -8,7 +8,7 @@ from __future__ import annotations
 from harness.api import Plan
 from harness.foundation.did_you_mean import nearest
 from harness.models.decoder import DecoderConfig
-from harness.numerics.formats import format_named
+from harness.numerics.formats import format_named, format_or_none
 
 
 def _qwen(
@@ -48,8 +48,8 @@ SIZES: dict[str, DecoderConfig] = {
 def _plan(weights: str, acts: str | None = None, kv: str | None = None) -> Plan:
     return Plan(
         rollout_weights=format_named(weights),
-        rollout_acts=None if acts is None else format_named(acts),
-        rollout_kv=None if kv is None else format_named(kv),
+        rollout_acts=format_or_none(acts),
+        rollout_kv=format_or_none(kv),
     )
 
 

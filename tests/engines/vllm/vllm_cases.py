@@ -22,7 +22,7 @@ from harness.engines.vllm.engine import VLLMEngine
 from harness.engines.vllm.export import export
 from harness.engines.weight_stream import read_stream
 from harness.models.decoder import Decoder, DecoderConfig, tensor_shapes
-from harness.numerics.formats import format_named
+from harness.numerics.formats import format_or_none
 from harness.numerics.quantize import Quantized
 from tests.engines.engine_cases import EOS, PAD, decoder, weights
 
@@ -50,7 +50,7 @@ def lacking(flag: str) -> str:
 def plan_of(weights: str | None, acts: str | None = None, kv: str | None = None, **more: Any) -> Plan:
     """A rollout plan by format names."""
     names = {"rollout_weights": weights, "rollout_acts": acts, "rollout_kv": kv}
-    return Plan(**{field: None if name is None else format_named(name) for field, name in names.items()}, **more)
+    return Plan(**{field: format_or_none(name) for field, name in names.items()}, **more)
 
 
 def model_of(seed: int = 0) -> Decoder:

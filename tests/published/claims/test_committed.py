@@ -12,8 +12,9 @@ from harness.config.load import to_json
 from harness.published.claims.estimates import estimate
 from harness.published.claims.evidence import Evidence, in_arms
 from harness.published.claims.kinds import NotTestable, Replay, Speed
-from harness.published.claims.page import PAGE, judge_all, markdown
+from harness.published.claims.page import judge_all, markdown
 from harness.published.claims.schema import Claims, read_claims
+from harness.records.paths import claims_page
 from harness.sweep import plan, read_sweep
 from tests.published.claims.hand_made import run
 from tests.source_tree import ROOT
@@ -48,7 +49,9 @@ def test_the_committed_page_is_what_the_committed_results_say(committed: Claims,
             link.parent.mkdir(parents=True, exist_ok=True)
             link.symlink_to(ROOT / name)
     judged = judge_all(committed, tmp_path)
-    assert (ROOT / "results" / PAGE).read_text(encoding="utf-8") == markdown(committed, judged), "run `lowbit claims`"
+    assert claims_page(ROOT / "results").read_text(encoding="utf-8") == markdown(committed, judged), (
+        "run `lowbit claims`"
+    )
     by_id = {one.claim.id: one for one in judged}
     assert by_id["qarl-speed"].badge == "not testable here"
     assert by_id["qerl-speed"].badge == "supported"

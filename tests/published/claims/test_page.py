@@ -11,8 +11,9 @@ import pytest
 from harness.cli.claims import claims
 from harness.cli.main import parse
 from harness.published.claims.kinds import Contrast, Ratio
-from harness.published.claims.page import PAGE, describe, judge_all, markdown
+from harness.published.claims.page import describe, judge_all, markdown
 from harness.published.claims.schema import read_claims
+from harness.records.paths import claims_page
 from harness.records.run_result import write_result
 from tests.published.claims.hand_made import BF16, NAIVE, run
 
@@ -124,14 +125,14 @@ def test_expectations_are_shown_in_the_unit_of_the_value():
 
 def test_the_command_writes_checks_and_shows_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     path, results = written(tmp_path, CLAIM | {"tests": [TEST]}), sweep_of(tmp_path)
-    assert claims([], results, is_check=True, path=path) == 1 and not (results / PAGE).exists()
-    assert claims(["one"], results, path=path) == 0 and not (results / PAGE).exists()
+    assert claims([], results, is_check=True, path=path) == 1 and not claims_page(results).exists()
+    assert claims(["one"], results, path=path) == 0 and not claims_page(results).exists()
     assert "out of domain" in capsys.readouterr().out
-    assert claims([], results, path=path) == 0 and not (results / PAGE).exists()
+    assert claims([], results, path=path) == 0 and not claims_page(results).exists()
     assert claims([], results, path=path, is_written=True) == 0
     assert "1 claims: 1 out of domain" in capsys.readouterr().out
     assert claims([], results, is_check=True, path=path) == 0
-    (results / PAGE).write_text("older", encoding="utf-8")
+    claims_page(results).write_text("older", encoding="utf-8")
     assert claims([], results, is_check=True, path=path) == 1
     assert "out of date" in capsys.readouterr().out
     with pytest.raises(ValueError, match=r"claim 'ones': unknown; nearest: one"):

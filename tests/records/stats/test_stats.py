@@ -235,21 +235,17 @@ def test_mcnemar_adds_the_seeds() -> None:
 
 
 @pytest.mark.parametrize("size", [3, 5, 9])
-def test_equivalence_is_two_one_sided_t_tests_and_agrees_with_the_verdict(size: int) -> None:
+def test_the_verdict_equal_is_two_one_sided_t_tests(size: int) -> None:
     rng = np.random.default_rng(size)
     seen = set()
     for _ in range(60):
         d = rng.normal(rng.normal(0, 0.01), 0.012, size)
         found = stats.paired(dict(enumerate(d)), dict.fromkeys(range(size), 0.0))
-        p = stats.equivalence_p(found.mean, found.sd, size)
         sides = [
             p_of(d, -stats.DELTA, "greater"),
             p_of(d, stats.DELTA, "less"),
         ]
-        assert p == pytest.approx(max(sides))
         is_equal = stats.verdict(found.low, found.high) == "equal"
-        assert is_equal == (p < 0.025)
+        assert is_equal == (max(sides) < 0.025)
         seen.add(is_equal)
     assert seen == {True, False}
-    assert math.isnan(stats.equivalence_p(0.0, math.nan, 1))
-    assert (stats.equivalence_p(0.01, 0.0, 3), stats.equivalence_p(0.03, 0.0, 3)) == (0.0, 1.0)

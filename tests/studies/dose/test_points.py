@@ -121,6 +121,9 @@ def test_collapse_is_half_of_the_start_or_divergence() -> None:
         ("icepop", {"parts": ["weight_noise.WeightNoise"]}, None),
         ("qerl", {}, None),
         ("jet_rl", {}, None),
+        ("vcpo", {}, None),
+        ("lr_decay", {}, None),
+        ("alp", {}, None),
         ("a method that was taken out", {}, None),
     ],
 )

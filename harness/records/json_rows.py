@@ -1,0 +1,18 @@
+"""JSON files whose list of rows stands a row a line, so that a comparison of two versions shows the rows that moved."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from harness.records.run_result import write_atomic
+
+
+def write_json_rows(path: Path, record: Mapping[str, Any], rows: str) -> None:
+    """Write a record whose field `rows` is a list, which comes last. Raises ValueError for a row with a number that is
+    not finite, and where the file cannot be written; other fields may have such numbers, as knobs do."""
+    rest = "".join(f"{json.dumps(name)}: {json.dumps(value)}, " for name, value in record.items() if name != rows)
+    lines = ",\n  ".join(json.dumps(row, allow_nan=False) for row in record[rows])
+    write_atomic(path, f"{{{rest}{json.dumps(rows)}: [\n  {lines}\n]}}\n".encode())
