@@ -189,7 +189,7 @@ def compose(config: RunConfig) -> Composed:
     method, parts = method_named(config.method), choose_parts(config)
     if config.precision.name.removesuffix("+kv8") not in {name.removesuffix("+kv8") for name in method.precisions}:
         hint = nearest(config.precision.name, method.precisions)
-        hint += "; method=naive samples in it without a correction" if method.name == "bf16" else ""
+        hint += "; method=naive samples in it without a correction" if not parts else ""
         raise ValueError(f"precision={config.precision.name}: method {method.name} cannot use it; {hint}")
     rollout = rollout_plan(config.precision)
     compute = trainer_of(config, parts).compute
