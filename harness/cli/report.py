@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,7 +19,9 @@ if TYPE_CHECKING:
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument("name", nargs="?", help="a sweep with results (with --html alone: every one)")
+    parser.add_argument(
+        "name", nargs="?", help="a sweep with results, or the YAML file of one (with --html alone: every one)"
+    )
     parser.add_argument("--only", choices=("tables", "figures"), help="write one of the two")
     parser.add_argument("--main", dest="is_main", action="store_true",
                         help="the main table of a README alone: settings side by side, with verdicts")  # fmt: skip
@@ -43,8 +46,9 @@ def run(a: argparse.Namespace) -> int:
 
 def report(name: str, results: Path, *, only: str | None = None) -> int:
     """Tables and figures of a sweep that has results."""
-    _check_results(name, results)
-    return present(_sweep_or_bare(name), results, (), only=only)
+    sweep = _sweep_of(name)
+    _check_results(sweep.name, results)
+    return present(sweep, results, (), only=only)
 
 
 def main_table(name: str, results: Path) -> int:
@@ -53,10 +57,11 @@ def main_table(name: str, results: Path) -> int:
     from harness.records.run_result import read_results, write_atomic
     from harness.report import main_table as made
 
-    _check_results(name, results)
-    sweep, found = _sweep_or_bare(name), read_results(runs_folder(results, name))
-    text = made.main_table(found, sweep.control, sweep.baselines[-1], sweep.endpoints, level_of(results, name))
-    path = tables_folder(results) / f"{name}_main.md"
+    sweep = _sweep_of(name)
+    _check_results(sweep.name, results)
+    found, level = read_results(runs_folder(results, sweep.name)), level_of(results, sweep.name)
+    text = made.main_table(found, sweep.control, sweep.baselines[-1], sweep.endpoints, level)
+    path = tables_folder(results) / f"{sweep.name}_main.md"
     write_atomic(path, text.encode())
     print(f"{text}\nwritten: {path}")
     return 0
@@ -72,12 +77,19 @@ def _check_results(name: str, results: Path) -> None:
         raise ValueError(f"sweep {name!r} has no results in {results}; {nearest(name, known) if known else 'none has'}")
 
 
-def _sweep_or_bare(name: str) -> Sweep:
+def _sweep_of(name: str) -> Sweep:
+    """The sweep of a name or of a file; of a paper's recipe and of a name without a file what a report needs of one."""
+    from harness.published.recipes.recipe import PREFIX, read_recipe, recipe_names
     from harness.sweep import SWEEPS, Sweep, read_sweep
 
-    if (SWEEPS / f"{name}.yaml").is_file():
+    if name.endswith((".yaml", ".yml")) or (SWEEPS / f"{name}.yaml").is_file():
         return read_sweep(name)
-    return Sweep(name=name, question="", arms=({},), seeds=(0,))
+    bare = Sweep(name=name, question="", arms=({},), seeds=(0,))
+    paper = name.removeprefix(PREFIX)
+    if paper == name or paper not in recipe_names():
+        return bare
+    recipe = read_recipe(paper)
+    return replace(bare, question=recipe.question, control=recipe.control)
 
 
 def present(sweep: Sweep, results: Path, trackers: tuple[str, ...], only: str | None = None) -> int:

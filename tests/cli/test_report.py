@@ -52,6 +52,22 @@ def test_a_sweep_whose_runs_all_failed_has_its_table_and_figures(tmp_path: Path)
     assert any((tmp_path / "figures" / "lost").glob("*.png"))
 
 
+def test_the_control_is_that_of_the_file_or_of_the_recipe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A name without either has the usual one."""
+    path = tmp_path / "lengths.yaml"
+    path.write_text("question: x\ncontrol: naive\narms: [{method: bf16}]\nseeds: [0]\n", encoding="utf-8")
+    sweep(tmp_path / "results", (8,))
+    for name, control in ((str(path), "naive int4"), ("lengths", "bf16 bf16")):
+        assert report(name, tmp_path / "results", only="tables") == 0
+        assert f"Control: {control}." in capsys.readouterr().out
+    for method, precision in (("bf16_train", "bf16"), ("naive", "fp8_block")):
+        for seed in range(3):
+            result, rows = factory.result(method, precision, seed=seed, sweep="paper_fp16")
+            write_result(tmp_path / "results" / "runs" / "paper_fp16", result, rows)
+    assert report("paper_fp16", tmp_path / "results", only="tables") == 0
+    assert "Control: bf16_train bf16." in capsys.readouterr().out
+
+
 def test_one_length_has_profiles_and_no_break_even(tmp_path: Path) -> None:
     sweep(tmp_path, (8,))
     assert report("lengths", tmp_path) == 0

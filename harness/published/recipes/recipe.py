@@ -20,6 +20,8 @@ from harness.records.sweep_file import SWEEPS
 from harness.sweep import Sweep
 
 PAPERS = SWEEPS / "papers"
+PREFIX = "paper_"
+"""Beginning of the name under which a recipe's results are kept."""
 Mark = Literal["code", "paper", "notes", "ours"]
 """Read in released code; in the paper's text; in summaries by others; our choice, for no source gives it."""
 _STRICT = ConfigDict(extra="forbid")
@@ -127,7 +129,7 @@ class Recipe:
     @property
     def sweep_name(self) -> str:
         """Folder of its records."""
-        return f"paper_{self.name}"
+        return PREFIX + self.name
 
     def mark_of(self, key: str) -> Mark | None:
         """The mark of a setting; None where the recipe leaves it at our default."""
