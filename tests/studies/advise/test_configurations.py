@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,9 @@ import pytest
 
 from harness.config.load import load, split_launch
 from harness.studies.advise.configurations import CAP, group_of, ours, shown, trl, verl
+from tests.source_tree import ROOT
 from tests.studies.advise.made import question
 from tests.studies.probe import made
-
-ROLLOUT = "actor_rollout_ref.rollout."
 
 
 @pytest.mark.parametrize(
@@ -41,36 +41,27 @@ def test_a_format_that_no_method_samples_in_is_refused() -> None:
         ours(question(), "fp17", "none")
 
 
-def test_verl_has_the_keys_of_the_recipe() -> None:
-    found = verl(question(gpus=16, batch=512, length=8192), "fp8_block+kv8", "TIS", ways=2)
-    assert found.values == {
-        "algorithm.adv_estimator": "grpo", "data.train_batch_size": 64, "data.max_response_length": 8192,
-        f"{ROLLOUT}name": "vllm", f"{ROLLOUT}n": 8, f"{ROLLOUT}temperature": 1.0, f"{ROLLOUT}top_p": 1.0,
-        f"{ROLLOUT}top_k": -1, f"{ROLLOUT}quantization": "fp8", f"{ROLLOUT}tensor_model_parallel_size": 2,
-        f"{ROLLOUT}calculate_log_probs": True, "algorithm.rollout_correction.rollout_is": "token",
-        "algorithm.rollout_correction.rollout_is_threshold": 2.0, "algorithm.rollout_correction.rollout_rs": None,
-        "algorithm.rollout_correction.bypass_mode": False, "trainer.n_gpus_per_node": 8, "trainer.nnodes": 2,
-        f"+{ROLLOUT}engine_kwargs.vllm.kv_cache_dtype": "fp8",
-    }  # fmt: skip
+def accepted(name: str) -> list[dict[str, Any]]:
+    """Settings that the library itself took (tests/oracles/make_NAME.py), each with the values that it then held."""
+    rows = json.loads((ROOT / "tests" / "oracles" / f"{name}.json").read_text())["rows"]
+    assert all(row["resolved"] == row["given"] for row in rows)
+    return [row["given"] for row in rows]
+
+
+def test_verl_takes_the_settings_of_a_recipe() -> None:
+    asked = question(gpus=16, batch=512, length=8192)
+    recipes = (("fp8_block+kv8", "TIS"), ("fp8_block", "none"), ("bf16", "none"))
+    assert [verl(asked, *recipe, ways=2).values for recipe in recipes] == accepted("verl_settings")
     plain = verl(question(gpus=4), "bf16", "none").values
-    assert plain is not None and f"+{ROLLOUT}engine_kwargs.vllm.kv_cache_dtype" not in plain
-    assert plain[f"{ROLLOUT}quantization"] is None and plain["algorithm.rollout_correction.rollout_is"] is None
-    assert (plain["trainer.n_gpus_per_node"], plain["trainer.nnodes"]) == (4, 1)
+    assert plain is not None and (plain["trainer.n_gpus_per_node"], plain["trainer.nnodes"]) == (4, 1)
     for precision in ("int8", "int4", "nvfp4"):
         found = verl(question(), precision, "TIS")
         assert found.values is None and f"takes fp8 and torchao, not {precision}" in found.reason
 
 
-def test_trl_has_the_arguments_of_the_recipe() -> None:
-    found = trl(question(gpus=8, batch=512, length=8192), "bf16", "TIS", ways=2)
-    assert found.values == {
-        "use_vllm": True, "vllm_mode": "colocate", "vllm_tensor_parallel_size": 2, "vllm_enable_sleep_mode": True,
-        "max_completion_length": 8192, "num_generations": 8, "temperature": 1.0, "per_device_train_batch_size": 1,
-        "gradient_accumulation_steps": 64, "bf16": True, "vllm_importance_sampling_correction": True,
-        "vllm_importance_sampling_mode": "token_truncate", "vllm_importance_sampling_clip_max": 2.0,
-    }  # fmt: skip
-    off = trl(question(), "bf16", "none").values
-    assert off is not None and off["vllm_importance_sampling_correction"] is False
+def test_trl_takes_the_arguments_of_a_recipe() -> None:
+    asked = question(gpus=8, batch=512, length=8192)
+    assert [trl(asked, "bf16", rule, ways=2).values for rule in ("TIS", "none")] == accepted("trl_arguments")
     assert trl(question(), "fp8_block", "none").values is None and "quantized" in trl(question(), "int8", "TIS").reason
 
 
