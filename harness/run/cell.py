@@ -155,13 +155,16 @@ def _resume(
             raise ValueError(f"{state}: the state of another cell")
         run.restore(saved)
     except (ValueError, KeyError, TypeError) as error:
-        run.close()  # there is room for one
-        aside = state.with_name(f"{state.name}.corrupt")
-        state.replace(aside)
-        notes.append(f"{state.name} was set aside as {aside.name} and the cell started again from step 0: {error}")
-        return build(config, launch)
-    notes += saved["notes"]
-    return run, hashes
+        reason = str(error)
+    else:
+        notes += saved["notes"]
+        return run, hashes
+    run.close()
+    del run  # there is room for one, and none in the block above, whose error holds it
+    aside = state.with_name(f"{state.name}.corrupt")
+    state.replace(aside)
+    notes.append(f"{state.name} was set aside as {aside.name} and the cell started again from step 0: {reason}")
+    return build(config, launch)
 
 
 def _after_step(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import gc
 import json
 import os
 import random
@@ -11,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from pathlib import Path
 
 import pytest
@@ -79,6 +81,22 @@ def test_every_sampler_is_closed_before_the_cell_is_built_again(tmp_path: Path) 
     flipped(stopped_at(1, config, launch), 0.5)
     assert run_cell(config, launch, stages=Stages(build=build_again)).status == "ok"
     assert awake == [[True, True], [False, False], [True, True]]
+
+
+def test_the_first_run_is_gone_before_the_cell_is_built_again(tmp_path: Path) -> None:
+    config, launch = small_config("method=bf16"), small_launch(tmp_path)
+    first, alive = list[weakref.ref[Run]](), list[bool]()
+
+    def build_again(config: RunConfig, launch: Launch) -> tuple[Run, dict[str, str | None]]:
+        gc.collect()
+        alive.extend(run() is not None for run in first)
+        run, hashes = build(config, launch)
+        first.append(weakref.ref(run))
+        return run, hashes
+
+    flipped(stopped_at(1, config, launch), 0.5)
+    assert run_cell(config, launch, stages=Stages(build=build_again)).status == "ok"
+    assert alive == [False]
 
 
 def test_the_state_of_another_cell_is_not_taken(tmp_path: Path) -> None:
