@@ -32,12 +32,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(a: argparse.Namespace) -> int:
     """Evaluate, print a table, write the record. Exit code 1 where an evaluation ended in an error."""
     folder = Path(a.what)
-    if (folder / "config.json").is_file():
+    if folder.is_dir() or (folder.is_absolute() and not folder.exists()):
         records = _of_folder(folder, a.overrides, a.results)
-    elif folder.is_absolute() or folder.is_dir():
-        raise ValueError(
-            f"{folder}: {'no model folder; it has no config.json' if folder.is_dir() else 'no such folder'}"
-        )
     else:
         records = _of_run(a.what, a.overrides, a.results)
     return 1 if any(record.error for record in records) else 0
@@ -45,22 +41,21 @@ def run(a: argparse.Namespace) -> int:
 
 def _of_folder(folder: Path, overrides: Sequence[str], results: Path) -> list[TaskEvalRecord]:
     """Evaluate a model folder and write `results/evaluations/<name>-<id>.json`."""
-    from harness.config.load import load, quoted, run_id, to_json
+    from harness.config.load import load, of_folder, run_id, to_json
     from harness.config.resolve import resolve
-    from harness.models.checkpoint import content_hash
+    from harness.models.checkpoint import check_folder, content_hash
     from harness.records.json_rows import write_json_rows
     from harness.records.paths import evaluations_path
     from harness.run.checks import check_device
 
-    config = resolve(
-        load(["model=hf", f"model.path={quoted(str(folder))}", *overrides]), lambda path: content_hash(Path(path))
-    )
+    check_folder(folder)
+    config = resolve(load([*of_folder(folder), *overrides]), lambda path: content_hash(Path(path)))
     check_device(config)
     path = evaluations_path(results, folder.resolve().name, run_id(config))
     records = _asked(config, folder, 0)
     rows = [record.model_dump(mode="json") for record in records]
     written = {"folder": folder.resolve().name, "config": to_json(config), "evaluations": rows}
-    write_json_rows(path, written, "evaluations")
+    write_json_rows(path, written, "evaluations", allow_nan=True)
     print(f"result: {path}")
     return records
 

@@ -97,7 +97,7 @@ def import_all(source: str | None, results: Path, trackers: tuple[str, ...]) -> 
     """Merge runs and bases of another results folder, or of an archive of one, into ours; without a source, log
     ours to the trackers. Raises ValueError, one line, for what is no result or no base; nothing is imported then."""
     from harness.records.packed import make_available
-    from harness.records.run_result import import_results, read_results
+    from harness.records.run_result import import_results
     from harness.start.base_model import read_record
 
     if source is None:
@@ -116,12 +116,12 @@ def import_all(source: str | None, results: Path, trackers: tuple[str, ...]) -> 
     runs = runs_folder(source) if bases or runs_folder(source).is_dir() else Path(source)
     for base in bases:
         read_record(base)
-    foreign = _foreign(runs)
+    sweeps, foreign = _looked_at(runs)
     for line in foreign:
         print(line, file=sys.stderr)
     if foreign:
         raise ValueError(f"{source}: {len(foreign)} files are no results (named above); nothing was imported")
-    for sweep in {result.sweep for result in read_results(runs)} if runs.exists() else ():
+    for sweep in sweeps:
         make_available(results, sweep)  # else the folder that an import makes would hide what is packed
     added, known = import_results(runs, runs_folder(results)) if runs.exists() or not bases else ([], [])
     print(f"{len(added)} runs imported, {len(known)} were there already")
@@ -135,14 +135,14 @@ def import_all(source: str | None, results: Path, trackers: tuple[str, ...]) -> 
     return 0
 
 
-def _foreign(source: Path) -> list[str]:
-    """A line per JSON file under `source`, or for `source` itself, that is no result."""
+def _looked_at(source: Path) -> tuple[set[str], list[str]]:
+    """Sweeps of the results under `source`, or of `source` itself, and a line per JSON file that is no result."""
     from harness.records.run_result import read_result
 
-    found: list[str] = []
+    sweeps, foreign = set[str](), list[str]()
     for path in sorted(source.rglob("*.json")) if source.is_dir() else [source] if source.is_file() else []:
         try:
-            read_result(path)
+            sweeps.add(read_result(path).sweep)
         except ValueError as error:
-            found.append(str(error))
-    return found
+            foreign.append(str(error))
+    return sweeps, foreign

@@ -273,6 +273,11 @@ def quoted(value: Any) -> str:
     return "'" + text.replace("'", "\\'") + "'"
 
 
+def of_folder(folder: Path | str) -> list[str]:
+    """Words of a run whose model is that of a folder."""
+    return ["model=hf", f"model.path={quoted(str(folder))}"]
+
+
 def split_launch(overrides: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
     """(overrides of the run, values of its launch): words such as `launch.packing=true` set how a run happens.
 

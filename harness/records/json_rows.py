@@ -10,9 +10,10 @@ from typing import Any
 from harness.records.run_result import write_atomic
 
 
-def write_json_rows(path: Path, record: Mapping[str, Any], rows: str) -> None:
-    """Write a record whose field `rows` is a list, which comes last. Raises ValueError for a row with a number that is
-    not finite, and where the file cannot be written; other fields may have such numbers, as knobs do."""
-    rest = "".join(f"{json.dumps(name)}: {json.dumps(value)}, " for name, value in record.items() if name != rows)
+def write_json_rows(path: Path, record: Mapping[str, Any], rows: str, *, allow_nan: bool = False) -> None:
+    """Write a record whose field `rows` is a list, which comes last. Raises ValueError for a number that is not finite
+    (`allow_nan`: for one in a row alone; other fields may have them, as knobs do) and where it cannot be written."""
+    others = {name: json.dumps(value, allow_nan=allow_nan) for name, value in record.items() if name != rows}
+    rest = "".join(f"{json.dumps(name)}: {text}, " for name, text in others.items())
     lines = ",\n  ".join(json.dumps(row, allow_nan=False) for row in record[rows])
     write_atomic(path, f"{{{rest}{json.dumps(rows)}: [\n  {lines}\n]}}\n".encode())

@@ -109,8 +109,9 @@ def evaluation_tasks(config: RunConfig) -> list[Task]:
 def check_data(config: RunConfig) -> None:
     """Raises ValueError, one line, where the data of the task or of an evaluation is missing or corrupt, and where
     `algo.overlong_buffer` is longer than its responses."""
-    limit = config.engine.max_new_tokens or task_of(config).max_new_tokens
+    task = task_of(config)
     evaluation_tasks(config)
+    limit = config.engine.max_new_tokens or task.max_new_tokens
     if config.algo.overlong_buffer > limit:
         raise ValueError(
             f"algo.overlong_buffer={config.algo.overlong_buffer}: responses have at most {limit} tokens; valid: 0 to "

@@ -44,6 +44,10 @@ def test_a_policy_asked_again_answers_as_in_its_run(tmp_path: Path, capsys: pyte
     assert main(["eval", run_id(config), "--results", str(tmp_path)]) == 0
     assert len(read_result(folder / f"{run_id(config)}.json").evaluations) == len(again.evaluations)
 
+    assert main(["eval", str(folder / f"{run_id(config)}.json"), "--results", str(tmp_path)]) == 0
+    assert main(["eval", str(tmp_path / "nowhere"), "--results", str(tmp_path)]) == 2
+    assert f"{tmp_path / 'nowhere'}: no model folder" in capsys.readouterr().err
+
     copy = tmp_path / "mine (1)"
     assert main(["export", run_id(config), str(copy), "--results", str(tmp_path)]) == 0
     assert main(["export", run_id(config), str(copy), "--results", str(tmp_path)]) == 2

@@ -46,3 +46,8 @@ def test_a_length_penalty_over_more_than_a_response_is_refused_before_a_run() ->
         check_data(load([*words, "engine.max_new_tokens=8", "algo.overlong_buffer=9"]))
     with pytest.raises(ValueError, match=r"algo\.overlong_buffer=4096: responses have at most \d+ tokens"):
         check_data(load([*words, "algo.overlong_buffer=4096"]))
+
+
+def test_data_are_looked_at_also_where_the_length_is_given() -> None:
+    with pytest.raises(ValueError, match="task 'aime' needs a model folder with a tokenizer"):
+        check_data(load(["task=aime", "model=xs", "engine.max_new_tokens=8"]))
