@@ -149,26 +149,16 @@ def _tensors(operand: Operand | None, like: Tensor) -> tuple[Tensor, Tensor]:
     return operand.codes, operand.scale
 
 
-@torch.library.custom_op("lowbit::fp8_by_tiles", mutates_args=())
-def _tiled_product(codes: Tensor, scale: Tensor, weight: Tensor, weight_scale: Tensor, kernels: str) -> Tensor:
-    """`Kernels.by_tiles` -> bf16 [M, N]."""
-    return _KERNELS[kernels].by_tiles(Operand(codes=codes, scale=scale), Operand(codes=weight, scale=weight_scale))
+@torch.library.custom_op("lowbit::fp8_product", mutates_args=())
+def _product(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, kernels: str, is_by_runs: bool) -> Tensor:
+    """Codes and scales of two operands -> `Kernels.by_runs`, float32 [M, N], or `Kernels.by_tiles`, bf16 [M, N]."""
+    multiply = _KERNELS[kernels].by_runs if is_by_runs else _KERNELS[kernels].by_tiles
+    return multiply(Operand(codes=a, scale=a_scale), Operand(codes=b, scale=b_scale))
 
 
-@_tiled_product.register_fake
-def _(codes: Tensor, scale: Tensor, weight: Tensor, weight_scale: Tensor, kernels: str) -> Tensor:
-    return codes.new_empty(codes.shape[0], weight.shape[0], dtype=torch.bfloat16)
-
-
-@torch.library.custom_op("lowbit::fp8_by_runs", mutates_args=())
-def _run_product(codes: Tensor, scale: Tensor, x: Tensor, x_scale: Tensor, kernels: str) -> Tensor:
-    """`Kernels.by_runs` -> float32 [M, N]."""
-    return _KERNELS[kernels].by_runs(Operand(codes=codes, scale=scale), Operand(codes=x, scale=x_scale))
-
-
-@_run_product.register_fake
-def _(codes: Tensor, scale: Tensor, x: Tensor, x_scale: Tensor, kernels: str) -> Tensor:
-    return codes.new_empty(codes.shape[0], x.shape[0], dtype=torch.float32)
+@_product.register_fake
+def _(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, kernels: str, is_by_runs: bool) -> Tensor:
+    return a.new_empty(a.shape[0], b.shape[0], dtype=torch.float32 if is_by_runs else torch.bfloat16)
 
 
 class _Product(torch.autograd.Function):
@@ -180,23 +170,23 @@ class _Product(torch.autograd.Function):
         turned_scale: Tensor, kernels: str, acts: str, is_twice: bool, keeps: bool, is_square: bool,
     ) -> Tensor:  # fmt: skip
         row, row_scale, column, column_scale = _run_codes(x, kernels, acts, True, keeps, is_twice, is_square)
-        y = _tiled_product(row, row_scale, codes, scale, kernels)[: x.shape[0]]
+        y = _product(row, row_scale, codes, scale, kernels, False)[: x.shape[0]]
         ctx.save_for_backward(turned, turned_scale, column, column_scale)
         ctx.kernels, ctx.acts = kernels, acts
         return y if bias is None else y + bias.to(torch.bfloat16)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        dy, (turned, turned_scale, *kept) = grads[0], ctx.saved_tensors
+        dy, (turned, turned_scale, x, x_scale) = grads[0], ctx.saved_tensors
         wants_x, wants_weight, wants_bias = ctx.needs_input_grad[:3]
         row, row_scale, column, column_scale = _run_codes(
             dy, ctx.kernels, ctx.acts, wants_x, wants_weight, False, False
         )
         dx = dw = db = None
         if wants_x:
-            dx = _tiled_product(row, row_scale, turned, turned_scale, ctx.kernels)[: dy.shape[0]]
+            dx = _product(row, row_scale, turned, turned_scale, ctx.kernels, False)[: dy.shape[0]]
         if wants_weight:
-            dw = _run_product(column, column_scale, kept[0], kept[1], ctx.kernels)
+            dw = _product(column, column_scale, x, x_scale, ctx.kernels, True)
         if wants_bias:
             db = dy.sum(0, dtype=torch.float32)
         return dx, dw, db, *[None] * 9

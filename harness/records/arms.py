@@ -134,15 +134,15 @@ def label(axes: Fields) -> str:
     """The axes in words, those without a value left out."""
     words: list[str] = []
     for name, value in axes.items():
-        text = (
-            f"{value:g}"
-            if isinstance(value, float)
-            else "+".join(map(str, value))
-            if isinstance(value, list)
-            else str(value)
-        )
-        words += [] if value is None else [WORDS.get(name, f"{name.removeprefix(KNOBS)}={{}}").format(text)]
+        words += [] if value is None else [WORDS.get(name, f"{name.removeprefix(KNOBS)}={{}}").format(shown(value))]
     return " ".join(words)
+
+
+def shown(value: Any) -> str:
+    """A value of a field in words: a float without its trailing zeros, a list joined by +."""
+    if isinstance(value, list):
+        return "+".join(map(str, value))
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def flatten(value: Any, prefix: str = "") -> Fields:

@@ -68,8 +68,8 @@ def three_sentences(board: pd.DataFrame, baseline: str = BASELINES[-1]) -> list[
 
 def _fallen(row: dict[str, Any]) -> str:
     """The runs of a format that collapsed and are not in its loss."""
-    runs = row["verdict"].removeprefix(COLLAPSES).removesuffix(", else worse").strip()
-    return f"Of {spelled(row['precision'])} that is without the runs that collapsed ({runs.removeprefix('in ')})."
+    runs = row["verdict"].removeprefix(f"{COLLAPSES} in ").removesuffix(", else worse")
+    return f"Of {spelled(row['precision'])} that is without the runs that collapsed ({runs})."
 
 
 def _given_back(worst: dict[str, Any], plain: Sequence[dict[str, Any]], baseline: str) -> str:

@@ -30,7 +30,7 @@ from harness.numerics.formats import format_named
 from harness.start.base_training import Progress, TrainingHost, Unfinished
 from harness.start.text_documents import Documents, Feed, buckets_of, pack
 from harness.start.text_step import PackedDecoder, PackedStep, device_of
-from harness.tasks import Item, Worded
+from harness.tasks import Item, Worded, token_ids
 
 RULE = 1
 """Version of this training procedure; part of the key of a text base."""
@@ -216,8 +216,8 @@ def sampled_accuracy(
 ) -> float:
     """Mean reward of one sampled answer to each item, by the model with its weights rounded to bfloat16."""
     engine = EmbeddedEngine(
-        model.config, Plan(rollout_weights=format_named("fp32")), eos_id=task.eos_id, pad_id=task.pad_id,
-        device=device_of(model), max_batch=SAMPLED_ROWS,
+        model.config, Plan(rollout_weights=format_named("fp32")), device=device_of(model),
+        max_batch=SAMPLED_ROWS, **token_ids(task),
     )  # fmt: skip
     engine.load_weights((name, tensor.detach().bfloat16().float()) for name, tensor in model.named_parameters())
     rollout = engine.generate(

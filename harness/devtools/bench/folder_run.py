@@ -24,6 +24,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from harness.config.load import of_folder
 from harness.devtools.bench import runner
 from harness.devtools.bench.runner import add_device_and_out, check_device, check_positive, save
 from harness.devtools.bench.verl_scaling import make_folder
@@ -92,7 +93,7 @@ def words_of(folder: Path, size: str, precision: str, given: argparse.Namespace)
     data, method = given.data.absolute(), "bf16" if precision == "bf16" else CORRECTED
     evaluation = f"task:gsm8k,path:{data},num:{given.questions},k:{given.samples},max_new_tokens:{given.tokens}"
     words = [
-        f"method={method}", f"precision={precision}", "model=hf", f"model.path={folder}",
+        f"method={method}", f"precision={precision}", *of_folder(folder),
         f"model.max_positions={ROOM + given.tokens}", "task=gsm8k", f"task.path={data}",
         f"task.num_eval={given.questions}", f"evaluations=[{{{evaluation},temperature:0.6,top_p:0.95}}]",
         f"trainer.device={given.device}", f"trainer.steps={given.steps}", f"trainer.eval_every={given.steps}",

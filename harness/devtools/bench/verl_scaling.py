@@ -27,7 +27,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from harness.config.load import launch_of, load
+from harness.config.load import launch_of, load, of_folder
 from harness.config.resolve import resolve
 from harness.config.schema import Launch, RunConfig
 from harness.devtools.bench import runner
@@ -88,7 +88,7 @@ def cell_of(folder: Path, size: str, gpus: int, precision: str, given: argparse.
                "vocab_size": shape_of(size).vocab_size, **spread}  # fmt: skip
     words = [
         "trainer=verl", f"trainer.device={given.device}", f"trainer.steps={given.steps}", "trainer.lr=1e-6",
-        f"method={given.method}", f"precision={precision}", "model=hf", f"model.path={folder}",
+        f"method={given.method}", f"precision={precision}", *of_folder(folder),
         "task=count", *(f"+task.options.{name}={value}" for name, value in options.items()),
         f"algo.num_prompts={given.prompts * gpus}", f"algo.group_size={given.group}",
         f"engine.max_batch={samples}", f"engine.gpu_memory={given.gpu_memory}",

@@ -14,7 +14,7 @@ from statistics import fmean, median
 from typing import Any
 
 from harness.published.claims.kinds import SCORES, Settings
-from harness.records.arms import setting
+from harness.records.arms import setting, shown
 from harness.records.packed import read_packed, read_packed_series
 from harness.records.paths import packed_path, runs_folder
 from harness.records.run_result import SUMMARY, EvalRecord, RunResult, read_results
@@ -103,9 +103,7 @@ def _short(name: str) -> str:
 
 
 def _plain(value: Any) -> str:
-    if isinstance(value, list):
-        return "+".join(str(item) for item in value) or "none"
-    return f"{value:g}" if isinstance(value, float) else "none" if value is None else str(value)
+    return "none" if value is None or value == [] else shown(value)
 
 
 def numbers(evidence: Evidence, runs: Sequence[RunResult], metric: str, reduce: str) -> dict[Pair, float]:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from harness.config.load import quoted
+from harness.config.load import of_folder
 from harness.studies.advise.question import Question
 from harness.studies.capacity.host import NODE
 from harness.studies.dose.points import NONE
@@ -42,7 +42,7 @@ def ours(question: Question, precision: str, correction: str, folder: str = "FOL
     several = ["trainer=verl", f"launch.gpus={min(question.gpus, NODE)}", f"launch.nodes={question.nodes}"]
     return [
         f"method={method}", f"precision={precision}", *([f"knobs.TIS.cap={CAP}"] if method == "flashrl" else []),
-        "model=hf", f"model.path={quoted(folder)}", "engine=vllm", *(several if question.gpus > 1 else []),
+        *of_folder(folder), "engine=vllm", *(several if question.gpus > 1 else []),
         "trainer.device=cuda", "engine.sleep=true", f"engine.max_new_tokens={question.length}",
         f"algo.num_prompts={question.batch // group}", f"algo.group_size={group}",
     ]  # fmt: skip

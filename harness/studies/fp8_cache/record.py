@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from harness.config.load import load, quoted
+from harness.config.load import load, of_folder
 from harness.foundation import provenance
 from harness.foundation.digits import significant
 from harness.models.checkpoint import check_folder, content_hash, load_decoder
@@ -29,7 +29,7 @@ def measure(
     answers to each, for accuracies. Raises ValueError for a bad folder or override, before anything is measured."""
     for path in (folder, *([] if first is None else [first])):
         check_folder(path)
-    config = load([*overrides, "model=hf", f"model.path={quoted(str(folder))}"])
+    config = load([*overrides, *of_folder(folder)])
     task, model = task_of(config), load_decoder(folder)
     if model.config.vocab_size < task.vocab_size:
         raise ValueError(

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from harness.config.load import load, quoted, run_id, to_json
+from harness.config.load import load, of_folder, run_id, to_json
 from harness.config.resolve import resolve
 from harness.config.schema import Launch, RunConfig
 from harness.foundation import provenance
@@ -49,7 +49,7 @@ def configs(folder: Path, precisions: Sequence[str], overrides: Sequence[str]) -
             raise ValueError(f"override {override!r}: the probe has no method, --precisions names the formats, "
                              "the model is the folder")  # fmt: skip
     check_folder(folder)
-    words = ["model=hf", f"model.path={quoted(str(folder))}", *overrides]
+    words = [*of_folder(folder), *overrides]
     resolve(load([*words, "method=bf16", "precision=bf16"]), lambda path: content_hash(Path(path)))
     found: list[RunConfig] = [config_at(FLOOR, words), config_at(FLOOR, [*words, "seed=1"])]
     remarks: list[str] = []
@@ -81,7 +81,7 @@ def noised(folder: Path, runs: Sequence[RunConfig], names: Sequence[str], overri
             raise ValueError(f"--noise-like={name}: neither a format of this probe nor a k3; {nearest(name, probed)}")
     if not names:
         return None
-    config = noise_config(0.05, ["model=hf", f"model.path={quoted(str(folder))}", *overrides])
+    config = noise_config(0.05, [*of_folder(folder), *overrides])
     check(config)
     return config
 
