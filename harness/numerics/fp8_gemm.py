@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, cast
+from typing import Any, ParamSpec, Protocol, TypeVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -102,33 +102,42 @@ def key_of(kernels: Kernels) -> str:
     return key
 
 
-@torch.library.custom_op("lowbit::fp8_weight", mutates_args=())
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+def _operator(name: str, shapes: Callable[_P, _R]) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
+    """Decorator that makes a function of tensors and plain values the operator `lowbit::name`, on every device and
+    without gradients. `shapes` gives empty tensors like its results, for the compiler.
+
+    Not `torch.library.custom_op`: its checks take the host longer than the rest of a call, and an update makes ten
+    thousand calls.
+    """
+
+    def define(body: Callable[_P, _R]) -> Callable[_P, _R]:
+        known: Any = torch.library
+        known.define(f"lowbit::{name}", torch.library.infer_schema(body, mutates_args=()))
+        known.impl(f"lowbit::{name}", "default", body)
+        known.register_fake(f"lowbit::{name}", shapes)
+        return getattr(torch.ops.lowbit, name).default
+
+    return define
+
+
+def _weight_shapes(weight: Tensor, kernels: str, fmt: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    (n, k), wide = weight.shape, torch.float32
+    return (weight.new_empty(n, k, dtype=E4M3), weight.new_empty(n // TILE, k // TILE, dtype=wide),
+            weight.new_empty(k, n, dtype=E4M3), weight.new_empty(k // TILE, n // TILE, dtype=wide))  # fmt: skip
+
+
+@_operator("fp8_weight", _weight_shapes)
 def weight_codes(weight: Tensor, kernels: str, fmt: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Codes and scales of W and of W^T, as `Kernels.weight` makes them, of a master weight [N, K]."""
     plain, turned = _KERNELS[kernels].weight(weight, format_named(fmt))
     return plain.codes, plain.scale, turned.codes, turned.scale
 
 
-@weight_codes.register_fake
-def _(weight: Tensor, kernels: str, fmt: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    (n, k), wide = weight.shape, torch.float32
-    return (weight.new_empty(n, k, dtype=E4M3), weight.new_empty(n // TILE, k // TILE, dtype=wide),
-            weight.new_empty(k, n, dtype=E4M3), weight.new_empty(k // TILE, n // TILE, dtype=wide))  # fmt: skip
-
-
-@torch.library.custom_op("lowbit::fp8_runs", mutates_args=())
-def _run_codes(
-    x: Tensor, kernels: str, fmt: str, has_rows: bool, has_columns: bool, is_twice: bool, is_square: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Codes and scales of X and of X^T, as `Kernels.runs` makes them; empty where not asked for."""
-    rows, columns = _KERNELS[kernels].runs(
-        x, format_named(fmt), has_rows=has_rows, has_columns=has_columns, is_twice=is_twice, is_square=is_square
-    )
-    return *_tensors(rows, x), *_tensors(columns, x)
-
-
-@_run_codes.register_fake
-def _(
+def _run_shapes(
     x: Tensor, kernels: str, fmt: str, has_rows: bool, has_columns: bool, is_twice: bool, is_square: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     (tokens, k), wide = x.shape, torch.float32
@@ -143,22 +152,32 @@ def _(
     return codes, scale, turned, turned_scale
 
 
+@_operator("fp8_runs", _run_shapes)
+def _run_codes(
+    x: Tensor, kernels: str, fmt: str, has_rows: bool, has_columns: bool, is_twice: bool, is_square: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Codes and scales of X and of X^T, as `Kernels.runs` makes them; empty where not asked for."""
+    rows, columns = _KERNELS[kernels].runs(
+        x, format_named(fmt), has_rows=has_rows, has_columns=has_columns, is_twice=is_twice, is_square=is_square
+    )
+    return *_tensors(rows, x), *_tensors(columns, x)
+
+
 def _tensors(operand: Operand | None, like: Tensor) -> tuple[Tensor, Tensor]:
     if operand is None:
         return like.new_empty(0, dtype=E4M3), like.new_empty(0, dtype=torch.float32)
     return operand.codes, operand.scale
 
 
-@torch.library.custom_op("lowbit::fp8_product", mutates_args=())
+def _product_shape(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, kernels: str, is_by_runs: bool) -> Tensor:
+    return a.new_empty(a.shape[0], b.shape[0], dtype=torch.float32 if is_by_runs else torch.bfloat16)
+
+
+@_operator("fp8_product", _product_shape)
 def _product(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, kernels: str, is_by_runs: bool) -> Tensor:
     """Codes and scales of two operands -> `Kernels.by_runs`, float32 [M, N], or `Kernels.by_tiles`, bf16 [M, N]."""
     multiply = _KERNELS[kernels].by_runs if is_by_runs else _KERNELS[kernels].by_tiles
     return multiply(Operand(codes=a, scale=a_scale), Operand(codes=b, scale=b_scale))
-
-
-@_product.register_fake
-def _(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, kernels: str, is_by_runs: bool) -> Tensor:
-    return a.new_empty(a.shape[0], b.shape[0], dtype=torch.float32 if is_by_runs else torch.bfloat16)
 
 
 class _Product(torch.autograd.Function):
