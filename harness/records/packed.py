@@ -15,9 +15,11 @@ import math
 import os
 import shutil
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from pydantic import ValidationError
 
 from harness.records.paths import packed_folder, packed_path, runs_folder, work_folder
 from harness.records.run_result import RunResult, read_results, read_series, write_atomic, write_result
@@ -85,14 +87,9 @@ def unpack(results: Path, sweep: str | None = None) -> int:
     file that is no packed sweep."""
     count = 0
     for path in sorted(packed_folder(results).glob(f"{sweep or '*'}.zip")):
-        try:
-            with zipfile.ZipFile(path) as archive:
-                records = [RunResult.model_validate_json(line) for line in archive.read(RECORDS).splitlines()]
-                folder = runs_folder(results, path.stem)
-                missing = [r for r in records if not (folder / f"{r.run_id}.json").exists()]
-                rows = _rows(archive.read(SERIES), {r.run_id for r in missing}) if missing else {}
-        except (zipfile.BadZipFile, KeyError, ValueError, OSError) as error:
-            raise ValueError(f"{path}: not a packed sweep: {error}") from error
+        folder = runs_folder(results, path.stem)
+        missing = [r for r in read_packed(path) if not (folder / f"{r.run_id}.json").exists()]
+        rows = _rows(path, {r.run_id for r in missing}) if missing else {}
         if folder.is_dir():
             _write(folder, missing, rows)
         else:
@@ -122,34 +119,57 @@ def _write_whole(
         shutil.rmtree(part, ignore_errors=True)
 
 
+def _member(path: Path, name: str) -> bytes:
+    """Contents of a file of a packed sweep. Raises ValueError where `path` is none."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return archive.read(name)
+    except (zipfile.BadZipFile, KeyError, OSError) as error:
+        raise ValueError(f"{path}: not a packed sweep: {error}") from error
+
+
+def read_lines(path: Path) -> list[Any]:
+    """The records of a packed sweep as JSON, in its order. Raises ValueError for a file that is none."""
+    return [json.loads(line) for line in _member(path, RECORDS).splitlines()]
+
+
 def read_packed(path: Path) -> list[RunResult]:
     """The records of a packed sweep, in its order. Raises ValueError for a file that is none."""
     try:
-        with zipfile.ZipFile(path) as archive:
-            return [RunResult.model_validate_json(line) for line in archive.read(RECORDS).splitlines()]
-    except (zipfile.BadZipFile, KeyError, ValueError, OSError) as error:
+        return [RunResult.model_validate_json(line) for line in _member(path, RECORDS).splitlines()]
+    except ValidationError as error:
         raise ValueError(f"{path}: not a packed sweep: {error}") from error
 
 
-def read_packed_series(path: Path, columns: Sequence[str]) -> dict[str, dict[str, list[Any]]]:
-    """Run id -> column -> one value per step of a packed sweep, NaN where a step has none; columns that it does not
-    have are left out. Raises ValueError for a file that is none."""
+def _table(path: Path, is_wanted: Callable[[str], bool], runs: Collection[str] | None) -> Any:
+    """`run_id` and the wanted columns of a packed sweep, a row per step of all its runs or of some. Raises ValueError
+    for a file that is no packed sweep."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    source, filters = pa.BufferReader(_member(path, SERIES)), None if runs is None else [("run_id", "in", [*runs])]
     try:
-        with zipfile.ZipFile(path) as archive:
-            file = pq.ParquetFile(pa.BufferReader(archive.read(SERIES)))
-        there = [name for name in columns if name in file.schema_arrow.names]
-        table = file.read(columns=["run_id", *there]).to_pydict()
-    except (zipfile.BadZipFile, KeyError, ValueError, OSError) as error:
+        names = [name for name in pq.read_schema(source).names if name == "run_id" or is_wanted(name)]
+        return pq.read_table(source, columns=names, filters=filters)
+    except (ValueError, OSError) as error:
         raise ValueError(f"{path}: not a packed sweep: {error}") from error
-    found: dict[str, dict[str, list[Any]]] = {}
-    for place, run_id in enumerate(table["run_id"]):
-        series = found.setdefault(run_id, {name: [] for name in there})
-        for name in there:
-            value = table[name][place]
-            series[name].append(math.nan if value is None else value)
+
+
+def read_packed_series(
+    path: Path, columns: Collection[str] | None = None, runs: Collection[str] | None = None
+) -> dict[str, dict[str, list[Any]]]:
+    """Run id -> column -> one value per step of a packed sweep, of all its runs or of some; NaN where a step has none.
+
+    `columns`: those that it does not have are left out; by default all but the profiles. Raises ValueError for a file
+    that is no packed sweep.
+    """
+    table = _table(path, lambda name: not name.startswith("by_") if columns is None else name in columns, runs)
+    rows, found = table.to_pydict(), dict[str, dict[str, list[Any]]]()
+    ids = rows.pop("run_id")
+    for place, run_id in enumerate(ids):
+        series = found.setdefault(run_id, {name: [] for name in rows})
+        for name, values in rows.items():
+            series[name].append(math.nan if values[place] is None else values[place])
     return found
 
 
@@ -160,14 +180,11 @@ def make_available(results: Path, sweep: str | None = None) -> None:
             unpack(results, path.stem)
 
 
-def _rows(data: bytes, wanted: set[str]) -> dict[str, Sequence[dict[str, Any]]]:
+def _rows(path: Path, runs: Collection[str]) -> dict[str, Sequence[dict[str, Any]]]:
     """Run -> one row per step, without what a step does not have."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     found: dict[str, list[dict[str, Any]]] = {}
-    for row in pq.read_table(pa.BufferReader(data)).to_pylist():
-        run = row.pop("run_id")
-        if run in wanted:
-            found.setdefault(run, []).append({name: value for name, value in row.items() if value is not None})
+    for row in _table(path, lambda name: True, runs).to_pylist():
+        found.setdefault(row.pop("run_id"), []).append(
+            {name: value for name, value in row.items() if value is not None}
+        )
     return dict(found)

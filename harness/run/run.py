@@ -218,6 +218,6 @@ class Run:
         return self.trainer.products()
 
     def close(self) -> None:
-        """Free the engines that sample batches."""
-        for engine in self.engines:
+        """Free every engine."""
+        for engine in (*self.engines, self.reference):
             engine.close()

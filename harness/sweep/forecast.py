@@ -11,7 +11,6 @@ import hashlib
 import heapq
 import json
 import math
-import zipfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -26,7 +25,7 @@ from harness.config.load import to_json
 from harness.config.schema import RunConfig
 from harness.foundation import provenance
 from harness.foundation.clock import STAGES
-from harness.records.packed import RECORDS
+from harness.records.packed import read_lines
 from harness.records.paths import packed_folder, runs_folder, sweep_folders
 from harness.sweep.folder_time import HERE, Machine, folder_time
 
@@ -229,8 +228,8 @@ def _records(results: Path) -> Iterator[Any]:
             yield json.loads(path.read_bytes())
     for path in sorted(packed_folder(results).glob("*.zip")):
         if path.stem not in folders:
-            with suppress(OSError, ValueError, KeyError, zipfile.BadZipFile), zipfile.ZipFile(path) as archive:
-                yield from [json.loads(line) for line in archive.read(RECORDS).splitlines()]
+            with suppress(ValueError):
+                yield from read_lines(path)
 
 
 def _sample(record: Any) -> Sample | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import zipfile
 from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from functools import cache
@@ -13,7 +12,7 @@ from typing import Any, Protocol, TypeVar
 
 from harness.published.figures.estimates import Pair
 from harness.records.arms import Arm, group_arms
-from harness.records.packed import SERIES, read_packed
+from harness.records.packed import read_packed, read_packed_series
 from harness.records.paths import packed_path, runs_folder
 from harness.records.run_result import RunResult, read_results
 from harness.report.leaderboard import score_arm
@@ -73,14 +72,6 @@ def _places(results: Path, sweep: str) -> tuple[Path, Path]:
 def _arms(place: Path, files: tuple[tuple[str, int], ...]) -> tuple[Arm, ...]:
     """Several figures read one sweep; `files` tells when it changed."""
     return tuple(group_arms(read_results(place) if place.is_dir() or not files else read_packed(place)))
-
-
-def _member(packed: Path, name: str) -> bytes:
-    try:
-        with zipfile.ZipFile(packed) as archive:
-            return archive.read(name)
-    except (zipfile.BadZipFile, KeyError, OSError) as error:
-        raise ValueError(f"{packed}: not a packed sweep: {error}") from error
 
 
 def arm(found: Found, method: str, precision: str | None = None, **fields: Any) -> Arm | None:
@@ -152,24 +143,12 @@ def accuracy_at(arm: Arm, site: str, last: bool) -> dict[Pair, float]:
 def series(found: Found, chosen: Sequence[Arm]) -> Series:
     """The per-step series of some arms; of a packed sweep without profiles."""
     runs = [run for arm in chosen for run in scored(arm)]
-    return load_series(found.place, runs) if found.place.is_dir() else _packed_series(found.place, runs)
-
-
-def _packed_series(packed: Path, runs: Sequence[RunResult]) -> Series:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    source = pa.BufferReader(_member(packed, SERIES))
-    names = [name for name in pq.read_schema(source).names if not name.startswith("by_")]
-    table = pq.read_table(source, columns=names, filters=[("run_id", "in", [run.run_id for run in runs])])
-    found: dict[str, dict[str, list[float]]] = {}
-    for row in table.to_pylist():
-        columns = found.setdefault(row.pop("run_id"), {})
-        for name, value in row.items():
-            columns.setdefault(name, []).append(math.nan if value is None else value)
+    if found.place.is_dir():
+        return load_series(found.place, runs)
+    known = read_packed_series(found.place, runs={run.run_id for run in runs})
     return {
         run: {name: values for name, values in columns.items() if not all(map(math.isnan, values))}
-        for run, columns in found.items()
+        for run, columns in known.items()
     }
 
 
