@@ -4,6 +4,7 @@
     schema.py        claims.yaml as checked data
     evidence.py      the committed runs of a sweep, and one number per run
     speed.py         the throughput map's answer to a test of speed
+    update.py        the answer of timed updates to a test of training speed
     domains.py       the settings that a claim speaks of, and where a test lies
     estimates.py     a test on that data: value, interval, number of pairs
     moderated.py     the interval of a contrast beside the other arms of its setting
@@ -11,5 +12,5 @@
     page.py          Markdown and terminal
     speed_table.py   the speed claims as a table for the throughput report
 
-`lowbit claims` writes `results/claims.md`. Left out: the speed of training and of whole RL systems; such claims say so.
+`lowbit claims` writes `results/claims.md`. Left out: the speed of whole RL systems; such claims say so.
 """

@@ -32,7 +32,7 @@ from pydantic import ConfigDict
 from harness.config.load import parse, read_yaml
 from harness.foundation.project_files import CLAIMS
 from harness.published.claims.evidence import Evidence, grouped, select, steps
-from harness.published.claims.kinds import NotTestable, Replay, Settings, Speed, Test, Trend, arms_of
+from harness.published.claims.kinds import NotTestable, Replay, Settings, Speed, Test, Trend, Update, arms_of
 from harness.records.arms import setting
 from harness.records.run_result import RunResult
 from harness.studies.break_even.costs import emulates, num_parameters
@@ -117,8 +117,10 @@ def domain_text(domain: Domain) -> str:
 def place_of(test: Test, evidence: Mapping[str, Evidence]) -> Place | None:
     """None for a test without runs, or that cannot be made."""
     if isinstance(test, Speed):
-        sizes = 1e9 * float(test.size.removesuffix("b"))
-        return Place(kernels="real", formats=_own({test.precision, test.over}), length=test.length, parameters=sizes)
+        return Place(kernels="real", formats=_own({test.precision, test.over}), length=test.length,
+                     parameters=_parameters(test.size))  # fmt: skip
+    if isinstance(test, Update):
+        return Place(kernels="real", formats=_own({test.precision}), parameters=_parameters(test.size))
     if isinstance(test, Replay):
         return Place(kernels="emulated", formats=_own({test.sampler}))
     if isinstance(test, NotTestable):
@@ -139,6 +141,11 @@ def place_of(test: Test, evidence: Mapping[str, Evidence]) -> Place | None:
         parameters=max(num_parameters(run) or math.nan for run in runs),
         steps=max(float(run.config["trainer"]["steps"]) for run in runs),
     )
+
+
+def _parameters(size: str) -> float:
+    """7e9 of "7b"."""
+    return 1e9 * float(size.removesuffix("b"))
 
 
 def _runs(found: Evidence, arm: Settings, test: Test) -> Sequence[RunResult]:

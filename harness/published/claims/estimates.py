@@ -2,7 +2,7 @@
 
 Runs are compared pair by pair of seeds and the interval is Student's t over the pairs (`stats.paired`); differences of
 accuracy take a variance that leans on the other arms of the setting (`moderated.py`). Ratios and growth are means of
-logarithms, shown as factors. The interval of a speed test is a range over neighbouring cells.
+logarithms, shown as factors. The interval of a speed test is a range over neighbouring cells; an update test has none.
 """
 
 from __future__ import annotations
@@ -27,11 +27,13 @@ from harness.published.claims.kinds import (
     Speed,
     Test,
     Trend,
+    Update,
     arms_of,
     kind_of,
 )
 from harness.published.claims.moderated import moderated
 from harness.published.claims.speed import Map, answer, compared_words
+from harness.published.claims.update import Seconds, factor_of
 from harness.records import stats
 
 FIFTH = 5
@@ -71,6 +73,7 @@ def estimate(
     replayed: Sequence[ReplayRow],
     maps: Mapping[str, Map] | None = None,
     counted: Collection[Measured] = (),
+    seconds: Mapping[str, Seconds] | None = None,
 ) -> ClaimEstimate:
     """The outcome of one test, without what is `counted` already.
 
@@ -82,6 +85,8 @@ def estimate(
         return _replay(test, replayed)
     if isinstance(test, Speed):
         return _speed(test, maps or {})
+    if isinstance(test, Update):
+        return _update(test, seconds or {})
     found = evidence.get(test.sweep, Evidence())
     if not found.arms:
         return ClaimEstimate(outcome="undecided", reason=f"sweep {test.sweep} has no results")
@@ -202,11 +207,23 @@ def _speed(test: Speed, maps: Mapping[str, Map]) -> ClaimEstimate:
     if found.is_host_bound:
         undecided = "its steps wait for the host, so it says nothing about the format"
     noise = "some of its cells were disturbed while measured" if found.is_disturbed else ""
-    parts = [undecided if outcome == "undecided" else "", compared_words(test, found), noise]
+    compared = compared_words(test.claimed, found.value, found.low, found.high)
+    parts = [undecided if outcome == "undecided" else "", compared, noise]
     reason = "; ".join(filter(None, parts))
     return ClaimEstimate(
         outcome=outcome, value=found.value, low=found.low, high=found.high, pairs=found.cells, reason=reason
     )
+
+
+def _update(test: Update, seconds: Mapping[str, Seconds]) -> ClaimEstimate:
+    value = factor_of(test, seconds)
+    if value is None:
+        return ClaimEstimate(outcome="undecided", reason=f"{test.file} has not measured this")
+    at = math.log(value)
+    outcome = judge(at, at, test.expect, math.log(test.threshold), math.log(test.margin))
+    parts = ["equal within the margin" if outcome == "undecided" else "",
+             compared_words(test.claimed, value, value, value)]  # fmt: skip
+    return ClaimEstimate(outcome=outcome, value=value, low=value, high=value, reason="; ".join(filter(None, parts)))
 
 
 def _replay(test: Replay, rows: Sequence[ReplayRow]) -> ClaimEstimate:

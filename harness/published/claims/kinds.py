@@ -7,6 +7,7 @@ level         a's own number
 trend         slope of a's number (or of a minus b) along a setting, one slope per pair of seeds
 replay        one number of the replay laboratory with its interval, against a threshold or another arm
 speed         a precision's rate over another's in the throughput map, with the range over neighbouring cells
+update        how many times as fast a whole update is as in another arithmetic, from a record of one bench
 not_testable  a reason
 """
 
@@ -116,7 +117,16 @@ class Replay(_Test):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Speed(_Test):
+class _Factor(_Test):
+    claimed: tuple[float, float] | None = None
+    """The factor that the source reports, lowest and highest; the badge does not depend on it."""
+    threshold: float = 1.0
+    margin: float = 1.05
+    """A factor."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Speed(_Factor):
     """A precision's rate over another's, from the throughput map; the interval is the range over neighbouring cells."""
 
     sweep: str
@@ -133,11 +143,21 @@ class Speed(_Test):
     """The factor is divided by this size's."""
     against_length: int | None = None
     """The factor is divided by that at this length."""
-    claimed: tuple[float, float] | None = None
-    """The factor that the source reports, lowest and highest; the badge does not depend on it."""
-    threshold: float = 1.0
-    margin: float = 1.05
-    """A factor."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Update(_Factor):
+    """Seconds of a whole update of one option over those of another, medians of a few updates without an interval, from
+    a record of `bench long_sequences`."""
+
+    file: str
+    """In `results/bench`."""
+    size: str
+    precision: str
+    """Rollout format whose arithmetic `option` computes in."""
+    option: str
+    over: str
+    """The option that takes longer if the factor is above 1."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,10 +169,10 @@ class NotTestable:
 
 
 OfRuns = Contrast | Ratio | Growth | Level | Trend
-Test = OfRuns | Replay | Speed | NotTestable
+Test = OfRuns | Replay | Speed | Update | NotTestable
 KINDS: dict[str, type] = {
     "contrast": Contrast, "ratio": Ratio, "growth": Growth, "level": Level, "trend": Trend, "replay": Replay,
-    "speed": Speed, "not_testable": NotTestable,
+    "speed": Speed, "update": Update, "not_testable": NotTestable,
 }  # fmt: skip
 
 

@@ -23,11 +23,14 @@ from harness.published.claims.kinds import (
     Speed,
     Test,
     Trend,
+    Update,
     arms_of,
 )
 from harness.published.claims.schema import Claim, Claims
 from harness.published.claims.speed import Map, maps_of
 from harness.published.claims.speed import place_words as cell_words
+from harness.published.claims.update import Seconds, seconds_of
+from harness.published.claims.update import place_words as option_words
 from harness.records.metric_names import METRICS
 from harness.records.paths import replay_folder
 from harness.studies.replay.tables import frame, read_records
@@ -60,7 +63,7 @@ READING = (
     "size that is claimed about. Their brackets are no confidence interval: they are the range over the cells next to "
     "the one that is asked for (one step of batch and of length, or all batches where the source leaves it open). The "
     "sources ran other GPUs, loads and versions, and whole RL systems; *claimed* beside a badge compares the size of "
-    "the factor, the badge its direction.",
+    "the factor, the badge its direction. Tests of a whole update, measured once on one H200, have no interval.",
     "**Many tests.** Intervals are not adjusted for the number of claims: of 100 tests of effects that do not exist, "
     "two or three would be called supported and as many contradicted.",
     "**Sources.** Their numbers are theirs, not reproduced. *Known from notes* marks a claim whose text could not be "
@@ -107,18 +110,19 @@ def judge_all(claims: Claims, results: Path, sweeps: Path = SWEEPS) -> list[Judg
     needs: dict[str, set[str]] = {}
     tests = [test for claim in claims.claims for test in claim.tests]
     for test in tests:
-        if not isinstance(test, Replay | Speed | NotTestable):
+        if not isinstance(test, Replay | Speed | Update | NotTestable):
             needs.setdefault(test.sweep, set()).update({test.metric, MISMATCH} & set(METRICS))
     evidence = load(results, needs)
     folder = replay_folder(results)
     rows: Sequence[ReplayRow] = frame(read_records(folder)).to_dict("records") if any(folder.glob("*.json")) else []
-    maps = maps_of(tests, results, sweeps)
-    return [_judged(claim, evidence, rows, maps) for claim in claims.claims]
+    maps, seconds = maps_of(tests, results, sweeps), seconds_of(tests, results)
+    return [_judged(claim, evidence, rows, maps, seconds) for claim in claims.claims]
 
 
 def _judged(
-    claim: Claim, evidence: Mapping[str, Evidence], rows: Sequence[ReplayRow], maps: Mapping[str, Map]
-) -> Judged:
+    claim: Claim, evidence: Mapping[str, Evidence], rows: Sequence[ReplayRow], maps: Mapping[str, Map],
+    seconds: Mapping[str, Seconds],
+) -> Judged:  # fmt: skip
     try:
         places = [place_of(test, evidence) for test in claim.tests]
         out = [outside(claim.domain, place) if place else {} for place in places]
@@ -130,7 +134,7 @@ def _judged(
         answers: list[Answer] = []
         order = sorted(range(len(claim.tests)), key=distance)
         for i in order:
-            found = estimate(claim.tests[i], evidence, rows, maps, counted)
+            found = estimate(claim.tests[i], evidence, rows, maps, counted, seconds)
             counted |= found.counted
             badge = badge_of(found.outcome, not out[i], claim.scale)
             answers.append(Answer(test=claim.tests[i], estimate=found, place=places[i], outside=out[i], badge=badge))
@@ -227,13 +231,15 @@ def describe(test: Test) -> str:
     if isinstance(test, Speed):
         what = "decode rate" if test.measure == "decode" else "rate of a generation"
         return f"{test.sweep}: {what}, {cell_words(test)}; expected {_expected(test)}{note}"
+    if isinstance(test, Update):
+        return f"{test.file}: speed of a whole update, {option_words(test)}; expected {_expected(test)}{note}"
     return f"{test.sweep}: {_comparison(test)}; expected {_expected(test)}{note}"
 
 
-def _expected(test: OfRuns | Replay | Speed) -> str:
+def _expected(test: OfRuns | Replay | Speed | Update) -> str:
     """Range in which the interval has to lie, in the unit of the value."""
     at = test.threshold or 0.0
-    is_factor = isinstance(test, Ratio | Growth | Speed)
+    is_factor = isinstance(test, Ratio | Growth | Speed | Update)
     low, high = (at / test.margin, at * test.margin) if is_factor else (at - test.margin, at + test.margin)
     return {
         "above": f"above {at:g}",
@@ -263,8 +269,10 @@ def shown(test: Test, found: ClaimEstimate) -> str:
     """Value, interval and n."""
     if isinstance(test, NotTestable) or math.isnan(found.value):
         return "-"
-    is_factor = isinstance(test, Ratio | Growth | Speed)
+    is_factor = isinstance(test, Ratio | Growth | Speed | Update)
     is_signed = not is_factor and not isinstance(test, Replay | Level)
+    if isinstance(test, Update):
+        return f"x{_number(found.value, False)}, measured once"
     text = "x" * is_factor + _interval((found.value, found.low, found.high), is_signed)
     if found.against is not None:
         return f"{text} against {_interval(found.against)}"

@@ -30,6 +30,7 @@ from harness.published.claims.kinds import (
     Speed,
     Test,
     Trend,
+    Update,
 )
 from harness.records.metric_names import METRICS
 from harness.records.run_result import SUMMARY
@@ -132,6 +133,9 @@ def _test(values: dict[str, Any], sweeps: Path) -> Test:
             raise ValueError("a replay test needs one of threshold and against")
     elif isinstance(test, Speed):
         _check_speed(test, sweeps)
+    elif isinstance(test, Update):
+        _check_factor(test)
+        _check_precision("precision", test.precision)
     elif not isinstance(test, NotTestable):
         _check_runs(test, sweeps)
     return test
@@ -150,6 +154,10 @@ def _check_speed(test: Speed, sweeps: Path) -> None:
             raise ValueError(f"length={length}: not among {list(sweep.lengths)} of {test.sweep}")
     if test.batch is not None and test.batch not in sweep.batches:
         raise ValueError(f"batch={test.batch}: not among {list(sweep.batches)} of {test.sweep}")
+    _check_factor(test)
+
+
+def _check_factor(test: Speed | Update) -> None:
     if test.threshold <= 0 or test.margin <= 1:
         raise ValueError(f"threshold={test.threshold} margin={test.margin}: a ratio needs them above 0 and above 1")
     if test.claimed is not None and not 0 < test.claimed[0] <= test.claimed[1]:

@@ -49,16 +49,16 @@ def place_words(test: Speed) -> str:
     return f"{test.size} {test.precision} over {test.over}, {batch}, {what}{against}"
 
 
-def compared_words(test: Speed, found: Factor) -> str:
-    """The source's factor against ours, in words; empty where it has none."""
-    if test.claimed is None:
+def compared_words(claimed: tuple[float, float] | None, value: float, lowest: float, highest: float) -> str:
+    """The source's factor against ours and its range, in words; empty where the source has none."""
+    if claimed is None:
         return ""
-    low, high = test.claimed
+    low, high = claimed
     said = span(low, high, ".2f")
-    if low - SLACK <= found.value <= high + SLACK:
+    if low - SLACK <= value <= high + SLACK:
         here = "the same here"
-    elif found.low <= high + SLACK and found.high >= low - SLACK:
+    elif lowest <= high + SLACK and highest >= low - SLACK:
         here = "within the range here"
     else:
-        here = "less here" if found.value < low else "more here"
+        here = "less here" if value < low else "more here"
     return f"claimed {said}: {here}"

@@ -20,6 +20,7 @@ from tests.published.claims.hand_made import run
 from tests.source_tree import ROOT
 
 CONTRADICTED = "contradicted in its own domain"
+KEPT = tuple(f"results/{name}/" for name in ("bench", "packed", "replay", "runs", "throughput"))
 
 
 @pytest.fixture(scope="module")
@@ -41,10 +42,7 @@ def test_the_committed_page_is_what_the_committed_results_say(committed: Claims,
     if listed.returncode:
         pytest.skip("not a git checkout, so there is no telling which results are the repository's own")
     for name in listed.stdout.splitlines():
-        if (
-            name.startswith(("results/packed/", "results/replay/", "results/runs/", "results/throughput/"))
-            and (ROOT / name).exists()
-        ):
+        if name.startswith(KEPT) and (ROOT / name).exists():
             link = tmp_path / Path(name).relative_to("results")
             link.parent.mkdir(parents=True, exist_ok=True)
             link.symlink_to(ROOT / name)
