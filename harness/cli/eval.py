@@ -71,6 +71,7 @@ def _of_run(words: str, overrides: Sequence[str], results: Path) -> list[TaskEva
     from harness.records.packed import make_available
     from harness.records.paths import runs_folder
     from harness.records.policies import last_policy, step_of
+    from harness.run.checks import check_device
 
     found = find_run(words, results)
     make_available(results, found.sweep)
@@ -82,6 +83,7 @@ def _of_run(words: str, overrides: Sequence[str], results: Path) -> list[TaskEva
         raise ValueError(f"{other}: of a run only evaluations=[...] can be set; its own settings stand")
     if given:
         config = replace(config, evaluations=load(given).evaluations)
+    check_device(config)
     records = _asked(config, folder, step_of(folder))
     if given:
         return records  # other questions than the run's own are not part of its record

@@ -12,7 +12,7 @@ from harness.cli.options import add_results
 from harness.cli.report import report
 from harness.foundation.did_you_mean import nearest
 from harness.published.figures import FIGURES, draw, missing
-from harness.records.paths import packed_folder, runs_folder
+from harness.records.folder import all_sweeps
 from harness.records.run_result import write_atomic
 
 PAPER = Path("figures") / "paper"
@@ -42,7 +42,7 @@ def figures(names: Sequence[str], results: Path, *, is_executing: bool = False) 
     """
     from tqdm import tqdm
 
-    sweeps = known_sweeps(results)
+    sweeps = all_sweeps(results)
     unknown = [name for name in names if name not in FIGURES and name not in sweeps]
     if unknown:
         known = [*FIGURES, *sweeps]
@@ -73,12 +73,6 @@ def _drawn(name: str, results: Path, is_asked: bool) -> str:
 def _chosen(names: Sequence[str]) -> list[str]:
     """Paper figures in their order: those named, those of named sweeps, or all."""
     return [f.name for f in FIGURES.values() if not names or f.name in names or f.sweep in names]
-
-
-def known_sweeps(results: Path) -> list[str]:
-    """Sweeps with results, in files of their own or packed."""
-    folders = {path.parent.name for path in runs_folder(results).glob("*/*.json")}
-    return sorted(folders | {path.stem for path in packed_folder(results).glob("*.zip")})
 
 
 def listing(results: Path) -> int:

@@ -68,6 +68,7 @@ def _launch(recipe: Recipe, sweeps: dict[str, Sweep], results: Path, way: Way, a
     from dataclasses import replace
 
     from harness.cli.sweep import sweep_of
+    from harness.config.load import split_launch
     from harness.published.recipes.beside import table
     from harness.records.paths import runs_folder
     from harness.records.run_result import read_result
@@ -81,10 +82,9 @@ def _launch(recipe: Recipe, sweeps: dict[str, Sweep], results: Path, way: Way, a
     if a.dry_run:
         return code
     folder = runs_folder(results, whole.name)
+    words = split_launch(a.overrides)[0]
     records = {
-        label: [
-            read_result(path) for cell in _cells(plan(sweep, a.overrides)) if (path := folder / f"{cell}.json").exists()
-        ]
+        label: [read_result(path) for cell in _cells(plan(sweep, words)) if (path := folder / f"{cell}.json").exists()]
         for label, sweep in sweeps.items()
     }
     ours = "this twin" if a.is_tiny else "ours"

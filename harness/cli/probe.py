@@ -57,6 +57,10 @@ def _records(a: argparse.Namespace, places: list[Path], overrides: list[str]) ->
     overrides, values = split_launch(overrides)
     launch = launch_of(values, results=str(a.results))
     planned = {place: configs(place, a.precisions, overrides) for place in places if place.suffix != ".json"}
+    names = [place.resolve().name for place in planned]
+    if a.dump is not None and len(set(names)) < len(names):
+        twice = max(names, key=names.count)
+        raise ValueError(f"--dump {a.dump}: two folders are called {twice}; probe them one by one")
     noises = {place: noised(place, runs, a.noise_like, overrides) for place, (runs, _) in planned.items()}
     found = {place: read(place) for place in places if place.suffix == ".json"}
     for place, (runs, remarks) in planned.items():

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.cli.options import add_results, add_write, number_list, positive, positive_list, whole, word_list
-from harness.records.paths import figures_folder, tables_folder, work_folder
+from harness.records.paths import figures_folder, replay_folder, tables_folder, work_folder
 
 if TYPE_CHECKING:
     from tqdm import tqdm
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from harness.studies.replay.sampling import Demand
 
 STORED = work_folder(Path("results"), "replay")
-RECORDS = "replay"
-"""Folder of the records below the results folder."""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -138,7 +136,7 @@ def replay_evaluate(stored: Path, question: Question, results: Path, *, is_writt
                 bar.set_postfix_str(what, refresh=False)
                 bar.update(count)
 
-            skipped |= evaluate_context(folder, results / RECORDS, question, launch, progress)
+            skipped |= evaluate_context(folder, replay_folder(results), question, launch, progress)
         print(f"{folder.name}: evaluated, {time.perf_counter() - started:.0f} s", flush=True)
     for name, reason in skipped.items():
         print(f"skipped  {name}: {reason}")
@@ -149,7 +147,7 @@ def replay_report(results: Path, *, is_written: bool) -> int:
     """Tables from the records alone; written with the figures where asked to."""
     from harness.studies.replay.tables import frame, markdown, read_records, write_tables
 
-    records = read_records(results / RECORDS)
+    records = read_records(replay_folder(results))
     if not is_written:
         print(markdown(records, frame(records)))
         return 0

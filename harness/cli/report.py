@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -79,17 +78,12 @@ def _check_results(name: str, results: Path) -> None:
 
 def _sweep_of(name: str) -> Sweep:
     """The sweep of a name or of a file; of a paper's recipe and of a name without a file what a report needs of one."""
-    from harness.published.recipes.recipe import PREFIX, read_recipe, recipe_names
+    from harness.records.sweep_file import purpose
     from harness.sweep import SWEEPS, Sweep, read_sweep
 
     if name.endswith((".yaml", ".yml")) or (SWEEPS / f"{name}.yaml").is_file():
         return read_sweep(name)
-    bare = Sweep(name=name, question="", arms=({},), seeds=(0,))
-    paper = name.removeprefix(PREFIX)
-    if paper == name or paper not in recipe_names():
-        return bare
-    recipe = read_recipe(paper)
-    return replace(bare, question=recipe.question, control=recipe.control)
+    return Sweep(name=name, arms=({},), seeds=(0,), **vars(purpose(name)))
 
 
 def present(sweep: Sweep, results: Path, trackers: tuple[str, ...], only: str | None = None) -> int:

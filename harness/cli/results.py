@@ -11,7 +11,7 @@ import zipfile
 from pathlib import Path
 
 from harness.cli.options import add_results, add_tracking, check_trackers
-from harness.records.paths import bases_folder, packed_folder, runs_folder, sweep_folders
+from harness.records.paths import bases_folder, looks_path, packed_folder, runs_folder, sweep_folders
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -94,9 +94,12 @@ def pack_one(sweep: str | None, results: Path, *, is_packing: bool) -> int:
 
 
 def import_all(source: str | None, results: Path, trackers: tuple[str, ...]) -> int:
-    """Merge runs and bases of another results folder, or of an archive of one, into ours; without a source, log
-    ours to the trackers. Raises ValueError, one line, for what is no result or no base; nothing is imported then."""
-    from harness.records.packed import make_available
+    """Merge runs, packed ones too, looks and bases of another results folder, or of an archive of one, into ours;
+    without a source, log ours to the trackers.
+
+    Raises ValueError, one line, for what is no result or no base; nothing is imported then.
+    """
+    from harness.records.packed import make_available, unpack
     from harness.records.run_result import import_results
     from harness.start.base_model import read_record
 
@@ -107,13 +110,18 @@ def import_all(source: str | None, results: Path, trackers: tuple[str, ...]) -> 
         for name in trackers:
             print(f"logged {rebuild(results, (name,))} runs to {name}")
         return 0
-    if Path(source).is_file() and (zipfile.is_zipfile(source) or tarfile.is_tarfile(source)):
+    if Path(source).is_file() and ((is_zip := zipfile.is_zipfile(source)) or tarfile.is_tarfile(source)):
         with tempfile.TemporaryDirectory(prefix="lowbit-import-") as folder:
-            shutil.unpack_archive(source, folder, filter="data")
-            inner = next((path.parent for path in sorted(Path(folder).rglob("runs")) if path.is_dir()), Path(folder))
+            if is_zip:
+                shutil.unpack_archive(source, folder, "zip")
+            else:
+                shutil.unpack_archive(source, folder, filter="data")
+            places = sorted(path for name in ("runs", "packed") for path in Path(folder).rglob(name) if path.is_dir())
+            inner = places[0].parent if places else Path(folder)
             return import_all(str(inner), results, trackers)
     bases = [path for path in sorted(bases_folder(source).glob("*")) if path.is_dir() and path.name[0] != "."]
-    runs = runs_folder(source) if bases or runs_folder(source).is_dir() else Path(source)
+    packed = [*packed_folder(source).glob("*.zip")]
+    runs = runs_folder(source) if bases or packed or runs_folder(source).is_dir() else Path(source)
     for base in bases:
         read_record(base)
     sweeps, foreign = _looked_at(runs)
@@ -123,16 +131,33 @@ def import_all(source: str | None, results: Path, trackers: tuple[str, ...]) -> 
         raise ValueError(f"{source}: {len(foreign)} files are no results (named above); nothing was imported")
     for sweep in sweeps:
         make_available(results, sweep)  # else the folder that an import makes would hide what is packed
-    added, known = import_results(runs, runs_folder(results)) if runs.exists() or not bases else ([], [])
+    if packed:
+        with tempfile.TemporaryDirectory(prefix="lowbit-import-") as folder:
+            shutil.copytree(packed_folder(source), packed_folder(folder))
+            unpack(Path(folder))
+            import_all(str(runs_folder(folder)), results, trackers)
+    is_there = runs.exists() or not (bases or packed)
+    added, known = import_results(runs, runs_folder(results)) if is_there else ([], [])
     print(f"{len(added)} runs imported, {len(known)} were there already")
     new = [base for base in bases if not (bases_folder(results) / base.name).exists()]
     for base in new:
         part = bases_folder(results) / f".{base.name}.part"
         shutil.copytree(base, part, dirs_exist_ok=True)
         part.rename(bases_folder(results) / base.name)
+    _import_looks(Path(source), results)
     if bases:
         print(f"{len(new)} bases imported, {len(bases) - len(new)} were there already")
     return 0
+
+
+def _import_looks(source: Path, results: Path) -> None:
+    """Bring the looks at sweeps along: of two records of one sweep that with the stricter level stays."""
+    from harness.records.looks import read_looks, write_looks
+
+    for path in sorted(looks_path(source, "").parent.glob("*.json")):
+        new, known = read_looks(source, path.stem), read_looks(results, path.stem)
+        if new is not None and (known is None or new.level < known.level):
+            write_looks(results, new)
 
 
 def _looked_at(source: Path) -> tuple[set[str], list[str]]:

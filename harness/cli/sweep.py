@@ -195,12 +195,12 @@ def sweep_of(
     print(f"{found.name}: {found.question}")
     records, is_interrupted = _run_cells(planned, todo, launch, way, runner, way.max_hours)
     if is_interrupted:
-        return _interrupted()
+        return _interrupted(way)
     left = {run_id(cell) for cell in planned.cells} - {record.run_id for record in records}
     code = present(found, results, way.trackers) if is_shown and any(r.status != "skipped" for r in records) else 0
     code = _tell_failed(records) or code
     if left:
-        print(f"time limit: {len(left)} of {len(planned.cells)} cells are left; the same command goes on from here")
+        print(f"time limit: {len(left)} of {len(planned.cells)} cells are left; {_goes_on(way)}")
     return code
 
 
@@ -237,7 +237,7 @@ def sweep_until_decided(name: str, overrides: Sequence[str], *, results: Path, w
 
     ending = until_decided(planned, launch, run_next)
     if ending.reason is None:
-        return _interrupted()
+        return _interrupted(way)
     code = present(found, results, way.trackers) if stored(launch) else 0
     code = _tell_failed(ending.failed) or code
     print(f"{found.name}: {ending.reason}")
@@ -268,9 +268,13 @@ def _check_places(cells: Sequence[RunConfig], launch: Launch, way: Way) -> None:
             )
 
 
-def _interrupted() -> int:
-    print("\ninterrupted; the same command goes on from here")
+def _interrupted(way: Way) -> int:
+    print(f"\ninterrupted; {_goes_on(way)}")
     return 130
+
+
+def _goes_on(way: Way) -> str:
+    return f"the same command {'without --again ' if way.is_again else ''}goes on from here"
 
 
 def _tell_failed(records: Iterable[RunResult]) -> int:

@@ -8,16 +8,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from harness.api import Method, Part, Plan, knobs, stated_knobs
 from harness.config.load import parse
 from harness.config.outside import sources_of
-from harness.config.schema import AlgoConfig, PrecisionConfig, RunConfig, TrainerConfig
+from harness.config.schema import AlgoConfig, EvaluationConfig, PrecisionConfig, RunConfig, TaskConfig, TrainerConfig
 from harness.foundation.did_you_mean import nearest
 from harness.numerics.formats import format_or_none
+from harness.tasks.data_files import data_hash
 from methods import METHODS, method_named
 
+_Data = TypeVar("_Data", TaskConfig, EvaluationConfig)
 LONG_RESPONSES = 16
 """From this problem size on, RL of the embedded tasks wants a learning rate of at most `LONG_LR`."""
 LONG_LR = 2e-4
@@ -81,12 +83,18 @@ def resolve(config: RunConfig, content_hash: Callable[[str], str] | None = None)
         model = replace(model, content_hash=content_hash(model.path))
     return replace(
         config,
+        task=_with_data(config.task),
+        evaluations=tuple(_with_data(evaluation) for evaluation in config.evaluations),
         knobs={type(p).__name__: stated_knobs(p) for p in parts if stated_knobs(p)},
         model=model,
         trainer=replace(trainer_of(config, parts), lr=lr),
         algo=fixed_algo(method, config.algo),
         outside=sources_of(method, parts),
     )
+
+
+def _with_data(task: _Data) -> _Data:
+    return task if task.path is None else replace(task, content_hash=data_hash(task.path))
 
 
 def rollout_plan(precision: PrecisionConfig) -> Plan:

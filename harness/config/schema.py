@@ -122,7 +122,9 @@ class TaskConfig:
     """Problem size, the generation-length axis of the embedded tasks."""
     num_eval: Count = 512
     path: str | None = field(default=None, metadata={"hashed": False})
-    """Local data file or folder, for tasks that read one; its content hash is recorded."""
+    """Local data file or folder, for tasks that read one."""
+    content_hash: str | None = field(default=None, metadata={"sparse": True})
+    """Hash of the data under `path`, filled in: other data are another run."""
     options: dict[str, Any] = field(default_factory=dict[str, Any])
 
 
@@ -136,7 +138,9 @@ class EvaluationConfig:
     task: str
     """Name of the task, as in `task.name`; it may be another one than is trained on."""
     path: str | None = field(default=None, metadata={"hashed": False})
-    """Local data file or folder; its content hash is recorded."""
+    """Local data file or folder."""
+    content_hash: str | None = field(default=None, metadata={"sparse": True})
+    """Hash of the data under `path`, filled in."""
     options: dict[str, Any] = field(default_factory=dict[str, Any])
     """Options of the task, as in `task.options`."""
     num: Count | None = None
@@ -278,7 +282,7 @@ class RunConfig:
     parts: tuple[str, ...] = ()
     """Parts by `method.Part` in place of the method's own; empty keeps the method's."""
     knobs: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
-    """Part -> knob -> value; after `chosen.resolve` every knob of every part."""
+    """Part -> knob -> value; after `harness.config.resolve.resolve` every knob of every part."""
     precision: PrecisionConfig
     model: ModelConfig
     base: BaseConfig

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import io
 import json
+import lzma
 import math
 import os
 import shutil
@@ -124,7 +125,7 @@ def _member(path: Path, name: str) -> bytes:
     try:
         with zipfile.ZipFile(path) as archive:
             return archive.read(name)
-    except (zipfile.BadZipFile, KeyError, OSError) as error:
+    except (zipfile.BadZipFile, lzma.LZMAError, EOFError, KeyError, OSError) as error:
         raise ValueError(f"{path}: not a packed sweep: {error}") from error
 
 

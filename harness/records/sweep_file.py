@@ -15,6 +15,8 @@ from harness.config.load import parse, read_yaml
 from harness.foundation.project_files import SWEEPS
 from harness.records.stats.verdicts import MIN_SEEDS
 
+RECIPE = "paper_"
+"""Beginning of the name of a sweep that a paper's recipe makes."""
 CONTROL = "bf16"
 Endpoint = Literal["reference", "deployed"]
 ENDPOINTS: tuple[Endpoint, ...] = ("reference", "deployed")
@@ -75,11 +77,14 @@ class Purpose:
 
 
 def purpose(sweep: str, folder: Path = SWEEPS) -> Purpose:
-    """The purpose of a sweep by its file; the defaults where there is no file. Raises ValueError for a wrong value.
+    """The purpose of a sweep, or of a paper's recipe, by its file; the defaults where there is no file. Raises
+    ValueError for a wrong value.
 
     The `baselines` of a search are a mapping of trials, no methods: reports use the defaults there.
     """
     path = folder / f"{sweep}.yaml"
+    if sweep.startswith(RECIPE):
+        path = folder / "papers" / f"{sweep.removeprefix(RECIPE)}.yaml"
     values = read_yaml(path) if path.is_file() else {}
     names = [field.name for field in fields(Purpose) if field.name in values]
     own = {name: values[name] for name in names if not isinstance(values[name], dict)}

@@ -16,6 +16,7 @@ Left out: dynamic sampling, several samplers, and what engines keep beside token
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -127,6 +128,7 @@ def age_metrics(run: Run, batch: TokenBatch) -> dict[str, float]:
         return {}
     assert batch.version is not None
     age = (batch.step.index - batch.version)[batch.mask].double()
+    age = age if len(age) else torch.tensor([math.nan])  # every response was filtered
     newest = batch.version.masked_fill(~batch.mask, -1).amax(1)
     oldest = batch.version.masked_fill(~batch.mask, batch.step.index + 1).amin(1)
     is_some = batch.mask.any(1)

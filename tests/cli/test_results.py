@@ -9,8 +9,10 @@ import pytest
 
 from harness.cli.main import main
 from harness.foundation.provenance import ROOT
+from harness.records.looks import Looks, level_of, write_looks
 from harness.records.packed import pack
 from harness.records.run_result import write_result
+from harness.records.sweep_file import Until
 from tests import result_factory as factory
 
 
@@ -123,6 +125,35 @@ def test_an_import_joins_what_is_packed(tmp_path: Path) -> None:
     write_result(theirs / "runs" / "quick", *factory.result(seed=3))
     assert main(["results", "import", str(theirs), "--results", str(ours)]) == 0
     assert len([*(ours / "runs" / "quick").glob("*.json")]) == 4
+
+
+@pytest.mark.parametrize("kind", ["folder", "zip", "gztar"])
+def test_an_import_brings_packed_sweeps_and_looks(tmp_path: Path, kind: str, capsys: pytest.CaptureFixture) -> None:
+    ours, theirs = tmp_path / "ours", tmp_path / "out" / "theirs"
+    for seed in range(2):
+        write_result(theirs / "runs" / "quick", *factory.result(seed=seed))
+    pack(theirs, "quick")
+    shutil.rmtree(theirs / "runs")
+    rule = Until(max_seeds=6, batch=3)
+    write_looks(theirs, Looks(sweep="quick", until=rule, level=0.019))
+    write_looks(ours, Looks(sweep="quick", until=rule, level=0.033))
+    source = str(theirs) if kind == "folder" else shutil.make_archive(str(tmp_path / "back"), kind, tmp_path / "out")
+    for added in (2, 0):
+        assert main(["results", "import", source, "--results", str(ours)]) == 0
+        assert f"{added} runs imported" in capsys.readouterr().out
+    assert len([*(ours / "runs" / "quick").glob("*.parquet")]) == 2
+    assert level_of(ours, "quick") == 0.019  # the stricter one
+
+
+def test_a_packed_sweep_with_a_flipped_byte_is_named(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    write_result(tmp_path / "runs" / "quick", *factory.result())
+    path = pack(tmp_path, "quick")
+    data = bytearray(path.read_bytes())
+    data[80] ^= 0xFF  # in the compressed records
+    path.write_bytes(data)
+    shutil.rmtree(tmp_path / "runs")
+    assert main(["results", "unpack", "--results", str(tmp_path)]) == 2
+    assert f"{path}: not a packed sweep" in capsys.readouterr().err
 
 
 def test_an_import_never_replaces_a_corrupt_or_finished_result(

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import shutil
 import zipfile
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -36,6 +38,23 @@ def test_json_round_trip_is_equal_and_keeps_the_id() -> None:
     again = parse(RunConfig, to_json(config))
     assert again == config
     assert run_id(again) == run_id(config)
+
+
+def test_other_data_are_another_run_and_moved_data_are_not(tmp_path: Path) -> None:
+    def of(path: str) -> RunConfig:
+        entry = f"evaluations=[{{task:gsm8k,path:{tmp_path / path},k:1}}]"
+        return resolve(load(["task=gsm8k", f"task.path={tmp_path / path}", entry]))
+
+    for name, text in (("a", "{}"), ("moved", "{}"), ("b", '{"x": 1}')):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "train.jsonl").write_text(text)
+    shutil.copy(tmp_path / "a" / "train.jsonl", tmp_path / "alone.jsonl")
+    a, b, moved, alone, none = (of(name) for name in ("a", "b", "moved", "alone.jsonl", "nowhere"))
+    assert run_id(moved) == run_id(a) and len({run_id(one) for one in (a, b, alone, none)}) == 4
+    assert a.task.content_hash == a.evaluations[0].content_hash is not None and none.task.content_hash is None
+    assert run_id(parse(RunConfig, to_json(a))) == run_id(a)
+    (tmp_path / "a" / "train.jsonl").write_text('{"x": 2}')
+    assert run_id(of("a")) != run_id(a)
 
 
 def test_every_field_but_paths_is_in_the_id() -> None:

@@ -13,6 +13,7 @@ def test_the_endpoints_of_a_report_are_those_of_the_file(tmp_path: Path) -> None
     (tmp_path / "one.yaml").write_text("question: x\nendpoints: [deployed]\narms: [{method: bf16}]\nseeds: [0]\n")
     assert purpose("one", tmp_path).endpoints == ("deployed",)
     assert purpose("none", tmp_path).endpoints == ("reference", "deployed")
+    assert purpose("paper_fp16").control == "bf16_train" and purpose("paper_qurl").question.startswith("Do ACR")
     (tmp_path / "wrong.yaml").write_text("endpoints: [rolled]\n")
     with pytest.raises(ValueError, match=r"wrong\.yaml: endpoints\.0='rolled': "):
         purpose("wrong", tmp_path)

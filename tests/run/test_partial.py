@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -191,6 +192,8 @@ def test_ages_by_hand(tmp_path: Path) -> None:
     assert found["staleness/age_mean"] == pytest.approx(0.8) and found["staleness/age_std"] == pytest.approx(0.96**0.5)
     assert found["staleness/age_max"] == 2.0 and found["staleness/mixed_frac"] == 0.5
     assert age_metrics(small_run(tmp_path, EXACT), replace(batch, version=None)) == {}
+    nothing = age_metrics(run, replace(batch, mask=torch.zeros_like(mask)))  # overlong_filter, and all are cut off
+    assert all(math.isnan(nothing[f"staleness/age_{name}"]) for name in ("mean", "std", "max"))
 
 
 def test_a_whole_run_evaluates_and_ends(tmp_path: Path) -> None:

@@ -16,12 +16,10 @@ from pydantic import ConfigDict
 
 from harness.config.load import parse, quoted, read_yaml
 from harness.foundation.did_you_mean import nearest
-from harness.records.sweep_file import SWEEPS
+from harness.records.sweep_file import RECIPE, SWEEPS
 from harness.sweep import Sweep
 
 PAPERS = SWEEPS / "papers"
-PREFIX = "paper_"
-"""Beginning of the name under which a recipe's results are kept."""
 Mark = Literal["code", "paper", "notes", "ours"]
 """Read in released code; in the paper's text; in summaries by others; our choice, for no source gives it."""
 _STRICT = ConfigDict(extra="forbid")
@@ -129,7 +127,7 @@ class Recipe:
     @property
     def sweep_name(self) -> str:
         """Folder of its records."""
-        return PREFIX + self.name
+        return RECIPE + self.name
 
     def mark_of(self, key: str) -> Mark | None:
         """The mark of a setting; None where the recipe leaves it at our default."""

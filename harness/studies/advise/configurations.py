@@ -39,7 +39,8 @@ def ours(question: Question, precision: str, correction: str, folder: str = "FOL
     method = "bf16" if precision == "bf16" else "naive" if correction == NONE else "flashrl"
     if precision.removesuffix(KV8) not in METHODS[method].precisions:
         raise ValueError(f"{precision}: {method} does not sample in it")
-    several = ["trainer=verl", f"launch.gpus={min(question.gpus, NODE)}", f"launch.nodes={question.nodes}"]
+    several = ["trainer=verl", f"launch.gpus={min(question.gpus, NODE)}", f"launch.nodes={question.nodes}",
+               *(["launch.ray_address=auto"] if question.nodes > 1 else [])]  # fmt: skip
     return [
         f"method={method}", f"precision={precision}", *([f"knobs.TIS.cap={CAP}"] if method == "flashrl" else []),
         *of_folder(folder), "engine=vllm", *(several if question.gpus > 1 else []),

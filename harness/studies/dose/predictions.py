@@ -22,9 +22,9 @@ import numpy as np
 from harness.config.load import run_id, to_json
 from harness.config.schema import RunConfig
 from harness.foundation.markdown_table import markdown_table
+from harness.records.json_rows import write_json_rows
 from harness.records.packed import read_packed
 from harness.records.paths import packed_path, predictions_path
-from harness.records.run_result import write_atomic
 from harness.studies.dose.curve import LEVEL, fitted, mean_interval, predicted
 from harness.studies.dose.points import (
     FLOOR,
@@ -193,9 +193,7 @@ def write_predictions(results: Path, found: Mapping[str, Any]) -> Path:
     path = predictions_path(results, found["sweep"])
     if path.exists():
         raise ValueError(f"{path}: there already; predictions are made once")
-    lines = ",\n  ".join(json.dumps(row) for row in found["predictions"])
-    head = json.dumps({name: value for name, value in found.items() if name != "predictions"})[:-1]
-    write_atomic(path, f'{head}, "predictions": [\n  {lines}\n]}}\n'.encode())
+    write_json_rows(path, found, "predictions")
     return path
 
 

@@ -21,7 +21,7 @@ from harness.foundation.did_you_mean import nearest
 from harness.models.checkpoint import check_folder, content_hash
 from harness.records.json_rows import write_json_rows
 from harness.records.paths import probes_folder
-from harness.run.checks import check
+from harness.run.checks import check, check_device
 from harness.studies.probe.measure import measure
 from harness.studies.probe.noise import noise_config, noise_like
 from harness.studies.replay.sampling import CARRIERS, config_at
@@ -50,7 +50,7 @@ def configs(folder: Path, precisions: Sequence[str], overrides: Sequence[str]) -
                              "the model is the folder")  # fmt: skip
     check_folder(folder)
     words = [*of_folder(folder), *overrides]
-    resolve(load([*words, "method=bf16", "precision=bf16"]), lambda path: content_hash(Path(path)))
+    check_device(resolve(load([*words, "method=bf16", "precision=bf16"]), lambda path: content_hash(Path(path))))
     found: list[RunConfig] = [config_at(FLOOR, words), config_at(FLOOR, [*words, "seed=1"])]
     remarks: list[str] = []
     for word in dict.fromkeys(precisions or METHODS["naive"].precisions):
@@ -117,10 +117,15 @@ def probe(
     if noise is not None:
         k3s = {row["precision"]: row["mismatch"]["kl_k3"] for row in rows}
         for name in like:
-            matched.append(noise_like(name, k3s.get(name) or _k3_of(name) or math.nan, noise, launch))
+            try:
+                matched.append(noise_like(name, k3s.get(name) or _k3_of(name) or math.nan, noise, launch))
+            except ValueError as error:  # what was measured before is kept
+                tell(f"{folder.name} noise like {name}: none, {error}")
+                continue
             tell(f"{folder.name} noise like {name}: sigma {matched[-1]['sigma']:g}, k3 {matched[-1]['kl_k3']:.2g}")
     head, is_dirty = provenance.commit()
-    identity = json.dumps([hashes, [run_id(config) for config in runs], is_untrained, *([[*like]] if matched else [])])
+    likes = [row["precision"] for row in matched]
+    identity = json.dumps([hashes, [run_id(config) for config in runs], is_untrained, *([likes] if likes else [])])
     return {
         "id": hashlib.sha256(identity.encode()).hexdigest()[:12],
         "folder": folder.resolve().name,

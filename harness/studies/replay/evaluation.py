@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -74,7 +74,8 @@ def evaluate_context(
 ) -> dict[str, str]:
     """Write `records`/<context>-<sampler>.json for what has no record yet; returns skipped methods with reasons.
 
-    `progress` is told (what, batches done). Raises ValueError for a damaged or incomplete store.
+    `progress` is told (what, batches done). Raises ValueError for a damaged or incomplete store, and where a record of
+    more methods would be replaced by one of fewer.
     """
     ref = read(folder, REFERENCE)
     config = parse(RunConfig, ref.meta["config"])
@@ -83,6 +84,7 @@ def evaluate_context(
     for age in sorted(question.ages):
         for name in samplers(folder):
             if not is_recorded(record_path(records, folder, name, age), identity(arms, ref, read(folder, name), age)):
+                _check_kept(record_path(records, folder, name, age), arms, skipped)
                 todo.setdefault(age, []).append(name)
     if not todo:
         return skipped
@@ -110,6 +112,19 @@ def evaluate_context(
             lines = text.replace('{"arm"', '\n{"arm"') + "\n"
             write_atomic(record_path(records, folder, name, age), lines.encode())
     return skipped
+
+
+def _check_kept(path: Path, arms: Sequence[Arm], skipped: Collection[str]) -> None:
+    """Raises ValueError where the record at `path` has arms that are not asked for now."""
+    try:
+        known = {row["arm"] for row in json.loads(path.read_text(encoding="utf-8"))["rows"]}
+    except (OSError, ValueError, KeyError, TypeError):
+        return  # none, or a damaged one
+    if lost := known - {arm.name for arm in arms} - set(skipped):
+        raise ValueError(
+            f"{path} has {len(lost)} arms that --methods and --modes leave out, {min(lost)} among them; ask for all of "
+            "them, or write into another folder by --results"
+        )
 
 
 def record_path(records: Path, folder: Path, sampler: str, age: int) -> Path:

@@ -59,7 +59,7 @@ class Stored:
 
     def batch(self, batch: int) -> TokenBatch:
         """Token batch as corrections read it, with every extra that a part may need. The policy computes in float32, so
-        its shadow is itself; `with_current` of `harness.studies.replay.arms` adds the current one."""
+        its shadow is itself; `pull` of `harness.studies.replay.arms` adds the current one."""
         t, rows = self.tensors, self.rows(batch)
         return TokenBatch(
             token_ids=t["token_ids"][rows].long(), mask=t["mask"][rows],

@@ -32,7 +32,7 @@ def test_our_words_are_a_run_of_the_recipe(
     assert config.algo.num_prompts * config.algo.group_size == 96 and config.engine.max_new_tokens == 40
     assert config.engine.sleep and config.trainer.device == "cuda"
     assert config.trainer.name == ("local" if gpus == 1 else "verl")
-    assert launch == ({} if gpus == 1 else {"gpus": 8, "nodes": 2})
+    assert launch == ({} if gpus == 1 else {"gpus": 8, "nodes": 2, "ray_address": "auto"})
     assert config.knobs.get("TIS", {}).get("cap") == (CAP if method == "flashrl" else None)
 
 

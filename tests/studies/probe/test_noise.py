@@ -67,6 +67,19 @@ def test_a_probe_finds_the_noise_of_a_format(tmp_path: Path) -> None:
     assert k3_and_length(runs[0], launch)[0] == pytest.approx(plain["formats"][0]["mismatch"]["kl_k3"], rel=1e-5)
 
 
+def test_a_search_without_an_answer_keeps_what_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(*args: object) -> None:
+        raise ValueError("no sigma has it")
+
+    monkeypatch.setattr("harness.studies.probe.record.noise_like", none)
+    folder = made.qwen2(tmp_path / "qwen2")
+    runs, _ = configs(folder, ["int4"], made.WORDS)
+    noise, said = noised(folder, runs, ("int4",), made.WORDS), list[str]()
+    record = probe(folder, runs, Launch(results=str(tmp_path)), noise=noise, like=("int4",), tell=said.append)
+    assert [row["precision"] for row in record["formats"]] == ["bf16", "bf16", "int4"] and "noise" not in record
+    assert said[-1] == "qwen2 noise like int4: none, no sigma has it"
+
+
 def test_noise_like_something_else_is_refused(tmp_path: Path) -> None:
     folder = made.qwen2(tmp_path / "qwen2")
     runs, _ = configs(folder, ["int4=int4_g32"], made.WORDS)

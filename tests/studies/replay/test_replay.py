@@ -209,6 +209,14 @@ def test_records_are_kept_and_tables_and_figures_are_redrawn(records: Path, caps
     assert "written" in capsys.readouterr().out
 
 
+def test_a_record_of_more_methods_is_not_replaced(records: Path, place: tuple[Context, Launch]) -> None:
+    context, launch = place
+    before = {path: path.read_bytes() for path in records.glob("*.json")}
+    with pytest.raises(ValueError, match="arms that --methods and --modes leave out"):
+        evaluate_context(context.folder, records, Question(methods=("bf16_tis",)), launch, lambda what, count: None)
+    assert {path: path.read_bytes() for path in records.glob("*.json")} == before
+
+
 def test_what_is_skipped_says_why() -> None:
     arms, skipped = arms_of(AlgoConfig(name="plain"))
     names = [arm.name for arm in arms]
