@@ -13,6 +13,7 @@ from harness.numerics.formats import format_named
 from harness.run.checks import check, check_device
 from harness.run.gpu_sharing import reserved_gib
 from harness.run.run import Run, Served
+from harness.start.base_training import printed
 from harness.start.prepare import evaluation_tasks, held_out, prepare, start_of
 from harness.tasks import token_ids
 from harness.trainers.evaluation import REFERENCE
@@ -21,12 +22,15 @@ from harness.trainers.local.policy import policy
 from harness.trainers.local.trainer import DIVERGENCES, LocalTrainer
 from harness.trainers.task_evaluation import asked
 
+BASE_S = 60.0
+"""Seconds between two lines about a base that a run trains first; a launcher takes them as signs of life."""
+
 
 def build(config: RunConfig, launch: Launch) -> tuple[Run, dict[str, str | None]]:
     """Everything alive in a run, at step 0, and the hashes of what it starts from. Raises ValueError on bad input."""
     composed, device = check(config), config.trainer.device
     check_device(config)
-    start = start_of(config, launch)
+    start = start_of(config, launch, printed("base", BASE_S))
     model = prepare(composed, config, start, launch).to(device)
     shape = model.config
     model = policy(model, composed, config.base_seed, launch.fp8_kernels)

@@ -17,7 +17,7 @@ import torch
 from harness.config.load import parse
 from harness.config.schema import Launch, RunConfig
 from harness.start.base_model import read_record
-from harness.start.base_training import Unfinished
+from harness.start.base_training import Unfinished, printed
 from harness.start.prepare import base_folder, start_of
 
 UNFINISHED = 3
@@ -35,18 +35,12 @@ def train(words: str) -> int:
     assert folder is not None
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda number, frame: stops.append(number))
-    shown = [started]
-
-    def progress(step: int, most: int, accuracy: float) -> None:
-        if time.monotonic() - shown[0] >= SHOW_S:
-            shown[0] = time.monotonic()
-            print(f"{folder.name}: step {step} of at most {most}, accuracy {accuracy:.3f}", flush=True)
 
     def should_stop() -> bool:
         return bool(stops) or (values["end"] is not None and time.monotonic() >= values["end"])
 
     try:
-        record = read_record(start_of(config, launch, progress, should_stop).folder)
+        record = read_record(start_of(config, launch, printed(folder.name, SHOW_S), should_stop).folder)
     except Unfinished as stop:
         print(f"{folder.name}: {stop}", flush=True)
         return UNFINISHED

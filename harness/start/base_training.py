@@ -12,6 +12,7 @@ trainings there agree in what they reach, not bit for bit. Left out: what is sto
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -30,6 +31,20 @@ Progress = Callable[[int, int, float], None]
 """Callback with (steps done, most steps, expected sampled accuracy), at every evaluation."""
 Point = tuple[int, float, float]
 """(step, expected accuracy of sampling, accuracy of greedy decoding)."""
+
+
+def printed(name: str, every_s: float) -> Progress:
+    """Progress of a base's training as a printed line, one in `every_s` seconds."""
+    last = [time.monotonic()]
+
+    def progress(step: int, most: int, accuracy: float) -> None:
+        if time.monotonic() - last[0] >= every_s:
+            last[0] = time.monotonic()
+            print(f"{name}: step {step} of at most {most}, accuracy {accuracy:.3f}", flush=True)
+
+    return progress
+
+
 Answers = tuple[Tensor, int]
 """(prompts and right answers [B, L] int64, length of the prompts)."""
 

@@ -25,6 +25,7 @@ from harness.start.base_training import (
     Unfinished,
     expected_accuracy,
     learning_rate,
+    printed,
     stages,
     stop_accuracy,
 )
@@ -229,6 +230,16 @@ def test_a_killed_training_leaves_nothing_that_counts(tmp_path):
     folder = ensure_base("tiny", CONFIG, TASK, RECIPE, 0, tmp_path)
     assert time.monotonic() - start < 60
     assert [path.name for path in tmp_path.iterdir()] == [folder.name] and read_record(folder)
+
+
+def test_progress_is_printed_now_and_then(capsys):
+    often, seldom = printed("base", 0.0), printed("base", 60.0)
+    for step in (5, 10):
+        often(step, 400, 0.25)
+        seldom(step, 400, 0.25)
+    assert capsys.readouterr().out == (
+        "base: step 5 of at most 400, accuracy 0.250\nbase: step 10 of at most 400, accuracy 0.250\n"
+    )
 
 
 def test_a_damaged_folder_is_named(trained, tmp_path):
