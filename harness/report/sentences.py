@@ -61,9 +61,18 @@ def three_sentences(board: pd.DataFrame, baseline: str = BASELINES[-1]) -> list[
             lines += [_fallen(row) for row in lost if row["verdict"].startswith(COLLAPSES)]
             lines.append(_given_back(lost[0], plain, baseline))
         else:
-            lines += [f"No rollout format without a correction is shown to lose accuracy{where}."]
+            lines.append(_none_lost(rows, baseline, where))
         lines.append(_free(bare))
     return lines
+
+
+def _none_lost(rows: pd.DataFrame, baseline: str, where: str) -> str:
+    """Words where no uncorrected arm of the usual settings is shown to lose, with those of other settings that are."""
+    others = [row for row in rows.to_dict("records") if row["variant"] and row["method"] == baseline]
+    lost = [f"{row['arm']} ({row['difference']:+.2f})" for row in others if row["verdict"].endswith("worse")]
+    usual = " at the usual settings" if lost else ""
+    beside = f"; at others {_list(lost)} {'does' if len(lost) == 1 else 'do'}" if lost else ""
+    return f"No rollout format without a correction is shown to lose accuracy{where}{usual}{beside}."
 
 
 def _fallen(row: dict[str, Any]) -> str:

@@ -203,6 +203,19 @@ def test_every_decided_loss_is_told_and_the_runs_that_collapsed_beside() -> None
     ]
 
 
+def test_a_loss_at_other_settings_is_named_where_the_usual_ones_show_none() -> None:
+    board = leaderboard(sweep(8))
+    plain = board[board["arm"].isin(["naive int8", "naive int4"])].copy()
+    plain["verdict"] = ["cannot tell", "worse"]
+    plain["variant"] = ["", "16 minibatches"]
+    plain["difference"], plain["arm"] = [-0.02, -0.13], ["naive int8", "naive int4 16 minibatches"]
+    assert three_sentences(plain)[0] == (
+        "No rollout format without a correction is shown to lose accuracy at the usual settings; at others naive int4 "
+        "16 minibatches (-0.13) does."
+    )
+    assert three_sentences(plain[:1])[0] == "No rollout format without a correction is shown to lose accuracy."
+
+
 def test_equal_is_never_printed_without_its_bound_on_collapse() -> None:
     results = [factory.result(m, p, seed=s)[0] for m, p in (("bf16", "bf16"), ("naive", "int8")) for s in range(16)]
     board = leaderboard(results)
