@@ -1,4 +1,4 @@
-"""Update tests: speed of a whole update in two arithmetics, from records of `bench long_sequences`."""
+"""Update tests: speed of a whole update in one arithmetic over another, by records of `bench long_sequences`."""
 
 from __future__ import annotations
 
