@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from harness.published.claims.kinds import Test, Update
 from harness.records.paths import bench_folder
+from harness.studies.stage_rates import read_json
 
 Seconds = Mapping[str, float]
 """Option of a record -> median seconds of an update; those that failed are left out."""
@@ -20,8 +20,8 @@ def seconds_of(tests: Iterable[Test], results: Path) -> dict[str, Seconds]:
     for test in tests:
         if not isinstance(test, Update) or not (path := bench_folder(results) / test.file).is_file():
             continue
+        record = read_json(path)
         try:
-            record = json.loads(path.read_bytes())
             found[test.file] = {row["option"]: float(row["s"]) for row in record["rows"] if "s" in row}
             size = record["size"]
         except (ValueError, KeyError, TypeError) as error:
