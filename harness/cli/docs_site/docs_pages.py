@@ -52,8 +52,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     """mkdocs: put in what is generated, and turn paths of the repository into paths of the site."""
     source = page.file.abs_src_path
     assert source is not None, page.file.src_uri
-    filled = MARKER.sub(lambda found: GENERATED[found[1]](), markdown)
-    return relinked(filled, Path(source).relative_to(ROOT).as_posix())
+    own = relinked(markdown, Path(source).relative_to(ROOT).as_posix())
+    return MARKER.sub(lambda found: GENERATED[found[1]](), own)
 
 
 def linked_files(root: Path) -> list[str]:
@@ -265,10 +265,15 @@ def _methods() -> str:
     return methods_text(METHODS)
 
 
+def _cases() -> str:
+    """README's table of cases, with links as the site's first page needs them."""
+    return relinked(section((ROOT / "README.md").read_text(encoding="utf-8"), "What to use"), "README.md")
+
+
 GENERATED: dict[str, Callable[[], str]] = {
-    "cases": lambda: section((ROOT / "README.md").read_text(encoding="utf-8"), "What to use"),
+    "cases": _cases,
     "commands": _commands,
     "methods": _methods,
     "sweeps": lambda: sweeps_text(ROOT / SWEEPS),
 }
-"""Name in a page's marker -> the text that replaces it."""
+"""Name in a page's marker -> the text that replaces it, its links as the site needs them."""

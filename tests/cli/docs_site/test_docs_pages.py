@@ -85,6 +85,14 @@ def test_links_follow_their_files_to_the_site(page: str, link: str, shown: str) 
     assert pages.relinked(f"see [this]({link}).", page) == f"see [this]({shown})."
 
 
+def test_links_of_the_cases_are_those_of_the_first_page() -> None:
+    """README's table stands on a page in `docs/`, which is the site's root."""
+    targets = {target for target, _ in pages.LINK.findall(pages.GENERATED["cases"]())}
+    assert "results-emulated.md" in targets
+    for target in targets:
+        assert (ROOT / target).is_file() or (ROOT / pages.DOCS / target).is_file(), target
+
+
 def test_commands_are_shown_with_their_arguments() -> None:
     """Positional words, options with and without a value, hidden ones left out, commands of commands."""
     top = argparse.ArgumentParser(prog="lowbit")
