@@ -94,6 +94,11 @@ def run_cell(
             run, hashes = watch(config, launch, check(config), work)
             run.train(lambda step, reward: _tell(work, config, step, reward), should_stop, Cancelled)
             hashes["final"] = run.final_hash()
+            if launch.save != "none":
+                _keep_policy(run, launch, notes)
+            run.compare()
+            if run.evaluation_errors and launch.save == "none":  # lowbit eval goes on with it
+                _keep_policy(run, launch, notes)
         else:
             run, hashes = _resume(config, launch, work / "state.pt", notes, stages.build)
             run.on_batch = dump(launch, run)
@@ -195,7 +200,7 @@ def _after_step(
     return after_step
 
 
-def _keep_policy(run: Run, launch: Launch, notes: list[str]) -> None:
+def _keep_policy(run: Run | Watched, launch: Launch, notes: list[str]) -> None:
     """Save the policy. A full disk costs the policy, not the run."""
     try:
         notes += save_policy(run, launch, run_id(run.config))

@@ -110,11 +110,6 @@ def _check_partial(config: RunConfig, composed: Composed) -> None:
 
 def _check_evaluations(config: RunConfig, composed: Composed) -> None:
     for i, entry in enumerate(config.evaluations):
-        if config.trainer.name == "verl":
-            raise ValueError(
-                f"evaluations.{i}.task={entry.task}: trainer=verl evaluates on its own task alone; ask "
-                "its policy afterwards with lowbit eval"
-            )
         if composed.plan.sampler == "trainer" and entry.top_p < 1.0:
             raise ValueError(
                 f"evaluations.{i}.top_p={entry.top_p}: {config.method} samples with the trainer's own module, which "
@@ -128,13 +123,14 @@ def check_device(config: RunConfig) -> None:
         raise ValueError("trainer.device=cuda: no CUDA device is visible; valid: trainer.device=cpu")
 
 
-def check_place(config: RunConfig, launch: Launch) -> None:
-    """Raises ValueError, one line, where this machine does not have what the run wants: its device, its engine, verl, a
-    cluster; or where `launch` asks for two things that exclude each other."""
-    check_device(config)
-    _check_compile(config, launch)
+def check_launch(config: RunConfig, launch: Launch) -> None:
+    """Raises ValueError, one line, where `launch` asks for what the run's trainer does not do, or for two things that
+    exclude each other, on whatever machine."""
+    rounded = sixteen_bits(compose(config).plan)
+    if launch.compile and rounded is not None and not Thrift.of(launch, config.trainer).native_16bit:
+        raise ValueError(f"launch.compile=true: the trainer emulates {rounded.name}; add launch.native_16bit=true")
     if config.trainer.name == "verl":
-        _check_verl(config, launch)
+        checks.check_launch(config, launch)
     elif launch.gpus * launch.nodes * launch.sequence_parallel != 1:
         raise ValueError(
             f"launch.nodes={launch.nodes} launch.gpus={launch.gpus}: trainer={config.trainer.name} works on one "
@@ -146,21 +142,17 @@ def check_place(config: RunConfig, launch: Launch) -> None:
         )
     elif launch.offload != "none":
         raise ValueError(f"launch.offload={launch.offload}: trainer=verl alone does it; valid: none, or trainer=verl")
+
+
+def check_place(config: RunConfig, launch: Launch) -> None:
+    """Raises ValueError, one line, where this machine does not have what the run wants: its device, its engine, verl, a
+    cluster, its GPUs; and as `check_launch`."""
+    check_device(config)
+    check_launch(config, launch)
+    if config.trainer.name == "verl":
+        checks.check_installed()
+        checks.check_cluster(launch.nodes, launch.ray_address)
+        has = torch.cuda.device_count()
+        if config.trainer.device == "cuda" and launch.ray_address is None and launch.gpus > has:
+            raise ValueError(f"launch.gpus={launch.gpus}: {has} CUDA devices are visible; valid: 1 to {has}")
     check_installed(config)
-
-
-def _check_compile(config: RunConfig, launch: Launch) -> None:
-    rounded = sixteen_bits(compose(config).plan)
-    if launch.compile and rounded is not None and not Thrift.of(launch, config.trainer).native_16bit:
-        raise ValueError(f"launch.compile=true: the trainer emulates {rounded.name}; add launch.native_16bit=true")
-
-
-def _check_verl(config: RunConfig, launch: Launch) -> None:
-    if launch.save != "none":
-        raise ValueError(f"launch.save={launch.save}: trainer=verl keeps no policy; valid: none, or trainer=local")
-    checks.check_launch(config, launch)
-    checks.check_installed()
-    checks.check_cluster(launch.ray_address)
-    has = torch.cuda.device_count()
-    if config.trainer.device == "cuda" and launch.ray_address is None and launch.gpus > has:
-        raise ValueError(f"launch.gpus={launch.gpus}: {has} CUDA devices are visible; valid: 1 to {has}")

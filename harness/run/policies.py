@@ -12,24 +12,49 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from harness.api import Step
-from harness.config.schema import Launch
+from harness.api import Step, WeightStream
+from harness.config.compose import Composed
+from harness.config.schema import Launch, RunConfig
 from harness.engines.vllm.export import export
 from harness.engines.vllm.settings import base_dtype, quantization_config
 from harness.engines.weight_stream import read_stream
 from harness.models.checkpoint import CONFIG, INDEX, WEIGHTS
-from harness.models.decoder import tensor_shapes
+from harness.models.decoder import DecoderConfig, tensor_shapes
 from harness.models.shards import write_folder
 from harness.numerics.formats import at_rollout
 from harness.records import paths
 from harness.records.policies import QUANTIZED, STEP
-from harness.run.run import Run
+
+
+class Trained(Protocol):
+    """A run as far as its policy can be written down, whichever trainer holds it."""
+
+    @property
+    def config(self) -> RunConfig: ...
+    @property
+    def composed(self) -> Composed: ...
+    @property
+    def folder(self) -> Path:
+        """Hugging Face folder of the base: config.json, tokenizer, dtype."""
+        ...
+
+    @property
+    def shape(self) -> DecoderConfig: ...
+    @property
+    def step(self) -> int: ...
+    def weights(self) -> WeightStream:
+        """Masters by checkpoint name, adapters too."""
+        ...
+
+    def policy_weights(self) -> WeightStream:
+        """The weights that are evaluated in the reference precision."""
+        ...
 
 
 def is_due(launch: Launch, step: int, steps: int) -> bool:
@@ -38,7 +63,7 @@ def is_due(launch: Launch, step: int, steps: int) -> bool:
     return kind != "none" and (step == steps or (bool(every) and step % int(every) == 0))
 
 
-def save_policy(run: Run, launch: Launch, run_id: str) -> list[str]:
+def save_policy(run: Trained, launch: Launch, run_id: str) -> list[str]:
     """Save the policy as it is now, and at the end of a run with `launch.save=quantized` its codes. Returns remarks on
     what cannot be kept. Raises OSError where it cannot be written."""
     home = paths.policy_folder(launch.results, launch.sweep, run_id)
@@ -52,17 +77,17 @@ def save_policy(run: Run, launch: Launch, run_id: str) -> list[str]:
     return []
 
 
-def save_hf(run: Run, folder: Path) -> None:
+def save_hf(run: Trained, folder: Path) -> None:
     """Write the policy in the dtype in which it is evaluated: on vLLM that of its base, else float32."""
     dtype = stored_dtype(run.folder) if run.config.engine.name == "vllm" else torch.float32
     config = base_config(run.folder) | {"torch_dtype": str(dtype).removeprefix("torch.")}
-    write_folder(folder, config, _cast(run.trainer.policy_weights(), dtype), run.folder)
+    write_folder(folder, config, _cast(run.policy_weights(), dtype), run.folder)
 
 
-def save_quantized(run: Run, folder: Path) -> None:
+def save_quantized(run: Trained, folder: Path) -> None:
     """Write the codes and scales of a push without noise. Raises ValueError where the rollout has no codes, or some
     that compressed-tensors has no words for."""
-    plan, shape = run.composed.plan, run.trainer.model.config
+    plan, shape = run.composed.plan, run.shape
     if at_rollout(plan.adapters) is not None:
         raise ValueError(f"method={run.config.method} keeps adapters at the rollout; its merged policy is saved")
     words = quantization_config(plan, shape)
@@ -70,9 +95,9 @@ def save_quantized(run: Run, folder: Path) -> None:
         raise ValueError(f"precision={run.config.precision.name} has no codes")
     step = Step(index=run.step, total=run.config.trainer.steps, seed=run.config.seed, purpose="eval")
     shapes = tensor_shapes(shape)
-    stream = read_stream(run.composed.sync(run.trainer.weights(), step), shapes, has_kv=plan.rollout_kv is not None)
+    stream = read_stream(run.composed.sync(run.weights(), step), shapes, has_kv=plan.rollout_kv is not None)
     dtype = base_dtype(plan)
-    found = export(stream, plan, shapes, next(run.trainer.model.parameters()).device)
+    found = export(stream, plan, shapes, next(iter(run.weights()))[1].device)
     config = base_config(run.folder)
     config |= {"torch_dtype": str(dtype).removeprefix("torch."), "quantization_config": words}
     plain = set(shapes)

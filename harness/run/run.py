@@ -9,9 +9,10 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from harness.api import Passport, Plan, Rollout, RolloutEngine, Sequences
+from harness.api import Passport, Plan, Rollout, RolloutEngine, Sequences, WeightStream
 from harness.config.compose import Composed
 from harness.config.schema import RunConfig
+from harness.models.decoder import DecoderConfig
 from harness.records.run_result import EvalRecord, TaskEvalRecord
 from harness.tasks import Item, Score, Task
 from harness.tasks.prompt_order import prompt_indices
@@ -163,6 +164,19 @@ class Run:
     def engines(self) -> list[RolloutEngine]:
         """Engines that sample batches: the plan's own first."""
         return [self.engine, *(other.engine for other in self.others)]
+
+    @property
+    def shape(self) -> DecoderConfig:
+        """Shape of the model."""
+        return self.trainer.model.config
+
+    def weights(self) -> WeightStream:
+        """Masters by checkpoint name, adapters too."""
+        return self.trainer.weights()
+
+    def policy_weights(self) -> WeightStream:
+        """The weights that are evaluated in the reference precision."""
+        return self.trainer.policy_weights()
 
     def items_at(self, positions: Sequence[int]) -> list[Item]:
         """The questions at these places of the run's own order: hashed indices, or a shuffled epoch where the data is

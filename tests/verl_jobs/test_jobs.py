@@ -13,6 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from harness.foundation.provenance import tensors_hash
+from harness.models.checkpoint import read_tensors
+from harness.records.policies import last_policy
 from harness.trainers.verl.parent import read_lines
 from tests.source_tree import ROOT
 from tests.verl_jobs.jobs import QUICK_S, SMALL, command, done, kinds, text_model
@@ -96,6 +99,28 @@ def test_a_hugging_face_folder_on_gsm8k(results: Path, tmp_path: Path) -> None:
     assert all(len(e.correct) == 3 for e in record.evals)
     assert series["reward/unparsable_frac"] == [1.0, 1.0]
     assert all(ratio == pytest.approx(1.0, abs=0.05) for ratio in series["mismatch/is_raw_mean"])
+
+
+def test_replicas_answer_the_evaluations_and_the_policy_is_kept(results: Path, tmp_path: Path) -> None:
+    """Two replicas share the requests; answers of 16 tokens are longer than those that are trained on."""
+    asked = f"task:gsm8k,path:{DATA / 'gsm8k'},num:3,max_new_tokens:16,options:{{num_workers:1}}"
+    words = ("method=flashrl", "precision=fp8_channel", "model=hf", f"model.path={text_model(tmp_path / 'toy')}",
+             "task=gsm8k", f"task.path={DATA / 'gsm8k'}", "task.options.num_workers=1", "task.num_eval=3",
+             "algo.num_prompts=4", "algo.group_size=2", "engine.max_new_tokens=12", "trainer.steps=2",
+             "trainer.eval_every=2", "launch.gpus=2", "launch.save=hf",
+             f"evaluations=[{{{asked},k:4,temperature:0.6,top_p:0.95}},{{{asked},k:0,greedy:true}}]")  # fmt: skip
+    record, _ = done(results, *words)
+    assert (record.status, record.evaluation_errors) == ("ok", [])
+    found = [(one.step, one.number, one.site, one.precision, one.error) for one in record.evaluations]
+    assert found == [(step, number, "rollout", "fp8_channel", None) for step in (0, 2) for number in (0, 1)]
+    sampled, greedy = record.evaluations[2:]
+    assert [len(row) for row in sampled.correct or []] == [4, 4, 4]
+    assert len(greedy.greedy or []) == 3
+    assert all(12 < one.length_mean <= 16 for one in record.evaluations if one.length_mean is not None)
+    folder = last_policy(results, record.sweep, record.run_id)
+    assert folder.name == "step-2"
+    assert tensors_hash(read_tensors(folder)) == record.hashes["final"]
+    assert (folder / "tokenizer.json").read_bytes() == (tmp_path / "toy" / "tokenizer.json").read_bytes()
 
 
 def test_flashrl_in_fp8_learns(results: Path) -> None:

@@ -14,9 +14,10 @@ from uuid import uuid4
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput
 
 from harness.start.prepare import task_of
-from harness.tasks import Task, stop_ids
+from harness.tasks import Task
 from harness.tasks.count import Count
 from harness.trainers.verl.job import current_job
+from harness.trainers.verl.servers import ending, ends_of
 
 ASKED: Counter[int] = Counter()
 """Prompt -> answers that this process has asked for, where a task says how long each is."""
@@ -37,8 +38,8 @@ class TaskLoop(AgentLoopBase):
         """`kwargs["extra_info"]` names the item by split and index."""
         job, task, info = current_job(), _task(), kwargs["extra_info"]
         item = task.sample(info["split"], [int(info["index"])])[0]
-        ids_of_end = {job.eos_id, *stop_ids(task)} - {-1}
-        ends: dict[str, Any] = {"stop_token_ids": sorted(ids_of_end)} if ids_of_end else {"ignore_eos": True}
+        ids_of_end = ends_of(job, task)
+        ends = ending(ids_of_end)
         if isinstance(task, Count):
             ends["max_tokens"] = task.limit(item.index, ASKED[item.index])
             ASKED[item.index] += 1

@@ -89,8 +89,10 @@ def check_launch(config: RunConfig, launch: Launch) -> None:
             + _divisors(launch.gpus)
         )
     world = launch.nodes * launch.gpus // split
-    if launch.nodes > 1 and launch.ray_address is None:
-        raise ValueError("launch.nodes: several machines need a running cluster; give launch.ray_address")
+    if launch.save.startswith("every:"):
+        raise ValueError(
+            f"launch.save={launch.save}: trainer=verl keeps the last policy alone; valid: none, hf, quantized"
+        )
     algo = config.algo
     for prompts in (-(-algo.num_prompts // algo.num_minibatches), algo.num_prompts // algo.num_minibatches):
         if (samples := prompts * algo.group_size) % world:
@@ -161,9 +163,12 @@ def check_installed() -> None:
 
 
 @cache
-def check_cluster(address: str | None) -> None:
-    """Raises ValueError, one line, where a Ray cluster is named and none answers there, as `ray status` sees it."""
+def check_cluster(nodes: int, address: str | None) -> None:
+    """Raises ValueError, one line, where several machines have no Ray cluster, and where one is named and none answers
+    there, as `ray status` sees it."""
     if address is None:
+        if nodes > 1:
+            raise ValueError(f"launch.nodes={nodes}: several machines need a running cluster; give launch.ray_address")
         return
     ask = [str(Path(sys.executable).with_name("ray")), "status", "--address", address]
     with suppress(subprocess.TimeoutExpired):

@@ -24,10 +24,11 @@ from harness.config.load import run_id
 from harness.config.schema import Launch, RunConfig
 from harness.models.checkpoint import link_folder, save_decoder
 from harness.records.paths import rollouts_path
-from harness.start.prepare import Start, held_out, prepare
+from harness.start.prepare import Start, evaluation_tasks, held_out, prepare
 from harness.tasks import Item
 from harness.tasks.prompt_order import prompt_indices
 from harness.trainers.dynamic_sampling import num_drawn
+from harness.trainers.task_evaluation import asked
 from harness.trainers.verl.job import VerlJob, write_job
 from harness.trainers.verl.settings import ROLLOUT
 
@@ -48,6 +49,7 @@ def lay_out(
         config=_with_absolute_paths(config), launch=launch, folder=folder.absolute(), eos_id=start.task.eos_id,
         max_new_tokens=config.engine.max_new_tokens or start.task.max_new_tokens,
         num_tokens=tokenizer.get_vocab_size(with_added_tokens=True), is_timed=is_timed,
+        base=str(start.folder.absolute()), evaluation_length=evaluation_length(config),
         rollouts=str(rollouts.absolute()) if launch.dump_rollouts else "",
     )  # fmt: skip
     if not (job.model / "config.json").exists():
@@ -62,8 +64,21 @@ def lay_out(
 
 def _with_absolute_paths(config: RunConfig) -> RunConfig:
     """The processes of a run have another working directory than the command."""
-    model, task = (path and str(Path(path).absolute()) for path in (config.model.path, config.task.path))
-    return replace(config, model=replace(config.model, path=model), task=replace(config.task, path=task))
+
+    def absolute(path: str | None) -> str | None:
+        return path and str(Path(path).absolute())
+
+    return replace(
+        config, model=replace(config.model, path=absolute(config.model.path)),
+        task=replace(config.task, path=absolute(config.task.path)),
+        evaluations=tuple(replace(entry, path=absolute(entry.path)) for entry in config.evaluations),
+    )  # fmt: skip
+
+
+def evaluation_length(config: RunConfig) -> int:
+    """Tokens of the longest prompt with a whole answer among `evaluations`; 0 where there are none."""
+    ones = asked(config.evaluations, evaluation_tasks(config))
+    return max((max(len(item.prompt) for item in one.items) + one.max_new_tokens for one in ones), default=0)
 
 
 def write_model(job: VerlJob, composed: Composed, config: RunConfig, start: Start, launch: Launch) -> None:

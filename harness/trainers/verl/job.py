@@ -41,6 +41,10 @@ class VerlJob:
     num_tokens: int
     """Number of tokens that the tokenizer knows; a model's vocabulary may be padded beyond."""
     eos_id: int
+    base: str = ""
+    """Hugging Face folder of the base, absolute: the trained policy has its tokenizer and dtype."""
+    evaluation_length: int = 0
+    """Tokens of the longest prompt with a whole answer among `evaluations`; 0 where there are none."""
     rollouts: str = ""
     """File for responses, absolute; empty where none are asked for."""
     is_timed: bool = False
@@ -138,7 +142,8 @@ class VerlJob:
 def write_job(job: VerlJob) -> Path:
     """Write job.json; returns its path."""
     values = {"config": to_json(job.config), "launch": to_json(job.launch), "max_new_tokens": job.max_new_tokens,
-              "num_tokens": job.num_tokens, "eos_id": job.eos_id, "rollouts": job.rollouts,
+              "num_tokens": job.num_tokens, "eos_id": job.eos_id, "base": job.base,
+              "evaluation_length": job.evaluation_length, "rollouts": job.rollouts,
               "is_timed": job.is_timed, "is_padded": job.is_padded}  # fmt: skip
     path = job.folder / "job.json"
     write_atomic(path, json.dumps(values, indent=1).encode())

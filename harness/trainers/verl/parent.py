@@ -21,26 +21,30 @@ import subprocess
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from harness.api import Passport, TensorRecord
+from harness.api import Passport, TensorRecord, WeightStream
 from harness.config.compose import Composed
 from harness.config.schema import Launch, RunConfig
 from harness.foundation import provenance
 from harness.foundation.own_process import code_path, module_command
-from harness.foundation.process_log import tail
+from harness.foundation.process_log import one_line, tail
+from harness.models.adapters import named_weights
 from harness.models.checkpoint import content_hash, load_config
+from harness.models.decoder import Decoder, DecoderConfig
 from harness.records.run_result import EvalRecord, TaskEvalRecord
 from harness.start.prepare import start_of
-from harness.trainers.local.trainer import Diverged
+from harness.trainers.local.trainer import Diverged, policy_weights
+from harness.trainers.task_evaluation import FAILURES
 from harness.trainers.verl import checks
 from harness.trainers.verl.data import lay_out
 from harness.trainers.verl.job import GRACE_S, VerlJob, composed_of
 from harness.trainers.verl.outcome import death, with_its_cause
-from harness.trainers.verl.reference import evaluated, final_weights
+from harness.trainers.verl.reference import evaluated, final_weights, policy_of
 from harness.trainers.verl.settings import environment
 
 POLL_S = 0.5
@@ -80,6 +84,7 @@ class Watched:
         self.rows = GrowingLines(job.series_file)
         self.references: list[EvalRecord] = []
         self.reference_s = 0.0
+        self.evaluation_errors: list[str] = []
 
     @property
     def step(self) -> int:
@@ -92,14 +97,38 @@ class Watched:
         return self.rows.read()
 
     @property
-    def evaluations(self) -> list[TaskEvalRecord]:
-        """None: `harness.run.checks` refuses `evaluations` under verl."""
-        return []
+    def config(self) -> RunConfig:
+        """Configuration of the run."""
+        return self.job.config
 
     @property
-    def evaluation_errors(self) -> list[str]:
-        """None: an evaluation within verl that fails ends its run."""
-        return []
+    def folder(self) -> Path:
+        """Hugging Face folder of the base."""
+        return Path(self.job.base)
+
+    @property
+    def shape(self) -> DecoderConfig:
+        """Shape of the model."""
+        return self.job.shape
+
+    @cached_property
+    def trained(self) -> Decoder:
+        """The module with the weights after the last step, once the run is there."""
+        return policy_of(self.job, self.composed, masters=final_weights(self.job))
+
+    def weights(self) -> WeightStream:
+        """Masters by checkpoint name, adapters too."""
+        return ((name, tensor.detach()) for name, tensor in named_weights(self.trained))
+
+    def policy_weights(self) -> WeightStream:
+        """The weights that are evaluated in the reference precision."""
+        return policy_weights(self.trained, self.weights(), self.composed.plan.adapters)
+
+    @property
+    def evaluations(self) -> list[TaskEvalRecord]:
+        """Answers of the run's own sampler to `evaluations`."""
+        lines = read_lines(self.job.evals_file)
+        return [TaskEvalRecord.model_validate(found) for line in lines for found in line["evaluations"]]
 
     @property
     def evals(self) -> list[EvalRecord]:
@@ -184,7 +213,6 @@ class Watched:
             failure = kind(f"{found['reason']} (exit code {self.process.returncode}; {self.job.log_file})")
             failure.add_note(found.get("traceback", ""))
             raise failure
-        self._compare()
 
     def _stage_s(self) -> float:
         """Time of the driver's last word on where its step is."""
@@ -201,13 +229,16 @@ class Watched:
         finally:
             os.close(handle)
 
-    def _compare(self) -> None:
-        """Evaluate the start and the end of the run in the reference precision, once the device is free."""
-        if self.job.is_timed:
-            return
+    def compare(self) -> None:
+        """Evaluate the start and the end of the run in the reference precision, once the device is free. A model that
+        is too large for one device in float32 leaves a remark, not a failed run."""
         started, composed = time.monotonic(), composed_of(self.job)
-        ends = ((None, 0), (final_weights(self.job), self.job.config.trainer.steps))
-        self.references = [evaluated(self.job, composed, masters, step) for masters, step in ends]
+        for step in (0, self.config.trainer.steps):
+            try:
+                masters = final_weights(self.job) if step else None
+                self.references.append(evaluated(self.job, composed, masters, step))
+            except FAILURES as failure:
+                self.evaluation_errors.append(f"step {step}: {type(failure).__name__}: {one_line(str(failure))}")
         self.reference_s = time.monotonic() - started
 
     def close(self) -> None:

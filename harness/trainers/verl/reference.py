@@ -28,14 +28,21 @@ from harness.trainers.local.trainer import policy_weights
 from harness.trainers.verl.job import VerlJob
 
 
-def policy_of(job: VerlJob, composed: Composed, *, is_empty: bool = False) -> Decoder:
-    """The module that the local trainer would train, wrapped by every part, at the run's start.
+def policy_of(
+    job: VerlJob, composed: Composed, *, is_empty: bool = False, masters: Mapping[str, Tensor] | None = None
+) -> Decoder:
+    """The module that the local trainer would train, wrapped by every part, at the run's start, or with `masters`.
 
     `is_empty`: on the meta device, no weight read; another rank's values are to come.
     """
-    if not is_empty:
-        return policy(load_decoder(job.model), composed, job.config.base_seed, "emulated")
-    return policy(empty_decoder(job.model), composed, job.config.base_seed, "emulated").to("meta")
+    if is_empty:
+        return policy(empty_decoder(job.model), composed, job.config.base_seed, "emulated").to("meta")
+    model = policy(load_decoder(job.model), composed, job.config.base_seed, "emulated")
+    if masters is not None:
+        with torch.no_grad():
+            for name, tensor in named_weights(model):
+                tensor.copy_(masters[name])
+    return model
 
 
 def final_weights(job: VerlJob) -> dict[str, Tensor]:
@@ -47,10 +54,7 @@ def final_weights(job: VerlJob) -> dict[str, Tensor]:
 def evaluated(job: VerlJob, composed: Composed, masters: Mapping[str, Tensor] | None, step: int) -> EvalRecord:
     """Sampled accuracy on the held-out questions in the reference precision. `masters` None: those of the start."""
     config, task, device = job.config, task_of(job.config), job.config.trainer.device
-    model = policy_of(job, composed)
-    for name, tensor in named_weights(model):
-        if masters is not None:
-            tensor.copy_(masters[name])
+    model = policy_of(job, composed, masters=masters)
     engine = EmbeddedEngine(
         model.config, Plan(rollout_weights=format_named(REFERENCE)), max_batch=config.engine.max_batch,
         device=device, for_evaluation=True, **token_ids(task),

@@ -135,14 +135,14 @@ def _rollout(job: VerlJob, plan: Plan, build: Build, prompt_length: int) -> dict
 def model_length(job: VerlJob, prompt_length: int) -> int:
     """Tokens of prompt and response that the servers make room for. Raises ValueError where the longest prompt and a
     whole response do not fit: verl would cut responses short without a word."""
-    need, given, positions = (
-        prompt_length + job.max_new_tokens,
-        job.config.engine.max_model_len,
-        job.shape.max_positions,
-    )
-    what = f"a prompt of {prompt_length} and {job.max_new_tokens} new tokens need {need} positions"
+    trained, evaluated = prompt_length + job.max_new_tokens, job.evaluation_length
+    need, given, positions = max(trained, evaluated), job.config.engine.max_model_len, job.shape.max_positions
+    field = f"engine.max_new_tokens={job.max_new_tokens}"
+    what = f"a prompt of {prompt_length} and {job.max_new_tokens} new tokens need {trained} positions"
+    if evaluated > trained:
+        field, what = "evaluations", f"the longest prompt with a whole answer needs {evaluated} positions"
     if need > positions:
-        raise ValueError(f"engine.max_new_tokens={job.max_new_tokens}: {what}, the model has {positions}")
+        raise ValueError(f"{field}: {what}, the model has {positions}")
     if given is not None and not need <= given <= positions:
         raise ValueError(f"engine.max_model_len={given}: {what}; valid: {need} to {positions}")
     return given or need

@@ -27,12 +27,12 @@ from verl.utils.metric import reduce_metrics
 from verl.utils.py_functional import rename_dict
 from verl.workers.utils.padding import response_from_nested, response_to_nested
 
-from harness.api import KVProtocol, Step, TokenBatch
+from harness.api import Step, TokenBatch
 from harness.config.compose import has_hook
 from harness.objective.advantage import shaped
 from harness.objective.mismatch import batch_mismatch, correction_metrics
-from harness.records.run_result import EvalRecord, write_atomic
-from harness.start.prepare import task_of
+from harness.records.run_result import EvalRecord, TaskEvalRecord, write_atomic
+from harness.start.prepare import evaluation_tasks, task_of
 from harness.tasks.prompt_order import prompt_indices
 from harness.trainers.checkpoint_clock import CheckpointClock
 from harness.trainers.corrected_step import (
@@ -49,11 +49,13 @@ from harness.trainers.local.policy import is_loss_scaled
 from harness.trainers.local.trainer import Diverged
 from harness.trainers.rollout_file import Answer, RolloutFile
 from harness.trainers.staleness import is_scored, measured, sampled_by
+from harness.trainers.task_evaluation import Asked, asked, task_evaluation
 from harness.trainers.verl import objective, plugin, rows, sampling
 from harness.trainers.verl.adapter import evaluation_step
 from harness.trainers.verl.engine import VERSION
 from harness.trainers.verl.job import current_job, current_method
 from harness.trainers.verl.parent import read_lines
+from harness.trainers.verl.servers import Servers, ends_of
 
 READ = ("responses", "response_mask", "rm_scores", "rollout_log_probs", "old_log_probs", "entropy",
         "ref_log_prob", "extra_fields")  # fmt: skip
@@ -63,18 +65,6 @@ POLL_S = 0.05
 
 class Stopped(RuntimeError):  # noqa: N818 - a request, not a defect
     """The run was asked to stop; a checkpoint of its last step is written."""
-
-
-class Servers:
-    """vLLM's replicas as far as a part's `after_sync` needs an engine."""
-
-    def __init__(self, handles: list[Any]) -> None:
-        self.handles = handles
-
-    def calibrate_kv(self, prompts: Any, protocol: KVProtocol = "trainer") -> None:
-        """Calibrate every replica from the same prompts."""
-        if current_method().plan.rollout_kv is not None:
-            ray.get([h.lowbit_calibrate.remote([list(p) for p in prompts], protocol) for h in self.handles])
 
 
 class Trainer(PPOTrainerSync):
@@ -144,6 +134,7 @@ class Trainer(PPOTrainerSync):
         self.clock = CheckpointClock(self.job.launch)
         self.task = task_of(self.job.config)
         self.questions = self.task.sample("eval", range(len(self.val_dataset)))
+        self.asked = asked(self.job.config.evaluations, evaluation_tasks(self.job.config))
         self._take_up()
         self.actor_rollout_wg.set_loss_fn(objective.loss)
         self._push(self.global_steps)
@@ -164,11 +155,16 @@ class Trainer(PPOTrainerSync):
         if saved.exists():
             self.composed.memory[:] = json.loads(saved.read_text(encoding="utf-8"))
 
+    @property
+    def handles(self) -> list[Any]:
+        """The first server of every replica."""
+        return [replica.servers[0] for replica in self.checkpoint_manager.replicas]
+
     def _push(self, global_steps: int) -> None:
         """Push weights to every replica, run the parts' `after_sync`, and read the passport that all must share."""
         self._at("push")
         self.checkpoint_manager.update_weights(global_steps)
-        servers = Servers([replica.servers[0] for replica in self.checkpoint_manager.replicas])
+        servers = Servers(self.handles)
         prompts = [item.prompt for item in self.questions[:NUM_AFTER_SYNC]]
         if any(has_hook(part, "after_sync") for part in self.composed.parts):
             self.composed.after_sync(servers, prompts)  # pyright: ignore[reportArgumentType]
@@ -235,12 +231,24 @@ class Trainer(PPOTrainerSync):
         self, data_sources: Any, sample_uids: Any, reward_extra_infos_dict: dict[str, list[Any]], *args: Any,
         **kwargs: Any,
     ) -> dict[str, float]:  # fmt: skip
-        """One evaluation of the fixed questions by the run's own sampler."""
+        """One evaluation by the run's own sampler: the fixed questions, then the run's `evaluations`."""
         record = rows.evaluation(self.job, self.questions, reward_extra_infos_dict, self.global_steps)
-        line = {"record": record.model_dump(), "seconds": time.monotonic() - self.eval_start}
+        others = [self._asked(one) for one in self.asked]
+        line = {"record": record.model_dump(), "evaluations": [other.model_dump() for other in others],
+                "seconds": time.monotonic() - self.eval_start}  # fmt: skip
         with self.job.evals_file.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
         return {"val/accuracy": accuracy_of(record)}
+
+    def _asked(self, one: Asked) -> TaskEvalRecord:
+        """The answers to one entry of `evaluations`."""
+        servers = Servers(
+            self.handles, ends_of(self.job, one.task), lambda count: self._at(f"evaluation {one.number}", count)
+        )
+        return task_evaluation(
+            servers,  # pyright: ignore[reportArgumentType]
+            one, site="rollout", precision=self.job.config.precision.name, step=self.global_steps,
+        )  # fmt: skip
 
     def _compute_advantage(self, batch: Any, metrics: dict[str, Any]) -> Any:
         """Rewards to advantages and log-probs to a correction, over the whole batch: what its updates are cut from."""

@@ -53,7 +53,7 @@ def refused(capsys: pytest.CaptureFixture[str], results: Path, *words: str) -> s
             ("launch.gpus=3",),
             "launch.gpus=3: 256 samples of an update do not divide by 3 GPUs; change algo.num_prompts",
         ),
-        (("launch.nodes=2",), "launch.nodes: several machines need a running cluster; give launch.ray_address"),
+        (("launch.nodes=2",), "launch.nodes=2: several machines need a running cluster; give launch.ray_address"),
         (
             ("launch.gpus=4", "launch.sequence_parallel=3"),
             "launch.sequence_parallel=3: launch.gpus=4 of a machine do not divide by it; valid: 1, 2, 4",
@@ -87,7 +87,7 @@ def test_a_cluster_that_does_not_answer(
     monkeypatch.setattr(checks.sys, "executable", str(tmp_path / "python"))
     line = refused(capsys, tmp_path / "results", "launch.ray_address=there:1")
     assert line.startswith("launch.ray_address=there:1: no Ray cluster answers there; ")
-    checks.check_cluster("here:1")
+    checks.check_cluster(2, "here:1")
 
 
 @pytest.mark.usefixtures("with_verl")

@@ -96,7 +96,7 @@ def test_what_verl_refuses(words: tuple[str, ...], said: str) -> None:
     ("values", "said"),
     [
         ({"gpus": 3}, r"launch.gpus=3: 16 samples of an update do not divide by 3 GPUs"),
-        ({"nodes": 2}, "launch.nodes: several machines need a running cluster"),
+        ({"save": "every:2"}, "launch.save=every:2: trainer=verl keeps the last policy alone; valid: none, hf, quant"),
         ({"offload": "host"}, "launch.offload=host: a trainer on a CPU is in the host's memory; valid: none"),
         ({"fp8_kernels": "deep_gemm"}, "launch.fp8_kernels=deep_gemm: needs a GPU; valid on a CPU: best, emulated"),
     ],

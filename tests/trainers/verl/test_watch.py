@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,10 @@ import pytest
 from harness.config.compose import compose
 from harness.config.load import load
 from harness.config.resolve import resolve
+from harness.foundation import provenance
+from harness.models.checkpoint import read_tensors
 from harness.records.run_result import write_atomic
+from harness.run.policies import save_hf, save_quantized
 from harness.start.prepare import start_of
 from harness.trainers.local.trainer import Diverged
 from harness.trainers.verl import parent
@@ -41,11 +45,49 @@ def train(run: Watched, ending: str, stop_at: int = 99) -> list[tuple[int, float
 
 def test_an_end_is_compared_in_the_reference_precision(run: Watched) -> None:
     train(run, "ok")
+    run.compare()
     assert run.step == 4
     assert [(e.step, e.site, e.precision) for e in run.evals] == [(0, "reference", "fp32"), (4, "reference", "fp32")]
     assert run.evals[0].correct == run.evals[1].correct  # the stand-in trains nothing
     assert run.eval_s > 0
     assert run.final_hash() is not None
+
+
+def test_a_model_too_large_for_the_reference_leaves_a_remark_and_no_failure(
+    run: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def too_large(*args: object) -> None:
+        raise MemoryError("32B in float32\nneed 128 GiB")
+
+    train(run, "ok")
+    monkeypatch.setattr(parent, "evaluated", too_large)
+    run.compare()
+    words = "MemoryError: 32B in float32 need 128 GiB"
+    assert run.evaluation_errors == [f"step 0: {words}", f"step 4: {words}"]
+    assert run.evals == []
+
+
+def test_the_last_policy_is_kept_as_the_local_trainer_keeps_it(run: Watched, tmp_path: Path) -> None:
+    train(run, "ok")
+    save_hf(run, tmp_path / "policy")
+    assert provenance.tensors_hash(read_tensors(tmp_path / "policy")) == run.final_hash()
+    assert (tmp_path / "policy" / "tokenizer.json").read_bytes() == (run.folder / "tokenizer.json").read_bytes()
+    with pytest.raises(ValueError, match="precision=bf16 has no codes"):
+        save_quantized(run, tmp_path / "codes")
+
+
+def test_answers_to_evaluations_are_read_from_the_drivers_lines(run: Watched) -> None:
+    train(run, "ok")
+    told = {"number": 0, "task": "sort", "step": 4, "site": "rollout", "precision": "bf16", "engine": "Servers", "k": 1,
+            "temperature": 1.0, "top_p": 1.0, "max_new_tokens": 4, "question_hash": "q", "seconds": 0.5,
+            "error": "a replica did not answer"}  # fmt: skip
+    record = {"step": 4, "precision": "bf16", "site": "rollout", "accuracy": 0.5, "correct": [1, 0],
+              "question_hash": "q",
+              "length_mean": 3.0, "truncated_frac": 0.0, "unparsable_frac": 0.0}  # fmt: skip
+    line = json.dumps({"record": record, "seconds": 2.0, "evaluations": [told]})
+    run.job.evals_file.write_text(f"{line}\n")
+    assert [(one.step, one.task, one.error) for one in run.evaluations] == [(4, "sort", "a replica did not answer")]
+    assert run.eval_s == 2.0
 
 
 def test_the_driver_starts_where_no_file_of_the_user_has_a_modules_name(
