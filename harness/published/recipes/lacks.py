@@ -18,19 +18,21 @@ GIB = 2**30
 
 def of_machine(recipe: Recipe) -> list[str]:
     """Needs that this machine does not meet: GPUs, their memory, vLLM."""
-    scale, has = recipe.scale, torch.cuda.device_count()
+    scale, has, (nodes, gpus) = recipe.scale, torch.cuda.device_count(), recipe.hardware
     lines: list[str] = []
-    if has < scale.gpus:
-        nodes = f" in each of {scale.nodes} nodes" if scale.nodes > 1 else ""
-        lines.append(f"{scale.gpus} GPUs{nodes} ({scale.gpu}): {has} are here")
-    elif scale.nodes > 1:
-        lines.append(f"{scale.nodes} nodes of {scale.gpus} GPUs: this is one")
+    if has < gpus:
+        each = f" in each of {nodes} nodes" if nodes > 1 else ""
+        lines.append(f"{gpus} GPU{'s' * (gpus > 1)}{each} ({scale.gpu}): {has} are here")
+    elif nodes > 1:
+        lines.append(f"{nodes} nodes of {gpus} GPUs: this is one")
     if has:
         memory = torch.cuda.get_device_properties(0).total_memory / GIB
         if memory < 0.95 * scale.memory_gib:
             lines.append(f"{scale.memory_gib} GiB a GPU: {memory:.0f} are here")
-    if importlib.util.find_spec("vllm") is None:
-        lines.append("vLLM is not installed: make setup EXTRAS=dev,gpu")
+    wanted = ("vllm", "verl") if gpus * nodes > 1 else ("vllm",)
+    lacking = [name for name in wanted if importlib.util.find_spec(name) is None]
+    if lacking:
+        lines.append(f"{' and '.join(lacking)} not installed: make setup EXTRAS=dev,gpu")
     return lines
 
 

@@ -129,6 +129,12 @@ class Recipe:
         """Folder of its records."""
         return RECIPE + self.name
 
+    @property
+    def hardware(self) -> tuple[int, int]:
+        """(nodes, GPUs of each) that a run takes: those of the publication under verl, else one GPU."""
+        trainers = [settings["trainer"] for settings in self.settings.values() if "trainer" in settings]
+        return (self.scale.nodes, self.scale.gpus) if trainers == ["verl"] else (1, 1)
+
     def mark_of(self, key: str) -> Mark | None:
         """The mark of a setting; None where the recipe leaves it at our default."""
         return next((mark for mark, settings in self.settings.items() if key in settings), None)
@@ -171,7 +177,9 @@ def bound(recipe: Recipe, models: Mapping[str, Path], data: Mapping[str, Path]) 
         raise ValueError(f"model: {recipe.name} needs a folder: --model {wanted}")
     if recipe.train not in data:
         raise ValueError(f"data: {recipe.name} trains on {recipe.data[recipe.train].hub}: --data {recipe.train}=DIR")
+    nodes, gpus = recipe.hardware
     overrides = [*recipe.overrides(), f"task.path={quoted(str(data[recipe.train]))}"]
+    overrides += [f"launch.nodes={nodes}", f"launch.gpus={gpus}"]
     if found := evaluations(recipe, data):
         overrides.append(f"evaluations={quoted(found)}")
     return {

@@ -21,6 +21,7 @@ from harness.published.recipes.recipe import Recipe, bound
 from harness.sweep import Sweep
 
 NUM_QUESTIONS = 48
+PLACES = ("launch.nodes", "launch.gpus", "launch.tensor_parallel", "launch.sequence_parallel")
 HELD_OUT = 8
 """Questions in the test split, where a data set has one."""
 ANSWERS = ("1", "2")
@@ -98,7 +99,7 @@ def sizes(recipe: Recipe) -> list[str]:
     small: dict[str, Any] = {
         "engine": "embedded", "trainer": "local", "trainer.device": "cpu", "trainer.steps": 2, "trainer.eval_every": 2,
         "algo.num_prompts": 4, "algo.group_size": 4, "engine.max_new_tokens": 16, "engine.max_batch": 64,
-        "task.num_eval": 2, "task.options.num_workers": 1,
+        "task.num_eval": 2, "task.options.num_workers": 1, **dict.fromkeys(PLACES, 1), "launch.offload": "none",
     }  # fmt: skip
     shrunk = {
         "algo.gen_prompts": 8, "algo.overlong_buffer": 4, "engine.max_model_len": None, "engine.max_num_seqs": None,

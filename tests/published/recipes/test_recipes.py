@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,14 +13,15 @@ from typing import Any
 import pytest
 
 from harness.cli.main import main
-from harness.config.load import load, parse, quoted
+from harness.config.load import launch_of, load, parse, quoted, split_launch
 from harness.config.schema import Launch, RunConfig
 from harness.published.recipes.beside import measured, table
 from harness.published.recipes.lacks import memory_gib, of_verl
 from harness.published.recipes.recipe import Recipe, bound, read_recipe, recipe_names
-from harness.published.recipes.twin import TEMPLATES, question, twin, write_model
+from harness.published.recipes.twin import TEMPLATES, question, twin, write_model, write_questions
 from harness.records.run_result import RunResult, read_series
 from harness.run.cell import run_cell
+from harness.run.checks import check_launch
 from harness.sweep import plan
 from harness.sweep.planning import with_default_precision
 from tests.source_tree import ROOT
@@ -33,7 +35,8 @@ def resolved(name: str) -> tuple[Recipe, RunConfig]:
     """A recipe with its first arm, on a model that comes with the project."""
     recipe = read_recipe(name)
     arm = next(iter(recipe.arms.values()))
-    return recipe, load([*recipe.overrides(), *with_default_precision([f"{k}={quoted(v)}" for k, v in arm.items()])])
+    words = [*recipe.overrides(), *with_default_precision([f"{k}={quoted(v)}" for k, v in arm.items()])]
+    return recipe, load(split_launch(words)[0])
 
 
 ROWS: dict[str, tuple[str, Callable[[RunConfig], Any]]] = {
@@ -182,6 +185,34 @@ def test_wrong_recipes_and_bindings_are_one_line(tmp_path: Path) -> None:
     (sweep, *_) = bound(recipe, model, data).values()
     assert not any(word.startswith("evaluations=") for word in sweep.overrides)  # no data for it
     assert [s.seeds for s in bound(recipe, model, data).values()] == [(0, 1, 2)] * 5
+
+
+PLACES = {"dapo": (16, 8), "flashrl": (1, 4), "fp16": (1, 8), "fp8_rl": (1, 8), "jet_rl": (1, 8), "qerl": (1, 1),
+          "qurl": (8, 8), "reasoning_qat": (1, 1), "rilq": (1, 1), "tis": (4, 8)}  # fmt: skip
+"""Recipe -> (nodes, GPUs of each) of its runs."""
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_arm_can_be_started_at_the_published_scale(name: str, tmp_path: Path) -> None:
+    """Its method under its trainer, its batch over its GPUs, its layout, its evaluations; at the length of its answers
+    where the model has the positions. The machine is not asked."""
+    recipe, (nodes, gpus) = read_recipe(name), PLACES[name]
+    key, model = next(iter(recipe.models.items()))
+    write_model(tmp_path / "model", model.family, model.template)
+    heads = {"num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 65536}
+    config = json.loads((tmp_path / "model" / "config.json").read_text())
+    (tmp_path / "model" / "config.json").write_text(json.dumps(config | heads))
+    data = {given: tmp_path / source.task for given, source in recipe.data.items()}
+    for given, path in data.items():
+        write_questions(path, recipe.data[given].task)
+    for sweep in bound(recipe, {key: tmp_path / "model"}, data).values():
+        launch = launch_of(split_launch(sweep.overrides)[1], results=str(tmp_path), sweep=sweep.name)
+        assert (launch.nodes, launch.gpus) == (nodes, gpus)
+        planned = plan(sweep)
+        assert len(planned.cells) == 3 and not planned.impossible, planned.skipped
+        assert planned.cells[0].trainer.name == ("verl" if nodes * gpus > 1 else "local")
+        assert len(planned.cells[0].evaluations) == len(recipe.evaluations)
+        check_launch(planned.cells[0], launch)
 
 
 def test_a_users_overrides_come_last(tmp_path: Path) -> None:
