@@ -394,7 +394,8 @@ _DEPLOYED_COLUMNS: tuple[tuple[str, int, Callable[[Row], str]], ...] = (
 )
 """(heading, columns, cell)."""
 LEGEND = (
-    "accuracy: mean over the evaluations after step 0.  ±: the interval that decides, the wider side.",
+    "accuracy: mean over the evaluations after step 0.  BF16 policy: the trained weights answer without",
+    "rounding; as deployed: in the arm's format.  ±: the interval that decides, the wider side.",
     f"worse, better: the interval excludes 0.  equal: it lies within ±{stats.DELTA:g}.  (+n): about n more seeds.",
     "falls x/n: so many runs collapsed (then the others' verdict).  falls ≤x%: no run did; 95 % bound.",
     "no signal: the arm or its control never left its start, or both sit at 0.",
