@@ -16,10 +16,11 @@ import hashlib
 import json
 import os
 import shutil
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import torch
 
@@ -35,6 +36,8 @@ from harness.tasks import Demonstrated, Worded
 RULE = 1
 """Version of this training procedure; part of the key."""
 RECORD = "recipe.json"
+LOOK_S, TELL_S = 0.05, 60.0
+"""Between two looks at a lock that another process holds, and between two lines that say so."""
 Recipe = BaseRecipe | TextRecipe
 
 
@@ -221,12 +224,25 @@ def _complete(config: DecoderConfig, task: Demonstrated) -> DecoderConfig:
     return dataclasses.replace(config, bos_id=BOS_ID, eos_id=task.eos_id, pad_id=task.pad_id)
 
 
+def _wait(handle: TextIO, name: str) -> None:
+    """Take the lock of a file as soon as it is free, and tell the launcher meanwhile that this is no hang."""
+    started = told = time.monotonic()
+    while True:
+        with suppress(BlockingIOError):
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        time.sleep(LOOK_S)
+        if (now := time.monotonic()) - told >= TELL_S:
+            told = now
+            print(f"{name}: another process trains it; waited for {now - started:.0f} s so far", flush=True)
+
+
 @contextmanager
 def _lock(path: Path) -> Iterator[None]:
     """Hold an exclusive lock file. The system releases it when the process dies; it is removed when done."""
     while True:
         handle = path.open("w")
-        fcntl.flock(handle, fcntl.LOCK_EX)
+        _wait(handle, path.name.strip(".").removesuffix(".lock"))
         # The holder before us removes the file: if the name is gone or taken anew, our lock is on nothing.
         with suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(handle.fileno()), path.stat()):

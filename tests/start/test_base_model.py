@@ -18,6 +18,7 @@ from harness.foundation.seeds import generator
 from harness.models.checkpoint import load_decoder, read_tensors
 from harness.models.decoder import Decoder, DecoderConfig
 from harness.models.tokenizer import EOS_ID
+from harness.start import base_model
 from harness.start.base_model import _lock, base_key, base_name, ensure_base, read_record, recipe_values, train_base
 from harness.start.base_training import (
     BaseRecipe,
@@ -307,3 +308,25 @@ def test_a_lock_survives_contention(tmp_path: Path) -> None:
     for process in processes:
         process.join()
     assert [process.exitcode for process in processes] == [0] * 6 and not (tmp_path / "lock").exists()
+
+
+def test_whoever_waits_for_a_lock_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(base_model, "TELL_S", 0.2)
+    holder = multiprocessing.Process(target=hold, args=(tmp_path / ".s-sort4-b0-ab.lock", 1.5))
+    holder.start()
+    while not (tmp_path / "held").exists():
+        time.sleep(0.01)
+    with _lock(tmp_path / ".s-sort4-b0-ab.lock"):
+        pass
+    holder.join()
+    said = capsys.readouterr().out.splitlines()
+    assert 3 <= len(said) <= 8
+    assert said[0] == "s-sort4-b0-ab: another process trains it; waited for 0 s so far"
+
+
+def hold(path: Path, seconds: float) -> None:
+    with _lock(path):
+        (path.parent / "held").touch()
+        time.sleep(seconds)
