@@ -6,6 +6,7 @@ everything before it starts and is left alone.
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -18,7 +19,7 @@ from pydantic import TypeAdapter
 from harness.config.load import identity, run_id, to_json
 from harness.config.schema import Launch, RunConfig
 from harness.foundation.provenance import commit
-from harness.records.paths import replaced_folder, runs_folder
+from harness.records.paths import policy_folder, replaced_folder, runs_folder
 from harness.records.results_lock import results_lock
 from harness.records.run_result import RunResult, Settings, read_result, write_result
 from harness.records.statuses import FINISHED
@@ -147,18 +148,22 @@ def put_aside(cells: Sequence[RunConfig], launch: Launch) -> Path | None:
 
 
 def take_over(cells: Sequence[RunConfig], launch: Launch) -> list[tuple[RunConfig, RunResult]]:
-    """Copy the records of `elsewhere` into this sweep: the same cell is not run twice."""
+    """Copy the records of `elsewhere` into this sweep, with their policies where it keeps them: no cell runs twice."""
     taken: list[tuple[RunConfig, RunResult]] = []
     for cell, found, path in elsewhere(cells, launch):
         copy, series = found.model_copy(update={"sweep": launch.sweep}), path.with_suffix(".parquet")
         write_result(records_folder(launch), copy, series.read_bytes() if series.exists() else None)
+        if launch.save != "none":
+            own, theirs = (policy_folder(launch.results, sweep, found.run_id) for sweep in (launch.sweep, found.sweep))
+            shutil.copytree(theirs, own, dirs_exist_ok=True)
         taken.append((cell, copy))
     return taken
 
 
 def elsewhere(cells: Sequence[RunConfig], launch: Launch) -> list[tuple[RunConfig, RunResult, Path]]:
     """(cell, record, its path) of cells that another sweep of the same results folder finished. Drafts stay where they
-    are, and so do files that cannot be read and cells that ran on another number of GPUs or machines."""
+    are, and so do files that cannot be read, cells that ran on another number of GPUs or machines, and where policies
+    are kept those without one."""
     paths: dict[str, list[Path]] = {}
     for path in sorted(runs_folder(launch.results).glob("*/*.json")):
         if path.parent.name != launch.sweep:
@@ -172,6 +177,9 @@ def elsewhere(cells: Sequence[RunConfig], launch: Launch) -> list[tuple[RunConfi
             except ValueError:
                 continue
             is_alike = all(found.launch.get(name, 1) == getattr(launch, name) for name in ("gpus", "nodes"))
+            if launch.save != "none":
+                is_kept = policy_folder(launch.results, found.sweep, found.run_id).is_dir()
+                is_alike &= is_kept and found.launch.get("save") == launch.save
             if found.status in FINISHED and not found.is_draft and is_alike:
                 found_there.append((cell, found, path))
                 break

@@ -15,6 +15,7 @@ import pytest
 from harness.config.load import parse, run_id
 from harness.config.schema import Launch, RunConfig
 from harness.foundation.provenance import ROOT
+from harness.records.policies import last_policy
 from harness.records.run_result import read_result, read_results, write_result
 from harness.report.leaderboard import leaderboard
 from harness.report.tables import markdown
@@ -298,3 +299,20 @@ def test_a_cell_on_another_number_of_gpus_is_not_taken_over(tmp_path: Path, monk
     records, _ = run_sweep(planned, again, 1, nothing, run=launcher(seen))
     assert len(seen.starts) == 2
     assert [record.launch for record in records] == [{"gpus": 2}]
+
+
+def test_a_policy_goes_along_with_its_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queue, "commit", lambda: ("0" * 40, False))
+    one, planned, seen = small_launch(tmp_path, save="hf"), plan(sweep_of({"method": "bf16"})), Seen()
+    run_sweep(planned, one, 1, nothing, run=launcher(seen))
+    second = replace(one, sweep="second")
+    run_sweep(planned, second, 1, nothing, run=launcher(seen))
+    assert len(seen.starts) == 2  # the stand-in has kept no policy
+    name = run_id(planned.cells[0])
+    (tmp_path / "policies" / "second" / name / "step-4").mkdir(parents=True)
+    (tmp_path / "policies" / "second" / name / "step-4" / "config.json").write_text("{}")
+    run_sweep(planned, replace(one, sweep="third"), 1, nothing, run=launcher(seen))
+    run_sweep(planned, replace(one, sweep="fourth", save="none"), 1, nothing, run=launcher(seen))
+    assert len(seen.starts) == 2
+    assert last_policy(tmp_path, "third", name).joinpath("config.json").read_text() == "{}"
+    assert not (tmp_path / "policies" / "fourth").exists()
