@@ -167,13 +167,14 @@ def sweep_of(
     from harness.cli.report import present
     from harness.config.load import launch_of, run_id, split_launch
     from harness.records.packed import make_available
-    from harness.sweep import FINISHED, plan, run_sweep, stored
+    from harness.sweep import FINISHED, check_possible, plan, run_sweep, stored
     from harness.sweep.preview import dry_run, tell_left_out
     from harness.sweep.queue import elsewhere, put_aside
 
     overrides, given = split_launch(overrides)
     launch = launch_of(split_launch(found.overrides)[1] | given, results=str(results), sweep=found.name)
     planned = plan(found, overrides, is_preview=is_dry)
+    check_possible(planned)
     make_available(results, found.name)
     known = stored(launch, planned.cells)
     todo = [c for c in planned.cells if (held := known.get(run_id(c))) is None or held.status not in FINISHED]
@@ -212,13 +213,14 @@ def sweep_until_decided(name: str, overrides: Sequence[str], *, results: Path, w
     from harness.cli.report import present
     from harness.records.packed import make_available
     from harness.studies.until_decided import preview, until_decided, with_all_seeds
-    from harness.sweep import FINISHED, plan, read_sweep, stored
+    from harness.sweep import FINISHED, check_possible, plan, read_sweep, stored
     from harness.sweep.preview import dry_run, tell_left_out
 
     found = with_all_seeds(read_sweep(name))
     overrides, given = split_launch(overrides)
     launch = launch_of(split_launch(found.overrides)[1] | given, results=str(results), sweep=found.name)
     planned = plan(found, overrides, is_preview=is_dry)
+    check_possible(planned)
     make_available(results, found.name)
     if is_dry:
         todo = preview(planned, launch)

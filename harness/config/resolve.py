@@ -26,7 +26,21 @@ LONG_LR = 2e-4
 
 
 def choose_parts(config: RunConfig) -> tuple[Part, ...]:
-    """The method's parts, or those `parts` names, with the knobs set. Raises ValueError for unknown names or values."""
+    """The method's parts, or those `parts` names, with the knobs set. Raises ValueError for unknown names or values,
+    and for knobs of a part that is not among them."""
+    parts = known_parts(config)
+    for name in [name for name in config.knobs if name not in {type(part).__name__ for part in parts}]:
+        having = [m.name for m in METHODS.values() if name in (type(part).__name__ for part in m.parts)]
+        more = f" and {len(having) - 3} more" if len(having) > 3 else ""
+        raise ValueError(
+            f"knobs.{name}: method={config.method} has no such part; it is in {', '.join(having[:3])}{more}"
+        )
+    return parts
+
+
+def known_parts(config: RunConfig) -> tuple[Part, ...]:
+    """The same parts; knobs of a part that other methods have are passed by. Raises ValueError for what is wrong beside
+    any method: names that there are nowhere, and values that a knob cannot have."""
     if config.parts:
         parts = tuple(_part_named(name) for name in config.parts)
     else:
@@ -35,11 +49,8 @@ def choose_parts(config: RunConfig) -> tuple[Part, ...]:
     if len(set(names)) < len(names):
         raise ValueError(f"parts={names}: the same part twice")
     for name in config.knobs:
-        if name not in names:
-            having = [m.name for m in METHODS.values() if name in (type(part).__name__ for part in m.parts)]
-            more = f" and {len(having) - 3} more" if len(having) > 3 else ""
-            hint = f"it is in {', '.join(having[:3])}{more}" if having else nearest(name, _parts())
-            raise ValueError(f"knobs.{name}: method={config.method} has no such part; {hint}")
+        if name not in (offered := [*names, *_parts()]):
+            raise ValueError(f"knobs.{name}: method={config.method} has no such part; {nearest(name, offered)}")
     return tuple(_with_knobs(part, config.knobs.get(type(part).__name__, {})) for part in parts)
 
 

@@ -17,8 +17,10 @@ from harness.sweep.planning import SWEEPS as SWEEPS
 from harness.sweep.planning import Planned as Planned
 from harness.sweep.planning import Sweep as Sweep
 from harness.sweep.planning import check_command as check_command
+from harness.sweep.planning import check_possible as check_possible
 from harness.sweep.planning import plan as plan
 from harness.sweep.planning import read_sweep as read_sweep
+from harness.sweep.planning import seed_words as seed_words
 from harness.sweep.planning import sweep_names as sweep_names
 from harness.sweep.planning import with_default_precision as with_default_precision
 from harness.sweep.planning import with_seeds as with_seeds

@@ -1,5 +1,7 @@
 """From a YAML file of values to cells: axes that multiply, arms, exclude rules, included arms, seeds.
 
+A word that is wrong beside anything (an unknown name, a value that its field or knob cannot have) is an error; words
+that do not go together, such as a method and a precision of two axes, make an impossible cell, which is skipped.
 Nothing is loaded and nothing runs. Left out: which cells have a result, and running them (`harness.sweep.queue`).
 """
 
@@ -14,8 +16,8 @@ from typing import Any
 from pydantic import ConfigDict
 
 from harness.config.compose import advice
-from harness.config.load import load, parse, read_yaml, run_id, split_launch
-from harness.config.resolve import resolve
+from harness.config.load import check_overrides, load, parse, read_yaml, run_id, split_launch
+from harness.config.resolve import known_parts, resolve
 from harness.config.schema import RunConfig, Whole
 from harness.foundation.did_you_mean import nearest
 from harness.models.checkpoint import content_hash, planned_hash
@@ -27,6 +29,8 @@ from methods import method_named
 
 COMMANDS = {"search_": "search", "throughput_": "throughput"}
 """Beginning of a file's name -> the command that runs it in place of `sweep`."""
+SHOWN = 3
+"""Different reasons that an error names where no cell can run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,6 +89,8 @@ class Planned:
 
 @dataclass(frozen=True, kw_only=True)
 class _Arm:
+    listed: Mapping[str, Any]
+    """The arm as the file lists it."""
     words: str
     config: RunConfig
     """Configuration of the arm, resolved where it can work."""
@@ -120,6 +126,7 @@ def read_sweep(name: str, folder: Path = SWEEPS) -> Sweep:
     values = _values(path)
     try:
         sweep = parse(Sweep, {"name": path.stem} | values)
+        check_overrides(sweep.overrides)
         for rule in sweep.exclude:
             check_rule(rule)
         for arm in (*sweep.arms, *sweep.include, *sweep.later):
@@ -184,17 +191,21 @@ def _settings(arm: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
 def _arms(sweep: Sweep, extra: Sequence[str], *, is_preview: bool) -> Iterator[_Arm]:
     hash_of = planned_hash if is_preview else content_hash
     settings = [
-        ((*a, *s), {"seeds": arm_seeds(sweep, arm), "is_included": False, "is_late": is_late})
+        ((*a, *s), {"listed": arm, "seeds": arm_seeds(sweep, arm), "is_included": False, "is_late": is_late})
         for is_late, listed in ((False, sweep.arms), (True, sweep.later))
         for a in _settings(sweep.axes) for arm in listed for s in _settings(arm)
     ]  # fmt: skip
     settings += [
-        (s, {"seeds": arm_seeds(sweep, arm), "is_included": True, "is_late": False})
+        (s, {"listed": arm, "seeds": arm_seeds(sweep, arm), "is_included": True, "is_late": False})
         for arm in sweep.include for s in _settings(arm)
     ]  # fmt: skip
     for setting, kind in settings:
-        config = load([*split_launch(sweep.overrides)[0], *with_default_precision(setting), *extra])
         words = " ".join(setting)
+        try:
+            config = load([*split_launch(sweep.overrides)[0], *with_default_precision(setting), *extra])
+            known_parts(config)
+        except ValueError as error:
+            raise ValueError(f"arm {words}: {error}") from None
         try:
             composed = check(config)
         except ValueError as error:
@@ -207,12 +218,19 @@ def _arms(sweep: Sweep, extra: Sequence[str], *, is_preview: bool) -> Iterator[_
 
 def plan(sweep: Sweep, extra: Sequence[str] = (), *, is_preview: bool = False) -> Planned:
     """The cells of a sweep, bases and seeds outermost so that whole comparisons finish early, and `later` arms behind
-    all others. `extra` overrides come last. `is_preview`: no large weights are read, so that ids may be stand-ins."""
+    all others. `extra` overrides come last. `is_preview`: no large weights are read, so that ids may be stand-ins.
+
+    Raises ValueError, one line, for a word that is wrong beside anything, and for a seed among the overrides or arms.
+    """
+    listed = [arm for arms in (sweep.arms, sweep.include, sweep.later) for arm in arms]
+    _refuse_seeds([*extra, *sweep.overrides, *sweep.axes, *itertools.chain.from_iterable(listed)])
     cells, impossible = dict[str, RunConfig](), dict[str, tuple[RunConfig, str]]()
     skipped, notes = dict[tuple[str, str], None](), dict[tuple[str, str], None]()
     excluded: dict[tuple[str, str], list[tuple[int, int]]] = {}
     tasks: set[tuple[str, str | None]] = set()
     arms = list(_arms(sweep, extra, is_preview=is_preview))
+    for arm in listed:
+        _check_own_knobs(arm, [found for found in arms if found.listed is arm])
     every = starts(sweep, itertools.chain(sweep.seeds, *(arm.seeds for arm in arms)))
     for _, (base_seed, seed), arm in [
         (late, start, a) for late in (False, True) for start in every for a in arms
@@ -229,7 +247,7 @@ def plan(sweep: Sweep, extra: Sequence[str] = (), *, is_preview: bool = False) -
             cells.setdefault(run_id(cell), cell)
             notes |= dict.fromkeys((arm.words, line) for line in arm.notes)
             if (data := (str((cell.task, cell.evaluations)), cell.model.path)) not in tasks:
-                check_data(cell)
+                _check_data(cell, arm.words)
                 tasks.add(data)
     if not extra:  # an override may rightly leave a rule without a cell
         unused = [in_words(rule) for rule in sweep.exclude if in_words(rule) not in {r for _, r in excluded}]
@@ -242,6 +260,46 @@ def plan(sweep: Sweep, extra: Sequence[str] = (), *, is_preview: bool = False) -
         ),
         impossible=tuple(impossible.values()),
     )  # fmt: skip
+
+
+def check_possible(planned: Planned) -> None:
+    """Raises ValueError, one line, with the reasons, where a plan has no cell that can run."""
+    if planned.cells:
+        return
+    first = dict[str, str]()
+    for words, reason in planned.skipped or planned.excluded:
+        first.setdefault(reason, words)
+    shown = "; ".join(f"arm {words}: {reason}" for reason, words in list(first.items())[:SHOWN])
+    what = "impossible" if planned.skipped else "excluded"
+    raise ValueError(f"{planned.sweep.name}: no cell can run, every arm is {what}: {shown}")
+
+
+def seed_words(words: Iterable[str]) -> list[str]:
+    """Those of some overrides, or of their keys, that set a seed."""
+    return [word for word in words if word.partition("=")[0].lstrip("+") in ("seed", "base_seed")]
+
+
+def _refuse_seeds(words: Iterable[str]) -> None:
+    for word in seed_words(words):
+        key, _, value = word.partition("=")
+        valid = f"{key.lstrip('+')}s: [{value or 0}] in the sweep's file"
+        valid += f", or lowbit sweep --seeds {value or 0}" if "base" not in key else ""
+        raise ValueError(f"{word}: a sweep gives every run its seeds; valid: {valid}")
+
+
+def _check_own_knobs(listed: Mapping[str, Any], arms: Sequence[_Arm]) -> None:
+    """Raises ValueError for an arm that sets a knob of a part which it has in no combination."""
+    parts = {type(part).__name__ for arm in arms for part in known_parts(arm.config)}
+    for key in listed:
+        if key.startswith("knobs.") and key.split(".")[1] not in parts:
+            raise ValueError(f"arm {arms[0].words}: {arms[0].reason}")
+
+
+def _check_data(cell: RunConfig, words: str) -> None:
+    try:
+        check_data(cell)
+    except ValueError as error:
+        raise ValueError(f"arm {words}: {error}") from None
 
 
 def _where(sweep: Sweep, found: Sequence[tuple[int, int]], seeds: Sequence[int]) -> str:

@@ -18,7 +18,7 @@ from tests.toy import small_config, small_launch
 SWEEP = """
 question: Does it?
 overrides: [model=xs, task=chain, model.spread=0, trainer.steps=2, trainer.eval_every=2, task.num_eval=16,
-            algo.num_prompts=4, algo.group_size=4, base_seed=0]
+            algo.num_prompts=4, algo.group_size=4]
 arms:
   - {method: bf16}
 seeds: [0, 1]

@@ -116,6 +116,16 @@ COMMANDS = (
     ("sweep smoke trainer.steps=0 --dry-run", "trainer.steps=0: must be at least 1"),
     ("sweep smoke launch.compile=maybe --dry-run", "launch.compile='maybe': true or false is expected"),
     ("sweep smoke algo.lr=3", "unknown key algo.lr; nearest: trainer.lr"),
+    (
+        "sweep smoke seed=7",
+        "seed=7: a sweep gives every run its seeds; valid: seeds: [7] in the sweep's file, or lowbit",
+    ),
+    ("sweep smoke base_seed=7 --dry-run", "base_seed=7: a sweep gives every run its seeds; valid: base_seeds: [7] in"),
+    ("sweep smoke knobs.TIS.cup=3", "knobs.TIS.cup: unknown knob; nearest: cap"),
+    (
+        "sweep smoke algo.num_minibatches=1000",
+        "smoke: no cell can run, every arm is impossible: arm method=bf16: algo.",
+    ),
     ("base smoke seed=-1", "seed=-1: must be at least 0"),
     ("replay collect trainer.steps=0", "trainer.steps=0: must be at least 1"),
     ("replay report", "run `lowbit replay evaluate` first"),

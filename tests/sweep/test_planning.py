@@ -14,7 +14,7 @@ from harness.config import load as config
 from harness.config.load import run_id
 from harness.engines.vllm import settings
 from harness.foundation.provenance import ROOT
-from harness.sweep import Sweep, plan, read_sweep, sweep_names, with_seeds
+from harness.sweep import Sweep, check_possible, plan, read_sweep, sweep_names, with_seeds
 from tests.sweep.tiny import TINY, sweep_of
 
 
@@ -131,6 +131,72 @@ def test_impossible_cells_are_listed_with_the_reason() -> None:
         ("bypass_ppo", 0, 0),
         ("bypass_ppo", 1, 1),
     ]
+
+
+@pytest.mark.parametrize(
+    ("arm", "said"),
+    [
+        ({"knobs.TIS.cup": 3}, "arm method=flashrl precision=int8 knobs.TIS.cup=3: knobs.TIS.cup: unknown knob; near"),
+        ({"knobs.TIS.cap": [2, -1]}, "arm method=flashrl precision=int8 knobs.TIS.cap=-1: knobs.TIS.cap: -1.0 is not"),
+        ({"knobs.TIZ.cap": 3}, "knobs.TIZ: method=flashrl has no such part; nearest: TIS"),
+        ({"knobs.MIS.low": 0.5}, "arm .* knobs.MIS.low=0.5: knobs.MIS: method=flashrl has no such part; it is in fp8_"),
+        ({"parts": "[flashrl.TIZ]"}, "parts: unknown part flashrl.TIZ; nearest: flashrl.TIS"),
+        ({"precision": "int5"}, "arm method=flashrl precision=int5: precision=int5: no such choice; nearest: int"),
+        ({"algo.lr": 3}, "arm .* algo.lr=3: unknown key algo.lr; nearest: trainer.lr"),
+        ({"task.n": 100000}, "arm .* task.n=100000: task 'chain': n=100000 is not an integer from"),
+    ],
+)
+def test_a_mistake_in_one_arm_is_no_impossible_cell(arm: dict[str, object], said: str) -> None:
+    sweep = sweep_of({"method": "bf16"}, {"method": "flashrl", "precision": "int8"} | arm)
+    with pytest.raises(ValueError, match=said) as caught:
+        plan(sweep)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_mistake_in_the_overrides_is_one_and_a_knob_that_some_arms_lack_is_none(tmp_path: Path) -> None:
+    sweep = sweep_of({"method": ["bf16", "flashrl"]})
+    with pytest.raises(ValueError, match=r"arm method=bf16: knobs\.TIZ: method=bf16 has no such part; nearest: TIS"):
+        plan(sweep, ["knobs.TIZ.cap=4"])
+    planned = plan(sweep, ["knobs.TIS.cap=4"])
+    assert [c.method for c in planned.cells] == ["flashrl"] and len(planned.skipped) == 1
+    assert len(plan(sweep_of({"method": ["bf16", "flashrl"], "knobs.TIS.cap": 4})).cells) == 1
+    (tmp_path / "bad.yaml").write_text("question: q\noverrides: [algo.lr=3]\narms: [{method: bf16}]\nseeds: [0]\n")
+    with pytest.raises(ValueError, match=r"bad\.yaml: unknown key algo\.lr; nearest: trainer\.lr"):
+        read_sweep(str(tmp_path / "bad.yaml"))
+
+
+def test_a_sweep_without_a_possible_cell_says_why() -> None:
+    bad = plan(sweep_of({"method": "bf16", "precision": ["int4", "int8"]}, {"method": "fp16", "precision": "int4"}))
+    with pytest.raises(
+        ValueError, match=r"^test: no cell can run, every arm is impossible: arm method=bf16 precis"
+    ) as e:
+        check_possible(bad)
+    assert str(e.value).count("arm method=") == 3 and "fp16" in str(e.value)
+    one = plan(sweep_of({"method": ["bf16", "naive"], "precision": "int4"}), ["algo.num_minibatches=1000"])
+    with pytest.raises(ValueError, match=r"algo\.num_minibatches=1000: must be 1 to num_prompts") as e:
+        check_possible(one)
+    assert str(e.value).count("arm method=") == 2  # one for each reason
+    out = plan(replace(sweep_of({"method": "bf16"}), exclude=({"method": "bf16"},)))
+    with pytest.raises(
+        ValueError, match=r"^test: no cell can run, every arm is excluded: arm method=bf16: method=bf16$"
+    ):
+        check_possible(out)
+    check_possible(plan(sweep_of({"method": "bf16"})))
+
+
+def test_a_sweep_takes_no_seed_as_an_override() -> None:
+    whole = sweep_of({"method": "bf16"})
+    with pytest.raises(ValueError, match=r"^seed=7: .* seeds: \[7\] in the sweep's file, or lowbit sweep --seeds 7$"):
+        plan(whole, ["seed=7"])
+    with pytest.raises(ValueError, match=r"^base_seed=7: a sweep .* valid: base_seeds: \[7\] in the sweep's file$"):
+        plan(whole, ["base_seed=7"])
+    for wrong in (
+        replace(whole, overrides=(*whole.overrides, "seed=1")), replace(whole, axes={"seed": [0, 1]}),
+        replace(whole, arms=({"method": "bf16", "seed": 1},)), replace(whole, later=({"method": "fp16", "seed": 1},)),
+        replace(whole, include=({"method": "fp16", "seed": 1},)),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=r"^seed.*: a sweep gives every run its seeds; valid: seeds: "):
+            plan(wrong)
 
 
 def test_exclude_rules_leave_out_what_agrees_with_all_of_one() -> None:

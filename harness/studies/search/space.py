@@ -18,7 +18,7 @@ from harness.foundation.digits import significant
 from harness.models.checkpoint import content_hash
 from harness.run.checks import check
 from harness.studies.search.spec import Knob, Search, is_active
-from harness.sweep import with_default_precision
+from harness.sweep import seed_words, with_default_precision
 
 _HYDRA = threading.Lock()
 """Hydra keeps the configuration that it composes in one global place."""
@@ -95,7 +95,10 @@ def text(value: Any) -> str:
 
 
 def cell_of(overrides: list[str], seed: int) -> RunConfig:
-    """The cell of some overrides at a seed, which seeds base and run. Raises ValueError where it cannot work."""
+    """The cell of some overrides at a seed, which seeds base and run. Raises ValueError where it cannot work, and for
+    an override that sets a seed."""
+    for word in seed_words(overrides):
+        raise ValueError(f"{word}: a search seeds base and run together; valid: seeds of its file")
     with _HYDRA:
         config = load(with_default_precision(overrides))
     check(config)

@@ -114,6 +114,10 @@ def test_what_cannot_be_searched_is_refused_by_name(changes, words):
             "correction=tis algo.mode=bypass_ppo cannot work: algo.mode=bypass_ppo: the ratio",
         ),
         ({"references": {"odd": ["method=naiv"]}}, "reference odd cannot work: .*naive"),
+        (
+            {"references": {"odd": ["method=naive", "seed=3"]}},
+            "reference odd cannot work: seed=3: a search seeds base and run together; valid: seeds of its file",
+        ),
     ],
 )
 def test_a_space_that_reaches_no_cell_is_refused(changes, words):
