@@ -121,7 +121,8 @@ class Way:
         """GPUs of a cell that a dry run predicts for."""
         from harness.sweep.folder_time import Machine
 
-        return Machine(gpus=launch.gpus * launch.nodes, gpu=self.gpu, memory_gib=self.memory_gib)
+        is_cluster = self.launcher == "slurm" or self.ray_address is not None
+        return Machine(gpus=launch.gpus * launch.nodes, gpu=self.gpu, memory_gib=self.memory_gib, is_cluster=is_cluster)
 
     def runner(self) -> Runner:
         """The launcher. Raises ValueError where it is not installed."""

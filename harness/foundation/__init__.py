@@ -4,6 +4,7 @@ bytecode_cache.py   Python's byte code for installations that come without it
 clock.py            wall time per stage of a step, and peaks of GPU memory
 did_you_mean.py     the nearest valid names, for error messages
 digits.py           floats of a few significant digits
+duration.py         a duration in words
 markdown_table.py   tables of Markdown, for pages of results
 own_process.py      a module of this project started in a Python process of its own
 process_log.py      the line of a dead process's log that names the error

@@ -10,6 +10,7 @@ progress.py     a bar of steps and a line per finished cell on the terminal
 preview.py      what a sweep will do and take
 folder_time.py  seconds of a Hugging Face model from its config.json and a device's rates
 forecast.py     seconds that cells will take, from finished cells
+timetable.py    the same on workers and GPUs that cells share
 launchers/      processes of this machine, of a Ray cluster, or jobs of Slurm
 """
 

@@ -23,6 +23,7 @@ from harness.config.schema import RunConfig
 from harness.engines.vllm.memory import kv_bytes_per_token, num_parameters, used_parameters, weight_bytes
 from harness.foundation.did_you_mean import nearest
 from harness.models.decoder import DecoderConfig
+from harness.tasks import longest_response
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,10 +31,13 @@ class Machine:
     """GPUs that a forecast is for."""
 
     gpus: int = 1
+    """Those of a cell."""
     gpu: str | None = None
     """Name in `RATES`; null takes this machine's."""
     memory_gib: float | None = None
     """GiB of each; null takes this machine's where it has one."""
+    is_cluster: bool = False
+    """Every cell has cores and GPUs of its own: those of a cluster."""
 
 
 HERE = Machine()
@@ -68,8 +72,6 @@ EMBEDDED = 4.0
 """Seconds of the embedded engine over those of vLLM: assumed; it multiplies emulated formats in torch."""
 PROMPT = 256
 """Tokens of a prompt: assumed."""
-TASK_TOKENS = 1024
-"""Longest response of a task in text that names none."""
 ADAM_BYTES = 28
 """Per parameter: gradient, float32 weight and two moments, all but the gradient written back."""
 START_S = 60.0
@@ -117,13 +119,15 @@ def folder_time(config: RunConfig, gpus: int = 1, gpu: str | None = None) -> tup
     held_out = sampling_s(config, shape, rates, config.task.num_eval, length)
     for entry in config.evaluations:
         answers = (entry.num or config.task.num_eval) * (entry.k + entry.greedy)
-        held_out += sampling_s(config, shape, rates, answers, entry.max_new_tokens or length)
+        longest = entry.max_new_tokens or longest_response(entry.task, entry.options)
+        held_out += sampling_s(config, shape, rates, answers, longest)
     return step, START_S + (2 + (trainer.steps - 1) // trainer.eval_every) * held_out / gpus
 
 
 def response_tokens(config: RunConfig) -> int:
     """Tokens that a response may have: the engine's limit, else the task's."""
-    return config.engine.max_new_tokens or int(config.task.options.get("max_new_tokens", TASK_TOKENS))
+    task, size = config.task, {} if config.task.n is None else {"n": config.task.n}
+    return config.engine.max_new_tokens or longest_response(task.name, {**task.options, **size})
 
 
 def sampling_s(config: RunConfig, shape: DecoderConfig, rates: Rates, rows: int, length: int) -> float:

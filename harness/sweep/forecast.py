@@ -8,7 +8,6 @@ to the guess, feature by feature. Records count as they are: many cells at a tim
 from __future__ import annotations
 
 import hashlib
-import heapq
 import json
 import math
 from collections import Counter
@@ -33,7 +32,7 @@ Config = Mapping[str, Any]
 Floats = NDArray[np.float64]
 Level = Literal["like", "arm", "new", "folder"]
 LEVELS: dict[Level, str] = {
-    "like": "cells with finished seeds",
+    "like": "arms with finished seeds",
     "arm": "new arms in a known setting",
     "new": "new sizes, lengths or machines",
     "folder": "models known by their config.json alone",
@@ -298,11 +297,3 @@ def _past_error(predicted: Floats, actual: Floats) -> PastError:
         median=float(np.median(off)), p90=float(np.quantile(off, 0.9)), low=float(np.quantile(ratio, 0.1)),
         high=float(np.quantile(ratio, 0.9)), count=len(actual),
     )  # fmt: skip
-
-
-def makespan(seconds: Sequence[float], workers: int) -> float:
-    """Seconds until the last cell ends, started in order on whichever worker is free first."""
-    free = [0.0] * workers
-    for duration in seconds:
-        heapq.heapreplace(free, free[0] + duration)
-    return max(free)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -13,12 +14,14 @@ from harness.config.decoder_config import decoder_config
 from harness.config.load import run_id, run_name
 from harness.config.schema import RunConfig
 from harness.engines.vllm.memory import kv_bytes_per_token, num_parameters, weight_bytes
+from harness.foundation.duration import duration
 from harness.models.checkpoint import UNREAD
 from harness.sweep.folder_time import HERE, PRODUCTS, PROMPT, STREAMS, Machine, device_name, memory_gib, response_tokens
-from harness.sweep.forecast import LEVELS, CostModel, TimeForecast, fit, makespan, read_samples
-from harness.sweep.launchers.local import visible_gpus
+from harness.sweep.forecast import LEVELS, CostModel, Level, TimeForecast, fit, read_samples
+from harness.sweep.launchers.local import visible_gpus, vllm_share
 from harness.sweep.planning import Planned
 from harness.sweep.retry import Limit
+from harness.sweep.timetable import Demand, timetable
 
 STATE_BYTES = 16
 """Per parameter: float32 master, gradient and two moments of AdamW."""
@@ -50,8 +53,10 @@ def dry_run(
         cell_id = run_id(cell)
         found = waiting.get(cell_id)
         done = "elsewhere" if cell_id in copied else "finished"
-        state = done if found is None else f"{found.seconds:5.0f} s{'' if found.level == 'like' else '?'}"
+        state = done if found is None else f"{duration(found.seconds)}{'' if found.level == 'like' else '?'}"
         print(f"{state:>9}  {cell_id}  {run_name(cell)}")
+    if any(found.level != "like" for found in waiting.values()):
+        print("?: no run of the same arm has finished; the time is predicted from other cells, or from sizes alone")
     tell_left_out(planned)
     if unread := sorted({f"{c.model.name} ({c.model.path})" for c in planned.cells
                          if (c.model.content_hash or "").startswith(UNREAD)}):  # fmt: skip
@@ -61,7 +66,7 @@ def dry_run(
         f"skipped as impossible, {len(planned.excluded)} arms excluded"
     )
     if todo:
-        print("\n".join(forecast_lines(todo, list(waiting.values()), model, workers, machine.gpus)))
+        print("\n".join(forecast_lines(todo, list(waiting.values()), model, workers, machine)))
         print("".join(f"{line}\n" for line in folder_lines(todo, machine)), end="")
     return 0
 
@@ -124,28 +129,63 @@ def tell_left_out(planned: Planned) -> None:
 
 
 def forecast_lines(
-    todo: Sequence[RunConfig], estimates: Sequence[TimeForecast], model: CostModel, workers: int, gpus: int = 1
+    todo: Sequence[RunConfig],
+    estimates: Sequence[TimeForecast],
+    model: CostModel,
+    workers: int,
+    machine: Machine = HERE,
 ) -> list[str]:
-    """Wall time, device-hours, and the past error of such predictions. `gpus`: those of a cell."""
-    walls = [makespan(times, workers) for times in _times(estimates)]
-    lines = [f"time: about {_span(walls)} with {workers} at a time"]
-    on_cpu = [e for cell, e in zip(todo, estimates, strict=True) if cell.trainer.device == "cpu"]
+    """Wall time, device-hours and what they count, and the past error of such predictions."""
+    is_gpu = [cell.trainer.device == "cuda" for cell in todo]
+    visible, cores = len(visible_gpus()) if any(is_gpu) else 0, os.cpu_count() or workers
+    is_elsewhere = machine.is_cluster or (any(is_gpu) and not visible)
+    limit = workers if is_elsewhere else min(workers, cores)
+    num_gpus = workers * machine.gpus if machine.is_cluster else max(visible, machine.gpus)
+    tables = [
+        timetable(
+            [_demand(*found, machine.gpus) for found in zip(todo, estimates, times, strict=True)], limit, num_gpus
+        )
+        for times in _times(estimates)
+    ]
+    lines = [f"time: about {_span([table.wall_s for table in tables])}, {tables[0].at_once} at a time"]
+    if tables[0].at_once < (asked := min(workers, len(todo))):
+        there = f"there are {cores} cores" if cores > 1 else "there is 1 core"
+        lines[0] += f", {asked} were asked for" + f": {there}" * (tables[0].at_once == limit)
+    on_cpu = [e for e, is_on_gpu in zip(estimates, is_gpu, strict=True) if not is_on_gpu]
     if on_cpu:
         lines.append(f"cost: {_hours([sum(times) for times in _times(on_cpu)])} CPU core-hours")
-    if len(on_cpu) < len(todo):
-        num_gpus = gpus * max(1, min(workers, len(visible_gpus()) // gpus))
-        gpu_s = [num_gpus * (wall - sum(t) / workers) for wall, t in zip(walls, _times(on_cpu), strict=True)]
-        lines.append(f"cost: {_hours(gpu_s)} GPU-hours of {num_gpus} GPU{'s' * (num_gpus > 1)}")
+    if any(is_gpu):
+        used = tables[0].gpus
+        lines.append(f"cost: {_hours([table.gpu_s for table in tables])} GPU-hours of {used} GPU{'s' * (used > 1)}")
+        lines.append(_gpus_line(num_gpus, visible, machine))
     counts = Counter(e.level for e in estimates)
-    for level, words in LEVELS.items():
-        if not counts[level]:
-            continue
-        error = model.errors.get(level)
-        past = "no finished cells to tell the error: a guess, a factor 3 either way" if error is None else (
-            f"{error.median:.0%} off in the median, {error.p90:.0%} at the 90th percentile of {error.count} past cells"
-        )  # fmt: skip
-        lines.append(f"error: {counts[level]} {words}: {past}")
-    return lines
+    return lines + [_error_line(counts[level], level, model) for level in LEVELS if counts[level]]
+
+
+def _demand(cell: RunConfig, estimate: TimeForecast, seconds: float, gpus: int) -> Demand:
+    """Demand of a cell. A folder's time is that of GPUs which it has to itself; others count as they ran, beside cells
+    with which the launcher lets them share a GPU."""
+    share = 1.0 if estimate.level == "folder" else vllm_share(cell)
+    return Demand(seconds=seconds, gpus=gpus if cell.trainer.device == "cuda" else 0, share=share)
+
+
+def _gpus_line(num_gpus: int, visible: int, machine: Machine) -> str:
+    where = "here" if visible >= machine.gpus else "assumed, as many as a cell needs"
+    count = "those of a cluster" if machine.is_cluster else f"{num_gpus} {where}"
+    return (
+        f"GPUs: {count}; cells share one as far as engine.gpu_memory allows, models known by their config.json alone "
+        "have theirs to themselves; a GPU costs while it has a cell"
+    )
+
+
+def _error_line(count: int, level: Level, model: CostModel) -> str:
+    what, error = f"error: {count} cell{'s' * (count > 1)} ({LEVELS[level]})", model.errors.get(level)
+    if error is None:
+        return f"{what}: a guess, for no such cell has finished; taken as right within a factor of 3"
+    return (
+        f"{what}: past predictions of such cells were off by {100 * error.median:.0f} % in the median, "
+        f"{100 * error.p90:.0f} % at the 90th percentile ({error.count} cells)"
+    )
 
 
 def time_limit(todo: Sequence[RunConfig], results: Path, max_hours: float | None) -> Limit | None:
@@ -167,9 +207,8 @@ def _times(estimates: Sequence[TimeForecast]) -> tuple[list[float], list[float],
 
 
 def _span(seconds: Sequence[float]) -> str:
-    unit, word = (3600, "h") if seconds[0] >= 5400 else (60, "min")
-    middle, low, high = (f"{value / unit:.{1 if value < 10 * unit else 0}f}" for value in seconds)
-    return f"{middle} {word} ({low} to {high})"
+    middle, low, high = map(duration, seconds)
+    return f"{middle} ({low} to {high})"
 
 
 def _hours(seconds: Sequence[float]) -> str:

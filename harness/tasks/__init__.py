@@ -75,6 +75,18 @@ MATH = ("gsm8k", "math", "math500", "dapo_math_17k", "deepmath", "bigmath", "dee
 TASKS = (*EMBEDDED, *MATH, "reasoning_gym", *TIMED)
 
 
+def longest_response(name: str, options: Mapping[str, Any]) -> int:
+    """Tokens that a response may have by the task's own limit; no data are read. ValueError, one line: an option or a
+    value that a task made here does not have."""
+    if name in EMBEDDED or name in TIMED:
+        return build_task(name, options).max_new_tokens
+    if name in MATH:
+        from harness.tasks.math_data import MathOptions as Options
+    else:
+        from harness.tasks.reasoning_gym import GymOptions as Options
+    return int(options.get("max_new_tokens", Options.max_new_tokens))
+
+
 def build_task(name: str, options: Mapping[str, Any], tokenizer_folder: Path | None = None) -> Task:
     """The task `name` with `options` set. ValueError, one line: an unknown name, option or value, or bad data.
 

@@ -87,10 +87,13 @@ def test_a_dry_run_tells_cells_what_is_left_out_and_the_cost(
     assert out.count("\nskipped  task.n=") == 2 and "would count it twice" in out
     assert "excluded task.n=9 method=flashrl precision=int4 algo.mode=decoupled: task.n=9" in out
     assert "tiny: 8 of 8 cells to run, 4 skipped as impossible, 1 arms excluded" in out
+    assert (
+        "\n?: no run of the same arm has finished; the time is predicted from other cells, or from sizes alone" in out
+    )
     time, cost, error = out.splitlines()[-3:]
-    assert re.fullmatch(r"time: about [\d.]+ min \([\d.]+ to [\d.]+\) with 2 at a time", time)
+    assert re.fullmatch(r"time: about [\d.]+ s \([\d.]+ s to [\d.]+ (s|min)\), 2 at a time", time)
     assert cost.endswith("CPU core-hours")
-    assert error.startswith("error: 8 new sizes, lengths or machines: no finished cells")
+    assert error.startswith("error: 8 cells (new sizes, lengths or machines): a guess, for no such cell has finished; ")
     assert not (tmp_path / "results").exists()
     assert cli.main([*tiny, "--dry-run", "--workers", "2", "trainer.device=cuda"]) == 0
     assert "GPU-hours of 1 GPU" in capsys.readouterr().out

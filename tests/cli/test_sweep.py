@@ -11,7 +11,7 @@ from harness.cli import main as cli
 from harness.cli.sweep import LAUNCHERS, Way, _check_places
 from harness.config.schema import Launch
 from harness.records.run_result import read_result
-from harness.sweep.folder_time import Machine
+from harness.sweep.folder_time import HERE, Machine
 from harness.sweep.launchers import local, slurm
 from tests.toy import small_config, small_launch
 
@@ -64,6 +64,9 @@ def test_a_cell_away_from_here_runs_on_one_node_with_its_own_ray() -> None:
 def test_a_forecast_is_for_all_gpus_of_a_cell() -> None:
     way = Way(workers=1, gpu="h100", memory_gib=80.0)
     assert way.machine(Launch(gpus=4, nodes=2)) == Machine(gpus=8, gpu="h100", memory_gib=80.0)
+    for away in (Way(workers=1, launcher="slurm"), Way(workers=1, launcher="ray", ray_address="head:6379")):
+        assert away.machine(Launch()) == Machine(is_cluster=True)
+    assert Way(workers=1, launcher="ray").machine(Launch()) == HERE
 
 
 @pytest.mark.skipif(find_spec("submitit") is None, reason="the slurm extra is not installed")

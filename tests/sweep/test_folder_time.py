@@ -23,6 +23,7 @@ from harness.sweep.folder_time import (
     memory_gib,
     response_tokens,
 )
+from harness.tasks.wordmath import Wordmath
 from tests.source_tree import ROOT
 
 PARAMETERS, LAYERS, KV_WIDTH, WIDTH = 7_615_616_512, 28, 2 * 28 * 512, 3584
@@ -116,6 +117,8 @@ def test_evaluations_on_tasks_of_their_own_add_their_answers(folder: Path) -> No
     assert found[0] == base[0]
     width = config_of(folder).engine.max_batch
     assert found[1] - base[1] == pytest.approx(4 * sampling(50, width, 2 * PARAMETERS, 2 * KV_WIDTH, 512), rel=1e-6)
+    own = folder_time(config_of(folder, "evaluations=[{task:sort,options:{n:16},k:1,num:10}]"), gpu="h100")
+    assert own[1] - base[1] == pytest.approx(4 * sampling(10, width, 2 * PARAMETERS, 2 * KV_WIDTH, 17), rel=1e-6)
 
 
 def test_names_of_devices(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,3 +152,8 @@ def test_tokens_of_a_response_are_the_engines_the_tasks_or_assumed(folder: Path)
     assert response_tokens(config_of(folder, "engine.max_new_tokens=7")) == 7
     assert response_tokens(config_of(folder, "engine.max_new_tokens=null", "task.options.max_new_tokens=300")) == 300
     assert response_tokens(config_of(folder, "engine.max_new_tokens=null")) == 1024
+    own = [folder, "engine.max_new_tokens=null", "task.path=null"]
+    assert response_tokens(config_of(*own, "task=reasoning_gym")) == 512
+    assert response_tokens(config_of(*own, "task=count")) == 64
+    assert [response_tokens(config_of(*own, "task=sort", f"task.n={n}")) for n in (8, 16)] == [9, 17]
+    assert response_tokens(config_of(*own, "task=wordmath", "task.n=4")) == Wordmath(n=4).max_new_tokens

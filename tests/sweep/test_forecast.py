@@ -16,7 +16,7 @@ from harness.foundation.provenance import ROOT
 from harness.records.packed import pack
 from harness.records.run_result import write_result
 from harness.sweep import forecast
-from harness.sweep.forecast import Sample, features, fit, guess, makespan, read_samples
+from harness.sweep.forecast import Sample, features, fit, guess, read_samples
 from tests.result_factory import result
 
 METHODS = {"bf16": 1.0, "naive": 1.1, "flashrl": 1.3, "mis": 1.4, "qurl": 1.7}
@@ -173,14 +173,6 @@ def test_records_are_read_packed_or_not_and_other_files_are_passed_by(tmp_path: 
     assert len(found) == 4
     assert {(s.place, s.num_steps, s.step_s, s.rest_s) for s in found} == {("cpu a CPU", 80, 16 / 80, 5.0)}
     assert read_samples(tmp_path / "nowhere") == []
-
-
-def test_makespan() -> None:
-    assert makespan([], 3) == 0
-    assert makespan([5, 1, 1, 1], 2) == 5
-    assert makespan([1, 1, 1, 5], 2) == 6
-    assert makespan([2.0] * 7, 3) == 6
-    assert makespan([2.0] * 7, 1) == 14
 
 
 def test_the_error_on_the_committed_records_is_told() -> None:

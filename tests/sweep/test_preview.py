@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,11 +13,13 @@ import torch
 from harness.cli.main import main
 from harness.config.load import load
 from harness.config.resolve import resolve
+from harness.config.schema import RunConfig
 from harness.models.checkpoint import save_decoder
 from harness.models.decoder import Decoder, DecoderConfig
 from harness.models.tokenizer import save_tokenizer
+from harness.sweep import preview
 from harness.sweep.folder_time import HERE, Machine, folder_time
-from harness.sweep.forecast import UNKNOWN, TimeForecast, fit
+from harness.sweep.forecast import UNKNOWN, Level, PastError, TimeForecast, fit
 from harness.sweep.preview import folder_lines, forecast_lines, forecast_of, memory_line
 from tests.source_tree import ROOT
 from tests.sweep.test_folder_time import PARAMETERS, config_folder, config_of
@@ -132,13 +136,69 @@ def test_a_dry_run_of_a_sweep_tells_memory_and_what_it_assumes(
     assert "gpu=h100: the trainer is on the CPU (trainer.device=cpu); add trainer." in capsys.readouterr().err
 
 
-def test_gpus_of_a_cell_are_all_paid_for(folder: Path) -> None:
-    """Eight GPUs for an hour are eight hours."""
-    cell = config_of(folder)
-    hour = [TimeForecast(seconds=3600.0, low=3600.0, high=3600.0, level="folder")]
-    for gpus in (1, 8):
-        lines = forecast_lines([cell], hour, fit([]), 1, gpus)
-        assert lines[1] == f"cost: {gpus} ({gpus} to {gpus}) GPU-hours of {gpus} GPU{'s' * (gpus > 1)}"
+def hours_of(cells: Sequence[RunConfig], level: Level, workers: int, machine: Machine) -> list[str]:
+    """What is said of cells of an hour each."""
+    hour = TimeForecast(seconds=3600.0, low=1800.0, high=7200.0, level=level)
+    return forecast_lines(cells, [hour] * len(cells), fit([]), workers, machine)
+
+
+@pytest.mark.parametrize("workers", [1, 4, 64])
+def test_a_model_known_by_its_config_has_its_gpus_to_itself(
+    folder: Path, workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Six cells of an hour and of eight GPUs: 48 hours, whatever the workers, one at a time on eight GPUs."""
+    cells = [config_of(folder, f"seed={seed}") for seed in range(6)]
+    less = ", 4 were asked for" if workers == 4 else ", 6 were asked for" if workers == 64 else ""
+    for visible, count in ((0, "8 assumed, as many as a cell needs"), (8, "8 here"), (15, "15 here")):
+        monkeypatch.setattr(preview, "visible_gpus", lambda visible=visible: ["0"] * visible)
+        monkeypatch.setattr("os.cpu_count", lambda: 128)
+        assert hours_of(cells, "folder", workers, Machine(gpus=8)) == [
+            f"time: about 6.0 h (3.0 h to 12 h), 1 at a time{less}",
+            "cost: 48 (24 to 96) GPU-hours of 8 GPUs",
+            f"GPUs: {count}; cells share one as far as engine.gpu_memory allows, models known by their config.json "
+            "alone have theirs to themselves; a GPU costs while it has a cell",
+            "error: 6 cells (models known by their config.json alone): a guess, for no such cell has finished; taken "
+            "as right within a factor of 3",
+        ]
+    lines = hours_of(cells, "folder", workers, Machine(gpus=8, is_cluster=True))
+    at_once = min(workers, 6)
+    assert lines[0].endswith(f"{at_once} at a time") and lines[2].startswith("GPUs: those of a cluster; ")
+    assert lines[1] == f"cost: 48 (24 to 96) GPU-hours of {8 * at_once} GPUs"
+
+
+def test_small_cells_share_a_gpu_as_the_launcher_lets_them(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two halves of a GPU at a time; two hours of cells in one hour cost one."""
+    monkeypatch.setattr(preview, "visible_gpus", lambda: ["0"])
+    monkeypatch.setattr("os.cpu_count", lambda: 16)
+    cells = [config_of(folder, f"seed={seed}", "engine.gpu_memory=0.4") for seed in range(6)]
+    half = "3.0 h (1.5 h to 6.0 h), 2 at a time"
+    for workers, hours, said in (
+        (1, 6, "6.0 h (3.0 h to 12 h), 1 at a time"), (2, 3, half), (64, 3, f"{half}, 6 were asked for"),
+    ):  # fmt: skip
+        lines = hours_of(cells, "like", workers, HERE)
+        assert lines[0] == f"time: about {said}"
+        assert lines[1] == f"cost: {hours} ({hours / 2:.2g} to {2 * hours}) GPU-hours of 1 GPU"
+    monkeypatch.setattr("os.cpu_count", lambda: 1)
+    assert hours_of(cells, "like", 2, HERE)[0].endswith("1 at a time, 2 were asked for: there is 1 core")
+
+
+def test_cells_on_a_cpu_share_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 4)
+    lines = hours_of([small_config(f"seed={seed}") for seed in range(8)], "new", 64, HERE)
+    assert lines[:2] == [
+        "time: about 2.0 h (60 min to 4.0 h), 4 at a time, 8 were asked for: there are 4 cores",
+        "cost: 8 (4 to 16) CPU core-hours",
+    ]
+
+
+def test_past_errors_are_told_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    error = PastError(median=0.14, p90=0.6, low=0.7, high=1.6, count=120)
+    model = replace(fit([]), errors={"new": error})
+    hour = TimeForecast(seconds=3600.0, low=1800.0, high=7200.0, level="new")
+    assert forecast_lines([small_config()], [hour], model, 1)[-1] == (
+        "error: 1 cell (new sizes, lengths or machines): past predictions of such cells were off by 14 % in the "
+        "median, 60 % at the 90th percentile (120 cells)"
+    )
 
 
 def test_an_unknown_gpu_is_one_line(folder: Path, tmp_path: Path) -> None:

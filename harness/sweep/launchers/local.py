@@ -168,9 +168,9 @@ def run_cells(
     try:
         while True:
             while len(running) < workers and (job := next(filter(admit, waiting), None)) is not None:
-                taken = [(cell.gpus, cell.job.config) for cell in running]
+                taken = [(cell.gpus, vllm_share(cell.job.config)) for cell in running]
                 on_gpu = bool(gpus) and is_placed(job)
-                own = gpus_for(job, taken, gpus) if on_gpu else []
+                own = gpus_for(job.launch.gpus, vllm_share(job.config), taken, gpus) if on_gpu else []
                 if on_gpu and not own:
                     break
                 waiting.remove(job)
@@ -212,16 +212,16 @@ def is_placed(job: Job) -> bool:
     return job.config.trainer.device == "cuda" and job.launch.ray_address is None
 
 
-def gpus_for(job: Job, taken: Sequence[tuple[Sequence[str], RunConfig]], gpus: Sequence[str]) -> list[str]:
-    """The `launch.gpus` GPUs for a CUDA cell: those with the fewest cells of those whose memory has room; none where
-    too few have. An empty GPU always has."""
+def gpus_for(count: int, share: float, taken: Sequence[tuple[Sequence[str], float]], gpus: Sequence[str]) -> list[str]:
+    """The `count` GPUs for a cell that reserves `share` of the memory of each: those with the fewest cells of those
+    that have room; none where too few have. An empty GPU always has. `taken`: (GPUs, share) of the running cells."""
 
-    def cells(gpu: str) -> list[RunConfig]:
-        return [config for own, config in taken if gpu in own]
+    def shares(gpu: str) -> list[float]:
+        return [other for own, other in taken if gpu in own]
 
-    free = [gpu for gpu in gpus if not cells(gpu) or sum(map(vllm_share, [*cells(gpu), job.config])) <= 1.0]
-    found = sorted(free, key=lambda gpu: len(cells(gpu)))[: job.launch.gpus]
-    return sorted(found, key=gpus.index) if len(found) == job.launch.gpus else []
+    free = [gpu for gpu in gpus if not shares(gpu) or sum([*shares(gpu), share]) <= 1.0]
+    found = sorted(free, key=lambda gpu: len(shares(gpu)))[:count]
+    return sorted(found, key=gpus.index) if len(found) == count else []
 
 
 def vllm_share(config: RunConfig) -> float:

@@ -47,24 +47,21 @@ def test_each_cell_takes_the_gpu_with_the_fewest(tmp_path: Path, monkeypatch: py
 def test_vllm_engines_share_a_gpu_only_while_their_memory_fits() -> None:
     config = small_config()
     vllm = replace(config, engine=replace(config.engine, name="vllm", gpu_memory=0.4))
-    one = Job(config=vllm, launch=Launch())
-    assert local.gpus_for(one, [], ["0", "1"]) == ["0"]
-    assert local.gpus_for(one, [("0", vllm)], ["0", "1"]) == ["1"]
-    assert local.gpus_for(one, [("0", vllm), ("1", vllm), ("1", vllm)], ["0", "1"]) == ["0"]
-    assert local.gpus_for(one, [("0", vllm), ("0", vllm), ("1", vllm), ("1", vllm)], ["0", "1"]) == []
-    assert local.gpus_for(Job(config=config, launch=Launch()), [("0", vllm), ("0", vllm)], ["0"]) == ["0"]
-    whole = replace(vllm, engine=replace(vllm.engine, gpu_memory=1.2))
-    assert local.gpus_for(Job(config=whole, launch=Launch()), [], ["0"]) == ["0"]
+    assert (local.vllm_share(vllm), local.vllm_share(config)) == (0.4, 0.0)
+    assert local.gpus_for(1, 0.4, [], ["0", "1"]) == ["0"]
+    assert local.gpus_for(1, 0.4, [("0", 0.4)], ["0", "1"]) == ["1"]
+    assert local.gpus_for(1, 0.4, [("0", 0.4), ("1", 0.4), ("1", 0.4)], ["0", "1"]) == ["0"]
+    assert local.gpus_for(1, 0.4, [("0", 0.4), ("0", 0.4), ("1", 0.4), ("1", 0.4)], ["0", "1"]) == []
+    assert local.gpus_for(1, 0.0, [("0", 0.4), ("0", 0.4)], ["0"]) == ["0"]
+    assert local.gpus_for(1, 1.2, [], ["0"]) == ["0"]
 
 
 def test_a_cell_of_several_gpus_takes_those_with_room() -> None:
-    config = small_config()
-    vllm = replace(config, engine=replace(config.engine, name="vllm", gpu_memory=0.4))
-    two, gpus = Job(config=vllm, launch=Launch(gpus=2)), ["5", "2", "7", "0"]
-    assert local.gpus_for(two, [], gpus) == ["5", "2"]
-    assert local.gpus_for(two, [(["5", "2"], vllm)], gpus) == ["7", "0"]
-    assert local.gpus_for(two, [(["5", "2"], vllm), (["7"], vllm)], gpus) == ["5", "0"]
-    assert local.gpus_for(two, [(["5", "2"], vllm), (["5", "2"], vllm)], ["5", "2", "7"]) == []
+    gpus = ["5", "2", "7", "0"]
+    assert local.gpus_for(2, 0.4, [], gpus) == ["5", "2"]
+    assert local.gpus_for(2, 0.4, [(["5", "2"], 0.4)], gpus) == ["7", "0"]
+    assert local.gpus_for(2, 0.4, [(["5", "2"], 0.4), (["7"], 0.4)], gpus) == ["5", "0"]
+    assert local.gpus_for(2, 0.4, [(["5", "2"], 0.4), (["5", "2"], 0.4)], ["5", "2", "7"]) == []
 
 
 def test_a_cell_on_a_cluster_is_given_no_gpu() -> None:
