@@ -45,7 +45,7 @@ def run(a: argparse.Namespace) -> int:
 
 def report(name: str, results: Path, *, only: str | None = None) -> int:
     """Tables and figures of a sweep that has results."""
-    sweep = _sweep_of(name)
+    sweep = _sweep_of(name, results)
     _check_results(sweep.name, results)
     return present(sweep, results, (), only=only)
 
@@ -56,7 +56,7 @@ def main_table(name: str, results: Path) -> int:
     from harness.records.run_result import read_results, write_atomic
     from harness.report import main_table as made
 
-    sweep = _sweep_of(name)
+    sweep = _sweep_of(name, results)
     _check_results(sweep.name, results)
     found, level = read_results(runs_folder(results, sweep.name)), level_of(results, sweep.name)
     text = made.main_table(found, sweep.control, sweep.baselines[-1], sweep.endpoints, level)
@@ -76,14 +76,17 @@ def _check_results(name: str, results: Path) -> None:
         raise ValueError(f"sweep {name!r} has no results in {results}; {nearest(name, known) if known else 'none has'}")
 
 
-def _sweep_of(name: str) -> Sweep:
-    """The sweep of a name or of a file; of a paper's recipe and of a name without a file what a report needs of one."""
+def _sweep_of(name: str, results: Path) -> Sweep:
+    """The sweep of a name or of a file; of a paper's recipe, of results that keep their purpose, and of a name without
+    a file what a report needs of one."""
+    from harness.records.paths import purpose_path
     from harness.records.sweep_file import purpose
     from harness.sweep import SWEEPS, Sweep, read_sweep
 
-    if name.endswith((".yaml", ".yml")) or (SWEEPS / f"{name}.yaml").is_file():
+    is_named = (SWEEPS / f"{name}.yaml").is_file() and not purpose_path(results, name).is_file()
+    if name.endswith((".yaml", ".yml")) or is_named:
         return read_sweep(name)
-    return Sweep(name=name, arms=({},), seeds=(0,), **vars(purpose(name)))
+    return Sweep(name=name, arms=({},), seeds=(0,), **vars(purpose(name, results)))
 
 
 def present(sweep: Sweep, results: Path, trackers: tuple[str, ...], only: str | None = None) -> int:
@@ -96,7 +99,7 @@ def present(sweep: Sweep, results: Path, trackers: tuple[str, ...], only: str | 
     written: list[Path] = []
     if only != "figures":
         folder = tables_folder(results)
-        written += tables.write_tables(found, folder, sweep.name, sweep.control, sweep.endpoints, level)
+        written += tables.write_tables(found, folder, sweep.name, sweep.control, sweep.endpoints, level, sweep.purpose)
     if only != "tables":
         from harness.published.figures.grid import draw_grid
         from harness.report.figures import draw_all

@@ -1,6 +1,7 @@
 """Paths in a results folder: the one place that knows its layout.
 
-    runs/<sweep>/         <run_id>.json and .parquet of every cell (`harness.records.run_result`)
+    runs/<sweep>/         <run_id>.json and .parquet of every cell (`harness.records.run_result`), and purpose.yaml of a
+                          sweep whose file lies elsewhere than in `sweeps/` (`harness.records.sweep_file`)
     rollouts/<sweep>/     <run_id>.jsonl of runs with launch.dump_rollouts (`harness.trainers.rollout_file`)
     packed/<sweep>.zip    a whole sweep in one file (`harness.records.packed`)
     looks/<sweep>.json    looks at a sweep that ran until its arms were decided (`harness.records.looks`)
@@ -31,6 +32,11 @@ def runs_folder(results: Path | str, sweep: str = "") -> Path:
 def record_path(results: Path | str, sweep: str, run_id: str) -> Path:
     """The record of one run; its series lies beside it as `.parquet`."""
     return runs_folder(results, sweep) / f"{run_id}.json"
+
+
+def purpose_path(results: Path | str, sweep: str) -> Path:
+    """The purpose of a sweep that `sweeps/` does not tell."""
+    return runs_folder(results, sweep) / "purpose.yaml"
 
 
 def sweep_folders(results: Path | str) -> list[Path]:

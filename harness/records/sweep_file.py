@@ -1,18 +1,22 @@
 """A sweep's YAML file as reports read it: its question, and the methods that the others are compared with.
 
-`harness.sweep.planning.Sweep` is the whole file; a report needs no cells, and results may have no file at all.
+`harness.sweep.planning.Sweep` is the whole file; a report needs no cells, and results may have no file at all. Where
+`sweeps/` does not tell the purpose of a sweep that ran (its file was given by a path), it is kept beside the records.
 """
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
 
-from harness.config.load import parse, read_yaml
+from harness.config.load import parse, read_yaml, to_json
 from harness.foundation.project_files import SWEEPS
+from harness.records.paths import purpose_path
+from harness.records.run_result import write_atomic
 from harness.records.stats.verdicts import MIN_SEEDS
 
 RECIPE = "paper_"
@@ -76,16 +80,32 @@ class Purpose:
     expectations: tuple[Expectation, ...] = ()
 
 
-def purpose(sweep: str, folder: Path = SWEEPS) -> Purpose:
-    """The purpose of a sweep, or of a paper's recipe, by its file; the defaults where there is no file. Raises
-    ValueError for a wrong value.
+def keep_purpose(sweep: str, meant: Purpose, results: Path, folder: Path = SWEEPS) -> None:
+    """Keep the purpose of a sweep that runs beside its records, where its file does not tell the same."""
+    path = purpose_path(results, sweep)
+    if _of_file(sweep, folder) == meant:
+        path.unlink(missing_ok=True)
+    else:
+        write_atomic(path, f"{json.dumps(to_json(meant), indent=2, ensure_ascii=False)}\n".encode())  # JSON is YAML
 
-    The `baselines` of a search are a mapping of trials, no methods: reports use the defaults there.
-    """
+
+def purpose(sweep: str, results: Path, folder: Path = SWEEPS) -> Purpose:
+    """The purpose of a sweep, or of a paper's recipe: the one that its results keep, else by its file; the defaults
+    where there is no file. Raises ValueError for a wrong value."""
+    kept = purpose_path(results, sweep)
+    return _read(kept) if kept.is_file() else _of_file(sweep, folder)
+
+
+def _of_file(sweep: str, folder: Path) -> Purpose:
     path = folder / f"{sweep}.yaml"
     if sweep.startswith(RECIPE):
         path = folder / "papers" / f"{sweep.removeprefix(RECIPE)}.yaml"
-    values = read_yaml(path) if path.is_file() else {}
+    return _read(path) if path.is_file() else Purpose()
+
+
+def _read(path: Path) -> Purpose:
+    """The purpose in a file. The `baselines` of a search are a mapping of trials, no methods: the defaults stand in."""
+    values = read_yaml(path)
     names = [field.name for field in fields(Purpose) if field.name in values]
     own = {name: values[name] for name in names if not isinstance(values[name], dict)}
     try:

@@ -15,7 +15,7 @@ from harness.records import stats
 from harness.records.arms import arm_labels, group_arms, label
 from harness.records.run_result import RunResult, write_atomic
 from harness.records.statuses import STATUSES
-from harness.records.sweep_file import ENDPOINTS, purpose
+from harness.records.sweep_file import ENDPOINTS, Purpose
 from harness.report import task_scores
 from harness.report.leaderboard import components, contrasts, leaderboard
 from harness.report.plots.profiles import improvements
@@ -70,6 +70,7 @@ def write_tables(
     control: str = "bf16",
     endpoints: Sequence[str] = ENDPOINTS,
     alpha: float = stats.ALPHA,
+    meant: Purpose | None = None,
 ) -> list[Path]:
     """Write `<sweep>.md`, `<sweep>.csv` (one row per arm) and `<sweep>_runs.csv` (one row per run) into `folder`.
 
@@ -79,7 +80,7 @@ def write_tables(
         raise ValueError(f"sweep {sweep!r} has no results to tabulate")
     board = leaderboard(results, control, endpoints, alpha)
     texts = {
-        f"{sweep}.md": markdown(board, results, sweep, endpoints, alpha),
+        f"{sweep}.md": markdown(board, results, sweep, endpoints, alpha, meant),
         f"{sweep}.csv": board.to_csv(index=False, float_format="%.6g"),
         f"{sweep}_runs.csv": runs_table(results).to_csv(index=False, float_format="%.6g"),
     }
@@ -115,10 +116,12 @@ def markdown(
     sweep: str,
     endpoints: Sequence[str] = ENDPOINTS,
     alpha: float = stats.ALPHA,
+    meant: Purpose | None = None,
 ) -> str:
     """The report of a sweep: what was run, the table per context, contrasts, findings, failures, how to read it.
 
-    `endpoints` and `alpha` of the contrasts are those of the board.
+    `endpoints` and `alpha` of the contrasts are those of the board. `meant` has the baselines and expectations that the
+    words are about.
     """
     blocks = [f"# {sweep}", "\n".join(f"- {line}" for line in setup_lines(results)), _control_line(board)]
     for context, rows in board.groupby("context", sort=False):
@@ -133,7 +136,7 @@ def markdown(
     if scores := task_scores.task_scores(results):
         blocks += ["## Evaluations on tasks", markdown_table(task_scores.HEAD, map(task_scores.cells, scores)), TASKS]
     blocks += ["## What varies", _components_grid(results), COMPONENTS]
-    meant = purpose(sweep)
+    meant = meant or Purpose()
     said = [*three_sentences(board, meant.baselines[-1]), *findings(board, results, meant.expectations)]
     blocks += ["## In words", "\n".join(f"- {line}" for line in said)] if said else []
     if bad := [run for run in results if run.status != "ok"]:

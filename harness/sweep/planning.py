@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from harness.config.resolve import known_parts, resolve
 from harness.config.schema import RunConfig, Whole
 from harness.foundation.did_you_mean import nearest
 from harness.models.checkpoint import content_hash, planned_hash
-from harness.records.sweep_file import BASELINES, CONTROL, ENDPOINTS, SWEEPS, Endpoint, Expectation, Until
+from harness.records.sweep_file import BASELINES, CONTROL, ENDPOINTS, SWEEPS, Endpoint, Expectation, Purpose, Until
 from harness.run.checks import check
 from harness.start.prepare import check_data
 from harness.sweep.rules import check_rule, in_words, matches
@@ -69,6 +69,11 @@ class Sweep:
     seeds: tuple[Whole, ...]
     """Run seeds. An arm may name its own (`seeds: [0, 1, 2]`): a control of several runs on a base enters a comparison
     by their mean."""
+
+    @property
+    def purpose(self) -> Purpose:
+        """The part of it that reports need."""
+        return Purpose(**{name.name: getattr(self, name.name) for name in fields(Purpose)})
 
 
 @dataclass(frozen=True, kw_only=True)

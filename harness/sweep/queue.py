@@ -23,6 +23,7 @@ from harness.records.paths import policy_folder, replaced_folder, runs_folder
 from harness.records.results_lock import results_lock
 from harness.records.run_result import RunResult, Settings, read_result, write_result
 from harness.records.statuses import FINISHED
+from harness.records.sweep_file import keep_purpose
 from harness.run.cell import record, work_folder
 from harness.sweep.launchers.job import Event, Job
 from harness.sweep.launchers.local import clean, run_cells
@@ -88,6 +89,7 @@ def run_sweep(
     launch = replace(launch, commit=sha, is_dirty=is_dirty)
     with results_lock(Path(launch.results)):
         known = stored(launch, planned.cells)
+        keep_purpose(launch.sweep, planned.sweep.purpose, Path(launch.results))
         ids = [run_id(cell) for cell in planned.cells]
         records = {i: known[i] for i in ids if i in known and known[i].status in FINISHED}
         for i, cell in zip(ids, planned.cells, strict=True):  # what a killed sweep left of cells that had finished

@@ -8,6 +8,8 @@ import pytest
 
 from harness.cli.report import report
 from harness.records.run_result import write_result
+from harness.records.sweep_file import keep_purpose
+from harness.sweep import read_sweep
 from tests import result_factory as factory
 
 FULL = {"vocab_size": 32, "hidden_size": 64, "num_layers": 4, "num_heads": 4, "num_kv_heads": 2, "head_dim": 16,
@@ -60,6 +62,9 @@ def test_the_control_is_that_of_the_file_or_of_the_recipe(tmp_path: Path, capsys
     for name, control in ((str(path), "naive int4"), ("lengths", "bf16 bf16")):
         assert report(name, tmp_path / "results", only="tables") == 0
         assert f"Control: {control}." in capsys.readouterr().out
+    keep_purpose("lengths", read_sweep(str(path)).purpose, tmp_path / "results")  # as a run by the path does
+    assert report("lengths", tmp_path / "results", only="tables") == 0
+    assert "Control: naive int4." in capsys.readouterr().out
     for method, precision in (("bf16_train", "bf16"), ("naive", "fp8_block")):
         for seed in range(3):
             result, rows = factory.result(method, precision, seed=seed, sweep="paper_fp16")

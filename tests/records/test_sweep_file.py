@@ -6,17 +6,30 @@ from pathlib import Path
 
 import pytest
 
-from harness.records.sweep_file import Until, purpose
+from harness.records.sweep_file import Expectation, Purpose, Until, keep_purpose, purpose
 
 
 def test_the_endpoints_of_a_report_are_those_of_the_file(tmp_path: Path) -> None:
     (tmp_path / "one.yaml").write_text("question: x\nendpoints: [deployed]\narms: [{method: bf16}]\nseeds: [0]\n")
-    assert purpose("one", tmp_path).endpoints == ("deployed",)
-    assert purpose("none", tmp_path).endpoints == ("reference", "deployed")
-    assert purpose("paper_fp16").control == "bf16_train" and purpose("paper_qurl").question.startswith("Do ACR")
+    assert purpose("one", tmp_path, tmp_path).endpoints == ("deployed",)
+    assert purpose("none", tmp_path, tmp_path).endpoints == ("reference", "deployed")
+    assert purpose("paper_fp16", tmp_path).control == "bf16_train"
+    assert purpose("paper_qurl", tmp_path).question.startswith("Do ACR")
     (tmp_path / "wrong.yaml").write_text("endpoints: [rolled]\n")
     with pytest.raises(ValueError, match=r"wrong\.yaml: endpoints\.0='rolled': "):
-        purpose("wrong", tmp_path)
+        purpose("wrong", tmp_path, tmp_path)
+
+
+def test_a_purpose_is_kept_where_the_file_does_not_tell_it(tmp_path: Path) -> None:
+    results, kept = tmp_path / "results", tmp_path / "results" / "runs" / "mine" / "purpose.yaml"
+    expected = Expectation(text="int4 is worse", score="auc", low="naive int4", high="bf16 bf16")
+    meant = Purpose(question="Does it?", control="fp16", endpoints=("deployed",), expectations=(expected,))
+    keep_purpose("mine", meant, results, tmp_path)
+    assert kept.is_file() and purpose("mine", results, tmp_path) == meant
+    (tmp_path / "mine.yaml").write_text("question: Another?\n")
+    assert purpose("mine", results, tmp_path) == meant  # what ran, not what bears its name
+    keep_purpose("mine", Purpose(question="Another?"), results, tmp_path)
+    assert not kept.exists() and purpose("mine", results, tmp_path).question == "Another?"
 
 
 def test_the_sizes_of_looks() -> None:

@@ -9,7 +9,6 @@ import pytest
 
 from harness.records.arms import arm_labels
 from harness.records.run_result import RunResult, TaskEvalRecord
-from harness.records.sweep_file import purpose
 from harness.report import task_scores
 from harness.report.leaderboard import contrasts
 from harness.report.sentences import findings, three_sentences
@@ -252,11 +251,11 @@ def test_findings_say_what_was_not_as_expected() -> None:
         run.model_copy(update={"config": run.config | {"method": swap.get(run.method.name, run.method.name)}})
         for run in sweep()
     ]
-    said = findings(leaderboard(results), results, purpose("quick", ROOT / "sweeps").expectations)
+    said = findings(leaderboard(results), results, read_sweep("quick", ROOT / "sweeps").expectations)
     assert any(line.startswith("NOT as expected: TIS repairs part of int4") for line in said)
 
 
 def test_findings_of_another_task_expect_nothing() -> None:
     results = [factory.result(*arm, seed=s, task__name="chain")[0] for arm in factory.QUICK for s in range(2)]
-    expectations = purpose("quick", ROOT / "sweeps").expectations
+    expectations = read_sweep("quick", ROOT / "sweeps").expectations
     assert not any("expected" in line for line in findings(leaderboard(results), results, expectations))

@@ -137,7 +137,7 @@ def test_a_dry_run_of_a_sweep_tells_memory_and_what_it_assumes(
 
 
 def hours_of(cells: Sequence[RunConfig], level: Level, workers: int, machine: Machine) -> list[str]:
-    """What is said of cells of an hour each."""
+    """Lines about cells of an hour each."""
     hour = TimeForecast(seconds=3600.0, low=1800.0, high=7200.0, level=level)
     return forecast_lines(cells, [hour] * len(cells), fit([]), workers, machine)
 

@@ -17,6 +17,7 @@ from harness.config.schema import Launch, RunConfig
 from harness.foundation.provenance import ROOT
 from harness.records.policies import last_policy
 from harness.records.run_result import read_result, read_results, write_result
+from harness.records.sweep_file import purpose
 from harness.report.leaderboard import leaderboard
 from harness.report.tables import markdown
 from harness.run.cell import work_folder
@@ -234,6 +235,16 @@ def test_an_unwritable_results_folder_is_one_line(tmp_path: Path) -> None:
     planned = plan(sweep_of({"method": "bf16"}))
     with pytest.raises(ValueError, match="results="):
         run_sweep(planned, Launch(results=str(tmp_path / "file"), sweep="test"), 1, nothing)
+
+
+def test_a_sweep_that_sweeps_does_not_know_keeps_its_purpose(tmp_path: Path) -> None:
+    launch, seen = small_launch(tmp_path), Seen()
+    planned = plan(replace(sweep_of({"method": "bf16"}), question="Does it?", control="fp16"))
+    run_sweep(planned, launch, 1, nothing, run=launcher(seen))
+    assert purpose("test", tmp_path) == planned.sweep.purpose
+    assert (purpose("test", tmp_path).question, purpose("test", tmp_path).control) == ("Does it?", "fp16")
+    run_sweep(plan(sweep_of({"method": "bf16"})), launch, 1, nothing, run=launcher(seen))
+    assert not (tmp_path / "runs" / "test" / "purpose.yaml").exists()
 
 
 def test_every_impossible_cell_leaves_a_record_and_runs_once_it_can(tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ def log_sweep(tracker: Tracker, results: Path, sweep: str, control: str | None =
 def log_arms(tracker: Tracker, results: Path, sweep: str, control: str | None = None) -> list[RunResult]:
     """The arms of a sweep, its overview and the experiment's description, where the results changed since. Returns the
     results whose cells are not logged yet."""
-    folder, aim, level = runs_folder(results, sweep), purpose(sweep), level_of(results, sweep)
+    folder, aim, level = runs_folder(results, sweep), purpose(sweep, results), level_of(results, sweep)
     aim = aim if control is None else replace(aim, control=control)
     runs, problems = readable(folder)
     for line in problems:

@@ -79,7 +79,7 @@ def _chosen(results: Path, sweep: str | None, words: Sequence[str]) -> Compariso
     from harness.report.leaderboard import leaderboard
 
     runs, _ = readable(runs_folder(results, sweep))
-    aim = purpose(sweep)
+    aim = purpose(sweep, results)
     board = leaderboard(runs, aim.control, aim.endpoints, level_of(results, sweep))
     saved = saved_comparisons(board.to_dict("records"), aim.baselines)
     for comparison in sorted(saved, key=lambda c: len(c.title)):

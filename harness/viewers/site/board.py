@@ -36,7 +36,7 @@ def sweep_entry(results: Path, sweep: str) -> tuple[dict[str, Any], list[RunResu
     runs, problems = runs_of(results, sweep)
     if not runs:
         return {}, []
-    aim = purpose(sweep)
+    aim = purpose(sweep, results)
     rows = leaderboard(runs, aim.control, aim.endpoints, level_of(results, sweep)).to_dict("records")
     figures = sorted(figures_folder(results, sweep).glob("*.png"))
     entry = {

@@ -118,9 +118,9 @@ def test_the_page_judges_the_endpoints_of_the_file_at_the_level_of_its_looks(
         return {row[entry["columns"].index("verdict")] for row in entry["rows"]}
 
     before = verdicts()
-    monkeypatch.setattr(board, "purpose", lambda sweep: Purpose(endpoints=("deployed",)))
+    monkeypatch.setattr(board, "purpose", lambda sweep, results: Purpose(endpoints=("deployed",)))
     assert verdicts() == {"control", "not declared"} != before
-    monkeypatch.setattr(board, "purpose", lambda sweep: Purpose())
+    monkeypatch.setattr(board, "purpose", lambda sweep, results: Purpose())
     monkeypatch.setattr(board, "level_of", lambda results, sweep: 1e-9)
     assert verdicts() == {"control", "cannot tell"} != before
 
