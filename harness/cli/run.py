@@ -45,11 +45,13 @@ def run_one(
     notes = advice(config, check(config))
     check_data(config)
     if is_dry:
-        from harness.sweep.folder_time import Machine, device_name
+        from harness.run.checks import check_launch
+        from harness.sweep.folder_time import device_name, machine_of
         from harness.sweep.preview import forecast_of
 
         device_name(config, gpu)
-        machine = Machine(gpus=launch.gpus * launch.nodes, gpu=gpu, memory_gib=memory_gib)
+        check_launch(config, launch)
+        machine = machine_of(launch, gpu, memory_gib)
         shown = {"run_id": run_id(config), "name": run_name(config), "config": to_json(config)}
         print(json.dumps(shown | forecast_of(config, results, machine), indent=2))
         return 0

@@ -117,19 +117,25 @@ class Way:
     memory_gib: float | None = None
     """Memory of each, likewise."""
 
-    def machine(self, launch: Launch) -> Machine:
-        """GPUs of a cell that a dry run predicts for."""
-        from harness.sweep.folder_time import Machine
-
-        is_cluster = self.launcher == "slurm" or self.ray_address is not None
-        return Machine(gpus=launch.gpus * launch.nodes, gpu=self.gpu, memory_gib=self.memory_gib, is_cluster=is_cluster)
-
-    def runner(self) -> Runner:
-        """The launcher. Raises ValueError where it is not installed."""
+    def __post_init__(self) -> None:
         if self.ray_address is not None and self.launcher != "ray":
             raise ValueError(f"ray-address={self.ray_address}: only with --launcher ray")
         if self.slurm and self.launcher != "slurm":
             raise ValueError(f"slurm={self.slurm[0]}: only with --launcher slurm")
+        if self.launcher == "slurm":
+            from harness.sweep.launchers.slurm import options_of
+
+            options_of(self.slurm)
+
+    def machine(self, launch: Launch) -> Machine:
+        """GPUs of a cell that a dry run predicts for."""
+        from harness.sweep.folder_time import machine_of
+
+        is_cluster = self.launcher == "slurm" or self.ray_address is not None
+        return machine_of(launch, self.gpu, self.memory_gib, is_cluster=is_cluster)
+
+    def runner(self) -> Runner:
+        """The launcher. Raises ValueError where it is not installed."""
         if self.launcher == "local":
             from harness.sweep.launchers import local
 
@@ -182,6 +188,7 @@ def sweep_of(
     if way.is_again:
         todo = list(planned.cells)
     if is_dry:
+        _check_launch(todo, launch, way)
         taken = [] if way.is_again else [cell for cell, _, _ in elsewhere(todo, launch)]
         return dry_run(planned, todo, results, way.workers, taken, way.machine(launch))
     runner = way.runner()
@@ -225,6 +232,7 @@ def sweep_until_decided(name: str, overrides: Sequence[str], *, results: Path, w
     make_available(results, found.name)
     if is_dry:
         todo = preview(planned, launch)
+        _check_launch(todo, launch, way)
         chosen = replace(planned, cells=tuple(todo))
         return dry_run(chosen, todo, results, way.workers, machine=way.machine(launch)) if todo else 0
     runner, started = way.runner(), time.monotonic()
@@ -251,10 +259,21 @@ def _check_places(cells: Sequence[RunConfig], launch: Launch, way: Way) -> None:
     """Raises ValueError where a cell cannot run here or under this launcher."""
     from harness.run.checks import check_place
 
-    for cell in cells:
-        if way.launcher == "local":
+    _check_launch(cells, launch, way)
+    if way.launcher == "local":
+        for cell in cells:
             check_place(cell, launch)
-        elif way.launcher == "ray" and launch.save != "none":
+
+
+def _check_launch(cells: Sequence[RunConfig], launch: Launch, way: Way) -> None:
+    """Raises ValueError where a cell cannot run so, or not under this launcher, on whatever machine."""
+    from harness.run.checks import check_launch
+
+    for cell in cells:
+        check_launch(cell, launch)
+        if way.launcher == "local":
+            continue
+        if way.launcher == "ray" and launch.save != "none":
             raise ValueError(
                 f"launch.save={launch.save}: with --launcher ray the policy would stay on its node; valid: none, or "
                 "--launcher local or slurm"

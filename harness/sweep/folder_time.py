@@ -19,7 +19,7 @@ import torch
 
 from harness.config.compose import compose
 from harness.config.decoder_config import decoder_config
-from harness.config.schema import RunConfig
+from harness.config.schema import Launch, RunConfig
 from harness.engines.vllm.memory import kv_bytes_per_token, num_parameters, used_parameters, weight_bytes
 from harness.foundation.did_you_mean import nearest
 from harness.models.decoder import DecoderConfig
@@ -36,12 +36,24 @@ class Machine:
     """Name in `RATES`; null takes this machine's."""
     memory_gib: float | None = None
     """GiB of each; null takes this machine's where it has one."""
+    engine_gpus: int = 1
+    """Those that an engine's weights and cache are spread over."""
     is_cluster: bool = False
     """Every cell has cores and GPUs of its own: those of a cluster."""
 
 
 HERE = Machine()
 """One GPU of this machine."""
+
+
+def machine_of(
+    launch: Launch, gpu: str | None = None, memory_gib: float | None = None, *, is_cluster: bool = False
+) -> Machine:
+    """The machine of a launch; fields as in `Machine`."""
+    return Machine(
+        gpus=launch.gpus * launch.nodes, gpu=gpu, memory_gib=memory_gib, engine_gpus=launch.tensor_parallel,
+        is_cluster=is_cluster,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)

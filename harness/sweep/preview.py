@@ -102,15 +102,16 @@ def memory_line(cell: RunConfig, machine: Machine) -> str:
     is_frozen, gpus = plan.adapters is not None, machine.gpus
     state = (FROZEN_BYTES if is_frozen else STATE_BYTES) * count / 2**30
     held, cache = weight_bytes(shape, plan) / 2**30, kv_bytes_per_token(shape, plan) * row / 2**30
+    engine = f"engine {held:.1f} GiB" + (f" over {machine.engine_gpus}" if machine.engine_gpus > 1 else "")
     what = "frozen base, at most" if is_frozen else "masters, gradients and moments"
     line = (
         f"memory: {cell.model.name} ({count / 1e9:.2f} billion parameters) at {cell.precision.name}: trainer "
-        f"{state:.1f} GiB of {what} over {gpus} GPU{'s' * (gpus > 1)}; engine {held:.1f} GiB, and {cache:.3f} GiB of "
+        f"{state:.1f} GiB of {what} over {gpus} GPU{'s' * (gpus > 1)}; {engine}, and {cache:.3f} GiB of "
         f"cache for a response of {row} tokens with its prompt"
     )
     if (room := memory_gib(cell, machine)) is None:
         return line
-    left = room - state / gpus - (0.0 if cell.engine.sleep else held + cache)
+    left = room - state / gpus - (0.0 if cell.engine.sleep else (held + cache) / machine.engine_gpus)
     if left > 0:
         return f"{line}; leaves {left:.1f} of {room:g} GiB a GPU for activations and further responses"
     return f"{line}; does not fit {room:g} GiB a GPU, {-left:.1f} GiB too much before any activation"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -33,21 +34,44 @@ def test_the_launcher_gets_its_settings(monkeypatch: pytest.MonkeyPatch) -> None
     assert runner.func is slurm.run_cells  # type: ignore[attr-defined]
     assert runner.keywords == {"workers": 2, "options": {"partition": "gpu", "time": "30"}}  # type: ignore[attr-defined]
     assert LAUNCHERS == ("local", "ray", "slurm")
-    for way, said in (
-        (Way(workers=1, slurm=("time=3",)), "slurm=time=3: only with --launcher slurm"),
-        (Way(workers=1, launcher="ray", slurm=("time=3",)), "slurm=time=3: only with --launcher slurm"),
-        (Way(workers=1, launcher="slurm", ray_address="x:1"), "ray-address=x:1: only with --launcher ray"),
-    ):
+    wrong: tuple[tuple[dict[str, Any], str], ...] = (
+        ({"slurm": ("time=3",)}, "slurm=time=3: only with --launcher slurm"),
+        ({"launcher": "ray", "slurm": ("time=3",)}, "slurm=time=3: only with --launcher slurm"),
+        ({"launcher": "slurm", "ray_address": "x:1"}, "ray-address=x:1: only with --launcher ray"),
+        ({"launcher": "slurm", "slurm": ("time=soon",)}, "slurm=time=soon: valid: a whole number above 0, in minutes"),
+    )
+    for options, said in wrong:
         with pytest.raises(ValueError, match=said):
-            way.runner()
+            Way(workers=1, **options)
+
+
+def test_a_preview_refuses_what_a_run_would_refuse_anywhere(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "tiny.yaml").write_text(SWEEP)
+    verl = ("trainer=verl", "engine=vllm", "model=xs128")
+    for words, said in (
+        (("launch.gpus=2",), "launch.nodes=1 launch.gpus=2: trainer=local works on one GPU; choose trainer=verl"),
+        (("launch.offload=all",), "launch.offload=all: trainer=verl alone does it; valid: none, or trainer=verl"),
+        ((*verl, "launch.gpus=2", "launch.tensor_parallel=3"), "launch.tensor_parallel=3: an engine's GPUs are of one"),
+        ((*verl, "launch.save=every:2"), "launch.save=every:2: trainer=verl keeps the last policy alone; valid: none"),
+        (("launch.nodes=2", "--launcher", "ray"), "launch.nodes=2 launch.gpus=1: trainer=local works on one GPU"),
+        (("launch.save=hf", "--launcher", "ray"), "launch.save=hf: with --launcher ray the policy would stay on its"),
+        (("--launcher", "slurm", "--slurm", "tim=3"), "slurm=tim=3: no option 'tim'; nearest: time"),
+    ):
+        results = tmp_path / "results"
+        assert cli.main(["sweep", str(tmp_path / "tiny.yaml"), *words, "--dry-run", "--results", str(results)]) == 2
+        assert capsys.readouterr().err.startswith(f"lowbit: error: {said}"), words
+    assert cli.main(["run", "launch.gpus=2", "--dry-run"]) == 2
+    assert "launch.gpus=2: trainer=local works on one GPU" in capsys.readouterr().err
 
 
 def test_a_cell_away_from_here_runs_on_one_node_with_its_own_ray() -> None:
     """GPUs are asked of the node, not of this machine; trainer=verl runs there, too."""
-    cells = [small_config("method=bf16"), small_config("method=bf16", "trainer=verl", "engine=vllm")]
+    cells = [small_config("method=bf16", "trainer=verl", "engine=vllm")]
     for launcher in ("ray", "slurm"):
         way = Way(workers=1, launcher=launcher)  # type: ignore[arg-type]
         _check_places(cells, Launch(gpus=8), way)
+        with pytest.raises(ValueError, match=r"launch\.gpus=8: trainer=local works on one GPU"):
+            _check_places([small_config("method=bf16")], Launch(gpus=8), way)
         with pytest.raises(ValueError, match=f"nodes=2: with --launcher {launcher} a cell runs on one node; valid: 1"):
             _check_places(cells, Launch(nodes=2), way)
     named = Launch(ray_address="head:6379")
@@ -55,7 +79,7 @@ def test_a_cell_away_from_here_runs_on_one_node_with_its_own_ray() -> None:
     with pytest.raises(ValueError, match=r"launch\.ray_address=head:6379: with --launcher ray a cell has a Ray of its"):
         _check_places(cells, named, Way(workers=1, launcher="ray"))
     with pytest.raises(ValueError, match=r"launch\.gpus=8: trainer=local works on one GPU"):
-        _check_places(cells, Launch(gpus=8), Way(workers=1))
+        _check_places([small_config("method=bf16")], Launch(gpus=8), Way(workers=1))
     with pytest.raises(ValueError, match=r"launch\.save=hf: with --launcher ray .* valid: none, or --launcher local"):
         _check_places(cells, Launch(save="hf"), Way(workers=1, launcher="ray"))
     _check_places(cells, Launch(save="hf"), Way(workers=1, launcher="slurm"))
@@ -64,6 +88,7 @@ def test_a_cell_away_from_here_runs_on_one_node_with_its_own_ray() -> None:
 def test_a_forecast_is_for_all_gpus_of_a_cell() -> None:
     way = Way(workers=1, gpu="h100", memory_gib=80.0)
     assert way.machine(Launch(gpus=4, nodes=2)) == Machine(gpus=8, gpu="h100", memory_gib=80.0)
+    assert way.machine(Launch(gpus=4, tensor_parallel=2)).engine_gpus == 2
     for away in (Way(workers=1, launcher="slurm"), Way(workers=1, launcher="ray", ray_address="head:6379")):
         assert away.machine(Launch()) == Machine(is_cluster=True)
     assert Way(workers=1, launcher="ray").machine(Launch()) == HERE
