@@ -91,7 +91,7 @@ def folder_lines(todo: Sequence[RunConfig], machine: Machine) -> list[str]:
     names = ", ".join(dict.fromkeys(device_name(cell, machine.gpu) for cell in folders))
     return [*lines, (
         f"assumed: {machine.gpus} x {names}, {PRODUCTS:.0%} of its peak operations and {STREAMS:.0%} of its bandwidth, "
-        f"prompts of {PROMPT} tokens, every response as long as it may be")]  # fmt: skip
+        f"prompts of {PROMPT} tokens, every response as long as it may be: an upper bound")]  # fmt: skip
 
 
 def memory_line(cell: RunConfig, machine: Machine) -> str:

@@ -82,7 +82,7 @@ def test_a_forecast_is_of_folders_alone_and_has_its_range(folder: Path, tmp_path
     assert found["rests_on"] == "models known by their config.json alone"
     assert found["notes"][-1] == (
         "assumed: 1 x H100, 40% of its peak operations and 60% of its bandwidth, prompts of 256 tokens, every response "
-        "as long as it may be"
+        "as long as it may be: an upper bound"
     )
     assert found["notes"][0] == memory_line(config, H100)
     slower = forecast_of(config, tmp_path, Machine(gpu="a100"))["forecast"]["seconds"]
