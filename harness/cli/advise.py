@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from harness.cli.options import add_results, add_write, positive
+from harness.cli.options import add_results, add_write, always, positive
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,7 +25,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
                         help="print ready configurations, e.g. of fp8_block:TIS or int8")  # fmt: skip
     parser.add_argument("--cases", action="store_true", help="answer seven fixed questions on one page instead")
     add_write(parser, "the page of --cases, and the grid of answers that the site reads")
-    add_results(parser)
+    add_results(parser, reads=always)
 
 
 def run(a: argparse.Namespace) -> int:

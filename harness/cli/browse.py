@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from harness.cli.options import add_results, port
+from harness.cli.options import add_results, always, port
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -13,7 +13,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--compare", nargs="+", default=[], metavar="WORD",
                         help="open the saved comparison of SWEEP with these words: qurl flashrl int8")  # fmt: skip
     parser.add_argument("--port", type=port, default=5000, help="of the server (default: 5000)")
-    add_results(parser)
+    add_results(parser, reads=always)
 
 
 def run(a: argparse.Namespace) -> int:

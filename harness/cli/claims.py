@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.cli.options import add_results, add_write
+from harness.cli.options import add_results, add_write, always
 from harness.foundation.did_you_mean import nearest
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
                              "paper (its title or number), or a sweep that tests them")  # fmt: skip
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 where the table is out of date")
     add_write(parser, "the page")
-    add_results(parser)
+    add_results(parser, reads=always)
 
 
 def run(a: argparse.Namespace) -> int:

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.cli.options import add_results, add_write
+from harness.cli.options import add_results, add_write, always
 
 if TYPE_CHECKING:
     from harness.studies.dose.study import Study
@@ -30,7 +30,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--outcome", metavar="SWEEP", help="predictions beside the packed runs of that sweep")
     add_write(parser, "the table and the figure")
-    add_results(parser)
+    add_results(parser, reads=always)
 
 
 def run(a: argparse.Namespace) -> int:

@@ -6,8 +6,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from harness.cli.options import add_results, add_write
-from harness.foundation.did_you_mean import nearest
+from harness.cli.options import add_results, add_write, always
 
 SWEEPS = ("standard", "corrections")
 """The sweeps with enough collapsed runs to learn from."""
@@ -17,7 +16,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.add_argument("sweeps", nargs="*", help=f"sweeps with results (default: {' '.join(SWEEPS)})")
     add_write(parser, "the table and the figures")
-    add_results(parser)
+    add_results(parser, reads=always)
 
 
 def run(a: argparse.Namespace) -> int:
@@ -27,19 +26,18 @@ def run(a: argparse.Namespace) -> int:
 
 def early_warning(sweeps: Sequence[str], results: Path, *, is_written: bool) -> int:
     """Signals against collapses over the named sweeps. Raises ValueError for a sweep without results."""
+    from harness.records.folder import check_sweep
     from harness.records.packed import make_available
-    from harness.records.paths import figures_folder, runs_folder, sweep_folders, tables_folder
+    from harness.records.paths import figures_folder, runs_folder, tables_folder
     from harness.records.run_result import read_results
     from harness.studies.early_warning.alarms import Trace, traces
     from harness.studies.early_warning.report import report, write
 
     runs: list[Trace] = []
     for name in sweeps or SWEEPS:
+        check_sweep(results, name)
         make_available(results, name)
         folder = runs_folder(results, name)
-        if not folder.is_dir():
-            known = [path.name for path in sweep_folders(results)]
-            raise ValueError(f"sweep {name!r} has no results in {results}; {nearest(name, known)}")
         print(f"early-warning: reading {name}")
         runs += traces(folder, read_results(folder))
     page, scores = report(runs)

@@ -26,17 +26,22 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("overrides", nargs="*", default=[], help=(
         "overrides, e.g. 'evaluations=[{task:gsm8k,path:DIR,k:4,greedy:true}]' engine=vllm trainer.device=cuda; of a "
         "run its own evaluations are asked where none are given"))  # fmt: skip
-    add_results(parser)
+    add_results(parser, reads=lambda a: not _is_folder(a.what))
 
 
 def run(a: argparse.Namespace) -> int:
     """Evaluate, print a table, write the record. Exit code 1 where an evaluation ended in an error."""
-    folder = Path(a.what)
-    if folder.is_dir() or (folder.is_absolute() and not folder.exists()):
-        records = _of_folder(folder, a.overrides, a.results)
+    if _is_folder(a.what):
+        records = _of_folder(Path(a.what), a.overrides, a.results)
     else:
         records = _of_run(a.what, a.overrides, a.results)
     return 1 if any(record.error for record in records) else 0
+
+
+def _is_folder(words: str) -> bool:
+    """Do the words name a model folder, not a run?"""
+    folder = Path(words)
+    return folder.is_dir() or (folder.is_absolute() and not folder.exists())
 
 
 def _of_folder(folder: Path, overrides: Sequence[str], results: Path) -> list[TaskEvalRecord]:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from harness.cli.options import add_results
+from harness.cli.options import add_results, always
 from harness.cli.report import report
 from harness.foundation.did_you_mean import nearest
 from harness.published.figures import FIGURES, draw, missing
@@ -27,7 +27,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--list", action="store_true", dest="is_listing", help="name the paper figures")
     parser.add_argument("--notebooks", action="store_true", dest="is_executing",
                         help="execute notebooks/*.py into their .ipynb as well (extra: notebooks)")  # fmt: skip
-    add_results(parser)
+    add_results(parser, reads=always)
 
 
 def run(a: argparse.Namespace) -> int:

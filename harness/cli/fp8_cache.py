@@ -25,7 +25,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--accuracy", type=samples, metavar="QxK",
                         help="also accuracies of K answers to each of Q questions, e.g. 64x4")  # fmt: skip
     add_write(parser, "the table and the figure")
-    add_results(parser)
+    add_results(parser, reads=lambda a: a.folder is None)
 
 
 def samples(text: str) -> tuple[int, int]:

@@ -16,6 +16,7 @@ from importlib import import_module
 from typing import NoReturn
 
 from harness.cli import completion
+from harness.cli.options import check_results
 from harness.foundation import bytecode_cache
 from harness.foundation.did_you_mean import nearest
 from harness.foundation.project_files import HOME, RESULTS, bring_results
@@ -87,6 +88,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         arguments = parse(sys.argv[1:] if argv is None else argv)
         _bring_results(arguments)
+        check_results(arguments)
         return arguments.run(arguments)
     except ValueError as error:
         if os.environ.get("LOWBIT_TRACEBACK"):

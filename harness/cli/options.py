@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 from harness.foundation.project_files import RESULTS
@@ -13,9 +14,26 @@ OVERRIDES = "Hydra overrides, e.g. model=m task.n=16 algo.mode=bypass_pg knobs.T
 TRACKERS = ("mlflow", "wandb")
 
 
-def add_results(parser: argparse.ArgumentParser) -> None:
-    """The option that says where results are."""
+def never(a: argparse.Namespace) -> bool:
+    """No call of the command."""
+    return False
+
+
+def always(a: argparse.Namespace) -> bool:
+    """Every call of the command."""
+    return True
+
+
+def add_results(parser: argparse.ArgumentParser, *, reads: Callable[[argparse.Namespace], bool] = never) -> None:
+    """The option that says where results are. `reads`: calls that need the folder and do not make it."""
     parser.add_argument("--results", type=Path, default=RESULTS, help="results folder (default: results)")
+    parser.set_defaults(reads=reads)
+
+
+def check_results(a: argparse.Namespace) -> None:
+    """Raises ValueError where the call needs a results folder and there is none."""
+    if hasattr(a, "results") and a.reads(a) and not a.results.is_dir():
+        raise ValueError(f"--results {a.results}: no such folder; lowbit {a.command} reads results that are there")
 
 
 def add_write(parser: argparse.ArgumentParser, what: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from harness.cli.options import add_write, positive, word_list
+from harness.cli.options import add_results, add_write, positive, word_list
 from harness.records.paths import figures_folder, tables_folder
 
 
@@ -23,9 +23,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--report", action="store_true", dest="is_report", help="measure nothing; show the table of what is there"
     )
     add_write(parser, "the table and the figure")
-    parser.add_argument(
-        "--results", "--out", type=Path, default=Path("results"), help="results folder (default: results)"
-    )
+    add_results(parser, reads=lambda a: a.is_report)
 
 
 def run(a: argparse.Namespace) -> int:

@@ -23,7 +23,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         metavar="RUN",
         help="its name, its id or the beginning of one, SWEEP/ before it or not, or its file",
     )
-    add_results(parser)
+    add_results(parser, reads=lambda a: not a.run_id.endswith(".json"))
 
 
 def run(a: argparse.Namespace) -> int:

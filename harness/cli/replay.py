@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.cli.options import add_results, add_write, number_list, positive, positive_list, whole, word_list
+from harness.cli.options import add_results, add_write, always, number_list, positive, positive_list, whole, word_list
 from harness.records.paths import figures_folder, replay_folder, tables_folder, work_folder
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     report = actions.add_parser("report", help=line, description=f"{line.capitalize()}.")
     report.set_defaults(action=lambda a: replay_report(a.results, is_written=a.is_written))
     add_write(report, "the tables and the figures")
-    add_results(report)
+    add_results(report, reads=always)
 
 
 def run(a: argparse.Namespace) -> int:

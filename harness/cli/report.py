@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.cli.options import add_results
-from harness.foundation.did_you_mean import nearest
-from harness.records.paths import figures_folder, runs_folder, sweep_folders, tables_folder
+from harness.cli.options import add_results, always
+from harness.records.paths import figures_folder, runs_folder, tables_folder
 
 if TYPE_CHECKING:
     from harness.records.run_result import RunResult
@@ -25,7 +24,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--main", dest="is_main", action="store_true",
                         help="the main table of a README alone: settings side by side, with verdicts")  # fmt: skip
     parser.add_argument("--html", dest="is_html", action="store_true", help="write the site of all results too")
-    add_results(parser)
+    add_results(parser, reads=always)
 
 
 def run(a: argparse.Namespace) -> int:
@@ -68,12 +67,11 @@ def main_table(name: str, results: Path) -> int:
 
 def _check_results(name: str, results: Path) -> None:
     """Unpack the sweep where it is packed. Raises ValueError where it has no results."""
+    from harness.records.folder import check_sweep
     from harness.records.packed import make_available
 
+    check_sweep(results, name)
     make_available(results, name)
-    if not runs_folder(results, name).is_dir():
-        known = [path.name for path in sweep_folders(results)]
-        raise ValueError(f"sweep {name!r} has no results in {results}; {nearest(name, known) if known else 'none has'}")
 
 
 def _sweep_of(name: str, results: Path) -> Sweep:

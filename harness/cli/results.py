@@ -21,7 +21,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("source", nargs="?", help="import: a results folder or its archive (none: log to trackers); "
                                                   "pack, unpack: a sweep")  # fmt: skip
     add_tracking(parser)
-    add_results(parser)
+    add_results(parser, reads=lambda a: a.action != "import")
 
 
 def run(a: argparse.Namespace) -> int:

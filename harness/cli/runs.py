@@ -6,8 +6,7 @@ import argparse
 from collections import Counter
 from pathlib import Path
 
-from harness.cli.options import add_results
-from harness.foundation.did_you_mean import nearest
+from harness.cli.options import add_results, always
 from harness.foundation.text_table import text_table
 
 LEGEND = """\
@@ -23,22 +22,20 @@ reference: in BF16 on vLLM, in float32 on the embedded engine.  rollout: as roll
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.add_argument("sweep", nargs="?", help="list the runs of this sweep (default: the sweeps that have results)")
-    add_results(parser)
+    add_results(parser, reads=always)
 
 
 def run(a: argparse.Namespace) -> int:
     """Print one of the two tables. Raises ValueError for a sweep without results."""
-    from harness.records.folder import all_sweeps
+    from harness.records.folder import all_sweeps, check_sweep
 
-    known = all_sweeps(a.results)
-    if not known:
-        print(f"{a.results}: no sweep has results yet; lowbit sweep quick makes some")
-    elif a.sweep is None:
-        print(sweeps_table(a.results, known))
-    elif a.sweep in known:
+    if a.sweep is not None:
+        check_sweep(a.results, a.sweep)
         print(runs_table(a.results, a.sweep))
+    elif known := all_sweeps(a.results):
+        print(sweeps_table(a.results, known))
     else:
-        raise ValueError(f"sweep {a.sweep!r} has no results in {a.results}; {nearest(a.sweep, known)}")
+        print(f"{a.results}: no sweep has results yet; lowbit sweep quick makes some")
     return 0
 
 

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from harness.cli.options import add_results
+from harness.cli.options import add_results, always
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -15,7 +15,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--committed", action="store_true", help="only the sweeps whose results are committed")
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 where the site is not what the "
                                                              "committed results give")  # fmt: skip
-    add_results(parser)
+    add_results(parser, reads=always)
 
 
 def run(a: argparse.Namespace) -> int:

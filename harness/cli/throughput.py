@@ -34,7 +34,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--report", action="store_true", dest="is_report", help="run nothing; show the tables of what is measured"
     )
     add_write(parser, "tables and figures (with --report)")
-    add_results(parser)
+    add_results(parser, reads=lambda a: a.is_report)
 
 
 def run(a: argparse.Namespace) -> int:

@@ -12,6 +12,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+from harness.foundation.did_you_mean import nearest
 from harness.records.packed import read_packed, read_packed_series
 from harness.records.paths import packed_folder, packed_path, runs_folder, sweep_folders
 from harness.records.run_result import RunResult, read_result, read_series
@@ -67,6 +68,13 @@ def readable(folder: Path) -> tuple[list[RunResult], list[str]]:
 def all_sweeps(results: Path) -> list[str]:
     """The sweeps that have results in a folder or in a packed file, by name."""
     return sorted({*sweeps_in(results), *(path.stem for path in packed_folder(results).glob("*.zip"))})
+
+
+def check_sweep(results: Path, sweep: str) -> None:
+    """Raises ValueError, with the nearest names, where the sweep has no results in a folder or in a packed file."""
+    if sweep not in (known := all_sweeps(results)):
+        hint = nearest(sweep, known) if known else "no sweep has any; lowbit sweep quick makes some"
+        raise ValueError(f"sweep {sweep!r} has no results in {results}; {hint}")
 
 
 def runs_of(results: Path, sweep: str) -> tuple[list[RunResult], list[str]]:

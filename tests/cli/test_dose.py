@@ -126,5 +126,6 @@ def test_an_unknown_sweep_and_an_empty_folder(
 ) -> None:
     assert lowbit_dose(results, "--predict", "dosee", "--probe", probe_file(tmp_path)) == 2
     assert "dosee" in capsys.readouterr().err and not (results / "predictions").exists()
+    (tmp_path / "empty").mkdir()
     assert lowbit_dose(tmp_path / "empty") == 2
     assert "holds no run with a control; pack a sweep first" in capsys.readouterr().err

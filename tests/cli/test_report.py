@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from harness.cli.report import report
+from harness.records.packed import pack
 from harness.records.run_result import write_result
 from harness.records.sweep_file import keep_purpose
 from harness.sweep import read_sweep
@@ -78,3 +79,18 @@ def test_one_length_has_profiles_and_no_break_even(tmp_path: Path) -> None:
     assert report("lengths", tmp_path) == 0
     assert (tmp_path / "figures" / "lengths" / "profiles.png").exists()
     assert not (tmp_path / "tables" / "lengths_break_even.md").exists()
+
+
+def test_a_mistyped_sweep_gets_the_nearest_of_all_packed_ones_too(tmp_path: Path) -> None:
+    sweep(tmp_path, (8,))
+    pack(tmp_path, "lengths")
+    (tmp_path / "runs" / "lengths").rename(tmp_path / "runs" / "others")
+    with pytest.raises(ValueError) as told:
+        report("lenghts", tmp_path)
+    assert str(told.value) == f"sweep 'lenghts' has no results in {tmp_path}; nearest: lengths; valid: lengths, others"
+    assert report("lengths", tmp_path, only="tables") == 0
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(
+        ValueError, match=r"results in .*/empty; no sweep has any; lowbit sweep quick makes some"
+    ):
+        report("lengths", tmp_path / "empty")

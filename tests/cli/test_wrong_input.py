@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.cli.main import COMMANDS as COMMANDS_OF_LOWBIT
 from harness.cli.main import main
 
 RUN = (
@@ -161,6 +162,14 @@ COMMANDS = (
     ("methods flashrk", "flashrk"),
 )
 """(a command line, what the line says)."""
+READS = (
+    "report standard", "report --html", "figures", "figures --list", "runs", "runs quick", "passport zzz", "browse",
+    "site", "site --check", "claims", "claims --check", "mismatch", "early-warning", "dose", "break-even", "capacity",
+    "advise --size 7b --length 8192", "advise --cases", "export zzz folder", "eval zzz", "fp8-cache", "parity --report",
+    "replay report", "results verify", "results pack quick", "results unpack", "search search_aqn --report",
+    "search search_aqn --dashboard", "throughput throughput_h200 --report",
+)  # fmt: skip
+"""Command lines that read a results folder and make none."""
 
 
 def refused(words: list[str], expected: str, results: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -168,7 +177,7 @@ def refused(words: list[str], expected: str, results: Path, capsys: pytest.Captu
     err = capsys.readouterr().err
     assert err.startswith("lowbit: error: ") and err.count("\n") == 1
     assert expected in err
-    assert not results.exists()
+    assert not results.exists() or not any(results.iterdir())
 
 
 @pytest.mark.parametrize(("override", "expected"), RUN)
@@ -185,5 +194,26 @@ def test_a_wrong_command_line_is_refused(
     line: str, expected: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     results, words = tmp_path / "results", line.split()
+    results.mkdir()
     with_folder = words and words[0] not in ("methods", "metrics", "swep", "warm")
     refused([*words, *["--results", str(results)] * bool(with_folder)], expected, results, capsys)
+
+
+@pytest.mark.parametrize("line", READS)
+def test_a_command_that_reads_results_wants_their_folder(
+    line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    results, words = tmp_path / "results", line.split()
+    told = f"lowbit: error: --results {results}: no such folder; lowbit {words[0]} reads results that are there\n"
+    assert main([*words, "--results", str(results)]) == 2
+    assert capsys.readouterr().err == told
+    assert not results.exists()
+
+
+def test_every_command_says_whether_it_makes_its_results_folder() -> None:
+    makes = {"base", "doctor", "paper", "probe", "run", "sweep"}
+    both = {"eval", "fp8-cache", "parity", "passport", "replay", "results", "search", "throughput"}
+    assert {line.split()[0] for line in READS} >= both
+    always_read = {line.split()[0] for line in READS} - both
+    without = {"completion", "methods", "metrics", "warm"}
+    assert makes | both | always_read | without == set(COMMANDS_OF_LOWBIT)

@@ -26,9 +26,8 @@ from typing import Any
 
 from jinja2 import Template
 
-from harness.foundation.did_you_mean import nearest
 from harness.foundation.provenance import commit
-from harness.records.folder import all_sweeps, series_of
+from harness.records.folder import all_sweeps, check_sweep, series_of
 from harness.records.paths import figures_folder, site_folder, tables_folder
 from harness.records.run_result import write_atomic
 from harness.studies.advise import answers
@@ -72,10 +71,9 @@ def outdated(results: Path, sweeps: Sequence[str]) -> list[Path]:
 def pages(results: Path, sweeps: Sequence[str], made: str) -> dict[Path, str]:
     """Path -> text of every file of the site, the page first; `made` is its stamp. Raises ValueError for a sweep
     without results."""
-    known = all_sweeps(results)
     for sweep in sweeps:
-        if sweep not in known:
-            raise ValueError(f"sweep {sweep!r} has no results in {results}; {nearest(sweep, known)}")
+        check_sweep(results, sweep)
+    known = all_sweeps(results)
     folder = site_folder(results)
     entries: list[dict[str, Any]] = []
     data: dict[Path, str] = {}

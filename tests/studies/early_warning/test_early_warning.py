@@ -156,7 +156,8 @@ def test_hidden_losses_can_be_counted_by_their_reward() -> None:
 
 
 def test_bad_input_is_one_line(tmp_path: Path) -> None:
-    (tmp_path / "runs" / "quick").mkdir(parents=True)
+    (tmp_path / "packed").mkdir()
+    (tmp_path / "packed" / "quick.zip").touch()
     with pytest.raises(ValueError, match=r"sweep 'quik' has no results in .*nearest: quick"):
         early_warning(["quik"], tmp_path, is_written=False)
     with pytest.raises(ValueError, match="0 collapsed and 0 healthy runs"):
