@@ -18,17 +18,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(a: argparse.Namespace) -> int:
-    """Copy a saved policy."""
+    """Copy a saved policy. Raises ValueError where there is none, or the folder is there already."""
     from harness.cli.passport import find_run
-    from harness.records.paths import policy_folder
-    from harness.records.policies import QUANTIZED, last_policy
+    from harness.records.policies import last_policy, saved_codes
 
     found = find_run(a.run_id, a.results)
-    source = policy_folder(a.results, found.sweep, found.run_id) / QUANTIZED if a.quantized else None
-    if source is None:
-        source = last_policy(a.results, found.sweep, found.run_id)
-    if not source.is_dir():
-        raise ValueError(f"{source}: no saved codes; launch.save=quantized keeps them")
+    source = (saved_codes if a.quantized else last_policy)(a.results, found.sweep, found.run_id)
     if a.folder.exists():
         raise ValueError(f"{a.folder}: is there already; name a folder that is not")
     part = a.folder.with_name(f".{a.folder.name}.part")

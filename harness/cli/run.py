@@ -14,6 +14,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.add_argument("overrides", nargs="*", default=[], help=OVERRIDES)
     parser.add_argument("--dry-run", action="store_true", help="print the resolved configuration, run nothing")
+    parser.add_argument("--again", action="store_true", dest="is_again",
+                        help="run a finished cell once more; its old record goes to results/replaced")  # fmt: skip
     add_machine(parser)
     add_results(parser)
 
@@ -21,13 +23,16 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(a: argparse.Namespace) -> int:
     """Run the cell."""
     check_machine(a)
-    return run_one(a.overrides, results=a.results, is_dry=a.dry_run, gpu=a.gpu, memory_gib=a.memory)
+    return run_one(
+        a.overrides, results=a.results, is_dry=a.dry_run, is_again=a.is_again, gpu=a.gpu, memory_gib=a.memory
+    )
 
 
 def run_one(
-    overrides: Sequence[str], *, results: Path, is_dry: bool, gpu: str | None = None, memory_gib: float | None = None
-) -> int:
-    """One cell, as a sweep of one. Exit code 1 if it did not end well."""
+    overrides: Sequence[str], *, results: Path, is_dry: bool, is_again: bool = False, gpu: str | None = None,
+    memory_gib: float | None = None,
+) -> int:  # fmt: skip
+    """One cell, as a sweep of one; `is_again`: although it is finished. Exit code 1 if it did not end well."""
     from harness.config.load import launch_of, load, run_id, run_name, split_launch, to_json
 
     overrides, given = split_launch(overrides)
@@ -56,22 +61,25 @@ def run_one(
         print(json.dumps(shown | forecast_of(config, results, machine), indent=2))
         return 0
     from harness.sweep.progress import Progress, summary_line
+    from harness.sweep.queue import put_aside
 
     one = Sweep(name="runs", question="", arms=({},), seeds=(config.seed,))
     planned = Planned(sweep=one, cells=(config,), skipped=())
-    if (found := finished(config, launch)) is not None:
-        print(f"finished before ({found.run_id}): {summary_line(found)}")
+    if not is_again and (found := finished(config, launch)) is not None:
+        print(f"finished before ({found.run_id}; --again runs it once more): {summary_line(found)}")
         return 0
     for line in [*notes, *compiling(planned.cells)]:
         print(f"note: {line}")
     check_place(config, launch)
+    if is_again and (aside := put_aside([config], launch)) is not None:
+        print(f"the record of before is in {aside}")
     progress = Progress(planned.cells, 1)
     try:
-        records, is_interrupted = run_sweep(planned, launch, 1, progress)
+        records, is_interrupted = run_sweep(planned, launch, 1, progress, takes_over=not is_again)
     finally:
         progress.close()
     if is_interrupted:
-        print("\ninterrupted; the same command goes on from here")
+        print(f"\ninterrupted; the same command {'without --again ' if is_again else ''}goes on from here")
         return 130
     print(f"result: {results}/runs/runs/{run_id(config)}.json")
     return 0 if records[0].status == "ok" else 1

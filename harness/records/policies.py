@@ -17,8 +17,21 @@ def last_policy(results: Path | str, sweep: str, run_id: str) -> Path:
     home = policy_folder(results, sweep, run_id)
     steps = {int(path.name.removeprefix(STEP)): path for path in home.glob(f"{STEP}*") if path.is_dir()}
     if not steps:
-        raise ValueError(f"{home}: no saved policy; launch.save=hf keeps it")
+        raise ValueError(f"{home}: no saved policy; {_anew('hf')}")
     return steps[max(steps)]
+
+
+def saved_codes(results: Path | str, sweep: str, run_id: str) -> Path:
+    """The codes of the policy. Raises ValueError where none were saved."""
+    folder = policy_folder(results, sweep, run_id) / QUANTIZED
+    if not folder.is_dir():
+        raise ValueError(f"{folder}: no codes of a policy; {_anew('quantized')}")
+    return folder
+
+
+def _anew(save: str) -> str:
+    """The advice for a run that has ended, whose weights are gone."""
+    return f"to have one, train it anew: its lowbit run or lowbit sweep with --again launch.save={save}"
 
 
 def step_of(folder: Path) -> int:

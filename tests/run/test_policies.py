@@ -13,7 +13,7 @@ from harness.config.load import launch_of, run_id
 from harness.foundation.provenance import tensors_hash
 from harness.models.checkpoint import load_decoder, read_tensors
 from harness.models.shards import write_folder
-from harness.records.policies import last_policy
+from harness.records.policies import last_policy, saved_codes
 from harness.run.cell import run_cell
 from harness.run.policies import base_config, is_due, save_hf, save_quantized
 from tests.toy import small_config, small_launch, small_run
@@ -100,5 +100,11 @@ def test_a_wrong_save_names_the_valid_ones(save: str) -> None:
 
 
 def test_no_policy_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"no saved policy; launch.save=hf keeps it"):
-        last_policy(tmp_path, "test", "0" * 12)
+    anew = "to have one, train it anew: its lowbit run or lowbit sweep with --again launch.save="
+    for of, name, said in (
+        (last_policy, "", f"no saved policy; {anew}hf"),
+        (saved_codes, "/quantized", f"no codes of a policy; {anew}quantized"),
+    ):
+        with pytest.raises(ValueError) as told:
+            of(tmp_path, "test", "0" * 12)
+        assert str(told.value) == f"{tmp_path}/policies/test/{'0' * 12}{name}: {said}"
