@@ -45,33 +45,41 @@ def _is_folder(words: str) -> bool:
 
 
 def _of_folder(folder: Path, overrides: Sequence[str], results: Path) -> list[TaskEvalRecord]:
-    """Evaluate a model folder and write `results/evaluations/<name>-<id>.json`."""
-    from harness.config.load import load, of_folder, run_id, to_json
+    """Evaluate a model folder and keep the records apart from any run."""
+    from harness.config.load import load, of_folder
     from harness.config.resolve import resolve
     from harness.models.checkpoint import check_folder, content_hash
-    from harness.records.json_rows import write_json_rows
-    from harness.records.paths import evaluations_path
     from harness.run.checks import check_device
 
     check_folder(folder)
     config = resolve(load([*of_folder(folder), *overrides]), lambda path: content_hash(Path(path)))
     check_device(config)
-    path = evaluations_path(results, folder.resolve().name, run_id(config))
     records = _asked(config, folder, 0)
-    rows = [record.model_dump(mode="json") for record in records]
-    written = {"folder": folder.resolve().name, "config": to_json(config), "evaluations": rows}
-    write_json_rows(path, written, "evaluations", allow_nan=True)
-    print(f"result: {path}")
+    _keep(results, folder.resolve().name, config, records)
     return records
 
 
+def _keep(results: Path, name: str, config: RunConfig, records: Sequence[TaskEvalRecord]) -> None:
+    """Write `results/evaluations/<name>-<id>.json`; the id is that of the configuration."""
+    from harness.config.load import run_id, to_json
+    from harness.records.json_rows import write_json_rows
+    from harness.records.paths import evaluations_path
+
+    path = evaluations_path(results, name, run_id(config))
+    rows = [record.model_dump(mode="json") for record in records]
+    written = {"folder": name, "config": to_json(config), "evaluations": rows}
+    write_json_rows(path, written, "evaluations", allow_nan=True)
+    print(f"result: {path}")
+
+
 def _of_run(words: str, overrides: Sequence[str], results: Path) -> list[TaskEvalRecord]:
-    """Evaluate the last saved policy of a run and put the records into the run's own, in place of failed or older ones
-    of the same step, site and question."""
+    """Evaluate the last saved policy of a run. Its own evaluations go into its record, in place of failed or older ones
+    of the same step, site and question; others are kept as those of a model folder are."""
     from dataclasses import replace
 
     from harness.cli.passport import find_run
     from harness.config.load import load, parse
+    from harness.config.resolve import resolve
     from harness.config.schema import RunConfig
     from harness.records.packed import make_available
     from harness.records.paths import runs_folder
@@ -79,7 +87,6 @@ def _of_run(words: str, overrides: Sequence[str], results: Path) -> list[TaskEva
     from harness.run.checks import check_device
 
     found = find_run(words, results)
-    make_available(results, found.sweep)
     folder = last_policy(results, found.sweep, found.run_id)
     config = parse(RunConfig, found.config)
     given = [word for word in overrides if word.startswith("evaluations=")]
@@ -87,11 +94,13 @@ def _of_run(words: str, overrides: Sequence[str], results: Path) -> list[TaskEva
         other = next(word for word in overrides if word not in given)
         raise ValueError(f"{other}: of a run only evaluations=[...] can be set; its own settings stand")
     if given:
-        config = replace(config, evaluations=load(given).evaluations)
+        config = replace(config, evaluations=resolve(load(given)).evaluations)
     check_device(config)
     records = _asked(config, folder, step_of(folder))
     if given:
-        return records  # other questions than the run's own are not part of its record
+        _keep(results, f"{found.run_id}-{folder.name}", config, records)
+        return records
+    make_available(results, found.sweep)
     _write_into(runs_folder(results, found.sweep), found.run_id, records)
     print(f"result: {runs_folder(results, found.sweep) / found.run_id}.json")
     return records

@@ -1,8 +1,8 @@
 """Evaluation apart from training: a saved policy, or any model folder, asked what `evaluations` lists.
 
 The weights answer twice, as in a run: in the reference precision, which on vLLM is BF16, and where the precision is
-quantized as rolled. One engine lives at a time. Left out: parts that change what is pushed by state of their own run
-(`Part.sync` with prepared tensors), whose rollout site is a run's alone.
+quantized as rolled. One engine lives at a time. Left out: the rollout site of methods whose sampler is more than the
+quantized weights (`Part.sync` with prepared tensors, adapters at the rollout); only their run has it.
 """
 
 from __future__ import annotations
@@ -58,10 +58,15 @@ def evaluate_folder(
             engine.close()
 
     ask("reference", reference, Plan(rollout_weights=format_named(reference)))
-    remarks = list(_in_the_way(config))
-    if config.precision.name != reference and not remarks:
+    if reasons := list(_in_the_way(config)):
+        return records, [
+            f"not asked as rolled: {'; '.join(reasons)}, and a model folder holds the weights alone. What a run lists "
+            "in its own `evaluations` is asked as rolled while it trains; for the weights in a plain format: "
+            f"lowbit eval {folder} method=naive precision=FORMAT 'evaluations=[...]'"
+        ]
+    if config.precision.name != reference:
         ask("rollout", config.precision.name, composed.plan)
-    return records, remarks
+    return records, []
 
 
 def _engine(config: RunConfig, folder: Path, site: Site, plan: Plan, ones: list[Asked]) -> RolloutEngine:
@@ -74,12 +79,12 @@ def _engine(config: RunConfig, folder: Path, site: Site, plan: Plan, ones: list[
 
 
 def _in_the_way(config: RunConfig) -> Iterator[str]:
-    """Reasons why the rollout site cannot be had from weights alone."""
+    """What the rollout site has beside the quantized weights, in words that end a sentence."""
     composed = check(config)
     if composed.plan.sampler == "trainer":
-        yield f"not asked as rolled: {config.method} samples with the trainer's own module"
+        yield f"{config.method} samples with the trainer's own module"
     if at_rollout(composed.plan.adapters) is not None:
-        yield f"not asked as rolled: {config.method} keeps adapters at the rollout"
+        yield f"{config.method} keeps adapters at the rollout"
     for part in composed.parts:
         if has_hook(part, "sync") or has_hook(part, "after_sync"):
-            yield f"not asked as rolled: {type(part).__name__} changes what is pushed by state of its run"
+            yield f"{type(part).__name__} of {config.method} pushes more than the weights (scales, noise or adapters)"

@@ -16,7 +16,7 @@ from harness.published.recipes.twin import write_model, write_questions
 from harness.records.packed import pack
 from harness.records.run_result import read_result, write_result
 from harness.run.cell import run_cell
-from tests.toy import small_config, small_launch
+from tests.toy import SMALL, small_config, small_launch
 
 ENTRY = "evaluations=[{task:chain,num:8,k:3,greedy:true,options:{n:8}}]"
 
@@ -53,7 +53,7 @@ def test_a_policy_asked_again_answers_as_in_its_run(tmp_path: Path, capsys: pyte
     assert main(["export", run_id(config), str(copy), "--results", str(tmp_path)]) == 2
     assert "is there already" in capsys.readouterr().err
     assert main(["export", run_id(config), str(copy) + "q", "--quantized", "--results", str(tmp_path)]) == 2
-    assert "launch.save=quantized keeps them" in capsys.readouterr().err
+    assert "with --again launch.save=quantized" in capsys.readouterr().err
     assert main(["eval", str(copy), ENTRY, "method=naive", "precision=int8", "--results", str(tmp_path)]) == 0
     (path,) = (tmp_path / "evaluations").glob("mine (1)-*.json")
     told = json.loads(path.read_text())["evaluations"]
@@ -100,3 +100,47 @@ def test_a_folder_is_asked_with_all_its_stop_ids(tmp_path: Path, monkeypatch: py
         == 0
     )
     assert {tuple(sorted(ids)) for ids in seen} == {tuple(sorted(ends))}
+
+
+def test_other_questions_than_the_runs_own_are_kept_apart_from_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = small_config("method=flashrl", "precision=int8", "trainer.steps=1")
+    run_cell(config, small_launch(tmp_path, save="hf"))
+    record = tmp_path / "runs" / "test" / f"{run_id(config)}.json"
+    before = record.read_bytes()
+    assert main(["eval", run_id(config), ENTRY, "--results", str(tmp_path)]) == 0
+    (path,) = (tmp_path / "evaluations").iterdir()
+    assert path.name.startswith(f"{run_id(config)}-step-1-") and record.read_bytes() == before
+    told = json.loads(path.read_text())
+    assert [(line["task"], line["site"], len(line["correct"])) for line in told["evaluations"]] == [
+        ("chain", "reference", 8)
+    ]
+    assert told["config"]["method"] == "flashrl" and told["config"]["evaluations"][0]["k"] == 3
+    folder = tmp_path / "policies" / "test" / run_id(config) / "step-1"
+    assert capsys.readouterr().out.endswith(
+        "not asked as rolled: Profile of flashrl pushes more than the weights (scales, noise or adapters), and a model "
+        "folder holds the weights alone. What a run lists in its own `evaluations` is asked as rolled while it trains; "
+        f"for the weights in a plain format: lowbit eval {folder} method=naive precision=FORMAT 'evaluations=[...]'\n"
+        f"result: {path}\n"
+    )
+    assert main(["eval", str(folder), ENTRY, "method=naive", "precision=int8", "--results", str(tmp_path)]) == 0
+    assert "chain  rollout    int8" in capsys.readouterr().out
+
+
+def test_a_run_that_kept_no_policy_gets_one_by_running_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    results = ["--results", str(tmp_path)]
+    words = ["run", *SMALL, "trainer.steps=1", "method=bf16", *results]
+    small_launch(tmp_path)
+    assert main(words) == 0
+    assert main([*words, "launch.save=hf"]) == 0
+    (record,) = (tmp_path / "runs" / "runs").glob("*.json")
+    assert f"finished before ({record.stem}; --again runs it once more): ok" in capsys.readouterr().out
+    assert main(["export", record.stem, str(tmp_path / "mine"), *results]) == 2
+    assert main([*words, "--again", "launch.save=hf"]) == 0
+    (aside,) = (tmp_path / "replaced" / "runs").iterdir()
+    assert f"the record of before is in {aside}" in capsys.readouterr().out
+    assert main(["export", record.stem, str(tmp_path / "mine"), *results]) == 0
+    assert (tmp_path / "mine" / "config.json").is_file()

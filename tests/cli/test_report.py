@@ -90,7 +90,5 @@ def test_a_mistyped_sweep_gets_the_nearest_of_all_packed_ones_too(tmp_path: Path
     assert str(told.value) == f"sweep 'lenghts' has no results in {tmp_path}; nearest: lengths; valid: lengths, others"
     assert report("lengths", tmp_path, only="tables") == 0
     (tmp_path / "empty").mkdir()
-    with pytest.raises(
-        ValueError, match=r"results in .*/empty; no sweep has any; lowbit sweep quick makes some"
-    ):
+    with pytest.raises(ValueError, match=r"results in .*/empty; no sweep has any; lowbit sweep quick makes some"):
         report("lengths", tmp_path / "empty")
