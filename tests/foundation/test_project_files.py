@@ -65,6 +65,23 @@ def test_a_wheel_carries_what_is_committed_of_sweeps_and_results() -> None:
     assert sum((ROOT / name).stat().st_size for name in names & kept) < 60e6  # PyPI takes 100 MB
 
 
+def test_what_is_measured_on_a_users_own_models_is_no_change_of_the_checkout() -> None:
+    kinds = ("bases/mine/model.safetensors", "evaluations/mine-0.json", "fp8_cache/mine.json", "probes/0.json",
+             "rollouts/mine/0.jsonl", "tables/probe_0.md", "figures/probe_0.png")  # fmt: skip
+
+    def git(*words: str) -> list[str]:
+        done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=False)
+        if done.returncode == 128:
+            pytest.skip("not a checkout of git")
+        return done.stdout.splitlines()
+
+    own = [f"results/{kind}" for kind in kinds]
+    assert git("check-ignore", *own) == own
+    committed = git("ls-files", "results/probes", "results/bases")
+    assert "results/probes/20d8dbae8b3f.json" in committed and len(committed) > 200
+    assert git("check-ignore", *committed) == []
+
+
 def test_a_command_in_an_empty_folder_finds_the_sweeps(tmp_path: Path) -> None:
     """The code lies in the clone, the command runs elsewhere; a results folder that it names is left to it."""
     words = [sys.executable, "-P", "-m", "harness.cli.main", "sweep"]
