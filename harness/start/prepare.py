@@ -30,6 +30,8 @@ from harness.start.base_training import BaseRecipe, Progress, TrainingHost
 from harness.start.text_training import TextRecipe
 from harness.tasks import EMBEDDED, Demonstrated, Item, Task, Worded, build_task, token_ids
 
+DEMONSTRATED = tuple(name for name in vars(Demonstrated) if not name.startswith("_"))
+"""What a task has that a base can be trained for, beside the rest of a task."""
 NUM_CALIBRATION = 128
 """Calibration prompts offered to `Part.prepare`."""
 DIGEST = "digest.txt"
@@ -107,9 +109,11 @@ def evaluation_tasks(config: RunConfig) -> list[Task]:
 
 
 def check_data(config: RunConfig) -> None:
-    """Raises ValueError, one line, where the data of the task or of an evaluation is missing or corrupt, and where
-    `algo.overlong_buffer` is longer than its responses."""
+    """Raises ValueError, one line, where the data of the task or of an evaluation is missing or corrupt, where a base
+    is to be trained for a task that shows no answers, and where `algo.overlong_buffer` is longer than its responses."""
     task = task_of(config)
+    if config.model.path is None:
+        _demonstrated(config, task)
     evaluation_tasks(config)
     limit = config.engine.max_new_tokens or task.max_new_tokens
     if config.algo.overlong_buffer > limit:
@@ -152,8 +156,11 @@ def _recipe(config: RunConfig, task: Demonstrated) -> BaseRecipe | TextRecipe:
 
 
 def _demonstrated(config: RunConfig, task: Task) -> Demonstrated:
-    if not hasattr(task, "demonstrations"):
-        raise ValueError(f"task={config.task.name}: no base can be trained for it here; give model=hf model.path=...")
+    if lacking := [name for name in DEMONSTRATED if not hasattr(task, name)]:
+        raise ValueError(
+            f"task={config.task.name}: no base can be trained for it, its class has no {', '.join(lacking)}; give "
+            "model=hf model.path=FOLDER"
+        )
     return cast(Demonstrated, task)
 
 

@@ -84,6 +84,10 @@ RUN = (
     ("parts=[foo]", "parts: unknown part foo"),
     ("knobs.TIZ.cap=3", "knobs.TIZ: method=flashrl has no such part; nearest: TIS"),
     ("knobs.TIS.cup=3", "knobs.TIS.cup: unknown knob; nearest: cap"),
+    (
+        "task=count",
+        "task=count: no base can be trained for it, its class has no n, ceiling, answers, demonstrations; give",
+    ),
     ("model=hf", "model: num_layers=null: without a shape a local Hugging Face folder is needed"),
     ("model.path=nowhere", "nowhere"),
 )

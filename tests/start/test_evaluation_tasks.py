@@ -6,6 +6,7 @@ import pytest
 
 from harness.config.load import load
 from harness.start.prepare import check_data, evaluation_tasks
+from harness.tasks.sort import Sort
 from tests.source_tree import ROOT
 
 DATA = ROOT / "tests" / "tasks" / "data"
@@ -51,3 +52,16 @@ def test_a_length_penalty_over_more_than_a_response_is_refused_before_a_run() ->
 def test_data_are_looked_at_also_where_the_length_is_given() -> None:
     with pytest.raises(ValueError, match="task 'aime' needs a model folder with a tokenizer"):
         check_data(load(["task=aime", "model=xs", "engine.max_new_tokens=8"]))
+
+
+def test_a_base_for_a_task_that_shows_no_answers_is_refused_before_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(Sort, "answers")
+    monkeypatch.delattr(Sort, "demonstrations")
+    with pytest.raises(ValueError) as told:
+        check_data(load(["task=sort"]))
+    assert str(told.value) == (
+        "task=sort: no base can be trained for it, its class has no answers, demonstrations; give model=hf "
+        "model.path=FOLDER"
+    )
+    base = next((ROOT / "results" / "bases").glob("s-sort8-b0-*"))
+    check_data(load(["task=sort", "model=hf", f"model.path={base}"]))

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from harness.models.tokenizer import DIGIT_0_ID, EOS_ID, PAD_ID, decode, encode
-from harness.tasks import Score, build_task
+from harness.tasks import TASKS, Score, build_task
 from harness.tasks.digits import EVAL_SHARE, draw_digits, split_of
 from harness.tasks.sort import Sort
 
@@ -112,7 +112,7 @@ def test_content_hash_follows_what_is_asked():
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("srot", {}, "task 'srot' is unknown: nearest: sort; valid: sort, chain, wordmath, gsm8k"),
+        ("srot", {}, f"task 'srot' is unknown: nearest: sort; valid: {', '.join(TASKS)}$"),
         ("sort", {"m": 8}, "task 'sort' has no option 'm': valid: n, vocab_size"),
         ("sort", {"name": "x"}, "has no option 'name'"),
         ("chain", {"acuracy": 1}, "nearest: accuracy; valid: n, accuracy"),
