@@ -448,7 +448,8 @@ class Method:
     """A named list of parts with the paper's own settings."""
 
     name: str
-    paper: str
+    paper: str = ""
+    """Source of the rule, as `claims.yaml` names it; empty where it is no paper's."""
     parts: tuple[Part, ...]
     precisions: tuple[str, ...]
     """Rollout precisions it may run at, each also with "+kv8"; the first is its default."""

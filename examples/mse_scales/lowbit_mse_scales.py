@@ -61,9 +61,7 @@ class MSEScales(Part):
 
 METHOD = Method(
     name="mse_scales",
-    paper="example, no paper",
     parts=(MSEScales(), TIS()),
     precisions=("int4", "int8"),
     summary="rollout scales of least squared error, with token TIS",
-    claim="none: an example of a sampler-side method in a package of its own",
 )

@@ -46,9 +46,7 @@ class SoftTIS(Part):
 
 METHOD = Method(
     name="soft_tis",
-    paper="example, no paper",
     parts=(SoftTIS(),),
     precisions=(*LOW_BIT, "bf16"),
     summary="importance weights with a smooth cap",
-    claim="none: an example of a method in a package of its own",
 )

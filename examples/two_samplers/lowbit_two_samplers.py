@@ -57,9 +57,7 @@ class FineSampler(Part):
 
 METHOD = Method(
     name="two_samplers",
-    paper="example, no paper",
     parts=(FineSampler(),),
     precisions=COARSE,
     summary="a quarter of every prompt's responses from an INT8 sampler, a band for the others",
-    claim="none: an example of a mixture of samplers in a package of its own",
 )

@@ -118,8 +118,10 @@ def claimed_formats(method: Method) -> list[str]:
 
 
 def status_of(method: Method) -> str:
-    """control, exact, or reconstructed where part of the rule is ours."""
-    return "control" if method.is_control else "reconstructed" if method.reconstructed else "exact"
+    """control, own where the rule is no paper's, exact, or reconstructed where part of the rule is ours."""
+    if method.is_control or not method.paper:
+        return "control" if method.is_control else "own"
+    return "reconstructed" if method.reconstructed else "exact"
 
 
 SMALL, LARGE = "s128", "7b"

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 from itertools import pairwise
 
 import pytest
 
+from harness.api import Method
+from harness.cli.docs_site.docs_pages import methods_text
 from harness.cli.methods import claimed_formats, methods
-from methods import METHODS
+from harness.published.claims.domains import domains_of
+from methods import METHODS, OWN
+from methods.flashrl import TIS
 
 NEWER = {
     "vcpo": ("exact", "arXiv 2602.17616", ["bf16"]),
@@ -36,7 +41,7 @@ def test_newer_methods_have_status_source_and_domain(capsys: pytest.CaptureFixtu
 
 def test_every_method_of_a_paper_has_a_domain_and_controls_have_none() -> None:
     lacking = {name for name, method in METHODS.items() if not claimed_formats(method)}
-    assert lacking == {n for n, m in METHODS.items() if m.is_control or n.startswith("verl_")}
+    assert lacking == {n for n, m in METHODS.items() if m.is_control or not m.paper or n.startswith("verl_")}
 
 
 def test_the_table_and_the_full_text_show_them(capsys: pytest.CaptureFixture[str]) -> None:
@@ -52,3 +57,21 @@ def test_the_table_and_the_full_text_show_them(capsys: pytest.CaptureFixture[str
     assert "    domain         mxfp4_mbs_w4a4, mxfp4_up_w4a4\n" in full
     assert "mxfp4_mbs_w4a4 4.31/4.31, mxfp4_up_w4a4 4.25/4.25" in full
     assert "    reconstructed  the block that sets the mantissa" in full
+
+
+def test_a_method_of_no_paper_is_shown_everywhere(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mine = Method(name="mine", parts=(TIS(),), precisions=("int8",), summary="weights of mine")
+    assert domains_of(mine.paper) == []
+    monkeypatch.setitem(METHODS, "mine", mine)
+    monkeypatch.setitem(OWN, "mine", "mine.METHOD")
+    methods([], is_json=False)
+    assert re.search(
+        r"^mine +own +- +- +TIS +int8 +embedded vllm verl +weights of mine$", capsys.readouterr().out, re.M
+    )
+    methods(["mine"], is_json=True)
+    told = json.loads(capsys.readouterr().out)["mine"]
+    assert (told["paper"], told["status"], told["claim"], told["domain"]) == ("", "own", "", [])
+    page = methods_text({"mine": mine})
+    assert "- Status: own\n" in page and "Source" not in page

@@ -35,8 +35,7 @@ def own_loss(method: Method) -> bool:
 def test_form(name: str) -> None:
     method = METHODS[name]
     assert method.name == name and method.summary and "\n" not in method.summary
-    assert method.paper or method.is_control
-    assert bool(method.claim) == (not method.is_control) and "\n" not in method.claim
+    assert bool(method.claim) == bool(method.paper and not method.is_control) and "\n" not in method.claim
     assert method.precisions and set(method.precisions) <= PRECISIONS
     names = [type(part).__name__ for part in method.parts]
     assert len(set(names)) == len(names)
