@@ -51,8 +51,6 @@ class Measured:
 class _Sampled:
     """One batch of answers, scored."""
 
-    run: Run
-    hashes: dict[str, str | None]
     collected: Collected
     batch: TokenBatch
     entropy: Tensor
@@ -61,9 +59,9 @@ class _Sampled:
     seconds: dict[str, float]
 
 
-def _sampled(config: RunConfig, launch: Launch) -> _Sampled:
+def _sampled(run: Run) -> _Sampled:
     """Push the weights, sample one batch and score it. Raises ValueError as `measure` does."""
-    run, hashes = build(config, launch)
+    config = run.config
     step = Step(index=0, total=config.trainer.steps, seed=config.seed)
     try:
         start = time.perf_counter()
@@ -77,18 +75,15 @@ def _sampled(config: RunConfig, launch: Launch) -> _Sampled:
         scores, batch = scored(run, collected, mask, adv, step, keep_graph=False)
     except Diverged as error:
         raise ValueError(f"{config.model.path} in {config.precision.name}: {error}") from error
-    finally:
-        run.close()
     return _Sampled(
-        run=run, hashes=hashes, collected=collected, batch=batch, entropy=scores.entropy.detach(), push_s=push_s,
-        clock=clock, seconds=seconds,
+        collected=collected, batch=batch, entropy=scores.entropy.detach(), push_s=push_s, clock=clock, seconds=seconds,
     )  # fmt: skip
 
 
-def k3_and_length(config: RunConfig, launch: Launch) -> tuple[float, float]:
-    """(mean k3 of a token, nats; mean tokens of an answer) of one batch, and nothing else. Raises ValueError as
-    `measure` does."""
-    batch = _sampled(config, launch).batch
+def k3_and_length(run: Run) -> tuple[float, float]:
+    """(mean k3 of a token, nats; mean tokens of an answer) of the next batch of a run, and nothing else. Raises
+    ValueError as `measure` does."""
+    batch = _sampled(run).batch
     found = mismatch_metrics(batch.old_logp, batch.rollout_logp, batch.mask, cap=METRIC_CAP)
     return found["mismatch/kl_k3"], float(batch.mask.sum(1).double().mean())
 
@@ -97,8 +92,12 @@ def measure(config: RunConfig, launch: Launch) -> Measured:
     """Sample one batch (`algo.num_prompts` x `algo.group_size` answers) and measure it. Raises ValueError for what the
     engine or the trainer cannot do, and where the trainer's own log-probs are not finite."""
     others_gib = used_gib(config.trainer.device) - reserved_gib(config.trainer.device)
-    found = _sampled(config, launch)
-    run, sampled, batch, clock, seconds = found.run, found.collected, found.batch, found.clock, found.seconds
+    run, hashes = build(config, launch)
+    try:
+        found = _sampled(run)
+    finally:
+        run.close()
+    sampled, batch, clock, seconds = found.collected, found.batch, found.clock, found.seconds
     mask, push_s = batch.mask, found.push_s
     run.keep_peaks(clock.peaks)
     entropy, logps = found.entropy, (batch.old_logp, batch.rollout_logp, batch.mask)
@@ -127,7 +126,7 @@ def measure(config: RunConfig, launch: Launch) -> Measured:
     }  # fmt: skip
     tensors = {"old_logp": batch.old_logp, "rollout_logp": batch.rollout_logp, "entropy": entropy, "mask": batch.mask}
     kept = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
-    return Measured(row=significant(row, DIGITS), tensors=kept, hashes=found.hashes)
+    return Measured(row=significant(row, DIGITS), tensors=kept, hashes=hashes)
 
 
 def _warm_up(run: Run) -> None:

@@ -2,14 +2,17 @@
 
 k3 grows with sigma, so sigma is bisected (false position in the logarithms, where k3 is nearly a straight line). The
 prompts, the draws of the noise and the sampler's random numbers are those of DRAWS fixed seeds at every sigma, so one
-sigma has one k3. A single push cannot tell a fixed draw from a fresh one: the sigma is for both.
+sigma has one k3. A single push cannot tell a fixed draw from a fresh one: the sigma is for both. Engine and trainer are
+built once; every sigma and seed is a push into them.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -18,6 +21,8 @@ from harness.config.load import load
 from harness.config.resolve import resolve
 from harness.config.schema import Launch, RunConfig
 from harness.foundation.digits import significant
+from harness.run.build import build
+from harness.run.checks import check
 from harness.studies.dose.points import NOISE
 from harness.studies.probe.measure import DIGITS, k3_and_length
 
@@ -29,6 +34,8 @@ TOLERANCE = 0.03
 TRIES = 15
 DRAWS = 4
 """Seeds, of prompts and of noise, that a k3 is the mean of."""
+Meter = Callable[[float], tuple[float, float]]
+"""Sigma -> (mean k3 of a token, nats; mean tokens of an answer) over the draws."""
 
 
 def noise_config(sigma: float, overrides: list[str]) -> RunConfig:
@@ -36,22 +43,35 @@ def noise_config(sigma: float, overrides: list[str]) -> RunConfig:
     return resolve(load([*overrides, f"method={METHOD}", "precision=bf16", f"knobs.{NOISE}.sigma={sigma}"]))
 
 
-def noise_like(precision: str, k3: float, config: RunConfig, launch: Launch) -> dict[str, Any]:
+@contextmanager
+def noise_meter(config: RunConfig, launch: Launch) -> Iterator[Meter]:
+    """The meter of one model, which measures a sigma once. `config` is any of `noise_config`. A measurement raises
+    ValueError as `measure` does."""
+    run, _ = build(config, launch)
+
+    @cache
+    def at(sigma: float) -> tuple[float, float]:
+        found = list[tuple[float, float]]()
+        for seed in range(DRAWS):
+            knobs = {NOISE: {**config.knobs[NOISE], "sigma": sigma}}
+            run.config, run.next_prompt = replace(config, seed=seed, knobs=knobs), 0
+            run.composed = replace(check(run.config), fixed=run.composed.fixed)
+            found.append(k3_and_length(run))
+        k3, length = np.array(found).mean(0).tolist()
+        return k3, length
+
+    try:
+        yield at
+    finally:
+        run.close()
+
+
+def noise_like(precision: str, k3: float, at: Meter) -> dict[str, Any]:
     """A row of a probe's record: `precision` and its `k3`, the `sigma` of equal k3 (3 digits), and `kl_k3` and
-    `length_mean` at that sigma. `config` is any of `noise_config`. Raises ValueError where no sigma has this k3."""
-    known: dict[float, tuple[float, float]] = {}
-
-    def at(sigma: float) -> float:
-        runs = [
-            replace(config, seed=seed, knobs={NOISE: {**config.knobs[NOISE], "sigma": sigma}}) for seed in range(DRAWS)
-        ]
-        found = np.array([k3_and_length(run, launch) for run in runs])
-        known[sigma] = (float(found[:, 0].mean()), float(found[:, 1].mean()))
-        return known[sigma][0]
-
-    sigma = sigma_of(k3, at)
-    row = {"precision": precision, "k3": k3, "sigma": sigma, "kl_k3": known[sigma][0], "length_mean": known[sigma][1],
-           "draws": DRAWS}  # fmt: skip
+    `length_mean` at that sigma. Raises ValueError where no sigma has this k3."""
+    sigma = sigma_of(k3, lambda sigma: at(sigma)[0])
+    found, length = at(sigma)
+    row = {"precision": precision, "k3": k3, "sigma": sigma, "kl_k3": found, "length_mean": length, "draws": DRAWS}
     return significant(row, DIGITS)
 
 

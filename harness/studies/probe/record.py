@@ -23,7 +23,7 @@ from harness.records.json_rows import write_json_rows
 from harness.records.paths import probes_folder
 from harness.run.checks import check, check_device
 from harness.studies.probe.measure import measure
-from harness.studies.probe.noise import noise_config, noise_like
+from harness.studies.probe.noise import noise_config, noise_like, noise_meter
 from harness.studies.replay.sampling import CARRIERS, config_at
 from methods import METHODS
 
@@ -116,13 +116,15 @@ def probe(
     matched: list[Record] = []
     if noise is not None:
         k3s = {row["precision"]: row["mismatch"]["kl_k3"] for row in rows}
-        for name in like:
-            try:
-                matched.append(noise_like(name, k3s.get(name) or _k3_of(name) or math.nan, noise, launch))
-            except ValueError as error:  # what was measured before is kept
-                tell(f"{folder.name} noise like {name}: none, {error}")
-                continue
-            tell(f"{folder.name} noise like {name}: sigma {matched[-1]['sigma']:g}, k3 {matched[-1]['kl_k3']:.2g}")
+        empty_memory(noise.trainer.device)
+        with noise_meter(noise, launch) as at:
+            for name in like:
+                try:
+                    matched.append(noise_like(name, k3s.get(name) or _k3_of(name) or math.nan, at))
+                except ValueError as error:  # what was measured before is kept
+                    tell(f"{folder.name} noise like {name}: none, {error}")
+                    continue
+                tell(f"{folder.name} noise like {name}: sigma {matched[-1]['sigma']:g}, k3 {matched[-1]['kl_k3']:.2g}")
     head, is_dirty = provenance.commit()
     likes = [row["precision"] for row in matched]
     identity = json.dumps([hashes, [run_id(config) for config in runs], is_untrained, *([likes] if likes else [])])

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from harness.config.schema import Launch
+from harness.run.build import build
 from harness.studies.dose.points import NOISE
 from harness.studies.probe.measure import k3_and_length, measure
 from harness.studies.probe.noise import DRAWS, TOLERANCE, noise_config, sigma_of
@@ -40,7 +41,9 @@ def test_a_k3_that_no_noise_has_is_refused() -> None:
         sigma_of(0.1, lambda x: 0.01 if x < 0.3 else 1.0)
 
 
-def test_a_probe_finds_the_noise_of_a_format(tmp_path: Path) -> None:
+def test_a_probe_finds_the_noise_of_a_format(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    built = Mock(side_effect=build)
+    monkeypatch.setattr("harness.studies.probe.noise.build", built)
     folder, words = made.qwen2(tmp_path / "qwen2"), [*made.WORDS, "trainer.compute=fp32"]
     runs, _ = configs(folder, ["int4=int4_g32"], words)
     like = ("int4", "1e-3")
@@ -48,6 +51,7 @@ def test_a_probe_finds_the_noise_of_a_format(tmp_path: Path) -> None:
     assert noise is not None
     launch = Launch(results=str(tmp_path))
     record = probe(folder, runs, launch, noise=noise, like=like)
+    assert built.call_count == 1  # every sigma and seed is a push into one engine
     int4, number = record["noise"]
     wanted = next(row for row in record["formats"] if row["precision"] == "int4")["mismatch"]["kl_k3"]
     assert (int4["precision"], int4["k3"], number["k3"]) == ("int4", wanted, 1e-3)
@@ -64,7 +68,8 @@ def test_a_probe_finds_the_noise_of_a_format(tmp_path: Path) -> None:
         and plain["id"] != record["id"]
         and plain["formats"][0]["mismatch"] == record["formats"][0]["mismatch"]
     )
-    assert k3_and_length(runs[0], launch)[0] == pytest.approx(plain["formats"][0]["mismatch"]["kl_k3"], rel=1e-5)
+    run, _ = build(runs[0], launch)
+    assert k3_and_length(run)[0] == pytest.approx(plain["formats"][0]["mismatch"]["kl_k3"], rel=1e-5)
 
 
 def test_a_search_without_an_answer_keeps_what_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
