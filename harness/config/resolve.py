@@ -14,9 +14,9 @@ from harness.api import Method, Part, Plan, knobs, stated_knobs
 from harness.config.load import parse
 from harness.config.outside import sources_of
 from harness.config.schema import AlgoConfig, EvaluationConfig, PrecisionConfig, RunConfig, TaskConfig, TrainerConfig
+from harness.foundation.data_hash import data_hash
 from harness.foundation.did_you_mean import nearest
 from harness.numerics.formats import format_or_none
-from harness.tasks.data_files import data_hash
 from methods import METHODS, method_named
 
 _Data = TypeVar("_Data", TaskConfig, EvaluationConfig)

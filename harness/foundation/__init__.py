@@ -2,6 +2,7 @@
 
 bytecode_cache.py   Python's byte code for installations that come without it
 clock.py            wall time per stage of a step, and peaks of GPU memory
+data_hash.py        hash of a data set: a file, or a folder of them
 did_you_mean.py     the nearest valid names, for error messages
 digits.py           floats of a few significant digits
 duration.py         a duration in words

@@ -79,7 +79,7 @@ def _engine(config: RunConfig, folder: Path, site: Site, plan: Plan, ones: list[
 
 
 def _in_the_way(config: RunConfig) -> Iterator[str]:
-    """What the rollout site has beside the quantized weights, in words that end a sentence."""
+    """Reasons why weights alone are not the rollout site, in words within a sentence."""
     composed = check(config)
     if composed.plan.sampler == "trainer":
         yield f"{config.method} samples with the trainer's own module"

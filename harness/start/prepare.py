@@ -31,7 +31,7 @@ from harness.start.text_training import TextRecipe
 from harness.tasks import EMBEDDED, Demonstrated, Item, Task, Worded, build_task, token_ids
 
 DEMONSTRATED = tuple(name for name in vars(Demonstrated) if not name.startswith("_"))
-"""What a task has that a base can be trained for, beside the rest of a task."""
+"""Names that a task has where a base can be trained for it, beside those of every task."""
 NUM_CALIBRATION = 128
 """Calibration prompts offered to `Part.prepare`."""
 DIGEST = "digest.txt"

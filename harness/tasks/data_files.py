@@ -6,11 +6,11 @@ import hashlib
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
 
-SUFFIXES = (".parquet", ".jsonl", ".json")
+from harness.foundation.data_hash import SUFFIXES
+
 SPLITS = ("train", "test", "validation", "valid", "val", "dev")
 
 
@@ -45,27 +45,6 @@ def find_files(
         known = ", ".join(sorted(set().union(*named.values())))
         raise ValueError(f"data folder {root} has no split {split!r}: it has {known}")
     return chosen
-
-
-def data_hash(path: Path | str) -> str | None:
-    """SHA-256 (hexadecimal) of a data file, or of the names and contents of all data files under a folder; None where
-    there is neither. Files that have not changed are read once in a process."""
-    root = Path(path).expanduser()
-    files = [root] if root.is_file() else sorted(f for f in root.rglob("*") if f.suffix in SUFFIXES and f.is_file())
-    if not files:
-        return None
-    digest = hashlib.sha256()
-    for file in files:
-        stat = file.stat()
-        name = "" if file == root else file.relative_to(root).as_posix()
-        digest.update(f"{name} {_file_hash(file.resolve(), stat.st_ino, stat.st_size, stat.st_mtime_ns)}\n".encode())
-    return digest.hexdigest()
-
-
-@cache
-def _file_hash(file: Path, *state: int) -> str:
-    with file.open("rb") as handle:
-        return hashlib.file_digest(handle, "sha256").hexdigest()
 
 
 def read_rows(
