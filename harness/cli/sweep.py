@@ -193,6 +193,8 @@ def sweep_of(
         return dry_run(planned, todo, results, way.workers, taken, way.machine(launch))
     runner = way.runner()
     tell_left_out(planned)
+    waiting = {id(cell) for cell in todo}
+    _tell_without_policy([cell for cell in planned.cells if id(cell) not in waiting], launch)
     if not todo:
         print(f"{found.name}: all {len(planned.cells)} cells are finished, nothing to run")
         if planned.impossible:
@@ -288,6 +290,16 @@ def _check_launch(cells: Sequence[RunConfig], launch: Launch, way: Way) -> None:
                 f"launch.ray_address={launch.ray_address}: with --launcher ray a cell has a Ray of its own on its "
                 "node; valid: null, or --launcher local"
             )
+
+
+def _tell_without_policy(finished: Sequence[RunConfig], launch: Launch) -> None:
+    """Say how many finished cells lack the policy that this launch keeps."""
+    from harness.config.load import run_id
+    from harness.records.paths import policy_folder
+
+    places = [policy_folder(launch.results, launch.sweep, run_id(cell)) for cell in finished]
+    if launch.save != "none" and (count := sum(not place.is_dir() for place in places)):
+        print(f"note: {count} finished cells kept no policy; --again trains every cell anew")
 
 
 def _interrupted(way: Way) -> int:

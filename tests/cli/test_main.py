@@ -146,6 +146,9 @@ def test_a_sweep_runs_what_is_missing_and_names_files_that_are_not_its_own(
     assert "8 of 8 cells to run" in out and len(seen.starts) == 18
     (aside,) = (tmp_path / "results" / "replaced" / "tiny").iterdir()
     assert f"tiny: records of before are in {aside}" in out and len(list(aside.glob("*.json"))) == 8
+    assert cli.main([*tiny, "launch.save=hf"]) == 1
+    assert "note: 6 finished cells kept no policy; --again trains every cell anew" in capsys.readouterr().out
+    starts = len(seen.starts)
     folder = tmp_path / "results" / "runs" / "tiny"
     (folder / "notes.json").write_text("mine")
     (folder / f"{seen.starts[0][0].config.seed}.json").write_text("{}")
@@ -154,7 +157,7 @@ def test_a_sweep_runs_what_is_missing_and_names_files_that_are_not_its_own(
         err = capsys.readouterr().err
         assert err.count("\n") == 1 and "notes.json" in err and "0.json" in err and "left alone" in err
     assert (folder / "notes.json").read_text() == "mine"
-    assert len(seen.starts) == 18
+    assert len(seen.starts) == starts
 
 
 def test_a_full_disk_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
