@@ -18,7 +18,7 @@ from harness.sweep import plan
 pytestmark = pytest.mark.verl
 
 
-@pytest.mark.parametrize(("name", "arm"), [("fp8_rl", "BF16 + TIS"), ("flashrl", "FP8 FlashRL")])
+@pytest.mark.parametrize(("name", "arm"), [("fp8_rl", "BF16 + TIS"), ("qurl", "FP8 QuRL")])
 def test_a_twin_runs_as_its_recipe_does_on_many_gpus(name: str, arm: str, tmp_path: Path) -> None:
     recipe, sweep = read_recipe(name), twin(read_recipe(name), tmp_path)[arm]
     words = {"gpus": "2", "micro_batch_tokens": "2048"}
