@@ -20,6 +20,7 @@
     past.py        earlier versions of a rank's weights, for stale rollouts
     adapter.py     the weights that leave the trainer at a push
     server.py      vLLM's server
+    servers.py     all of them as an engine, for evaluations and calibration
     extension.py   a push inside a vLLM worker
     agent.py       prompts and rewards of our tasks
 
