@@ -56,7 +56,7 @@ class Servers:
         top_p: float = 1.0,
     ) -> Rollout:
         """`num_samples` responses per prompt, adjacent. Temperature 0 is greedy. Raises RuntimeError where a replica
-        does not answer."""
+        does not answer, or breaks an answer off."""
         shared = {"temperature": temperature, "top_p": top_p, "max_tokens": max_new_tokens, "logprobs": True}
         rows = [list(prompt) for prompt in prompts for _ in range(num_samples)]
         asked = [
@@ -74,7 +74,8 @@ class Servers:
             answers = ray.get(asked)
         except RayError as failure:
             raise RuntimeError(f"a replica did not answer: {' '.join(str(failure).split())}") from failure
-        lengths = [len(answer.token_ids) for answer in answers]
+        if 0 in (lengths := [len(answer.token_ids) for answer in answers]):
+            raise RuntimeError(f"a replica broke off {lengths.count(0)} of {len(lengths)} answers")
         token_ids, logp = torch.zeros(len(rows), max(lengths), dtype=torch.long), torch.zeros(len(rows), max(lengths))
         for i, (answer, length) in enumerate(zip(answers, lengths, strict=True)):
             token_ids[i, :length] = torch.tensor(answer.token_ids)
