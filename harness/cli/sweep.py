@@ -261,10 +261,10 @@ def _check_places(cells: Sequence[RunConfig], launch: Launch, way: Way) -> None:
     """Raises ValueError where a cell cannot run here or under this launcher."""
     from harness.run.checks import check_place
 
-    _check_launch(cells, launch, way)
-    if way.launcher == "local":
-        for cell in cells:
-            check_place(cell, launch)
+    if way.launcher != "local":
+        return _check_launch(cells, launch, way)
+    for cell in cells:
+        check_place(cell, launch)
 
 
 def _check_launch(cells: Sequence[RunConfig], launch: Launch, way: Way) -> None:
@@ -297,8 +297,10 @@ def _tell_without_policy(finished: Sequence[RunConfig], launch: Launch) -> None:
     from harness.config.load import run_id
     from harness.records.paths import policy_folder
 
+    if launch.save == "none":
+        return
     places = [policy_folder(launch.results, launch.sweep, run_id(cell)) for cell in finished]
-    if launch.save != "none" and (count := sum(not place.is_dir() for place in places)):
+    if count := sum(not place.is_dir() for place in places):
         print(f"note: {count} finished cells kept no policy; --again trains every cell anew")
 
 

@@ -126,8 +126,8 @@ def check_device(config: RunConfig) -> None:
 def check_launch(config: RunConfig, launch: Launch) -> None:
     """Raises ValueError, one line, where `launch` asks for what the run's trainer does not do, or for two things that
     exclude each other, on whatever machine."""
-    rounded = sixteen_bits(compose(config).plan)
-    if launch.compile and rounded is not None and not Thrift.of(launch, config.trainer).native_16bit:
+    rounded = sixteen_bits(compose(config).plan) if launch.compile else None
+    if rounded is not None and not Thrift.of(launch, config.trainer).native_16bit:
         raise ValueError(f"launch.compile=true: the trainer emulates {rounded.name}; add launch.native_16bit=true")
     if config.trainer.name == "verl":
         checks.check_launch(config, launch)
