@@ -232,11 +232,11 @@ class Watched:
     def compare(self) -> None:
         """Evaluate the start and the end of the run in the reference precision, once the device is free. A model that
         is too large for one device in float32 leaves a remark, not a failed run."""
-        started, composed = time.monotonic(), composed_of(self.job)
+        started = time.monotonic()
         for step in (0, self.config.trainer.steps):
             try:
-                masters = final_weights(self.job) if step else None
-                self.references.append(evaluated(self.job, composed, masters, step))
+                model = self.trained if step else policy_of(self.job, self.composed)
+                self.references.append(evaluated(self.job, self.composed, model, step))
             except FAILURES as failure:
                 self.evaluation_errors.append(f"step {step}: {type(failure).__name__}: {one_line(str(failure))}")
         self.reference_s = time.monotonic() - started
@@ -262,7 +262,8 @@ def watch(config: RunConfig, launch: Launch, composed: Composed, work: Path) -> 
     job = lay_out(config, launch, composed, start, work / "verl")
     if config.trainer.device == "cuda":
         torch.cuda.empty_cache()  # what was prepared there is on disk now; the memory is verl's
-    return Watched(job, composed), {"model": content_hash(start.folder), "task": start.task.content_hash()}
+    # what the parts prepared is read from the job's files: a run that goes on prepares nothing anew
+    return Watched(job, composed_of(job)), {"model": content_hash(start.folder), "task": start.task.content_hash()}
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:

@@ -51,10 +51,9 @@ def final_weights(job: VerlJob) -> dict[str, Tensor]:
 
 
 @torch.no_grad()
-def evaluated(job: VerlJob, composed: Composed, masters: Mapping[str, Tensor] | None, step: int) -> EvalRecord:
-    """Sampled accuracy on the held-out questions in the reference precision. `masters` None: those of the start."""
+def evaluated(job: VerlJob, composed: Composed, model: Decoder, step: int) -> EvalRecord:
+    """Sampled accuracy of a module of `policy_of` on the held-out questions in the reference precision."""
     config, task, device = job.config, task_of(job.config), job.config.trainer.device
-    model = policy_of(job, composed, masters=masters)
     engine = EmbeddedEngine(
         model.config, Plan(rollout_weights=format_named(REFERENCE)), max_batch=config.engine.max_batch,
         device=device, for_evaluation=True, **token_ids(task),
