@@ -17,6 +17,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from harness.models.adapters import checkpoint_name
 from tests.verl_jobs.worker import held, make_worker, meet, metrics_of, tensordict
 
 
@@ -80,6 +81,12 @@ def watched(worker: Any, events: list[str]) -> None:
     engine.optimizer.step = lambda *args, **values: (events.append("step"), step(*args, **values))[1]
 
 
+def rests(worker: Any) -> dict[str, str]:
+    """Dtypes of the parameters between passes, by checkpoint name."""
+    named = worker.engine.module.get_submodule("decoder").named_parameters()
+    return {checkpoint_name(name): str(parameter.dtype) for name, parameter in named}
+
+
 def one(folder: Path, rank: int, ranks: int) -> None:
     """The batch of one job's folder, twice."""
     from harness.models import checkpoint
@@ -95,6 +102,7 @@ def one(folder: Path, rank: int, ranks: int) -> None:
         worker = make_worker(job)
     checkpoint.read_tensors = read
     built = held(worker)
+    reference = rests(make_worker(job, "ref")) if job.algo.kl_coef else {}
     watched(worker, events)
     saved = {name: t[rank::ranks] for name, t in torch.load(folder / "batch.pt", weights_only=True).items()}
     numbers = {"temperature": job.config.engine.temperature, "calculate_entropy": True, "compute_loss": False,
@@ -107,6 +115,7 @@ def one(folder: Path, rank: int, ranks: int) -> None:
         worker.engine.save_final()
     found = {"reads": len(reads), "peak": counted.peak, "last_peak": last.peak, "final_file": str(job.final_file)}
     found |= {"built": built, "after": held(worker), "losses": losses, "events": events}
+    found |= {"rests": rests(worker), "reference": reference}
     torch.save(found, folder / f"memory{rank}.pt")
 
 

@@ -16,6 +16,7 @@ import torch
 from safetensors.torch import load_file
 
 from harness.models.adapters import named_weights
+from harness.models.checkpoint import load_decoder, save_decoder
 from harness.run.build import build
 from harness.trainers.verl.job import composed_of
 from harness.trainers.verl.reference import policy_of
@@ -33,6 +34,8 @@ RUNS = {
     "optimizer": (("method=bf16",), "optimizer"), "all": (("method=bf16",), "all"),
     "host": (("method=bf16",), "host"), "codes": (("method=qerl", "precision=nvfp4"), "none"),
     "scales": (("method=qat_rtn", "precision=int4"), "none"),
+    "adapters": (("method=bf16_lora", "algo.kl_coef=0.1"), "none"),
+    "adapters on the host": (("method=bf16_lora",), "host"),
 }  # fmt: skip
 PASSES = {"deep": 32768, "deep in passes": 60, "host in passes": 60}
 """Run -> tokens of a pass; where nothing is said, one pass takes all."""
@@ -45,23 +48,35 @@ Answers = dict[str, tuple[dict[str, torch.Tensor], list[dict[str, Any]]]]
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory: pytest.TempPathFactory) -> Answers:
     """Run -> (the policy that the local trainer starts from, what ranks 0 and 1 say)."""
-    root, started = tmp_path_factory.mktemp("memory"), {}
+    root, started, losses = tmp_path_factory.mktemp("memory"), {}, {}
     model = text_model(root / "deep", DEEP)
+    save_decoder(load_decoder(text_model(root / "half", DEEP)), root / "half", torch.bfloat16)
     data = Path(__file__).parents[1] / "tasks" / "data" / "gsm8k"
     text = ("model=hf", f"model.path={model}", "task=gsm8k", f"task.path={data}", "task.options.num_workers=1",
             "task.num_eval=3")  # fmt: skip
+    half = (f"model.path={root / 'half'}",)
     for name, (words, offload) in RUNS.items():
         toy = name in ("codes", "scales")
-        config = small_config(*words, *(() if toy else text), f"engine.max_new_tokens={LIMIT}", "trainer.lr=1e-3")
+        kind = half if name.startswith("adapters") else ()
+        config = small_config(
+            *words, *(() if toy else (*text, *kind)), f"engine.max_new_tokens={LIMIT}", "trainer.lr=1e-3"
+        )
         launch = small_launch(root, micro_batch_tokens=PASSES.get(name, 32768), offload=offload)
         run = build(config, replace(launch, packing=True, offload="none", micro_batch_tokens=32768))[0]
         seqs, batch = made_batch(run)
-        job = saved_job(config, launch, root / name, seqs, batch, local(run, seqs, batch)[-1])
+        _, losses[name], _, columns = local(run, seqs, batch)
+        job = saved_job(config, launch, root / name, seqs, batch, columns)
         first = named_weights(policy_of(job, composed_of(job)))
         started[name] = {key: tensor.detach().clone() for key, tensor in first}
     under_verl([root / name for name in RUNS], 2, "tests.verl_jobs.memory_worker")
     return {
-        name: (first, [torch.load(root / name / f"memory{rank}.pt", weights_only=True) for rank in range(2)])
+        name: (
+            first,
+            [
+                torch.load(root / name / f"memory{rank}.pt", weights_only=True) | {"loss": losses[name]}
+                for rank in range(2)
+            ],
+        )
         for name, first in started.items()
     }
 
@@ -115,6 +130,29 @@ def test_gradients_that_are_summed_on_the_host_are_those_of_one_sum(answers: dic
     moved_by = distance(plain[0]["after"], first)
     assert distance(moved[0]["after"], plain[0]["after"]) < 1e-3 * moved_by
     assert answers["deep"][1][0]["losses"][1] != plain[0]["losses"][1]  # another order of summation shows
+
+
+@pytest.mark.parametrize("name", ["adapters", "adapters on the host"])
+def test_a_frozen_base_of_a_16_bit_folder_rests_in_16_bits(answers: dict[str, tuple], name: str) -> None:
+    first, ranks = answers[name]
+    for rank in ranks:
+        assert {key for key, dtype in rank["rests"].items() if dtype == "torch.float32"} == {
+            key for key in first if ".lora_" in key
+        }
+        assert all(tensor.dtype == torch.float32 for tensor in rank["after"].values())
+        moved = {key for key, tensor in rank["after"].items() if not torch.equal(tensor, first[key])}
+        assert moved == {key for key in first if ".lora_" in key}
+    assert ranks[0]["losses"][0] == pytest.approx(ranks[0]["loss"], rel=1e-5)
+    assert ranks[0]["losses"][1] != ranks[0]["losses"][0]
+    if name == "adapters":
+        assert {dtype for key, dtype in ranks[0]["reference"].items() if ".lora_" not in key} == {"torch.bfloat16"}
+
+
+@pytest.mark.parametrize("name", ["deep", "codes", "scales"])
+def test_what_16_bits_do_not_hold_rests_in_32(answers: dict[str, tuple], name: str) -> None:
+    rests = {key: dtype for rank in answers[name][1] for key, dtype in rank["rests"].items()}
+    assert {dtype for key, dtype in rests.items() if key.endswith("_proj.weight")} == {"torch.float32"}
+    assert name == "codes" or set(rests.values()) == {"torch.float32"}  # a frozen gain of 1 is held
 
 
 def test_copies_to_the_host_are_there_before_anyone_reads_them(monkeypatch: pytest.MonkeyPatch) -> None:

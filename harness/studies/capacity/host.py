@@ -24,7 +24,7 @@ from harness.api import weight_format
 from harness.engines.vllm.memory import num_parameters, tensor_bytes
 from harness.engines.vllm.push_by_reload import PACKED
 from harness.models.decoder import tensor_shapes
-from harness.studies.capacity.memory import LORA_RANK, WEIGHT_BYTES, Parts
+from harness.studies.capacity.memory import FROZEN_BYTES, LORA_RANK, WEIGHT_BYTES, Parts
 from harness.studies.throughput.estimates import GIB, UTILIZATION
 from harness.studies.throughput.shapes import plan_of, shape_of
 
@@ -67,8 +67,9 @@ def offloaded_bytes(size: str, gpus: int, is_lora: bool) -> int:
     shapes = list(tensor_shapes(shape_of(size)).items())
     adapters = [shape for name, whole in shapes if name.endswith("_proj.weight") for shape in _adapter(whole)]
     masters = [shape for _, shape in shapes]
-    held = [*masters, *adapters, *MOMENTS * adapters] if is_lora else (1 + MOMENTS) * masters
-    return sum(pinned_bytes(WEIGHT_BYTES * math.ceil(shape[0] / gpus) * prod(shape[1:])) for shape in held)
+    trained = (1 + MOMENTS) * (adapters if is_lora else masters)
+    held = [(WEIGHT_BYTES, shape) for shape in trained] + [(FROZEN_BYTES, shape) for shape in masters if is_lora]
+    return sum(pinned_bytes(width * math.ceil(shape[0] / gpus) * prod(shape[1:])) for width, shape in held)
 
 
 def _adapter(shape: tuple[int, ...]) -> Iterator[tuple[int, int]]:

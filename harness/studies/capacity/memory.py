@@ -26,9 +26,9 @@ DEVICE_GIB = 139.8
 """An H200, as CUDA counts its memory."""
 USABLE_GIB = UTILIZATION * DEVICE_GIB
 """Memory that a plan may fill; the rest is for fragments, graphs and libraries."""
-STATE_BYTES, GRADIENT_BYTES, WEIGHT_BYTES = 12, 4, 4
+STATE_BYTES, GRADIENT_BYTES, WEIGHT_BYTES, FROZEN_BYTES = 12, 4, 4, 2
 """Per parameter: float32 master and two moments, which stay while the engine samples; float32 gradient; what FSDP
-gathers."""
+gathers; a frozen one of a bfloat16 checkpoint under FSDP (`harness.trainers.verl.at_rest`)."""
 BUCKET_BYTES = 2 * 2**30
 """verl's buffer in which weights travel to the engine."""
 LORA_RANK = 32
@@ -71,11 +71,12 @@ def trained_parameters(size: str, is_lora: bool) -> int:
     return adapter_parameters(size) if is_lora else num_parameters(shape_of(size))
 
 
-def state_bytes(size: str, is_lora: bool) -> int:
-    """Bytes of masters and moments, over all GPUs; a frozen base is held in float32, too."""
+def state_bytes(size: str, is_lora: bool, is_sharded: bool) -> int:
+    """Bytes of masters and moments, over all GPUs; the local trainer holds a frozen base in float32, too."""
     if not is_lora:
         return STATE_BYTES * num_parameters(shape_of(size))
-    return WEIGHT_BYTES * num_parameters(shape_of(size)) + STATE_BYTES * adapter_parameters(size)
+    frozen = FROZEN_BYTES if is_sharded else WEIGHT_BYTES
+    return frozen * num_parameters(shape_of(size)) + STATE_BYTES * adapter_parameters(size)
 
 
 def sampling_parts(
@@ -88,7 +89,7 @@ def sampling_parts(
     return {
         "engine weights": engine_bytes(size, precision)[0] / ways / GIB,
         "engine overhead": OVERHEAD_GIB,
-        "masters and moments": 0.0 if is_offloaded else state_bytes(size, is_lora) / gpus / GIB,
+        "masters and moments": 0.0 if is_offloaded else state_bytes(size, is_lora, gpus > 1) / gpus / GIB,
         "push": (bucket + largest) / GIB,
     }
 
@@ -128,7 +129,7 @@ def update_parts(
         weights += WEIGHT_BYTES * (2 * block + outside) + GRADIENT_BYTES * unit
     logits = LOGIT_BYTES * min(tokens * config.vocab_size, Launch().logits_mib * 2**20 // 4)  # the head works in chunks
     return {
-        "masters and moments": state_bytes(size, is_lora) / gpus / GIB,
+        "masters and moments": state_bytes(size, is_lora, is_sharded) / gpus / GIB,
         "gradients": GRADIENT_BYTES * trained_parameters(size, is_lora) / gpus / GIB,
         "gathered or cast weights": weights / GIB, "activations": kept * tokens / GIB, "logits": logits / GIB,
     }  # fmt: skip

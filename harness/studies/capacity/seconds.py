@@ -29,6 +29,7 @@ import numpy as np
 from harness.engines.vllm.memory import num_parameters
 from harness.studies.capacity.host import NODE
 from harness.studies.capacity.memory import (
+    FROZEN_BYTES,
     GRADIENT_BYTES,
     WEIGHT_BYTES,
     engine_bytes,
@@ -220,8 +221,8 @@ def offload_s(work: Work, at: GpuSplit, links: Links) -> float:
     """Masters there and back three times, and moments once."""
     if not at.layout.is_offloaded:
         return 0.0
-    masters = WEIGHT_BYTES * num_parameters(shape_of(work.size))
-    moments = state_bytes(work.size, at.layout.is_lora) - masters
+    masters = (FROZEN_BYTES if at.layout.is_lora else WEIGHT_BYTES) * num_parameters(shape_of(work.size))
+    moments = state_bytes(work.size, at.layout.is_lora, is_sharded=True) - masters
     return 2 * (3 * masters + moments) / at.gpus / (1e9 * links.host)
 
 

@@ -1,7 +1,8 @@
 """verl's FSDP engine around our decoder: the modules, wrapping and optimizer of the local trainer, sharded.
 
     build     rank 0 reads the prepared model, the others stay on the meta device; every part wraps it, FSDP shards it
-              and each rank gets its shards from rank 0; parameters stay float32 in use
+              and each rank gets its shards from rank 0; parameters are float32 in use, and frozen ones that bfloat16
+              holds exactly rest in it (`at_rest.py`)
     forward   sequences end to end, without padding, by the local trainer's pass -> log-prob and entropy of every
               response token; what the tokenizer does not know has probability 0, as verl masks it in the sampler
               and where ranks share a sequence each has a piece of the row (`ulysses.py`)
@@ -45,6 +46,7 @@ from harness.trainers.local.policy import computing, is_loss_scaled
 from harness.trainers.local.products import products, use_fp8
 from harness.trainers.local.trainer import parameter_groups, schedule
 from harness.trainers.verl import ulysses
+from harness.trainers.verl.at_rest import frozen_in_bf16
 from harness.trainers.verl.checks import num_updates
 from harness.trainers.verl.job import VerlJob, current_job, current_method
 from harness.trainers.verl.past import Past, Stream, whole
@@ -155,6 +157,7 @@ class Engine(FSDPEngineWithLMHead):
         use_fp8(decoder, job.config.trainer.device, job.launch.fp8_kernels)
         if torch.distributed.get_rank() == 0 and not self.engine_config.forward_only:
             write_atomic(job.products_file, json.dumps(products(decoder)).encode())
+        frozen_in_bf16(decoder.requires_grad_(False) if self.engine_config.forward_only else decoder)
         policy = Policy(decoder, self.model_config.hf_config, job)
         policy.group = self.ulysses_parallel_group
         return policy
@@ -164,7 +167,8 @@ class Engine(FSDPEngineWithLMHead):
         job = current_job()
         with drawn_weights() if job.is_drawn else nullcontext():
             built, config = super()._build_fsdp_module(module), job.config.trainer
-        dtypes = {self._autocast_dtype, *(p.dtype for p in built.parameters() if p.is_floating_point())}
+        trained = (p for p in built.parameters() if p.is_floating_point() and p.requires_grad)
+        dtypes = {self._autocast_dtype, *(p.dtype for p in trained)}
         if dtypes != {torch.float32}:
             raise RuntimeError(f"verl computes in {sorted(map(str, dtypes))}; our modules cast by themselves")
         if is_loss_scaled(current_method().plan):
@@ -319,4 +323,4 @@ class Engine(FSDPEngineWithLMHead):
     def _weights(self) -> Iterator[tuple[str, Tensor]]:
         decoder = cast(Decoder, self.module.get_submodule("decoder"))
         for name, tensor in named_weights(decoder):
-            yield name, whole(tensor.detach().to(get_device_id()))
+            yield name, whole(tensor, get_device_id())

@@ -27,9 +27,12 @@ Shards = dict[str, Tensor]
 """Checkpoint name -> this rank's part of a trained tensor."""
 
 
-def whole(tensor: Tensor) -> Tensor:
-    """A tensor of all ranks, each of which must ask."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+def whole(tensor: Tensor, device: torch.device | int | None = None) -> Tensor:
+    """A tensor of all ranks, each of which must ask, on a device; a parameter in float32, also where it rests in
+    fewer bits."""
+    found = tensor.detach().to(device)
+    found = found.full_tensor() if isinstance(found, DTensor) else found
+    return found.to(torch.float32) if isinstance(tensor, nn.Parameter) else found
 
 
 def own_part(tensor: Tensor) -> Tensor:
@@ -58,7 +61,6 @@ class Past:
         one that is not kept."""
         shards = self._of(version)
         for name, tensor in self.named:
-            tensor = tensor.detach()
             if name not in shards:
                 yield name, whole(tensor)
             elif isinstance(tensor, DTensor):
