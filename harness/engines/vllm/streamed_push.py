@@ -1,6 +1,7 @@
 """Push that comes in pieces whose memory is lent, as verl's buckets are: at most one block of the model is held.
 
-    pieces -> waiting: tensors of one block (or of the embedding, the last norm, the head), in stream order
+    pieces -> waiting: copies of one block's tensors (or of the embedding, the last norm, the head), in stream order;
+              what is not quantized as the engine will hold it, which is half of a float32 embedding
            -> when a tensor of another one arrives: checked as a whole, then quantized, or written by kernels
     end    -> nothing missing -> what was quantized is swapped in, as by `VLLMWeights.load`
 
@@ -33,6 +34,7 @@ class Arrival:
     def __init__(self, weights: VLLMWeights) -> None:
         self.weights = weights
         self.waiting: list[tuple[str, Tensor]] = []
+        self.num_owned = 0
         self.rest = Stream(tensors={}, scales={}, zeros={}, adapters={}, kv={})
         self.pushed = Export(tensors=[], quantized={}, saturated=[])
         self.units: dict[str, dict[str, tuple[int, ...]]] = {}
@@ -54,7 +56,10 @@ class Arrival:
             if self.waiting and unit_of(name) != unit_of(self.waiting[0][0]):
                 self._settle()
             self.waiting.append((name, tensor))
-        self.waiting = [(name, tensor.clone()) for name, tensor in self.waiting]
+        for i in range(self.num_owned, len(self.waiting)):
+            name, tensor = self.waiting[i]
+            self.waiting[i] = name, self._copied(name, tensor)
+        self.num_owned = len(self.waiting)
 
     @torch.no_grad()
     def end(self) -> None:
@@ -69,13 +74,17 @@ class Arrival:
         else:
             self.weights.finish(self.pushed, self.rest)
 
+    def _copied(self, name: str, tensor: Tensor) -> Tensor:
+        """A copy, in the dtype of the engine where the tensor is held as it is."""
+        return tensor.to(self.plain.get(name, tensor.dtype), copy=True)
+
     def _settle(self) -> None:
         """Take over what is waiting. A unit without weights, or one that is there already, may bring adapters and
         scales of the cache."""
         weights, unit = self.weights, unit_of(self.waiting[0][0])
         own = self.units.pop(unit, {})
         part = read_stream(iter(self.waiting), own, has_kv=weights.plan.rollout_kv is not None)
-        self.waiting = []
+        self.waiting, self.num_owned = [], 0
         for small in (part.scales, part.zeros, part.adapters, part.kv):
             small.update({name: tensor.clone() for name, tensor in small.items()})
         self.rest.adapters.update(part.adapters)
@@ -91,8 +100,8 @@ class Arrival:
             self.pushed = weights.sample(part)
 
     def _keep(self, part: Stream, order: dict[str, tuple[int, ...]]) -> None:
-        """Keep a unit's codes and scales, and of what is not quantized a copy as the engine will hold it."""
-        held = {name: tensor.to(self.weights.device, self.plain[name], copy=True)
+        """Keep a unit's codes and scales, and what is not quantized as the engine will hold it."""
+        held = {name: self._copied(name, tensor).to(self.weights.device)
                 for name, tensor in part.tensors.items() if name in self.plain}  # fmt: skip
         self.rest.tensors.update(held)
         part.tensors.update(held)

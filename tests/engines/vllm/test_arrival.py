@@ -181,3 +181,23 @@ def test_adapters_and_scales_of_the_cache_may_come_with_their_block_or_behind_al
         name: tensor.tolist() for name, tensor in small.items()
     }
     assert sorted(pushed.quantized) == sorted(name for name in weights.shapes if name.endswith("_proj.weight"))
+
+
+def test_what_waits_is_copied_once_and_in_the_bits_that_the_engine_holds() -> None:
+    """Of a FP8 block its weights as they come, of what is not quantized the engine's bfloat16."""
+    weights: Any = SimpleNamespace(
+        plan=plan_of(*FP8), shapes=tensor_shapes(SHAPE), writer=None, device=torch.device("cpu"),
+        plain=lambda: ((name, t.to(torch.bfloat16)) for name, t in stream(A) if not name.endswith("_proj.weight")),
+    )  # fmt: skip
+    arrival, lent = Arrival(weights), [(n, t.detach().clone()) for n, t in stream(B) if n.startswith("model.layers.0.")]
+    arrival.take(lent[:3])
+    first = [tensor.data_ptr() for _, tensor in arrival.waiting]
+    arrival.take(lent[3:])
+    assert [tensor.data_ptr() for _, tensor in arrival.waiting][:3] == first
+    whole = {name: tensor.clone() for name, tensor in lent}
+    for _, tensor in lent:
+        tensor.zero_()
+    assert [name for name, _ in arrival.waiting] == list(whole)
+    for name, tensor in arrival.waiting:
+        assert tensor.dtype == (torch.float32 if name.endswith("_proj.weight") else torch.bfloat16)
+        assert torch.equal(tensor, whole[name].to(tensor.dtype))
