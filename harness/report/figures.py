@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import textwrap
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -159,13 +158,13 @@ def lines_of(arms: Sequence[Arm], board: dict[str, Any], control: str) -> list[A
 def scores(arms: Sequence[Arm], board: dict[str, Any], control: str) -> Figure:
     """Final accuracy per precision and method: the three scores of every arm side by side."""
     figure = Figure(figsize=(6.75, 0.24 * len(arms) + 1.1), layout="constrained")
-    draw_scores(figure, arms, board, scores_title(arms, board, control), 70)
+    draw_scores(figure, arms, board, scores_title(arms, board, control))
     return figure
 
 
-def draw_scores(figure: Figure | SubFigure, arms: Sequence[Arm], board: dict[str, Any], title: str, width: int) -> None:
+def draw_scores(figure: Figure | SubFigure, arms: Sequence[Arm], board: dict[str, Any], title: str) -> None:
     """One row per arm with intervals, and the number of its bases where others have more; the start and the control's
-    accuracy as lines. The title has lines of at most `width` characters."""
+    accuracy as lines."""
     ax: Axes = figure.subplots()
     rows = [board[arm.label] for arm in arms]
     for column, _, colour, marker, fill in SCORES:
@@ -198,7 +197,7 @@ def draw_scores(figure: Figure | SubFigure, arms: Sequence[Arm], board: dict[str
     if control is not None:
         handles.append(Line2D([], [], color=REFERENCE, linewidth=0.8, linestyle="--", label=f"{control['method']}"))
         handles.append(Line2D([], [], color=REFERENCE, linewidth=0.8, linestyle=":", label="start"))
-    above_panels(figure, handles, 3, textwrap.fill(title, width))
+    above_panels(figure, handles, 3, title)
 
 
 def overview(arms: Sequence[Arm], series: Series, board: dict[str, Any], looks: Looks, control: str) -> Figure:
@@ -209,7 +208,7 @@ def overview(arms: Sequence[Arm], series: Series, board: dict[str, Any], looks: 
     figure = Figure(figsize=(7.4, max(3.4, 0.24 * len(arms) + 1.2)), layout="constrained")
     halves: Any = figure.subfigures(1, 2, width_ratios=(1.15, 1))
     left, right = halves
-    draw_scores(left, arms, board, scores_title(arms, board, control), 46)
+    draw_scores(left, arms, board, scores_title(arms, board, control))
     axes: Any = right.subplots(2, 1, sharex=True)
     top, bottom = axes
     for arm in shown:

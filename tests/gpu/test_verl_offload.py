@@ -46,17 +46,15 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any
 
 @pytest.mark.parametrize("offload", OFFLOADS[1:])
 def test_updates_are_those_without_offload(answers: dict[str, dict[str, Any]], offload: str) -> None:
+    """With `host` AdamW runs on processors, whose sums are of another order: 3e-6 was seen."""
     plain, moved = answers["none"], answers[offload]
-    assert moved["losses"] == pytest.approx(plain["losses"], rel=1e-6)
+    assert moved["losses"] == pytest.approx(plain["losses"], rel=2e-5 if offload == "host" else 1e-6)
     assert float((plain["after"] - plain["before"]).norm()) > 0.01
     assert float((moved["after"] - plain["after"]).norm()) < 1e-4 * float((plain["after"] - plain["before"]).norm())
 
 
-def test_what_stays_on_the_gpu(answers: dict[str, dict[str, Any]]) -> None:
-    """Bytes at rest: weights W and two moments 2 W without offload; both away, next to nothing."""
-    at_rest, weights = {name: found["at_rest"] for name, found in answers.items()}, answers["none"]["bytes"]
-    assert at_rest["none"] > 2.9 * weights
-    assert at_rest["none"] - at_rest["params"] == pytest.approx(weights, rel=0.1)
-    assert at_rest["none"] - at_rest["optimizer"] == pytest.approx(2 * weights, rel=0.1)
-    assert at_rest["all"] < 0.5 * weights
-    assert at_rest["host"] < 0.5 * weights
+@pytest.mark.parametrize(("offload", "weights"), [("params", 1), ("optimizer", 2), ("all", 3), ("host", 3)])
+def test_what_leaves_the_gpu(answers: dict[str, dict[str, Any]], offload: str, weights: int) -> None:
+    """Bytes at rest, in weights: the weights themselves, and two moments. Beside them cuBLAS keeps its own."""
+    left = answers["none"]["at_rest"] - answers[offload]["at_rest"]
+    assert left == pytest.approx(weights * answers["none"]["bytes"], rel=0.1)

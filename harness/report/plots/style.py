@@ -7,6 +7,7 @@ print.
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle
@@ -180,8 +181,12 @@ def legend(figure: Figure | SubFigure, looks: Looks, marked: bool = True, column
 
 
 def above_panels(figure: Figure | SubFigure, handles: Sequence[Any], columns: int, title: str) -> None:
-    """A legend above all panels, and above it the figure's title, which a suptitle would print across it."""
+    """A legend above all panels, and above it the figure's title, which a suptitle would print across it; in several
+    lines where the figure is too narrow for one."""
+    font, text = FontProperties(size=8.5, weight="bold"), title
+    if title:
+        taken = TextPath((0, 0), title, prop=font).get_extents().width / 72
+        text = textwrap.fill(title, int(0.95 * len(title) * figure.bbox.width / figure.dpi / taken))
     figure.legend(
-        handles=handles, loc="outside upper center", ncols=columns, title=title or None,
-        title_fontproperties={"size": 8.5, "weight": "bold"},
-    )  # fmt: skip
+        handles=handles, loc="outside upper center", ncols=columns, title=text or None, title_fontproperties=font
+    )

@@ -38,12 +38,12 @@ def scores_title(arms: Sequence[Arm], board: Mapping[str, Any], control: str) ->
     if all(row["is_preliminary"] for row in rows):
         return f"Fewer than {MIN_SEEDS} seeds: nothing is decided against {control}"
     said = {
-        "better than": sum(row["verdict"] == "better" for row in rows),
-        "equal to": sum(row["verdict"] == "equal" for row in rows),
-        "worse than": sum(row["verdict"] == "worse" for row in rows),
-        "collapsing more often than": sum(str(row["verdict"]).startswith(COLLAPSES) for row in rows),
+        f"better than {control}": sum(row["verdict"] == "better" for row in rows),
+        f"equal to {control}": sum(row["verdict"] == "equal" for row in rows),
+        f"worse than {control}": sum(row["verdict"] == "worse" for row in rows),
+        "with runs that collapse": sum(str(row["verdict"]).startswith(COLLAPSES) for row in rows),
     }
-    clear = ", ".join(f"{count} {words} {control}" for words, count in said.items() if count)
+    clear = ", ".join(f"{count} {words}" for words, count in said.items() if count)
     left = len(rows) - sum(said.values())
     return f"Of {len(rows)} arms: {clear or 'none decided'}" + (f"; {left} undecided" if left and clear else "")
 

@@ -170,6 +170,6 @@ def _summary(rows: Sequence[Row]) -> Iterator[str]:
             "which small layers and the head, bound by memory traffic, do not follow."
         )
     yield (
-        "Collectives alone, tensor parallel engines, putting an engine to sleep and waking it, memory of the host: "
-        "nothing is measured; **assumed**."
+        "Collectives alone, tensor parallel engines, putting an engine to sleep and waking it: nothing is measured; "
+        "**assumed**. Memory of the host: one run (docs/verl.md)."
     )

@@ -44,18 +44,25 @@ def measured(results: Path) -> str:
 
 def _measured(path: Path) -> Iterator[tuple[str, ...]]:
     record = read_json(path)
-    given: dict[str, Any] = record.get("settings", {})
-    for row in record.get("summary", []):
-        if row.get("precision") != "bf16" or "step_s" not in row:
+    device = str(record["hardware"].get("gpu", "-")).removeprefix("NVIDIA ").split(" ")[0]
+    for part in record.get("parts", [record]):
+        given: dict[str, Any] = part["settings"]
+        if given.get("padded"):
             continue
-        ways, split = row.get("tensor_parallel", 1), row.get("sequence_parallel", 1)
-        words = [f"engines over {ways} GPUs"] * (ways > 1) + [f"sequences over {split} GPUs"] * (split > 1)
-        words += ["offloaded"] * bool(row.get("offload")) + ["LoRA"] * bool(row.get("lora"))
-        yield (
-            row["size"], str(row["gpus"]), str(row.get("tokens", given.get("tokens", "-"))),
-            ", ".join(words) or "data parallel", f"{row['trainer_gib']:.1f}", f"{row['step_s']:.1f}",
-            f"{row['tokens_per_s_gpu']:.0f}", f"`{path.name}`",
-        )  # fmt: skip
+        mean, ways, moved = given.get("mean_tokens"), given.get("tensor_parallel", 1), given.get("offload", "none")
+        tokens = f"{mean} on average, at most {given['tokens']}" if mean else str(given["tokens"])
+        words = [f"engines over {ways} GPUs"] * (ways > 1)
+        words += [f"offloaded: {moved}"] * (moved != "none")
+        words += [given["method"]] if "method" in given else []
+        for row in part["summary"]:
+            if row["precision"] != "bf16":
+                continue
+            cell = part["cells"][f"{row['size']} {row['gpus']} {row['precision']}"]
+            layout = [*(words or ["data parallel"]), *["checkpoints"] * cell["checkpoint_layers"]]
+            yield (
+                row["size"], f"{row['gpus']} {device}", tokens, ", ".join(layout), f"{row['trainer_gib']:.1f}",
+                f"{row['step_s']:.1f}", f"{row['tokens_per_s_gpu']:.0f}", f"`{path.name}`",
+            )  # fmt: skip
 
 
 def tables(results: Path, cells: Sequence[PlanRow]) -> str:
