@@ -136,11 +136,11 @@ def test_flashrl_in_fp8_learns(results: Path) -> None:
     assert all(math.isfinite(norm) for norm in series["train/grad_norm"])
 
 
-def test_a_run_that_is_stopped_goes_on_from_its_checkpoint(results: Path) -> None:
-    words = ("method=bf16", "seed=7", "trainer.steps=12", "trainer.eval_every=12")
+def test_a_run_that_is_stopped_goes_on_from_its_checkpoint_and_keeps_its_policy(results: Path) -> None:
+    words = ("method=bf16", "seed=7", "trainer.steps=12", "trainer.eval_every=12", "launch.save=hf")
     process = command(results, *SMALL, *words)
     wanted, started = (results / "work"), time.monotonic()
-    while time.monotonic() - started < QUICK_S:
+    while process.poll() is None and time.monotonic() - started < QUICK_S:
         found = [path for path in wanted.glob("*/verl/series.jsonl") if len(read_lines(path)) >= 3]
         if found:
             break
@@ -154,3 +154,4 @@ def test_a_run_that_is_stopped_goes_on_from_its_checkpoint(results: Path) -> Non
     assert record.num_steps == 12
     assert series["train/loss"][: len(before)] == pytest.approx([row["train/loss"] for row in before], rel=1e-6)
     assert [e.step for e in record.evals if e.site == "rollout"] == [0, 12]
+    assert tensors_hash(read_tensors(last_policy(results, record.sweep, record.run_id))) == record.hashes["final"]
