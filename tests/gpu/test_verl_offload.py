@@ -27,21 +27,22 @@ OFFLOADS = ("none", "params", "optimizer", "all", "host")
 
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    """Offload -> what the worker says of two updates."""
+    """Offload -> what the worker says of two updates; all workers run side by side."""
     root = tmp_path_factory.mktemp("offload")
     config = small_config("method=bf16", "trainer.device=cuda", "trainer.lr=1e-3")
     there = replace(config, trainer=replace(config.trainer, name="verl"), engine=replace(config.engine, name="vllm"))
-    found: dict[str, dict[str, Any]] = {}
+    running: dict[str, subprocess.Popen[str]] = {}
     for offload in OFFLOADS:
         launch, folder = small_launch(root, offload=offload), root / offload
         write_job(replace(lay_out(config, launch, compose(config), start_of(config, launch), folder), config=there))
-        done = subprocess.run(
-            [sys.executable, "-m", "tests.gpu.offload_case", str(folder)], cwd=ROOT, capture_output=True, text=True,
-            check=False,
+        running[offload] = subprocess.Popen(
+            [sys.executable, "-m", "tests.gpu.offload_case", str(folder)], cwd=ROOT, text=True,
+            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
         )  # fmt: skip
-        assert done.returncode == 0, done.stderr[-3000:]
-        found[offload] = torch.load(folder / "out.pt", weights_only=True)
-    return found
+    said = {offload: process.communicate()[1] for offload, process in running.items()}
+    for offload, process in running.items():
+        assert process.returncode == 0, said[offload][-3000:]
+    return {offload: torch.load(root / offload / "out.pt", weights_only=True) for offload in OFFLOADS}
 
 
 @pytest.mark.parametrize("offload", OFFLOADS[1:])
