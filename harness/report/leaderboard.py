@@ -159,10 +159,15 @@ def evaluation_steps(run: RunResult) -> list[int]:
     return [*range(every, steps, every), steps]
 
 
+def answered_steps(run: RunResult, site: str) -> list[int]:
+    """The steps of `answers`: of a diverged run all at which it was to be evaluated, else those at which it was."""
+    found = sorted({record.step for record in _of(run, site) if record.step > 0})
+    return evaluation_steps(run) if run.status == "diverged" else found
+
+
 def answers(run: RunResult, site: str) -> stats.Floats:
     """[E evaluations after step 0, Q questions] of 0 and 1; 0 where a diverged run did not arrive."""
-    records = {record.step: record for record in run.evals if record.site == site and record.step > 0}
-    steps = evaluation_steps(run) if run.status == "diverged" else sorted(records)
+    records, steps = {record.step: record for record in _of(run, site)}, answered_steps(run, site)
     width = max((len(_answers(record)) for record in _of(run, site)), default=1)
     missing = [0.0] * width
     return np.array([_answers(records[step]) if step in records else missing for step in steps]).reshape(-1, width)
@@ -197,7 +202,7 @@ def score_arm(arm: Arm) -> Scores:
             answered[(run.base_seed, run.seed), _hash(run)] = reference
         for endpoint, curve in (("reference", reference), ("deployed", rollout)):
             if len(curve):
-                outcomes[endpoint][(run.base_seed, _hash(run)), run.seed] = _outcome(run, SITES[endpoint], curve)
+                outcomes[endpoint][pair_key(run)] = _outcome(run, SITES[endpoint], curve)
         reward = 0.0 if run.status == "diverged" else run.summary.get("reward_last")
         if reward is not None:
             found["reward"] = np.array([[reward]])
@@ -248,6 +253,11 @@ def by_base(rows: stats.Floats, bases: Sequence[int]) -> stats.Floats:
     if len(distinct) in (1, len(bases)):
         return rows
     return np.array([rows[np.array(bases) == base].mean(axis=0) for base in distinct])
+
+
+def pair_key(run: RunResult) -> stats.Key:
+    """Base, questions and run seed, which runs that are compared as a pair share."""
+    return (run.base_seed, _hash(run)), run.seed
 
 
 def _hash(run: RunResult) -> str:

@@ -16,7 +16,7 @@ from harness.records.arms import arm_labels, group_arms, label
 from harness.records.run_result import RunResult, write_atomic
 from harness.records.statuses import STATUSES
 from harness.records.sweep_file import ENDPOINTS, Purpose
-from harness.report import task_scores
+from harness.report import collapse_times, task_scores
 from harness.report.leaderboard import components, contrasts, leaderboard
 from harness.report.plots.profiles import improvements
 from harness.report.sentences import findings, three_sentences
@@ -135,6 +135,8 @@ def markdown(
         blocks += ["## What changes against no correction, at the same precision", _grid(_CONTRAST_COLUMNS, against)]
     if scores := task_scores.task_scores(results):
         blocks += ["## Evaluations on tasks", markdown_table(task_scores.HEAD, map(task_scores.cells, scores)), TASKS]
+    if fallen := collapse_times.table(results, _control_method(board)):
+        blocks += ["## When runs collapse", fallen, collapse_times.READING]
     blocks += ["## What varies", _components_grid(results), COMPONENTS]
     meant = meant or Purpose()
     said = [*three_sentences(board, meant.baselines[-1]), *findings(board, results, meant.expectations)]

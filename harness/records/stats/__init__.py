@@ -6,7 +6,7 @@
     replicates.py    bases and runs that are replicated: the unit of a comparison, and what varies in it
     moderation.py    variances that the arms of a setting lend each other
     outcomes.py      outcomes of the runs of an arm, and the kind of verdict that they allow
-    collapse.py      the rate of collapse with its interval
+    collapse.py      the rate of collapse with its interval, and whether an arm's runs collapse sooner
     decisions.py     verdicts of a whole setting at once
     looks.py         looks while seeds arrive: the level of each, and which arms go on
     verdicts.py      many comparisons, verdicts, missing seeds
@@ -17,7 +17,7 @@ Random generators are passed in. `tests/records/stats` holds every rule against 
 `python -m harness.devtools.bench.coverage` simulates how often every interval holds the truth and verdicts are wrong.
 """
 
-from harness.records.stats.collapse import Rate, is_collapsed, rate
+from harness.records.stats.collapse import Fall, LogRank, Rate, fall, is_collapsed, log_rank, rate
 from harness.records.stats.decisions import ALPHA, Contrast, Decision, decide
 from harness.records.stats.differences import (
     MAX_EXACT,
@@ -60,11 +60,11 @@ from harness.records.stats.verdicts import (
 
 __all__ = [
     "ALPHA", "COLLAPSES", "DELTA", "MAX_EXACT", "MIN_SEEDS", "NO_SIGNAL", "Answers",
-    "Components", "Contrast", "Crossed", "Decision", "Difference", "Draws", "Floats", "Improvement",
-    "Judged", "Key", "Outcome", "Outcomes", "Prior", "Rate", "Step", "Strata", "Verdict",
+    "Components", "Contrast", "Crossed", "Decision", "Difference", "Draws", "Fall", "Floats", "Improvement",
+    "Judged", "Key", "LogRank", "Outcome", "Outcomes", "Prior", "Rate", "Step", "Strata", "Verdict",
     "bootstrap", "chance_to_decide", "collapse_rate", "components", "contrast", "crossed",
-    "crossing_chance", "decide", "difference", "false_discovery", "fit_prior",
+    "crossing_chance", "decide", "difference", "fall", "false_discovery", "fit_prior",
     "further_seeds", "has_signal", "holm", "improvement", "iqm", "is_collapsed",
-    "is_decided", "judge", "kind", "level_per_look", "mcnemar", "mean", "moderated", "next_step",
+    "is_decided", "judge", "kind", "level_per_look", "log_rank", "mcnemar", "mean", "moderated", "next_step",
     "outcome", "paired", "rate", "resample", "sign_flip_p", "verdict", "won",
 ]  # fmt: skip

@@ -1,21 +1,27 @@
-"""Collapsed runs, and the rate of collapse with its interval.
+"""Collapsed runs: the rate of collapse with its interval, when runs collapse, and whether an arm's do so sooner.
 
 A run either trains or falls apart, so the mean of an arm of which some runs did is a number that no run has. Such
-runs are counted, and the mean is over the others.
+runs are counted, and the mean is over the others. Left out: runs that fall apart and come back, which did not collapse.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+import numpy as np
 from scipy.stats import beta
+
+from harness.records.stats.intervals import Floats
 
 SHARE = 0.5
 """A run has collapsed where it ends below this share of the accuracy it started from."""
 MIN_START = 0.05
 """Below this accuracy at the start there is nothing to fall from."""
+MAX_PAIRS = 16
+"""Largest number of pairs whose 2^n exchanges are enumerated."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,3 +61,66 @@ def is_collapsed(start: float, end: float, has_diverged: bool = False) -> bool:
     """Did a run that started at one accuracy and ended at the other fall apart? A start of NaN: only where it
     diverged."""
     return has_diverged or (not math.isnan(start) and start >= MIN_START and end < SHARE * start)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fall:
+    """Policy step at which a run was found collapsed, or up to which it was seen standing."""
+
+    step: int
+    has_fallen: bool
+
+
+def fall(steps: Sequence[int], curve: Sequence[float], start: float, has_diverged: bool = False) -> Fall:
+    """The first evaluation from which on a run stayed below `SHARE` of its start, where it collapsed.
+
+    `curve`: accuracies at `steps`, those after the start. Raises ValueError for none, or for other numbers of both.
+    """
+    if not steps or len(steps) != len(curve):
+        raise ValueError(f"steps={list(steps)}: an evaluation after the start for each of {len(curve)} accuracies")
+    if not is_collapsed(start, curve[-1], has_diverged):
+        return Fall(step=steps[-1], has_fallen=False)
+    first = len(steps) - 1
+    while first and curve[first - 1] < SHARE * start:
+        first -= 1
+    return Fall(step=steps[first], has_fallen=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogRank:
+    """Log-rank test of the runs of an arm, each paired with one of its control."""
+
+    excess: float
+    """Falls of the arm beyond those expected if both fell at one rate (Mantel, Cancer Chemother. Rep. 50, 1966)."""
+    p: float
+    """Two-sided: the share of all 2^n exchanges within pairs whose absolute excess is at least this one."""
+    least_p: float
+    """The smallest p that these pairs could have given: one above 0.05 says that nothing could have been shown."""
+
+
+def log_rank(arm: Sequence[Fall], control: Sequence[Fall]) -> LogRank:
+    """The test; a run is at risk at every step up to its own. Exact however few runs fall, and pairs may fall together,
+    as those of a base do. p is NaN for no pairs or more than `MAX_PAIRS`. Raises ValueError for other numbers of both.
+    """
+    if len(arm) != len(control):
+        raise ValueError(f"{len(arm)} runs of the arm and {len(control)} of the control are no pairs")
+    if not 1 <= len(arm) <= MAX_PAIRS:
+        excess = float(_excess(arm, control, np.zeros((1, len(arm)), int))[0]) if arm else math.nan
+        return LogRank(excess=excess, p=math.nan, least_p=math.nan)
+    found = _excess(arm, control, np.arange(2 ** len(arm))[:, None] >> np.arange(len(arm)) & 1)  # as observed first
+    p, least = (float(np.mean(np.abs(found) >= abs(value) - 1e-9)) for value in (found[0], np.abs(found).max()))
+    return LogRank(excess=float(found[0]), p=p, least_p=least)
+
+
+def _excess(arm: Sequence[Fall], control: Sequence[Fall], exchanged: np.ndarray) -> Floats:
+    """[M] excess where the runs of some pairs are exchanged: `exchanged` [M, n] of 0 and 1."""
+    times = np.unique([run.step for run in (*arm, *control) if run.has_fallen])
+
+    def counted(runs: Sequence[Fall]) -> tuple[Floats, Floats]:
+        steps, falls = np.array([run.step for run in runs]), np.array([run.has_fallen for run in runs])
+        return (steps[:, None] >= times).astype(float), ((steps[:, None] == times) & falls[:, None]).astype(float)
+
+    (at_risk, fell), (other_at_risk, other_fell) = counted(arm), counted(control)
+    share = (fell.sum(0) + other_fell.sum(0)) / (at_risk.sum(0) + other_at_risk.sum(0))
+    own, other = (fell - at_risk * share).sum(1), (other_fell - other_at_risk * share).sum(1)
+    return np.asarray((1 - exchanged) @ own + exchanged @ other)

@@ -17,8 +17,8 @@ LOW_HALF = 0xFFFF
 
 
 def is_bf16(values: Tensor) -> bool:
-    """Whether bfloat16 holds every value of a float32 tensor exactly. On the meta device, whose values are nobody's,
-    it does."""
+    """Does bfloat16 hold every value of a float32 tensor exactly? On the meta device, whose values are nobody's, it
+    does."""
     return values.is_meta or not bool((values.contiguous().view(torch.int32) & LOW_HALF).any())
 
 

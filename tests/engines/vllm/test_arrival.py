@@ -184,7 +184,7 @@ def test_adapters_and_scales_of_the_cache_may_come_with_their_block_or_behind_al
 
 
 def test_what_waits_is_copied_once_and_in_the_bits_that_the_engine_holds() -> None:
-    """Of a FP8 block its weights as they come, of what is not quantized the engine's bfloat16."""
+    """Weights of an FP8 block wait as they come, what is not quantized in the engine's bfloat16."""
     weights: Any = SimpleNamespace(
         plan=plan_of(*FP8), shapes=tensor_shapes(SHAPE), writer=None, device=torch.device("cpu"),
         plain=lambda: ((name, t.to(torch.bfloat16)) for name, t in stream(A) if not name.endswith("_proj.weight")),

@@ -1,4 +1,4 @@
-"""What all panels share: a title as wide as its figure."""
+"""Titles above all panels, as wide as their figure."""
 
 from __future__ import annotations
 
