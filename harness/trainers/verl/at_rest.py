@@ -4,7 +4,8 @@ A policy with trained adapters (LoRA) never changes its base, and a frozen refer
 that come from a bfloat16 checkpoint are bfloat16 values, so half of the bytes hold them exactly. FSDP casts a parameter
 to float32 as it gathers it (`settings.PRECISION`), so that modules see the same numbers as ever.
 
-Left out: values on a grid with float32 scales (a quantized base), which bfloat16 does not hold, and rest in float32.
+Left out: values on a grid with float32 scales (a base in NF4, NVFP4 or INT4), which bfloat16 hardly ever holds; they
+rest in float32. Those of MXFP4, whose scales are powers of two, fit.
 """
 
 from __future__ import annotations
