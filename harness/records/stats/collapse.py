@@ -14,14 +14,13 @@ from functools import lru_cache
 import numpy as np
 from scipy.stats import beta
 
+from harness.records.stats.differences import MAX_EXACT, exchanges
 from harness.records.stats.intervals import Floats
 
 SHARE = 0.5
 """A run has collapsed where it ends below this share of the accuracy it started from."""
 MIN_START = 0.05
 """Below this accuracy at the start there is nothing to fall from."""
-MAX_PAIRS = 16
-"""Largest number of pairs whose 2^n exchanges are enumerated."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,14 +99,14 @@ class LogRank:
 
 def log_rank(arm: Sequence[Fall], control: Sequence[Fall]) -> LogRank:
     """The test; a run is at risk at every step up to its own. Exact however few runs fall, and pairs may fall together,
-    as those of a base do. p is NaN for no pairs or more than `MAX_PAIRS`. Raises ValueError for other numbers of both.
+    as those of a base do. p is NaN for no pairs or more than `MAX_EXACT`. Raises ValueError for other numbers of both.
     """
     if len(arm) != len(control):
         raise ValueError(f"{len(arm)} runs of the arm and {len(control)} of the control are no pairs")
-    if not 1 <= len(arm) <= MAX_PAIRS:
+    if not 1 <= len(arm) <= MAX_EXACT:
         excess = float(_excess(arm, control, np.zeros((1, len(arm)), int))[0]) if arm else math.nan
         return LogRank(excess=excess, p=math.nan, least_p=math.nan)
-    found = _excess(arm, control, np.arange(2 ** len(arm))[:, None] >> np.arange(len(arm)) & 1)  # as observed first
+    found = _excess(arm, control, exchanges(len(arm)))  # as observed first
     p, least = (float(np.mean(np.abs(found) >= abs(value) - 1e-9)) for value in (found[0], np.abs(found).max()))
     return LogRank(excess=float(found[0]), p=p, least_p=least)
 

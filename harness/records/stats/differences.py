@@ -61,13 +61,17 @@ def paired(arm: Mapping[Key, float], control: Mapping[Key, float], level: float 
     )
 
 
+def exchanges(n: int) -> np.ndarray:
+    """[2^n, n] of 0 and 1: every way to exchange the two sides of some of n pairs, none first."""
+    return np.arange(2**n)[:, None] >> np.arange(n) & 1
+
+
 def sign_flip_p(differences: Floats) -> float:
     """Share of the 2^n sign patterns whose absolute mean is at least the observed one; NaN for no or too many pairs."""
     n = len(differences)
     if not 1 <= n <= MAX_EXACT:
         return math.nan
-    signs = 1 - 2 * (np.arange(2**n)[:, None] >> np.arange(n) & 1)  # all plus first
-    sums = np.abs(signs @ differences)
+    sums = np.abs((1 - 2 * exchanges(n)) @ differences)
     return float(np.mean(sums >= sums[0] * (1 - 1e-9)))
 
 
