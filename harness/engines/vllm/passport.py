@@ -243,8 +243,9 @@ def _probe(
 
 def plain_records(held: Iterable[tuple[str, Tensor]], kernels: Mapping[str, str]) -> list[TensorRecord]:
     """A line for every (name, live tensor) that is held as it is: CRC-32 of its memory, of an even sample where it is
-    large. `kernels`: the kernel by name, where one multiplies."""
-    sampled = {name: x if x.numel() <= SAMPLE else x.reshape(-1)[:: x.numel() // SAMPLE] for name, x in held}
+    large. `kernels`: the kernel by name, where one multiplies. A sample is a copy, so that a tensor that was gathered
+    from shares does not outlive its line: a view would keep all of a 32B model at once."""
+    sampled = {name: x if x.numel() <= SAMPLE else x.reshape(-1)[:: x.numel() // SAMPLE].clone() for name, x in held}
     dtypes = {name: str(x.dtype).removeprefix("torch.") for name, x in sampled.items()}
     short = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
     return [
