@@ -1,4 +1,4 @@
-"""A checkpoint written whole as a Hugging Face folder: safetensors in shards with their index, config, tokenizer.
+"""A checkpoint written as a Hugging Face folder: safetensors in shards with their index, config, tokenizer.
 
 transformers, vLLM and verl read it unchanged. Left out: what the tensors are (`harness.run.policies`), and reading
 (`harness.models.checkpoint`).
@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -37,21 +38,27 @@ def write_folder(
     """Write `tensors` (checkpoint name, tensor as it is stored; read once) with `config` as config.json. Tokenizer,
     chat template and generation_config.json are those of the model folder `source`; where that has no
     generation_config.json, one with the config's special tokens is written.
-
-    Everything is written beside the folder and renamed, so a killed process leaves no half-written folder.
     """
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    scratch, old = (folder.with_name(f".{folder.name}.{kind}-{os.getpid()}") for kind in ("new", "old"))
-    shutil.rmtree(scratch, ignore_errors=True)
-    scratch.mkdir()
-    try:
+    with replacing(folder) as scratch:
         _copy_companions(source, scratch)
         (scratch / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         if not (scratch / GENERATION).exists():
             names = ("bos_token_id", "eos_token_id", "pad_token_id")
             known = {name: config[name] for name in names if config.get(name) is not None}
             (scratch / GENERATION).write_text(json.dumps(known, indent=2) + "\n", encoding="utf-8")
-        _write_shards(scratch, tensors, shard_bytes)
+        write_shards(scratch, tensors, shard_bytes)
+
+
+@contextmanager
+def replacing(folder: Path) -> Iterator[Path]:
+    """Context with an empty folder that takes the place of `folder` at the end, so that a killed process leaves no
+    half-written one."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    scratch, old = (folder.with_name(f".{folder.name}.{kind}-{os.getpid()}") for kind in ("new", "old"))
+    shutil.rmtree(scratch, ignore_errors=True)
+    scratch.mkdir()
+    try:
+        yield scratch
         if folder.exists():
             folder.rename(old)
         scratch.rename(folder)
@@ -67,8 +74,9 @@ def _copy_companions(source: Path, folder: Path) -> None:
             shutil.copyfile(file, folder / file.name)
 
 
-def _write_shards(folder: Path, tensors: Iterable[tuple[str, Tensor]], shard_bytes: int) -> None:
-    """One file where everything fits, else numbered ones with an index; a shard is in memory at a time."""
+def write_shards(folder: Path, tensors: Iterable[tuple[str, Tensor]], shard_bytes: int = SHARD_BYTES) -> None:
+    """Write tensors (read once) as one file where everything fits, else as numbered ones with an index; a shard is in
+    memory at a time. Raises OSError where the disk does not take them."""
     shards: list[list[str]] = []
     held, size, total = dict[str, Tensor](), 0, 0
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import sys
 import weakref
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from harness.models.adapters import checkpoint_name
+from harness.models.shards import write_shards
 from tests.verl_jobs.worker import held, make_worker, meet, metrics_of, tensordict
+
+LARGEST = 4 * 128 * 64
+"""Bytes of the deep model's largest tensor, the embedding."""
+FILE = 6 * LARGEST
+"""Bytes of a file of the final model here."""
 
 
 class Counted(TorchDispatchMode):
@@ -90,6 +97,7 @@ def rests(worker: Any) -> dict[str, str]:
 def one(folder: Path, rank: int, ranks: int) -> None:
     """The batch of one job's folder, twice."""
     from harness.models import checkpoint
+    from harness.trainers.verl import engine as engines
     from harness.trainers.verl import job as jobs
 
     os.environ[jobs.JOB] = str(folder / "job.json")
@@ -111,9 +119,10 @@ def one(folder: Path, rank: int, ranks: int) -> None:
         worker.infer_batch(tensordict(saved, **numbers))
         done = worker.train_batch(tensordict(saved, **numbers, global_batch_size=len(saved["ids"])))
         losses += [metrics_of(done)["lowbit_loss"]] if rank == 0 else []
+    engines.write_shards = partial(write_shards, shard_bytes=FILE)
     with Counted() as last:
         worker.engine.save_final()
-    found = {"reads": len(reads), "peak": counted.peak, "last_peak": last.peak, "final_file": str(job.final_file)}
+    found = {"reads": len(reads), "peak": counted.peak, "last_peak": last.peak, "final_folder": str(job.final_folder)}
     found |= {"built": built, "after": held(worker), "losses": losses, "events": events}
     found |= {"rests": rests(worker), "reference": reference}
     torch.save(found, folder / f"memory{rank}.pt")

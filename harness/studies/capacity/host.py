@@ -2,12 +2,13 @@
 
     masters and moments  shards that wait there while the engine samples, where they are offloaded
     sleeping engines     every GPU's share of its engine during the update (vLLM's sleep level 1)
-    whole model          float32, on the machine of rank 0, which reads it for all ranks and writes it at the end
+    file                 of the final model, which rank 0 writes in shards
     processes            trainer, server and engine of every GPU
 
 A machine must have all of them together: pinned memory is kept for the next time, and the final model is written while
 everything else stands. Offloaded tensors and sleeping engines are pinned, for which torch takes a power of two of bytes
-for every tensor (`CachingHostAllocator.h`): up to twice what it holds.
+for every tensor (`CachingHostAllocator.h`): up to twice what it holds. Before the first step, when no engine is there
+yet, rank 0 reads the whole model in float32 for all ranks; where that takes more, it is what the machine must have.
 
 Left out: a frozen reference (`algo.kl_coef`: float32 shards, pinned too), earlier versions of the weights
 (`algo.staleness`: float32 shards each), `launch.offload=host`, and the page cache that files are read through.
@@ -24,6 +25,7 @@ from harness.api import weight_format
 from harness.engines.vllm.memory import num_parameters, tensor_bytes
 from harness.engines.vllm.push_by_reload import PACKED
 from harness.models.decoder import tensor_shapes
+from harness.models.shards import SHARD_BYTES
 from harness.studies.capacity.memory import FROZEN_BYTES, LORA_RANK, WEIGHT_BYTES, Parts
 from harness.studies.throughput.estimates import GIB, UTILIZATION
 from harness.studies.throughput.shapes import plan_of, shape_of
@@ -80,11 +82,14 @@ def _adapter(shape: tuple[int, ...]) -> Iterator[tuple[int, int]]:
 def host_parts(
     size: str, precision: str, gpus: int, ways: int, *, is_offloaded: bool = False, is_lora: bool = False
 ) -> Parts:
-    """GiB on the machine of rank 0, whose GPUs have an engine over `ways` of them each."""
-    here = min(gpus, NODE)
-    return {
+    """GiB on the machine of rank 0, whose GPUs have an engine over `ways` of them each: at the start or in the steps,
+    whichever takes more."""
+    here, whole = min(gpus, NODE), WEIGHT_BYTES * num_parameters(shape_of(size))
+    start = {"masters and moments": 0.0, "sleeping engines": 0.0, "file": 0.0, "whole model": whole / GIB}
+    steps = {
         "masters and moments": here * offloaded_bytes(size, gpus, is_lora) / GIB if is_offloaded else 0.0,
         "sleeping engines": here * sleeping_bytes(size, precision, ways) / GIB,
-        "whole model": WEIGHT_BYTES * num_parameters(shape_of(size)) / GIB,
-        "processes": here * PROCESS_GIB,
+        "file": min(whole, SHARD_BYTES) / GIB,
+        "whole model": 0.0,
     }
+    return max(start, steps, key=lambda parts: sum(parts.values())) | {"processes": here * PROCESS_GIB}

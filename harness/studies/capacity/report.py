@@ -48,8 +48,8 @@ part of every cell.
 
 Memory: BF16, the peak of the update and what sampling takes beside the cache, GiB a GPU. The host's is of the first
 machine, of {host_gib:g} GiB for each of its GPUs (`--host-gib`), {filled:.0%} of which a plan fills: what is offloaded
-and engines that sleep, both pinned, for which torch takes a power of two of bytes a tensor; the float32 model that one
-rank reads and writes; processes.
+and engines that sleep, both pinned, for which torch takes a power of two of bytes a tensor; processes. Before the
+steps one rank reads the whole model in float32, and where that takes more, it is what counts.
 """
 
 

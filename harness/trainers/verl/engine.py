@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any, ClassVar, cast
 
 import torch
-from safetensors.torch import save_file
 from tensordict import TensorDict
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
@@ -39,6 +38,7 @@ from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 from harness.api import Sequences
 from harness.models.adapters import named_weights
 from harness.models.decoder import Decoder, rope_tables
+from harness.models.shards import replacing, write_shards
 from harness.objective.loss import count_totals
 from harness.records.run_result import write_atomic
 from harness.trainers.local.forward import Thrift, forward, prepared
@@ -297,13 +297,14 @@ class Engine(FSDPEngineWithLMHead):
             self.save_final()
 
     def save_final(self) -> None:
-        """Write the whole weights. Every rank must ask for each tensor; rank 0 alone holds them all."""
-        final = dict[str, Tensor]()
-        for name, tensor in self._weights():
-            if self.rank == 0:
-                final[name] = tensor.cpu().contiguous()
+        """Write the whole weights. Every rank must ask for each tensor; rank 0 alone writes them and has one file's
+        worth in memory at a time."""
         if self.rank == 0:
-            save_file(final, str(current_job().final_file))
+            with replacing(current_job().final_folder) as folder:
+                write_shards(folder, self._weights())
+        else:
+            for _ in self._weights():
+                pass
 
     def load_checkpoint(
         self, local_path: str, hdfs_path: str | None = None, del_local_after_load: bool = True, **kwargs: Any

@@ -104,9 +104,9 @@ class VerlJob:
         return self.folder / "rest.json"
 
     @property
-    def final_file(self) -> Path:
-        """The weights after the last step."""
-        return self.folder / "final.safetensors"
+    def final_folder(self) -> Path:
+        """Folder of the weights after the last step, in shards."""
+        return self.folder / "final"
 
     @property
     def log_file(self) -> Path:

@@ -166,8 +166,7 @@ class Watched:
 
     def final_hash(self) -> str | None:
         """Hash of the weights after the last step."""
-        found = final_weights(self.job)
-        return provenance.tensors_hash(found.items()) if found else None
+        return provenance.tensors_hash(final_weights(self.job)) if self.job.final_folder.exists() else None
 
     def train(
         self, tell: Callable[[int, float], None], should_stop: Callable[[], bool], stopped: type[Exception]

@@ -6,17 +6,16 @@ embedded engine, as `harness.run.loop.evaluate` does.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 
 from harness.api import Plan
 from harness.config.compose import Composed
 from harness.engines.embedded.engine import EmbeddedEngine
 from harness.models.adapters import named_weights
-from harness.models.checkpoint import empty_decoder, load_decoder
+from harness.models.checkpoint import empty_decoder, load_decoder, read_tensors
 from harness.models.decoder import Decoder
 from harness.numerics.formats import format_named
 from harness.records.run_result import EvalRecord
@@ -29,9 +28,10 @@ from harness.trainers.verl.job import VerlJob
 
 
 def policy_of(
-    job: VerlJob, composed: Composed, *, is_empty: bool = False, masters: Mapping[str, Tensor] | None = None
+    job: VerlJob, composed: Composed, *, is_empty: bool = False, masters: Iterable[tuple[str, Tensor]] | None = None
 ) -> Decoder:
     """The module that the local trainer would train, wrapped by every part, at the run's start, or with `masters`.
+    Raises ValueError where those are not all of its weights.
 
     `is_empty`: on the meta device, no weight read; another rank's values are to come.
     """
@@ -39,15 +39,18 @@ def policy_of(
         return policy(empty_decoder(job.model), composed, job.config.base_seed, "emulated").to("meta")
     model = policy(load_decoder(job.model), composed, job.config.base_seed, "emulated")
     if masters is not None:
+        missing = dict(named_weights(model))
         with torch.no_grad():
-            for name, tensor in named_weights(model):
-                tensor.copy_(masters[name])
+            for name, tensor in masters:
+                missing.pop(name).copy_(tensor)
+        if missing:
+            raise ValueError(f"{job.final_folder}: {len(missing)} weights are missing, {min(missing)} among them")
     return model
 
 
-def final_weights(job: VerlJob) -> dict[str, Tensor]:
-    """Masters after the last step, by checkpoint name; empty where the run did not get there."""
-    return load_file(str(job.final_file)) if job.final_file.exists() else {}
+def final_weights(job: VerlJob) -> Iterator[tuple[str, Tensor]]:
+    """Masters after the last step by checkpoint name, one in memory at a time; none where the run did not get there."""
+    return read_tensors(job.final_folder) if job.final_folder.exists() else iter(())
 
 
 @torch.no_grad()

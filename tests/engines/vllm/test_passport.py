@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -202,6 +203,21 @@ def test_plain_tensors_are_hashed_whole_or_by_an_even_sample() -> None:
     assert line("x", large).hash == before
     large[0] = 1.0
     assert line("x", large).hash != before
+
+
+def test_a_gathered_tensor_does_not_outlive_its_line() -> None:
+    """Whole tensors of a shared engine are made for their hashes alone: at most one more is there when one is made."""
+    made = list[weakref.ref[torch.UntypedStorage]]()
+
+    def gathered() -> Iterator[tuple[str, Tensor]]:
+        for name in "abcd":
+            assert sum(ref() is not None for ref in made) <= 1  # `held`'s loop variable has the last one
+            x = torch.ones(3 * passport.SAMPLE, dtype=torch.uint8)
+            made.append(weakref.ref(x.untyped_storage()))
+            yield name, x
+
+    assert len({record.hash for record in passport.plain_records(gathered(), {})}) == 1
+    assert len(made) == 4 and not any(ref() is not None for ref in made)
 
 
 class FakeAttention(nn.Module):

@@ -35,7 +35,8 @@ def main(job: Path) -> int:
                 time.sleep(0.02)
             (folder / "outcome.json").write_text(json.dumps({"kind": "stopped", "reason": "step 2"}))
             return 0
-    save_file(load_file(str(folder / "model" / "model.safetensors")), str(folder / "final.safetensors"))
+    (folder / "final").mkdir(exist_ok=True)
+    save_file(load_file(str(folder / "model" / "model.safetensors")), str(folder / "final" / "model.safetensors"))
     kind = {"wait": "ok", "silent": "ok", "stages": "ok"}.get(ending, ending)
     told = {"kind": kind, "reason": "step 3: train/loss is nan", "traceback": "where it was raised"}
     (folder / "outcome.json").write_text(json.dumps(told))
