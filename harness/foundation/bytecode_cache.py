@@ -13,6 +13,8 @@ import sys
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 
+LARGE = ("torch", "vllm", "verl")
+"""Packages whose compilation a user waits for."""
 SKIP, PREFIX = "PYTHONDONTWRITEBYTECODE", "PYTHONPYCACHEPREFIX"
 
 
@@ -24,10 +26,10 @@ def lacks_byte_code(spec: ModuleSpec | None) -> bool:
     return not compiled.exists() and (sys.dont_write_bytecode or not os.access(Path(spec.origin).parent, os.W_OK))
 
 
-def keep(package: str = "torch") -> Path | None:
-    """Keep what is compiled from now on, by this process and by those it starts, where `package` lacks byte code.
-    Returns the folder; None where nothing had to be done."""
-    if not lacks_byte_code(importlib.util.find_spec(package)):
+def keep(*packages: str) -> Path | None:
+    """Keep what is compiled from now on, by this process and by those it starts, where one of `packages` (default:
+    LARGE) lacks byte code. Returns the folder; None where nothing had to be done."""
+    if not any(lacks_byte_code(importlib.util.find_spec(package)) for package in packages or LARGE):
         return None
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lowbit" / "byte_code"
     os.environ.update({SKIP: "", PREFIX: str(folder)})

@@ -16,7 +16,7 @@ from harness.foundation import bytecode_cache
 PROGRAM = """
 import json, os, sys
 from harness.foundation import bytecode_cache
-folder = bytecode_cache.keep("lacking")
+folder = bytecode_cache.keep("json", "lacking")
 import lacking
 child = "import lacking, sys; print(lacking.__cached__, sys.dont_write_bytecode)"
 import subprocess

@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from harness.devtools.bench.runner import PROGRAM, table
+from harness.foundation import bytecode_cache
 from harness.foundation.provenance import cpu_name
 
 RATIOS = ("sampler", "grpo_step", "overhead", "fp8_flow", "preparations", "rilq", "start", "wordmath")
@@ -31,6 +32,7 @@ OTHERS = (
 
 def main(words: Sequence[str] | None = None) -> int:
     """Run a bench: its exit code, 2 for an unknown one."""
+    bytecode_cache.keep()
     words = list(sys.argv[1:] if words is None else words)
     if words[:1] in (["--help"], ["-h"]):
         print(listing())
