@@ -358,7 +358,7 @@ class Launch:
     threads: Count = 1
     stall_s: Positive = 1800.0
     """A cell that shows no progress for so long is taken to hang, and is killed. Progress is a step, a state, output,
-    and under verl a stage of a step or a finished answer."""
+    sampled tokens and passes of the trainer (`harness.foundation.life`), under verl a stage of a step or an answer."""
     retries: tuple[str, ...] = ()
     """Ends of earlier attempts at this cell, and the change after each."""
     commit: str | None = None

@@ -6,6 +6,7 @@ data_hash.py        hash of a data set: a file, or a folder of them
 did_you_mean.py     the nearest valid names, for error messages
 digits.py           floats of a few significant digits
 duration.py         a duration in words
+life.py             signs of life of a cell between its steps
 markdown_table.py   tables of Markdown, for pages of results
 own_process.py      a module of this project started in a Python process of its own
 process_log.py      the line of a dead process's log that names the error

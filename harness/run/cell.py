@@ -30,7 +30,7 @@ import torch
 
 from harness.config.load import parse, run_id
 from harness.config.schema import Launch, RunConfig
-from harness.foundation import provenance
+from harness.foundation import life, provenance
 from harness.foundation.state_files import load_state, save_state
 from harness.records import paths
 from harness.records.run_result import Row, RunResult, read_result, write_result
@@ -237,6 +237,7 @@ def main(path: str, stages: Stages = Stages()) -> int:
     parent, stops = cell.get("parent", os.getppid()), list[int]()
     fcntl.flock(os.open(Path(path).parent, os.O_RDONLY), fcntl.LOCK_EX)
     faulthandler.register(signal.SIGUSR1)  # asked where it hangs, before it is killed
+    life.LIFE.show(Path(path).with_name(life.NAME))
     threading.Thread(target=_leave_when_orphaned, args=(parent,), daemon=True).start()
     signal.signal(signal.SIGTERM, lambda number, frame: stops.append(number))
     signal.signal(signal.SIGINT, lambda number, frame: stops.append(number))

@@ -20,9 +20,10 @@ from harness.config.compose import Composed, has_hook, plan_json
 from harness.config.decoder_config import decoder_config
 from harness.config.schema import Launch, RunConfig
 from harness.engines.embedded.engine import EmbeddedEngine
+from harness.foundation.life import LIFE
 from harness.foundation.seeds import stable_seed
 from harness.models.checkpoint import content_hash, load_config, load_decoder, save_decoder, spread_channels
-from harness.models.decoder import Decoder
+from harness.models.decoder import Decoder, Layer
 from harness.numerics.formats import format_named
 from harness.records.paths import bases_folder, work_folder
 from harness.start.base_model import base_key, base_name, ensure_base
@@ -224,6 +225,12 @@ def _site(earlier: Composed, config: RunConfig, start: Start, folder: Path) -> S
         seed = stable_seed(config.base_seed, "prepare demonstrations")
         return cast(Demonstrated, task).demonstrations(range(count), seed)
 
+    def build(checkpoint: Path) -> Decoder:
+        model = start.build(checkpoint)
+        for layer in (module for module in model.modules() if isinstance(module, Layer)):
+            layer.register_forward_pre_hook(lambda *_: LIFE.alive())  # a preparation may run for hours
+        return model
+
     def sample(model: nn.Module, prompts: Sequence[Sequence[int]], seed: int) -> Rollout:
         assert isinstance(model, Decoder)
         engine = EmbeddedEngine(
@@ -236,7 +243,7 @@ def _site(earlier: Composed, config: RunConfig, start: Start, folder: Path) -> S
         return engine.generate(prompts, num_samples=1, max_new_tokens=limit, temperature=temperature, seed=seed)
 
     return Site(
-        checkpoint=folder, original=start.folder, seed=config.base_seed, build=start.build, wrap=earlier.wrap,
+        checkpoint=folder, original=start.folder, seed=config.base_seed, build=build, wrap=earlier.wrap,
         calibration=tuple(item.prompt for item in task.sample("train", range(count))),
         demonstrations=demonstrations, sample=sample, fixed=dict(earlier.fixed),
     )  # fmt: skip

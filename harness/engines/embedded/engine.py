@@ -27,6 +27,7 @@ from harness.engines.embedded.sampling import Transcript, join, nucleus, pick, r
 from harness.engines.embedded.supports import SUPPORTS
 from harness.engines.embedded.weights import LiveWeights
 from harness.engines.requests import Requests, requests_of
+from harness.foundation.life import LIFE
 from harness.foundation.seeds import generator
 from harness.models.decoder import Decoder, DecoderConfig, rope_tables
 from harness.numerics.experts import OWN
@@ -161,6 +162,7 @@ class EmbeddedEngine:
             out.keep_experts(torch.cat(prompt_experts), width)
         cos, sin = self._tables(length + requests.max_new_tokens)
         for t in range(requests.max_new_tokens):
+            LIFE.alive()
             noise = None
             if draws is not None:  # for every row of the chunk, so that dropping rows changes no other row's draw
                 noise = race_noise(len(rows), logits.shape[1], draws)

@@ -29,6 +29,7 @@ import numpy as np
 
 from harness.engines.vllm.device_loop import DeviceLoop
 from harness.engines.vllm.samples import Samples
+from harness.foundation.life import LIFE
 
 AHEAD = 64
 """Steps between two questions to the scheduler, at most: so many tokens of cache are reserved for every request."""
@@ -53,6 +54,7 @@ def sample(
                 prompt_ids = {"prompt_token_ids": list(prompt)}
                 rows[engine.add_request(str(row), prompt_ids, sampling, lora_request=lora_request)] = row
             while scheduler.has_unfinished_requests():
+                LIFE.alive()
                 planned = scheduler.schedule()
                 output = _launch(executor, planned).result()
                 samples.record([rows[name] for name in output.req_ids], output)
@@ -124,6 +126,7 @@ def _repeat(core: Any, planned: Any, samples: Samples, rows: dict[str, int]) -> 
 
 def _take(future: Any, samples: Samples, rows: dict[str, int]) -> None:
     output = future.result()
+    LIFE.alive()
     samples.record([rows[name] for name in output.req_ids], output)
 
 

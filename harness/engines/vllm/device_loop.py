@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from harness.engines.vllm.samples import Samples
+from harness.foundation.life import LIFE
 
 STEPS = 16
 """Steps between two looks at how many rows are live."""
@@ -148,6 +149,7 @@ class DeviceLoop:
                 self._make_step(size)
             steps += count
             live = self.rows.is_live[:size].nonzero()[:, 0]
+            LIFE.alive()
             if not len(live):
                 break
             if (smaller := self._fit(len(live))) < size:

@@ -21,6 +21,7 @@ import torch
 
 from harness.config.load import run_id, to_json
 from harness.config.schema import RunConfig
+from harness.foundation import life
 from harness.foundation.own_process import code_path, module_command
 from harness.foundation.process_log import tail
 from harness.records.run_result import RunResult, read_result, write_atomic
@@ -42,7 +43,7 @@ GRACE_S = 60.0
 """Seconds that a cell has to save its state after Ctrl-C."""
 LAST_WORDS_S = 1.0
 """Seconds that a hung cell has to print where it hangs."""
-SIGNS = ("progress.json", "state.pt", "log.txt")
+SIGNS = ("progress.json", "state.pt", "log.txt", life.NAME)
 """Files of a cell's work folder that change while it makes progress."""
 Stamp = tuple[int, int, int] | None
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from harness.api import Plan, Sequences, WeightStream
 from harness.config.schema import TrainerConfig
 from harness.fitting.fake_quant import FakeQuantLinear
+from harness.foundation.life import LIFE
 from harness.models.adapters import checkpoint_name, named_weights, plain_twin, plain_weights
 from harness.models.decoder import Decoder
 from harness.numerics.formats import Adapters
@@ -212,6 +213,7 @@ class LocalTrainer:
     def _forward(
         self, seqs: Sequences, *, model: Decoder | None = None, wants_logits: bool = False, keeps_experts: bool = False
     ) -> Scores:
+        LIFE.alive()
         return forward(
             model or self.model, seqs, self.thrift, temperature=self.temperature, entropy_grad=self.wants_entropy_grad,
             is_fixed=self.micro_batch_rows is not None, wants_logits=wants_logits, keeps_experts=keeps_experts,

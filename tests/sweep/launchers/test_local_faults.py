@@ -30,6 +30,15 @@ for step in range(18):
     + LEAVE_RECORD
 )
 
+SAMPLING = (
+    """
+for _ in range(18):
+    (work / "alive").touch()
+    time.sleep(0.15)
+"""
+    + LEAVE_RECORD
+)
+
 
 def path_of(job: Job) -> Path:
     return record_path(job.launch, run_id(job.config))
@@ -38,16 +47,17 @@ def path_of(job: Job) -> Path:
 def test_a_cell_without_progress_is_killed_and_one_with_progress_is_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    jobs = jobs_of(tmp_path, 2, stall_s=2, retries=("an earlier attempt",))
+    jobs = jobs_of(tmp_path, 3, stall_s=2, retries=("an earlier attempt",))
     made(jobs[1])
-    events = run(monkeypatch, jobs, HANG, SLOW)  # the slow one takes longer than stall_s in all
-    hung, slow = results(events)
+    made(jobs[2])
+    events = run(monkeypatch, jobs, HANG, SLOW, SAMPLING)  # the others take longer than stall_s in all
+    hung, slow, sampling = results(events)
     assert hung.reason == "hung: no progress for 2 s after step 3 of 4; killed"
     assert hung.status == "failed"
     assert "stuck_here" in (hung.error or "")
     assert read_result(path_of(jobs[0])) == hung
     assert hung.retries == ["an earlier attempt"]
-    assert slow.status == "ok"
+    assert (slow.status, sampling.status) == ("ok", "ok")
     (pid,) = [event.pid for event in events if event.pid and event.config == jobs[0].config]
     assert not Path(f"/proc/{pid}").exists()
 
