@@ -11,7 +11,15 @@ import zipfile
 from pathlib import Path
 
 from harness.cli.options import add_results, add_tracking, check_trackers
-from harness.records.paths import bases_folder, looks_path, packed_folder, runs_folder, sweep_folders
+from harness.records.paths import (
+    PURPOSE,
+    bases_folder,
+    looks_path,
+    packed_folder,
+    purpose_path,
+    runs_folder,
+    sweep_folders,
+)
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -94,13 +102,14 @@ def pack_one(sweep: str | None, results: Path, *, is_packing: bool) -> int:
 
 
 def import_all(source: str | None, results: Path, trackers: tuple[str, ...]) -> int:
-    """Merge runs, packed ones too, looks and bases of another results folder, or of an archive of one, into ours;
-    without a source, log ours to the trackers.
+    """Merge runs, packed ones too, purposes, looks and bases of another results folder, or of an archive of one, into
+    ours; without a source, log ours to the trackers.
 
     Raises ValueError, one line, for what is no result or no base; nothing is imported then.
     """
     from harness.records.packed import make_available, unpack
     from harness.records.run_result import import_results
+    from harness.records.sweep_file import read_purpose
     from harness.start.base_model import read_record
 
     if source is None:
@@ -129,6 +138,9 @@ def import_all(source: str | None, results: Path, trackers: tuple[str, ...]) -> 
         print(line, file=sys.stderr)
     if foreign:
         raise ValueError(f"{source}: {len(foreign)} files are no results (named above); nothing was imported")
+    purposes = {path.parent.name: path for path in sorted(runs.rglob(PURPOSE))}
+    for path in purposes.values():
+        read_purpose(path)
     for sweep in sweeps:
         make_available(results, sweep)  # else the folder that an import makes would hide what is packed
     if packed:
@@ -136,9 +148,13 @@ def import_all(source: str | None, results: Path, trackers: tuple[str, ...]) -> 
             shutil.copytree(packed_folder(source), packed_folder(folder))
             unpack(Path(folder))
             import_all(str(runs_folder(folder)), results, trackers)
+    purposes = {name: path for name, path in purposes.items() if not runs_folder(results, name).is_dir()}
     is_there = runs.exists() or not (bases or packed)
     added, known = import_results(runs, runs_folder(results)) if is_there else ([], [])
     print(f"{len(added)} runs imported, {len(known)} were there already")
+    for name, path in purposes.items():
+        if runs_folder(results, name).is_dir():
+            shutil.copyfile(path, purpose_path(results, name))
     new = [base for base in bases if not (bases_folder(results) / base.name).exists()]
     for base in new:
         part = bases_folder(results) / f".{base.name}.part"

@@ -1,6 +1,7 @@
 """A large sweep in one file of the repository: every record, and the series that tables and figures read.
 
     results/packed/<sweep>.zip      records.jsonl  (a record per line)   series.parquet  (a row per run and step)
+                                    purpose.yaml   (of a sweep that `sweeps/` does not tell)
 
 `unpack` makes the files of `harness.records.run_result` of it again, where they are missing: records byte for byte,
 and of the series the columns COLUMNS and GROUPS. Hundreds of cells then cost a repository a few MB. Left out: all other
@@ -22,7 +23,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from harness.records.paths import packed_folder, packed_path, runs_folder, work_folder
+from harness.records.paths import PURPOSE, packed_folder, packed_path, purpose_path, runs_folder, work_folder
 from harness.records.run_result import RunResult, read_results, read_series, write_atomic, write_result
 
 COLUMNS = (
@@ -75,8 +76,11 @@ def pack(results: Path, sweep: str) -> Path:
     sink, target = io.BytesIO(), io.BytesIO()
     pq.write_table(table, sink, compression="zstd", compression_level=19, use_dictionary=["run_id"])  # pyright: ignore[reportArgumentType] - the stub says bool alone
     lines = "".join(json.dumps(r.model_dump(mode="json"), separators=(",", ":")) + "\n" for r in records)
+    members = [(RECORDS, lines.encode(), zipfile.ZIP_LZMA), (SERIES, sink.getvalue(), 0)]
+    if (aim := purpose_path(results, sweep)).is_file():
+        members.append((PURPOSE, aim.read_bytes(), 0))
     with zipfile.ZipFile(target, "w") as archive:
-        for name, data, how in ((RECORDS, lines.encode(), zipfile.ZIP_LZMA), (SERIES, sink.getvalue(), 0)):
+        for name, data, how in members:
             info = zipfile.ZipInfo(name)  # a fixed date: equal results make equal files
             archive.writestr(info, data, compress_type=how)
     write_atomic(path, target.getvalue())
@@ -94,7 +98,7 @@ def unpack(results: Path, sweep: str | None = None) -> int:
         if folder.is_dir():
             _write(folder, missing, rows)
         else:
-            _write_whole(results, folder, missing, rows)
+            _write_whole(results, folder, missing, rows, _purpose(path))
         count += len(missing)
     return count
 
@@ -105,12 +109,16 @@ def _write(folder: Path, records: Sequence[RunResult], rows: Mapping[str, Sequen
 
 
 def _write_whole(
-    results: Path, folder: Path, records: Sequence[RunResult], rows: Mapping[str, Sequence[dict[str, Any]]]
-) -> None:
-    """A folder that appears with all its records or not at all: one that is there counts as the whole sweep."""
+    results: Path, folder: Path, records: Sequence[RunResult], rows: Mapping[str, Sequence[dict[str, Any]]],
+    aim: bytes | None,
+) -> None:  # fmt: skip
+    """A folder that appears with all its records and its purpose or not at all: one that is there counts as the whole
+    sweep."""
     part = work_folder(results, "unpacked") / f"{folder.name}-{os.getpid()}"
     try:
         _write(part, records, rows)
+        if aim is not None:
+            (part / PURPOSE).write_bytes(aim)
         folder.parent.mkdir(parents=True, exist_ok=True)
         part.rename(folder)
     except OSError:
@@ -127,6 +135,12 @@ def _member(path: Path, name: str) -> bytes:
             return archive.read(name)
     except (zipfile.BadZipFile, lzma.LZMAError, EOFError, KeyError, OSError) as error:
         raise ValueError(f"{path}: not a packed sweep: {error}") from error
+
+
+def _purpose(path: Path) -> bytes | None:
+    """The purpose that a packed sweep keeps, None where it keeps none."""
+    with zipfile.ZipFile(path) as archive:
+        return _member(path, PURPOSE) if PURPOSE in archive.namelist() else None
 
 
 def read_lines(path: Path) -> list[Any]:

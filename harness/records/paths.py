@@ -23,6 +23,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+PURPOSE = "purpose.yaml"
+
 
 def runs_folder(results: Path | str, sweep: str = "") -> Path:
     """The records of a sweep."""
@@ -36,7 +38,7 @@ def record_path(results: Path | str, sweep: str, run_id: str) -> Path:
 
 def purpose_path(results: Path | str, sweep: str) -> Path:
     """The purpose of a sweep that `sweeps/` does not tell."""
-    return runs_folder(results, sweep) / "purpose.yaml"
+    return runs_folder(results, sweep) / PURPOSE
 
 
 def sweep_folders(results: Path | str) -> list[Path]:

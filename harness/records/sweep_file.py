@@ -93,18 +93,19 @@ def purpose(sweep: str, results: Path, folder: Path = SWEEPS) -> Purpose:
     """The purpose of a sweep, or of a paper's recipe: the one that its results keep, else by its file; the defaults
     where there is no file. Raises ValueError for a wrong value."""
     kept = purpose_path(results, sweep)
-    return _read(kept) if kept.is_file() else _of_file(sweep, folder)
+    return read_purpose(kept) if kept.is_file() else _of_file(sweep, folder)
 
 
 def _of_file(sweep: str, folder: Path) -> Purpose:
     path = folder / f"{sweep}.yaml"
     if sweep.startswith(RECIPE):
         path = folder / "papers" / f"{sweep.removeprefix(RECIPE)}.yaml"
-    return _read(path) if path.is_file() else Purpose()
+    return read_purpose(path) if path.is_file() else Purpose()
 
 
-def _read(path: Path) -> Purpose:
-    """The purpose in a file. The `baselines` of a search are a mapping of trials, no methods: the defaults stand in."""
+def read_purpose(path: Path) -> Purpose:
+    """The purpose in a file. The `baselines` of a search are a mapping of trials, no methods: the defaults stand in.
+    Raises ValueError for a wrong value."""
     values = read_yaml(path)
     names = [field.name for field in fields(Purpose) if field.name in values]
     own = {name: values[name] for name in names if not isinstance(values[name], dict)}

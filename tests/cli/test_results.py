@@ -12,7 +12,7 @@ from harness.foundation.provenance import ROOT
 from harness.records.looks import Looks, level_of, write_looks
 from harness.records.packed import pack
 from harness.records.run_result import write_result
-from harness.records.sweep_file import Until
+from harness.records.sweep_file import Purpose, Until, keep_purpose, purpose
 from tests import result_factory as factory
 
 
@@ -125,6 +125,29 @@ def test_an_import_joins_what_is_packed(tmp_path: Path) -> None:
     write_result(theirs / "runs" / "quick", *factory.result(seed=3))
     assert main(["results", "import", str(theirs), "--results", str(ours)]) == 0
     assert len([*(ours / "runs" / "quick").glob("*.json")]) == 4
+
+
+@pytest.mark.parametrize("is_packed", [True, False])
+def test_the_purpose_of_a_sweep_travels_with_its_runs(
+    tmp_path: Path, is_packed: bool, capsys: pytest.CaptureFixture
+) -> None:
+    ours, theirs = tmp_path / "ours", tmp_path / "theirs"
+    meant, other = Purpose(question="Which?", control="naive-int8"), Purpose(question="Another")
+    write_result(theirs / "runs" / "mine", *factory.result(sweep="mine"))
+    keep_purpose("mine", meant, theirs)
+    if is_packed:
+        pack(theirs, "mine")
+        shutil.rmtree(theirs / "runs")
+    assert main(["results", "import", str(theirs), "--results", str(ours)]) == 0
+    assert purpose("mine", ours) == meant
+    keep_purpose("mine", other, ours)
+    assert main(["results", "import", str(theirs), "--results", str(ours)]) == 0
+    assert purpose("mine", ours) == other  # runs that are there keep their own
+    shutil.rmtree(ours)
+    if not is_packed:
+        (theirs / "runs" / "mine" / "purpose.yaml").write_text("endpoints: [none]\n")
+        assert main(["results", "import", str(theirs), "--results", str(ours)]) == 2
+        assert "purpose.yaml" in capsys.readouterr().err and not ours.exists()
 
 
 @pytest.mark.parametrize("kind", ["folder", "zip", "gztar"])
