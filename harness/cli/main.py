@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -83,6 +84,9 @@ class Parser(argparse.ArgumentParser):
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command. Returns the exit code: 0 done, 1 something failed, 2 bad input, 130 interrupted."""
     bytecode_cache.keep()
+    if argv is None:  # a process of its own: a request to end is Ctrl-C, also where a background job ignores that
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.default_int_handler)
     if completion.VARIABLE in os.environ:  # the shell asks what may come next
         completion.complete(parser())
     try:

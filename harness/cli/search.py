@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import signal
 import socket
 import sys
 import time
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import cycle
 from pathlib import Path
-from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from harness.cli.options import add_results, add_tracking, add_workers, check_trackers, hours, port, positive
@@ -108,8 +107,6 @@ def search(
     if is_restarted and (kept := put_aside(results, found.name)) is not None:
         print(f"{found.name}: the old study is {kept}")
     print(f"{found.name}: {found.question}")
-    for number in (signal.SIGINT, signal.SIGTERM):  # also where a shell's background job ignores Ctrl-C
-        signal.signal(number, signal.default_int_handler)
     progress = Progress(found.budget)
     try:
         is_interrupted = run_search(found, results, workers, progress, max_hours=max_hours, afterwards=submit)
@@ -168,21 +165,23 @@ def dry_run(name: str, results: Path, trials: int | None, workers: int) -> int:
     if found.budget.trials is not None and found.baselines:
         fresh = len(contenders(found, there)) if there else 2 * len(found.baselines) + len(found.references)
         cells = max(0, found.budget.trials - spent.trials) * size + fresh * len(found.confirm.seeds)
-        print(f"  at most {cells} cells, {_time(found, results, cells, workers)}")
+        print(f"  at most {cells} cells")
+        print("".join(f"  {line}\n" for line in _forecast(found, results, cells, workers)), end="")
     if not has_room(found.budget, spent, size):
         print("  the budget is spent")
     return 0
 
 
-def _time(search: Search, results: Path, cells: int, workers: int) -> str:
-    """Time that so many cells take, by finished cells of every sweep: the mean over the baselines."""
+def _forecast(search: Search, results: Path, cells: int, workers: int) -> list[str]:
+    """Lines on the time that so many cells take, as a sweep's dry run has them: cells of the baselines in turn."""
     from harness.studies.search.space import cell_of, overrides_of
     from harness.sweep.forecast import fit, read_samples
+    from harness.sweep.preview import forecast_lines
 
     model = fit(read_samples(results))
     found = [cell_of(overrides_of(search, values), search.seeds[0]) for values in search.baselines.values()]
-    seconds = fmean(model.estimate(config).seconds for config in found)
-    return f"{seconds:.0f} s each, about {cells * seconds / workers / 60:.0f} min with {workers} at a time"
+    todo = [cell for cell, _ in zip(cycle(found), range(cells), strict=False)]
+    return forecast_lines(todo, [model.estimate(cell) for cell in todo], model, workers)
 
 
 def _choices(entry: Any) -> str:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import errno
 import json
 import re
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +16,20 @@ from harness.cli import main as cli
 from harness.run.cell import run_cell
 from tests.sweep.stand_in import Seen, launcher
 from tests.toy import small_config, small_launch
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_request_to_end_is_heard_where_a_background_job_ignores_it(number: int) -> None:
+    program = (
+        "import signal, sys; from harness.cli import main as cli; "
+        f"cli.parse = lambda words: signal.raise_signal({int(number)}); sys.argv = ['lowbit', 'methods']; "
+        "sys.exit(cli.main())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False,
+        preexec_fn=lambda: signal.signal(number, signal.SIG_IGN),
+    )  # fmt: skip
+    assert (done.returncode, done.stderr.strip()) == (130, "lowbit: interrupted")
 
 
 @pytest.mark.parametrize("command", cli.COMMANDS)
