@@ -62,6 +62,12 @@ def add_workers(parser: argparse.ArgumentParser, what: str) -> None:
     parser.add_argument("--workers", type=positive, default=os.cpu_count(), help=f"{what} at a time (default: cores)")
 
 
+def add_again(parser: argparse.ArgumentParser, what: str) -> None:
+    """The option that runs what is finished once more."""
+    parser.add_argument("--again", action="store_true", dest="is_again",
+                        help=f"run {what} once more; old records go to results/replaced")  # fmt: skip
+
+
 def add_machine(parser: argparse.ArgumentParser) -> None:
     """The options that say for which GPU a dry run predicts, where it is not this machine's."""
     parser.add_argument("--gpu", metavar="NAME", help="with --dry-run: predict for h100, h200, a100 or b200")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from harness.cli.options import (
     OVERRIDES,
+    add_again,
     add_machine,
     add_results,
     add_tracking,
@@ -33,6 +34,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tiny", action="store_true", dest="is_tiny",
                         help="the small twin: a random model and questions made here, two steps on a CPU")  # fmt: skip
     parser.add_argument("--dry-run", action="store_true", help="list cells, memory, hours and what is missing")
+    add_again(parser, "finished cells")
     add_machine(parser)
     add_tracking(parser)
     add_workers(parser, "cells")
@@ -55,7 +57,8 @@ def run(a: argparse.Namespace) -> int:
     from harness.config.load import check_overrides
 
     check_overrides(a.overrides)
-    way = Way(workers=a.workers, trackers=() if a.is_tiny else a.trackers, gpu=a.gpu, memory_gib=a.memory)
+    trackers = () if a.is_tiny else a.trackers
+    way = Way(workers=a.workers, trackers=trackers, gpu=a.gpu, memory_gib=a.memory, is_again=a.is_again)
     if a.is_tiny:
         from harness.published.recipes.twin import twin
 

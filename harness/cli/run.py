@@ -7,15 +7,14 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from harness.cli.options import OVERRIDES, add_machine, add_results, check_machine
+from harness.cli.options import OVERRIDES, add_again, add_machine, add_results, check_machine
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.add_argument("overrides", nargs="*", default=[], help=OVERRIDES)
     parser.add_argument("--dry-run", action="store_true", help="print the resolved configuration, run nothing")
-    parser.add_argument("--again", action="store_true", dest="is_again",
-                        help="run a finished cell once more; its old record goes to results/replaced")  # fmt: skip
+    add_again(parser, "a finished cell")
     add_machine(parser)
     add_results(parser)
 

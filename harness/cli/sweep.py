@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Literal
 
 from harness.cli.options import (
     OVERRIDES,
+    add_again,
     add_machine,
     add_results,
     add_tracking,
@@ -52,8 +53,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="look at the verdicts while seeds arrive and give further seeds to the arms that need them, by the file's "
         "`until`; with --dry-run: what would run next",
     )
-    parser.add_argument("--again", action="store_true", dest="is_again",
-                        help="run finished cells once more; old records go to results/replaced")  # fmt: skip
+    add_again(parser, "finished cells")
     add_machine(parser)
     add_workers(parser, "cells")
     parser.add_argument("--seeds", type=number_list, help="comma-separated run seeds in place of the file's")
