@@ -153,7 +153,7 @@ def test_a_disk_too_full_for_a_state_costs_only_the_state(tmp_path: Path) -> Non
     (note,) = result.retries
     assert note.startswith("the state could not be saved at step 1: ")
     assert "File too large" in note
-    assert sorted(path.name for path in work.iterdir()) == ["cell.json", "progress.json"]
+    assert sorted(path.name for path in work.iterdir()) == ["alive", "cell.json", "progress.json"]
 
 
 def test_a_disk_too_full_for_progress_leaves_nothing_half_written(
