@@ -166,7 +166,8 @@ def dry_run(name: str, results: Path, trials: int | None, workers: int) -> int:
         fresh = len(contenders(found, there)) if there else 2 * len(found.baselines) + len(found.references)
         cells = max(0, found.budget.trials - spent.trials) * size + fresh * len(found.confirm.seeds)
         print(f"  at most {cells} cells")
-        print("".join(f"  {line}\n" for line in _forecast(found, results, cells, workers)), end="")
+        for line in _forecast(found, results, cells, workers):
+            print(f"  {line}")
     if not has_room(found.budget, spent, size):
         print("  the budget is spent")
     return 0
