@@ -44,6 +44,7 @@ from harness.start.prepare import start_of
 from harness.studies.capacity.check import work_of
 from harness.studies.capacity.place import place
 from harness.studies.throughput.shapes import shape_of
+from harness.sweep.launchers.local import visible_gpus
 from harness.trainers.verl.data import lay_out
 from harness.trainers.verl.job import write_job
 from harness.trainers.verl.parent import Watched
@@ -145,13 +146,14 @@ def measure(folder: Path, size: str, gpus: int, precision: str, given: argparse.
 
 
 def looking(seen: list[float], device: str) -> Callable[[int, float], None]:
-    """Function that `Watched.train` calls during a run: keeps, now and then, the GiB in use of the fullest GPU."""
+    """Function that `Watched.train` calls during a run: keeps, now and then, the GiB of the fullest GPU in sight."""
     last = [-LOOK_S]
 
     def look(step: int, reward: float) -> None:
         if device == "cuda" and time.monotonic() - last[0] >= LOOK_S:
             last[0] = time.monotonic()
-            words = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
+            words = ["nvidia-smi", f"--id={','.join(visible_gpus())}", "--query-gpu=memory.used",
+                     "--format=csv,noheader,nounits"]  # fmt: skip
             said = subprocess.run(words, capture_output=True, text=True, check=True).stdout
             seen.append(max(map(float, said.split())) / 1024)
 
