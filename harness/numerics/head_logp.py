@@ -8,7 +8,8 @@ it into dz in place and adds dz^T x to one buffer. So V = 152k costs two or thre
 gradient of the head, whatever the number of tokens (the idea of Cut Cross-Entropy, arXiv 2411.09009, and of Liger,
 arXiv 2410.10989, without their kernels). Eager operations move some 40 bytes a logit; compiled, a chunk of logits is
 only read and its gradient written once. `logprobs.selected_logp` is the other way, from logits that stand anyway.
-Left out: second derivatives, logits of -inf, and forward hooks of the head, which are not called.
+The head is called once, whatever the number of chunks: FSDP gathers its weight around a call, and ranks whose batches
+make other numbers of chunks would wait for each other for ever. Left out: second derivatives and logits of -inf.
 """
 
 # pyright: reportUnknownMemberType=false
@@ -16,7 +17,7 @@ Left out: second derivatives, logits of -inf, and forward hooks of the head, whi
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import Any, cast
 
 import torch
@@ -132,27 +133,41 @@ def head_logp(
 
     x [M, d] float, differentiable; token_ids [M] int64 -> (log-prob [M], entropy [M]), nats, float32 (float64 for
     float64 x), equal to the other way up to the order of sums. The entropy is detached unless `entropy_grad`. A head
-    of 16-bit rounding has its weight, and the sum of the chunks' gradients of it, rounded once. A head that is neither
-    `nn.Linear` nor `CastLinear` is called chunk by chunk under checkpointing. `num_tokens`: ids from there on have
-    probability 0. `is_compiled`: what surrounds the products runs compiled, where nothing emulates 16 bits. Raises
-    ValueError where `chunk` < 1.
+    of 16-bit rounding has its weight, and the sum of the chunks' gradients of it, rounded once. A head that multiplies
+    in another way than `nn.Linear` and `CastLinear` works chunk by chunk under checkpointing. Hooks of the head see one
+    call, from x to the two results. `num_tokens`: ids from there on have probability 0. `is_compiled`: what surrounds
+    the products runs compiled, where nothing emulates 16 bits. Raises ValueError where `chunk` < 1.
     """
     if chunk < 1:
         raise ValueError(f"chunk: {chunk} is not a number of rows; valid: >= 1")
-    if type(head) is CastLinear:
-        x, weight, bias, rounding = head.operands(x)
-    elif type(head) is nn.Linear:
-        weight, bias, rounding = head.weight, cast(Tensor | None, head.bias), None
-    else:
-        return _checkpointed(head, x, token_ids, temperature, chunk, entropy_grad, num_tokens)
-    bias = None if bias is None else bias[:num_tokens]
-    knobs = (token_ids, temperature, chunk, entropy_grad, rounding, is_compiled and rounding is None)
-    return cast(tuple[Tensor, Tensor], _HeadLogp.apply(x, weight[:num_tokens], bias, *knobs))
+
+    def score(x: Tensor) -> tuple[Tensor, Tensor]:
+        own = type(head).forward  # FSDP's classes inherit it
+        if own is CastLinear.forward:
+            x, weight, bias, rounding = cast(CastLinear, head).operands(x)
+        elif own is nn.Linear.forward:
+            weight, bias, rounding = cast(Tensor, head.weight), cast(Tensor | None, head.bias), None
+        else:
+            return _checkpointed(partial(own, head), x, token_ids, temperature, chunk, entropy_grad, num_tokens)
+        bias = None if bias is None else bias[:num_tokens]
+        knobs = (token_ids, temperature, chunk, entropy_grad, rounding, is_compiled and rounding is None)
+        return cast(tuple[Tensor, Tensor], _HeadLogp.apply(x, weight[:num_tokens], bias, *knobs))
+
+    return _call(head, score, x)
+
+
+def _call(head: nn.Module, function: Callable[[Tensor], tuple[Tensor, Tensor]], x: Tensor) -> tuple[Tensor, Tensor]:
+    """`function(x)` as a call of the head, with all that hangs on one."""
+    head.forward = function
+    try:
+        return head(x)
+    finally:
+        del head.forward
 
 
 def _checkpointed(
-    head: nn.Module, x: Tensor, token_ids: Tensor, temperature: float, chunk: int, entropy_grad: bool,
-    num_tokens: int | None,
+    head: Callable[[Tensor], Tensor], x: Tensor, token_ids: Tensor, temperature: float, chunk: int,
+    entropy_grad: bool, num_tokens: int | None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     def of(some: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
         return selected_logp(head(some)[:, :num_tokens], ids, temperature, entropy_grad=entropy_grad)
