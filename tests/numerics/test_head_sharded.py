@@ -1,8 +1,9 @@
-"""A head that FSDP shards, over two processes whose batches make other numbers of chunks: verl's ranks have such batches."""
+"""A head that FSDP shards over two processes whose batches make other numbers of chunks, as those of verl's ranks do."""
 
 from __future__ import annotations
 
 import time
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, cast
 
@@ -81,7 +82,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
             assert time.monotonic() - began < LIMIT_S, "the ranks wait for each other"
     finally:
         for process in running.processes:
-            process.kill()
+            cast(BaseProcess, process).kill()
     return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(len(ROWS))]
 
 
