@@ -92,7 +92,7 @@ def cell_of(folder: Path, size: str, gpus: int, precision: str, given: argparse.
         f"method={given.method}", f"precision={precision}", *of_folder(folder),
         "task=count", *(f"+task.options.{name}={value}" for name, value in options.items()),
         f"algo.num_prompts={given.prompts * gpus}", f"algo.group_size={given.group}",
-        f"engine.max_batch={samples}", f"engine.gpu_memory={given.gpu_memory}",
+        f"engine.max_batch={samples * given.tensor_parallel}", f"engine.gpu_memory={given.gpu_memory}",
     ]  # fmt: skip
     row = given.prompt_tokens + given.tokens
     values: dict[str, str] = {"gpus": str(gpus), "micro_batch_tokens": str(given.pass_tokens),

@@ -42,6 +42,8 @@ def test_every_gpu_has_as_many_prompts(tmp_path: Path) -> None:
     assert (config.method, config.precision.name) == ("bf16_train", "fp8_block")
     assert config.task.options["max_new_tokens"] == 8 and not launch.native_16bit
     checks.check_launch(config, launch)
+    words.tensor_parallel = 2  # one engine has the prompts of both
+    assert verl_scaling.cell_of(tmp_path / "m", "toy", 2, "fp8_block", words)[0].engine.max_batch == 24
 
 
 def test_micro_batches_are_those_of_the_capacity_plan(tmp_path: Path) -> None:
