@@ -1,4 +1,4 @@
-"""A head that FSDP shards over two processes whose batches make other numbers of chunks, as those of verl's ranks do."""
+"""A head that FSDP shards over two processes whose batches make other numbers of chunks, as verl's ranks have them."""
 
 from __future__ import annotations
 
