@@ -266,13 +266,15 @@ def _groups(model: nn.Module) -> list[list[str]]:
 
 def shipped(weights: WeightStream, plan: Plan) -> WeightStream:
     """A trainer's stream as the engine is to read it: where a scale travels with a weight, the latent becomes its value
-    on that grid. Latents with dynamic scales travel as they are."""
-    held = dict(weights)
-    for name, tensor in held.items():
-        fmt, scale = weight_format(plan, name), held.get(f"{name}_scale")
-        if fmt is not None and fmt.scale_dtype != "e4m3" and scale is not None:
-            yield name, grid_values(tensor, fmt, scale, held.get(f"{name}_zero_point"))
-        elif name.endswith(f".{SCALE}"):
-            yield name, _floored(tensor)
-        else:
-            yield name, tensor
+    on that grid. Latents with dynamic scales travel as they are. One module's tensors, which come together, are held at
+    a time."""
+    for _, group in groupby(weights, key=lambda pair: pair[0].rpartition(".")[0]):
+        held = dict(group)
+        for name, tensor in held.items():
+            fmt, scale = weight_format(plan, name), held.get(f"{name}_scale")
+            if fmt is not None and fmt.scale_dtype != "e4m3" and scale is not None:
+                yield name, grid_values(tensor, fmt, scale, held.get(f"{name}_zero_point"))
+            elif name.endswith(f".{SCALE}"):
+                yield name, _floored(tensor)
+            else:
+                yield name, tensor

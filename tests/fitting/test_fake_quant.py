@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -231,3 +232,23 @@ def test_refusals() -> None:
     assert not any(isinstance(m, FakeQuantLinear) for m in fake_quantized(untouched, Plan()).modules())
     everything = Plan(rollout_weights=format_named("int4_g32"), exceptions=tuple((p, None) for p in QUANTIZED))
     assert not any(isinstance(m, FakeQuantLinear) for m in fake_quantized(untouched, everything).modules())
+
+
+@pytest.mark.parametrize("mode", ["frozen", "learned"])
+def test_one_module_is_held_at_a_time(mode: ScaleMode) -> None:
+    """A push of a large model must not hold all of it."""
+    plan, model = Plan(rollout_weights=format_named("int4_g32_asym")), decoder(CONFIG, std=0.05)
+    fake_quantized(model, plan, scale_mode=mode, fixed=scales_of(model, plan))
+    names, asked = [name for name, _ in named_weights(model)], list[str]()
+
+    def weights() -> Iterator[tuple[str, Tensor]]:
+        for name, tensor in named_weights(model):
+            asked.append(name)
+            yield name, tensor.detach()
+
+    ahead: list[int] = []
+    for at, (name, _) in enumerate(shipped(weights(), plan)):
+        assert name == names[at]
+        ahead.append(len(asked) - at)
+    assert len(ahead) == len(names) > 20
+    assert max(ahead) == 4  # weight, scale, zero point, and the first of the next module

@@ -3,7 +3,8 @@
 
 In the folder stand job.json and batch.pt as in `worker.py`. stale<RANKS>.pt gets, from rank 0, a row per step:
 the whole weights before it, what a push for its rollouts and one for an evaluation send, the log-probs of rank 0's rows
-by the weights of now and by those that sampled, and the same rows of a second worker that went on from a checkpoint.
+by the weights of now and by those that sampled, the loss scale, and the same rows of a second worker that went on from
+a checkpoint.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ def stepped(
         pushed, version = stream.for_rollouts(step)
         row: dict[str, Any] = {"version": version, "pushed": held(pushed), "evaluated": held(stream)}
         row["kept"] = list(worker.engine.past.versions)
+        row["scale"] = worker.engine.scaler.get_scale()
         if step == SAVED_AT and not first:
             worker.engine.save_checkpoint(str(folder), global_step=step)
         row["stale"] = scored(**{VERSION: sampled_by(step, age)})

@@ -10,7 +10,9 @@ import pytest
 import torch
 
 from harness.foundation.provenance import tensors_hash
+from harness.models.adapters import named_weights
 from harness.run.build import build
+from tests.engines.engine_cases import decoder
 from tests.toy import small_config, small_launch
 from tests.verl_jobs.jobs import SMALL, done
 from tests.verl_jobs.stale_worker import SAVED_AT, STEPS
@@ -24,8 +26,10 @@ AGE = 2
 def told(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
     """Rows of the worker on so many ranks."""
     root, ranks = tmp_path_factory.mktemp("stale"), request.param
-    config = small_config("method=bf16", "trainer.steps=6", f"algo.staleness={AGE}", f"engine.max_new_tokens={LIMIT}",
-                          "trainer.lr=1e-3")  # fmt: skip
+    config = small_config(
+        "method=fp16", "precision=fp16", "trainer.steps=6", f"algo.staleness={AGE}", "trainer.lr=1e-3",
+        f"engine.max_new_tokens={LIMIT}", "trainer.loss_scale=256", "trainer.loss_scale_interval=2",
+    )  # fmt: skip
     launch = small_launch(root)
     run = build(config, launch)[0]
     seqs, batch = made_batch(run)
@@ -66,9 +70,29 @@ def test_a_resumed_worker_goes_on_with_the_old_weights_bit_for_bit(told: dict[st
     for name in ("pushed", "evaluated", "after"):
         assert hashes(resumed, name) == hashes(straight, name)
     for row, other in zip(resumed, straight, strict=True):
-        assert (row["version"], row["kept"]) == (other["version"], other["kept"])
+        assert (row["version"], row["kept"], row["scale"]) == (other["version"], other["kept"], other["scale"])
         assert torch.equal(row["stale"], other["stale"])
         assert torch.equal(row["now"], other["now"])
+
+
+def test_the_loss_scale_grows_and_a_resumed_worker_has_it(told: dict[str, list[dict[str, Any]]]) -> None:
+    assert [row["scale"] for row in told["rows"]] == [256, 256, 512, 512, 1024]
+    assert [row["scale"] for row in told["resumed"]] == [512, 1024]
+
+
+def test_weights_of_any_age_are_sent_from_one_device() -> None:
+    """Frozen ones, too, wherever the module rests: an engine's transport takes what is on its GPU."""
+    from harness.trainers.verl.past import Past
+
+    model = decoder()
+    model.model.embed_tokens.requires_grad_(False)
+    past = Past(1, model)
+    for step in range(2):
+        past.keep(step)
+    sent = dict(past.stream(0, "meta"))
+    assert set(sent) == {name for name, _ in named_weights(model)} > set(past.versions[0])
+    assert {tensor.device.type for tensor in sent.values()} == {"meta"}
+    assert {tensor.device.type for tensor in dict(past.stream(0)).values()} == {"cpu"}
 
 
 def test_a_job_samples_with_the_weights_of_two_steps_ago(results: Path) -> None:

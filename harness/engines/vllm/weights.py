@@ -188,10 +188,11 @@ class VLLMWeights:
         dtype, acts, known = settings.base_dtype(self.plan), self.plan.rollout_acts, self.known()
         kernels = {f"{part}.weight": passport.kernel_name(layer)
                    for _, layer, parts in push_by_reload.live_linears(self.model) for part in parts}  # fmt: skip
-        found = passport.weight_records(self.model, known, dtype, self.shard)
         whole = ((name, self.shard.gather(name, live)) for name, live in self.plain(is_asked=True))
-        found += passport.plain_records(whole, kernels)
+        found = passport.plain_records(whole, kernels)
         found += [] if self.adapters is None else self.adapters.records(self.shard)
+        # after what ranks gather: one that finds its share wrong must not leave the others waiting
+        found += passport.weight_records(self.model, known, dtype, self.shard)
         entering = passport.input_formats(self.model, known, dtype, self.device, acts and acts.name, self.shard)
         if self.sent_experts:
             from vllm.config import set_current_vllm_config

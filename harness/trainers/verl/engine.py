@@ -36,6 +36,7 @@ from verl.workers.engine.fsdp import transformer_impl
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 
 from harness.api import Sequences
+from harness.foundation.state_files import load_state, save_state
 from harness.models.adapters import named_weights
 from harness.models.decoder import Decoder, rope_tables
 from harness.models.shards import replacing, write_shards
@@ -288,11 +289,13 @@ class Engine(FSDPEngineWithLMHead):
         self, local_path: str, hdfs_path: str | None = None, global_step: int = 0,
         max_ckpt_to_keep: int | None = None, **kwargs: Any,
     ) -> None:  # fmt: skip
-        """Save verl's checkpoint and the earlier versions; after the last step rank 0 also writes the whole weights,
-        which the end of a run is read from."""
+        """Save verl's checkpoint, the earlier versions and the loss scale; after the last step rank 0 also writes the
+        whole weights, which the end of a run is read from."""
         super().save_checkpoint(local_path, hdfs_path, global_step, max_ckpt_to_keep, **kwargs)
         job = current_job()
-        self.past.save(self._past_file(local_path), global_step)
+        self.past.save(self._rank_file(local_path, "past"), global_step)
+        if self.scaler is not None:  # verl's checkpoints have no loss scale
+            save_state(self._rank_file(local_path, "scaler"), self.scaler.state_dict())
         if global_step >= job.config.trainer.steps:
             self.save_final()
 
@@ -309,17 +312,20 @@ class Engine(FSDPEngineWithLMHead):
     def load_checkpoint(
         self, local_path: str, hdfs_path: str | None = None, del_local_after_load: bool = True, **kwargs: Any
     ) -> None:
-        """Load verl's checkpoint and the earlier versions. Raises ValueError where those are not whole."""
-        self.past.load(self._past_file(local_path))
+        """Load verl's checkpoint, the earlier versions and the loss scale. Raises ValueError where those are not
+        whole."""
+        self.past.load(self._rank_file(local_path, "past"))
+        if self.scaler is not None:
+            self.scaler.load_state_dict(load_state(self._rank_file(local_path, "scaler")))
         super().load_checkpoint(local_path, hdfs_path, del_local_after_load, **kwargs)
 
-    def _past_file(self, folder: str) -> Path:
-        return Path(folder) / f"past_rank_{torch.distributed.get_rank()}.pt"
+    def _rank_file(self, folder: str, what: str) -> Path:
+        return Path(folder) / f"{what}_rank_{torch.distributed.get_rank()}.pt"
 
     def get_per_tensor_param(self, layered_summon: bool = False, base_sync_done: bool = False, **_: Any) -> Any:
         """(the weight stream of the local trainer, None): every rank must read it whole, in order. Shards that rest on
         the host are fetched one by one."""
-        return Stream(self._weights, self.past), None
+        return Stream(self._weights, self.past, get_device_id()), None
 
     def _weights(self) -> Iterator[tuple[str, Tensor]]:
         decoder = cast(Decoder, self.module.get_submodule("decoder"))

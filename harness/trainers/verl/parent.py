@@ -234,11 +234,15 @@ class Watched:
         started = time.monotonic()
         for step in (0, self.config.trainer.steps):
             try:
-                model = self.trained if step else policy_of(self.job, self.composed)
-                self.references.append(evaluated(self.job, self.composed, model, step))
+                self.references.append(self._evaluated(step))
             except FAILURES as failure:
                 self.evaluation_errors.append(f"step {step}: {type(failure).__name__}: {one_line(str(failure))}")
         self.reference_s = time.monotonic() - started
+
+    def _evaluated(self, step: int) -> EvalRecord:
+        """The evaluation of a step, whose model the host forgets before the next one is built."""
+        model = self.trained if step else policy_of(self.job, self.composed)
+        return evaluated(self.job, self.composed, model, step)
 
     def close(self) -> None:
         """End the process and its whole group: Ray's local cluster is in it."""

@@ -27,7 +27,7 @@ Shards = dict[str, Tensor]
 """Checkpoint name -> this rank's part of a trained tensor."""
 
 
-def whole(tensor: Tensor, device: torch.device | int | None = None) -> Tensor:
+def whole(tensor: Tensor, device: torch.device | int | str | None = None) -> Tensor:
     """A tensor of all ranks, each of which must ask, on a device; a parameter in float32, also where it rests in
     fewer bits."""
     found = tensor.detach().to(device)
@@ -56,21 +56,22 @@ class Past:
         first = sampled_by(step, self.age)
         self.versions = {number: shards for number, shards in sorted(self.versions.items()) if first <= number <= step}
 
-    def stream(self, version: int) -> WeightStream:
-        """Whole tensors of a version, by checkpoint name. Every rank must read it, in order. Raises RuntimeError for
-        one that is not kept."""
+    def stream(self, version: int, device: torch.device | int | str | None = None) -> WeightStream:
+        """Whole tensors of a version on a device (None: where the module is), by checkpoint name. Every rank must read
+        it, in order. Raises RuntimeError for one that is not kept."""
         shards = self._of(version)
         for name, tensor in self.named:
+            there = own_part(tensor).device if device is None else device
             if name not in shards:
-                yield name, whole(tensor)
+                yield name, whole(tensor, there)
             elif isinstance(tensor, DTensor):
-                part = shards[name].to(own_part(tensor).device)
+                part = shards[name].to(there)
                 old = DTensor.from_local(
                     part, tensor.device_mesh, tensor.placements, shape=tensor.shape, stride=tensor.stride()
                 )
                 yield name, old.full_tensor()
             else:
-                yield name, shards[name].to(tensor.device)
+                yield name, shards[name].to(there)
 
     @contextmanager
     def holding(self, module: nn.Module, version: int) -> Iterator[None]:
@@ -109,10 +110,11 @@ class Past:
 
 
 class Stream:
-    """Weights for one push: an iterator over the newest, or those that a step's rollouts are sampled with."""
+    """Weights for one push, on a device: an iterator over the newest, or those that a step's rollouts are sampled
+    with."""
 
-    def __init__(self, newest: Callable[[], WeightStream], past: Past) -> None:
-        self.newest, self.past = newest, past
+    def __init__(self, newest: Callable[[], WeightStream], past: Past, device: torch.device | int | str) -> None:
+        self.newest, self.past, self.device = newest, past, device
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
         return self.newest()
@@ -122,4 +124,4 @@ class Stream:
         `step`."""
         version = sampled_by(step, self.past.age)
         self.past.keep(step)
-        return (self.newest() if version == step else self.past.stream(version)), version
+        return (self.newest() if version == step else self.past.stream(version, self.device)), version

@@ -48,8 +48,10 @@ OPEN = (
 
 def verl_settings(job: VerlJob, composed: Composed, build: Build, prompt_length: int) -> dict[str, Any]:
     """Every setting of a run. `prompt_length`: tokens of the longest prompt."""
-    return {**_data(job, prompt_length), **_actor(job), **_rollout(job, composed.plan, build, prompt_length),
-            **_trainer(job), **_ray(job)}  # fmt: skip
+    return {
+        **_data(job, prompt_length), **_actor(job, prompt_length),
+        **_rollout(job, composed.plan, build, prompt_length), **_trainer(job), **_ray(job),
+    }  # fmt: skip
 
 
 def _data(job: VerlJob, prompt_length: int) -> dict[str, Any]:
@@ -62,9 +64,11 @@ def _data(job: VerlJob, prompt_length: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _actor(job: VerlJob) -> dict[str, Any]:
+def _actor(job: VerlJob, prompt_length: int) -> dict[str, Any]:
     algo, trainer, launch = job.algo, job.config.trainer, job.launch
-    moved = offloaded(launch)
+    moved, longest = offloaded(launch), prompt_length + job.max_new_tokens
+    # verl ends a run at a row that no pass has room for; the local trainer gives such a row a pass of its own
+    pass_tokens = max(launch.micro_batch_tokens, -(-longest // launch.sequence_parallel))
     shared: dict[str, Any] = {  # with the frozen reference
         "strategy": "fsdp2", "fsdp_config.strategy": "fsdp2", "fsdp_config.model_dtype": "fp32",
         "fsdp_config.use_torch_compile": False, "fsdp_config.mixed_precision": dict(PRECISION),
@@ -73,14 +77,14 @@ def _actor(job: VerlJob) -> dict[str, Any]:
     values: dict[str, Any] = shared | {
         "ppo_mini_batch_size": algo.num_prompts,  # of one update: `trainer.py` cuts a batch
         "ppo_epochs": 1, "shuffle": False, "use_dynamic_bsz": True,
-        "ppo_max_token_len_per_gpu": launch.micro_batch_tokens, "use_torch_compile": False,
+        "ppo_max_token_len_per_gpu": pass_tokens, "use_torch_compile": False,
         "use_kl_loss": algo.kl_coef != 0, "entropy_coeff": algo.entropy_coef, "calculate_entropy": True,
         "optim.lr": trainer.lr, "optim.clip_grad": trainer.grad_clip, "optim.weight_decay": trainer.weight_decay,
         "optim.betas": list(trainer.betas), "optim.lr_scheduler_type": "constant",
         "fsdp_config.param_offload": "params" in moved, "fsdp_config.optimizer_offload": "optimizer" in moved,
         "fsdp_config.offload_policy": "host" in moved,
-        # Else gradients of all weights stay on the GPU, unsharded, until the last pass.
-        "fsdp_config.use_no_sync_for_gradient_accumulation": "host" not in moved,
+        # With it every GPU would hold unsharded gradients of all weights until an update's last pass.
+        "fsdp_config.use_no_sync_for_gradient_accumulation": False,
         "checkpoint.save_contents": ["model", "optimizer", "extra"],
         "checkpoint.load_contents": ["model", "optimizer", "extra"],
     }  # fmt: skip

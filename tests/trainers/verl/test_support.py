@@ -118,9 +118,23 @@ def test_what_rests_on_the_host_is_said_to_verl(tmp_path: Path) -> None:
         settings_of = told(replace(job, launch=replace(job.launch, offload=value)))
         found[value] = [settings_of[f"{at}{name}"] for name in names]
     assert found == {
-        "none": [False, False, False, True], "params": [True, False, False, True],
-        "optimizer": [False, True, False, True], "all": [True, True, False, True],
+        "none": [False, False, False, False], "params": [True, False, False, False],
+        "optimizer": [False, True, False, False], "all": [True, True, False, False],
         "host": [False, False, True, False],
+    }  # fmt: skip
+
+
+def test_a_pass_has_room_for_the_longest_row(tmp_path: Path) -> None:
+    """verl ends a run at a row that is longer than a pass; ranks that share rows have a part of one each."""
+    job, at = made(tmp_path, "method=bf16"), "actor_rollout_ref.actor.ppo_max_token_len_per_gpu"
+    longest = 7 + job.max_new_tokens
+    found = {}
+    for tokens, ranks in ((longest - 1, 1), (longest + 1, 1), (longest // 2, 2), (1, 4)):
+        launch = replace(job.launch, micro_batch_tokens=tokens, sequence_parallel=ranks)
+        found[tokens, ranks] = told(replace(job, launch=launch))[at]
+    assert found == {
+        (longest - 1, 1): longest, (longest + 1, 1): longest + 1, (longest // 2, 2): -(-longest // 2),
+        (1, 4): -(-longest // 4),
     }  # fmt: skip
 
 
