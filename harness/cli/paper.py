@@ -132,11 +132,13 @@ def _list() -> int:
 
 
 def _missing(recipe: Recipe, a: argparse.Namespace) -> list[str]:
+    from harness.config.load import split_launch
     from harness.published.recipes.lacks import memory_gib, of_machine, of_verl
 
+    asked = None if a.is_tiny else split_launch(a.overrides)[1].get("gpus")
     given = set(_folders("data", a.data)) | (set(recipe.data) if a.is_tiny else set())
     chosen = {k: m for k, m in recipe.models.items() if k in _folders("model", a.model)} or recipe.models
-    lines = [f"missing  {line}" for line in of_machine(recipe)]
+    lines = [f"missing  {line}" for line in of_machine(recipe, asked)]
     lines += [f"missing  evaluation on {e['data']}: no --data {e['data']}=DIR" for e in recipe.evaluations
               if e["data"] not in given]  # fmt: skip
     lines += [f"verl     {line}" for line in of_verl(recipe)]

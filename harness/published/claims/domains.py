@@ -169,9 +169,13 @@ def _rate(run: RunResult) -> float:
 
 
 def _length(run: RunResult) -> float:
-    """Response tokens of a sorted answer: its digits and the end. NaN for other tasks, which do not say."""
+    """Response tokens: of a sorted answer its digits and the end, of other tasks the mean over the evaluations. NaN for
+    a run without one."""
     task = run.config["task"]
-    return float(task["n"] + 1) if task["name"] == "sort" else math.nan
+    if task["name"] == "sort":
+        return float(task["n"] + 1)
+    told = [entry.length_mean for entry in run.evals if entry.length_mean is not None]
+    return fmean(told) if told else math.nan
 
 
 def outside(domain: Domain, place: Place) -> dict[str, str]:

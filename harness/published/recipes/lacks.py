@@ -16,9 +16,11 @@ STATE_BYTES = 16
 GIB = 2**30
 
 
-def of_machine(recipe: Recipe) -> list[str]:
-    """Needs that this machine does not meet: GPUs, their memory, vLLM."""
-    scale, has, (nodes, gpus) = recipe.scale, torch.cuda.device_count(), recipe.hardware
+def of_machine(recipe: Recipe, asked: int | None = None) -> list[str]:
+    """Needs that this machine does not meet: GPUs, their memory, vLLM. `asked`: so many GPUs of one machine in place of
+    the recipe's."""
+    scale, has = recipe.scale, torch.cuda.device_count()
+    nodes, gpus = recipe.hardware if asked is None else (1, asked)
     lines: list[str] = []
     if has < gpus:
         each = f" in each of {nodes} nodes" if nodes > 1 else ""

@@ -16,7 +16,7 @@ from harness.cli.main import main
 from harness.config.load import launch_of, load, parse, quoted, split_launch
 from harness.config.schema import Launch, RunConfig
 from harness.published.recipes.beside import measured, table
-from harness.published.recipes.lacks import memory_gib, of_verl
+from harness.published.recipes.lacks import memory_gib, of_machine, of_verl
 from harness.published.recipes.recipe import Recipe, bound, read_recipe, recipe_names
 from harness.published.recipes.twin import TEMPLATES, question, twin, write_model, write_questions
 from harness.records.run_result import RunResult, read_series
@@ -246,3 +246,11 @@ def test_the_command_lists_shows_and_previews(tmp_path: Path, capsys: pytest.Cap
     assert "--model 7b: NAME=DIR is expected" in capsys.readouterr().err
     assert main(["paper", "rilq", "--data", "gsm8k=/no/where"]) == 2
     assert "/no/where does not exist" in capsys.readouterr().err
+
+
+def test_what_is_missing_follows_the_gpus_that_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    recipe = read_recipe("fp8_rl")
+    assert of_machine(recipe)[0] == "8 GPUs (H100): 0 are here"
+    assert of_machine(recipe, 2)[0] == "2 GPUs (H100): 0 are here"
+    assert of_machine(recipe, 1)[0] == "1 GPU (H100): 0 are here"
