@@ -19,7 +19,7 @@ from harness.numerics.head_logp import head_logp
 from tests.numerics.test_head_logp import VOCABULARY, WIDTH, case
 
 ROWS = (4, 10)
-"""Of the two ranks: 2 and 4 chunks of 3."""
+"""Rows of the two ranks: 2 and 4 chunks of 3."""
 KINDS = ("linear", "wrapped", "bf16")
 LIMIT_S = 180
 
@@ -72,7 +72,7 @@ def work(rank: int, folder: str) -> None:
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What both processes say. Fails where they wait for each other."""
+    """Answers of both processes. Fails where they wait for each other."""
     folder = tmp_path_factory.mktemp("sharded")
     running = start_processes(work, (str(folder),), nprocs=len(ROWS), join=False, start_method="spawn")
     assert running is not None
@@ -103,6 +103,6 @@ def test_both_ranks_have_what_the_whole_head_gives(found: list[dict[str, Any]], 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_head_is_called_once(found: list[dict[str, Any]], kind: str) -> None:
-    """Which is what FSDP gathers around: once a pass on every rank."""
+    """FSDP gathers around a call: once a pass on every rank."""
     assert [one[kind]["is_sharded"] for one in found] == [True, True]
     assert [one[kind]["calls"] for one in found] == [1, 1]
