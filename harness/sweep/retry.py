@@ -38,9 +38,9 @@ OUT_OF_MEMORY = re.compile(
 )
 """Reasons of records: torch on a GPU, Python (and the kernel's killer, as launchers say it), torch's CPU allocator,
 CUDA itself and vLLM's engine as it wakes, cuBLAS, the kernel."""
-CROWDED = re.compile("EADDRINUSE|node running low on memory")
+CROWDED = re.compile("EADDRINUSE|node running low on memory|is less than desired GPU memory utilization")
 """In reasons of records, what other cells did: the port that a process had found free was another's when it came to
-listen there; Ray saw the machine's memory full and killed processes."""
+listen there; Ray saw the machine's memory full and killed processes; vLLM found a GPU full at its start."""
 MEMORY, LOST = "out of memory", "lost"
 PACE_CELLS = 3
 """Number of finished cells from which on their own speed corrects the predictions for the rest."""

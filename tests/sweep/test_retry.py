@@ -40,6 +40,8 @@ def finals(events: Sequence[Event]) -> dict[int, RunResult]:
         (("failed", "lost: node 10.0.0.7"), LOST),
         (("failed", "hung: no progress for 1800 s after step 3; killed"), LOST),
         (("failed", "RuntimeError: DistNetworkError: port: 35397, code: -98, name: EADDRINUSE"), LOST),
+        (("failed", "ValueError: engine=vllm: the engine died at start: ValueError: Free memory on device cuda:0 "
+          "(2.92/139.8 GiB) on startup is less than desired GPU memory utilization (0.05, 6.99 GiB)."), LOST),
         (("failed", "MemoryError: OutOfMemoryError: 6 were killed due to the node running low on memory"), LOST),
         (("failed", "crashed: killed by SIGSEGV"), None),
         (("failed", "RuntimeError: a tensor of 3 elements; see MemoryError above"), None),
