@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import matplotlib as mpl
 import numpy as np
@@ -52,6 +52,15 @@ def test_over_steps_by_hand() -> None:
     smooth = over_steps(arm, {a.run_id: {"x": [1.0, 3.0, np.nan, 8.0]}}, "x", "median", window=2)
     np.testing.assert_array_equal(smooth.middle, [1, 2, 3, 8])
     assert len(over_steps(arm, series, "y").x) == 0
+
+
+@pytest.mark.parametrize(("center", "middle"), [("mean", 5.0), ("median", 5.0)])
+def test_a_base_counts_once_however_many_runs_it_has(center: Literal["mean", "median"], middle: float) -> None:
+    made = [factory.result("naive", "int4", seed=seed)[0] for seed in range(4)]
+    runs = [run.model_copy(update={"base_seed": run.seed // 3}) for run in made]
+    series = {run.run_id: {"x": [value]} for run, value in zip(runs, (1.0, 2.0, 6.0, 7.0), strict=True)}
+    band = over_steps(arm_of(*runs), series, "x", center)
+    assert (band.middle.tolist(), band.low.tolist(), band.high.tolist()) == ([middle], [1.0], [7.0])
 
 
 def test_a_diverged_run_ends_with_a_mark() -> None:

@@ -1,4 +1,4 @@
-"""Curves of an arm with a band over its seeds, as plain arrays for figures."""
+"""Curves of an arm over its bases with a band over its runs, as plain arrays for figures."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Band:
 
     x: Floats
     middle: Floats
-    """Mean or median over the seeds."""
+    """Mean or median over the bases, each base being the mean of its runs, as in the leaderboard."""
     low: Floats
     """The lowest seed."""
     high: Floats
@@ -44,11 +44,12 @@ def over_steps(
     arm: Arm, series: Series, column: str, center: Literal["mean", "median"] = "mean", window: int = 1
 ) -> Band:
     """A scalar column over the policy steps, counted from 1; every seed is its running mean over `window` steps."""
-    rows: list[Floats] = []
+    rows, bases = list[Floats](), list[int]()
     ends: list[tuple[float, float]] = []
     for run in scored(arm):
         if column not in series.get(run.run_id, {}):
             continue
+        bases.append(run.base_seed)
         values = np.asarray(series[run.run_id][column], dtype=np.float64)
         values = _running_mean(values, window)
         rows.append(values)
@@ -59,7 +60,7 @@ def over_steps(
     padded = np.array([np.pad(row, (0, width - len(row)), constant_values=np.nan) for row in rows]).reshape(
         len(rows), width
     )
-    return _band(np.arange(1, width + 1, dtype=np.float64), padded, center, tuple(ends))
+    return _band(np.arange(1, width + 1, dtype=np.float64), padded, bases, center, tuple(ends))
 
 
 def over_evaluations(arm: Arm, site: Literal["reference", "rollout"]) -> Band:
@@ -72,7 +73,8 @@ def over_evaluations(arm: Arm, site: Literal["reference", "rollout"]) -> Band:
         for run, result in zip(runs, scored(arm), strict=True)
         if run and result.status == "diverged"
     ]
-    return _band(np.array(steps, dtype=np.float64), values, "mean", tuple(last))
+    bases = [run.base_seed for run in scored(arm)]
+    return _band(np.array(steps, dtype=np.float64), values, bases, "mean", tuple(last))
 
 
 def over_profile(arm: Arm, series: Series, group: str, axis: str, column: str) -> Band:
@@ -93,7 +95,8 @@ def over_profile(arm: Arm, series: Series, group: str, axis: str, column: str) -
     values = np.array([[curve.get(place, np.nan) for place in places] for curve in curves]).reshape(
         len(curves), len(places)
     )
-    return _band(np.array(places, dtype=np.float64), values, "median", ())
+    bases = [run.base_seed for run in scored(arm)]
+    return _band(np.array(places, dtype=np.float64), values, bases, "median", ())
 
 
 def scored(arm: Arm) -> list[RunResult]:
@@ -111,11 +114,14 @@ def _running_mean(values: Floats, window: int) -> Floats:
     return np.where(count > 0, total / np.maximum(count, 1), np.nan)
 
 
-def _band(x: Floats, values: Floats, center: str, ends: tuple[tuple[float, float], ...]) -> Band:
+def _band(x: Floats, values: Floats, bases: Sequence[int], center: str, ends: tuple[tuple[float, float], ...]) -> Band:
+    """Band of `values` [runs, N]; `bases`: the base seed of each run."""
     if not values.size:
         empty = np.array([], dtype=np.float64)
         return Band(x=empty, middle=empty, low=empty, high=empty)
-    middle = _quiet(np.nanmean if center == "mean" else np.nanmedian, values, 0)
+    owners = np.asarray(bases)
+    means = np.array([_quiet(np.nanmean, values[owners == base], 0) for base in dict.fromkeys(bases)])
+    middle = _quiet(np.nanmean if center == "mean" else np.nanmedian, means, 0)
     return Band(x=x, middle=middle, low=_quiet(np.nanmin, values, 0), high=_quiet(np.nanmax, values, 0), ends=ends)
 
 
