@@ -63,7 +63,7 @@ def _one(a: argparse.Namespace) -> int:
     from harness.studies.advise.recipes import advise, named
     from harness.studies.advise.report import configurations, words
 
-    mismatch = given_mismatch(a.k3) if a.k3 else probed_mismatch(a.probe) if a.probe else {}
+    mismatch = given_mismatch(a.k3) if a.k3 is not None else probed_mismatch(a.probe) if a.probe else {}
     question = Question(
         size=a.size.lower(), length=a.length, batch=a.batch, gpu=a.gpu.lower(), gpus=a.gpus, deploy=a.deploy,
         mismatch=mismatch,
@@ -72,7 +72,7 @@ def _one(a: argparse.Namespace) -> int:
     from harness.studies.advise.speed import read_evidence
 
     advice = advise(read_evidence(a.results), read_curves(a.results, a.deploy), question)
-    if a.recipe:
+    if a.recipe is not None:
         print(configurations(question, named(advice, a.recipe)))
         return 0
     print(words(advice, is_explained=a.explain))

@@ -19,7 +19,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(a: argparse.Namespace) -> int:
     """Serve until interrupted, packed sweeps too."""
     from harness.cli.results import unpack_all
+    from harness.records.folder import check_sweep
     from harness.viewers.mlflow import browse
 
+    if a.sweep is not None:
+        check_sweep(a.results, a.sweep)
     unpack_all(a.results)
     return browse(a.results, a.port, a.sweep, a.compare)

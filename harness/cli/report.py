@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -93,7 +94,11 @@ def present(sweep: Sweep, results: Path, trackers: tuple[str, ...], only: str | 
     from harness.records.run_result import read_results
     from harness.report import tables
 
-    found, level = read_results(runs_folder(results, sweep.name)), level_of(results, sweep.name)
+    runs, level = runs_folder(results, sweep.name), level_of(results, sweep.name)
+    found = read_results(runs)
+    missing = [run.run_id for run in found if run.num_steps and not (runs / f"{run.run_id}.parquet").exists()]
+    if missing:
+        print(f"warning: {runs}: no series of {', '.join(missing)}: curves leave them out", file=sys.stderr)
     written: list[Path] = []
     if only != "figures":
         folder = tables_folder(results)

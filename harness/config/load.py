@@ -141,8 +141,10 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
     try:
         values = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
-    except (YAMLError, OmegaConfBaseException) as error:
+    except (YAMLError, OmegaConfBaseException, UnicodeDecodeError) as error:
         raise ValueError(f"{path}: {' '.join(str(error).split())}") from None
+    except RecursionError:
+        raise ValueError(f"{path}: a value contains itself (an alias inside its own anchor)") from None
     if not isinstance(values, dict):
         raise ValueError(f"{path}: a mapping of keys to values is expected")
     return typing.cast(dict[str, Any], values)

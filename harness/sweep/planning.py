@@ -21,11 +21,12 @@ from harness.config.resolve import known_parts, resolve
 from harness.config.schema import RunConfig, Whole
 from harness.foundation.did_you_mean import nearest
 from harness.models.checkpoint import content_hash, planned_hash
+from harness.records.paths import check_name
 from harness.records.sweep_file import BASELINES, CONTROL, ENDPOINTS, SWEEPS, Endpoint, Expectation, Purpose, Until
 from harness.run.checks import check
 from harness.start.prepare import check_data
 from harness.sweep.rules import check_rule, in_words, matches
-from methods import method_named
+from methods import method_named, registry
 
 COMMANDS = {"search_": "search", "throughput_": "throughput"}
 """Beginning of a file's name -> the command that runs it in place of `sweep`."""
@@ -123,6 +124,8 @@ def read_sweep(name: str, folder: Path = SWEEPS) -> Sweep:
     """The sweep `name`, or a path to a YAML file. Raises ValueError, one line, for unknown names, keys or values."""
     path = Path(name) if name.endswith((".yaml", ".yml")) else folder / f"{name}.yaml"
     check_command(path, "sweep")
+    if path.is_dir():
+        raise ValueError(f"{path}: a sweep's file is expected, this is a folder")
     if not path.is_file():
         names = sweep_names(folder)
         hint = nearest(name, names)
@@ -130,7 +133,17 @@ def read_sweep(name: str, folder: Path = SWEEPS) -> Sweep:
         raise ValueError(f"sweep {name!r} not found; {hint}{everything}")
     values = _values(path)
     try:
+        if any(type(seed) is bool for seed in (*_list(values, "seeds"), *_list(values, "base_seeds"))):
+            raise ValueError("seeds and base_seeds: whole numbers are expected")
         sweep = parse(Sweep, {"name": path.stem} | values)
+        check_name(sweep.name)
+        _check_taken(sweep.name, path, "name" in read_yaml(path))
+        for key, name in (("control", sweep.control), *(("baselines", name) for name in sweep.baselines)):
+            if name not in (known := registry().methods):
+                raise ValueError(f"{key}: {name!r} is no method; {nearest(name, known)}")
+        for key, found in ((key, found) for arm in (sweep.axes, *sweep.arms) for key, found in arm.items()):
+            if found == []:
+                raise ValueError(f"{key}=[]: at least one value is expected")
         check_overrides(sweep.overrides)
         for rule in sweep.exclude:
             check_rule(rule)
@@ -143,6 +156,21 @@ def read_sweep(name: str, folder: Path = SWEEPS) -> Sweep:
     if sweep.until is not None and sweep.until.max_seeds < len(sweep.seeds):
         raise ValueError(f"{path}: until.max_seeds={sweep.until.max_seeds}: fewer than the {len(sweep.seeds)} of seeds")
     return sweep
+
+
+def _list(values: Mapping[str, Any], key: str) -> Iterable[Any]:
+    found = values.get(key)
+    return found if isinstance(found, list | tuple) else ()
+
+
+def _check_taken(name: str, path: Path, is_given: bool) -> None:
+    """Raises ValueError for a file elsewhere that has a shipped sweep's name without giving it."""
+    taken = SWEEPS / f"{name}.yaml"
+    if not is_given and taken.is_file() and path.resolve() != taken.resolve() and name in sweep_names():
+        raise ValueError(
+            f"its name is that of sweeps/{name}.yaml, whose results it would join; rename the file, or write "
+            f"`name: {name}` into it to add to them"
+        )
 
 
 def arm_seeds(sweep: Sweep, arm: Mapping[str, Any]) -> tuple[int, ...]:
@@ -178,6 +206,8 @@ def _values(path: Path) -> dict[str, Any]:
     other = path.with_name(f"{name}.yaml")
     if other.is_file() and "like" in read_yaml(other):
         raise ValueError(f"{path}: like={name}: is itself like another; name that one")
+    if not other.is_file():
+        raise ValueError(f"{path}: like={name}: not beside it; {nearest(name, sweep_names(path.parent))}")
     shared = read_sweep(name, path.parent)
     own = values.get("overrides", [])
     overrides = [*shared.overrides, *own] if isinstance(own, list) else own

@@ -322,6 +322,15 @@ def test_a_plan_composes_once_per_set_of_choices(monkeypatch: pytest.MonkeyPatch
         ("question: q\narms: [{method: bf16, seeds: [a]}]\nseeds: [0]\n", ["seeds=['a'] of an arm", "such as [0, 1]"]),
         ("question: q\narms: [{method: bf16, seeds: 2}]\nseeds: [0]\n", ["seeds=2 of an arm: a list"]),
         ("question: [q\n", ["bad.yaml"]),
+        ("question: q\narms: [{method: bf16}]\nseeds: [true]\n", ["bad.yaml", "seeds", "whole numbers"]),
+        ("question: q\narms: [{method: bf16}]\nseeds: [0]\nname: ../up\n", ["bad.yaml", "name='../up'", "plain name"]),
+        ("question: q\narms: [{method: bf16}]\nseeds: [0]\nname: ''\n", ["name=''", "plain name"]),
+        ("question: q\narms: [{method: bf16}]\nseeds: [0]\ncontrol: nope\n", ["control: 'nope'", "nearest: opsm"]),
+        ("question: q\narms: [{method: bf16}]\nseeds: [0]\nbaselines: [naiv]\n", ["baselines: 'naiv'", "naive"]),
+        ("question: q\narms: [{method: []}]\nseeds: [0]\n", ["bad.yaml", "method=[]", "at least one value"]),
+        ("question: q\narms: [{method: bf16}]\nseeds: [0]\naxes: {task.n: []}\n", ["task.n=[]", "at least one"]),
+        ("x: &a {b: *a}\n", ["bad.yaml", "contains itself"]),
+        ("&a [*a]\n", ["bad.yaml", "contains itself"]),
     ],
 )
 def test_a_bad_file_is_one_line(tmp_path: Path, text: str, words: list[str]) -> None:
@@ -331,6 +340,15 @@ def test_a_bad_file_is_one_line(tmp_path: Path, text: str, words: list[str]) -> 
         read_sweep(str(path))
     assert "\n" not in str(caught.value)
     assert all(word in str(caught.value) for word in words), str(caught.value)
+
+
+def test_a_file_with_the_name_of_a_shipped_sweep_must_say_that_it_means_it(tmp_path: Path) -> None:
+    path, text = tmp_path / "corrections.yaml", "question: q\narms: [{method: bf16}]\nseeds: [0]\n"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=r"name is that of sweeps/corrections\.yaml, whose results it would join"):
+        read_sweep(str(path))
+    path.write_text(f"name: corrections\n{text}")
+    assert read_sweep(str(path)).name == "corrections"
 
 
 def test_an_unknown_sweep_lists_the_sweeps(tmp_path: Path) -> None:
@@ -355,7 +373,7 @@ def test_a_sweep_like_another_says_only_what_differs(tmp_path):
     assert two.overrides == ("model=xs", "trainer.steps=3", "trainer.steps=5")
     assert [cell.trainer.steps for cell in plan(two).cells] == [5]
     for text, said in (
-        ("like: onne\n", "sweep 'onne' not found; nearest: one"),
+        ("like: onne\n", "three.yaml: like=onne: not beside it; nearest: one"),
         ("like: two\n", "like=two: is itself like another"),
         ("like: three\n", "like=three: is itself"),
         ("like: one\noverrides: 3\n", "overrides"),

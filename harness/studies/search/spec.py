@@ -17,6 +17,7 @@ from pydantic import ConfigDict
 from harness import NUMERICS_VERSION
 from harness.config.load import parse, read_yaml
 from harness.foundation.did_you_mean import nearest
+from harness.records.paths import check_name
 from harness.records.run_result import summarise
 from harness.sweep import SWEEPS, check_command
 
@@ -157,6 +158,7 @@ def read_search(name: str, folder: Path = SWEEPS) -> Search:
         raise ValueError(f"search {name!r} not found; {nearest(name, search_names(folder))}")
     try:
         search = parse(Search, {"name": path.stem} | read_yaml(path))
+        check_name(search.name)
         check_search(search)
     except ValueError as error:
         words = str(error)

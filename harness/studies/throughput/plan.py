@@ -16,6 +16,7 @@ from pydantic import ConfigDict
 from harness.config.load import parse, read_yaml
 from harness.foundation.did_you_mean import nearest
 from harness.foundation.project_files import SWEEPS
+from harness.records.paths import check_name
 from harness.studies.throughput.settled import doubtful
 from harness.studies.throughput.shapes import PRECISIONS, SIZES, plan_of, shape_of
 from harness.sweep import check_command
@@ -184,7 +185,9 @@ def read_sweep(name: str, folder: Path = SWEEPS) -> Sweep:
         for key, field in fields.items():
             if field.default is dataclasses.MISSING and key not in values:
                 raise ValueError(f"{key} is missing")
-        return parse(Sweep, values)
+        sweep = parse(Sweep, values)
+        check_name(sweep.name)
+        return sweep
     except ValueError as error:
         words = str(error)
         raise ValueError(words if str(path) in words else f"{path}: {words}") from None
