@@ -149,10 +149,10 @@ def trackers(text: str) -> tuple[str, ...]:
 
 
 def number_list(text: str) -> tuple[int, ...]:
-    """Whole numbers, 0 or more, separated by commas."""
+    """Whole numbers, 0 or more, separated by commas; each once."""
     if not all(part.isdecimal() for part in text.split(",")):
         raise argparse.ArgumentTypeError(f"{text!r}: whole numbers, 0 or more, separated by commas are expected")
-    return tuple(int(part) for part in text.split(","))
+    return tuple(dict.fromkeys(int(part) for part in text.split(",")))
 
 
 def positive_list(text: str) -> tuple[int, ...]:

@@ -167,8 +167,8 @@ def setup_lines(results: Sequence[RunResult]) -> list[str]:
         + values("model.name", "model.num_layers", "model.hidden_size", form=_model) + "; channel spread sigma "
         + values("model.spread", form=lambda spread: f"{spread:g}"),
         values("algo.name", form=str) + ", "
-        + values("algo.num_prompts", "algo.group_size", form=lambda p, g: f"{p} prompts x {g} samples per step, ")
-        + values("trainer.steps", form=lambda steps: f"{steps} steps")
+        + values("algo.num_prompts", "algo.group_size", form=lambda p, g: f"{p} prompts x {g} samples per step")
+        + ", " + values("trainer.steps", form=lambda steps: f"{steps} steps")
         + f"; {len(pairs)} pairs of base seed and RL seed",
         _provenance(results),
     ]  # fmt: skip

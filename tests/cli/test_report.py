@@ -81,6 +81,15 @@ def test_one_length_has_profiles_and_no_break_even(tmp_path: Path) -> None:
     assert not (tmp_path / "tables" / "lengths_break_even.md").exists()
 
 
+def test_a_record_without_its_series_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sweep(tmp_path, (8,))
+    lost = min((tmp_path / "runs" / "lengths").glob("*.parquet"))
+    lost.unlink()
+    assert report("lengths", tmp_path) == 0
+    said = capsys.readouterr().err
+    assert said.startswith("warning: ") and f"no series of {lost.stem}: curves leave them out" in said
+
+
 def test_a_mistyped_sweep_gets_the_nearest_of_all_packed_ones_too(tmp_path: Path) -> None:
     sweep(tmp_path, (8,))
     pack(tmp_path, "lengths")

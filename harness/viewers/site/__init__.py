@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.resources import files
@@ -85,6 +86,9 @@ def pages(results: Path, sweeps: Sequence[str], made: str) -> dict[Path, str]:
             entry["problems"] += short_problems(problems)
             body = compact(run_entries(runs, entry["labels"], series))
             data[folder / "data" / f"{sweep}.js"] = f"lowbitRuns({json.dumps(sweep)},{body});\n"
+        else:
+            for line in entry["problems"]:
+                print(f"warning: left out: {line}", file=sys.stderr)
     page = {
         "advice": _advice(results),
         "opening": opening(entries),

@@ -29,13 +29,13 @@ DIGITS = 4
 
 
 def sweep_entry(results: Path, sweep: str) -> tuple[dict[str, Any], list[RunResult]]:
-    """(what the page says of a sweep, its readable results)."""
+    """(what the page says of a sweep, its readable results); without any the problems alone."""
     from harness.report.leaderboard import leaderboard
     from harness.report.tables import setup_lines
 
     runs, problems = runs_of(results, sweep)
     if not runs:
-        return {}, []
+        return {"problems": problems}, []
     aim = purpose(sweep, results)
     rows = leaderboard(runs, aim.control, aim.endpoints, level_of(results, sweep)).to_dict("records")
     figures = sorted(figures_folder(results, sweep).glob("*.png"))

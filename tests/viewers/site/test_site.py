@@ -171,6 +171,14 @@ def test_runs_have_their_curves(results: Path) -> None:
     assert [thinned(count, 3) for count in (0, 2, 7)] == [[], [1, 2], [1, 4, 7]]
 
 
+def test_a_packed_sweep_that_cannot_be_read_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "packed").mkdir()
+    (tmp_path / "packed" / "broken.zip").write_bytes(b"PK\x03\x04 cut off")
+    write_site(tmp_path)
+    said = capsys.readouterr().err
+    assert said.startswith("warning: left out: ") and "broken.zip" in said
+
+
 def test_a_damaged_series_is_named_and_its_run_is_kept(tmp_path: Path) -> None:
     result, series = factory.result(sweep="duel", **STEPS)
     write_result(tmp_path / "runs" / "duel", result, series)
