@@ -17,7 +17,7 @@ from harness import NUMERICS_VERSION
 
 _STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
 Count: TypeAlias = Annotated[int, Field(ge=1)]
-Whole: TypeAlias = Annotated[int, Field(ge=0)]
+Whole: TypeAlias = Annotated[int, Field(ge=0, strict=True)]
 Positive: TypeAlias = Annotated[float, Field(gt=0)]
 NotNegative: TypeAlias = Annotated[float, Field(ge=0)]
 Beta: TypeAlias = Annotated[float, Field(ge=0, lt=1)]

@@ -133,8 +133,6 @@ def read_sweep(name: str, folder: Path = SWEEPS) -> Sweep:
         raise ValueError(f"sweep {name!r} not found; {hint}{everything}")
     values = _values(path)
     try:
-        if any(type(seed) is bool for seed in (*_list(values, "seeds"), *_list(values, "base_seeds"))):
-            raise ValueError("seeds and base_seeds: whole numbers are expected")
         sweep = parse(Sweep, {"name": path.stem} | values)
         check_name(sweep.name)
         _check_taken(sweep.name, path, "name" in read_yaml(path))
@@ -156,11 +154,6 @@ def read_sweep(name: str, folder: Path = SWEEPS) -> Sweep:
     if sweep.until is not None and sweep.until.max_seeds < len(sweep.seeds):
         raise ValueError(f"{path}: until.max_seeds={sweep.until.max_seeds}: fewer than the {len(sweep.seeds)} of seeds")
     return sweep
-
-
-def _list(values: Mapping[str, Any], key: str) -> Iterable[Any]:
-    found = values.get(key)
-    return found if isinstance(found, list | tuple) else ()
 
 
 def _check_taken(name: str, path: Path, is_given: bool) -> None:

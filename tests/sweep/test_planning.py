@@ -322,7 +322,7 @@ def test_a_plan_composes_once_per_set_of_choices(monkeypatch: pytest.MonkeyPatch
         ("question: q\narms: [{method: bf16, seeds: [a]}]\nseeds: [0]\n", ["seeds=['a'] of an arm", "such as [0, 1]"]),
         ("question: q\narms: [{method: bf16, seeds: 2}]\nseeds: [0]\n", ["seeds=2 of an arm: a list"]),
         ("question: [q\n", ["bad.yaml"]),
-        ("question: q\narms: [{method: bf16}]\nseeds: [true]\n", ["bad.yaml", "seeds", "whole numbers"]),
+        ("question: q\narms: [{method: bf16}]\nseeds: [true]\n", ["bad.yaml", "seeds.0=true: a whole number is expected"]),
         ("question: q\narms: [{method: bf16}]\nseeds: [0]\nname: ../up\n", ["bad.yaml", "name='../up'", "plain name"]),
         ("question: q\narms: [{method: bf16}]\nseeds: [0]\nname: ''\n", ["name=''", "plain name"]),
         ("question: q\narms: [{method: bf16}]\nseeds: [0]\ncontrol: nope\n", ["control: 'nope'", "nearest: opsm"]),

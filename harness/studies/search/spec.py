@@ -16,6 +16,7 @@ from pydantic import ConfigDict
 
 from harness import NUMERICS_VERSION
 from harness.config.load import parse, read_yaml
+from harness.config.schema import Whole
 from harness.foundation.did_you_mean import nearest
 from harness.records.paths import check_name
 from harness.records.run_result import summarise
@@ -112,7 +113,7 @@ class Confirm:
     """Runs that are repeated on fresh seeds when the search has ended: baselines, references and the best trial."""
 
     __pydantic_config__ = _STRICT
-    seeds: tuple[int, ...] = ()
+    seeds: tuple[Whole, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,7 +125,7 @@ class Search:
     question: str
     overrides: tuple[str, ...] = ()
     space: dict[str, Knob]
-    seeds: tuple[int, ...]
+    seeds: tuple[Whole, ...]
     """Seeds of every trial, one after another; each seeds the base and the run together."""
     objectives: tuple[Objective, ...]
     """The first one ranks trials; all together make the Pareto front."""
