@@ -96,9 +96,6 @@ def present(sweep: Sweep, results: Path, trackers: tuple[str, ...], only: str | 
 
     runs, level = runs_folder(results, sweep.name), level_of(results, sweep.name)
     found = read_results(runs)
-    missing = [run.run_id for run in found if run.num_steps and not (runs / f"{run.run_id}.parquet").exists()]
-    if missing:
-        print(f"warning: {runs}: no series of {', '.join(missing)}: curves leave them out", file=sys.stderr)
     written: list[Path] = []
     if only != "figures":
         folder = tables_folder(results)
@@ -107,6 +104,9 @@ def present(sweep: Sweep, results: Path, trackers: tuple[str, ...], only: str | 
         from harness.published.figures.grid import draw_grid
         from harness.report.figures import draw_all
 
+        missing = [run.run_id for run in found if run.num_steps and not (runs / f"{run.run_id}.parquet").exists()]
+        if missing:
+            print(f"warning: {runs}: no series of {', '.join(missing)}: curves leave them out", file=sys.stderr)
         folder = figures_folder(results, sweep.name)
         written += draw_all(results, folder, sweep.name, sweep.control, overview=draw_grid, endpoints=sweep.endpoints)
         written += _profiles(found, sweep, results)

@@ -18,6 +18,8 @@ from harness import NUMERICS_VERSION
 _STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
 Count: TypeAlias = Annotated[int, Field(ge=1)]
 Whole: TypeAlias = Annotated[int, Field(ge=0, strict=True)]
+Name: TypeAlias = Annotated[str, Field(pattern=r"^\w[\w. +-]*$")]
+"""Name of a sweep, which becomes that of folders and files: no path, not empty."""
 Positive: TypeAlias = Annotated[float, Field(gt=0)]
 NotNegative: TypeAlias = Annotated[float, Field(ge=0)]
 Beta: TypeAlias = Annotated[float, Field(ge=0, lt=1)]

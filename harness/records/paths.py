@@ -21,18 +21,9 @@ Functions map a results folder to a path and create nothing. Without the name of
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 PURPOSE = "purpose.yaml"
-NAME = re.compile(r"\w[\w. +-]*")
-"""Pattern of a sweep's name, which becomes the name of folders and files."""
-
-
-def check_name(sweep: str) -> None:
-    """Raises ValueError, one line, for a name of a sweep that is no plain name of a file."""
-    if NAME.fullmatch(sweep) is None:
-        raise ValueError(f"name={sweep!r}: a plain name is expected: letters, digits, '_', '-', '.', '+', spaces")
 
 
 def runs_folder(results: Path | str, sweep: str = "") -> Path:

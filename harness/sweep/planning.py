@@ -18,10 +18,9 @@ from pydantic import ConfigDict
 from harness.config.compose import advice
 from harness.config.load import check_overrides, load, parse, read_yaml, run_id, split_launch
 from harness.config.resolve import known_parts, resolve
-from harness.config.schema import RunConfig, Whole
+from harness.config.schema import Name, RunConfig, Whole
 from harness.foundation.did_you_mean import nearest
 from harness.models.checkpoint import content_hash, planned_hash
-from harness.records.paths import check_name
 from harness.records.sweep_file import BASELINES, CONTROL, ENDPOINTS, SWEEPS, Endpoint, Expectation, Purpose, Until
 from harness.run.checks import check
 from harness.start.prepare import check_data
@@ -39,7 +38,7 @@ class Sweep:
     """One YAML file of `sweeps/`. With `like: NAME` a file says only what differs from NAME's."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
-    name: str
+    name: Name
     question: str
     """Question that the sweep answers."""
     control: str = CONTROL
@@ -131,22 +130,23 @@ def read_sweep(name: str, folder: Path = SWEEPS) -> Sweep:
         hint = nearest(name, names)
         everything = "" if "valid: " in hint else f"; valid: {', '.join(names)}"
         raise ValueError(f"sweep {name!r} not found; {hint}{everything}")
-    values = _values(path)
+    given = read_yaml(path)
+    values, known = _values(path, given), registry().methods
     try:
         sweep = parse(Sweep, {"name": path.stem} | values)
-        check_name(sweep.name)
-        _check_taken(sweep.name, path, "name" in read_yaml(path))
+        _check_taken(sweep.name, path, "name" in given)
         for key, name in (("control", sweep.control), *(("baselines", name) for name in sweep.baselines)):
-            if name not in (known := registry().methods):
+            if name not in known:
                 raise ValueError(f"{key}: {name!r} is no method; {nearest(name, known)}")
-        for key, found in ((key, found) for arm in (sweep.axes, *sweep.arms) for key, found in arm.items()):
-            if found == []:
-                raise ValueError(f"{key}=[]: at least one value is expected")
         check_overrides(sweep.overrides)
         for rule in sweep.exclude:
             check_rule(rule)
-        for arm in (*sweep.arms, *sweep.include, *sweep.later):
+        arms = (*sweep.arms, *sweep.include, *sweep.later)
+        for arm in arms:
             arm_seeds(sweep, arm)
+        for settings in (sweep.axes, *arms):
+            if empty := next((key for key, found in settings.items() if found == []), None):
+                raise ValueError(f"{empty}=[]: at least one value is expected")
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
     if not sweep.arms or not sweep.seeds or not sweep.endpoints:
@@ -159,7 +159,7 @@ def read_sweep(name: str, folder: Path = SWEEPS) -> Sweep:
 def _check_taken(name: str, path: Path, is_given: bool) -> None:
     """Raises ValueError for a file elsewhere that has a shipped sweep's name without giving it."""
     taken = SWEEPS / f"{name}.yaml"
-    if not is_given and taken.is_file() and path.resolve() != taken.resolve() and name in sweep_names():
+    if not is_given and name in sweep_names() and path.resolve() != taken.resolve():
         raise ValueError(
             f"its name is that of sweeps/{name}.yaml, whose results it would join; rename the file, or write "
             f"`name: {name}` into it to add to them"
@@ -190,17 +190,18 @@ def starts(sweep: Sweep, seeds: Iterable[int]) -> list[tuple[int, int]]:
     return [(b, s) for b in dict.fromkeys(sweep.base_seeds) for s in run_seeds] or [(s, s) for s in run_seeds]
 
 
-def _values(path: Path) -> dict[str, Any]:
-    """Values of a sweep file; with `like: NAME` on top of those of NAME beside it, its overrides behind those."""
-    values = read_yaml(path)
+def _values(path: Path, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Values of a sweep file that gives these; with `like: NAME` on top of those of NAME beside it, its overrides
+    behind those."""
+    values = dict(given)
     if "like" not in values:
         return values
     name = str(values.pop("like"))
     other = path.with_name(f"{name}.yaml")
-    if other.is_file() and "like" in read_yaml(other):
-        raise ValueError(f"{path}: like={name}: is itself like another; name that one")
     if not other.is_file():
         raise ValueError(f"{path}: like={name}: not beside it; {nearest(name, sweep_names(path.parent))}")
+    if "like" in read_yaml(other):
+        raise ValueError(f"{path}: like={name}: is itself like another; name that one")
     shared = read_sweep(name, path.parent)
     own = values.get("overrides", [])
     overrides = [*shared.overrides, *own] if isinstance(own, list) else own

@@ -16,9 +16,8 @@ from pydantic import ConfigDict
 
 from harness import NUMERICS_VERSION
 from harness.config.load import parse, read_yaml
-from harness.config.schema import Whole
+from harness.config.schema import Name, Whole
 from harness.foundation.did_you_mean import nearest
-from harness.records.paths import check_name
 from harness.records.run_result import summarise
 from harness.sweep import SWEEPS, check_command
 
@@ -121,7 +120,7 @@ class Search:
     """One file `sweeps/search_*.yaml`."""
 
     __pydantic_config__ = _STRICT
-    name: str
+    name: Name
     question: str
     overrides: tuple[str, ...] = ()
     space: dict[str, Knob]
@@ -159,7 +158,6 @@ def read_search(name: str, folder: Path = SWEEPS) -> Search:
         raise ValueError(f"search {name!r} not found; {nearest(name, search_names(folder))}")
     try:
         search = parse(Search, {"name": path.stem} | read_yaml(path))
-        check_name(search.name)
         check_search(search)
     except ValueError as error:
         words = str(error)

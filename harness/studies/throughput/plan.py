@@ -14,9 +14,9 @@ from typing import Any, Literal
 from pydantic import ConfigDict
 
 from harness.config.load import parse, read_yaml
+from harness.config.schema import Name
 from harness.foundation.did_you_mean import nearest
 from harness.foundation.project_files import SWEEPS
-from harness.records.paths import check_name
 from harness.studies.throughput.settled import doubtful
 from harness.studies.throughput.shapes import PRECISIONS, SIZES, plan_of, shape_of
 from harness.sweep import check_command
@@ -67,7 +67,7 @@ class Sweep:
     """One `sweeps/throughput_*.yaml`."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
-    name: str
+    name: Name
     device: Literal["cuda", "cpu"]
     sizes: tuple[str, ...]
     """In the order they are measured."""
@@ -185,9 +185,7 @@ def read_sweep(name: str, folder: Path = SWEEPS) -> Sweep:
         for key, field in fields.items():
             if field.default is dataclasses.MISSING and key not in values:
                 raise ValueError(f"{key} is missing")
-        sweep = parse(Sweep, values)
-        check_name(sweep.name)
-        return sweep
+        return parse(Sweep, values)
     except ValueError as error:
         words = str(error)
         raise ValueError(words if str(path) in words else f"{path}: {words}") from None
