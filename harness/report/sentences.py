@@ -58,11 +58,15 @@ def three_sentences(board: pd.DataFrame, baseline: str = BASELINES[-1]) -> list[
                 if len(lost) == 1
                 else f"Rollouts without a correction lost {_list(each)} of accuracy{where}."
             )
-            lines += [_fallen(row) for row in lost if row["verdict"].startswith(COLLAPSES)]
-            lines.append(_given_back(lost[0], plain, baseline))
         else:
             lines.append(_none_lost(rows, baseline, where))
-        lines.append(_free(bare))
+        lines += [_fallen(row) for row in bare if row["verdict"].startswith(COLLAPSES)]
+        if lost:
+            lines.append(_given_back(lost[0], plain, baseline))
+        if len(lost) == len(bare):
+            lines.append("Every format without a correction costs accuracy.")
+        else:
+            lines += _free(bare)
     return lines
 
 
@@ -72,13 +76,20 @@ def _none_lost(rows: pd.DataFrame, baseline: str, where: str) -> str:
     lost = [f"{row['arm']} ({row['difference']:+.2f})" for row in others if row["verdict"].endswith("worse")]
     usual = " at the usual settings" if lost else ""
     beside = f"; at others {_list(lost)} {'does' if len(lost) == 1 else 'do'}" if lost else ""
-    return f"No rollout format without a correction is shown to lose accuracy{where}{usual}{beside}."
+    has_fallen = any(
+        row["method"] == baseline and row["verdict"].startswith(COLLAPSES) for row in rows.to_dict("records")
+    )
+    first = "Where runs do not collapse, no" if has_fallen else "No"
+    return f"{first} rollout format without a correction is shown to lose accuracy{where}{usual}{beside}."
 
 
 def _fallen(row: dict[str, Any]) -> str:
-    """The runs of a format that collapsed and are not in its loss."""
-    runs = row["verdict"].removeprefix(f"{COLLAPSES} in ").removesuffix(", else worse")
-    return f"Of {spelled(row['precision'])} that is without the runs that collapsed ({runs})."
+    """How many runs of a format collapsed, and what is known of the others."""
+    runs, _, rest = row["verdict"].removeprefix(f"{COLLAPSES} in ").partition(", else ")
+    known = {"worse": "", "better": ", which gained", "equal": f", at most {DELTA:g} apart"}.get(rest, ", undecided")
+    return (
+        f"{spelled(row['precision'])} collapsed in {runs} runs; the others differ by {row['difference']:+.2f}{known}."
+    )
 
 
 def _given_back(worst: dict[str, Any], plain: Sequence[dict[str, Any]], baseline: str) -> str:
@@ -98,7 +109,7 @@ def _given_back(worst: dict[str, Any], plain: Sequence[dict[str, Any]], baseline
     return f"{words} gave back {part} of the {-worst['difference']:.2f} ({100 * share:.0f} %)."
 
 
-def _free(bare: Sequence[dict[str, Any]]) -> str:
+def _free(bare: Sequence[dict[str, Any]]) -> list[str]:
     """The uncorrected formats that cost nothing that matters, show no cost, or whose loss is not decided."""
     equal = [spelled(row["precision"]) for row in bare if row["verdict"] == "equal"]
     open_rows = [row for row in bare if row["verdict"] == "cannot tell"]
@@ -108,7 +119,7 @@ def _free(bare: Sequence[dict[str, Any]]) -> str:
     said = [f"{_list(equal)} cost at most {DELTA:g}"] if equal else []
     said += [f"{_list(unseen)} cost nothing that can be seen with these seeds"] if unseen else []
     said += [f"{_list(undecided)} {'is' if len(undecided) == 1 else 'are'} undecided"] if undecided else []
-    return f"{'; '.join(said)}." if said else "Every format without a correction costs accuracy."
+    return [f"{'; '.join(said)}."] if said else []
 
 
 def spelled(precision: str) -> str:

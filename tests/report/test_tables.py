@@ -196,9 +196,24 @@ def test_every_decided_loss_is_told_and_the_runs_that_collapsed_beside() -> None
         board.loc[board["arm"] == arm, ["difference", "verdict"]] = [difference, verdict]
     assert three_sentences(board[plain]) == [
         "Rollouts without a correction lost 0.31 (INT8) and 0.20 (4-bit INT4) of accuracy.",
-        "Of INT8 that is without the runs that collapsed (1 of 5).",
+        "INT8 collapsed in 1 of 5 runs; the others differ by -0.31.",
         "No corrected arm of INT8 with 3 seeds stands beside it.",
         "FP8 (blocks) (-0.50) is undecided.",
+    ]
+
+
+def test_a_format_that_collapses_is_named_where_none_is_shown_to_lose() -> None:
+    board = leaderboard(sweep(8))
+    plain = board[board["arm"].isin(["naive int8", "naive int4"])].copy()
+    plain["verdict"], plain["difference"] = ["collapses in 1 of 6", "equal"], [-0.07, -0.01]
+    assert three_sentences(plain) == [
+        "Where runs do not collapse, no rollout format without a correction is shown to lose accuracy.",
+        "INT8 collapsed in 1 of 6 runs; the others differ by -0.07, undecided.",
+        "4-bit INT4 cost at most 0.03.",
+    ]
+    plain["verdict"] = ["collapses in 2 of 6, else equal", "no signal"]
+    assert three_sentences(plain)[1:] == [
+        "INT8 collapsed in 2 of 6 runs; the others differ by -0.07, at most 0.03 apart."
     ]
 
 
