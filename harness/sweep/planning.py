@@ -191,18 +191,20 @@ def starts(sweep: Sweep, seeds: Iterable[int]) -> list[tuple[int, int]]:
 
 
 def _values(path: Path, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Values of a sweep file that gives these; with `like: NAME` on top of those of NAME beside it, its overrides
-    behind those."""
+    """Values of a sweep file that gives these; with `like: NAME` on top of those of NAME, which lies beside it or
+    comes with the project, its overrides behind those."""
     values = dict(given)
     if "like" not in values:
         return values
     name = str(values.pop("like"))
-    other = path.with_name(f"{name}.yaml")
+    beside, shipped = path.with_name(f"{name}.yaml"), SWEEPS / f"{name}.yaml"
+    other = beside if beside.is_file() else shipped
     if not other.is_file():
-        raise ValueError(f"{path}: like={name}: not beside it; {nearest(name, sweep_names(path.parent))}")
+        known = sorted({*sweep_names(path.parent), *sweep_names()})
+        raise ValueError(f"{path}: like={name}: neither beside it nor in sweeps/; {nearest(name, known)}")
     if "like" in read_yaml(other):
         raise ValueError(f"{path}: like={name}: is itself like another; name that one")
-    shared = read_sweep(name, path.parent)
+    shared = read_sweep(name, other.parent)
     own = values.get("overrides", [])
     overrides = [*shared.overrides, *own] if isinstance(own, list) else own
     return vars(shared) | {"name": path.stem} | values | {"overrides": overrides}

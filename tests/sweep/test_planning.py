@@ -378,7 +378,7 @@ def test_a_sweep_like_another_says_only_what_differs(tmp_path):
     assert two.overrides == ("model=xs", "trainer.steps=3", "trainer.steps=5")
     assert [cell.trainer.steps for cell in plan(two).cells] == [5]
     for text, said in (
-        ("like: onne\n", "three.yaml: like=onne: not beside it; nearest: one"),
+        ("like: onne\n", "three.yaml: like=onne: neither beside it nor in sweeps/; nearest: one"),
         ("like: two\n", "like=two: is itself like another"),
         ("like: three\n", "like=three: is itself"),
         ("like: one\noverrides: 3\n", "overrides"),
@@ -386,3 +386,6 @@ def test_a_sweep_like_another_says_only_what_differs(tmp_path):
         (tmp_path / "three.yaml").write_text(text)
         with pytest.raises(ValueError, match=said):
             read_sweep("three", tmp_path)
+    (tmp_path / "four.yaml").write_text("like: quick\nseeds: [7]\n")
+    four, quick = read_sweep(str(tmp_path / "four.yaml")), read_sweep("quick")
+    assert (four.arms, four.overrides, four.seeds) == (quick.arms, quick.overrides, (7,))
