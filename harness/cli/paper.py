@@ -48,6 +48,12 @@ def run(a: argparse.Namespace) -> int:
     from harness.published.recipes.recipe import bound, read_recipe
 
     if a.name is None:
+        for option, value in (
+            ("--model", a.model), ("--data", a.data), ("--tiny", a.is_tiny), ("--dry-run", a.dry_run),
+            ("--again", a.is_again),
+        ):  # fmt: skip
+            if value:
+                raise ValueError(f"{option}: of which recipe? lowbit paper lists them, lowbit paper NAME {option} ...")
         return _list()
     recipe = read_recipe(a.name)
     models, data = _folders("model", a.model), _folders("data", a.data)

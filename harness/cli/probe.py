@@ -63,6 +63,10 @@ def _records(a: argparse.Namespace, places: list[Path], overrides: list[str]) ->
         raise ValueError(f"--dump {a.dump}: two folders are called {twice}; probe them one by one")
     noises = {place: noised(place, runs, a.noise_like, overrides) for place, (runs, _) in planned.items()}
     found = {place: read(place) for place in places if place.suffix == ".json"}
+    given = {"--precisions": a.precisions, "--noise-like": a.noise_like, "--untrained": a.untrained, "--dump": a.dump}
+    ignored = [*(option for option, value in given.items() if value), *overrides]
+    if ignored and not planned:
+        raise ValueError(f"{ignored[0]}: nothing is measured for the file of an earlier probe; name a model folder")
     for place, (runs, remarks) in planned.items():
         for line in remarks:
             print(line)

@@ -78,9 +78,10 @@ class Question:
 
 def given_mismatch(text: str) -> dict[str, Mismatch]:
     """K3 as words: one number for every format, or `fp8_block=2e-3,int8=1e-4`. Raises ValueError for anything else."""
-    found: dict[str, Mismatch] = {}
+    found, names = dict[str, Mismatch](), list[str]()
     for part in text.split(","):
         name, _, value = part.rpartition("=")
+        names.append(name)
         try:
             k3 = float(value)
         except ValueError:
@@ -91,6 +92,8 @@ def given_mismatch(text: str) -> dict[str, Mismatch]:
             )
         if name and name not in FORMATS:
             raise ValueError(f"--k3 {part}: {name} is no format with measured rates; {nearest(name, FORMATS)}")
+        if names.count(name) > 1:
+            raise ValueError(f"--k3 {text}: {name or 'the k3 of every format'} is given twice")
         source = f"--k3 {part}" if name else f"--k3 {part}, taken for every format"
         found |= {one: Mismatch(k3=k3, source=source) for one in ([name] if name else FORMATS)}
     return found
