@@ -84,7 +84,7 @@ def _none_lost(rows: pd.DataFrame, baseline: str, where: str) -> str:
 
 
 def _fallen(row: dict[str, Any]) -> str:
-    """How many runs of a format collapsed, and what is known of the others."""
+    """Number of runs of a format that collapsed, and what is known of the others."""
     runs, _, rest = row["verdict"].removeprefix(f"{COLLAPSES} in ").partition(", else ")
     known = {"worse": "", "better": ", which gained", "equal": f", at most {DELTA:g} apart"}.get(rest, ", undecided")
     return (

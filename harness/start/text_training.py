@@ -197,7 +197,7 @@ def numbers_of(task: Worded, items: Sequence[Item]) -> float:
 
 
 def can_be_near(sure: float, numbers: float, target: float) -> bool:
-    """Can answers with so many numbers, right with probability `sure` altogether, be near the target accuracy?"""
+    """True where answers with so many numbers, right with probability `sure` altogether, can be near the target."""
     return bool(sure ** (NUMBERS / max(numbers, NUMBERS)) >= SURE * target)
 
 
