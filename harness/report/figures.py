@@ -109,7 +109,7 @@ def _figures(
         return {"scores": scores(arms, board, control)}
     shown = lines_of([arm for arm in arms if not arm.variant] if is_brief else arms, board, control)
     grid = partial(small_multiples, shown, looks=looks, control=control)
-    mean, median = (f"policy step ({kind}, and all seeds as a band)" for kind in ("mean", "median"))
+    mean, median = (step_label(kind, shown) for kind in ("mean", "median"))
     figures: dict[str, Figure | None] = {"overview": overview(arms, series, board, looks, control)}
     if not is_brief:
         figures["scores"] = scores(arms, board, control)
@@ -142,6 +142,17 @@ def _figures(
             ),
         }  # fmt: skip
     return {name: figure for name, figure in figures.items() if figure is not None}
+
+
+def step_label(kind: str, arms: Sequence[Arm]) -> str:
+    """Label of the step axis under curves of these arms. It says so where some have fewer bases than others."""
+    uneven = "; some arms lack bases" if len({*num_bases(arms)}) > 1 else ""
+    return f"policy step ({kind}, and all seeds as a band{uneven})"
+
+
+def num_bases(arms: Sequence[Arm]) -> list[int]:
+    """Number of bases of each arm. Means over other bases are not comparable."""
+    return [len({run.base_seed for run in arm.runs}) for arm in arms]
 
 
 def lines_of(arms: Sequence[Arm], board: dict[str, Any], control: str) -> list[Arm]:
@@ -182,8 +193,8 @@ def draw_scores(figure: Figure | SubFigure, arms: Sequence[Arm], board: dict[str
     if control is not None:
         for value, style in ((control["accuracy"], "--"), (control["base_accuracy"], ":")):
             ax.axvline(value, color=REFERENCE, linewidth=0.8, linestyle=style, zorder=1)
-    bases = [len({run.base_seed for run in arm.runs}) for arm in arms]
-    names = [f"{arm.precision}  {style_name(arm)}" for arm in arms]  # means over other bases are not comparable
+    bases = num_bases(arms)
+    names = [f"{arm.precision}  {style_name(arm)}" for arm in arms]
     ax.set_yticks(range(len(arms)), [name if n == max(bases) else f"{name}, {n} of {max(bases)} bases"
                                      for name, n in zip(names, bases, strict=True)])  # fmt: skip
     ax.set_ylim(len(arms) - 0.5, -0.5)

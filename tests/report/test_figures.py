@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from harness.published.figures.grid import draw_grid
 from harness.records.arms import Arm, group_arms
 from harness.records.run_result import RunResult, write_result
-from harness.report.figures import STYLE, draw_all, overview, scores
+from harness.report.figures import STYLE, draw_all, overview, scores, step_label
 from harness.report.leaderboard import leaderboard
 from harness.report.plots.bands import load_series, over_evaluations, over_profile, over_steps
 from harness.report.plots.style import INK, looks_of, small_multiples, style_name
@@ -168,6 +168,8 @@ def test_an_arm_with_fewer_bases_than_others_says_so() -> None:
     names = [label.get_text() for label in ax.get_yticklabels()]
     assert names[:2] == ["bf16  bf16", "int8  naive, 1 of 2 bases"]
     assert all("bases" not in name for name in names if "naive" not in name)
+    assert step_label("mean", arms) == "policy step (mean, and all seeds as a band; some arms lack bases)"
+    assert step_label("mean", arms[:1]) == "policy step (mean, and all seeds as a band)"
 
 
 def test_the_overview_focuses_on_the_precision_with_most_arms() -> None:
