@@ -144,12 +144,14 @@ def _collapses(rows: pd.DataFrame) -> list[str]:
 
 
 def _reversals(rows: pd.DataFrame) -> list[str]:
-    """Sentences on arms of one precision that the two accuracies rank in opposite orders; per precision the clearest
-    pair."""
+    """Sentences on arms of one precision and as many runs that the two accuracies rank in opposite orders, by more than
+    the margin of equality in both; per precision the clearest pair."""
     lines: list[str] = []
     for precision, group in rows.groupby("precision", sort=False):
-        clearest, line = 0.0, ""
+        clearest, line = DELTA, ""
         for a, b in permutations(group.to_dict("records"), 2):
+            if a["seeds"] != b["seeds"]:
+                continue
             gain, loss = a["accuracy"] - b["accuracy"], b["rollout_accuracy"] - a["rollout_accuracy"]
             if min(gain, loss) > clearest:
                 clearest = min(gain, loss)

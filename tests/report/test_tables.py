@@ -255,6 +255,13 @@ def test_findings_name_reversals_collapses_and_expectations() -> None:
     assert any(line.startswith("naive int4 bypass_ppo: training ends below its start") for line in said)
     reversal = [line for line in said if line.startswith("int4: flashrl int4 is ahead of naive int4 in the reference")]
     assert len(reversal) == 1 and "behind it in the rollout format" in reversal[0]
+    board = leaderboard(results)
+    board = board[board["arm"].isin(["flashrl int4", "naive int4"])].set_index("arm", drop=False)
+    assert len(findings(board, [])) == 1
+    for column, value in (("rollout_accuracy", board.at["flashrl int4", "rollout_accuracy"] + 0.02), ("seeds", 1)):
+        near = board.copy()
+        near.at["naive int4", column] = value
+        assert not findings(near, []), column
     expected = [line for line in said if "as expected" in line]
     assert len(expected) == len(expectations) == 5 and all(line.startswith("as expected") for line in expected)
 
