@@ -72,14 +72,12 @@ def three_sentences(board: pd.DataFrame, baseline: str = BASELINES[-1]) -> list[
 
 def _none_lost(rows: pd.DataFrame, baseline: str, where: str) -> str:
     """Words where no uncorrected arm of the usual settings is shown to lose, with those of other settings that are."""
-    others = [row for row in rows.to_dict("records") if row["variant"] and row["method"] == baseline]
-    lost = [f"{row['arm']} ({row['difference']:+.2f})" for row in others if row["verdict"].endswith("worse")]
+    bare = [row for row in rows.to_dict("records") if row["method"] == baseline]
+    worse = [row for row in bare if row["variant"] and row["verdict"].endswith("worse")]
+    lost = [f"{row['arm']} ({row['difference']:+.2f})" for row in worse]
     usual = " at the usual settings" if lost else ""
     beside = f"; at others {_list(lost)} {'does' if len(lost) == 1 else 'do'}" if lost else ""
-    has_fallen = any(
-        row["method"] == baseline and row["verdict"].startswith(COLLAPSES) for row in rows.to_dict("records")
-    )
-    first = "Where runs do not collapse, no" if has_fallen else "No"
+    first = "Where runs do not collapse, no" if any(row["verdict"].startswith(COLLAPSES) for row in bare) else "No"
     return f"{first} rollout format without a correction is shown to lose accuracy{where}{usual}{beside}."
 
 

@@ -155,6 +155,7 @@ def fit_text(
     if host.state is not None and host.state.exists():
         done, curve, spent = _restore(step, model, load_state(host.state))
     watched = task.sample("train", [stable_seed(base_seed, "base watch", i) for i in range(recipe.num_eval)])
+    numbers = numbers_of(task, watched)
     documents = Documents(
         task=task, buckets=tuple(buckets), tokens=recipe.batch_tokens, base_seed=base_seed, max_steps=recipe.max_steps
     )
@@ -168,7 +169,7 @@ def fit_text(
             every = max(1, recipe.eval_every // FINE) if is_close else recipe.eval_every
             if done % every == 0 or done == recipe.max_steps:
                 pace.stop(done)
-                curve.append(_point(model, task, watched, recipe, done, base_seed))
+                curve.append(_point(model, task, watched, numbers, recipe, done, base_seed))
                 pace.go(done)
                 if progress is not None:
                     progress(done, recipe.max_steps, curve[-1][1] or 0.0)
@@ -182,9 +183,11 @@ def fit_text(
                    tokens_per_s=pace.steps_per_s * recipe.batch_tokens)  # fmt: skip
 
 
-def _point(model: Decoder, task: Worded, items: Sequence[Item], recipe: TextRecipe, done: int, base_seed: int) -> Point:
+def _point(
+    model: Decoder, task: Worded, items: Sequence[Item], numbers: float, recipe: TextRecipe, done: int, base_seed: int
+) -> Point:
     sure = number_certainty(model, task, items, recipe.batch_tokens)
-    if not can_be_near(sure, numbers_of(task, items), recipe.target_accuracy) and done < recipe.max_steps:
+    if not can_be_near(sure, numbers, recipe.target_accuracy) and done < recipe.max_steps:
         return done, None, sure
     seed = stable_seed(base_seed, "base sampling", done)
     return done, sampled_accuracy(model, task, items, seed=seed), sure

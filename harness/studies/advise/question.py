@@ -81,7 +81,6 @@ def given_mismatch(text: str) -> dict[str, Mismatch]:
     found, names = dict[str, Mismatch](), list[str]()
     for part in text.split(","):
         name, _, value = part.rpartition("=")
-        names.append(name)
         try:
             k3 = float(value)
         except ValueError:
@@ -92,8 +91,9 @@ def given_mismatch(text: str) -> dict[str, Mismatch]:
             )
         if name and name not in FORMATS:
             raise ValueError(f"--k3 {part}: {name} is no format with measured rates; {nearest(name, FORMATS)}")
-        if names.count(name) > 1:
+        if name in names:
             raise ValueError(f"--k3 {text}: {name or 'the k3 of every format'} is given twice")
+        names.append(name)
         source = f"--k3 {part}" if name else f"--k3 {part}, taken for every format"
         found |= {one: Mismatch(k3=k3, source=source) for one in ([name] if name else FORMATS)}
     return found
