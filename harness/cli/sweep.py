@@ -53,6 +53,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="look at the verdicts while seeds arrive and give further seeds to the arms that need them, by the file's "
         "`until`; with --dry-run: what would run next",
     )
+    parser.add_argument("--where", action="append", default=[], metavar="KEY=VALUES",
+                        help="take only cells with one of these values, such as task.n=16,64 or base_seed=2; may be "
+                             "repeated, then all must hold")  # fmt: skip
     add_again(parser, "finished cells")
     add_machine(parser)
     add_workers(parser, "cells")
@@ -84,12 +87,15 @@ def run(a: argparse.Namespace) -> int:
         max_hours=a.max_hours if a.max_minutes is None else a.max_minutes / 60,
         trackers=a.trackers,
         is_again=a.is_again,
+        where=tuple(a.where),
         gpu=a.gpu,
         memory_gib=a.memory,
     )
     check_trackers(a.trackers)
     if not a.is_until_decided:
         return sweep(a.name, a.overrides, results=a.results, way=way, seeds=a.seeds, is_dry=a.dry_run)
+    if a.where:
+        raise ValueError(f"where={a.where[0]}: not with --until-decided, which judges every arm")
     if a.is_again:
         raise ValueError("again: not with --until-decided, whose looks rest on the records that are there")
     if a.seeds is not None:
@@ -112,6 +118,8 @@ class Way:
     """Names of the trackers that cells are logged to."""
     is_again: bool = False
     """Finished cells run once more."""
+    where: tuple[str, ...] = ()
+    """Words KEY=VALUES, all of which a cell must agree with."""
     gpu: str | None = None
     """GPU that a dry run predicts for; null takes this machine's."""
     memory_gib: float | None = None
@@ -174,7 +182,7 @@ def sweep_of(
     from harness.cli.report import present
     from harness.config.load import launch_of, run_id, split_launch
     from harness.records.packed import make_available
-    from harness.sweep import FINISHED, check_possible, plan, run_sweep, stored
+    from harness.sweep import FINISHED, check_possible, narrowed, plan, read_rule, run_sweep, stored
     from harness.sweep.preview import dry_run, tell_left_out
     from harness.sweep.queue import elsewhere, put_aside
 
@@ -182,6 +190,7 @@ def sweep_of(
     launch = launch_of(split_launch(found.overrides)[1] | given, results=str(results), sweep=found.name)
     planned = plan(found, overrides, is_preview=is_dry)
     check_possible(planned)
+    planned = narrowed(planned, read_rule(way.where, "where")) if way.where else planned
     make_available(results, found.name)
     known = stored(launch, planned.cells)
     todo = [c for c in planned.cells if (held := known.get(run_id(c))) is None or held.status not in FINISHED]

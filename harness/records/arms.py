@@ -171,15 +171,17 @@ def _axes(settings: Sequence[Fields]) -> list[str]:
 
 
 def _usual(settings: Sequence[Fields], names: Sequence[str]) -> dict[str, Fields]:
-    """Precision -> the most common value of every axis that sets no experiment; contexts are always written out. Fields
-    of the precision itself, such as the weights' format, are counted within it."""
+    """Precision -> the usual value of every axis that sets no experiment: the most common one, but where some settings
+    lack the field they have its default (`sparse` in the schema), and a label cannot name what is not there. Contexts
+    are always written out. Fields of the precision itself, such as the weights' format, are counted within it."""
     usual: dict[str, Fields] = {fields["precision.name"]: {} for fields in settings}
     for precision, found in usual.items():
         for name in names:
             if not name.startswith(CONTEXT):
                 alike = [s for s in settings if not name.startswith(OF_PRECISION) or s["precision.name"] == precision]
                 values = [json.dumps(fields.get(name)) for fields in alike]
-                found[name] = json.loads(max(values, key=values.count))
+                is_sparse = not name.startswith((OF_PRECISION, KNOBS)) and "null" in values
+                found[name] = None if is_sparse else json.loads(max(values, key=values.count))
     return usual
 
 

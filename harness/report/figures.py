@@ -20,6 +20,7 @@ from harness.records.paths import runs_folder
 from harness.records.run_result import read_results
 from harness.records.sweep_file import ENDPOINTS
 from harness.report.leaderboard import leaderboard
+from harness.report.plots.along import along
 from harness.report.plots.bands import Series, load_series, over_evaluations, over_profile, over_steps
 from harness.report.plots.colours import BLUE, INK, REFERENCE, STRIPE, VERMILION
 from harness.report.plots.differences import differences
@@ -88,6 +89,8 @@ def draw_all(
             paths += [save(grid, out_folder / f"grid.{kind}") for kind in formats]
         elif len(board) > MAX_ARMS and (whole := differences(arms, board, control)) is not None:
             paths += [save(whole, out_folder / f"differences.{kind}") for kind in formats]
+        if (dials := along(arms, control)) is not None:
+            paths += [save(dials, out_folder / f"along.{kind}") for kind in formats]
         for context in contexts:
             inside = [arm for arm in arms if label(arm.context) == context]
             suffix = "-" + re.sub(r"[^\w.]+", "", context.replace(" ", "_")) if context else ""

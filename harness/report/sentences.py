@@ -42,6 +42,7 @@ def three_sentences(board: pd.DataFrame, baseline: str = BASELINES[-1]) -> list[
     lines: list[str] = []
     for context, rows in board.groupby("context", sort=False):
         where = f", {context}" if context else ""
+        lines += _collapsing_settings(rows, where)
         plain = [row for row in rows.to_dict("records") if not row["variant"] and not math.isnan(row["difference"])]
         bare = [row for row in plain if row["method"] == baseline]
         if not bare:
@@ -67,6 +68,22 @@ def three_sentences(board: pd.DataFrame, baseline: str = BASELINES[-1]) -> list[
             lines.append("Every format without a correction costs accuracy.")
         else:
             lines += _free(bare)
+    return lines
+
+
+def _collapsing_settings(rows: pd.DataFrame, where: str) -> list[str]:
+    """A sentence for every variant in which all runs of some arm collapse and all of another stand, if both have seeds
+    enough. The control's rows count too."""
+    lines: list[str] = []
+    for variant, group in rows[rows["variant"] != ""].groupby("variant", sort=False):
+        found = [row for row in group.to_dict("records") if not row["is_preliminary"]]
+        counts = {f"{row['method']} {row['precision']}": row["collapse"].partition(":")[0].split(" of ") for row in found}
+        fallen = [name for name, (few, runs) in counts.items() if few == runs]
+        standing = [name for name, (few, _) in counts.items() if few == "0"]
+        if fallen and standing:
+            lines.append(
+                f"With {variant}{where} every run of {_list(fallen)} collapses, and none of {_list(standing)}."
+            )
     return lines
 
 

@@ -3,7 +3,7 @@
 sweeps/<name>.yaml -> plan -> cells, skipped, excluded -> queue -> results/runs/<name>/
 
 planning.py     cells of a sweep from its YAML file
-rules.py        cells that a sweep leaves out
+rules.py        cells that a sweep leaves out, or that are picked from it
 queue.py        cells that have no result yet, run one after another
 retry.py        failures that are tried again, and the time limit
 progress.py     a bar of steps and a line per finished cell on the terminal
@@ -19,6 +19,7 @@ from harness.sweep.planning import Planned as Planned
 from harness.sweep.planning import Sweep as Sweep
 from harness.sweep.planning import check_command as check_command
 from harness.sweep.planning import check_possible as check_possible
+from harness.sweep.planning import narrowed as narrowed
 from harness.sweep.planning import plan as plan
 from harness.sweep.planning import read_sweep as read_sweep
 from harness.sweep.planning import seed_words as seed_words
@@ -29,3 +30,4 @@ from harness.sweep.queue import FINISHED as FINISHED
 from harness.sweep.queue import finished as finished
 from harness.sweep.queue import run_sweep as run_sweep
 from harness.sweep.queue import stored as stored
+from harness.sweep.rules import read_rule as read_rule

@@ -24,7 +24,7 @@ from harness.models.checkpoint import content_hash, planned_hash
 from harness.records.sweep_file import BASELINES, CONTROL, ENDPOINTS, SWEEPS, Endpoint, Expectation, Purpose, Until
 from harness.run.checks import check
 from harness.start.prepare import check_data
-from harness.sweep.rules import check_rule, in_words, matches
+from harness.sweep.rules import Rule, check_rule, in_words, matches, values_of
 from methods import method_named, registry
 
 COMMANDS = {"search_": "search", "throughput_": "throughput"}
@@ -291,6 +291,17 @@ def plan(sweep: Sweep, extra: Sequence[str] = (), *, is_preview: bool = False) -
         ),
         impossible=tuple(impossible.values()),
     )  # fmt: skip
+
+
+def narrowed(planned: Planned, rule: Rule) -> Planned:
+    """The plan with the cells that agree with all of a rule. Raises ValueError, one line, where none does."""
+    cells = tuple(cell for cell in planned.cells if matches(cell, rule))
+    if not cells:
+        lone = [key for key in rule if not any(matches(cell, {key: rule[key]}) for cell in planned.cells)]
+        there = f"valid {lone[0]}: {', '.join(values_of(planned.cells, lone[0]))}" if lone else "each alone agrees with some"
+        raise ValueError(f"where: no cell of {planned.sweep.name} has {in_words(rule)}; {there}")
+    impossible = tuple((cell, reason) for cell, reason in planned.impossible if matches(cell, rule))
+    return replace(planned, cells=cells, impossible=impossible)
 
 
 def check_possible(planned: Planned) -> None:

@@ -102,6 +102,9 @@ COMMANDS = (
     ("sweep smoke --seeds -1", "argument --seeds: '-1': whole numbers, 0 or more"),
     ("sweep smoke --seeds 1,a", "argument --seeds: '1,a': whole numbers"),
     ("sweep quick --seeds 1 --until-decided", "seeds: not with --until-decided"),
+    ("sweep quick --where seed=1 --until-decided", "where=seed=1: not with --until-decided"),
+    ("sweep smoke --where task.n=99 --dry-run", "where: no cell of smoke has task.n=99; valid task.n: "),
+    ("sweep smoke --where task.m=4", "where: unknown key task.m; nearest: task."),
     (
         "sweep smoke --until-decided",
         "sweep smoke: its file has no `until`, which --until-decided needs; such as until:",

@@ -38,6 +38,18 @@ def test_the_usual_setting_is_not_written_and_a_context_always_is() -> None:
     assert labels(*wide) == ["bf16 bf16 n=8", "bf16 bf16 n=16"]
 
 
+def test_a_field_that_some_settings_lack_is_written_wherever_it_is_there() -> None:
+    """A record leaves out a sparse field at its default: the label of such a run cannot name it, however rare it is."""
+    fresh = run(seed=1)
+    old = [run(method, "int8", algo__staleness=16) for method in ("naive", "flashrl", "m2po")]
+    runs = [fresh, run("naive", "int8"), *old, run("naive", "int8", algo__staleness=4)]
+    assert "staleness" not in fresh.config["algo"]
+    assert labels(*runs) == [
+        "bf16 bf16", "naive int8", "naive int8 staleness 16", "flashrl int8 staleness 16", "m2po int8 staleness 16",
+        "naive int8 staleness 4",
+    ]  # fmt: skip
+
+
 def test_fields_that_follow_another_are_not_written() -> None:
     """The learning rate and the hidden size follow the model here, so the model's name says it all."""
     large = {"model": {"name": "m", "hidden_size": 128, "spread": 0.5, "path": None}, "trainer__lr": 2e-4}

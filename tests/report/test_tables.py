@@ -230,6 +230,19 @@ def test_a_loss_at_other_settings_is_named_where_the_usual_ones_show_none() -> N
     assert three_sentences(plain[:1])[0] == "No rollout format without a correction is shown to lose accuracy."
 
 
+def test_a_setting_in_which_some_arms_always_collapse_and_others_never_is_told() -> None:
+    board = leaderboard(sweep(8)).head(4).copy()
+    board["method"], board["precision"] = ["bf16", "naive", "flashrl", "mis"], ["bf16", "int8", "int8", "int8"]
+    board["variant"], board["is_preliminary"] = "staleness 16", False
+    board["collapse"] = ["3 of 3: at least 37 %", "3 of 3: at least 37 %", "0 of 3: at most 63 %", "1 of 3: 1 to 91 %"]
+    told = "With staleness 16 every run of bf16 bf16 and naive int8 collapses, and none of flashrl int8."
+    assert three_sentences(board)[0] == told
+    board["variant"] = ["", "", "staleness 16", "staleness 16"]  # the usual setting has words of its own
+    assert not any(line.startswith("With") for line in three_sentences(board))
+    board["variant"], board["is_preliminary"] = "staleness 16", [False, False, True, False]
+    assert not any(line.startswith("With") for line in three_sentences(board))
+
+
 def test_equal_is_never_printed_without_its_bound_on_collapse() -> None:
     results = [factory.result(m, p, seed=s)[0] for m, p in (("bf16", "bf16"), ("naive", "int8")) for s in range(16)]
     board = leaderboard(results)

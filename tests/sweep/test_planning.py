@@ -14,7 +14,7 @@ from harness.config import load as config
 from harness.config.load import run_id
 from harness.engines.vllm import settings
 from harness.foundation.provenance import ROOT
-from harness.sweep import Sweep, check_possible, plan, read_sweep, sweep_names, with_seeds
+from harness.sweep import Sweep, check_possible, narrowed, plan, read_rule, read_sweep, sweep_names, with_seeds
 from tests.sweep.tiny import TINY, sweep_of
 
 
@@ -197,6 +197,27 @@ def test_a_sweep_takes_no_seed_as_an_override() -> None:
     ):  # fmt: skip
         with pytest.raises(ValueError, match=r"^seed.*: a sweep gives every run its seeds; valid: seeds: "):
             plan(wrong)
+
+
+def test_a_plan_is_narrowed_to_the_cells_that_agree_with_all_words() -> None:
+    arms = ({"method": "bf16"}, {"method": ["naive", "flashrl"], "precision": ["int8", "int4"]})
+    axes: dict[str, list[object]] = {"model": ["xs", "s"], "trainer.lr": [1e-4, 3e-4]}
+    whole = plan(Sweep(name="test", question="", overrides=TINY[1:], arms=arms, seeds=(0, 1, 2), axes=axes))
+    for words, count in (
+        (("precision=int8",), 2 * 2 * 2 * 3), (("method=naive,bf16", "seed=0,2"), 3 * 2 * 2 * 2),
+        (("trainer.lr=3e-4", "model=xs", "method=flashrl", "precision=int4", "base_seed=1"), 1),
+    ):  # fmt: skip
+        found = narrowed(whole, read_rule(words, "where"))
+        assert len(found.cells) == count and set(map(run_id, found.cells)) < set(map(run_id, whole.cells))
+    assert {c.trainer.lr for c in found.cells} == {3e-4} and {c.seed for c in found.cells} == {1}
+    for words, said in (
+        (("model=m",), "where: no cell of test has model=m; valid model: xs, s$"),
+        (("method=bf16", "precision=int4"), "no cell of test has method=bf16 precision=int4; each alone agrees with"),
+        (("modl=s",), "where: unknown key modl; nearest: mod"), (("method=nave",), "where: method=nave: unknown; nea"),
+        (("method",), "where=method: KEY=VALUE or KEY=VALUE,VALUE is expected"),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=said):
+            narrowed(whole, read_rule(words, "where"))
 
 
 def test_exclude_rules_leave_out_what_agrees_with_all_of_one() -> None:

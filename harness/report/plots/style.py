@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle
 from pathlib import Path
@@ -68,7 +68,12 @@ PRECISION_LOOKS = {
 
 def looks_of(arms: Sequence[Arm], control: str) -> Looks:
     """A look per method and variant: black for the control, the familiar ones always the same, the rest in turn."""
-    names = sorted({style_name(arm) for arm in arms}, key=lambda name: (" " in name, name))
+    return looks_of_names({style_name(arm) for arm in arms}, control)
+
+
+def looks_of_names(given: Iterable[str], control: str) -> Looks:
+    """The same for names alone."""
+    names = sorted(set(given), key=lambda name: (" " in name, name))
     known = FAMILIAR | {control: Look(colour=INK, dash="-", marker="o")}
     taken = {known[name].colour for name in names if name in known}
     colours = cycle([colour for colour in COLOURS if colour not in taken] or COLOURS)

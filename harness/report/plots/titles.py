@@ -31,12 +31,15 @@ def panel_title(precision: str, arms: Iterable[Arm], *, board: Mapping[str, Any]
 
 
 def scores_title(arms: Sequence[Arm], board: Mapping[str, Any], control: str) -> str:
-    """Counts of the verdicts of all arms that were compared with the control."""
+    """Counts of the verdicts of all arms that were compared with the control, of which a sweep with
+    variants may have several."""
     rows = [board[arm.label] for arm in arms if not math.isnan(board[arm.label]["difference"])]
     if not rows:
         return "No arm has a control to be compared with"
     if all(row["is_preliminary"] for row in rows):
         return f"Fewer than {MIN_SEEDS} seeds: nothing is decided against {control}"
+    if len({board[row["control"]]["variant"] for row in rows}) > 1:
+        control = "their control"
     said = {
         f"better than {control}": sum(row["verdict"] == "better" for row in rows),
         f"equal to {control}": sum(row["verdict"] == "equal" for row in rows),

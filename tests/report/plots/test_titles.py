@@ -17,7 +17,7 @@ CONTROL, NAIVE = (next(arm for arm in ARMS if arm.method == method) for method i
 
 def board(verdict: str, *, seeds: int = 5, difference: float = -0.21) -> dict[str, dict[str, object]]:
     row = {"difference": difference, "deployed_difference": -0.1, "verdict": verdict, "deployed_verdict": "worse",
-           "seeds": seeds, "is_preliminary": seeds < 3}  # fmt: skip
+           "seeds": seeds, "is_preliminary": seeds < 3, "control": CONTROL.label, "variant": ""}  # fmt: skip
     return {NAIVE.label: row, CONTROL.label: {**row, "difference": math.nan, "deployed_difference": math.nan}}
 
 
@@ -40,6 +40,18 @@ def test_verdicts_are_counted() -> None:
     assert scores_title(ARMS, board("cannot tell"), "bf16") == "Of 1 arms: none decided"
     assert scores_title(ARMS, board("worse", seeds=2), "bf16") == "Fewer than 3 seeds: nothing is decided against bf16"
     assert scores_title([CONTROL], board("worse"), "bf16") == "No arm has a control to be compared with"
+
+
+def test_a_sweep_whose_control_has_variants_compares_each_with_its_own() -> None:
+    arms = group_arms([
+        result(method, precision, algo__staleness=age)[0]
+        for method, precision in (("bf16", "bf16"), ("naive", "int4")) for age in (4, 16)
+    ])  # fmt: skip
+    naive, control = ([arm for arm in arms if arm.method == method] for method in ("naive", "bf16"))
+    rows = {arm.label: board("worse")[CONTROL.label] | {"variant": arm.variant} for arm in control}
+    for arm, own in zip(naive, control, strict=True):
+        rows[arm.label] = board("better")[NAIVE.label] | {"control": own.label}
+    assert scores_title(arms, rows, "bf16") == "Of 2 arms: 2 better than their control"
 
 
 def test_the_largest_curve_and_its_slope() -> None:

@@ -1,0 +1,141 @@
+"""The figure of a sweep's dials: what the age of rollouts, updates a batch or the learning rate cost, line by line.
+
+A panel is one dial in one context, a line one method and mode at one precision, everything else as the control without
+a variant has it. A point is the mean over bases of the arm's accuracy minus that of the control on the same base, so
+that lines over other bases can be compared; small dots are the runs. Left out: intervals, which the tables have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from harness.records.arms import Arm, label
+from harness.records.stats import DELTA
+from harness.report.leaderboard import score_arm
+from harness.report.plots.colours import REFERENCE
+from harness.report.plots.style import PRECISION_LOOKS, Look, legend, looks_of_names, style_name
+
+DIALS = {
+    "algo.staleness": "age of the rollouts, steps",
+    "algo.num_minibatches": "updates a batch",
+    "algo.num_epochs": "passes over a batch",
+    "trainer.lr": "learning rate",
+}
+"""Field -> its words under an axis."""
+SPREAD = 0.5
+"""Width over which the points of one value stand side by side, in steps of the axis."""
+LOSS = 0.15
+"""Mean gap from which on a line is named in the title."""
+Gaps = tuple[float, ...]
+"""Accuracy minus that of the control on the same base, run by run."""
+Line = dict[float, Gaps]
+"""Value of the dial -> the runs there."""
+Lines = dict[tuple[str, str], Line]
+"""(precision, method and mode) -> line."""
+
+
+def along(arms: Sequence[Arm], control: str) -> Figure | None:
+    """A panel per dial and context; None where no line has two points. `control`: method of the reference."""
+    panels: list[tuple[str, str, Lines]] = []
+    for context in dict.fromkeys(label(arm.context) for arm in arms):
+        inside = [arm for arm in arms if label(arm.context) == context]
+        for dial in DIALS:
+            found = lines_along(inside, dial, control)
+            if any(len(line) > 1 for line in found.values()):
+                panels.append((dial, context, found))
+    if not panels:
+        return None
+    names = list(dict.fromkeys(key for _, _, found in panels for key in found))
+    looks = _looks(names, control)
+    figure = Figure(figsize=(min(7.6, 3.8 * len(panels) + 0.6), 3.4 + 0.13 * len(names) / 3), layout="constrained")
+    axes: Any = figure.subplots(1, len(panels), sharey=True, squeeze=False)
+    for ax, (dial, context, found) in zip(axes[0], panels, strict=True):
+        _draw(ax, found, looks)
+        ax.set_xlabel(f"{DIALS[dial]}{f' ({context})' if context else ''}")
+    figure.supylabel(f"accuracy during training minus that of\n{control} at its usual setting, same base", fontsize=8)
+    _, title = max(found_along(found, dial) for dial, _, found in panels)
+    legend(figure, {f"{precision} {name}": look for (precision, name), look in looks.items()}, True, 4, title)
+    return figure
+
+
+def lines_along(arms: Sequence[Arm], dial: str, control: str) -> Lines:
+    """The lines of arms of one context along `dial`: arms that differ from the control's plain one in nothing else that
+    is a dial. Empty where no plain control ran."""
+    plain = next((arm for arm in arms if arm.method == control and not arm.variant), None)
+    if plain is None or dial not in plain.axes:
+        return {}
+    level: dict[Any, list[float]] = {}
+    for (base, _), run in score_arm(plain).outcomes["reference"].items():
+        level.setdefault(base, []).append(run.value)
+    lines: Lines = {}
+    for arm in arms:
+        if any(arm.axes[name] != plain.axes[name] for name in DIALS if name in arm.axes and name != dial):
+            continue
+        value, runs = arm.axes[dial], score_arm(arm).outcomes["reference"]
+        gaps = tuple(run.value - float(np.mean(level[base])) for (base, _), run in runs.items() if base in level)
+        if gaps:
+            name = style_name(arm).replace(f" {label({dial: value})}", "") if value is not None else style_name(arm)
+            lines.setdefault((arm.precision, name), {})[float(value or 0)] = gaps
+    return lines
+
+
+def found_along(lines: Lines, dial: str) -> tuple[float, str]:
+    """(largest mean loss at the dial's last value, what the lines do there in words)."""
+    last = max(value for line in lines.values() for value in line)
+    there = {" ".join(key): float(np.mean(line[last])) for key, line in lines.items() if last in line}
+    lost = {name: gap for name, gap in there.items() if gap <= -LOSS}
+    rest = [gap for name, gap in there.items() if name not in lost]
+    others = f"{_count(len(rest), bool(lost))} by {_span(rest)}" if rest else ""
+    verb = "loses" if len(lost) == 1 else "lose"
+    said = f"{', '.join(lost)} {verb} {_span([-gap for gap in lost.values()], '')}" if lost else ""
+    where = label({dial: last if last % 1 else int(last)})
+    return -min(there.values()), f"At {where} " + "; ".join(filter(None, [said, others]))
+
+
+def _count(number: int, is_rest: bool) -> str:
+    """Lines that do not lose, with their verb."""
+    if number == 1:
+        return "the other differs" if is_rest else "the one line differs"
+    return f"the other {number} differ" if is_rest else f"all {number} lines differ"
+
+
+def _span(values: Sequence[float], sign: str = "+") -> str:
+    """The smallest and the largest of some numbers."""
+    low, high = f"{min(values):{sign}.2f}", f"{max(values):{sign}.2f}"
+    return low if low == high else f"{low} to {high}"
+
+
+def _looks(names: Sequence[tuple[str, str]], control: str) -> dict[tuple[str, str], Look]:
+    """Colour and marker by method, dash by precision."""
+    methods = looks_of_names((name for _, name in names), control)
+    return {
+        (precision, name): replace(
+            methods[name], dash=PRECISION_LOOKS[precision].dash if precision in PRECISION_LOOKS else methods[name].dash
+        )
+        for precision, name in names
+    }
+
+
+def _draw(ax: Axes, lines: Lines, looks: Mapping[tuple[str, str], Look]) -> None:
+    values = sorted({value for line in lines.values() for value in line})
+    for index, (key, line) in enumerate(lines.items()):
+        look, shift = looks[key], SPREAD * (index / max(len(lines) - 1, 1) - 0.5)
+        runs = sorted(line.items())
+        at = [values.index(value) + shift for value, _ in runs]
+        ax.plot(
+            at, [float(np.mean(gaps)) for _, gaps in runs], color=look.colour, linestyle=look.dash, marker=look.marker,
+            linewidth=1.0, markersize=3.6,
+        )  # fmt: skip
+        for x, (_, gaps) in zip(at, runs, strict=True):
+            ax.plot([x] * len(gaps), gaps, ".", color=look.colour, markersize=2.0, alpha=0.6)
+    ax.axhline(0.0, color=REFERENCE, linewidth=0.8, zorder=1)
+    ax.axhspan(-DELTA, DELTA, color=REFERENCE, alpha=0.12, zorder=0, linewidth=0)
+    ax.set_xticks(range(len(values)), [f"{value:g}" for value in values])
+    ax.set_xlim(-0.5, len(values) - 0.5)
+    ax.grid(axis="x", visible=False)

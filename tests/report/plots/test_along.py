@@ -1,0 +1,73 @@
+"""The figure of dials: gaps to the control on the same base, line by line, and a title that says what is lost."""
+
+from __future__ import annotations
+
+import pytest
+
+from harness.records.arms import group_arms
+from harness.report.plots.along import along, found_along, lines_along
+from tests import arm_factory as factory
+
+STALE = "algo.staleness"
+
+
+def arms(*runs: factory.Runs) -> list:
+    return group_arms([record for arm in runs for record, _ in arm])
+
+
+def stale() -> list:
+    """Two bases an arm; each arm moves with its base by the same amount, so that its gaps are equal."""
+    return arms(
+        factory.run("x", "bf16", auc=0.7),
+        factory.run("x", "bf16", auc=0.1, algo__staleness=16),
+        factory.run("x", "flashrl", "int8", auc=0.69),
+        factory.run("x", "flashrl", "int8", auc=0.65, algo__staleness=16),
+        factory.run("x", "naive", "int8", auc=0.64),
+        factory.run("x", "naive", "int8", auc=0.72, algo__num_minibatches=4),
+    )
+
+
+def test_a_gap_is_to_the_plain_control_on_the_same_base() -> None:
+    lines = lines_along(stale(), STALE, "bf16")
+    assert set(lines) == {("bf16", "bf16"), ("int8", "flashrl"), ("int8", "naive")}
+    assert list(lines["int8", "naive"]) == [0.0]  # four updates a batch are another dial
+    assert lines["bf16", "bf16"] == {0.0: pytest.approx((0.0, 0.0)), 16.0: pytest.approx((-0.6, -0.6))}
+    assert lines["int8", "flashrl"] == {0.0: pytest.approx((-0.01, -0.01)), 16.0: pytest.approx((-0.05, -0.05))}
+    updates = lines_along(stale(), "algo.num_minibatches", "bf16")
+    assert list(updates["int8", "naive"].values()) == [pytest.approx((-0.06, -0.06)), pytest.approx((0.02, 0.02))]
+
+
+def test_a_base_without_a_control_is_left_out() -> None:
+    control, other = factory.run("x", "bf16", seeds=1), factory.run("x", "bf16", auc=0.3, seeds=3, algo__staleness=8)
+    (line,) = lines_along(arms(control, other), STALE, "bf16").values()
+    assert [len(gaps) for gaps in line.values()] == [1, 1]
+    assert lines_along(arms(other), STALE, "bf16") == {}
+
+
+def test_the_title_names_what_is_lost_at_the_last_value() -> None:
+    lines = lines_along(stale(), STALE, "bf16")
+    loss, words = found_along(lines, STALE)
+    assert loss == pytest.approx(0.6)
+    assert words == "At staleness 16 bf16 bf16 loses 0.60; the other differs by -0.05"
+    del lines["bf16", "bf16"]
+    assert found_along(lines, STALE)[1] == "At staleness 16 the one line differs by -0.05"
+    lines["int4", "naive"] = {16.0: (-0.3, -0.1)}
+    lines["int4", "mis"] = {16.0: (0.02,)}
+    assert found_along(lines, STALE)[1] == (
+        "At staleness 16 int4 naive loses 0.20; the other 2 differ by -0.05 to +0.02"
+    )
+
+
+def test_every_line_is_drawn_in_the_panel_of_its_dial() -> None:
+    figure = along(stale(), "bf16")
+    assert figure is not None
+    ax, other = figure.axes
+    assert [axes.get_xlabel() for axes in figure.axes] == ["age of the rollouts, steps", "updates a batch"]
+    assert [text.get_text() for text in other.get_xticklabels()] == ["1", "4"]
+    assert [text.get_text() for text in ax.get_xticklabels()] == ["0", "16"]
+    means = [list(line.get_ydata()) for line in ax.lines if line.get_linestyle() not in ("None", "")][:2]
+    assert means == [pytest.approx([0.0, -0.6]), pytest.approx([-0.01, -0.05])]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == [
+        "bf16 bf16", "int8 flashrl", "int8 naive"
+    ]  # fmt: skip
+    assert along(arms(factory.run("x", "bf16"), factory.run("x", "naive", "int8")), "bf16") is None
