@@ -69,14 +69,15 @@ def in_arms(runs: Sequence[RunResult]) -> tuple[tuple[Settings, tuple[RunResult,
 
 
 def select(evidence: Evidence, wanted: Settings) -> Sequence[RunResult]:
-    """The runs of the one setting that has all values of `wanted`; none where no run has them.
+    """The runs of the one setting that has all values of `wanted`; none where no run has them. A null stands for a
+    field that records leave out at its default, such as `algo.staleness`.
 
     Raises ValueError, naming what they differ in, where several settings have them.
     """
     matching = [
         (own, runs)
         for own, runs in evidence.arms
-        if all(name in own and own[name] == value for name, value in wanted.items())
+        if all(own.get(name) == value for name, value in wanted.items())
     ]
     if len(matching) > 1:
         names = {name for own, _ in matching for name in own}

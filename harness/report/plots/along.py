@@ -59,14 +59,14 @@ def along(arms: Sequence[Arm], control: str) -> Figure | None:
         _draw(ax, found, looks)
         ax.set_xlabel(f"{DIALS[dial]}{f' ({context})' if context else ''}")
     figure.supylabel(f"accuracy during training minus that of\n{control} at its usual setting, same base", fontsize=8)
-    _, title = max(found_along(found, dial) for dial, _, found in panels)
+    _, title = max(found_along(found, dial, context) for dial, context, found in panels)
     legend(figure, {f"{precision} {name}": look for (precision, name), look in looks.items()}, True, 4, title)
     return figure
 
 
 def lines_along(arms: Sequence[Arm], dial: str, control: str) -> Lines:
     """The lines of arms of one context along `dial`: arms that differ from the control's plain one in nothing else that
-    is a dial. Empty where no plain control ran."""
+    is a dial, with more than the control's own value of it. Empty where no plain control ran."""
     plain = next((arm for arm in arms if arm.method == control and not arm.variant), None)
     if plain is None or dial not in plain.axes:
         return {}
@@ -82,10 +82,11 @@ def lines_along(arms: Sequence[Arm], dial: str, control: str) -> Lines:
         if gaps:
             name = style_name(arm).replace(f" {label({dial: value})}", "") if value is not None else style_name(arm)
             lines.setdefault((arm.precision, name), {})[float(value or 0)] = gaps
-    return lines
+    usual = float(plain.axes[dial] or 0)
+    return {key: line for key, line in lines.items() if set(line) != {usual}}
 
 
-def found_along(lines: Lines, dial: str) -> tuple[float, str]:
+def found_along(lines: Lines, dial: str, context: str = "") -> tuple[float, str]:
     """(largest mean loss at the dial's last value, what the lines do there in words)."""
     last = max(value for line in lines.values() for value in line)
     there = {" ".join(key): float(np.mean(line[last])) for key, line in lines.items() if last in line}
@@ -94,7 +95,7 @@ def found_along(lines: Lines, dial: str) -> tuple[float, str]:
     others = f"{_count(len(rest), bool(lost))} by {_span(rest)}" if rest else ""
     verb = "loses" if len(lost) == 1 else "lose"
     said = f"{', '.join(lost)} {verb} {_span([-gap for gap in lost.values()], '')}" if lost else ""
-    where = label({dial: last if last % 1 else int(last)})
+    where = label({dial: last if last % 1 else int(last)}) + (f" ({context})" if context else "")
     return -min(there.values()), f"At {where} " + "; ".join(filter(None, [said, others]))
 
 

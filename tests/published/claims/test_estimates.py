@@ -169,6 +169,8 @@ def test_settings_that_fit_two_arms_are_an_error_that_names_the_difference():
         select(evidence, {"method": "naive"})
     assert len(select(evidence, {"method": "naive", "precision.name": "int8", "task.n": 16})) == 1
     assert select(evidence, {"method": "naive", "knobs.TIS.cap": 2.0}) == ()
+    absent = {"method": "naive", "precision.name": "int8", "task.n": 16, "algo.staleness": None}
+    assert len(select(evidence, absent)) == 1 and select(evidence, absent | {"algo.staleness": 4}) == ()
 
 
 def test_failed_runs_do_not_count_and_diverged_ones_score_zero():
