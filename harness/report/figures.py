@@ -54,6 +54,13 @@ SCORES = (
 """(column, name, colour, marker, fill) of the three scores, in the order they stand in a row."""
 
 
+NAMES = (
+    "overview", "scores", "accuracy", "deployed", "reward", "mismatch", "mismatch_position", "mismatch_entropy",
+    "differences", "along", "grid",
+)  # fmt: skip
+"""Figures of a sweep; a context follows behind a hyphen."""
+
+
 Overview = Callable[[Sequence[Arm], str], Figure | None]
 """(arms, control) -> one figure of a whole sweep, None where it is not for such arms."""
 
@@ -97,7 +104,15 @@ def draw_all(
             is_brief = len(contexts) > MAX_CONTEXTS
             for name, figure in _figures(inside, series, board, looks, control, is_brief).items():
                 paths += [save(figure, out_folder / f"{name}{suffix}.{kind}") for kind in formats]
+    _remove_old(out_folder, paths, formats)
     return paths
+
+
+def _remove_old(folder: Path, drawn: Sequence[Path], formats: Sequence[str]) -> None:
+    """Remove figures of earlier results that these no longer get, such as curves of a sweep that has outgrown them."""
+    for path in folder.iterdir():
+        if path not in drawn and path.suffix[1:] in formats and path.stem.partition("-")[0] in NAMES:
+            path.unlink()
 
 
 def _figures(

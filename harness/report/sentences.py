@@ -75,9 +75,12 @@ def _collapsing_settings(rows: pd.DataFrame, where: str) -> list[str]:
     """A sentence for every variant in which all runs of some arm collapse and all of another stand, if both have seeds
     enough. The control's rows count too."""
     lines: list[str] = []
-    for variant, group in rows[rows["variant"] != ""].groupby("variant", sort=False):
-        found = [row for row in group.to_dict("records") if not row["is_preliminary"]]
-        counts = {f"{row['method']} {row['precision']}": row["collapse"].partition(":")[0].split(" of ") for row in found}
+    seeded = [row for row in rows.to_dict("records") if row["variant"] and not row["is_preliminary"]]
+    for variant in dict.fromkeys(row["variant"] for row in seeded):
+        counts = {
+            f"{row['method']} {row['precision']}": str(row["collapse"]).partition(":")[0].split(" of ")
+            for row in seeded if row["variant"] == variant
+        }  # fmt: skip
         fallen = [name for name, (few, runs) in counts.items() if few == runs]
         standing = [name for name, (few, _) in counts.items() if few == "0"]
         if fallen and standing:

@@ -298,8 +298,9 @@ def narrowed(planned: Planned, rule: Rule) -> Planned:
     cells = tuple(cell for cell in planned.cells if matches(cell, rule))
     if not cells:
         lone = [key for key in rule if not any(matches(cell, {key: rule[key]}) for cell in planned.cells)]
-        there = f"valid {lone[0]}: {', '.join(values_of(planned.cells, lone[0]))}" if lone else "each alone agrees with some"
-        raise ValueError(f"where: no cell of {planned.sweep.name} has {in_words(rule)}; {there}")
+        valid = f"valid {lone[0]}: {', '.join(values_of(planned.cells, lone[0]))}" if lone else ""
+        words = f"no cell of {planned.sweep.name} has {in_words(rule)}"
+        raise ValueError(f"where: {words}; {valid or 'each alone agrees with some'}")
     impossible = tuple((cell, reason) for cell, reason in planned.impossible if matches(cell, rule))
     return replace(planned, cells=cells, impossible=impossible)
 

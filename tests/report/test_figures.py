@@ -259,6 +259,17 @@ def test_many_contexts_have_one_heat_map_and_an_overview_each(tmp_path: Path) ->
     assert {path.stem.split("-")[0] for path in paths[1:]} == {"overview", "accuracy", "deployed"} and len(paths) == 13
 
 
+def test_figures_that_a_sweep_has_outgrown_are_removed_and_no_others(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    for name in ("reward-n8.png", "grid.png", "overview.svg", "profiles.png", "mine.png", "reward.txt"):
+        (out / name).write_text("of before")
+    write(tmp_path, factory.sweep_results(factory.QUICK[:2], seeds=1))
+    drawn = draw_all(tmp_path, out, "quick")
+    left = {path.name for path in out.iterdir()} - {path.name for path in drawn}
+    assert left == {"overview.svg", "profiles.png", "mine.png", "reward.txt"}
+
+
 def test_nothing_but_failures_is_drawn_empty(tmp_path: Path) -> None:
     write(tmp_path, [factory.result(status="failed")])
     assert [path.stem for path in draw_all(tmp_path, tmp_path / "out", "quick")] == ["overview", "scores"]

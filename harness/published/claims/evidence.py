@@ -75,9 +75,7 @@ def select(evidence: Evidence, wanted: Settings) -> Sequence[RunResult]:
     Raises ValueError, naming what they differ in, where several settings have them.
     """
     matching = [
-        (own, runs)
-        for own, runs in evidence.arms
-        if all(own.get(name) == value for name, value in wanted.items())
+        (own, runs) for own, runs in evidence.arms if all(own.get(name) == value for name, value in wanted.items())
     ]
     if len(matching) > 1:
         names = {name for own, _ in matching for name in own}

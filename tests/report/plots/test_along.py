@@ -29,7 +29,10 @@ def stale() -> list:
 
 def test_a_gap_is_to_the_plain_control_on_the_same_base() -> None:
     lines = lines_along(stale(), STALE, "bf16")
-    assert set(lines) == {("bf16", "bf16"), ("int8", "flashrl")}  # no old rollouts of naive; its four updates: another dial
+    assert set(lines) == {
+        ("bf16", "bf16"),
+        ("int8", "flashrl"),
+    }  # naive has no old rollouts: its updates are another dial
     assert lines["bf16", "bf16"] == {0.0: pytest.approx((0.0, 0.0)), 16.0: pytest.approx((-0.6, -0.6))}
     assert lines["int8", "flashrl"] == {0.0: pytest.approx((-0.01, -0.01)), 16.0: pytest.approx((-0.05, -0.05))}
     updates = lines_along(stale(), "algo.num_minibatches", "bf16")
