@@ -1,5 +1,6 @@
 """Trainers: who holds the weights and takes the optimizer steps.
 
+at_rest.py           frozen weights in bfloat16, between passes
 checkpoint_clock.py  when a state to resume from is due, and at what share of a run's time
 corrected_step.py    the update recipe of a batch: correct it, correct each update, its loss and metrics
 dynamic_sampling.py  which prompts make a batch where those without a signal are dropped

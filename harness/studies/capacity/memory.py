@@ -28,7 +28,7 @@ USABLE_GIB = UTILIZATION * DEVICE_GIB
 """Memory that a plan may fill; the rest is for fragments, graphs and libraries."""
 STATE_BYTES, GRADIENT_BYTES, WEIGHT_BYTES, FROZEN_BYTES = 12, 4, 4, 2
 """Per parameter: float32 master and two moments, which stay while the engine samples; float32 gradient; what FSDP
-gathers; a frozen one of a bfloat16 checkpoint under FSDP (`harness.trainers.verl.at_rest`)."""
+gathers; a frozen one of a bfloat16 checkpoint at rest (`harness.trainers.at_rest`)."""
 BUCKET_BYTES = 2 * 2**30
 """verl's buffer in which weights travel to the engine."""
 LORA_RANK = 32
@@ -71,25 +71,30 @@ def trained_parameters(size: str, is_lora: bool) -> int:
     return adapter_parameters(size) if is_lora else num_parameters(shape_of(size))
 
 
-def state_bytes(size: str, is_lora: bool, is_sharded: bool) -> int:
-    """Bytes of masters and moments, over all GPUs; the local trainer holds a frozen base in float32, too."""
+def state_bytes(size: str, is_lora: bool, is_sharded: bool, arithmetic: str = "bf16") -> int:
+    """Bytes of masters and moments, over all GPUs. Of a frozen base FSDP's trainer lets everything rest in half the
+    bytes, the local one the linear layers of blocks, where it computes in BF16."""
+    config = shape_of(size)
     if not is_lora:
-        return STATE_BYTES * num_parameters(shape_of(size))
-    frozen = FROZEN_BYTES if is_sharded else WEIGHT_BYTES
-    return frozen * num_parameters(shape_of(size)) + STATE_BYTES * adapter_parameters(size)
+        return STATE_BYTES * num_parameters(config)
+    linear = config.num_layers * linear_parameters(size)[0] if arithmetic == "bf16" else 0
+    resting = num_parameters(config) if is_sharded else linear
+    frozen = FROZEN_BYTES * resting + WEIGHT_BYTES * (num_parameters(config) - resting)
+    return frozen + STATE_BYTES * adapter_parameters(size)
 
 
 def sampling_parts(
-    size: str, precision: str, gpus: int, ways: int, *, is_offloaded: bool = False, is_lora: bool = False
-) -> Parts:
-    """Memory of a GPU beside the cache, its replica being spread over `ways` GPUs."""
-    config = shape_of(size)
+    size: str, precision: str, gpus: int, ways: int, *, is_offloaded: bool = False, is_lora: bool = False,
+    arithmetic: str = "bf16",
+) -> Parts:  # fmt: skip
+    """Memory of a GPU beside the cache, its replica being spread over `ways` GPUs. `arithmetic`: of the trainer."""
+    config, state = shape_of(size), state_bytes(size, is_lora, gpus > 1, arithmetic)
     bucket = BUCKET_BYTES if gpus > 1 or is_offloaded else 0
     largest = 4 * config.vocab_size * config.hidden_size
     return {
         "engine weights": engine_bytes(size, precision)[0] / ways / GIB,
         "engine overhead": OVERHEAD_GIB,
-        "masters and moments": 0.0 if is_offloaded else state_bytes(size, is_lora, gpus > 1) / gpus / GIB,
+        "masters and moments": 0.0 if is_offloaded else state / gpus / GIB,
         "push": (bucket + largest) / GIB,
     }
 
@@ -129,7 +134,7 @@ def update_parts(
         weights += WEIGHT_BYTES * (2 * block + outside) + GRADIENT_BYTES * unit
     logits = LOGIT_BYTES * min(tokens * config.vocab_size, Launch().logits_mib * 2**20 // 4)  # the head works in chunks
     return {
-        "masters and moments": state_bytes(size, is_lora, is_sharded) / gpus / GIB,
+        "masters and moments": state_bytes(size, is_lora, is_sharded, arithmetic) / gpus / GIB,
         "gradients": GRADIENT_BYTES * trained_parameters(size, is_lora) / gpus / GIB,
         "gathered or cast weights": weights / GIB, "activations": kept * tokens / GIB, "logits": logits / GIB,
     }  # fmt: skip

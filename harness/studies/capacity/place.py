@@ -231,7 +231,10 @@ def first_that_fits(work: Work, gpus: int, layout: Layout) -> GpuSplit:
 def placements(work: Work, gpus: int, layout: Layout) -> Iterator[GpuSplit]:
     """A layout with every micro-batch: all activations kept, then checkpoints, then halved."""
     offloads, is_lora = layout.is_offloaded, layout.is_lora
-    sampling = sampling_parts(work.size, work.precision, gpus, layout.ways, is_offloaded=offloads, is_lora=is_lora)
+    sampling = sampling_parts(
+        work.size, work.precision, gpus, layout.ways, is_offloaded=offloads, is_lora=is_lora,
+        arithmetic=work.arithmetic,
+    )  # fmt: skip
     host = host_parts(work.size, work.precision, gpus, layout.ways, is_offloaded=offloads, is_lora=is_lora)
     fits = at_once(work.size, work.precision, work.row, USABLE_GIB - sum(sampling.values()), layout.ways)
     for rows, is_checkpointed in _micro_batches(work, gpus, layout.split):

@@ -22,6 +22,7 @@ from harness.models.adapters import checkpoint_name, named_weights, plain_twin, 
 from harness.models.decoder import Decoder
 from harness.numerics.formats import Adapters
 from harness.numerics.fp8_flow import held_weights
+from harness.trainers.at_rest import linears_in_bf16
 from harness.trainers.local.compiling import eagerly
 from harness.trainers.local.forward import (
     Routers,
@@ -85,7 +86,10 @@ class LocalTrainer:
         self.micro_batch_rows, self.micro_batch_tokens = micro_batch_rows, micro_batch_tokens
         self.wants_entropy_grad, self.adapters = wants_entropy_grad, plan.adapters
         self.reference = copy.deepcopy(model).requires_grad_(False) if wants_reference else None
-        self.model = prepared(computing(model, plan), self.thrift)
+        model = computing(model, plan)
+        if linears_in_bf16(model) and model.model.embed_tokens.weight.is_cuda:
+            torch.cuda.empty_cache()  # an engine starts beside it, and asks the device what is free
+        self.model = prepared(model, self.thrift)
         self.is_fp16 = is_loss_scaled(plan)
         self.shadow = plain_twin(model) if wants_shadow else None
         self.named = named_weights(model)
@@ -106,7 +110,8 @@ class LocalTrainer:
     def weights(self) -> WeightStream:
         """Float32 masters under checkpoint names, tied tensors once; adapters and the scales of frozen layers too."""
         for name, tensor in self.named:
-            yield name, tensor.detach()
+            own = tensor.detach()
+            yield name, own.to(torch.float32) if own.dtype == torch.bfloat16 else own  # at rest (`trainers.at_rest`)
 
     def policy_weights(self) -> WeightStream:
         """The weights that are evaluated in the reference precision."""

@@ -17,7 +17,6 @@
     objective.py   our loss in verl's worker
     engine.py      FSDP around our decoder
     ulysses.py     ranks that share a sequence
-    at_rest.py     frozen weights in bfloat16, between passes
     past.py        earlier versions of a rank's weights, for stale rollouts
     adapter.py     the weights that leave the trainer at a push
     server.py      vLLM's server

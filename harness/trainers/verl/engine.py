@@ -2,7 +2,7 @@
 
     build     rank 0 reads the prepared model, the others stay on the meta device; every part wraps it, FSDP shards it
               and each rank gets its shards from rank 0; parameters are float32 in use, and frozen ones that bfloat16
-              holds exactly rest in it (`at_rest.py`)
+              holds exactly rest in it (`trainers/at_rest.py`)
     forward   sequences end to end, without padding, by the local trainer's pass -> log-prob and entropy of every
               response token; what the tokenizer does not know has probability 0, as verl masks it in the sampler
               and where ranks share a sequence each has a piece of the row (`ulysses.py`)
@@ -42,12 +42,12 @@ from harness.models.decoder import Decoder, rope_tables
 from harness.models.shards import replacing, write_shards
 from harness.objective.loss import count_totals
 from harness.records.run_result import write_atomic
+from harness.trainers.at_rest import frozen_in_bf16
 from harness.trainers.local.forward import Thrift, forward, prepared
 from harness.trainers.local.policy import computing, is_loss_scaled
 from harness.trainers.local.products import products, use_fp8
 from harness.trainers.local.trainer import parameter_groups, schedule
 from harness.trainers.verl import ulysses
-from harness.trainers.verl.at_rest import frozen_in_bf16
 from harness.trainers.verl.checks import num_updates
 from harness.trainers.verl.job import VerlJob, current_job, current_method
 from harness.trainers.verl.past import Past, Stream, whole

@@ -96,6 +96,13 @@ def test_the_memory_of_7b_on_8_gpus_by_hand() -> None:
     checkpointed = {"gathered or cast weights": (gathered + 2 * linear) / GIB}
     checkpointed |= {"activations": 1000 * (kept + 4 * d * 28) / GIB}
     assert update_parts("7b", "bf16", 8, 1000, True) == pytest.approx(wanted | checkpointed)
+    adapters, resting = 12 * adapter_parameters("7b"), linear * layers  # of a base on one GPU, computed in BF16
+    for arithmetic, frozen in (("bf16", 2 * resting + 4 * (COUNT - resting)), ("fp8", 4 * COUNT)):
+        parts = (
+            update_parts("7b", arithmetic, 1, 1000, True, is_lora=True),
+            sampling_parts("7b", "fp8_block", 1, 1, is_lora=True, arithmetic=arithmetic),
+        )
+        assert [found["masters and moments"] for found in parts] == pytest.approx([(frozen + adapters) / GIB] * 2)
     alone = update_parts("7b", "bf16", 1, 16384, True)
     assert alone["logits"] == pytest.approx(3.0) and alone["gathered or cast weights"] == 2 * linear / GIB
     assert update_parts("7b", "fp8", 1, 1, True)["gathered or cast weights"] == 2 * linear * 28 / GIB

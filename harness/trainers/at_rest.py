@@ -1,8 +1,12 @@
-"""Frozen parameters of a sharded model at rest: in bfloat16, where that loses nothing.
+"""Frozen parameters at rest: in bfloat16, where that loses nothing.
 
 A policy with trained adapters (LoRA) never changes its base, and a frozen reference changes nothing at all. Weights
-that come from a bfloat16 checkpoint are bfloat16 values, so half of the bytes hold them exactly. FSDP casts a parameter
-to float32 as it gathers it (`settings.PRECISION`), so that modules see the same numbers as ever.
+that come from a bfloat16 checkpoint are bfloat16 values, so half of the bytes hold them exactly.
+
+    sharded     FSDP casts a parameter to float32 as it gathers it (`settings.PRECISION` of the trainer verl), so that
+                modules see the same numbers as ever: every frozen parameter may rest
+    one process layers that round their weight at every pass (`linear.CastLinear`) compute the same from either: the
+                linear layers of the blocks rest, embedding, head and norms do not
 
 Left out: values on a grid with float32 scales (a base in NF4, NVFP4 or INT4), which bfloat16 hardly ever holds; they
 rest in float32. Those of MXFP4, whose scales are powers of two, fit.
@@ -12,6 +16,9 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+
+from harness.models.decoder import Decoder
+from harness.numerics.linear import CastLinear
 
 LOW_HALF = 0xFFFF
 """Bits of a float32 that bfloat16 does not have."""
@@ -35,3 +42,16 @@ def frozen_in_bf16(model: nn.Module) -> None:
     torch.distributed.broadcast_object_list(exact, src=0)
     for name in exact[0]:
         frozen[name].data = frozen[name].data.to(torch.bfloat16)
+
+
+def linears_in_bf16(model: Decoder) -> int:
+    """Let the frozen float32 weights of the rounding linear layers of blocks rest in bfloat16 where it holds them
+    exactly, in place; the number of layers. Anybody else who reads one has to cast it."""
+    found = 0
+    for module in model.model.layers.modules():
+        if type(module) is not CastLinear or module.weight.requires_grad or module.weight.dtype != torch.float32:
+            continue
+        if is_bf16(module.weight.detach()):
+            module.weight.data = module.weight.data.to(torch.bfloat16)
+            found += 1
+    return found
