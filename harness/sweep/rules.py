@@ -31,12 +31,15 @@ def check_rule(rule: Rule, name: str = "exclude") -> None:
 
 
 def read_rule(words: Sequence[str], name: str) -> Rule:
-    """The rule of words KEY=VALUE or KEY=VALUE,VALUE. Raises ValueError, one line, as `check_rule`."""
+    """The rule of words KEY=VALUE or KEY=VALUE,VALUE. Raises ValueError, one line, for a key that comes twice, and as
+    `check_rule`."""
     rule: dict[str, Any] = {}
     for word in words:
         key, equals, value = word.partition("=")
         if not equals or not value:
             raise ValueError(f"{name}={word}: KEY=VALUE or KEY=VALUE,VALUE is expected")
+        if key in rule:
+            raise ValueError(f"{name}={word}: {key} stands there twice; either of two values: {key}=VALUE,VALUE")
         rule[key] = [_value(value)] if value.startswith("[") else [_value(part) for part in value.split(",")]
     check_rule(rule, name)
     return rule

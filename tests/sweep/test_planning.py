@@ -215,6 +215,7 @@ def test_a_plan_is_narrowed_to_the_cells_that_agree_with_all_words() -> None:
         (("method=bf16", "precision=int4"), "no cell of test has method=bf16 precision=int4; each alone agrees with"),
         (("modl=s",), "where: unknown key modl; nearest: mod"), (("method=nave",), "where: method=nave: unknown; nea"),
         (("method",), "where=method: KEY=VALUE or KEY=VALUE,VALUE is expected"),
+        (("seed=0", "seed=1"), "where=seed=1: seed stands there twice; either of two values: seed=VALUE,VALUE"),
     ):  # fmt: skip
         with pytest.raises(ValueError, match=said):
             narrowed(whole, read_rule(words, "where"))

@@ -68,7 +68,7 @@ PRECISION_LOOKS = {
 
 def looks_of(arms: Sequence[Arm], control: str) -> Looks:
     """A look per method and variant: black for the control, the familiar ones always the same, the rest in turn."""
-    return looks_of_names({style_name(arm) for arm in arms}, control)
+    return looks_of_names((style_name(arm) for arm in arms), control)
 
 
 def looks_of_names(given: Iterable[str], control: str) -> Looks:
