@@ -177,3 +177,23 @@ def sweep_results(
 ) -> list[tuple[RunResult, list[dict[str, Any]]]]:
     """Every arm at every seed."""
     return [result(method, precision, mode, seed) for method, precision, mode in arms for seed in range(seeds)]
+
+
+def replicated(lost: dict[int, int], replicates: int = 3) -> list[RunResult]:
+    """A control with 75 or 76 of 100 answers right in several runs a base, and INT8 with so many fewer in one; at the
+    start 40 are right."""
+    found: list[RunResult] = []
+    for base, fewer in lost.items():
+        control = [75 + seed % 2 for seed in range(replicates)]
+        for method, precision, right in (("bf16", "bf16", control), ("naive", "int8", [75 - fewer])):
+            for seed, count in enumerate(right):
+                evals = [
+                    EvalRecord(
+                        step=step, precision="fp32", site=site, accuracy=rate / 100, question_hash="q",
+                        correct=[1] * rate + [0] * (100 - rate),
+                    )
+                    for step, rate in ((0, 40), (40, count), (80, count)) for site in ("reference", "rollout")
+                ]  # fmt: skip
+                changes = {"base_seed": base, "run_id": f"{method}{base}-{seed}", "evals": evals}
+                found.append(result(method, precision, seed=seed)[0].model_copy(update=changes))
+    return found

@@ -21,6 +21,11 @@ FIRST = (
     "algo.num_epochs", "algo.staleness", "algo.partial_rollouts", "trainer.steps", "trainer.lr", "engine.name", "parts",
 )  # fmt: skip
 """Fields in order of precedence: where several vary together, the first stands for them."""
+TOLD = (
+    "algo.name", "algo.mode", "algo.num_minibatches", "algo.num_epochs", "algo.staleness", "algo.partial_rollouts",
+    "trainer.lr",
+)  # fmt: skip
+"""Fields of FIRST that a label tells even where another stands for them, if they vary within an experiment."""
 CONTEXT = ("model.", "task.", "base.", "engine.", "trainer.name", "trainer.steps")
 """Fields that set the experiment. Two arms are compared only where these agree."""
 OF_PRECISION = "precision."
@@ -80,6 +85,7 @@ def group_arms(results: Sequence[RunResult]) -> list[Arm]:
     names = _axes(list(fields.values()))
     usual = _usual(list(fields.values()), names)
     own = _own_knobs(list(fields.values()), names)
+    unsaid = _unsaid(list(fields.values()), names)
     arms: list[Arm] = []
     for key, group in groups.items():
         axes = {name: fields[key].get(name) for name in names}
@@ -88,6 +94,8 @@ def group_arms(results: Sequence[RunResult]) -> list[Arm]:
         others = {
             name: value for name, value in axes.items() if name not in context and value != usual[precision][name]
         }
+        beside = unsaid[json.dumps(context)]
+        others |= {name: fields[key].get(name) for name in beside if fields[key].get(name) != beside[name]}
         variant = label({name: v for name, v in others.items() if not name.startswith(KNOBS) or (method, name) in own})
         arms.append(
             Arm(
@@ -117,6 +125,11 @@ def control_of(arm: Arm, arms: Sequence[Arm], method: str) -> Arm | None:
         return other.precision == arm.precision, sum(other.axes[name] == value for name, value in arm.axes.items())
 
     return max(candidates, key=likeness, default=None)
+
+
+def settings_apart(arm: Arm, other: Arm) -> int:
+    """Number of fields of TOLD in which two arms differ."""
+    return sum(arm.fields.get(name) != other.fields.get(name) for name in TOLD)
 
 
 def setting(result: RunResult) -> Fields:
@@ -183,6 +196,23 @@ def _usual(settings: Sequence[Fields], names: Sequence[str]) -> dict[str, Fields
                 is_sparse = not name.startswith((OF_PRECISION, KNOBS)) and "null" in values
                 found[name] = None if is_sparse else json.loads(max(values, key=values.count))
     return usual
+
+
+def _unsaid(settings: Sequence[Fields], names: Sequence[str]) -> dict[str, Fields]:
+    """Experiment (its part of `names`, as JSON) -> the fields of TOLD that vary there within a method and are no axis,
+    because another axis stands for them; each with its most common value, which needs no word."""
+    experiments: dict[str, list[Fields]] = {}
+    for fields in settings:
+        context = {name: fields.get(name) for name in names if name.startswith(CONTEXT)}
+        experiments.setdefault(json.dumps(context), []).append(fields)
+    found: dict[str, Fields] = {place: {} for place in experiments}
+    for place, inside in experiments.items():
+        for name in (n for n in TOLD if n not in names):
+            values = [(fields["method"], json.dumps(fields.get(name))) for fields in inside]
+            if len(set(values)) > len({method for method, _ in values}):
+                every = [value for _, value in values]
+                found[place][name] = json.loads(max(every, key=every.count))
+    return found
 
 
 def _own_knobs(settings: Sequence[Fields], names: Sequence[str]) -> set[tuple[str, str]]:

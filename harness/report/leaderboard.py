@@ -22,7 +22,7 @@ import numpy as np
 import pandas as pd
 
 from harness.records import stats
-from harness.records.arms import Arm, control_of, group_arms, label
+from harness.records.arms import Arm, control_of, group_arms, label, settings_apart
 from harness.records.effective_bits import bits_of_run
 from harness.records.run_result import EvalRecord, RunResult
 from harness.records.statuses import FINISHED, STATUSES
@@ -106,7 +106,8 @@ def contrasts(
 ) -> pd.DataFrame:
     """Differences of every arm from the method `baseline` at the same precision and context; empty without such pairs.
 
-    The columns of `leaderboard` from `control` on. They are decided by themselves, context by context.
+    Arms whose nearest such partner differs in two settings or more (`arms.TOLD`) have none. The
+    columns of `leaderboard` from `control` on. They are decided by themselves, context by context.
     """
     arms = group_arms(results)
     scores = {arm.label: score_arm(arm) for arm in arms}
@@ -115,7 +116,7 @@ def contrasts(
         if arm.method == baseline and not arm.variant:
             continue
         reference = control_of(arm, [other for other in arms if other is not arm], baseline)
-        if reference is not None and reference.precision == arm.precision:
+        if reference is not None and reference.precision == arm.precision and settings_apart(arm, reference) < 2:
             pairs.append((arm, reference))
     rows = [
         {"arm": arm.label, "context": label(arm.context), "seeds": len(scores[arm.label].auc)}
@@ -124,6 +125,16 @@ def contrasts(
     ]
     _judge(rows, [arm for arm, _ in pairs], [reference for _, reference in pairs], scores, endpoints, alpha)
     return pd.DataFrame(rows)
+
+
+def base_differences(
+    results: Sequence[RunResult], control: str, endpoint: str, alpha: float = stats.ALPHA
+) -> list[tuple[Arm, dict[int, stats.BaseDifference]]]:
+    """(arm, base seed -> its difference from the control there), those arms left out of which nothing is known."""
+    arms = group_arms(results)
+    scores = {arm.label: score_arm(arm) for arm in arms}
+    found = _on_bases(arms, [control_of(arm, arms, control) for arm in arms], scores, endpoint, alpha)
+    return [(arm, by_base) for arm, by_base in zip(arms, found, strict=True) if by_base]
 
 
 def judge_arms(
@@ -391,8 +402,9 @@ def _judge(
     for endpoint in ENDPOINTS:
         prefix = "" if endpoint == "reference" else f"{endpoint}_"
         found = _judged(arms, references, scores, endpoint, endpoint in endpoints, alpha)
-        for row, one in zip(rows, found, strict=True):
-            row |= _columns(prefix, one)
+        alone = _on_bases(arms, references, scores, endpoint, alpha) if endpoint in endpoints else [{} for _ in arms]
+        for row, one, by_base in zip(rows, found, alone, strict=True):
+            row |= _columns(prefix, one) | _base_columns(prefix, by_base)
 
 
 def _judged(
@@ -419,6 +431,35 @@ def _judged(
     for family in families.values():
         found |= zip(family, stats.judge(list(family.values()), alpha), strict=True)
     return [found[index] for index in range(len(arms))]
+
+
+def _on_bases(
+    arms: Sequence[Arm], references: Sequence[Arm | None], scores: dict[str, Scores], endpoint: str, alpha: float
+) -> list[dict[int, stats.BaseDifference]]:
+    """Base seed -> what every arm does there; nothing in a context of which no two runs share arm and base. The noise
+    of runs is that of a context, and so is the family that is decided together."""
+    found: list[dict[int, stats.BaseDifference]] = [{} for _ in arms]
+    for context in dict.fromkeys(label(arm.context) for arm in arms):
+        inside = [i for i, arm in enumerate(arms) if label(arm.context) == context]
+        noise = stats.run_noise(scores[arms[i].label].outcomes[endpoint] for i in inside)
+        judged = [i for i in inside if references[i] is not None and not _reason(arms[i], references[i], scores)]
+        if noise.df > 0 and judged:
+            pairs = [(scores[arms[i].label], scores[control.label]) for i in judged if (control := references[i])]
+            told = stats.on_bases([(a.outcomes[endpoint], c.outcomes[endpoint]) for a, c in pairs], noise, alpha=alpha)
+            for i, by_base in zip(judged, told, strict=True):
+                found[i] = {base: one for (base, _), one in by_base.items()}
+    return found
+
+
+def _base_columns(prefix: str, by_base: Mapping[int, stats.BaseDifference]) -> dict[str, Any]:
+    """Counts of the words on single bases, and the losses there; no column where there is no word."""
+    if not by_base:
+        return {}
+    words = Counter(one.word for one in by_base.values())
+    lost = [one.mean for one in by_base.values() if one.word == "lower"]
+    values = {"bases": len(by_base)} | {f"bases_{word}": words[word] for word in stats.ON_BASE}
+    values |= {"base_loss_least": -max(lost, default=math.nan), "base_loss_most": -min(lost, default=math.nan)}
+    return {prefix + name: value for name, value in values.items()}
 
 
 def _columns(prefix: str, found: stats.Judged) -> dict[str, Any]:

@@ -98,16 +98,27 @@ def _none_lost(rows: pd.DataFrame, baseline: str, where: str) -> str:
     usual = " at the usual settings" if lost else ""
     beside = f"; at others {_list(lost)} {'does' if len(lost) == 1 else 'do'}" if lost else ""
     first = "Where runs do not collapse, no" if any(row["verdict"].startswith(COLLAPSES) for row in bare) else "No"
-    return f"{first} rollout format without a correction is shown to lose accuracy{where}{usual}{beside}."
+    mean = " on average over bases" if any(row.get("bases_lower", 0) > 0 for row in bare) else ""
+    return f"{first} rollout format without a correction is shown to lose accuracy{mean}{where}{usual}{beside}."
 
 
 def _fallen(row: dict[str, Any]) -> str:
     """Number of runs of a format that collapsed, and what is known of the others."""
     runs, _, rest = row["verdict"].removeprefix(f"{COLLAPSES} in ").partition(", else ")
-    known = {"worse": "", "better": ", which gained", "equal": f", at most {DELTA:g} apart"}.get(rest, ", undecided")
+    undecided = f", undecided{_lower_on(row)}"
+    known = {"worse": "", "better": ", which gained", "equal": f", at most {DELTA:g} apart"}.get(rest, undecided)
     return (
         f"{spelled(row['precision'])} collapsed in {runs} runs; the others differ by {row['difference']:+.2f}{known}."
     )
+
+
+def _lower_on(row: dict[str, Any]) -> str:
+    """The single bases on which a format loses, in brackets; empty where it is on none, or none was judged."""
+    least, most = (row.get(f"base_loss_{end}", math.nan) for end in ("least", "most"))
+    if math.isnan(least):
+        return ""
+    by = f"{least:.2f}" if f"{least:.2f}" == f"{most:.2f}" else f"{least:.2f} to {most:.2f}"
+    return f" (it loses {by} on {row['bases_lower']:.0f} of {row['bases']:.0f} bases)"
 
 
 def _given_back(worst: dict[str, Any], plain: Sequence[dict[str, Any]], baseline: str) -> str:
@@ -133,10 +144,11 @@ def _free(bare: Sequence[dict[str, Any]]) -> list[str]:
     open_rows = [row for row in bare if row["verdict"] == "cannot tell"]
     unseen = [spelled(row["precision"]) for row in open_rows if row["difference"] > -DELTA]
     unsure = [row for row in open_rows if row["difference"] <= -DELTA]
-    undecided = [f"{spelled(row['precision'])} ({row['difference']:+.2f})" for row in unsure]
+    undecided = [f"{spelled(row['precision'])} ({row['difference']:+.2f})" for row in unsure if not _lower_on(row)]
     said = [f"{_list(equal)} cost at most {DELTA:g}"] if equal else []
     said += [f"{_list(unseen)} cost nothing that can be seen with these seeds"] if unseen else []
     said += [f"{_list(undecided)} {'is' if len(undecided) == 1 else 'are'} undecided"] if undecided else []
+    said += [f"{spelled(row['precision'])} is undecided{_lower_on(row)}" for row in unsure if _lower_on(row)]
     return [f"{'; '.join(said)}."] if said else []
 
 

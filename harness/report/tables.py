@@ -17,7 +17,7 @@ from harness.records.run_result import RunResult, write_atomic
 from harness.records.statuses import STATUSES
 from harness.records.sweep_file import ENDPOINTS, Purpose
 from harness.report import collapse_times, task_scores
-from harness.report.leaderboard import components, contrasts, leaderboard
+from harness.report.leaderboard import base_differences, components, contrasts, leaderboard
 from harness.report.plots.profiles import improvements
 from harness.report.sentences import findings, three_sentences
 
@@ -127,6 +127,7 @@ def markdown(
     for context, rows in board.groupby("context", sort=False):
         blocks += [f"## {context}"] if context else []
         blocks.append(_grid(_ARM_COLUMNS, rows))
+    blocks += _base_blocks(results, _control_method(board), endpoints[0], alpha)
     over = improvements(group_arms(results), _control_method(board))
     if len(over):
         blocks += ["## Probability of improvement over the control, all settings", _grid(_OVER_COLUMNS, over)]
@@ -196,9 +197,29 @@ def render_terminal(board: pd.DataFrame) -> str:
             name = name if len(name) <= width else name[: width - 1] + "…"
             cells = [show(row)[:size].ljust(size) for _, size, show in columns]
             lines.append(" ".join([name.ljust(width), *cells]).rstrip())
-    lines += ["", _control_line(board), *LEGEND, *_marks(board), ""]
+    has_lower = any("lower on" in line for line in lines)
+    lines += ["", _control_line(board), *LEGEND, *[LOWER_ON] * has_lower, *_marks(board), ""]
     lines += [part for said in three_sentences(board) for part in wrap(said, WIDTH)]
     return "\n".join(lines).strip("\n")
+
+
+def _base_blocks(results: Sequence[RunResult], control: str, endpoint: str, alpha: float) -> list[str]:
+    """The section on single bases, a table per context; nothing where no two runs share arm and base."""
+    blocks: list[str] = []
+    found = base_differences(results, control, endpoint, alpha)
+    for context in dict.fromkeys(label(arm.context) for arm, _ in found):
+        inside = [(arm, by_base) for arm, by_base in found if label(arm.context) == context]
+        bases = sorted({base for _, by_base in inside for base in by_base})
+        rows = [[arm.label, *(_on_base(by_base.get(base)) for base in bases)] for arm, by_base in inside]
+        blocks += [f"### {context}"] * bool(context)
+        blocks.append(markdown_table(["arm", *(f"base {base}" for base in bases)], rows, align="lr"))
+    return ["## Base by base", *blocks, ON_BASES] if blocks else []
+
+
+def _on_base(found: stats.BaseDifference | None) -> str:
+    if found is None:
+        return "-"
+    return f"{found.mean:+.3f}" + (f" {found.word}" if found.word != "open" else "")
 
 
 def _components_grid(results: Sequence[RunResult]) -> str:
@@ -285,6 +306,8 @@ def verdict_words(row: Mapping[str, Any], prefix: str = "") -> str:
     words, more = str(row[f"{prefix}verdict"]), row[f"{prefix}further_seeds"]
     if words == "equal":
         words += f" (collapse {row[f'{prefix}collapse']})"
+    if words == "cannot tell" and (lower := row.get(f"{prefix}bases_lower", 0)) > 0:
+        words += f", lower on {lower:.0f} of {row[f'{prefix}bases']:.0f} bases"
     return words if more is None or math.isnan(more) else f"{words} (+{more:.0f})"
 
 
@@ -301,6 +324,8 @@ def _short_verdict(prefix: str = "") -> Callable[[Row], str]:
             return f"equal, falls ≤{bound:.0%}"
         if words.startswith(stats.COLLAPSES):
             return words.replace(f"{stats.COLLAPSES} in ", "falls ").replace(" of ", "/").replace("else ", "")
+        if words == "cannot tell" and (lower := row.get(f"{prefix}bases_lower", 0)) > 0:
+            return f"lower on {lower:.0f}/{row[f'{prefix}bases']:.0f} bases"
         return verdict_words(row, prefix)
 
     return show
@@ -387,6 +412,12 @@ COMPONENTS = (
     "Standard deviations of the mean accuracy after step 0, over the arms of which no run collapsed: between bases "
     "(shared by all arms), between runs on a base, and of a run's evaluation on its questions."
 )
+ON_BASES = (
+    "What an arm does to the BF16 policy on one base, minus the control's runs there. Runs that share arm and base say "
+    f"how noisy a run is. Lower or higher: the interval lies beyond ±{stats.DELTA:g}; equal: within it; no word: "
+    "neither. At most 5 % of these words are expected to be wrong, as long as the other arms' runs are not much "
+    "noisier than those that were repeated. They are about these bases; a verdict above is about the next one."
+)
 _TERMINAL_COLUMNS: tuple[tuple[str, int, Callable[[Row], str]], ...] = (
     ("seeds", 6, _seeds),
     ("accuracy", 8, lambda row: _number(row["auc"])),
@@ -398,6 +429,7 @@ _DEPLOYED_COLUMNS: tuple[tuple[str, int, Callable[[Row], str]], ...] = (
     ("verdict", 19, _short_verdict("deployed_")),
 )
 """(heading, columns, cell)."""
+LOWER_ON = "lower on x/n bases: cannot tell over bases, but on so many single ones it is lower by 0.03 and more."
 LEGEND = (
     "accuracy: mean over the evaluations after step 0.  BF16 policy: the trained weights answer without",
     "rounding; as deployed: in the arm's format.  ±: the interval that decides, the wider side.",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from harness.records.arms import arm_labels, control_of, group_arms, rank
+from harness.records.arms import arm_labels, control_of, group_arms, rank, settings_apart
 from harness.records.run_result import RunResult
 from tests import result_factory as factory
 
@@ -57,6 +57,19 @@ def test_fields_that_follow_another_are_not_written() -> None:
     rates = [run(trainer__lr=lr) for lr in (1e-4, 3e-4, 3e-4)]
     assert labels(rates[0], rates[1]) == ["bf16 bf16", "bf16 bf16 lr=0.0003"]
     assert labels(run(seed=1), *rates[:2]) == ["bf16 bf16", "bf16 bf16 lr=0.0001", "bf16 bf16"]
+
+
+def test_a_rate_that_goes_with_other_updates_is_written_beside_them() -> None:
+    """No arm has one of the two alone, so either would tell them apart; what both are, a reader must see."""
+    usual = [run(method, "int8") for method in ("naive", "flashrl", "mis")]
+    both = [run(m, "int8", algo__num_minibatches=2, trainer__lr=2e-4) for m in ("naive", "flashrl")]
+    assert labels(*usual, *both)[2:] == ["mis int8", "naive int8 2 minibatches lr=0.0002",
+                                         "flashrl int8 2 minibatches lr=0.0002"]  # fmt: skip
+    arms = {arm.label: arm for arm in group_arms([*usual, *both])}
+    assert settings_apart(arms["naive int8"], arms["naive int8 2 minibatches lr=0.0002"]) == 2
+    assert settings_apart(arms["naive int8"], arms["mis int8"]) == 0
+    follows = run("acrl", "int8", algo__mode="bypass_ppo")  # a mode that goes with the method
+    assert labels(*usual, follows)[3] == "acrl int8"
 
 
 def test_knobs_are_written_where_they_vary_within_a_method() -> None:

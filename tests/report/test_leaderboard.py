@@ -13,7 +13,7 @@ from scipy import stats as scipy_stats
 from harness.records import stats
 from harness.records.arms import group_arms
 from harness.records.run_result import EvalRecord, RunResult
-from harness.report.leaderboard import by_base, components, contrasts, leaderboard
+from harness.report.leaderboard import base_differences, by_base, components, contrasts, leaderboard
 from tests import result_factory as factory
 
 
@@ -150,6 +150,20 @@ def test_contrasts_are_within_a_precision() -> None:
     assert contrasts([factory.result()[0]]).empty
 
 
+def test_arms_two_settings_apart_are_not_contrasted() -> None:
+    both = {"algo__num_minibatches": 2, "trainer__lr": 2e-4}
+    changed = [factory.result(method, "int8", seed=1, **both)[0] for method in ("naive", "flashrl")]
+    usual = [factory.result(method, "int8")[0] for method in ("naive", "mis", "icepop")]
+    found = contrasts([*usual, *changed])
+    assert found[["arm", "control"]].to_numpy().tolist() == [
+        ["icepop int8", "naive int8"],
+        ["mis int8", "naive int8"],
+        ["flashrl int8 2 minibatches lr=0.0002", "naive int8 2 minibatches lr=0.0002"],
+    ]
+    alone = contrasts([factory.result("naive", "int8")[0], factory.result("naive", "int8", algo__num_minibatches=2)[0]])
+    assert alone["control"].tolist() == ["naive int8"]
+
+
 def test_the_table_does_not_depend_on_the_order_of_files() -> None:
     results = [result for result, _ in factory.sweep_results(factory.QUICK)]
     assert list(leaderboard(results)["arm"]) == [
@@ -197,6 +211,20 @@ def test_an_arm_that_never_moved_has_no_signal_and_one_answer_is_a_move() -> Non
 def test_what_varies_without_replicates() -> None:
     found = components(group_arms([result for result, _ in factory.sweep_results(seeds=8)]))
     assert not found.has_replicates and 0 < found.evaluation < 0.02 and found.run >= 0 and found.base >= 0
+
+
+def test_where_bases_differ_the_single_ones_are_told_by_the_noise_of_replicates() -> None:
+    results = factory.replicated({0: 0, 1: 20, 2: 70, 3: 35})
+    row = rows(leaderboard(results))["naive int8"]
+    assert row["verdict"] == "collapses in 1 of 4"  # to 5, below half of the 40 at the start
+    counts = {word: row[f"bases_{word}"] for word in stats.ON_BASE}
+    assert row["bases"] == 4 and counts == {"lower": 2, "higher": 0, "equal": 1, "open": 0, "collapsed": 1}
+    mean = (75 + 76 + 75) / 300
+    assert (row["base_loss_least"], row["base_loss_most"]) == pytest.approx((mean - 0.55, mean - 0.40))
+    ((arm, by_base),) = base_differences(results, "bf16", "reference")
+    assert arm.label == "naive int8" and len(by_base) == 4
+    assert [round(by_base[base].mean, 4) for base in range(4)] == [-0.0033, -0.2033, -0.7033, -0.3533]
+    assert "bases" not in rows(leaderboard(factory.replicated({0: 0, 1: 20}, replicates=1)))["naive int8"]
 
 
 def test_a_base_with_several_runs_is_one_unit_and_a_replicated_control_enters_by_its_mean() -> None:

@@ -12,7 +12,16 @@ from harness.records.run_result import RunResult, TaskEvalRecord
 from harness.report import task_scores
 from harness.report.leaderboard import contrasts
 from harness.report.sentences import findings, three_sentences
-from harness.report.tables import WIDTH, leaderboard, markdown, render_terminal, runs_table, setup_lines, write_tables
+from harness.report.tables import (
+    LOWER_ON,
+    WIDTH,
+    leaderboard,
+    markdown,
+    render_terminal,
+    runs_table,
+    setup_lines,
+    write_tables,
+)
 from harness.sweep import read_sweep
 from tests import result_factory as factory
 from tests.source_tree import ROOT
@@ -215,6 +224,22 @@ def test_a_format_that_collapses_is_named_where_none_is_shown_to_lose() -> None:
     assert three_sentences(plain)[1:] == [
         "INT8 collapsed in 2 of 6 runs; the others differ by -0.07, at most 0.03 apart."
     ]
+
+
+def test_single_bases_are_told_where_the_mean_over_bases_is_open() -> None:
+    results = factory.replicated({0: 0, 1: 20, 2: 9, 3: 25})
+    board = leaderboard(results)
+    assert three_sentences(board) == [
+        "No rollout format without a correction is shown to lose accuracy on average over bases.",
+        "INT8 is undecided (it loses 0.09 to 0.25 on 3 of 4 bases).",
+    ]
+    text, page = render_terminal(board), markdown(board, results, "replicated")
+    assert "lower on 3/4 bases" in text and LOWER_ON in text and LOWER_ON not in render_terminal(leaderboard(sweep(3)))
+    assert "| cannot tell, lower on 3 of 4 bases (+" in page
+    assert "| naive int8 | -0.003 equal | -0.203 lower | -0.093 lower | -0.253 lower |" in page
+    assert "## Base by base" not in markdown(leaderboard(sweep(3)), sweep(3), "quick")
+    fallen = three_sentences(leaderboard(factory.replicated({0: 0, 1: 20, 2: 70, 3: 35})))
+    assert fallen[1].endswith(", undecided (it loses 0.20 to 0.35 on 2 of 4 bases).")
 
 
 def test_a_loss_at_other_settings_is_named_where_the_usual_ones_show_none() -> None:

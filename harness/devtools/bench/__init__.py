@@ -37,5 +37,6 @@ coverage.py               a simulation of intervals and verdicts
 coverage_intervals.py     the intervals in it
 coverage_figure.py        its figure
 verdict_worlds.py         wrong verdicts in hard worlds
+base_worlds.py            wrong words on single bases
 look_worlds.py            wrong verdicts where a sweep is looked at while seeds arrive
 """

@@ -5,7 +5,8 @@ are equal and only answers are luck. `collapse`: three runs in ten of either arm
 new data are drawn many times, and 95 % of the intervals ought to hold it. Two controls must fail: a t interval over
 seeds held against new questions, and rliable's bootstrap of few runs. Then what verdicts do: how often they are
 wrong, and whether the number of further seeds they ask for is enough. Verdicts of a whole setting in hard worlds are in
-`bench.verdict_worlds`, of one that is looked at while its seeds arrive in `bench.look_worlds`.
+`bench.verdict_worlds`, of one that is looked at while its seeds arrive in `bench.look_worlds`, words on single bases in
+`bench.base_worlds`.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Literal
 
 import numpy as np
 
-from harness.devtools.bench import look_worlds, verdict_worlds
+from harness.devtools.bench import base_worlds, look_worlds, verdict_worlds
 from harness.devtools.bench.coverage_intervals import INTERVALS
 from harness.foundation.markdown_table import markdown_table
 from harness.records import stats
@@ -175,6 +176,7 @@ def tabulate(
     lines.append(markdown_table(("world", "interval", *map(str, SIZES)), rows, align="llr"))
     note("coverage: verdicts")
     lines += ["", *_verdict_lines(sims, rng), "", *verdict_worlds.lines(3 * sims, np.random.default_rng(1), note)]
+    lines += ["", *base_worlds.lines(sims, np.random.default_rng(3), note)]
     lines += ["", *look_worlds.lines(max(1, sims * 3 // 10), np.random.default_rng(2), note)]
     return "\n".join(lines) + "\n", found
 

@@ -6,6 +6,7 @@
     replicates.py    bases and runs that are replicated: the unit of a comparison, and what varies in it
     moderation.py    variances that the arms of a setting lend each other
     outcomes.py      outcomes of the runs of an arm, and the kind of verdict that they allow
+    single_bases.py  what an arm does on each base, by the noise of runs alone
     collapse.py      the rate of collapse with its interval, and whether an arm's runs collapse sooner
     decisions.py     verdicts of a whole setting at once
     looks.py         looks while seeds arrive: the level of each, and which arms go on
@@ -48,6 +49,7 @@ from harness.records.stats.outcomes import (
     outcome,
 )
 from harness.records.stats.replicates import Components, Key, components, contrast
+from harness.records.stats.single_bases import ON_BASE, BaseDifference, Noise, OnBase, on_bases, run_noise
 from harness.records.stats.verdicts import (
     DELTA,
     MIN_SEEDS,
@@ -59,12 +61,12 @@ from harness.records.stats.verdicts import (
 )
 
 __all__ = [
-    "ALPHA", "COLLAPSES", "DELTA", "MAX_EXACT", "MIN_SEEDS", "NO_SIGNAL", "Answers",
+    "ALPHA", "COLLAPSES", "DELTA", "MAX_EXACT", "MIN_SEEDS", "NO_SIGNAL", "ON_BASE", "Answers", "BaseDifference",
     "Components", "Contrast", "Crossed", "Decision", "Difference", "Draws", "Fall", "Floats", "Improvement",
-    "Judged", "Key", "LogRank", "Outcome", "Outcomes", "Prior", "Rate", "Step", "Strata", "Verdict",
+    "Judged", "Key", "LogRank", "Noise", "OnBase", "Outcome", "Outcomes", "Prior", "Rate", "Step", "Strata", "Verdict",
     "bootstrap", "chance_to_decide", "collapse_rate", "components", "contrast", "crossed",
     "crossing_chance", "decide", "difference", "fall", "false_discovery", "fit_prior",
     "further_seeds", "has_signal", "holm", "improvement", "iqm", "is_collapsed",
     "is_decided", "judge", "kind", "level_per_look", "log_rank", "mcnemar", "mean", "moderated", "next_step",
-    "outcome", "paired", "rate", "resample", "sign_flip_p", "verdict", "won",
+    "on_bases", "outcome", "paired", "rate", "resample", "run_noise", "sign_flip_p", "verdict", "won",
 ]  # fmt: skip

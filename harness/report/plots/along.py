@@ -75,7 +75,7 @@ def lines_along(arms: Sequence[Arm], dial: str, control: str) -> Lines:
         level.setdefault(base, []).append(run.value)
     lines: Lines = {}
     for arm in arms:
-        if any(arm.axes[name] != plain.axes[name] for name in DIALS if name in arm.axes and name != dial):
+        if any(arm.fields.get(name) != plain.fields.get(name) for name in DIALS if name != dial):
             continue
         value, runs = arm.axes[dial], score_arm(arm).outcomes["reference"]
         gaps = tuple(run.value - float(np.mean(level[base])) for (base, _), run in runs.items() if base in level)

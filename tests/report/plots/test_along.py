@@ -39,6 +39,16 @@ def test_a_gap_is_to_the_plain_control_on_the_same_base() -> None:
     assert list(updates["int8", "naive"].values()) == [pytest.approx((-0.06, -0.06)), pytest.approx((0.02, 0.02))]
 
 
+def test_an_arm_with_another_rate_as_well_is_on_no_line() -> None:
+    """No axis of the arms names the rate, since the updates tell them apart already."""
+    runs = [factory.run("x", method, auc=0.7) for method in ("bf16", "bf16_tis")]
+    both = factory.run("x", "bf16", auc=0.5, algo__num_minibatches=16, trainer__lr=2e-4)
+    assert "trainer.lr" not in arms(*runs, both)[0].axes
+    assert lines_along(arms(*runs, both), "algo.num_minibatches", "bf16") == {}
+    alone = factory.run("x", "bf16", auc=0.5, algo__num_minibatches=16)
+    assert list(lines_along(arms(*runs, alone), "algo.num_minibatches", "bf16")) == [("bf16", "bf16")]
+
+
 def test_a_base_without_a_control_is_left_out() -> None:
     control, other = factory.run("x", "bf16", seeds=1), factory.run("x", "bf16", auc=0.3, seeds=3, algo__staleness=8)
     (line,) = lines_along(arms(control, other), STALE, "bf16").values()
