@@ -108,7 +108,7 @@ def _count(number: int, is_rest: bool) -> str:
 
 def _span(values: Sequence[float], sign: str = "+") -> str:
     """The smallest and the largest of some numbers."""
-    low, high = f"{min(values):{sign}.2f}", f"{max(values):{sign}.2f}"
+    low, high = (f"{round(value, 2) + 0.0:{sign}.2f}" for value in (min(values), max(values)))  # no "-0.00"
     return low if low == high else f"{low} to {high}"
 
 
