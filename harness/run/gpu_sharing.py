@@ -32,11 +32,16 @@ def reclaim(run: Run) -> None:
     first."""
     if not run.config.engine.sleep:
         return
-    if run.config.trainer.device == "cuda":
-        torch.cuda.empty_cache()
+    release(run.config.trainer.device)
     for engine in run.engines:
         engine.wake()
     run.lent_gib = 0.0
+
+
+def release(device: str) -> None:
+    """Free what the trainer's allocator keeps without using it: another engine, or another process, may need it."""
+    if device == "cuda":
+        torch.cuda.empty_cache()
 
 
 def rest(run: Run) -> None:

@@ -25,7 +25,7 @@ from harness.foundation.clock import Clock
 from harness.objective.loss import aggregate, count_totals
 from harness.objective.mismatch import batch_mismatch, correction_metrics
 from harness.run.collect import advantages, collect, groups
-from harness.run.gpu_sharing import lend, reclaim, rest
+from harness.run.gpu_sharing import lend, reclaim, release, rest
 from harness.run.partial import age_metrics, collect_partial
 from harness.run.run import Collected, Run
 from harness.run.samplers import by_sampler, push_others
@@ -255,6 +255,7 @@ def evaluate(run: Run) -> None:
         if not all(bool(torch.isfinite(tensor).all()) for _, tensor in run.trainer.weights()):
             raise Diverged("a weight is not finite")
         lend(run)
+        release(run.config.trainer.device)
     with clock("eval"):
         run.reference.wake()
         run.reference.load_weights(run.trainer.policy_weights())
@@ -265,6 +266,7 @@ def evaluate(run: Run) -> None:
                 for one in run.asked
             ]
         rest(run)
+        release(run.config.trainer.device)
     with clock("eval"):
         reclaim(run)
     with clock("eval"):
