@@ -75,11 +75,14 @@ def base(names: Sequence[str], overrides: Sequence[str], *, launch: Launch, work
                 running.remove(process)
                 left += process.returncode == UNFINISHED
                 code = code or (0 if process.returncode in (0, UNFINISHED) else 1)
-    except KeyboardInterrupt:  # the children have heard of it too
-        for process in running:
-            process.wait()
+    except KeyboardInterrupt:
         print("\ninterrupted; the same command goes on from here")
         return 130
+    finally:
+        for process in running:  # Ctrl-C in a terminal reaches them too, a signal to this process alone does not
+            process.terminate()
+        for process in running:
+            process.wait()
     if left + len(waiting):
         print(f"time limit: {left + len(waiting)} bases are left; the same command goes on from here")
     return code

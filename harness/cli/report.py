@@ -116,7 +116,8 @@ def present(sweep: Sweep, results: Path, trackers: tuple[str, ...], only: str | 
 
         track(results, sweep.name, trackers)
     if only != "figures":
-        print(tables.render_terminal(tables.leaderboard(found, sweep.control, sweep.endpoints, level)))
+        board = tables.leaderboard(found, sweep.control, sweep.endpoints, level)
+        print(tables.render_terminal(board, sweep.purpose.baselines[-1]))
     print("written: " + ", ".join(str(path) for path in written))
     return 0
 

@@ -47,36 +47,35 @@ def run(a: argparse.Namespace) -> int:
 def verify_all(results: Path) -> int:
     """Every file that is corrupt, incomplete or in the wrong place; exit code 1 if there is one. Changes no file."""
     from harness.records.folder import readable
+    from harness.records.packed import check_packed
     from harness.records.run_result import verify
 
-    problems = packed_problems(results)
+    problems, count = list[str](), len(list(runs_folder(results).rglob("*.json")))
+    for path in sorted(packed_folder(results).glob("*.zip")):
+        try:
+            records = check_packed(path)
+            count += 0 if runs_folder(results, path.stem).is_dir() else records
+        except ValueError as error:
+            problems.append(str(error))
     for folder in sweep_folders(results):
         problems += [*verify(folder), *readable(folder)[1]]
     problems = list(dict.fromkeys(problems))
     for problem in problems:
         print(f"FAIL  {problem}")
     head = "FAIL" if problems else "ok  "
-    print(f"{head}  {len(list(runs_folder(results).rglob('*.json')))} result files, {len(problems)} problems")
+    print(f"{head}  {count} results, {len(problems)} problems")
     return 1 if problems else 0
-
-
-def packed_problems(results: Path) -> list[str]:
-    """Make packed sweeps available, each on its own; a line per packed file that is none."""
-    from harness.records.packed import make_available
-
-    problems: list[str] = []
-    for path in sorted(packed_folder(results).glob("*.zip")):
-        try:
-            make_available(results, path.stem)
-        except ValueError as error:
-            problems.append(str(error))
-    return problems
 
 
 def unpack_all(results: Path) -> None:
     """Packed sweeps unpacked, those that cannot be named in a warning."""
-    for problem in packed_problems(results):
-        print(f"warning: left alone: {problem}", file=sys.stderr)
+    from harness.records.packed import make_available
+
+    for path in sorted(packed_folder(results).glob("*.zip")):
+        try:
+            make_available(results, path.stem)
+        except ValueError as error:
+            print(f"warning: left alone: {error}", file=sys.stderr)
 
 
 def pack_one(sweep: str | None, results: Path, *, is_packing: bool) -> int:

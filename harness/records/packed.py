@@ -156,6 +156,15 @@ def read_packed(path: Path) -> list[RunResult]:
         raise ValueError(f"{path}: not a packed sweep: {error}") from error
 
 
+def check_packed(path: Path) -> int:
+    """Number of records of a packed sweep, all of which are read. Raises ValueError, one line, for a file that is none,
+    and where a run that took steps has no series."""
+    records, found = read_packed(path), read_packed_series(path, ())
+    if lacking := [record.run_id for record in records if record.num_steps and record.run_id not in found]:
+        raise ValueError(f"{path}: no series of {', '.join(lacking)}")
+    return len(records)
+
+
 def _table(path: Path, is_wanted: Callable[[str], bool], runs: Collection[str] | None) -> Any:
     """`run_id` and the wanted columns of a packed sweep, a row per step of all its runs or of some. Raises ValueError
     for a file that is no packed sweep."""

@@ -9,7 +9,6 @@ from typing import Any
 
 import pandas as pd
 
-from harness.records.run_result import RunResult
 from harness.records.stats import DELTA, MIN_SEEDS
 from harness.records.stats.outcomes import COLLAPSES
 from harness.records.sweep_file import BASELINES, Expectation
@@ -19,17 +18,14 @@ EXPECTED_WITHIN = 0.05
 """Scores that are expected to be close are at most this far apart."""
 
 
-def findings(board: pd.DataFrame, results: Sequence[RunResult], expectations: Sequence[Expectation] = ()) -> list[str]:
+def findings(board: pd.DataFrame, expectations: Sequence[Expectation] = ()) -> list[str]:
     """Sentences about a leaderboard, strongest first; on point estimates, the verdict column has the intervals."""
     lines: list[str] = []
     for context, rows in board.groupby("context", sort=False):
         where = f" ({context})" if context else ""
         lines += [line + where for line in [*_collapses(rows), *_reversals(rows)]]
-    engines = {run.config.get("engine", {}).get("name") for run in results}
-    tasks = {run.config.get("task", {}).get("name") for run in results}
-    if engines == {"embedded"} and tasks == {"sort"}:
-        for context, rows in board.groupby("context", sort=False):
-            lines += _expectations(rows, expectations, f" ({context})" if context else "")
+    for context, rows in board.groupby("context", sort=False):
+        lines += _expectations(rows, expectations, f" ({context})" if context else "")
     return lines
 
 

@@ -15,7 +15,7 @@ from harness.records import stats
 from harness.records.arms import arm_labels, group_arms, label
 from harness.records.run_result import RunResult, write_atomic
 from harness.records.statuses import STATUSES
-from harness.records.sweep_file import ENDPOINTS, Purpose
+from harness.records.sweep_file import BASELINES, ENDPOINTS, Purpose
 from harness.report import collapse_times, task_scores
 from harness.report.leaderboard import base_differences, components, contrasts, leaderboard
 from harness.report.plots.profiles import improvements
@@ -131,7 +131,8 @@ def markdown(
     over = improvements(group_arms(results), _control_method(board))
     if len(over):
         blocks += ["## Probability of improvement over the control, all settings", _grid(_OVER_COLUMNS, over)]
-    against = contrasts(results, endpoints=endpoints, alpha=alpha)
+    meant = meant or Purpose()
+    against = contrasts(results, meant.baselines[-1], endpoints, alpha)
     if len(against):
         blocks += ["## What changes against no correction, at the same precision", _grid(_CONTRAST_COLUMNS, against)]
     if scores := task_scores.task_scores(results):
@@ -139,8 +140,7 @@ def markdown(
     if fallen := collapse_times.table(results, _control_method(board)):
         blocks += ["## When runs collapse", fallen, collapse_times.READING]
     blocks += ["## What varies", _components_grid(results), COMPONENTS]
-    meant = meant or Purpose()
-    said = [*three_sentences(board, meant.baselines[-1]), *findings(board, results, meant.expectations)]
+    said = [*three_sentences(board, meant.baselines[-1]), *findings(board, meant.expectations)]
     blocks += ["## In words", "\n".join(f"- {line}" for line in said)] if said else []
     if bad := [run for run in results if run.status != "ok"]:
         labels = arm_labels(results)
@@ -177,7 +177,7 @@ def setup_lines(results: Sequence[RunResult]) -> list[str]:
     return lines + [ENGINE_NOTES[name] for name in engines if name in ENGINE_NOTES]
 
 
-def render_terminal(board: pd.DataFrame) -> str:
+def render_terminal(board: pd.DataFrame, baseline: str = BASELINES[-1]) -> str:
     """The leaderboard as text of at most WIDTH columns: two groups of columns, a legend, and what it says in words."""
     lines: list[str] = []
     has_deployed = bool((board["deployed_verdict"] != "not declared").any())
@@ -199,7 +199,7 @@ def render_terminal(board: pd.DataFrame) -> str:
             lines.append(" ".join([name.ljust(width), *cells]).rstrip())
     has_lower = any("lower on" in line for line in lines)
     lines += ["", _control_line(board), *LEGEND, *[LOWER_ON] * has_lower, *_marks(board), ""]
-    lines += [part for said in three_sentences(board) for part in wrap(said, WIDTH)]
+    lines += [part for said in three_sentences(board, baseline) for part in wrap(said, WIDTH)]
     return "\n".join(lines).strip("\n")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import torch
 from torch import Tensor
@@ -93,15 +93,8 @@ def take_rollout(rollout: Rollout, rows: list[int]) -> Rollout:
     if rows == list(range(len(rollout.lengths))):
         return rollout
     index = torch.tensor(rows, dtype=torch.int64, device=rollout.lengths.device)
-    return Rollout(
-        token_ids=rollout.token_ids[index],
-        logp=rollout.logp[index],
-        lengths=rollout.lengths[index],
-        truncated=rollout.truncated[index],
-        log_probs=None if rollout.log_probs is None else rollout.log_probs[index],
-        sampler=None if rollout.sampler is None else rollout.sampler[index],
-        experts=None if rollout.experts is None else rollout.experts[index],
-    )
+    kept = {field.name: getattr(rollout, field.name) for field in fields(rollout)}
+    return Rollout(**{name: None if value is None else value[index] for name, value in kept.items()})
 
 
 def stopped(rollout: Rollout, task: Task) -> Rollout:
@@ -129,6 +122,7 @@ def join_rollouts(rollouts: Sequence[Rollout], pad_id: int) -> Rollout:
     pad = torch.nn.functional.pad
     experts = [r.experts for r in rollouts if r.experts is not None]
     samplers = [r.sampler for r in rollouts if r.sampler is not None]
+    versions = [pad(r.version, (0, width - r.version.shape[1])) for r in rollouts if r.version is not None]
     wide = [(r.log_probs, width - r.token_ids.shape[1]) for r in rollouts if r.log_probs is not None]
     return Rollout(
         token_ids=torch.cat([pad(r.token_ids, (0, width - r.token_ids.shape[1]), value=pad_id) for r in rollouts]),
@@ -137,6 +131,7 @@ def join_rollouts(rollouts: Sequence[Rollout], pad_id: int) -> Rollout:
         truncated=torch.cat([r.truncated for r in rollouts]),
         log_probs=torch.cat([pad(x, (0, 0, 0, more)) for x, more in wide]) if wide else None,
         sampler=torch.cat(samplers) if samplers else None,
+        version=torch.cat(versions) if versions else None,
         experts=torch.cat([fitted(x, max(x.shape[1] for x in experts)) for x in experts]) if experts else None,
     )
 

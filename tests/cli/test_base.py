@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 from harness.cli.base import wanted
@@ -32,3 +37,24 @@ def test_every_missing_base_is_wanted_once_the_longest_first(tmp_path: Path) -> 
         base_folder(cell, launch).mkdir(parents=True, exist_ok=True)  # type: ignore[union-attr]
     for value, code in (("2", 0), ("none", 2)):
         assert main(["base", str(path), f"launch.threads={value}", "--results", str(tmp_path)]) == code
+
+
+def test_a_signal_to_the_command_alone_stops_its_trainings(tmp_path: Path) -> None:
+    """As a service manager sends it. The training saves what it has."""
+    path = tmp_path / "slow.yaml"
+    path.write_text(SWEEP.replace("model=xs", "model=s").replace("[0, 1]", "[0]").replace("[4, 8]", "[16]"))
+    command = subprocess.Popen(
+        [sys.executable, "-m", "harness.cli.main", "base", str(path), "--results", str(tmp_path)],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
+    )  # fmt: skip
+    assert command.stdout is not None
+    said = command.stdout.readline()
+    while not list((tmp_path / "bases").glob(".*.lock")) and command.poll() is None:
+        time.sleep(0.05)
+    os.kill(command.pid, signal.SIGTERM)
+    said += command.stdout.read()  # ends when the training does, which writes there, too
+    assert command.wait() == 130, said
+    assert "interrupted; the same command goes on from here" in said and "stopped after" in said
+    assert len(list((tmp_path / "work" / "bases").glob("s-sort16-b0-*.pt"))) == 1 and not list(
+        tmp_path.glob("bases/s-*")
+    )

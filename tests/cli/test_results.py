@@ -45,7 +45,7 @@ def test_verify_names_every_bad_file_and_changes_none(results: Path, capsys: pyt
     elsewhere = next(name for name, line in said.items() if "belongs to the sweep 'elsewhere'" in line)
     assert sorted(said) == sorted(["alone.parquet", "cut.json", "package.json", "renamed.json", "torn.zip", elsewhere])
     assert "not a result file" in said["cut.json"] and "not a packed sweep" in said["torn.zip"]
-    assert "the file name says 'renamed'" in said["renamed.json"] and total == "FAIL  5 result files, 6 problems"
+    assert "the file name says 'renamed'" in said["renamed.json"] and total == "FAIL  5 results, 6 problems"
     assert contents(results) == before
 
 
@@ -61,8 +61,8 @@ def test_a_packed_sweep_is_verified_next_to_a_torn_one(results: Path, capsys: py
     folder.rmdir()
     assert main(["results", "verify", "--results", str(results)]) == 1
     out = capsys.readouterr().out.splitlines()
-    assert len(out) == 2 and "torn.zip: not a packed sweep" in out[0] and out[1] == "FAIL  1 result files, 1 problems"
-    assert (folder / f"{good.run_id}.json").exists()
+    assert len(out) == 2 and "torn.zip: not a packed sweep" in out[0] and out[1] == "FAIL  1 results, 1 problems"
+    assert not folder.exists()  # looking unpacks nothing
 
 
 def test_a_passport_tells_how_the_run_happened(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:

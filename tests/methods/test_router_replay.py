@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -153,6 +153,12 @@ def test_rows_of_several_batches_keep_their_experts(folder: Path) -> None:
     assert joined is not None and joined.shape == (3 + 128, *rollout.experts.shape[1:])
     assert torch.equal(joined[:3, :4], some.experts[:, :4]) and (joined[:3, 4:] == -1).all()
     assert torch.equal(joined[3:], rollout.experts)
+    every = replace(rollout, version=torch.full_like(rollout.token_ids, 7), sampler=rollout.lengths.clone())
+    kept = join_rollouts([take_rollout(every, [5, 0]), every], 0)
+    for field in fields(kept):  # none gets lost
+        value, own = getattr(kept, field.name), getattr(every, field.name)
+        assert (value is None) == (own is None), field.name
+        assert value is None or torch.equal(value[:2], own[[5, 0]]), field.name
     wide = fitted(rollout.experts, 40)
     assert wide.shape[1] == 40 and torch.equal(wide[:, : rollout.experts.shape[1]], rollout.experts)
     assert torch.equal(fitted(wide, 5), rollout.experts[:, :5])

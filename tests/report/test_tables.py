@@ -289,7 +289,7 @@ def test_no_results_is_an_error_in_words(tmp_path: Path) -> None:
 def test_findings_name_reversals_collapses_and_expectations() -> None:
     results = sweep(8)
     expectations = read_sweep("quick", ROOT / "sweeps").expectations
-    said = findings(leaderboard(results), results, expectations)
+    said = findings(leaderboard(results), expectations)
     assert any(line.startswith("naive int4 bypass_ppo: training ends below its start") for line in said)
     reversal = [line for line in said if line.startswith("int4: flashrl int4 is ahead of naive int4 in the reference")]
     assert len(reversal) == 1 and "behind it in the rollout format" in reversal[0]
@@ -311,11 +311,12 @@ def test_findings_say_what_was_not_as_expected() -> None:
         run.model_copy(update={"config": run.config | {"method": swap.get(run.method.name, run.method.name)}})
         for run in sweep()
     ]
-    said = findings(leaderboard(results), results, read_sweep("quick", ROOT / "sweeps").expectations)
+    said = findings(leaderboard(results), read_sweep("quick", ROOT / "sweeps").expectations)
     assert any(line.startswith("NOT as expected: TIS repairs part of int4") for line in said)
 
 
-def test_findings_of_another_task_expect_nothing() -> None:
-    results = [factory.result(*arm, seed=s, task__name="chain")[0] for arm in factory.QUICK for s in range(2)]
+def test_expectations_are_checked_whatever_the_task_and_the_engine() -> None:
+    other = {"task__name": "chain", "engine__name": "vllm"}
+    results = [factory.result(*arm, seed=s, **other)[0] for arm in factory.QUICK for s in range(2)]
     expectations = read_sweep("quick", ROOT / "sweeps").expectations
-    assert not any("expected" in line for line in findings(leaderboard(results), results, expectations))
+    assert sum("expected" in line for line in findings(leaderboard(results), expectations)) == len(expectations)

@@ -75,7 +75,7 @@ class VLLMEngine:
         check_plan(self.build, plan)
         settings.check_device(self.build, self.device.type, plan)
         settings.check_shape(self.build, config, plan)
-        check_fits(config, plan, self.device, gpu_memory)
+        check_fits(config, plan, self.device, gpu_memory, max_length)
         if is_direct:
             push_by_kernels.check(plan, self.device, config)
         self.can_sleep = can_sleep and self.device.type == "cuda"

@@ -52,17 +52,21 @@ def kv_bytes_per_token(config: DecoderConfig, plan: Plan) -> int:
     return 2 * config.num_layers * config.num_kv_heads * config.head_dim * width
 
 
-def check_fits(config: DecoderConfig, plan: Plan, device: torch.device, gpu_memory: float) -> None:
-    """Raises ValueError, one line, where weights and the cache of one full sequence exceed the device's share."""
+def check_fits(
+    config: DecoderConfig, plan: Plan, device: torch.device, gpu_memory: float, max_length: int | None = None
+) -> None:
+    """Raises ValueError, one line, where weights and the cache of one sequence of `max_length` tokens (None: all of the
+    model's positions) exceed the device's share."""
     if device.type != "cuda" or not torch.cuda.is_available():
         return
     total = torch.cuda.get_device_properties(device).total_memory
-    needed = weight_bytes(config, plan) + kv_bytes_per_token(config, plan) * config.max_positions
+    length = min(max_length or config.max_positions, config.max_positions)
+    needed = weight_bytes(config, plan) + kv_bytes_per_token(config, plan) * length
     if needed > gpu_memory * total:
         raise ValueError(
-            f"the model needs {needed / 2**30:.1f} GiB for weights and one sequence of {config.max_positions} tokens; "
+            f"the model needs {needed / 2**30:.1f} GiB for weights and one sequence of {length} tokens; "
             f"{gpu_memory:g} of the GPU's {total / 2**30:.1f} GiB is given to vLLM; choose a narrower precision, a "
-            "smaller model or a larger share"
+            "smaller model, shorter sequences (engine.max_model_len) or a larger share (engine.gpu_memory)"
         )
 
 

@@ -112,6 +112,12 @@ def test_a_model_beyond_the_share_is_refused(monkeypatch: pytest.MonkeyPatch) ->
     memory.check_fits(big, plan_of("bf16"), torch.device("cpu"), 0.5)
     with pytest.raises(ValueError, match=r"the model needs 0\.\d GiB for weights and one sequence of 512 tokens; 0.5"):
         memory.check_fits(big, plan_of("bf16"), torch.device("cuda"), 0.5)
+    long = replace(SHAPE, max_positions=2**20)  # 1 KiB a token: a sequence of all positions takes the whole GiB
+    with pytest.raises(ValueError, match=r"one sequence of 1048576 tokens.*shorter sequences \(engine.max_model_len\)"):
+        memory.check_fits(long, plan_of("bf16"), torch.device("cuda"), 0.5)
+    memory.check_fits(long, plan_of("bf16"), torch.device("cuda"), 0.5, 2**15)
+    with pytest.raises(ValueError, match="one sequence of 1048576 tokens"):
+        memory.check_fits(long, plan_of("bf16"), torch.device("cuda"), 0.5, 2**30)
 
 
 def test_a_small_cache_is_reserved_and_a_large_one_is_left_to_vllm():
