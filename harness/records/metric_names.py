@@ -98,6 +98,7 @@ train/skew_down | 1 | none | mean | its part with A < 0
 train/skew_total | 1 | none | mean | skew with current / rollout in place of R
 train/skew_total_up | 1 | none | mean | its part with A > 0
 train/skew_total_down | 1 | none | mean | its part with A < 0
+train/lr | 1 | none | mean | learning rate of the updates, by the schedule and the method's factor
 train/lr_factor | 1 | none | mean | the method's factor on the learning rate, where it has one
 train/router_shift | nats | none | mean | shift of a mixture's routers since before the updates, where a part reads it
 train/loss_scale | 1 | none | last | FP16 loss scale that the updates used, their mean; 1 without scaling

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import fields, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -93,8 +94,8 @@ def take_rollout(rollout: Rollout, rows: list[int]) -> Rollout:
     if rows == list(range(len(rollout.lengths))):
         return rollout
     index = torch.tensor(rows, dtype=torch.int64, device=rollout.lengths.device)
-    kept = {field.name: getattr(rollout, field.name) for field in fields(rollout)}
-    return Rollout(**{name: None if value is None else value[index] for name, value in kept.items()})
+    every: dict[str, Any] = {field.name: getattr(rollout, field.name) for field in fields(rollout)}
+    return replace(rollout, **{name: value[index] for name, value in every.items() if value is not None})
 
 
 def stopped(rollout: Rollout, task: Task) -> Rollout:

@@ -133,7 +133,12 @@ def folder_time(config: RunConfig, gpus: int = 1, gpu: str | None = None) -> tup
         answers = (entry.num or config.task.num_eval) * (entry.k + entry.greedy)
         longest = entry.max_new_tokens or longest_response(entry.task, entry.options)
         held_out += sampling_s(config, shape, rates, answers, longest)
-    return step, START_S + (2 + (trainer.steps - 1) // trainer.eval_every) * held_out / gpus
+    return step, START_S + num_evaluations(trainer.steps, trainer.eval_every) * held_out / gpus
+
+
+def num_evaluations(steps: int, every: int) -> int:
+    """Evaluations of a run: before the first step, after every `every` steps, and after the last."""
+    return 2 + (steps - 1) // max(1, every)
 
 
 def response_tokens(config: RunConfig) -> int:

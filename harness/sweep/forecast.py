@@ -26,7 +26,7 @@ from harness.foundation import provenance
 from harness.foundation.clock import STAGES
 from harness.records.packed import read_lines
 from harness.records.paths import packed_folder, runs_folder, sweep_folders
-from harness.sweep.folder_time import HERE, Machine, folder_time
+from harness.sweep.folder_time import HERE, Machine, folder_time, num_evaluations
 
 Config = Mapping[str, Any]
 Floats = NDArray[np.float64]
@@ -141,7 +141,7 @@ def guess(config: Config) -> tuple[float, float]:
     if config["trainer"]["device"] == "cuda":
         return _guess_gpu(config)
     model, algo, trainer, task = config["model"], config["algo"], config["trainer"], config["task"]
-    evals = 2 * (1 + trainer["steps"] // max(1, trainer["eval_every"]))
+    evals = 2 * num_evaluations(trainer["steps"], trainer["eval_every"])
     step = 0.06 + _token_flops(model) * _tokens(config) / 40e9
     answers = evals * task["num_eval"] * _length(config)
     passes = 0.55 + 0.4 * algo["num_epochs"] + 0.05 * algo["num_minibatches"] * algo["num_epochs"]
@@ -151,7 +151,7 @@ def guess(config: Config) -> tuple[float, float]:
 def _guess_gpu(config: Config) -> tuple[float, float]:
     """Guess for a small model on one of the GPU's many cells: a decoding step costs the host more than the GPU."""
     algo, trainer, task, engine = config["algo"], config["trainer"], config["task"], config["engine"]
-    length, evals = _length(config) / 2.2, 1 + trainer["steps"] // max(1, trainer["eval_every"])
+    length, evals = _length(config) / 2.2, num_evaluations(trainer["steps"], trainer["eval_every"])
     row_s, once_s = GPU_DECODE_S[engine["name"]]
 
     def decode(rows: int) -> float:
@@ -200,17 +200,19 @@ def features(config: Config, place: str) -> dict[str, float]:
 
 
 def setting_key(config: Config, place: str) -> str:
-    """Key of what arms of a sweep share: model, task, sizes of a batch, steps between evaluations, machine."""
+    """Key of what arms of a sweep share: model, task, sizes of a batch, engine, trainer, machine."""
     algo, task, model = config["algo"], config["task"], config["model"]
     counts = [algo[name] for name in ("num_prompts", "group_size", "num_minibatches", "num_epochs")]
+    by = [config["engine"]["name"], config["trainer"]["name"]]
     return json.dumps(
-        [place, model["name"], model["hidden_size"], model["num_layers"], task["name"], task["n"], *counts]
+        [place, model["name"], model["hidden_size"], model["num_layers"], task["name"], task["n"], *counts, *by]
     )
 
 
 def arm_key(config: Config, place: str) -> str:
-    """Everything but the seeds and the number of steps."""
-    kept = {name: value for name, value in config.items() if name not in ("seed", "base_seed", "trainer")}
+    """Everything but the seeds, the learning rate, and how many steps and evaluations there are."""
+    trainer = {name: value for name, value in config["trainer"].items() if name not in ("lr", "steps", "eval_every")}
+    kept = {name: value for name, value in config.items() if name not in ("seed", "base_seed")} | {"trainer": trainer}
     text = json.dumps([place, kept], sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 

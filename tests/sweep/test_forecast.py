@@ -16,7 +16,9 @@ from harness.foundation.provenance import ROOT
 from harness.records.packed import pack
 from harness.records.run_result import write_result
 from harness.sweep import forecast
+from harness.sweep.folder_time import num_evaluations
 from harness.sweep.forecast import Sample, features, fit, guess, read_samples
+from tests.result_factory import config as config_of
 from tests.result_factory import result
 
 METHODS = {"bf16": 1.0, "naive": 1.1, "flashrl": 1.3, "mis": 1.4, "qurl": 1.7}
@@ -199,3 +201,21 @@ def test_a_gpu_is_guessed_by_its_own_constants_until_one_was_measured() -> None:
     taught = fit(sampled(0.02, 2))
     assert taught.estimate(long).seconds == pytest.approx(80 * long_step + long_rest)
     assert taught.estimate(long).level == "new"
+
+
+def test_a_cell_of_another_trainer_or_engine_is_no_like_cell() -> None:
+    own = {"trainer": {"name": "local", "steps": 10, "eval_every": 5, "lr": 1e-4}, "engine": {"name": "vllm"}}
+    config = config_of("naive", "int8") | own
+    config["algo"] |= {"num_epochs": 1}
+    more = config | {"trainer": {**own["trainer"], "steps": 99, "eval_every": 50, "lr": 1.0}, "seed": 7}
+    verl = config | {"trainer": {**own["trainer"], "name": "verl"}}
+    embedded = config | {"engine": {"name": "embedded"}}
+    for key in (forecast.arm_key, forecast.setting_key):
+        assert key(config, "gpu") == key(more, "gpu")
+        assert len({key(one, "gpu") for one in (config, verl, embedded)}) == 3
+
+
+@pytest.mark.parametrize(("steps", "every"), [(150, 150), (80, 20), (10, 4), (3, 100), (1, 1)])
+def test_evaluations_are_counted_as_the_loop_makes_them(steps: int, every: int) -> None:
+    made = len([step for step in range(steps) if step % every == 0]) + 1
+    assert num_evaluations(steps, every) == made

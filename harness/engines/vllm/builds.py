@@ -39,8 +39,6 @@ class Build:
     """Format of the KV cache -> `kv_cache_dtype`."""
     quantizes_queries: bool
     """An FP8 cache also means FP8 queries, under `_q_scale`."""
-    reads_host_scales: bool
-    """The attention kernel takes the cache's scales from the host's copies, not from the device."""
     head_dims: tuple[int, ...]
     """Head dimensions that the attention kernel takes."""
     multiples: Mapping[str, tuple[int, int]]
@@ -73,7 +71,7 @@ CUDA = Build(
                     "int8_channel": 75, "int8_channel_ct": 75, "int4_group": 80, "int8_group": 80, "nvfp4": 80},
     cpu_flags={},
     kv={"e4m3_kv": "fp8_e4m3"},
-    quantizes_queries=True, reads_host_scales=False,
+    quantizes_queries=True,
     head_dims=(64, 96, 128, 192, 256),
     multiples={"e4m3_block": (128, 128), "int4_group": (64, 128), "int8_group": (64, 128), "nvfp4": (64, 128),
                "e4m3_channel": (16, 16), "e4m3_channel_ct": (16, 16), "e4m3_tensor": (16, 16), "int8_channel": (16, 16),
@@ -101,7 +99,7 @@ CPU = Build(
     cpu_flags={"int4_group": "avx512f", "e4m3_kv": "avx512f", "int8_channel": "avx512_vnni",
                "int8_channel_ct": "avx512_vnni"},
     kv={"e4m3_kv": "fp8_e4m3"},
-    quantizes_queries=False, reads_host_scales=True,
+    quantizes_queries=False,
     head_dims=(32, 64, 80, 96, 112, 128, 192, 256),
     multiples={"int4_group": (32, 32), "int8_channel": (16, 16), "int8_channel_ct": (16, 16)},
     experts={"bf16": 32, "fp16": 32, "fp32": 32, "int8_channel": 32, "int8_channel_ct": 32},

@@ -246,8 +246,8 @@ class LocalTrainer:
     def step(self, factor: float = 1.0) -> dict[str, float]:
         """Take an optimizer step: unscale, clip, step, zero the gradients. A step with non-finite gradients under loss
         scaling is skipped and counted. `factor` multiplies the learning rate of this step alone."""
+        scheduled = schedule(self.config, self.num_updates, self.total_updates)
         for group in self.optimizer.param_groups:
-            scheduled = schedule(self.config, self.num_updates, self.total_updates)
             group["lr"] = self.lr * group["lr_factor"] * scheduled * factor
         self.scaler.unscale_(self.optimizer)
         norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, self.config.grad_clip))
@@ -260,7 +260,10 @@ class LocalTrainer:
         self.num_skipped += is_skipped
         self.num_updates += not is_skipped
         self.optimizer.zero_grad(set_to_none=True)
-        return {"train/grad_norm": norm, "train/loss_scale": scale, "train/skipped": float(is_skipped)}
+        rate = self.lr * scheduled * factor
+        return {
+            "train/grad_norm": norm, "train/lr": rate, "train/loss_scale": scale, "train/skipped": float(is_skipped),
+        }  # fmt: skip
 
     def state(self) -> dict[str, Any]:
         """Everything that a bit-exact resume needs: tensors and plain values only."""

@@ -61,9 +61,9 @@ def pairs_of(arm: str, comparisons: Sequence[Comparison]) -> str:
     return f"|{'|'.join(pairs)}|"[:8000]
 
 
-def runs_page(experiment_id: str, filter_words: str, order: str = ORDER) -> str:
+def runs_page(experiment_id: str, filter_words: str) -> str:
     """The list of runs that meet a filter, best first, with whatever columns the browser showed last."""
-    words = {"searchFilter": filter_words, "orderByKey": order, "orderByAsc": "false", "startTime": "ALL"}
+    words = {"searchFilter": filter_words, "orderByKey": ORDER, "orderByAsc": "false", "startTime": "ALL"}
     return f"#/experiments/{experiment_id}/runs?{urlencode(words | WORKFLOW, quote_via=quote)}"
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from time import time
 from typing import TYPE_CHECKING, Any
@@ -40,9 +39,9 @@ DIGEST = "lowbit.digest"
 """Tag of the overview: the content of everything that the experiment was built from."""
 
 
-def track(results: Path, sweep: str, uri: str | None = None, control: str | None = None) -> int:
+def track(results: Path, sweep: str, uri: str | None = None) -> int:
     """Log one sweep of a results folder, with its arms, tables and figures: how many cells were new."""
-    return log_sweep(Tracker.open(uri, results), results, sweep, control)
+    return log_sweep(Tracker.open(uri, results), results, sweep)
 
 
 def rebuild(results: Path, uri: str | None = None) -> int:
@@ -51,19 +50,18 @@ def rebuild(results: Path, uri: str | None = None) -> int:
     return sum(log_sweep(tracker, results, sweep) for sweep in sweeps_in(results))
 
 
-def log_sweep(tracker: Tracker, results: Path, sweep: str, control: str | None = None) -> int:
+def log_sweep(tracker: Tracker, results: Path, sweep: str) -> int:
     """Log what is missing of one sweep, with a progress bar on a terminal; files that are no results are named and
     passed over."""
-    runs = log_arms(tracker, results, sweep, control)
+    runs = log_arms(tracker, results, sweep)
     folder, labels, tags = runs_folder(results, sweep), arm_labels(runs), trial_tags(results, sweep)
     return log_cells(tracker, sweep, runs, folder, labels, tags)
 
 
-def log_arms(tracker: Tracker, results: Path, sweep: str, control: str | None = None) -> list[RunResult]:
+def log_arms(tracker: Tracker, results: Path, sweep: str) -> list[RunResult]:
     """The arms of a sweep, its overview and the experiment's description, where the results changed since. Returns the
     results whose cells are not logged yet."""
     folder, aim, level = runs_folder(results, sweep), purpose(sweep, results), level_of(results, sweep)
-    aim = aim if control is None else replace(aim, control=control)
     runs, problems = readable(folder)
     for line in problems:
         print(f"warning: left alone: {line}", file=sys.stderr)
