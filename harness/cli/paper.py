@@ -57,12 +57,15 @@ def run(a: argparse.Namespace) -> int:
         return _list()
     recipe = read_recipe(a.name)
     models, data = _folders("model", a.model), _folders("data", a.data)
-    if not (models or data or a.is_tiny):
-        return _show(recipe)
-    from harness.cli.sweep import Way
     from harness.config.load import check_overrides
 
     check_overrides(a.overrides)
+    if not (models or data or a.is_tiny):
+        if a.overrides or a.dry_run:
+            raise ValueError(f"lowbit paper {a.name}: launches with --model NAME=FOLDER, --data NAME=FOLDER or --tiny")
+        return _show(recipe)
+    from harness.cli.sweep import Way
+
     trackers = () if a.is_tiny else a.trackers
     way = Way(workers=a.workers, trackers=trackers, gpu=a.gpu, memory_gib=a.memory, is_again=a.is_again)
     if a.is_tiny:

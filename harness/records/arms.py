@@ -7,8 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from harness.api import stated_knobs
 from harness.config.load import identity
 from harness.records.run_result import RunResult
+from methods import METHODS
 
 Fields = dict[str, Any]
 """Dotted config name -> value."""
@@ -91,9 +93,8 @@ def group_arms(results: Sequence[RunResult]) -> list[Arm]:
         axes = {name: fields[key].get(name) for name in names}
         context = {name: value for name, value in axes.items() if name.startswith(CONTEXT)}
         method, precision = fields[key]["method"], fields[key]["precision.name"]
-        others = {
-            name: value for name, value in axes.items() if name not in context and value != usual[precision][name]
-        }
+        plain = usual[precision] | _published(method, names)
+        others = {name: value for name, value in axes.items() if name not in context and value != plain[name]}
         beside = unsaid[json.dumps(context)]
         others |= {name: fields[key].get(name) for name in beside if fields[key].get(name) != beside[name]}
         variant = label({name: v for name, v in others.items() if not name.startswith(KNOBS) or (method, name) in own})
@@ -213,6 +214,13 @@ def _unsaid(settings: Sequence[Fields], names: Sequence[str]) -> dict[str, Field
                 every = [value for _, value in values]
                 found[place][name] = json.loads(max(every, key=every.count))
     return found
+
+
+def _published(method: str, names: Sequence[str]) -> Fields:
+    """Those of `names` that are knobs of a method of ours, at the method's own settings: they need no word."""
+    parts = METHODS[method].parts if method in METHODS else ()
+    own = {f"{KNOBS}{type(part).__name__}": stated_knobs(part) for part in parts}
+    return {name: own[part].get(name.rpartition(".")[2]) for name in names if (part := name.rpartition(".")[0]) in own}
 
 
 def _own_knobs(settings: Sequence[Fields], names: Sequence[str]) -> set[tuple[str, str]]:

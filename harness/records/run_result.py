@@ -195,9 +195,9 @@ def read_result(path: Path) -> RunResult:
     return result
 
 
-def read_results(folder: Path) -> list[RunResult]:
+def read_results(folder: Path | str) -> list[RunResult]:
     """Every result under `folder` (a sweep's folder, or `results/runs`), ordered by path; none where it is absent."""
-    return [read_result(path) for path in sorted(folder.rglob("*.json"))]
+    return [read_result(path) for path in sorted(Path(folder).rglob("*.json"))]
 
 
 def read_series(folder: Path, run_id: str) -> dict[str, list[Any]]:

@@ -24,9 +24,7 @@ def findings(board: pd.DataFrame, expectations: Sequence[Expectation] = ()) -> l
     for context, rows in board.groupby("context", sort=False):
         where = f" ({context})" if context else ""
         lines += [line + where for line in [*_collapses(rows), *_reversals(rows)]]
-    for context, rows in board.groupby("context", sort=False):
-        lines += _expectations(rows, expectations, f" ({context})" if context else "")
-    return lines
+    return lines + _expectations(board, expectations)
 
 
 def three_sentences(board: pd.DataFrame, baseline: str = BASELINES[-1]) -> list[str]:
@@ -189,13 +187,18 @@ def _reversals(rows: pd.DataFrame) -> list[str]:
     return lines
 
 
-def _expectations(rows: pd.DataFrame, expectations: Sequence[Expectation], where: str) -> list[str]:
-    index = {f"{row['method']} {row['precision']} {row['variant']}".strip(): row for row in rows.to_dict("records")}
+def _expectations(board: pd.DataFrame, expectations: Sequence[Expectation]) -> list[str]:
+    """What became of every expectation, in each context that has its arms; or that none has both."""
     lines: list[str] = []
     for expected in expectations:
-        low, high = (index.get(arm, {}).get(expected.score, math.nan) for arm in (expected.low, expected.high))
-        if not math.isnan(high - low):
-            is_held = abs(high - low) <= EXPECTED_WITHIN if expected.is_close else low < high
-            word = "as expected" if is_held else "NOT as expected"
-            lines.append(f"{word}: {expected.text} ({expected.score} {low:.2f} and {high:.2f}){where}")
+        found: list[str] = []
+        for context, rows in board.groupby("context", sort=False):
+            index = {f"{r['method']} {r['precision']} {r['variant']}".strip(): r for r in rows.to_dict("records")}
+            low, high = (index.get(arm, {}).get(expected.score, math.nan) for arm in (expected.low, expected.high))
+            if not math.isnan(high - low):
+                is_held = abs(high - low) <= EXPECTED_WITHIN if expected.is_close else low < high
+                word, where = "as expected" if is_held else "NOT as expected", f" ({context})" if context else ""
+                found.append(f"{word}: {expected.text} ({expected.score} {low:.2f} and {high:.2f}){where}")
+        missing = f"no {expected.score} of both {expected.low} and {expected.high} in one table"
+        lines += found or [f"not judged: {expected.text} ({missing})"]
     return lines

@@ -27,8 +27,8 @@ WIDTH = 100
 ENGINE_NOTES = {
     "embedded": "Embedded engine: rollouts run in torch with emulated formats. What carries over to large models is "
     "how formats and corrections act on learning. What does not: absolute numbers, the order of fp8 and int8, and "
-    "anything about speed (emulated formats are slower than BF16). There is no kernel noise, and responses of 9 to 33 "
-    "tokens do not stress sequence-level products of ratios.",
+    "anything about speed (emulated formats are slower than BF16). There is no kernel noise, and short responses do "
+    "not stress sequence-level products of ratios.",
 }
 READING = (
     "Two endpoints, each the mean accuracy of the evaluations after step 0: the BF16 policy (AUC), comparable across "
@@ -194,7 +194,7 @@ def render_terminal(board: pd.DataFrame, baseline: str = BASELINES[-1]) -> str:
         lines.append("─" * max(map(len, lines[-2:])))
         for row in rows.to_dict("records"):
             name = _arm_name(row)
-            name = name if len(name) <= width else name[: width - 1] + "…"
+            name = name if len(name) <= width else _shortened(name, width)
             cells = [show(row)[:size].ljust(size) for _, size, show in columns]
             lines.append(" ".join([name.ljust(width), *cells]).rstrip())
     has_lower = any("lower on" in line for line in lines)
@@ -220,6 +220,12 @@ def _on_base(found: stats.BaseDifference | None) -> str:
     if found is None:
         return "-"
     return f"{found.mean:+.3f}" + (f" {found.word}" if found.word != "open" else "")
+
+
+def _shortened(name: str, width: int) -> str:
+    """A name cut in its middle: its end holds what sets arms of one method apart, and the marks."""
+    end = (width - 1) * 2 // 3
+    return f"{name[: width - 1 - end]}…{name[-end:]}"
 
 
 def _components_grid(results: Sequence[RunResult]) -> str:

@@ -11,6 +11,7 @@ from harness.records.arms import arm_labels
 from harness.records.run_result import RunResult, TaskEvalRecord
 from harness.report import task_scores
 from harness.report.leaderboard import contrasts
+from harness.records.sweep_file import Expectation
 from harness.report.sentences import findings, three_sentences
 from harness.report.tables import (
     LOWER_ON,
@@ -313,6 +314,23 @@ def test_findings_say_what_was_not_as_expected() -> None:
     ]
     said = findings(leaderboard(results), read_sweep("quick", ROOT / "sweeps").expectations)
     assert any(line.startswith("NOT as expected: TIS repairs part of int4") for line in said)
+
+
+def test_an_expectation_of_arms_that_are_not_there_is_told() -> None:
+    odd = [Expectation(text="x", score="auc", low="naive int3", high="bf16 bf16"),
+           Expectation(text="y", score="acc", low="naive int4", high="bf16 bf16")]  # fmt: skip
+    said = [line for line in findings(leaderboard(sweep()), odd) if line.startswith("not judged")]
+    assert said == ["not judged: x (no auc of both naive int3 and bf16 bf16 in one table)",
+                    "not judged: y (no acc of both naive int4 and bf16 bf16 in one table)"]  # fmt: skip
+
+
+def test_long_names_are_cut_in_their_middle() -> None:
+    caps = 4.12345, 4.12346
+    results = [factory.result("flashrl", "int4", seed=i % 2, knobs={"TIS": {"cap": caps[i // 2]}})[0] for i in range(4)]
+    lines = [line for line in render_terminal(leaderboard(results)).splitlines() if line.startswith("flashrl")]
+    names = sorted(line.split("* ")[0] for line in lines)
+    assert len(names) == 2 and all("…" in name for name in names)
+    assert [name[-7:] for name in names] == ["4.12345", "4.12346"]
 
 
 def test_expectations_are_checked_whatever_the_task_and_the_engine() -> None:
