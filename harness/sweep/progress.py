@@ -38,7 +38,8 @@ class Progress:
             self.ended.add(cell)
             done, seconds = sum(self.steps.values()), time.perf_counter() - self.started
             left = seconds * (self.num_steps - done) / max(1, done)
-            head = f"[{self.num_before + len(self.ended)}/{self.total}] {seconds / 60:5.1f} min, {left / 60:.1f} min left"
+            count = f"[{self.num_before + len(self.ended)}/{self.total}]"
+            head = f"{count} {seconds / 60:5.1f} min, {left / 60:.1f} min left"
             self._write(f"{head}  {summary_line(event.result)}")
 
     def _write(self, line: str) -> None:

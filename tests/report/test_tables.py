@@ -9,9 +9,9 @@ import pytest
 
 from harness.records.arms import arm_labels
 from harness.records.run_result import RunResult, TaskEvalRecord
+from harness.records.sweep_file import Expectation
 from harness.report import task_scores
 from harness.report.leaderboard import contrasts
-from harness.records.sweep_file import Expectation
 from harness.report.sentences import findings, three_sentences
 from harness.report.tables import (
     LOWER_ON,
