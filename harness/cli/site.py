@@ -11,8 +11,7 @@ from harness.cli.options import add_results, always
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument("sweeps", nargs="*",
-                        help="these sweeps alone; others leave the site (default: every sweep with results)")  # fmt: skip
+    parser.add_argument("sweeps", nargs="*", help="these alone, others leave the site (default: all with results)")
     parser.add_argument("--committed", action="store_true", help="only the sweeps whose results are committed")
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 where the site is not what the "
                                                              "committed results give")  # fmt: skip
