@@ -188,7 +188,7 @@ def _reversals(rows: pd.DataFrame) -> list[str]:
 
 
 def _expectations(board: pd.DataFrame, expectations: Sequence[Expectation]) -> list[str]:
-    """What became of every expectation, in each context that has its arms; or that none has both."""
+    """Sentences on every expectation, one a context that has its arms, or that none has both."""
     lines: list[str] = []
     for expected in expectations:
         found: list[str] = []
