@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 from harness.cli.options import add_results, always
+from harness.foundation.whole_folder import replacing
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,9 +27,7 @@ def run(a: argparse.Namespace) -> int:
     source = (saved_codes if a.quantized else last_policy)(a.results, found.sweep, found.run_id)
     if a.folder.exists():
         raise ValueError(f"{a.folder}: is there already; name a folder that is not")
-    part = a.folder.with_name(f".{a.folder.name}.part")
-    shutil.rmtree(part, ignore_errors=True)
-    shutil.copytree(source, part)
-    part.rename(a.folder)
+    with replacing(a.folder) as part:
+        shutil.copytree(source, part, dirs_exist_ok=True)
     print(f"{a.folder}: {source.name} of {found.name} ({found.run_id})")
     return 0

@@ -11,6 +11,7 @@ import zipfile
 from pathlib import Path
 
 from harness.cli.options import add_results, add_tracking, check_trackers
+from harness.foundation.whole_folder import replacing
 from harness.records.paths import (
     PURPOSE,
     bases_folder,
@@ -156,9 +157,8 @@ def import_all(source: str | None, results: Path, trackers: tuple[str, ...]) -> 
             shutil.copyfile(path, purpose_path(results, name))
     new = [base for base in bases if not (bases_folder(results) / base.name).exists()]
     for base in new:
-        part = bases_folder(results) / f".{base.name}.part"
-        shutil.copytree(base, part, dirs_exist_ok=True)
-        part.rename(bases_folder(results) / base.name)
+        with replacing(bases_folder(results) / base.name) as part:
+            shutil.copytree(base, part, dirs_exist_ok=True)
     _import_looks(Path(source), results)
     if bases:
         print(f"{len(new)} bases imported, {len(bases) - len(new)} were there already")

@@ -7,6 +7,7 @@ did_you_mean.py     the nearest valid names, for error messages
 digits.py           floats of a few significant digits
 duration.py         a duration in words
 life.py             signs of life of a cell between its steps
+lock_file.py        lock files that processes wait for
 markdown_table.py   tables of Markdown, for pages of results
 own_process.py      a module of this project started in a Python process of its own
 process_log.py      the line of a dead process's log that names the error
@@ -16,4 +17,5 @@ seeds.py            seeds as stable hashes of what they are for
 span.py             a range of numbers in words
 state_files.py      tensors and plain values on disk, written atomically, read without executing anything
 text_table.py       tables of plain text, as wide as the terminal
+whole_folder.py     folders that appear whole or not at all
 """

@@ -24,6 +24,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from harness.foundation.seeds import generator
+from harness.foundation.whole_folder import replacing
 from harness.models.decoder import ROUTER, Decoder, DecoderConfig, tensor_shapes
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
@@ -314,23 +315,13 @@ def save_decoder(model: Decoder, folder: Path | str, dtype: torch.dtype = torch.
     if wrong:
         raise ValueError(f"the model is not a plain decoder: {_some(wrong)} missing or misshapen")
     values = config_json(model.config, dtype)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    scratch, old = (folder.with_name(f".{folder.name}.{kind}-{os.getpid()}") for kind in ("new", "old"))
-    shutil.rmtree(scratch, ignore_errors=True)
-    scratch.mkdir()
-    try:
+    with replacing(folder) as scratch:
         for file in folder.iterdir() if folder.is_dir() else ():
             if file.is_file() and file.name not in (CONFIG, INDEX) and file.suffix not in (".safetensors", ".bin"):
                 shutil.copy2(file, scratch / file.name)
         tensors = {name: state[name].to("cpu", dtype).contiguous() for name in shapes}
         save_file(tensors, scratch / WEIGHTS, metadata={"format": "pt"})
         (scratch / CONFIG).write_text(json.dumps(values, indent=2) + "\n")
-        if folder.exists():
-            folder.rename(old)
-        scratch.rename(folder)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
-    shutil.rmtree(old, ignore_errors=True)
 
 
 @torch.no_grad()

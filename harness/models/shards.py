@@ -7,10 +7,8 @@ transformers, vLLM and verl read it unchanged. Left out: what the tensors are (`
 from __future__ import annotations
 
 import json
-import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -19,6 +17,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
+from harness.foundation.whole_folder import replacing
 from harness.models.checkpoint import CONFIG, INDEX, WEIGHTS
 
 SHARD_BYTES = 5 * 10**9
@@ -47,24 +46,6 @@ def write_folder(
             known = {name: config[name] for name in names if config.get(name) is not None}
             (scratch / GENERATION).write_text(json.dumps(known, indent=2) + "\n", encoding="utf-8")
         write_shards(scratch, tensors, shard_bytes)
-
-
-@contextmanager
-def replacing(folder: Path) -> Iterator[Path]:
-    """Context with an empty folder that takes the place of `folder` at the end, so that a killed process leaves no
-    half-written one."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    scratch, old = (folder.with_name(f".{folder.name}.{kind}-{os.getpid()}") for kind in ("new", "old"))
-    shutil.rmtree(scratch, ignore_errors=True)
-    scratch.mkdir()
-    try:
-        yield scratch
-        if folder.exists():
-            folder.rename(old)
-        scratch.rename(folder)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
-    shutil.rmtree(old, ignore_errors=True)
 
 
 def _copy_companions(source: Path, folder: Path) -> None:

@@ -11,19 +11,17 @@ for one right answer, `text_training` for many).
 from __future__ import annotations
 
 import dataclasses
-import fcntl
 import hashlib
 import json
-import os
 import shutil
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import torch
 
+from harness.foundation.lock_file import held
 from harness.foundation.seeds import stable_seed
 from harness.models.checkpoint import content_hash, save_decoder
 from harness.models.decoder import MIXTURE, Decoder, DecoderConfig
@@ -86,7 +84,7 @@ def ensure_base(
     folder = root / name
     if not folder.is_dir():
         root.mkdir(parents=True, exist_ok=True)
-        with _lock(root / f".{name}.lock"):
+        with held(root / f".{name}.lock", _waiting(name)):
             if not folder.is_dir():
                 train_base(config, task, recipe, base_seed, folder, progress, host)
     read_record(folder)
@@ -224,32 +222,15 @@ def _complete(config: DecoderConfig, task: Demonstrated) -> DecoderConfig:
     return dataclasses.replace(config, bos_id=BOS_ID, eos_id=task.eos_id, pad_id=task.pad_id)
 
 
-def _wait(handle: TextIO, name: str) -> None:
-    """Take the lock of a file as soon as it is free, and tell the launcher meanwhile that this is no hang."""
+def _waiting(name: str) -> Callable[[], None]:
+    """Pauses between two looks at the lock of a base, which tell the launcher that this is no hang."""
     started = told = time.monotonic()
-    while True:
-        with suppress(BlockingIOError):
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
+
+    def pause() -> None:
+        nonlocal told
         time.sleep(LOOK_S)
         if (now := time.monotonic()) - told >= TELL_S:
             told = now
             print(f"{name}: another process trains it; waited for {now - started:.0f} s so far", flush=True)
 
-
-@contextmanager
-def _lock(path: Path) -> Iterator[None]:
-    """Hold an exclusive lock file. The system releases it when the process dies; it is removed when done."""
-    while True:
-        handle = path.open("w")
-        _wait(handle, path.name.strip(".").removesuffix(".lock"))
-        # The holder before us removes the file: if the name is gone or taken anew, our lock is on nothing.
-        with suppress(FileNotFoundError):
-            if os.path.samestat(os.fstat(handle.fileno()), path.stat()):
-                break
-        handle.close()
-    try:
-        yield
-    finally:
-        path.unlink()
-        handle.close()
+    return pause

@@ -14,12 +14,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from harness.foundation.lock_file import held
 from harness.foundation.seeds import generator
 from harness.models.checkpoint import load_decoder, read_tensors
 from harness.models.decoder import Decoder, DecoderConfig
 from harness.models.tokenizer import EOS_ID
 from harness.start import base_model
-from harness.start.base_model import _lock, base_key, base_name, ensure_base, read_record, recipe_values, train_base
+from harness.start.base_model import base_key, base_name, ensure_base, read_record, recipe_values, train_base
 from harness.start.base_training import (
     BaseRecipe,
     TrainingHost,
@@ -294,22 +295,6 @@ def test_expected_accuracy_agrees_with_the_engine(trained):
     assert abs(hits - expected_accuracy(model, TASK, items)[0]) < 0.04
 
 
-def hold_often(path: Path, times: int) -> None:
-    for _ in range(times):
-        with _lock(path):
-            assert path.exists()
-
-
-def test_a_lock_survives_contention(tmp_path: Path) -> None:
-    """Its file vanishes between two looks of whoever waits."""
-    processes = [multiprocessing.Process(target=hold_often, args=(tmp_path / "lock", 200)) for _ in range(6)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join()
-    assert [process.exitcode for process in processes] == [0] * 6 and not (tmp_path / "lock").exists()
-
-
 def test_whoever_waits_for_a_lock_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -318,7 +303,7 @@ def test_whoever_waits_for_a_lock_says_so(
     holder.start()
     while not (tmp_path / "held").exists():
         time.sleep(0.01)
-    with _lock(tmp_path / ".s-sort4-b0-ab.lock"):
+    with held(tmp_path / ".s-sort4-b0-ab.lock", base_model._waiting("s-sort4-b0-ab")):
         pass
     holder.join()
     said = capsys.readouterr().out.splitlines()
@@ -327,6 +312,6 @@ def test_whoever_waits_for_a_lock_says_so(
 
 
 def hold(path: Path, seconds: float) -> None:
-    with _lock(path):
+    with held(path, lambda: time.sleep(0.01)):
         (path.parent / "held").touch()
         time.sleep(seconds)

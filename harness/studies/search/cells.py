@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
 import shutil
 import threading
 import time
 from collections.abc import Callable, Generator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from harness.config.load import run_id
 from harness.config.schema import Launch, RunConfig
+from harness.foundation.lock_file import held
 from harness.records.run_result import RunResult, read_result, write_result
 from harness.records.statuses import FINISHED
 from harness.run.cell import record, record_path, work_folder
@@ -63,7 +63,7 @@ def run_one(
 ) -> CellOutcome:
     """The outcome of a cell, run where it has none. Raises Stopped, after the cell has saved its state."""
     lock = lock_folder(Path(launch.results), "cells") / f"{run_id(config)}.lock"
-    with _claimed(lock, stop):
+    with held(lock, partial(_until, stop)):
         found = outcome_on_disk(launch, config)
         if found is not None:
             return CellOutcome(result=found, rewards={}, seconds=found.time_s.get("total") or 0.0)
@@ -103,25 +103,7 @@ def _give_up(config: RunConfig, launch: Launch, reason: str) -> RunResult:
     return result
 
 
-@contextmanager
-def _claimed(path: Path, stop: threading.Event) -> Generator[None, None, None]:
-    """Hold a cell's lock file; freed when the process dies, and removed when done."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    while True:
-        handle = path.open("a")
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # The holder before removes the file: without a name, or with another one, the lock is on nothing.
-            with suppress(FileNotFoundError):
-                if os.path.samestat(os.fstat(handle.fileno()), path.stat()):
-                    break
-        except BlockingIOError:
-            pass
-        handle.close()
-        if stop.wait(0.2):
-            raise Stopped
-    try:
-        yield
-    finally:
-        path.unlink(missing_ok=True)
-        handle.close()
+def _until(stop: threading.Event) -> None:
+    """A pause between two looks at another worker's cell. Raises Stopped once the search is to stop."""
+    if stop.wait(0.2):
+        raise Stopped

@@ -1,0 +1,35 @@
+"""Lock files that processes wait for: one holds, the others look again."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+
+@contextmanager
+def held(path: Path, pause: Callable[[], None]) -> Iterator[None]:
+    """Hold an exclusive lock file. The system frees it when the process dies; it is removed when done.
+
+    `pause` is called as long as another process holds it, and waits a little; what it raises ends the wait.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    while True:
+        handle = path.open("a")
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # The holder before us removes the file: if the name is gone or taken anew, our lock is on nothing.
+            with suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(handle.fileno()), path.stat()):
+                    break
+        except BlockingIOError:
+            pass
+        handle.close()
+        pause()
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+        handle.close()

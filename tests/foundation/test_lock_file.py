@@ -1,0 +1,43 @@
+"""Lock files under contention, and the end of a wait."""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from pathlib import Path
+
+import pytest
+
+from harness.foundation.lock_file import held
+
+
+def hold_often(path: Path, times: int) -> None:
+    for _ in range(times):
+        with held(path, lambda: time.sleep(0.002)):
+            assert path.exists()
+
+
+def test_a_lock_survives_contention(tmp_path: Path) -> None:
+    """Its file vanishes between two looks of whoever waits."""
+    path = tmp_path / "locks" / "one"
+    processes = [multiprocessing.Process(target=hold_often, args=(path, 200)) for _ in range(6)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    assert [process.exitcode for process in processes] == [0] * 6 and not path.exists()
+
+
+def test_what_a_pause_raises_ends_the_wait(tmp_path: Path) -> None:
+    path, pauses = tmp_path / "lock", list[int]()
+
+    def pause() -> None:
+        pauses.append(1)
+        if len(pauses) == 3:
+            raise KeyboardInterrupt
+
+    with held(path, pause):
+        with pytest.raises(KeyboardInterrupt), held(path, pause):
+            raise AssertionError("it is held already")
+        assert path.exists()
+    assert len(pauses) == 3 and not path.exists()
