@@ -7,10 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from harness.api import stated_knobs
 from harness.config.load import identity
 from harness.records.run_result import RunResult
-from methods import METHODS
 
 Fields = dict[str, Any]
 """Dotted config name -> value."""
@@ -218,6 +216,9 @@ def _unsaid(settings: Sequence[Fields], names: Sequence[str]) -> dict[str, Field
 
 def _published(method: str, names: Sequence[str]) -> Fields:
     """Those of `names` that are knobs of a method of ours, at the method's own settings: they need no word."""
+    from harness.api import stated_knobs  # these load torch, which a reader of records may never need
+    from methods import METHODS
+
     parts = METHODS[method].parts if method in METHODS else ()
     own = {f"{KNOBS}{type(part).__name__}": stated_knobs(part) for part in parts}
     return {name: own[part].get(name.rpartition(".")[2]) for name in names if (part := name.rpartition(".")[0]) in own}

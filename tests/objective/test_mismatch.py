@@ -227,7 +227,8 @@ def test_every_name_is_in_the_table_and_back() -> None:
     produced |= clip_metrics({name: float(value) for name, value in sums.items()})
     names = {*produced, *by_position(old, rollout, batch.mask), *by_entropy(old, rollout, batch.mask, -rollout)}
     elsewhere = {
-        "train/loss", "train/grad_norm", "train/loss_scale", "train/skipped", "train/lr_factor", "train/router_shift",
+        "train/loss", "train/grad_norm", "train/loss_scale", "train/skipped", "train/lr", "train/lr_factor",
+        "train/router_shift",
     }  # fmt: skip
     ours = ("mismatch/", "correction/", "train/", "by_position/", "by_entropy/")
     assert names == {name for name in METRICS if name.startswith(ours)} - elsewhere
