@@ -8,9 +8,9 @@ one unlucky control. Where every base has the same run seeds, base and run seed 
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from harness.records.stats.decisions import Contrast
 from harness.records.stats.differences import crossed_variance, mean_squares
 from harness.records.stats.intervals import Floats
 
+Value = TypeVar("Value")
 Key = tuple[Any, Any]
 """(base, run seed), each hashable."""
 
@@ -28,7 +29,7 @@ def contrast(arm: Mapping[Key, float], control: Mapping[Key, float], can_pool: b
     One base: the units are its run seeds that both have. Two or more bases, each with the same two or more run seeds
     in both arms: seeds crossed, with Satterthwaite's degrees of freedom. Otherwise the units are the bases.
     """
-    ours, theirs = _by_base(arm), _by_base(control)
+    ours, theirs = by_base(arm), by_base(control)
     bases = [base for base in ours if base in theirs]
     if len(bases) == 1:
         base = bases[0]
@@ -68,28 +69,39 @@ def components(arms: Mapping[str, Mapping[Key, float]], answers: Mapping[str, Fl
     """
     noise = [mean_squares(x)[2] / x.shape[1] for x in answers.values() if min(x.shape) > 1]
     evaluation = float(np.mean(noise)) if noise else math.nan
-    cells = {name: _by_base(runs) for name, runs in arms.items()}
-    replicates = [list(runs.values()) for by_base in cells.values() for runs in by_base.values() if len(runs) > 1]
-    common = [base for base in next(iter(cells.values()), {}) if all(base in by_base for by_base in cells.values())]
+    cells = {name: by_base(runs) for name, runs in arms.items()}
+    within, df = pooled_variance(list(runs.values()) for bases in cells.values() for runs in bases.values())
+    common = [base for base in next(iter(cells.values()), {}) if all(base in bases for bases in cells.values())]
     between = rest = math.nan
     if len(common) > 1 and len(cells) > 1:
-        table = np.array([[_mean(by_base[base]) for by_base in cells.values()] for base in common])
+        table = np.array([[_mean(bases[base]) for bases in cells.values()] for base in common])
         ms_bases, _, rest = mean_squares(table)
         between = max(0.0, ms_bases - rest) / len(cells)
-    if replicates:
-        rest = sum(np.var(x, ddof=1) * (len(x) - 1) for x in replicates) / sum(len(x) - 1 for x in replicates)
+    if df:
+        rest = within
     run = max(0.0, rest - (0.0 if math.isnan(evaluation) else evaluation))
     return Components(
         base=math.sqrt(between), run=math.sqrt(run) if not math.isnan(rest) else math.nan,
-        evaluation=math.sqrt(evaluation), has_replicates=bool(replicates),
+        evaluation=math.sqrt(evaluation), has_replicates=df > 0,
     )  # fmt: skip
 
 
-def _by_base(runs: Mapping[Key, float]) -> dict[Hashable, dict[Hashable, float]]:
-    found: dict[Hashable, dict[Hashable, float]] = {}
+def by_base(runs: Mapping[Key, Value]) -> dict[Any, dict[Any, Value]]:
+    """Base -> run seed -> what belongs to that run."""
+    found: dict[Any, dict[Any, Value]] = {}
     for (base, seed), value in runs.items():
         found.setdefault(base, {})[seed] = value
     return found
+
+
+def pooled_variance(groups: Iterable[Sequence[float]]) -> tuple[float, int]:
+    """(variance within groups, its degrees of freedom); NaN and 0 where no group has two values."""
+    squares, df = 0.0, 0
+    for values in groups:
+        if len(values) > 1:
+            squares += float(np.var(values, ddof=1)) * (len(values) - 1)
+            df += len(values) - 1
+    return (squares / df if df else math.nan), df
 
 
 def _mean(values: Mapping[Hashable, float]) -> float:

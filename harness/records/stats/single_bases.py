@@ -14,7 +14,7 @@ collapsed and none of the control's did is *collapsed*, without a test. How ofte
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -23,6 +23,7 @@ from scipy import stats as distributions
 
 from harness.records.stats.decisions import ALPHA
 from harness.records.stats.outcomes import Outcome, Outcomes
+from harness.records.stats.replicates import by_base, pooled_variance
 from harness.records.stats.verdicts import DELTA, false_discovery
 
 OnBase = Literal["lower", "higher", "equal", "open", "collapsed"]
@@ -52,14 +53,10 @@ class BaseDifference:
 
 def run_noise(arms: Iterable[Outcomes]) -> Noise:
     """The noise of runs by the replicates of these arms, runs that collapsed left out."""
-    squares = df = 0.0
-    for runs in arms:
-        for own in _by_base(runs).values():
-            values = [run.value for run in own if not run.has_collapsed]
-            if len(values) > 1:
-                squares += float(np.var(values, ddof=1)) * (len(values) - 1)
-                df += len(values) - 1
-    return Noise(variance=squares / df if df else math.nan, df=df)
+    variance, df = pooled_variance(
+        [run.value for run in own.values() if not run.has_collapsed] for runs in arms for own in by_base(runs).values()
+    )
+    return Noise(variance=variance, df=df)
 
 
 def on_bases(
@@ -74,9 +71,9 @@ def on_bases(
     found: list[dict[Any, BaseDifference]] = [{} for _ in pairs]
     tested: list[tuple[int, Any, float, float]] = []
     for index, (arm, control) in enumerate(pairs):
-        ours, theirs = _by_base(arm), _by_base(control)
+        ours, theirs = by_base(arm), by_base(control)
         for base in (base for base in ours if base in theirs):
-            own, other = ours[base], theirs[base]
+            own, other = list(ours[base].values()), list(theirs[base].values())
             if any(run.has_collapsed for run in other):
                 continue
             mean = _mean(own) - _mean(other)
@@ -98,13 +95,6 @@ def on_bases(
         if p <= alpha:
             word = "equal" if abs(mean) < delta else "lower" if mean < 0 else "higher"
         found[index][base] = BaseDifference(mean=mean, low=mean - half * error, high=mean + half * error, word=word)
-    return found
-
-
-def _by_base(runs: Outcomes) -> Mapping[Any, list[Outcome]]:
-    found: dict[Any, list[Outcome]] = {}
-    for (base, _), run in runs.items():
-        found.setdefault(base, []).append(run)
     return found
 
 
