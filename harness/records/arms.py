@@ -21,13 +21,10 @@ FIRST = (
     "algo.num_epochs", "algo.staleness", "algo.partial_rollouts", "trainer.steps", "trainer.lr", "engine.name", "parts",
 )  # fmt: skip
 """Fields in order of precedence: where several vary together, the first stands for them."""
-TOLD = (
-    "algo.name", "algo.mode", "algo.num_minibatches", "algo.num_epochs", "algo.staleness", "algo.partial_rollouts",
-    "trainer.lr",
-)  # fmt: skip
-"""Fields of FIRST that a label tells even where another stands for them, if they vary within an experiment."""
 CONTEXT = ("model.", "task.", "base.", "engine.", "trainer.name", "trainer.steps")
 """Fields that set the experiment. Two arms are compared only where these agree."""
+TOLD = tuple(name for name in FIRST if not name.startswith(CONTEXT) and name != "parts")
+"""Fields of FIRST that a label tells even where another stands for them, if they vary within an experiment."""
 OF_PRECISION = "precision."
 """Prefix of the names of a precision's own fields."""
 KNOBS = "knobs."

@@ -197,7 +197,7 @@ def render_terminal(board: pd.DataFrame, baseline: str = BASELINES[-1]) -> str:
             name = name if len(name) <= width else _shortened(name, width)
             cells = [show(row)[:size].ljust(size) for _, size, show in columns]
             lines.append(" ".join([name.ljust(width), *cells]).rstrip())
-    has_lower = any("lower on" in line for line in lines)
+    has_lower = any(_num_lower(row, prefix) for row in board.to_dict("records") for prefix in ("", "deployed_"))
     lines += ["", _control_line(board), *LEGEND, *[LOWER_ON] * has_lower, *_marks(board), ""]
     lines += [part for said in three_sentences(board, baseline) for part in wrap(said, WIDTH)]
     return "\n".join(lines).strip("\n")
@@ -312,9 +312,16 @@ def verdict_words(row: Mapping[str, Any], prefix: str = "") -> str:
     words, more = str(row[f"{prefix}verdict"]), row[f"{prefix}further_seeds"]
     if words == "equal":
         words += f" (collapse {row[f'{prefix}collapse']})"
-    if words == "cannot tell" and (lower := row.get(f"{prefix}bases_lower", 0)) > 0:
-        words += f", lower on {lower:.0f} of {row[f'{prefix}bases']:.0f} bases"
+    if lower := _num_lower(row, prefix):
+        words += f", lower on {lower} bases"
     return words if more is None or math.isnan(more) else f"{words} (+{more:.0f})"
+
+
+def _num_lower(row: Mapping[str, Any], prefix: str) -> str:
+    """The single bases on which an undecided arm is lower, "2 of 5"; empty where there are none."""
+    lower = row.get(f"{prefix}bases_lower", 0)
+    is_open = row[f"{prefix}verdict"] == "cannot tell" and lower > 0
+    return f"{lower:.0f} of {row[f'{prefix}bases']:.0f}" if is_open else ""
 
 
 def _verdict(prefix: str = "") -> Callable[[Row], str]:
@@ -330,8 +337,8 @@ def _short_verdict(prefix: str = "") -> Callable[[Row], str]:
             return f"equal, falls ≤{bound:.0%}"
         if words.startswith(stats.COLLAPSES):
             return words.replace(f"{stats.COLLAPSES} in ", "falls ").replace(" of ", "/").replace("else ", "")
-        if words == "cannot tell" and (lower := row.get(f"{prefix}bases_lower", 0)) > 0:
-            return f"lower on {lower:.0f}/{row[f'{prefix}bases']:.0f} bases"
+        if lower := _num_lower(row, prefix):
+            return f"lower on {lower} bases".replace(" of ", "/")
         return verdict_words(row, prefix)
 
     return show
