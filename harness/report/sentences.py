@@ -31,12 +31,16 @@ def three_sentences(board: pd.DataFrame, baseline: str = BASELINES[-1]) -> list[
     """Sentences on what uncorrected rollouts cost, what a correction gives back, and what cost nothing; per context.
 
     Losses are the decided ones, in the mean accuracy of the BF16 policy over the runs that did not collapse. The share
-    given back is that of the best corrected arm at the format that lost most.
+    given back is that of the best corrected arm at the format that lost most. A variant that all rows of a context have
+    belongs to it.
     """
     lines: list[str] = []
     for context, rows in board.groupby("context", sort=False):
-        where = f", {context}" if context else ""
-        lines += _collapsing_settings(rows, where)
+        lines += _collapsing_settings(rows, f", {context}" if context else "")
+        variants = list(dict.fromkeys(rows["variant"]))
+        shared = variants[0] if len(variants) == 1 else ""
+        rows = rows.assign(variant="") if shared else rows
+        where = "".join(f", {words}" for words in (context, shared) if words)
         plain = [row for row in rows.to_dict("records") if not row["variant"] and not math.isnan(row["difference"])]
         bare = [row for row in plain if row["method"] == baseline]
         if not bare:

@@ -243,6 +243,15 @@ def test_single_bases_are_told_where_the_mean_over_bases_is_open() -> None:
     assert fallen[1].endswith(", undecided (it loses 0.20 to 0.35 on 2 of 4 bases).")
 
 
+def test_a_variant_that_all_rows_have_is_told_once_and_hides_no_sentence() -> None:
+    """Runs of 1000 steps with two minibatches beside those of 150 with one: each setting has its sentences."""
+    board = leaderboard(sweep(8))
+    board = board[board["variant"] == ""]
+    plain, said = three_sentences(board), three_sentences(board.assign(context="n=4", variant="2 minibatches"))
+    assert len(said) == len(plain) and said[0] == plain[0].removesuffix(".") + ", n=4, 2 minibatches."
+    assert said[1:] == plain[1:]
+
+
 def test_a_loss_at_other_settings_is_named_where_the_usual_ones_show_none() -> None:
     board = leaderboard(sweep(8))
     plain = board[board["arm"].isin(["naive int8", "naive int4"])].copy()

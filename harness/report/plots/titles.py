@@ -48,7 +48,8 @@ def scores_title(arms: Sequence[Arm], board: Mapping[str, Any], control: str) ->
     }
     clear = ", ".join(f"{count} {words}" for words, count in said.items() if count)
     left = len(rows) - sum(said.values())
-    return f"Of {len(rows)} arms: {clear or 'none decided'}" + (f"; {left} undecided" if left and clear else "")
+    arms_compared = "1 arm" if len(rows) == 1 else f"{len(rows)} arms"
+    return f"Of {arms_compared}: {clear or 'none decided'}" + (f"; {left} undecided" if left and clear else "")
 
 
 def largest_title(bands: Mapping[str, Band], *, words: str, control: str) -> str:

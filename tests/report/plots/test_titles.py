@@ -35,9 +35,9 @@ def test_a_panel_says_what_its_uncorrected_arm_loses() -> None:
 
 
 def test_verdicts_are_counted() -> None:
-    assert scores_title(ARMS, board("worse"), "bf16") == "Of 1 arms: 1 worse than bf16"
-    assert scores_title(ARMS, board("collapses in 2 of 3"), "bf16") == "Of 1 arms: 1 with runs that collapse"
-    assert scores_title(ARMS, board("cannot tell"), "bf16") == "Of 1 arms: none decided"
+    assert scores_title(ARMS, board("worse"), "bf16") == "Of 1 arm: 1 worse than bf16"
+    assert scores_title(ARMS, board("collapses in 2 of 3"), "bf16") == "Of 1 arm: 1 with runs that collapse"
+    assert scores_title(ARMS, board("cannot tell"), "bf16") == "Of 1 arm: none decided"
     assert scores_title(ARMS, board("worse", seeds=2), "bf16") == "Fewer than 3 seeds: nothing is decided against bf16"
     assert scores_title([CONTROL], board("worse"), "bf16") == "No arm has a control to be compared with"
 
