@@ -7,7 +7,7 @@ left to right and a hook left out is the identity. `harness.config.compose` fold
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, fields, replace
 from fnmatch import fnmatchcase
@@ -221,12 +221,21 @@ class Rollout:
         return [ids[:n] for ids, n in zip(rows, lengths, strict=True)]
 
 
-QUANTIZED = tuple(
-    f"*.{name}.weight" for name in ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-)
+LINEAR = (("q_proj", "k_proj", "v_proj"), ("o_proj",), ("gate_proj", "up_proj"), ("down_proj",))
+"""Linear layers of a block, grouped by the input that they share, in the order in which they are computed. Engines fuse
+a group into one matrix: formats with a tensor-level scale share it there."""
+QUANTIZED = tuple(f"*.{name}.weight" for group in LINEAR for name in group)
 """The linear layers a rollout format touches; embeddings, norms, biases and the head stay in high precision."""
-MERGED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
-"""Layers that engines fuse into one matrix: formats with a tensor-level scale share it within such a group."""
+
+
+def fused(names: Iterable[str]) -> list[list[str]]:
+    """Names of modules or of their weights; those that engines fuse together, in the order of their rows."""
+    place = {part: group for group in LINEAR for part in group}
+    found: dict[tuple[str, tuple[str, ...]], dict[str, str]] = {}
+    for name in names:
+        parent, _, part = name.removesuffix(".weight").rpartition(".")
+        found.setdefault((parent, place.get(part, (part,))), {})[part] = name
+    return [[inside[part] for part in group if part in inside] for (_, group), inside in found.items()]
 
 
 def sampler_plans(plan: Plan) -> list[Plan]:

@@ -15,7 +15,7 @@ from typing import ClassVar
 from harness.api import Method, Part, Plan
 from harness.numerics.formats import Adapters
 
-LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+LINEAR = Adapters.targets
 TRAINED = (".lora_A.weight", ".lora_B.weight")
 NORMS = (".input_layernorm.weight", ".post_attention_layernorm.weight")
 """The gains that feed q, k, v and gate, up."""

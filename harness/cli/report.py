@@ -93,31 +93,35 @@ def present(sweep: Sweep, results: Path, trackers: tuple[str, ...], only: str | 
     from harness.records.looks import level_of
     from harness.records.run_result import read_results
     from harness.report import tables
+    from harness.report.leaderboard import board_of
 
-    runs, level = runs_folder(results, sweep.name), level_of(results, sweep.name)
+    runs = runs_folder(results, sweep.name)
     found = read_results(runs)
+    if not found:
+        raise ValueError(f"sweep {sweep.name!r} has no results in {results}")
+    board = board_of(found, sweep.control, sweep.endpoints, level_of(results, sweep.name))
     written: list[Path] = []
     if only != "figures":
-        folder = tables_folder(results)
-        written += tables.write_tables(found, folder, sweep.name, sweep.control, sweep.endpoints, level, sweep.purpose)
+        written += tables.write_tables(board, tables_folder(results), sweep.name, sweep.purpose)
     if only != "tables":
         from harness.published.figures.grid import draw_grid
         from harness.report.figures import draw_all
+        from harness.report.plots.profiles import profile_figure
+        from harness.report.plots.save import save_png
 
         missing = [run.run_id for run in found if run.num_steps and not (runs / f"{run.run_id}.parquet").exists()]
         if missing:
             print(f"warning: {runs}: no series of {', '.join(missing)}: curves leave them out", file=sys.stderr)
         folder = figures_folder(results, sweep.name)
-        written += draw_all(results, folder, sweep.name, sweep.control, overview=draw_grid, endpoints=sweep.endpoints)
-        written += _profiles(found, sweep, results)
+        written += draw_all(board, runs, folder, overview=draw_grid)
+        written += save_png(lambda: profile_figure(board.arms, board.control), folder / "profiles.png")
     written += _break_even(found, sweep, results, only)
     if trackers:
         from harness.viewers.trackers import track
 
         track(results, sweep.name, trackers)
     if only != "figures":
-        board = tables.leaderboard(found, sweep.control, sweep.endpoints, level)
-        print(tables.render_terminal(board, sweep.purpose.baselines[-1]))
+        print(tables.render_terminal(board.table, sweep.purpose.baselines[-1]))
     print("written: " + ", ".join(str(path) for path in written))
     return 0
 
@@ -129,13 +133,3 @@ def _break_even(found: Sequence[RunResult], sweep: Sweep, results: Path, only: s
     tables = None if only == "figures" else tables_folder(results)
     figures = None if only == "tables" else figures_folder(results, sweep.name)
     return break_even.write(found, tables, figures, sweep.name, sweep.control)
-
-
-def _profiles(found: Sequence[RunResult], sweep: Sweep, results: Path) -> list[Path]:
-    """The figure of whole distributions of runs."""
-    from harness.records.arms import group_arms
-    from harness.report.plots.profiles import profile_figure
-    from harness.report.plots.save import save_png
-
-    arms = group_arms(found)
-    return save_png(lambda: profile_figure(arms, sweep.control), figures_folder(results, sweep.name) / "profiles.png")

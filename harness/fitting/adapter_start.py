@@ -2,7 +2,10 @@
 
 Over `low_rank`, which knows one matrix: here layers that share a tensor-level scale are quantized together, and factors
 carry the adapter's scale, y = x W_hat^T + scale (x A^T) B^T. LoftQ's base is q(W - shift) with a low-rank shift, which
-is kept as factors beside the adapters, so that later weights can be shifted alike.
+is kept as factors beside the adapters, so that later weights can be shifted alike (2310.08659, alg. 1):
+
+    W_hat_t = q(W - B_{t-1} A_{t-1}),  B_t A_t = SVD_r(W - W_hat_t),  B_0 A_0 = 0
+
 Left out: fits over more than one layer (`adapter_fit`).
 """
 

@@ -25,7 +25,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from harness.api import MERGED, Fixed, Plan, WeightStream, weight_format
+from harness.api import Fixed, Plan, WeightStream, fused, weight_format
 from harness.numerics import tiles
 from harness.numerics.formats import Format
 from harness.numerics.linear import round_both_ways, ste
@@ -225,7 +225,8 @@ def fake_quantized(
     """
     fixed = fixed or {}
     acts = plan.rollout_acts if is_w_and_a and plan.rollout_acts is not None and plan.rollout_acts.tile else None
-    for names in _groups(model):
+    modules: list[tuple[str, nn.Module]] = list(model.named_modules())
+    for names in fused(name for name, module in modules if isinstance(module, nn.Linear) and name != "lm_head"):
         found = [(name, weight_format(plan, f"{name}.weight")) for name in names]
         for fmt, run in groupby(found, key=lambda pair: pair[1]):
             if fmt is None or fmt.tile is None:
@@ -249,19 +250,6 @@ def fake_quantized(
                 for layer in layers:
                     layer.merged = tuple(layers)
     return model
-
-
-def _groups(model: nn.Module) -> list[list[str]]:
-    """Names of the linear layers but the head; those that engines merge together, in their order."""
-    place = {part: group for group in MERGED for part in group}
-    found: dict[tuple[str, tuple[str, ...]], list[str]] = {}
-    modules: list[tuple[str, nn.Module]] = list(model.named_modules())
-    for name, module in modules:
-        if isinstance(module, nn.Linear) and name != "lm_head":
-            parent, _, child = name.rpartition(".")
-            found.setdefault((parent, place.get(child, (child,))), []).append(name)
-    order = {part: i for group in MERGED for i, part in enumerate(group)}
-    return [sorted(names, key=lambda name: order.get(name.rpartition(".")[2], 0)) for names in found.values()]
 
 
 def shipped(weights: WeightStream, plan: Plan) -> WeightStream:

@@ -19,19 +19,13 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from harness.api import LINEAR
 from harness.numerics.experts import entering
 from harness.numerics.formats import Format
 from harness.numerics.gptq import ActOrder, accumulate, gptq
 from harness.numerics.quantize import dequantize, quantize
 
 Group = tuple[str, ...]
-GROUPS: tuple[Group, ...] = (
-    ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-    ("self_attn.o_proj",),
-    ("mlp.gate_proj", "mlp.up_proj"),
-    ("mlp.down_proj",),
-)
-"""Linear layers of a dense block by the input they share, in the order in which they are computed."""
 ROWS = 64
 """Texts of one forward pass."""
 
@@ -57,10 +51,8 @@ def stages_of(block: nn.Module) -> list[list[Group]]:
     on each other."""
     named: list[tuple[str, nn.Module]] = list(block.named_modules())
     mlps = [name.removesuffix("gate_proj") for name, _ in named if name.endswith(".gate_proj")]
-    return [
-        [tuple(name.replace("mlp.", mlp) for name in group) for mlp in (mlps if group[0].startswith("mlp.") else [""])]
-        for group in GROUPS
-    ]
+    places = (["self_attn."], ["self_attn."], mlps, mlps)
+    return [[tuple(f"{at}{name}" for name in group) for at in ats] for ats, group in zip(places, LINEAR, strict=True)]
 
 
 @torch.no_grad()

@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from harness.api import MERGED, Plan, weight_format
+from harness.api import Plan, fused, weight_format
 from harness.numerics.experts import entering
 from harness.numerics.formats import Format
 from harness.numerics.linear import ste
@@ -87,14 +87,8 @@ def low_bit_weights(weights: Mapping[str, Tensor], plan: Plan, given: Mapping[st
 
 def _merged(names: Iterable[str], plan: Plan) -> Iterable[tuple[Format, list[str]]]:
     """(tiled format, the tensors that share a tensor-level scale under it)."""
-    groups: dict[str, list[str]] = {}
-    for name in names:
-        parent, _, leaf = name.removesuffix(".weight").rpartition(".")
-        fused = next((parts for parts in MERGED if leaf in parts), (leaf,))
-        groups.setdefault(f"{parent}.{'+'.join(fused)}", []).append(name)
-    for group in groups.values():
-        ordered = sorted(group, key=lambda name: ("q_proj" not in name, "gate_proj" not in name, "k_proj" not in name))
-        for fmt, run in groupby(ordered, key=partial(weight_format, plan)):
+    for group in fused(names):
+        for fmt, run in groupby(group, key=partial(weight_format, plan)):
             if fmt is not None and fmt.tile is not None:
                 yield fmt, list(run)
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor, nn
 
-from harness.api import MERGED, Plan, WeightStream, weight_format
+from harness.api import LINEAR, Plan, WeightStream, weight_format
 from harness.foundation.seeds import generator
 from harness.models.decoder import Decoder
 from harness.numerics.formats import Adapters
@@ -44,7 +44,7 @@ def add_adapters(model: Decoder, adapters: Adapters, fixed: Mapping[str, Tensor]
     """
     from peft import LoraConfig, inject_adapter_in_model
 
-    layers = {name for _, names in _groups(model) for name in names}
+    layers = {name for group in LINEAR for name in group}
     if unknown := sorted(set(adapters.targets) - layers):
         raise ValueError(f"adapters.targets: {unknown[0]} is no linear layer; choose from {', '.join(sorted(layers))}")
     config = LoraConfig(r=adapters.rank, lora_alpha=adapters.alpha,  # pyright: ignore[reportArgumentType] - peft divides it, any number will do
@@ -108,13 +108,13 @@ def freeze_base(model: Decoder, plan: Plan) -> Decoder:
 
 def _groups(model: Decoder) -> Iterator[tuple[str, tuple[str, ...]]]:
     """(prefix, names) of the linear layers that engines merge, and of those that stand alone."""
+    qkv, out, gate_up, down = LINEAR
     for i in range(len(model.model.layers)):
-        qkv, gate_up = MERGED
         yield f"model.layers.{i}.self_attn.", qkv
-        yield f"model.layers.{i}.self_attn.", ("o_proj",)
+        yield f"model.layers.{i}.self_attn.", out
         for prefix, _ in model.config.mlps:
             yield f"model.layers.{i}.{prefix}", gate_up
-            yield f"model.layers.{i}.{prefix}", ("down_proj",)
+            yield f"model.layers.{i}.{prefix}", down
 
 
 def named_weights(model: nn.Module) -> list[tuple[str, Tensor]]:

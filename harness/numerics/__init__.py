@@ -10,7 +10,7 @@ effective_bits.py      bits that a format and its side structures store for a we
 packing.py             codes as int32 words and bytes, as checkpoints store them
 nf4.py                 NF4 as bitsandbytes stores it
 gptq.py                GPTQ for one weight
-low_rank.py            low-rank factors of a quantization error: SVD, LoftQ, CLoQ
+low_rank.py            low-rank factors of a quantization error: SVD, CLoQ
 invariant_scaling.py   a factor moved from a weight into the gain of the norm before it
 noise_schedule.py      noise of AQN by step
 linear.py              linear layers that compute as a low-precision engine or trainer does

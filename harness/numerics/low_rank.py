@@ -1,40 +1,23 @@
-"""Low-rank factors that make up for what quantization took away: SVD of the residual, LoftQ, CLoQ.
+"""Low-rank factors that make up for what quantization took away: SVD of the residual, CLoQ.
 
     SVD     B A = SVD_r(W - W_hat), the closest in Frobenius norm
-    LoftQ   W_hat_t = q(W - B_{t-1} A_{t-1}),  B_t A_t = SVD_r(W - W_hat_t),  B_0 A_0 = 0          2310.08659, alg. 1
     CLoQ    min ||X (W - W_hat - B A)^T||:  (B A)^T = R^+ SVD_r(R (W - W_hat)^T),  R^T R = X^T X   2501.18475
 
 A layer with adapters computes x W_hat^T + (alpha / r) x A^T B^T. These functions return factors of scale 1: where
 alpha / r is another, divide one factor by it. The singular values are shared, A = sqrt(S) V^T and B = U sqrt(S)
 (for CLoQ, A is then multiplied by R^+, with R the symmetric root), and the largest entry of every row of V^T is
 positive, so that the factors are the same everywhere as long as singular values differ. Computed in float64.
-Left out: LQ-LoRA's weighted norm, and fits to more than one layer (RILQ).
+Left out: LQ-LoRA's weighted norm, LoftQ (`harness.fitting.adapter_start`), and fits to more than one layer (RILQ).
 """
 
 # pyright: reportUnknownMemberType=false
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import cast
 
 import torch
 from torch import Tensor
-
-
-@dataclass(frozen=True, kw_only=True)
-class LoftQResult:
-    """A quantized base with its adapter, all float32."""
-
-    source: Tensor
-    """[N, K]: W - B_{t-1} A_{t-1}, what the last step quantized; the codes of the base are its codes."""
-    w_hat: Tensor
-    """[N, K]: what the quantizer made of `source`."""
-    a: Tensor
-    """[r, K]."""
-    b: Tensor
-    """[N, r]."""
 
 
 def svd_residual(w: Tensor, w_hat: Tensor, rank: int) -> tuple[Tensor, Tensor]:
@@ -45,24 +28,6 @@ def svd_residual(w: Tensor, w_hat: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     _check(w, w_hat, rank)
     a, b = _factors(w.detach().double() - w_hat.detach().double(), rank)
     return a.float(), b.float()
-
-
-def loftq(w: Tensor, quantizer: Callable[[Tensor], Tensor], rank: int, steps: int = 1) -> LoftQResult:
-    """LoftQ of `w` [N, K] with `steps` alternations (1 to 5 in the paper); one step is `svd_residual` of q(w).
-
-    `quantizer` maps a float32 [N, K] to the values that its codes stand for. The error of the sum does not always
-    fall with `steps`. Raises ValueError as `svd_residual`, and for steps below 1.
-    """
-    if steps < 1:
-        raise ValueError(f"steps is {steps}; LoftQ takes at least 1")
-    w = w.detach().float()
-    source = w
-    for _ in range(steps - 1):
-        a, b = svd_residual(w, quantizer(source), rank)
-        source = w - b @ a
-    w_hat = quantizer(source)
-    a, b = svd_residual(w, w_hat, rank)
-    return LoftQResult(source=source, w_hat=w_hat, a=a, b=b)
 
 
 def cloq(w: Tensor, w_hat: Tensor, gram: Tensor, rank: int) -> tuple[Tensor, Tensor]:

@@ -15,7 +15,7 @@ import numpy as np
 
 from harness.foundation.markdown_table import markdown_table
 from harness.records import stats
-from harness.records.arms import Arm, control_of, group_arms, label
+from harness.records.arms import Arm, control_of, label
 from harness.records.run_result import RunResult
 from harness.records.statuses import FINISHED
 from harness.report.leaderboard import answered_steps, answers, pair_key
@@ -62,9 +62,8 @@ def fall_of(run: RunResult) -> stats.Fall | None:
     return stats.fall(steps, [float(value) for value in curve.mean(axis=1)], known, run.status == "diverged")
 
 
-def compared(results: Sequence[RunResult], control: str) -> list[Compared]:
+def compared(arms: Sequence[Arm], control: str) -> list[Compared]:
     """Arms beside their control, as the leaderboard pairs them."""
-    arms = group_arms(results)
     falls = {arm.label: _falls(arm) for arm in arms}
     found: list[Compared] = []
     for arm in arms:
@@ -82,9 +81,9 @@ def _falls(arm: Arm) -> dict[stats.Key, stats.Fall]:
     return {key: found for key, found in known if found is not None}
 
 
-def table(results: Sequence[RunResult], control: str) -> str:
+def table(arms: Sequence[Arm], control: str) -> str:
     """Arms of which, or of whose control, a paired run collapsed, the surest first; empty where none did."""
-    rows = [row for row in compared(results, control) if any(run.has_fallen for run in (*row.own, *row.other))]
+    rows = [row for row in compared(arms, control) if any(run.has_fallen for run in (*row.own, *row.other))]
     adjusted: dict[str, float] = {}
     for context in dict.fromkeys(label(row.arm.context) for row in rows):
         family = [row for row in rows if label(row.arm.context) == context and row.is_testable]

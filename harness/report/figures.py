@@ -14,12 +14,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure, SubFigure
 from matplotlib.lines import Line2D
 
-from harness.records.arms import Arm, group_arms, label, rank
-from harness.records.looks import level_of
-from harness.records.paths import runs_folder
-from harness.records.run_result import read_results
-from harness.records.sweep_file import ENDPOINTS
-from harness.report.leaderboard import leaderboard
+from harness.records.arms import Arm, label, rank
+from harness.report.leaderboard import Board
 from harness.report.plots.along import along
 from harness.report.plots.bands import Series, load_series, over_evaluations, over_profile, over_steps
 from harness.report.plots.colours import BLUE, INK, REFERENCE, STRIPE, VERMILION
@@ -66,28 +62,16 @@ Overview = Callable[[Sequence[Arm], str], Figure | None]
 
 
 def draw_all(
-    results_folder: Path,
-    out_folder: Path,
-    sweep: str,
-    control: str = "bf16",
-    formats: Sequence[str] = ("png",),
-    overview: Overview | None = None,
-    endpoints: Sequence[str] = ENDPOINTS,
+    judged: Board, runs: Path, out_folder: Path, formats: Sequence[str] = ("png",), overview: Overview | None = None
 ) -> list[Path]:
-    """Draw every figure of `<results_folder>/runs/<sweep>` into `out_folder`; `formats` are "png", "pdf" or "svg".
+    """Draw every figure of a sweep into `out_folder`, its series from `runs`; `formats` are "png", "pdf" or "svg".
 
     A sweep over several contexts (model sizes, lengths) gets one set per context, or the short one of each; one over
-    both has the `overview`, where one is given. `endpoints`: as the sweep's file declares them. Raises ValueError
-    without results.
+    both has the `overview`, where one is given.
     """
-    folder = runs_folder(results_folder, sweep)
-    results = read_results(folder)
-    if not results:
-        raise ValueError(f"sweep {sweep!r} has no results in {results_folder} to draw")
-    arms = group_arms(results)
-    series = load_series(folder, results)
-    alpha = level_of(results_folder, sweep)
-    board = {str(row["arm"]): row for row in leaderboard(results, control, endpoints, alpha).to_dict("records")}
+    arms, control = judged.arms, judged.control
+    series = load_series(runs, judged.results)
+    board = {str(row["arm"]): row for row in judged.table.to_dict("records")}
     looks = looks_of(arms, control)
     paths: list[Path] = []
     with mpl.rc_context(fname=STYLE):

@@ -58,6 +58,24 @@ class Scores:
         return sum(values) / max(len(values), 1)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Board:
+    """A sweep against its control, judged once for all that draw, write and say it."""
+
+    results: Sequence[RunResult]
+    arms: Sequence[Arm]
+    """In the order of `group_arms`; the table has them ranked."""
+    scores: Mapping[str, Scores]
+    """Label of an arm -> its scores."""
+    control: str
+    endpoints: Sequence[str]
+    alpha: float
+    table: pd.DataFrame
+    """The `leaderboard`."""
+    on_bases: Sequence[tuple[Arm, Mapping[int, stats.BaseDifference]]]
+    """(arm, base seed -> its difference from the control there) at the first endpoint, where something is known."""
+
+
 def leaderboard(
     results: Sequence[RunResult],
     control: str = "bf16",
@@ -76,26 +94,37 @@ def leaderboard(
     of two paired runs alone got right. NaN where nothing was measured. `alpha` is the level of the verdicts: lower
     for a sweep that was looked at while it ran (`harness.records.looks.level_of`).
     """
+    return board_of(results, control, endpoints, alpha).table
+
+
+def board_of(
+    results: Sequence[RunResult],
+    control: str = "bf16",
+    endpoints: Sequence[str] = ENDPOINTS,
+    alpha: float = stats.ALPHA,
+) -> Board:
+    """The `leaderboard` of a sweep with what it was judged from."""
     arms = group_arms(results)
     scores = {arm.label: score_arm(arm) for arm in arms}
     places = list(dict.fromkeys((arm.precision, str(arm.context)) for arm in arms))
     ranks = {arm.label: rank_endpoint(arm.method, endpoints) for arm in arms}
-    arms.sort(
-        key=lambda arm: (
-            places.index((arm.precision, str(arm.context))),
-            -scores[arm.label].mean(ranks[arm.label]),
-        )
+    ranked = sorted(
+        arms,
+        key=lambda arm: (places.index((arm.precision, str(arm.context))), -scores[arm.label].mean(ranks[arm.label])),
     )
-    rows: list[dict[str, Any]] = []
+    references = [control_of(arm, ranked, control) for arm in ranked]
     draws: dict[tuple[int, ...], stats.Draws] = {}
-    references: list[Arm | None] = []
-    for arm in arms:
-        references.append(control_of(arm, arms, control))
-        row = _identity(arm) | {"endpoint": ranks[arm.label]}
-        row |= _score_columns(scores[arm.label], draws) | _measurements(arm)
-        rows.append(row | _comparison(arm, references[-1], scores))
-    _judge(rows, arms, references, scores, endpoints, alpha)
-    return pd.DataFrame(rows)
+    rows = [
+        _identity(arm) | {"endpoint": ranks[arm.label]} | _score_columns(scores[arm.label], draws) | _measurements(arm)
+        | _comparison(arm, reference, scores)
+        for arm, reference in zip(ranked, references, strict=True)
+    ]  # fmt: skip
+    alone = _judge(rows, ranked, references, scores, endpoints, alpha)[endpoints[0]]
+    told = {arm.label: by_base for arm, by_base in zip(ranked, alone, strict=True) if by_base}
+    return Board(
+        results=results, arms=arms, scores=scores, control=control, endpoints=endpoints, alpha=alpha,
+        table=pd.DataFrame(rows), on_bases=[(arm, told[arm.label]) for arm in arms if arm.label in told],
+    )  # fmt: skip
 
 
 def contrasts(
@@ -125,16 +154,6 @@ def contrasts(
     ]
     _judge(rows, [arm for arm, _ in pairs], [reference for _, reference in pairs], scores, endpoints, alpha)
     return pd.DataFrame(rows)
-
-
-def base_differences(
-    results: Sequence[RunResult], control: str, endpoint: str, alpha: float = stats.ALPHA
-) -> list[tuple[Arm, dict[int, stats.BaseDifference]]]:
-    """(arm, base seed -> its difference from the control there), those arms left out of which nothing is known."""
-    arms = group_arms(results)
-    scores = {arm.label: score_arm(arm) for arm in arms}
-    found = _on_bases(arms, [control_of(arm, arms, control) for arm in arms], scores, endpoint, alpha)
-    return [(arm, by_base) for arm, by_base in zip(arms, found, strict=True) if by_base]
 
 
 def judge_arms(
@@ -243,12 +262,11 @@ def _outcome(run: RunResult, site: str, curve: stats.Floats) -> stats.Outcome:
     return stats.outcome(means, float(np.mean(start)), run.status == "diverged", is_frozen=is_frozen)
 
 
-def components(arms: Sequence[Arm], endpoint: str = "reference") -> stats.Components:
+def components(scores: Mapping[str, Scores], endpoint: str = "reference") -> stats.Components:
     """Variance components of a context's scores, over the arms of which no run collapsed or stayed frozen."""
-    scores = [(arm.label, score_arm(arm)) for arm in arms]
     steady = [
         (name, found)
-        for name, found in scores
+        for name, found in scores.items()
         if len(found.outcomes[endpoint]) > 1
         and all(run.has_moved and not run.has_collapsed for run in found.outcomes[endpoint].values())
     ]
@@ -397,14 +415,16 @@ def _judge(
     scores: dict[str, Scores],
     endpoints: Sequence[str],
     alpha: float,
-) -> None:
-    """Fill in collapse rates, differences, verdicts and how many seeds are missing."""
+) -> dict[str, list[dict[int, stats.BaseDifference]]]:
+    """Fill in collapse rates, differences, verdicts and how many seeds are missing. Returns what every arm does on
+    single bases, by endpoint."""
+    alone = {name: _on_bases(arms, references, scores, name, alpha) for name in endpoints}
     for endpoint in ENDPOINTS:
         prefix = "" if endpoint == "reference" else f"{endpoint}_"
         found = _judged(arms, references, scores, endpoint, endpoint in endpoints, alpha)
-        alone = _on_bases(arms, references, scores, endpoint, alpha) if endpoint in endpoints else [{} for _ in arms]
-        for row, one, by_base in zip(rows, found, alone, strict=True):
+        for row, one, by_base in zip(rows, found, alone.get(endpoint, [{} for _ in arms]), strict=True):
             row |= _columns(prefix, one) | _base_columns(prefix, by_base)
+    return alone
 
 
 def _judged(

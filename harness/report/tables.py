@@ -17,7 +17,7 @@ from harness.records.run_result import RunResult, write_atomic
 from harness.records.statuses import STATUSES
 from harness.records.sweep_file import BASELINES, ENDPOINTS, Purpose
 from harness.report import collapse_times, task_scores
-from harness.report.leaderboard import base_differences, components, contrasts, leaderboard
+from harness.report.leaderboard import Board, components, contrasts
 from harness.report.plots.profiles import improvements
 from harness.report.sentences import findings, three_sentences
 
@@ -63,26 +63,15 @@ MARKS = {
 }
 
 
-def write_tables(
-    results: Sequence[RunResult],
-    folder: Path,
-    sweep: str,
-    control: str = "bf16",
-    endpoints: Sequence[str] = ENDPOINTS,
-    alpha: float = stats.ALPHA,
-    meant: Purpose | None = None,
-) -> list[Path]:
+def write_tables(board: Board, folder: Path, sweep: str, meant: Purpose | None = None) -> list[Path]:
     """Write `<sweep>.md`, `<sweep>.csv` (one row per arm) and `<sweep>_runs.csv` (one row per run) into `folder`.
 
-    Raises ValueError for no results at all, or where a file cannot be written.
+    Raises ValueError where a file cannot be written.
     """
-    if not results:
-        raise ValueError(f"sweep {sweep!r} has no results to tabulate")
-    board = leaderboard(results, control, endpoints, alpha)
     texts = {
-        f"{sweep}.md": markdown(board, results, sweep, endpoints, alpha, meant),
-        f"{sweep}.csv": board.to_csv(index=False, float_format="%.6g"),
-        f"{sweep}_runs.csv": runs_table(results).to_csv(index=False, float_format="%.6g"),
+        f"{sweep}.md": markdown(board, sweep, meant),
+        f"{sweep}.csv": board.table.to_csv(index=False, float_format="%.6g"),
+        f"{sweep}_runs.csv": runs_table(board.results).to_csv(index=False, float_format="%.6g"),
     }
     for name, text in texts.items():
         write_atomic(folder / name, text.encode())
@@ -110,37 +99,30 @@ def runs_table(results: Sequence[RunResult]) -> pd.DataFrame:
     return pd.DataFrame(rows).sort_values(["arm", "base_seed", "seed"], ignore_index=True)
 
 
-def markdown(
-    board: pd.DataFrame,
-    results: Sequence[RunResult],
-    sweep: str,
-    endpoints: Sequence[str] = ENDPOINTS,
-    alpha: float = stats.ALPHA,
-    meant: Purpose | None = None,
-) -> str:
+def markdown(board: Board, sweep: str, meant: Purpose | None = None) -> str:
     """The report of a sweep: what was run, the table per context, contrasts, findings, failures, how to read it.
 
-    `endpoints` and `alpha` of the contrasts are those of the board. `meant` has the baselines and expectations that the
-    words are about.
+    `meant` has the baselines and expectations that the words are about.
     """
-    blocks = [f"# {sweep}", "\n".join(f"- {line}" for line in setup_lines(results)), _control_line(board)]
-    for context, rows in board.groupby("context", sort=False):
+    results, table = board.results, board.table
+    blocks = [f"# {sweep}", "\n".join(f"- {line}" for line in setup_lines(results)), _control_line(table)]
+    for context, rows in table.groupby("context", sort=False):
         blocks += [f"## {context}"] if context else []
         blocks.append(_grid(_ARM_COLUMNS, rows))
-    blocks += _base_blocks(results, _control_method(board), endpoints[0], alpha)
-    over = improvements(group_arms(results), _control_method(board))
+    blocks += _base_blocks(board)
+    over = improvements(board.arms, board.control)
     if len(over):
         blocks += ["## Probability of improvement over the control, all settings", _grid(_OVER_COLUMNS, over)]
     meant = meant or Purpose()
-    against = contrasts(results, meant.baselines[-1], endpoints, alpha)
+    against = contrasts(results, meant.baselines[-1], board.endpoints, board.alpha)
     if len(against):
         blocks += ["## What changes against no correction, at the same precision", _grid(_CONTRAST_COLUMNS, against)]
     if scores := task_scores.task_scores(results):
         blocks += ["## Evaluations on tasks", markdown_table(task_scores.HEAD, map(task_scores.cells, scores)), TASKS]
-    if fallen := collapse_times.table(results, _control_method(board)):
+    if fallen := collapse_times.table(board.arms, board.control):
         blocks += ["## When runs collapse", fallen, collapse_times.READING]
-    blocks += ["## What varies", _components_grid(results), COMPONENTS]
-    said = [*three_sentences(board, meant.baselines[-1]), *findings(board, meant.expectations)]
+    blocks += ["## What varies", _components_grid(board), COMPONENTS]
+    said = [*three_sentences(table, meant.baselines[-1]), *findings(table, meant.expectations)]
     blocks += ["## In words", "\n".join(f"- {line}" for line in said)] if said else []
     if bad := [run for run in results if run.status != "ok"]:
         labels = arm_labels(results)
@@ -148,7 +130,7 @@ def markdown(
         blocks += ["## Runs that did not finish", "\n".join(lines)]
     return (
         "\n\n".join(
-            [*blocks, "## How to read it", "\n".join(f"- {line}" for line in [*READING, *_marks(board, "`{}`")])]
+            [*blocks, "## How to read it", "\n".join(f"- {line}" for line in [*READING, *_marks(table, "`{}`")])]
         )
         + "\n"
     )
@@ -203,12 +185,11 @@ def render_terminal(board: pd.DataFrame, baseline: str = BASELINES[-1]) -> str:
     return "\n".join(lines).strip("\n")
 
 
-def _base_blocks(results: Sequence[RunResult], control: str, endpoint: str, alpha: float) -> list[str]:
+def _base_blocks(board: Board) -> list[str]:
     """The section on single bases, a table per context; nothing where no two runs share arm and base."""
     blocks: list[str] = []
-    found = base_differences(results, control, endpoint, alpha)
-    for context in dict.fromkeys(label(arm.context) for arm, _ in found):
-        inside = [(arm, by_base) for arm, by_base in found if label(arm.context) == context]
+    for context in dict.fromkeys(label(arm.context) for arm, _ in board.on_bases):
+        inside = [(arm, by_base) for arm, by_base in board.on_bases if label(arm.context) == context]
         bases = sorted({base for _, by_base in inside for base in by_base})
         rows = [[arm.label, *(_on_base(by_base.get(base)) for base in bases)] for arm, by_base in inside]
         blocks += [f"### {context}"] * bool(context)
@@ -228,12 +209,11 @@ def _shortened(name: str, width: int) -> str:
     return f"{name[: width - 1 - end]}…{name[-end:]}"
 
 
-def _components_grid(results: Sequence[RunResult]) -> str:
+def _components_grid(board: Board) -> str:
     """The standard deviations of base, run and evaluation, a row per context and endpoint."""
-    arms = group_arms(results)
     rows: list[dict[str, Any]] = []
-    for context in dict.fromkeys(label(arm.context) for arm in arms):
-        inside = [arm for arm in arms if label(arm.context) == context]
+    for context in dict.fromkeys(label(arm.context) for arm in board.arms):
+        inside = {arm.label: board.scores[arm.label] for arm in board.arms if label(arm.context) == context}
         for endpoint in ENDPOINTS:
             found = components(inside, endpoint)
             values = {"base": found.base, "run": found.run, "evaluation": found.evaluation}
@@ -245,11 +225,6 @@ def _components_grid(results: Sequence[RunResult]) -> str:
 def _control_line(board: pd.DataFrame) -> str:
     controls = dict.fromkeys(row["control"] for row in board.to_dict("records") if row["control"])
     return f"Control: {', '.join(controls) or 'none in this table'}."
-
-
-def _control_method(board: pd.DataFrame) -> str:
-    """The method of the control's arms; empty where the table has none."""
-    return next((row["method"] for row in board.to_dict("records") if row["verdict"] == "control"), "")
 
 
 def _arm_name(row: Row) -> str:

@@ -23,13 +23,12 @@ from harness.records.paths import bench_folder
 from harness.studies.throughput.plan import Sweep
 from harness.studies.throughput.records import read_records
 from harness.studies.throughput.shapes import shape_of
+from harness.sweep.folder_time import ADAM_BYTES
 
 RATES = "throughput_h200"
 """The sweep of the decode rates."""
 SIZE = "7b"
 """Size of the layer and of the push that were timed."""
-ADAM_BYTES = 28
-"""Per parameter: gradient, float32 weight and two moments, all but the gradient written back."""
 TRAIN = {"bf16": "bf16, fp32 masters, compiled", "fp8": "fp8 held, mixed, compiled"}
 """Arithmetic of the trainer -> the timed layer."""
 ARMS = {

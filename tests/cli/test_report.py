@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.cli.report import report
+from harness.cli.report import present, report
 from harness.records.packed import pack
 from harness.records.run_result import write_result
 from harness.records.sweep_file import keep_purpose
@@ -101,3 +101,8 @@ def test_a_mistyped_sweep_gets_the_nearest_of_all_packed_ones_too(tmp_path: Path
     (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match=r"results in .*/empty; no sweep has any; lowbit sweep quick makes some"):
         report("lengths", tmp_path / "empty")
+
+
+def test_no_results_is_an_error_in_words(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="'smoke' has no results"):
+        present(read_sweep("smoke"), tmp_path, ())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from functools import partial
+from itertools import chain
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 
 from harness.api import Plan, weight_format
 from harness.fitting.fake_quant import grid_values
-from harness.fitting.gptq_decoder import GROUPS, ROWS, quantize_decoder, round_decoder
+from harness.fitting.gptq_decoder import ROWS, quantize_decoder, round_decoder, stages_of
 from harness.foundation.seeds import generator
 from harness.numerics.formats import format_named
 from harness.numerics.gptq import accumulate, gptq
@@ -27,7 +28,7 @@ KEEP = torch.arange(12) < torch.randint(4, 13, (ROWS + 9, 1), generator=generato
 def hessians(model: nn.Module) -> dict[str, Tensor]:
     """H of the inputs of every linear layer of the blocks, in one forward pass."""
     found: dict[str, Tensor] = {}
-    names = [f"model.layers.{i}.{name}" for i in range(3) for group in GROUPS for name in group]
+    names = [f"model.layers.{i}.{name}" for i in range(3) for name in chain(*chain(*stages_of(model.model.layers[i])))]
 
     def look(name: str, module: nn.Module, args: tuple[Tensor, ...]) -> None:
         found[name] = accumulate(None, 0, args[0], KEEP)[0]

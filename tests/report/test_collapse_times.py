@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from harness.records.arms import group_arms
 from harness.records.run_result import RunResult
 from harness.records.stats import Fall
 from harness.report.collapse_times import HEAD, compared, fall_of, table
-from harness.report.leaderboard import leaderboard
+from harness.report.leaderboard import board_of
 from harness.report.tables import markdown
 from tests import result_factory as factory
 
@@ -43,8 +44,8 @@ def test_when_a_run_fell() -> None:
 
 
 def test_rows_are_of_arms_that_fall_and_p_values_count_those_that_could_show_it() -> None:
-    assert len(compared(results(), "bf16")) == 4
-    head, _, *rows = table(results(), "bf16").splitlines()
+    assert len(compared(group_arms(results()), "bf16")) == 4
+    head, _, *rows = table(group_arms(results()), "bf16").splitlines()
     assert [cell.strip() for cell in head.strip("|").split("|")] == list(HEAD)
     found = [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
     assert [row[0] for row in found] == ["flashrl int3", "naive int4", "naive int8"]
@@ -58,11 +59,11 @@ def test_rows_are_of_arms_that_fall_and_p_values_count_those_that_could_show_it(
 
 def test_a_report_has_the_section_where_a_run_fell() -> None:
     found = results()
-    text = markdown(leaderboard(found, "bf16"), found, "x")
-    assert "## When runs collapse" in text and table(found, "bf16") in text
+    text = markdown(board_of(found), "x")
+    assert "## When runs collapse" in text and table(group_arms(found), "bf16") in text
     found = [
         one
         for one in found
         if (one.method.name, one.config["precision"]["name"]) in (("bf16", "bf16"), ("flashrl", "int4"))
     ]
-    assert "## When runs collapse" not in markdown(leaderboard(found, "bf16"), found, "x")
+    assert "## When runs collapse" not in markdown(board_of(found), "x")

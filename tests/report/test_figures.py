@@ -15,9 +15,9 @@ from matplotlib.figure import Figure
 
 from harness.published.figures.grid import draw_grid
 from harness.records.arms import Arm, group_arms
-from harness.records.run_result import RunResult, write_result
+from harness.records.run_result import RunResult, read_results, write_result
 from harness.report.figures import STYLE, draw_all, overview, scores, step_label
-from harness.report.leaderboard import leaderboard
+from harness.report.leaderboard import board_of, leaderboard
 from harness.report.plots.bands import load_series, over_evaluations, over_profile, over_steps
 from harness.report.plots.style import INK, looks_of, small_multiples, style_name
 from tests import result_factory as factory
@@ -216,13 +216,19 @@ def write(folder: Path, pairs: list[tuple[RunResult, list[dict[str, Any]]]]) -> 
         write_result(folder / "runs" / "quick", result, series)
 
 
+def draw(folder: Path, **options: Any) -> list[Path]:
+    """Every figure of what `write` wrote into a folder, in `out` beside it."""
+    runs = folder / "runs" / "quick"
+    return draw_all(board_of(read_results(runs)), runs, folder / "out", **options)
+
+
 def test_draw_all(tmp_path: Path) -> None:
     pairs = factory.sweep_results((*factory.QUICK[:2], factory.QUICK[5]), seeds=2)
     write(
         tmp_path,
         [*pairs, factory.result("naive", "int3", status="failed"), factory.result("mis", "int4", status="diverged")],
     )
-    paths = draw_all(tmp_path, tmp_path / "out", "quick")
+    paths = draw(tmp_path)
     names = [
         "overview",
         "scores",
@@ -241,20 +247,20 @@ def test_draw_all(tmp_path: Path) -> None:
     pixels = mpl.image.imread(paths[0])  # pyright: ignore[reportAttributeAccessIssue]
     assert 0.005 < np.mean(pixels[..., :3].min(axis=-1) < 0.5) < 0.3
     before = paths[2].read_bytes()
-    draw_all(tmp_path, tmp_path / "out", "quick")
+    draw(tmp_path)
     assert paths[2].read_bytes() == before
 
 
 def test_one_set_per_context(tmp_path: Path) -> None:
     write(tmp_path, [factory.result(task__n=n, seed=s) for n in (8, 16) for s in range(2)])
-    names = {path.name for path in draw_all(tmp_path, tmp_path / "out", "quick", formats=("svg",))}
+    names = {path.name for path in draw(tmp_path, formats=("svg",))}
     assert {"accuracy-n8.svg", "accuracy-n16.svg"} <= names and len(names) == 16
 
 
 def test_many_contexts_have_one_heat_map_and_an_overview_each(tmp_path: Path) -> None:
     places = [(size, n) for size in ("xs", "s") for n in (8, 16)]
     write(tmp_path, [factory.result(model__name=size, task__n=n) for size, n in places])
-    paths = draw_all(tmp_path, tmp_path / "out", "quick", formats=("svg",), overview=draw_grid)
+    paths = draw(tmp_path, formats=("svg",), overview=draw_grid)
     assert paths[0].name == "grid.svg"
     assert {path.stem.split("-")[0] for path in paths[1:]} == {"overview", "accuracy", "deployed"} and len(paths) == 13
 
@@ -265,17 +271,12 @@ def test_figures_that_a_sweep_has_outgrown_are_removed_and_no_others(tmp_path: P
     for name in ("reward-n8.png", "grid.png", "overview.svg", "profiles.png", "mine.png", "reward.txt"):
         (out / name).write_text("of before")
     write(tmp_path, factory.sweep_results(factory.QUICK[:2], seeds=1))
-    drawn = draw_all(tmp_path, out, "quick")
+    drawn = draw(tmp_path)
     left = {path.name for path in out.iterdir()} - {path.name for path in drawn}
     assert left == {"overview.svg", "profiles.png", "mine.png", "reward.txt"}
 
 
 def test_nothing_but_failures_is_drawn_empty(tmp_path: Path) -> None:
     write(tmp_path, [factory.result(status="failed")])
-    assert [path.stem for path in draw_all(tmp_path, tmp_path / "out", "quick")] == ["overview", "scores"]
+    assert [path.stem for path in draw(tmp_path)] == ["overview", "scores"]
     assert load_series(tmp_path / "runs" / "quick", [factory.result(status="failed")[0]]) == {}
-
-
-def test_no_results_is_an_error_in_words(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="'quick' has no results"):
-        draw_all(tmp_path, tmp_path / "out", "quick")

@@ -11,9 +11,8 @@ import pytest
 from scipy import stats as scipy_stats
 
 from harness.records import stats
-from harness.records.arms import group_arms
 from harness.records.run_result import EvalRecord, RunResult
-from harness.report.leaderboard import base_differences, by_base, components, contrasts, leaderboard
+from harness.report.leaderboard import board_of, by_base, components, contrasts, leaderboard
 from tests import result_factory as factory
 
 
@@ -209,7 +208,7 @@ def test_an_arm_that_never_moved_has_no_signal_and_one_answer_is_a_move() -> Non
 
 
 def test_what_varies_without_replicates() -> None:
-    found = components(group_arms([result for result, _ in factory.sweep_results(seeds=8)]))
+    found = components(board_of([result for result, _ in factory.sweep_results(seeds=8)]).scores)
     assert not found.has_replicates and 0 < found.evaluation < 0.02 and found.run >= 0 and found.base >= 0
 
 
@@ -221,7 +220,7 @@ def test_where_bases_differ_the_single_ones_are_told_by_the_noise_of_replicates(
     assert row["bases"] == 4 and counts == {"lower": 2, "higher": 0, "equal": 1, "open": 0, "collapsed": 1}
     mean = (75 + 76 + 75) / 300
     assert (row["base_loss_least"], row["base_loss_most"]) == pytest.approx((mean - 0.55, mean - 0.40))
-    ((arm, by_base),) = base_differences(results, "bf16", "reference")
+    ((arm, by_base),) = board_of(results).on_bases
     assert arm.label == "naive int8" and len(by_base) == 4
     assert [round(by_base[base].mean, 4) for base in range(4)] == [-0.0033, -0.2033, -0.7033, -0.3533]
     assert "bases" not in rows(leaderboard(factory.replicated({0: 0, 1: 20}, replicates=1)))["naive int8"]

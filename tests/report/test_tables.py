@@ -11,12 +11,11 @@ from harness.records.arms import arm_labels
 from harness.records.run_result import RunResult, TaskEvalRecord
 from harness.records.sweep_file import Expectation
 from harness.report import task_scores
-from harness.report.leaderboard import contrasts
+from harness.report.leaderboard import board_of, contrasts, leaderboard
 from harness.report.sentences import findings, three_sentences
 from harness.report.tables import (
     LOWER_ON,
     WIDTH,
-    leaderboard,
     markdown,
     render_terminal,
     runs_table,
@@ -38,7 +37,7 @@ def cells(line: str) -> list[str]:
 
 def test_csv_holds_the_leaderboard(tmp_path: Path) -> None:
     results = sweep()
-    paths = write_tables(results, tmp_path / "tables", "quick")
+    paths = write_tables(board_of(results), tmp_path / "tables", "quick")
     assert [path.name for path in paths] == ["quick.md", "quick.csv", "quick_runs.csv"]
     board, back = leaderboard(results), pd.read_csv(paths[1])
     assert list(back.columns) == list(board.columns)
@@ -50,7 +49,7 @@ def test_csv_holds_the_leaderboard(tmp_path: Path) -> None:
 
 def test_contrasts_have_the_endpoints_and_the_level_of_the_table() -> None:
     results = sweep()
-    text = markdown(leaderboard(results, endpoints=["reference"]), results, "quick", ["reference"], 0.001)
+    text = markdown(board_of(results, endpoints=["reference"], alpha=0.001), "quick")
     rows = [cells(line) for line in text.partition("## What changes")[2].splitlines() if line.startswith("| flashrl")]
     low = contrasts(results, endpoints=["reference"], alpha=0.001).set_index("arm")
     wide = contrasts(results).set_index("arm")
@@ -63,7 +62,7 @@ def test_contrasts_have_the_endpoints_and_the_level_of_the_table() -> None:
 def test_markdown_shows_the_numbers_the_verdicts_and_the_setting() -> None:
     results = sweep()
     board = leaderboard(results)
-    text = markdown(board, results, "quick")
+    text = markdown(board_of(results), "quick")
     lines = text.partition("## What changes")[0].splitlines()
     head = next(cells(line) for line in lines if line.startswith("| arm"))
     table = {cells(line)[0]: dict(zip(head, cells(line), strict=True)) for line in lines if line.startswith("| naive")}
@@ -86,12 +85,12 @@ def test_markdown_shows_the_numbers_the_verdicts_and_the_setting() -> None:
 
 def test_evaluations_on_tasks_are_a_section_where_there_are_any() -> None:
     results = sweep()
-    assert "## Evaluations on tasks" not in markdown(leaderboard(results), results, "quick")
+    assert "## Evaluations on tasks" not in markdown(board_of(results), "quick")
     asked = {"number": 0, "task": "a|b", "step": 80, "site": "rollout", "precision": "int8", "engine": "vllm", "k": 2,
              "temperature": 1.0, "top_p": 1.0, "max_new_tokens": 64, "question_hash": "q"}  # fmt: skip
     answered = TaskEvalRecord(**asked, correct=[[1, 0], [1, 1], [0, 0], [1, 0]])
     results[3] = results[3].model_copy(update={"evaluations": [answered]})
-    section = markdown(leaderboard(results), results, "quick").partition("## Evaluations on tasks\n\n")[2]
+    section = markdown(board_of(results), "quick").partition("## Evaluations on tasks\n\n")[2]
     head, _, *rows = section.partition("\n\n")[0].splitlines()
     assert cells(head) == list(task_scores.HEAD)
     assert [row.replace("\\|", "/").strip("| ").split(" | ")[:-1] for row in rows] == [
@@ -104,12 +103,12 @@ def test_evaluations_on_tasks_are_a_section_where_there_are_any() -> None:
 def test_improvement_over_all_settings_is_a_section_where_there_are_several() -> None:
     results = [factory.result(m, p, seed=s, task__n=n)[0] for m, p in (("bf16", "bf16"), ("naive", "int4"))
                for n in (8, 16) for s in range(3)]  # fmt: skip
-    text = markdown(leaderboard(results), results, "quick")
+    text = markdown(board_of(results), "quick")
     section = text.partition("## Probability of improvement over the control, all settings")[2].partition("##")[0]
     rows = [cells(line) for line in section.splitlines() if line.startswith("| naive")]
     assert [row[:3] for row in rows] == [["naive int4", "2", "6"]] and rows[0][3].startswith("0.00 [0.00, 0.")
     one = [run for run in results if run.config["task"]["n"] == 8]
-    assert "Probability of improvement over" not in markdown(leaderboard(one), one, "quick")
+    assert "Probability of improvement over" not in markdown(board_of(one), "quick")
 
 
 def test_the_setting_lists_every_axis() -> None:
@@ -123,13 +122,13 @@ def test_failures_stay_in_the_table() -> None:
         factory.result("flashrl", "int3", seed=s, status=k)[0] for s, k in enumerate(["diverged", "failed", "skipped"])
     ]
     results = sweep() + bad
-    text = markdown(leaderboard(results), results, "quick")
+    text = markdown(board_of(results), "quick")
     row = next(cells(line) for line in text.splitlines() if line.startswith("| flashrl int3*"))
     assert row[1] == "1/3" and row[-1] == "1 diverged, 1 failed, 1 skipped"
     assert f"flashrl int3, seed 1: failed, failed for the test (`{bad[1].run_id}`)" in text
     lonely = [bad[1]]
     assert "no result" in render_terminal(leaderboard(lonely))
-    assert "- | - |" in markdown(leaderboard(lonely), lonely, "quick")
+    assert "- | - |" in markdown(board_of(lonely), "quick")
 
 
 def test_marks_are_explained_where_they_are_used() -> None:
@@ -137,7 +136,7 @@ def test_marks_are_explained_where_they_are_used() -> None:
     method = plain.method.model_copy(update={"reconstructed": "the threshold"})
     marked = plain.model_copy(update={"is_draft": True, "method": method})
     board = leaderboard([marked])
-    for text, form in ((markdown(board, [marked], "quick"), "`{}` {}"), (render_terminal(board), "{} {}")):
+    for text, form in ((markdown(board_of([marked]), "quick"), "`{}` {}"), (render_terminal(board), "{} {}")):
         assert "bf16 bf16*†‡" in text
         for mark, word in (("*", "preliminary"), ("†", "reconstructed"), ("‡", "draft")):
             assert form.format(mark, word) in text
@@ -234,11 +233,11 @@ def test_single_bases_are_told_where_the_mean_over_bases_is_open() -> None:
         "No rollout format without a correction is shown to lose accuracy on average over bases.",
         "INT8 is undecided (it loses 0.09 to 0.25 on 3 of 4 bases).",
     ]
-    text, page = render_terminal(board), markdown(board, results, "replicated")
+    text, page = render_terminal(board), markdown(board_of(results), "replicated")
     assert "lower on 3/4 bases" in text and LOWER_ON in text and LOWER_ON not in render_terminal(leaderboard(sweep(3)))
     assert "| cannot tell, lower on 3 of 4 bases (+" in page
     assert "| naive int8 | -0.003 equal | -0.203 lower | -0.093 lower | -0.253 lower |" in page
-    assert "## Base by base" not in markdown(leaderboard(sweep(3)), sweep(3), "quick")
+    assert "## Base by base" not in markdown(board_of(sweep(3)), "quick")
     fallen = three_sentences(leaderboard(factory.replicated({0: 0, 1: 20, 2: 70, 3: 35})))
     assert fallen[1].endswith(", undecided (it loses 0.20 to 0.35 on 2 of 4 bases).")
 
@@ -283,17 +282,12 @@ def test_equal_is_never_printed_without_its_bound_on_collapse() -> None:
     board = leaderboard(results)
     assert board[board["arm"] == "naive int8"].iloc[0]["verdict"] == "equal"
     assert "equal, falls ≤17%" in render_terminal(board)
-    assert "| equal (collapse 0 of 16: at most 17 %) |" in markdown(board, results, "quick")
+    assert "| equal (collapse 0 of 16: at most 17 %) |" in markdown(board_of(results), "quick")
 
 
 def test_runs_are_sorted_by_arm_and_seed() -> None:
     table = runs_table(sweep()[::-1])
     assert table["seed"].tolist()[:3] == [0, 1, 2] and table["arm"].is_monotonic_increasing
-
-
-def test_no_results_is_an_error_in_words(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="'quick' has no results"):
-        write_tables([], tmp_path, "quick")
 
 
 def test_findings_name_reversals_collapses_and_expectations() -> None:

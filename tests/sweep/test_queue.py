@@ -18,7 +18,7 @@ from harness.foundation.provenance import ROOT
 from harness.records.policies import last_policy
 from harness.records.run_result import read_result, read_results, write_result
 from harness.records.sweep_file import purpose
-from harness.report.leaderboard import leaderboard
+from harness.report.leaderboard import board_of
 from harness.report.tables import markdown
 from harness.run.cell import work_folder
 from harness.sweep import finished, plan, queue, run_sweep, stored
@@ -255,9 +255,9 @@ def test_every_impossible_cell_leaves_a_record_and_runs_once_it_can(tmp_path: Pa
     assert [(r.status, r.seed, r.num_steps) for r in records] == [("skipped", 0, 0), ("skipped", 1, 0)]
     assert all("TIS" in (r.reason or "") for r in records)
     assert {r.run_id for r in read_results(tmp_path / "runs")} == {r.run_id for r in records}
-    board = leaderboard(records)
-    assert board["status"].tolist() == ["2 skipped"]
-    assert "would count it twice" in markdown(board, records, "test")
+    board = board_of(records)
+    assert board.table["status"].tolist() == ["2 skipped"]
+    assert "would count it twice" in markdown(board, "test")
     path = tmp_path / "runs" / "test" / f"{records[0].run_id}.json"
     before = path.stat().st_mtime_ns
     run_sweep(planned, launch, 1, nothing)

@@ -2,7 +2,7 @@
 
 A slab covers consecutive layers and, within a fused matrix, neighbouring tensors of one format, as far as that changes
 nothing: no scale may reach from one tensor into another. One exception is meant: formats with a tensor-level scale
-share it within a fused matrix, as engines demand (`harness.api.MERGED`); there a slab is one fused matrix of one layer.
+share it within a fused matrix, as engines demand (`harness.api.LINEAR`); there a slab is one fused matrix of one layer.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from operator import not_
 import torch
 from torch import Tensor
 
-from harness.api import Plan, TensorRecord, WeightStream, weight_format
+from harness.api import LINEAR, Plan, TensorRecord, WeightStream, weight_format
 from harness.engines.embedded.adapters import LiveAdapters
 from harness.engines.embedded.residual import ResidualChannels
 from harness.engines.embedded.slabs import Slab, cut, fill, gather, given_scales, records
@@ -28,8 +28,7 @@ from harness.numerics.linear import EmulatedLinear
 from harness.numerics.quantize import Quantized, code_flips, dequantize, quantize, saturated_frac
 from harness.numerics.rounding import CASTS
 
-FUSED = {"qkv": ("q_proj", "k_proj", "v_proj"), "out": ("o_proj",), "gate_up": ("gate_proj", "up_proj"),
-         "down": ("down_proj",)}  # fmt: skip
+FUSED = dict(zip(("qkv", "out", "gate_up", "down"), LINEAR, strict=True))
 """Fused matrix -> the checkpoint's linears in it, by rows."""
 ATTENTION = ("qkv", "out")
 """Those of attention; the others are of an MLP, or of every expert."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from harness.api import MERGED, Plan, weight_format
+from harness.api import Plan, fused, weight_format
 from harness.engines.vllm.settings import base_dtype, is_quantized
 from harness.engines.weight_stream import Stream
 from harness.numerics.packing import pack
@@ -37,7 +37,7 @@ def export(stream: Stream, plan: Plan, order: Mapping[str, tuple[int, ...]], dev
     Raises ValueError for scales that do not fit.
     """
     result = Export(tensors=[], quantized={}, saturated=[])
-    for names in _groups(list(order)):
+    for names in fused(order):
         if not is_quantized(plan, names[0]):
             result.tensors.extend((name, stream.tensors[name]) for name in names)
             continue
@@ -67,16 +67,3 @@ def checkpoint_tensors(name: str, q: Quantized) -> Iterator[tuple[str, Tensor]]:
         if kind == "weight_scale" and q.fmt.tile == (0, 0):
             tensor = tensor.reshape(1)
         yield f"{stem}{kind}", tensor
-
-
-def _groups(names: list[str]) -> Iterator[list[str]]:
-    """The names in order, parts of one fused matrix together."""
-    firsts = {group[0]: group for group in MERGED}
-    members = {part for group in MERGED for part in group[1:]}
-    for name in names:
-        stem, _, leaf = name.rpartition(".")
-        module, _, part = stem.rpartition(".")
-        if part in firsts:
-            yield [f"{module}.{member}.{leaf}" for member in firsts[part]]
-        elif part not in members:
-            yield [name]

@@ -19,8 +19,10 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-PACKED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
-"""vLLM's fused linear -> the checkpoint's, by rows."""
+from harness.api import LINEAR
+
+PACKED = dict(zip(("qkv_proj", "o_proj", "gate_up_proj", "down_proj"), LINEAR, strict=True))
+"""vLLM's linear -> the checkpoint's that it fuses, by rows."""
 
 
 EXPERT_KERNELS = ("moe_kernel", "moe_quant_config")
@@ -157,9 +159,8 @@ def live_linears(model: nn.Module) -> Iterator[tuple[str, nn.Module, tuple[str, 
     through."""
     for name, module in model.named_modules():
         stem, _, last = name.rpartition(".")
-        if last in PACKED or last in ("o_proj", "down_proj"):
-            parts = PACKED.get(last, (last,))
-            yield name, getattr(module, "base_layer", module), tuple(f"{stem}.{part}" for part in parts)
+        if last in PACKED:
+            yield name, getattr(module, "base_layer", module), tuple(f"{stem}.{part}" for part in PACKED[last])
 
 
 def is_experts(layer: nn.Module) -> bool:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-from collections.abc import Iterator
 from contextlib import suppress
 from fnmatch import fnmatchcase
 from importlib import metadata
@@ -20,7 +19,7 @@ from typing import Any
 
 import torch
 
-from harness.api import MERGED, QUANTIZED, Plan, weight_format
+from harness.api import QUANTIZED, Plan, fused, weight_format
 from harness.engines.vllm.builds import CPU, CUDA, Build, kind_of
 from harness.models.checkpoint import CONFIG, config_json
 from harness.models.decoder import ROUTER, DecoderConfig, tensor_shapes
@@ -243,7 +242,7 @@ def quantization_config(plan: Plan, config: DecoderConfig) -> dict[str, Any] | N
         if own is not None and own.tile is not None and own != fmt:
             raise ValueError(f"exceptions: {name} as {own.name}; engine=vllm takes exceptions in its base format only")
     left = [name.removesuffix(".weight") for name in names if not is_quantized(plan, name)] + routers(config)
-    for group in _fused(names):
+    for group in fused(names):
         if len({name.removesuffix(".weight") in left for name in group}) > 1:
             raise ValueError(f"exceptions: {', '.join(group)} are one fused matrix; all or none of them")
     scheme: dict[str, Any] = {"targets": ["Linear"], "weights": _weights(fmt)}
@@ -253,14 +252,6 @@ def quantization_config(plan: Plan, config: DecoderConfig) -> dict[str, Any] | N
         "quant_method": "compressed-tensors", "format": _layout(fmt), "quantization_status": "compressed",
         "ignore": ["lm_head", *left], "kv_cache_scheme": None, "config_groups": {"group_0": scheme},
     }  # fmt: skip
-
-
-def _fused(names: list[str]) -> Iterator[list[str]]:
-    for name in names:
-        stem, _, part = name.removesuffix(".weight").rpartition(".")
-        for group in MERGED:
-            if part == group[0]:
-                yield [f"{stem}.{member}.weight" for member in group]
 
 
 def _layout(fmt: Format) -> str:

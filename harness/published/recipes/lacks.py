@@ -10,9 +10,8 @@ from harness.config.load import load, split_launch
 from harness.published.recipes.recipe import Recipe
 from harness.run.checks import check
 from harness.sweep.planning import with_default_precision
+from harness.sweep.preview import STATE_BYTES
 
-STATE_BYTES = 16
-"""Per parameter: float32 master, gradient and two moments of AdamW."""
 GIB = 2**30
 
 

@@ -51,7 +51,7 @@ def over_steps(
             continue
         bases.append(run.base_seed)
         values = np.asarray(series[run.run_id][column], dtype=np.float64)
-        values = _running_mean(values, window)
+        values = running_mean(values, window)
         rows.append(values)
         known = np.flatnonzero(np.isfinite(values))
         if run.status == "diverged" and len(known):
@@ -104,7 +104,7 @@ def scored(arm: Arm) -> list[RunResult]:
     return [run for run in arm.runs if run.status in FINISHED]
 
 
-def _running_mean(values: Floats, window: int) -> Floats:
+def running_mean(values: Floats, window: int) -> Floats:
     """Mean of the last `window` values, fewer at the start; NaN left out, and NaN where there is nothing else."""
     known = np.isfinite(values)
     totals = np.cumsum(np.concatenate([[0.0], np.where(known, values, 0.0)]))

@@ -11,6 +11,7 @@ import numpy as np
 from harness.records.arms import group_arms, label
 from harness.records.run_result import RunResult
 from harness.records.stats import Floats
+from harness.report.plots.bands import running_mean
 from harness.studies.early_warning.collapse import Kind, drawdown, kind, onset
 
 REWARD = "reward/accuracy"
@@ -107,23 +108,13 @@ def statistics(columns: dict[str, Floats]) -> dict[str, Floats]:
         values = columns.get(column)
         if values is None or not np.isfinite(values).any() or np.nanmax(values) == np.nanmin(values):
             continue
-        level = trailing(transform(values), SMOOTH)
-        base = trailing(transform(values), BASE)[BASE - 1 : BASE]
+        level = running_mean(transform(values), SMOOTH)
+        base = running_mean(transform(values), BASE)[BASE - 1 : BASE]
         drift = (
             np.where(np.arange(len(level)) >= BASE, level - base, np.nan) if len(base) else np.full(len(level), np.nan)
         )
         found |= {f"{name} (level)": level, f"{name} (drift)": drift}
     return found
-
-
-def trailing(values: Floats, window: int) -> Floats:
-    """Mean of the finite values among the last `window`, fewer at the start; NaN where there is none."""
-    known = np.isfinite(values)
-    total = np.cumsum(np.concatenate([[0.0], np.where(known, values, 0.0)]))
-    count = np.cumsum(np.concatenate([[0], known]))
-    start = np.maximum(np.arange(1, len(values) + 1) - window, 0)
-    num = count[1:] - count[start]
-    return np.where(num > 0, (total[1:] - total[start]) / np.maximum(num, 1), np.nan)
 
 
 def read_columns(path: Path, names: Sequence[str]) -> dict[str, Floats]:

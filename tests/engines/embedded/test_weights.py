@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.api import MERGED, Passport, weight_format
+from harness.api import LINEAR, Passport, weight_format
 from harness.engines.embedded.engine import EmbeddedEngine
 from harness.engines.embedded.supports import SUPPORTS
 from harness.engines.embedded.weights import FUSED
@@ -58,7 +58,7 @@ def expected(model: Decoder, name: str, fmt: Format) -> Tensor:
     part = name.split(".")[-2]
     amax = None
     if fmt.name in ("e4m3_tensor", "nvfp4", "nvfp4_torchao"):
-        members = next((m for m in MERGED if part in m), (part,))
+        members = next(m for m in LINEAR if part in m)
         amax = torch.stack([source[name.replace(part, m)].float().abs().amax() for m in members]).amax()
     return dequantize(quantize(source[name], fmt, tensor_amax=amax))
 

@@ -9,7 +9,7 @@ import pytest
 from harness.records.arms import group_arms
 from harness.records.run_result import write_result
 from harness.report import figures
-from harness.report.leaderboard import leaderboard
+from harness.report.leaderboard import board_of, leaderboard
 from harness.report.plots.differences import _halves, differences
 from tests.result_factory import QUICK, result
 
@@ -50,5 +50,6 @@ def test_a_sweep_too_large_for_curves_gets_this_figure(tmp_path: Path, monkeypat
     for record, rows in sweep():
         write_result(tmp_path / "runs" / "quick", record, rows)
     monkeypatch.setattr(figures, "MAX_ARMS", 2)
-    names = {path.name for path in figures.draw_all(tmp_path, tmp_path / "out", "quick")}
+    board = board_of([record for record, _ in sweep()])
+    names = {path.name for path in figures.draw_all(board, tmp_path / "runs" / "quick", tmp_path / "out")}
     assert names == {"differences.png", "scores-n8.png", "scores-n16.png"}

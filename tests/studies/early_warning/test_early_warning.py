@@ -48,7 +48,6 @@ def test_statistics_by_hand() -> None:
     assert level[5] == pytest.approx(math.log(0.01)) and level[8] == pytest.approx(0.0)
     assert level[6] == pytest.approx(math.log(0.01) * 2 / 3)
     assert np.isnan(drift[:5]).all() and drift[5] == pytest.approx(0) and drift[8] == pytest.approx(-math.log(0.01))
-    assert alarms.trailing(np.array([1.0, math.nan, 3.0]), 2).tolist() == [1.0, 1.0, 3.0]
 
 
 def test_thresholds_let_a_tenth_of_the_healthy_alarm() -> None:
