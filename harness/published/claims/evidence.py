@@ -13,6 +13,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
+from harness.foundation.progress_bar import progress_bar
 from harness.published.claims.kinds import SCORES, Settings
 from harness.records.arms import setting, shown
 from harness.records.packed import read_packed, read_packed_series
@@ -44,7 +45,7 @@ def load(results: Path, needs: Mapping[str, Collection[str]]) -> dict[str, Evide
 
     Raises ValueError naming a damaged file.
     """
-    return {sweep: _load(results, sweep, sorted(columns)) for sweep, columns in needs.items()}
+    return {sweep: _load(results, sweep, sorted(columns)) for sweep, columns in progress_bar(needs.items(), "sweep")}
 
 
 def _load(results: Path, sweep: str, columns: Sequence[str]) -> Evidence:
