@@ -171,12 +171,17 @@ are asked for, so that a wrong name is refused at once."""
 
 
 def own() -> list[Method]:
-    """The methods of this package, in the order in which they are listed."""
+    """The methods of this package, in the order in which they are listed. Raises ValueError for a name in OWN that is
+    not the method's own."""
     found: list[Method] = []
     for name, where in OWN.items():
         module, _, attribute = where.partition(".")
         value: Method | dict[str, Method] = getattr(import_module(f"methods.{module}"), attribute)
-        found.append(value[name] if isinstance(value, dict) else value)
+        named = {method.name: method for method in (value.values() if isinstance(value, dict) else [value])}
+        if name not in named:
+            theirs = ", ".join(named)
+            raise ValueError(f"OWN of methods: {name!r} is {where}, whose Method.name is {theirs}; name both alike")
+        found.append(named[name])
     return found
 
 

@@ -65,7 +65,7 @@ def run_one(
     one = Sweep(name="runs", question="", arms=({},), seeds=(config.seed,))
     planned = Planned(sweep=one, cells=(config,), skipped=())
     if not is_again and (found := finished(config, launch)) is not None:
-        print(f"finished before ({found.run_id}; --again runs it once more): {summary_line(found)}")
+        print(f"finished before (--again runs it once more): {summary_line(found)}")
         return 0
     for line in [*notes, *compiling(planned.cells)]:
         print(f"note: {line}")

@@ -10,7 +10,7 @@ from harness.cli.options import add_results, always
 from harness.foundation.text_table import text_table
 
 LEGEND = """\
-accuracy: mean over the evaluations after step 0, last: of the last one; both of the BF16 policy, as fractions.
+AUC: mean accuracy of the evaluations after step 0.  accuracy: after the last step.  Both: of the BF16 policy.
 base, seed: of the base model, of the run.  date: when the run ended (UTC).  -: nothing was measured.
 lowbit passport NAME (or ID, where several runs share a name) shows the formats of a run."""
 
@@ -67,7 +67,7 @@ def runs_table(results: Path, sweep: str) -> str:
 
     runs, problems = runs_of(results, sweep)
     arms = group_arms(runs)
-    head = ("arm, and its runs by name", "base", "seed", "status", "accuracy", "last", "date", "id")
+    head = ("arm, and its runs by name", "base", "seed", "status", "AUC", "accuracy", "date", "id")
     rows: list[tuple[str, ...]] = []
     for arm in arms:
         rows.append((arm.label, *[""] * (len(head) - 1)))

@@ -190,6 +190,8 @@ def load(overrides: Sequence[str]) -> RunConfig:
 
     Raises ValueError, one line, for an unknown key, group choice or value.
     """
+    if isinstance(overrides, str):
+        raise ValueError(f"overrides={overrides!r}: a list of words is expected, such as {overrides.split()}")
     prepared, suffix = _prepare(overrides)  # what it refuses needs no Hydra
     from hydra.errors import HydraException
     from omegaconf import OmegaConf

@@ -11,6 +11,7 @@ lock_file.py        lock files that processes wait for
 markdown_table.py   tables of Markdown, for pages of results
 own_process.py      a module of this project started in a Python process of its own
 process_log.py      the line of a dead process's log that names the error
+progress_bar.py     a bar on the terminal over things that take a while
 project_files.py    sweeps, claims and committed results: in a clone, or as the installed package carries them
 provenance.py       commit, package versions, hardware and memory of a run
 seeds.py            seeds as stable hashes of what they are for

@@ -174,7 +174,9 @@ def _axes(settings: Sequence[Fields]) -> list[str]:
     names = ["method", "precision.name"]
     every = dict.fromkeys(FIRST) | {name: None for fields in settings for name in sorted(fields)}
     for name in every:
-        if len({key(s, [*names, name]) for s in settings}) > len({key(s, names) for s in settings}):
+        if (told := len({key(s, names) for s in settings})) == len(settings):
+            break
+        if len({key(s, [*names, name]) for s in settings}) > told:
             names.append(name)
     return names[2:]
 

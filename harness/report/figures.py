@@ -110,7 +110,7 @@ def _figures(
     if max(Counter(arm.precision for arm in arms).values()) > MAX_ARMS:
         return {"scores": scores(arms, board, control)}
     shown = lines_of([arm for arm in arms if not arm.variant] if is_brief else arms, board, control)
-    grid = partial(small_multiples, shown, looks=looks, control=control)
+    grid = partial(small_multiples, shown, looks=looks, control=control, note=left_out(arms, shown))
     mean, median = (step_label(kind, shown) for kind in ("mean", "median"))
     figures: dict[str, Figure | None] = {"overview": overview(arms, series, board, looks, control)}
     if not is_brief:
@@ -168,6 +168,12 @@ def lines_of(arms: Sequence[Arm], board: dict[str, Any], control: str) -> list[A
     return [arm for arm in arms if (arm.method == control and not arm.variant) or arm in chosen]
 
 
+def left_out(arms: Sequence[Arm], shown: Sequence[Arm]) -> str:
+    """Line below curves on the arms that have none; empty where each has one."""
+    left = len(arms) - len(shown)
+    return f"\nnot drawn: {left} of {len(arms)} arms, see the sweep's table" if left else ""
+
+
 def scores(arms: Sequence[Arm], board: dict[str, Any], control: str) -> Figure:
     """Final accuracy per precision and method: the three scores of every arm side by side."""
     figure = Figure(figsize=(6.75, 0.24 * len(arms) + 1.1), layout="constrained")
@@ -217,7 +223,8 @@ def overview(arms: Sequence[Arm], series: Series, board: dict[str, Any], looks: 
     """The README's figure: every arm's scores, and learning and mismatch at the precision with most arms."""
     counts = Counter(arm.precision for arm in arms)
     focus = max(counts, key=lambda precision: (counts[precision], rank(precision)))
-    shown = lines_of([arm for arm in arms if arm.precision == focus or arm.method == control], board, control)
+    inside = [arm for arm in arms if arm.precision == focus or arm.method == control]
+    shown = lines_of(inside, board, control)
     figure = Figure(figsize=(7.4, max(3.4, 0.24 * len(arms) + 1.2)), layout="constrained")
     halves: Any = figure.subfigures(1, 2, width_ratios=(1.15, 1))
     left, right = halves
@@ -233,6 +240,6 @@ def overview(arms: Sequence[Arm], series: Series, board: dict[str, Any], looks: 
     bottom.set_title("Mismatch of sampler and trainer")
     bottom.set_ylabel("k3, nats per token")
     log_y(bottom)
-    bottom.set_xlabel("policy step")
+    bottom.set_xlabel("policy step" + left_out(inside, shown))
     legend(right, {style_name(arm): looks[style_name(arm)] for arm in shown}, True, 2)
     return figure

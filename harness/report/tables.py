@@ -408,18 +408,18 @@ ON_BASES = (
 )
 _TERMINAL_COLUMNS: tuple[tuple[str, int, Callable[[Row], str]], ...] = (
     ("seeds", 6, _seeds),
-    ("accuracy", 8, lambda row: _number(row["auc"])),
+    ("AUC", 8, lambda row: _number(row["auc"])),
     ("to control", 11, _half("difference", "+.3f")),
     ("verdict", 19, _short_verdict()),
 )
 _DEPLOYED_COLUMNS: tuple[tuple[str, int, Callable[[Row], str]], ...] = (
-    ("accuracy", 8, lambda row: _number(row["deployed_auc"])),
+    ("AUC", 8, lambda row: _number(row["deployed_auc"])),
     ("verdict", 19, _short_verdict("deployed_")),
 )
 """(heading, columns, cell)."""
 LOWER_ON = "lower on x/n bases: cannot tell over bases, but on so many single ones it is lower by 0.03 and more."
 LEGEND = (
-    "accuracy: mean over the evaluations after step 0.  BF16 policy: the trained weights answer without",
+    "AUC: mean accuracy of the evaluations after step 0.  BF16 policy: the trained weights answer without",
     "rounding; as deployed: in the arm's format.  ±: the interval that decides, the wider side.",
     f"worse, better: the interval excludes 0.  equal: it lies within ±{stats.DELTA:g}.  (+n): about n more seeds.",
     "falls x/n: so many runs collapsed (then the others' verdict).  falls ≤x%: no run did; 95 % bound.",

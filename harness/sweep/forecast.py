@@ -24,6 +24,7 @@ from harness.config.load import to_json
 from harness.config.schema import RunConfig
 from harness.foundation import provenance
 from harness.foundation.clock import STAGES
+from harness.foundation.progress_bar import progress_bar
 from harness.records.packed import read_lines
 from harness.records.paths import packed_folder, runs_folder, sweep_folders
 from harness.sweep.folder_time import HERE, Machine, folder_time, num_evaluations
@@ -224,10 +225,10 @@ def read_samples(results: Path) -> list[Sample]:
 
 def _records(results: Path) -> Iterator[Any]:
     folders = {path.name for path in sweep_folders(results)}
-    for path in sorted(runs_folder(results).glob("*/*.json")):
+    for path in progress_bar(sorted(runs_folder(results).glob("*/*.json")), "record"):
         with suppress(OSError, ValueError):
             yield json.loads(path.read_bytes())
-    for path in sorted(packed_folder(results).glob("*.zip")):
+    for path in progress_bar(sorted(packed_folder(results).glob("*.zip")), "packed sweep"):
         if path.stem not in folders:
             with suppress(ValueError):
                 yield from read_lines(path)

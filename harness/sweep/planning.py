@@ -20,6 +20,7 @@ from harness.config.load import check_overrides, load, parse, read_yaml, run_id,
 from harness.config.resolve import known_parts, resolve
 from harness.config.schema import Name, RunConfig, Whole
 from harness.foundation.did_you_mean import nearest
+from harness.foundation.progress_bar import progress_bar
 from harness.models.checkpoint import content_hash, planned_hash
 from harness.records.sweep_file import BASELINES, CONTROL, ENDPOINTS, SWEEPS, Endpoint, Expectation, Purpose, Until
 from harness.run.checks import check
@@ -230,7 +231,7 @@ def _arms(sweep: Sweep, extra: Sequence[str], *, is_preview: bool) -> Iterator[_
         (s, {"listed": arm, "seeds": arm_seeds(sweep, arm), "is_included": True, "is_late": False})
         for arm in sweep.include for s in _settings(arm)
     ]  # fmt: skip
-    for setting, kind in settings:
+    for setting, kind in progress_bar(settings, "arm"):
         words = " ".join(setting)
         try:
             config = load([*split_launch(sweep.overrides)[0], *with_default_precision(setting), *extra])

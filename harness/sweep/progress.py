@@ -29,7 +29,7 @@ class Progress:
     def __call__(self, event: Event) -> None:
         cell = self.ids.get(id(event.config)) or run_id(event.config)
         if event.kind == "started" and cell in self.ended:
-            self._write(f"again  {run_name(event.config)}")
+            self._write(f"again  {cell}  {run_name(event.config)}")
         step = event.config.trainer.steps if event.kind == "finished" else event.step
         if event.kind != "started" and step > self.steps[cell]:
             self.bar.update(step - self.steps[cell])
@@ -52,9 +52,10 @@ class Progress:
 
 
 def summary_line(result: RunResult) -> str:
-    """One finished cell: status, name, scores."""
+    """One finished cell: status, id, name, scores. Cells that differ in a rate or an age alone have one name."""
+    head = f"{result.status}  {result.run_id}  {result.name}"
     if result.status != "ok":
-        return f"{result.status}  {result.name}: {result.reason}"
+        return f"{head}: {result.reason}"
     s = result.summary
     scores = ", ".join(
         f"{name} {value:.3f}"
@@ -62,4 +63,4 @@ def summary_line(result: RunResult) -> str:
         if (value := s.get(key)) is not None
     )
     again = f" (attempt {len(result.retries) + 1})" if result.retries else ""
-    return f"ok  {result.name}{again}: {scores}, {result.time_s.get('total') or 0:.0f} s"
+    return f"{head}{again}: {scores}, {result.time_s.get('total') or 0:.0f} s"

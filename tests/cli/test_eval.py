@@ -137,7 +137,7 @@ def test_a_run_that_kept_no_policy_gets_one_by_running_again(
     assert main(words) == 0
     assert main([*words, "launch.save=hf"]) == 0
     (record,) = (tmp_path / "runs" / "runs").glob("*.json")
-    assert f"finished before ({record.stem}; --again runs it once more): ok" in capsys.readouterr().out
+    assert f"finished before (--again runs it once more): ok  {record.stem}  " in capsys.readouterr().out
     assert main(["export", record.stem, str(tmp_path / "mine"), *results]) == 2
     assert main([*words, "--again", "launch.save=hf"]) == 0
     (aside,) = (tmp_path / "replaced" / "runs").iterdir()

@@ -164,6 +164,15 @@ def test_bad_input_is_one_line_that_names_it(override: str, words: list[str]) ->
     assert all(word in text for word in words)
 
 
+def test_one_string_in_place_of_a_list_is_one_line() -> None:
+    with pytest.raises(ValueError) as found:
+        load("method=naive precision=int4")
+    assert str(found.value) == (
+        "overrides='method=naive precision=int4': a list of words is expected, such as ['method=naive', "
+        "'precision=int4']"
+    )
+
+
 def test_the_name_tells_what_differs() -> None:
     config = resolve(load(["method=naive", "precision=int4", "algo.mode=bypass_ppo", "seed=2", "base_seed=2"]))
     assert run_name(config) == "naive-int4-s-sort8-bypass_ppo-b2-s2"

@@ -7,6 +7,7 @@ import pickle
 import subprocess
 import sys
 from dataclasses import replace
+from importlib import import_module
 from importlib.metadata import EntryPoint
 
 import pytest
@@ -135,6 +136,16 @@ def test_unknown_method_names_the_nearest() -> None:
 def test_every_method_stands_where_the_list_says() -> None:
     assert [method.name for method in methods.own()] == list(methods.OWN)
     assert list(METHODS)[: len(methods.OWN)] == list(methods.OWN)
+
+
+@pytest.mark.parametrize("where", ["icepop.METHOD", "verl_presets.METHODS"])
+def test_a_name_in_the_list_that_is_not_the_methods_own_is_refused(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    module, _, attribute = where.partition(".")
+    value = getattr(import_module(f"methods.{module}"), attribute)
+    theirs = next(iter(value)) if isinstance(value, dict) else value.name
+    monkeypatch.setattr(methods, "OWN", {"mine": where})
+    with pytest.raises(ValueError, match=rf"OWN of methods: 'mine' is {where}, whose Method\.name is {theirs}"):
+        methods.own()
 
 
 def test_entry_points_join_and_those_that_cannot_be_used_are_told() -> None:

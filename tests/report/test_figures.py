@@ -183,6 +183,25 @@ def test_the_overview_focuses_on_the_precision_with_most_arms() -> None:
         assert legend.get_window_extent().y0 >= ax.get_window_extent().y1, "legend over the data"
 
 
+def test_a_figure_says_how_many_arms_have_no_curve(tmp_path: Path) -> None:
+    """Curves of the control, and of seven arms at int4 those of the uncorrected one and the three best."""
+    methods = ("naive", "flashrl", "mis", "icepop", "opsm", "qurl", "tis_token")
+    few, many = (
+        factory.sweep_results([factory.QUICK[0], *((name, "int4", "decoupled") for name in names)], seeds=1)
+        for names in (methods[:4], methods)
+    )
+    said = "not drawn: 3 of 8 arms, see the sweep's table"
+    for pairs, is_said in ((few, False), (many, True)):
+        _, top, bottom = laid_out_overview(pairs).axes
+        assert len(top.lines) == 5 and bottom.get_xlabel().endswith(said) == is_said
+        assert ("not drawn" in bottom.get_xlabel()) == is_said
+        folder = tmp_path / str(is_said)
+        write(folder, pairs)
+        for path in draw_all(folder, folder / "out", "quick", formats=("svg",)):
+            has_curves = path.stem != "scores"
+            assert (said in path.read_text(encoding="utf-8")) == (is_said and has_curves), path
+
+
 def test_legends_of_long_names_stay_in_their_half() -> None:
     knobs = [{"AQN": {"allow_rounded_noise": i == 1, "sigma_start": 0.05 if i == 2 else 0.01}} for i in range(3)]
     pairs = [

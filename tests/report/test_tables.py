@@ -165,6 +165,10 @@ def test_terminal_line_by_hand() -> None:
     half = max(row["difference_high"] - row["difference"], row["difference"] - row["difference_low"])
     assert f" {row['auc']:.3f} " in line and f" {row['deployed_auc']:.3f} " in line
     assert f"{row['difference']:+.3f}±{half:.3f} worse".replace("±0.", "±.") in line and line.endswith("worse")
+    head = next(line for line in render_terminal(board).splitlines() if line.startswith("arm "))
+    places = [i for i in range(len(head)) if head.startswith("AUC", i)]  # the word of the written table
+    assert [line[i : i + 5] for i in places] == [f"{row[name]:.3f}" for name in ("auc", "deployed_auc")]
+    assert "accuracy" not in head
     bypass = next(line for line in render_terminal(board).splitlines() if line.startswith("naive int4 bypass_ppo"))
     assert " falls 5/8, worse " in bypass
 

@@ -144,3 +144,6 @@ def test_rows_as_text_stand_under_their_heads(tmp_path: Path) -> None:
     for row in rows:
         assert any(row.name in line and str(row.interval) in line for line in text.splitlines())
     assert "Scores of `evaluations` after the last step" in text
+    head, line = (next(line for line in text.splitlines() if start in line) for start in ("arm, and", made[0].name))
+    for name, key in (("AUC", "auc"), ("accuracy", "final_accuracy")):
+        assert line[head.index(name) :].startswith(f"{made[0].summary[key]:.3f} ")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from math import prod
 from typing import Any
 
@@ -21,6 +22,7 @@ PAGE = 64
 SCALE_BYTES = {"fp32": 4, "e4m3": 1, "e8m0": 1, "e8m0_m8": 1}
 
 
+@cache
 def num_parameters(config: DecoderConfig) -> int:
     """Parameters, a tied head counted once."""
     return sum(prod(shape) for shape in tensor_shapes(config).values())

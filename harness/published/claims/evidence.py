@@ -13,6 +13,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
+from harness.foundation.progress_bar import progress_bar
 from harness.published.claims.kinds import SCORES, Settings
 from harness.records.arms import setting, shown
 from harness.records.packed import read_packed, read_packed_series
@@ -35,6 +36,8 @@ class Evidence:
     """(setting without seeds and places, its runs)."""
     series: Mapping[str, Columns] = field(default_factory=dict[str, Columns])
     """Run id -> column -> value per step."""
+    scores: dict[tuple[str, str], float] = field(default_factory=dict[tuple[str, str], float])
+    """(run id, score) -> value, of those that were asked for: every claim on a sweep asks for most."""
 
 
 def load(results: Path, needs: Mapping[str, Collection[str]]) -> dict[str, Evidence]:
@@ -42,7 +45,7 @@ def load(results: Path, needs: Mapping[str, Collection[str]]) -> dict[str, Evide
 
     Raises ValueError naming a damaged file.
     """
-    return {sweep: _load(results, sweep, sorted(columns)) for sweep, columns in needs.items()}
+    return {sweep: _load(results, sweep, sorted(columns)) for sweep, columns in progress_bar(needs.items(), "sweep")}
 
 
 def _load(results: Path, sweep: str, columns: Sequence[str]) -> Evidence:
@@ -114,7 +117,10 @@ def numbers(evidence: Evidence, runs: Sequence[RunResult], metric: str, reduce: 
 def number(evidence: Evidence, run: RunResult, metric: str, reduce: str) -> float:
     """One number of a run: a score, an entry of its summary, or a reduced column. NaN where it has none."""
     if metric in SCORES:
-        return _score(run, metric)
+        place = (run.run_id, metric)
+        if place not in evidence.scores:
+            evidence.scores[place] = _score(run, metric)
+        return evidence.scores[place]
     if metric in SUMMARY:
         value = run.summary.get(metric)
         return math.nan if value is None else value

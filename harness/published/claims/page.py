@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.foundation.markdown_table import markdown_table
+from harness.foundation.progress_bar import progress_bar
 from harness.published.claims.badges import BADGES, Badge, badge_of, counts
 from harness.published.claims.domains import DIMENSIONS, MISMATCH, Place, outside, place_of, place_words
 from harness.published.claims.estimates import ClaimEstimate, Measured, ReplayRow, estimate
@@ -117,7 +118,7 @@ def judge_all(claims: Claims, results: Path, sweeps: Path = SWEEPS) -> list[Judg
     folder = replay_folder(results)
     rows: Sequence[ReplayRow] = frame(read_records(folder)).to_dict("records") if any(folder.glob("*.json")) else []
     maps, seconds = maps_of(tests, results, sweeps), seconds_of(tests, results)
-    return [_judged(claim, evidence, rows, maps, seconds) for claim in claims.claims]
+    return [_judged(claim, evidence, rows, maps, seconds) for claim in progress_bar(claims.claims, "claim")]
 
 
 def _judged(

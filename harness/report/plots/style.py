@@ -105,11 +105,12 @@ def small_multiples(
     x_linear_below: float | None = None,
     panel: Callable[[str, Sequence[Arm]], str] = lambda precision, inside: precision,
     title: Callable[[Mapping[str, Band]], str] = lambda bands: "",
+    note: str = "",
 ) -> Figure | None:
     """One panel per precision with the control in each; None where no arm has such a curve.
 
     `marked` puts a marker on every point; `x_linear_below` makes the x axis logarithmic beyond it; `panel` titles the
-    panel of a precision and its arms, `title` the figure of these bands by the arm's label.
+    panel of a precision and its arms, `title` the figure of these bands by the arm's label; `note` ends the x label.
     """
     bands = {arm.label: band for arm in arms if len((band := curve(arm)).x)}
     reference = [arm for arm in arms if arm.method == control and not arm.variant and arm.label in bands]
@@ -135,7 +136,7 @@ def small_multiples(
         ax.set_axis_off()
         above = axes.flat[list(axes.flat).index(ax) - columns]
         above.xaxis.set_tick_params(labelbottom=True)
-    figure.supxlabel(x_label, fontsize=8)
+    figure.supxlabel(x_label + note, fontsize=8)
     figure.supylabel(y_label, fontsize=8)
     shown = [style_name(arm) for arm in [*reference, *others]]
     legend(figure, {name: looks[name] for name in dict.fromkeys(shown)}, marked, title=title(bands))

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import csv
 import io
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tqdm import tqdm
-
 from harness.engines.vllm.memory import num_parameters
 from harness.foundation.markdown_table import markdown_table
+from harness.foundation.progress_bar import progress_bar
 from harness.records.paths import tables_folder
 from harness.records.run_result import write_atomic
 from harness.studies.capacity import check
@@ -87,7 +85,7 @@ def cells_of(
 ) -> list[PlanRow]:
     """The fastest layout of every work on every number of GPUs. `trains`: one of `fastest.TRAINS`."""
     cells: list[PlanRow] = []
-    for work in tqdm(wanted, unit="setting", leave=False, disable=not sys.stderr.isatty()):
+    for work in progress_bar(wanted, "setting"):
         for n in gpus:
             choice = fastest(found, work, n, links, trains=trains)
             at = choice.taken.at

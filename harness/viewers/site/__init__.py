@@ -26,7 +26,9 @@ from pathlib import Path
 from typing import Any
 
 from jinja2 import Template
+from tqdm import tqdm
 
+from harness.foundation.progress_bar import progress_bar
 from harness.foundation.provenance import commit
 from harness.records.folder import all_sweeps, check_sweep, series_of
 from harness.records.paths import figures_folder, site_folder, tables_folder
@@ -78,7 +80,7 @@ def pages(results: Path, sweeps: Sequence[str], made: str) -> dict[Path, str]:
     folder = site_folder(results)
     entries: list[dict[str, Any]] = []
     data: dict[Path, str] = {}
-    for sweep in sweeps or known:
+    for sweep in progress_bar(sweeps or known, "sweep"):
         entry, runs = sweep_entry(results, sweep)
         if runs:
             entries.append(entry)
@@ -88,7 +90,7 @@ def pages(results: Path, sweeps: Sequence[str], made: str) -> dict[Path, str]:
             data[folder / "data" / f"{sweep}.js"] = f"lowbitRuns({json.dumps(sweep)},{body});\n"
         else:
             for line in entry["problems"]:
-                print(f"warning: left out: {line}", file=sys.stderr)
+                tqdm.write(f"warning: left out: {line}", file=sys.stderr)
     page = {
         "advice": _advice(results),
         "opening": opening(entries),

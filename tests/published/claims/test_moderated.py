@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats as distributions
 
+from harness.published.claims import evidence as evidence_module
 from harness.published.claims.evidence import numbers
 from harness.published.claims.kinds import Contrast
 from harness.published.claims.moderated import is_steady
@@ -26,6 +27,17 @@ def runs(arms: dict[str, tuple[int, ...]], **changes: int):
 
 
 TEST = Contrast(sweep="standard", a=NAIVE, b=BF16, expect="below")
+
+
+def test_a_run_is_scored_once_however_many_claims_ask(monkeypatch):
+    asked: list[tuple[str, str]] = []
+    monkeypatch.setattr(
+        evidence_module, "_score", lambda run, metric: asked.append((run.run_id, metric)) or float(run.seed)
+    )
+    evidence = of(*runs(ARMS))
+    first, again = (numbers(evidence, evidence.arms[0][1], "auc", "mean") for _ in range(2))
+    assert first == again == {(seed, seed): float(seed) for seed in range(3)} and len(asked) == 3
+    assert numbers(evidence, evidence.arms[0][1], "gain", "mean") == first and len(asked) == 6
 
 
 def test_a_lucky_arm_takes_the_spread_of_its_neighbours():

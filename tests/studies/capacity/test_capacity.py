@@ -13,6 +13,7 @@ import torch
 from harness.api import Plan
 from harness.cli import main as cli
 from harness.config.schema import TrainerConfig
+from harness.engines.vllm import memory
 from harness.engines.vllm.memory import num_parameters
 from harness.foundation.provenance import ROOT
 from harness.models.decoder import Decoder, DecoderConfig
@@ -68,6 +69,15 @@ FOUND = Measured(
     bytes_per_s=1e12,
 )
 SEVEN = Work(size="7b", arm="bf16", length=1000, prompt=24, batch=512, pass_tokens=16384)
+
+
+def test_a_plan_of_many_layouts_counts_the_parameters_of_a_size_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    counted: list[DecoderConfig] = []
+    shapes = memory.tensor_shapes
+    monkeypatch.setattr(memory, "tensor_shapes", lambda config: counted.append(config) or shapes(config))
+    memory.num_parameters.cache_clear()
+    assert len(report.cells_of(FOUND, [SEVEN, replace(SEVEN, length=2000)], (1, 8), Links())) == 4
+    assert counted.count(shape_of("7b")) <= 2  # parameters, and the bytes of an engine
 
 
 def test_the_memory_of_7b_on_8_gpus_by_hand() -> None:
