@@ -1,13 +1,13 @@
 """The figure of a large sweep: every arm's difference from the control with its interval, all contexts side by side.
 
-Rows are arms by precision, from the best to the worst; a marker is a context (a length). Two columns keep seventy arms
-on one page.
+Rows are arms by precision, from the best to the worst; a marker is a context (a length). A row's name says how many of
+its runs collapsed, which are in none of the differences. Two columns keep seventy arms on one page.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -15,13 +15,15 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from harness.records.arms import Arm, label
-from harness.records.stats import DELTA
+from harness.records.stats import COLLAPSES, DELTA
 from harness.report.plots.colours import BLUE, GREEN, INK, REFERENCE, STRIPE, VERMILION
 from harness.report.plots.style import above_panels, style_name
 from harness.report.plots.titles import scores_title
 
 CONTEXTS = ((INK, "o", "full"), (BLUE, "s", "none"), (VERMILION, "D", "full"), (GREEN, "^", "none"))
 """(colour, marker, fill) of the contexts in order."""
+DECIDED = ("better", "worse", "equal")
+"""Ends of a verdict, that of the runs which stand where others collapsed, that say where a difference lies."""
 FADED = 0.4
 """Opacity of differences without a verdict."""
 ZOOM = 0.05
@@ -68,6 +70,11 @@ def _mean(rows: dict[str, Any]) -> float:
     return sum(row["difference"] for row in rows.values()) / len(rows)
 
 
+def _name(key: tuple[str, str], rows: Iterable[dict[str, Any]]) -> str:
+    fallen = [str(row["collapse"]).partition(":")[0] for row in rows if row["verdict"].startswith(COLLAPSES)]
+    return "  ".join(key) + (f", {' and '.join(fallen)} collapse" if fallen else "")
+
+
 def _halves(order: Rows) -> list[Rows]:
     """One column of up to 30 rows, else two, cut between precisions where that leaves them nearest to equal."""
     if len(order) <= 30:
@@ -84,7 +91,7 @@ def _draw(ax: Axes, rows: Rows, found: dict[tuple[str, str], dict[str, Any]], co
             if row is None:
                 continue
             colour, marker, fill = CONTEXTS[i % len(CONTEXTS)]
-            alpha = FADED if row["verdict"] in ("cannot tell", "no signal") else 1.0
+            alpha = 1.0 if row["verdict"].endswith(DECIDED) else FADED
             at = y + 0.36 * (i - (len(contexts) - 1) / 2)
             if not math.isnan(row["difference_low"]):
                 ends = [row["difference_low"], row["difference_high"]]
@@ -96,7 +103,7 @@ def _draw(ax: Axes, rows: Rows, found: dict[tuple[str, str], dict[str, Any]], co
         if index % 2 == 0:
             ax.axhspan(first - 0.5, first + count - 0.5, color=STRIPE, zorder=0, linewidth=0)
     ax.axvline(0.0, color=REFERENCE, linewidth=0.8, zorder=1)
-    ax.set_yticks(range(len(rows)), [f"{precision}  {name}" for precision, name in rows], fontsize=6.5)
+    ax.set_yticks(range(len(rows)), [_name(key, found[key].values()) for key in rows], fontsize=6.5)
     ax.set_ylim(len(rows) - 0.5, -0.5)
     ax.axvspan(-DELTA, DELTA, color=REFERENCE, alpha=0.12, zorder=0, linewidth=0)
     ax.set_xscale("symlog", linthresh=ZOOM, linscale=0.8)

@@ -10,7 +10,7 @@ from harness.records.arms import group_arms
 from harness.records.run_result import write_result
 from harness.report import figures
 from harness.report.leaderboard import board_of, leaderboard
-from harness.report.plots.differences import _halves, differences
+from harness.report.plots.differences import FADED, _halves, differences
 from tests.result_factory import QUICK, result
 
 
@@ -30,6 +30,19 @@ def test_every_difference_is_drawn_where_the_table_has_it() -> None:
     names = [text.get_text() for text in ax.get_yticklabels()]
     assert len(names) == len(QUICK) - 1 and names[0].startswith("int8")
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["n=8", "n=16", "undecided"]
+
+
+def test_a_name_says_how_many_runs_collapsed_and_an_open_difference_of_the_others_is_faded() -> None:
+    runs = [record for record, _ in sweep((8,))]
+    board = {str(row["arm"]): row for row in leaderboard(runs).to_dict("records")}
+    board["naive int8"] |= {"verdict": "collapses in 1 of 3", "collapse": "1 of 3: 1 to 91 %"}
+    figure = differences(group_arms(runs), board, "bf16")
+    assert figure is not None
+    (ax,) = figure.axes
+    names = [text.get_text() for text in ax.get_yticklabels()]
+    row = names.index("int8  naive, 1 of 3 collapse")
+    (marker,) = (line for line in ax.lines if list(line.get_ydata()) == [row])
+    assert marker.get_alpha() == FADED
 
 
 def test_without_a_control_there_is_nothing_to_draw() -> None:
