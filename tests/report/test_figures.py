@@ -197,7 +197,7 @@ def test_a_figure_says_how_many_arms_have_no_curve(tmp_path: Path) -> None:
         assert ("not drawn" in bottom.get_xlabel()) == is_said
         folder = tmp_path / str(is_said)
         write(folder, pairs)
-        for path in draw_all(folder, folder / "out", "quick", formats=("svg",)):
+        for path in draw(folder, formats=("svg",)):
             has_curves = path.stem != "scores"
             assert (said in path.read_text(encoding="utf-8")) == (is_said and has_curves), path
 
