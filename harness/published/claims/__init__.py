@@ -6,8 +6,8 @@
     speed.py         the throughput map's answer to a test of speed
     update.py        the answer of timed updates to a test of training speed
     domains.py       the settings that a claim speaks of, and where a test lies
-    estimates.py     a test on that data: value, interval, number of pairs
-    moderated.py     the interval of a contrast beside the other arms of its setting
+    estimates.py     a test on that data: value, interval, number of bases
+    moderated.py     the variance of a contrast beside the other arms of its setting
     badges.py        outcomes that an interval allows, and badges
     page.py          Markdown and terminal
     speed_table.py   the speed claims as a table for the throughput report

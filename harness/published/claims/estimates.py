@@ -1,8 +1,9 @@
 """A test on its data: one value with a 95 % interval, or the reason why there is none yet.
 
-Runs are compared pair by pair of seeds and the interval is Student's t over the pairs (`stats.paired`); differences of
-accuracy take a variance that leans on the other arms of the setting (`moderated.py`). Ratios and growth are means of
-logarithms, shown as factors. The interval of a speed test is a range over neighbouring cells; an update test has none.
+Arms are compared base by base, as in the tables of sweeps, and the interval is Student's t over the bases
+(`stats.contrast`); differences of accuracy take a variance that leans on the other arms of the setting
+(`moderated.py`). Ratios and growth are means of logarithms, shown as factors. The interval of a speed test is a range
+over neighbouring cells; an update test has none.
 """
 
 from __future__ import annotations
@@ -12,9 +13,19 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from scipy.stats import t as student
 
 from harness.published.claims.badges import Outcome, is_equal, judge
-from harness.published.claims.evidence import Evidence, Pair, grouped, has_moved, numbers, select, steps, words
+from harness.published.claims.evidence import (
+    Evidence,
+    Pair,
+    grouped,
+    has_moved,
+    numbers,
+    select,
+    steps,
+    words,
+)
 from harness.published.claims.kinds import (
     Contrast,
     Growth,
@@ -31,7 +42,7 @@ from harness.published.claims.kinds import (
     arms_of,
     kind_of,
 )
-from harness.published.claims.moderated import moderated
+from harness.published.claims.moderated import is_steady, moderated
 from harness.published.claims.speed import Map, answer, compared_words
 from harness.published.claims.update import Seconds, factor_of
 from harness.records import stats
@@ -41,6 +52,8 @@ FIFTH = 5
 LEARNED = ("auc", "accuracy", "gain", "rollout_auc", "rollout_accuracy", "rollout_gain")
 """Scores that say nothing of an arm whose answers never changed."""
 ReplayRow = Mapping[str, object]
+Sides = tuple[dict[Pair, float], dict[Pair, float]]
+"""(an arm's values, the other's) by base seed and seed; the other's are 0 where an arm is held against a number."""
 Measured = tuple[str, ...]
 """One measurement: kind of test, metric, reduction, and the ids of the runs of one pair of seeds."""
 
@@ -54,7 +67,8 @@ class ClaimEstimate:
     value: float = math.nan
     low: float = math.nan
     high: float = math.nan
-    pairs: int = 0
+    units: int = 0
+    """Bases, or runs of one base, that the interval is over; of speed, the cells."""
     reason: str = ""
     """Reason why it is not tested (yet), or why it is undecided."""
     against: tuple[float, float, float] | None = None
@@ -96,15 +110,17 @@ def estimate(
             return ClaimEstimate(outcome="undecided", reason=f"sweep {test.sweep} has no run of {words(arm)}")
     if test.metric in LEARNED and (still := _still(test, found, arms)):
         return ClaimEstimate(outcome="undecided", reason=f"no signal: {still} never left its start")
-    values = _slopes(test, found, arms) if isinstance(test, Trend) else _values(test, found, arms)
+    own, other = _slopes(test, found, arms) if isinstance(test, Trend) else _sides(test, found, arms)
     measured = _measured(test, found, arms)
-    fresh = {pair: value for pair, value in values.items() if measured[pair] not in counted}
-    if values and len(fresh) < 2 and len(fresh) < len(values):
+    own = {pair: value for pair, value in own.items() if pair[0] in {base for base, _ in other}}
+    fresh = {pair: value for pair, value in own.items() if measured[pair] not in counted}
+    if own and len(fresh) < 2 and len(fresh) < len(own):
         return ClaimEstimate(outcome="undecided", reason="its runs are those of a test above and count there")
-    difference = stats.paired(fresh, dict.fromkeys(fresh, 0.0))
-    if isinstance(test, Contrast) and test.metric in LEARNED and len(fresh) > 1:
-        difference = moderated(difference, fresh, found, select(found, arms[0]), select(found, arms[1]), test.metric)
-    return replace(_judged(test, difference), counted=frozenset(measured[pair] for pair in fresh))
+    is_score = isinstance(test, Contrast) and test.metric in LEARNED
+    compared = stats.contrast(fresh, other, not is_score or is_steady(found, select(found, arms[0]), test.metric))
+    if is_score and compared.num_units > 1:
+        compared = moderated(compared, found, select(found, arms[0]), select(found, arms[1]), test.metric)
+    return replace(_judged(test, compared), counted=frozenset(measured[pair] for pair in fresh))
 
 
 def _still(test: OfRuns, found: Evidence, arms: Sequence[Settings]) -> str:
@@ -125,17 +141,20 @@ def _measured(test: OfRuns, found: Evidence, arms: Sequence[Settings]) -> dict[P
     return {pair: (kind_of(test), test.metric, test.reduce, *own) for pair, own in ids.items()}
 
 
-def _values(test: Contrast | Ratio | Growth | Level, found: Evidence, arms: Sequence[Settings]) -> dict[Pair, float]:
+def _sides(test: Contrast | Ratio | Growth | Level, found: Evidence, arms: Sequence[Settings]) -> Sides:
     if isinstance(test, Growth):
         growth = {(r.base_seed, r.seed): _growth(steps(found, r, test.metric)) for r in select(found, arms[0])}
-        return {pair: value for pair, value in growth.items() if math.isfinite(value)}
+        return _beside_nothing({pair: value for pair, value in growth.items() if math.isfinite(value)})
     per_arm = [numbers(found, select(found, arm), test.metric, test.reduce) for arm in arms]
     if isinstance(test, Level):
-        return per_arm[0]
+        return _beside_nothing(per_arm[0])
     if isinstance(test, Ratio):
         per_arm = [{pair: math.log(value) for pair, value in arm.items() if value > 0} for arm in per_arm]
-    a, b = per_arm
-    return {pair: a[pair] - b[pair] for pair in a if pair in b}
+    return per_arm[0], per_arm[1]
+
+
+def _beside_nothing(values: dict[Pair, float]) -> Sides:
+    return values, dict.fromkeys(values, 0.0)
 
 
 def _growth(values: Sequence[float]) -> float:
@@ -147,7 +166,7 @@ def _growth(values: Sequence[float]) -> float:
     return math.log(late / early) if early > 0 and late > 0 else math.nan
 
 
-def _slopes(test: Trend, found: Evidence, arms: Sequence[Settings]) -> dict[Pair, float]:
+def _slopes(test: Trend, found: Evidence, arms: Sequence[Settings]) -> Sides:
     """Least-squares slope of every pair that has at least three places."""
     places = [grouped(found, arm, test.along) for arm in arms]
     points: dict[Pair, list[tuple[float, float]]] = {}
@@ -159,31 +178,31 @@ def _slopes(test: Trend, found: Evidence, arms: Sequence[Settings]) -> dict[Pair
         for pair, value in a.items():
             if all(pair in other for other in b):
                 points.setdefault(pair, []).append((x, value - sum(other[pair] for other in b)))
-    return {pair: float(np.polyfit(*np.array(xy).T, deg=1)[0]) for pair, xy in points.items() if len(xy) > 2}
+    slopes = {pair: float(np.polyfit(*np.array(xy).T, deg=1)[0]) for pair, xy in points.items() if len(xy) > 2}
+    return _beside_nothing(slopes)
 
 
-def _judged(test: OfRuns, found: stats.Difference) -> ClaimEstimate:
-    if found.num_pairs < 2:
-        reason = (
-            f"sweep {test.sweep} gives {test.metric} for {found.num_pairs} of the 2 pairs of seeds that an interval "
-            "needs"
-        )
-        return ClaimEstimate(outcome="undecided", pairs=found.num_pairs, reason=reason)
+def _judged(test: OfRuns, found: stats.Contrast) -> ClaimEstimate:
+    if found.num_units < 2:
+        reason = f"sweep {test.sweep} gives {test.metric} on {found.num_units} of the 2 bases that an interval needs"
+        return ClaimEstimate(outcome="undecided", units=found.num_units, reason=reason)
     is_log = isinstance(test, Ratio | Growth)
     threshold, margin = (math.log(test.threshold), math.log(test.margin)) if is_log else (test.threshold, test.margin)
-    outcome = judge(found.low, found.high, test.expect, threshold, margin)
+    half = float(student.ppf(0.975, found.df)) * math.sqrt(found.variance / found.num_units)
+    low, high = found.mean - half, found.mean + half
+    outcome = judge(low, high, test.expect, threshold, margin)
     if outcome == "undecided":
-        reason = _undecided(found, threshold, margin, test)
+        reason = _undecided(found, low, high, threshold, margin, test)
     else:
-        reason = "preliminary: 2 pairs" if found.num_pairs < stats.MIN_SEEDS else ""
-    value, low, high = (math.exp(x) if is_log else x for x in (found.mean, found.low, found.high))
-    return ClaimEstimate(outcome=outcome, value=value, low=low, high=high, pairs=found.num_pairs, reason=reason)
+        reason = "preliminary: 2 bases" if found.num_units < stats.MIN_SEEDS else ""
+    value, low, high = (math.exp(x) if is_log else x for x in (found.mean, low, high))
+    return ClaimEstimate(outcome=outcome, value=value, low=low, high=high, units=found.num_units, reason=reason)
 
 
-def _undecided(found: stats.Difference, threshold: float, margin: float, test: OfRuns) -> str:
+def _undecided(found: stats.Contrast, low: float, high: float, threshold: float, margin: float, test: OfRuns) -> str:
     """Reason why an interval does not decide: it shows that there is nothing to see, or it is too wide."""
     floor, ceiling = threshold - margin, threshold + margin
-    if test.expect in ("above", "below") and is_equal(found.low, found.high, threshold, margin):
+    if test.expect in ("above", "below") and is_equal(low, high, threshold, margin):
         return "equal within the margin"
     distance = {
         "above": max(abs(found.mean - threshold), margin),
@@ -192,8 +211,8 @@ def _undecided(found: stats.Difference, threshold: float, margin: float, test: O
         "not_below": abs(found.mean - floor),
         "not_above": abs(found.mean - ceiling),
     }[test.expect]
-    more = stats.further_seeds(found.sd, found.num_pairs, distance)
-    return "cannot tell" if more is None else f"cannot tell (about {more} more pair{'s' * (more > 1)} of seeds)"
+    more = stats.further_seeds(math.sqrt(found.variance), found.num_units, distance)
+    return "cannot tell" if more is None else f"cannot tell (about {more} more base{'s' * (more > 1)})"
 
 
 def _speed(test: Speed, maps: Mapping[str, Map]) -> ClaimEstimate:
@@ -211,7 +230,7 @@ def _speed(test: Speed, maps: Mapping[str, Map]) -> ClaimEstimate:
     parts = [undecided if outcome == "undecided" else "", compared, noise]
     reason = "; ".join(filter(None, parts))
     return ClaimEstimate(
-        outcome=outcome, value=found.value, low=found.low, high=found.high, pairs=found.cells, reason=reason
+        outcome=outcome, value=found.value, low=found.low, high=found.high, units=found.cells, reason=reason
     )
 
 

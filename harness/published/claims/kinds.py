@@ -1,10 +1,10 @@
 """The kinds of tests that decide claims, as `claims.yaml` writes them.
 
-contrast      a minus b, pair by pair of seeds
-ratio         a over b, the mean of the logarithms over pairs
+contrast      a minus b, base by base
+ratio         a over b, the mean of the logarithms over bases
 growth        the last fifth of a run's steps over its first fifth, also by logarithms
 level         a's own number
-trend         slope of a's number (or of a minus b) along a setting, one slope per pair of seeds
+trend         slope of a's number (or of a minus b) along a setting, one slope per run
 replay        one number of the replay laboratory with its interval, against a threshold or another arm
 speed         a precision's rate over another's in the throughput map, with the range over neighbouring cells
 update        how many times as fast a whole update is as in another arithmetic, from a record of one bench

@@ -1,4 +1,4 @@
-"""The interval of a contrast with the variance that the sweep's own tables would take.
+"""A contrast with the variance that the sweep's own tables would take.
 
 Three seeds hardly tell how much runs spread, and a lucky three make an interval that is far too narrow. So the variance
 leans on those of the other arms of the setting against the same control (`harness.records.stats.moderation`).
@@ -7,12 +7,10 @@ leans on those of the other arms of the setting against the same control (`harne
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
-from scipy.stats import t as student
-
-from harness.published.claims.evidence import Evidence, Pair, numbers
+from harness.published.claims.evidence import Evidence, numbers
 from harness.published.claims.kinds import Settings
 from harness.records import stats
 from harness.records.arms import CONTEXT
@@ -24,14 +22,10 @@ SETTING = (*CONTEXT, "algo.", "trainer.lr")
 
 
 def moderated(
-    found: stats.Difference,
-    values: Mapping[Pair, float],
-    evidence: Evidence,
-    arm: Sequence[RunResult],
-    control: Sequence[RunResult],
-    metric: str,
-) -> stats.Difference:
-    """`found` over `values`, `arm` minus `control` pair by pair, at 95 %. It stays as it is beside too few arms."""
+    found: stats.Contrast, evidence: Evidence, arm: Sequence[RunResult], control: Sequence[RunResult], metric: str
+) -> stats.Contrast:
+    """`found`, `arm` minus `control`, with the variance beside the setting's other arms. It stays as it is where these
+    are too few."""
     own = next(setting for setting, runs in evidence.arms if runs[0].run_id == control[0].run_id)
     theirs = numbers(evidence, control, metric, "mean")
     others = [
@@ -39,12 +33,8 @@ def moderated(
         for setting, runs in evidence.arms
         if runs[0].run_id not in (arm[0].run_id, control[0].run_id) and _shared(setting) == _shared(own)
     ]
-    first = stats.contrast(values, dict.fromkeys(values, 0.0), is_steady(evidence, arm, metric))
-    variances, df, _ = spread([first, *others])
-    if df[0] <= first.df:
-        return found
-    half = float(student.ppf(0.975, df[0])) * math.sqrt(variances[0] / first.num_units)
-    return replace(found, low=first.mean - half, high=first.mean + half, sd=math.sqrt(variances[0]))
+    variances, df, _ = spread([found, *others])
+    return replace(found, variance=float(variances[0]), df=float(df[0])) if df[0] > found.df else found
 
 
 def is_steady(evidence: Evidence, runs: Sequence[RunResult], metric: str) -> bool:

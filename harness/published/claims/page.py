@@ -51,9 +51,9 @@ READING = (
     "are compared along this list, and the nearer is the one inside where they first differ; of two as near the first "
     "of the file decides. A test without data, or whose arms never left their start, does not decide; one that asks "
     "another question never does (*side*).",
-    "**Intervals.** Differences, ratios and slopes are taken pair by pair of seeds; brackets are 95 % t intervals over "
-    "n pairs. The variance of a difference of accuracy leans on those of the other arms of its setting, as in the "
-    "tables of sweeps: three lucky seeds decide nothing. A run that stands in several sweeps counts once within a "
+    "**Intervals.** Arms are compared base by base, by the means of their runs there; brackets are 95 % t intervals "
+    "over n bases. The variance of a difference of accuracy leans on those of the other arms of its setting, as in the "
+    "tables of sweeps: three lucky bases decide nothing. A run that stands in several sweeps counts once within a "
     "claim, in the nearest test.",
     "**Scale.** The sources train models of 0.5B to 32B parameters on long answers; here models of 0.1M to 10M sort "
     "digits or solve made-up word problems: with emulated formats and without kernel noise, but for `main_h200` and "
@@ -279,8 +279,8 @@ def shown(test: Test, found: ClaimEstimate) -> str:
     if found.against is not None:
         return f"{text} against {_interval(found.against)}"
     if isinstance(test, Speed):
-        return f"{text}, {found.pairs} cell{'s' * (found.pairs != 1)}"
-    return text if isinstance(test, Replay) else f"{text}, n = {found.pairs}"
+        return f"{text}, {found.units} cell{'s' * (found.units != 1)}"
+    return text if isinstance(test, Replay) else f"{text}, n = {found.units}"
 
 
 def _interval(of: tuple[float, float, float], is_signed: bool = False) -> str:

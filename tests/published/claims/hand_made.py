@@ -15,8 +15,11 @@ from tests import result_factory as factory
 Answers = dict[int, list[int]]
 
 
-def run(method: str = "naive", seed: int = 0, answers: Answers | None = None, **changes: Any) -> RunResult:
-    """A run of int8 (of bf16 for that method) whose evaluations are exactly `answers`: step -> right and wrong."""
+def run(
+    method: str = "naive", seed: int = 0, answers: Answers | None = None, base: int | None = None, **changes: Any
+) -> RunResult:
+    """A run of int8 (of bf16 for that method) whose evaluations are exactly `answers`: step -> right and wrong. `base`:
+    its base seed, that of the run where None."""
     precision = changes.pop("precision", "bf16" if method == "bf16" else "int8")
     result, _ = factory.result(method, precision, seed=seed, sweep="standard", **changes)
     evals = [
@@ -26,7 +29,8 @@ def run(method: str = "naive", seed: int = 0, answers: Answers | None = None, **
         for step, right in (answers or {}).items()
         for site in ("reference", "rollout")
     ]
-    return result.model_copy(update={"evals": evals})
+    place = {} if base is None else {"base_seed": base, "run_id": f"{base}-{result.run_id}"}
+    return result.model_copy(update={"evals": evals} | place)
 
 
 def of(*runs: RunResult, **columns: list[list[float]]) -> Evidence:

@@ -66,13 +66,25 @@ def test_contrast_is_the_paired_t_interval_of_the_auc():
     runs += [run("bf16", s, {0: [1, 1, 1, 1], 20: [0, 0, 0, 0], 40: [1, 1, 0, 0]}) for s in range(4)]
     test = Contrast(sweep="standard", a=NAIVE, b=BF16, expect="above")
     got = found(test, of(*runs))
-    assert (got.value, got.pairs) == (0.5, 3)
+    assert (got.value, got.units) == (0.5, 3)
     assert (got.low, got.high) == pytest.approx((0.5 - HALF * 0.25, 0.5 + HALF * 0.25), abs=1e-12)
     assert got.outcome == "undecided" and got.reason.startswith("cannot tell (about")
     final = found(Contrast(sweep="standard", a=NAIVE, b=BF16, metric="accuracy", expect="above"), of(*runs))
     assert final.value == 0.25
     gain = found(Contrast(sweep="standard", a=NAIVE, b=BF16, metric="gain", expect="above"), of(*runs))
     assert gain.value == 0.75 - (-0.5) and gain.outcome == "supported"
+
+
+def test_the_units_are_bases_and_a_control_of_several_runs_enters_by_their_mean():
+    """Arm at 1/4, 1/2 and 3/4 on three bases; the control's two runs at 0 and 1/2 on each."""
+    right = {0: [0, 0, 0, 0], 1: [1, 0, 0, 0], 2: [1, 1, 0, 0], 3: [1, 1, 1, 0]}
+    runs = [run("naive", 0, {0: right[3], 20: right[base + 1]}, base=base) for base in range(3)]
+    runs += [run("bf16", s, {0: right[3], 20: right[2 * s]}, base=base) for base in range(3) for s in range(2)]
+    got = found(Contrast(sweep="standard", a=NAIVE, b=BF16, expect="above"), of(*runs))
+    assert (got.value, got.units) == (0.25, 3)
+    assert (got.low, got.high) == pytest.approx((0.25 - HALF * 0.25, 0.25 + HALF * 0.25), abs=1e-12)
+    level = found(Level(sweep="standard", a=BF16, metric="auc", expect="above", threshold=0.0), of(*runs))
+    assert (level.value, level.units) == (0.25, 3)
 
 
 def test_no_difference_where_one_is_claimed_is_not_supported_and_says_so():
@@ -113,7 +125,7 @@ def test_a_level_is_the_arms_own_number():
         level = Level(sweep="standard", a=NAIVE, metric="mismatch/kl_k3", reduce=reduce, expect="above", threshold=0)
         assert found(level, reduced).value == pytest.approx(value), reduce
     first = Level(sweep="standard", a=NAIVE, metric="mismatch/kl_k3", reduce="first", expect="above", threshold=0)
-    assert (found(first, reduced).outcome, found(first, reduced).reason) == ("supported", "preliminary: 2 pairs")
+    assert (found(first, reduced).outcome, found(first, reduced).reason) == ("supported", "preliminary: 2 bases")
 
 
 def test_a_trend_is_one_slope_per_pair():
@@ -157,9 +169,9 @@ def test_what_is_missing_is_a_state_and_no_error():
     assert estimate(test, {}, []) == ClaimEstimate(outcome="undecided", reason="sweep standard has no results")
     assert found(test, alone).reason == "sweep standard has no run of bf16"
     one_pair = found(test, of(run("naive", 0, {20: [1]}), run("bf16", 0, {20: [1]})))
-    assert one_pair.outcome == "undecided" and "auc for 1 of the 2 pairs" in one_pair.reason
+    assert one_pair.outcome == "undecided" and "auc on 1 of the 2 bases" in one_pair.reason
     silent = Level(sweep="standard", a=NAIVE, metric="mismatch/kl_k1", expect="above", threshold=0)
-    assert "gives mismatch/kl_k1 for 0 of the 2 pairs" in found(silent, alone).reason
+    assert "gives mismatch/kl_k1 on 0 of the 2 bases" in found(silent, alone).reason
     assert estimate(NotTestable(reason="dense"), {}, []) == ClaimEstimate(outcome="not testable here", reason="dense")
 
 

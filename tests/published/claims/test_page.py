@@ -111,7 +111,7 @@ def test_the_page_shows_claim_source_test_value_and_badge(tmp_path: Path):
 def test_a_run_counts_once_in_a_claim(tmp_path: Path):
     known = read_claims(written(tmp_path, CLAIM | {"tests": [TEST, TEST | {"expect": "above"}]}))
     first, second = judge_all(known, sweep_of(tmp_path))[0].answers
-    assert first.estimate.pairs == 3 and len(first.estimate.counted) == 3
+    assert first.estimate.units == 3 and len(first.estimate.counted) == 3
     assert not second.estimate.has_data
     assert second.estimate.reason == "its runs are those of a test above and count there"
 

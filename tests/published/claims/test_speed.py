@@ -61,7 +61,7 @@ def test_the_badge_is_of_the_range_over_neighbouring_cells(maps: dict[str, Map])
     # int8 decodes at (4 + c) / (3.2 + c) of BF16, c the context in thousands: 1.216 at 512, 1.110 at 4096.
     got = estimate(speed(), {}, [], maps)
     assert (got.value, got.low, got.high) == pytest.approx((5.024 / 4.224, 8.096 / 7.296, 4.512 / 3.712))
-    assert (got.outcome, got.pairs, got.reason) == ("supported", 8, "")
+    assert (got.outcome, got.units, got.reason) == ("supported", 8, "")
     assert estimate(speed(threshold=1.15), {}, [], maps).outcome == "undecided"
     assert estimate(speed(threshold=1.15), {}, [], maps).reason == "differs between neighbouring cells"
     assert estimate(speed(threshold=1.15, margin=1.1), {}, [], maps).reason == "equal within the margin"
