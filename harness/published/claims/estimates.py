@@ -13,7 +13,6 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from scipy.stats import t as student
 
 from harness.published.claims.badges import Outcome, is_equal, judge
 from harness.published.claims.evidence import (
@@ -188,8 +187,7 @@ def _judged(test: OfRuns, found: stats.Contrast) -> ClaimEstimate:
         return ClaimEstimate(outcome="undecided", units=found.num_units, reason=reason)
     is_log = isinstance(test, Ratio | Growth)
     threshold, margin = (math.log(test.threshold), math.log(test.margin)) if is_log else (test.threshold, test.margin)
-    half = float(student.ppf(0.975, found.df)) * math.sqrt(found.variance / found.num_units)
-    low, high = found.mean - half, found.mean + half
+    low, high = found.interval()
     outcome = judge(low, high, test.expect, threshold, margin)
     if outcome == "undecided":
         reason = _undecided(found, low, high, threshold, margin, test)

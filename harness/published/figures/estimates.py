@@ -1,6 +1,7 @@
-"""Means, paired differences and ratios over seeds, with 95 % intervals of Student's t (`harness.records.stats.paired`).
+"""Means, differences and ratios over bases, with 95 % intervals of Student's t (`harness.records.stats.contrast`).
 
-Values are {(base seed, seed): value}. Ratios are of geometric means: their interval is that of the logarithms.
+Values are {(base seed, seed): value}; several runs on a base enter by their mean. Ratios are of geometric means: their
+interval is that of the logarithms.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from harness.records.stats import DELTA, Verdict, paired, verdict
+from harness.records.stats import DELTA, Verdict, contrast, verdict
 
 Pair = tuple[int, int]
 Values = Mapping[Pair, float]
@@ -47,9 +48,10 @@ def fraction(values: Values) -> Estimate:
 
 
 def difference(values: Values, control: Values) -> Estimate:
-    """Mean of value minus control over common seeds."""
-    found = paired(values, control)
-    return Estimate(value=found.mean, low=found.low, high=found.high, seeds=found.num_pairs)
+    """Mean of value minus control over common bases."""
+    found = contrast(values, control)
+    low, high = found.interval()
+    return Estimate(value=found.mean, low=low, high=high, seeds=found.num_units)
 
 
 def geometric(values: Values) -> Estimate:
@@ -63,7 +65,7 @@ def floored(values: Values) -> dict[Pair, float]:
 
 
 def ratio(values: Values, control: Values) -> Estimate:
-    """Geometric mean of value over control over common seeds where both are above 0."""
+    """Geometric mean of value over control over common bases where both are above 0."""
     found = difference(_logs(values), _logs(control))
     return Estimate(value=math.exp(found.value), low=math.exp(found.low), high=math.exp(found.high), seeds=found.seeds)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from scipy.stats import ttest_1samp
 
 from harness.cli.figures import figures, listing
 from harness.published.figures import FIGURES, draw, missing
@@ -135,3 +136,16 @@ def test_the_command_draws_what_is_named(tmp_path: Path, capsys: pytest.CaptureF
     capsys.readouterr()
     assert listing(tmp_path) == 0
     assert "fp16_mismatch        FP16" in capsys.readouterr().out
+
+
+def test_runs_of_one_base_enter_a_difference_by_their_mean() -> None:
+    """The interval is scipy's over bases, whatever the number of the control's runs; a base of one side is left out."""
+    arm = {(0, 0): 0.52, (1, 0): 0.71, (2, 0): 0.60, (3, 0): 0.9}
+    control = {(base, seed): 0.5 + 0.05 * base + 0.02 * seed for base in range(3) for seed in range(3)}
+    means = [0.52 + 0.05 * base for base in range(3)]
+    gaps = [arm[base, 0] - means[base] for base in range(3)]
+    expected = ttest_1samp(gaps, 0.0).confidence_interval()
+    got = difference(arm, control)
+    assert (got.value, got.low, got.high, got.seeds) == pytest.approx((sum(gaps) / 3, *expected, 3), abs=1e-12)
+    one = difference({(0, 0): 0.5}, {(0, 0): 0.25})
+    assert one.value == 0.25 and math.isnan(one.low) and one.seeds == 1
