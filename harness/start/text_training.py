@@ -44,7 +44,7 @@ NUMBERS = 70
 """Numbers in an answer up to which their probability counts as it is, about as many as at n = 10; that of k times as
 many counts by its k-th root. (n = 30, 228 numbers: 0.07, root 0.44, where 0.77 of the sampled answers were right.)"""
 SAMPLED_ROWS = 1024
-"""Answers sampled at a time. A GPU takes as long for 1024 as for 512: it waits for the host at each token."""
+"""Answers sampled at a time: few rounds, for at these sizes a GPU waits for the host at each token."""
 Point = tuple[int, float | None, float]
 """(step, sampled accuracy or None where nobody sampled, mean probability of all numbers of an answer)."""
 

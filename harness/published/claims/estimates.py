@@ -111,7 +111,8 @@ def estimate(
         return ClaimEstimate(outcome="undecided", reason=f"no signal: {still} never left its start")
     own, other = _slopes(test, found, arms) if isinstance(test, Trend) else _sides(test, found, arms)
     measured = _measured(test, found, arms)
-    own = {pair: value for pair, value in own.items() if pair[0] in {base for base, _ in other}}
+    bases = {base for base, _ in other}
+    own = {pair: value for pair, value in own.items() if pair[0] in bases}
     fresh = {pair: value for pair, value in own.items() if measured[pair] not in counted}
     if own and len(fresh) < 2 and len(fresh) < len(own):
         return ClaimEstimate(outcome="undecided", reason="its runs are those of a test above and count there")
