@@ -108,6 +108,8 @@ class BaseConfig:
     batch_tokens: int = field(default=0, metadata={"sparse": True})
     """Tokens of a batch of packed documents, for a task in words (`harness.start.text_training`), whose `curriculum`
     holds the ends of the ranges of sizes that are mixed; `batch_size` and `lr_power` are then without effect."""
+    lr_factor: Positive = field(default=1.0, metadata={"sparse": True})
+    """Factor on `model.sft_lr`, for a task in words."""
     decay_from: float = field(default=0.6, metadata={"sparse": True})
     """Share of `max_steps` after which the learning rate falls, for a task in words."""
     weight_decay: float = field(default=0.1, metadata={"sparse": True})

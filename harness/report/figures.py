@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -72,24 +73,31 @@ def draw_all(
     arms, control = judged.arms, judged.control
     series = load_series(runs, judged.results)
     board = {str(row["arm"]): row for row in judged.table.to_dict("records")}
-    looks = looks_of(arms, control)
+    contexts: dict[str, list[Arm]] = {}
+    for arm in arms:
+        contexts.setdefault(label(arm.context), []).append(arm)
+    contexts = {context: without_shared_variant(inside) for context, inside in contexts.items()}
+    looks = looks_of([arm for inside in contexts.values() for arm in inside], control)
     paths: list[Path] = []
     with mpl.rc_context(fname=STYLE):
-        contexts = dict.fromkeys(label(arm.context) for arm in arms)
         if overview is not None and (grid := overview(arms, control)) is not None:
             paths += [save(grid, out_folder / f"grid.{kind}") for kind in formats]
         elif len(board) > MAX_ARMS and (whole := differences(arms, board, control)) is not None:
             paths += [save(whole, out_folder / f"differences.{kind}") for kind in formats]
         if (dials := along(arms, control)) is not None:
             paths += [save(dials, out_folder / f"along.{kind}") for kind in formats]
-        for context in contexts:
-            inside = [arm for arm in arms if label(arm.context) == context]
+        for context, inside in contexts.items():
             suffix = "-" + re.sub(r"[^\w.]+", "", context.replace(" ", "_")) if context else ""
             is_brief = len(contexts) > MAX_CONTEXTS
             for name, figure in _figures(inside, series, board, looks, control, is_brief).items():
                 paths += [save(figure, out_folder / f"{name}{suffix}.{kind}") for kind in formats]
     _remove_old(out_folder, paths, formats)
     return paths
+
+
+def without_shared_variant(arms: Sequence[Arm]) -> list[Arm]:
+    """The arms of one context, their variant left out where all have the same: it is part of the setting there."""
+    return [replace(arm, variant="") for arm in arms] if len({arm.variant for arm in arms}) == 1 else list(arms)
 
 
 def _remove_old(folder: Path, drawn: Sequence[Path], formats: Sequence[str]) -> None:

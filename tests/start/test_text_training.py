@@ -290,6 +290,20 @@ def test_the_key_covers_the_recipe_and_the_reward():
     assert base_name("words_s", TASK, 1, "0123456789ab") == "words_s-wordmath2-b1-0123456789ab"
 
 
+def test_the_factor_on_the_rate_makes_another_base_as_the_rate_itself_does(tmp_path):
+    def folder(*words: str) -> str:
+        run = load(["model=words_10m", "task=wordmath", "task.n=10", *words])
+        found = base_folder(run, Launch(results=str(tmp_path)))
+        assert found is not None
+        return found.name
+
+    by_rate = folder("base=text", "base.lr_factor=1", "model.sft_lr=1.5e-3")
+    assert folder("base=text") == by_rate != folder("base=text_first")
+    assert folder("base=text_first") == "words_10m-wordmath10-b0-493c25b6bdf4"  # as committed
+    assert folder("base=text_first", "base.decay_from=0.5", "base.max_steps=5000", "base.eval_every=400",
+                  "base.lr_factor=0.5") == by_rate  # fmt: skip
+
+
 def test_a_run_names_its_text_base(tmp_path):
     words = ["model=words_s", "base=text_small", "task=wordmath_ordered"]
     folder = base_folder(load(words), Launch(results=str(tmp_path)))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import cycle
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from harness.records.arms import Arm, label
 from harness.records.stats import DELTA
 from harness.report.leaderboard import score_arm
 from harness.report.plots.colours import REFERENCE
-from harness.report.plots.style import PRECISION_LOOKS, Look, legend, looks_of_names, style_name
+from harness.report.plots.style import PRECISION_LOOKS, Fill, Look, legend, looks_of_names, style_name
 
 DIALS = {
     "algo.staleness": "age of the rollouts, steps",
@@ -28,6 +29,8 @@ DIALS = {
     "trainer.lr": "learning rate",
 }
 """Field -> its words under an axis."""
+FILLS: tuple[Fill, ...] = ("full", "none", "left", "top")
+"""Filling of the markers, by low precision in turn."""
 SPREAD = 0.5
 """Width over which the points of one value stand side by side, in steps of the axis."""
 LOSS = 0.15
@@ -113,14 +116,17 @@ def _span(values: Sequence[float], sign: str = "+") -> str:
 
 
 def _looks(names: Sequence[tuple[str, str]], control: str) -> dict[tuple[str, str], Look]:
-    """Colour and marker by method, dash by precision."""
+    """Colour and marker by method, dash and the marker's filling by precision."""
     methods = looks_of_names((name for _, name in names), control)
+    low = dict.fromkeys(precision for precision, _ in names if precision != control)
+    fills = dict(zip(low, cycle(FILLS), strict=False))
     return {
         (precision, name): replace(
-            methods[name], dash=PRECISION_LOOKS[precision].dash if precision in PRECISION_LOOKS else methods[name].dash
+            methods[name], dash=PRECISION_LOOKS[precision].dash if precision in PRECISION_LOOKS else methods[name].dash,
+            fill=fills.get(precision, "full"),
         )
         for precision, name in names
-    }
+    }  # fmt: skip
 
 
 def _draw(ax: Axes, lines: Lines, looks: Mapping[tuple[str, str], Look]) -> None:
@@ -131,7 +137,7 @@ def _draw(ax: Axes, lines: Lines, looks: Mapping[tuple[str, str], Look]) -> None
         at = [values.index(value) + shift for value, _ in runs]
         ax.plot(
             at, [float(np.mean(gaps)) for _, gaps in runs], color=look.colour, linestyle=look.dash, marker=look.marker,
-            linewidth=1.0, markersize=3.6,
+            fillstyle=look.fill, linewidth=1.0, markersize=3.6,
         )  # fmt: skip
         for x, (_, gaps) in zip(at, runs, strict=True):
             ax.plot([x] * len(gaps), gaps, ".", color=look.colour, markersize=2.0, alpha=0.6)

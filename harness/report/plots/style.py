@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from matplotlib import rcParams
@@ -35,6 +35,9 @@ DASHES: tuple[Any, ...] = ((0, (1.2, 1.2)), (0, (5, 1.2, 1.2, 1.2)), (0, (8, 1.5
 MARKERS = "^Dv<>Ph"
 
 
+Fill = Literal["full", "none", "left", "right", "bottom", "top"]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Look:
     """Look of one method and variant, the same in every panel."""
@@ -42,6 +45,7 @@ class Look:
     colour: str
     dash: Any
     marker: str
+    fill: Fill = "full"
 
 
 Looks = dict[str, Look]
@@ -180,9 +184,10 @@ def legend(figure: Figure | SubFigure, looks: Looks, marked: bool = True, column
     widest = max(TextPath((0, 0), name, prop=font).get_extents().width for name in looks) / 72 + em * spaces
     columns = max(1, min(len(looks), columns, int(figure.bbox.width / figure.dpi / widest)))
     handles = [
-        Line2D([], [], color=look.colour, linestyle=look.dash, marker=look.marker if marked else "", label=name)
+        Line2D([], [], color=look.colour, linestyle=look.dash, marker=look.marker if marked else "",
+               fillstyle=look.fill, label=name)
         for name, look in looks.items()
-    ]
+    ]  # fmt: skip
     above_panels(figure, handles, columns, title)
 
 
