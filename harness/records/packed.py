@@ -35,7 +35,7 @@ COLUMNS = (
     "train/skipped", "correction/weight_mean", "correction/token_kept_frac", "by_position/position", "by_position/k3",
     "by_position/count", "by_entropy/entropy", "by_entropy/k3", "by_entropy/count",
 )  # fmt: skip
-GROUPS = ("memory/", "part/", "time/")
+GROUPS = ("memory/", "part/", "staleness/", "time/")
 """Columns, and groups of them, that a packed sweep keeps of every step."""
 RECORDS, SERIES = "records.jsonl", "series.parquet"
 

@@ -31,7 +31,8 @@ HEAD = """# Advice for seven cases
 512 answers a step on H200, BF16 weights deployed. Step: time of a step with BF16 rollouts over its time with the
 format; the range is that of the errors that the capacity plan made where something was measured. Accuracy: the change
 against BF16 rollouts. An interval is that of runs that sorted digits at a like dose; a number after "if only the dose
-matters" is their curve, far from where they ran; word problems of 245 tokens lost no more than it says.
+matters" is their curve, far from where they ran; word problems of 245 tokens lost no more in the mean,
+but on single bases up to three times as much.
 
 Mismatch (k3, nats a token) as vLLM's kernels had it on word problems with 10M parameters: {mismatch}. **Your model has
 another one: `lowbit probe` measures it.**
