@@ -1,9 +1,8 @@
 """Names of logged numbers: the meaning of each, and its name in other frameworks.
 
-One row per name of the per-step series. `direction` says where better lies; `reduction` how steps or ranks combine.
-Other frameworks' names were read in verl 0.9.1, TRL 1.16.0, and the public repositories of NeMo-RL, slime (with its
-mismatch helper's `mis_` prefix) and prime-rl; a name stands beside ours only where the definition is the same or
-differs by a stated detail.
+One row per name of the per-step series. `direction` says where better lies. Other frameworks' names were read in
+verl 0.9.1, TRL 1.16.0, and the public repositories of NeMo-RL, slime (with its mismatch helper's `mis_` prefix) and
+prime-rl; a name stands beside ours only where the definition is the same or differs by a stated detail.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 Direction = Literal["up", "down", "none"]
-Reduction = Literal["mean", "sum", "max", "min", "last"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,132 +20,131 @@ class Metric:
     name: str
     unit: str
     direction: Direction
-    reduction: Reduction
     definition: str
 
 
 _MISMATCH = """
-kl_k1 | nats | none | mean | mean of -d over tokens, d as in kl_k2: KL(rollout || train), may be negative
-kl_k2 | nats | down | mean | mean of d^2 / 2, d = old - rollout log-prob, clamped to +-20 here and below
-kl_k3 | nats | down | mean | mean of exp(d) - d - 1: KL(rollout || train), never negative
-kl_k3_reverse | nats | down | mean | mean of exp(-d) + d - 1: nominally KL(train || rollout), tail dominated
-js | nats | down | mean | mean of log cosh(d / 2): both policies' k3 against their average
-logp_absdiff_mean | nats | down | mean | mean of |d|
-logp_absdiff_p99 | nats | down | mean | |d| that 99 % of the tokens do not exceed
-logp_absdiff_p999 | nats | down | mean | |d| that 99.9 % of the tokens do not exceed
-logp_absdiff_max | nats | down | max | largest |d|
-prob_absdiff_mean | probability | down | mean | mean of |exp(old) - exp(rollout)|
-prob_absdiff_max | probability | down | max | largest |exp(old) - exp(rollout)|
-prob_absdiff_std | probability | down | mean | standard deviation (ddof 1) of |exp(old) - exp(rollout)|
-prob_pearson | 1 | up | mean | Pearson correlation of exp(old) and exp(rollout); NaN without variance
-mult_prob_error | 1 | down | mean | mean of exp|d|, 1 at best; NeMo-RL alerts above 1.05
-train_ppl | 1 | none | mean | mean over responses of exp(-mean old log-prob)
-rollout_ppl | 1 | none | mean | the same with the rollout's log-probs
-train_log_ppl | nats | none | mean | mean over responses of -mean old log-prob
-rollout_log_ppl | nats | none | mean | the same with the rollout's log-probs
-log_ppl_diff | nats | none | mean | mean over responses of -mean d; positive: the trainer is less confident
-log_ppl_absdiff | nats | down | mean | mean over responses of |mean d|
-log_ppl_diff_max | nats | none | max | largest -mean d of a response
-log_ppl_diff_min | nats | none | min | smallest -mean d of a response
-ppl_ratio | 1 | none | mean | mean over responses of exp(-mean d)
-chi2_token | 1 | down | mean | mean of rho^2 minus 1, rho = exp(d)
-chi2_seq | 1 | down | mean | the same with the product of rho over a response
-m2 | nats^2 | down | mean | mean of d^2 (M2PO)
-ess_token | 1 | up | mean | effective sample size over n of token weights min(rho, cap); verl's habit
-ess_token_raw | 1 | up | mean | the same of raw rho: truncated weights look healthier than they are
-ess_seq | 1 | up | mean | effective sample size over B of min(product of rho, cap)
-ess_seq_raw | 1 | up | mean | the same of raw products
-is_mean | 1 | none | mean | mean of min(rho, cap): below 1 is the shrinkage of truncation
-is_std | 1 | down | mean | population standard deviation of min(rho, cap)
-is_min | 1 | none | min | smallest min(rho, cap)
-is_max | 1 | none | max | largest min(rho, cap)
-is_raw_mean | 1 | none | mean | mean rho
-is_raw_max | 1 | down | max | largest rho
-frac_high | fraction | down | mean | tokens with rho > cap
-frac_low | fraction | down | mean | tokens with rho < 1 / cap
-oob | fraction | down | mean | frac_high + frac_low
-invalid_frac | fraction | down | mean | tokens of the mask without two finite log-probs
-entropy_corr | 1 | none | mean | Pearson correlation of |d| and the trainer's entropy
+kl_k1 | nats | none | mean of -d over tokens, d as in kl_k2: KL(rollout || train), may be negative
+kl_k2 | nats | down | mean of d^2 / 2, d = old - rollout log-prob, clamped to +-20 here and below
+kl_k3 | nats | down | mean of exp(d) - d - 1: KL(rollout || train), never negative
+kl_k3_reverse | nats | down | mean of exp(-d) + d - 1: nominally KL(train || rollout), tail dominated
+js | nats | down | mean of log cosh(d / 2): both policies' k3 against their average
+logp_absdiff_mean | nats | down | mean of |d|
+logp_absdiff_p99 | nats | down | |d| that 99 % of the tokens do not exceed
+logp_absdiff_p999 | nats | down | |d| that 99.9 % of the tokens do not exceed
+logp_absdiff_max | nats | down | largest |d|
+prob_absdiff_mean | probability | down | mean of |exp(old) - exp(rollout)|
+prob_absdiff_max | probability | down | largest |exp(old) - exp(rollout)|
+prob_absdiff_std | probability | down | standard deviation (ddof 1) of |exp(old) - exp(rollout)|
+prob_pearson | 1 | up | Pearson correlation of exp(old) and exp(rollout); NaN without variance
+mult_prob_error | 1 | down | mean of exp|d|, 1 at best; NeMo-RL alerts above 1.05
+train_ppl | 1 | none | mean over responses of exp(-mean old log-prob)
+rollout_ppl | 1 | none | the same with the rollout's log-probs
+train_log_ppl | nats | none | mean over responses of -mean old log-prob
+rollout_log_ppl | nats | none | the same with the rollout's log-probs
+log_ppl_diff | nats | none | mean over responses of -mean d; positive: the trainer is less confident
+log_ppl_absdiff | nats | down | mean over responses of |mean d|
+log_ppl_diff_max | nats | none | largest -mean d of a response
+log_ppl_diff_min | nats | none | smallest -mean d of a response
+ppl_ratio | 1 | none | mean over responses of exp(-mean d)
+chi2_token | 1 | down | mean of rho^2 minus 1, rho = exp(d)
+chi2_seq | 1 | down | the same with the product of rho over a response
+m2 | nats^2 | down | mean of d^2 (M2PO)
+ess_token | 1 | up | effective sample size over n of token weights min(rho, cap); verl's habit
+ess_token_raw | 1 | up | the same of raw rho: truncated weights look healthier than they are
+ess_seq | 1 | up | effective sample size over B of min(product of rho, cap)
+ess_seq_raw | 1 | up | the same of raw products
+is_mean | 1 | none | mean of min(rho, cap): below 1 is the shrinkage of truncation
+is_std | 1 | down | population standard deviation of min(rho, cap)
+is_min | 1 | none | smallest min(rho, cap)
+is_max | 1 | none | largest min(rho, cap)
+is_raw_mean | 1 | none | mean rho
+is_raw_max | 1 | down | largest rho
+frac_high | fraction | down | tokens with rho > cap
+frac_low | fraction | down | tokens with rho < 1 / cap
+oob | fraction | down | frac_high + frac_low
+invalid_frac | fraction | down | tokens of the mask without two finite log-probs
+entropy_corr | 1 | none | Pearson correlation of |d| and the trainer's entropy
 """
 _OTHER = """
-correction/weight_mean | 1 | none | mean | mean weight of the tokens of the mask, rejected ones counted
-correction/weight_std | 1 | none | mean | its population standard deviation
-correction/weight_min | 1 | none | min | smallest weight of a token of an update, mean over the updates
-correction/weight_max | 1 | none | max | largest weight of a token of an update, mean over the updates
-correction/ess | 1 | up | mean | effective sample size over n of the weights, rejected tokens counted
-correction/kept_weight_mean | 1 | none | mean | mean weight of the tokens that no rejection dropped
-correction/kept_ess | 1 | up | mean | effective sample size of their weights over their number
-correction/zero_frac | fraction | none | mean | tokens of weight 0 (IcePop)
-correction/token_kept_frac | fraction | up | mean | tokens that no rejection dropped
-correction/seq_kept_frac | fraction | up | mean | responses with a kept token
-correction/clip_high_max | 1 | none | max | largest upper clip of the policy ratio in an update, mean over the updates
-train/loss | 1 | none | mean | the minimised scalar of an update
-train/grad_norm | 1 | none | mean | global norm of the unscaled gradient before clipping
-train/entropy | nats | none | mean | mean token entropy of the trainer at the run's temperature
-train/ppo_kl | nats | none | mean | mean of old - current log-prob
-train/kl_ref | nats | none | mean | mean KL to the reference policy by the algorithm's estimator
-train/clip_frac | fraction | none | mean | tokens whose clipped branch is the larger one
-train/clip_low_frac | fraction | none | mean | ratio below the lower clip and A < 0
-train/clip_high_frac | fraction | none | mean | ratio above the upper clip and A > 0
-train/clip_dual_frac | fraction | none | mean | ratio above the dual clip and A < 0
-train/ratio_mean | 1 | none | mean | mean current / old ratio R
-train/ess_ppo | 1 | up | mean | effective sample size over n of R: policy drift, not precision
-train/skew | 1 | none | mean | mean of -(R - 1) A
-train/skew_up | 1 | none | mean | its part with A > 0
-train/skew_down | 1 | none | mean | its part with A < 0
-train/skew_total | 1 | none | mean | skew with current / rollout in place of R
-train/skew_total_up | 1 | none | mean | its part with A > 0
-train/skew_total_down | 1 | none | mean | its part with A < 0
-train/lr | 1 | none | mean | learning rate of the updates, by the schedule and the method's factor
-train/lr_factor | 1 | none | mean | the method's factor on the learning rate, where it has one
-train/router_shift | nats | none | mean | shift of a mixture's routers since before the updates, where a part reads it
-train/loss_scale | 1 | none | last | FP16 loss scale that the updates used, their mean; 1 without scaling
-train/skipped | 1 | down | sum | 1 where an overflow skipped the update
-reward/mean | 1 | up | mean | mean shaped reward of the sampler's responses
-reward/accuracy | fraction | up | mean | mean raw task metric of the sampler's responses
-reward/informative_frac | fraction | none | mean | groups whose raw metric is not constant
-reward/unparsable_frac | fraction | down | mean | responses without a readable answer
-rollout/length_mean | tokens | none | mean | mean response length
-staleness/age_mean | steps | none | mean | age of the weights that sampled a token, with partial rollouts
-staleness/age_std | steps | none | mean | its standard deviation over the tokens of the batch
-staleness/age_max | steps | none | max | age of the oldest token
-staleness/mixed_frac | fraction | none | mean | responses whose tokens come from several versions of the policy
-rollout/in_flight | groups | none | last | prompts whose responses go on with the next step's weights
-rollout/truncated_frac | fraction | none | mean | responses stopped by the length limit
-rollout/tokens | tokens | none | sum | response tokens generated, dropped groups included
-rollout/gen_batches | 1 | down | sum | generation rounds of dynamic sampling
-rollout/tokens_per_s | tokens/s | up | mean | response tokens over generation time
-staleness/steps | steps | none | last | age of the sampler's weights
-staleness/kl_k3 | nats | down | mean | k3 with old - stale log-prob: steps of the trainer since then, every fifth step
-staleness/format_kl_k3 | nats | down | mean | k3 with stale - rollout log-prob: format and engine at equal weights
-sync/code_flip_rate | fraction | none | mean | quantized codes that changed since the sync before
-sync/saturated_frac | fraction | down | mean | weights clipped by their scale
-sync/num_replicas | 1 | none | last | engines under trainer=verl, one per GPU, whose passports agreed
-time/generate_s | s | down | sum | generation
-time/reward_s | s | down | sum | rewards and batching
-time/sync_s | s | down | sum | weights through the parts and the quantizer into the engine
-time/sleep_s | s | down | sum | the engine's memory to the trainer and back
-time/old_logp_s | s | down | sum | the trainer's log-probs before the updates
-time/update_s | s | down | sum | corrections, forward, backward, optimizer
-time/eval_s | s | down | sum | evaluation
-time/other_s | s | down | sum | the rest of the step
-memory/generate_gib | GiB | down | max | peak of allocated GPU memory during generation, by torch's count
-memory/sync_gib | GiB | down | max | the same during the push of weights
-memory/old_logp_gib | GiB | down | max | the same while the trainer scores
-memory/update_gib | GiB | down | max | the same during the updates
-memory/reserved_gib | GiB | down | max | peak of what torch's allocator reserved since the step before
-memory/host_gib | GiB | down | max | under verl: the host's memory that all processes use after an update
-memory/rest_gib | GiB | down | max | under verl: what the trainer keeps of its GPU's memory while the engine samples
+correction/weight_mean | 1 | none | mean weight of the tokens of the mask, rejected ones counted
+correction/weight_std | 1 | none | its population standard deviation
+correction/weight_min | 1 | none | smallest weight of a token of an update, mean over the updates
+correction/weight_max | 1 | none | largest weight of a token of an update, mean over the updates
+correction/ess | 1 | up | effective sample size over n of the weights, rejected tokens counted
+correction/kept_weight_mean | 1 | none | mean weight of the tokens that no rejection dropped
+correction/kept_ess | 1 | up | effective sample size of their weights over their number
+correction/zero_frac | fraction | none | tokens of weight 0 (IcePop)
+correction/token_kept_frac | fraction | up | tokens that no rejection dropped
+correction/seq_kept_frac | fraction | up | responses with a kept token
+correction/clip_high_max | 1 | none | largest upper clip of the policy ratio in an update, mean over the updates
+train/loss | 1 | none | the minimised scalar of an update
+train/grad_norm | 1 | none | global norm of the unscaled gradient before clipping
+train/entropy | nats | none | mean token entropy of the trainer at the run's temperature
+train/ppo_kl | nats | none | mean of old - current log-prob
+train/kl_ref | nats | none | mean KL to the reference policy by the algorithm's estimator
+train/clip_frac | fraction | none | tokens whose clipped branch is the larger one
+train/clip_low_frac | fraction | none | ratio below the lower clip and A < 0
+train/clip_high_frac | fraction | none | ratio above the upper clip and A > 0
+train/clip_dual_frac | fraction | none | ratio above the dual clip and A < 0
+train/ratio_mean | 1 | none | mean current / old ratio R
+train/ess_ppo | 1 | up | effective sample size over n of R: policy drift, not precision
+train/skew | 1 | none | mean of -(R - 1) A
+train/skew_up | 1 | none | its part with A > 0
+train/skew_down | 1 | none | its part with A < 0
+train/skew_total | 1 | none | skew with current / rollout in place of R
+train/skew_total_up | 1 | none | its part with A > 0
+train/skew_total_down | 1 | none | its part with A < 0
+train/lr | 1 | none | learning rate of the updates, by the schedule and the method's factor
+train/lr_factor | 1 | none | the method's factor on the learning rate, where it has one
+train/router_shift | nats | none | shift of a mixture's routers since before the updates, where a part reads it
+train/loss_scale | 1 | none | FP16 loss scale that the updates used, their mean; 1 without scaling
+train/skipped | 1 | down | 1 where an overflow skipped the update
+reward/mean | 1 | up | mean shaped reward of the sampler's responses
+reward/accuracy | fraction | up | mean raw task metric of the sampler's responses
+reward/informative_frac | fraction | none | groups whose raw metric is not constant
+reward/unparsable_frac | fraction | down | responses without a readable answer
+rollout/length_mean | tokens | none | mean response length
+staleness/age_mean | steps | none | age of the weights that sampled a token, with partial rollouts
+staleness/age_std | steps | none | its standard deviation over the tokens of the batch
+staleness/age_max | steps | none | age of the oldest token
+staleness/mixed_frac | fraction | none | responses whose tokens come from several versions of the policy
+rollout/in_flight | groups | none | prompts whose responses go on with the next step's weights
+rollout/truncated_frac | fraction | none | responses stopped by the length limit
+rollout/tokens | tokens | none | response tokens generated, dropped groups included
+rollout/gen_batches | 1 | down | generation rounds of dynamic sampling
+rollout/tokens_per_s | tokens/s | up | response tokens over generation time
+staleness/steps | steps | none | age of the sampler's weights
+staleness/kl_k3 | nats | down | k3 with old - stale log-prob: steps of the trainer since then, every fifth step
+staleness/format_kl_k3 | nats | down | k3 with stale - rollout log-prob: format and engine at equal weights
+sync/code_flip_rate | fraction | none | quantized codes that changed since the sync before
+sync/saturated_frac | fraction | down | weights clipped by their scale
+sync/num_replicas | 1 | none | engines under trainer=verl, one per GPU, whose passports agreed
+time/generate_s | s | down | generation
+time/reward_s | s | down | rewards and batching
+time/sync_s | s | down | weights through the parts and the quantizer into the engine
+time/sleep_s | s | down | the engine's memory to the trainer and back
+time/old_logp_s | s | down | the trainer's log-probs before the updates
+time/update_s | s | down | corrections, forward, backward, optimizer
+time/eval_s | s | down | evaluation
+time/other_s | s | down | the rest of the step
+memory/generate_gib | GiB | down | peak of allocated GPU memory during generation, by torch's count
+memory/sync_gib | GiB | down | the same during the push of weights
+memory/old_logp_gib | GiB | down | the same while the trainer scores
+memory/update_gib | GiB | down | the same during the updates
+memory/reserved_gib | GiB | down | peak of what torch's allocator reserved since the step before
+memory/host_gib | GiB | down | under verl: the host's memory that all processes use after an update
+memory/rest_gib | GiB | down | under verl: what the trainer keeps of its GPU's memory while the engine samples
 """
 _CURVES = """
-by_position/position | tokens | none | last | first position of each bucket, at most 64 of equal width
-by_position/k3 | nats | down | mean | kl_k3 of the bucket
-by_position/absdiff | nats | down | mean | mean |d| of the bucket
-by_position/count | tokens | none | sum | tokens of the bucket
-by_entropy/entropy | nats | none | last | lower edge of each bucket of the trainer's entropy
-by_entropy/k3 | nats | down | mean | kl_k3 of the bucket
-by_entropy/absdiff | nats | down | mean | mean |d| of the bucket
-by_entropy/count | tokens | none | sum | tokens of the bucket
+by_position/position | tokens | none | first position of each bucket, at most 64 of equal width
+by_position/k3 | nats | down | kl_k3 of the bucket
+by_position/absdiff | nats | down | mean |d| of the bucket
+by_position/count | tokens | none | tokens of the bucket
+by_entropy/entropy | nats | none | lower edge of each bucket of the trainer's entropy
+by_entropy/k3 | nats | down | kl_k3 of the bucket
+by_entropy/absdiff | nats | down | mean |d| of the bucket
+by_entropy/count | tokens | none | tokens of the bucket
 """
 
 
@@ -156,10 +153,10 @@ def _table() -> dict[str, Metric]:
     rows += [*_OTHER.strip().splitlines(), *_CURVES.strip().splitlines()]
     found: dict[str, Metric] = {}
     for row in rows:
-        name, unit, direction, reduction, definition = row.split(" | ", 4)
+        name, unit, direction, definition = row.split(" | ", 3)
         assert name not in found, name
-        assert direction in ("up", "down", "none") and reduction in ("mean", "sum", "max", "min", "last"), row
-        found[name] = Metric(name=name, unit=unit, direction=direction, reduction=reduction, definition=definition)
+        assert direction in ("up", "down", "none"), row
+        found[name] = Metric(name=name, unit=unit, direction=direction, definition=definition)
     return found
 
 
