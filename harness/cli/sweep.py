@@ -211,7 +211,7 @@ def sweep_of(
         return present(found, results, way.trackers) if is_shown else 0
     _check_places(todo, launch, way)
     if way.is_again and (aside := put_aside(planned.cells, launch)) is not None:
-        print(f"{found.name}: records of before are in {aside}")
+        print(f"{found.name}: what was there before is in {aside}")
     print(f"{found.name}: {found.question}")
     records, is_interrupted = _run_cells(planned, todo, launch, way, runner, way.max_hours)
     if is_interrupted:

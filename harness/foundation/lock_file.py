@@ -1,4 +1,4 @@
-"""Lock files that processes wait for: one holds, the others look again."""
+"""Locks that processes wait for: files that one holds while the others look again, and folders of a process."""
 
 from __future__ import annotations
 
@@ -33,3 +33,12 @@ def held(path: Path, pause: Callable[[], None]) -> Iterator[None]:
     finally:
         path.unlink(missing_ok=True)
         handle.close()
+
+
+def wait_until_free(folder: Path) -> None:
+    """Wait for the process that holds the lock of a folder, where there is one."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+    finally:
+        os.close(handle)

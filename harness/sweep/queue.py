@@ -18,6 +18,7 @@ from pydantic import TypeAdapter
 
 from harness.config.load import identity, run_id, to_json
 from harness.config.schema import Launch, RunConfig
+from harness.foundation.lock_file import wait_until_free
 from harness.foundation.provenance import commit
 from harness.records.paths import policy_folder, replaced_folder, runs_folder
 from harness.records.results_lock import results_lock
@@ -135,14 +136,18 @@ def _note_impossible(planned: Planned, launch: Launch, known: dict[str, RunResul
 
 
 def put_aside(cells: Sequence[RunConfig], launch: Launch) -> Path | None:
-    """Move the records of these cells out of the sweep's folder, so that they run again; None where there are none."""
-    folder = records_folder(launch)
-    names = [f"{run_id(cell)}{ending}" for cell in cells for ending in (".json", ".parquet")]
-    found = [folder / name for name in names if (folder / name).exists()]
-    if not found:
-        return None
+    """Move the records and states of these cells aside, so that they run again from their start; None where there are
+    none. Waits for a cell that outlives its launcher."""
+    ids, folder = [run_id(cell) for cell in cells], records_folder(launch)
     aside = replaced_folder(launch.results, launch.sweep, datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ"))
     with results_lock(Path(launch.results)):
+        works = [work for i in ids if (work := work_folder(launch, i)).is_dir()]
+        for held in filter(Path.is_dir, [place for work in works for place in (work, work / "verl")]):
+            wait_until_free(held)
+        records = [folder / f"{i}{ending}" for i in ids for ending in (".json", ".parquet")]
+        found = [*filter(Path.exists, records), *works]
+        if not found:
+            return None
         aside.mkdir(parents=True)
         for path in found:
             path.rename(aside / path.name)

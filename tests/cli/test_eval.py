@@ -141,6 +141,6 @@ def test_a_run_that_kept_no_policy_gets_one_by_running_again(
     assert main(["export", record.stem, str(tmp_path / "mine"), *results]) == 2
     assert main([*words, "--again", "launch.save=hf"]) == 0
     (aside,) = (tmp_path / "replaced" / "runs").iterdir()
-    assert f"the record of before is in {aside}" in capsys.readouterr().out
+    assert f"what was there before is in {aside}" in capsys.readouterr().out
     assert main(["export", record.stem, str(tmp_path / "mine"), *results]) == 0
     assert (tmp_path / "mine" / "config.json").is_file()

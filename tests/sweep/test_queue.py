@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
+import threading
 import zipfile
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -20,14 +23,16 @@ from harness.records.run_result import read_result, read_results, write_result
 from harness.records.sweep_file import purpose
 from harness.report.leaderboard import board_of
 from harness.report.tables import markdown
-from harness.run.cell import work_folder
+from harness.run.cell import Cancelled, Stages, run_cell, work_folder
+from harness.run.loop import train
+from harness.run.run import Run
 from harness.sweep import finished, plan, queue, run_sweep, stored
 from harness.sweep.launchers.job import Event, Job
-from harness.sweep.queue import check_owner
+from harness.sweep.queue import check_owner, put_aside
 from harness.sweep.retry import Limit
 from tests.sweep.stand_in import Ending, Seen, launcher, result_of
 from tests.sweep.tiny import sweep_of
-from tests.toy import small_launch
+from tests.toy import small_config, small_launch
 
 
 def nothing(event: Event) -> None:
@@ -327,3 +332,52 @@ def test_a_policy_goes_along_with_its_record(tmp_path: Path, monkeypatch: pytest
     assert len(seen.starts) == 2
     assert last_policy(tmp_path, "third", name).joinpath("config.json").read_text() == "{}"
     assert not (tmp_path / "policies" / "fourth").exists()
+
+
+def test_what_is_put_aside_starts_anew_and_is_resumed_from_its_own_state(tmp_path: Path) -> None:
+    config, launch, begun = small_config("method=bf16"), small_launch(tmp_path), list[int]()
+
+    def train_from(run: Run, after_step: Callable[[Run], None]) -> None:
+        begun.append(run.step)
+        train(run, after_step)
+
+    stages = Stages(train=train_from)
+    assert put_aside([config], launch) is None
+    for is_again in (False, True):
+        if is_again:
+            aside = put_aside([config], launch)
+            assert aside is not None and [path.name for path in aside.rglob("*.pt")] == ["state.pt"]
+            assert not work_folder(launch, run_id(config)).exists()
+        with pytest.raises(Cancelled):
+            run_cell(config, launch, should_stop=lambda: True, stages=stages)
+    assert run_cell(config, launch, stages=stages).num_steps == 4
+    assert begun == [0, 0, 1]
+
+
+def test_a_divergence_and_its_state_are_put_aside_together(tmp_path: Path) -> None:
+    launch, planned = small_launch(tmp_path), plan(sweep_of({"method": "bf16"}, seeds=(0, 1)))
+    run_sweep(planned, launch, 1, nothing, run=launcher(Seen(), ending=lambda job: ("diverged", "step 1: nan")))
+    first, second = (run_id(cell) for cell in planned.cells)
+    for name in (first, second):
+        work_folder(launch, name).mkdir(parents=True)
+    aside = put_aside(planned.cells[:1], launch)
+    assert aside is not None and {path.name for path in aside.iterdir()} == {first, f"{first}.json"}
+    assert set(stored(launch)) == {second} and work_folder(launch, second).is_dir()
+
+
+@pytest.mark.parametrize("place", ["", "verl"])
+def test_a_cell_that_outlives_its_launcher_ends_before_it_is_put_aside(tmp_path: Path, place: str) -> None:
+    """Else its last state would be that of its successor."""
+    config, launch = small_config("method=bf16"), small_launch(tmp_path)
+    work = work_folder(launch, run_id(config))
+    (work / place).mkdir(parents=True)
+    held = os.open(work / place, os.O_RDONLY)
+    fcntl.flock(held, fcntl.LOCK_EX)
+
+    def end() -> None:
+        (work / "state.pt").write_bytes(b"x")
+        os.close(held)
+
+    threading.Timer(0.3, end).start()
+    aside = put_aside([config], launch)
+    assert aside is not None and (aside / run_id(config) / "state.pt").exists() and not work.exists()

@@ -12,7 +12,6 @@ A checkpoint that verl cannot read ends the run as failed; its text says which.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import math
 import os
@@ -31,6 +30,7 @@ from harness.api import Passport, TensorRecord, WeightStream
 from harness.config.compose import Composed
 from harness.config.schema import Launch, RunConfig
 from harness.foundation import provenance
+from harness.foundation.lock_file import wait_until_free
 from harness.foundation.own_process import code_path, module_command
 from harness.foundation.process_log import one_line, tail
 from harness.models.adapters import named_weights
@@ -173,7 +173,7 @@ class Watched:
     ) -> None:
         """Run to the end. Raises `stopped` when asked to stop, Diverged, and with verl's own words MemoryError or
         RuntimeError, which has verl's traceback as a note."""
-        self._wait_for_the_last()
+        wait_until_free(self.job.folder)  # a driver whose cell was killed may still be writing its checkpoint
         self.job.stop_file.unlink(missing_ok=True)
         outcome = self.job.folder / "outcome.json"
         outcome.unlink(missing_ok=True)
@@ -218,15 +218,6 @@ class Watched:
         with suppress(FileNotFoundError):
             return self.job.stage_file.stat().st_mtime
         return 0.0
-
-    def _wait_for_the_last(self) -> None:
-        """Wait for a driver whose cell was killed: it may still be writing its checkpoint, and holds the folder's
-        lock."""
-        handle = os.open(self.job.folder, os.O_RDONLY)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX)
-        finally:
-            os.close(handle)
 
     def compare(self) -> None:
         """Evaluate the start and the end of the run in the reference precision, once the device is free. A model that
