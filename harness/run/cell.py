@@ -114,7 +114,7 @@ def run_cell(
         status, reason, error = "failed", f"{type(failure).__name__}: {failure}", traceback.format_exc()
     finally:
         if run is not None:
-            run.close()
+            _close(run, notes)
     result = record(config, launch, run, hashes, status, reason, error)
     total = sum(v or 0.0 for name, v in result.time_s.items() if name != "total")
     result = result.model_copy(
@@ -164,12 +164,21 @@ def _resume(
     else:
         notes += saved["notes"]
         return run, hashes
-    run.close()
+    _close(run, notes)
     del run  # there is room for one, and none in the block above, whose error holds it
     aside = state.with_name(f"{state.name}.corrupt")
     state.replace(aside)
     notes.append(f"{state.name} was set aside as {aside.name} and the cell started again from step 0: {reason}")
     return build(config, launch)
+
+
+def _close(run: Run | Watched, notes: list[str]) -> None:
+    """Free what the run holds. A failure is told in the log and the record; what happened before it counts."""
+    try:
+        run.close()
+    except Exception as failure:  # process edge: the record is still to be written
+        notes.append(f"the run could not be closed: {type(failure).__name__}: {failure}")
+        print(notes[-1], file=sys.stderr)
 
 
 def _after_step(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -232,6 +233,7 @@ class Run:
         return self.trainer.products()
 
     def close(self) -> None:
-        """Free every engine."""
-        for engine in (*self.engines, self.reference):
-            engine.close()
+        """Free every engine, also where one of them cannot be freed: then that error is raised in the end."""
+        with ExitStack() as stack:
+            for engine in (self.reference, *reversed(self.engines)):
+                stack.callback(engine.close)

@@ -11,6 +11,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -22,6 +23,9 @@ from harness.records.run_result import read_result, read_series
 from harness.run.build import build
 from harness.run.cell import CANCELLED, Cancelled, Stages, run_cell, work_folder
 from harness.run.dump import dump
+from harness.run.loop import train
+from harness.run.run import Run
+from harness.sweep.retry import MEMORY, failure_class
 from harness.trainers.local.trainer import LocalTrainer
 from tests.toy import small_config, small_launch
 
@@ -147,6 +151,56 @@ def test_a_failure_is_a_record_with_its_traceback(tmp_path: Path) -> None:
     assert result.status == "failed"
     assert result.reason is not None and "nowhere" in result.reason
     assert result.error is not None and "Traceback" in result.error
+
+
+def unclosable(closed: list[str], error: Exception | None = None) -> Stages:
+    """Stages of a run whose sampler cannot be closed; training ends in `error`, where there is one."""
+
+    def build_it(config: RunConfig, launch: Launch) -> tuple[Run, dict[str, str | None]]:
+        run, hashes = build(config, launch)
+
+        def fail() -> None:
+            closed.append("sampler")
+            raise RuntimeError("the engine does not answer")
+
+        run.engine.close = fail  # type: ignore[method-assign]
+        run.reference.close = lambda: closed.append("reference")  # type: ignore[method-assign]
+        return run, hashes
+
+    def train_it(run: Run, after_step: Any) -> None:
+        if error is not None:
+            raise error
+        train(run, after_step)
+
+    return Stages(build=build_it, train=train_it)
+
+
+def test_a_run_that_cannot_be_closed_keeps_its_record_and_its_first_cause(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config, launch, closed = small_config("method=bf16"), small_launch(tmp_path), list[str]()
+    note = "the run could not be closed: RuntimeError: the engine does not answer"
+    full = torch.OutOfMemoryError("CUDA out of memory")
+    result = run_cell(config, launch, stages=unclosable(closed, full))
+    assert (result.status, result.reason) == ("failed", "OutOfMemoryError: CUDA out of memory")
+    assert failure_class(result) == MEMORY and "in train_it" in (result.error or "")
+    assert result.retries == [note] and capsys.readouterr().err == f"{note}\n"
+    assert closed == ["sampler", "reference"]
+    with pytest.raises(Cancelled):
+        run_cell(config, launch, should_stop=lambda: True, stages=unclosable(closed))
+    assert run_cell(config, launch, stages=unclosable(closed)).status == "ok"
+    stored = read_result(tmp_path / "runs" / "test" / f"{run_id(config)}.json")
+    assert (stored.status, stored.num_steps, stored.retries) == ("ok", 4, [note])
+
+
+def test_a_damaged_state_is_set_aside_although_its_run_cannot_be_closed(tmp_path: Path) -> None:
+    config, launch = small_config("method=bf16"), small_launch(tmp_path)
+    work = work_folder(launch, run_id(config))
+    work.mkdir(parents=True)
+    (work / "state.pt").write_bytes(b"x")
+    result = run_cell(config, launch, stages=unclosable([]))
+    assert (result.status, result.num_steps) == ("ok", 4) and (work / "state.pt.corrupt").exists()
+    assert [note.split(":")[0] for note in result.retries[::2]] == ["the run could not be closed"] * 2
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
