@@ -169,8 +169,10 @@ def take_over(cells: Sequence[RunConfig], launch: Launch) -> list[tuple[RunConfi
 
 def elsewhere(cells: Sequence[RunConfig], launch: Launch) -> list[tuple[RunConfig, RunResult, Path]]:
     """(cell, record, its path) of cells that another sweep of the same results folder finished. Drafts stay where they
-    are, and so do files that cannot be read, cells that ran on another number of GPUs or machines, and where policies
-    are kept those without one."""
+    are, and so do files that cannot be read, cells that ran on another number of GPUs or machines, where policies are
+    kept those without one, and all where responses are written out: only a run writes them."""
+    if launch.dump_rollouts:
+        return []
     paths: dict[str, list[Path]] = {}
     for path in sorted(runs_folder(launch.results).glob("*/*.json")):
         if path.parent.name != launch.sweep:

@@ -334,6 +334,19 @@ def test_a_policy_goes_along_with_its_record(tmp_path: Path, monkeypatch: pytest
     assert not (tmp_path / "policies" / "fourth").exists()
 
 
+def test_a_cell_is_run_once_more_only_where_its_responses_are_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A record is no file of responses, and a run that wrote some counts as any other where none are asked for."""
+    monkeypatch.setattr(queue, "commit", lambda: ("0" * 40, False))
+    one, planned, seen = small_launch(tmp_path), plan(sweep_of({"method": "bf16"})), Seen()
+    run_sweep(planned, one, 1, nothing, run=launcher(seen))
+    (record,), _ = run_sweep(planned, replace(one, sweep="second", dump_rollouts=8), 1, nothing, run=launcher(seen))
+    assert len(seen.starts) == 2 and record.launch == {"dump_rollouts": 8}
+    run_sweep(planned, replace(one, sweep="third"), 1, nothing, run=launcher(seen))
+    assert len(seen.starts) == 2
+
+
 def test_what_is_put_aside_starts_anew_and_is_resumed_from_its_own_state(tmp_path: Path) -> None:
     config, launch, begun = small_config("method=bf16"), small_launch(tmp_path), list[int]()
 
