@@ -284,7 +284,12 @@ def _check_launch(cells: Sequence[RunConfig], launch: Launch, way: Way) -> None:
         check_launch(cell, launch)
         if way.launcher == "local":
             continue
-        if way.launcher == "ray" and launch.save != "none":
+        if way.launcher == "ray" and cell.trainer.name == "verl":
+            raise ValueError(
+                "trainer=verl: with --launcher ray its checkpoints would stay on their node; valid: trainer=local, or "
+                "--launcher local or slurm"
+            )
+        elif way.launcher == "ray" and launch.save != "none":
             raise ValueError(
                 f"launch.save={launch.save}: with --launcher ray the policy would stay on its node; valid: none, or "
                 "--launcher local or slurm"

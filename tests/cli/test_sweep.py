@@ -54,6 +54,7 @@ def test_a_preview_refuses_what_a_run_would_refuse_anywhere(tmp_path: Path, caps
         ((*verl, "launch.gpus=2", "launch.tensor_parallel=3"), "launch.tensor_parallel=3: an engine's GPUs are of one"),
         ((*verl, "launch.save=every:2"), "launch.save=every:2: trainer=verl keeps the last policy alone; valid: none"),
         (("launch.nodes=2", "--launcher", "ray"), "launch.nodes=2 launch.gpus=1: trainer=local works on one GPU"),
+        ((*verl, "--launcher", "ray"), "trainer=verl: with --launcher ray its checkpoints would stay on their node; "),
         (("launch.save=hf", "--launcher", "ray"), "launch.save=hf: with --launcher ray the policy would stay on its"),
         (("--launcher", "slurm", "--slurm", "tim=3"), "slurm=tim=3: no option 'tim'; nearest: time"),
     ):
@@ -65,24 +66,25 @@ def test_a_preview_refuses_what_a_run_would_refuse_anywhere(tmp_path: Path, caps
 
 
 def test_a_cell_away_from_here_runs_on_one_node_with_its_own_ray() -> None:
-    """GPUs are asked of the node, not of this machine; trainer=verl runs there, too."""
-    cells = [small_config("method=bf16", "trainer=verl", "engine=vllm")]
-    for launcher in ("ray", "slurm"):
-        way = Way(workers=1, launcher=launcher)  # type: ignore[arg-type]
-        _check_places(cells, Launch(gpus=8), way)
+    """GPUs are asked of the node, not of this machine; trainer=verl runs in jobs, too, and in no task of Ray, which
+    brings no checkpoint of it home."""
+    cells, local_cells = [small_config("method=bf16", "trainer=verl", "engine=vllm")], [small_config("method=bf16")]
+    jobs, ray = Way(workers=1, launcher="slurm"), Way(workers=1, launcher="ray")
+    for way in (Way(workers=1), jobs, ray):
         with pytest.raises(ValueError, match=r"launch\.gpus=8: trainer=local works on one GPU"):
-            _check_places([small_config("method=bf16")], Launch(gpus=8), way)
-        with pytest.raises(ValueError, match=f"nodes=2: with --launcher {launcher} a cell runs on one node; valid: 1"):
-            _check_places(cells, Launch(nodes=2), way)
+            _check_places(local_cells, Launch(gpus=8), way)
     named = Launch(ray_address="head:6379")
-    _check_places(cells, named, Way(workers=1, launcher="slurm"))
+    for launch in (Launch(gpus=8), Launch(save="hf"), named):
+        _check_places(cells, launch, jobs)
+        with pytest.raises(ValueError, match=r"^trainer=verl: with --launcher ray .* valid: trainer=local, or"):
+            _check_places(cells, launch, ray)
+    with pytest.raises(ValueError, match="nodes=2: with --launcher slurm a cell runs on one node; valid: 1"):
+        _check_places(cells, Launch(nodes=2), jobs)
+    _check_places(local_cells, Launch(), ray)
     with pytest.raises(ValueError, match=r"launch\.ray_address=head:6379: with --launcher ray a cell has a Ray of its"):
-        _check_places(cells, named, Way(workers=1, launcher="ray"))
-    with pytest.raises(ValueError, match=r"launch\.gpus=8: trainer=local works on one GPU"):
-        _check_places([small_config("method=bf16")], Launch(gpus=8), Way(workers=1))
+        _check_places(local_cells, named, ray)
     with pytest.raises(ValueError, match=r"launch\.save=hf: with --launcher ray .* valid: none, or --launcher local"):
-        _check_places(cells, Launch(save="hf"), Way(workers=1, launcher="ray"))
-    _check_places(cells, Launch(save="hf"), Way(workers=1, launcher="slurm"))
+        _check_places(local_cells, Launch(save="hf"), ray)
 
 
 def test_a_forecast_is_for_all_gpus_of_a_cell() -> None:

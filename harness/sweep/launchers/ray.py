@@ -7,7 +7,8 @@
 
 The driver alone writes results, so a cluster needs no shared folder; models and task data that a config names by path
 have to be on every node. Ray restarts nothing: a lost worker or node is a `lost: ...` record, and the sweep runs such
-cells again. Left out: autoscaling, and cells over several nodes.
+cells again. Left out: autoscaling, cells over several nodes, and trainer=verl, whose checkpoints would stay on their
+node.
 """
 
 from __future__ import annotations
