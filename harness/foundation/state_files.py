@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import zipfile
 import zlib
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -51,3 +52,19 @@ def load_state(path: Path) -> dict[str, Any]:
     if not isinstance(state, dict):
         raise ValueError(f"{path}: not a whole state: it holds no dictionary")
     return state
+
+
+def load_or_set_aside(path: Path, tell: Callable[[str], object]) -> dict[str, Any] | None:
+    """The state that `load_state` reads; None where the file is not whole, which is then set aside and told."""
+    try:
+        return load_state(path)
+    except ValueError as error:
+        tell(set_aside(path, error))
+        return None
+
+
+def set_aside(path: Path, why: Exception) -> str:
+    """Rename a state that cannot be used to end in `.corrupt`; a line that says so."""
+    aside = path.with_name(f"{path.name}.corrupt")
+    path.replace(aside)
+    return f"{path.name} was set aside as {aside.name} and its training started again from step 0: {why}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from harness.api import Plan, Step, sampler_plans
@@ -26,11 +27,14 @@ BASE_S = 60.0
 """Seconds between two lines about a base that a run trains first; a launcher takes them as signs of life."""
 
 
-def build(config: RunConfig, launch: Launch) -> tuple[Run, dict[str, str | None]]:
-    """Everything alive in a run, at step 0, and the hashes of what it starts from. Raises ValueError on bad input."""
+def build(
+    config: RunConfig, launch: Launch, should_stop: Callable[[], bool] = lambda: False
+) -> tuple[Run, dict[str, str | None]]:
+    """Everything alive in a run, at step 0, and the hashes of what it starts from. Raises ValueError on bad input, and
+    Unfinished where `should_stop` ends the training of a base."""
     composed, device = check(config), config.trainer.device
     check_device(config)
-    start = start_of(config, launch, printed("base", BASE_S))
+    start = start_of(config, launch, printed("base", BASE_S), should_stop)
     model = prepare(composed, config, start, launch).to(device)
     shape = model.config
     model = policy(model, composed, config.base_seed, launch.fp8_kernels)

@@ -31,7 +31,7 @@ import torch
 from harness.config.load import parse, run_id
 from harness.config.schema import Launch, RunConfig
 from harness.foundation import life, provenance
-from harness.foundation.state_files import load_state, save_state
+from harness.foundation.state_files import load_or_set_aside, save_state, set_aside
 from harness.records import paths
 from harness.records.run_result import Row, RunResult, read_result, write_result
 from harness.records.statuses import FINISHED
@@ -42,6 +42,7 @@ from harness.run.loop import train
 from harness.run.policies import is_due, save_policy
 from harness.run.record import record
 from harness.run.run import Run
+from harness.start.base_training import Unfinished
 from harness.trainers.checkpoint_clock import CheckpointClock
 from harness.trainers.local.trainer import Diverged
 from harness.trainers.verl.parent import Watched, watch
@@ -52,6 +53,8 @@ UNSAVED = "the state could not be saved"
 """Beginning of the note of a run that has nothing to resume from."""
 ORPHAN_S = 60.0
 """Seconds that a cell whose launcher is gone has until its next step."""
+Builder = Callable[[RunConfig, Launch, Callable[[], bool]], tuple[Run, dict[str, str | None]]]
+"""`harness.run.build.build`."""
 
 
 class Cancelled(Exception):  # noqa: N818 - a request, not a defect
@@ -72,7 +75,7 @@ def record_path(launch: Launch, cell_id: str) -> Path:
 class Stages:
     """Functions that a cell calls at its stages; the fault campaign gives functions that fail on purpose."""
 
-    build: Callable[[RunConfig, Launch], tuple[Run, dict[str, str | None]]] = build
+    build: Builder = build
     train: Callable[[Run, Callable[[Run], None]], None] = train
     save_state: Callable[[Path, dict[str, Any]], None] = save_state
     write_result: Callable[[Path, RunResult, Sequence[Row] | None], Path] = write_result
@@ -91,7 +94,7 @@ def run_cell(
     status, reason, error = "ok", None, None
     try:
         if config.trainer.name == "verl":
-            run, hashes = watch(config, launch, check(config), work)
+            run, hashes = watch(config, launch, check(config), work, should_stop)
             run.train(lambda step, reward: _tell(work, config, step, reward), should_stop, Cancelled)
             hashes["final"] = run.final_hash()
             if launch.save != "none":
@@ -100,7 +103,7 @@ def run_cell(
             if run.evaluation_errors and launch.save == "none":  # lowbit eval goes on with it
                 _keep_policy(run, launch, notes)
         else:
-            run, hashes = _resume(config, launch, work / "state.pt", notes, stages.build)
+            run, hashes = _resume(config, launch, work / "state.pt", notes, should_stop, stages.build)
             run.on_batch = dump(launch, run)
             stages.train(run, _after_step(work, launch, should_stop, notes, stages.save_state))
             if run.evaluation_errors and launch.save == "none":  # lowbit eval goes on with it
@@ -108,6 +111,8 @@ def run_cell(
             hashes["final"] = provenance.tensors_hash(run.trainer.weights())
     except Cancelled:
         raise
+    except Unfinished as stop:  # its base is, whose state is saved
+        raise Cancelled from stop
     except Diverged as divergence:
         status, reason = "diverged", f"step {run.step if run else 0}: {divergence}"
     except Exception as failure:  # process edge: the record must tell what happened, and the sweep must go on
@@ -145,31 +150,28 @@ def write(launch: Launch, result: RunResult, series: Sequence[Row] | None, stage
 
 
 def _resume(
-    config: RunConfig, launch: Launch, state: Path, notes: list[str], build: Callable[..., Any]
+    config: RunConfig, launch: Launch, state: Path, notes: list[str], should_stop: Callable[[], bool], build: Builder
 ) -> tuple[Run, dict[str, str | None]]:
     """Build the run with `build` and restore the cell's saved state, where there is one.
 
     A state that is damaged or another cell's is set aside by name and noted; the run then starts from step 0.
     """
-    run, hashes = build(config, launch)
+    run, hashes = build(config, launch, should_stop)
     if not state.exists():
         return run, hashes
+    saved = load_or_set_aside(state, notes.append)
     try:
-        saved = load_state(state)
-        if saved.get("run_id") != run_id(config):
-            raise ValueError(f"{state}: the state of another cell")
-        run.restore(saved)
+        if saved is not None:
+            if saved.get("run_id") != run_id(config):
+                raise ValueError(f"{state}: the state of another cell")
+            run.restore(saved)
+            notes += saved["notes"]
+            return run, hashes
     except (ValueError, KeyError, TypeError) as error:
-        reason = str(error)
-    else:
-        notes += saved["notes"]
-        return run, hashes
+        notes.append(set_aside(state, error))
     _close(run, notes)
-    del run  # there is room for one, and none in the block above, whose error holds it
-    aside = state.with_name(f"{state.name}.corrupt")
-    state.replace(aside)
-    notes.append(f"{state.name} was set aside as {aside.name} and the cell started again from step 0: {reason}")
-    return build(config, launch)
+    del run, saved  # there is room for one, and none in the block above, whose error holds it
+    return build(config, launch, should_stop)
 
 
 def _close(run: Run | Watched, notes: list[str]) -> None:

@@ -27,7 +27,15 @@ from harness.models.checkpoint import content_hash, save_decoder
 from harness.models.decoder import MIXTURE, Decoder, DecoderConfig
 from harness.models.tokenizer import BOS_ID, save_tokenizer, save_words
 from harness.start import text_training
-from harness.start.base_training import BaseRecipe, Progress, TrainingHost, expected_accuracy, fit, stop_accuracy
+from harness.start.base_training import (
+    BaseRecipe,
+    Progress,
+    TrainingHost,
+    Unfinished,
+    expected_accuracy,
+    fit,
+    stop_accuracy,
+)
 from harness.start.text_training import TextRecipe, fit_text, sampled_accuracy
 from harness.tasks import Demonstrated, Worded
 
@@ -80,11 +88,11 @@ def ensure_base(
     damaged, if the vocabulary does not fit the task, or if training ends below half of the target. Raises Unfinished as
     `host` says.
     """
-    name = base_name(model, task, base_seed, base_key(config, task, recipe, base_seed))
+    name, host = base_name(model, task, base_seed, base_key(config, task, recipe, base_seed)), host or TrainingHost()
     folder = root / name
     if not folder.is_dir():
         root.mkdir(parents=True, exist_ok=True)
-        with held(root / f".{name}.lock", _waiting(name)):
+        with held(root / f".{name}.lock", waiting(f"{name}: another process trains it", host.should_stop)):
             if not folder.is_dir():
                 train_base(config, task, recipe, base_seed, folder, progress, host)
     read_record(folder)
@@ -222,15 +230,18 @@ def _complete(config: DecoderConfig, task: Demonstrated) -> DecoderConfig:
     return dataclasses.replace(config, bos_id=BOS_ID, eos_id=task.eos_id, pad_id=task.pad_id)
 
 
-def _waiting(name: str) -> Callable[[], None]:
-    """Pauses between two looks at the lock of a base, which tell the launcher that this is no hang."""
+def waiting(why: str, should_stop: Callable[[], bool]) -> Callable[[], None]:
+    """Pauses between two looks at a lock, which tell the launcher that this is no hang. Raise Unfinished where
+    `should_stop` says so."""
     started = told = time.monotonic()
 
     def pause() -> None:
         nonlocal told
+        if should_stop():
+            raise Unfinished("stopped while another process was at work")
         time.sleep(LOOK_S)
         if (now := time.monotonic()) - told >= TELL_S:
             told = now
-            print(f"{name}: another process trains it; waited for {now - started:.0f} s so far", flush=True)
+            print(f"{why}; waited for {now - started:.0f} s so far", flush=True)
 
     return pause

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ import torch
 from torch import Tensor
 
 from harness.foundation.seeds import generator, stable_seed
-from harness.foundation.state_files import load_state, save_state
+from harness.foundation.state_files import load_or_set_aside, save_state
 from harness.models.decoder import Decoder, DecoderConfig
 from harness.tasks import Demonstrated, Item
 
@@ -99,6 +100,12 @@ class TrainingHost:
         if self.state is not None:
             self.state.unlink(missing_ok=True)
 
+    def kept(self) -> dict[str, Any] | None:
+        """State to go on from; None where there is none. One that is damaged is set aside, and a line says so."""
+        if self.state is None or not self.state.exists():
+            return None
+        return load_or_set_aside(self.state, partial(print, flush=True))
+
 
 class Training:
     """Live parts of a training; `stage` is an index into `stages`, `curve` that of the size under way."""
@@ -160,8 +167,8 @@ def fit(
     model = model.to(host.device)
     optimizer = torch.optim.AdamW(model.parameters(), recipe.lr, recipe.betas, weight_decay=0.0, fused=True)
     run = Training(model, optimizer)
-    if host.state is not None and host.state.exists():
-        run.restore(load_state(host.state))
+    if (saved := host.kept()) is not None:
+        run.restore(saved)
     order = stages(task, recipe)
     with _matmul_precision(host.device):
         while run.stage < len(order):

@@ -21,12 +21,13 @@ from harness.config.decoder_config import decoder_config
 from harness.config.schema import Launch, RunConfig
 from harness.engines.embedded.engine import EmbeddedEngine
 from harness.foundation.life import LIFE
+from harness.foundation.lock_file import held
 from harness.foundation.seeds import stable_seed
 from harness.models.checkpoint import content_hash, load_config, load_decoder, save_decoder, spread_channels
 from harness.models.decoder import Decoder, Layer
 from harness.numerics.formats import format_named
 from harness.records.paths import bases_folder, work_folder
-from harness.start.base_model import base_key, base_name, ensure_base
+from harness.start.base_model import base_key, base_name, ensure_base, waiting
 from harness.start.base_training import BaseRecipe, Progress, TrainingHost
 from harness.start.text_training import TextRecipe
 from harness.tasks import EMBEDDED, Demonstrated, Item, Task, Worded, build_task, token_ids
@@ -52,6 +53,8 @@ class Start:
     """Device of the run."""
     max_positions: int | None = None
     """Positions in place of the folder's own."""
+    should_stop: Callable[[], bool] = lambda: False
+    """Asked while another process prepares what the run waits for."""
 
     def build(self, folder: Path) -> Decoder:
         """The module of a checkpoint, on the device; the base's channels are spread, a prepared checkpoint's are."""
@@ -166,7 +169,10 @@ def _demonstrated(config: RunConfig, task: Task) -> Demonstrated:
 
 
 def start_of(
-    config: RunConfig, launch: Launch, progress: Progress | None = None, should_stop: Callable[[], bool] | None = None
+    config: RunConfig,
+    launch: Launch,
+    progress: Progress | None = None,
+    should_stop: Callable[[], bool] = lambda: False,
 ) -> Start:
     """The task and the base of a run; trains the base where it is not there yet, on the run's device.
 
@@ -181,17 +187,21 @@ def start_of(
         state = work_folder(launch.results, "bases") / f"{name}.pt"
         device = config.trainer.device
         workers = 0 if device == "cpu" else max(1, min(8, (os.cpu_count() or 1) // 2))
-        host = TrainingHost(device=device, state=state, should_stop=should_stop or (lambda: False), workers=workers)
+        host = TrainingHost(device=device, state=state, should_stop=should_stop, workers=workers)
         path = ensure_base(config.model.name, shape, shown, recipe, config.base_seed, root, progress, host)
     seed = stable_seed(config.base_seed, "spread")
     return Start(
         folder=path, task=task, spread=config.model.spread, spread_seed=seed, device=config.trainer.device,
-        max_positions=config.model.max_positions,
+        max_positions=config.model.max_positions, should_stop=should_stop,
     )  # fmt: skip
 
 
 def prepare(composed: Composed, config: RunConfig, start: Start, launch: Launch) -> Decoder:
-    """Run every `Part.prepare` in order, or read what it left: fills `composed.fixed`, returns the module to train."""
+    """Run every `Part.prepare` in order, or read what it left: fills `composed.fixed`, returns the module to train.
+
+    Cells that need the same thing prepare it once: the others wait for the lock, and raise Unfinished where
+    `start.should_stop` says so.
+    """
     folder = start.folder
     identity: list[Any] = [
         content_hash(folder), start.spread, start.spread_seed, plan_json(composed.plan), config.base_seed,
@@ -207,9 +217,12 @@ def prepare(composed: Composed, config: RunConfig, start: Start, launch: Launch)
             continue
         key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
         cache = work_folder(launch.results, "prepared") / key
+        pause = waiting(f"{type(part).__name__}: another process prepares it", start.should_stop)
         if not _is_whole(cache):
-            site = _site(replace(composed, parts=composed.parts[:i]), config, start, folder)
-            _store(cache, *part.prepare(site, composed.plan))
+            with held(cache.with_name(f".{key}.lock"), pause):
+                if not _is_whole(cache):  # nor made meanwhile
+                    site = _site(replace(composed, parts=composed.parts[:i]), config, start, folder)
+                    _store(cache, *part.prepare(site, composed.plan))
         composed.fixed.update(load_file(str(cache / "fixed.safetensors")))
         folder = cache / "checkpoint" if (cache / "checkpoint").is_dir() else folder
     return start.build(folder)
@@ -250,20 +263,18 @@ def _site(earlier: Composed, config: RunConfig, start: Start, folder: Path) -> S
 
 
 def _store(cache: Path, model: nn.Module | None, fixed: dict[str, Tensor]) -> None:
-    """Write a prepared folder, whole or not at all; the second of two writers keeps what is there."""
-    part = cache.with_name(f".{cache.name}.{os.getpid()}.part")
+    """Write a prepared folder, whole or not at all. Under its lock, so that what is there is damaged: it is set aside
+    by name."""
+    part = cache.with_name(f".{cache.name}.part")
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir(parents=True)
     save_file({name: tensor.contiguous() for name, tensor in fixed.items()}, str(part / "fixed.safetensors"))
     if model is not None:
         save_decoder(cast(Decoder, model), part / "checkpoint")
     (part / DIGEST).write_text(_digest(part), encoding="utf-8")
-    try:
-        part.rename(cache)
-    except OSError:
-        if not cache.is_dir():
-            raise
-        shutil.rmtree(part)
+    if cache.is_dir():
+        cache.rename(cache.with_name(f"{cache.name}.corrupt-{os.getpid()}"))
+    part.rename(cache)
 
 
 def _digest(folder: Path) -> str:
@@ -276,13 +287,7 @@ def _digest(folder: Path) -> str:
 
 
 def _is_whole(cache: Path) -> bool:
-    """Is a part's prepared folder there, as it was written? What is damaged is set aside by name: it can be made
-    again."""
-    if not cache.is_dir():
-        return False
+    """Is a part's prepared folder there, as it was written?"""
     with suppress(OSError, UnicodeDecodeError):
-        if (cache / DIGEST).read_text(encoding="utf-8") == _digest(cache):
-            return True
-    with suppress(OSError):  # another cell may have been faster
-        cache.rename(cache.with_name(f"{cache.name}.corrupt-{os.getpid()}"))
+        return (cache / DIGEST).read_text(encoding="utf-8") == _digest(cache)
     return False

@@ -24,7 +24,7 @@ import torch
 from harness.api import Plan
 from harness.engines.embedded.engine import EmbeddedEngine
 from harness.foundation.seeds import generator, stable_seed
-from harness.foundation.state_files import load_state, save_state
+from harness.foundation.state_files import save_state
 from harness.models.decoder import Decoder, DecoderConfig
 from harness.numerics.formats import format_named
 from harness.start.base_training import Progress, TrainingHost, Unfinished
@@ -152,8 +152,8 @@ def fit_text(
     model = new_decoder(config, base_seed).to(host.device)
     step = PackedStep(model, buckets, recipe.batch_tokens, recipe.betas, recipe.weight_decay, recipe.grad_clip)
     done, curve, spent = 0, list[Point](), 0.0
-    if host.state is not None and host.state.exists():
-        done, curve, spent = _restore(step, model, load_state(host.state))
+    if (saved := host.kept()) is not None:
+        done, curve, spent = _restore(step, model, saved)
     watched = task.sample("train", [stable_seed(base_seed, "base watch", i) for i in range(recipe.num_eval)])
     numbers = numbers_of(task, watched)
     documents = Documents(

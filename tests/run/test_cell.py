@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import random
@@ -19,6 +20,7 @@ import torch
 from harness.config.load import run_id, to_json
 from harness.config.schema import Launch, RunConfig
 from harness.foundation.provenance import peak_memory_gib
+from harness.foundation.state_files import load_state
 from harness.records.run_result import read_result, read_series
 from harness.run.build import build
 from harness.run.cell import CANCELLED, Cancelled, Stages, run_cell, work_folder
@@ -93,6 +95,18 @@ def test_rollouts_are_written_out_and_states_saved_by_step(tmp_path: Path) -> No
     assert dump(launch, run) is not None
     assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [0] * 5 + [1] * 5
     run.close()
+
+
+def test_a_cell_that_trains_its_base_is_cancelled_and_goes_on(tmp_path: Path) -> None:
+    config = small_config("method=bf16", "task.n=4", "base.target_accuracy=0.02", "trainer.steps=1")
+    launch, polls = Launch(results=str(tmp_path), sweep="test"), itertools.count(1)
+    with pytest.raises(Cancelled):
+        run_cell(config, launch, should_stop=lambda: next(polls) == 7)
+    (state,) = (tmp_path / "work" / "bases").glob("*.pt")
+    assert load_state(state)["step"] == 7
+    assert not list(tmp_path.glob("runs/**/*.json"))
+    assert run_cell(config, launch).status == "ok"
+    assert not state.exists()
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ import pytest
 from harness.config.load import run_id, to_json
 from harness.config.schema import Launch, RunConfig
 from harness.engines.embedded.engine import EmbeddedEngine
+from harness.foundation.lock_file import held
 from harness.foundation.state_files import load_state, save_state
 from harness.records.run_result import read_result, write_result
 from harness.run import cell
@@ -61,7 +63,7 @@ def test_a_damaged_state_is_set_aside_and_the_result_is_the_same(tmp_path: Path)
     assert result.hashes == straight.hashes
     assert result.evals == straight.evals
     assert result.retries[0] == "lost: killed by SIGKILL"
-    assert result.retries[1].startswith("state.pt was set aside as state.pt.corrupt and the cell started again")
+    assert result.retries[1].startswith("state.pt was set aside as state.pt.corrupt and its training started again")
     assert "checksum" in result.retries[1]
     assert read_result(record_path(launch, run_id(config))) == result
     assert (state.parent / "state.pt.corrupt").exists()
@@ -71,9 +73,11 @@ def test_every_sampler_is_closed_before_the_cell_is_built_again(tmp_path: Path) 
     config = small_config("method=mixed_rollouts", "precision=int4", "knobs.SecondSampler.share=0.25")
     launch, built, awake = small_launch(tmp_path), list[Run](), list[list[bool]]()
 
-    def build_again(config: RunConfig, launch: Launch) -> tuple[Run, dict[str, str | None]]:
+    def build_again(
+        config: RunConfig, launch: Launch, should_stop: Callable[[], bool]
+    ) -> tuple[Run, dict[str, str | None]]:
         awake.extend([engine.is_awake for engine in run.engines if isinstance(engine, EmbeddedEngine)] for run in built)
-        run, hashes = build(config, launch)
+        run, hashes = build(config, launch, should_stop)
         built.append(run)
         awake.append([engine.is_awake for engine in run.engines if isinstance(engine, EmbeddedEngine)])
         return run, hashes
@@ -87,10 +91,12 @@ def test_the_first_run_is_gone_before_the_cell_is_built_again(tmp_path: Path) ->
     config, launch = small_config("method=bf16"), small_launch(tmp_path)
     first, alive = list[weakref.ref[Run]](), list[bool]()
 
-    def build_again(config: RunConfig, launch: Launch) -> tuple[Run, dict[str, str | None]]:
+    def build_again(
+        config: RunConfig, launch: Launch, should_stop: Callable[[], bool]
+    ) -> tuple[Run, dict[str, str | None]]:
         gc.collect()
         alive.extend(run() is not None for run in first)
-        run, hashes = build(config, launch)
+        run, hashes = build(config, launch, should_stop)
         first.append(weakref.ref(run))
         return run, hashes
 
@@ -196,6 +202,37 @@ def test_what_a_part_prepared_is_made_again_when_damaged(tmp_path: Path) -> None
     assert {name: tensor.tolist() for name, tensor in again.items()} == whole
     assert prepared.stat().st_ino != before
     assert len(list((tmp_path / "work" / "prepared").glob("*.corrupt-*"))) == 1
+
+
+def test_what_another_cell_prepared_anew_is_not_set_aside(tmp_path: Path) -> None:
+    words = ("method=flashrl", "precision=int8")
+    small_run(tmp_path, words)
+    (prepared,) = (tmp_path / "work" / "prepared").glob("*/fixed.safetensors")
+    whole, inode = prepared.read_bytes(), prepared.stat().st_ino
+    flipped(prepared, 0.95)
+    runs = list[Run]()
+    waiting = threading.Thread(target=lambda: runs.append(small_run(tmp_path, words)))
+    with held(prepared.parent.with_name(f".{prepared.parent.name}.lock"), lambda: None):
+        waiting.start()
+        time.sleep(2.0)
+        assert runs == [] and prepared.stat().st_ino == inode
+        prepared.write_bytes(whole)
+    waiting.join(60.0)
+    assert len(runs) == 1 and prepared.stat().st_ino == inode
+    assert [path.name for path in prepared.parent.parent.iterdir()] == [prepared.parent.name]
+
+
+def test_a_cell_that_waits_for_a_preparation_can_be_stopped(tmp_path: Path) -> None:
+    config, launch = small_config("method=flashrl", "precision=int8"), small_launch(tmp_path)
+    small_run(tmp_path, ("method=flashrl", "precision=int8"))
+    (prepared,) = (tmp_path / "work" / "prepared").glob("*/fixed.safetensors")
+    flipped(prepared, 0.95)
+    with (
+        held(prepared.parent.with_name(f".{prepared.parent.name}.lock"), lambda: None),
+        pytest.raises(Cancelled),
+    ):
+        run_cell(config, launch, should_stop=lambda: True)
+    assert list(work_folder(launch, run_id(config)).iterdir()) == []
 
 
 def test_a_foreign_file_in_the_place_of_the_record_is_not_overwritten(tmp_path: Path) -> None:

@@ -202,6 +202,33 @@ def test_a_stopped_training_goes_on_to_the_same_base(tmp_path):
         assert resumed == straight and not state.exists()
 
 
+def test_a_damaged_state_is_set_aside_and_training_starts_again(trained, tmp_path, capsys):
+    state = tmp_path / "tiny.pt"
+    with pytest.raises(Unfinished):
+        train_base(
+            CONFIG, TASK, RECIPE, 0, tmp_path / "base", None, TrainingHost(state=state, should_stop=lambda: True)
+        )
+    state.write_bytes(state.read_bytes()[:1000])
+    assert train_base(CONFIG, TASK, RECIPE, 0, tmp_path / "base", None, TrainingHost(state=state)) == trained[1]
+    (said,) = capsys.readouterr().out.splitlines()
+    assert said.startswith("tiny.pt was set aside as tiny.pt.corrupt and its training started again from step 0: ")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["base", "tiny.pt.corrupt"]
+
+
+def test_who_waits_for_the_base_of_another_process_can_be_stopped(tmp_path):
+    name = base_name("tiny", TASK, 0, base_key(CONFIG, TASK, RECIPE, 0))
+    holder = multiprocessing.Process(target=hold, args=(tmp_path / f".{name}.lock", 3.0))
+    holder.start()
+    while not (tmp_path / "held").exists():
+        time.sleep(0.01)
+    polls, started = itertools.count(), time.monotonic()
+    host = TrainingHost(should_stop=lambda: next(polls) >= 3)
+    with pytest.raises(Unfinished, match="stopped while another process was at work"):
+        ensure_base("tiny", CONFIG, TASK, RECIPE, 0, tmp_path, host=host)
+    assert time.monotonic() - started < 2.0
+    holder.join()
+
+
 def test_two_processes_train_a_base_once(tmp_path):
     command = [sys.executable, "-c", SCRIPT, str(tmp_path / "bases")]
     both = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) for _ in range(2)]
@@ -303,7 +330,9 @@ def test_whoever_waits_for_a_lock_says_so(
     holder.start()
     while not (tmp_path / "held").exists():
         time.sleep(0.01)
-    with held(tmp_path / ".s-sort4-b0-ab.lock", base_model._waiting("s-sort4-b0-ab")):
+    with held(
+        tmp_path / ".s-sort4-b0-ab.lock", base_model.waiting("s-sort4-b0-ab: another process trains it", lambda: False)
+    ):
         pass
     holder.join()
     said = capsys.readouterr().out.splitlines()

@@ -237,6 +237,13 @@ def test_training_again_and_after_a_stop_gives_the_same_files(trained, tmp_path)
         assert (tmp_path / "again" / file.name).read_bytes() == file.read_bytes(), file.name
 
 
+def test_a_damaged_state_is_set_aside_and_training_starts_again(trained, tmp_path):
+    state = tmp_path / "state.pt"
+    state.write_bytes(b"half a state")
+    assert train_base(CONFIG, TASK, RECIPE, 0, tmp_path / "again", None, TrainingHost(state=state)) == trained[1]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["again", "state.pt.corrupt"]
+
+
 def test_the_tokenizer_of_a_base_reads_words(trained):
     stored = json.loads((trained[0] / "tokenizer.json").read_text())
     assert [*stored["model"]["vocab"]] == list(TASK.words)

@@ -34,8 +34,8 @@ def stages(injector: Injector) -> Stages:
     """The stages of `harness.run.cell`, each with the faults that belong to it."""
     usual = Stages()
 
-    def build(config: RunConfig, launch: Launch) -> tuple[Run, dict[str, str | None]]:
-        built = usual.build(config, launch)
+    def build(config: RunConfig, launch: Launch, should_stop: Callable[[], bool]) -> tuple[Run, dict[str, str | None]]:
+        built = usual.build(config, launch, should_stop)
         inject(injector, "build")
         return built
 

@@ -246,12 +246,14 @@ class Watched:
                 self.process.wait(20.0)
 
 
-def watch(config: RunConfig, launch: Launch, composed: Composed, work: Path) -> tuple[Watched, dict[str, str | None]]:
+def watch(
+    config: RunConfig, launch: Launch, composed: Composed, work: Path, should_stop: Callable[[], bool]
+) -> tuple[Watched, dict[str, str | None]]:
     """Set up a run that has not started: its files are written. Returns it and the hashes of what it starts from.
-    Raises ValueError on bad input."""
+    Raises ValueError on bad input, and Unfinished where `should_stop` ends the training of a base."""
     checks.check_launch(config, launch)
     checks.check_installed()
-    start = start_of(config, launch)
+    start = start_of(config, launch, should_stop=should_stop)
     checks.check_shared_engine(launch, composed.plan, load_config(start.folder))
     job = lay_out(config, launch, composed, start, work / "verl")
     if config.trainer.device == "cuda":

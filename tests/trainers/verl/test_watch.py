@@ -10,10 +10,12 @@ import pytest
 from harness.config.compose import compose
 from harness.config.load import load
 from harness.config.resolve import resolve
+from harness.config.schema import Launch
 from harness.foundation import provenance
 from harness.models.checkpoint import read_tensors
 from harness.records.run_result import write_atomic
 from harness.run.policies import save_hf, save_quantized
+from harness.start.base_training import Unfinished
 from harness.start.prepare import start_of
 from harness.trainers.local.trainer import Diverged
 from harness.trainers.verl import parent
@@ -41,6 +43,16 @@ def train(run: Watched, ending: str, stop_at: int = 99) -> list[tuple[int, float
     told: list[tuple[int, float]] = []
     run.train(lambda step, reward: told.append((step, reward)), lambda: run.step >= stop_at, Stop)
     return told
+
+
+def test_the_base_of_a_run_heeds_a_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parent.checks, "check_launch", lambda *_: None)
+    monkeypatch.setattr(parent.checks, "check_installed", lambda: None)
+    config = resolve(load([*SMALL, "trainer=verl", "method=bf16", "task.n=4"]))
+    launch = Launch(results=str(tmp_path), sweep="test")
+    with pytest.raises(Unfinished):
+        parent.watch(config, launch, compose(config), tmp_path, lambda: True)
+    assert [path.suffix for path in (tmp_path / "work" / "bases").iterdir()] == [".pt"]
 
 
 def test_an_end_is_compared_in_the_reference_precision(run: Watched) -> None:
