@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from harness.api import Plan, weight_format
+from harness.api import Plan, base_dtype, weight_format
 from harness.engines.vllm.push_by_reload import live_linears
-from harness.engines.vllm.settings import base_dtype, is_quantized
+from harness.engines.vllm.settings import is_quantized
 from harness.engines.vllm.shards import Shard
 from harness.engines.weight_stream import Stream
 from harness.models.decoder import DecoderConfig
