@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import fcntl
 import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 
-@contextmanager
-def held(path: Path, pause: Callable[[], None]) -> Iterator[None]:
-    """Hold an exclusive lock file. The system frees it when the process dies; it is removed when done.
+def _pause() -> None:
+    time.sleep(0.02)
 
-    `pause` is called as long as another process holds it, and waits a little; what it raises ends the wait.
-    """
+
+@contextmanager
+def held(path: Path, pause: Callable[[], None] = _pause) -> Iterator[None]:
+    """Hold an exclusive lock file, against other threads too. The system frees it when the process dies; it is removed
+    when done. `pause` is called as long as another holds it, and waits a little; what it raises ends the wait."""
     path.parent.mkdir(parents=True, exist_ok=True)
     while True:
         handle = path.open("a")
