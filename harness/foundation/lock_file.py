@@ -9,15 +9,19 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+PAUSE_S = 0.02
+
 
 def _pause() -> None:
-    time.sleep(0.02)
+    time.sleep(PAUSE_S)
 
 
 @contextmanager
 def held(path: Path, pause: Callable[[], None] = _pause) -> Iterator[None]:
-    """Hold an exclusive lock file, against other threads too. The system frees it when the process dies; it is removed
-    when done. `pause` is called as long as another holds it, and waits a little; what it raises ends the wait."""
+    """Hold an exclusive lock file. The system frees it when the process dies; it is removed when done.
+
+    `pause` is called as long as another process or thread holds it, and waits a little; what it raises ends the wait.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     while True:
         handle = path.open("a")
