@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from harness.numerics.formats import Adapters, Format
+from harness.numerics.rounding import CASTS
 
 WeightStream = Iterator[tuple[str, Tensor]]
 """(checkpoint name, whole tensor) pairs, read once."""
@@ -270,6 +271,12 @@ def weight_format(plan: Plan, name: str) -> Format | None:
     if name == "lm_head.weight":
         return plan.lm_head
     return plan.rollout_weights if any(fnmatchcase(name, pattern) for pattern in QUANTIZED) else None
+
+
+def base_dtype(plan: Plan) -> torch.dtype:
+    """Dtype in which an engine holds what is not quantized: fp32 or fp16 where its weights are that, else bf16."""
+    fmt = plan.rollout_weights
+    return CASTS[fmt.element] if fmt is not None and fmt.element in ("fp32", "fp16") else torch.bfloat16
 
 
 KVProtocol = Literal["trainer", "inference"]

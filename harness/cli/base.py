@@ -47,10 +47,10 @@ def base(names: Sequence[str], overrides: Sequence[str], *, launch: Launch, work
     0 too where `minutes` left some unfinished, which the same command goes on with."""
     import torch
 
+    from harness.foundation.visible_gpus import visible_gpus
     from harness.run.checks import check_device
     from harness.start.base_process import UNFINISHED
     from harness.sweep import sweep_names
-    from harness.sweep.launchers.local import visible_gpus
 
     waiting = wanted(list(names) or sweep_names(), overrides, launch)
     elsewhere = [cell for cell in waiting if cell.trainer.device == "cuda" and not torch.cuda.is_available()]

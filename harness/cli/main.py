@@ -68,6 +68,8 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
 }
 """Group -> command -> its line in `lowbit --help`."""
 COMMANDS = {name: line for group in GROUPS.values() for name, line in group.items()}
+LISTS = ("overrides", "sweeps", "names")
+"""Arguments that take any number of words; a command has one of them at most."""
 COLUMNS = 88
 """Width of `lowbit --help`."""
 
@@ -119,11 +121,12 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
         raise ValueError(f"unknown command {command}; {nearest(command, COMMANDS)}")
     top = parser(command)
     arguments, rest = top.parse_known_args(words)
-    if rest:  # argparse gives up on positional words that follow an option; overrides may stand anywhere
-        wrong = [word for word in rest if word.startswith("-") or not hasattr(arguments, "overrides")]
+    if rest:  # argparse gives up on positional words that follow an option; those of a list may stand anywhere
+        name = next((name for name in LISTS if hasattr(arguments, name)), "")
+        wrong = [word for word in rest if word.startswith("-") or not name]
         if wrong:
             raise ValueError(f"{command}: unknown arguments {' '.join(wrong)}; see lowbit {command} --help")
-        arguments.overrides += rest
+        getattr(arguments, name).extend(rest)
     return arguments
 
 

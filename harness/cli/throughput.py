@@ -67,12 +67,12 @@ def throughput(
         print(f"{sweep.name}: nothing is missing")
         return 0
     from harness.engines.vllm.settings import installed_build
-    from harness.studies.throughput.driver import drive, refuse, visible_gpus
+    from harness.studies.throughput.driver import drive, first_gpus, refuse
 
     installed_build()  # one line where vLLM is absent or another version, before anything is started
     if sweep.device == "cpu":  # on a GPU the engine's process asks the device
         queue = refuse(sweep, queue, results, print)
-    gpus: Sequence[str | None] = visible_gpus(num_gpus) if sweep.device == "cuda" else [None]
+    gpus: Sequence[str | None] = first_gpus(num_gpus) if sweep.device == "cuda" else [None]
     deadline_s = math.inf if minutes is None else time.monotonic() + 60 * minutes
     with tqdm(total=len(queue), unit="engine", disable=not sys.stderr.isatty()) as bar:
 

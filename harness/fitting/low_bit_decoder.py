@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from harness.api import Plan, fused, weight_format
+from harness.api import Plan, base_dtype, fused, weight_format
 from harness.numerics.experts import entering
 from harness.numerics.formats import Format
 from harness.numerics.linear import ste
@@ -52,12 +52,6 @@ class LowBitLinear(nn.Module):
         entering = x if self.acts is None else ste(x, self.acts)
         y = F.linear(entering, self.weight, self.bias)
         return y + F.linear(F.linear(x, self.lora_A), self.lora_B) * self.scale
-
-
-def base_dtype(plan: Plan) -> torch.dtype:
-    """Dtype in which an engine holds tensors by default: fp32 or fp16 where its weights are that, else bf16."""
-    fmt = plan.rollout_weights
-    return CASTS[fmt.element] if fmt is not None and fmt.element in ("fp32", "fp16") else torch.bfloat16
 
 
 @torch.no_grad()

@@ -14,9 +14,11 @@ process_log.py      the line of a dead process's log that names the error
 progress_bar.py     a bar on the terminal over things that take a while
 project_files.py    sweeps, claims and committed results: in a clone, or as the installed package carries them
 provenance.py       commit, package versions, hardware and memory of a run
+root_cause.py       the error at the bottom of a chain, in one line
 seeds.py            seeds as stable hashes of what they are for
 span.py             a range of numbers in words
 state_files.py      tensors and plain values on disk, written atomically, read without executing anything
 text_table.py       tables of plain text, as wide as the terminal
+visible_gpus.py     names of the GPUs that a process may use
 whole_folder.py     folders that appear whole or not at all
 """

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import fcntl
 import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+PAUSE_S = 0.02
+
+
+def _pause() -> None:
+    time.sleep(PAUSE_S)
+
 
 @contextmanager
-def held(path: Path, pause: Callable[[], None]) -> Iterator[None]:
+def held(path: Path, pause: Callable[[], None] = _pause) -> Iterator[None]:
     """Hold an exclusive lock file. The system frees it when the process dies; it is removed when done.
 
-    `pause` is called as long as another process holds it, and waits a little; what it raises ends the wait.
+    `pause` is called as long as another process or thread holds it, and waits a little; what it raises ends the wait.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     while True:

@@ -258,7 +258,7 @@ def read_tensors(folder: Path | str) -> Iterator[tuple[str, Tensor]]:
             raise ValueError(f"{file} is not a readable safetensors file: {error}") from error
 
 
-def load_decoder(folder: Path | str, device: torch.device | str = "cpu", max_positions: int | None = None) -> Decoder:
+def load_decoder(folder: Path | str, *, max_positions: int | None = None) -> Decoder:
     """The decoder of a folder, float32, in training mode; `max_positions` in place of its own.
 
     Missing, unknown or misshapen tensors are a ValueError.
@@ -286,7 +286,7 @@ def load_decoder(folder: Path | str, device: torch.device | str = "cpu", max_pos
         raise ValueError(f"{folder}: missing tensors {_some(shapes)}; unknown tensors {_some(unknown)}")
     if tied is not None and not torch.equal(tied.to(torch.float32), params["model.embed_tokens.weight"]):
         raise ValueError(f"{folder}: tie_word_embeddings is true but lm_head.weight differs from the embedding")
-    return model.to(device)
+    return model
 
 
 def empty_decoder(folder: Path | str) -> Decoder:

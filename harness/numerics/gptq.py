@@ -84,7 +84,6 @@ def gptq(
     damping: float = 0.01,
     act_order: ActOrder = "none",
     scales: ScaleSource = "original",
-    tensor_amax: Tensor | None = None,
     name: str = "weight",
 ) -> GPTQResult:
     """GPTQ of `w` [N, K] with the Hessian `h` [K, K] of its inputs, in the dtype of `h` (float32 or float64).
@@ -93,15 +92,14 @@ def gptq(
     added to the diagonal; ten, then a hundred times that where H does not factorise; then rounding to nearest.
     act_order: columns by falling diagonal, in the groups they had ("static") or regrouped in that order ("group").
     scales: of the original weight, or of a group as it is when its first column is reached (not with "static").
-    tensor_amax: as in `quantize`. An input that never fired (H_jj = 0) loses its weights.
+    An input that never fired (H_jj = 0) loses its weights.
     Raises ValueError, with `name`: shapes; a group that does not divide K; H zero or not finite; a format or an
     option that is unknown here.
     """
     width = _group_width(w, fmt, name)
     _check(w, h, block, damping, act_order, scales, name)
     w, num_columns = w.detach().float(), w.shape[1]
-    if tensor_amax is None and has_tensor_scale(fmt):
-        tensor_amax = w.abs().amax()
+    tensor_amax = w.abs().amax() if has_tensor_scale(fmt) else None
     natural = torch.arange(num_columns, device=w.device)
     order = natural if act_order == "none" else torch.argsort(h.diagonal(), descending=True, stable=True)
     # Where a column sits among the groups, and which group the columns to be rounded in turn have.

@@ -102,14 +102,12 @@ def role_of(name: str, scope: Scope = "all") -> Role | None:
     return roles([name, *norms], scope).get(name)
 
 
-def scaled(
-    tensors: Mapping[str, Tensor], s: float, scope: Scope = "all", *, one_plus: bool = False
-) -> dict[str, Tensor]:
+def scaled(tensors: Mapping[str, Tensor], s: float, scope: Scope = "all") -> dict[str, Tensor]:
     """The same function with gains * s and their readers / s; unchanged tensors are passed on as they are.
 
     tensors: {checkpoint name: float tensor of any shape}; changed ones come back as float32 (float64 stays), because
-    rounding W / s to BF16 is a perturbation of its own. one_plus: gains are stored as g of (1 + g) (Gemma). Raises
-    ValueError for s <= 0, for quantized tensors among the changed ones, and as `roles`.
+    rounding W / s to BF16 is a perturbation of its own. Raises ValueError for s <= 0, for quantized tensors among the
+    changed ones, and as `roles`.
     """
     if not 0 < s < float("inf"):
         raise ValueError(f"s: {s} is not a positive factor")
@@ -118,8 +116,7 @@ def scaled(
         if tensors[name].dtype not in _FLOATS:
             raise ValueError(f"{name}: is {tensors[name].dtype}; invariant scaling comes before quantization")
         x = tensors[name].to(torch.promote_types(tensors[name].dtype, torch.float32))
-        shift = 1.0 if one_plus and role == "gain" and name.endswith(".weight") else 0.0
-        out[name] = ((x + shift) * s if role == "gain" else (x + shift) / s) - shift
+        out[name] = x * s if role == "gain" else x / s
     return out
 
 

@@ -16,7 +16,7 @@ from harness.records.arms import rank
 from harness.records.run_result import RunResult
 from harness.records.sweep_file import BASELINES, ENDPOINTS
 from harness.report.leaderboard import contrasts, leaderboard
-from harness.report.tables import MARKS, verdict_words
+from harness.report.tables import MARKS, difference_cell, interval_cell, number_cell, verdict_words
 from methods import METHODS
 
 Row = Mapping[str, Any]
@@ -67,26 +67,16 @@ def _order(row: Row) -> tuple[bool, int, tuple[int, str], str]:
 
 def _cells(row: Row, against: Mapping[str, Row]) -> Sequence[str]:
     marks = "".join(mark for name, (mark, _) in MARKS.items() if row[name])
-    accuracy = _number(row["accuracy"], ".3f")
-    if not math.isnan(row["accuracy_low"]):
-        accuracy += f" [{row['accuracy_low']:.2f}, {row['accuracy_high']:.2f}]"
     return (
-        " ".join(filter(None, (row["method"], row["variant"]))) + marks, row["precision"], accuracy,
-        _difference(row), _difference(row, "deployed_"), _difference(against.get(row["arm"])), row["collapse"],
-        _number(row["k3_median"], ".1e"),
+        " ".join(filter(None, (row["method"], row["variant"]))) + marks, row["precision"],
+        interval_cell("accuracy")(row), _difference(row), _difference(row, "deployed_"),
+        _difference(against.get(row["arm"])), row["collapse"], number_cell(row["k3_median"], ".1e"),
     )  # fmt: skip
-
-
-def _number(value: float, form: str) -> str:
-    return "-" if math.isnan(value) else f"{value:{form}}"
 
 
 def _difference(row: Row | None, prefix: str = "") -> str:
     """`-0.021 [-0.05, +0.01], cannot tell (+4)`; the verdict alone where there is no number."""
     if row is None:
         return "-"
-    words, name = verdict_words(row, prefix), f"{prefix}difference"
-    if math.isnan(row[name]):
-        return words
-    interval = f" [{row[f'{name}_low']:+.2f}, {row[f'{name}_high']:+.2f}]"
-    return f"{row[name]:+.3f}{'' if math.isnan(row[f'{name}_low']) else interval}, {words}"
+    words = verdict_words(row, prefix)
+    return words if math.isnan(row[f"{prefix}difference"]) else f"{difference_cell(prefix)(row)}, {words}"

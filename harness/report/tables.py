@@ -21,7 +21,7 @@ from harness.report.leaderboard import Board, components, contrasts
 from harness.report.plots.profiles import improvements
 from harness.report.sentences import findings, three_sentences
 
-Row = dict[str, Any]
+Row = Mapping[str, Any]
 WIDTH = 100
 """Columns of a terminal that a table must fit."""
 ENGINE_NOTES = {
@@ -238,14 +238,17 @@ def _marks(board: pd.DataFrame, form: str = "{}") -> list[str]:
     return [f"{form.format(mark)} {text}" for column, (mark, text) in MARKS.items() if any(board[column])]
 
 
-def _number(value: float, form: str = ".3f") -> str:
+def number_cell(value: float, form: str = ".3f") -> str:
+    """A number in a form, "-" where there is none."""
     return "-" if value is None or math.isnan(value) else format(value, form)
 
 
-def _bracket(name: str) -> Callable[[Row], str]:
+def interval_cell(name: str) -> Callable[[Row], str]:
+    """`0.521 [0.45, 0.59]` of a row; the mean alone where it has no interval."""
+
     def show(row: Row) -> str:
         if math.isnan(row[f"{name}_low"]):
-            return _number(row[name])
+            return number_cell(row[name])
         return f"{row[name]:.3f} [{row[f'{name}_low']:.2f}, {row[f'{name}_high']:.2f}]"
 
     return show
@@ -254,19 +257,20 @@ def _bracket(name: str) -> Callable[[Row], str]:
 def _half(name: str, form: str = ".3f") -> Callable[[Row], str]:
     def show(row: Row) -> str:
         if math.isnan(row[f"{name}_low"]):
-            return _number(row[name], form)
+            return number_cell(row[name], form)
         half = max(row[f"{name}_high"] - row[name], row[name] - row[f"{name}_low"])
         return f"{row[name]:{form}}±{half:.3f}".replace("±0.", "±.")
 
     return show
 
 
-def _difference(prefix: str = "") -> Callable[[Row], str]:
+def difference_cell(prefix: str = "") -> Callable[[Row], str]:
+    """`+0.021 [-0.05, +0.09]` of a row; the mean alone where it has no interval."""
     name = f"{prefix}difference"
 
     def show(row: Row) -> str:
         if math.isnan(row[f"{name}_low"]):
-            return _number(row[name], "+.3f")
+            return number_cell(row[name], "+.3f")
         return f"{row[name]:+.3f} [{row[f'{name}_low']:+.2f}, {row[f'{name}_high']:+.2f}]"
 
     return show
@@ -326,7 +330,7 @@ def _seeds(row: Row) -> str:
 
 
 def _small(name: str) -> Callable[[Row], str]:
-    return lambda row: _number(row[name], ".2g" if 1e-4 <= abs(row[name]) < 100 else ".0e")
+    return lambda row: number_cell(row[name], ".2g" if 1e-4 <= abs(row[name]) < 100 else ".0e")
 
 
 def _grid(columns: Iterable[tuple[str, Callable[[Row], str]]], rows: pd.DataFrame) -> str:
@@ -354,32 +358,32 @@ def _provenance(results: Sequence[RunResult]) -> str:
 _ARM_COLUMNS: tuple[tuple[str, Callable[[Row], str]], ...] = (
     ("arm", _arm_name),
     ("seeds", _seeds),
-    ("effective bits", lambda row: _number(row["effective_bits"], ".2f")),
-    ("accuracy, reference", _bracket("accuracy")),
-    ("AUC", _bracket("auc")),
-    ("difference to control", _difference()),
+    ("effective bits", lambda row: number_cell(row["effective_bits"], ".2f")),
+    ("accuracy, reference", interval_cell("accuracy")),
+    ("AUC", interval_cell("auc")),
+    ("difference to control", difference_cell()),
     ("verdict", _verdict()),
     ("collapsed", lambda row: row["collapse"]),
-    ("AUC as deployed", _bracket("deployed_auc")),
-    ("difference as deployed", _difference("deployed_")),
+    ("AUC as deployed", interval_cell("deployed_auc")),
+    ("difference as deployed", difference_cell("deployed_")),
     ("verdict as deployed", _verdict("deployed_")),
     ("collapsed as deployed", lambda row: row["deployed_collapse"]),
     ("ranked by", lambda row: row["endpoint"]),
     ("P(better)", _chance("improvement")),
-    ("sampler reward", _bracket("reward")),
+    ("sampler reward", interval_cell("reward")),
     ("max k3, nats", _small("k3_max")),
-    ("raw ESS", lambda row: _number(row["ess_token_raw"], ".2f")),
-    ("entropy, nats", lambda row: _number(row["entropy_last"], ".2f")),
+    ("raw ESS", lambda row: number_cell(row["ess_token_raw"], ".2f")),
+    ("entropy, nats", lambda row: number_cell(row["entropy_last"], ".2f")),
     ("runs", lambda row: row["status"]),
 )
 _CONTRAST_COLUMNS: tuple[tuple[str, Callable[[Row], str]], ...] = (
     ("arm", lambda row: row["arm"]),
     ("against", lambda row: row["control"]),
     ("pairs", lambda row: str(row["pairs"])),
-    ("AUC difference", _difference()),
+    ("AUC difference", difference_cell()),
     ("verdict", _verdict()),
     ("collapsed", lambda row: row["collapse"]),
-    ("difference as deployed", _difference("deployed_")),
+    ("difference as deployed", difference_cell("deployed_")),
     ("verdict as deployed", _verdict("deployed_")),
 )
 _OVER_COLUMNS: tuple[tuple[str, Callable[[Row], str]], ...] = (
@@ -391,9 +395,9 @@ _OVER_COLUMNS: tuple[tuple[str, Callable[[Row], str]], ...] = (
 _COMPONENT_COLUMNS: tuple[tuple[str, Callable[[Row], str]], ...] = (
     ("setting", lambda row: row["context"] or "all"),
     ("endpoint", lambda row: row["endpoint"]),
-    ("base", lambda row: _number(row["base"])),
-    ("run", lambda row: _number(row["run"])),
-    ("evaluation", lambda row: _number(row["evaluation"])),
+    ("base", lambda row: number_cell(row["base"])),
+    ("run", lambda row: number_cell(row["run"])),
+    ("evaluation", lambda row: number_cell(row["evaluation"])),
     ("run from", lambda row: row["from"]),
 )
 COMPONENTS = (
@@ -408,12 +412,12 @@ ON_BASES = (
 )
 _TERMINAL_COLUMNS: tuple[tuple[str, int, Callable[[Row], str]], ...] = (
     ("seeds", 6, _seeds),
-    ("AUC", 8, lambda row: _number(row["auc"])),
+    ("AUC", 8, lambda row: number_cell(row["auc"])),
     ("to control", 11, _half("difference", "+.3f")),
     ("verdict", 19, _short_verdict()),
 )
 _DEPLOYED_COLUMNS: tuple[tuple[str, int, Callable[[Row], str]], ...] = (
-    ("AUC", 8, lambda row: _number(row["deployed_auc"])),
+    ("AUC", 8, lambda row: number_cell(row["deployed_auc"])),
     ("verdict", 19, _short_verdict("deployed_")),
 )
 """(heading, columns, cell)."""

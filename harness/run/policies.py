@@ -18,11 +18,11 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from harness.api import Step, WeightStream
+from harness.api import Step, WeightStream, base_dtype
 from harness.config.compose import Composed
 from harness.config.schema import Launch, RunConfig
 from harness.engines.vllm.export import export
-from harness.engines.vllm.settings import base_dtype, quantization_config
+from harness.engines.vllm.settings import quantization_config
 from harness.engines.weight_stream import read_stream
 from harness.models.checkpoint import CONFIG, INDEX, WEIGHTS
 from harness.models.decoder import DecoderConfig, tensor_shapes

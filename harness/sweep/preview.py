@@ -15,10 +15,11 @@ from harness.config.load import run_id, run_name
 from harness.config.schema import RunConfig
 from harness.engines.vllm.memory import kv_bytes_per_token, num_parameters, weight_bytes
 from harness.foundation.duration import duration
+from harness.foundation.visible_gpus import visible_gpus
 from harness.models.checkpoint import UNREAD
 from harness.sweep.folder_time import HERE, PRODUCTS, PROMPT, STREAMS, Machine, device_name, memory_gib, response_tokens
 from harness.sweep.forecast import LEVELS, CostModel, Level, TimeForecast, fit, read_samples
-from harness.sweep.launchers.local import visible_gpus, vllm_share
+from harness.sweep.launchers.local import vllm_share
 from harness.sweep.planning import Planned
 from harness.sweep.retry import Limit
 from harness.sweep.timetable import Demand, timetable

@@ -212,8 +212,6 @@ class MathTask(TextTask):
     questions: Mapping[Split, Sequence[Question]]
     tokens: TextTokenizer
     grader: MathGrader
-    num_left_out: int = 0
-    """Questions whose prompts are too long."""
 
     @property
     def num_train(self) -> int:
@@ -275,19 +273,14 @@ def build_math(name: str, options: Mapping[str, Any], tokenizer_folder: Path | N
         answer_mark=source.answer_mark if columns.answer is None else None,
     )  # fmt: skip
     found = _load_splits(name, source, settings)
-    num_left_out = 0
     if settings.max_prompt_tokens is not None:
         for split, questions in found.items():
             lengths = [len(_prompt(tokens, q.messages, settings)) for q in questions]
-            kept = [q for q, n in zip(questions, lengths, strict=True) if n <= settings.max_prompt_tokens]
-            num_left_out += len(questions) - len(kept)
-            found[split] = kept
+            found[split] = [q for q, n in zip(questions, lengths, strict=True) if n <= settings.max_prompt_tokens]
     if not any(found.values()):
         raise ValueError(f"task {name!r}: no question has at most max_prompt_tokens={settings.max_prompt_tokens}")
     grader = MathGrader(settings.num_workers, settings.timeout_s, settings.rule)
-    return MathTask(
-        name=name, options=settings, questions=found, tokens=tokens, grader=grader, num_left_out=num_left_out
-    )
+    return MathTask(name=name, options=settings, questions=found, tokens=tokens, grader=grader)
 
 
 def _parse_options(name: str, options: Mapping[str, Any]) -> MathOptions:

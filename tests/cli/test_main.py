@@ -75,6 +75,23 @@ def test_overrides_may_follow_options(tmp_path: Path, capsys: pytest.CaptureFixt
     assert capsys.readouterr().err == "lowbit: error: run: unknown arguments --colour; see lowbit run --help\n"
 
 
+@pytest.mark.parametrize(
+    ("words", "name", "found"),
+    [
+        ("base smoke --minutes 1 task.n=4", "sweeps", ["smoke", "task.n=4"]),
+        ("base --minutes 1 smoke quick", "sweeps", ["smoke", "quick"]),
+        ("site smoke --results here quick", "sweeps", ["smoke", "quick"]),
+        ("figures smoke --results here quick", "names", ["smoke", "quick"]),
+    ],
+)
+def test_words_of_a_list_may_follow_options(words: str, name: str, found: list[str]) -> None:
+    assert getattr(cli.parse(words.split()), name) == found
+    with pytest.raises(ValueError, match="unknown arguments --colour; see lowbit"):
+        cli.parse([*words.split(), "--colour"])
+    with pytest.raises(ValueError, match="runs: unknown arguments quick; see lowbit runs --help"):
+        cli.parse(["runs", "smoke", "--results", "here", "quick"])
+
+
 SWEEP = """
 question: Does it?
 overrides: [model=xs, task=chain, model.spread=0, trainer.steps=10]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,21 @@ def test_a_lock_survives_contention(tmp_path: Path) -> None:
     for process in processes:
         process.join()
     assert [process.exitcode for process in processes] == [0] * 6 and not path.exists()
+
+
+def test_threads_exclude_each_other(tmp_path: Path) -> None:
+    inside, most = list[int](), list[int]()
+
+    def hold(number: int) -> None:
+        with held(tmp_path / "lock"):
+            inside.append(number)
+            most.append(len(inside))
+            time.sleep(0.01)
+            inside.remove(number)
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(hold, range(8)))
+    assert most == [1] * 8
 
 
 def test_what_a_pause_raises_ends_the_wait(tmp_path: Path) -> None:

@@ -35,6 +35,7 @@ from harness.devtools.bench.runner import add_device_and_out, save
 from harness.engines.vllm.memory import num_parameters
 from harness.foundation.clock import STAGES
 from harness.foundation.provenance import commit, hardware, packages
+from harness.foundation.visible_gpus import visible_gpus
 from harness.models.checkpoint import CONFIG, WEIGHTS, config_json
 from harness.models.decoder import tensor_shapes
 from harness.models.tokenizer import BOS_ID, EOS_ID, PAD_ID, save_numbered
@@ -44,7 +45,6 @@ from harness.start.prepare import start_of
 from harness.studies.capacity.check import work_of
 from harness.studies.capacity.place import place
 from harness.studies.throughput.shapes import shape_of
-from harness.sweep.launchers.local import visible_gpus
 from harness.trainers.verl.data import lay_out
 from harness.trainers.verl.job import write_job
 from harness.trainers.verl.parent import Watched

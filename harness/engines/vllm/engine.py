@@ -32,6 +32,7 @@ from harness.engines.vllm.device_loop import DeviceLoop
 from harness.engines.vllm.memory import check_allocator, check_fits, small_cache
 from harness.engines.vllm.samples import Samples
 from harness.engines.vllm.weights import VLLMWeights
+from harness.foundation.root_cause import root_cause
 from harness.foundation.seeds import stable_seed
 from harness.models.decoder import DecoderConfig, tensor_shapes
 from harness.numerics.formats import at_rollout
@@ -271,14 +272,6 @@ def start(arguments: dict[str, Any], wide: Sequence[str] = (), *, is_cpu: bool) 
         random.setstate(python)
         np.random.set_state(legacy)
         torch.set_num_threads(threads)
-
-
-def root_cause(error: BaseException) -> str:
-    """The first error of a chain, one line."""
-    while (cause := error.__cause__ or error.__context__) is not None:
-        error = cause
-    said = "; ".join([line.strip() for line in str(error).splitlines() if line.strip()][:3])[:400]
-    return f"{type(error).__name__}: {said}"
 
 
 @contextmanager

@@ -20,11 +20,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from harness.api import Plan, TensorRecord
+from harness.api import Plan, TensorRecord, base_dtype
 from harness.engines.vllm.export import Export
 from harness.engines.vllm.passport import ACTS_TRIED, as_held, hashes_of
 from harness.engines.vllm.push_by_reload import live_experts
-from harness.engines.vllm.settings import base_dtype, base_name, is_expert
+from harness.engines.vllm.settings import base_name, is_expert
 from harness.models.decoder import DecoderConfig, tensor_shapes
 from harness.numerics.formats import format_named
 from harness.numerics.quantize import Quantized, dequantize, fake_quantize

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from harness.api import Plan, fused, weight_format
-from harness.engines.vllm.settings import base_dtype, is_quantized
+from harness.api import Plan, base_dtype, fused, weight_format
+from harness.engines.vllm.settings import is_quantized
 from harness.engines.weight_stream import Stream
 from harness.numerics.packing import pack
 from harness.numerics.quantize import Quantized, has_tensor_scale, quantize, saturated_frac

@@ -9,8 +9,7 @@ from typing import Any
 
 import torch
 
-from harness.api import Plan, weight_format
-from harness.engines.vllm.settings import base_dtype
+from harness.api import Plan, base_dtype, weight_format
 from harness.models.decoder import DecoderConfig, tensor_shapes
 from harness.numerics.effective_bits import ELEMENT_BITS
 from harness.numerics.formats import Format

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from harness.api import Plan, weight_format
+from harness.api import Plan, base_dtype, weight_format
 from harness.engines.vllm.push_by_reload import live_linears
-from harness.engines.vllm.settings import base_dtype, is_quantized
+from harness.engines.vllm.settings import is_quantized
 from harness.engines.vllm.shards import Shard
 from harness.engines.weight_stream import Stream
 from harness.models.decoder import DecoderConfig
@@ -74,16 +74,14 @@ def quantized_places(
         if shard is not None and not _is_cut_by_tiles(shard, names[0], kind):
             return None
         rows = [shapes[name][0] for name in names]
-        places = _places_of(layer, names, rows, shapes[names[0]][1], fmt, kind)
+        places = _places_of(layer, names, rows, shapes[names[0]][1], kind)
         if places is None:
             return None
         found[fused] = places
     return found
 
 
-def _places_of(
-    layer: nn.Module, names: list[str], rows: list[int], width: int, fmt: Format, kind: str
-) -> dict[str, Place] | None:
+def _places_of(layer: nn.Module, names: list[str], rows: list[int], width: int, kind: str) -> dict[str, Place] | None:
     weight, scale = layer.weight.data, layer.weight_scale.data  # pyright: ignore[reportAttributeAccessIssue]
     assert isinstance(weight, Tensor) and isinstance(scale, Tensor)
     total, step = sum(rows), 128 if kind == "block" else 1

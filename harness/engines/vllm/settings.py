@@ -19,12 +19,11 @@ from typing import Any
 
 import torch
 
-from harness.api import QUANTIZED, Plan, fused, weight_format
+from harness.api import QUANTIZED, Plan, base_dtype, fused, weight_format
 from harness.engines.vllm.builds import CPU, CUDA, Build, kind_of
 from harness.models.checkpoint import CONFIG, config_json
 from harness.models.decoder import ROUTER, DecoderConfig, tensor_shapes
 from harness.numerics.formats import Format, at_rollout
-from harness.numerics.rounding import CASTS
 
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine lives in this process: no copies of weights, no orphans
@@ -204,12 +203,6 @@ def expert_formats(plan: Plan, config: DecoderConfig) -> list[str]:
 def base_name(dtype: torch.dtype) -> str:
     """Name of the format of an engine's dtype."""
     return {torch.float32: "fp32", torch.float16: "fp16"}.get(dtype, "bf16")
-
-
-def base_dtype(plan: Plan) -> torch.dtype:
-    """Dtype of the engine, in which everything that is not quantized is held."""
-    fmt = plan.rollout_weights
-    return CASTS[fmt.element] if fmt is not None and fmt.element in ("fp16", "fp32") else torch.bfloat16
 
 
 def is_quantized(plan: Plan, name: str) -> bool:

@@ -16,8 +16,9 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
+from harness.api import base_dtype
 from harness.engines.vllm.export import Export, export
-from harness.engines.vllm.settings import base_dtype, is_expert, is_quantized
+from harness.engines.vllm.settings import is_expert, is_quantized
 from harness.engines.vllm.weights import HALF, VLLMWeights
 from harness.engines.weight_stream import Stream, listed, read_stream
 

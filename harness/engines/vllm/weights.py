@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from harness.api import Passport, Plan, TensorRecord, WeightStream, weight_format
+from harness.api import Passport, Plan, TensorRecord, WeightStream, base_dtype, weight_format
 from harness.engines.embedded.weights import mean_by_count
 from harness.engines.vllm import experts, kv, passport, push_by_kernels, push_by_reload, settings
 from harness.engines.vllm.adapters import AdapterSlot
@@ -103,7 +103,7 @@ class VLLMWeights:
         self._take_scales(stream)
         if self.adapters is not None:
             self.adapters.load(stream.adapters)
-        dtype = settings.base_dtype(self.plan)
+        dtype = base_dtype(self.plan)
         self.sent = {name: passport.sent_of(q, dtype) for name, q in pushed.quantized.items()
                      if not settings.is_expert(name)}  # fmt: skip
         self.sent_experts = experts.sent_of(pushed, self.plan, self.config, self.device)
@@ -171,7 +171,7 @@ class VLLMWeights:
     def known(self) -> dict[str, passport.Sent]:
         """Expected codes and scales of each quantized tensor: the reference's result, else what the live memory
         says."""
-        dtype, found = settings.base_dtype(self.plan), dict(self.sent)
+        dtype, found = base_dtype(self.plan), dict(self.sent)
         for places in (self.writer.quantized if self.writer is not None else {}).values():
             for name, place in places.items():
                 fmt = weight_format(self.plan, name)
@@ -185,7 +185,7 @@ class VLLMWeights:
     def records(self) -> tuple[tuple[TensorRecord, ...], dict[str, str]]:
         """(records of every tensor, input format of each linear layer), measured on what is held here; checksums of
         whole tensors. Raises RuntimeError where a format is not in force. All ranks of an engine must call."""
-        dtype, acts, known = settings.base_dtype(self.plan), self.plan.rollout_acts, self.known()
+        dtype, acts, known = base_dtype(self.plan), self.plan.rollout_acts, self.known()
         kernels = {f"{part}.weight": passport.kernel_name(layer)
                    for _, layer, parts in push_by_reload.live_linears(self.model) for part in parts}  # fmt: skip
         whole = ((name, self.shard.gather(name, live)) for name, live in self.plain(is_asked=True))

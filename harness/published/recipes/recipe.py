@@ -135,10 +135,6 @@ class Recipe:
         trainers = [settings["trainer"] for settings in self.settings.values() if "trainer" in settings]
         return (self.scale.nodes, self.scale.gpus) if trainers == ["verl"] else (1, 1)
 
-    def mark_of(self, key: str) -> Mark | None:
-        """The mark of a setting; None where the recipe leaves it at our default."""
-        return next((mark for mark, settings in self.settings.items() if key in settings), None)
-
     def overrides(self) -> list[str]:
         """Every setting as an override; choices of groups first, for they bring values of their own."""
         values = {key: value for settings in self.settings.values() for key, value in settings.items()}

@@ -86,9 +86,6 @@ class Crossed:
     """Two-sided p of Student's t."""
     df: int
     """Satterthwaite's degrees of freedom, rounded down, at most MAX_DF."""
-    sd_seeds: float
-    """Standard deviation of the true difference between seeds, answer noise taken out; 0 where the estimate is < 0."""
-    sd_questions: float
 
 
 def crossed(arm: Floats, control: Floats, level: float = 0.95) -> Crossed:
@@ -103,18 +100,13 @@ def crossed(arm: Floats, control: Floats, level: float = 0.95) -> Crossed:
     nan = math.nan
     center = float(d.mean()) if d.size else nan
     if size < 2 or num_questions < 2:
-        return Crossed(mean=center, low=nan, high=nan, p=nan, df=0, sd_seeds=nan, sd_questions=nan)
-    ms_seeds, ms_questions, ms_rest = mean_squares(d)
+        return Crossed(mean=center, low=nan, high=nan, p=nan, df=0)
     variance, freedom = crossed_variance(d)
     df = min(MAX_DF, max(1, math.floor(freedom + 1e-9)))
     error = math.sqrt(variance)
     half = float(stdtrit(df, 0.5 + level / 2)) * error
     p = 2 * float(stdtr(df, -abs(center) / error)) if error > 0 else float(center == 0)
-    return Crossed(
-        mean=center, low=center - half, high=center + half, p=p, df=df,
-        sd_seeds=math.sqrt(max(0.0, ms_seeds - ms_rest) / num_questions),
-        sd_questions=math.sqrt(max(0.0, ms_questions - ms_rest) / size),
-    )  # fmt: skip
+    return Crossed(mean=center, low=center - half, high=center + half, p=p, df=df)
 
 
 def mean_squares(values: Floats) -> tuple[float, float, float]:
@@ -150,8 +142,6 @@ class Answers:
     losses: int
     p: float
     """Two-sided p over all seeds."""
-    per_seed: tuple[float, ...]
-    """Two-sided p, seed by seed."""
 
 
 def mcnemar(arm: Floats, control: Floats) -> Answers:
@@ -161,13 +151,8 @@ def mcnemar(arm: Floats, control: Floats) -> Answers:
     adding their counts (Mantel and Haenszel for pairs). It takes the runs as given, so under noise between seeds it
     calls far more than 5 % of equal methods different: it is no verdict on a method.
     """
-    wins, losses = np.sum(arm > control, axis=1), np.sum(arm < control, axis=1)
-    return Answers(
-        wins=int(wins.sum()),
-        losses=int(losses.sum()),
-        p=_binomial_p(int(wins.sum()), int(losses.sum())),
-        per_seed=tuple(_binomial_p(int(a), int(b)) for a, b in zip(wins, losses, strict=True)),
-    )
+    wins, losses = int(np.sum(arm > control)), int(np.sum(arm < control))
+    return Answers(wins=wins, losses=losses, p=_binomial_p(wins, losses))
 
 
 def _binomial_p(wins: int, losses: int) -> float:

@@ -27,7 +27,6 @@ class Race:
     runs: int
     steps: float
     """Median over the arm's runs; infinite where fewer than half reach it."""
-    control_steps: float
     ratio: float
     """Steps of the arm over those of the control: how much cheaper a step must be before the arm is as fast."""
     low: float
@@ -49,7 +48,6 @@ def race(arm: Arm, control: Arm, rng: np.random.Generator, draws: int = 1000) ->
     ratios = np.sort(_ratio(a, b))
     return Race(
         target=target, reached=int(np.isfinite(own).sum()), runs=len(own), steps=float(np.median(own)),
-        control_steps=float(np.median(theirs)),
         ratio=float(_ratio(np.median(own, keepdims=True), np.median(theirs, keepdims=True))[0]),
         low=float(ratios[int(0.025 * draws)]), high=float(ratios[int(0.975 * draws)]),
     )  # fmt: skip

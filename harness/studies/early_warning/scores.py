@@ -71,7 +71,7 @@ def score_all(runs: Sequence[Trace], rate: float = RATE) -> list[Score]:
     """Every statistic, from the highest recall to the lowest."""
     names = list(dict.fromkeys(name for run in runs for name in run.statistics))
     alarms = {name: alarm_steps(runs, name, rate) for name in names}
-    earliest = _first(runs, alarms)
+    earliest = _first(alarms)
     scores = [_score(name, runs, alarms, earliest) for name in names]
     return sorted((s for s in scores if s.num_collapsed), key=lambda s: (-s.recall, -s.lead))
 
@@ -121,7 +121,7 @@ def _is_slow(run: Trace) -> bool:
     return run.onset is not None and run.onset >= SLOW
 
 
-def _first(runs: Sequence[Trace], alarms: Mapping[str, list[float]]) -> list[float]:
+def _first(alarms: Mapping[str, list[float]]) -> list[float]:
     """Per run the earliest alarm of any signal; the reward drop is the event itself and does not race."""
     rows = np.array([values for name, values in alarms.items() if name != REWARD_DROP])
     return [float(x) for x in np.nanmin(np.where(np.isnan(rows), math.inf, rows), axis=0)] if len(rows) else []

@@ -20,12 +20,13 @@ import optuna
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from harness.config.schema import Launch
+from harness.foundation.lock_file import held
 from harness.foundation.provenance import commit
 from harness.records.results_lock import results_lock
 from harness.studies.search.cells import Runner, Stopped, local_runner
 from harness.studies.search.space import suggest
 from harness.studies.search.spec import Budget, Search
-from harness.studies.search.store import held, lock_folder, open_studies, present, take_back
+from harness.studies.search.store import lock_folder, open_studies, present, take_back
 from harness.studies.search.trials import Surroundings, TrialOutcome, aggregate, evaluate, violation
 
 WAIT_S = 1.0

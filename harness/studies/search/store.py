@@ -15,7 +15,7 @@ import json
 import os
 import uuid
 import warnings
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, Literal
@@ -26,6 +26,7 @@ from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
+from harness.foundation.lock_file import held
 from harness.foundation.seeds import stable_seed
 from harness.records.paths import searches_folder, work_folder
 from harness.studies.search.space import combinations
@@ -96,26 +97,11 @@ def storage_of(results: Path, name: str) -> JournalStorage:
 
 
 @contextmanager
-def held(path: Path) -> Generator[None, None, None]:
-    """Hold a lock file; threads of one process exclude each other too."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a") as handle:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-
-
-@contextmanager
 def present(results: Path, name: str) -> Iterator[str]:
     """Be a worker: its id, whose lock file is held until the end, whatever that is."""
     worker = uuid.uuid4().hex[:8]
-    path = lock_folder(results, name) / f"worker-{worker}.lock"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a") as handle:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        try:
-            yield worker
-        finally:
-            path.unlink(missing_ok=True)
+    with held(lock_folder(results, name) / f"worker-{worker}.lock"):
+        yield worker
 
 
 def is_alive(results: Path, name: str, worker: str | None) -> bool:

@@ -21,6 +21,7 @@ from pathlib import Path
 
 from harness.foundation.own_process import code_path, module_command
 from harness.foundation.process_log import last_words, tail
+from harness.foundation.visible_gpus import visible_gpus
 from harness.studies.throughput import cores
 from harness.studies.throughput.engine_arguments import environment, refusal
 from harness.studies.throughput.plan import EngineSpec, Sweep, missing
@@ -112,18 +113,9 @@ class Lane:
         self.running = self.spare = None
 
 
-def visible_gpus(wanted: int) -> list[str]:
-    """The first `wanted` devices that this process may use, by the name that CUDA_VISIBLE_DEVICES takes.
-
-    Raises ValueError where there are fewer.
-    """
-    given = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if given is not None:
-        found = [name for name in given.split(",") if name]
-    else:
-        import torch
-
-        found = [str(index) for index in range(torch.cuda.device_count())]  # counts by NVML: no context is made
+def first_gpus(wanted: int) -> list[str]:
+    """The first `wanted` GPUs that this process may use. Raises ValueError where there are fewer."""
+    found = visible_gpus()
     if len(found) < wanted:
         raise ValueError(f"--gpus {wanted}: {len(found)} CUDA device{'s are' if len(found) != 1 else ' is'} visible")
     return found[:wanted]

@@ -20,6 +20,7 @@ from pathlib import Path
 from types import TracebackType
 
 from harness.config.load import parse
+from harness.foundation.root_cause import root_cause
 from harness.studies.throughput.engine_arguments import refusal
 from harness.studies.throughput.estimates import GIB, does_not_fit, kv_tokens_needed
 from harness.studies.throughput.loading import load, still, warm_up
@@ -81,14 +82,6 @@ class Bench:
         self.write()
         sys.stderr.flush()
         os._exit(1)
-
-
-def root_cause(error: BaseException) -> str:
-    """The error at the bottom of the chain, in one line."""
-    while (below := error.__cause__ or error.__context__) is not None:
-        error = below
-    words = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {words[0] if words else ''}"[:300]
 
 
 def main() -> None:

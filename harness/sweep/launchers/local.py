@@ -17,13 +17,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
-import torch
-
 from harness.config.load import run_id, to_json
 from harness.config.schema import RunConfig
 from harness.foundation import life
 from harness.foundation.own_process import code_path, module_command
 from harness.foundation.process_log import tail
+from harness.foundation.visible_gpus import visible_gpus
 from harness.records.run_result import RunResult, read_result, write_atomic
 from harness.records.statuses import FINISHED
 from harness.run.cell import record, record_path, work_folder, write
@@ -200,12 +199,6 @@ def run_cells(
                 yield Event(kind="finished", config=cell.job.config, result=result)
     finally:
         _stop([cell.process for cell in running])
-
-
-def visible_gpus() -> list[str]:
-    """Names of the GPUs that this process sees, as CUDA_VISIBLE_DEVICES takes them."""
-    named = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return [str(i) for i in range(torch.cuda.device_count())] if named is None else [n for n in named.split(",") if n]
 
 
 def is_placed(job: Job) -> bool:

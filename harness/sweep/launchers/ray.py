@@ -26,9 +26,10 @@ from typing import TYPE_CHECKING, Any
 
 from harness.foundation.own_process import code_path
 from harness.foundation.provenance import ROOT
+from harness.foundation.visible_gpus import visible_gpus
 from harness.records.run_result import RunResult
 from harness.sweep.launchers.job import Admit, Event, Job, always
-from harness.sweep.launchers.local import failed, refuse_foreign, visible_gpus
+from harness.sweep.launchers.local import failed, refuse_foreign
 from harness.sweep.launchers.ray_cell import RayCell
 from harness.sweep.launchers.ray_files import files_for, keep, write_state
 from harness.sweep.launchers.remote import run_remote, untrained

@@ -1,6 +1,6 @@
 """The queue of a launcher whose cells run elsewhere: start, listen, collect, and stop all of them at the end.
 
-A base is trained by one cell at a time: the others of that base wait, so that no node is held for it.
+A base is trained by one cell at a time: the others of that base wait until it is there, so that no node is held for it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Remote(Protocol):
 
     job: Job
     trains: Path | None
-    """The base that it trains first; None where it finds it, or needs none."""
+    """The base that it trains first; None where it found it at its start, or needs none."""
 
     def news(self) -> Iterator[Event]:
         """Events since the last time."""
@@ -55,7 +55,7 @@ def run_remote(jobs: Sequence[Job], workers: int, admit: Admit, start: Start) ->
     try:
         while True:
             while len(running) < workers:
-                training = {cell.trains for cell in running} - {None}
+                training = {untrained(cell.trains) for cell in running} - {None}
                 ready = (job for job in waiting if bases[run_id(job.config)] not in training)
                 if (job := next(filter(admit, ready), None)) is None:
                     break

@@ -49,7 +49,7 @@ def check(config: RunConfig, composed: Composed) -> None:
         )
     _check_partial(config)
     for part in composed.parts:
-        _check_part(config, part, plan)
+        _check_part(part, plan)
     if config.task.options.get("stop"):
         raise ValueError(
             f"task.options.stop={config.task.options['stop']}: verl's servers end a response at EOS alone; valid under "
@@ -57,7 +57,7 @@ def check(config: RunConfig, composed: Composed) -> None:
         )
 
 
-def _check_part(config: RunConfig, part: Part, plan: Plan) -> None:
+def _check_part(part: Part, plan: Plan) -> None:
     name = type(part).__name__
     for hook, reason in HOOKS.items():
         if has_hook(part, hook) and hook not in part.idle(plan):

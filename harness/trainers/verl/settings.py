@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from harness.api import Plan
+from harness.api import Plan, base_dtype
 from harness.config.compose import Composed
 from harness.config.schema import Launch
 from harness.engines.vllm import settings as vllm
@@ -113,7 +113,7 @@ def _rollout(job: VerlJob, plan: Plan, build: Build, prompt_length: int) -> dict
     sleeps = not is_cpu and not is_small
     masters = 4 * num_parameters(shape)
     num_samples = job.config.algo.num_prompts * job.config.algo.group_size
-    dtype = {torch.float32: "float32", torch.float16: "float16"}.get(vllm.base_dtype(plan), "bfloat16")
+    dtype = {torch.float32: "float32", torch.float16: "float16"}.get(base_dtype(plan), "bfloat16")
     sampling = {"n": 1, "do_sample": True, "temperature": engine.temperature, "top_p": 1.0, "top_k": -1}
     values: dict[str, Any] = {
         "name": ROLLOUT, "n": job.config.algo.group_size, "temperature": engine.temperature, "top_p": 1.0, "top_k": -1,

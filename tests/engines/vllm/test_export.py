@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from harness.api import weight_format
+from harness.api import base_dtype, weight_format
 from harness.engines.vllm import memory, settings
 from harness.models.decoder import tensor_shapes
 from harness.numerics.formats import format_named
@@ -97,7 +97,7 @@ def test_bytes_are_those_of_really_packed_tensors(name: str) -> None:
             continue  # not held per element: 16 and 4 bytes a matrix
         is_code = any(key.startswith(stem.removesuffix("weight")) for stem in quantized)
         fmt = weight_format(plan, key)
-        cast = settings.base_dtype(plan) if fmt is None else CASTS.get(fmt.element, torch.float32)
+        cast = base_dtype(plan) if fmt is None else CASTS.get(fmt.element, torch.float32)
         bytes_held += tensor.numel() * (tensor.itemsize if is_code else cast.itemsize)
     assert memory.weight_bytes(SHAPE, plan) == bytes_held
     assert memory.kv_bytes_per_token(SHAPE, plan) == 2 * 2 * 2 * 64 * (4 if name == "fp32" else 2)

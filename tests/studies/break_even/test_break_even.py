@@ -217,7 +217,7 @@ def test_a_slow_learner_must_be_faster() -> None:
     control, arm = arms["bf16 bf16 n=1024"], arms["naive fp8_block n=1024"]
     found = race(arm, control, np.random.default_rng(0))
     assert found is not None and found.target == pytest.approx(0.56)
-    assert found.control_steps == pytest.approx(9) and found.steps == pytest.approx(10 * 0.36 / 0.37)
+    assert found.steps == pytest.approx(10 * 0.36 / 0.37)
     assert found.ratio == pytest.approx(found.steps / 9) and found.low <= found.ratio <= found.high
     answer = report.answers(runs, "bf16")[0]
     said = report.sentence(answer, "bf16")

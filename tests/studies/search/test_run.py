@@ -11,6 +11,7 @@ import pytest
 from optuna.trial import TrialState
 
 from harness.config.load import run_id
+from harness.foundation.lock_file import held
 from harness.foundation.provenance import ROOT
 from harness.foundation.seeds import stable_seed
 from harness.records.run_result import read_result
@@ -19,7 +20,6 @@ from harness.studies.search.confirm import submit
 from harness.studies.search.run import run_search
 from harness.studies.search.spec import check_search
 from harness.studies.search.store import (
-    held,
     is_alive,
     journal_path,
     lock_folder,

@@ -150,10 +150,10 @@ def test_little_time_starts_only_what_fits(run: Callable[..., Any]) -> None:
 def test_more_gpus_than_there_are_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """CUDA_VISIBLE_DEVICES decides, where it is set."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
-    assert driver.visible_gpus(1) == ["3"]
-    assert driver.visible_gpus(2) == ["3", "5"]
+    assert driver.first_gpus(1) == ["3"]
+    assert driver.first_gpus(2) == ["3", "5"]
     with pytest.raises(ValueError, match="--gpus 3: 2 CUDA devices are visible"):
-        driver.visible_gpus(3)
+        driver.first_gpus(3)
 
 
 RUN = """

@@ -15,16 +15,6 @@ from harness.sweep.launchers.job import Job
 from tests.toy import small_config
 
 
-def test_visible_gpus_follow_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,GPU-7")
-    assert local.visible_gpus() == ["2", "GPU-7"]
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert local.visible_gpus() == []
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-    monkeypatch.setattr(local.torch.cuda, "device_count", lambda: 3)
-    assert local.visible_gpus() == ["0", "1", "2"]
-
-
 def test_each_cell_takes_the_gpu_with_the_fewest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2")
     taken: list[list[str]] = []

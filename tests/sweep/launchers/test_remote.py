@@ -26,16 +26,18 @@ class Played:
     said: list[str]
     looks: int = 0
     is_endless: bool = False
+    is_long: bool = False
+    """It trains its base at the first look, and ends at the fourth."""
 
     def news(self) -> Iterator[Event]:
         self.looks += 1
         yield Event(kind="progress", config=self.job.config, step=self.looks)
 
     def outcome(self) -> RunResult | None:
-        if self.looks < 2 or self.is_endless:
-            return None
-        if self.trains is not None:
+        if self.trains is not None and self.looks >= (1 if self.is_long else 2):
             self.trains.mkdir(exist_ok=True)
+        if self.looks < (4 if self.is_long else 2) or self.is_endless:
+            return None
         return result_of(self.job, ("ok", None))
 
     def ask_to_stop(self) -> None:
@@ -54,6 +56,7 @@ class Cluster:
     """Seed -> its base."""
     refuses: tuple[int, ...] = ()
     is_endless: bool = False
+    is_long: bool = False
     seen: list[list[int]] = field(default_factory=list[list[int]])
     cells: list[Played] = field(default_factory=list[Played])
     said: list[str] = field(default_factory=list[str])
@@ -62,7 +65,7 @@ class Cluster:
         assert base == self.bases[job.config.seed]
         if job.config.seed in self.refuses:
             raise ValueError("no room")
-        own = Played(job, remote.untrained(base), self.said, is_endless=self.is_endless)
+        own = Played(job, remote.untrained(base), self.said, is_endless=self.is_endless, is_long=self.is_long)
         self.cells.append(own)
         self.seen.append([cell.job.config.seed for cell in self.cells if cell.outcome() is None])
         return own
@@ -107,6 +110,17 @@ def test_a_base_is_trained_by_one_cell_and_the_others_wait(tmp_path: Path, monke
     list(remote.run_remote(jobs, 3, lambda job: True, cluster.start))
     assert cluster.seen == [[0], [0, 2], [0, 2, 3], [1], [1, 4]]
     assert [cell.trains for cell in cluster.cells] == [shared, None, None, None, None]
+
+
+@pytest.mark.usefixtures("at_once")
+def test_the_others_wait_for_the_base_and_for_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a base that appears while its cell goes on, as on a shared disk."""
+    jobs, shared = jobs_of(tmp_path, 3), tmp_path / "shared"
+    cluster = cluster_of(monkeypatch, jobs, shared, shared, shared)
+    cluster.is_long = True
+    list(remote.run_remote(jobs, 2, lambda job: True, cluster.start))
+    assert cluster.seen == [[0], [0, 1], [1, 2]]
+    assert [cell.trains for cell in cluster.cells] == [shared, None, None]
 
 
 @pytest.mark.usefixtures("at_once")
