@@ -157,18 +157,18 @@ def _resume(
     A state that is damaged or another cell's is set aside by name and noted; the run then starts from step 0.
     """
     run, hashes = build(config, launch, should_stop)
-    if not state.exists():
+    saved = load_or_set_aside(state, notes.append) if state.exists() else None
+    if saved is None:
         return run, hashes
-    saved = load_or_set_aside(state, notes.append)
     try:
-        if saved is not None:
-            if saved.get("run_id") != run_id(config):
-                raise ValueError(f"{state}: the state of another cell")
-            run.restore(saved)
-            notes += saved["notes"]
-            return run, hashes
+        if saved.get("run_id") != run_id(config):
+            raise ValueError(f"{state}: the state of another cell")
+        run.restore(saved)
     except (ValueError, KeyError, TypeError) as error:
         notes.append(set_aside(state, error))
+    else:
+        notes += saved["notes"]
+        return run, hashes
     _close(run, notes)
     del run, saved  # there is room for one, and none in the block above, whose error holds it
     return build(config, launch, should_stop)

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ import torch
 from harness.config.load import run_id, to_json
 from harness.config.schema import Launch, RunConfig
 from harness.foundation.provenance import peak_memory_gib
-from harness.foundation.state_files import load_state
+from harness.foundation.state_files import load_state, save_state
 from harness.records.run_result import read_result, read_series
 from harness.run.build import build
 from harness.run.cell import CANCELLED, Cancelled, Stages, run_cell, work_folder
@@ -170,8 +171,10 @@ def test_a_failure_is_a_record_with_its_traceback(tmp_path: Path) -> None:
 def unclosable(closed: list[str], error: Exception | None = None) -> Stages:
     """Stages of a run whose sampler cannot be closed; training ends in `error`, where there is one."""
 
-    def build_it(config: RunConfig, launch: Launch) -> tuple[Run, dict[str, str | None]]:
-        run, hashes = build(config, launch)
+    def build_it(
+        config: RunConfig, launch: Launch, should_stop: Callable[[], bool]
+    ) -> tuple[Run, dict[str, str | None]]:
+        run, hashes = build(config, launch, should_stop)
 
         def fail() -> None:
             closed.append("sampler")
@@ -207,14 +210,15 @@ def test_a_run_that_cannot_be_closed_keeps_its_record_and_its_first_cause(
     assert (stored.status, stored.num_steps, stored.retries) == ("ok", 4, [note])
 
 
-def test_a_damaged_state_is_set_aside_although_its_run_cannot_be_closed(tmp_path: Path) -> None:
+def test_a_state_of_another_cell_is_set_aside_although_its_run_cannot_be_closed(tmp_path: Path) -> None:
     config, launch = small_config("method=bf16"), small_launch(tmp_path)
     work = work_folder(launch, run_id(config))
     work.mkdir(parents=True)
-    (work / "state.pt").write_bytes(b"x")
+    save_state(work / "state.pt", {"run_id": "another"})
     result = run_cell(config, launch, stages=unclosable([]))
     assert (result.status, result.num_steps) == ("ok", 4) and (work / "state.pt.corrupt").exists()
-    assert [note.split(":")[0] for note in result.retries[::2]] == ["the run could not be closed"] * 2
+    assert "the state of another cell" in result.retries[0]
+    assert [note.split(":")[0] for note in result.retries[1:]] == ["the run could not be closed"] * 2
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
