@@ -173,7 +173,7 @@ def write_result(
     write_file = write_file or write_atomic
     path = folder / f"{result.run_id}.json"
     if series:
-        write_file(path.with_suffix(".parquet"), series if isinstance(series, bytes) else _parquet(series))
+        write_file(path.with_suffix(".parquet"), series if isinstance(series, bytes) else series_bytes(series))
     elif path.with_suffix(".parquet").exists():
         path.with_suffix(".parquet").unlink()
     write_file(path, _json(result))
@@ -331,7 +331,8 @@ def _json(result: RunResult) -> bytes:
     return ("{\n" + ",\n".join(lines) + "\n}\n").encode()
 
 
-def _parquet(series: Sequence[Row]) -> bytes:
+def series_bytes(series: Sequence[Row]) -> bytes:
+    """A series as the content of its Parquet file."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
