@@ -137,7 +137,7 @@ def import_all(source: str | None, results: Path, trackers: tuple[str, ...]) -> 
     for line in foreign:
         print(line, file=sys.stderr)
     if foreign:
-        raise ValueError(f"{source}: {len(foreign)} files are no results (named above); nothing was imported")
+        raise ValueError(f"{source}: {len(foreign)} files are no whole results (named above); nothing was imported")
     purposes = {path.parent.name: path for path in sorted(runs.rglob(PURPOSE))}
     for path in purposes.values():
         read_purpose(path)
@@ -176,13 +176,16 @@ def _import_looks(source: Path, results: Path) -> None:
 
 
 def _looked_at(source: Path) -> tuple[set[str], list[str]]:
-    """Sweeps of the results under `source`, or of `source` itself, and a line per JSON file that is no result."""
-    from harness.records.run_result import read_result
+    """Sweeps of the results under `source`, or of `source` itself, and a line per JSON file that is no result or whose
+    series is missing or corrupt."""
+    from harness.records.run_result import check_series, read_result
 
     sweeps, foreign = set[str](), list[str]()
     for path in sorted(source.rglob("*.json")) if source.is_dir() else [source] if source.is_file() else []:
         try:
-            sweeps.add(read_result(path).sweep)
+            result = read_result(path)
+            check_series(path, result)
+            sweeps.add(result.sweep)
         except ValueError as error:
             foreign.append(str(error))
     return sweeps, foreign
