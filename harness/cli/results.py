@@ -103,7 +103,7 @@ def pack_one(sweep: str | None, results: Path, *, is_packing: bool) -> int:
 
 def import_all(source: str | None, results: Path, trackers: tuple[str, ...]) -> int:
     """Merge runs, packed ones too, purposes, looks and bases of another results folder, or of an archive of one, into
-    ours; without a source, log ours to the trackers.
+    ours; without a source, log ours to the trackers. Returns 1 where a tracker is off, else 0.
 
     Raises ValueError, one line, for what is no result or no base; nothing is imported then.
     """
@@ -113,12 +113,15 @@ def import_all(source: str | None, results: Path, trackers: tuple[str, ...]) -> 
     from harness.start.base_model import read_record
 
     if source is None:
-        from harness.viewers.trackers import rebuild
+        from harness.viewers.trackers import log_all
 
         unpack_all(results)
+        code = 0
         for name in trackers:
-            print(f"logged {rebuild(results, (name,))} runs to {name}")
-        return 0
+            count, is_on = log_all(results, name)
+            print(f"logged {count} runs to {name}")
+            code = code if is_on else 1
+        return code
     if Path(source).is_file() and ((is_zip := zipfile.is_zipfile(source)) or tarfile.is_tarfile(source)):
         with tempfile.TemporaryDirectory(prefix="lowbit-import-") as folder:
             if is_zip:
@@ -137,7 +140,7 @@ def import_all(source: str | None, results: Path, trackers: tuple[str, ...]) -> 
     for line in foreign:
         print(line, file=sys.stderr)
     if foreign:
-        raise ValueError(f"{source}: {len(foreign)} files are no results (named above); nothing was imported")
+        raise ValueError(f"{source}: {len(foreign)} files are no whole results (named above); nothing was imported")
     purposes = {path.parent.name: path for path in sorted(runs.rglob(PURPOSE))}
     for path in purposes.values():
         read_purpose(path)
@@ -176,13 +179,16 @@ def _import_looks(source: Path, results: Path) -> None:
 
 
 def _looked_at(source: Path) -> tuple[set[str], list[str]]:
-    """Sweeps of the results under `source`, or of `source` itself, and a line per JSON file that is no result."""
-    from harness.records.run_result import read_result
+    """Sweeps of the results under `source`, or of `source` itself, and a line per JSON file that is no result or whose
+    series is missing or corrupt."""
+    from harness.records.run_result import check_series, read_result
 
     sweeps, foreign = set[str](), list[str]()
     for path in sorted(source.rglob("*.json")) if source.is_dir() else [source] if source.is_file() else []:
         try:
-            sweeps.add(read_result(path).sweep)
+            result = read_result(path)
+            check_series(path, result)
+            sweeps.add(result.sweep)
         except ValueError as error:
             foreign.append(str(error))
     return sweeps, foreign

@@ -24,7 +24,15 @@ from typing import Any
 from pydantic import ValidationError
 
 from harness.records.paths import PURPOSE, packed_folder, packed_path, purpose_path, runs_folder, work_folder
-from harness.records.run_result import RunResult, read_results, read_series, write_atomic, write_result
+from harness.records.run_result import (
+    RunResult,
+    read_result,
+    read_results,
+    read_series,
+    series_bytes,
+    write_atomic,
+    write_result,
+)
 
 COLUMNS = (
     "reward/mean", "reward/accuracy", "rollout/length_mean", "rollout/truncated_frac", "rollout/tokens",
@@ -43,7 +51,7 @@ RECORDS, SERIES = "records.jsonl", "series.parquet"
 def pack(results: Path, sweep: str) -> Path:
     """Write `<results>/packed/<sweep>.zip` from the sweep's folder.
 
-    Raises ValueError where the folder has no result, or lacks one that the file has.
+    Raises ValueError where the folder has no result, lacks one that the file has, or the series of a run.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -58,11 +66,13 @@ def pack(results: Path, sweep: str) -> Path:
             f"sweep {sweep}: {path} has {len(lost)} results that {folder} lacks, {min(lost)} among them; bring them "
             f"there by `lowbit results unpack {sweep}`, or delete the file to leave them out"
         )
-    all_series = {
-        record.run_id: read_series(folder, record.run_id)
-        for record in records
-        if record.num_steps and (folder / f"{record.run_id}.parquet").exists()
-    }
+    trained = [record.run_id for record in records if record.num_steps]
+    if bare := [run_id for run_id in trained if not (folder / f"{run_id}.parquet").exists()]:
+        cure = "bring them back, or delete the records to leave the runs out"
+        if path.exists():
+            cure = f"`lowbit results unpack {sweep}` restores those that {path} has"
+        raise ValueError(f"sweep {sweep}: {folder} lacks the series of {len(bare)} runs, {bare[0]} among them; {cure}")
+    all_series = {run_id: read_series(folder, run_id) for run_id in trained}
     grouped = {name for series in all_series.values() for name in series if name.startswith(GROUPS)}
     kept = [*COLUMNS, *sorted(grouped)]
     columns: dict[str, list[Any]] = {"run_id": [], **{name: [] for name in kept}}
@@ -88,19 +98,35 @@ def pack(results: Path, sweep: str) -> Path:
 
 
 def unpack(results: Path, sweep: str | None = None) -> int:
-    """Write the missing files of packed sweeps (of one, where named); how many records were. Raises ValueError for a
-    file that is no packed sweep."""
+    """Write the missing files of packed sweeps (of one, where named); of how many runs there were some. Raises
+    ValueError for a file that is no packed sweep."""
     count = 0
     for path in sorted(packed_folder(results).glob(f"{sweep or '*'}.zip")):
-        folder = runs_folder(results, path.stem)
-        missing = [r for r in read_packed(path) if not (folder / f"{r.run_id}.json").exists()]
-        rows = _rows(path, {r.run_id for r in missing}) if missing else {}
+        folder, records = runs_folder(results, path.stem), read_packed(path)
+        missing = [r for r in records if not (folder / f"{r.run_id}.json").exists()]
+        bare = {r.run_id for r in records if _lacks_series(folder, r)}
+        rows = _rows(path, {r.run_id for r in missing} | bare) if missing or bare else {}
         if folder.is_dir():
             _write(folder, missing, rows)
+            for run_id in (found := bare & rows.keys()):
+                write_atomic(folder / f"{run_id}.parquet", series_bytes(rows[run_id]))
+            count += len(found)
         else:
             _write_whole(results, folder, missing, rows, _purpose(path))
         count += len(missing)
     return count
+
+
+def _lacks_series(folder: Path, packed: RunResult) -> bool:
+    """Does the folder have this run without its series? Evaluations may have been added to the record since."""
+    path = folder / f"{packed.run_id}.json"
+    if not packed.num_steps or not path.exists() or path.with_suffix(".parquet").exists():
+        return False
+    try:
+        held = read_result(path)
+    except ValueError:
+        return False
+    return held.model_copy(update={"evaluations": packed.evaluations}) == packed
 
 
 def _write(folder: Path, records: Sequence[RunResult], rows: Mapping[str, Sequence[dict[str, Any]]]) -> None:

@@ -173,7 +173,7 @@ def write_result(
     write_file = write_file or write_atomic
     path = folder / f"{result.run_id}.json"
     if series:
-        write_file(path.with_suffix(".parquet"), series if isinstance(series, bytes) else _parquet(series))
+        write_file(path.with_suffix(".parquet"), series if isinstance(series, bytes) else series_bytes(series))
     elif path.with_suffix(".parquet").exists():
         path.with_suffix(".parquet").unlink()
     write_file(path, _json(result))
@@ -222,6 +222,15 @@ def read_series(folder: Path, run_id: str) -> dict[str, list[Any]]:
     return columns
 
 
+def check_series(path: Path, result: RunResult) -> None:
+    """Raises ValueError, one line, where the series beside the record `path` is corrupt, or missing though all steps
+    were taken."""
+    if path.with_suffix(".parquet").exists():
+        read_series(path.parent, path.stem)
+    elif result.status == "ok":
+        raise ValueError(f"{path}: its series {path.stem}.parquet is missing")
+
+
 def verify(folder: Path) -> list[str]:
     """One line per bad file under `folder`; an empty list where everything is readable and consistent."""
     bad: list[str] = []
@@ -231,10 +240,7 @@ def verify(folder: Path) -> list[str]:
             result = read_result(path)
             if result.status != "ok" and not result.reason:
                 bad.append(f"{path}: status is {result.status} without a reason")
-            if path.with_suffix(".parquet").exists():
-                read_series(path.parent, result.run_id)
-            elif result.status == "ok":
-                bad.append(f"{path}: its series {path.stem}.parquet is missing")
+            check_series(path, result)
         except ValueError as error:
             bad.append(str(error))
     alone = [path for path in sorted(folder.rglob("*.parquet")) if not path.with_suffix(".json").exists()]
@@ -245,7 +251,7 @@ def import_results(source: Path, destination: Path) -> tuple[list[str], list[str
     """Merge the results under `source` into `<destination>/<sweep>/`: (ids added, ids already there).
 
     A run that is there already must be the same file, or one that did not finish (failed, cancelled, skipped);
-    otherwise ValueError naming the ids, before anything is copied.
+    otherwise ValueError naming the ids, before anything is copied. So for a series that is missing or corrupt.
     """
     if not source.exists():
         raise ValueError(f"{source}: no such folder")
@@ -259,6 +265,7 @@ def import_results(source: Path, destination: Path) -> tuple[list[str], list[str
         if target.exists() and target.read_bytes() == path.read_bytes():
             known.append(result.run_id)
         elif not target.exists() or read_result(target).status not in FINISHED:
+            check_series(path, result)
             added.append((path, result))
         else:
             conflicts.append(f"{result.sweep}/{result.run_id}")
@@ -331,7 +338,8 @@ def _json(result: RunResult) -> bytes:
     return ("{\n" + ",\n".join(lines) + "\n}\n").encode()
 
 
-def _parquet(series: Sequence[Row]) -> bytes:
+def series_bytes(series: Sequence[Row]) -> bytes:
+    """A series as the content of its Parquet file."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

@@ -22,7 +22,7 @@ from harness.foundation.lock_file import wait_until_free
 from harness.foundation.provenance import commit
 from harness.records.paths import policy_folder, replaced_folder, runs_folder
 from harness.records.results_lock import results_lock
-from harness.records.run_result import RunResult, Settings, read_result, write_result
+from harness.records.run_result import RunResult, Settings, check_series, read_result, write_result
 from harness.records.statuses import FINISHED
 from harness.records.sweep_file import keep_purpose
 from harness.run.cell import record, work_folder
@@ -53,18 +53,19 @@ def stored(launch: Launch, cells: Sequence[RunConfig] = ()) -> dict[str, RunResu
         else:
             found[path.stem] = result
     if wrong:
-        raise ValueError(f"{'; '.join(wrong)}; left alone, nothing was started: restore it or move it away")
+        cure = "restore it, or move it away (a series with its record)"
+        raise ValueError(f"{'; '.join(wrong)}; left alone, nothing was started: {cure}")
     return found
 
 
 def check_owner(path: Path, result: RunResult, launch: Launch, cell: RunConfig | None) -> None:
-    """Raises ValueError for a record of another sweep or another cell, or without its series."""
+    """Raises ValueError for a record of another sweep or another cell, and for a result without its whole series."""
     if result.sweep != launch.sweep:
         raise ValueError(f"{path}: a result of the sweep {result.sweep!r}")
     if cell is not None and identity(result.config) != identity(_SETTINGS.validate_python(to_json(cell))):
         raise ValueError(f"{path}: its configuration is not that of {path.stem}")
-    if result.status == "ok" and not path.with_suffix(".parquet").exists():
-        raise ValueError(f"{path}: its series {path.stem}.parquet is missing")
+    if result.status in FINISHED:
+        check_series(path, result)
 
 
 def finished(config: RunConfig, launch: Launch) -> RunResult | None:

@@ -44,7 +44,28 @@ def track(results: Path, sweep: str, names: Iterable[str]) -> int:
 
 def rebuild(results: Path, names: Iterable[str]) -> int:
     """Log what these trackers lack of every sweep of a results folder: how many cells were new, counted for each."""
-    return sum(track(results, sweep, (name,)) for name in names for sweep in sweeps_in(results))
+    return sum(log_all(results, name)[0] for name in names)
+
+
+def log_all(results: Path, name: str) -> tuple[int, bool]:
+    """Log what a tracker lacks of every sweep of a results folder: (how many cells were new, whether it was on to the
+    end)."""
+    if not (sweeps := sweeps_in(results)):
+        return 0, True
+    if name == "mlflow":
+        from harness.viewers import mlflow
+
+        tracker = mlflow.Tracker.open(results=results)
+        count = sum(mlflow.log_sweep(tracker, results, sweep) for sweep in sweeps)
+        return count, tracker.is_on
+    from harness.viewers import wandb
+
+    owner = wandb.WandbTracker(results)
+    try:
+        count = sum(wandb.log_sweep(owner, results, sweep) for sweep in sweeps)
+    finally:
+        owner.close()
+    return count, owner.is_on
 
 
 def _opener(name: str) -> Callable[[Path], Tracker]:

@@ -11,7 +11,7 @@ from harness.cli.main import main
 from harness.foundation.provenance import ROOT
 from harness.records.looks import Looks, level_of, write_looks
 from harness.records.packed import pack
-from harness.records.run_result import write_result
+from harness.records.run_result import import_results, write_result
 from harness.records.sweep_file import Purpose, Until, keep_purpose, purpose
 from tests import result_factory as factory
 
@@ -93,8 +93,30 @@ def test_an_import_with_foreign_files_names_them_all_and_copies_nothing(
     err = capsys.readouterr().err
     for name in ("cut.json", "package.json", "renamed.json"):
         assert f"{name}: " in err
-    assert err.splitlines()[-1].endswith("3 files are no results (named above); nothing was imported")
+    assert err.splitlines()[-1].endswith("3 files are no whole results (named above); nothing was imported")
     assert not target.exists() and contents(results) == before
+
+
+@pytest.mark.parametrize("is_missing", [True, False])
+def test_an_import_refuses_runs_without_a_whole_series(
+    is_missing: bool, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    theirs, ours = tmp_path / "theirs", tmp_path / "ours"
+    for seed in range(2):
+        path = write_result(theirs / "runs" / "quick", *factory.result(seed=seed)).with_suffix(".parquet")
+    write_result(theirs / "runs" / "other", *factory.result(sweep="other"))
+    pack(theirs, "other")
+    if is_missing:
+        path.unlink()
+    else:
+        path.write_bytes(path.read_bytes()[:-9])
+    assert main(["results", "import", str(theirs), "--results", str(ours)]) == 2
+    first, last = capsys.readouterr().err.splitlines()
+    assert path.name in first and last.endswith("1 files are no whole results (named above); nothing was imported")
+    assert not ours.exists()
+    with pytest.raises(ValueError, match=path.name):
+        import_results(theirs / "runs", ours / "runs")
+    assert not ours.exists()
 
 
 def test_an_archive_from_another_machine_brings_runs_and_bases(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:

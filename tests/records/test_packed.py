@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from harness.records.packed import COLUMNS, make_available, pack, unpack
-from harness.records.run_result import RunResult, read_results, read_series, write_result
+from harness.records.run_result import RunResult, read_result, read_results, read_series, write_result
 from tests.result_factory import result
 
 
@@ -72,6 +72,31 @@ def test_packing_loses_no_result(tmp_path: Path) -> None:
     (tmp_path / "results" / "runs" / "big" / f"{ids[2]}.json").unlink()
     with pytest.raises(ValueError, match=rf"has 1 results that .*big lacks, {ids[2]} among them; .*unpack big"):
         pack(tmp_path / "results", "big")
+
+
+def test_packing_loses_no_series_and_unpacking_restores_it(tmp_path: Path) -> None:
+    ids = packed(tmp_path)
+    results, path = tmp_path / "results", tmp_path / "results" / "packed" / "big.zip"
+    runs, before = results / "runs" / "big", path.read_bytes()
+    series, record = runs / f"{ids[2]}.parquet", runs / f"{ids[2]}.json"
+    held = read_series(runs, ids[2])
+    series.unlink()
+    with pytest.raises(
+        ValueError, match=rf"big lacks the series of 1 runs, {ids[2]} among them; .*unpack big"
+    ) as caught:
+        pack(results, "big")
+    assert "\n" not in str(caught.value) and path.read_bytes() == before
+    written = record.read_bytes()
+    assert unpack(results, "big") == 1 and unpack(results) == 0 and record.read_bytes() == written
+    back = read_series(runs, ids[2])
+    assert len(back) > 2 and all(str(back[name]) == str(held[name]) for name in back if name != "step")
+    series.unlink()
+    write_result(runs, read_result(record).model_copy(update={"started_at": "2026-01-01T00:00:00Z"}), None)
+    assert unpack(results, "big") == 0 and not series.exists()  # a run of later
+    path.unlink()
+    with pytest.raises(ValueError, match="lacks the series of 1 runs"):
+        pack(results, "big")
+    assert not path.exists()
 
 
 def test_packing_again_gives_the_same_bytes(tmp_path: Path) -> None:

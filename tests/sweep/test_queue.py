@@ -19,7 +19,7 @@ from harness.config.load import parse, run_id
 from harness.config.schema import Launch, RunConfig
 from harness.foundation.provenance import ROOT
 from harness.records.policies import last_policy
-from harness.records.run_result import read_result, read_results, write_result
+from harness.records.run_result import read_result, read_results, series_bytes, write_result
 from harness.records.sweep_file import purpose
 from harness.report.leaderboard import board_of
 from harness.report.tables import markdown
@@ -73,7 +73,7 @@ def test_committed_records_are_those_of_the_cells_that_they_name(pack: Path, tmp
         cell = parse(RunConfig, record["config"])
         path = tmp_path / f"{run_id(cell)}.json"
         path.write_text(line, encoding="utf-8")
-        path.with_suffix(".parquet").touch()
+        path.with_suffix(".parquet").write_bytes(series_bytes([{"train/loss": 1.0}]))
         result = read_result(path)
         assert result.run_id == path.stem
         check_owner(path, result, Launch(sweep=result.sweep), cell)
@@ -299,7 +299,14 @@ def test_wrong_files_are_named_and_left_alone(tmp_path: Path) -> None:
         (folder / name).unlink()
         if name in good:
             (folder / name).write_bytes(good[name])
-    (folder / f"{first}.parquet").unlink()
+    series = folder / f"{first}.parquet"
+    series.write_bytes(series.read_bytes()[:-9])
+    with pytest.raises(
+        ValueError, match=rf"{first}\.parquet: not a Parquet file.*nothing was started: .*record"
+    ) as told:
+        run_sweep(planned, launch, 1, events.append)
+    assert "\n" not in str(told.value) and events == []
+    series.unlink()
     with pytest.raises(ValueError, match=f"series {first}.parquet is missing"):
         stored(launch, planned.cells)
 

@@ -67,6 +67,19 @@ def test_results_import_logs_packed_sweeps_and_says_how_many(
     assert "logged" not in capsys.readouterr().out
 
 
+def test_results_import_fails_where_a_tracker_is_off(
+    tmp_path: Path, empty_store: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    results = new_results(tmp_path, empty_store, seeds=1)
+    (results / "mlflow" / "mlflow.db").write_bytes(b"this is no database" * 100)
+    (results / "wandb").write_text("where its folder would be")
+    for name, title in (("mlflow", "MLflow"), ("wandb", "W&B")):
+        assert main(["results", "import", "--tracking", name, "--results", str(results)]) == 1
+        said = capsys.readouterr()
+        assert said.out.splitlines()[-1] == f"logged 0 runs to {name}"
+        assert said.err.count(f"warning: {title} is off") == 1
+
+
 def test_neither_is_loaded_before_it_is_used() -> None:
     code = "import sys, harness.viewers.trackers as t; t.check_installed(['mlflow']); "
     code += "print([name for name in ('mlflow', 'wandb', 'torch') if name in sys.modules])"

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from harness.foundation.lock_file import held
 from harness.records.paths import mlflow_folder
 
 if TYPE_CHECKING:
@@ -27,6 +30,9 @@ QUIET = {
 KEY = "lowbit.key"
 """The tag that finds a run again: `sweep` of the overview, `sweep:setting` of an arm, `sweep/run_id@digest` of a cell
 of which everything is logged."""
+
+UNFINISHED = "unfinished-"
+"""Start of the name of a folder in which a store is being made."""
 
 
 def store_uri(results: Path) -> str:
@@ -52,7 +58,29 @@ def connect(uri: str | None, results: Path) -> tuple[MlflowClient, str | None]:
     uri = uri or os.environ.get("MLFLOW_TRACKING_URI") or store_uri(results)
     if uri.startswith("sqlite:"):
         mlflow_folder(results).mkdir(parents=True, exist_ok=True)
+    if uri == store_uri(results):
+        _make_store(results)
     return MlflowClient(uri), None if uri.startswith("http") else artifact_root(results)
+
+
+def _make_store(results: Path) -> None:
+    """Make the SQLite file of a results folder beside its place, where it is missing: MLflow never mends one whose
+    making a kill has cut short."""
+    from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+
+    path = mlflow_folder(results) / "mlflow.db"
+    if path.exists():
+        return
+    with held(path.with_name("mlflow.db.lock")):
+        if path.exists():
+            return
+        for old in path.parent.glob(f"{UNFINISHED}*"):
+            shutil.rmtree(old, ignore_errors=True)
+        # a new name each time: MLflow keeps connections by the name of the file
+        with tempfile.TemporaryDirectory(prefix=UNFINISHED, dir=path.parent) as folder:
+            part = Path(folder).absolute() / path.name
+            SqlAlchemyStore(f"sqlite:///{part}", artifact_root(results)).engine.dispose()
+            part.rename(path)
 
 
 def outages() -> tuple[type[Exception], ...]:

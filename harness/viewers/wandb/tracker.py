@@ -145,12 +145,16 @@ class WandbRun:
 
 
 def track(results: Path, sweep: str) -> int:
-    """Log every cell of one sweep that W&B was not given yet: how many were new. Files that are no results are left
-    alone."""
-    folder = runs_folder(results, sweep)
-    runs, _ = readable(folder)
+    """Log every cell of one sweep that W&B was not given yet: how many were new."""
     tracker = WandbTracker(results)
     try:
-        return log_cells(tracker, sweep, runs, folder, arm_labels(runs), trial_tags(results, sweep))
+        return log_sweep(tracker, results, sweep)
     finally:
         tracker.close()
+
+
+def log_sweep(tracker: WandbTracker, results: Path, sweep: str) -> int:
+    """Log what is missing of one sweep; files that are no results are left alone."""
+    folder = runs_folder(results, sweep)
+    runs, _ = readable(folder)
+    return log_cells(tracker, sweep, runs, folder, arm_labels(runs), trial_tags(results, sweep))

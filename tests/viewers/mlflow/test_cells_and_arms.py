@@ -182,6 +182,31 @@ def test_a_store_that_is_not_there_only_warns(tmp_path: Path, capsys: pytest.Cap
         assert line.startswith("warning: MLflow is off, runs go on: ")
 
 
+KILLED_STORE = """
+import os, pathlib, sys
+from sqlalchemy import event
+from sqlalchemy.engine import Engine
+from harness.viewers import mlflow
+
+seen = []
+
+@event.listens_for(Engine, "before_cursor_execute")
+def kill(connection, cursor, statement, *rest):
+    seen.append(statement.split()[:2])
+    if seen[-2:] == [["CREATE", "TABLE"], ["INSERT", "INTO"]]:  # half of MLflow's migrations
+        os.kill(os.getpid(), 9)
+
+mlflow.Tracker.open(results=pathlib.Path(sys.argv[1]))
+"""
+
+
+def test_a_store_whose_making_was_killed_is_made_anew(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", KILLED_STORE, str(tmp_path)], cwd=ROOT, check=False)
+    assert done.returncode == -9
+    assert mlflow.Tracker.open(results=tmp_path).is_on
+    assert [path.name for path in (tmp_path / "mlflow").iterdir()] == ["mlflow.db"]
+
+
 def test_a_bad_file_is_named_and_left_alone(tmp_path: Path, empty_store: Path, capsys: pytest.CaptureFixture) -> None:
     results = new_results(tmp_path, empty_store, seeds=1)
     folder = results / "runs" / "quick"
