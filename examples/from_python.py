@@ -46,4 +46,9 @@ def main(results: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    if len(sys.argv) != 2:
+        sys.exit("usage: python from_python.py RESULTS_FOLDER")
+    try:
+        main(Path(sys.argv[1]))
+    except ValueError as error:  # of the user, one line
+        sys.exit(f"error: {error}")

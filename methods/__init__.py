@@ -57,11 +57,11 @@ rilq_init.py             LoRA over a shared low-bit base, started from compensat
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from harness.foundation.did_you_mean import nearest
 
@@ -170,19 +170,43 @@ OWN = {
 are asked for, so that a wrong name is refused at once."""
 
 
-def own() -> list[Method]:
-    """The methods of this package, in the order in which they are listed. Raises ValueError for a name in OWN that is
-    not the method's own."""
-    found: list[Method] = []
+RECORDED = frozenset((
+    "acrl", "ais_r", "alp", "areal_prox", "bf16", "bf16_tis", "bf16_train", "calibrated_clipping", "dc_grpo", "dppo",
+    "flashrl", "fp16", "fp32_head", "fp8_rl", "gptq_start", "icepop", "ipo", "jackpot", "jet_rl",
+    "keep_sampling_mask", "kpop", "lr_decay", "m2po", "max_age", "minirl", "mipu", "mis", "mixed_rollouts",
+    "mxfp4_rl", "naive", "opsm", "qarl", "qat_aligned", "qat_kd", "qerl", "qlora", "qurl", "r2vpo", "rilq",
+    "rilq_init", "rilq_refresh", "router_replay", "rspo", "sapo", "slime_mismatch", "tbpo", "trm", "vcpo",
+    "verl_presets", "vespo", "weight_noise", "zero_mismatch",
+))  # fmt: skip
+"""Files whose runs have ids without a hash of the file, as they were first recorded: there the version of the numerics
+tells of a change. Every other file of this package is hashed (`harness.config.outside`), so that an edited method is
+another run."""
+
+
+def own() -> tuple[list[Method], dict[str, str]]:
+    """The methods of this package, in the order in which they are listed; and those whose file cannot be used, by name
+    with why, one line: it ends no command but those that ask for the method."""
+    from harness.api import Method
+
+    found, broken = list[Method](), dict[str, str]()
     for name, where in OWN.items():
         module, _, attribute = where.partition(".")
-        value: Method | dict[str, Method] = getattr(import_module(f"methods.{module}"), attribute)
-        named = {method.name: method for method in (value.values() if isinstance(value, dict) else [value])}
-        if name not in named:
+        try:
+            value = getattr(import_module(f"methods.{module}"), attribute)
+        except Exception as error:  # whatever a file that is being written raises while it is imported
+            told = f"OWN of methods: {name!r} is {where}, which does not load: {type(error).__name__}: {error}"
+            broken[name] = told.partition("\n")[0]
+            continue
+        several = list(cast("dict[str, object]", value).values()) if isinstance(value, dict) else [value]
+        named = {method.name: method for method in several if isinstance(method, Method)}
+        if len(named) < len(several):
+            broken[name] = f"OWN of methods: {name!r} is {where}, which is not a Method"
+        elif name not in named:
             theirs = ", ".join(named)
-            raise ValueError(f"OWN of methods: {name!r} is {where}, whose Method.name is {theirs}; name both alike")
-        found.append(named[name])
-    return found
+            broken[name] = f"OWN of methods: {name!r} is {where}, whose Method.name is {theirs}; name both alike"
+        else:
+            found.append(named[name])
+    return found, broken
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,7 +217,7 @@ class Registry:
     entries: dict[str, EntryPoint]
     """Method -> the entry point that offers it; only those of other packages."""
     broken: dict[str, str]
-    """Name of an entry point -> why it cannot be used, one line."""
+    """Name of an entry point, or of a method in OWN -> why it cannot be used, one line."""
 
 
 def joined(own: Iterable[Method], offered: Iterable[EntryPoint]) -> Registry:
@@ -227,7 +251,9 @@ METHODS: dict[str, Method]
 @cache
 def registry() -> Registry:
     """The methods of this environment."""
-    return joined(own(), entry_points(group=GROUP))
+    found, broken = own()
+    theirs = joined(found, entry_points(group=GROUP))
+    return replace(theirs, broken=broken | theirs.broken)
 
 
 def __getattr__(name: str) -> dict[str, Method]:
@@ -251,6 +277,9 @@ def check_name(name: str) -> None:
 
 
 def method_named(name: str) -> Method:
-    """The method called `name`. Raises ValueError with the nearest names and all of them."""
+    """The method called `name`. Raises ValueError with the nearest names and all of them, or why it cannot be used."""
     check_name(name)
-    return registry().methods[name]
+    found = registry()
+    if name not in found.methods:
+        raise ValueError(f"method={name}: {found.broken[name]}")
+    return found.methods[name]

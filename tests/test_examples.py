@@ -169,3 +169,15 @@ def test_the_python_interface_works_from_outside_the_repository(tmp_path: Path) 
         ["naive", "int4", "1"],
     ]
     assert last == "0 contrasts with bf16 at the same precision"
+
+
+def test_the_python_example_tells_a_wrong_folder_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no folder")
+    for words, said in (
+        ([], "usage: python from_python.py RESULTS_FOLDER\n"),
+        ([str(tmp_path / "file")], f"error: results={tmp_path / 'file'}: cannot be written: Not a directory\n"),
+    ):
+        command = [sys.executable, str(EXAMPLES / "from_python.py"), *words]
+        environment = os.environ | {"PYTHONPATH": str(ROOT)}
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+        assert done.returncode == 1 and done.stderr == said

@@ -6,7 +6,7 @@ one part, `aux_loss` adds up, `after_sync` has an effect, everything else maps a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields, replace
 from math import inf, prod
@@ -42,6 +42,7 @@ from methods import method_named
 
 APART = ("exceptions", "adapters", "samplers")
 """Fields of a plan that are more than the name of a format."""
+CORRECTED = tuple(field.name for field in fields(Correction))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +65,7 @@ class Composed:
     def wrap(self, model: nn.Module) -> nn.Module:
         """Fold `Part.wrap`."""
         for part in self.parts:
-            model = part.wrap(model, self.plan, self.fixed)
+            model = _returned(part, "wrap", part.wrap(model, self.plan, self.fixed), nn.Module)
         return model
 
     def lr_factor(self, name: str) -> float:
@@ -112,7 +113,8 @@ class Composed:
                 before[name] = tensor
                 yield name, tensor
 
-        for name, tensor in part.sync(read(), step, self.plan, self.fixed, memory):
+        stream = part.sync(read(), step, self.plan, self.fixed, memory)
+        for name, tensor in _returned(part, "sync", stream, Iterable):
             old = before.pop(name, None)
             if tensor.dim() == 2 and old is not None and old is not tensor and not torch.equal(old, tensor):
                 planned = weight_format(self.plan, name)
@@ -137,13 +139,13 @@ class Composed:
     def correct(self, c: Correction, b: TokenBatch) -> Correction:
         """Fold `Part.correct`."""
         for part, memory in zip(self.parts, self.memory, strict=True):
-            c = part.correct(c, b, memory)
+            c = _corrected(part, "correct", part.correct(c, b, memory), b)
         return c
 
     def correct_update(self, c: Correction, logp: Tensor, b: TokenBatch) -> Correction:
         """Fold `Part.correct_update`; `logp` is detached."""
         for part, memory in zip(self.parts, self.memory, strict=True):
-            c = part.correct_update(c, logp, b, memory)
+            c = _corrected(part, "correct_update", part.correct_update(c, logp, b, memory), b)
         return c
 
     def token_loss(self) -> Part | None:
@@ -161,6 +163,32 @@ OUTSIDE_LOSS = (
 def has_hook(part: Part, hook: str) -> bool:
     """True where the part's class overrides the hook."""
     return getattr(type(part), hook) is not getattr(Part, hook)
+
+
+def _returned(part: Part, hook: str, value: Any, kind: type) -> Any:
+    """The value that a part's hook returned. Raises ValueError, one line, where it is of another type."""
+    if not isinstance(value, kind):
+        found = "None" if value is None else f"a {type(value).__name__}"
+        hint = "; is a `return` missing?" if value is None else ""
+        raise ValueError(f"{type(part).__name__}.{hook} returned {found}; expected {kind.__name__}{hint}")
+    return value
+
+
+def _corrected(part: Part, hook: str, value: Any, b: TokenBatch) -> Correction:
+    """The correction that a part's `correct` or `correct_update` returned. Raises ValueError, one line, where it is no
+    `Correction` whose fields are tensors of the batch's shape."""
+    c: Correction = _returned(part, hook, value, Correction)
+    for name in CORRECTED:
+        field = getattr(c, name)
+        if field is None and name == "adv_shift":
+            continue
+        if not isinstance(field, Tensor) or field.shape != b.mask.shape:
+            found = f"shape {[*field.shape]}" if isinstance(field, Tensor) else f"a {type(field).__name__}"
+            raise ValueError(
+                f"{type(part).__name__}.{hook} returned a Correction whose {name} is {found}; "
+                f"expected a tensor of shape {[*b.mask.shape]} (responses, tokens)"
+            )
+    return c
 
 
 def merge(plans: Sequence[tuple[str, Plan]]) -> Plan:
@@ -193,7 +221,10 @@ def compose(config: RunConfig) -> Composed:
         raise ValueError(f"precision={config.precision.name}: method {method.name} cannot use it; {hint}")
     rollout = rollout_plan(config.precision)
     compute = trainer_of(config, parts).compute
-    owners = [(f"precision {config.precision.name}", rollout), *((type(p).__name__, p.plan(rollout)) for p in parts)]
+    owners = [
+        (f"precision {config.precision.name}", rollout),
+        *((type(p).__name__, _returned(p, "plan", p.plan(rollout), Plan)) for p in parts),
+    ]
     if compute is not None:
         owners.append((f"trainer.compute={compute}", Plan(train_compute=format_named(compute))))
     plan = merge(owners)

@@ -300,7 +300,8 @@ class RunConfig:
     seed: Whole = 0
     numerics_version: Count = NUMERICS_VERSION
     outside: tuple[str, ...] = field(default=(), metadata={"sparse": True})
-    """`package version hash` of other packages whose methods the run uses; filled in when the choices are resolved."""
+    """`package version hash` of other packages whose methods the run uses, and `methods.file hash` of files of your
+    own in `methods`; filled in when the choices are resolved."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -276,9 +276,15 @@ def kl_log_ratio(logp: Tensor, batch: TokenBatch, algo: Algorithm) -> Tensor:
 
 
 def part_loss(part: Part, logp: Tensor, b: TokenBatch, c: Correction) -> Tensor | None:
-    """The part's own objective [b, T] on inputs whose padding is neutral."""
+    """The part's own objective [b, T] on inputs whose padding is neutral. Raises ValueError for another shape."""
     logp, b, c = cleaned(logp, b, c)
-    return part.token_loss(logp, c, b)
+    loss = part.token_loss(logp, c, b)
+    if loss is not None and loss.shape != b.mask.shape:
+        raise ValueError(
+            f"{type(part).__name__}.token_loss returned shape {[*loss.shape]}; "
+            f"expected {[*b.mask.shape]} (responses, tokens)"
+        )
+    return loss
 
 
 def normalized(c: Correction, mask: Tensor, level: Literal["none", "token", "sequence"]) -> Correction:

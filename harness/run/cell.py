@@ -84,10 +84,14 @@ class Stages:
 def run_cell(
     config: RunConfig, launch: Launch, should_stop: Callable[[], bool] = lambda: False, stages: Stages = Stages()
 ) -> RunResult:
-    """Train one cell to its end and write its result; resumes from the cell's own state. Raises Cancelled."""
+    """Train one cell to its end and write its result; resumes from the cell's own state. Raises Cancelled, and
+    ValueError where the results folder cannot be written."""
     started, began = datetime.now(UTC), time.perf_counter()
     work = work_folder(launch, run_id(config))
-    work.mkdir(parents=True, exist_ok=True)
+    try:
+        work.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"results={launch.results}: cannot be written: {error.strerror}") from error
     run: Run | Watched | None = None
     hashes: dict[str, str | None] = {}
     notes: list[str] = []

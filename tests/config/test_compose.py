@@ -37,6 +37,7 @@ from harness.config.load import load
 from harness.config.resolve import resolve
 from harness.numerics.formats import format_named
 from harness.numerics.quantize import fake_quantize
+from harness.objective.loss import part_loss, start
 from methods import METHODS
 from tests.loss_cases import STEP, random_batch
 
@@ -305,6 +306,61 @@ def test_a_part_that_needs_more_updates_is_remarked() -> None:
     assert line.startswith("ACR changes nothing below 2 updates per rollout batch, this run has 1: raise")
     config = load(["method=qurl", "precision=int8", "algo.num_epochs=2"])
     assert advice(config, compose(config)) == []
+
+
+@dataclass(frozen=True, kw_only=True)
+class Forgetful(Part):
+    """Hooks that return what they were made with."""
+
+    result: object = None
+
+    def correct(self, c: Correction, b: TokenBatch, memory: Memory) -> Correction:
+        return self.result  # pyright: ignore[reportReturnType]
+
+    def correct_update(self, c: Correction, logp: torch.Tensor, b: TokenBatch, memory: Memory) -> Correction:
+        return self.result  # pyright: ignore[reportReturnType]
+
+    def wrap(self, model: nn.Module, plan: Plan, fixed: Fixed) -> nn.Module:
+        return self.result  # pyright: ignore[reportReturnType]
+
+    def sync(self, weights: WeightStream, step: Step, plan: Plan, fixed: Fixed, memory: Memory) -> WeightStream:
+        return self.result  # pyright: ignore[reportReturnType]
+
+    def token_loss(self, logp: torch.Tensor, c: Correction, b: TokenBatch) -> torch.Tensor | None:
+        return self.result  # pyright: ignore[reportReturnType]
+
+
+@pytest.mark.parametrize("hook", ["correct", "correct_update"])
+def test_what_a_correction_hook_returns_is_checked_in_one_line(hook: str) -> None:
+    logp, batch = random_batch(0)
+    c = start(batch, 0.2, 0.2)
+
+    def call(result: object) -> Correction:
+        composed = composed_of(Forgetful(result=result))
+        return composed.correct(c, batch) if hook == "correct" else composed.correct_update(c, logp, batch)
+
+    rows, tokens = batch.mask.shape
+    shape = rf"expected a tensor of shape \[{rows}, {tokens}\]"
+    for wrong, said in (
+        (None, r"returned None; expected Correction; is a `return` missing\?$"),
+        (c.weight, r"returned a Tensor; expected Correction$"),
+        (replace(c, weight=c.weight[:, 0]), rf"returned a Correction whose weight is shape \[{rows}\]; {shape}"),
+        (replace(c, keep=None), rf"returned a Correction whose keep is a NoneType; {shape}"),  # pyright: ignore
+    ):
+        with pytest.raises(ValueError, match=rf"^Forgetful\.{hook} {said}"):
+            call(wrong)
+    assert call(c) is c and call(shifted := replace(c, adv_shift=c.weight)) is shifted
+
+
+def test_other_hooks_that_return_nothing_are_named() -> None:
+    composed = composed_of(Forgetful())
+    with pytest.raises(ValueError, match=r"^Forgetful\.wrap returned None; expected Module"):
+        composed.wrap(nn.Identity())
+    with pytest.raises(ValueError, match=r"^Forgetful\.sync returned None; expected Iterable"):
+        list(composed.sync(iter([]), STEP))
+    logp, batch = random_batch(0)
+    with pytest.raises(ValueError, match=r"^Forgetful\.token_loss returned shape \[\]; expected \["):
+        part_loss(Forgetful(result=torch.tensor(1.0)), logp, batch, start(batch, 0.2, 0.2))
 
 
 def test_every_hook_acts_on_the_loss_or_outside_of_it() -> None:

@@ -134,7 +134,8 @@ def test_unknown_method_names_the_nearest() -> None:
 
 
 def test_every_method_stands_where_the_list_says() -> None:
-    assert [method.name for method in methods.own()] == list(methods.OWN)
+    found, broken = methods.own()
+    assert [method.name for method in found] == list(methods.OWN) and broken == {}
     assert list(METHODS)[: len(methods.OWN)] == list(methods.OWN)
 
 
@@ -144,8 +145,28 @@ def test_a_name_in_the_list_that_is_not_the_methods_own_is_refused(where: str, m
     value = getattr(import_module(f"methods.{module}"), attribute)
     theirs = next(iter(value)) if isinstance(value, dict) else value.name
     monkeypatch.setattr(methods, "OWN", {"mine": where})
-    with pytest.raises(ValueError, match=rf"OWN of methods: 'mine' is {where}, whose Method\.name is {theirs}"):
-        methods.own()
+    found, broken = methods.own()
+    assert found == []
+    assert broken["mine"].startswith(f"OWN of methods: 'mine' is {where}, whose Method.name is {theirs}")
+
+
+@pytest.mark.parametrize(
+    ("where", "said"),
+    [
+        ("not_there.METHOD", "does not load: ModuleNotFoundError: No module named 'methods.not_there'"),
+        ("icepop.NOTHING", "does not load: AttributeError: module 'methods.icepop' has no attribute 'NOTHING'"),
+        ("naive.LOW_BIT", "is not a Method"),
+    ],
+)
+def test_an_own_method_that_cannot_be_used_ends_only_what_asks_for_it(
+    where: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(methods, "OWN", {"bf16": "bf16.METHOD", "mine": where})
+    monkeypatch.setattr(methods, "registry", methods.registry.__wrapped__)  # not the one that other tests read
+    assert method_named("bf16") is METHODS["bf16"] and "mine" not in methods.registry().methods
+    assert methods.registry().broken["mine"] == f"OWN of methods: 'mine' is {where}, which {said}"
+    with pytest.raises(ValueError, match=f"^method=mine: OWN of methods: 'mine' is {where}, which {said}$"):
+        method_named("mine")
 
 
 def test_entry_points_join_and_those_that_cannot_be_used_are_told() -> None:

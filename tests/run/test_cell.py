@@ -168,6 +168,13 @@ def test_a_failure_is_a_record_with_its_traceback(tmp_path: Path) -> None:
     assert result.error is not None and "Traceback" in result.error
 
 
+def test_a_results_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no folder")
+    launch = replace(small_launch(tmp_path), results=str(tmp_path / "file"))
+    with pytest.raises(ValueError, match=rf"^results={launch.results}: cannot be written: Not a directory$"):
+        run_cell(small_config("method=bf16"), launch)
+
+
 def unclosable(closed: list[str], error: Exception | None = None) -> Stages:
     """Stages of a run whose sampler cannot be closed; training ends in `error`, where there is one."""
 
