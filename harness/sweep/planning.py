@@ -259,7 +259,7 @@ def plan(sweep: Sweep, extra: Sequence[str] = (), *, is_preview: bool = False) -
     cells, impossible = dict[str, RunConfig](), dict[str, tuple[RunConfig, str]]()
     skipped, notes = dict[tuple[str, str], None](), dict[tuple[str, str], None]()
     excluded: dict[tuple[str, str], list[tuple[int, int]]] = {}
-    tasks: set[tuple[str, str | None]] = set()
+    tasks: set[str] = set()
     arms = list(_arms(sweep, extra, is_preview=is_preview))
     for arm in listed:
         _check_own_knobs(arm, [found for found in arms if found.listed is arm])
@@ -280,7 +280,8 @@ def plan(sweep: Sweep, extra: Sequence[str] = (), *, is_preview: bool = False) -
         else:
             cells.setdefault(run_id(cell), cell)
             notes |= dict.fromkeys((arm.words, line) for line in arm.notes)
-            if (data := (str((cell.task, cell.evaluations)), cell.model.path)) not in tasks:
+            room = (cell.model.path, cell.model.max_positions, cell.engine.max_new_tokens)
+            if (data := str((cell.task, cell.evaluations, room))) not in tasks:
                 _check_data(cell, arm.words)
                 tasks.add(data)
     if not extra:  # an override may rightly leave a rule without a cell

@@ -90,6 +90,7 @@ RUN = (
     ),
     ("model=hf", "model: num_layers=null: without a shape a local Hugging Face folder is needed"),
     ("model.path=nowhere", "nowhere"),
+    ("model.max_positions=3", "model.max_positions=3: with task=sort a prompt of "),
 )
 """(an override of `lowbit run method=flashrl`, what the line says)."""
 COMMANDS = (
@@ -123,6 +124,7 @@ COMMANDS = (
     ("sweep smoke --colour", "sweep: unknown arguments --colour; see lowbit sweep --help"),
     ("sweep smoke trainer.steps=0 --dry-run", "trainer.steps=0: must be at least 1"),
     ("sweep smoke launch.compile=maybe --dry-run", "launch.compile='maybe': true or false is expected"),
+    ("sweep smoke model.max_positions=3", "arm method=bf16: model.max_positions=3: with task=chain a prompt of "),
     ("sweep smoke algo.lr=3", "unknown key algo.lr; nearest: trainer.lr"),
     (
         "sweep smoke seed=7",
