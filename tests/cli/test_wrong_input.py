@@ -45,6 +45,8 @@ RUN = (
     # values of another type
     ("trainer.steps=abc", "trainer.steps='abc': a whole number is expected"),
     ("trainer.steps=3.5", "trainer.steps=3.5: a whole number is expected"),
+    ("trainer.steps=1e3", "trainer.steps=1e3: a whole number is expected, such as 1000"),
+    ("engine.max_new_tokens=8.0", "engine.max_new_tokens=8.0: a whole number is expected, such as 8"),
     ("trainer.steps=null", "trainer.steps=null: a whole number is expected"),
     ("trainer.steps=true", "trainer.steps=true: a whole number is expected"),
     ("trainer.steps={a:1}", "trainer.steps={'a': 1}: a whole number is expected"),
@@ -74,7 +76,11 @@ RUN = (
     ("algo.lr=3", "unknown key algo.lr; nearest: trainer.lr"),
     ("steps=3", "unknown key steps; nearest: trainer.steps"),
     ("trainer.stepz=3", "unknown key trainer.stepz; nearest: trainer.steps"),
-    ("qqqq=3", "unknown key qqqq; valid: algo, base, engine, model, precision, task, trainer, method"),
+    (
+        "qqqq=3",
+        "unknown key qqqq; valid: algo, base, engine, model, precision, task, trainer, method, parts, knobs, "
+        "evaluations, base_seed, seed; lowbit run",
+    ),
     ("launch.gpu=1", "launch has no such setting; nearest: gpus"),
     ("trainer.steps", "'trainer.steps' is not of the form key=value"),
     ("=3", "'=3' is not of the form key=value"),
@@ -90,6 +96,8 @@ RUN = (
     ),
     ("model=hf", "model: num_layers=null: without a shape a local Hugging Face folder is needed"),
     ("model.path=nowhere", "nowhere"),
+    ("numerics_version=99", "numerics_version=99: follows from the code and cannot be set"),
+    ("+outside=[a]", "+outside=[a]: follows from the code and cannot be set"),
     ("model.max_positions=3", "model.max_positions=3: with task=sort a prompt of "),
 )
 """(an override of `lowbit run method=flashrl`, what the line says)."""
@@ -164,6 +172,7 @@ COMMANDS = (
     ("paper --tiny", "--tiny: of which recipe?"),
     ("probe results/probes/161ef8798e2d.json --precisions int8", "--precisions: nothing is measured for the file"),
     ("probe results/probes/161ef8798e2d.json task.num_eval=8", "task.num_eval=8: nothing is measured for the file"),
+    ("advise --size 7b --length 1024 --gpu foo", "--gpu foo: an unknown GPU; valid: a100, h100, h200, b200"),
     ("advise --size 7b --length 1024 --k3 int8=1e-4,int8=1e-3", "--k3 int8=1e-4,int8=1e-3: int8 is given twice"),
     ("paper dapo --memory nan", "argument --memory: 'nan': GiB above 0 are expected"),
     ("results import --tracking tensorboard", "argument --tracking: 'tensorboard' is no tracker; valid: mlflow, wandb"),
