@@ -113,7 +113,7 @@ def search(
     finally:
         progress.close()
     if is_interrupted:
-        print("\nstopped; the same command goes on from here")
+        print(f"\nstopped; the same command {'without --restart ' if is_restarted else ''}goes on from here")
         return 130
     return _present(found, results, trackers)
 
