@@ -60,9 +60,14 @@ def test_a_dry_run_tells_the_space_and_what_is_left(place, capsys):
     assert dry_run(str(path), folder, 10, 2) == 0
     out = capsys.readouterr().out
     assert "algo.eps_high: 0.1 to 1.0 (log)" in out and "3 trials and 3 cells are done" in out
-    assert "at most 9 cells" in out  # 7 trials of one seed, two contenders on one fresh seed
+    assert "at most 8 cells" in out  # 7 trials of one seed, and a new best on one fresh seed
     assert dry_run(str(path), folder, None, 2) == 0
-    assert "the budget is spent" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "at most 0 cells" in out and "the budget is spent" in out
+    bare = folder / "search_bare.yaml"
+    bare.write_text("".join(line for line in FILE.splitlines(True) if not line.startswith("baselines")))
+    assert dry_run(str(bare), folder, None, 2) == 0
+    assert "at most 4 cells" in (out := capsys.readouterr().out) and "about" in out
 
 
 def test_a_stopped_restart_and_the_study_of_another_search_say_how_to_go_on(tmp_path, monkeypatch, capsys):
