@@ -172,6 +172,8 @@ COMMANDS = (
     ("paper --tiny", "--tiny: of which recipe?"),
     ("probe results/probes/161ef8798e2d.json --precisions int8", "--precisions: nothing is measured for the file"),
     ("probe results/probes/161ef8798e2d.json task.num_eval=8", "task.num_eval=8: nothing is measured for the file"),
+    ("advise --size 7b --length 1024", "results: advise needs the committed results ("),
+    ("advise --cases", "results: advise needs the committed results ("),
     ("advise --size 7b --length 1024 --gpu foo", "--gpu foo: an unknown GPU; valid: a100, h100, h200, b200"),
     ("advise --size 7b --length 1024 --k3 int8=1e-4,int8=1e-3", "--k3 int8=1e-4,int8=1e-3: int8 is given twice"),
     ("paper dapo --memory nan", "argument --memory: 'nan': GiB above 0 are expected"),
@@ -240,3 +242,12 @@ def test_every_command_says_whether_it_makes_its_results_folder() -> None:
     always_read = {line.split()[0] for line in READS} - both
     without = {"completion", "methods", "metrics", "warm"}
     assert makes | both | always_read | without == set(COMMANDS_OF_LOWBIT)
+
+
+def test_a_sweep_checks_its_results_folder_before_it_says_anything(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    assert main(["sweep", "smoke", "--results", str(tmp_path / "file" / "results")]) == 2
+    out, err = capsys.readouterr()
+    assert not out and err.startswith("lowbit: error: results=") and err.count("\n") == 1 and "cannot be written" in err
