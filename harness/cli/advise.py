@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from harness.cli.options import add_results, add_write, always, positive
+from harness.foundation.project_files import RESULTS
+
+if TYPE_CHECKING:
+    from harness.studies.advise.speed import Evidence
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,16 +44,29 @@ def run(a: argparse.Namespace) -> int:
     return _one(a)
 
 
+def _evidence(results: Path) -> Evidence:
+    """The committed measurements. Raises ValueError, one line, for a folder of one's own that has none."""
+    from harness.studies.advise.speed import read_evidence
+
+    try:
+        return read_evidence(results)
+    except ValueError as error:
+        if results == RESULTS:
+            raise
+        raise ValueError(
+            f"--results {results}: advise needs the committed results ({error}); leave --results out"
+        ) from None
+
+
 def _cases(a: argparse.Namespace) -> int:
     from harness.records.paths import tables_folder
     from harness.studies.advise.accuracy import curves_of
     from harness.studies.advise.answers import answers, write_answers
     from harness.studies.advise.cases import answered, page, text_mismatch, write
     from harness.studies.advise.question import DEPLOYED
-    from harness.studies.advise.speed import read_evidence
     from harness.studies.dose.points import read_points
 
-    evidence, points = read_evidence(a.results), read_points(a.results)
+    evidence, points = _evidence(a.results), read_points(a.results)
     found = answered(evidence, points)
     print(page(found))
     if a.is_written:
@@ -69,9 +87,8 @@ def _one(a: argparse.Namespace) -> int:
         mismatch=mismatch,
     )  # fmt: skip
     from harness.studies.advise.accuracy import read_curves
-    from harness.studies.advise.speed import read_evidence
 
-    advice = advise(read_evidence(a.results), read_curves(a.results, a.deploy), question)
+    advice = advise(_evidence(a.results), read_curves(a.results, a.deploy), question)
     if a.recipe is not None:
         print(configurations(question, named(advice, a.recipe)))
         return 0

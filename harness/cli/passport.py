@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import math
 import sys
-from difflib import get_close_matches
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.cli.options import add_results
+from harness.foundation.did_you_mean import LONG, nearest
 from harness.foundation.text_table import text_table
 
 if TYPE_CHECKING:
@@ -80,6 +81,20 @@ def find_run(words: str, results: Path) -> RunResult:
     if len({r.run_id for r in matching}) == 1:
         return matching[0]
     several = ", ".join(f"{r.sweep}/{r.run_id} ({r.name})" for r in matching[:8])
-    close = get_close_matches(wanted, {r.name for r in found})
-    hint = several or (f"nearest: {', '.join(close)}" if close else "lowbit runs SWEEP lists them")
-    raise ValueError(f"run {words!r} matches {len(matching)} results in {results}; {hint}")
+    raise ValueError(
+        f"run {words!r} matches {len(matching)} results in {results}; {several or _hint(words, found, results)}"
+    )
+
+
+def _hint(words: str, found: Sequence[RunResult], results: Path) -> str:
+    """The nearest runs, else their names where they are few, else the sweeps that have some."""
+    from harness.records.folder import all_sweeps
+
+    sweep, _, wanted = words.rpartition("/")
+    names, sweeps = sorted({run.name for run in found}), all_sweeps(results)
+    if sweep and sweep not in sweeps:
+        return f"no sweep {sweep!r}; {nearest(sweep, sweeps)}"
+    hint = nearest(wanted, names)
+    if names and (hint.startswith("nearest") or len(names) <= LONG):
+        return hint
+    return f"lowbit runs SWEEP lists them; sweeps: {', '.join(sweeps) or 'none'}"

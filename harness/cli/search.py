@@ -113,7 +113,7 @@ def search(
     finally:
         progress.close()
     if is_interrupted:
-        print("\nstopped; the same command goes on from here")
+        print(f"\nstopped; the same command {'without --restart ' if is_restarted else ''}goes on from here")
         return 130
     return _present(found, results, trackers)
 
@@ -148,10 +148,11 @@ def _present(search: Search, results: Path, trackers: tuple[str, ...]) -> int:
 
 def dry_run(name: str, results: Path, trials: int | None, workers: int) -> int:
     """Space, budget, what is there, and a guess of the time."""
-    from harness.studies.search.confirm import contenders
+    from harness.records.packed import make_available
     from harness.studies.search.run import has_room, total, usage
 
     found = _read(name, trials)
+    make_available(results, found.name)
     print(f"{found.name}: {found.question}")
     for knob, entry in found.space.items():
         what = f"{entry.low} to {entry.high}" + " (log)" * entry.log if entry.choices is None else _choices(entry)
@@ -162,25 +163,39 @@ def dry_run(name: str, results: Path, trials: int | None, workers: int) -> int:
     spent = total([usage(found_trials, size) for found_trials in there.values()])
     print(f"  seeds {list(found.seeds)}; {spent.trials} trials and {spent.cells} cells are done, {spent.failed} failed")
     print(f"  budget: {_budget(found.budget)}")
-    if found.budget.trials is not None and found.baselines:
-        fresh = len(contenders(found, there)) if there else 2 * len(found.baselines) + len(found.references)
-        cells = max(0, found.budget.trials - spent.trials) * size + fresh * len(found.confirm.seeds)
+    is_spent = not has_room(found.budget, spent, size)
+    if found.budget.trials is not None:
+        cells = max(0, found.budget.trials - spent.trials) * size + _fresh(found, results, there, is_spent)
         print(f"  at most {cells} cells")
-        for line in _forecast(found, results, cells, workers):
+        for line in _forecast(found, results, cells, workers) if cells else ():
             print(f"  {line}")
-    if not has_room(found.budget, spent, size):
+    if is_spent:
         print("  the budget is spent")
     return 0
 
 
+def _fresh(search: Search, results: Path, there: Mapping[str, Any], is_spent: bool) -> int:
+    """Cells that the confirmation lacks, at most: until the budget is spent another trial may become the best."""
+    from harness.config.schema import Launch
+    from harness.studies.search.confirm import confirmed, contenders
+
+    known = contenders(search, there)
+    count = len(known) if is_spent else len(search.baselines) + len(search.shares) + len(search.references)
+    settled = [one for one in known if is_spent or one.kind != "best"]
+    done = confirmed(search, settled, Launch(results=str(results), sweep=search.name))
+    return count * len(search.confirm.seeds) - sum(map(len, done.values()))
+
+
 def _forecast(search: Search, results: Path, cells: int, workers: int) -> list[str]:
-    """Lines on the time that so many cells take, as a sweep's dry run has them: cells of the baselines in turn."""
-    from harness.studies.search.space import cell_of, overrides_of
+    """Lines on the time that so many cells take, as a sweep's dry run has them: cells of the baselines in turn, else
+    of the lower end of the space."""
+    from harness.studies.search.space import cell_of, combinations, overrides_of
     from harness.sweep.forecast import fit, read_samples
     from harness.sweep.preview import forecast_lines
 
     model = fit(read_samples(results))
-    found = [cell_of(overrides_of(search, values), search.seeds[0]) for values in search.baselines.values()]
+    samples = list(search.baselines.values()) or [next(combinations(search.space))]
+    found = [cell_of(overrides_of(search, values), search.seeds[0]) for values in samples]
     todo = [cell for cell, _ in zip(cycle(found), range(cells), strict=False)]
     return forecast_lines(todo, [model.estimate(cell) for cell in todo], model, workers)
 

@@ -210,6 +210,7 @@ def sweep_of(
             run_sweep(planned, launch, way.workers, lambda event: None)
         return present(found, results, way.trackers) if is_shown else 0
     _check_places(todo, launch, way)
+    _check_folder(results)
     if way.is_again and (aside := put_aside(planned.cells, launch)) is not None:
         print(f"{found.name}: what was there before is in {aside}")
     print(f"{found.name}: {found.question}")
@@ -249,6 +250,7 @@ def sweep_until_decided(name: str, overrides: Sequence[str], *, results: Path, w
     runner, started = way.runner(), time.monotonic()
     tell_left_out(planned)
     _check_places(planned.cells, launch, way)
+    _check_folder(results)
     print(f"{found.name}: {found.question}")
 
     def run_next(part: Planned) -> tuple[list[RunResult], bool]:
@@ -264,6 +266,14 @@ def sweep_until_decided(name: str, overrides: Sequence[str], *, results: Path, w
     code = _tell_failed(ending.failed) or code
     print(f"{found.name}: {ending.reason}")
     return code
+
+
+def _check_folder(results: Path) -> None:
+    """Raises ValueError where the results folder cannot be written, or another sweep is at work there."""
+    from harness.records.results_lock import results_lock
+
+    with results_lock(results):
+        pass
 
 
 def _check_places(cells: Sequence[RunConfig], launch: Launch, way: Way) -> None:

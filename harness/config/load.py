@@ -22,7 +22,7 @@ from typing import Any, Literal, Union
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from harness.config.schema import TUNABLE, Launch, RunConfig
+from harness.config.schema import DERIVED, TUNABLE, Launch, RunConfig
 from harness.config.validation import element, in_words, nearest_key
 from harness.config.validation import leaves as leaves
 from harness.config.validation import parse as parse
@@ -65,9 +65,12 @@ def _check_value(override: str) -> None:
         return
     config = ConfigDict(allow_inf_nan=False, coerce_numbers_to_str=True)
     try:
-        TypeAdapter(_kinds(RunConfig)[key], config=config).validate_python(value, strict=isinstance(value, bool))
+        kind = TypeAdapter(_kinds(RunConfig)[key], config=config)
+        found = kind.validate_python(value, strict=isinstance(value, bool))
     except ValidationError as error:
         raise ValueError(in_words(error, RunConfig, prefix=key)) from None
+    if isinstance(value, float) and isinstance(found, int):  # which OmegaConf refuses in words of its own
+        raise ValueError(f"{override}: a whole number is expected, such as {found}")
 
 
 def to_json(config: Any) -> dict[str, Any]:
@@ -319,7 +322,8 @@ def check_overrides(overrides: Sequence[str]) -> None:
 
 def _prepare(overrides: Sequence[str]) -> tuple[list[str], bool]:
     """Check keys, group choices and values with our own words, add `++` for open dictionaries, take `+kv8` off."""
-    known, choices = (*groups(), *_kinds(RunConfig)), groups()
+    choices = groups()
+    known = [*choices, *(name for name in _kinds(RunConfig) if name not in DERIVED)]
     prepared, suffix = [], False
     for override in overrides:
         key, separator, value = override.partition("=")
@@ -328,6 +332,8 @@ def _prepare(overrides: Sequence[str]) -> tuple[list[str], bool]:
             raise ValueError(f"{override!r} is not of the form key=value; {nearest_key(bare, known)}")
         if bare.startswith("~"):
             raise ValueError(f"{override}: a key cannot be removed; set {bare[1:]} to a value or to null")
+        if bare in DERIVED:
+            raise ValueError(f"{override}: follows from the code and cannot be set; leave it out")
         is_open = bare.startswith(("knobs.", "task.options."))
         if not is_open and bare not in known:
             raise ValueError(f"unknown key {bare}; {nearest_key(bare, known)}")

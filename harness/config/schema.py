@@ -304,6 +304,10 @@ class RunConfig:
     own in `methods`; filled in when the choices are resolved."""
 
 
+DERIVED = ("numerics_version", "outside")
+"""Fields of `RunConfig` that no override sets: they follow from the code."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Launch:
     """Place and manner of a run; they change no number beyond float rounding, but for `fp8_kernels=square`."""

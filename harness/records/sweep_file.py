@@ -23,6 +23,7 @@ RECIPE = "paper_"
 """Beginning of the name of a sweep that a paper's recipe makes."""
 CONTROL = "bf16"
 Endpoint = Literal["reference", "deployed"]
+Score = Literal["accuracy", "auc", "rollout_accuracy", "deployed_auc", "reward"]
 ENDPOINTS: tuple[Endpoint, ...] = ("reference", "deployed")
 """Policies that verdicts are about: in BF16, in their own rollout format. The first that a sweep declares ranks the
 arms."""
@@ -35,7 +36,7 @@ class Expectation:
     """One comparison of arms whose outcome was known before the sweep ran."""
 
     text: str
-    score: str
+    score: Score
     """Column of the leaderboard."""
     low: str
     """The arm that scores lower: method, precision and, where it has one, variant ("naive int4 bypass_ppo")."""

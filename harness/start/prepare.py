@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from harness.api import Plan, Rollout, Site, stated_knobs
 from harness.config.compose import Composed, has_hook, plan_json
-from harness.config.decoder_config import decoder_config
+from harness.config.decoder_config import decoder_config, shape_to_check
 from harness.config.schema import Launch, RunConfig
 from harness.engines.embedded.engine import EmbeddedEngine
 from harness.foundation.life import LIFE
@@ -114,16 +114,37 @@ def evaluation_tasks(config: RunConfig) -> list[Task]:
 
 def check_data(config: RunConfig) -> None:
     """Raises ValueError, one line, where the data of the task or of an evaluation is missing or corrupt, where a base
-    is to be trained for a task that shows no answers, and where `algo.overlong_buffer` is longer than its responses."""
+    is to be trained for a task that shows no answers, and where `algo.overlong_buffer` is longer than its responses or
+    the model has too few positions."""
     task = task_of(config)
     if config.model.path is None:
         _demonstrated(config, task)
-    evaluation_tasks(config)
+    others = evaluation_tasks(config)
     limit = config.engine.max_new_tokens or task.max_new_tokens
     if config.algo.overlong_buffer > limit:
         raise ValueError(
             f"algo.overlong_buffer={config.algo.overlong_buffer}: responses have at most {limit} tokens; valid: 0 to "
             f"{limit}"
+        )
+    shape = shape_to_check(config.model)
+    if shape is None:
+        return
+    longest = limit if config.model.path is not None else max(limit, task.max_new_tokens)  # a base is trained on those
+    _check_positions(config, shape.max_positions, f"task={config.task.name}", held_out(config, task), longest)
+    for i, (entry, other) in enumerate(zip(config.evaluations, others, strict=True)):
+        count = min(number for number in (entry.num, other.num_eval) if number is not None)
+        items, limit = other.sample("eval", range(count)), entry.max_new_tokens or other.max_new_tokens
+        _check_positions(config, shape.max_positions, f"evaluations.{i}.task={entry.task}", items, limit)
+
+
+def _check_positions(config: RunConfig, positions: int, where: str, items: Sequence[Item], limit: int) -> None:
+    """Raises ValueError where the longest prompt with a whole response does not fit: an engine would stop there."""
+    prompt = max((len(item.prompt) for item in items), default=0)
+    if prompt + limit > positions:
+        asked = "null" if config.model.max_positions is None else config.model.max_positions
+        raise ValueError(
+            f"model.max_positions={asked}: with {where} a prompt of {prompt} and a response of {limit} tokens need "
+            f"{prompt + limit} positions, the model has {positions}; valid: {prompt + limit} or more"
         )
 
 

@@ -259,10 +259,12 @@ def plan(sweep: Sweep, extra: Sequence[str] = (), *, is_preview: bool = False) -
     cells, impossible = dict[str, RunConfig](), dict[str, tuple[RunConfig, str]]()
     skipped, notes = dict[tuple[str, str], None](), dict[tuple[str, str], None]()
     excluded: dict[tuple[str, str], list[tuple[int, int]]] = {}
-    tasks: set[tuple[str, str | None]] = set()
+    tasks: set[str] = set()
     arms = list(_arms(sweep, extra, is_preview=is_preview))
     for arm in listed:
         _check_own_knobs(arm, [found for found in arms if found.listed is arm])
+    if not any(word.lstrip("+").startswith(("method=", "precision")) for word in extra):
+        _check_expectations(sweep, arms)
     every = starts(sweep, itertools.chain(sweep.seeds, *(arm.seeds for arm in arms)))
     for _, (base_seed, seed), arm in [
         (late, start, a) for late in (False, True) for start in every for a in arms
@@ -278,7 +280,8 @@ def plan(sweep: Sweep, extra: Sequence[str] = (), *, is_preview: bool = False) -
         else:
             cells.setdefault(run_id(cell), cell)
             notes |= dict.fromkeys((arm.words, line) for line in arm.notes)
-            if (data := (str((cell.task, cell.evaluations)), cell.model.path)) not in tasks:
+            room = (cell.model.path, cell.model.max_positions, cell.engine.max_new_tokens)
+            if (data := str((cell.task, cell.evaluations, room))) not in tasks:
                 _check_data(cell, arm.words)
                 tasks.add(data)
     if not extra:  # an override may rightly leave a rule without a cell
@@ -337,6 +340,18 @@ def _check_own_knobs(listed: Mapping[str, Any], arms: Sequence[_Arm]) -> None:
     for key in listed:
         if key.startswith("knobs.") and key.split(".")[1] not in parts:
             raise ValueError(f"arm {arms[0].words}: {arms[0].reason}")
+
+
+def _check_expectations(sweep: Sweep, arms: Sequence[_Arm]) -> None:
+    """Raises ValueError for an expectation of an arm whose method and precision none of the sweep's arms has."""
+    known = list(dict.fromkeys(f"{arm.config.method} {arm.config.precision.name}" for arm in arms))
+    for i, expected in enumerate(sweep.expectations):
+        for field_name, name in (("low", expected.low), ("high", expected.high)):
+            if " ".join(name.split(" ")[:2]) not in known:
+                raise ValueError(
+                    f"{sweep.name}: expectations.{i}.{field_name}={name}: no arm of the sweep, METHOD PRECISION "
+                    f"with a variant where it has one; {nearest(name, known)}"
+                )
 
 
 def _check_data(cell: RunConfig, words: str) -> None:

@@ -225,3 +225,10 @@ def test_a_passport_is_found_among_bad_files(results: Path, capsys: pytest.Captu
     said = capsys.readouterr()
     assert "warning: left alone: " in said.err and "torn.zip: not a packed sweep" in said.err
     assert f"{good.run_id}  {good.name}  ok" in said.out
+    for words, hint in (
+        (good.method.name, f"nearest: {good.name}"),
+        ("zzz", f"valid: {good.name}"),
+        (f"quik/{good.name}", "no sweep 'quik'; nearest: quick"),
+    ):
+        assert main(["passport", words, "--results", str(results)]) == 2
+        assert f"run {words!r} matches 0 results in {results}; {hint}" in capsys.readouterr().err

@@ -8,6 +8,8 @@ import pytest
 from harness.cli.main import main
 from harness.cli.search import dashboard, dry_run, report
 from harness.records.run_result import read_results
+from harness.studies.search.spec import read_search
+from harness.studies.search.store import open_studies
 from tests.toy import small_launch
 
 FILE = """
@@ -58,9 +60,28 @@ def test_a_dry_run_tells_the_space_and_what_is_left(place, capsys):
     assert dry_run(str(path), folder, 10, 2) == 0
     out = capsys.readouterr().out
     assert "algo.eps_high: 0.1 to 1.0 (log)" in out and "3 trials and 3 cells are done" in out
-    assert "at most 9 cells" in out  # 7 trials of one seed, two contenders on one fresh seed
+    assert "at most 8 cells" in out  # 7 trials of one seed, and a new best on one fresh seed
     assert dry_run(str(path), folder, None, 2) == 0
-    assert "the budget is spent" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "at most 0 cells" in out and "the budget is spent" in out
+    bare = folder / "search_bare.yaml"
+    bare.write_text("".join(line for line in FILE.splitlines(True) if not line.startswith("baselines")))
+    assert dry_run(str(bare), folder, None, 2) == 0
+    assert "at most 4 cells" in (out := capsys.readouterr().out) and "about" in out
+
+
+def test_a_stopped_restart_and_the_study_of_another_search_say_how_to_go_on(tmp_path, monkeypatch, capsys):
+    path, words = tmp_path / "search_stopped.yaml", ("--results", tmp_path / "results", "--no-tracking")
+    path.write_text(FILE, encoding="utf-8")
+    monkeypatch.setattr("harness.studies.search.run.run_search", lambda *given, **named: True)
+    for option, told in (((), "command goes"), (("--restart",), "command without --restart goes")):
+        assert lowbit_search(path, *option, *words) == 130
+        assert f"stopped; the same {told} on from here" in capsys.readouterr().out
+    open_studies(read_search(str(path)), tmp_path / "results")
+    path.write_text(FILE.replace("high: 8.0", "high: 9.0"), encoding="utf-8")
+    assert lowbit_search(path, "--dry-run", *words) == 2
+    told = "another search: space.knobs.TIS.cap.high: 8.0 in the study, 9.0 in the file. Give the file of the search"
+    assert told in capsys.readouterr().err
 
 
 def test_the_dashboard_serves_the_study(place):

@@ -45,6 +45,8 @@ RUN = (
     # values of another type
     ("trainer.steps=abc", "trainer.steps='abc': a whole number is expected"),
     ("trainer.steps=3.5", "trainer.steps=3.5: a whole number is expected"),
+    ("trainer.steps=1e3", "trainer.steps=1e3: a whole number is expected, such as 1000"),
+    ("engine.max_new_tokens=8.0", "engine.max_new_tokens=8.0: a whole number is expected, such as 8"),
     ("trainer.steps=null", "trainer.steps=null: a whole number is expected"),
     ("trainer.steps=true", "trainer.steps=true: a whole number is expected"),
     ("trainer.steps={a:1}", "trainer.steps={'a': 1}: a whole number is expected"),
@@ -74,7 +76,11 @@ RUN = (
     ("algo.lr=3", "unknown key algo.lr; nearest: trainer.lr"),
     ("steps=3", "unknown key steps; nearest: trainer.steps"),
     ("trainer.stepz=3", "unknown key trainer.stepz; nearest: trainer.steps"),
-    ("qqqq=3", "unknown key qqqq; valid: algo, base, engine, model, precision, task, trainer, method"),
+    (
+        "qqqq=3",
+        "unknown key qqqq; valid: algo, base, engine, model, precision, task, trainer, method, parts, knobs, "
+        "evaluations, base_seed, seed; lowbit run",
+    ),
     ("launch.gpu=1", "launch has no such setting; nearest: gpus"),
     ("trainer.steps", "'trainer.steps' is not of the form key=value"),
     ("=3", "'=3' is not of the form key=value"),
@@ -90,6 +96,9 @@ RUN = (
     ),
     ("model=hf", "model: num_layers=null: without a shape a local Hugging Face folder is needed"),
     ("model.path=nowhere", "nowhere"),
+    ("numerics_version=99", "numerics_version=99: follows from the code and cannot be set"),
+    ("+outside=[a]", "+outside=[a]: follows from the code and cannot be set"),
+    ("model.max_positions=3", "model.max_positions=3: with task=sort a prompt of "),
 )
 """(an override of `lowbit run method=flashrl`, what the line says)."""
 COMMANDS = (
@@ -123,6 +132,7 @@ COMMANDS = (
     ("sweep smoke --colour", "sweep: unknown arguments --colour; see lowbit sweep --help"),
     ("sweep smoke trainer.steps=0 --dry-run", "trainer.steps=0: must be at least 1"),
     ("sweep smoke launch.compile=maybe --dry-run", "launch.compile='maybe': true or false is expected"),
+    ("sweep smoke model.max_positions=3", "arm method=bf16: model.max_positions=3: with task=chain a prompt of "),
     ("sweep smoke algo.lr=3", "unknown key algo.lr; nearest: trainer.lr"),
     (
         "sweep smoke seed=7",
@@ -162,6 +172,9 @@ COMMANDS = (
     ("paper --tiny", "--tiny: of which recipe?"),
     ("probe results/probes/161ef8798e2d.json --precisions int8", "--precisions: nothing is measured for the file"),
     ("probe results/probes/161ef8798e2d.json task.num_eval=8", "task.num_eval=8: nothing is measured for the file"),
+    ("advise --size 7b --length 1024", "results: advise needs the committed results ("),
+    ("advise --cases", "results: advise needs the committed results ("),
+    ("advise --size 7b --length 1024 --gpu foo", "--gpu foo: an unknown GPU; valid: a100, h100, h200, b200"),
     ("advise --size 7b --length 1024 --k3 int8=1e-4,int8=1e-3", "--k3 int8=1e-4,int8=1e-3: int8 is given twice"),
     ("paper dapo --memory nan", "argument --memory: 'nan': GiB above 0 are expected"),
     ("results import --tracking tensorboard", "argument --tracking: 'tensorboard' is no tracker; valid: mlflow, wandb"),
@@ -229,3 +242,12 @@ def test_every_command_says_whether_it_makes_its_results_folder() -> None:
     always_read = {line.split()[0] for line in READS} - both
     without = {"completion", "methods", "metrics", "warm"}
     assert makes | both | always_read | without == set(COMMANDS_OF_LOWBIT)
+
+
+def test_a_sweep_checks_its_results_folder_before_it_says_anything(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    assert main(["sweep", "smoke", "--results", str(tmp_path / "file" / "results")]) == 2
+    out, err = capsys.readouterr()
+    assert not out and err.startswith("lowbit: error: results=") and err.count("\n") == 1 and "cannot be written" in err

@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from omegaconf import OmegaConf
@@ -14,7 +15,9 @@ from harness.config import load as config
 from harness.config.load import run_id
 from harness.engines.vllm import settings
 from harness.foundation.provenance import ROOT
-from harness.sweep import Sweep, check_possible, narrowed, plan, read_rule, read_sweep, sweep_names, with_seeds
+from harness.records.sweep_file import Score
+from harness.report.leaderboard import SCORES
+from harness.sweep import Planned, Sweep, check_possible, narrowed, plan, read_rule, read_sweep, sweep_names, with_seeds
 from tests.sweep.tiny import TINY, sweep_of
 
 
@@ -367,6 +370,30 @@ def test_a_bad_file_is_one_line(tmp_path: Path, text: str, words: list[str]) -> 
         read_sweep(str(path))
     assert "\n" not in str(caught.value)
     assert all(word in str(caught.value) for word in words), str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("expected", "words"),
+    [
+        ("score: aucc, low: naive int4, high: bf16 bf16", ["expectations.0.score='aucc'", "'auc'"]),
+        ("score: auc, low: naive int5, high: bf16 bf16", ["expectations.0.low=naive int5", "nearest: naive int4"]),
+        ("score: auc, low: naive int4, high: bf16", ["expectations.0.high=bf16", "nearest: bf16 bf16"]),
+    ],
+)
+def test_an_expectation_names_a_score_and_arms_of_its_sweep(tmp_path: Path, expected: str, words: list[str]) -> None:
+    def planned(line: str, *extra: str) -> Planned:
+        arms = "arms: [{method: bf16}, {method: naive, precision: int4}]"
+        path = tmp_path / "expects.yaml"
+        path.write_text(f"question: q\n{arms}\nseeds: [0]\nexpectations: [{{text: t, {line}}}]\n")
+        return plan(read_sweep(str(path)), extra)
+
+    with pytest.raises(ValueError) as caught:
+        planned(expected)
+    assert "\n" not in str(caught.value) and all(word in str(caught.value) for word in words), str(caught.value)
+    right = "score: auc, low: naive int4 bypass_ppo, high: bf16 bf16"
+    assert len(planned(right).cells) == len(planned(right, "trainer.steps=3").cells) == 2
+    assert planned(right, "precision=int8").cells  # an override may rightly leave no such arm
+    assert set(get_args(Score)) == set(SCORES)
 
 
 def test_a_file_with_the_name_of_a_shipped_sweep_must_say_that_it_means_it(tmp_path: Path) -> None:

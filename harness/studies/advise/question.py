@@ -15,10 +15,12 @@ from harness.studies.capacity.place import Work, check_gpus
 from harness.studies.probe.record import FLOOR, read
 from harness.studies.stage_rates import ARMS
 from harness.studies.throughput.shapes import SIZES
+from harness.sweep.folder_time import RATES
 
 FORMATS = tuple(name for name in ARMS if name != "one FP8 flow")
 """Formats with measured rates."""
 UNITS = {"m": 1e6, "b": 1e9}
+GPUS = tuple(name.lower() for name in RATES if name != "cpu")
 DEPLOYED = ("bf16", "rollout")
 
 
@@ -56,6 +58,8 @@ class Question:
         for name in ("length", "batch"):
             if getattr(self, name) < 1:
                 raise ValueError(f"--{name} {getattr(self, name)}: a whole number above 0 is expected")
+        if self.gpu not in GPUS:
+            raise ValueError(f"--gpu {self.gpu}: an unknown GPU; {nearest(self.gpu, GPUS)}")
         check_gpus(self.gpus)
         if self.size in SIZES:
             Work(size=self.size, arm="bf16", length=self.length, batch=self.batch)

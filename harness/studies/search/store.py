@@ -91,9 +91,18 @@ def storage_of(results: Path, name: str) -> JournalStorage:
     path.parent.mkdir(parents=True, exist_ok=True)
     lock = SystemLock(path, lock_folder(results, name) / "journal.lock")
     try:
-        return JournalStorage(JournalFileBackend(str(path), lock_obj=lock))
-    except (json.JSONDecodeError, KeyError, ValueError) as error:
+        storage = JournalStorage(JournalFileBackend(str(path), lock_obj=lock))
+        _check_last_line(path)
+    except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{path}: not a journal of trials ({error}); put it aside with --restart") from None
+    return storage
+
+
+def _check_last_line(journal: Path) -> None:
+    """Raises ValueError where the last whole line is no JSON: Optuna says so once another line follows it."""
+    lines = journal.read_bytes().split(b"\n")[:-1]
+    if lines:
+        json.loads(lines[-1])
 
 
 @contextmanager
@@ -160,9 +169,8 @@ def _check_identity(search: Search, results: Path, stored: Any) -> None:
     lines = [] if stored is None else changes(stored, json.loads(json.dumps(identity(search))))
     if lines:
         raise ValueError(
-            f"{search.name}: {journal_path(results, search.name)} holds trials of another search:\n  "
-            + "\n  ".join(lines)
-            + "\ngive the file of the search a new name, or start anew with --restart (the old study is kept aside)"
+            f"{search.name}: {journal_path(results, search.name)} holds trials of another search: {'; '.join(lines)}. "
+            "Give the file of the search a new name, or start anew with --restart (the old study is kept aside)"
         )
 
 

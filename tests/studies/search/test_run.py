@@ -214,9 +214,12 @@ def test_a_torn_line_is_cut_off_and_a_foreign_file_is_named(tmp_path):
     empty.write_bytes(b"")
     mend(empty)
     mend(tmp_path / "absent")
-    path.write_text("a diary\nof something else\n", encoding="utf-8")
-    with pytest.raises(ValueError, match=r"search_toy.journal: not a journal of trials"):
-        open_studies(search, tmp_path)
+    for text in ("a diary\nof something else\n", "a diary\n", "[1]\n", f"{whole.decode()}a diary\n"):
+        path.write_text(text, encoding="utf-8")
+        for is_writing in (False, True):
+            with pytest.raises(ValueError, match=r"search_toy.journal: not a journal of trials .* with --restart"):
+                open_studies(search, tmp_path, is_writing=is_writing)
+        assert path.read_text(encoding="utf-8") == text
 
 
 def test_a_worker_killed_while_another_works_loses_nothing(tmp_path):
