@@ -36,6 +36,8 @@ DEMONSTRATED = tuple(name for name in vars(Demonstrated) if not name.startswith(
 """Names that a task has where a base can be trained for it, beside those of every task."""
 NUM_CALIBRATION = 128
 """Calibration prompts offered to `Part.prepare`."""
+PROMPTS = 256
+"""Held-out prompts, at most, that are held against the model's positions before a run starts."""
 DIGEST = "digest.txt"
 """Hash of what a part prepared, beside it."""
 
@@ -130,9 +132,11 @@ def check_data(config: RunConfig) -> None:
     if shape is None:
         return
     longest = limit if config.model.path is not None else max(limit, task.max_new_tokens)  # a base is trained on those
-    _check_positions(config, shape.max_positions, f"task={config.task.name}", held_out(config, task), longest)
+    count = min(number for number in (config.task.num_eval, task.num_eval, PROMPTS) if number is not None)
+    items = task.sample("eval", range(count))
+    _check_positions(config, shape.max_positions, f"task={config.task.name}", items, longest)
     for i, (entry, other) in enumerate(zip(config.evaluations, others, strict=True)):
-        count = min(number for number in (entry.num, other.num_eval) if number is not None)
+        count = min(number for number in (entry.num, other.num_eval, PROMPTS) if number is not None)
         items, limit = other.sample("eval", range(count)), entry.max_new_tokens or other.max_new_tokens
         _check_positions(config, shape.max_positions, f"evaluations.{i}.task={entry.task}", items, limit)
 
