@@ -40,16 +40,20 @@ another one: `lowbit probe` measures it.**
 
 
 def text_mismatch(points: Sequence[Point]) -> dict[str, Mismatch]:
-    """K3 of every format, median over the uncorrected runs on text with real kernels. Raises ValueError without one."""
+    """K3 of every format, median over its uncorrected runs on text with real kernels, on the longest problems that it
+    has run on. Raises ValueError without one."""
     own = [p for p in points if (p.task, p.engine, p.correction) == (TEXT, KERNELS, NONE)]
     if not own:
         raise ValueError(f"advise: no packed run of {TEXT} with {KERNELS}")
+    longest: dict[str, int] = {}
+    for p in own:
+        longest[p.precision] = max(p.length, longest.get(p.precision, 0))
     return {
         name: Mismatch(
-            k3=median(p.doses["k3 alone"] for p in own if p.precision == name),
+            k3=median(p.doses["k3 alone"] for p in own if (p.precision, p.length) == (name, length)),
             source=f"committed runs on {TEXT} with {KERNELS}",
         )
-        for name in dict.fromkeys(p.precision for p in own)
+        for name, length in longest.items()
     }
 
 

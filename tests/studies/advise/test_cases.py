@@ -21,6 +21,7 @@ def on_text(k3: float, precision: str = "int8", **values: object):
 
 def test_the_mismatch_of_text_is_the_median_of_uncorrected_runs_on_real_kernels() -> None:
     rows = [on_text(k3) for k3 in (1e-3, 2e-3, 9e-3)] + [on_text(5e-4, "nvfp4")]
+    rows += [on_text(1e-5, length=1)] * 9  # shorter problems than those above
     rows += [on_text(1.0, correction="TIS"), made.point(0.0, 1.0, task="wordmath")]
     assert {name: m.k3 for name, m in text_mismatch(rows).items()} == {"int8": 2e-3, "nvfp4": 5e-4}
     with pytest.raises(ValueError, match="no packed run of wordmath with vllm"):
