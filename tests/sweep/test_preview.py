@@ -103,7 +103,7 @@ def toy(tmp_path: Path) -> list[str]:
     """Words of a run on a folder that is whole, but tiny."""
     config = DecoderConfig(
         vocab_size=128, num_layers=2, hidden_size=64, num_heads=4, num_kv_heads=2, head_dim=16, intermediate_size=96,
-        qk_norm=False, attention_bias=True, max_positions=512, eos_id=1, pad_id=0, bos_id=2,
+        qk_norm=False, attention_bias=True, max_positions=2048, eos_id=1, pad_id=0, bos_id=2,
     )  # fmt: skip
     save_decoder(Decoder(config), tmp_path / "toy")
     save_tokenizer(tmp_path / "toy", 128)
