@@ -161,7 +161,7 @@ def test_a_study_of_another_search_is_refused_with_every_difference(tmp_path):
     space = {**SPACE, "cap": SPACE["cap"] | {"high": 16.0}}
     with pytest.raises(ValueError) as raised:
         run(toy_search(space=space, seeds=[0, 1]), tmp_path)
-    changed = "seeds: [0, 1, 2] in the study, [0, 1] in the file; space.cap.high: 8.0 in the study, 16.0 in the file. Give"
+    changed = "seeds: [0, 1, 2] in the study, [0, 1] in the file; space.cap.high: 8.0 in the study, 16.0 in the file. "
     assert changed in str(raised.value) and "--restart" in str(raised.value) and "\n" not in str(raised.value)
     old = journal_path(tmp_path, "search_toy").read_bytes()
     kept = put_aside(tmp_path, "search_toy")
