@@ -42,11 +42,6 @@ def track(results: Path, sweep: str, names: Iterable[str]) -> int:
     return count
 
 
-def rebuild(results: Path, names: Iterable[str]) -> int:
-    """Log what these trackers lack of every sweep of a results folder: how many cells were new, counted for each."""
-    return sum(log_all(results, name)[0] for name in names)
-
-
 def log_all(results: Path, name: str) -> tuple[int, bool]:
     """Log what a tracker lacks of every sweep of a results folder: (how many cells were new, whether it was on to the
     end)."""

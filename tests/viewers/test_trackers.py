@@ -46,7 +46,7 @@ def test_what_fails_is_counted_as_nothing_and_the_others_get_all(
     (results / "wandb").write_text("where its folder would be")
     assert trackers.track(results, "quick", ("wandb", "mlflow")) == 3
     assert "warning: W&B is off, runs go on: " in capsys.readouterr().err
-    assert trackers.rebuild(results, ("mlflow",)) == 0 and len(runs(results)["bf16 bf16, seed 0"]) == 1
+    assert trackers.log_all(results, "mlflow")[0] == 0 and len(runs(results)["bf16 bf16, seed 0"]) == 1
     assert trackers.track(results, "quick", ()) == 0
 
 

@@ -116,9 +116,9 @@ def test_a_new_record_is_a_new_run_and_a_failed_one_says_so(tmp_path: Path) -> N
     (first,) = offline(tmp_path)
     assert told(offline(tmp_path)[first])["exit"] == 1
     won = add(tmp_path, "naive", "int4")
-    assert won.run_id == lost.run_id and trackers.rebuild(tmp_path, ("wandb",)) == 1
+    assert won.run_id == lost.run_id and trackers.log_all(tmp_path, "wandb")[0] == 1
     (second,) = set(offline(tmp_path)) - {first}
-    assert told(offline(tmp_path)[second])["exit"] == 0 and trackers.rebuild(tmp_path, ("wandb",)) == 0
+    assert told(offline(tmp_path)[second])["exit"] == 0 and trackers.log_all(tmp_path, "wandb")[0] == 0
 
 
 def test_a_group_is_an_arm_also_where_names_are_provisional(tmp_path: Path) -> None:
