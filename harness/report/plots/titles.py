@@ -48,8 +48,17 @@ def scores_title(arms: Sequence[Arm], board: Mapping[str, Any], control: str) ->
     }
     clear = ", ".join(f"{count} {words}" for words, count in said.items() if count)
     left = len(rows) - sum(said.values())
+    lower = [row for row in rows if row["verdict"] == "cannot tell" and row.get("bases_lower", 0) > 0]
     arms_compared = "1 arm" if len(rows) == 1 else f"{len(rows)} arms"
-    return f"Of {arms_compared}: {clear or 'none decided'}" + (f"; {left} undecided" if left and clear else "")
+    undecided = f"; {left} undecided{_on_bases(lower, left)}" if left and clear else ""
+    return f"Of {arms_compared}: {clear or 'none decided'}{undecided}"
+
+
+def _on_bases(lower: Sequence[Mapping[str, Any]], left: int) -> str:
+    """On how many single bases the undecided arm is lower; of `left` arms, how many are on some."""
+    if left == 1 and lower:
+        return f", lower on {lower[0]['bases_lower']:.0f} of {lower[0]['bases']:.0f} bases"
+    return f", {len(lower)} of them lower on some bases" if lower else ""
 
 
 def largest_title(bands: Mapping[str, Band], *, words: str, control: str) -> str:

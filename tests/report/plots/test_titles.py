@@ -42,6 +42,20 @@ def test_verdicts_are_counted() -> None:
     assert scores_title([CONTROL], board("worse"), "bf16") == "No arm has a control to be compared with"
 
 
+def test_an_undecided_arm_tells_on_how_many_bases_it_is_lower() -> None:
+    arms = group_arms([
+        result(method, precision)[0]
+        for method, precision in (("bf16", "bf16"), ("naive", "int4"), ("naive", "int8"), ("flashrl", "int8"))
+    ])  # fmt: skip
+    row = {**board("equal")[NAIVE.label], "bases": 6}
+    rows = {arm.label: dict(row) for arm in arms}
+    rows[CONTROL.label]["difference"] = math.nan
+    rows["naive int8"] |= {"verdict": "cannot tell", "bases_lower": 2.0}
+    assert scores_title(arms, rows, "bf16") == "Of 3 arms: 2 equal to bf16; 1 undecided, lower on 2 of 6 bases"
+    rows["naive int4"] |= {"verdict": "cannot tell", "bases_lower": 0.0}
+    assert scores_title(arms, rows, "bf16") == "Of 3 arms: 1 equal to bf16; 2 undecided, 1 of them lower on some bases"
+
+
 def test_a_sweep_whose_control_has_variants_compares_each_with_its_own() -> None:
     arms = group_arms([
         result(method, precision, algo__staleness=age)[0]
