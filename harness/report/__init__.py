@@ -3,6 +3,7 @@
 leaderboard.py   scores of every arm with intervals, difference to the control, verdict
 tables.py        the leaderboard as Markdown, CSV and terminal text
 collapse_times.py  when runs collapse, with a log-rank test against the control
+failures.py      share of the answers by their first mistake
 task_scores.py   scores of the runs' evaluations on other tasks
 main_table.py    the table of a sweep for a README
 sentences.py     findings of a sweep in words

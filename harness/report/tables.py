@@ -16,7 +16,7 @@ from harness.records.arms import arm_labels, group_arms, label
 from harness.records.run_result import RunResult, write_atomic
 from harness.records.statuses import STATUSES
 from harness.records.sweep_file import BASELINES, ENDPOINTS, Purpose
-from harness.report import collapse_times, task_scores
+from harness.report import collapse_times, failures, task_scores
 from harness.report.leaderboard import Board, components, contrasts
 from harness.report.plots.profiles import improvements
 from harness.report.sentences import findings, three_sentences
@@ -100,7 +100,7 @@ def runs_table(results: Sequence[RunResult]) -> pd.DataFrame:
 
 
 def markdown(board: Board, sweep: str, meant: Purpose | None = None) -> str:
-    """The report of a sweep: what was run, the table per context, contrasts, findings, failures, how to read it.
+    """The report of a sweep: what was run, the table per context, contrasts, mistakes, findings, how to read it.
 
     `meant` has the baselines and expectations that the words are about.
     """
@@ -121,6 +121,7 @@ def markdown(board: Board, sweep: str, meant: Purpose | None = None) -> str:
         blocks += ["## Evaluations on tasks", markdown_table(task_scores.HEAD, map(task_scores.cells, scores)), TASKS]
     if fallen := collapse_times.table(board.arms, board.control):
         blocks += ["## When runs collapse", fallen, collapse_times.READING]
+    blocks += failures.blocks(board.arms, board.control)
     blocks += ["## What varies", _components_grid(board), COMPONENTS]
     said = [*three_sentences(table, meant.baselines[-1]), *findings(table, meant.expectations)]
     blocks += ["## In words", "\n".join(f"- {line}" for line in said)] if said else []
