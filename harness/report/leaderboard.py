@@ -34,6 +34,10 @@ SITES = {"reference": "reference", "deployed": "rollout"}
 """Endpoint -> the evaluations that it is made of."""
 Pair = tuple[int, int]
 """(base seed, seed)."""
+Pairing = tuple[Arm, Arm | None]
+"""(arm, its control)."""
+OnBases = Mapping[int, stats.BaseDifference]
+"""Base seed -> the difference of an arm from its control there."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +63,20 @@ class Scores:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Judgement:
+    """An arm against its control, judged at every endpoint."""
+
+    arm: Arm
+    control: Arm | None
+    endpoint: str
+    """The one that ranks the arm, declared or not."""
+    found: Mapping[str, stats.Judged]
+    """Endpoint -> the verdict there, for each of `ENDPOINTS`; "not declared" where the sweep does not have it."""
+    ranking: stats.Judged
+    """The verdict at `endpoint`, or at the first declared one where that is not declared."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Board:
     """A sweep against its control, judged once for all that draw, write and say it."""
 
@@ -72,7 +90,7 @@ class Board:
     alpha: float
     table: pd.DataFrame
     """The `leaderboard`."""
-    on_bases: Sequence[tuple[Arm, Mapping[int, stats.BaseDifference]]]
+    on_bases: Sequence[tuple[Arm, OnBases]]
     """(arm, base seed -> its difference from the control there) at the first endpoint, where something is known."""
 
 
@@ -104,26 +122,20 @@ def board_of(
     alpha: float = stats.ALPHA,
 ) -> Board:
     """The `leaderboard` of a sweep with what it was judged from."""
-    arms = group_arms(results)
-    scores = {arm.label: score_arm(arm) for arm in arms}
-    places = list(dict.fromkeys((arm.precision, str(arm.context)) for arm in arms))
-    ranks = {arm.label: rank_endpoint(arm.method, endpoints) for arm in arms}
-    ranked = sorted(
-        arms,
-        key=lambda arm: (places.index((arm.precision, str(arm.context))), -scores[arm.label].mean(ranks[arm.label])),
-    )
-    references = [control_of(arm, ranked, control) for arm in ranked]
+    arms, scores = score_arms(results)
+    judged = judge_arms(scores, arms, control, endpoints, alpha)
+    pairs = [(one.arm, one.control) for one in judged.values()]
+    alone = {name: _on_bases(pairs, scores, name, alpha) for name in endpoints}
     draws: dict[tuple[int, ...], stats.Draws] = {}
     rows = [
-        _identity(arm) | {"endpoint": ranks[arm.label]} | _score_columns(scores[arm.label], draws) | _measurements(arm)
-        | _comparison(arm, reference, scores)
-        for arm, reference in zip(ranked, references, strict=True)
+        _identity(one.arm) | {"endpoint": one.endpoint} | _score_columns(scores[name], draws) | _measurements(one.arm)
+        | _against_columns(one, scores, alone)
+        for name, one in judged.items()
     ]  # fmt: skip
-    alone = _judge(rows, ranked, references, scores, endpoints, alpha)[endpoints[0]]
-    told = {arm.label: by_base for arm, by_base in zip(ranked, alone, strict=True) if by_base}
+    told = alone[endpoints[0]]
     return Board(
         results=results, arms=arms, scores=scores, control=control, endpoints=endpoints, alpha=alpha,
-        table=pd.DataFrame(rows), on_bases=[(arm, told[arm.label]) for arm in arms if arm.label in told],
+        table=pd.DataFrame(rows), on_bases=[(arm, told[arm.label]) for arm in arms if told.get(arm.label)],
     )  # fmt: skip
 
 
@@ -138,8 +150,7 @@ def contrasts(
     Arms whose nearest such partner differs in two settings or more (`arms.TOLD`) have none. The
     columns of `leaderboard` from `control` on. They are decided by themselves, context by context.
     """
-    arms = group_arms(results)
-    scores = {arm.label: score_arm(arm) for arm in arms}
+    arms, scores = score_arms(results)
     pairs: list[tuple[Arm, Arm]] = []
     for arm in arms:
         if arm.method == baseline and not arm.variant:
@@ -147,31 +158,36 @@ def contrasts(
         reference = control_of(arm, [other for other in arms if other is not arm], baseline)
         if reference is not None and reference.precision == arm.precision and settings_apart(arm, reference) < 2:
             pairs.append((arm, reference))
-    rows = [
-        {"arm": arm.label, "context": label(arm.context), "seeds": len(scores[arm.label].auc)}
-        | _comparison(arm, reference, scores)
-        for arm, reference in pairs
-    ]
-    _judge(rows, [arm for arm, _ in pairs], [reference for _, reference in pairs], scores, endpoints, alpha)
-    return pd.DataFrame(rows)
+    alone = {name: _on_bases(pairs, scores, name, alpha) for name in endpoints}
+    return pd.DataFrame([
+        {"arm": name, "context": label(one.arm.context), "seeds": len(scores[name].auc)}
+        | _against_columns(one, scores, alone)
+        for name, one in _judge(pairs, scores, endpoints, alpha).items()
+    ])  # fmt: skip
+
+
+def score_arms(results: Sequence[RunResult]) -> tuple[list[Arm], dict[str, Scores]]:
+    """The arms of `group_arms`, and the scores of each by its label."""
+    arms = group_arms(results)
+    return arms, {arm.label: score_arm(arm) for arm in arms}
 
 
 def judge_arms(
-    results: Sequence[RunResult],
+    scores: Mapping[str, Scores],
+    arms: Sequence[Arm],
     control: str = "bf16",
     endpoints: Sequence[str] = ENDPOINTS,
     alpha: float = stats.ALPHA,
-) -> list[tuple[Arm, Arm | None, stats.Judged]]:
-    """(arm, its control, verdict) of every arm as the leaderboard has it, at the endpoint that ranks the arm."""
-    arms = group_arms(results)
-    scores = {arm.label: score_arm(arm) for arm in arms}
-    references = [control_of(arm, arms, control) for arm in arms]
-    found = {name: _judged(arms, references, scores, name, True, alpha) for name in endpoints}
-    ranks = [rank_endpoint(arm.method, endpoints) for arm in arms]
-    return [
-        (arm, reference, found.get(rank, found[endpoints[0]])[index])
-        for index, (arm, reference, rank) in enumerate(zip(arms, references, ranks, strict=True))
-    ]
+) -> dict[str, Judgement]:
+    """Label of an arm -> its judgement against the method `control`, in the order of the leaderboard's rows."""
+    places = list(dict.fromkeys((arm.precision, str(arm.context)) for arm in arms))
+
+    def place(arm: Arm) -> tuple[int, float]:
+        falling = -scores[arm.label].mean(rank_endpoint(arm.method, endpoints))
+        return places.index((arm.precision, str(arm.context))), falling
+
+    ranked = sorted(arms, key=place)
+    return _judge([(arm, control_of(arm, ranked, control)) for arm in ranked], scores, endpoints, alpha)
 
 
 def rank_endpoint(method: str, endpoints: Sequence[str] = ENDPOINTS) -> str:
@@ -357,23 +373,30 @@ def _measurements(arm: Arm) -> dict[str, float]:
     }
 
 
-def _comparison(arm: Arm, reference: Arm | None, scores: dict[str, Scores]) -> dict[str, Any]:
-    """Columns of an arm beside the verdicts, and why there is none in their place."""
+def _against_columns(
+    one: Judgement, scores: Mapping[str, Scores], alone: Mapping[str, Mapping[str, OnBases]]
+) -> dict[str, Any]:
+    """Columns of an arm beside its control; `alone`: endpoint -> label -> what the arm does on single bases."""
+    arm, reference = one.arm, one.control
     own = scores[arm.label].auc
     against = None if reference is None or reference is arm else scores[reference.label]
     other = {} if against is None else against.auc
     keys = [key for key in own if key in other]
     gaps = by_base(np.array([own[key] - other[key] for key in keys]), [base for (base, _), _ in keys])
-    return {
+    columns: dict[str, Any] = {
         "control": reference.label if reference is not None else "",
         "p_sign": stats.sign_flip_p(gaps),
-        "verdict": _reason(arm, reference, scores),
+        "verdict": one.found["reference"].verdict,
         **_improvement(own, other),
         **_over_questions(scores[arm.label], against),
     }
+    for endpoint, found in one.found.items():
+        prefix = "" if endpoint == "reference" else f"{endpoint}_"
+        columns |= _columns(prefix, found) | _base_columns(prefix, alone.get(endpoint, {}).get(arm.label, {}))
+    return columns
 
 
-def _reason(arm: Arm, reference: Arm | None, scores: dict[str, Scores]) -> str:
+def _reason(arm: Arm, reference: Arm | None, scores: Mapping[str, Scores]) -> str:
     """Reason why an arm cannot be judged: it is the control, or has none, or no result; empty where it can."""
     if reference is arm:
         return "control"
@@ -409,36 +432,25 @@ def _over_questions(own: Scores, other: Scores | None) -> dict[str, float]:
 
 
 def _judge(
-    rows: list[dict[str, Any]],
-    arms: Sequence[Arm],
-    references: Sequence[Arm | None],
-    scores: dict[str, Scores],
-    endpoints: Sequence[str],
-    alpha: float,
-) -> dict[str, list[dict[int, stats.BaseDifference]]]:
-    """Fill in collapse rates, differences, verdicts and how many seeds are missing. Returns what every arm does on
-    single bases, by endpoint."""
-    alone = {name: _on_bases(arms, references, scores, name, alpha) for name in endpoints}
-    for endpoint in ENDPOINTS:
-        prefix = "" if endpoint == "reference" else f"{endpoint}_"
-        found = _judged(arms, references, scores, endpoint, endpoint in endpoints, alpha)
-        for row, one, by_base in zip(rows, found, alone.get(endpoint, [{} for _ in arms]), strict=True):
-            row |= _columns(prefix, one) | _base_columns(prefix, by_base)
-    return alone
+    pairs: Sequence[Pairing], scores: Mapping[str, Scores], endpoints: Sequence[str], alpha: float
+) -> dict[str, Judgement]:
+    """Label of an arm -> its judgement, in the order of `pairs`."""
+    judged = {name: _judged(pairs, scores, name, name in endpoints, alpha) for name in ENDPOINTS}
+    told: dict[str, Judgement] = {}
+    for index, (arm, control) in enumerate(pairs):
+        endpoint, found = rank_endpoint(arm.method, endpoints), {name: judged[name][index] for name in ENDPOINTS}
+        ranking = found[endpoint if endpoint in endpoints else endpoints[0]]
+        told[arm.label] = Judgement(arm=arm, control=control, endpoint=endpoint, found=found, ranking=ranking)
+    return told
 
 
 def _judged(
-    arms: Sequence[Arm],
-    references: Sequence[Arm | None],
-    scores: dict[str, Scores],
-    endpoint: str,
-    is_declared: bool,
-    alpha: float,
+    pairs: Sequence[Pairing], scores: Mapping[str, Scores], endpoint: str, is_declared: bool, alpha: float
 ) -> list[stats.Judged]:
     """The verdicts of the arms at one endpoint; a family is one context."""
     found: dict[int, stats.Judged] = {}
     families: dict[str, dict[int, tuple[stats.Outcomes, stats.Outcomes]]] = {}
-    for index, (arm, reference) in enumerate(zip(arms, references, strict=True)):
+    for index, (arm, reference) in enumerate(pairs):
         own, other = scores[arm.label], None if reference is None else scores[reference.label]
         reason = _reason(arm, reference, scores)
         if is_declared and not reason and other is not None and _common(own, other, endpoint):
@@ -450,28 +462,28 @@ def _judged(
             found[index] = stats.Judged(verdict=why, rate=rate, contrast=None, decision=None)
     for family in families.values():
         found |= zip(family, stats.judge(list(family.values()), alpha), strict=True)
-    return [found[index] for index in range(len(arms))]
+    return [found[index] for index in range(len(pairs))]
 
 
 def _on_bases(
-    arms: Sequence[Arm], references: Sequence[Arm | None], scores: dict[str, Scores], endpoint: str, alpha: float
-) -> list[dict[int, stats.BaseDifference]]:
-    """Base seed -> what every arm does there; nothing in a context of which no two runs share arm and base. The noise
-    of runs is that of a context, and so is the family that is decided together."""
-    found: list[dict[int, stats.BaseDifference]] = [{} for _ in arms]
-    for context in dict.fromkeys(label(arm.context) for arm in arms):
-        inside = [i for i, arm in enumerate(arms) if label(arm.context) == context]
-        noise = stats.run_noise(scores[arms[i].label].outcomes[endpoint] for i in inside)
-        judged = [i for i in inside if references[i] is not None and not _reason(arms[i], references[i], scores)]
+    pairs: Sequence[Pairing], scores: Mapping[str, Scores], endpoint: str, alpha: float
+) -> dict[str, OnBases]:
+    """Label of an arm -> what it does on single bases; no arm of a context of which no two runs share arm and base. The
+    noise of runs is that of a context, and so is the family that is decided together."""
+    found: dict[str, OnBases] = {}
+    for context in dict.fromkeys(label(arm.context) for arm, _ in pairs):
+        inside = [(arm, control) for arm, control in pairs if label(arm.context) == context]
+        noise = stats.run_noise(scores[arm.label].outcomes[endpoint] for arm, _ in inside)
+        judged = [(a, c) for a, c in inside if c is not None and not _reason(a, c, scores)]
         if noise.df > 0 and judged:
-            pairs = [(scores[arms[i].label], scores[control.label]) for i in judged if (control := references[i])]
-            told = stats.on_bases([(a.outcomes[endpoint], c.outcomes[endpoint]) for a, c in pairs], noise, alpha=alpha)
-            for i, by_base in zip(judged, told, strict=True):
-                found[i] = {base: one for (base, _), one in by_base.items()}
+            compared = [(scores[a.label].outcomes[endpoint], scores[c.label].outcomes[endpoint]) for a, c in judged]
+            told = stats.on_bases(compared, noise, alpha=alpha)
+            for (arm, _), by_base in zip(judged, told, strict=True):
+                found[arm.label] = {base: one for (base, _), one in by_base.items()}
     return found
 
 
-def _base_columns(prefix: str, by_base: Mapping[int, stats.BaseDifference]) -> dict[str, Any]:
+def _base_columns(prefix: str, by_base: OnBases) -> dict[str, Any]:
     """Counts of the words on single bases, and the losses there; no column where there is no word."""
     if not by_base:
         return {}

@@ -34,6 +34,7 @@ from harness.start.base_training import (
     Unfinished,
     expected_accuracy,
     fit,
+    reached,
     stop_accuracy,
 )
 from harness.start.text_training import TextRecipe, fit_text, sampled_accuracy
@@ -128,13 +129,13 @@ def train_base(
     config, host, threads = _complete(config, task), host or TrainingHost(), torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        model, reached = _trained(config, task, recipe, base_seed, host, progress)
+        model, found = _trained(config, task, recipe, base_seed, host, progress)
     finally:
         torch.set_num_threads(threads)
     target = stop_accuracy(task, recipe.target_accuracy)
-    if reached["accuracy"] < target / 2:
+    if found["accuracy"] < target / 2:
         raise ValueError(
-            f"the base for task {task.name!r} reached accuracy {reached['accuracy']:.3f} after max_steps="
+            f"the base for task {task.name!r} reached accuracy {found['accuracy']:.3f} after max_steps="
             f"{recipe.max_steps}, less than half of its target {target:.3f}: allow more steps or ask for a smaller "
             "problem"
         )
@@ -146,7 +147,7 @@ def train_base(
         "model": _values(config),
         "recipe": recipe_values(recipe),
         "base_seed": base_seed,
-        **reached,
+        **found,
         "torch": torch.__version__,
     }
     record |= {} if host.device == "cpu" else {"device": torch.cuda.get_device_name(host.device)}
@@ -169,25 +170,24 @@ def _trained(
     if isinstance(recipe, TextRecipe):
         assert isinstance(task, Worded)
         trained = fit_text(config, task, recipe, base_seed, host, progress)
-        model, steps, points = trained.model, trained.steps, list(trained.curve)
-        _round(model)
+        _round(trained.model)
         seed = stable_seed(base_seed, "base accuracy")
-        accuracy, greedy = (sampled_accuracy(model, task, items, seed=seed, temperature=t) for t in (1.0, 0.0))
+        accuracy, greedy = (sampled_accuracy(trained.model, task, items, seed=seed, temperature=t) for t in (1.0, 0.0))
     else:
-        model, steps, points = fit(config, task, recipe, base_seed, host, progress)
-        _round(model)
-        accuracy, greedy = expected_accuracy(model, task, items)
-    reached: dict[str, Any] = {
-        "steps": steps,
-        "is_target_reached": bool(points) and (points[-1][1] or 0.0) >= stop_accuracy(task, recipe.target_accuracy),
+        trained = fit(config, task, recipe, base_seed, host, progress)
+        _round(trained.model)
+        accuracy, greedy = expected_accuracy(trained.model, task, items)
+    found: dict[str, Any] = {
+        "steps": trained.steps,
+        "is_target_reached": reached(trained.curve) >= stop_accuracy(task, recipe.target_accuracy),
         "accuracy": round(accuracy, 6),
         "greedy_accuracy": round(greedy, 6),
-        "curve": [[s, None if a is None else round(a, 6), round(b, 6)] for s, a, b in points],
+        "curve": [[s, None if a is None else round(a, 6), round(b, 6)] for s, a, b in trained.curve],
     }
     if isinstance(recipe, TextRecipe) and host.device != "cpu":
-        reached |= {"seconds": round(trained.seconds, 1), "tokens": steps * recipe.batch_tokens}
-        reached |= {"tokens_per_s": round(trained.tokens_per_s)}
-    return model, reached
+        found |= {"seconds": round(trained.seconds, 1), "tokens": trained.steps * recipe.batch_tokens}
+        found |= {"tokens_per_s": round(trained.tokens_per_s)}
+    return trained.model, found
 
 
 @torch.no_grad()

@@ -12,6 +12,7 @@ trainings there agree in what they reach, not bit for bit. Left out: what is sto
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -30,8 +31,9 @@ from harness.tasks import Demonstrated, Item
 
 Progress = Callable[[int, int, float], None]
 """Callback with (steps done, most steps, expected sampled accuracy), at every evaluation."""
-Point = tuple[int, float, float]
-"""(step, expected accuracy of sampling, accuracy of greedy decoding)."""
+Point = tuple[int, float | None, float]
+"""(step, accuracy of sampling or None where nobody sampled, what is measured beside it: here the accuracy of greedy
+decoding, of a text base the mean probability of all numbers of an answer)."""
 
 
 def printed(name: str, every_s: float) -> Progress:
@@ -84,6 +86,21 @@ class BaseRecipe:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Trained:
+    """Result of a training."""
+
+    model: Decoder
+    steps: int
+    curve: list[Point]
+    """That of the task itself; empty where a curriculum did not get there."""
+    seconds: float = 0.0
+    """Seconds of training and evaluation of a text base, those before a stop in between included."""
+    tokens_per_s: float = 0.0
+    """Tokens per second of a text base's steps between two looks at the clock, evaluations and the first steps left
+    out; 0 where there are none."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class TrainingHost:
     """Device, saved state and stop of a base's training. They do not change the base."""
 
@@ -126,7 +143,12 @@ class Training:
         self.model.load_state_dict(saved["model"])
         self.optimizer.load_state_dict(saved["optimizer"])
         self.step, self.stage = saved["step"], saved["stage"]
-        self.curve = [(int(step), float(sampled), float(top)) for step, sampled, top in saved["curve"]]
+        self.curve = [tuple(point) for point in saved["curve"]]
+
+
+def reached(curve: Sequence[Point]) -> float:
+    """The accuracy of sampling at the last evaluation: 0 where nobody sampled, minus infinity before the first."""
+    return curve[-1][1] or 0.0 if curve else -math.inf
 
 
 def stop_accuracy(task: Demonstrated, target: float) -> float:
@@ -159,9 +181,8 @@ def expected_accuracy(model: Decoder, task: Demonstrated, items: Sequence[Item])
 def fit(
     config: DecoderConfig, task: Demonstrated, recipe: BaseRecipe, base_seed: int, host: TrainingHost,
     progress: Progress | None,
-) -> tuple[Decoder, int, list[Point]]:  # fmt: skip
-    """Train up to the target: (model, steps done, curve of the task itself or empty). Raises Unfinished as `host`
-    says."""
+) -> Trained:  # fmt: skip
+    """Train up to the target or to the last step. Raises Unfinished as `host` says."""
     # Unit-variance logits at the start: with the usual 0.02 narrow models take a third more steps.
     model = Decoder(config, generator("cpu", base_seed, "base init"), init_std=config.hidden_size**-0.5)
     model = model.to(host.device)
@@ -176,7 +197,7 @@ def fit(
                 break
             run.stage += 1
             run.curve = [] if run.stage < len(order) else run.curve
-    return model, run.step, run.curve if run.stage >= len(order) - 1 else []
+    return Trained(model=model, steps=run.step, curve=run.curve if run.stage >= len(order) - 1 else [])
 
 
 def _learn(
@@ -186,7 +207,7 @@ def _learn(
     watched = task.sample("train", [stable_seed(base_seed, "base watch", i) for i in range(recipe.num_eval)])
     shown = _answers([item.prompt for item in watched], task.answers(watched), host.device)
     target = stop_accuracy(task, recipe.target_accuracy)
-    is_near = bool(run.curve) and run.curve[-1][1] > target / 2
+    is_near = reached(run.curve) > target / 2
     while run.step < recipe.max_steps:
         run.step += 1
         _update(run, task, recipe, base_seed, host.device)

@@ -132,18 +132,20 @@ def check_data(config: RunConfig) -> None:
     if shape is None:
         return
     longest = limit if config.model.path is not None else max(limit, task.max_new_tokens)  # a base is trained on those
-    count = min(number for number in (config.task.num_eval, task.num_eval, PROMPTS) if number is not None)
-    items = task.sample("eval", range(count))
-    _check_positions(config, shape.max_positions, f"task={config.task.name}", items, longest)
+    positions = shape.max_positions
+    _check_positions(config, positions, f"task={config.task.name}", task, config.task.num_eval, longest)
     for i, (entry, other) in enumerate(zip(config.evaluations, others, strict=True)):
-        count = min(number for number in (entry.num, other.num_eval, PROMPTS) if number is not None)
-        items, limit = other.sample("eval", range(count)), entry.max_new_tokens or other.max_new_tokens
-        _check_positions(config, shape.max_positions, f"evaluations.{i}.task={entry.task}", items, limit)
+        limit = entry.max_new_tokens or other.max_new_tokens
+        _check_positions(config, positions, f"evaluations.{i}.task={entry.task}", other, entry.num, limit)
 
 
-def _check_positions(config: RunConfig, positions: int, where: str, items: Sequence[Item], limit: int) -> None:
-    """Raises ValueError where the longest prompt with a whole response does not fit: an engine would stop there."""
-    prompt = max((len(item.prompt) for item in items), default=0)
+def _check_positions(
+    config: RunConfig, positions: int, where: str, task: Task, num_asked: int | None, limit: int
+) -> None:
+    """Raises ValueError where the longest of the prompts that are asked (of the first `PROMPTS`), with a whole response
+    of `limit` tokens, does not fit: an engine would stop there."""
+    count = min(number for number in (num_asked, task.num_eval, PROMPTS) if number is not None)
+    prompt = max((len(item.prompt) for item in task.sample("eval", range(count))), default=0)
     if prompt + limit > positions:
         asked = "null" if config.model.max_positions is None else config.model.max_positions
         raise ValueError(

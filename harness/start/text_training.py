@@ -27,7 +27,7 @@ from harness.foundation.seeds import generator, stable_seed
 from harness.foundation.state_files import save_state
 from harness.models.decoder import Decoder, DecoderConfig
 from harness.numerics.formats import format_named
-from harness.start.base_training import Progress, TrainingHost, Unfinished
+from harness.start.base_training import Point, Progress, Trained, TrainingHost, Unfinished, reached
 from harness.start.text_documents import Documents, Feed, buckets_of, pack
 from harness.start.text_step import PackedDecoder, PackedStep, device_of
 from harness.tasks import Item, Worded, token_ids
@@ -45,8 +45,6 @@ NUMBERS = 70
 many counts by its k-th root. (n = 30, 228 numbers: 0.07, root 0.44, where 0.77 of the sampled answers were right.)"""
 SAMPLED_ROWS = 1024
 """Answers sampled at a time: few rounds, for at these sizes a GPU waits for the host at each token."""
-Point = tuple[int, float | None, float]
-"""(step, sampled accuracy or None where nobody sampled, mean probability of all numbers of an answer)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,20 +75,6 @@ class TextRecipe:
             raise ValueError(f"base.batch_tokens={self.batch_tokens}: a task in words needs it; choose base=text")
         if not 0 < self.decay_from <= 1:
             raise ValueError(f"base.decay_from={self.decay_from:g}: a share of the steps above 0, at most 1")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Trained:
-    """Result of a training."""
-
-    model: Decoder
-    steps: int
-    curve: list[Point]
-    seconds: float
-    """Seconds of training and evaluation, those before a stop in between included."""
-    tokens_per_s: float
-    """Tokens per second of the steps between two looks at the clock, evaluations and the first steps left out; 0 where
-    there are none."""
 
 
 class _Pace:
@@ -162,17 +146,17 @@ def fit_text(
     feed, began = Feed(documents, done + 1, host.workers, is_pinned=step.is_cuda), time.perf_counter()
     pace = _Pace(step.is_cuda)
     try:
-        while done < recipe.max_steps and not (curve and (curve[-1][1] or 0.0) >= recipe.target_accuracy):
+        while done < recipe.max_steps and reached(curve) < recipe.target_accuracy:
             done += 1
             step(feed.next(), learning_rate(recipe, done))
-            is_close = bool(curve) and (curve[-1][1] or 0.0) >= CLOSE * recipe.target_accuracy
+            is_close = reached(curve) >= CLOSE * recipe.target_accuracy
             every = max(1, recipe.eval_every // FINE) if is_close else recipe.eval_every
             if done % every == 0 or done == recipe.max_steps:
                 pace.stop(done)
                 curve.append(_point(model, task, watched, numbers, recipe, done, base_seed))
                 pace.go(done)
                 if progress is not None:
-                    progress(done, recipe.max_steps, curve[-1][1] or 0.0)
+                    progress(done, recipe.max_steps, reached(curve))
             if host.should_stop():
                 if host.state is not None:
                     save_state(host.state, _state(step, model, done, curve, spent + time.perf_counter() - began))
@@ -257,4 +241,4 @@ def _restore(step: PackedStep, model: Decoder, saved: dict[str, Any]) -> tuple[i
     model.load_state_dict(saved["model"])
     step.optimizer.load_state_dict(saved["optimizer"])
     step.keep_rate()
-    return saved["step"], [(point[0], point[1], point[2]) for point in saved["curve"]], saved["seconds"]
+    return saved["step"], [tuple(point) for point in saved["curve"]], saved["seconds"]

@@ -23,7 +23,7 @@ from harness.records.looks import LookRow, Looks, look_level, read_looks, write_
 from harness.records.run_result import RunResult, read_results
 from harness.records.statuses import FINISHED
 from harness.records.sweep_file import Until
-from harness.report.leaderboard import judge_arms
+from harness.report.leaderboard import judge_arms, score_arms
 from harness.sweep.planning import Planned, Sweep
 from harness.sweep.queue import elsewhere, records_folder
 
@@ -144,10 +144,12 @@ def current(
     for result in results:
         if result.run_id in keys and result.status in FINISHED:
             done[keys[result.run_id]].add(result.seed)
-    judged = judge_arms(results, planned.sweep.control, planned.sweep.endpoints, level) if results else []
-    own = {arm.label: next((keys[run.run_id] for run in arm.runs if run.run_id in keys), None) for arm, _, _ in judged}
+    judged_arms, scores = score_arms(results)
+    judged = judge_arms(scores, judged_arms, planned.sweep.control, planned.sweep.endpoints, level)
+    own = {arm.label: next((keys[run.run_id] for run in arm.runs if run.run_id in keys), None) for arm in judged_arms}
     rows: list[Row] = []
-    for arm, reference, found in judged:
+    for arm in judged_arms:
+        reference, found = judged[arm.label].control, judged[arm.label].ranking
         key, control = own[arm.label], None if reference is None else own[reference.label]
         if key is not None:
             step: Step = "control"
