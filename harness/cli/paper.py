@@ -62,7 +62,10 @@ def run(a: argparse.Namespace) -> int:
     check_overrides(a.overrides)
     if not (models or data or a.is_tiny):
         if a.overrides or a.dry_run:
-            raise ValueError(f"lowbit paper {a.name}: launches with --model NAME=FOLDER, --data NAME=FOLDER or --tiny")
+            raise ValueError(
+                f"lowbit paper {a.name}: a launch or a dry run needs --model NAME=FOLDER and --data NAME=FOLDER, or "
+                "--tiny for the small twin"
+            )
         return _show(recipe)
     from harness.cli.sweep import Way
 

@@ -80,10 +80,10 @@ def find_run(words: str, results: Path) -> RunResult:
     matching = [r for r in found if wanted == r.name or (wanted and r.run_id.startswith(wanted))]
     if len({r.run_id for r in matching}) == 1:
         return matching[0]
+    if not matching:
+        raise ValueError(f"no run in {results} is {words!r}; {_hint(words, found, results)}")
     several = ", ".join(f"{r.sweep}/{r.run_id} ({r.name})" for r in matching[:8])
-    raise ValueError(
-        f"run {words!r} matches {len(matching)} results in {results}; {several or _hint(words, found, results)}"
-    )
+    raise ValueError(f"run {words!r} matches {len(matching)} results in {results}; {several}")
 
 
 def _hint(words: str, found: Sequence[RunResult], results: Path) -> str:

@@ -121,6 +121,8 @@ def _mixture(raw: dict[str, Any], path: Path) -> dict[str, Any]:
 
 def check_folder(folder: Path) -> None:
     """Raises ValueError, one line, for a folder without a model's configuration."""
+    if not folder.is_dir():
+        raise ValueError(f"{folder}: no such folder; a model's, with its {CONFIG}, is expected")
     if not (folder / CONFIG).is_file():
         raise ValueError(f"{folder}: no model folder; it has no {CONFIG}")
 

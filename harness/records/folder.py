@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.foundation.did_you_mean import nearest
+from harness.foundation.project_files import SWEEPS
 from harness.records.packed import read_packed, read_packed_series
 from harness.records.paths import packed_folder, packed_path, runs_folder, sweep_folders
 from harness.records.run_result import RunResult, read_result, read_series
@@ -71,9 +72,11 @@ def all_sweeps(results: Path) -> list[str]:
 
 
 def check_sweep(results: Path, sweep: str) -> None:
-    """Raises ValueError, with the nearest names, where the sweep has no results in a folder or in a packed file."""
+    """Raises ValueError, with the way to run it or the nearest names, where the sweep has no results, packed or not."""
     if sweep not in (known := all_sweeps(results)):
         hint = nearest(sweep, known) if known else "no sweep has any; lowbit sweep quick makes some"
+        if (SWEEPS / f"{sweep}.yaml").is_file():
+            hint = f"lowbit sweep {sweep} runs it; lowbit runs lists the sweeps that have some"
         raise ValueError(f"sweep {sweep!r} has no results in {results}; {hint}")
 
 

@@ -31,7 +31,7 @@ def saved_codes(results: Path | str, sweep: str, run_id: str) -> Path:
 
 def _anew(save: str) -> str:
     """The advice for a run that has ended, whose weights are gone."""
-    return f"to have one, train it anew: its lowbit run or lowbit sweep with --again launch.save={save}"
+    return f"to have one, repeat its lowbit run or lowbit sweep with --again launch.save={save}"
 
 
 def step_of(folder: Path) -> int:

@@ -106,7 +106,7 @@ def memory_line(cell: RunConfig, machine: Machine) -> str:
     engine = f"engine {held:.1f} GiB" + (f" over {machine.engine_gpus}" if machine.engine_gpus > 1 else "")
     what = "frozen base, at most" if is_frozen else "masters, gradients and moments"
     line = (
-        f"memory: {cell.model.name} ({count / 1e9:.2f} billion parameters) at {cell.precision.name}: trainer "
+        f"memory: {cell.model.name} ({_parameters(count)} parameters) at {cell.precision.name}: trainer "
         f"{state:.1f} GiB of {what} over {gpus} GPU{'s' * (gpus > 1)}; {engine}, and {cache:.3f} GiB of "
         f"cache for a response of {row} tokens with its prompt"
     )
@@ -116,6 +116,11 @@ def memory_line(cell: RunConfig, machine: Machine) -> str:
     if left > 0:
         return f"{line}; leaves {left:.1f} of {room:g} GiB a GPU for activations and further responses"
     return f"{line}; does not fit {room:g} GiB a GPU, {-left:.1f} GiB too much before any activation"
+
+
+def _parameters(count: int) -> str:
+    """A number of parameters in words; a toy's is no 0.00 billion."""
+    return f"{count / 1e9:.2f} billion" if count >= 5e6 else f"{count / 1e6:.2f} million"
 
 
 def count_words(to_run: int, in_all: int, taken: int) -> str:
@@ -181,7 +186,7 @@ def _gpus_line(num_gpus: int, visible: int, machine: Machine) -> str:
 
 
 def _error_line(count: int, level: Level, model: CostModel) -> str:
-    what, error = f"error: {count} cell{'s' * (count > 1)} ({LEVELS[level]})", model.errors.get(level)
+    what, error = f"forecast: {count} cell{'s' * (count > 1)} ({LEVELS[level]})", model.errors.get(level)
     if error is None:
         return f"{what}: a guess, for no such cell has finished; taken as right within a factor of 3"
     return (

@@ -46,7 +46,7 @@ def test_a_policy_asked_again_answers_as_in_its_run(tmp_path: Path, capsys: pyte
 
     assert main(["eval", str(folder / f"{run_id(config)}.json"), "--results", str(tmp_path)]) == 0
     assert main(["eval", str(tmp_path / "nowhere"), "--results", str(tmp_path)]) == 2
-    assert f"{tmp_path / 'nowhere'}: no model folder" in capsys.readouterr().err
+    assert f"{tmp_path / 'nowhere'}: no such folder" in capsys.readouterr().err
 
     copy = tmp_path / "mine (1)"
     assert main(["export", run_id(config), str(copy), "--results", str(tmp_path)]) == 0
@@ -65,7 +65,7 @@ def test_a_policy_asked_again_answers_as_in_its_run(tmp_path: Path, capsys: pyte
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["nothing"], "run 'nothing' matches 0 results"),
+        (["nothing"], "is 'nothing'"),
         (["FOLDER"], "evaluations=[]: nothing is asked"),
         (["FOLDER", "trainer.steps=0"], "trainer.steps=0: must be at least 1; lowbit eval FOLDER evaluates without"),
         (["FOLDER", "evaluations=[{task:sort}]"], "evaluations.0.num=null: task 'sort' has questions without end"),

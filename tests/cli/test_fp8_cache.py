@@ -24,10 +24,10 @@ def test_the_command_measures_and_writes(tmp_path: Path, capsys: pytest.CaptureF
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["fp8-cache", "nowhere"], "nowhere: no model folder; it has no config.json"),
+        (["fp8-cache", "nowhere"], "nowhere: no such folder; a model's, with its config.json, is expected"),
         (["fp8-cache", str(BASE), "--accuracy", "64"], "'64': questions x answers are expected, such as 64x4"),
         (["fp8-cache", str(BASE), "task=wordmath", "task.n=4"], "tokens, task wordmath has 512"),
-        (["fp8-cache", str(BASE), "--first-load", "nowhere"], "nowhere: no model folder"),
+        (["fp8-cache", str(BASE), "--first-load", "nowhere"], "nowhere: no such folder"),
         (["fp8-cache"], "no record yet; give a model folder to measure"),
         (["mismatch"], "none of main_wordmath"),
     ],

@@ -52,7 +52,7 @@ def test_every_command_explains_itself(command: str, capsys: pytest.CaptureFixtu
         (["run", "method=flashrl", "knobs.TIS.cup=2"], "nearest: cap"),
         (["run", "task.n=0"], "n=0"),
         (["report", "nothing"], "no results"),
-        (["passport", "zzz"], "matches 0 results"),
+        (["passport", "zzz"], "is 'zzz'"),
         (["results", "import", "nowhere"], "nowhere"),
     ],
 )
@@ -127,7 +127,9 @@ def test_a_dry_run_tells_cells_what_is_left_out_and_the_cost(
     time, cost, error = out.splitlines()[-3:]
     assert re.fullmatch(r"time: about [\d.]+ s \([\d.]+ s to [\d.]+ (s|min)\), 2 at a time", time)
     assert cost.endswith("CPU core-hours")
-    assert error.startswith("error: 8 cells (new sizes, lengths or machines): a guess, for no such cell has finished; ")
+    assert error.startswith(
+        "forecast: 8 cells (new sizes, lengths or machines): a guess, for no such cell has finished; "
+    )
     assert not (tmp_path / "results").exists()
     assert cli.main([*tiny, "--dry-run", "--workers", "2", "trainer.device=cuda"]) == 0
     assert "GPU-hours of 1 GPU" in capsys.readouterr().out

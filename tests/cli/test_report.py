@@ -97,6 +97,8 @@ def test_a_mistyped_sweep_gets_the_nearest_of_all_packed_ones_too(tmp_path: Path
     with pytest.raises(ValueError) as told:
         report("lengthz", tmp_path)
     assert str(told.value) == f"sweep 'lengthz' has no results in {tmp_path}; nearest: lengths; valid: lengths, others"
+    with pytest.raises(ValueError, match=r"^sweep 'smoke' has no results in .*; lowbit sweep smoke runs it;"):
+        report("smoke", tmp_path)
     assert report("lengths", tmp_path, only="tables") == 0
     (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match=r"results in .*/empty; no sweep has any; lowbit sweep quick makes some"):

@@ -231,4 +231,4 @@ def test_a_passport_is_found_among_bad_files(results: Path, capsys: pytest.Captu
         (f"quik/{good.name}", "no sweep 'quik'; nearest: quick"),
     ):
         assert main(["passport", words, "--results", str(results)]) == 2
-        assert f"run {words!r} matches 0 results in {results}; {hint}" in capsys.readouterr().err
+        assert f"no run in {results} is {words!r}; {hint}" in capsys.readouterr().err

@@ -154,7 +154,7 @@ COMMANDS = (
     ("report", "report: the name of a sweep is missing"),
     ("report nothing", "sweep 'nothing' has no results"),
     ("report nothing --main", "sweep 'nothing' has no results"),
-    ("passport zzz", "run 'zzz' matches 0 results"),
+    ("passport zzz", "is 'zzz'"),
     ("results import nowhere", "nowhere"),
     ("results verify quick", "quick is one word too many"),
     ("results pack", "which sweep?"),

@@ -100,7 +100,7 @@ def test_a_wrong_save_names_the_valid_ones(save: str) -> None:
 
 
 def test_no_policy_is_one_line(tmp_path: Path) -> None:
-    anew = "to have one, train it anew: its lowbit run or lowbit sweep with --again launch.save="
+    anew = "to have one, repeat its lowbit run or lowbit sweep with --again launch.save="
     for of, name, said in (
         (last_policy, "", f"no saved policy; {anew}hf"),
         (saved_codes, "/quantized", f"no codes of a policy; {anew}quantized"),

@@ -133,7 +133,7 @@ def test_a_dry_run_of_a_sweep_tells_memory_and_what_it_assumes(
     line = ["sweep", "smoke", *toy, "--dry-run", "--memory", "0.0001", "--results", str(tmp_path / "r")]
     assert main(line) == 0
     said = capsys.readouterr().out
-    assert said.count("memory: hf (0.00 billion parameters) at ") >= 1
+    assert said.count(" million parameters) at ") >= 1 and "(0.00 " not in said
     assert "does not fit 0.0001 GiB a GPU" in said and "assumed: 1 x cpu" in said
     assert main([*line, "--gpu", "h100"]) == 2
     assert "gpu=h100: the trainer is on the CPU (trainer.device=cpu); add trainer." in capsys.readouterr().err
@@ -160,8 +160,8 @@ def test_a_model_known_by_its_config_has_its_gpus_to_itself(
             "cost: 48 (24 to 96) GPU-hours of 8 GPUs",
             f"GPUs: {count}; cells share one as far as engine.gpu_memory allows, models known by their config.json "
             "alone have theirs to themselves; a GPU costs while it has a cell",
-            "error: 6 cells (models known by their config.json alone): a guess, for no such cell has finished; taken "
-            "as right within a factor of 3",
+            "forecast: 6 cells (models known by their config.json alone): a guess, for no such cell has finished; "
+            "taken as right within a factor of 3",
         ]
     lines = hours_of(cells, "folder", workers, Machine(gpus=8, is_cluster=True))
     at_once = min(workers, 6)
@@ -199,7 +199,7 @@ def test_past_errors_are_told_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> 
     model = replace(fit([]), errors={"new": error})
     hour = TimeForecast(seconds=3600.0, low=1800.0, high=7200.0, level="new")
     assert forecast_lines([small_config()], [hour], model, 1)[-1] == (
-        "error: 1 cell (new sizes, lengths or machines): past predictions of such cells were off by 14 % in the "
+        "forecast: 1 cell (new sizes, lengths or machines): past predictions of such cells were off by 14 % in the "
         "median, 60 % at the 90th percentile (120 cells)"
     )
 

@@ -246,6 +246,8 @@ def test_the_command_lists_shows_and_previews(tmp_path: Path, capsys: pytest.Cap
     assert "--model 7b: NAME=DIR is expected" in capsys.readouterr().err
     assert main(["paper", "rilq", "--data", "gsm8k=/no/where"]) == 2
     assert "/no/where does not exist" in capsys.readouterr().err
+    assert main(["paper", "rilq", "--dry-run"]) == 2
+    assert "a dry run needs --model NAME=FOLDER and --data NAME=FOLDER, or --tiny" in capsys.readouterr().err
 
 
 def test_what_is_missing_follows_the_gpus_that_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
