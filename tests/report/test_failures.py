@@ -1,4 +1,4 @@
-"""How answers fail: shares by hand on a small sweep, and where the section is left out."""
+"""Shares of answers by first mistake, by hand on a small sweep, and where the section is left out."""
 
 from __future__ import annotations
 
