@@ -1,11 +1,12 @@
 """Version and source of methods that came later than the ids of runs: an edited method is another run. These are the
-methods of other packages, and the files of `methods` that are not in its `RECORDED`.
+methods of other packages, and the files of `methods` that are not in its `RECORDED`, with those that they import.
 
-Left out: what such a package or file imports in its turn.
+Left out: what else such a package or file imports.
 """
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import importlib.util
 from collections.abc import Sequence
@@ -33,23 +34,44 @@ def sources_of(method: Method, parts: Sequence[Part]) -> tuple[str, ...]:
 
 
 def _own_files(method: Method, parts: Sequence[Part]) -> set[str]:
-    """Modules of `methods` that the method and the parts come from, those of `RECORDED` left out."""
+    """Modules of `methods` that the method and the parts come from, and those that they import; without `RECORDED`."""
     dotted = [type(part).__module__ for part in parts]
     if method.name in OWN:
         dotted.append(f"methods.{OWN[method.name]}")
+    found, left = set[str](), {name.split(".")[1] for name in dotted if name.startswith("methods.")}
+    while left := left - RECORDED - found:
+        found |= left
+        left = {name for module in left for name in _imported(_file_of(f"methods.{module}"))}
+    return {f"methods.{name}" for name in found}
+
+
+def _imported(file: Path) -> set[str]:
+    """Modules of `methods` that a file of it imports, by their last name."""
+    dotted = set[str]()
+    for node in ast.walk(ast.parse(file.read_bytes())):
+        if isinstance(node, ast.Import):
+            dotted |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            base = ".".join(filter(None, ["methods"] * (node.level == 1) + [node.module]))
+            dotted |= {f"{base}.{alias.name}" for alias in node.names}
     names = {name.split(".")[1] for name in dotted if name.startswith("methods.")}
-    return {f"methods.{name}" for name in names - RECORDED}
+    return {name for name in names if importlib.util.find_spec(f"methods.{name}")}
 
 
 @cache
 def source_hash(module: str) -> str:
     """12 hexadecimal digits of the SHA-256 of a module's Python files: the file, or all files of the package."""
-    spec = importlib.util.find_spec(module)
-    if spec is None or spec.origin is None:
-        raise ValueError(f"{module}: its source is not to be found; methods come from Python files")
-    origin = Path(spec.origin)
-    files = sorted(origin.parent.rglob("*.py")) if spec.submodule_search_locations else [origin]
+    origin = _file_of(module)
+    files = sorted(origin.parent.rglob("*.py")) if origin.name == "__init__.py" else [origin]
     digest = hashlib.sha256()
     for path in files:
         digest.update(path.relative_to(origin.parent).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()[:12]
+
+
+def _file_of(module: str) -> Path:
+    """The file of a module, of a package its `__init__.py`. Raises ValueError where there is none."""
+    spec = importlib.util.find_spec(module)
+    if spec is None or spec.origin is None:
+        raise ValueError(f"{module}: its source is not to be found; methods come from Python files")
+    return Path(spec.origin)

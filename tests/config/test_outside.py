@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from pathlib import Path
 
 import pytest
 
 import methods
+from harness.api import Method
 from harness.config.load import load, run_id
 from harness.config.outside import source_hash, sources_of
 from harness.config.resolve import resolve
@@ -48,6 +50,36 @@ def test_an_edited_own_method_is_another_run(monkeypatch: pytest.MonkeyPatch, tm
     taken = [*METHODS["flashrl"].parts, *methods.method_named("mine_alone").parts]
     assert sources_of(METHODS["flashrl"], taken) == (source,)  # a part of it in a method of ours
     del sys.modules["methods.mine_alone"]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "from methods.cap_rule import CAP",
+        "from methods import cap_rule",
+        "import methods.cap_rule",
+        "from . import cap_rule",
+    ],
+)
+def test_a_file_that_an_own_method_imports_is_hashed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, line: str
+) -> None:
+    (tmp_path / "imports_one.py").write_text(
+        f"{line}\nfrom methods.flashrl import TIS\n{FILE.replace('mine_alone', 'imports_one')}"
+    )
+    (tmp_path / "cap_rule.py").write_text("import math\nimport methods.base_rule\nCAP = 2.0\n")
+    (tmp_path / "base_rule.py").write_text("from methods.cap_rule import CAP\n")  # of a circle, each once
+    monkeypatch.setattr(methods, "__path__", [*methods.__path__, str(tmp_path)])
+    monkeypatch.setitem(OWN, "imports_one", "imports_one.METHOD")
+    importlib.invalidate_caches()
+    method = Method(name="imports_one", parts=(), precisions=("int4",))
+    source_hash.cache_clear()
+    before = sources_of(method, ())
+    assert [said.split()[0] for said in before] == ["methods.base_rule", "methods.cap_rule", "methods.imports_one"]
+    (tmp_path / "base_rule.py").write_text("CAP = 3.0\n")
+    source_hash.cache_clear()
+    after = sources_of(method, ())
+    assert after[1:] == before[1:] and after[0] != before[0]
 
 
 def test_methods_with_committed_records_are_not_hashed() -> None:
