@@ -39,8 +39,8 @@ def blocks(arms: Sequence[Arm], control: str) -> list[str]:
             if own := means.get(arm.label):
                 against = control_of(arm, arms, control)
                 other = {} if against is None or against is arm else means.get(against.label, {})
-                cells = [_cell(own, other, name, "1.3f") for name in classes]
-                rows.append([arm.label, str(len(own)), _cell(own, other, LENGTH, "1.0f"), *cells])
+                cells = [_cell(own, other, name, ".3f") for name in classes]
+                rows.append([arm.label, str(len(own)), _cell(own, other, LENGTH, ".0f"), *cells])
         if rows:
             found += [f"### {context}"] * bool(context)
             found.append(markdown_table(["arm", "bases", LENGTH, *classes], rows, align="lr"))
