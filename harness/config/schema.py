@@ -112,6 +112,8 @@ class BaseConfig:
     """Factor on `model.sft_lr`, for a task in words."""
     decay_from: float = field(default=0.6, metadata={"sparse": True})
     """Share of `max_steps` after which the learning rate falls, for a task in words."""
+    average: float = field(default=0.0, metadata={"sparse": True})
+    """Share of the steps so far over which the weights of the base are averaged, for a task in words; 0: not at all."""
     weight_decay: float = field(default=0.1, metadata={"sparse": True})
     """For a task in words."""
 

@@ -1,7 +1,8 @@
 """Supervised training of a base on a task with many right wordings, up to a sampled accuracy.
 
-    packed documents, short problems first -> AdamW (warm-up, constant, linear decay) -> every so often:
-    how sure of the numbers?  -> only if that can be near the target: sample answers and check them -> go on, or done
+    packed documents, short problems first -> AdamW (warm-up, constant, linear decay) -> average of weights, if any
+    -> every so often: how sure of the numbers? -> only if that can be near the target: sample answers and check them
+    -> go on, or done
 
 A right answer has many wordings, so its probability is no product along one of them: accuracy is measured by sampling
 with the embedded engine. The probability of all numbers of a demonstrated answer, its words given, costs one forward
@@ -14,6 +15,7 @@ for bit. Left out: batches (`harness.start.text_documents`), the step (`text_ste
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -65,6 +67,9 @@ class TextRecipe:
     final_lr: float = 0.05
     decay_from: float = 0.6
     """Share of `max_steps` after which the rate falls; 1: never."""
+    average: float = 0.0
+    """Share of the steps so far over which weights are averaged, exponentially: the base is the average. 0: it is the
+    last weights."""
     betas: tuple[float, float] = (0.9, 0.95)
     weight_decay: float = 0.1
     warmup_steps: int = 150
@@ -75,6 +80,28 @@ class TextRecipe:
             raise ValueError(f"base.batch_tokens={self.batch_tokens}: a task in words needs it; choose base=text")
         if not 0 < self.decay_from <= 1:
             raise ValueError(f"base.decay_from={self.decay_from:g}: a share of the steps above 0, at most 1")
+        if not 0 <= self.average <= 1:
+            raise ValueError(f"base.average={self.average:g}: a share of the steps, 0 (no average) to 1")
+
+
+class _Average:
+    """The weights that are evaluated and kept: the trained ones, or their average over the last steps.
+
+    The average is exponential with a window that grows with the steps (arXiv:2312.02696, section 3.1, to first order).
+    It takes the noise of a high learning rate out of the weights, as letting the rate fall does.
+    """
+
+    def __init__(self, trained: Decoder, share: float) -> None:
+        """`share` of the steps so far: the window; 0: the trained weights themselves."""
+        self.share = share
+        self.model = copy.deepcopy(trained) if share else trained
+        self.pairs = [list(model.parameters()) for model in (self.model, trained)]
+
+    @torch.no_grad()
+    def add(self, done: int) -> None:
+        """Take the weights after step `done`, counted from 1."""
+        if self.share:
+            torch._foreach_lerp_(*self.pairs, min(1.0, 1 / (self.share * done)))
 
 
 class _Pace:
@@ -135,9 +162,10 @@ def fit_text(
     buckets = buckets_of(task, recipe.sizes, recipe.batch_tokens, config.max_positions)
     model = new_decoder(config, base_seed).to(host.device)
     step = PackedStep(model, buckets, recipe.batch_tokens, recipe.betas, recipe.weight_decay, recipe.grad_clip)
+    average = _Average(model, recipe.average)
     done, curve, spent = 0, list[Point](), 0.0
     if (saved := host.kept()) is not None:
-        done, curve, spent = _restore(step, model, saved)
+        done, curve, spent = _restore(step, model, average, saved)
     watched = task.sample("train", [stable_seed(base_seed, "base watch", i) for i in range(recipe.num_eval)])
     numbers = numbers_of(task, watched)
     documents = Documents(
@@ -149,21 +177,22 @@ def fit_text(
         while done < recipe.max_steps and reached(curve) < recipe.target_accuracy:
             done += 1
             step(feed.next(), learning_rate(recipe, done))
+            average.add(done)
             is_close = reached(curve) >= CLOSE * recipe.target_accuracy
             every = max(1, recipe.eval_every // FINE) if is_close else recipe.eval_every
             if done % every == 0 or done == recipe.max_steps:
                 pace.stop(done)
-                curve.append(_point(model, task, watched, numbers, recipe, done, base_seed))
+                curve.append(_point(average.model, task, watched, numbers, recipe, done, base_seed))
                 pace.go(done)
                 if progress is not None:
                     progress(done, recipe.max_steps, reached(curve))
             if host.should_stop():
                 if host.state is not None:
-                    save_state(host.state, _state(step, model, done, curve, spent + time.perf_counter() - began))
+                    save_state(host.state, _state(step, model, average, done, curve, spent + time.perf_counter() - began))
                 raise Unfinished(f"stopped after {done} steps")
     finally:
         feed.close()
-    return Trained(model=model, steps=done, curve=curve, seconds=spent + time.perf_counter() - began,
+    return Trained(model=average.model, steps=done, curve=curve, seconds=spent + time.perf_counter() - began,
                    tokens_per_s=pace.steps_per_s * recipe.batch_tokens)  # fmt: skip
 
 
@@ -232,12 +261,19 @@ def sampled_accuracy(
     return sum(score.reward for score in task.score(items, [ids[:size] for ids, size in rows])) / len(items)
 
 
-def _state(step: PackedStep, model: Decoder, done: int, curve: list[Point], seconds: float) -> dict[str, Any]:
+def _state(
+    step: PackedStep, model: Decoder, average: _Average, done: int, curve: list[Point], seconds: float
+) -> dict[str, Any]:
+    averaged = {"average": average.model.state_dict()} if average.share else {}
     return {"model": model.state_dict(), "optimizer": step.optimizer.state_dict(), "step": done,
-            "curve": [list(point) for point in curve], "seconds": seconds}  # fmt: skip
+            "curve": [list(point) for point in curve], "seconds": seconds} | averaged  # fmt: skip
 
 
-def _restore(step: PackedStep, model: Decoder, saved: dict[str, Any]) -> tuple[int, list[Point], float]:
+def _restore(
+    step: PackedStep, model: Decoder, average: _Average, saved: dict[str, Any]
+) -> tuple[int, list[Point], float]:
+    if average.share:
+        average.model.load_state_dict(saved["average"])
     model.load_state_dict(saved["model"])
     step.optimizer.load_state_dict(saved["optimizer"])
     step.keep_rate()

@@ -7,6 +7,7 @@ import json
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.optim.swa_utils import AveragedModel
 
 from harness.config.load import load
 from harness.config.schema import Launch
@@ -20,6 +21,7 @@ from harness.start.text_step import PackedDecoder, PackedStep, document_position
 from harness.start.text_training import (
     TextRecipe,
     can_be_near,
+    fit_text,
     learning_rate,
     new_decoder,
     number_certainty,
@@ -194,6 +196,8 @@ def test_the_rate_warms_up_stays_and_falls():
         TextRecipe(batch_tokens=0)
     with pytest.raises(ValueError, match=r"base.decay_from=0: a share"):
         TextRecipe(decay_from=0)
+    with pytest.raises(ValueError, match=r"base.average=2: a share"):
+        TextRecipe(average=2)
 
 
 def test_weights_start_with_the_variance_of_their_inputs():
@@ -244,6 +248,36 @@ def test_a_damaged_state_is_set_aside_and_training_starts_again(trained, tmp_pat
     assert sorted(path.name for path in tmp_path.iterdir()) == ["again", "state.pt.corrupt"]
 
 
+def test_averaged_weights_are_kept_as_another_library_averages_them(monkeypatch):
+    """The base is the exponential average; torch's own `AveragedModel` over the same weights is the oracle."""
+    recipe = dataclasses.replace(RECIPE, target_accuracy=1.0, max_steps=30, eval_every=30, num_eval=8, average=0.25)
+    trained = fit_text(CONFIG, TASK, dataclasses.replace(recipe, average=0.0), 0, TrainingHost(), None)
+    averaged, call = list[AveragedModel](), PackedStep.__call__
+
+    def watched(self: PackedStep, batch: Packed, lr: float) -> None:
+        call(self, batch, lr)
+        if not averaged:  # the first four steps replace it: their weight is 1
+            averaged.append(AveragedModel(self.decoder.model, avg_fn=lambda a, p, n: a + (p - a) * min(1.0, 4 / (int(n) + 1))))
+        averaged[0].update_parameters(self.decoder.model)
+
+    monkeypatch.setattr(PackedStep, "__call__", watched)
+    found = fit_text(CONFIG, TASK, recipe, 0, TrainingHost(), None)
+    for own, other in zip(found.model.parameters(), averaged[0].module.parameters(), strict=True):
+        torch.testing.assert_close(own, other, rtol=1e-5, atol=1e-7)
+    assert not torch.equal(found.model.model.embed_tokens.weight, trained.model.model.embed_tokens.weight)
+
+
+def test_a_stop_keeps_the_average(tmp_path):
+    recipe = dataclasses.replace(RECIPE, target_accuracy=1.0, max_steps=24, eval_every=24, num_eval=8, average=0.25)
+    whole = fit_text(CONFIG, TASK, recipe, 0, TrainingHost(), None).model.state_dict()
+    asked = itertools.count()
+    host = TrainingHost(state=tmp_path / "state.pt", should_stop=lambda: next(asked) == 12)
+    with pytest.raises(Unfinished):
+        fit_text(CONFIG, TASK, recipe, 0, host, None)
+    again = fit_text(CONFIG, TASK, recipe, 0, TrainingHost(state=tmp_path / "state.pt"), None).model.state_dict()
+    assert all(torch.equal(whole[name], again[name]) for name in whole)
+
+
 def test_the_tokenizer_of_a_base_reads_words(trained):
     stored = json.loads((trained[0] / "tokenizer.json").read_text())
     assert [*stored["model"]["vocab"]] == list(TASK.words)
@@ -288,12 +322,12 @@ def test_sampled_accuracy_is_that_of_the_runs_own_engine(trained):
 def test_the_key_covers_the_recipe_and_the_reward():
     changed = {"target_accuracy": 0.3, "eval_every": 41, "num_eval": 64, "max_steps": 401, "batch_tokens": 2048,
                "sizes": (2,), "lr": 1e-3, "final_lr": 0.1, "decay_from": 0.5, "betas": (0.9, 0.9), "weight_decay": 0.0,
-               "warmup_steps": 11, "grad_clip": 2.0}  # fmt: skip
+               "warmup_steps": 11, "grad_clip": 2.0, "average": 0.1}  # fmt: skip
     assert {*changed} == {field.name for field in dataclasses.fields(TextRecipe)}
     keys = [base_key(CONFIG, TASK, dataclasses.replace(RECIPE, **{name: value}), 0) for name, value in changed.items()]
     keys += [base_key(CONFIG, TASK, RECIPE, seed) for seed in (0, 1)]
     keys += [base_key(CONFIG, dataclasses.replace(TASK, reward="answer"), RECIPE, 0)]
-    assert len({*keys}) == len(keys) == 16
+    assert len({*keys}) == len(keys) == 17
     assert base_name("words_s", TASK, 1, "0123456789ab") == "words_s-wordmath2-b1-0123456789ab"
 
 
