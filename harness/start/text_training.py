@@ -95,13 +95,14 @@ class _Average:
         """`share` of the steps so far: the window; 0: the trained weights themselves."""
         self.share = share
         self.model = copy.deepcopy(trained) if share else trained
-        self.pairs = [list(model.parameters()) for model in (self.model, trained)]
+        self.parameters = [list(model.parameters()) for model in (self.model, trained)]
 
     @torch.no_grad()
     def add(self, done: int) -> None:
         """Take the weights after step `done`, counted from 1."""
         if self.share:
-            torch._foreach_lerp_(*self.pairs, min(1.0, 1 / (self.share * done)))
+            for own, new in zip(*self.parameters, strict=True):
+                own.lerp_(new, min(1.0, 1 / (self.share * done)))
 
 
 class _Pace:
@@ -188,7 +189,8 @@ def fit_text(
                     progress(done, recipe.max_steps, reached(curve))
             if host.should_stop():
                 if host.state is not None:
-                    save_state(host.state, _state(step, model, average, done, curve, spent + time.perf_counter() - began))
+                    seconds = spent + time.perf_counter() - began
+                    save_state(host.state, _state(step, model, average, done, curve, seconds))
                 raise Unfinished(f"stopped after {done} steps")
     finally:
         feed.close()

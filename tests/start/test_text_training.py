@@ -254,10 +254,13 @@ def test_averaged_weights_are_kept_as_another_library_averages_them(monkeypatch)
     trained = fit_text(CONFIG, TASK, dataclasses.replace(recipe, average=0.0), 0, TrainingHost(), None)
     averaged, call = list[AveragedModel](), PackedStep.__call__
 
+    def mean(so_far: torch.Tensor, new: torch.Tensor, count: int | torch.Tensor) -> torch.Tensor:
+        return so_far + (new - so_far) * min(1.0, 4 / (int(count) + 1))
+
     def watched(self: PackedStep, batch: Packed, lr: float) -> None:
         call(self, batch, lr)
         if not averaged:  # the first four steps replace it: their weight is 1
-            averaged.append(AveragedModel(self.decoder.model, avg_fn=lambda a, p, n: a + (p - a) * min(1.0, 4 / (int(n) + 1))))
+            averaged.append(AveragedModel(self.decoder.model, avg_fn=mean))
         averaged[0].update_parameters(self.decoder.model)
 
     monkeypatch.setattr(PackedStep, "__call__", watched)
