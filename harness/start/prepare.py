@@ -119,8 +119,7 @@ def check_data(config: RunConfig) -> None:
     is to be trained for a task that shows no answers, and where `algo.overlong_buffer` is longer than its responses or
     the model has too few positions."""
     task = task_of(config)
-    if config.model.path is None:
-        _demonstrated(config, task)
+    base_task = None if config.model.path is not None else _base_task(config, task)
     others = evaluation_tasks(config)
     limit = config.engine.max_new_tokens or task.max_new_tokens
     if config.algo.overlong_buffer > limit:
@@ -131,9 +130,12 @@ def check_data(config: RunConfig) -> None:
     shape = shape_to_check(config.model)
     if shape is None:
         return
-    longest = limit if config.model.path is not None else max(limit, task.max_new_tokens)  # a base is trained on those
     positions = shape.max_positions
-    _check_positions(config, positions, f"task={config.task.name}", task, config.task.num_eval, longest)
+    where = f"task={config.task.name}"
+    if base_task is not None:
+        shown = where if config.base.n is None else f"base.n={config.base.n}"
+        _check_positions(config, positions, shown, base_task, None, base_task.max_new_tokens)
+    _check_positions(config, positions, where, task, config.task.num_eval, limit)
     for i, (entry, other) in enumerate(zip(config.evaluations, others, strict=True)):
         limit = entry.max_new_tokens or other.max_new_tokens
         _check_positions(config, positions, f"evaluations.{i}.task={entry.task}", other, entry.num, limit)
@@ -164,9 +166,27 @@ def base_folder(config: RunConfig, launch: Launch) -> Path | None:
     """Folder of the base of a run, also before it is trained; None where the model comes from a folder."""
     if config.model.path is not None:
         return None
-    task = _demonstrated(config, task_of(config))
-    key = base_key(decoder_config(config.model), task, _recipe(config, task), config.base_seed)
-    return bases_folder(launch.results) / base_name(config.model.name, task, config.base_seed, key)
+    return bases_folder(launch.results) / _base_of(config, task_of(config))[0]
+
+
+def _base_of(config: RunConfig, task: Task) -> tuple[str, Demonstrated, BaseRecipe | TextRecipe]:
+    """Folder name, task and recipe of the base of a run on `task`."""
+    task = _base_task(config, task)
+    recipe = _recipe(config, task)
+    key = base_key(decoder_config(config.model), task, recipe, config.base_seed)
+    return base_name(config.model.name, task, config.base_seed, key), task, recipe
+
+
+def _base_task(config: RunConfig, task: Task) -> Demonstrated:
+    """The task that the base is trained on: that of the run, at `base.n` where it is given."""
+    if config.base.n is not None:
+        task = task_of(replace(config, task=replace(config.task, n=config.base.n)))
+    if lacking := [name for name in DEMONSTRATED if not hasattr(task, name)]:
+        raise ValueError(
+            f"task={config.task.name}: no base can be trained for it, its class has no {', '.join(lacking)}; give "
+            "model=hf model.path=FOLDER"
+        )
+    return cast(Demonstrated, task)
 
 
 def _recipe(config: RunConfig, task: Demonstrated) -> BaseRecipe | TextRecipe:
@@ -186,15 +206,6 @@ def _recipe(config: RunConfig, task: Demonstrated) -> BaseRecipe | TextRecipe:
     )  # fmt: skip
 
 
-def _demonstrated(config: RunConfig, task: Task) -> Demonstrated:
-    if lacking := [name for name in DEMONSTRATED if not hasattr(task, name)]:
-        raise ValueError(
-            f"task={config.task.name}: no base can be trained for it, its class has no {', '.join(lacking)}; give "
-            "model=hf model.path=FOLDER"
-        )
-    return cast(Demonstrated, task)
-
-
 def start_of(
     config: RunConfig,
     launch: Launch,
@@ -208,9 +219,8 @@ def start_of(
     task = task_of(config)
     path = Path(config.model.path) if config.model.path is not None else None
     if path is None:
-        shown, shape, root = _demonstrated(config, task), decoder_config(config.model), bases_folder(launch.results)
-        recipe = _recipe(config, shown)
-        name = base_name(config.model.name, shown, config.base_seed, base_key(shape, shown, recipe, config.base_seed))
+        (name, shown, recipe), shape = _base_of(config, task), decoder_config(config.model)
+        root = bases_folder(launch.results)
         state = work_folder(launch.results, "bases") / f"{name}.pt"
         device = config.trainer.device
         workers = 0 if device == "cpu" else max(1, min(8, (os.cpu_count() or 1) // 2))

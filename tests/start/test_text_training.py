@@ -15,7 +15,7 @@ from harness.models.checkpoint import load_decoder
 from harness.models.decoder import Decoder, DecoderConfig
 from harness.start.base_model import base_key, base_name, read_record, train_base
 from harness.start.base_training import TrainingHost, Unfinished
-from harness.start.prepare import base_folder
+from harness.start.prepare import base_folder, check_data, task_of
 from harness.start.text_documents import MIX, Bucket, Documents, Feed, Packed, bucket_at, buckets_of, pack
 from harness.start.text_step import PackedDecoder, PackedStep, document_positions
 from harness.start.text_training import (
@@ -346,6 +346,20 @@ def test_the_factor_on_the_rate_makes_another_base_as_the_rate_itself_does(tmp_p
     assert folder("base=text_first") == "words_10m-wordmath10-b0-493c25b6bdf4"  # as committed
     assert folder("base=text_first", "base.decay_from=0.5", "base.max_steps=5000", "base.eval_every=400",
                   "base.lr_factor=0.5") == by_rate  # fmt: skip
+
+
+def test_a_base_may_be_trained_for_another_size(tmp_path):
+    """`base.n` changes the task of the base alone: its folder is that of a run at this size."""
+    words = ["model=words_10m", "base=text_long", "task=wordmath"]
+    run, own = load([*words, "task.n=10", "base.n=30"]), load([*words, "task.n=30"])
+    launch = Launch(results=str(tmp_path))
+    assert base_folder(run, launch) == base_folder(own, launch) != base_folder(load([*words, "task.n=10"]), launch)
+    assert task_of(run).content_hash() != task_of(own).content_hash()
+    assert base_folder(run, launch).name == "words_10m-wordmath30-b0-11e672f7bb51"  # as committed
+    with pytest.raises(ValueError, match=r"model.max_positions=512: with base.n=30 a prompt of \d+ and a response"):
+        check_data(load([*words, "task.n=10", "base.n=30", "model.max_positions=512"]))
+    with pytest.raises(ValueError, match=r"base.n=0"):
+        load([*words, "base.n=0"])
 
 
 def test_a_run_names_its_text_base(tmp_path):
