@@ -27,15 +27,15 @@ READING = (
 
 
 def blocks(arms: Sequence[Arm], control: str) -> list[str]:
-    """The section as Markdown, a table per context; empty where no run tells how its answers fail."""
+    """The section as Markdown, a table per context, all with the same columns; empty where no run tells how its answers
+    fail."""
+    means = {arm.label: known for arm in arms if (known := by_base(arm))}
+    total = sum((shares for known in means.values() for shares in known.values()), Counter[str]())
+    classes = [name for name, _ in total.most_common() if name != LENGTH]
     found: list[str] = []
     for context in dict.fromkeys(label(arm.context) for arm in arms):
-        inside = [arm for arm in arms if label(arm.context) == context]
-        means = {arm.label: known for arm in inside if (known := by_base(arm))}
-        total = sum((shares for known in means.values() for shares in known.values()), Counter[str]())
-        classes = [name for name, _ in total.most_common() if name != LENGTH]
         rows: list[list[str]] = []
-        for arm in inside:
+        for arm in (arm for arm in arms if label(arm.context) == context):
             if own := means.get(arm.label):
                 against = control_of(arm, arms, control)
                 other = {} if against is None or against is arm else means.get(against.label, {})

@@ -105,7 +105,8 @@ def improvements(arms: Sequence[Arm], control: str) -> pd.DataFrame:
 
 
 def profile_figure(arms: Sequence[Arm], control: str = "bf16") -> Figure | None:
-    """A panel per precision with its best lines, the control and the baseline; None without two scored arms."""
+    """A panel per precision with the control, the baseline and its best methods, of those that ran in most settings;
+    None without two scored arms."""
     contexts = list(dict.fromkeys(label(arm.context) for arm in arms))
     lines: dict[tuple[str, str], dict[str, Floats]] = {}
     for arm in arms:
@@ -141,23 +142,26 @@ def _panel(
     def score(name: str) -> float:
         return float(np.mean([scores.mean() for scores in inside[name].values()]))
 
-    whole = [name for name in inside if len(inside[name]) == len(contexts)] or list(inside)
+    places = max(inside.values(), key=len).keys()
+    whole = [name for name in inside if inside[name].keys() == places]
     ranked = sorted((name for name in whole if name != BASELINE), key=score, reverse=True)
-    room = MAX_LINES - (reference is not None) - (BASELINE in inside)
+    room = MAX_LINES - (reference is not None) - (BASELINE in whole)
     shown: list[tuple[str, dict[str, Floats], str, Any]] = [
         (name, inside[name], *look) for name, look in zip(ranked[:room], LOOKS, strict=False)
     ]
-    if BASELINE in inside:
+    if BASELINE in whole:
         shown.insert(0, (BASELINE, inside[BASELINE], VERMILION, "-"))
+    num_shown = len(shown)
     if reference is not None:
-        shown.insert(0, (*reference, INK, "-"))
+        name, strata = reference
+        shown.insert(0, (name, {place: found for place, found in strata.items() if place in places}, INK, "-"))
     for index, (_, strata, colour, dash) in enumerate(shown):
         found = profile(list(strata.values()), TAUS)
         ax.step(found.taus, found.fraction, where="post", color=colour, linestyle=dash, linewidth=1.2, zorder=3)
         if index < 2:  # more bands than two are a grey wall
             ax.fill_between(found.taus, found.low, found.high, step="post", color=colour, alpha=0.07, linewidth=0)
-    left_out = len(inside) - len([name for name, *_ in shown if name in inside])
-    ax.set_title(precision + (f", best {room} of {len(ranked)}" if left_out else ""))
+    alone = f", {', '.join(places)} alone" if len(places) < len(contexts) else ""
+    ax.set_title(precision + alone + (f", {num_shown} of {len(inside)} methods" if num_shown < len(inside) else ""))
     handles = [Line2D([], [], color=c, linestyle=d, linewidth=1.2, label=name) for name, _, c, d in shown]
     ax.legend(
         handles=handles, fontsize=5.5, loc="upper left", ncols=2, handlelength=2, labelspacing=0.25, columnspacing=1

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 from harness.records.run_result import RunResult
@@ -72,6 +73,20 @@ def machine(run: RunResult) -> str:
     """Engine and processor: only step times of one machine compare."""
     hardware = run.hardware
     return f"{run.config.get('engine', {}).get('name')} engine on {hardware.get('gpu') or hardware.get('cpu')}"
+
+
+def at_a_time(runs: Sequence[RunResult]) -> float:
+    """Mean number of these runs that were under way while any was; 0 where no record has both times. Their seconds are
+    those of a shared machine."""
+    spans = sorted(
+        (datetime.fromisoformat(run.started_at), datetime.fromisoformat(run.ended_at))
+        for run in runs if run.started_at and run.ended_at
+    )  # fmt: skip
+    busy, until = 0.0, datetime.min.replace(tzinfo=UTC)
+    for start, end in spans:
+        busy += max(0.0, (end - max(start, until)).total_seconds())
+        until = max(until, end)
+    return sum((end - start).total_seconds() for start, end in spans) / busy if busy else 0.0
 
 
 def commonest_machine(runs: Sequence[RunResult]) -> str:

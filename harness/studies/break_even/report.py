@@ -13,7 +13,7 @@ from harness.records.arms import Arm, group_arms, label, rank
 from harness.records.run_result import RunResult, write_atomic
 from harness.report.plots.style import style_name
 from harness.studies.break_even.answer import Answer, Crossing, crossings_of
-from harness.studies.break_even.costs import StepCost, commonest_machine, emulates, machine, step_cost
+from harness.studies.break_even.costs import StepCost, at_a_time, commonest_machine, emulates, machine, step_cost
 from harness.studies.break_even.figure import draw
 from harness.studies.break_even.laws import LENGTH_REACH, SIZE_REACH, fit_speedup, resampled
 from harness.studies.break_even.time_to_accuracy import GAIN, race
@@ -151,7 +151,7 @@ def markdown(found: Sequence[Answer], sweep: str, control: str, results: Sequenc
         f"Measured on: {commonest_machine(results)}, runs of one commit. Speedup: seconds per step of {control} over "
         "those of the arm, evaluation left out. Laws per stage in model size and response length, extended to "
         f"{SIZE_REACH:g} times the largest size and {LENGTH_REACH:g} times the longest response. The accuracy to reach "
-        f"is {GAIN:.0%} of what {control} gains.", "",
+        f"is {GAIN:.0%} of what {control} gains.{_shared(results)}", "",
         *(f"- {sentence(answer, control)}" for answer in found), "",
     ]  # fmt: skip
     rows = list[tuple[str, ...]]()
@@ -161,6 +161,18 @@ def markdown(found: Sequence[Answer], sweep: str, control: str, results: Sequenc
             rows.append((answer.name, _params(size), _tokens(length), f"{ratio:.2f}", f"{law:.2f}"))
     head = ("arm", "parameters", "response tokens", "speedup, measured", "speedup, law")
     return "\n".join([*lines, markdown_table(head, rows, align="lr")]) + "\n"
+
+
+def _shared(results: Sequence[RunResult]) -> str:
+    """Says how many runs were under way at a time; empty for one after the other."""
+    place = commonest_machine(results)
+    number = at_a_time([run for run in results if machine(run) == place])
+    if number < 1.5:
+        return ""
+    return (
+        f" {number:.0f} runs were under way at a time, on one or more processors of this kind. Where runs share one, "
+        "these are speeds of a shared machine; another number at a time may give others."
+    )
 
 
 def _params(value: float) -> str:

@@ -55,6 +55,20 @@ def test_improvements_over_lengths() -> None:
     assert improvements(group_arms([r for r in runs if r.config["task"]["n"] == 8]), "bf16").empty
 
 
+def test_a_precision_that_ran_in_fewer_settings_is_compared_there() -> None:
+    both = [(method, precision, n) for method, precision in (("bf16", "bf16"), ("naive", "int8")) for n in (8, 16)]
+    cells = [*both, ("naive", "fp16", 8)]
+    arms = group_arms([factory.result(m, p, seed=seed, task__n=n)[0] for m, p, n in cells for seed in range(3)])
+    figure = profile_figure(arms)
+    assert figure is not None
+    panels = {ax.get_title(): ax for ax in figure.axes if ax.get_title()}
+    assert set(panels) == {"int8", "fp16, n=8 alone"}
+    control = [run_scores(arm) for arm in arms if arm.method == "bf16"]
+    for title, strata in (("int8", control), ("fp16, n=8 alone", control[:1])):
+        drawn = np.asarray(panels[title].lines[0].get_ydata(), dtype=float)
+        assert (drawn == profile(strata, np.linspace(0, 1, 201)).fraction).all(), title
+
+
 def test_the_figure_has_a_panel_per_precision_with_the_control_in_each(tmp_path: Path) -> None:
     arms = group_arms([result for result, _ in factory.sweep_results(seeds=3)])
     figure = profile_figure(arms)

@@ -94,6 +94,19 @@ def test_step_cost_by_hand() -> None:
     assert costs.step_cost(run.model_copy(update={"status": "failed"})) is None
 
 
+def test_runs_at_a_time_by_hand() -> None:
+    day = "2026-01-01T00:{}:00+00:00"
+    spans = [("00", "10"), ("05", "15"), ("30", "40"), ("32", "34")]
+    runs = [
+        sweep()[0].model_copy(update={"started_at": day.format(a), "ended_at": day.format(b)}) for a, b in spans
+    ]  # fmt: skip
+    assert costs.at_a_time(runs) == (10 + 10 + 10 + 2) / (15 + 10)
+    assert costs.at_a_time(runs[:1]) == 1 and costs.at_a_time([runs[0].model_copy(update={"ended_at": None})]) == 0
+    assert "under way at a time" not in report.markdown([], "size", "bf16", runs)
+    twins = [*runs, *runs]
+    assert " 3 runs were under way at a time" in report.markdown([], "size", "bf16", twins)
+
+
 def test_a_law_is_found_exactly_and_never_falls() -> None:
     n, length = (x.ravel() for x in np.meshgrid([1e6, 1e7, 1e8], [100.0, 300.0, 1000.0]))
     found = laws.fit(n, length, 2.0 + 1e-3 * length + 3e-9 * n * length + 1e-6 * length**2)
