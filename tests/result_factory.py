@@ -47,7 +47,7 @@ def config(
     }
     for name, value in changes.items():
         section, _, leaf = name.partition("__")
-        values[section] = {**values[section], leaf: value} if leaf else value
+        values[section] = {**values.get(section, {}), leaf: value} if leaf else value
     return values
 
 

@@ -1,12 +1,14 @@
-"""The figure of a sweep's dials: what the age of rollouts, updates a batch or the learning rate cost, line by line.
+"""The figure of a sweep's dials: what longer answers, the age of rollouts, updates a batch or the rate cost, by line.
 
-A panel is one dial in one context, a line one method and mode at one precision, everything else as the control without
-a variant has it. A point is the mean over bases of the arm's accuracy minus that of the control on the same base, so
-that lines over other bases can be compared; small dots are the runs. Left out: intervals, which the tables have.
+A panel is one dial, a line one method and mode at one precision, everything else as the control without a variant has
+it. A point is the mean over bases of the arm's accuracy minus that of the control on the same base, so that lines over
+other bases can be compared; small dots are the runs. The control of a length is that of this length, of any other dial
+that at its usual setting. Left out: intervals, which the tables have.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import cycle
@@ -29,10 +31,14 @@ DIALS = {
     "trainer.lr": "learning rate",
 }
 """Field -> its words under an axis."""
+LENGTH = "task.n"
+"""The dial whose values are contexts."""
 FILLS: tuple[Fill, ...] = ("full", "none", "left", "top")
 """Filling of the markers, by low precision in turn."""
 SPREAD = 0.5
 """Width over which the points of one value stand side by side, in steps of the axis."""
+MAX_LINES = 16
+"""Lines of a panel of lengths beyond which nobody finds one."""
 LOSS = 0.15
 """Mean gap from which on a line is named in the title."""
 Gaps = tuple[float, ...]
@@ -44,8 +50,9 @@ Lines = dict[tuple[str, str], Line]
 
 
 def along(arms: Sequence[Arm], control: str) -> Figure | None:
-    """A panel per dial and context; None where no line has two points. `control`: method of the reference."""
-    panels: list[tuple[str, str, Lines]] = []
+    """A panel per dial and context, those of lengths first; None where no line has two points. `control`: method of the
+    reference."""
+    panels = [(LENGTH, where, found) for where, found in lines_over_lengths(arms, control).items()]
     for context in dict.fromkeys(label(arm.context) for arm in arms):
         inside = [arm for arm in arms if label(arm.context) == context]
         for dial in DIALS:
@@ -60,11 +67,49 @@ def along(arms: Sequence[Arm], control: str) -> Figure | None:
     axes: Any = figure.subplots(1, len(panels), sharey=True, squeeze=False)
     for ax, (dial, context, found) in zip(axes[0], panels, strict=True):
         _draw(ax, found, looks)
-        ax.set_xlabel(f"{DIALS[dial]}{f' ({context})' if context else ''}")
-    figure.supylabel(f"accuracy during training minus that of\n{control} at its usual setting, same base", fontsize=8)
+        ax.set_xlabel((DIALS | {LENGTH: "size of the problems, n"})[dial] + (f" ({context})" if context else ""))
+        if dial == LENGTH:
+            _name_lengths(ax, arms, control)
+    usual = "" if all(dial == LENGTH for dial, *_ in panels) else " at its usual setting"
+    figure.supylabel(f"accuracy during training minus that of\n{control}{usual}, same base", fontsize=8)
     _, title = max(found_along(found, dial, context) for dial, context, found in panels)
     legend(figure, {f"{precision} {name}": look for (precision, name), look in looks.items()}, True, 4, title)
     return figure
+
+
+def lines_over_lengths(arms: Sequence[Arm], control: str) -> dict[str, Lines]:
+    """Context without the length -> lines along the lengths whose plain controls differ in nothing but it and the base;
+    a line is an arm that ran at several. Without a context of more than `MAX_LINES`."""
+    groups: dict[str, list[Arm]] = {}
+    for arm in arms:
+        if arm.method == control and not arm.variant and arm.fields.get(LENGTH) is not None:
+            rest = {name: v for name, v in arm.fields.items() if name != LENGTH and not name.startswith("base.")}
+            groups.setdefault(json.dumps(rest, sort_keys=True), []).append(arm)
+    found: dict[str, Lines] = {}
+    for plain in groups.values():
+        lines: Lines = {}
+        for own in plain:
+            level = _level(own)
+            for arm in arms:
+                if arm.context == own.context and arm is not own and (gaps := _gaps(arm, level)):
+                    lines.setdefault((arm.precision, style_name(arm)), {})[float(own.fields[LENGTH])] = gaps
+        lines = {key: line for key, line in lines.items() if len(line) > 1}
+        if 0 < len(lines) <= MAX_LINES:
+            found[label({name: v for name, v in plain[0].context.items() if name != LENGTH})] = lines
+    return found
+
+
+def _level(plain: Arm) -> dict[Any, float]:
+    """Base -> mean over the runs of an arm."""
+    found: dict[Any, list[float]] = {}
+    for (base, _), run in score_arm(plain).outcomes["reference"].items():
+        found.setdefault(base, []).append(run.value)
+    return {base: float(np.mean(values)) for base, values in found.items()}
+
+
+def _gaps(arm: Arm, level: Mapping[Any, float]) -> Gaps:
+    runs = score_arm(arm).outcomes["reference"]
+    return tuple(run.value - level[base] for (base, _), run in runs.items() if base in level)
 
 
 def lines_along(arms: Sequence[Arm], dial: str, control: str) -> Lines:
@@ -73,16 +118,13 @@ def lines_along(arms: Sequence[Arm], dial: str, control: str) -> Lines:
     plain = next((arm for arm in arms if arm.method == control and not arm.variant), None)
     if plain is None or dial not in plain.axes:
         return {}
-    level: dict[Any, list[float]] = {}
-    for (base, _), run in score_arm(plain).outcomes["reference"].items():
-        level.setdefault(base, []).append(run.value)
     lines: Lines = {}
+    level = _level(plain)
     for arm in arms:
         if any(arm.fields.get(name) != plain.fields.get(name) for name in DIALS if name != dial):
             continue
-        value, runs = arm.axes[dial], score_arm(arm).outcomes["reference"]
-        gaps = tuple(run.value - float(np.mean(level[base])) for (base, _), run in runs.items() if base in level)
-        if gaps:
+        value = arm.axes[dial]
+        if gaps := _gaps(arm, level):
             name = style_name(arm).replace(f" {label({dial: value})}", "") if value is not None else style_name(arm)
             lines.setdefault((arm.precision, name), {})[float(value or 0)] = gaps
     usual = float(plain.axes[dial] or 0)
@@ -127,6 +169,18 @@ def _looks(names: Sequence[tuple[str, str]], control: str) -> dict[tuple[str, st
         )
         for precision, name in names
     }  # fmt: skip
+
+
+def _name_lengths(ax: Axes, arms: Sequence[Arm], control: str) -> None:
+    """Write the mean tokens of the control's answers under the sizes, where its evaluations tell them."""
+    tokens: dict[str, list[float]] = {}
+    for arm in arms:
+        if arm.method == control:
+            lengths = (run.evals[-1].length_mean for run in arm.runs if run.evals)
+            tokens.setdefault(str(arm.fields.get(LENGTH)), []).extend(length for length in lengths if length)
+    sizes = [text.get_text() for text in ax.get_xticklabels()]
+    words = [f"{size}\n{np.mean(tokens[size]):.0f} tokens" if tokens.get(size) else size for size in sizes]
+    ax.set_xticks(ax.get_xticks(), words)
 
 
 def _draw(ax: Axes, lines: Lines, looks: Mapping[tuple[str, str], Look]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from harness.records.arms import group_arms
-from harness.report.plots.along import along, found_along, lines_along
+from harness.report.plots.along import along, found_along, lines_along, lines_over_lengths
 from tests import arm_factory as factory
 
 STALE = "algo.staleness"
@@ -85,3 +85,32 @@ def test_every_line_is_drawn_in_the_panel_of_its_dial() -> None:
         "bf16 bf16", "int8 flashrl", "int8 naive"
     ]  # fmt: skip
     assert along(arms(factory.run("x", "bf16"), factory.run("x", "naive", "int8")), "bf16") is None
+
+
+def lengths() -> list:
+    """Two lengths of two bases; the control has 0.7 and 0.5, uncorrected INT8 loses 0.01 and 0.3 of it."""
+    return arms(
+        factory.run("x", "bf16", auc=0.7, task__n=10),
+        factory.run("x", "bf16", auc=0.5, task__n=30, base__max_steps=9),
+        factory.run("x", "naive", "int8", auc=0.69, task__n=10),
+        factory.run("x", "naive", "int8", auc=0.2, task__n=30, base__max_steps=9),
+        factory.run("x", "flashrl", "int8", auc=0.2, task__n=30, base__max_steps=9),
+    )
+
+
+def test_a_length_is_compared_with_the_control_of_this_length() -> None:
+    assert lines_over_lengths(lengths(), "bf16") == {
+        "": {("int8", "naive"): {10.0: pytest.approx((-0.01, -0.01)), 30.0: pytest.approx((-0.3, -0.3))}}
+    }
+    figure = along(lengths(), "bf16")
+    assert figure is not None
+    (ax,) = figure.axes
+    assert ax.get_xlabel() == "size of the problems, n" and "usual" not in figure.get_supylabel()
+    assert [text.get_text().split("\n")[0] for text in ax.get_xticklabels()] == ["10", "30"]
+    assert found_along(lines_over_lengths(lengths(), "bf16")[""], "task.n")[1] == "At n=30 int8 naive loses 0.30"
+
+
+def test_lengths_that_differ_in_more_are_on_no_line() -> None:
+    pairs = (("bf16", "bf16"), ("naive", "int8"))
+    runs = [factory.run("x", m, p, task__n=n, trainer__lr=n * 1e-5) for m, p in pairs for n in (4, 10)]
+    assert lines_over_lengths(arms(*runs), "bf16") == {} and along(arms(*runs), "bf16") is None
