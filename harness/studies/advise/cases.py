@@ -17,7 +17,7 @@ from harness.studies.advise.question import Mismatch, Question
 from harness.studies.advise.recipes import Advice, advise
 from harness.studies.advise.report import speed_words
 from harness.studies.advise.speed import Evidence
-from harness.studies.dose.points import NONE, Point
+from harness.studies.dose.points import NONE, START, Point
 
 CASES = (
     ("3m", 250, 1), ("0.5b", 1024, 1), ("1.5b", 4096, 1), ("7b", 1024, 8), ("7b", 8192, 8), ("14b", 16384, 8),
@@ -31,30 +31,30 @@ HEAD = """# Advice for seven cases
 512 answers a step on H200, BF16 weights deployed. Step: time of a step with BF16 rollouts over its time with the
 format; the range is that of the errors that the capacity plan made where something was measured. Accuracy: the change
 against BF16 rollouts. An interval is that of runs that sorted digits at a like dose; a number after "if only the dose
-matters" is their curve, far from where they ran; word problems of 245 tokens lost no more in the mean,
-but on single bases up to three times as much.
+matters" is their curve, far from where they ran. Word problems of 245 tokens lost no more in the mean, but on single
+bases up to three times as much; those of 780 tokens lost three times as much in 4 bits without a correction (three
+bases), and no more in 8 bits.
 
-Mismatch (k3, nats a token) as vLLM's kernels had it on word problems with 10M parameters: {mismatch}. **Your model has
-another one: `lowbit probe` measures it.**
+Mismatch (k3, nats a token) as vLLM's kernels had it at the start on word problems with 10M parameters: {mismatch}.
+**Your model has another one: `lowbit probe` measures it.**
 """
 
 
 def text_mismatch(points: Sequence[Point]) -> dict[str, Mismatch]:
-    """K3 of every format, median over its uncorrected runs on text with real kernels, on the longest problems that it
-    has run on. Raises ValueError without one."""
+    """K3 of every format in the first steps, as a probe before training has it, median over its uncorrected runs on text
+    with real kernels, on the longest problems that it has run on. Raises ValueError without one."""
     own = [p for p in points if (p.task, p.engine, p.correction) == (TEXT, KERNELS, NONE)]
     if not own:
         raise ValueError(f"advise: no packed run of {TEXT} with {KERNELS}")
     longest: dict[str, int] = {}
     for p in own:
         longest[p.precision] = max(p.length, longest.get(p.precision, 0))
-    return {
-        name: Mismatch(
-            k3=median(p.doses["k3 alone"] for p in own if (p.precision, p.length) == (name, length)),
-            source=f"committed runs on {TEXT} with {KERNELS}",
-        )
-        for name, length in longest.items()
-    }
+    source = f"committed runs on {TEXT} with {KERNELS}"
+    first: dict[str, list[float]] = {name: [] for name in longest}
+    for p in own:
+        if p.length == longest[p.precision]:
+            first[p.precision].append(p.doses[START] / p.doses["length alone"])
+    return {name: Mismatch(k3=median(values), source=source) for name, values in first.items()}
 
 
 def answered(evidence: Evidence, points: Sequence[Point]) -> list[Advice]:

@@ -8,13 +8,14 @@ import pytest
 
 from harness.studies.advise.cases import CASES, answered, page, text_mismatch, write
 from harness.studies.advise.question import FORMATS
-from harness.studies.dose.points import read_points
+from harness.studies.dose.points import START, read_points
 from tests.studies.advise.made import RESULTS, evidence
 from tests.studies.dose import made
 
 
 def on_text(k3: float, precision: str = "int8", **values: object):
-    doses = {"k3 x length": 1.0, "k3 alone": k3, "length alone": 250.0}
+    """A run that starts at `k3` and ends far above it."""
+    doses = {"k3 x length": 1.0, START: 250 * k3, "k3 alone": 1.0, "length alone": 250.0}
     return made.point(0.0, 1.0, "words_10m wordmath 10 0", task="wordmath", engine="vllm", precision=precision,
                       doses=doses, **values)  # fmt: skip
 
