@@ -41,8 +41,8 @@ Mismatch (k3, nats a token) as vLLM's kernels had it at the start on word proble
 
 
 def text_mismatch(points: Sequence[Point]) -> dict[str, Mismatch]:
-    """K3 of every format in the first steps, as a probe before training has it, median over its uncorrected runs on text
-    with real kernels, on the longest problems that it has run on. Raises ValueError without one."""
+    """K3 of every format in the first steps, about what a probe before training sees: the median over its uncorrected
+    runs on text with real kernels, on the longest problems that it has run on. Raises ValueError without one."""
     own = [p for p in points if (p.task, p.engine, p.correction) == (TEXT, KERNELS, NONE)]
     if not own:
         raise ValueError(f"advise: no packed run of {TEXT} with {KERNELS}")
