@@ -131,11 +131,11 @@ def check_data(config: RunConfig) -> None:
     if shape is None:
         return
     positions = shape.max_positions
-    where = f"task={config.task.name}"
-    if base_task is not None:
-        shown = where if config.base.n is None else f"base.n={config.base.n}"
-        _check_positions(config, positions, shown, base_task, None, base_task.max_new_tokens)
-    _check_positions(config, positions, where, task, config.task.num_eval, limit)
+    longest = max(limit, task.max_new_tokens) if base_task is task else limit  # a base is trained on whole answers
+    _check_positions(config, positions, f"task={config.task.name}", task, config.task.num_eval, longest)
+    if base_task is not None and base_task is not task:
+        shown = base_task.max_new_tokens
+        _check_positions(config, positions, f"base.n={config.base.n}", base_task, None, shown)
     for i, (entry, other) in enumerate(zip(config.evaluations, others, strict=True)):
         limit = entry.max_new_tokens or other.max_new_tokens
         _check_positions(config, positions, f"evaluations.{i}.task={entry.task}", other, entry.num, limit)

@@ -356,8 +356,8 @@ def test_a_base_may_be_trained_for_another_size(tmp_path):
     assert base_folder(run, launch) == base_folder(own, launch) != base_folder(load([*words, "task.n=10"]), launch)
     assert task_of(run).content_hash() != task_of(own).content_hash()
     assert base_folder(run, launch).name == "words_10m-wordmath30-b0-11e672f7bb51"  # as committed
-    with pytest.raises(ValueError, match=r"model.max_positions=512: with base.n=30 a prompt of \d+ and a response"):
-        check_data(load([*words, "task.n=10", "base.n=30", "model.max_positions=512"]))
+    with pytest.raises(ValueError, match=r"model.max_positions=900: with base.n=30 a prompt of \d+ and a response"):
+        check_data(load([*words, "task.n=10", "base.n=30", "model.max_positions=900"]))
     with pytest.raises(ValueError, match=r"base.n=0"):
         load([*words, "base.n=0"])
 
