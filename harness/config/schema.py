@@ -95,7 +95,7 @@ class BaseConfig:
 
     __pydantic_config__ = _STRICT
     n: Count | None = field(default=None, metadata={"sparse": True})
-    """Problem size that the base is trained for; null: the task's own."""
+    """Problem size that the base is trained for, without a `curriculum` the only one it sees; null: the task's own."""
     target_accuracy: Annotated[float, Field(ge=0, le=1)] = 0.40
     eval_every: Count = 5
     num_eval: Count = 512
