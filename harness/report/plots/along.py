@@ -30,9 +30,11 @@ DIALS = {
     "algo.num_epochs": "passes over a batch",
     "trainer.lr": "learning rate",
 }
-"""Field -> its words under an axis."""
+"""Field -> its words, of the dials within a context."""
 LENGTH = "task.n"
 """The dial whose values are contexts."""
+WORDS = DIALS | {LENGTH: "size of the problems, n"}
+"""Words of every dial under an axis."""
 FILLS: tuple[Fill, ...] = ("full", "none", "left", "top")
 """Filling of the markers, by low precision in turn."""
 SPREAD = 0.5
@@ -67,7 +69,7 @@ def along(arms: Sequence[Arm], control: str) -> Figure | None:
     axes: Any = figure.subplots(1, len(panels), sharey=True, squeeze=False)
     for ax, (dial, context, found) in zip(axes[0], panels, strict=True):
         _draw(ax, found, looks)
-        ax.set_xlabel((DIALS | {LENGTH: "size of the problems, n"})[dial] + (f" ({context})" if context else ""))
+        ax.set_xlabel(WORDS[dial] + (f" ({context})" if context else ""))
         if dial == LENGTH:
             _name_lengths(ax, arms, control)
     usual = "" if all(dial == LENGTH for dial, *_ in panels) else " at its usual setting"

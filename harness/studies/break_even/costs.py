@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 from harness.records.run_result import RunResult
@@ -79,14 +80,14 @@ def at_a_time(runs: Sequence[RunResult]) -> float:
     """Mean number of these runs that were under way while any was; 0 where no record has both times. Their seconds are
     those of a shared machine."""
     spans = sorted(
-        (datetime.fromisoformat(run.started_at), datetime.fromisoformat(run.ended_at))
+        (datetime.fromisoformat(run.started_at).timestamp(), datetime.fromisoformat(run.ended_at).timestamp())
         for run in runs if run.started_at and run.ended_at
     )  # fmt: skip
-    busy, until = 0.0, datetime.min.replace(tzinfo=UTC)
+    busy, until = 0.0, -math.inf
     for start, end in spans:
-        busy += max(0.0, (end - max(start, until)).total_seconds())
+        busy += max(0.0, end - max(start, until))
         until = max(until, end)
-    return sum((end - start).total_seconds() for start, end in spans) / busy if busy else 0.0
+    return sum(end - start for start, end in spans) / busy if busy else 0.0
 
 
 def commonest_machine(runs: Sequence[RunResult]) -> str:
