@@ -149,7 +149,8 @@ def setup_lines(results: Sequence[RunResult]) -> list[str]:
     lines = [
         "Task " + values("task.name", "task.n", "task.num_eval", form=_task) + "; model "
         + values("model.name", "model.num_layers", "model.hidden_size", form=_model) + "; channel spread sigma "
-        + values("model.spread", form=lambda spread: f"{spread:g}"),
+        + values("model.spread", form=lambda spread: f"{spread:g}")
+        + values("base.n", form=lambda n: f"; bases trained at n={n}"),
         values("algo.name", form=str) + ", "
         + values("algo.num_prompts", "algo.group_size", form=lambda p, g: f"{p} prompts x {g} samples per step")
         + ", " + values("trainer.steps", form=lambda steps: f"{steps} steps")

@@ -83,6 +83,11 @@ def test_markdown_shows_the_numbers_the_verdicts_and_the_setting() -> None:
     assert "slower than BF16" in text and "Control: bf16 bf16." in text
 
 
+def test_setup_tells_bases_of_another_problem_size() -> None:
+    assert "trained at" not in setup_lines([factory.result()[0]])[0]
+    assert setup_lines([factory.result(base__n=30)[0]])[0].endswith("; bases trained at n=30")
+
+
 def test_evaluations_on_tasks_are_a_section_where_there_are_any() -> None:
     results = sweep()
     assert "## Evaluations on tasks" not in markdown(board_of(results), "quick")
