@@ -31,8 +31,15 @@ def add_results(parser: argparse.ArgumentParser, *, reads: Callable[[argparse.Na
 
 
 def check_results(a: argparse.Namespace) -> None:
-    """Raises ValueError where the call needs a results folder and there is none."""
-    if hasattr(a, "results") and a.reads(a) and not a.results.is_dir():
+    """Raises ValueError where the call needs a results folder and there is none, or none can be. `lowbit doctor` tells
+    both by itself."""
+    if not hasattr(a, "results") or a.command == "doctor":
+        return
+    if not a.reads(a):
+        from harness.records.results_lock import check_folder
+
+        check_folder(a.results)
+    elif not a.results.is_dir():
         raise ValueError(f"--results {a.results}: no such folder; lowbit {a.command} reads results that are there")
 
 

@@ -6,11 +6,20 @@ of one machine.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+
+def check_folder(results: Path) -> None:
+    """Raises ValueError where no results folder can be: at the path, or at one that it lies in, is a file. Makes
+    nothing, and leaves permissions to what writes."""
+    there = next(path for path in (results, *results.parents) if os.path.lexists(path))
+    if not there.is_dir():
+        raise _unwritable(results, os.strerror(errno.ENOTDIR))
 
 
 @contextmanager
@@ -19,11 +28,12 @@ def results_lock(results: Path, *, is_shared: bool = False) -> Iterator[None]:
 
     Raises ValueError where the folder cannot be written, or somebody else holds the lock.
     """
+    check_folder(results)
     try:
         results.mkdir(parents=True, exist_ok=True)
         handle = (results / ".lock").open("a+")
     except OSError as error:
-        raise ValueError(f"results={results}: cannot be written: {error.strerror}") from None
+        raise _unwritable(results, error.strerror) from None
     with handle:
         try:
             fcntl.flock(handle, (fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
@@ -37,3 +47,7 @@ def results_lock(results: Path, *, is_shared: bool = False) -> Iterator[None]:
         handle.write("" if is_shared else str(os.getpid()))
         handle.flush()
         yield
+
+
+def _unwritable(results: Path, reason: str | None) -> ValueError:
+    return ValueError(f"results={results}: cannot be written: {reason}")

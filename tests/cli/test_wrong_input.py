@@ -244,10 +244,19 @@ def test_every_command_says_whether_it_makes_its_results_folder() -> None:
     assert makes | both | always_read | without == set(COMMANDS_OF_LOWBIT)
 
 
-def test_a_sweep_checks_its_results_folder_before_it_says_anything(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    "line",
+    [
+        "sweep smoke", "sweep smoke --dry-run", "sweep smoke --until-decided --dry-run", "run method=bf16",
+        "run method=bf16 --dry-run", "search search_aqn --dry-run", "paper rilq --tiny --dry-run", "base smoke",
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("place", ["file", "file/results"])
+def test_a_file_where_the_results_folder_should_be_is_told_before_anything_else(
+    line: str, place: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").write_text("")
-    assert main(["sweep", "smoke", "--results", str(tmp_path / "file" / "results")]) == 2
+    assert main([*line.split(), "--results", str(tmp_path / place)]) == 2
     out, err = capsys.readouterr()
-    assert not out and err.startswith("lowbit: error: results=") and err.count("\n") == 1 and "cannot be written" in err
+    assert not out and err == f"lowbit: error: results={tmp_path / place}: cannot be written: Not a directory\n"
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]

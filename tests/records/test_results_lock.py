@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.records.results_lock import results_lock
+from harness.records.results_lock import check_folder, results_lock
 
 
 def refused(results: Path, *, is_shared: bool) -> str:
@@ -34,8 +34,16 @@ def test_searches_share_it_and_keep_sweeps_out(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with (
-        pytest.raises(ValueError, match=r"results=.*/file/x: cannot be written: Not a directory"),
-        results_lock(tmp_path / "file" / "x"),
-    ):
-        pass
+    for place in (tmp_path / "file", tmp_path / "file" / "x"):
+        said = rf"^results={place}: cannot be written: Not a directory$"
+        with pytest.raises(ValueError, match=said), results_lock(place):
+            pass
+        with pytest.raises(ValueError, match=said):
+            check_folder(place)
+
+
+def test_a_folder_that_can_be_made_is_left_to_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for place in (tmp_path, tmp_path / "new" / "results", Path("new"), Path()):
+        check_folder(place)
+    assert not any(tmp_path.iterdir())
