@@ -82,10 +82,14 @@ def add_machine(parser: argparse.ArgumentParser) -> None:
 
 
 def check_machine(a: argparse.Namespace) -> None:
-    """Raises ValueError for a GPU or its memory without --dry-run."""
+    """Raises ValueError for a GPU or its memory without --dry-run, and for an unknown GPU."""
     for name in ("gpu", "memory"):
         if getattr(a, name) is not None and not a.dry_run:
             raise ValueError(f"{name}={getattr(a, name)}: only with --dry-run, which predicts for it")
+    if a.gpu is not None:
+        from harness.sweep.folder_time import check_gpu
+
+        check_gpu(a.gpu)
 
 
 def gibibytes(text: str) -> float:

@@ -76,6 +76,8 @@ RATES: Mapping[str, Rates] = {
     "cpu": Rates(bf16=40e9, fp32=40e9, memory=10e9),
 }
 """Device -> SXM data sheets of NVIDIA; of a CPU one core, as other forecasts here assume."""
+GPUS = tuple(name.lower() for name in RATES if name != "cpu")
+"""GPUs as one names them."""
 UNSEEN = "H200"
 """GPU that is assumed where none of the list is in the machine."""
 PRODUCTS, STREAMS = 0.4, 0.6
@@ -90,18 +92,23 @@ START_S = 60.0
 """Imports, weights, engine, CUDA graphs: assumed."""
 
 
+def check_gpu(gpu: str) -> None:
+    """Raises ValueError for a GPU whose rates are not known."""
+    if gpu.lower() not in GPUS:
+        raise ValueError(f"gpu={gpu}: an unknown GPU; {nearest(gpu.lower(), GPUS)}")
+
+
 def device_name(config: RunConfig, gpu: str | None = None) -> str:
     """Name in `RATES` of the run's device. `gpu`: a name to take in place of this machine's. Raises ValueError for one
     that is unknown."""
+    if gpu is not None:
+        check_gpu(gpu)
     if config.trainer.device == "cpu":
         if gpu is not None:
             raise ValueError(f"gpu={gpu}: the trainer is on the CPU (trainer.device=cpu); add trainer.device=cuda")
         return "cpu"
     if gpu is not None:
-        found = gpu.upper()
-        if found not in RATES:
-            raise ValueError(f"gpu={gpu}: no rates are known; {nearest(found, RATES)}")
-        return found
+        return gpu.upper()
     here = torch.cuda.get_device_name(0) if torch.cuda.is_available() else ""
     return next((name for name in RATES if name in here), UNSEEN)
 

@@ -124,7 +124,7 @@ def test_evaluations_on_tasks_of_their_own_add_their_answers(folder: Path) -> No
 def test_names_of_devices(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = config_of(folder)
     assert [device_name(config, name) for name in ("h100", "B200", "a100")] == ["H100", "B200", "A100"]
-    with pytest.raises(ValueError, match=r"^gpu=h10: no rates are known; nearest: H100") as caught:
+    with pytest.raises(ValueError, match=r"^gpu=h10: an unknown GPU; nearest: h100") as caught:
         device_name(config, "h10")
     assert "\n" not in str(caught.value)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
@@ -133,6 +133,8 @@ def test_names_of_devices(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert device_name(on_cpu) == "cpu"
     with pytest.raises(ValueError, match=r"gpu=h100: the trainer is on the CPU \(trainer\.device=cpu\); add trainer"):
         device_name(on_cpu, "h100")
+    with pytest.raises(ValueError, match=r"^gpu=cpu: an unknown GPU; valid: a100, h100, h200, b200$"):
+        device_name(on_cpu, "cpu")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     for told, expected in (("NVIDIA A100-SXM4-80GB", "A100"), ("NVIDIA GeForce", "H200")):
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda index, told=told: told)

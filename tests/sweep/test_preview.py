@@ -205,5 +205,5 @@ def test_past_errors_are_told_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_an_unknown_gpu_is_one_line(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"^gpu=h10: no rates are known; nearest: H100"):
+    with pytest.raises(ValueError, match=r"^gpu=h10: an unknown GPU; nearest: h100"):
         forecast_of(config_of(folder), tmp_path, Machine(gpu="h10"))

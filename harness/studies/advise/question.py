@@ -15,12 +15,11 @@ from harness.studies.capacity.place import Work, check_gpus
 from harness.studies.probe.record import FLOOR, read
 from harness.studies.stage_rates import ARMS
 from harness.studies.throughput.shapes import SIZES
-from harness.sweep.folder_time import RATES
+from harness.sweep.folder_time import GPUS
 
 FORMATS = tuple(name for name in ARMS if name != "one FP8 flow")
 """Formats with measured rates."""
 UNITS = {"m": 1e6, "b": 1e9}
-GPUS = tuple(name.lower() for name in RATES if name != "cpu")
 DEPLOYED = ("bf16", "rollout")
 
 
