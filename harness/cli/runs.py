@@ -26,7 +26,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(a: argparse.Namespace) -> int:
-    """Print one of the two tables. Raises ValueError for a sweep without results."""
+    """Print one of the two tables. Raises ValueError for a sweep without results, and where none has any."""
     from harness.records.folder import all_sweeps, check_sweep
 
     if a.sweep is not None:
@@ -35,7 +35,7 @@ def run(a: argparse.Namespace) -> int:
     elif known := all_sweeps(a.results):
         print(sweeps_table(a.results, known))
     else:
-        print(f"{a.results}: no sweep has results yet; lowbit sweep quick makes some")
+        raise ValueError(f"no sweep has results in {a.results}; lowbit sweep quick makes some")
     return 0
 
 

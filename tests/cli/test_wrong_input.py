@@ -157,6 +157,8 @@ COMMANDS = (
     ("report", "report: the name of a sweep is missing"),
     ("report nothing", "sweep 'nothing' has no results"),
     ("report nothing --main", "sweep 'nothing' has no results"),
+    ("runs", "no sweep has results in "),
+    ("runs nothing", "sweep 'nothing' has no results in "),
     ("passport zzz", "is 'zzz'"),
     ("results import nowhere", "nowhere"),
     ("results verify quick", "quick is one word too many"),
