@@ -19,6 +19,7 @@ seeds.py            seeds as stable hashes of what they are for
 span.py             a range of numbers in words
 state_files.py      tensors and plain values on disk, written atomically, read without executing anything
 text_table.py       tables of plain text, as wide as the terminal
+time_stamp.py       time stamps of records
 visible_gpus.py     names of the GPUs that a process may use
 whole_folder.py     folders that appear whole or not at all
 """

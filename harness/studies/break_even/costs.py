@@ -6,9 +6,9 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any
 
+from harness.foundation.time_stamp import moment
 from harness.records.run_result import RunResult
 from harness.records.statuses import FINISHED
 
@@ -80,7 +80,7 @@ def at_a_time(runs: Sequence[RunResult]) -> float:
     """Mean number of these runs that were under way while any was; 0 where no record has both times. Their seconds are
     those of a shared machine."""
     spans = sorted(
-        (datetime.fromisoformat(run.started_at).timestamp(), datetime.fromisoformat(run.ended_at).timestamp())
+        (moment(run.started_at).timestamp(), moment(run.ended_at).timestamp())
         for run in runs if run.started_at and run.ended_at
     )  # fmt: skip
     busy, until = 0.0, -math.inf

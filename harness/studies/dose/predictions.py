@@ -22,6 +22,7 @@ import numpy as np
 from harness.config.load import run_id, to_json
 from harness.config.schema import RunConfig
 from harness.foundation.markdown_table import markdown_table
+from harness.foundation.time_stamp import moment
 from harness.records.json_rows import write_json_rows
 from harness.records.packed import read_packed
 from harness.records.paths import packed_path, predictions_path
@@ -208,7 +209,7 @@ def read_outcomes(results: Path, sweep: str) -> tuple[dict[str, Any], list[Outco
     ids = predicted_runs(found)
     early = [
         run.name for run in runs if ids is None or run.run_id in ids
-        if run.started_at is None or _when(run.started_at) <= _when(found["made"])
+        if run.started_at is None or moment(run.started_at) <= moment(found["made"])
     ]  # fmt: skip
     if early:
         raise ValueError(f"dose: {', '.join(early)} of {sweep} ran before the predictions were made ({found['made']})")
@@ -233,11 +234,6 @@ def outcomes(predictions: Sequence[Mapping[str, Any]], runs: Sequence[Point]) ->
             )
         )  # fmt: skip
     return found
-
-
-def _when(text: str) -> datetime:
-    when = datetime.fromisoformat(text)
-    return when if when.tzinfo else when.replace(tzinfo=UTC)
 
 
 def outcome_page(said: Mapping[str, Any], outcomes: Sequence[Outcome]) -> str:

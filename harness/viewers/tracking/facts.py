@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from typing import Any, NamedTuple
 from zlib import crc32
 
+from harness.foundation.time_stamp import moment
 from harness.records.arms import flatten, setting
 from harness.records.run_result import RunResult
 
@@ -181,4 +181,4 @@ def questions_of(result: RunResult) -> str | None:
 
 def milliseconds(stamp: str | None) -> int | None:
     """ISO 8601 to milliseconds since 1970."""
-    return None if stamp is None else int(datetime.fromisoformat(stamp).timestamp() * 1000)
+    return None if stamp is None else int(moment(stamp).timestamp() * 1000)

@@ -86,3 +86,4 @@ def test_tags_and_parameters_are_text_and_leave_out_what_is_not_there() -> None:
 
 def test_times_are_milliseconds_since_1970() -> None:
     assert facts.milliseconds("2026-01-01T00:00:00+00:00") == START and facts.milliseconds(None) is None
+    assert facts.milliseconds("2026-01-01T00:00:00") == START
