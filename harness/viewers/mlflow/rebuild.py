@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
 from harness.records.arms import arm_labels
-from harness.records.folder import readable, saved_comparisons, sweeps_in
+from harness.records.folder import readable, saved_comparisons
 from harness.records.looks import level_of
 from harness.records.paths import figures_folder, runs_folder, tables_folder
 from harness.records.run_result import RunResult, read_series
@@ -42,12 +42,6 @@ DIGEST = "lowbit.digest"
 def track(results: Path, sweep: str, uri: str | None = None) -> int:
     """Log one sweep of a results folder, with its arms, tables and figures: how many cells were new."""
     return log_sweep(Tracker.open(uri, results), results, sweep)
-
-
-def rebuild(results: Path, uri: str | None = None) -> int:
-    """Log every sweep of a results folder that MLflow does not have: how many cells were new."""
-    tracker = Tracker.open(uri, results)
-    return sum(log_sweep(tracker, results, sweep) for sweep in sweeps_in(results))
 
 
 def log_sweep(tracker: Tracker, results: Path, sweep: str) -> int:

@@ -17,6 +17,7 @@ from harness.records.run_result import read_results
 from harness.report.leaderboard import leaderboard
 from harness.viewers import mlflow
 from harness.viewers.mlflow import links
+from harness.viewers.trackers import log_all
 from harness.viewers.tracking import facts
 from tests import result_factory as factory
 from tests.source_tree import ROOT
@@ -126,13 +127,14 @@ def test_again_changes_nothing_and_a_new_result_replaces_the_old(tmp_path: Path,
     results = new_results(tmp_path, empty_store, seeds=1)
     assert mlflow.track(results, "quick") == 3
     before = runs(results)
-    assert mlflow.rebuild(results) == 0 and {k: v[0].info for k, v in runs(results).items()}.keys() == before.keys()
+    assert log_all(results, "mlflow") == (0, True)
+    assert {k: v[0].info for k, v in runs(results).items()}.keys() == before.keys()
     lost = add(results, seed=1, status="failed")
     assert mlflow.track(results, "quick") == 1
     assert runs(results)["bf16 bf16, seed 1"][0].info.status == "FAILED"
     assert runs(results)["bf16 bf16"][0].data.tags["status"] == "1 ok, 1 failed"
     won = add(results, seed=1)
-    assert won.run_id == lost.run_id and mlflow.rebuild(results) == 1
+    assert won.run_id == lost.run_id and log_all(results, "mlflow") == (1, True)
     after = runs(results)
     assert [run.info.status for run in after["bf16 bf16, seed 1"]] == ["FINISHED"]
     assert after["bf16 bf16"][0].data.tags["seeds"] == "2"
@@ -163,7 +165,7 @@ def test_an_outage_in_the_middle_warns_once_and_is_made_up_for(
         assert mlflow.track(results, "quick") == 0
     said = capsys.readouterr().err.splitlines()
     assert said == ["warning: MLflow is off, runs go on: the disk is full (later: lowbit results import)"]
-    assert mlflow.rebuild(results) == 3
+    assert log_all(results, "mlflow") == (3, True)
     assert {name: len(found) for name, found in runs(results).items()} == dict.fromkeys(
         ["overview", *(f"{m} {p}{end}" for m, p in ARMS for end in ("", ", seed 0"))], 1
     )
@@ -216,7 +218,7 @@ def test_a_bad_file_is_named_and_left_alone(tmp_path: Path, empty_store: Path, c
     torn = next(folder.glob("*.parquet"))
     torn.write_bytes(b"PAR1 and no more")
     contents = {path.name: path.read_bytes() for path in folder.iterdir()}
-    assert mlflow.rebuild(results) == 2
+    assert log_all(results, "mlflow") == (2, True)
     said = capsys.readouterr().err
     assert f"warning: left alone: {torn}: not a Parquet file" in said
     assert f"left alone: {folder / 'half.json'}: not a result file" in said
