@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from harness.config.load import identity
@@ -78,20 +78,30 @@ def group_arms(results: Sequence[RunResult]) -> list[Arm]:
     groups: dict[str, list[RunResult]] = {}
     for result in {result.run_id: result for result in results}.values():
         groups.setdefault(json.dumps(setting(result), sort_keys=True), []).append(result)
-    fields = {key: setting(group[0]) for key, group in groups.items()}
-    names = _axes(list(fields.values()))
-    usual = _usual(list(fields.values()), names)
-    own = _own_knobs(list(fields.values()), names)
-    unsaid = _unsaid(list(fields.values()), names)
+    named = zip(_named([setting(group[0]) for group in groups.values()]), groups.values(), strict=True)
+    arms = [replace(arm, runs=tuple(sorted(group, key=lambda run: (run.base_seed, run.seed)))) for arm, group in named]
+    return sorted(arms, key=lambda arm: (_order(arm.context.values()), rank(arm.precision), arm.variant, arm.label))
+
+
+def arm_names(configs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Method, precision and variant of the arms that cells with these configs make, as a table of them names them."""
+    settings = {json.dumps(found, sort_keys=True): found for found in map(_setting, configs)}
+    return list(dict.fromkeys(f"{a.method} {a.precision} {a.variant}".strip() for a in _named(list(settings.values()))))
+
+
+def _named(settings: Sequence[Fields]) -> list[Arm]:
+    """The arms of different settings, in their order and without runs."""
+    names = _axes(settings)
+    usual, own, unsaid = _usual(settings, names), _own_knobs(settings, names), _unsaid(settings, names)
     arms: list[Arm] = []
-    for key, group in groups.items():
-        axes = {name: fields[key].get(name) for name in names}
+    for fields in settings:
+        axes = {name: fields.get(name) for name in names}
         context = {name: value for name, value in axes.items() if name.startswith(CONTEXT)}
-        method, precision = fields[key]["method"], fields[key]["precision.name"]
+        method, precision = fields["method"], fields["precision.name"]
         plain = usual[precision] | _published(method, names)
         others = {name: value for name, value in axes.items() if name not in context and value != plain[name]}
         beside = unsaid[json.dumps(context)]
-        others |= {name: fields[key].get(name) for name in beside if fields[key].get(name) != beside[name]}
+        others |= {name: fields.get(name) for name in beside if fields.get(name) != beside[name]}
         variant = label({name: v for name, v in others.items() if not name.startswith(KNOBS) or (method, name) in own})
         arms.append(
             Arm(
@@ -99,13 +109,13 @@ def group_arms(results: Sequence[RunResult]) -> list[Arm]:
                 method=method,
                 precision=precision,
                 axes=axes,
-                fields=fields[key],
+                fields=fields,
                 context=context,
                 variant=variant,
-                runs=tuple(sorted(group, key=lambda run: (run.base_seed, run.seed))),
+                runs=(),
             )
         )
-    return sorted(arms, key=lambda arm: (_order(arm.context.values()), rank(arm.precision), arm.variant, arm.label))
+    return arms
 
 
 def arm_labels(results: Sequence[RunResult]) -> dict[str, str]:
@@ -130,7 +140,11 @@ def settings_apart(arm: Arm, other: Arm) -> int:
 
 def setting(result: RunResult) -> Fields:
     """The hashed fields of a run's config, dotted, without seeds and device."""
-    return {name: value for name, value in flatten(identity(result.config)).items() if name not in (*SEEDS, DEVICE)}
+    return _setting(result.config)
+
+
+def _setting(config: Mapping[str, Any]) -> Fields:
+    return {name: value for name, value in flatten(identity(config)).items() if name not in (*SEEDS, DEVICE)}
 
 
 def rank(precision: str) -> tuple[int, str]:

@@ -16,12 +16,13 @@ from typing import Any
 from pydantic import ConfigDict
 
 from harness.config.compose import advice
-from harness.config.load import check_overrides, load, parse, read_yaml, run_id, split_launch
+from harness.config.load import check_overrides, load, parse, read_yaml, run_id, split_launch, to_json
 from harness.config.resolve import known_parts, resolve
 from harness.config.schema import Name, RunConfig, Whole
 from harness.foundation.did_you_mean import nearest
 from harness.foundation.progress_bar import progress_bar
 from harness.models.checkpoint import content_hash, planned_hash
+from harness.records.arms import arm_names
 from harness.records.sweep_file import BASELINES, CONTROL, ENDPOINTS, SWEEPS, Endpoint, Expectation, Purpose, Until
 from harness.run.checks import check
 from harness.start.prepare import check_data
@@ -32,6 +33,8 @@ COMMANDS = {"search_": "search", "throughput_": "throughput"}
 """Beginning of a file's name -> the command that runs it in place of `sweep`."""
 SHOWN = 3
 """Different reasons that an error names where no cell can run."""
+NO_ARM = "no arm of the sweep, METHOD PRECISION with a variant where it has one"
+"""Error of an expectation, before the valid names."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -260,6 +263,7 @@ def plan(sweep: Sweep, extra: Sequence[str] = (), *, is_preview: bool = False) -
     skipped, notes = dict[tuple[str, str], None](), dict[tuple[str, str], None]()
     excluded: dict[tuple[str, str], list[tuple[int, int]]] = {}
     tasks: set[str] = set()
+    used = dict[str, RunConfig]()
     arms = list(_arms(sweep, extra, is_preview=is_preview))
     for arm in listed:
         _check_own_knobs(arm, [found for found in arms if found.listed is arm])
@@ -274,7 +278,9 @@ def plan(sweep: Sweep, extra: Sequence[str] = (), *, is_preview: bool = False) -
         rule = next((r for r in sweep.exclude if not arm.is_included and matches(cell, r)), None)
         if rule is not None:
             excluded.setdefault((arm.words, in_words(rule)), []).append((base_seed, seed))
-        elif arm.reason is not None:
+            continue
+        used.setdefault(arm.words, cell)
+        if arm.reason is not None:
             skipped[arm.words, arm.reason] = None
             impossible.setdefault(run_id(cell), (cell, arm.reason))
         else:
@@ -284,7 +290,8 @@ def plan(sweep: Sweep, extra: Sequence[str] = (), *, is_preview: bool = False) -
             if (data := str((cell.task, cell.evaluations, room))) not in tasks:
                 _check_data(cell, arm.words)
                 tasks.add(data)
-    if not extra:  # an override may rightly leave a rule without a cell
+    if not extra:  # an override may rightly leave a rule without a cell, or an arm without its variant
+        _check_variants(sweep, [to_json(cell) for cell in used.values()])
         unused = [in_words(rule) for rule in sweep.exclude if in_words(rule) not in {r for _, r in excluded}]
         notes |= dict.fromkeys((f"exclude {rule}", "agrees with no cell") for rule in unused)
     return Planned(
@@ -345,13 +352,38 @@ def _check_own_knobs(listed: Mapping[str, Any], arms: Sequence[_Arm]) -> None:
 def _check_expectations(sweep: Sweep, arms: Sequence[_Arm]) -> None:
     """Raises ValueError for an expectation of an arm whose method and precision none of the sweep's arms has."""
     known = list(dict.fromkeys(f"{arm.config.method} {arm.config.precision.name}" for arm in arms))
+    for place, name in _expected(sweep):
+        if _plain(name) not in known:
+            raise ValueError(f"{place}={name}: {NO_ARM}; {nearest(name, known)}")
+
+
+def _check_variants(sweep: Sweep, configs: Sequence[Mapping[str, Any]]) -> None:
+    """Raises ValueError for an expectation of an arm whose variant none of these configs makes.
+
+    Of two values of an axis that are equally common a table leaves out that of its first record: either may be.
+    """
+    known = arm_names(configs) if sweep.expectations else []
+    for place, name in _expected(sweep):
+        if name not in known:
+            first = [
+                config for config in configs if f"{config['method']} {config['precision']['name']}" == _plain(name)
+            ]
+            every = dict.fromkeys(other for one in first for other in arm_names([one, *configs]))
+            alike = [other for other in every if _plain(other) == _plain(name)]
+            if name not in alike:
+                raise ValueError(f"{place}={name}: {NO_ARM}; {nearest(name, alike or known)}")
+
+
+def _expected(sweep: Sweep) -> Iterator[tuple[str, str]]:
+    """(sweep and field, arm) of every arm that the expectations name."""
     for i, expected in enumerate(sweep.expectations):
-        for field_name, name in (("low", expected.low), ("high", expected.high)):
-            if " ".join(name.split(" ")[:2]) not in known:
-                raise ValueError(
-                    f"{sweep.name}: expectations.{i}.{field_name}={name}: no arm of the sweep, METHOD PRECISION "
-                    f"with a variant where it has one; {nearest(name, known)}"
-                )
+        yield f"{sweep.name}: expectations.{i}.low", expected.low
+        yield f"{sweep.name}: expectations.{i}.high", expected.high
+
+
+def _plain(name: str) -> str:
+    """Method and precision of an arm's name."""
+    return " ".join(name.split(" ")[:2])
 
 
 def _check_data(cell: RunConfig, words: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from harness.records.arms import arm_labels, control_of, group_arms, rank, settings_apart
+from harness.records.arms import arm_labels, arm_names, control_of, group_arms, rank, settings_apart
 from harness.records.run_result import RunResult
 from tests import result_factory as factory
 
@@ -138,3 +138,12 @@ def test_lists_of_anything_are_axes() -> None:
     assert labels(run(), run(seed=1, trainer__betas=[0.9, 0.95]), run(seed=2, evaluations=[entry])) == [
         "bf16 bf16", "bf16 bf16 trainer.betas=0.9+0.95", f"bf16 bf16 evaluations={entry}",
     ]  # fmt: skip
+
+
+def test_names_of_planned_arms_are_those_of_the_arms_of_their_runs() -> None:
+    runs = [factory.result(*arm, seed=s)[0] for arm in factory.QUICK for s in range(2)]
+    runs += [factory.result("naive", "int4", task__n=16)[0]]  # another context has the same name
+    expected = {f"{arm.method} {arm.precision} {arm.variant}".strip() for arm in group_arms(runs)}
+    names = arm_names([run.config for run in runs])
+    assert set(names) == expected and len(names) == len(expected)
+    assert {"bf16 bf16", "naive int4", "naive int4 bypass_ppo"} <= expected

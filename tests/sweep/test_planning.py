@@ -378,11 +378,23 @@ def test_a_bad_file_is_one_line(tmp_path: Path, text: str, words: list[str]) -> 
         ("score: aucc, low: naive int4, high: bf16 bf16", ["expectations.0.score='aucc'", "'auc'"]),
         ("score: auc, low: naive int5, high: bf16 bf16", ["expectations.0.low=naive int5", "nearest: naive int4"]),
         ("score: auc, low: naive int4, high: bf16", ["expectations.0.high=bf16", "nearest: bf16 bf16"]),
+        (
+            "score: auc, low: naive int4 bypass_pgg, high: bf16 bf16",
+            [
+                "expects: expectations.0.low=naive int4 bypass_pgg: no arm of the sweep, METHOD PRECISION with a "
+                "variant where it has one; nearest: naive int4 bypass_ppo, naive int4; valid: naive int4, naive int4 "
+                "bypass_ppo"
+            ],
+        ),
+        (
+            "score: auc, low: naive int4, high: bf16 bf16 bypass_ppo",
+            ["0.high=bf16 bf16 bypass_ppo", "valid: bf16 bf16"],
+        ),
     ],
 )
 def test_an_expectation_names_a_score_and_arms_of_its_sweep(tmp_path: Path, expected: str, words: list[str]) -> None:
     def planned(line: str, *extra: str) -> Planned:
-        arms = "arms: [{method: bf16}, {method: naive, precision: int4}]"
+        arms = "arms: [{method: bf16}, {method: naive, precision: int4, algo.mode: [decoupled, bypass_ppo]}]"
         path = tmp_path / "expects.yaml"
         path.write_text(f"question: q\n{arms}\nseeds: [0]\nexpectations: [{{text: t, {line}}}]\n")
         return plan(read_sweep(str(path)), extra)
@@ -391,9 +403,22 @@ def test_an_expectation_names_a_score_and_arms_of_its_sweep(tmp_path: Path, expe
         planned(expected)
     assert "\n" not in str(caught.value) and all(word in str(caught.value) for word in words), str(caught.value)
     right = "score: auc, low: naive int4 bypass_ppo, high: bf16 bf16"
-    assert len(planned(right).cells) == len(planned(right, "trainer.steps=3").cells) == 2
-    assert planned(right, "precision=int8").cells  # an override may rightly leave no such arm
+    assert len(planned(right).cells) == len(planned(right, "trainer.steps=3").cells) == 3
+    for override in ("precision=int8", "algo.mode=bypass_pg"):
+        assert planned(right, override).cells  # an override may rightly leave no such arm
     assert set(get_args(Score)) == set(SCORES)
+
+
+@pytest.mark.parametrize("modes", ["[decoupled, bypass_ppo]", "[bypass_ppo, decoupled]"])
+def test_an_expectation_may_take_either_of_two_equally_common_values_for_the_usual_one(
+    tmp_path: Path, modes: str
+) -> None:
+    path = tmp_path / "even.yaml"
+    for low, high in (("naive int4 bypass_ppo", "naive int4"), ("naive int4", "naive int4 decoupled")):
+        line = f"{{text: t, score: auc, low: {low}, high: {high}}}"
+        arms = f"[{{method: naive, precision: int4, algo.mode: {modes}}}]"
+        path.write_text(f"question: q\narms: {arms}\nseeds: [0]\nexpectations: [{line}]\n")
+        assert len(plan(read_sweep(str(path))).cells) == 2
 
 
 def test_a_file_with_the_name_of_a_shipped_sweep_must_say_that_it_means_it(tmp_path: Path) -> None:
