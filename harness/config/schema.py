@@ -24,6 +24,7 @@ Positive: TypeAlias = Annotated[float, Field(gt=0)]
 NotNegative: TypeAlias = Annotated[float, Field(ge=0)]
 Beta: TypeAlias = Annotated[float, Field(ge=0, lt=1)]
 Share: TypeAlias = Annotated[float, Field(gt=0, le=1)]
+BaseOptimizer: TypeAlias = Literal["adamw", "muon"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,6 +115,8 @@ class BaseConfig:
     """Factor on `model.sft_lr`, for a task in words."""
     decay_from: float = field(default=0.6, metadata={"sparse": True})
     """Share of `max_steps` after which the learning rate falls, for a task in words."""
+    optimizer: BaseOptimizer = field(default="adamw", metadata={"sparse": True})
+    """For a task in words: `muon` learns the matrices of the layers by Muon, all else by AdamW."""
     average: float = field(default=0.0, metadata={"sparse": True})
     """Share of the steps so far over which the weights of the base are averaged, for a task in words; 0: not at all."""
     weight_decay: float = field(default=0.1, metadata={"sparse": True})

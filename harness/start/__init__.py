@@ -6,5 +6,6 @@ base_training.py    supervised training of a base, up to an accuracy
 text_training.py    the same for tasks in words, whose answers have many right wordings
 text_documents.py   packed documents of that training
 text_step.py        one optimizer step on them
+muon.py             Muon, an optimizer for matrices, as a CUDA graph can hold it
 prepare.py          task, base and preparations of a run, cached by content
 """

@@ -203,7 +203,8 @@ def _rule(recipe: Recipe) -> int | str:
 def recipe_values(recipe: Recipe) -> dict[str, Any]:
     """A recipe as JSON. What is off is left out of later fields: the keys of recipes from before them stand."""
     values = json.loads(json.dumps(dataclasses.asdict(recipe)))
-    return {name: value for name, value in values.items() if value or name not in ("curriculum", "lr_power", "average")}
+    off = {"curriculum": [], "lr_power": 0.0, "average": 0.0, "optimizer": "adamw"}
+    return {name: value for name, value in values.items() if name not in off or value != off[name]}
 
 
 def _store(model: Decoder, record: dict[str, Any], words: Sequence[str] | None, folder: Path) -> dict[str, Any]:

@@ -196,7 +196,7 @@ def _recipe(config: RunConfig, task: Demonstrated) -> BaseRecipe | TextRecipe:
             target_accuracy=base.target_accuracy, eval_every=base.eval_every, num_eval=base.num_eval,
             max_steps=base.max_steps, warmup_steps=base.warmup_steps, grad_clip=base.grad_clip, sizes=base.curriculum,
             batch_tokens=base.batch_tokens, decay_from=base.decay_from, average=base.average,
-            weight_decay=base.weight_decay, lr=config.model.sft_lr * base.lr_factor,
+            optimizer=base.optimizer, weight_decay=base.weight_decay, lr=config.model.sft_lr * base.lr_factor,
         )  # fmt: skip
     return BaseRecipe(
         target_accuracy=base.target_accuracy, eval_every=base.eval_every, num_eval=base.num_eval,

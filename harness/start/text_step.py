@@ -1,7 +1,7 @@
 """One optimizer step of a text base on packed documents; on a GPU a CUDA graph for every bucket.
 
     before (norm, q, k, v, rotation) -> attention inside documents -> after (output, MLP)   per layer
-    head -> sum of cross-entropies over response tokens -> backward -> clip -> AdamW
+    head -> sum of cross-entropies over response tokens -> backward -> clip -> AdamW, or Muon and AdamW
 
 The masters are the `Decoder`'s own float32 parameters. Products run in `dtype`: bfloat16 on a GPU, float32 on a CPU.
 A GPU runs the elementwise parts compiled, each bucket eagerly for two steps, and from its third on as one graph of
@@ -23,6 +23,7 @@ from harness.models.decoder import Decoder, Layer, Mixture, rope_tables, rotate
 from harness.numerics.compiler_options import compiler_options
 from harness.numerics.experts import mix, route
 from harness.numerics.rms_norm import rms_norm
+from harness.start.muon import Muon
 from harness.start.text_documents import Bucket, Packed
 
 MLP_PARTS = ("gate", "up", "down")
@@ -154,8 +155,9 @@ class PackedStep:
     """One optimizer step per call. Owns the memory that batches are copied into, and on a GPU the graphs."""
 
     def __init__(self, model: Decoder, buckets: Sequence[Bucket], tokens: int, betas: tuple[float, float],
-                 weight_decay: float, grad_clip: float) -> None:  # fmt: skip
-        """`tokens` of a batch. Weight decay acts on matrices alone."""
+                 weight_decay: float, grad_clip: float, has_muon: bool = False) -> None:  # fmt: skip
+        """`tokens` of a batch. Weight decay acts on matrices alone. `has_muon`: those of the layers learn by Muon, the
+        embedding and the gains by AdamW at the same rate."""
         device = device_of(model)
         self.is_graphed = model.config.num_experts == 0
         self.is_cuda, self.buckets, self.grad_clip = device.type == "cuda", buckets, grad_clip
@@ -163,10 +165,12 @@ class PackedStep:
         self.decoder = PackedDecoder(model, dtype, max(bucket.longest for bucket in buckets))
         self.parameters = list(model.parameters())
         self.lr = torch.zeros((), device=device)
-        matrices = [p for p in self.parameters if p.dim() == 2]
         gains = [p for p in self.parameters if p.dim() != 2]
+        inside = [p for p in model.model.layers.parameters() if p.dim() == 2] if has_muon else []
+        matrices = [p for p in self.parameters if p.dim() == 2 and not any(p is own for own in inside)]
         groups = [{"params": matrices, "weight_decay": weight_decay}, {"params": gains, "weight_decay": 0.0}]
-        self.optimizer = torch.optim.AdamW(groups, self.lr, betas, fused=True, capturable=self.is_cuda)
+        adamw = torch.optim.AdamW(groups, self.lr, betas, fused=True, capturable=self.is_cuda)
+        self.optimizers = [adamw, *([Muon(inside, self.lr, weight_decay)] if inside else [])]
         self.keep_rate()
         self.ids = torch.zeros(tokens, dtype=torch.int64, device=device)
         self.wanted = torch.zeros(tokens, device=device)
@@ -178,9 +182,10 @@ class PackedStep:
             self.decoder.compile()
 
     def keep_rate(self) -> None:
-        """Bind the optimizer to the tensor that holds the learning rate; after its state was loaded, again."""
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.lr
+        """Bind the optimizers to the tensor that holds the learning rate; after their state was loaded, again."""
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = self.lr
 
     def __call__(self, batch: Packed, lr: float) -> None:
         """Learn one batch at a learning rate. `loss` [] float32 is then its mean cross-entropy in nats."""
@@ -212,9 +217,11 @@ class PackedStep:
         loss = (losses * self.wanted[:size]).sum() / self.num_wanted
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.parameters, self.grad_clip)
-        self.optimizer.step()
+        for optimizer in self.optimizers:
+            optimizer.step()
         self.loss.copy_(loss.detach())
-        self.optimizer.zero_grad(set_to_none=True)
+        for p in self.parameters:
+            p.grad = None
 
     def _captured(self, number: int) -> torch.cuda.CUDAGraph:
         """The graph of a bucket's step. Graphs share one memory pool: nothing in it outlives a replay."""

@@ -1,6 +1,7 @@
 """Supervised training of a base on a task with many right wordings, up to a sampled accuracy.
 
-    packed documents, short problems first -> AdamW (warm-up, constant, linear decay) -> average of weights, if any
+    packed documents, short problems first -> AdamW, or Muon for the layers' matrices (warm-up, constant, linear decay)
+    -> average of weights, if any
     -> every so often: how sure of the numbers? -> only if that can be near the target: sample answers and check them
     -> go on, or done
 
@@ -24,6 +25,7 @@ from typing import Any
 import torch
 
 from harness.api import Plan
+from harness.config.schema import BaseOptimizer
 from harness.engines.embedded.engine import EmbeddedEngine
 from harness.foundation.seeds import generator, stable_seed
 from harness.foundation.state_files import save_state
@@ -48,10 +50,13 @@ many counts by its k-th root. (n = 30, 228 numbers: 0.07, root 0.44, where 0.77 
 SAMPLED_ROWS = 1024
 """Answers sampled at a time: few rounds, for at these sizes a GPU waits for the host at each token."""
 
+OPTIMIZERS = ("optimizer", "muon")
+"""Their names in a state on disk, in the order of `PackedStep.optimizers`."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class TextRecipe:
-    """Recipe of a text base's training. AdamW: linear warm-up, constant, then linear to `final_lr` of it at
+    """Recipe of a text base's training. The rate: linear warm-up, constant, then linear to `final_lr` of it at
     `max_steps`."""
 
     target_accuracy: float = 0.40
@@ -63,6 +68,8 @@ class TextRecipe:
     batch_tokens: int = 32768
     sizes: tuple[int, ...] = ()
     """Ends of the ranges of problem sizes that are mixed (`text_documents.MIX`); empty: the task's own size alone."""
+    optimizer: BaseOptimizer = "adamw"
+    """`muon`: the matrices of the layers learn by Muon (`harness.start.muon`), all else by AdamW."""
     lr: float = 3e-3
     final_lr: float = 0.05
     decay_from: float = 0.6
@@ -162,7 +169,8 @@ def fit_text(
     """Train up to the target or to the last step. Raises Unfinished as `host` says."""
     buckets = buckets_of(task, recipe.sizes, recipe.batch_tokens, config.max_positions)
     model = new_decoder(config, base_seed).to(host.device)
-    step = PackedStep(model, buckets, recipe.batch_tokens, recipe.betas, recipe.weight_decay, recipe.grad_clip)
+    step = PackedStep(model, buckets, recipe.batch_tokens, recipe.betas, recipe.weight_decay, recipe.grad_clip,
+                      recipe.optimizer == "muon")  # fmt: skip
     average = _Average(model, recipe.average)
     done, curve, spent = 0, list[Point](), 0.0
     if (saved := host.kept()) is not None:
@@ -267,8 +275,9 @@ def _state(
     step: PackedStep, model: Decoder, average: _Average, done: int, curve: list[Point], seconds: float
 ) -> dict[str, Any]:
     averaged = {"average": average.model.state_dict()} if average.share else {}
-    return {"model": model.state_dict(), "optimizer": step.optimizer.state_dict(), "step": done,
-            "curve": [list(point) for point in curve], "seconds": seconds} | averaged  # fmt: skip
+    learnt = {name: optimizer.state_dict() for name, optimizer in zip(OPTIMIZERS, step.optimizers, strict=False)}
+    return {"model": model.state_dict(), "step": done, "curve": [list(point) for point in curve],
+            "seconds": seconds} | learnt | averaged  # fmt: skip
 
 
 def _restore(
@@ -277,6 +286,7 @@ def _restore(
     if average.share:
         average.model.load_state_dict(saved["average"])
     model.load_state_dict(saved["model"])
-    step.optimizer.load_state_dict(saved["optimizer"])
+    for name, optimizer in zip(OPTIMIZERS, step.optimizers, strict=False):
+        optimizer.load_state_dict(saved[name])
     step.keep_rate()
     return saved["step"], [tuple(point) for point in saved["curve"]], saved["seconds"]

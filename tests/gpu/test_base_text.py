@@ -23,13 +23,14 @@ SHAPE = DecoderConfig(
 TASK = Wordmath(n=4)
 
 
-def test_replayed_steps_are_plain_steps() -> None:
+@pytest.mark.parametrize("has_muon", [False, True])
+def test_replayed_steps_are_plain_steps(has_muon: bool) -> None:
     """The same batches, once with graphs and once without: BF16 sums in no fixed order, so the losses agree closely."""
     buckets = buckets_of(TASK, (2, 3), 4096, 4096)
     documents = Documents(task=TASK, buckets=tuple(buckets), tokens=4096, base_seed=0, max_steps=60)
     losses: list[list[float]] = []
     for keeps_graphs in (True, False):
-        step = PackedStep(new_decoder(SHAPE, 0).to("cuda"), buckets, 4096, (0.9, 0.95), 0.1, 1.0)
+        step = PackedStep(new_decoder(SHAPE, 0).to("cuda"), buckets, 4096, (0.9, 0.95), 0.1, 1.0, has_muon)
         found: list[float] = []
         for number in range(1, 61):
             if not keeps_graphs:
