@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from harness.api import Plan, Rollout, Site, stated_knobs
 from harness.config.compose import Composed, has_hook, plan_json
 from harness.config.decoder_config import decoder_config, shape_to_check
-from harness.config.schema import Launch, RunConfig
+from harness.config.schema import BaseConfig, Launch, RunConfig
 from harness.engines.embedded.engine import EmbeddedEngine
 from harness.foundation.life import LIFE
 from harness.foundation.lock_file import held
@@ -34,6 +34,8 @@ from harness.tasks import EMBEDDED, Demonstrated, Item, Task, Worded, build_task
 
 DEMONSTRATED = tuple(name for name in vars(Demonstrated) if not name.startswith("_"))
 """Names that a task has where a base can be trained for it, beside those of every task."""
+FOR_WORDS = ("batch_tokens", "lr_factor", "decay_from", "optimizer", "average", "weight_decay")
+"""Fields of `BaseConfig` that the base of a task in words alone has."""
 NUM_CALIBRATION = 128
 """Calibration prompts offered to `Part.prepare`."""
 PROMPTS = 256
@@ -116,10 +118,13 @@ def evaluation_tasks(config: RunConfig) -> list[Task]:
 
 def check_data(config: RunConfig) -> None:
     """Raises ValueError, one line, where the data of the task or of an evaluation is missing or corrupt, where a base
-    is to be trained for a task that shows no answers, and where `algo.overlong_buffer` is longer than its responses or
-    the model has too few positions."""
+    is to be trained for a task that shows no answers or by a recipe of other tasks, and where `algo.overlong_buffer`
+    is longer than its responses or the model has too few positions."""
     task = task_of(config)
-    base_task = None if config.model.path is not None else _base_task(config, task)
+    base_task = None
+    if config.model.path is None:
+        base_task = _base_task(config, task)
+        _recipe(config, base_task)
     others = evaluation_tasks(config)
     limit = config.engine.max_new_tokens or task.max_new_tokens
     if config.algo.overlong_buffer > limit:
@@ -190,6 +195,7 @@ def _base_task(config: RunConfig, task: Task) -> Demonstrated:
 
 
 def _recipe(config: RunConfig, task: Demonstrated) -> BaseRecipe | TextRecipe:
+    """The recipe of a base for `task`. Raises ValueError for values that are none, or of another kind of task."""
     base = config.base
     if isinstance(task, Worded):
         return TextRecipe(
@@ -198,6 +204,12 @@ def _recipe(config: RunConfig, task: Demonstrated) -> BaseRecipe | TextRecipe:
             batch_tokens=base.batch_tokens, decay_from=base.decay_from, average=base.average,
             optimizer=base.optimizer, weight_decay=base.weight_decay, lr=config.model.sft_lr * base.lr_factor,
         )  # fmt: skip
+    for name in FOR_WORDS:
+        if getattr(base, name) != getattr(BaseConfig(), name):
+            raise ValueError(
+                f"base.{name}={getattr(base, name)}: for tasks in words alone, and task={config.task.name} is none; "
+                f"valid: {getattr(BaseConfig(), name)}, as in base=default"
+            )
     return BaseRecipe(
         target_accuracy=base.target_accuracy, eval_every=base.eval_every, num_eval=base.num_eval,
         max_steps=base.max_steps, batch_size=base.batch_size, warmup_steps=base.warmup_steps,

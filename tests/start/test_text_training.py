@@ -380,5 +380,11 @@ def test_a_run_names_its_text_base(tmp_path):
     assert shifted is not None and shifted != folder
     with pytest.raises(ValueError, match="choose base=text"):
         base_folder(load([*words, "base=default"]), Launch(results=str(tmp_path)))
+    with pytest.raises(ValueError, match="choose base=text"):
+        check_data(load([*words, "base=default"]))
+    with pytest.raises(ValueError, match=r"base.average=0.1: for tasks in words alone, and task=sort is none;"):
+        check_data(load(["task=sort", "base.average=0.1"]))
+    with pytest.raises(ValueError, match=r"base.batch_tokens=32768: .* valid: 0, as in base=default"):
+        check_data(load(["task=sort", "base=text"]))
     with pytest.raises(ValueError, match="vocab_size=32: valid: 160, 512"):
         base_folder(load(["base=text_small", "task=wordmath_ordered"]), Launch(results=str(tmp_path)))
