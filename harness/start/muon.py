@@ -3,7 +3,7 @@
     momentum m <- m + (1 - mu) (g - m) -> Nesterov's u = g + mu (m - g) -> Newton-Schulz: u's singular values go to 1
     -> W <- (1 - lr * decay) W - lr * 0.2 sqrt(max(rows, columns)) u
 
-The factor gives an update the size of AdamW's, so that one learning rate serves both (arXiv:2502.16982, equation 4).
+The factor gives an update the size of AdamW's, so that one learning rate serves both (arXiv:2502.16982, section 2.2).
 Rule and coefficients of Newton-Schulz: kellerjordan.github.io/posts/muon. `torch.optim.Muon` computes the same one
 matrix at a time, and takes no rate that is a tensor inside a CUDA graph; here matrices of one shape go together, and
 nothing waits for the host.
@@ -66,8 +66,10 @@ class Muon(torch.optim.Optimizer):
         ahead: list[Tensor] = []
         for p in matrices:
             assert p.grad is not None
-            momentum = self.state[p].setdefault("momentum", torch.zeros_like(p))
-            momentum.lerp_(p.grad, 1 - MOMENTUM)
+            if "momentum" not in self.state[p]:
+                self.state[p]["momentum"] = torch.zeros_like(p)
+            momentum = self.state[p]["momentum"].lerp_(p.grad, 1 - MOMENTUM)
             ahead.append(p.grad.lerp(momentum, MOMENTUM))
-        for p, update in zip(matrices, orthogonal(torch.stack(ahead)), strict=True):
-            p.mul_(1 - lr * weight_decay).sub_(update.to(p.dtype) * (lr * factor))
+        kept, updates = 1 - lr * weight_decay, orthogonal(torch.stack(ahead)).float() * (lr * factor)
+        for p, update in zip(matrices, updates, strict=True):
+            p.mul_(kept).sub_(update)
