@@ -11,6 +11,7 @@ from pathlib import Path
 from statistics import median
 
 from harness.foundation.markdown_table import markdown_table
+from harness.records.arms import rank
 from harness.records.run_result import write_atomic
 from harness.studies.advise.accuracy import curves_of
 from harness.studies.advise.question import Mismatch, Question
@@ -54,7 +55,7 @@ def text_mismatch(points: Sequence[Point]) -> dict[str, Mismatch]:
     for p in own:
         if p.length == longest[p.precision]:
             first[p.precision].append(p.doses[START] / p.doses["length alone"])
-    return {name: Mismatch(k3=median(values), source=source) for name, values in first.items()}
+    return {name: Mismatch(k3=median(first[name]), source=source) for name in sorted(first, key=rank)}
 
 
 def answered(evidence: Evidence, points: Sequence[Point]) -> list[Advice]:
