@@ -287,7 +287,7 @@ def plan(sweep: Sweep, extra: Sequence[str] = (), *, is_preview: bool = False) -
             cells.setdefault(run_id(cell), cell)
             notes |= dict.fromkeys((arm.words, line) for line in arm.notes)
             room = (cell.model.path, cell.model.max_positions, cell.engine.max_new_tokens)
-            if (data := str((cell.task, cell.evaluations, room))) not in tasks:
+            if (data := str((cell.task, cell.evaluations, cell.base, room))) not in tasks:
                 _check_data(cell, arm.words)
                 tasks.add(data)
     if not extra:  # an override may rightly leave a rule without a cell, or an arm without its variant

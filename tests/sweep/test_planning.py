@@ -372,6 +372,13 @@ def test_a_bad_file_is_one_line(tmp_path: Path, text: str, words: list[str]) -> 
     assert all(word in str(caught.value) for word in words), str(caught.value)
 
 
+def test_every_base_of_a_sweep_is_checked_where_arms_share_a_task(tmp_path: Path) -> None:
+    path = tmp_path / "bases.yaml"
+    path.write_text("question: q\narms: [{method: bf16}, {method: bf16, base.average: 0.1}]\nseeds: [0]\n")
+    with pytest.raises(ValueError, match=r"arm .*base.average=0.1: base.average=0.1: for tasks in words alone"):
+        plan(read_sweep(str(path)))
+
+
 @pytest.mark.parametrize(
     ("expected", "words"),
     [
