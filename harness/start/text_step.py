@@ -169,8 +169,11 @@ class PackedStep:
         inside = [p for p in model.model.layers.parameters() if p.dim() == 2] if has_muon else []
         matrices = [p for p in self.parameters if p.dim() == 2 and not any(p is own for own in inside)]
         groups = [{"params": matrices, "weight_decay": weight_decay}, {"params": gains, "weight_decay": 0.0}]
-        adamw = torch.optim.AdamW(groups, self.lr, betas, fused=True, capturable=self.is_cuda)
-        self.optimizers = [adamw, *([Muon(inside, self.lr, weight_decay)] if inside else [])]
+        self.optimizers: dict[str, torch.optim.Optimizer] = {
+            "optimizer": torch.optim.AdamW(groups, self.lr, betas, fused=True, capturable=self.is_cuda)
+        }
+        if inside:
+            self.optimizers["muon"] = Muon(inside, self.lr, weight_decay)
         self.keep_rate()
         self.ids = torch.zeros(tokens, dtype=torch.int64, device=device)
         self.wanted = torch.zeros(tokens, device=device)
@@ -183,7 +186,7 @@ class PackedStep:
 
     def keep_rate(self) -> None:
         """Bind the optimizers to the tensor that holds the learning rate; after their state was loaded, again."""
-        for optimizer in self.optimizers:
+        for optimizer in self.optimizers.values():
             for group in optimizer.param_groups:
                 group["lr"] = self.lr
 
@@ -217,7 +220,7 @@ class PackedStep:
         loss = (losses * self.wanted[:size]).sum() / self.num_wanted
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.parameters, self.grad_clip)
-        for optimizer in self.optimizers:
+        for optimizer in self.optimizers.values():
             optimizer.step()
         self.loss.copy_(loss.detach())
         for p in self.parameters:

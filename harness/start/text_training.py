@@ -50,9 +50,6 @@ many counts by its k-th root. (n = 30, 228 numbers: 0.07, root 0.44, where 0.77 
 SAMPLED_ROWS = 1024
 """Answers sampled at a time: few rounds, for at these sizes a GPU waits for the host at each token."""
 
-OPTIMIZERS = ("optimizer", "muon")
-"""Their names in a state on disk, in the order of `PackedStep.optimizers`."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class TextRecipe:
@@ -275,7 +272,7 @@ def _state(
     step: PackedStep, model: Decoder, average: _Average, done: int, curve: list[Point], seconds: float
 ) -> dict[str, Any]:
     averaged = {"average": average.model.state_dict()} if average.share else {}
-    learnt = {name: optimizer.state_dict() for name, optimizer in zip(OPTIMIZERS, step.optimizers, strict=False)}
+    learnt = {name: optimizer.state_dict() for name, optimizer in step.optimizers.items()}
     return {"model": model.state_dict(), "step": done, "curve": [list(point) for point in curve],
             "seconds": seconds} | learnt | averaged  # fmt: skip
 
@@ -286,7 +283,7 @@ def _restore(
     if average.share:
         average.model.load_state_dict(saved["average"])
     model.load_state_dict(saved["model"])
-    for name, optimizer in zip(OPTIMIZERS, step.optimizers, strict=False):
+    for name, optimizer in step.optimizers.items():
         optimizer.load_state_dict(saved[name])
     step.keep_rate()
     return saved["step"], [tuple(point) for point in saved["curve"]], saved["seconds"]
