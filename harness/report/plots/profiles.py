@@ -128,7 +128,7 @@ def profile_figure(arms: Sequence[Arm], control: str = "bf16") -> Figure | None:
         axes.flat[list(axes.flat).index(ax) - columns].xaxis.set_tick_params(labelbottom=True)
     over = " over " + ", ".join(contexts) if len(contexts) > 1 else ""
     figure.supxlabel(f"tau: mean accuracy during training{over}", fontsize=8)
-    figure.supylabel("share of runs above tau (bands: 95 %, whole curve)", fontsize=8)
+    figure.supylabel("share of runs above tau\n(bands: 95 %, whole curve)", fontsize=8)
     return figure
 
 
