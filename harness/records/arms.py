@@ -1,4 +1,5 @@
-"""Arms: the cells of a sweep that differ only in their seeds, with labels that say what differs and no more."""
+"""Arms: the cells of a sweep that differ only in their seeds and in how their bases were trained, with labels that say
+what differs and no more."""
 
 from __future__ import annotations
 
@@ -25,6 +26,10 @@ CONTEXT = ("model.", "task.", "base.", "engine.", "trainer.name", "trainer.steps
 """Fields that set the experiment. Two arms are compared only where these agree."""
 TOLD = tuple(name for name in FIRST if not name.startswith(CONTEXT) and name != "parts")
 """Fields of FIRST that a label tells even where another stands for them, if they vary within an experiment."""
+BASE = "base."
+BASE_TRAITS = ("base.n", "base.target_accuracy")
+"""Fields of `base` that say what a base is. The others say how it was trained: bases of one seed in two recipes are two
+bases of an arm, as those of two seeds are, and runs are compared on one base alone."""
 OF_PRECISION = "precision."
 """Prefix of the names of a precision's own fields."""
 KNOBS = "knobs."
@@ -139,12 +144,16 @@ def settings_apart(arm: Arm, other: Arm) -> int:
 
 
 def setting(result: RunResult) -> Fields:
-    """The hashed fields of a run's config, dotted, without seeds and device."""
+    """The hashed fields of a run's config, dotted, without seeds, device and the recipe of the base."""
     return _setting(result.config)
 
 
 def _setting(config: Mapping[str, Any]) -> Fields:
-    return {name: value for name, value in flatten(identity(config)).items() if name not in (*SEEDS, DEVICE)}
+    return {
+        name: value
+        for name, value in flatten(identity(config)).items()
+        if name not in (*SEEDS, DEVICE) and (not name.startswith(BASE) or name in BASE_TRAITS)
+    }
 
 
 def rank(precision: str) -> tuple[int, str]:

@@ -15,7 +15,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from statistics import fmean, median
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
@@ -114,6 +114,18 @@ class MethodRecord(_Record):
     """The parts of the rule that are ours because no source gives them."""
 
 
+class Base(NamedTuple):
+    """A base. Weights of one seed that were trained twice, by two recipes or on a GPU, are two."""
+
+    seed: int
+    weights: str = ""
+    """Hash of the weights; empty where the record has none."""
+
+
+Pair = tuple[Base, int]
+"""(base, run seed)."""
+
+
 class RunResult(_Record):
     """One cell of a sweep, whatever became of it; `error` is a traceback, times are ISO 8601 in UTC."""
 
@@ -160,6 +172,16 @@ class RunResult(_Record):
     started_at: str | None = None
     ended_at: str | None = None
     error: str | None = None
+
+    @property
+    def base(self) -> Base:
+        """Base that the run started from."""
+        return Base(self.base_seed, self.hashes.get("model") or "")
+
+    @property
+    def pair(self) -> Pair:
+        """Base and run seed, which two runs share that are compared as a pair."""
+        return self.base, self.seed
 
 
 def write_result(

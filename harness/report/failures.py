@@ -12,10 +12,10 @@ from statistics import fmean
 
 from harness.foundation.markdown_table import markdown_table
 from harness.records.arms import Arm, control_of, label
-from harness.records.run_result import EvalRecord, RunResult
+from harness.records.run_result import Base, EvalRecord, RunResult
 from harness.records.statuses import FINISHED
 
-ByBase = dict[int, Counter[str]]
+ByBase = dict[Base, Counter[str]]
 """Base seed -> means over its runs: share of the answers by class of mistake, and `LENGTH`."""
 LENGTH = "tokens"
 READING = (
@@ -49,11 +49,11 @@ def blocks(arms: Sequence[Arm], control: str) -> list[str]:
 
 def by_base(arm: Arm) -> ByBase:
     """Means over the runs of each base; without those that do not tell."""
-    groups: dict[int, list[Counter[str]]] = {}
+    groups: dict[Base, list[Counter[str]]] = {}
     for run in arm.runs:
         if (record := _last(run)) is not None:
             shares = Counter({**record.failures, LENGTH: record.length_mean or 0.0})
-            groups.setdefault(run.base_seed, []).append(shares)
+            groups.setdefault(run.base, []).append(shares)
     return {base: _mean(runs) for base, runs in groups.items()}
 
 

@@ -162,7 +162,7 @@ def step_label(kind: str, arms: Sequence[Arm]) -> str:
 
 def num_bases(arms: Sequence[Arm]) -> list[int]:
     """Number of bases of each arm. Means over other bases are not comparable."""
-    return [len({run.base_seed for run in arm.runs}) for arm in arms]
+    return [len({run.base for run in arm.runs}) for arm in arms]
 
 
 def lines_of(arms: Sequence[Arm], board: dict[str, Any], control: str) -> list[Arm]:

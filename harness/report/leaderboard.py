@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +24,7 @@ import pandas as pd
 from harness.records import stats
 from harness.records.arms import Arm, control_of, group_arms, label, settings_apart
 from harness.records.effective_bits import bits_of_run
-from harness.records.run_result import EvalRecord, RunResult
+from harness.records.run_result import Base, EvalRecord, RunResult
 from harness.records.statuses import FINISHED, STATUSES
 from harness.records.sweep_file import BASELINES, ENDPOINTS
 from methods import METHODS
@@ -32,11 +32,9 @@ from methods import METHODS
 SCORES = ("accuracy", "rollout_accuracy", "reward", "auc", "deployed_auc")
 SITES = {"reference": "reference", "deployed": "rollout"}
 """Endpoint -> the evaluations that it is made of."""
-Pair = tuple[int, int]
-"""(base seed, seed)."""
 Pairing = tuple[Arm, Arm | None]
 """(arm, its control)."""
-OnBases = Mapping[int, stats.BaseDifference]
+OnBases = Mapping[Base, stats.BaseDifference]
 """Base seed -> the difference of an arm from its control there."""
 
 
@@ -46,14 +44,14 @@ class Scores:
 
     matrices: dict[str, stats.Floats]
     """Score name -> [S, Q]; Q = 1 where a score has no value per question, or the runs saw different questions."""
-    bases: dict[str, list[int]]
-    """Score name -> base seeds of its rows."""
-    auc: dict[tuple[Pair, str], float]
-    """(seeds, question hash) -> AUC, for pairing."""
-    answers: dict[tuple[Pair, str], stats.Floats]
-    """(seeds, question hash) -> [E evaluations after step 0, Q] of 0 and 1."""
+    bases: dict[str, list[Base]]
+    """Score name -> bases of its rows."""
+    auc: dict[stats.Key, float]
+    """`pair_key` -> AUC."""
+    answers: dict[stats.Key, stats.Floats]
+    """`pair_key` -> [E evaluations after step 0, Q] of 0 and 1."""
     outcomes: Mapping[str, stats.Outcomes]
-    """Endpoint -> ((base seed, question hash), seed) -> what became of the run there."""
+    """Endpoint -> `pair_key` -> what became of the run there."""
     base_accuracy: float
 
     def mean(self, endpoint: str) -> float:
@@ -91,7 +89,7 @@ class Board:
     table: pd.DataFrame
     """The `leaderboard`."""
     on_bases: Sequence[tuple[Arm, OnBases]]
-    """(arm, base seed -> its difference from the control there) at the first endpoint, where something is known."""
+    """(arm, base -> its difference from the control there) at the first endpoint, where something is known."""
 
 
 def leaderboard(
@@ -231,10 +229,10 @@ def score_arm(arm: Arm) -> Scores:
     """Every score of the scored runs of an arm."""
     runs = [run for run in arm.runs if run.status in FINISHED]
     rows: dict[str, list[stats.Floats]] = {name: [] for name in SCORES}
-    bases: dict[str, list[int]] = {name: [] for name in SCORES}
-    auc: dict[tuple[Pair, str], float] = {}
+    bases: dict[str, list[Base]] = {name: [] for name in SCORES}
+    auc: dict[stats.Key, float] = {}
     outcomes: dict[str, dict[stats.Key, stats.Outcome]] = {name: {} for name in ENDPOINTS}
-    answered: dict[tuple[Pair, str], stats.Floats] = {}
+    answered: dict[stats.Key, stats.Floats] = {}
     for run in runs:
         reference, rollout = answers(run, "reference"), answers(run, "rollout")
         found = {
@@ -244,8 +242,8 @@ def score_arm(arm: Arm) -> Scores:
             "deployed_auc": rollout,
         }
         if len(reference):
-            auc[(run.base_seed, run.seed), _hash(run)] = float(reference.mean())
-            answered[(run.base_seed, run.seed), _hash(run)] = reference
+            auc[pair_key(run)] = float(reference.mean())
+            answered[pair_key(run)] = reference
         for endpoint, curve in (("reference", reference), ("deployed", rollout)):
             if len(curve):
                 outcomes[endpoint][pair_key(run)] = _outcome(run, SITES[endpoint], curve)
@@ -255,7 +253,7 @@ def score_arm(arm: Arm) -> Scores:
         for name, curve in found.items():
             if len(curve):
                 rows[name].append(curve.mean(axis=0))
-                bases[name].append(run.base_seed)
+                bases[name].append(run.base)
     is_crossed = len({_hash(run) for run in runs}) == 1
     base = [r.accuracy for run in runs for r in _of(run, "reference") if r.step == 0 and r.accuracy is not None]
     return Scores(
@@ -291,18 +289,18 @@ def components(scores: Mapping[str, Scores], endpoint: str = "reference") -> sta
     return stats.components(values, {name: found.matrices[matrix] for name, found in steady})
 
 
-def by_base(rows: stats.Floats, bases: Sequence[int]) -> stats.Floats:
+def by_base(rows: stats.Floats, bases: Sequence[Hashable]) -> stats.Floats:
     """[S runs, ...] -> [U units, ...]: the mean of the runs of each base, which rise and fall together. Runs of one
     base alone, and bases with a run each, are units themselves."""
     distinct = list(dict.fromkeys(bases))
     if len(distinct) in (1, len(bases)):
         return rows
-    return np.array([rows[np.array(bases) == base].mean(axis=0) for base in distinct])
+    return np.array([rows[[other == base for other in bases]].mean(axis=0) for base in distinct])
 
 
 def pair_key(run: RunResult) -> stats.Key:
-    """Base, questions and run seed, which runs that are compared as a pair share."""
-    return (run.base_seed, _hash(run)), run.seed
+    """((base, questions), run seed): what runs share that are compared as a pair, here answer by answer."""
+    return (run.base, _hash(run)), run.seed
 
 
 def _hash(run: RunResult) -> str:
@@ -412,7 +410,7 @@ def _common(own: Scores, other: Scores, endpoint: str) -> bool:
     return not {base for base, _ in own.outcomes[endpoint]}.isdisjoint(base for base, _ in other.outcomes[endpoint])
 
 
-def _improvement(own: dict[tuple[Pair, str], float], other: dict[tuple[Pair, str], float]) -> dict[str, float]:
+def _improvement(own: Mapping[stats.Key, float], other: Mapping[stats.Key, float]) -> dict[str, float]:
     found = stats.improvement([(np.array(list(own.values())), np.array(list(other.values())))])
     return {"improvement": found.probability, "improvement_low": found.low, "improvement_high": found.high}
 
@@ -421,7 +419,7 @@ def _over_questions(own: Scores, other: Scores | None) -> dict[str, float]:
     """The difference with questions as a second random effect, and McNemar's test on the final answers."""
     keys = [] if other is None else [key for key in own.answers if key in other.answers]
     names = "crossed_low", "crossed_high", "p_crossed", "wins", "losses", "p_mcnemar"
-    if other is None or len({(key[1], own.answers[key].shape[1]) for key in keys}) != 1:
+    if other is None or len({(key[0][1], own.answers[key].shape[1]) for key in keys}) != 1:
         return dict.fromkeys(names, math.nan)
     bases = [base for (base, _), _ in keys]
     curve, curve_other = (by_base(np.array([s.answers[key].mean(axis=0) for key in keys]), bases) for s in (own, other))

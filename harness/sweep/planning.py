@@ -31,6 +31,8 @@ from methods import method_named, registry
 
 COMMANDS = {"search_": "search", "throughput_": "throughput"}
 """Beginning of a file's name -> the command that runs it in place of `sweep`."""
+SEEDS = ("seeds", "base_seeds")
+"""Keys of an arm that are no overrides."""
 SHOWN = 3
 """Different reasons that an error names where no cell can run."""
 NO_ARM = "no arm of the sweep, METHOD PRECISION with a variant where it has one"
@@ -72,7 +74,7 @@ class Sweep:
     run's base has the run's seed, for base variance is as large as the effects."""
     seeds: tuple[Whole, ...]
     """Run seeds. An arm may name its own (`seeds: [0, 1, 2]`): a control of several runs on a base enters a comparison
-    by their mean."""
+    by their mean. So may it name its own `base_seeds`, as bases of other recipes do."""
 
     @property
     def purpose(self) -> Purpose:
@@ -106,7 +108,8 @@ class _Arm:
     reason: str | None
     """Reason why the arm cannot work."""
     notes: tuple[str, ...]
-    seeds: tuple[int, ...]
+    starts: tuple[tuple[int, int], ...]
+    """(base seed, run seed) of its runs, bases outermost."""
     is_included: bool
     is_late: bool
 
@@ -147,7 +150,7 @@ def read_sweep(name: str, folder: Path = SWEEPS) -> Sweep:
             check_rule(rule)
         arms = (*sweep.arms, *sweep.include, *sweep.later)
         for arm in arms:
-            arm_seeds(sweep, arm)
+            arm_starts(sweep, arm)
         for settings in (sweep.axes, *arms):
             if empty := next((key for key, found in settings.items() if found == []), None):
                 raise ValueError(f"{empty}=[]: at least one value is expected")
@@ -170,12 +173,23 @@ def _check_taken(name: str, path: Path, is_given: bool) -> None:
         )
 
 
-def arm_seeds(sweep: Sweep, arm: Mapping[str, Any]) -> tuple[int, ...]:
-    """Run seeds of an arm as its file lists it. Raises ValueError for its own where they are no whole numbers."""
-    own = arm.get("seeds", list(sweep.seeds))
-    if not isinstance(own, list) or not own or any(type(seed) is not int or seed < 0 for seed in own):
-        raise ValueError(f"seeds={own} of an arm: a list of whole numbers from 0 on is expected, such as [0, 1]")
-    return tuple(own)
+def arm_starts(sweep: Sweep, arm: Mapping[str, Any]) -> tuple[tuple[int, int], ...]:
+    """(base seed, run seed) of the runs of an arm as its file lists it, bases outermost.
+
+    Raises ValueError for its own seeds where they are no whole numbers, or where it alone has `base_seeds`.
+    """
+    if "base_seeds" in arm and not sweep.base_seeds:
+        raise ValueError(f"base_seeds={arm['base_seeds']} of an arm: valid where the sweep has base_seeds")
+    bases, seeds = (_own(arm, name, getattr(sweep, name)) for name in ("base_seeds", "seeds"))
+    return tuple((base, seed) for base in bases for seed in seeds) or tuple((seed, seed) for seed in seeds)
+
+
+def _own(arm: Mapping[str, Any], name: str, usual: Sequence[int]) -> Sequence[int]:
+    """Seeds of an arm, each once, or the sweep's."""
+    own = arm.get(name, usual)
+    if name in arm and (not isinstance(own, list) or not own or any(type(x) is not int or x < 0 for x in own)):
+        raise ValueError(f"{name}={own} of an arm: a list of whole numbers from 0 on is expected, such as [0, 1]")
+    return list(dict.fromkeys(own))
 
 
 def with_seeds(sweep: Sweep, seeds: tuple[int, ...]) -> Sweep:
@@ -186,12 +200,6 @@ def with_seeds(sweep: Sweep, seeds: tuple[int, ...]) -> Sweep:
 
     arms, include, later = plain(sweep.arms), plain(sweep.include), plain(sweep.later)
     return replace(sweep, seeds=seeds, arms=arms, include=include, later=later)
-
-
-def starts(sweep: Sweep, seeds: Iterable[int]) -> list[tuple[int, int]]:
-    """(base seed, run seed) of every run with one of the run seeds, bases outermost."""
-    run_seeds = list(dict.fromkeys(seeds))
-    return [(b, s) for b in dict.fromkeys(sweep.base_seeds) for s in run_seeds] or [(s, s) for s in run_seeds]
 
 
 def _values(path: Path, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -215,8 +223,8 @@ def _values(path: Path, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _settings(arm: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
-    """Every combination of {key: value or list} as overrides; `seeds` is none."""
-    values = {key: value for key, value in arm.items() if key != "seeds"}
+    """Every combination of {key: value or list} as overrides; seeds are none."""
+    values = {key: value for key, value in arm.items() if key not in SEEDS}
     lists = [v if isinstance(v, list) else [v] for v in values.values()]
     for combination in itertools.product(*lists):
         pairs = zip(values, combination, strict=True)
@@ -226,12 +234,12 @@ def _settings(arm: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
 def _arms(sweep: Sweep, extra: Sequence[str], *, is_preview: bool) -> Iterator[_Arm]:
     hash_of = planned_hash if is_preview else content_hash
     settings = [
-        ((*a, *s), {"listed": arm, "seeds": arm_seeds(sweep, arm), "is_included": False, "is_late": is_late})
+        ((*a, *s), {"listed": arm, "starts": arm_starts(sweep, arm), "is_included": False, "is_late": is_late})
         for is_late, listed in ((False, sweep.arms), (True, sweep.later))
         for a in _settings(sweep.axes) for arm in listed for s in _settings(arm)
     ]  # fmt: skip
     settings += [
-        (s, {"listed": arm, "seeds": arm_seeds(sweep, arm), "is_included": True, "is_late": False})
+        (s, {"listed": arm, "starts": arm_starts(sweep, arm), "is_included": True, "is_late": False})
         for arm in sweep.include for s in _settings(arm)
     ]  # fmt: skip
     for setting, kind in progress_bar(settings, "arm"):
@@ -269,10 +277,10 @@ def plan(sweep: Sweep, extra: Sequence[str] = (), *, is_preview: bool = False) -
         _check_own_knobs(arm, [found for found in arms if found.listed is arm])
     if not any(word.lstrip("+").startswith(("method=", "precision")) for word in extra):
         _check_expectations(sweep, arms)
-    every = starts(sweep, itertools.chain(sweep.seeds, *(arm.seeds for arm in arms)))
+    every = _in_order(sweep, arms)
     for _, (base_seed, seed), arm in [
         (late, start, a) for late in (False, True) for start in every for a in arms
-        if a.is_late == late and start[1] in a.seeds
+        if a.is_late == late and start in a.starts
     ]:  # fmt: skip
         cell = replace(arm.config, seed=seed, base_seed=base_seed)
         rule = next((r for r in sweep.exclude if not arm.is_included and matches(cell, r)), None)
@@ -297,11 +305,20 @@ def plan(sweep: Sweep, extra: Sequence[str] = (), *, is_preview: bool = False) -
     return Planned(
         sweep=sweep, cells=tuple(cells.values()), skipped=tuple(skipped), notes=tuple(notes),
         excluded=tuple(
-            (words, rule + _where(sweep, found, next(arm.seeds for arm in arms if arm.words == words)))
+            (words, rule + _where(sweep, found, next(arm.starts for arm in arms if arm.words == words)))
             for (words, rule), found in excluded.items()
         ),
         impossible=tuple(impossible.values()),
     )  # fmt: skip
+
+
+def _in_order(sweep: Sweep, arms: Sequence[_Arm]) -> list[tuple[int, int]]:
+    """(base seed, run seed) of all runs: the sweep's bases, then further ones, each with the run seeds in order."""
+    every = [start for arm in arms for start in arm.starts]
+    if not sweep.base_seeds:
+        return list(dict.fromkeys([*((seed, seed) for seed in sweep.seeds), *every]))
+    bases, seeds = dict.fromkeys([*sweep.base_seeds, *(b for b, _ in every)]), [*sweep.seeds, *(s for _, s in every)]
+    return [(base, seed) for base in bases for seed in dict.fromkeys(seeds)]
 
 
 def narrowed(planned: Planned, rule: Rule) -> Planned:
@@ -393,9 +410,9 @@ def _check_data(cell: RunConfig, words: str) -> None:
         raise ValueError(f"arm {words}: {error}") from None
 
 
-def _where(sweep: Sweep, found: Sequence[tuple[int, int]], seeds: Sequence[int]) -> str:
+def _where(sweep: Sweep, found: Sequence[tuple[int, int]], own: Sequence[tuple[int, int]]) -> str:
     """The runs of an arm that a rule leaves out, in words; nothing where it is all of them."""
-    if len(found) == len(starts(sweep, seeds)):
+    if len(found) == len(own):
         return ""
     return ", seeds " + ", ".join(f"b{base}-s{seed}" if sweep.base_seeds else str(seed) for base, seed in found)
 

@@ -31,6 +31,18 @@ def test_what_the_run_id_leaves_out_parts_no_arm() -> None:
     assert [len(arm.runs) for arm in group_arms([before, after])] == [2]
 
 
+def test_a_base_of_another_recipe_is_another_base_of_the_arm_and_a_base_for_another_size_another_context() -> None:
+    """Field by field: how a base was trained sets nothing apart, what it was trained for does."""
+    base = {"target_accuracy": 0.4, "max_steps": 400}
+    recipes = [
+        run(seed=i, base=base | change) for i, change in enumerate(({}, {"max_steps": 9}, {"optimizer": "muon"}))
+    ]
+    (arm,) = group_arms(recipes)
+    assert arm.label == "bf16 bf16" and [r.seed for r in arm.runs] == [0, 1, 2] and arm.axes == {}
+    assert {name for name in arm.fields if name.startswith("base.")} == {"base.target_accuracy"}
+    assert labels(recipes[0], run(base=base | {"n": 3})) == ["bf16 bf16", "bf16 bf16 base.n=3"]
+
+
 def test_the_usual_setting_is_not_written_and_a_context_always_is() -> None:
     runs = [run(), run("naive", "int4"), run("naive", "int4", "bypass_ppo")]
     assert labels(*runs) == ["bf16 bf16", "naive int4", "naive int4 bypass_ppo"]

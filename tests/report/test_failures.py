@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from harness.records.arms import group_arms
-from harness.records.run_result import RunResult
+from harness.records.run_result import Base, RunResult
 from harness.report.failures import blocks, by_base
 from tests.result_factory import result
 
@@ -42,7 +42,10 @@ def test_runs_of_a_base_count_once() -> None:
         for share, base in ((0.1, 0), (0.3, 0), (0.8, 1))
     ]
     (arm,) = group_arms(runs)
-    assert {base: shares["plan"] for base, shares in by_base(arm).items()} == {0: pytest.approx(0.2), 1: 0.8}
+    assert {base: shares["plan"] for base, shares in by_base(arm).items()} == {
+        Base(0, "aa"): pytest.approx(0.2),
+        Base(1, "aa"): 0.8,
+    }
     assert blocks([arm], "bf16")[1].splitlines()[2].startswith("| bf16 bf16 | 2 | 240 | 0.500 |")
 
 

@@ -11,7 +11,7 @@ import pytest
 from scipy import stats as scipy_stats
 
 from harness.records import stats
-from harness.records.run_result import EvalRecord, RunResult
+from harness.records.run_result import Base, EvalRecord, RunResult
 from harness.report.leaderboard import board_of, by_base, components, contrasts, leaderboard
 from tests import result_factory as factory
 
@@ -222,7 +222,7 @@ def test_where_bases_differ_the_single_ones_are_told_by_the_noise_of_replicates(
     assert (row["base_loss_least"], row["base_loss_most"]) == pytest.approx((mean - 0.55, mean - 0.40))
     ((arm, by_base),) = board_of(results).on_bases
     assert arm.label == "naive int8" and len(by_base) == 4
-    assert [round(by_base[base].mean, 4) for base in range(4)] == [-0.0033, -0.2033, -0.7033, -0.3533]
+    assert [round(by_base[Base(seed, "aa")].mean, 4) for seed in range(4)] == [-0.0033, -0.2033, -0.7033, -0.3533]
     assert "bases" not in rows(leaderboard(factory.replicated({0: 0, 1: 20}, replicates=1)))["naive int8"]
 
 
@@ -248,6 +248,25 @@ def test_a_base_with_several_runs_is_one_unit_and_a_replicated_control_enters_by
     bases = np.array([[1, 1, 0, 0], [1, 0.5, 0, 0], [1, 1, 0.5, 0]])  # resampled are bases, not runs
     drawn = stats.bootstrap(bases, stats.resample(3, 4, np.random.default_rng(0)), stats.mean)
     assert (row["auc_low"], row["auc_high"]) == drawn
+
+
+def test_a_base_that_was_trained_again_is_another_one_and_no_pair_mixes_the_two() -> None:
+    """Three bases; that of seed 2 was trained twice, on which the arm loses 0.5 and 0.25; one arm ran on one alone."""
+
+    def cells(seed: int, weights: str, control: int, lost: int) -> list[RunResult]:
+        found: list[RunResult] = []
+        for method, precision, right in (("bf16", "bf16", control), ("naive", "int8", control - lost)):
+            answers = [1] * right + [0] * (4 - right)
+            changes = {"hashes": {"model": weights}, "run_id": f"{method}{weights}"}
+            found.append(run(method, precision, seed, [[1, 0, 0, 0], answers, answers], **changes))
+        return found
+
+    runs = [*cells(0, "a", 4, 1), *cells(1, "b", 4, 1), *cells(2, "c", 4, 2), *cells(2, "d", 3, 1)]
+    row = rows(leaderboard(runs))["naive int8"]
+    assert row["pairs"] == 4 and row["difference"] == pytest.approx(-(1 + 1 + 2 + 1) / 16)
+    apart = [r for r in runs if r.run_id not in ("bf16c", "naived")]  # seed 2: the arm on one, the control on the other
+    row = rows(leaderboard(apart))["naive int8"]
+    assert (row["pairs"], row["seeds"]) == (2, 3) and row["difference"] == pytest.approx(-0.25)
 
 
 def test_runs_of_one_base_and_bases_with_one_run_are_units() -> None:

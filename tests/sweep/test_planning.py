@@ -56,6 +56,17 @@ def test_bases_are_outermost_and_every_base_has_every_run_seed() -> None:
     ]
 
 
+def test_an_arm_with_bases_of_its_own_runs_on_them_alone_behind_those_of_the_sweep() -> None:
+    arms = ({"method": "bf16"}, {"method": "naive", "precision": "int8", "base_seeds": [3, 9], "seeds": [1]})
+    sweep = replace(sweep_of(*arms), base_seeds=(5, 3))
+    expected = [("bf16", 5, 0), ("bf16", 3, 0), ("naive", 3, 1), ("naive", 9, 1)]
+    assert [(c.method, c.base_seed, c.seed) for c in plan(sweep).cells] == expected
+    got = [(c.method, c.base_seed, c.seed) for c in plan(with_seeds(sweep, (4,))).cells]
+    assert got == [(method, base, 4) for method, base, _ in expected], "--seeds leaves bases as they are"
+    with pytest.raises(ValueError, match=r"^base_seeds=\[3, 9\] of an arm: valid where the sweep has base_seeds$"):
+        plan(replace(sweep, base_seeds=()))
+
+
 def test_a_rule_says_which_runs_of_a_base_it_leaves_out() -> None:
     sweep = replace(
         sweep_of({"method": "bf16"}, seeds=(0, 1)), base_seeds=(5, 3), exclude=({"seed": 1, "base_seed": 3},)
@@ -345,6 +356,10 @@ def test_a_plan_composes_once_per_set_of_choices(monkeypatch: pytest.MonkeyPatch
         ("question: q\narms: [{method: bf16}]\nseeds: [a]\n", ["seeds", "'a'"]),
         ("question: q\narms: [{method: bf16}]\nseeds: [0]\nbase_seeds: [-1]\n", ["base_seeds", "-1", "at least 0"]),
         ("question: q\narms: [{method: bf16, seeds: [a]}]\nseeds: [0]\n", ["seeds=['a'] of an arm", "such as [0, 1]"]),
+        (
+            "question: q\narms: [{method: bf16, base_seeds: []}]\nseeds: [0]\nbase_seeds: [1]\n",
+            ["base_seeds=[] of an arm"],
+        ),
         ("question: q\narms: [{method: bf16, seeds: 2}]\nseeds: [0]\n", ["seeds=2 of an arm: a list"]),
         ("question: [q\n", ["bad.yaml"]),
         (

@@ -17,10 +17,10 @@ import numpy as np
 from harness.published.claims.badges import Outcome, is_equal, judge
 from harness.published.claims.evidence import (
     Evidence,
-    Pair,
     grouped,
     has_moved,
     numbers,
+    pair_of,
     select,
     steps,
     words,
@@ -45,7 +45,10 @@ from harness.published.claims.moderated import is_steady, moderated
 from harness.published.claims.speed import Map, answer, compared_words
 from harness.published.claims.update import Seconds, factor_of
 from harness.records import stats
+from harness.records.run_result import Pair
 
+OF_BASE = ("model.", "task.", "base.")
+"""Beginnings of the names of the settings that a base follows from."""
 FIFTH = 5
 """Growth compares this part of a run's steps at its two ends."""
 LEARNED = ("auc", "accuracy", "gain", "rollout_auc", "rollout_accuracy", "rollout_gain")
@@ -132,20 +135,30 @@ def _still(test: OfRuns, found: Evidence, arms: Sequence[Settings]) -> str:
 
 
 def _measured(test: OfRuns, found: Evidence, arms: Sequence[Settings]) -> dict[Pair, Measured]:
-    """Pair of seeds -> what its value is made of."""
+    """Pair -> what its value is made of."""
+    by_seeds = _has_other_bases(test, arms)
     ids: dict[Pair, list[str]] = {}
     for arm in arms:
         groups = grouped(found, arm, test.along).values() if isinstance(test, Trend) else [select(found, arm)]
         for run in (run for group in groups for run in group):
-            ids.setdefault((run.base_seed, run.seed), []).append(run.run_id)
+            ids.setdefault(pair_of(run, by_seeds), []).append(run.run_id)
     return {pair: (kind_of(test), test.metric, test.reduce, *own) for pair, own in ids.items()}
+
+
+def _has_other_bases(test: OfRuns, arms: Sequence[Settings]) -> bool:
+    """True where a test compares settings of another model or task, so that no two of its runs share a base."""
+    if isinstance(test, Trend):
+        return test.along.startswith(OF_BASE)
+    names = {name for arm in arms for name in arm if name.startswith(OF_BASE)}
+    return any(arm.get(name) != arms[0].get(name) for arm in arms for name in names)
 
 
 def _sides(test: Contrast | Ratio | Growth | Level, found: Evidence, arms: Sequence[Settings]) -> Sides:
     if isinstance(test, Growth):
-        growth = {(r.base_seed, r.seed): _growth(steps(found, r, test.metric)) for r in select(found, arms[0])}
+        growth = {r.pair: _growth(steps(found, r, test.metric)) for r in select(found, arms[0])}
         return _beside_nothing({pair: value for pair, value in growth.items() if math.isfinite(value)})
-    per_arm = [numbers(found, select(found, arm), test.metric, test.reduce) for arm in arms]
+    by_seeds = _has_other_bases(test, arms)
+    per_arm = [numbers(found, select(found, arm), test.metric, test.reduce, by_seeds) for arm in arms]
     if isinstance(test, Level):
         return _beside_nothing(per_arm[0])
     if isinstance(test, Ratio):
@@ -168,13 +181,13 @@ def _growth(values: Sequence[float]) -> float:
 
 def _slopes(test: Trend, found: Evidence, arms: Sequence[Settings]) -> Sides:
     """Least-squares slope of every pair that has at least three places."""
-    places = [grouped(found, arm, test.along) for arm in arms]
+    places, by_seeds = [grouped(found, arm, test.along) for arm in arms], _has_other_bases(test, arms)
     points: dict[Pair, list[tuple[float, float]]] = {}
     for place in places[0]:
         if any(place not in arm for arm in places):
             continue
         x = math.log2(place) if test.per == "doubling" else place
-        a, *b = [numbers(found, arm[place], test.metric, test.reduce) for arm in places]
+        a, *b = [numbers(found, arm[place], test.metric, test.reduce, by_seeds) for arm in places]
         for pair, value in a.items():
             if all(pair in other for other in b):
                 points.setdefault(pair, []).append((x, value - sum(other[pair] for other in b)))

@@ -18,13 +18,11 @@ from harness.published.claims.kinds import SCORES, Settings
 from harness.records.arms import setting, shown
 from harness.records.packed import read_packed, read_packed_series
 from harness.records.paths import packed_path, runs_folder
-from harness.records.run_result import SUMMARY, EvalRecord, RunResult, read_results
+from harness.records.run_result import SUMMARY, Base, EvalRecord, Pair, RunResult, read_results
 from harness.records.statuses import FINISHED
 from harness.report.leaderboard import answers
 from harness.report.plots.bands import load_series
 
-Pair = tuple[int, int]
-"""(base seed, seed)."""
 Columns = Mapping[str, Sequence[float]]
 
 
@@ -108,10 +106,17 @@ def _plain(value: Any) -> str:
     return "none" if value is None or value == [] else shown(value)
 
 
-def numbers(evidence: Evidence, runs: Sequence[RunResult], metric: str, reduce: str) -> dict[Pair, float]:
-    """Pair of seeds -> the run's number; runs without one are left out."""
-    found = {(run.base_seed, run.seed): number(evidence, run, metric, reduce) for run in runs}
+def numbers(
+    evidence: Evidence, runs: Sequence[RunResult], metric: str, reduce: str, by_seeds: bool = False
+) -> dict[Pair, float]:
+    """Pair -> the run's number; runs without one are left out. `by_seeds`: as `pair_of`."""
+    found = {pair_of(run, by_seeds): number(evidence, run, metric, reduce) for run in runs}
     return {pair: value for pair, value in found.items() if math.isfinite(value)}
+
+
+def pair_of(run: RunResult, by_seeds: bool) -> Pair:
+    """Base and seed of a run. `by_seeds`: the base by its seed alone, for arms that cannot start from one base."""
+    return (Base(run.base_seed), run.seed) if by_seeds else run.pair
 
 
 def number(evidence: Evidence, run: RunResult, metric: str, reduce: str) -> float:

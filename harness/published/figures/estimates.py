@@ -1,6 +1,6 @@
 """Means, differences and ratios over bases, with 95 % intervals of Student's t (`harness.records.stats.contrast`).
 
-Values are {(base seed, seed): value}; several runs on a base enter by their mean. Ratios are of geometric means: their
+Values are {(base, run seed): value}; several runs on a base enter by their mean. Ratios are of geometric means: their
 interval is that of the logarithms.
 """
 
@@ -10,9 +10,9 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
+from harness.records.run_result import Pair
 from harness.records.stats import DELTA, Verdict, contrast, verdict
 
-Pair = tuple[int, int]
 Values = Mapping[Pair, float]
 NOISE = 1e-6
 """Nats of k3 below which two computations of one log-prob agree."""

@@ -18,7 +18,7 @@ from matplotlib.colors import LogNorm, Normalize
 from matplotlib.figure import Figure
 
 from harness.published.figures.estimates import difference, floored, geometric, ratio
-from harness.published.figures.records import auc, seeds_of, summary, value_of
+from harness.published.figures.records import auc, summary, value_of
 from harness.records.arms import Arm, control_of, rank
 from harness.report.plots.colours import GREY_25, INK, NOTE
 from harness.report.plots.style import STYLE
@@ -54,10 +54,10 @@ def place_of(arm: Arm) -> ModelAndLength:
 
 
 def draw_grid(arms: Sequence[Arm], control: str) -> Figure | None:
-    """Heat maps of speed (measured on real kernels alone), mismatch and accuracy; None for a sweep that does not vary
-    both size and length."""
-    places = places_of(arms)
+    """Heat maps of speed (measured on real kernels alone), mismatch and accuracy of the usual arms; None for a sweep
+    that does not vary both size and length with them."""
     usual = {(place_of(arm), arm.precision, arm.method): arm for arm in arms if not arm.variant}
+    places = places_of(list(usual.values()))
     rows: list[Row] = sorted({(arm.precision, arm.method) for arm in usual.values()}, key=lambda r: _order(r, control))
     if not places or not rows:
         return None
@@ -92,7 +92,7 @@ def draw_grid(arms: Sequence[Arm], control: str) -> Figure | None:
             _columns(ax, places)
         axes[0].set_yticks(range(len(rows)), [f"{p}  {m}" for p, m in rows], fontsize=6.5)
         figure.supxlabel(
-            f"Model size within n digits to sort, {_seeds(arms)} seeds. Bold: the 95 % interval leaves out 0.{note}",
+            f"Model size within problem size n, {_seeds(arms)} seeds. Bold: the 95 % interval leaves out 0.{note}",
             fontsize=6.5, color=NOTE, x=0.01, ha="left",
         )  # fmt: skip
     return figure
@@ -128,7 +128,7 @@ def _speed(arm: Arm, control: Arm | None) -> Square:
     if control is None:
         return Square(value=math.nan)
     own, other = (value_of(a, lambda run: run.tokens_per_s.get("rollout")) for a in (arm, control))
-    codes = [{seeds_of(run): timed_code(run) for run in a.runs} for a in (arm, control)]
+    codes = [{run.pair: timed_code(run) for run in a.runs} for a in (arm, control)]
     at = {pair for pair in own if codes[0][pair] == codes[1].get(pair)}
     return Square(value=ratio({pair: own[pair] for pair in at}, other).value)
 

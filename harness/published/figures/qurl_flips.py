@@ -16,6 +16,7 @@ from harness.published.figures.estimates import called, difference, geometric, r
 from harness.published.figures.marks import draw_points, note
 from harness.published.figures.records import Found, arm, arms, auc, known, load, over_steps, series
 from harness.records.arms import Arm
+from harness.records.run_result import Pair
 from harness.report.plots.bands import Series
 from harness.report.plots.colours import GREY_25, GREY_63, NOTE, REFERENCE
 from harness.report.plots.style import PRECISION_LOOKS, STYLE, Look, legend
@@ -62,7 +63,7 @@ def scaled_share(arm: Arm) -> float:
     return readers / (readers + width * (heads + f["intermediate_size"]))
 
 
-def _flips(arm: Arm, rows: Series) -> dict[tuple[int, int], float]:
+def _flips(arm: Arm, rows: Series) -> dict[Pair, float]:
     return over_steps(arm, rows, FLIPS, AFTER_FIRST)
 
 

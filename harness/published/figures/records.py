@@ -10,11 +10,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Protocol, TypeVar
 
-from harness.published.figures.estimates import Pair
 from harness.records.arms import Arm, group_arms
 from harness.records.packed import read_packed, read_packed_series
 from harness.records.paths import packed_path, runs_folder
-from harness.records.run_result import RunResult, read_results
+from harness.records.run_result import Pair, RunResult, read_results
 from harness.report.leaderboard import score_arm
 from harness.report.plots.bands import Series, load_series, scored
 
@@ -107,19 +106,14 @@ def _nothing_in(found: Found) -> str:
     return f"sweep {found.sweep!r} has no scored run of the arms that this figure shows"
 
 
-def seeds_of(run: RunResult) -> Pair:
-    """Key by which runs are paired."""
-    return run.base_seed, run.seed
-
-
 def auc(arm: Arm) -> dict[Pair, float]:
     """Mean reference accuracy of the evaluations after step 0, by seed; a diverged run scores 0 from there on."""
-    return {pair: value for (pair, _), value in score_arm(arm).auc.items()}
+    return {(base, seed): value for ((base, _), seed), value in score_arm(arm).auc.items()}
 
 
 def value_of(arm: Arm, read: Callable[[RunResult], float | None]) -> dict[Pair, float]:
     """A number of every scored run that has it."""
-    found = {seeds_of(run): read(run) for run in scored(arm)}
+    found = {run.pair: read(run) for run in scored(arm)}
     return {pair: value for pair, value in found.items() if value is not None and math.isfinite(value)}
 
 

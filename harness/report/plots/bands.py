@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness.records.arms import Arm
-from harness.records.run_result import RunResult, read_series
+from harness.records.run_result import Base, RunResult, read_series
 from harness.records.statuses import FINISHED
 
 Floats = NDArray[np.float64]
@@ -44,12 +44,12 @@ def over_steps(
     arm: Arm, series: Series, column: str, center: Literal["mean", "median"] = "mean", window: int = 1
 ) -> Band:
     """A scalar column over the policy steps, counted from 1; every seed is its running mean over `window` steps."""
-    rows, bases = list[Floats](), list[int]()
+    rows, bases = list[Floats](), list[Base]()
     ends: list[tuple[float, float]] = []
     for run in scored(arm):
         if column not in series.get(run.run_id, {}):
             continue
-        bases.append(run.base_seed)
+        bases.append(run.base)
         values = np.asarray(series[run.run_id][column], dtype=np.float64)
         values = running_mean(values, window)
         rows.append(values)
@@ -73,7 +73,7 @@ def over_evaluations(arm: Arm, site: Literal["reference", "rollout"]) -> Band:
         for run, result in zip(runs, scored(arm), strict=True)
         if run and result.status == "diverged"
     ]
-    bases = [run.base_seed for run in scored(arm)]
+    bases = [run.base for run in scored(arm)]
     return _band(np.array(steps, dtype=np.float64), values, bases, "mean", tuple(last))
 
 
@@ -95,7 +95,7 @@ def over_profile(arm: Arm, series: Series, group: str, axis: str, column: str) -
     values = np.array([[curve.get(place, np.nan) for place in places] for curve in curves]).reshape(
         len(curves), len(places)
     )
-    bases = [run.base_seed for run in scored(arm)]
+    bases = [run.base for run in scored(arm)]
     return _band(np.array(places, dtype=np.float64), values, bases, "median", ())
 
 
@@ -114,13 +114,14 @@ def running_mean(values: Floats, window: int) -> Floats:
     return np.where(count > 0, total / np.maximum(count, 1), np.nan)
 
 
-def _band(x: Floats, values: Floats, bases: Sequence[int], center: str, ends: tuple[tuple[float, float], ...]) -> Band:
-    """Band of `values` [runs, N]; `bases`: the base seed of each run."""
+def _band(x: Floats, values: Floats, bases: Sequence[Base], center: str, ends: tuple[tuple[float, float], ...]) -> Band:
+    """Band of `values` [runs, N]; `bases`: the base of each run."""
     if not values.size:
         empty = np.array([], dtype=np.float64)
         return Band(x=empty, middle=empty, low=empty, high=empty)
-    owners = np.asarray(bases)
-    means = np.array([_quiet(np.nanmean, values[owners == base], 0) for base in dict.fromkeys(bases)])
+    means = np.array(
+        [_quiet(np.nanmean, values[[other == base for other in bases]], 0) for base in dict.fromkeys(bases)]
+    )
     middle = _quiet(np.nanmean if center == "mean" else np.nanmedian, means, 0)
     return Band(x=x, middle=middle, low=_quiet(np.nanmin, values, 0), high=_quiet(np.nanmax, values, 0), ends=ends)
 

@@ -151,7 +151,7 @@ def points(runs: Iterable[RunResult], series: Mapping[str, Mapping[str, Sequence
             Point(
                 run_id=run.run_id, correction=correction, task=c["task"]["name"], precision=c["precision"]["name"],
                 length=c["task"]["n"] or 0, size=c["model"]["name"].removesuffix("128"), engine=c["engine"]["name"],
-                base=f"{c['model']['name']} {c['task']['name']} {c['task']['n']} {c['base_seed']}",
+                base=f"{c['model']['name']} {c['task']['name']} {c['task']['n']} {run.base_seed} {run.base.weights}",
                 loss=_auc(control) - _auc(run),
                 has_collapsed=is_collapsed(
                     math.nan if start is None else start, math.nan if end is None else end, run.status == "diverged"
@@ -242,7 +242,7 @@ def _place(run: RunResult) -> str:
         if not name.startswith(("knobs", "precision", "algo.mode"))
         and name not in ("method", "parts", "algo.staleness")
     }
-    return json.dumps([own, run.base_seed, run.seed], sort_keys=True)
+    return json.dumps([own, run.pair], sort_keys=True)
 
 
 def _auc(run: RunResult, name: str = "auc") -> float:

@@ -11,6 +11,7 @@ from harness.published.claims.evidence import numbers
 from harness.published.claims.kinds import Contrast
 from harness.published.claims.moderated import is_steady
 from harness.records import stats
+from harness.records.run_result import Base
 from tests.published.claims.hand_made import BF16, NAIVE, found, of, run
 
 # Right answers of 8 at step 20 by seed; the control has 6, 6, 6. `naive` is a lucky arm: its three differences agree.
@@ -36,7 +37,7 @@ def test_a_run_is_scored_once_however_many_claims_ask(monkeypatch):
     )
     evidence = of(*runs(ARMS))
     first, again = (numbers(evidence, evidence.arms[0][1], "auc", "mean") for _ in range(2))
-    assert first == again == {(seed, seed): float(seed) for seed in range(3)} and len(asked) == 3
+    assert first == again == {(Base(seed, "aa"), seed): float(seed) for seed in range(3)} and len(asked) == 3
     assert numbers(evidence, evidence.arms[0][1], "gain", "mean") == first and len(asked) == 6
 
 
@@ -65,5 +66,5 @@ def test_an_arm_is_steady_where_no_run_ends_below_half_of_its_start():
     calm = run("naive", 0, {0: [1, 1, 1, 1], 20: [1, 1, 0, 0]})
     fallen = run("naive", 1, {0: [1, 1, 1, 1], 20: [1, 0, 0, 0]})
     evidence = of(calm, fallen)
-    assert numbers(evidence, [fallen], "accuracy", "mean") == {(1, 1): 0.25}
+    assert numbers(evidence, [fallen], "accuracy", "mean") == {(Base(1, "aa"), 1): 0.25}
     assert is_steady(evidence, [calm], "auc") and not is_steady(evidence, [calm, fallen], "rollout_auc")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -84,6 +85,8 @@ def test_the_grid_of_emulated_formats_has_no_map_of_speed() -> None:
         "int4 naive loses most against bf16 (-0.30, size s, n=8);\nint4 loses least (-0.30 at worst)"
     )
     assert draw_grid([arm for arm in arms if arm.fields["task.n"] == 8], "bf16") is None
+    elsewhere = [replace(arm, variant="" if arm.fields["task.n"] == 8 else "lr=1") for arm in arms]
+    assert draw_grid(elsewhere, "bf16") is None, "usual arms ran at one length alone"
 
 
 def test_a_packed_sweep_gives_the_same_figure(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ def test_loss_and_doses_by_hand() -> None:
     (one,) = found(control, low).values()
     assert one.loss == pytest.approx(0.15) and one.deployed_loss == pytest.approx(0.25), "its sampler is 0.1 lower"
     assert (one.correction, one.task, one.precision, one.length, one.size) == ("none", "sort", "int4", 8, "s")
-    assert one.base == "s sort 8 0" and one.held_out == "sort s 8 embedded" and not one.has_collapsed
+    assert one.base == "s sort 8 0 " and one.held_out == "sort s 8 embedded" and not one.has_collapsed
     # Six steps of 0.03 and six of 0.01 times 9 tokens; the first five steps have three of the former.
     assert one.dose == pytest.approx(0.18) and one.doses[START] == pytest.approx(0.27)
     assert one.doses["k3 alone"] == pytest.approx(0.02) and one.doses["length alone"] == 9
