@@ -9,7 +9,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from harness.config.load import identity
+from harness.config.schema import AlgoConfig
 from harness.records.run_result import RunResult
+from harness.records.sweep_file import CONTROL
 
 Fields = dict[str, Any]
 """Dotted config name -> value."""
@@ -95,9 +97,11 @@ def arm_names(configs: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _named(settings: Sequence[Fields]) -> list[Arm]:
-    """The arms of different settings, in their order and without runs."""
-    names = _axes(settings)
-    usual, own, unsaid = _usual(settings, names), _own_knobs(settings, names), _unsaid(settings, names)
+    """The arms of different settings, in their order and without runs. Names follow from the settings, not from their
+    order: where two values are equally common, that of the finest precision is the usual one, BF16 rollouts first."""
+    plainest = sorted(settings, key=_plainness)
+    names = _axes(plainest)
+    usual, own, unsaid = _usual(plainest, names), _own_knobs(plainest, names), _unsaid(plainest, names)
     arms: list[Arm] = []
     for fields in settings:
         axes = {name: fields.get(name) for name in names}
@@ -186,6 +190,11 @@ def flatten(value: Any, prefix: str = "") -> Fields:
         for key, item in value.items()
         for name, leaf in flatten(item, f"{prefix}.{key}" if prefix else str(key)).items()
     }
+
+
+def _plainness(fields: Fields) -> tuple[tuple[int, str], bool, bool, str]:
+    is_other = fields["method"] != CONTROL, fields.get("algo.mode") != AlgoConfig.mode
+    return rank(fields["precision.name"]), *is_other, json.dumps(fields, sort_keys=True)
 
 
 def _axes(settings: Sequence[Fields]) -> list[str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 from harness.records.arms import arm_labels, arm_names, control_of, group_arms, rank, settings_apart
 from harness.records.run_result import RunResult
 from tests import result_factory as factory
@@ -68,7 +70,16 @@ def test_fields_that_follow_another_are_not_written() -> None:
     assert labels(run(), run(**large)) == ["bf16 bf16 s", "bf16 bf16 m"]
     rates = [run(trainer__lr=lr) for lr in (1e-4, 3e-4, 3e-4)]
     assert labels(rates[0], rates[1]) == ["bf16 bf16", "bf16 bf16 lr=0.0003"]
-    assert labels(run(seed=1), *rates[:2]) == ["bf16 bf16", "bf16 bf16 lr=0.0001", "bf16 bf16"]
+    assert labels(run(seed=1), *rates[:2]) == ["bf16 bf16 lr=0.0003", "bf16 bf16", "bf16 bf16 lr=0.0003"]
+
+
+def test_labels_follow_from_the_settings_and_not_from_the_order_of_the_runs() -> None:
+    """Two rates are equally common: that of BF16 rollouts, the lower one, is the usual one in any order."""
+    coarse = [run("naive", "int4", trainer__lr=lr) for lr in (1e-4, 1e-3)]
+    runs = [run(trainer__lr=1e-3), run("flashrl", "int4", trainer__lr=3e-4), *coarse, run(seed=3, trainer__lr=3e-4)]
+    told = ["bf16 bf16 lr=0.001", "flashrl int4", "naive int4 lr=0.0001", "naive int4 lr=0.001", "bf16 bf16"]
+    for order in itertools.permutations(range(len(runs))):
+        assert labels(*(runs[i] for i in order)) == [told[i] for i in order]
 
 
 def test_a_rate_that_goes_with_other_updates_is_written_beside_them() -> None:

@@ -432,15 +432,16 @@ def test_an_expectation_names_a_score_and_arms_of_its_sweep(tmp_path: Path, expe
 
 
 @pytest.mark.parametrize("modes", ["[decoupled, bypass_ppo]", "[bypass_ppo, decoupled]"])
-def test_an_expectation_may_take_either_of_two_equally_common_values_for_the_usual_one(
-    tmp_path: Path, modes: str
-) -> None:
+def test_an_expectation_names_arms_as_the_table_does_in_any_order_of_the_file(tmp_path: Path, modes: str) -> None:
+    """Two modes are equally common: the default one needs no word."""
     path = tmp_path / "even.yaml"
-    for low, high in (("naive int4 bypass_ppo", "naive int4"), ("naive int4", "naive int4 decoupled")):
-        line = f"{{text: t, score: auc, low: {low}, high: {high}}}"
-        arms = f"[{{method: naive, precision: int4, algo.mode: {modes}}}]"
-        path.write_text(f"question: q\narms: {arms}\nseeds: [0]\nexpectations: [{line}]\n")
-        assert len(plan(read_sweep(str(path))).cells) == 2
+    text = f"question: q\narms: [{{method: naive, precision: int4, algo.mode: {modes}}}]\nseeds: [0]\n"
+    expected = "expectations: [{{text: t, score: auc, low: naive int4 bypass_ppo, high: {}}}]\n"
+    path.write_text(text + expected.format("naive int4"))
+    assert len(plan(read_sweep(str(path))).cells) == 2
+    path.write_text(text + expected.format("naive int4 decoupled"))
+    with pytest.raises(ValueError, match=r"high=naive int4 decoupled: .*naive int4 bypass_ppo"):
+        plan(read_sweep(str(path)))
 
 
 def test_a_file_with_the_name_of_a_shipped_sweep_must_say_that_it_means_it(tmp_path: Path) -> None:
