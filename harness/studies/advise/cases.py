@@ -33,10 +33,11 @@ HEAD = """# Advice for seven cases
 format; the range is that of the errors that the capacity plan made where something was measured. Accuracy: the change
 against BF16 rollouts. An interval is that of runs that sorted digits at a like dose; a number after "if only the dose
 matters" is their curve, far from where they ran. Word problems of 245 tokens lost no more in the mean, but on single
-bases up to three times as much; those of 780 tokens lost three times as much in 4 bits without a correction (three
-bases), and no more in 8 bits.
+bases up to three times as much; those of 780 tokens (four bases) lost without a correction three times as much in 4
+bits, about twice as much in block FP8 and INT8, and nothing with an FP8 cache.
 
-Mismatch (k3, nats a token) as vLLM's kernels had it at the start on word problems with 10M parameters: {mismatch}.
+Mismatch (k3, nats a token) as vLLM's kernels had it at the start on word problems of 780 tokens with 10M parameters:
+{mismatch}.
 **Your model has another one: `lowbit probe` measures it.**
 """
 
