@@ -211,9 +211,10 @@ def setting_key(config: Config, place: str) -> str:
 
 
 def arm_key(config: Config, place: str) -> str:
-    """Everything but the seeds, the learning rate, and how many steps and evaluations there are."""
+    """Everything but seeds, base, learning rate, and how many steps and evaluations there are."""
     trainer = {name: value for name, value in config["trainer"].items() if name not in ("lr", "steps", "eval_every")}
-    kept = {name: value for name, value in config.items() if name not in ("seed", "base_seed")} | {"trainer": trainer}
+    others = ("seed", "base_seed", "base")
+    kept = {name: value for name, value in config.items() if name not in others} | {"trainer": trainer}
     text = json.dumps([place, kept], sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
