@@ -188,7 +188,7 @@ def _name_lengths(ax: Axes, arms: Sequence[Arm], control: str) -> None:
 def _draw(ax: Axes, lines: Lines, looks: Mapping[tuple[str, str], Look]) -> None:
     values = sorted({value for line in lines.values() for value in line})
     for index, (key, line) in enumerate(lines.items()):
-        look, shift = looks[key], SPREAD * (index / max(len(lines) - 1, 1) - 0.5)
+        look, shift = looks[key], SPREAD * (index / (len(lines) - 1) - 0.5) if len(lines) > 1 else 0.0
         runs = sorted(line.items())
         at = [values.index(value) + shift for value, _ in runs]
         ax.plot(

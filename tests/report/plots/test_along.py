@@ -79,8 +79,9 @@ def test_every_line_is_drawn_in_the_panel_of_its_dial() -> None:
     assert [axes.get_xlabel() for axes in figure.axes] == ["age of the rollouts, steps", "updates a batch"]
     assert [text.get_text() for text in other.get_xticklabels()] == ["1", "4"]
     assert [text.get_text() for text in ax.get_xticklabels()] == ["0", "16"]
-    means = [list(line.get_ydata()) for line in ax.lines if line.get_linestyle() not in ("None", "")][:2]
-    assert means == [pytest.approx([0.0, -0.6]), pytest.approx([-0.01, -0.05])]
+    drawn = [line for line in ax.lines if line.get_linestyle() not in ("None", "")][:2]
+    assert [list(line.get_ydata()) for line in drawn] == [pytest.approx([0.0, -0.6]), pytest.approx([-0.01, -0.05])]
+    assert [list(line.get_xdata()) for line in drawn] == [[-0.25, 0.75], [0.25, 1.25]]
     assert [text.get_text() for text in figure.legends[0].get_texts()] == [
         "bf16 bf16", "int8 flashrl", "int8 naive"
     ]  # fmt: skip
@@ -107,6 +108,7 @@ def test_a_length_is_compared_with_the_control_of_this_length() -> None:
     (ax,) = figure.axes
     assert ax.get_xlabel() == "size of the problems, n" and "usual" not in figure.get_supylabel()
     assert [text.get_text().split("\n")[0] for text in ax.get_xticklabels()] == ["10", "30"]
+    assert list(ax.lines[0].get_xdata()) == list(ax.get_xticks()), "a line alone stands above its values"
     assert found_along(lines_over_lengths(lengths(), "bf16")[""], "task.n")[1] == "At n=30 int8 naive loses 0.30"
 
 
