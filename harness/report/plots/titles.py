@@ -85,5 +85,6 @@ def slope_title(bands: Mapping[str, Band], *, words: str, control: str) -> str:
             ratios[name] = float(second.mean() / first.mean())
     if not ratios:
         return ""
-    low, high = min(ratios.values()), max(ratios.values())
-    return f"{words}: {low:.2g} to {high:.2g} times as large in the second half of the axis"
+    low, high = f"{min(ratios.values()):.2g}", f"{max(ratios.values()):.2g}"
+    times = low if low == high else f"{low} to {high}"
+    return f"{words}: {times} times as large in the second half of the axis"

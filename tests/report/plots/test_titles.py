@@ -74,4 +74,6 @@ def test_the_largest_curve_and_its_slope() -> None:
     assert slope_title(bands, words="k3", control="bf16") == (
         "k3: 1 to 2.7 times as large in the second half of the axis"
     )
+    del bands["flashrl int4"]
+    assert slope_title(bands, words="k3", control="bf16") == "k3: 2.7 times as large in the second half of the axis"
     assert largest_title({}, words="k3", control="bf16") == slope_title({}, words="k3", control="bf16") == ""
