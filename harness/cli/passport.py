@@ -92,7 +92,7 @@ def _hint(words: str, found: Sequence[RunResult], results: Path) -> str:
 
     sweep, _, wanted = words.rpartition("/")
     names, sweeps = sorted({run.name for run in found}), all_sweeps(results)
-    if sweep and sweep not in sweeps:
+    if sweep and sweeps and sweep not in sweeps:
         return f"no sweep {sweep!r}; {nearest(sweep, sweeps)}"
     hint = nearest(wanted, names)
     if names and (hint.startswith("nearest") or len(names) <= LONG):

@@ -232,3 +232,7 @@ def test_a_passport_is_found_among_bad_files(results: Path, capsys: pytest.Captu
     ):
         assert main(["passport", words, "--results", str(results)]) == 2
         assert f"no run in {results} is {words!r}; {hint}" in capsys.readouterr().err
+    empty = results.parent / "empty"
+    empty.mkdir()
+    assert main(["passport", "quick/x", "--results", str(empty)]) == 2
+    assert capsys.readouterr().err.endswith("is 'quick/x'; lowbit runs SWEEP lists them; sweeps: none\n")
