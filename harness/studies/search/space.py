@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from harness.config.load import groups, leaves, load
 from harness.config.resolve import resolve
@@ -106,14 +106,16 @@ def cell_of(overrides: list[str], seed: int) -> RunConfig:
 
 
 def check_space(search: Search) -> None:
-    """Raises ValueError, one line, for a knob that reaches no cell and for choices that cannot work together."""
+    """Raises ValueError, one line, for a knob that reaches no cell, for choices that cannot work together, and for the
+    ends of ranges that cannot."""
     used = {field for word in _templates(search) for _, field, _, _ in string.Formatter().parse(word) if field}
     for name, knob in search.space.items():
         if not is_key(name) and name not in used and not isinstance(knob.choices, dict):
             known = nearest(name, [*leaves(RunConfig), *groups()])
             raise ValueError(f"space.{name}: not an override key, and no override uses {{{name}}}; {known}")
-    for values in itertools.islice(combinations(search.space), MAX_COMBINATIONS):
-        _composed(search, overrides_of(search, values), _shown(search.space, values))
+    for end in ("low", "high"):
+        for values in itertools.islice(combinations(search.space, end), MAX_COMBINATIONS):
+            _composed(search, overrides_of(search, values), _shown(search.space, values))
     for name, values in search.baselines.items():
         _composed(search, overrides_of(search, values), f"baseline {name}")
     for name, words in search.references.items():
@@ -138,8 +140,8 @@ def _templates(search: Search) -> Iterator[str]:
             yield from itertools.chain.from_iterable(knob.choices.values())
 
 
-def combinations(space: Mapping[str, Knob]) -> Iterator[dict[str, Any]]:
-    """Every combination of choices that can exist; ranges are at their lower end."""
+def combinations(space: Mapping[str, Knob], end: Literal["low", "high"] = "low") -> Iterator[dict[str, Any]]:
+    """Every combination of choices that can exist; all ranges are at this end."""
 
     def grown(names: list[str], values: dict[str, Any]) -> Iterator[dict[str, Any]]:
         if not names:
@@ -149,7 +151,7 @@ def combinations(space: Mapping[str, Knob]) -> Iterator[dict[str, Any]]:
         if not is_active(knob, values):
             yield from grown(names[1:], values)
             return
-        for value in knob.choices if knob.choices is not None else (knob.low,):
+        for value in knob.choices if knob.choices is not None else (getattr(knob, end),):
             yield from grown(names[1:], {**values, names[0]: value})
 
     yield from grown(list(space), {})

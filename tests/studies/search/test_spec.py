@@ -113,6 +113,11 @@ def test_what_cannot_be_searched_is_refused_by_name(changes, words):
             {"space": SPACE | {"algo.mode": {"choices": ["decoupled", "bypass_ppo"]}}},
             "correction=tis algo.mode=bypass_ppo cannot work: algo.mode=bypass_ppo: the ratio",
         ),
+        (
+            {"space": SPACE | {"knobs.TIS.cap": {"low": -1.0, "high": 8.0, "when": {"correction": ["tis"]}}}},
+            r"correction=tis cannot work: .*TIS.cap: -1.0 is not a positive weight",
+        ),
+        ({"space": SPACE | {"trainer.min_lr_ratio": {"low": 0.0, "high": 3.0}}}, "trainer.min_lr_ratio=3.0: must be"),
         ({"references": {"odd": ["method=naiv"]}}, "reference odd cannot work: .*naive"),
         (
             {"references": {"odd": ["method=naive", "seed=3"]}},
