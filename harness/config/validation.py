@@ -29,6 +29,9 @@ EXPECTED = {
 """Beginning of pydantic's name of an error -> what it means."""
 HINTS = {"trainer.steps": "; lowbit eval FOLDER evaluates without training"}
 """Key -> what follows an error about its value."""
+UNKNOWN = ("unexpected_keyword_argument", "extra_forbidden")
+MISSING = ("missing", "missing_argument", "missing_keyword_only_argument")
+"""Pydantic's names of errors about a key."""
 BOUNDS = {
     "must be": "input should be",
     "at least": "greater than or equal to",
@@ -48,12 +51,16 @@ def parse(cls: type[T], values: dict[str, Any]) -> T:
 
 
 def in_words(error: ValidationError, cls: type | None = None, prefix: str = "") -> str:
-    """The first finding of pydantic in one line; `cls` is whose keys an unknown one is compared with."""
-    first = error.errors(include_url=False, include_context=False)[0]
+    """The first finding of pydantic in one line; `cls` is whose keys an unknown one is compared with. A key that is
+    missing may be an unknown one beside it, misspelt: that one is named."""
+    found = error.errors(include_url=False, include_context=False)
+    first = found[0]
+    if first["type"] in MISSING:
+        first = next((e for e in found if e["type"] in UNKNOWN and e["loc"][:-1] == first["loc"][:-1]), first)
     path = ".".join([prefix] * bool(prefix) + [str(p) for p in first["loc"] if not str(p).startswith("function")])
-    if first["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
+    if first["type"] in UNKNOWN:
         return f"unknown key {path}; {nearest_key(path, leaves(cls) if cls else ())}"
-    if first["type"] in ("missing", "missing_argument", "missing_keyword_only_argument"):
+    if first["type"] in MISSING:
         return f"{path} is missing"
     if first["type"] == "value_error":  # a dataclass's own check: its words name field, value and choices
         words = first["msg"].removeprefix("Value error, ")

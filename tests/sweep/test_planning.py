@@ -177,6 +177,12 @@ def test_a_mistake_in_the_overrides_is_one_and_a_knob_that_some_arms_lack_is_non
     (tmp_path / "bad.yaml").write_text("question: q\noverrides: [algo.lr=3]\narms: [{method: bf16}]\nseeds: [0]\n")
     with pytest.raises(ValueError, match=r"bad\.yaml: unknown key algo\.lr; nearest: trainer\.lr"):
         read_sweep(str(tmp_path / "bad.yaml"))
+    (tmp_path / "bad.yaml").write_text("question: q\narms: [{method: bf16}]\nsedes: [0]\n")
+    with pytest.raises(ValueError, match=r"bad\.yaml: unknown key sedes; nearest: seeds"):
+        read_sweep(str(tmp_path / "bad.yaml"))
+    (tmp_path / "bad.yaml").write_text("question: q\narms: [{method: bf16}]\n")
+    with pytest.raises(ValueError, match=r"bad\.yaml: seeds is missing"):
+        read_sweep(str(tmp_path / "bad.yaml"))
 
 
 def test_a_sweep_without_a_possible_cell_says_why() -> None:
