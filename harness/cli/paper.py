@@ -91,8 +91,8 @@ def _launch(recipe: Recipe, sweeps: dict[str, Sweep], results: Path, way: Way, a
 
     first = next(iter(sweeps.values()))
     whole = replace(first, arms=tuple(arm for sweep in sweeps.values() for arm in sweep.arms))
-    for line in _missing(recipe, a):
-        print(line)
+    if not a.is_tiny:  # a twin needs no GPU, and none of the paper's memory
+        print("\n".join(_missing(recipe, a)))
     code = sweep_of(whole, a.overrides, results=results, way=way, is_dry=a.dry_run, is_shown=not a.is_tiny)
     if a.dry_run:
         return code

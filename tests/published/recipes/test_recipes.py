@@ -242,6 +242,7 @@ def test_the_command_lists_shows_and_previews(tmp_path: Path, capsys: pytest.Cap
     assert (
         "paper_rilq_tiny: 3 of 3 cells to run" in preview and "GiB of masters" in preview and "time: about" in preview
     )
+    assert "missing" not in preview and "GPU (H100)" not in preview
     assert main(["paper", "rilq", "--model", "7b"]) == 2
     assert "--model 7b: NAME=DIR is expected" in capsys.readouterr().err
     assert main(["paper", "rilq", "--data", "gsm8k=/no/where"]) == 2
