@@ -64,7 +64,7 @@ def dry_run(
         print(f"ids: stand-ins, for no run has read the weights of {', '.join(unread)} yet; finished cells do not show")
     print(
         f"{planned.sweep.name}: {count_words(len(todo), len(planned.cells), len(copied))}, {len(planned.impossible)} "
-        f"skipped as impossible, {len(planned.excluded)} arms excluded"
+        f"skipped as impossible, {len(planned.excluded)} arm{'s' * (len(planned.excluded) != 1)} excluded"
     )
     if todo:
         print("\n".join(forecast_lines(todo, list(waiting.values()), model, workers, machine)))
