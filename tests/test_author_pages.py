@@ -1,4 +1,5 @@
-"""Authors' pages against the code: every name in docs/add-a-method.md and docs/from-python.md is there."""
+"""Authors' pages against the code: every name in docs/add-a-method.md and docs/from-python.md is there, and the files
+that docs/sweeps.md shows are read."""
 
 from __future__ import annotations
 
@@ -6,11 +7,14 @@ import ast
 import inspect
 import re
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 
 import harness.api
 from harness.api import Part
+from harness.studies.search.spec import read_search
+from harness.sweep import plan, read_sweep
 from methods import METHODS
 from tests.source_tree import ROOT
 
@@ -43,6 +47,17 @@ def called(words: str) -> tuple[str, str, ast.Call]:
     assert isinstance(call, ast.Call), words
     module, _, function = ast.unparse(call.func).rpartition(".")
     return module, function, call
+
+
+def test_the_files_of_the_page_on_sweeps_are_read_as_they_stand(tmp_path: Path) -> None:
+    """A sweep of two lengths, three arms and two seeds; a search of two knobs."""
+    page = (ROOT / "docs" / "sweeps.md").read_text(encoding="utf-8")
+    sweep, search = re.findall(r"```yaml\n(.*?)```", page, flags=re.S)
+    for name, text in (("mine", sweep), ("search_mine", search)):
+        (tmp_path / f"{name}.yaml").write_text(text)
+    assert len(plan(read_sweep(str(tmp_path / "mine.yaml"))).cells) == 12
+    found = read_search(str(tmp_path / "search_mine.yaml"))
+    assert len(found.space) == len(found.objectives) == 2 and found.budget.trials == 12
 
 
 def test_every_hook_of_a_part_has_a_row_and_every_row_a_hook() -> None:
