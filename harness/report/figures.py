@@ -248,6 +248,7 @@ def overview(arms: Sequence[Arm], series: Series, board: dict[str, Any], looks: 
     bottom.set_title("Mismatch of sampler and trainer")
     bottom.set_ylabel("k3, nats per token")
     log_y(bottom)
+    bottom.locator_params(axis="x", integer=True)
     bottom.set_xlabel("policy step" + left_out(inside, shown))
     legend(right, {style_name(arm): looks[style_name(arm)] for arm in shown}, True, 2)
     return figure

@@ -215,6 +215,13 @@ def test_legends_of_long_names_stay_in_their_half() -> None:
     assert edges == sorted(edges)
 
 
+def test_the_steps_of_a_very_short_run_are_whole_numbers() -> None:
+    pairs = [(r, rows[:2]) for r, rows in (factory.result(), factory.result("naive", "int4"))]
+    pairs = [(r.model_copy(update={"evals": [e for e in r.evals if e.step == 0]}), rows) for r, rows in pairs]
+    _, _, bottom = laid_out_overview(pairs).axes
+    assert bottom.get_xlim()[1] < 3 and all(float(tick).is_integer() for tick in bottom.get_xticks())
+
+
 def laid_out_overview(pairs: Sequence[tuple[RunResult, list[dict[str, Any]]]]) -> Figure:
     """The overview of runs and their series, with everything in its place."""
     results = [result for result, _ in pairs]

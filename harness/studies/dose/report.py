@@ -58,7 +58,7 @@ def sentences(s: Study) -> list[str]:
             f"{own.rmse:.3f} a run, the best, {best.name}, by {best.rmse:.3f}"
             + (f", k3 of the first {FIRST} steps by {start.rmse:.3f}" if start else "")
             + (
-                f"; worse than {DOSE} for sure: {', '.join(worse)}."
+                f"; worse than {DOSE} for sure: {'; '.join(worse)}."
                 if worse
                 else f"; none is worse than {DOSE} for sure."
             )
