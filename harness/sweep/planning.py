@@ -276,7 +276,7 @@ def plan(sweep: Sweep, extra: Sequence[str] = (), *, is_preview: bool = False) -
     for arm in listed:
         _check_own_knobs(arm, [found for found in arms if found.listed is arm])
     if not any(word.lstrip("+").startswith(("method=", "precision")) for word in extra):
-        _check_named(sweep, arms)
+        _check_expectations(sweep, arms)
     every = _in_order(sweep, arms)
     for _, (base_seed, seed), arm in [
         (late, start, a) for late in (False, True) for start in every for a in arms
@@ -366,12 +366,8 @@ def _check_own_knobs(listed: Mapping[str, Any], arms: Sequence[_Arm]) -> None:
             raise ValueError(f"arm {arms[0].words}: {arms[0].reason}")
 
 
-def _check_named(sweep: Sweep, arms: Sequence[_Arm]) -> None:
-    """Raises ValueError for a control of its own that no arm of the sweep has, and for an expectation of an arm whose
-    method and precision none has."""
-    methods = list(dict.fromkeys(arm.config.method for arm in arms))
-    if sweep.control not in (CONTROL, *methods):
-        raise ValueError(f"{sweep.name}: control={sweep.control}: no arm of the sweep; valid: {', '.join(methods)}")
+def _check_expectations(sweep: Sweep, arms: Sequence[_Arm]) -> None:
+    """Raises ValueError for an expectation of an arm whose method and precision none of the sweep's arms has."""
     known = list(dict.fromkeys(f"{arm.config.method} {arm.config.precision.name}" for arm in arms))
     for place, name in _expected(sweep):
         if _plain(name) not in known:

@@ -120,7 +120,7 @@ def test_a_dry_run_tells_cells_what_is_left_out_and_the_cost(
     assert sum(" s?  " in line for line in out.splitlines()) == 8
     assert out.count("\nskipped  task.n=") == 2 and "would count it twice" in out
     assert "excluded task.n=9 method=flashrl precision=int4 algo.mode=decoupled: task.n=9" in out
-    assert "tiny: 8 of 8 cells to run, 4 skipped as impossible, 1 arms excluded" in out
+    assert "tiny: 8 of 8 cells to run, 4 skipped as impossible, 1 arm excluded" in out
     assert (
         "\n?: no run of the same arm has finished; the time is predicted from other cells, or from sizes alone" in out
     )

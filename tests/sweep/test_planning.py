@@ -56,13 +56,6 @@ def test_bases_are_outermost_and_every_base_has_every_run_seed() -> None:
     ]
 
 
-def test_a_control_without_an_arm_is_refused_before_anything_runs() -> None:
-    sweep = replace(sweep_of({"method": "naive", "precision": "int8"}), control="flashrl")
-    with pytest.raises(ValueError, match=r"^test: control=flashrl: no arm of the sweep; valid: naive$"):
-        plan(sweep)
-    assert plan(replace(sweep, control="naive")).cells and plan(sweep, ["method=naive"]).cells
-
-
 def test_an_arm_with_bases_of_its_own_runs_on_them_alone_behind_those_of_the_sweep() -> None:
     arms = ({"method": "bf16"}, {"method": "naive", "precision": "int8", "base_seeds": [3, 9], "seeds": [1]})
     sweep = replace(sweep_of(*arms), base_seeds=(5, 3))
