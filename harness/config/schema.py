@@ -119,6 +119,9 @@ class BaseConfig:
     """For a task in words: `muon` learns the matrices of the layers by Muon, all else by AdamW."""
     average: float = field(default=0.0, metadata={"sparse": True})
     """Share of the steps so far over which the weights of the base are averaged, for a task in words; 0: not at all."""
+    tolerance: float = field(default=0.0, metadata={"sparse": True})
+    """Accuracy by which a base may pass its target, for a task in words; beyond it the base is a point between the
+    weights of the last two evaluations; 0: no limit."""
     weight_decay: float = field(default=0.1, metadata={"sparse": True})
     """For a task in words."""
 

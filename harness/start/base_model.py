@@ -34,7 +34,6 @@ from harness.start.base_training import (
     Unfinished,
     expected_accuracy,
     fit,
-    reached,
     stop_accuracy,
 )
 from harness.start.text_training import TextRecipe, fit_text, sampled_accuracy
@@ -177,9 +176,10 @@ def _trained(
         trained = fit(config, task, recipe, base_seed, host, progress)
         _round(trained.model)
         accuracy, greedy = expected_accuracy(trained.model, task, items)
+    target = stop_accuracy(task, recipe.target_accuracy)
     found: dict[str, Any] = {
         "steps": trained.steps,
-        "is_target_reached": reached(trained.curve) >= stop_accuracy(task, recipe.target_accuracy),
+        "is_target_reached": any((sampled or 0.0) >= target for _, sampled, _ in trained.curve),
         "accuracy": round(accuracy, 6),
         "greedy_accuracy": round(greedy, 6),
         "curve": [[s, None if a is None else round(a, 6), round(b, 6)] for s, a, b in trained.curve],
@@ -203,7 +203,7 @@ def _rule(recipe: Recipe) -> int | str:
 def recipe_values(recipe: Recipe) -> dict[str, Any]:
     """A recipe as JSON. What is off is left out of later fields: the keys of recipes from before them stand."""
     values = json.loads(json.dumps(dataclasses.asdict(recipe)))
-    off = {"curriculum": [], "lr_power": 0.0, "average": 0.0, "optimizer": "adamw"}
+    off = {"curriculum": [], "lr_power": 0.0, "average": 0.0, "tolerance": 0.0, "optimizer": "adamw"}
     return {name: value for name, value in values.items() if name not in off or value != off[name]}
 
 

@@ -34,7 +34,7 @@ from harness.tasks import EMBEDDED, Demonstrated, Item, Task, Worded, build_task
 
 DEMONSTRATED = tuple(name for name in vars(Demonstrated) if not name.startswith("_"))
 """Names that a task has where a base can be trained for it, beside those of every task."""
-FOR_WORDS = ("batch_tokens", "lr_factor", "decay_from", "optimizer", "average", "weight_decay")
+FOR_WORDS = ("batch_tokens", "lr_factor", "decay_from", "optimizer", "average", "tolerance", "weight_decay")
 """Fields of `BaseConfig` that the base of a task in words alone has."""
 NUM_CALIBRATION = 128
 """Calibration prompts offered to `Part.prepare`."""
@@ -202,7 +202,8 @@ def _recipe(config: RunConfig, task: Demonstrated) -> BaseRecipe | TextRecipe:
             target_accuracy=base.target_accuracy, eval_every=base.eval_every, num_eval=base.num_eval,
             max_steps=base.max_steps, warmup_steps=base.warmup_steps, grad_clip=base.grad_clip, sizes=base.curriculum,
             batch_tokens=base.batch_tokens, decay_from=base.decay_from, average=base.average,
-            optimizer=base.optimizer, weight_decay=base.weight_decay, lr=config.model.sft_lr * base.lr_factor,
+            tolerance=base.tolerance, optimizer=base.optimizer, weight_decay=base.weight_decay,
+            lr=config.model.sft_lr * base.lr_factor,
         )  # fmt: skip
     for name in FOR_WORDS:
         if getattr(base, name) != getattr(BaseConfig(), name):

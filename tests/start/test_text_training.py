@@ -19,6 +19,7 @@ from harness.start.prepare import base_folder, check_data, task_of
 from harness.start.text_documents import MIX, Bucket, Documents, Feed, Packed, bucket_at, buckets_of, pack
 from harness.start.text_step import PackedDecoder, PackedStep, document_positions
 from harness.start.text_training import (
+    LastLook,
     TextRecipe,
     can_be_near,
     fit_text,
@@ -206,6 +207,8 @@ def test_the_rate_warms_up_stays_and_falls():
         TextRecipe(decay_from=0)
     with pytest.raises(ValueError, match=r"base.average=2: a share"):
         TextRecipe(average=2)
+    with pytest.raises(ValueError, match=r"base.tolerance=-1: a difference of accuracies, 0 \(any\) to 1"):
+        TextRecipe(tolerance=-1)
 
 
 def test_weights_start_with_the_variance_of_their_inputs():
@@ -291,6 +294,48 @@ def test_a_stop_keeps_the_average_and_momenta(tmp_path):
     assert all(torch.equal(whole[name], again[name]) for name in whole)
 
 
+def test_a_base_that_passed_its_target_lies_between_the_last_two_looks():
+    """Accuracy here is the square of one weight, which goes from 0 to 1 in 200 steps: a half of the way is too little,
+    three quarters are too much, five eighths are 0.39."""
+    model = torch.nn.Linear(1, 1, bias=False)
+
+    def weight(value: float) -> None:
+        model.weight.data.fill_(value)
+
+    def look(step: int) -> tuple[int, float, float]:
+        return step, float(model.weight.detach()) ** 2, 1.0
+
+    weight(0.0)
+    last = LastLook(model, is_kept=True)
+    last.keep(1000)
+    weight(1.0)
+    seen = last.go_back(1200, look, 0.40, 0.03)
+    assert seen == [(1100, 0.25, 1.0), (1150, 0.5625, 1.0), (1125, 0.390625, 1.0)]
+    assert float(model.weight.detach()) == 0.625
+    weight(1.0)
+    assert len(last.go_back(1200, look, 0.40, 0.0)) == 6, "it ends after six halvings where nothing is near enough"
+    assert abs(float(model.weight.detach()) ** 2 - 0.40) < 0.02
+
+
+def test_training_goes_back_where_the_target_was_passed_by_too_much(trained, tmp_path):
+    """At step 200 it is far below the target, at 400 far above; the base has the accuracy that was asked for, also
+    where a stop came in between."""
+    recipe = dataclasses.replace(RECIPE, eval_every=200, num_eval=512, average=0.1)
+    far = fit_text(CONFIG, TASK, recipe, 0, TrainingHost(), None)
+    (_, low, _), (_, high, _) = far.curve
+    assert low < 0.05 and high > 0.25
+    recipe, asked = dataclasses.replace(recipe, tolerance=0.02), itertools.count(1)
+    host = TrainingHost(state=tmp_path / "state.pt", should_stop=lambda: next(asked) == 250)
+    with pytest.raises(Unfinished, match="stopped after 250 steps"):
+        train_base(CONFIG, TASK, recipe, 0, tmp_path / "near", None, host)
+    near = train_base(CONFIG, TASK, recipe, 0, tmp_path / "near", None, TrainingHost(state=tmp_path / "state.pt"))
+    seen = [tuple(point) for point in near["curve"]]
+    assert seen[:2] == [(step, round(a, 6), round(b, 6)) for step, a, b in far.curve] and near["steps"] == 400
+    assert 3 <= len(seen) <= 8 and all(200 < step < 400 for step, _, _ in seen[2:])
+    assert near["is_target_reached"] and abs(seen[-1][1] - 0.15) <= 0.02
+    assert abs(near["accuracy"] - 0.15) < 0.06, "on other questions, 512 of them"
+
+
 def test_the_tokenizer_of_a_base_reads_words(trained):
     stored = json.loads((trained[0] / "tokenizer.json").read_text())
     assert [*stored["model"]["vocab"]] == list(TASK.words)
@@ -335,12 +380,13 @@ def test_sampled_accuracy_is_that_of_the_runs_own_engine(trained):
 def test_the_key_covers_the_recipe_and_the_reward():
     changed = {"target_accuracy": 0.3, "eval_every": 41, "num_eval": 64, "max_steps": 401, "batch_tokens": 2048,
                "sizes": (2,), "lr": 1e-3, "final_lr": 0.1, "decay_from": 0.5, "betas": (0.9, 0.9), "weight_decay": 0.0,
-               "warmup_steps": 11, "grad_clip": 2.0, "average": 0.1, "optimizer": "muon"}  # fmt: skip
+               "warmup_steps": 11, "grad_clip": 2.0, "average": 0.1, "optimizer": "muon",
+               "tolerance": 0.03}  # fmt: skip
     assert {*changed} == {field.name for field in dataclasses.fields(TextRecipe)}
     keys = [base_key(CONFIG, TASK, dataclasses.replace(RECIPE, **{name: value}), 0) for name, value in changed.items()]
     keys += [base_key(CONFIG, TASK, RECIPE, seed) for seed in (0, 1)]
     keys += [base_key(CONFIG, dataclasses.replace(TASK, reward="answer"), RECIPE, 0)]
-    assert len({*keys}) == len(keys) == 18
+    assert len({*keys}) == len(keys) == 19
     assert base_name("words_s", TASK, 1, "0123456789ab") == "words_s-wordmath2-b1-0123456789ab"
 
 
