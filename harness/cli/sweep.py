@@ -350,6 +350,7 @@ def _run_cells(
 ) -> tuple[list[RunResult], bool]:
     """Run the cells that are left, with progress: (all records, whether it was interrupted)."""
     from harness.engines.vllm.warm import notes
+    from harness.foundation.visible_gpus import turns_note
     from harness.sweep import run_sweep
     from harness.sweep.preview import count_words, time_limit
     from harness.sweep.progress import Progress
@@ -358,8 +359,10 @@ def _run_cells(
     found, results = planned.sweep, Path(launch.results)
     taken = 0 if way.is_again else len(elsewhere(todo, launch))
     print(f"{count_words(len(todo) - taken, len(planned.cells), taken)}, {way.workers} at a time", flush=True)
-    for line in notes(todo):
-        print(f"note: {line}", flush=True)
+    on_gpu = sum(cell.trainer.device == "cuda" for cell in todo) if way.launcher == "local" else 0
+    for line in (*notes(todo), turns_note(min(way.workers, on_gpu))):
+        if line is not None:
+            print(f"note: {line}", flush=True)
     limit = time_limit(todo, results, max_hours)
     progress = Progress(todo, len(planned.cells))
     try:
