@@ -17,12 +17,14 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(a: argparse.Namespace) -> int:
-    """Serve until interrupted, packed sweeps too."""
+    """Serve until interrupted, packed sweeps too. Raises ValueError where the sweep, or any, has no results."""
     from harness.cli.results import unpack_all
-    from harness.records.folder import check_sweep
+    from harness.records.folder import check_sweep, some_sweeps
     from harness.viewers.mlflow import browse
 
     if a.sweep is not None:
         check_sweep(a.results, a.sweep)
+    else:
+        some_sweeps(a.results)
     unpack_all(a.results)
     return browse(a.results, a.port, a.sweep, a.compare)

@@ -71,6 +71,13 @@ def all_sweeps(results: Path) -> list[str]:
     return sorted({*sweeps_in(results), *(path.stem for path in packed_folder(results).glob("*.zip"))})
 
 
+def some_sweeps(results: Path) -> list[str]:
+    """`all_sweeps`. Raises ValueError, with the way to make some, where there is none."""
+    if not (known := all_sweeps(results)):
+        raise ValueError(f"no sweep has results in {results}; lowbit sweep quick makes some")
+    return known
+
+
 def check_sweep(results: Path, sweep: str) -> None:
     """Raises ValueError, with the way to run it or the nearest names, where the sweep has no results, packed or not."""
     if sweep not in (known := all_sweeps(results)):

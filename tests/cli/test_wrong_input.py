@@ -154,6 +154,7 @@ COMMANDS = (
     ("search search_aqn --trials 0", "argument --trials: '0': a whole number above 0 is expected"),
     ("search search_aqn --dashboard --port 99999", "argument --port: '99999': a port from 1 to 65535 is expected"),
     ("browse --port 0", "argument --port: '0': a port from 1 to 65535 is expected"),
+    ("browse", "results; lowbit sweep quick makes some"),
     ("report", "report: the name of a sweep is missing"),
     ("report nothing", "sweep 'nothing' has no results"),
     ("report nothing --main", "sweep 'nothing' has no results"),
