@@ -74,7 +74,8 @@ def _answer(
     if best is None:
         ended = sum(t.state in (TrialState.COMPLETE, TrialState.PRUNED) for t in trials)
         return f"{where}none of {ended} trials beside the baselines was complete and within the constraint."
-    shown = f"trial {best.number} ({knobs_text(values_of(best), search)})"
+    tied = sum(is_feasible(t) and "baseline" not in t.user_attrs and t.values[0] == best.values[0] for t in trials)
+    shown = f"trial {best.number} ({knobs_text(values_of(best), search)})" + f", one of {tied} that tie" * (tied > 1)
     if base is None:
         return f"{where}the best found is {shown}; there is no baseline to compare it with."
     contender = next(c for c in found if c.share == share and c.number == best.number)

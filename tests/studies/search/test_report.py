@@ -63,6 +63,14 @@ def test_the_table_says_what_was_found_in_a_sentence(results):
     assert len(study["trials"]) == 30 and len(study["confirmation"]["best tis"]) == 4
 
 
+def test_trials_that_tie_for_the_best_are_counted(tmp_path):
+    search = toy_search(budget={"trials": 4}, confirm={"seeds": [5]}, sampler={"name": "random"}, pruner={"alpha": 0})
+    runner = FakeRunner(lambda config: {"auc": 0.5, "k3_median": 0.1})
+    run_search(search, tmp_path, 1, lambda event: None, runner=runner)
+    text = write_tables(search, tmp_path)[0].read_text(encoding="utf-8")
+    assert "* the best found is trial 2 (" in text and "), one of 2 that tie, in the search +0.000 auc against " in text
+
+
 def test_every_cell_has_its_trial_among_its_tags(results):
     write_tables(SEARCH, results)
     tags = trial_tags(results, SEARCH.name)
