@@ -86,7 +86,7 @@ def _of_run(words: str, overrides: Sequence[str], results: Path) -> list[TaskEva
     from harness.records.policies import last_policy, step_of
     from harness.run.checks import check_device
 
-    found = find_run(words, results)
+    found = find_run(words, results, also=" and no model folder")
     folder = last_policy(results, found.sweep, found.run_id)
     config = parse(RunConfig, found.config)
     given = [word for word in overrides if word.startswith("evaluations=")]

@@ -61,9 +61,10 @@ def run(a: argparse.Namespace) -> int:
     return 0
 
 
-def find_run(words: str, results: Path) -> RunResult:
+def find_run(words: str, results: Path, also: str = "") -> RunResult:
     """The one run that `words` names: its name, its id or the beginning of one, with or without `SWEEP/` before it, or
-    a path to its record. Raises ValueError for none or several, and for a file that is no result."""
+    a path to its record. Raises ValueError for none or several, and for a file that is no result; `also`: what else
+    the words name nowhere, such as " and no model folder"."""
     from harness.records.folder import all_sweeps, runs_of
     from harness.records.run_result import read_result
 
@@ -81,7 +82,7 @@ def find_run(words: str, results: Path) -> RunResult:
     if len({r.run_id for r in matching}) == 1:
         return matching[0]
     if not matching:
-        raise ValueError(f"no run in {results} is {words!r}; {_hint(words, found, results)}")
+        raise ValueError(f"no run in {results}{also} is {words!r}; {_hint(words, found, results)}")
     several = ", ".join(f"{r.sweep}/{r.run_id} ({r.name})" for r in matching[:8])
     raise ValueError(f"run {words!r} matches {len(matching)} results in {results}; {several}")
 
@@ -97,4 +98,4 @@ def _hint(words: str, found: Sequence[RunResult], results: Path) -> str:
     hint = nearest(wanted, names)
     if names and (hint.startswith("nearest") or len(names) <= LONG):
         return hint
-    return f"lowbit runs SWEEP lists them; sweeps: {', '.join(sweeps) or 'none'}"
+    return f"lowbit runs SWEEP lists runs; sweeps: {', '.join(sweeps) or 'none'}"

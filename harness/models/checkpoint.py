@@ -121,10 +121,10 @@ def _mixture(raw: dict[str, Any], path: Path) -> dict[str, Any]:
 
 def check_folder(folder: Path) -> None:
     """Raises ValueError, one line, for a folder without a model's configuration."""
-    if not folder.is_dir():
+    if not folder.exists():
         raise ValueError(f"{folder}: no such folder; a model's, with its {CONFIG}, is expected")
     if not (folder / CONFIG).is_file():
-        raise ValueError(f"{folder}: no model folder; it has no {CONFIG}")
+        raise ValueError(f"{folder}: no model folder; it {f'has no {CONFIG}' if folder.is_dir() else 'is a file'}")
 
 
 def load_config(folder: Path | str) -> DecoderConfig:

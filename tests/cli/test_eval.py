@@ -65,7 +65,7 @@ def test_a_policy_asked_again_answers_as_in_its_run(tmp_path: Path, capsys: pyte
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["nothing"], "is 'nothing'"),
+        (["nothing"], " and no model folder is 'nothing'; lowbit runs SWEEP lists runs"),
         (["FOLDER"], "evaluations=[]: nothing is asked"),
         (["FOLDER", "trainer.steps=0"], "trainer.steps=0: must be at least 1; lowbit eval FOLDER evaluates without"),
         (["FOLDER", "evaluations=[{task:sort}]"], "evaluations.0.num=null: task 'sort' has questions without end"),

@@ -235,4 +235,4 @@ def test_a_passport_is_found_among_bad_files(results: Path, capsys: pytest.Captu
     empty = results.parent / "empty"
     empty.mkdir()
     assert main(["passport", "quick/x", "--results", str(empty)]) == 2
-    assert capsys.readouterr().err.endswith("is 'quick/x'; lowbit runs SWEEP lists them; sweeps: none\n")
+    assert capsys.readouterr().err.endswith("is 'quick/x'; lowbit runs SWEEP lists runs; sweeps: none\n")
