@@ -67,13 +67,18 @@ def _records(a: argparse.Namespace, places: list[Path], overrides: list[str]) ->
     ignored = [*(option for option, value in given.items() if value), *overrides]
     if ignored and not planned:
         raise ValueError(f"{ignored[0]}: nothing is measured for the file of an earlier probe; name a model folder")
+    dumps = {} if a.dump is None else {place: a.dump / place.resolve().name for place in planned}
+    for dump in dumps.values():
+        try:
+            dump.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ValueError(f"--dump {a.dump}: no folder can be made there: {error.strerror}") from None
     for place, (runs, remarks) in planned.items():
         for line in remarks:
             print(line)
-        dump = None if a.dump is None else a.dump / place.resolve().name
         found[place] = probe(
-            place, runs, launch, is_untrained=a.untrained, dump=dump, noise=noises[place], like=a.noise_like,
-            tell=lambda line: print(line, flush=True),
+            place, runs, launch, is_untrained=a.untrained, dump=dumps.get(place),
+            noise=noises[place], like=a.noise_like, tell=lambda line: print(line, flush=True),
         )  # fmt: skip
         print(f"record: {write(a.results, found[place])}")
     return [found[place] for place in dict.fromkeys(places)]

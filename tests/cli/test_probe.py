@@ -106,6 +106,7 @@ def test_prompts_of_a_file(tmp_path: Path) -> None:
         (("FOLDER", "launch.results=x"), "launch.results=x: launch has no such setting"),
         (("nowhere",), "nowhere: no such folder; a model's, with its config.json, is expected"),
         (("FOLDER", "nowhere"), "nowhere: no such folder"),
+        (("FOLDER", "--dump", "README.md"), "--dump README.md: no folder can be made there: Not a directory"),
         (("README.md",), "README.md: no model folder; it is a file"),
         (("nothing.json",), "nothing.json: not a probe"),
         ((), "FOLDER"),
