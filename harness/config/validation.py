@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import types
 import typing
 from collections.abc import Iterable
@@ -59,7 +60,10 @@ def in_words(error: ValidationError, cls: type | None = None, prefix: str = "") 
         first = next((e for e in found if e["type"] in UNKNOWN and e["loc"][:-1] == first["loc"][:-1]), first)
     path = ".".join([prefix] * bool(prefix) + [str(p) for p in first["loc"] if not str(p).startswith("function")])
     if first["type"] in UNKNOWN:
-        return f"unknown key {path}; {nearest_key(path, leaves(cls) if cls else ())}"
+        known = leaves(cls) if cls else ()
+        if entry := re.match(r"(.+?)\.\d+\.", path):  # of a list: its valid keys have its number, too
+            known = [re.sub(rf"^{re.escape(entry[1])}\.", entry[0], name) for name in known]
+        return f"unknown key {path}; {nearest_key(path, known)}"
     if first["type"] in MISSING:
         return f"{path} is missing"
     if first["type"] == "value_error":  # a dataclass's own check: its words name field, value and choices

@@ -103,8 +103,9 @@ def test_evaluations_are_a_list_in_the_id_without_their_paths() -> None:
     ("entry", "said"),
     [
         ("{k:2}", "evaluations.0.task is missing"),
-        ("{tsk:aime}", "unknown key evaluations.0.tsk; nearest: evaluations.task"),
-        ("{task:aime,kk:2}", "unknown key evaluations.0.kk; nearest: evaluations.k"),
+        ("{tsk:aime}", "unknown key evaluations.0.tsk; nearest: evaluations.0.task"),
+        ("{task:aime,kk:2}", "unknown key evaluations.0.kk; nearest: evaluations.0.k"),
+        ("{task:aime},{task:aime,greedi:true}", "unknown key evaluations.1.greedi; nearest: evaluations.1.greedy"),
         ("{task:aime,k:-1}", "evaluations.0.k=-1: must be at least 0"),
         ("{task:aime,num:0}", "evaluations.0.num=0: must be at least 1"),
         ("{task:aime,temperature:0}", "evaluations.0.temperature=0: must be above 0"),
