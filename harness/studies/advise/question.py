@@ -30,6 +30,8 @@ class Mismatch:
     k3: float
     """Nats a token."""
     source: str
+    span: str = ""
+    """Its range over the lengths that were measured, where they are several."""
 
 
 @dataclass(frozen=True, kw_only=True)

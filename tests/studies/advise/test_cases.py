@@ -24,7 +24,10 @@ def test_the_mismatch_of_text_is_the_median_of_uncorrected_runs_on_real_kernels(
     rows = [on_text(k3) for k3 in (1e-3, 2e-3, 9e-3)] + [on_text(5e-4, "nvfp4")]
     rows += [on_text(1e-5, length=1)] * 9  # shorter problems than those above
     rows += [on_text(1.0, correction="TIS"), made.point(0.0, 1.0, task="wordmath")]
-    assert {name: m.k3 for name, m in text_mismatch(rows).items()} == {"int8": 2e-3, "nvfp4": 5e-4}
+    found = text_mismatch(rows)
+    assert {name: m.k3 for name, m in found.items()} == {"int8": 2e-3, "nvfp4": 5e-4}
+    assert {name: m.span for name, m in found.items()} == {"int8": "1e-05 to 0.002", "nvfp4": ""}
+    assert found["int8"].source == "committed runs on wordmath with vllm; 1e-05 to 0.002 by length"
     with pytest.raises(ValueError, match="no packed run of wordmath with vllm"):
         text_mismatch(made.cloud())
 
