@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.add_argument("sweeps", nargs="*", default=[], metavar="sweep | key=value",
-                        help=f"sweeps whose bases to train (default: all); {OVERRIDES}")  # fmt: skip
+                        help=f"sweeps whose bases to train (default: all); {OVERRIDES}; without a sweep they "
+                             "name one run, whose base is trained")  # fmt: skip
+    parser.add_argument("--dry-run", action="store_true", help="list the bases that are missing; train nothing")
     add_workers(parser, "bases")
     parser.add_argument("--minutes", type=minutes, metavar="M",
                         help="stop after so long and save what was reached; the same command goes on")  # fmt: skip
@@ -39,25 +41,31 @@ def run(a: argparse.Namespace) -> int:
     check_overrides(words)
     overrides, given = split_launch(words)
     names = [word for word in a.sweeps if "=" not in word]
-    return base(names, overrides, launch=launch_of(given, results=str(a.results)), workers=a.workers, minutes=a.minutes)
+    launch = launch_of(given, results=str(a.results))
+    if not a.dry_run:
+        return base(names, overrides, launch=launch, workers=a.workers, minutes=a.minutes)
+    missing = wanted(names, overrides, launch)
+    for folder, cell in missing.items():
+        print(f"{folder.name}, on {'a GPU' if cell.trainer.device == 'cuda' else 'a CPU'}")
+    print(_count(len(missing)))
+    return 0
 
 
 def base(names: Sequence[str], overrides: Sequence[str], *, launch: Launch, workers: int, minutes: float | None) -> int:
-    """Train every base that the named sweeps (default: all) start from. Exit code 1 if one failed, 130 if interrupted;
-    0 too where `minutes` left some unfinished, which the same command goes on with."""
+    """Train every base that is `wanted`. Exit code 1 if one failed, 130 if interrupted; 0 too where `minutes` left some
+    unfinished, which the same command goes on with."""
     import torch
 
     from harness.foundation.visible_gpus import visible_gpus
     from harness.run.checks import check_device
     from harness.start.base_process import UNFINISHED
-    from harness.sweep import sweep_names
 
-    waiting = wanted(list(names) or sweep_names(), overrides, launch)
+    waiting = list(wanted(names, overrides, launch).values())
     elsewhere = [cell for cell in waiting if cell.trainer.device == "cuda" and not torch.cuda.is_available()]
-    if elsewhere and not names:
+    if elsewhere and not names and not overrides:
         print(f"{len(elsewhere)} bases are for a GPU, which this machine does not have: left out")
         waiting = [cell for cell in waiting if cell not in elsewhere]
-    print(f"{len(waiting)} bases to train", flush=True)
+    print(_count(len(waiting)), flush=True)
     for cell in waiting:
         check_device(cell)
     end = None if minutes is None else time.monotonic() + 60 * minutes
@@ -88,18 +96,28 @@ def base(names: Sequence[str], overrides: Sequence[str], *, launch: Launch, work
     return code
 
 
-def wanted(names: Sequence[str], overrides: Sequence[str], launch: Launch) -> list[RunConfig]:
-    """One cell for every base that is not there yet, the longest answers first."""
-    from harness.start.prepare import base_folder
-    from harness.sweep import plan, read_sweep
+def _count(num: int) -> str:
+    return f"{num} base{'s' * (num != 1)} to train"
 
+
+def wanted(names: Sequence[str], overrides: Sequence[str], launch: Launch) -> dict[Path, RunConfig]:
+    """A cell for the folder of every base that is not there yet, the longest answers first: of the named sweeps, of the
+    one run that overrides without a sweep describe, or of all sweeps."""
+    from harness.config.load import load
+    from harness.start.prepare import base_folder, check_data
+    from harness.sweep import plan, read_sweep, sweep_names
+
+    if overrides and not names:
+        cells = [load(overrides)]
+        check_data(cells[0])
+    else:
+        cells = [cell for name in names or sweep_names() for cell in plan(read_sweep(name), overrides).cells]
     found: dict[Path, RunConfig] = {}
-    for name in names:
-        for cell in plan(read_sweep(name), overrides).cells:
-            folder = base_folder(cell, launch)
-            if folder is not None and not folder.is_dir():
-                found.setdefault(folder, cell)
-    return sorted(found.values(), key=lambda cell: -(cell.task.n or 0) * (cell.model.hidden_size or 0))
+    for cell in cells:
+        folder = base_folder(cell, launch)
+        if folder is not None and not folder.is_dir():
+            found.setdefault(folder, cell)
+    return dict(sorted(found.items(), key=lambda item: -(item[1].task.n or 0) * (item[1].model.hidden_size or 0)))
 
 
 def _spawn(cell: RunConfig, launch: Launch, end: float | None, gpu: str | None) -> subprocess.Popen[bytes]:

@@ -9,6 +9,8 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from harness.cli.base import wanted
 from harness.cli.main import main
 from harness.config.schema import Launch
@@ -27,16 +29,32 @@ def test_every_missing_base_is_wanted_once_the_longest_first(tmp_path: Path) -> 
     path = tmp_path / "two_lengths.yaml"
     path.write_text(SWEEP, encoding="utf-8")
     launch = Launch(results=str(tmp_path))
-    found = wanted([str(path)], [], launch)
+    found = list(wanted([str(path)], [], launch).values())
     assert [(cell.task.n, cell.base_seed) for cell in found] == [(8, 0), (8, 1), (4, 0), (4, 1)]
     folder = base_folder(found[1], launch)
     assert folder is not None
     folder.mkdir(parents=True)
-    assert [(cell.task.n, cell.base_seed) for cell in wanted([str(path)], [], launch)] == [(8, 0), (4, 0), (4, 1)]
+    assert [(cell.task.n, cell.base_seed) for cell in wanted([str(path)], [], launch).values()] == [
+        (8, 0),
+        (4, 0),
+        (4, 1),
+    ]
     for cell in found:
         base_folder(cell, launch).mkdir(parents=True, exist_ok=True)  # type: ignore[union-attr]
     for value, code in (("2", 0), ("none", 2)):
         assert main(["base", str(path), f"launch.threads={value}", "--results", str(tmp_path)]) == code
+
+
+def test_overrides_alone_name_the_base_of_one_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["base", "task=sort", "task.n=4", "model=xs", "base_seed=3", "--dry-run", "--results", str(tmp_path)]
+    assert main(words) == 0
+    first, last = capsys.readouterr().out.splitlines()
+    assert first.startswith("xs-sort4-b3-") and first.endswith(", on a CPU") and last == "1 base to train"
+    (tmp_path / "bases" / first.partition(",")[0]).mkdir(parents=True)
+    assert main(words) == 0
+    assert capsys.readouterr().out == "0 bases to train\n"
+    assert main(["base", "task=sort", "base=text", "--dry-run", "--results", str(tmp_path)]) == 2
+    assert "base.batch_tokens=32768: for tasks in words alone, and task=sort is none" in capsys.readouterr().err
 
 
 def test_a_signal_to_the_command_alone_stops_its_trainings(tmp_path: Path) -> None:
