@@ -23,15 +23,15 @@ def check_engine(config: RunConfig, composed: Composed, extras: frozenset[str]) 
     vLLM is asked, and `check_installed` refuses the start. `extras`: what the trainer can compute for a part
     (`Part.needs`).
     """
-    supports = EmbeddedEngine.supports
-    if config.engine.name == "vllm":
-        build = builds.CUDA if config.trainer.device == "cuda" else builds.CPU
-        builds.check_plan(build, composed.plan)
-        if build is builds.CPU or torch.cuda.is_available():
-            settings.check_device(build, config.trainer.device, composed.plan)
-        settings.check_shape(build, decoder_config(config.model), composed.plan)
-        supports = builds.supports(build)
-    check_supported(composed, supports, config.engine.name, extras)
+    if config.engine.name != "vllm":
+        check_supported(composed, EmbeddedEngine.supports, config.engine.name, extras)
+        return
+    build = builds.CUDA if config.trainer.device == "cuda" else builds.CPU
+    builds.check_plan(build, composed.plan)
+    check_supported(composed, builds.supports(build), config.engine.name, extras)  # before what this machine lacks
+    if build is builds.CPU or torch.cuda.is_available():
+        settings.check_device(build, config.trainer.device, composed.plan)
+    settings.check_shape(build, decoder_config(config.model), composed.plan)
 
 
 def check_installed(config: RunConfig) -> None:

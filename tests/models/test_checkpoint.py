@@ -243,7 +243,7 @@ def test_scaled_rotation_is_that_of_the_papers_and_of_transformers(name: str, tm
     long = torch.randint(0, 40, (2, 200), generator=torch.Generator().manual_seed(6))  # beyond the original 64
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "ours", dtype=torch.float32)
     with torch.no_grad():
-        torch.testing.assert_close(ours(long), theirs(long).logits, atol=2e-5, rtol=1e-5)
+        torch.testing.assert_close(ours(long), theirs(long).logits, atol=5e-5, rtol=1e-5)
         assert (_noisy(config)(long) - ours(long)).abs().max() > 0.1
 
     save_decoder(ours, tmp_path / "again")
