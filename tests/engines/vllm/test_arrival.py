@@ -34,7 +34,7 @@ from tests.engines.vllm.vllm_cases import (
 
 pytestmark = needs_vllm
 A, B = model_of(0), model_of(1)
-NO_INT4 = lacking("avx512f")
+NO_INT4, NO_INT8 = lacking("avx512f"), lacking("avx512_vnni")
 BLOCK = sum(math.prod(s) for n, s in tensor_shapes(SHAPE).items() if n.startswith("model.layers.0."))
 
 
@@ -58,7 +58,8 @@ def assert_same(a: tuple[Passport, Mapping[str, float], Rollout], b: tuple[Passp
 
 @pytest.mark.parametrize(
     "names",
-    [(None,), FP8, ("int8_channel", "int8_token"),
+    [(None,), FP8,
+     pytest.param(("int8_channel", "int8_token"), marks=pytest.mark.skipif(bool(NO_INT8), reason=NO_INT8 or "it has")),
      pytest.param(("int4_g32",), marks=pytest.mark.skipif(bool(NO_INT4), reason=NO_INT4 or "it has"))],
     ids=["bf16", "fp8", "int8", "int4"],
 )  # fmt: skip

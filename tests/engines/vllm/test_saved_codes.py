@@ -30,13 +30,15 @@ def greedy(llm: Any, prompts: list[tuple[int, ...]]) -> list[list[int]]:
     return [list(out.outputs[0].token_ids) for out in llm.generate(asked, sampling, use_tqdm=False)]
 
 
-NO_TILES = lacking("amx_tile")
+NO_TILES, NO_INT4 = lacking("amx_tile"), lacking("avx512f")
+INT4 = ("naive", "int4", ("model=xs128",))
 MOE = ("model=moe_xs", "model.head_dim=32")
 
 
 @pytest.mark.parametrize(
     ("method", "precision", "model"),
-    [("flashrl", "fp8_channel", ("model=xs128",)), ("naive", "int4", ("model=xs128",)),
+    [("flashrl", "fp8_channel", ("model=xs128",)),
+     pytest.param(*INT4, marks=pytest.mark.skipif(bool(NO_INT4), reason=NO_INT4 or "it has")),
      pytest.param("naive", "int8", MOE, marks=pytest.mark.skipif(bool(NO_TILES), reason=NO_TILES or "it has"))],
     ids=["fp8_channel", "int4", "int8, experts"],
 )  # fmt: skip
