@@ -67,10 +67,10 @@ class EmbeddedEngine:
         for_evaluation: bool = False,
     ) -> None:
         """`stop_ids` end a response as `eos_id` does. `max_batch` rows are sampled at once (None: all), fewer where a
-        GPU has no room; it is part of the random stream. `retire_at` None: ended rows are computed to the end.
-        `keeps_log_probs`: rollouts carry the whole distribution of every token; `keeps_experts`: the experts of every
-        position. `for_evaluation`: weights take no memory before the first load and no codes are kept of them, so there
-        is no passport.
+        GPU has no room, and half as many whenever its memory runs out (not under `sampler=trainer`); it is part of the
+        random stream. `retire_at` None: ended rows are computed to the end. `keeps_log_probs`: rollouts carry the whole
+        distribution of every token; `keeps_experts`: the experts of every position. `for_evaluation`: weights take no
+        memory before the first load and no codes are kept of them, so there is no passport.
         Raises ValueError for a plan this engine cannot follow."""
         if plan.sampler == "trainer" and trainer_model is None:
             raise ValueError("sampler=trainer needs trainer_model, the module to sample from")
@@ -88,7 +88,7 @@ class EmbeddedEngine:
         self.trainer_model = trainer_model if plan.sampler == "trainer" else None
         self.weights = LiveWeights(config, plan, torch.device("meta") if for_evaluation else self.device)
         self.kv = KVScales(plan.rollout_kv, config.num_layers, self.device)
-        self.cache = KVCache(config.num_layers, config.num_kv_heads, config.head_dim, self.device)
+        self._drop_cache()
         self.tables = rope_tables(config, 1, self.device)
         self.is_awake = True
 
@@ -124,16 +124,28 @@ class EmbeddedEngine:
         if top_p < 1.0 and self.trainer_model is not None:
             raise ValueError(f"top_p={top_p}: the trainer's own forward samples the whole distribution; valid: 1")
         size = min(self.max_batch or len(requests.rows), self._fitting(requests))
+        while True:
+            try:
+                return self._in_chunks(requests, size, seed)
+            except torch.OutOfMemoryError:  # another process has taken what was free
+                if size == 1 or self.trainer_model is not None:  # the trainer scores what was sampled together
+                    raise
+            self._drop_cache()
+            torch.cuda.empty_cache()
+            size = (size + 1) // 2
+
+    def _in_chunks(self, requests: Requests, size: int, seed: int) -> Rollout:
+        """The responses, sampled `size` rows at a time."""
         parts: list[Rollout] = []
         with torch.inference_mode():
             for chunk, rows in enumerate(requests.rows.split(size)):
-                draws = generator(self.device, seed, "sample", chunk) if temperature > 0 else None
+                draws = generator(self.device, seed, "sample", chunk) if requests.temperature > 0 else None
                 if self.trainer_model is not None:
                     out = sample_exact(self.trainer_model, requests, rows, draws, self._transcript(rows, requests))
                 else:
                     out = self._sample(requests, rows, draws)
                 parts.append(out.rollout())
-        return join(parts, None if self.trainer_model is None else max_new_tokens)
+        return join(parts, None if self.trainer_model is None else requests.max_new_tokens)
 
     def _fitting(self, requests: Requests) -> int:
         """Rows whose cache and logits fit a GPU's free memory with a quarter to spare, at least one; on a CPU all."""
@@ -300,7 +312,7 @@ class EmbeddedEngine:
 
     def sleep(self) -> None:
         """Give the cache's memory back."""
-        self.cache = KVCache(self.config.num_layers, self.config.num_kv_heads, self.config.head_dim, self.device)
+        self._drop_cache()
         self.is_awake = False
 
     def wake(self) -> None:
@@ -316,6 +328,9 @@ class EmbeddedEngine:
     def close(self) -> None:
         """Free everything."""
         self.discard()
+
+    def _drop_cache(self) -> None:
+        self.cache = KVCache(self.config.num_layers, self.config.num_kv_heads, self.config.head_dim, self.device)
 
     def _check_ready(self, *, wants_residual: bool = False) -> None:
         if not self.is_awake:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from harness.api import Plan
 from harness.engines.embedded import engine as embedded
+from harness.engines.embedded import forward
 from harness.engines.embedded.engine import EmbeddedEngine
 from harness.models.decoder import DecoderConfig, response_hidden
 from harness.numerics.casting import cast_model
@@ -158,6 +159,37 @@ def test_seeds_and_chunks_make_the_stream() -> None:
     chunked = sample(loaded(model, max_batch=5), EVEN)  # 12 rows in chunks of 5, 5, 2
     assert chunked.token_ids.shape[0] == 12
     assert (trainer_logp(model, EVEN, chunked) - chunked.logp).abs().max() < 1e-5
+
+
+def test_chunks_are_halved_until_they_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU with room for three rows gives what chunks of three give, whatever it was asked for."""
+    model, tried = decoder(), list[int]()
+    expected = sample(loaded(model, max_batch=3), EVEN)
+
+    def decode(weights: Any, kv: Any, token: Tensor, *rest: Any) -> Tensor:
+        tried.append(len(token))
+        if len(token) > 3:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return forward.decode(weights, kv, token, *rest)
+
+    monkeypatch.setattr(embedded, "decode", decode)
+    found = sample(loaded(model), EVEN)
+    assert torch.equal(found.token_ids, expected.token_ids) and torch.equal(found.logp, expected.logp)
+    assert tried[:3] == [12, 6, 3] and max(tried[2:]) == 3
+
+
+def test_memory_for_no_row_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    model = decoder()
+    monkeypatch.setattr(embedded, "decode", fail)
+    with pytest.raises(torch.OutOfMemoryError):
+        sample(loaded(model), EVEN)
+    exact = Plan(rollout_weights=format_named("fp32"), sampler="trainer")
+    monkeypatch.setattr(embedded, "sample_exact", fail)
+    with pytest.raises(torch.OutOfMemoryError):  # never in other chunks than those that the trainer scores
+        sample(loaded(model, exact, trainer_model=model), EVEN)
 
 
 @pytest.mark.parametrize("temperature", [0.7, 1.0, 1.5])
