@@ -31,7 +31,7 @@ class Mismatch:
     """Nats a token."""
     source: str
     span: str = ""
-    """Its range over the lengths that were measured, where they are several."""
+    """Its range over the bases that were measured, where they are several."""
 
 
 @dataclass(frozen=True, kw_only=True)

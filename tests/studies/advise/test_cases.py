@@ -13,21 +13,21 @@ from tests.studies.advise.made import RESULTS, evidence
 from tests.studies.dose import made
 
 
-def on_text(k3: float, precision: str = "int8", **values: object):
+def on_text(k3: float, precision: str = "int8", base: str = "one", **values: object):
     """A run that starts at `k3` and ends far above it."""
     doses = {"k3 x length": 1.0, START: 250 * k3, "k3 alone": 1.0, "length alone": 250.0}
-    return made.point(0.0, 1.0, "words_10m wordmath 10 0", task="wordmath", engine="vllm", precision=precision,
-                      doses=doses, **values)  # fmt: skip
+    return made.point(0.0, 1.0, base, task="wordmath", engine="vllm", precision=precision, doses=doses, **values)
 
 
 def test_the_mismatch_of_text_is_the_median_of_uncorrected_runs_on_real_kernels() -> None:
     rows = [on_text(k3) for k3 in (1e-3, 2e-3, 9e-3)] + [on_text(5e-4, "nvfp4")]
-    rows += [on_text(1e-5, length=1)] * 9  # shorter problems than those above
+    rows += [on_text(1e-5, base="another")] * 9  # one base, however many runs it has
+    rows += [on_text(4e-3, base="a third", length=1)]
     rows += [on_text(1.0, correction="TIS"), made.point(0.0, 1.0, task="wordmath")]
     found = text_mismatch(rows)
     assert {name: m.k3 for name, m in found.items()} == {"int8": 2e-3, "nvfp4": 5e-4}
-    assert {name: m.span for name, m in found.items()} == {"int8": "1e-05 to 0.002", "nvfp4": ""}
-    assert found["int8"].source == "committed runs on wordmath with vllm; 1e-05 to 0.002 by length"
+    assert {name: m.span for name, m in found.items()} == {"int8": "1e-05 to 0.004", "nvfp4": ""}
+    assert found["int8"].source == "committed runs on wordmath with vllm; 1e-05 to 0.004 by base"
     with pytest.raises(ValueError, match="no packed run of wordmath with vllm"):
         text_mismatch(made.cloud())
 
