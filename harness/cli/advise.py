@@ -64,14 +64,15 @@ def _cases(a: argparse.Namespace) -> int:
     from harness.studies.advise.answers import answers, write_answers
     from harness.studies.advise.cases import answered, page, text_mismatch, write
     from harness.studies.advise.question import DEPLOYED
-    from harness.studies.dose.points import read_points
+    from harness.studies.dose.points import curve_points, read_all_points
 
-    evidence, points = _evidence(a.results), read_points(a.results)
+    evidence, points = _evidence(a.results), read_all_points(a.results)
     found = answered(evidence, points)
     print(page(found))
     if a.is_written:
         folder = tables_folder(a.results)
-        grid = answers(evidence, {name: curves_of(points, name) for name in DEPLOYED}, text_mismatch(points))
+        curves = {name: curves_of(curve_points(points), name) for name in DEPLOYED}
+        grid = answers(evidence, curves, text_mismatch(points))
         print(f"written: {write(found, folder)}, {write_answers(grid, folder)}")
     return 0
 

@@ -27,12 +27,13 @@ def run(a: argparse.Namespace) -> int:
     from tqdm import tqdm
 
     from harness.engines.vllm.warm import ROWS, cache_folder, check_here, layer_shapes, num_kernels, warm
-    from harness.models.checkpoint import load_config
+    from harness.models.checkpoint import check_folder, load_config
     from harness.studies.throughput.shapes import shape_of
 
-    if os.sep in a.model and not Path(a.model).is_dir():
-        raise ValueError(f"{a.model}: no such folder")
-    config = load_config(Path(a.model)) if Path(a.model).is_dir() else shape_of(a.model)
+    is_folder = os.sep in a.model or Path(a.model).exists()
+    if is_folder:
+        check_folder(Path(a.model))
+    config = load_config(Path(a.model)) if is_folder else shape_of(a.model)
     shapes = layer_shapes(config, a.tensor_parallel)
     if not shapes:
         raise ValueError(f"model={a.model}: no layer has the sizes of DeepGEMM; valid: N % 64 = 0 and K % 128 = 0")

@@ -90,7 +90,8 @@ def resolve(config: RunConfig, content_hash: Callable[[str], str] | None = None)
     model = config.model
     if model.path is not None and content_hash is not None:
         if not Path(model.path).is_dir():
-            raise ValueError(f"model.path={model.path}: no such folder")
+            what = "is a file, no model folder" if Path(model.path).exists() else "no such folder"
+            raise ValueError(f"model.path={model.path}: {what}")
         model = replace(model, content_hash=content_hash(model.path))
     return replace(
         config,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Sequence
+from textwrap import shorten
 
 from tqdm import tqdm
 
@@ -52,7 +53,8 @@ class Progress:
 
 
 def summary_line(result: RunResult) -> str:
-    """One finished cell: status, id, name, scores. Cells that differ in a rate or an age alone have one name."""
+    """One finished cell: status, id, name, scores, and why one is missing. Cells that differ in a rate or an age alone
+    have one name."""
     head = f"{result.status}  {result.run_id}  {result.name}"
     if result.status != "ok":
         return f"{head}: {result.reason}"
@@ -63,4 +65,6 @@ def summary_line(result: RunResult) -> str:
         if (value := s.get(key)) is not None
     )
     again = f" (attempt {len(result.retries) + 1})" if result.retries else ""
-    return f"{head}{again}: {scores}, {result.time_s.get('total') or 0:.0f} s"
+    errors = [shorten(error, 160, placeholder=" ...") for error in result.evaluation_errors]
+    missing = "".join(f"; the evaluation failed, {error}" for error in errors)
+    return f"{head}{again}: {scores or 'no score'}, {result.time_s.get('total') or 0:.0f} s{missing}"

@@ -9,6 +9,7 @@ import pytest
 
 from harness.cli.main import main
 from harness.engines.vllm import warm
+from harness.foundation.project_files import HOME
 from harness.models.checkpoint import save_decoder
 from harness.models.decoder import Decoder, DecoderConfig
 
@@ -24,6 +25,7 @@ def test_a_model_without_such_layers_and_a_machine_without_a_gpu_are_told(
     save_decoder(Decoder(NARROW), tmp_path / "narrow")
     for words, said in (
         ((str(tmp_path / "narrow"),), "no layer has the sizes of DeepGEMM; valid: N % 64 = 0 and K % 128 = 0"),
+        ((str(HOME / "README.md"),), f"{HOME / 'README.md'}: no model folder; it is a file"),
         (("7b",), "warm: no CUDA device is visible; DeepGEMM compiles for the GPU that it will run on"),
         (("7c",), "7c"),
     ):

@@ -8,6 +8,7 @@ import pytest
 
 from harness.cli.main import COMMANDS as COMMANDS_OF_LOWBIT
 from harness.cli.main import main
+from harness.foundation.project_files import HOME
 
 RUN = (
     # numbers out of their bounds
@@ -96,6 +97,7 @@ RUN = (
     ),
     ("model=hf", "model: num_layers=null: without a shape a local Hugging Face folder is needed"),
     ("model.path=nowhere", "nowhere"),
+    (f"model.path={HOME / 'README.md'}", "README.md: is a file, no model folder"),
     ("numerics_version=99", "numerics_version=99: follows from the code and cannot be set"),
     ("+outside=[a]", "+outside=[a]: follows from the code and cannot be set"),
     ("model.max_positions=3", "model.max_positions=3: with task=sort a prompt of "),

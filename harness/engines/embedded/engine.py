@@ -23,7 +23,7 @@ from harness.api import KVProtocol, Passport, Plan, Rollout, WeightStream
 from harness.engines.embedded.exact import check_same_weights, input_formats, parameter_records, sample_exact
 from harness.engines.embedded.forward import decode, fold, head_gains, prefill
 from harness.engines.embedded.kv_cache import KVCache, KVScales
-from harness.engines.embedded.sampling import Transcript, join, nucleus, pick, race_noise, scaled_log_probs
+from harness.engines.embedded.sampling import Draws, Transcript, join, nucleus, pick, race_noise, scaled_log_probs
 from harness.engines.embedded.supports import SUPPORTS
 from harness.engines.embedded.weights import LiveWeights
 from harness.engines.requests import Requests, requests_of
@@ -37,6 +37,9 @@ RETIRE_AT = 0.125
 dropping takes twice the time where lengths spread over 3 x the mean."""
 CPU_BLOCK_TOKENS = 1152
 """Prompt tokens of one prefill on a CPU: a sixth faster than 4608 at sizes xs and m, which spill its cache."""
+EVALUATED_AT_ONCE = 1024
+"""Rows that an evaluation on a GPU computes together, chunks of `max_batch` side by side: a step costs the host some
+5 ms, whatever their number."""
 GPU_CHECK_EVERY = 8
 """Steps between two questions to a GPU whether rows have ended; a CPU is asked at every step."""
 NO_EXACT_MIXTURE = (
@@ -70,7 +73,8 @@ class EmbeddedEngine:
         GPU has no room, and half as many whenever its memory runs out (not under `sampler=trainer`); it is part of the
         random stream. `retire_at` None: ended rows are computed to the end. `keeps_log_probs`: rollouts carry the whole
         distribution of every token; `keeps_experts`: the experts of every position. `for_evaluation`: weights take no
-        memory before the first load and no codes are kept of them, so there is no passport.
+        memory before the first load and no codes are kept of them, so there is no passport; on a GPU several chunks are
+        computed together, which changes rounding alone.
         Raises ValueError for a plan this engine cannot follow."""
         if plan.sampler == "trainer" and trainer_model is None:
             raise ValueError("sampler=trainer needs trainer_model, the module to sample from")
@@ -84,6 +88,7 @@ class EmbeddedEngine:
             raise ValueError("keeps_experts=true: a dense model has no experts; choose a mixture such as model=moe_xs")
         self.max_batch, self.retire_at, self.keeps_log_probs = max_batch, retire_at, keeps_log_probs
         self.keeps_codes = not for_evaluation
+        self.rows_at_once = EVALUATED_AT_ONCE if for_evaluation and self.device.type == "cuda" else 1
         self.keeps_experts = keeps_experts
         self.trainer_model = trainer_model if plan.sampler == "trainer" else None
         self.weights = LiveWeights(config, plan, torch.device("meta") if for_evaluation else self.device)
@@ -123,23 +128,30 @@ class EmbeddedEngine:
         requests = requests_of(prompts, num_samples, max_new_tokens, temperature, self.config, top_p)
         if top_p < 1.0 and self.trainer_model is not None:
             raise ValueError(f"top_p={top_p}: the trainer's own forward samples the whole distribution; valid: 1")
-        size = min(self.max_batch or len(requests.rows), self._fitting(requests))
+        fitting = self._fitting(requests)
+        size = min(self.max_batch or len(requests.rows), fitting)
+        together = max(1, min(self.rows_at_once, fitting) // size)
         while True:
             try:
-                return self._in_chunks(requests, size, seed)
+                return self._in_chunks(requests, size, together, seed)
             except torch.OutOfMemoryError:  # another process has taken what was free
                 if size == 1 or self.trainer_model is not None:  # the trainer scores what was sampled together
                     raise
             self._drop_cache()
             torch.cuda.empty_cache()
-            size = (size + 1) // 2
+            size, together = (size, together // 2) if together > 1 else ((size + 1) // 2, 1)
 
-    def _in_chunks(self, requests: Requests, size: int, seed: int) -> Rollout:
-        """The responses, sampled `size` rows at a time."""
+    def _in_chunks(self, requests: Requests, size: int, together: int, seed: int) -> Rollout:
+        """The responses in chunks of `size` rows, each with noise of its own, so many chunks `together`."""
         parts: list[Rollout] = []
         with torch.inference_mode():
-            for chunk, rows in enumerate(requests.rows.split(size)):
-                draws = generator(self.device, seed, "sample", chunk) if requests.temperature > 0 else None
+            for batch, rows in enumerate(requests.rows.split(size * together)):
+                draws: Draws | None = None
+                if requests.temperature > 0:
+                    draws = [
+                        (len(chunk), generator(self.device, seed, "sample", number))
+                        for number, chunk in enumerate(rows.split(size), batch * together)
+                    ]
                 if self.trainer_model is not None:
                     out = sample_exact(self.trainer_model, requests, rows, draws, self._transcript(rows, requests))
                 else:
@@ -164,8 +176,8 @@ class EmbeddedEngine:
             out.keep_log_probs()
         return out
 
-    def _sample(self, requests: Requests, rows: Tensor, draws: torch.Generator | None) -> Transcript:
-        """Sample one chunk; `rows` [R] int64 are its prompts' numbers."""
+    def _sample(self, requests: Requests, rows: Tensor, draws: Draws | None) -> Transcript:
+        """Sample rows together; `rows` [R] int64 are their prompts' numbers. `draws` None: greedy."""
         prompt_experts: list[Tensor] | None = [] if self.keeps_experts else None
         logits, lens, mask, length = self._start(requests, rows, prompt_experts)
         out, gains = self._transcript(rows, requests), head_gains(self.weights)
@@ -176,8 +188,8 @@ class EmbeddedEngine:
         for t in range(requests.max_new_tokens):
             LIFE.alive()
             noise = None
-            if draws is not None:  # for every row of the chunk, so that dropping rows changes no other row's draw
-                noise = race_noise(len(rows), logits.shape[1], draws)
+            if draws is not None:  # for every row of a chunk, so that dropping rows changes no other row's draw
+                noise = race_noise(draws, logits.shape[1])
                 noise = noise if out.rows is None else noise[out.rows]
             log_probs = nucleus(scaled_log_probs(logits, requests.temperature), requests.top_p)
             token, logp = pick(log_probs, noise)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from harness.api import TensorRecord, WeightStream
-from harness.engines.embedded.sampling import Transcript, pick, race_noise
+from harness.engines.embedded.sampling import Draws, Transcript, pick, race_noise
 from harness.engines.requests import Requests
 from harness.models.decoder import Decoder, response_hidden
 from harness.numerics.formats import Format
@@ -49,9 +49,7 @@ def input_formats(model: Decoder) -> dict[str, str]:
     return {f"{name}.weight": fmt.name if isinstance(fmt, Format) else "fp32" for name, fmt in formats.items()}
 
 
-def sample_exact(
-    model: Decoder, requests: Requests, rows: Tensor, draws: torch.Generator | None, out: Transcript
-) -> Transcript:
+def sample_exact(model: Decoder, requests: Requests, rows: Tensor, draws: Draws | None, out: Transcript) -> Transcript:
     """Sample one chunk; `rows` [R] int64 are its prompts' numbers. `draws` None: greedy."""
     steps, device = requests.max_new_tokens, out.tokens.device
     chosen = [requests.prompts[i] for i in rows.tolist()]
@@ -63,7 +61,7 @@ def sample_exact(
     for t in range(steps):
         logits = model.head(response_hidden(model, ids, prompt_lens, steps))
         log_probs = log_probs_of(logits, requests.temperature)
-        noise = None if draws is None else race_noise(len(rows), logits.shape[2], draws)
+        noise = None if draws is None else race_noise(draws, logits.shape[2])
         token, logp = pick(log_probs[:, t], noise)
         out.record_log_probs(log_probs[:, t])
         out.record(token, logp)

@@ -14,14 +14,17 @@ from torch import Tensor
 from harness.api import Rollout
 from harness.numerics.experts import OWN
 
+Draws = Sequence[tuple[int, torch.Generator]]
+"""Chunks of a batch: rows of each, and the generator of its noise."""
 
-def race_noise(rows: int, vocab_size: int, generator: torch.Generator) -> Tensor:
-    """Exponential(1) noise [rows, V] float32 for one step.
+
+def race_noise(draws: Draws, vocab_size: int) -> Tensor:
+    """Exponential(1) noise [rows of all chunks, V] float32 for one step.
 
     It comes from 24-bit uniforms, the fast generator on a CPU: probabilities below 2^-24 are not resolved.
     """
-    u = torch.rand(rows, vocab_size, generator=generator, device=generator.device)
-    return u.log_().neg_()
+    first, *others = [torch.rand(rows, vocab_size, generator=chunk, device=chunk.device) for rows, chunk in draws]
+    return (torch.cat([first, *others]) if others else first).log_().neg_()
 
 
 def scaled_log_probs(logits: Tensor, temperature: float) -> Tensor:

@@ -18,7 +18,7 @@ from harness.studies.advise.question import Mismatch, Question
 from harness.studies.advise.recipes import Advice, advise
 from harness.studies.advise.report import speed_words
 from harness.studies.advise.speed import Evidence
-from harness.studies.dose.points import NONE, START, Point
+from harness.studies.dose.points import FORMAT, NONE, START, Point, curve_points
 
 CASES = (
     ("3m", 250, 1), ("0.5b", 1024, 1), ("1.5b", 4096, 1), ("7b", 1024, 8), ("7b", 8192, 8), ("14b", 16384, 8),
@@ -33,8 +33,8 @@ HEAD = """# Advice for seven cases
 format; the range is that of the errors that the capacity plan made where something was measured. Accuracy: the change
 against BF16 rollouts. An interval is that of runs that sorted digits at a like dose; a number after "if only the dose
 matters" is their curve, far from where they ran. Word problems of 245 tokens lost no more in the mean, but on single
-bases up to three times as much; those of 780 tokens (six bases) lost without a correction 1.6 to 2.2 times as much
-in 4 bits, block FP8 and INT8, and nothing with an FP8 cache.
+bases up to three times as much; those of 780 tokens (six bases) lost without a correction 1.6 to 2.2 times as much in
+the mean in 4 bits, block FP8 and INT8, on single bases up to fifteen times, and nothing with an FP8 cache.
 
 Mismatch (k3, nats a token) as vLLM's kernels had it at the start on word problems of 87 to 780 tokens, most with 10M
 parameters: the median over bases, and in brackets the smallest and the largest base:
@@ -44,15 +44,15 @@ parameters: the median over bases, and in brackets the smallest and the largest 
 
 
 def text_mismatch(points: Sequence[Point]) -> dict[str, Mismatch]:
-    """K3 of every format in the first steps, about what a probe before training sees: over the bases of its uncorrected
-    runs on text with real kernels, of each the median, the median and the range. In text k3 depends on the base more
-    than on the length. Raises ValueError without one."""
-    own = [p for p in points if (p.task, p.engine, p.correction) == (TEXT, KERNELS, NONE)]
+    """K3 of every format in the first steps, about what a probe before training sees: its median over bases and its
+    range, of each base the median over its uncorrected runs on text with real kernels. Of all runs, for what was
+    predicted does not matter here. Raises ValueError without one."""
+    own = [p for p in points if (p.task, p.engine, p.correction, p.kind) == (TEXT, KERNELS, NONE, FORMAT)]
     if not own:
         raise ValueError(f"advise: no packed run of {TEXT} with {KERNELS}")
     first: dict[str, dict[str, list[float]]] = {}
     for p in own:
-        first.setdefault(p.precision, {}).setdefault(p.base, []).append(p.doses[START] / p.doses["length alone"])
+        first.setdefault(p.precision, {}).setdefault(p.weights, []).append(p.doses[START] / p.doses["length alone"])
     return {name: _over_bases(list(map(median, first[name].values()))) for name in sorted(first, key=rank)}
 
 
@@ -64,8 +64,8 @@ def _over_bases(k3s: Sequence[float]) -> Mismatch:
 
 
 def answered(evidence: Evidence, points: Sequence[Point]) -> list[Advice]:
-    """The advice of every case."""
-    mismatch, curves = text_mismatch(points), curves_of(points, "bf16")
+    """The advice of every case, from all runs that have a dose."""
+    mismatch, curves = text_mismatch(points), curves_of(curve_points(points), "bf16")
     return [
         advise(evidence, curves, Question(size=size, length=length, gpus=gpus, mismatch=mismatch))
         for size, length, gpus in CASES

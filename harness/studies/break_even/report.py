@@ -133,7 +133,8 @@ def _race_words(answer: Answer, control: str) -> str:
     found = answer.race
     if found is None:
         return ""
-    where = f" In the largest setting measured ({answer.setting or 'the only one'}), accuracy {found.target:.2f}"
+    setting = answer.setting or "the only one"
+    where = f" In the largest setting measured ({setting}), the accuracy to reach, {found.target:.2f} on average,"
     if math.isinf(found.ratio):
         return f"{where} is reached by {found.reached} of {found.runs} runs: no speed makes up for that."
     high = "no bound" if math.isinf(found.high) else f"{found.high:.2f}"
@@ -151,7 +152,7 @@ def markdown(found: Sequence[Answer], sweep: str, control: str, results: Sequenc
         f"Measured on: {commonest_machine(results)}, runs of one commit. Speedup: seconds per step of {control} over "
         "those of the arm, evaluation left out. Laws per stage in model size and response length, extended to "
         f"{SIZE_REACH:g} times the largest size and {LENGTH_REACH:g} times the longest response. The accuracy to reach "
-        f"is {GAIN:.0%} of what {control} gains.{_shared(results)}", "",
+        f"is {GAIN:.0%} of what {control} gains on each base.{_shared(results)}", "",
         *(f"- {sentence(answer, control)}" for answer in found), "",
     ]  # fmt: skip
     rows = list[tuple[str, ...]]()

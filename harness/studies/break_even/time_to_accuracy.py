@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
@@ -14,7 +16,7 @@ from harness.records.stats import Floats
 from harness.records.statuses import FINISHED
 
 GAIN = 0.9
-"""The target: this share of what the control gains from its start to its end."""
+"""The target: this share of what the control gains on a base from its start to its end."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,6 +24,7 @@ class Race:
     """An arm and its control on their way to one accuracy."""
 
     target: float
+    """Accuracy to reach, of each base its own: the mean over bases."""
     reached: int
     """Runs of the arm that reach it."""
     runs: int
@@ -34,23 +37,41 @@ class Race:
 
 
 def race(arm: Arm, control: Arm, rng: np.random.Generator, draws: int = 1000) -> Race | None:
-    """None where the control has no learning curve or does not gain. The interval resamples runs of both arms."""
-    curves, others = ([curve(run) for run in a.runs if run.status in FINISHED] for a in (arm, control))
-    curves, others = [c for c in curves if len(c) > 1], [c for c in others if len(c) > 1]
-    if not curves or not others:
+    """On the bases that both have and where the control gains; None where there is none, and where fewer than half of
+    the control's runs arrive there. The interval resamples bases."""
+    curves, others = _by_base(arm), _by_base(control)
+    targets, own, theirs = list[float](), list[Floats](), list[Floats]()
+    for base in (base for base in curves if base in others):
+        start, end = (float(np.mean([c[at, 1] for c in others[base]])) for at in (0, -1))
+        if end > start:
+            targets.append(start + GAIN * (end - start))
+            for steps, group in ((own, curves[base]), (theirs, others[base])):
+                steps.append(np.array([steps_to(c, targets[-1]) for c in group]))
+    if not targets or np.isinf(np.median(np.concatenate(theirs))):
         return None
-    start, end = (float(np.mean([c[at, 1] for c in others])) for at in (0, -1))
-    if end <= start:
-        return None
-    target = start + GAIN * (end - start)
-    own, theirs = (np.array([steps_to(c, target) for c in group]) for group in (curves, others))
-    a, b = (np.median(x[rng.integers(len(x), size=(draws, len(x)))], axis=1) for x in (own, theirs))
-    ratios = np.sort(_ratio(a, b))
+
+    def medians(bases: Sequence[int]) -> tuple[float, float]:
+        a, b = (float(np.median(np.concatenate([steps[i] for i in bases]))) for steps in (own, theirs))
+        return a, b
+
+    every = range(len(targets))
+    steps, control_steps = medians(every)
+    drawn = np.array([medians(rng.integers(len(every), size=len(every)).tolist()) for _ in range(draws)])
+    ratios, arrived = np.sort(_ratio(drawn[:, 0], drawn[:, 1])), np.isfinite(np.concatenate(own))
     return Race(
-        target=target, reached=int(np.isfinite(own).sum()), runs=len(own), steps=float(np.median(own)),
-        ratio=float(_ratio(np.median(own, keepdims=True), np.median(theirs, keepdims=True))[0]),
+        target=float(np.mean(targets)), reached=int(arrived.sum()), runs=len(arrived), steps=steps,
+        ratio=steps / control_steps,
         low=float(ratios[int(0.025 * draws)]), high=float(ratios[int(0.975 * draws)]),
     )  # fmt: skip
+
+
+def _by_base(arm: Arm) -> dict[Any, list[Floats]]:
+    """Learning curves of its finished runs by base; without runs that were evaluated once alone."""
+    found: dict[Any, list[Floats]] = {}
+    for run in arm.runs:
+        if run.status in FINISHED and len(points := curve(run)) > 1:
+            found.setdefault(run.base, []).append(points)
+    return found
 
 
 def curve(run: RunResult) -> Floats:

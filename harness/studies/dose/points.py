@@ -83,15 +83,25 @@ class Point:
         return self.doses[DOSE]
 
     @property
+    def weights(self) -> str:
+        """Hash of the base's weights: the same at all problem sizes that a base runs on."""
+        return self.base.split()[-1]
+
+    @property
     def held_out(self) -> str:
         """Size, length and engine: what is left out together."""
         return f"{self.task} {self.size} {self.length} {self.engine}"
 
 
 def read_points(results: Path) -> list[Point]:
-    """The runs of which a curve is made: those of every packed sweep with a control, each once, whose dose is a
-    format's and which no prediction is for. Raises ValueError where no sweep has a run with a control."""
-    return [p for p in read_all_points(results) if p.kind == FORMAT and not p.is_held_out]
+    """The runs of every packed sweep with a control, each once, that make the curve (`curve_points`). Raises ValueError
+    where no sweep has a run with a control."""
+    return curve_points(read_all_points(results))
+
+
+def curve_points(points: Iterable[Point]) -> list[Point]:
+    """The runs of which a curve is made: those whose dose is a format's and which no prediction is for."""
+    return [p for p in points if p.kind == FORMAT and not p.is_held_out]
 
 
 def read_all_points(results: Path) -> list[Point]:

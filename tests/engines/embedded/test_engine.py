@@ -161,21 +161,42 @@ def test_seeds_and_chunks_make_the_stream() -> None:
     assert (trainer_logp(model, EVEN, chunked) - chunked.logp).abs().max() < 1e-5
 
 
-def test_chunks_are_halved_until_they_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A GPU with room for three rows gives what chunks of three give, whatever it was asked for."""
-    model, tried = decoder(), list[int]()
-    expected = sample(loaded(model, max_batch=3), EVEN)
+def in_room(monkeypatch: pytest.MonkeyPatch, room: int) -> list[int]:
+    """Let the engine's memory run out at more than `room` rows. Returns the rows of every step that was tried."""
+    tried: list[int] = []
 
     def decode(weights: Any, kv: Any, token: Tensor, *rest: Any) -> Tensor:
         tried.append(len(token))
-        if len(token) > 3:
+        if len(token) > room:
             raise torch.OutOfMemoryError("CUDA out of memory")
         return forward.decode(weights, kv, token, *rest)
 
     monkeypatch.setattr(embedded, "decode", decode)
+    return tried
+
+
+def test_chunks_are_halved_until_they_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU with room for three rows gives what chunks of three give, whatever it was asked for."""
+    model = decoder()
+    expected = sample(loaded(model, max_batch=3), EVEN)
+    tried = in_room(monkeypatch, 3)
     found = sample(loaded(model), EVEN)
     assert torch.equal(found.token_ids, expected.token_ids) and torch.equal(found.logp, expected.logp)
     assert tried[:3] == [12, 6, 3] and max(tried[2:]) == 3
+
+
+def test_chunks_that_are_computed_together_draw_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of five chunks side by side, three chunks at a time or, without memory for three, one by one."""
+    model = decoder()
+    expected = sample(loaded(model, max_batch=5), EVEN, num_samples=6)  # 24 rows
+    for room, at_first in ((15, [15]), (10, [15, 5])):
+        tried = in_room(monkeypatch, room)
+        engine = loaded(model, max_batch=5)
+        engine.rows_at_once = 17
+        found = sample(engine, EVEN, num_samples=6)
+        assert torch.equal(found.token_ids, expected.token_ids)
+        assert (found.logp - expected.logp).abs().max() < 1e-5
+        assert tried[: len(at_first)] == at_first and max(tried[1:]) == at_first[-1]
 
 
 def test_memory_for_no_row_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from harness.studies.advise.cases import CASES, answered, page, text_mismatch, write
 from harness.studies.advise.question import FORMATS
-from harness.studies.dose.points import START, read_points
+from harness.studies.dose.points import START, read_all_points
 from tests.studies.advise.made import RESULTS, evidence
 from tests.studies.dose import made
 
@@ -22,7 +22,7 @@ def on_text(k3: float, precision: str = "int8", base: str = "one", **values: obj
 def test_the_mismatch_of_text_is_the_median_of_uncorrected_runs_on_real_kernels() -> None:
     rows = [on_text(k3) for k3 in (1e-3, 2e-3, 9e-3)] + [on_text(5e-4, "nvfp4")]
     rows += [on_text(1e-5, base="another")] * 9  # one base, however many runs it has
-    rows += [on_text(4e-3, base="a third", length=1)]
+    rows += [on_text(4e-3, base=f"model wordmath {n} 0 third", length=n) for n in (10, 30)]  # two sizes of one base
     rows += [on_text(1.0, correction="TIS"), made.point(0.0, 1.0, task="wordmath")]
     found = text_mismatch(rows)
     assert {name: m.k3 for name, m in found.items()} == {"int8": 2e-3, "nvfp4": 5e-4}
@@ -33,7 +33,7 @@ def test_the_mismatch_of_text_is_the_median_of_uncorrected_runs_on_real_kernels(
 
 
 def test_the_committed_page_is_made_again(tmp_path: Path) -> None:
-    found = answered(evidence(), read_points(RESULTS))
+    found = answered(evidence(), read_all_points(RESULTS))
     committed = (RESULTS / "tables" / "advise.md").read_text(encoding="utf-8")
     assert page(found) == committed
     assert [(a.question.size, a.question.length, a.question.gpus) for a in found] == list(CASES)

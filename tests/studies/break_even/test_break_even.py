@@ -241,6 +241,26 @@ def test_a_slow_learner_must_be_faster() -> None:
     assert "reached by 0 of 3 runs: no speed makes up" in report.sentence(report.answers(never, "bf16")[0], "bf16")
 
 
+def test_every_base_has_a_target_of_its_own() -> None:
+    """Bases far apart, each with two runs of the control; the third learns nothing, the fourth the control lacks."""
+    curves = {0: (0.1, 0.3), 1: (0.5, 0.9), 2: (0.6, 0.5)}
+    control = [record("bf16", "s", 64, base, curve=curve) for base, curve in curves.items()]
+    control += [run.model_copy(update={"seed": 7, "run_id": f"{run.run_id}again"}) for run in control]
+    arm = [record("fp8_block", "s", 64, base, curve=curve) for base, curve in (curves | {3: (0.2, 0.9)}).items()]
+    arms = group_arms([*control, *arm])
+    found = race(arms[1], arms[0], np.random.default_rng(0))
+    assert arms[0].fields["method"] == "bf16" and found is not None
+    assert found.target == pytest.approx((0.28 + 0.86) / 2)
+    assert (found.reached, found.runs) == (2, 2)
+    assert (found.steps, found.ratio, found.low, found.high) == pytest.approx((9, 1, 1, 1))
+    split = [
+        record("bf16", "s", 64, 0, curve=(0.1, end)).model_copy(update={"seed": seed, "run_id": f"split{seed}"})
+        for seed, end in enumerate((0.3, 0.3, 0.9))
+    ]  # one of three arrives at 0.46
+    arms = group_arms([*split, *arm])
+    assert race(arms[1], arms[0], np.random.default_rng(0)) is None
+
+
 def test_files_are_written(tmp_path: Path) -> None:
     written = break_even.write(sweep(), tmp_path / "tables", tmp_path / "figures", "size")
     assert [path.name for path in written] == ["size_break_even.md", "break_even.png"]
