@@ -142,7 +142,7 @@ class EmbeddedEngine:
             size, together = (size, together // 2) if together > 1 else ((size + 1) // 2, 1)
 
     def _in_chunks(self, requests: Requests, size: int, together: int, seed: int) -> Rollout:
-        """The responses in chunks of `size` rows, each with noise of its own, so many chunks `together`."""
+        """The responses, in chunks of `size` rows with noise of their own, `together` chunks at a time."""
         parts: list[Rollout] = []
         with torch.inference_mode():
             for batch, rows in enumerate(requests.rows.split(size * together)):

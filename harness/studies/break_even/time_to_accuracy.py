@@ -21,10 +21,10 @@ GAIN = 0.9
 
 @dataclass(frozen=True, kw_only=True)
 class Race:
-    """An arm and its control on their way to one accuracy."""
+    """An arm and its control on their way to an accuracy, which every base has its own of."""
 
     target: float
-    """Accuracy to reach, of each base its own: the mean over bases."""
+    """Accuracy to reach, the mean over bases."""
     reached: int
     """Runs of the arm that reach it."""
     runs: int
@@ -37,8 +37,8 @@ class Race:
 
 
 def race(arm: Arm, control: Arm, rng: np.random.Generator, draws: int = 1000) -> Race | None:
-    """On the bases that both have and where the control gains; None where there is none, and where fewer than half of
-    the control's runs arrive there. The interval resamples bases."""
+    """The race on the bases that both have and where the control gains; None where there is no such base, or where
+    fewer than half of the control's runs arrive. The interval resamples bases."""
     curves, others = _by_base(arm), _by_base(control)
     targets, own, theirs = list[float](), list[Floats](), list[Floats]()
     for base in (base for base in curves if base in others):
