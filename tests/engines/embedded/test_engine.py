@@ -135,7 +135,7 @@ def test_prefill_blocks_change_nothing(
 ) -> None:
     engine = loaded(decoder())
     whole = sample(engine, prompts * 3, num_samples=num_samples)
-    monkeypatch.setattr(embedded, "CPU_BLOCK_TOKENS", 13)  # two or three prompts at a time
+    monkeypatch.setitem(embedded.BLOCK_TOKENS, "cpu", 13)  # two or three prompts at a time
     parts = sample(engine, prompts * 3, num_samples=num_samples)
     assert torch.equal(whole.token_ids, parts.token_ids)
     torch.testing.assert_close(whole.logp, parts.logp, atol=1e-5, rtol=0)
@@ -145,7 +145,7 @@ def test_a_padded_block_of_one_prompt_is_read_as_the_others(monkeypatch: pytest.
     """The last block of a prefill may hold one prompt: its rotary tables are those of its own positions."""
     model = decoder()
     whole = sample(loaded(model), UNEVEN[:3], num_samples=2)
-    monkeypatch.setattr(embedded, "CPU_BLOCK_TOKENS", 12)  # two prompts of at most 6 tokens, then one
+    monkeypatch.setitem(embedded.BLOCK_TOKENS, "cpu", 12)  # two prompts of at most 6 tokens, then one
     blocks = sample(loaded(model), UNEVEN[:3], num_samples=2)
     assert torch.equal(blocks.token_ids, whole.token_ids)
     assert (blocks.logp - whole.logp).abs().max() < 1e-5
