@@ -90,7 +90,7 @@ class EmbeddedEngine:
             raise ValueError("keeps_experts=true: a dense model has no experts; choose a mixture such as model=moe_xs")
         self.max_batch, self.retire_at, self.keeps_log_probs = max_batch, retire_at, keeps_log_probs
         self.keeps_codes = not for_evaluation
-        self.rows_at_once = EVALUATED_AT_ONCE if for_evaluation and self.device.type == "cuda" else 1
+        self.rows_at_once = EVALUATED_AT_ONCE if for_evaluation and self.device.type == "cuda" else 1  # or one chunk
         self.keeps_experts = keeps_experts
         self.trainer_model = trainer_model if plan.sampler == "trainer" else None
         self.weights = LiveWeights(config, plan, torch.device("meta") if for_evaluation else self.device)

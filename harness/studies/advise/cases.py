@@ -11,6 +11,7 @@ from pathlib import Path
 from statistics import median
 
 from harness.foundation.markdown_table import markdown_table
+from harness.foundation.span import span
 from harness.records.arms import rank
 from harness.records.run_result import write_atomic
 from harness.studies.advise.accuracy import curves_of
@@ -58,9 +59,9 @@ def text_mismatch(points: Sequence[Point]) -> dict[str, Mismatch]:
 
 def _over_bases(k3s: Sequence[float]) -> Mismatch:
     """The mismatch of bases, each with its own."""
-    span = f"{min(k3s):.1g} to {max(k3s):.1g}" if len(k3s) > 1 else ""
-    source = f"committed runs on {TEXT} with {KERNELS}" + f"; {span} by base" * bool(span)
-    return Mismatch(k3=median(k3s), source=source, span=span)
+    ends = span(min(k3s), max(k3s), ".1g") if len(k3s) > 1 else ""
+    source = f"committed runs on {TEXT} with {KERNELS}" + f"; {ends} by base" * bool(ends)
+    return Mismatch(k3=median(k3s), source=source, span=ends)
 
 
 def answered(evidence: Evidence, points: Sequence[Point]) -> list[Advice]:

@@ -41,7 +41,8 @@ def race(arm: Arm, control: Arm, rng: np.random.Generator, draws: int = 1000) ->
     fewer than half of the control's runs arrive. The interval resamples bases."""
     curves, others = _by_base(arm), _by_base(control)
     targets, own, theirs = list[float](), list[Floats](), list[Floats]()
-    for base in (base for base in curves if base in others):
+    shared = [base for base in curves if base in others]
+    for base in shared:
         start, end = (float(np.mean([c[at, 1] for c in others[base]])) for at in (0, -1))
         if end > start:
             targets.append(start + GAIN * (end - start))

@@ -12,7 +12,7 @@ import numpy as np
 from harness.studies.dose.beyond import Addition, Kind, additions, additions_within, kinds
 from harness.studies.dose.candidates import Candidate, candidates
 from harness.studies.dose.curve import Bin, Reached, bins, fitted, predicted, reached
-from harness.studies.dose.points import FORMAT, NONE, Point
+from harness.studies.dose.points import FORMAT, NONE, Point, curve_points
 
 TASK = "sort"
 """The task with enough runs for a curve; runs of others are held against it."""
@@ -48,7 +48,7 @@ def study(points: Sequence[Point]) -> Study:
     """The whole study of these runs. Curves and all that hangs on them are of doses that formats make, and of runs that
     no prediction is for; kinds of dose and channel spreads are compared over all. Raises ValueError where too few runs
     of TASK without a correction are among them."""
-    every, points = points, [p for p in points if p.kind == FORMAT and not p.is_held_out]
+    every, points = points, curve_points(points)
     own = [p for p in points if p.task == TASK]
     counts = Counter(p.correction for p in own)
     if counts[NONE] < MIN_RUNS:
