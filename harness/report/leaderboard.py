@@ -39,6 +39,15 @@ OnBases = Mapping[Base, stats.BaseDifference]
 
 
 @dataclass(frozen=True, kw_only=True)
+class Alone:
+    """An arm on single bases."""
+
+    by_base: OnBases
+    family: int
+    """Arms of the context that are judged together."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Scores:
     """Scores of the runs of an arm; rows are the scored runs in seed order. Fractions in [0, 1]."""
 
@@ -130,7 +139,7 @@ def board_of(
         | _against_columns(one, scores, alone)
         for name, one in judged.items()
     ]  # fmt: skip
-    told = alone[endpoints[0]]
+    told = {name: one.by_base for name, one in alone[endpoints[0]].items()}
     return Board(
         results=results, arms=arms, scores=scores, control=control, endpoints=endpoints, alpha=alpha,
         table=pd.DataFrame(rows), on_bases=[(arm, told[arm.label]) for arm in arms if told.get(arm.label)],
@@ -372,7 +381,7 @@ def _measurements(arm: Arm) -> dict[str, float]:
 
 
 def _against_columns(
-    one: Judgement, scores: Mapping[str, Scores], alone: Mapping[str, Mapping[str, OnBases]]
+    one: Judgement, scores: Mapping[str, Scores], alone: Mapping[str, Mapping[str, Alone]]
 ) -> dict[str, Any]:
     """Columns of an arm beside its control; `alone`: endpoint -> label -> what the arm does on single bases."""
     arm, reference = one.arm, one.control
@@ -390,7 +399,7 @@ def _against_columns(
     }
     for endpoint, found in one.found.items():
         prefix = "" if endpoint == "reference" else f"{endpoint}_"
-        columns |= _columns(prefix, found) | _base_columns(prefix, alone.get(endpoint, {}).get(arm.label, {}))
+        columns |= _columns(prefix, found) | _base_columns(prefix, alone.get(endpoint, {}).get(arm.label))
     return columns
 
 
@@ -463,12 +472,10 @@ def _judged(
     return [found[index] for index in range(len(pairs))]
 
 
-def _on_bases(
-    pairs: Sequence[Pairing], scores: Mapping[str, Scores], endpoint: str, alpha: float
-) -> dict[str, OnBases]:
+def _on_bases(pairs: Sequence[Pairing], scores: Mapping[str, Scores], endpoint: str, alpha: float) -> dict[str, Alone]:
     """Label of an arm -> what it does on single bases; no arm of a context of which no two runs share arm and base. The
     noise of runs is that of a context, and so is the family that is decided together."""
-    found: dict[str, OnBases] = {}
+    found: dict[str, Alone] = {}
     for context in dict.fromkeys(label(arm.context) for arm, _ in pairs):
         inside = [(arm, control) for arm, control in pairs if label(arm.context) == context]
         noise = stats.run_noise(scores[arm.label].outcomes[endpoint] for arm, _ in inside)
@@ -477,18 +484,23 @@ def _on_bases(
             compared = [(scores[a.label].outcomes[endpoint], scores[c.label].outcomes[endpoint]) for a, c in judged]
             told = stats.on_bases(compared, noise, alpha=alpha)
             for (arm, _), by_base in zip(judged, told, strict=True):
-                found[arm.label] = {base: one for (base, _), one in by_base.items()}
+                by_seed = {base: one for (base, _), one in by_base.items()}
+                found[arm.label] = Alone(by_base=by_seed, family=len(judged))
     return found
 
 
-def _base_columns(prefix: str, by_base: OnBases) -> dict[str, Any]:
-    """Counts of the words on single bases, and the losses there; no column where there is no word."""
-    if not by_base:
+def _base_columns(prefix: str, alone: Alone | None) -> dict[str, Any]:
+    """Counts of the words on single bases, the losses there, and how many bases are below the control, with the p of a
+    sign test times the arms of the context (Bonferroni); no column where there is no word."""
+    if alone is None or not alone.by_base:
         return {}
+    by_base = alone.by_base
     words = Counter(one.word for one in by_base.values())
     lost = [one.mean for one in by_base.values() if one.word == "lower"]
     values = {"bases": len(by_base)} | {f"bases_{word}": words[word] for word in stats.ON_BASE}
     values |= {"base_loss_least": -max(lost, default=math.nan), "base_loss_most": -min(lost, default=math.nan)}
+    gaps = [one.mean for one in by_base.values()]
+    values |= {"bases_below": sum(gap < 0 for gap in gaps), "p_below": min(1.0, alone.family * stats.sign_test_p(gaps))}
     return {prefix + name: value for name, value in values.items()}
 
 

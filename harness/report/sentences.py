@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import permutations
 from typing import Any
 
@@ -13,6 +13,9 @@ from harness.records.stats import DELTA, MIN_SEEDS
 from harness.records.stats.outcomes import COLLAPSES
 from harness.records.sweep_file import BASELINES, Expectation
 from methods import METHODS
+
+SIGN_LEVEL = 0.05
+"""Level of the sign test over bases, times the arms of a context."""
 
 EXPECTED_WITHIN = 0.05
 """Scores that are expected to be close are at most this far apart."""
@@ -119,6 +122,21 @@ def _lower_on(row: dict[str, Any]) -> str:
     return f" (it loses {by} on {row['bases_lower']:.0f} of {row['bases']:.0f} bases)"
 
 
+def num_below(row: Mapping[str, Any], prefix: str = "") -> str:
+    """The single bases on which an undecided arm is below its control, "12 of 12"; empty where the sign test does not
+    say at 5 % that it is below on most."""
+    below, p = row.get(f"{prefix}bases_below", 0), row.get(f"{prefix}p_below", 1.0)
+    is_open = row[f"{prefix}verdict"] == "cannot tell" and p <= SIGN_LEVEL and 2 * below > row[f"{prefix}bases"]
+    return f"{below:.0f} of {row[f'{prefix}bases']:.0f}" if is_open else ""
+
+
+def _open(row: dict[str, Any]) -> str:
+    """Words for a format whose mean loss is not decided: where the sign test says so, that it loses on most bases."""
+    below = num_below(row)
+    said = f"is below its control on {below} bases{_lower_on(row)} and its mean loss is undecided"
+    return said if below else f"is undecided{_lower_on(row)}"
+
+
 def _given_back(worst: dict[str, Any], plain: Sequence[dict[str, Any]], baseline: str) -> str:
     others = [
         row for row in plain
@@ -140,13 +158,16 @@ def _free(bare: Sequence[dict[str, Any]]) -> list[str]:
     """The uncorrected formats that cost nothing that matters, show no cost, or whose loss is not decided."""
     equal = [spelled(row["precision"]) for row in bare if row["verdict"] == "equal"]
     open_rows = [row for row in bare if row["verdict"] == "cannot tell"]
-    unseen = [spelled(row["precision"]) for row in open_rows if row["difference"] > -DELTA]
-    unsure = [row for row in open_rows if row["difference"] <= -DELTA]
-    undecided = [f"{spelled(row['precision'])} ({row['difference']:+.2f})" for row in unsure if not _lower_on(row)]
+    on_bases = [row for row in open_rows if num_below(row) or (row["difference"] <= -DELTA and _lower_on(row))]
+    others = [row for row in open_rows if row not in on_bases]
+    unseen = [spelled(row["precision"]) for row in others if row["difference"] > -DELTA]
+    undecided = [
+        f"{spelled(row['precision'])} ({row['difference']:+.2f})" for row in others if row["difference"] <= -DELTA
+    ]
     said = [f"{_list(equal)} cost at most {DELTA:g}"] if equal else []
     said += [f"{_list(unseen)} cost nothing that can be seen with these seeds"] if unseen else []
     said += [f"{_list(undecided)} {'is' if len(undecided) == 1 else 'are'} undecided"] if undecided else []
-    said += [f"{spelled(row['precision'])} is undecided{_lower_on(row)}" for row in unsure if _lower_on(row)]
+    said += [f"{spelled(row['precision'])} {_open(row)}" for row in on_bases]
     return [f"{'; '.join(said)}."] if said else []
 
 

@@ -20,7 +20,7 @@ from harness.records.sweep_file import BASELINES, ENDPOINTS, Purpose
 from harness.report import collapse_times, failures, task_scores
 from harness.report.leaderboard import Board, components, contrasts
 from harness.report.plots.profiles import improvements
-from harness.report.sentences import findings, three_sentences
+from harness.report.sentences import findings, num_below, three_sentences
 
 Row = Mapping[str, Any]
 WIDTH = 100
@@ -50,6 +50,11 @@ READING = (
     "also has the interval over new seeds and questions, the p of equality, and McNemar's test on the final answers.",
     "A diverged run scores 0 at every evaluation it did not reach. Failed, cancelled and skipped runs are counted and "
     "not scored.",
+)
+BELOW = (
+    "Below on x of n bases, where the mean cannot be told: an exact sign test over bases says, at 5 % over all arms of "
+    "the setting, that the arm is below its control on most bases. A few far larger losses, which widen the interval "
+    "of the mean, do not weaken this test. By 0.03 on y: on so many single bases a loss as large is shown."
 )
 TASKS = (
     "After the last step at which the task was asked. avg@k: share of right samples; pass@k: chance that k samples "
@@ -130,12 +135,9 @@ def markdown(board: Board, sweep: str, meant: Purpose | None = None) -> str:
         labels = arm_labels(results)
         lines = [f"- {labels[run.run_id]}, seed {run.seed}: {run.status}, {run.reason} (`{run.run_id}`)" for run in bad]
         blocks += ["## Runs that did not finish", "\n".join(lines)]
-    return (
-        "\n\n".join(
-            [*blocks, "## How to read it", "\n".join(f"- {line}" for line in [*READING, *_marks(table, "`{}`")])]
-        )
-        + "\n"
-    )
+    below = [BELOW] * any(num_below(row, prefix) for row in table.to_dict("records") for prefix in ("", "deployed_"))
+    reading = "\n".join(f"- {line}" for line in [*READING, *below, *_marks(table, "`{}`")])
+    return "\n\n".join([*blocks, "## How to read it", reading]) + "\n"
 
 
 def _base_names(bases: Sequence[Base]) -> list[str]:
@@ -188,8 +190,10 @@ def render_terminal(board: pd.DataFrame, baseline: str = BASELINES[-1]) -> str:
             name = name if len(name) <= width else _shortened(name, width)
             cells = [show(row)[:size].ljust(size) for _, size, show in columns]
             lines.append(" ".join([name.ljust(width), *cells]).rstrip())
-    has_lower = any(_num_lower(row, prefix) for row in board.to_dict("records") for prefix in ("", "deployed_"))
-    lines += ["", _control_line(board), *LEGEND, *[LOWER_ON] * has_lower, *_marks(board), ""]
+    sides = [(row, prefix) for row in board.to_dict("records") for prefix in ("", "deployed_")]
+    told = [BELOW_ON] * any(num_below(*side) for side in sides)
+    told += [LOWER_ON] * any(_num_lower(*side) and not num_below(*side) for side in sides)
+    lines += ["", _control_line(board), *LEGEND, *told, *_marks(board), ""]
     lines += [part for said in three_sentences(board, baseline) for part in wrap(said, WIDTH)]
     return "\n".join(lines).strip("\n")
 
@@ -300,8 +304,10 @@ def verdict_words(row: Mapping[str, Any], prefix: str = "") -> str:
     words, more = str(row[f"{prefix}verdict"]), row[f"{prefix}further_seeds"]
     if words == "equal":
         words += f" (collapse {row[f'{prefix}collapse']})"
+    if below := num_below(row, prefix):
+        words += f" the mean, below on {below} bases"
     if lower := _num_lower(row, prefix):
-        words += f", lower on {lower} bases"
+        words += f", by {stats.DELTA:g} on {lower.partition(' ')[0]}" if below else f", lower on {lower} bases"
     return words if more is None or math.isnan(more) else f"{words} (+{more:.0f})"
 
 
@@ -325,6 +331,8 @@ def _short_verdict(prefix: str = "") -> Callable[[Row], str]:
             return f"equal, falls ≤{bound:.0%}"
         if words.startswith(stats.COLLAPSES):
             return words.replace(f"{stats.COLLAPSES} in ", "falls ").replace(" of ", "/").replace("else ", "")
+        if below := num_below(row, prefix):
+            return f"below on {below}".replace(" of ", "/")
         if lower := _num_lower(row, prefix):
             return f"lower on {lower} bases".replace(" of ", "/")
         return verdict_words(row, prefix)
@@ -430,6 +438,7 @@ _DEPLOYED_COLUMNS: tuple[tuple[str, int, Callable[[Row], str]], ...] = (
     ("verdict", 19, _short_verdict("deployed_")),
 )
 """(heading, columns, cell)."""
+BELOW_ON = "below on x/n: the mean is open, but on so many bases it is below its control (sign test at 5 %, all arms)."
 LOWER_ON = "lower on x/n bases: cannot tell over bases, but on so many single ones it is lower by 0.03 and more."
 LEGEND = (
     "AUC: mean accuracy of the evaluations after step 0.  BF16 policy: the trained weights answer without",

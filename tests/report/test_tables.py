@@ -12,8 +12,10 @@ from harness.records.run_result import RunResult, TaskEvalRecord
 from harness.records.sweep_file import Expectation
 from harness.report import task_scores
 from harness.report.leaderboard import board_of, contrasts, leaderboard
-from harness.report.sentences import findings, three_sentences
+from harness.report.sentences import findings, num_below, three_sentences
 from harness.report.tables import (
+    BELOW,
+    BELOW_ON,
     LOWER_ON,
     WIDTH,
     markdown,
@@ -249,6 +251,22 @@ def test_single_bases_are_told_where_the_mean_over_bases_is_open() -> None:
     assert "## Base by base" not in markdown(board_of(sweep(3)), "quick")
     fallen = three_sentences(leaderboard(factory.replicated({0: 0, 1: 20, 2: 70, 3: 35})))
     assert fallen[1].endswith(", undecided (it loses 0.20 to 0.35 on 2 of 4 bases).")
+
+
+def test_an_arm_below_on_every_base_is_told_where_two_large_losses_leave_the_mean_open() -> None:
+    results = factory.replicated(dict.fromkeys(range(10), 1) | {10: 9, 11: 21})
+    board = leaderboard(results)
+    [row] = board[board["method"] == "naive"].to_dict("records")
+    assert (row["bases_below"], row["p_below"], row["verdict"]) == (12, pytest.approx(2 / 4096), "cannot tell")
+    assert three_sentences(board)[1:] == [
+        "INT8 is below its control on 12 of 12 bases (it loses 0.09 to 0.21 on 2 of 12 bases) and its mean loss is "
+        "undecided."
+    ]
+    text, page = render_terminal(board), markdown(board_of(results), "below")
+    assert "below on 12/12" in text and BELOW_ON in text and LOWER_ON not in text
+    assert "| cannot tell the mean, below on 12 of 12 bases, by 0.03 on 2 (+" in page and BELOW in page
+    few = leaderboard(factory.replicated({0: 1, 1: 1, 2: 1, 3: 40}))
+    assert not any(num_below(row) for row in few.to_dict("records"))
 
 
 def test_a_variant_that_all_rows_have_is_told_once_and_hides_no_sentence() -> None:

@@ -29,6 +29,7 @@ from harness.records.stats.differences import (
     mcnemar,
     paired,
     sign_flip_p,
+    sign_test_p,
 )
 from harness.records.stats.improvement import Improvement, Strata, improvement, won
 from harness.records.stats.intervals import Draws, Floats, bootstrap, iqm, mean, resample
@@ -68,5 +69,6 @@ __all__ = [
     "crossing_chance", "decide", "difference", "fall", "false_discovery", "fit_prior",
     "further_seeds", "has_signal", "holm", "improvement", "iqm", "is_collapsed",
     "is_decided", "judge", "kind", "level_per_look", "log_rank", "mcnemar", "mean", "moderated", "next_step",
-    "on_bases", "outcome", "paired", "rate", "resample", "run_noise", "sign_flip_p", "verdict", "won",
+    "on_bases", "outcome", "paired", "rate", "resample", "run_noise", "sign_flip_p", "sign_test_p", "verdict",
+    "won",
 ]  # fmt: skip

@@ -12,6 +12,7 @@ from harness.records.arms import Arm
 from harness.records.stats import COLLAPSES, MIN_SEEDS
 from harness.records.sweep_file import BASELINES
 from harness.report.plots.bands import Band
+from harness.report.sentences import num_below
 
 BASELINE = BASELINES[-1]
 COLUMNS = {"reference": ("difference", "verdict"), "rollout": ("deployed_difference", "deployed_verdict")}
@@ -56,6 +57,8 @@ def scores_title(arms: Sequence[Arm], board: Mapping[str, Any], control: str) ->
 
 def _on_bases(lower: Sequence[Mapping[str, Any]], left: int) -> str:
     """On how many single bases the undecided arm is lower; of `left` arms, how many are on some."""
+    if left == 1 and lower and (below := num_below(lower[0])):
+        return f" in the mean, below on {below} bases"
     if left == 1 and lower:
         return f", lower on {lower[0]['bases_lower']:.0f} of {lower[0]['bases']:.0f} bases"
     return f", {len(lower)} of them lower on some bases" if lower else ""

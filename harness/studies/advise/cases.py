@@ -34,7 +34,7 @@ HEAD = """# Advice for seven cases
 format; the range is that of the errors that the capacity plan made where something was measured. Accuracy: the change
 against BF16 rollouts. An interval is that of runs that sorted digits at a like dose; a number after "if only the dose
 matters" is their curve, far from where they ran. Word problems of 245 tokens lost no more in the mean, but on single
-bases up to three times as much; those of 780 tokens (six bases) lost without a correction 1.6 to 2.2 times as much in
+bases up to three times as much; those of 780 tokens (six bases) lost without a correction 1.7 to 2.3 times as much in
 the mean in 4 bits, block FP8 and INT8, on single bases up to fifteen times, and nothing with an FP8 cache.
 
 Mismatch (k3, nats a token) as vLLM's kernels had it at the start on word problems of 87 to 780 tokens, most with 10M

@@ -75,6 +75,21 @@ def test_sign_flip_extremes() -> None:
     assert math.isnan(stats.sign_flip_p(np.ones(stats.MAX_EXACT + 1)))
 
 
+def test_sign_test_by_hand() -> None:
+    assert stats.sign_test_p([-0.01] * 11 + [-0.5]) == pytest.approx(2 / 4096)
+    assert stats.sign_test_p([-0.01] * 10 + [0.5] * 2) == pytest.approx(2 * (1 + 12 + 66) / 4096)
+    assert stats.sign_test_p([-0.1, 0.0, 0.1]) == stats.sign_test_p([]) == stats.sign_test_p([0.0]) == 1.0
+
+
+def test_sign_test_holds_its_level_over_arms_that_share_a_control_with_tails() -> None:
+    """20 arms without an effect on 12 bases: each loses or gains by Cauchy draws, and all share the control's noise."""
+    draw, wrong, worlds = np.random.default_rng(0), 0, 600
+    for _ in range(worlds):
+        gaps = 0.01 * draw.standard_cauchy((20, 12)) + 0.003 * draw.normal(size=12)
+        wrong += min(stats.sign_test_p(list(gap)) for gap in gaps) * 20 <= 0.05
+    assert wrong / worlds <= 0.05
+
+
 def test_holm_by_hand() -> None:
     assert stats.holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
     adjusted = stats.holm([0.6, math.nan, 0.5])

@@ -52,6 +52,10 @@ def test_an_undecided_arm_tells_on_how_many_bases_it_is_lower() -> None:
     rows[CONTROL.label]["difference"] = math.nan
     rows["naive int8"] |= {"verdict": "cannot tell", "bases_lower": 2.0}
     assert scores_title(arms, rows, "bf16") == "Of 3 arms: 2 equal to bf16; 1 undecided, lower on 2 of 6 bases"
+    signs = {"bases_below": 12.0, "bases": 12.0, "p_below": 0.01}
+    assert scores_title(arms, rows | {"naive int8": rows["naive int8"] | signs}, "bf16") == (
+        "Of 3 arms: 2 equal to bf16; 1 undecided in the mean, below on 12 of 12 bases"
+    )
     rows["naive int4"] |= {"verdict": "cannot tell", "bases_lower": 0.0}
     assert scores_title(arms, rows, "bf16") == "Of 3 arms: 1 equal to bf16; 2 undecided, 1 of them lower on some bases"
 
