@@ -113,7 +113,7 @@ def test_the_table_in_words_has_its_bases_and_its_stale_arms_have_controls_of_th
     }
     assert (others.pop(("naive", "int8")), others.pop(("flashrl", "int8"))) == (12, 12)
     assert others.pop(("rilq", "int4")) == 24 and set(others.values()) == {6}  # rank 16 and 5, with and without TIS
-    assert {count for (n, _, _), count in runs.items() if n == 30} == {6} and len(runs) == 19 + 7
+    assert {count for (n, _, _), count in runs.items() if n == 30} == {6} and len(runs) == 19 + 8
     assert [b for b, _ in groupby(main, lambda c: c.base_seed)] == [0, 1, 2, 3, 4, 5, 6, 7, 9, 10, 11, 12]
     stress = [c for c in plan(read_sweep("stress_wordmath")).cells if c.algo.num_minibatches == 1]
     ages = {(c.method, c.algo.staleness) for c in stress}

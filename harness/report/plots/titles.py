@@ -49,7 +49,9 @@ def scores_title(arms: Sequence[Arm], board: Mapping[str, Any], control: str) ->
     }
     clear = ", ".join(f"{count} {words}" for words, count in said.items() if count)
     left = len(rows) - sum(said.values())
-    lower = [row for row in rows if row["verdict"] == "cannot tell" and row.get("bases_lower", 0) > 0]
+    lower = [
+        row for row in rows if row["verdict"] == "cannot tell" and (row.get("bases_lower", 0) > 0 or num_below(row))
+    ]
     arms_compared = "1 arm" if len(rows) == 1 else f"{len(rows)} arms"
     undecided = f"; {left} undecided{_on_bases(lower, left)}" if left and clear else ""
     return f"Of {arms_compared}: {clear or 'none decided'}{undecided}"
