@@ -104,7 +104,7 @@ def wanted(names: Sequence[str], overrides: Sequence[str], launch: Launch) -> di
     """A cell for the folder of every base that is not there yet, the longest answers first: of the named sweeps, of the
     one run that overrides without a sweep describe, or of all sweeps."""
     from harness.config.load import load
-    from harness.start.prepare import base_folder, check_data
+    from harness.start.prepare import check_data, missing_bases
     from harness.sweep import plan, read_sweep, sweep_names
 
     if overrides and not names:
@@ -112,11 +112,7 @@ def wanted(names: Sequence[str], overrides: Sequence[str], launch: Launch) -> di
         check_data(cells[0])
     else:
         cells = [cell for name in names or sweep_names() for cell in plan(read_sweep(name), overrides).cells]
-    found: dict[Path, RunConfig] = {}
-    for cell in cells:
-        folder = base_folder(cell, launch)
-        if folder is not None and not folder.is_dir():
-            found.setdefault(folder, cell)
+    found = missing_bases(cells, launch)
     return dict(sorted(found.items(), key=lambda item: -(item[1].task.n or 0) * (item[1].model.hidden_size or 0)))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -190,16 +190,18 @@ def sweep_of(
     launch = launch_of(split_launch(found.overrides)[1] | given, results=str(results), sweep=found.name)
     planned = plan(found, overrides, is_preview=is_dry)
     check_possible(planned)
+    every = planned.cells
     planned = narrowed(planned, read_rule(way.where, "where")) if way.where else planned
     make_available(results, found.name)
-    known = stored(launch, planned.cells)
+    known = stored(launch, every)
     todo = [c for c in planned.cells if (held := known.get(run_id(c))) is None or held.status not in FINISHED]
     if way.is_again:
         todo = list(planned.cells)
     if is_dry:
         _check_launch(todo, launch, way)
         taken = [] if way.is_again else [cell for cell, _, _ in elsewhere(todo, launch)]
-        return dry_run(planned, todo, results, way.workers, taken, way.machine(launch))
+        bases = _base_lines(todo, every, known, launch, way)
+        return dry_run(planned, todo, results, way.workers, taken, way.machine(launch), bases)
     runner = way.runner()
     tell_left_out(planned)
     waiting = {id(cell) for cell in todo}
@@ -214,6 +216,8 @@ def sweep_of(
     if way.is_again and (aside := put_aside(planned.cells, launch)) is not None:
         print(f"{found.name}: what was there before is in {aside}")
     print(f"{found.name}: {found.question}")
+    for line in _base_lines(todo, every, known, launch, way):
+        print(line, flush=True)
     records, is_interrupted = _run_cells(planned, todo, launch, way, runner, way.max_hours)
     if is_interrupted:
         return _interrupted(way)
@@ -246,7 +250,8 @@ def sweep_until_decided(name: str, overrides: Sequence[str], *, results: Path, w
         todo = preview(planned, launch)
         _check_launch(todo, launch, way)
         chosen = replace(planned, cells=tuple(todo))
-        return dry_run(chosen, todo, results, way.workers, machine=way.machine(launch)) if todo else 0
+        bases = _base_lines(todo, planned.cells, stored(launch), launch, way)
+        return dry_run(chosen, todo, results, way.workers, (), way.machine(launch), bases) if todo else 0
     runner, started = way.runner(), time.monotonic()
     tell_left_out(planned)
     _check_places(planned.cells, launch, way)
@@ -256,6 +261,8 @@ def sweep_until_decided(name: str, overrides: Sequence[str], *, results: Path, w
     def run_next(part: Planned) -> tuple[list[RunResult], bool]:
         known = stored(launch, part.cells)
         todo = [c for c in part.cells if (held := known.get(run_id(c))) is None or held.status not in FINISHED]
+        for line in _base_lines(todo, planned.cells, known, launch, way):
+            print(line, flush=True)
         hours = None if way.max_hours is None else way.max_hours - (time.monotonic() - started) / 3600
         return _run_cells(part, todo, launch, way, runner, hours)
 
@@ -343,6 +350,18 @@ def _tell_failed(records: Iterable[RunResult]) -> int:
     for r in failed:
         print(f"failed  {r.name} ({r.run_id}): {r.reason}", file=sys.stderr)
     return 1 if failed else 0
+
+
+def _base_lines(
+    todo: Sequence[RunConfig], cells: Sequence[RunConfig], known: Mapping[str, RunResult], launch: Launch, way: Way
+) -> list[str]:
+    """The `base_lines` of the cells that no other sweep has finished."""
+    from harness.config.load import run_id
+    from harness.sweep.preview import base_lines
+    from harness.sweep.queue import elsewhere
+
+    taken = set() if way.is_again else {run_id(cell) for cell, _, _ in elsewhere(todo, launch)}
+    return base_lines([cell for cell in todo if run_id(cell) not in taken], cells, known, launch)
 
 
 def _run_cells(

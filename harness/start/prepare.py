@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -172,6 +172,17 @@ def base_folder(config: RunConfig, launch: Launch) -> Path | None:
     if config.model.path is not None:
         return None
     return bases_folder(launch.results) / _base_of(config, task_of(config))[0]
+
+
+def missing_bases(cells: Iterable[RunConfig], launch: Launch) -> dict[Path, RunConfig]:
+    """Folders of the bases that cells start from and that are not there yet, each with the first cell that asks for
+    it."""
+    found: dict[Path, RunConfig] = {}
+    for cell in cells:
+        folder = base_folder(cell, launch)
+        if folder is not None and not folder.is_dir():
+            found.setdefault(folder, cell)
+    return found
 
 
 def _base_of(config: RunConfig, task: Task) -> tuple[str, Demonstrated, BaseRecipe | TextRecipe]:

@@ -5,18 +5,22 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from harness.config.compose import compose
 from harness.config.decoder_config import decoder_config
 from harness.config.load import run_id, run_name
-from harness.config.schema import RunConfig
+from harness.config.schema import Launch, RunConfig
 from harness.engines.vllm.memory import kv_bytes_per_token, num_parameters, weight_bytes
 from harness.foundation.duration import duration
 from harness.foundation.visible_gpus import visible_gpus
 from harness.models.checkpoint import UNREAD
+from harness.records.run_result import RunResult
+from harness.records.statuses import FINISHED
+from harness.start.base_model import read_record
+from harness.start.prepare import base_folder, missing_bases
 from harness.sweep.folder_time import HERE, PRODUCTS, PROMPT, STREAMS, Machine, device_name, memory_gib, response_tokens
 from harness.sweep.forecast import LEVELS, CostModel, Level, TimeForecast, fit, read_samples
 from harness.sweep.launchers.local import vllm_share
@@ -37,10 +41,12 @@ def dry_run(
     workers: int,
     taken: Sequence[RunConfig] = (),
     machine: Machine = HERE,
+    bases: Sequence[str] = (),
 ) -> int:
     """Print cells, what is left out and why, predicted time and device-hours with the past error. Exit code 0.
 
     `taken`: cells that another sweep has finished, whose records will be copied. `machine`: the GPUs of each cell.
+    `bases`: the `base_lines`.
     Raises ValueError where it names a GPU that is unknown, or that a cell does not use.
     """
     if machine.gpu is not None:
@@ -66,6 +72,7 @@ def dry_run(
         f"{planned.sweep.name}: {count_words(len(todo), len(planned.cells), len(copied))}, {len(planned.impossible)} "
         f"skipped as impossible, {len(planned.excluded)} arm{'s' * (len(planned.excluded) != 1)} excluded"
     )
+    print("".join(f"{line}\n" for line in bases), end="")
     if todo:
         print("\n".join(forecast_lines(todo, list(waiting.values()), model, workers, machine)))
         print("".join(f"{line}\n" for line in folder_lines(todo, machine)), end="")
@@ -126,6 +133,34 @@ def _parameters(count: int) -> str:
 def count_words(to_run: int, in_all: int, taken: int) -> str:
     """The numbers of cells that will run and that another sweep has finished, in words."""
     return f"{to_run} of {in_all} cells to run" + (f", {taken} taken over from other sweeps" if taken else "")
+
+
+def base_lines(
+    todo: Sequence[RunConfig], cells: Sequence[RunConfig], known: Mapping[str, RunResult], launch: Launch
+) -> list[str]:
+    """Lines that name the bases which the cells to run train first, and those which finished cells did not start from.
+
+    A difference is taken on one base, so cells on the two sides of such a change are not compared. `cells`: all of the
+    sweep; `known`: its records by run id. Raises ValueError for a damaged base.
+    """
+    missing = missing_bases(todo, launch)
+    on_gpu = {folder for folder, cell in missing.items() if cell.trainer.device == "cuda"}
+    lines = [f"bases to train first: {', '.join(folder.name for folder in missing)}"] if missing else []
+    used = {folder: Counter[str | None]() for cell in todo if (folder := base_folder(cell, launch)) is not None}
+    for cell in cells:
+        record = known.get(run_id(cell))
+        if record is not None and record.status in FINISHED and (folder := base_folder(cell, launch)) in used:
+            used[folder][record.hashes.get("model")] += 1
+    for folder, digests in used.items():
+        words = f"{digests.total()} finished cell{'s' * (digests.total() != 1)} started from"
+        if digests and folder in on_gpu:
+            lines.append(f"note: {words} {folder.name}, which is gone. Trained again on a GPU it can have other "
+                         "weights, and cells that start from them are compared with none of these: bring the folder "
+                         "back if you can")  # fmt: skip
+        elif digests and folder not in missing and read_record(folder)["content_hash"] not in digests:
+            lines.append(f"note: {words} other weights of {folder.name} than are there now: the cells to run will be "
+                         "compared with none of them")  # fmt: skip
+    return lines
 
 
 def tell_left_out(planned: Planned) -> None:

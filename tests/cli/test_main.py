@@ -124,7 +124,8 @@ def test_a_dry_run_tells_cells_what_is_left_out_and_the_cost(
     assert (
         "\n?: no run of the same arm has finished; the time is predicted from other cells, or from sizes alone" in out
     )
-    time, cost, error = out.splitlines()[-3:]
+    bases, time, cost, error = out.splitlines()[-4:]
+    assert re.fullmatch(r"bases to train first: xs-chain8-b0-[0-9a-f]{12}(, xs-chain\d+-b\d-[0-9a-f]{12}){5}", bases)
     assert re.fullmatch(r"time: about [\d.]+ s \([\d.]+ s to [\d.]+ (s|min)\), 2 at a time", time)
     assert cost.endswith("CPU core-hours")
     assert error.startswith(

@@ -11,16 +11,20 @@ import pytest
 import torch
 
 from harness.cli.main import main
-from harness.config.load import load
+from harness.config.decoder_config import decoder_config
+from harness.config.load import load, run_id
 from harness.config.resolve import resolve
-from harness.config.schema import RunConfig
-from harness.models.checkpoint import save_decoder
+from harness.config.schema import Launch, RunConfig
+from harness.models.checkpoint import content_hash, save_decoder
 from harness.models.decoder import Decoder, DecoderConfig
 from harness.models.tokenizer import save_tokenizer
+from harness.records.run_result import RunResult
+from harness.run.record import record
+from harness.start.prepare import base_folder
 from harness.sweep import preview
 from harness.sweep.folder_time import HERE, Machine, folder_time
 from harness.sweep.forecast import UNKNOWN, Level, PastError, TimeForecast, fit
-from harness.sweep.preview import folder_lines, forecast_lines, forecast_of, memory_line
+from harness.sweep.preview import base_lines, folder_lines, forecast_lines, forecast_of, memory_line
 from tests.source_tree import ROOT
 from tests.sweep.test_folder_time import PARAMETERS, config_folder, config_of
 from tests.toy import small_config
@@ -207,3 +211,32 @@ def test_past_errors_are_told_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> 
 def test_an_unknown_gpu_is_one_line(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"^gpu=h10: an unknown GPU; nearest: h100"):
         forecast_of(config_of(folder), tmp_path, Machine(gpu="h10"))
+
+
+def test_a_base_that_is_gone_or_was_made_anew_is_told_before_cells_run(tmp_path: Path) -> None:
+    launch = Launch(results=str(tmp_path), sweep="one")
+    cells = [
+        resolve(load(["model=xs", "task=sort", "task.n=4", "trainer.device=cuda", f"seed={seed}"])) for seed in (0, 1)
+    ]
+    folder = base_folder(cells[0], launch)
+    assert folder is not None and folder == base_folder(cells[1], launch)
+    train = f"bases to train first: {folder.name}"
+    assert base_lines(cells, cells, {}, launch) == [train]  # nothing rests on it yet
+    done = record(cells[0], launch, None, {}, "ok", None, None)
+
+    def known(digest: str) -> dict[str, RunResult]:
+        return {run_id(cells[0]): done.model_copy(update={"hashes": {"model": digest}})}
+
+    first, second = base_lines(cells[1:], cells, known("0" * 64), launch)
+    assert first == train and second.startswith(f"note: 1 finished cell started from {folder.name}, which is gone. ")
+    on_cpu = [replace(cell, trainer=replace(cell.trainer, device="cpu")) for cell in cells]
+    on_one = {run_id(on_cpu[0]): known("0" * 64)[run_id(cells[0])]}
+    assert base_lines(on_cpu[1:], on_cpu, on_one, launch) == [train]  # there the same weights come again
+    torch.manual_seed(0)
+    save_decoder(Decoder(decoder_config(small_config().model)), folder)
+    digest = content_hash(folder)
+    (folder / "recipe.json").write_text(json.dumps({"content_hash": digest}))
+    assert base_lines(cells[1:], cells, known(digest), launch) == []
+    (line,) = base_lines(cells[1:], cells, known("0" * 64), launch)
+    assert line.startswith(f"note: 1 finished cell started from other weights of {folder.name} than are there now")
+    assert base_lines([], cells, known("0" * 64), launch) == []

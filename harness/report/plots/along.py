@@ -116,8 +116,16 @@ def _gaps(arm: Arm, level: Mapping[Any, float]) -> Gaps:
 
 def lines_along(arms: Sequence[Arm], dial: str, control: str) -> Lines:
     """The lines of arms of one context along `dial`: arms that differ from the control's plain one in nothing else that
-    is a dial, with more than the control's own value of it. Empty where no plain control ran."""
-    plain = next((arm for arm in arms if arm.method == control and not arm.variant), None)
+    is a dial, with more than the control's own value of it. Empty where no control ran.
+
+    Plain is the control without a variant, and where there is none the one with the most arms one dial away from it.
+    """
+
+    def is_plainer(arm: Arm) -> tuple[bool, int]:
+        away = [sum(arm.fields.get(name) != other.fields.get(name) for name in DIALS) for other in arms]
+        return not arm.variant, away.count(1)
+
+    plain = max((arm for arm in arms if arm.method == control), key=is_plainer, default=None)
     if plain is None or dial not in plain.axes:
         return {}
     lines: Lines = {}
@@ -127,7 +135,9 @@ def lines_along(arms: Sequence[Arm], dial: str, control: str) -> Lines:
             continue
         value = arm.axes[dial]
         if gaps := _gaps(arm, level):
-            name = style_name(arm).replace(f" {label({dial: value})}", "") if value is not None else style_name(arm)
+            name = style_name(arm)
+            for words in filter(None, (label({dial: value}), plain.variant)):  # what the axis and all lines say
+                name = name.replace(f" {words}", "")
             lines.setdefault((arm.precision, name), {})[float(value or 0)] = gaps
     usual = float(plain.axes[dial] or 0)
     return {key: line for key, line in lines.items() if set(line) != {usual}}

@@ -34,8 +34,8 @@ HEAD = """# Advice for seven cases
 format; the range is that of the errors that the capacity plan made where something was measured. Accuracy: the change
 against BF16 rollouts. An interval is that of runs that sorted digits at a like dose; a number after "if only the dose
 matters" is their curve, far from where they ran. Word problems of 245 tokens lost no more in the mean, but on single
-bases up to three times as much; those of 780 tokens (six bases) lost without a correction 1.7 to 2.3 times as much in
-the mean in 4 bits, block FP8 and INT8, on single bases up to fifteen times, and nothing with an FP8 cache.
+bases up to three times as much; those of 780 tokens (six bases) lost without a correction about twice as much in the
+mean in 4 bits and INT8, on single bases up to fifteen times, and no more in block FP8, with an FP8 cache and with TIS.
 
 Mismatch (k3, nats a token) as vLLM's kernels had it at the start on word problems of 87 to 780 tokens, most with 10M
 parameters: the median over bases, and in brackets the smallest and the largest base:
@@ -47,8 +47,9 @@ parameters: the median over bases, and in brackets the smallest and the largest 
 def text_mismatch(points: Sequence[Point]) -> dict[str, Mismatch]:
     """K3 of every format in the first steps, about what a probe before training sees: its median over bases and its
     range, of each base the median over its uncorrected runs on text with real kernels. Of all runs, for what was
-    predicted does not matter here. Raises ValueError without one."""
-    own = [p for p in points if (p.task, p.engine, p.correction, p.kind) == (TEXT, KERNELS, NONE, FORMAT)]
+    predicted does not matter here; only weights as they were trained, no channels spread. Raises ValueError without
+    one."""
+    own = [p for p in points if (p.task, p.engine, p.correction, p.kind, p.spread) == (TEXT, KERNELS, NONE, FORMAT, 0)]
     if not own:
         raise ValueError(f"advise: no packed run of {TEXT} with {KERNELS}")
     first: dict[str, dict[str, list[float]]] = {}

@@ -39,6 +39,25 @@ def test_a_gap_is_to_the_plain_control_on_the_same_base() -> None:
     assert list(updates["int8", "naive"].values()) == [pytest.approx((-0.06, -0.06)), pytest.approx((0.02, 0.02))]
 
 
+def test_without_a_plain_control_the_one_with_most_arms_beside_it_stands_for_it() -> None:
+    """Most arms have spread channels and make two updates; of the others the control makes one or sixteen."""
+    one = {"algo__num_minibatches": 1, "model__spread": 0.0}
+    every = arms(
+        factory.run("x", "bf16", auc=0.7, **one),
+        factory.run("x", "bf16", auc=0.1, algo__staleness=16, **one),
+        factory.run("x", "naive", "int8", auc=0.6, **one),
+        factory.run("x", "naive", "int8", auc=0.2, algo__staleness=16, **one),
+        factory.run("x", "bf16", auc=0.8, **one | {"algo__num_minibatches": 16}),
+        *(factory.run("x", name, "int8", algo__num_minibatches=2) for name in ("bf16", "naive", "mis", "trm", "opsm")),
+        factory.run("x", "flashrl", "int8", algo__num_minibatches=2),
+    )
+    own = [arm for arm in every if arm.context["model.spread"] == 0]
+    assert len(own) == 5 and all(arm.variant for arm in own)
+    lines = lines_along(own, STALE, "bf16")
+    assert lines["bf16", "bf16"] == {0.0: pytest.approx((0.0, 0.0)), 16.0: pytest.approx((-0.6, -0.6))}
+    assert lines["int8", "naive"] == {0.0: pytest.approx((-0.1, -0.1)), 16.0: pytest.approx((-0.5, -0.5))}
+
+
 def test_an_arm_with_another_rate_as_well_is_on_no_line() -> None:
     """No axis of the arms names the rate, since the updates tell them apart already."""
     runs = [factory.run("x", method, auc=0.7) for method in ("bf16", "bf16_tis")]
