@@ -63,7 +63,6 @@ def sentences(s: Study) -> list[str]:
                 else f"; none is worse than {DOSE} for sure."
             )
         )
-    said += _other_tasks(s)
     for (task, name), found in s.kinds.items():
         told = [
             f"{k.kind} {k.beyond:+.3f} [{k.low:+.3f}, {k.high:+.3f}] ({k.num_runs} runs, {k.num_collapsed} collapsed)"
@@ -76,24 +75,22 @@ def sentences(s: Study) -> list[str]:
     return said
 
 
+OTHERS = ("task", "correction", "format", "runs", "loss", "smallest", "largest", "the curve says")
+
+
 def _other_tasks(s: Study) -> list[str]:
-    """Mean loss of every format and correction of other tasks beside the mean of what the curve says."""
+    """A table of the losses on other tasks beside the mean of what the curve says; nothing without such runs."""
     groups: dict[tuple[str, str, str], list[Point]] = {}
     for point in s.others:
         groups.setdefault((point.task, point.correction, point.precision), []).append(point)
-    said: dict[tuple[str, str], list[str]] = {}
+    if not groups:
+        return []
+    rows: list[tuple[str, ...]] = []
     for (task, correction, precision), points in sorted(groups.items()):
         losses = [point.loss for point in points]
-        each = f" ({', '.join(f'{loss:+.3f}' for loss in sorted(losses))})" if len(losses) > 1 else " (one run)"
-        curve = fmean(prediction(s, point) for point in points)
-        said.setdefault((task, correction), []).append(
-            f"{precision} {fmean(losses):+.3f}{each}, the curve {curve:+.3f}"
-        )
-    return [
-        f"Other tasks, in none of the numbers above: {task}, {'no correction' if correction == NONE else correction}: "
-        f"{'; '.join(told)}."
-        for (task, correction), told in said.items()
-    ]
+        told = (fmean(losses), min(losses), max(losses), fmean(prediction(s, point) for point in points))
+        rows.append((task, correction, precision, str(len(points)), *(f"{value:+.3f}" for value in told)))
+    return ["## Other tasks, in none of the numbers above", markdown_table(OTHERS, rows)]
 
 
 def page(s: Study) -> str:
@@ -141,6 +138,7 @@ def page(s: Study) -> str:
                 for name, found in s.candidates.items() for c in found
             ],
         ),
+        *_other_tasks(s),
         "## How to read it", "\n".join(f"- {line}" for line in READING),
     ]  # fmt: skip
     return "\n\n".join(blocks) + "\n"
