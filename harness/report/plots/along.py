@@ -2,7 +2,7 @@
 
 A panel is one dial, a line one method and mode at one precision, everything else as the control without a variant has
 it. A point is the mean over bases of the arm's accuracy minus that of the control on the same base, so that lines over
-other bases can be compared; small dots are the runs. The control of a length is that of this length, of any other dial
+other bases can be compared; small dots are the bases. The control of a length is that of this length, of any other dial
 that at its usual setting. Left out: intervals, which the tables have.
 """
 
@@ -44,9 +44,9 @@ MAX_LINES = 16
 LOSS = 0.15
 """Mean gap from which on a line is named in the title."""
 Gaps = tuple[float, ...]
-"""Accuracy minus that of the control on the same base, run by run."""
+"""Accuracy minus that of the control on the same base, base by base: an arm of more runs on one base counts it once."""
 Line = dict[float, Gaps]
-"""Value of the dial -> the runs there."""
+"""Value of the dial -> the bases there."""
 Lines = dict[tuple[str, str], Line]
 """(precision, method and mode) -> line."""
 
@@ -110,8 +110,7 @@ def _level(plain: Arm) -> dict[Any, float]:
 
 
 def _gaps(arm: Arm, level: Mapping[Any, float]) -> Gaps:
-    runs = score_arm(arm).outcomes["reference"]
-    return tuple(run.value - level[base] for (base, _), run in runs.items() if base in level)
+    return tuple(value - level[base] for base, value in _level(arm).items() if base in level)
 
 
 def lines_along(arms: Sequence[Arm], dial: str, control: str) -> Lines:
@@ -199,13 +198,13 @@ def _draw(ax: Axes, lines: Lines, looks: Mapping[tuple[str, str], Look]) -> None
     values = sorted({value for line in lines.values() for value in line})
     for index, (key, line) in enumerate(lines.items()):
         look, shift = looks[key], SPREAD * (index / (len(lines) - 1) - 0.5) if len(lines) > 1 else 0.0
-        runs = sorted(line.items())
-        at = [values.index(value) + shift for value, _ in runs]
+        points = sorted(line.items())
+        at = [values.index(value) + shift for value, _ in points]
         ax.plot(
-            at, [float(np.mean(gaps)) for _, gaps in runs], color=look.colour, linestyle=look.dash, marker=look.marker,
-            fillstyle=look.fill, linewidth=1.0, markersize=3.6,
+            at, [float(np.mean(gaps)) for _, gaps in points], color=look.colour, linestyle=look.dash,
+            marker=look.marker, fillstyle=look.fill, linewidth=1.0, markersize=3.6,
         )  # fmt: skip
-        for x, (_, gaps) in zip(at, runs, strict=True):
+        for x, (_, gaps) in zip(at, points, strict=True):
             ax.plot([x] * len(gaps), gaps, ".", color=look.colour, markersize=2.0, alpha=0.6)
     ax.axhline(0.0, color=REFERENCE, linewidth=0.8, zorder=1)
     ax.axhspan(-DELTA, DELTA, color=REFERENCE, alpha=0.12, zorder=0, linewidth=0)

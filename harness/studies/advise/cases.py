@@ -35,7 +35,8 @@ format; the range is that of the errors that the capacity plan made where someth
 against BF16 rollouts. An interval is that of runs that sorted digits at a like dose; a number after "if only the dose
 matters" is their curve, far from where they ran. Word problems of 245 tokens lost no more in the mean, but on single
 bases up to three times as much; those of 780 tokens (six bases) lost without a correction about twice as much in the
-mean in 4 bits and INT8, on single bases up to fifteen times, and no more in block FP8, with an FP8 cache and with TIS.
+mean in 4 bits and INT8, on single bases up to fifteen times. Block FP8, an FP8 cache, and FP8 and INT8 with TIS lost no
+more, where a BF16 run that collapsed counts.
 
 Mismatch (k3, nats a token) as vLLM's kernels had it at the start on word problems of 87 to 780 tokens, most with 10M
 parameters: the median over bases, and in brackets the smallest and the largest base:

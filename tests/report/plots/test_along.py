@@ -76,6 +76,15 @@ def test_a_base_without_a_control_is_left_out() -> None:
     assert lines_along(arms(other), STALE, "bf16") == {}
 
 
+def test_a_base_of_more_runs_counts_once() -> None:
+    control = factory.run("x", "bf16", auc=0.7, seeds=2)
+    other = factory.run("x", "bf16", auc=0.3, seeds=2, algo__staleness=8)
+    more = [(record.model_copy(update={"run_id": f"{record.run_id}a", "seed": 9}), rows) for record, rows in other[:1]]
+    (once,) = lines_along(arms(control, other), STALE, "bf16").values()
+    (twice,) = lines_along(arms(control, other, more), STALE, "bf16").values()
+    assert len(arms(control, other, more)[-1].runs) == 3 and twice[8.0] == pytest.approx(once[8.0])
+
+
 def test_the_title_names_what_is_lost_at_the_last_value() -> None:
     lines = lines_along(stale(), STALE, "bf16")
     loss, words = found_along(lines, STALE)
