@@ -21,7 +21,8 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("bench", "throughput"):
         (folder / name).symlink_to(ROOT / "results" / name)
     made.curved_sweep(folder, seeds=12)
-    own = {"model__name": "words_10m", "task__name": "wordmath", "task__n": 10, "engine__name": "vllm"}
+    text = {"model__name": "words_10m", "model__spread": 0.0, "task__name": "wordmath", "task__n": 10}
+    own = text | {"engine__name": "vllm"}
     made.keep(folder, "text", [made.run("text", "bf16", "bf16", auc=0.7, **own),
                                made.run("text", "naive", "int8", auc=0.7, k3=2e-3, length=245.0, **own)])  # fmt: skip
     return folder

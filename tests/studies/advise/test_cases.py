@@ -23,7 +23,7 @@ def test_the_mismatch_of_text_is_the_median_of_uncorrected_runs_on_real_kernels(
     rows = [on_text(k3) for k3 in (1e-3, 2e-3, 9e-3)] + [on_text(5e-4, "nvfp4")]
     rows += [on_text(1e-5, base="another")] * 9  # one base, however many runs it has
     rows += [on_text(4e-3, base=f"model wordmath {n} 0 third", length=n) for n in (10, 30)]  # two sizes of one base
-    rows += [on_text(1.0, correction="TIS"), made.point(0.0, 1.0, task="wordmath")]
+    rows += [on_text(1.0, correction="TIS"), on_text(1.0, spread=0.5), made.point(0.0, 1.0, task="wordmath")]
     found = text_mismatch(rows)
     assert {name: m.k3 for name, m in found.items()} == {"int8": 2e-3, "nvfp4": 5e-4}
     assert {name: m.span for name, m in found.items()} == {"int8": "1e-05 to 0.004", "nvfp4": ""}
