@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -183,8 +183,8 @@ def sweep_of(
     from harness.config.load import launch_of, run_id, split_launch
     from harness.records.packed import make_available
     from harness.sweep import FINISHED, check_possible, narrowed, plan, read_rule, run_sweep, stored
-    from harness.sweep.preview import dry_run, tell_left_out
-    from harness.sweep.queue import elsewhere, put_aside
+    from harness.sweep.preview import base_lines, dry_run, tell_left_out
+    from harness.sweep.queue import put_aside
 
     overrides, given = split_launch(overrides)
     launch = launch_of(split_launch(found.overrides)[1] | given, results=str(results), sweep=found.name)
@@ -197,10 +197,10 @@ def sweep_of(
     todo = [c for c in planned.cells if (held := known.get(run_id(c))) is None or held.status not in FINISHED]
     if way.is_again:
         todo = list(planned.cells)
+    taken = _taken(todo, launch, way)
+    bases = base_lines([cell for cell in todo if run_id(cell) not in taken], every, known, launch)
     if is_dry:
         _check_launch(todo, launch, way)
-        taken = [] if way.is_again else [cell for cell, _, _ in elsewhere(todo, launch)]
-        bases = _base_lines(todo, every, known, launch, way)
         return dry_run(planned, todo, results, way.workers, taken, way.machine(launch), bases)
     runner = way.runner()
     tell_left_out(planned)
@@ -216,9 +216,8 @@ def sweep_of(
     if way.is_again and (aside := put_aside(planned.cells, launch)) is not None:
         print(f"{found.name}: what was there before is in {aside}")
     print(f"{found.name}: {found.question}")
-    for line in _base_lines(todo, every, known, launch, way):
-        print(line, flush=True)
-    records, is_interrupted = _run_cells(planned, todo, launch, way, runner, way.max_hours)
+    print("".join(f"{line}\n" for line in bases), end="", flush=True)
+    records, is_interrupted = _run_cells(planned, todo, len(taken), launch, way, runner, way.max_hours)
     if is_interrupted:
         return _interrupted(way)
     left = {run_id(cell) for cell in planned.cells} - {record.run_id for record in records}
@@ -238,7 +237,7 @@ def sweep_until_decided(name: str, overrides: Sequence[str], *, results: Path, w
     from harness.records.packed import make_available
     from harness.studies.until_decided import preview, until_decided, with_all_seeds
     from harness.sweep import FINISHED, check_possible, plan, read_sweep, stored
-    from harness.sweep.preview import dry_run, tell_left_out
+    from harness.sweep.preview import base_lines, dry_run, tell_left_out
 
     found = with_all_seeds(read_sweep(name))
     overrides, given = split_launch(overrides)
@@ -250,7 +249,7 @@ def sweep_until_decided(name: str, overrides: Sequence[str], *, results: Path, w
         todo = preview(planned, launch)
         _check_launch(todo, launch, way)
         chosen = replace(planned, cells=tuple(todo))
-        bases = _base_lines(todo, planned.cells, stored(launch), launch, way)
+        bases = base_lines(todo, planned.cells, stored(launch), launch)
         return dry_run(chosen, todo, results, way.workers, (), way.machine(launch), bases) if todo else 0
     runner, started = way.runner(), time.monotonic()
     tell_left_out(planned)
@@ -261,10 +260,11 @@ def sweep_until_decided(name: str, overrides: Sequence[str], *, results: Path, w
     def run_next(part: Planned) -> tuple[list[RunResult], bool]:
         known = stored(launch, part.cells)
         todo = [c for c in part.cells if (held := known.get(run_id(c))) is None or held.status not in FINISHED]
-        for line in _base_lines(todo, planned.cells, known, launch, way):
-            print(line, flush=True)
+        taken = _taken(todo, launch, way)
+        bases = base_lines([cell for cell in todo if run_id(cell) not in taken], planned.cells, known, launch)
+        print("".join(f"{line}\n" for line in bases), end="", flush=True)
         hours = None if way.max_hours is None else way.max_hours - (time.monotonic() - started) / 3600
-        return _run_cells(part, todo, launch, way, runner, hours)
+        return _run_cells(part, todo, len(taken), launch, way, runner, hours)
 
     ending = until_decided(planned, launch, run_next)
     if ending.reason is None:
@@ -352,31 +352,32 @@ def _tell_failed(records: Iterable[RunResult]) -> int:
     return 1 if failed else 0
 
 
-def _base_lines(
-    todo: Sequence[RunConfig], cells: Sequence[RunConfig], known: Mapping[str, RunResult], launch: Launch, way: Way
-) -> list[str]:
-    """The `base_lines` of the cells that no other sweep has finished."""
+def _taken(todo: Sequence[RunConfig], launch: Launch, way: Way) -> set[str]:
+    """Ids of the cells that another sweep has finished, whose records will be copied."""
     from harness.config.load import run_id
-    from harness.sweep.preview import base_lines
     from harness.sweep.queue import elsewhere
 
-    taken = set() if way.is_again else {run_id(cell) for cell, _, _ in elsewhere(todo, launch)}
-    return base_lines([cell for cell in todo if run_id(cell) not in taken], cells, known, launch)
+    return set() if way.is_again else {run_id(cell) for cell, _, _ in elsewhere(todo, launch)}
 
 
 def _run_cells(
-    planned: Planned, todo: Sequence[RunConfig], launch: Launch, way: Way, runner: Runner, max_hours: float | None
+    planned: Planned,
+    todo: Sequence[RunConfig],
+    taken: int,
+    launch: Launch,
+    way: Way,
+    runner: Runner,
+    max_hours: float | None,
 ) -> tuple[list[RunResult], bool]:
-    """Run the cells that are left, with progress: (all records, whether it was interrupted)."""
+    """Run the cells that are left, of which `taken` are copied, with progress: (all records, whether it was
+    interrupted)."""
     from harness.engines.vllm.warm import notes
     from harness.foundation.visible_gpus import turns_note
     from harness.sweep import run_sweep
     from harness.sweep.preview import count_words, time_limit
     from harness.sweep.progress import Progress
-    from harness.sweep.queue import elsewhere
 
     found, results = planned.sweep, Path(launch.results)
-    taken = 0 if way.is_again else len(elsewhere(todo, launch))
     print(f"{count_words(len(todo) - taken, len(planned.cells), taken)}, {way.workers} at a time", flush=True)
     on_gpu = sum(cell.trainer.device == "cuda" for cell in todo) if way.launcher == "local" else 0
     for line in (*notes(todo), turns_note(min(way.workers, on_gpu))):

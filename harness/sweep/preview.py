@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,27 +39,26 @@ def dry_run(
     todo: Sequence[RunConfig],
     results: Path,
     workers: int,
-    taken: Sequence[RunConfig] = (),
+    taken: Collection[str] = (),
     machine: Machine = HERE,
     bases: Sequence[str] = (),
 ) -> int:
     """Print cells, what is left out and why, predicted time and device-hours with the past error. Exit code 0.
 
-    `taken`: cells that another sweep has finished, whose records will be copied. `machine`: the GPUs of each cell.
-    `bases`: the `base_lines`.
+    `taken`: ids of cells that another sweep has finished, whose records will be copied. `machine`: the GPUs of each
+    cell. `bases`: the `base_lines`.
     Raises ValueError where it names a GPU that is unknown, or that a cell does not use.
     """
     if machine.gpu is not None:
         for cell in planned.cells:
             device_name(cell, machine.gpu)
-    copied = {run_id(cell) for cell in taken}
-    todo = [cell for cell in todo if run_id(cell) not in copied]
+    todo = [cell for cell in todo if run_id(cell) not in taken]
     model = fit(read_samples(results))
     waiting = {run_id(cell): model.estimate(cell, machine=machine) for cell in todo}
     for cell in planned.cells:
         cell_id = run_id(cell)
         found = waiting.get(cell_id)
-        done = "elsewhere" if cell_id in copied else "finished"
+        done = "elsewhere" if cell_id in taken else "finished"
         state = done if found is None else f"{duration(found.seconds)}{'' if found.level == 'like' else '?'}"
         print(f"{state:>9}  {cell_id}  {run_name(cell)}")
     if any(found.level != "like" for found in waiting.values()):
@@ -69,7 +68,7 @@ def dry_run(
                          if (c.model.content_hash or "").startswith(UNREAD)}):  # fmt: skip
         print(f"ids: stand-ins, for no run has read the weights of {', '.join(unread)} yet; finished cells do not show")
     print(
-        f"{planned.sweep.name}: {count_words(len(todo), len(planned.cells), len(copied))}, {len(planned.impossible)} "
+        f"{planned.sweep.name}: {count_words(len(todo), len(planned.cells), len(taken))}, {len(planned.impossible)} "
         f"skipped as impossible, {len(planned.excluded)} arm{'s' * (len(planned.excluded) != 1)} excluded"
     )
     print("".join(f"{line}\n" for line in bases), end="")
