@@ -21,7 +21,7 @@ def sweep(results: Path, lengths: tuple[int, ...], engine: str = "embedded") -> 
     for method, precision in (("bf16", "bf16"), ("naive", "int4")):
         for n in lengths:
             for seed in range(3):
-                changes = {"task__n": n, "model": FULL, "engine": {"name": engine}}
+                changes = {"task__n": n, "model": FULL, "engine": {"name": engine, "gpu_memory": 0.9}}
                 result, rows = factory.result(method, precision, seed=seed, sweep="lengths", **changes)
                 time = {"generate": 1e-3 * n * (1 if precision == "bf16" else 2), "update": 5.0}
                 tokens = 256 * 80 * n / time["generate"]

@@ -13,7 +13,8 @@
 
 Generation gets cheaper in a low precision and the push of weights dearer, while scoring and the update cost what they
 cost, so what counts is the whole step. Evaluation is left out: it is how we look, not how we train. So are sweeps on
-the embedded engine, which emulates formats in torch and is slower in them by construction.
+the embedded engine, which emulates formats in torch and is slower in them by construction. Runs that could share a
+GPU have steps to an accuracy alone, no speeds: their seconds are those of whatever ran beside them.
 """
 
 from harness.studies.break_even.costs import StepCost, step_cost

@@ -14,6 +14,8 @@ from harness.records.statuses import FINISHED
 
 STAGES = {"generate": ("generate",), "sync": ("sync",), "rest": ("reward", "sleep", "old_logp", "update", "other")}
 """Stage of the law -> stages of the record that it adds up."""
+HALF = 0.5
+"""Share of a GPU's memory, `engine.gpu_memory`, up to which the launcher lets a second run onto it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,9 +78,14 @@ def machine(run: RunResult) -> str:
     return f"{run.config.get('engine', {}).get('name')} engine on {hardware.get('gpu') or hardware.get('cpu')}"
 
 
+def num_sharing(runs: Sequence[RunResult]) -> float:
+    """The `at_a_time` of the runs of which two fit a GPU: those whose engine takes half of its memory at most. From 1.5
+    on their seconds are those of a shared machine, and change with what runs beside them."""
+    return at_a_time([run for run in runs if run.config.get("engine", {}).get("gpu_memory", HALF) <= HALF])
+
+
 def at_a_time(runs: Sequence[RunResult]) -> float:
-    """Mean number of these runs that were under way while any was; 0 where no record has both times. Their seconds are
-    those of a shared machine."""
+    """Mean number of these runs that were under way while any was; 0 where no record has both times."""
     spans = sorted(
         (moment(run.started_at).timestamp(), moment(run.ended_at).timestamp())
         for run in runs if run.started_at and run.ended_at

@@ -13,13 +13,15 @@ from harness.records.arms import Arm, group_arms, label, rank
 from harness.records.run_result import RunResult, write_atomic
 from harness.report.plots.style import style_name
 from harness.studies.break_even.answer import Answer, Crossing, crossings_of
-from harness.studies.break_even.costs import StepCost, at_a_time, commonest_machine, emulates, machine, step_cost
+from harness.studies.break_even.costs import StepCost, commonest_machine, emulates, machine, num_sharing, step_cost
 from harness.studies.break_even.figure import draw
 from harness.studies.break_even.laws import LENGTH_REACH, SIZE_REACH, fit_speedup, resampled
 from harness.studies.break_even.time_to_accuracy import GAIN, race
 
 DRAWS = 200
 """Resamples of the runs, which give a crossing its interval."""
+SHARED = 1.5
+"""Runs at a time from which on those that can share a GPU are taken to do so."""
 Costs = dict[str, list[StepCost]]
 """Context -> step costs of the runs in it."""
 
@@ -30,14 +32,15 @@ def write(
     """Write `<sweep>_break_even.md` into `tables` and `break_even.png` into `figures`, where they are not None.
 
     Nothing for a sweep with one size and one length, without the control, or on an engine that emulates its formats:
-    such an engine is slower in them by construction.
+    such an engine is slower in them by construction. Where runs shared GPUs there are steps to an accuracy alone, no
+    speeds and no figure.
     """
     found = answers(results, control)
     written: list[Path] = []
     if found and tables is not None:
         written.append(tables / f"{sweep}_break_even.md")
         write_atomic(written[0], markdown(found, sweep, control, results).encode())
-    if found and figures is not None:
+    if found and figures is not None and not _sharing(results):
         written += draw(found, figures / "break_even.png")
     return written
 
@@ -108,9 +111,10 @@ def _ratio(own: Sequence[StepCost], other: Sequence[StepCost]) -> float:
     return float(np.median([c.total for c in other]) / np.median([c.total for c in own]))
 
 
-def sentence(answer: Answer, control: str) -> str:
+def sentence(answer: Answer, control: str, has_speeds: bool = True) -> str:
     """Sentence on where an arm pays, then what its learning curve asks of a step."""
-    return f"{answer.name}: {'; '.join(_crossing_words(c) for c in answer.crossings)}." + _race_words(answer, control)
+    pays = f" {'; '.join(_crossing_words(c) for c in answer.crossings)}." if has_speeds else ""
+    return f"{answer.name}:{pays}{_race_words(answer, control, has_speeds)}"
 
 
 def _crossing_words(c: Crossing) -> str:
@@ -129,51 +133,59 @@ def _crossing_words(c: Crossing) -> str:
     return f"{start}{beyond}, up to {c.best:.2f} times as fast"
 
 
-def _race_words(answer: Answer, control: str) -> str:
+def _race_words(answer: Answer, control: str, has_speeds: bool) -> str:
     found = answer.race
     if found is None:
-        return ""
+        return "" if has_speeds else f" too few runs of {control} arrive to tell."
     setting = answer.setting or "the only one"
     where = f" In the largest setting measured ({setting}), the accuracy to reach, {found.target:.2f} on average,"
     if math.isinf(found.ratio):
         return f"{where} is reached by {found.reached} of {found.runs} runs: no speed makes up for that."
     high = "no bound" if math.isinf(found.high) else f"{found.high:.2f}"
+    measured = f"; with the measured step it takes {found.ratio / answer.step_ratio:.2f} times as long"
     return (
         f"{where} takes {found.ratio:.2f} times the steps of {control} (95 % {found.low:.2f} to {high}, reached by "
         f"{found.reached} of {found.runs} runs), so a step must be at least {found.ratio:.2f} "
-        f"times as fast; with the measured step it takes {found.ratio / answer.step_ratio:.2f} times as long."
+        f"times as fast{measured if has_speeds else ''}."
     )
 
 
 def markdown(found: Sequence[Answer], sweep: str, control: str, results: Sequence[RunResult]) -> str:
-    """Sentences, then the table of measured and fitted speedups."""
+    """Sentences, then the table of measured and fitted speedups; of runs that shared GPUs the sentences on steps
+    alone."""
+    place, sharing = commonest_machine(results), _sharing(results)
+    speeds = (
+        f"Measured on: {place}, runs of one commit. Speedup: seconds per step of {control} over those of the arm, "
+        "evaluation left out. Laws per stage in model size and response length, extended to "
+        f"{SIZE_REACH:g} times the largest size and {LENGTH_REACH:g} times the longest response."
+    )
+    if sharing:
+        speeds = (
+            f"Ran on: {place}, {sharing:.0f} runs at a time, on GPUs that they could share. Such seconds change with "
+            "what runs beside, so no speed is given here: what counts are steps. `lowbit break-even` has speeds of "
+            "larger models; for those of a sweep, give every run a GPU (`--workers`, or `engine.gpu_memory` above 0.5)."
+        )
     lines = [
         f"# {sweep}: break-even", "",
-        f"Measured on: {commonest_machine(results)}, runs of one commit. Speedup: seconds per step of {control} over "
-        "those of the arm, evaluation left out. Laws per stage in model size and response length, extended to "
-        f"{SIZE_REACH:g} times the largest size and {LENGTH_REACH:g} times the longest response. The accuracy to reach "
-        f"is {GAIN:.0%} of what {control} gains on each base.{_shared(results)}", "",
-        *(f"- {sentence(answer, control)}" for answer in found), "",
+        f"{speeds} The accuracy to reach is {GAIN:.0%} of what {control} gains on each base.", "",
+        *(f"- {sentence(answer, control, not sharing)}" for answer in found),
     ]  # fmt: skip
+    if sharing:
+        return "\n".join(lines) + "\n"
     rows = list[tuple[str, ...]]()
     for answer in found:
         for size, length, ratio in sorted(answer.measured):
             law = float(answer.speedup(np.array(size), np.array(length)))
             rows.append((answer.name, _params(size), _tokens(length), f"{ratio:.2f}", f"{law:.2f}"))
     head = ("arm", "parameters", "response tokens", "speedup, measured", "speedup, law")
-    return "\n".join([*lines, markdown_table(head, rows, align="lr")]) + "\n"
+    return "\n".join([*lines, "", markdown_table(head, rows, align="lr")]) + "\n"
 
 
-def _shared(results: Sequence[RunResult]) -> str:
-    """Says how many runs were under way at a time; empty for one after the other."""
+def _sharing(results: Sequence[RunResult]) -> float:
+    """The number of runs at a time on the commonest machine where they shared GPUs, else 0."""
     place = commonest_machine(results)
-    number = at_a_time([run for run in results if machine(run) == place])
-    if number < 1.5:
-        return ""
-    return (
-        f" {number:.0f} runs were under way at a time, on one or more processors of this kind. Where runs share one, "
-        "these are speeds of a shared machine; another number at a time may give others."
-    )
+    number = num_sharing([run for run in results if machine(run) == place])
+    return number if number >= SHARED else 0.0
 
 
 def _params(value: float) -> str:

@@ -102,9 +102,20 @@ def test_runs_at_a_time_by_hand() -> None:
     ]  # fmt: skip
     assert costs.at_a_time(runs) == (10 + 10 + 10 + 2) / (15 + 10)
     assert costs.at_a_time(runs[:1]) == 1 and costs.at_a_time([runs[0].model_copy(update={"ended_at": None})]) == 0
-    assert "under way at a time" not in report.markdown([], "size", "bf16", runs)
-    twins = [*runs, *runs]
-    assert " 3 runs were under way at a time" in report.markdown([], "size", "bf16", twins)
+    whole = [run.model_copy(update={"config": run.config | {"engine": {"name": "vllm", "gpu_memory": 0.6}}})
+             for run in runs]  # fmt: skip
+    assert costs.num_sharing([*runs, *whole]) == costs.at_a_time(runs) and costs.num_sharing(whole) == 0
+
+
+def test_runs_that_share_a_gpu_have_steps_and_no_speeds(tmp_path: Path) -> None:
+    span = {"started_at": "2026-01-01T00:00:00+00:00", "ended_at": "2026-01-01T01:00:00+00:00"}
+    runs = [run.model_copy(update=span) for run in sweep(lengths=(64, 128))]
+    (path,) = break_even.write(runs, tmp_path, tmp_path, "size")
+    text = path.read_text()
+    assert "36 runs at a time, on GPUs that they could share" in text and "| arm |" not in text and "pays" not in text
+    assert "- naive fp8_block: In the largest setting measured (l n=128)" in text
+    assert "takes 1.00 times the steps of bf16 (95 % 1.00 to 1.00, reached by 3 of 3 runs)" in text
+    assert text.rstrip().endswith("so a step must be at least 1.00 times as fast.")
 
 
 def test_a_law_is_found_exactly_and_never_falls() -> None:
