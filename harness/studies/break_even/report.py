@@ -32,15 +32,17 @@ def write(
     """Write `<sweep>_break_even.md` into `tables` and `break_even.png` into `figures`, where they are not None.
 
     Nothing for a sweep with one size and one length, without the control, or on an engine that emulates its formats:
-    such an engine is slower in them by construction. Where runs shared GPUs there are steps to an accuracy alone, no
-    speeds and no figure.
+    such an engine is slower in them by construction. Where runs could share GPUs there are steps to an accuracy alone,
+    no speeds and no figure; nothing where they were evaluated at their start and end only.
     """
     found = answers(results, control)
+    if found and _sharing(results):
+        found, figures = [answer for answer in found if answer.race is not None], None
     written: list[Path] = []
     if found and tables is not None:
         written.append(tables / f"{sweep}_break_even.md")
         write_atomic(written[0], markdown(found, sweep, control, results).encode())
-    if found and figures is not None and not _sharing(results):
+    if found and figures is not None:
         written += draw(found, figures / "break_even.png")
     return written
 
@@ -136,11 +138,12 @@ def _crossing_words(c: Crossing) -> str:
 def _race_words(answer: Answer, control: str, has_speeds: bool) -> str:
     found = answer.race
     if found is None:
-        return "" if has_speeds else f" too few runs of {control} arrive to tell."
+        return ""
     setting = answer.setting or "the only one"
     where = f" In the largest setting measured ({setting}), the accuracy to reach, {found.target:.2f} on average,"
     if math.isinf(found.ratio):
-        return f"{where} is reached by {found.reached} of {found.runs} runs: no speed makes up for that."
+        reached = f"{found.reached} of {found.runs} runs within their steps"
+        return f"{where} is reached by {reached}: no speed makes up for that."
     high = "no bound" if math.isinf(found.high) else f"{found.high:.2f}"
     measured = f"; with the measured step it takes {found.ratio / answer.step_ratio:.2f} times as long"
     return (
@@ -161,13 +164,16 @@ def markdown(found: Sequence[Answer], sweep: str, control: str, results: Sequenc
     )
     if sharing:
         speeds = (
-            f"Ran on: {place}, {sharing:.0f} runs at a time, on GPUs that they could share. Such seconds change with "
-            "what runs beside, so no speed is given here: what counts are steps. `lowbit break-even` has speeds of "
-            "larger models; for those of a sweep, give every run a GPU (`--workers`, or `engine.gpu_memory` above 0.5)."
+            f"Ran on: {place}, {sharing:.0f} runs at a time, on GPUs that they could share. The seconds of such a "
+            "step depend on what else runs on its GPU, so this page compares numbers of steps and gives no speeds. "
+            "`lowbit break-even` has speeds of larger models; for those of a sweep, give every run a GPU "
+            "(`--workers`, or `engine.gpu_memory` above 0.5). Arms are left out that share no two sizes or lengths "
+            f"with {control} in runs of one commit."
         )
     lines = [
         f"# {sweep}: break-even", "",
-        f"{speeds} The accuracy to reach is {GAIN:.0%} of what {control} gains on each base.", "",
+        f"{speeds} The accuracy to reach is, on each base, its start plus {GAIN:.0%} of what {control} gains there; "
+        f"bases on which {control} gains nothing are left out.", "",
         *(f"- {sentence(answer, control, not sharing)}" for answer in found),
     ]  # fmt: skip
     if sharing:

@@ -67,10 +67,11 @@ def race(arm: Arm, control: Arm, rng: np.random.Generator, draws: int = 1000) ->
 
 
 def _by_base(arm: Arm) -> dict[Any, list[Floats]]:
-    """Learning curves of its finished runs by base; without runs that were evaluated once alone."""
+    """Learning curves of its finished runs by base; without runs that were evaluated at their start and end alone:
+    when these reached an accuracy nobody saw."""
     found: dict[Any, list[Floats]] = {}
     for run in arm.runs:
-        if run.status in FINISHED and len(points := curve(run)) > 1:
+        if run.status in FINISHED and len(points := curve(run)) > 2:
             found.setdefault(run.base, []).append(points)
     return found
 
