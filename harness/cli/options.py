@@ -72,7 +72,7 @@ def add_workers(parser: argparse.ArgumentParser, what: str) -> None:
 def add_again(parser: argparse.ArgumentParser, what: str) -> None:
     """The option that runs what is finished once more."""
     parser.add_argument("--again", action="store_true", dest="is_again",
-                        help=f"run {what} once more; old records and states go to results/replaced")  # fmt: skip
+                        help=f"run {what} once more; old records and policies go to results/replaced")  # fmt: skip
 
 
 def add_machine(parser: argparse.ArgumentParser) -> None:

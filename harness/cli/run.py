@@ -74,7 +74,7 @@ def run_one(
         print(f"what was there before is in {aside}")
     progress = Progress(planned.cells, 1)
     try:
-        records, is_interrupted = run_sweep(planned, launch, 1, progress, takes_over=not is_again)
+        records, is_interrupted = run_sweep(planned, launch, 1, progress)
     finally:
         progress.close()
     if is_interrupted:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from harness.sweep import Planned, Sweep
     from harness.sweep.folder_time import Machine
     from harness.sweep.launchers.job import Event
-    from harness.sweep.retry import Runner
+    from harness.sweep.retry import Limit, Runner
 
 LAUNCHERS = ("local", "ray", "slurm")
 
@@ -183,7 +183,7 @@ def sweep_of(
     from harness.config.load import launch_of, run_id, split_launch
     from harness.records.packed import make_available
     from harness.sweep import FINISHED, check_possible, narrowed, plan, read_rule, run_sweep, stored
-    from harness.sweep.preview import base_lines, dry_run, tell_left_out
+    from harness.sweep.preview import base_lines, dry_run, tell_left_out, time_limit
     from harness.sweep.queue import put_aside
 
     overrides, given = split_launch(overrides)
@@ -213,11 +213,14 @@ def sweep_of(
         return present(found, results, way.trackers) if is_shown else 0
     _check_places(todo, launch, way)
     _check_folder(results)
+    limit = time_limit(todo, results, way.max_hours)
+    if way.is_again:
+        _check_time(todo, launch, limit)
     if way.is_again and (aside := put_aside(planned.cells, launch)) is not None:
         print(f"{found.name}: what was there before is in {aside}")
     print(f"{found.name}: {found.question}")
     print("".join(f"{line}\n" for line in bases), end="", flush=True)
-    records, is_interrupted = _run_cells(planned, todo, len(taken), launch, way, runner, way.max_hours)
+    records, is_interrupted = _run_cells(planned, todo, len(taken), launch, way, runner, limit)
     if is_interrupted:
         return _interrupted(way)
     left = {run_id(cell) for cell in planned.cells} - {record.run_id for record in records}
@@ -237,7 +240,7 @@ def sweep_until_decided(name: str, overrides: Sequence[str], *, results: Path, w
     from harness.records.packed import make_available
     from harness.studies.until_decided import preview, until_decided, with_all_seeds
     from harness.sweep import FINISHED, check_possible, plan, read_sweep, stored
-    from harness.sweep.preview import base_lines, dry_run, tell_left_out
+    from harness.sweep.preview import base_lines, dry_run, tell_left_out, time_limit
 
     found = with_all_seeds(read_sweep(name))
     overrides, given = split_launch(overrides)
@@ -264,7 +267,7 @@ def sweep_until_decided(name: str, overrides: Sequence[str], *, results: Path, w
         bases = base_lines([cell for cell in todo if run_id(cell) not in taken], planned.cells, known, launch)
         print("".join(f"{line}\n" for line in bases), end="", flush=True)
         hours = None if way.max_hours is None else way.max_hours - (time.monotonic() - started) / 3600
-        return _run_cells(part, todo, len(taken), launch, way, runner, hours)
+        return _run_cells(part, todo, len(taken), launch, way, runner, time_limit(todo, results, hours))
 
     ending = until_decided(planned, launch, run_next)
     if ending.reason is None:
@@ -281,6 +284,18 @@ def _check_folder(results: Path) -> None:
 
     with results_lock(results):
         pass
+
+
+def _check_time(todo: Sequence[RunConfig], launch: Launch, limit: Limit | None) -> None:
+    """Raises ValueError where no cell would start within the limit: then nothing is to be put aside either."""
+    from harness.foundation.duration import duration
+    from harness.sweep.launchers.job import Job
+
+    if limit is None or any(limit.admits(set(), Job(config=cell, launch=launch)) for cell in todo):
+        return
+    shortest = duration(min(map(limit.predict, todo)))
+    raise ValueError(f"again: the time limit is too short for any cell (the shortest is predicted to take {shortest}); "
+                     "nothing was put aside; choose more --minutes or --max-hours")  # fmt: skip
 
 
 def _check_places(cells: Sequence[RunConfig], launch: Launch, way: Way) -> None:
@@ -367,14 +382,14 @@ def _run_cells(
     launch: Launch,
     way: Way,
     runner: Runner,
-    max_hours: float | None,
+    limit: Limit | None,
 ) -> tuple[list[RunResult], bool]:
     """Run the cells that are left, of which `taken` are copied, with progress: (all records, whether it was
     interrupted)."""
     from harness.engines.vllm.warm import notes
     from harness.foundation.visible_gpus import turns_note
     from harness.sweep import run_sweep
-    from harness.sweep.preview import count_words, time_limit
+    from harness.sweep.preview import count_words
     from harness.sweep.progress import Progress
 
     found, results = planned.sweep, Path(launch.results)
@@ -383,15 +398,13 @@ def _run_cells(
     for line in (*notes(todo), turns_note(min(way.workers, on_gpu))):
         if line is not None:
             print(f"note: {line}", flush=True)
-    limit = time_limit(todo, results, max_hours)
     progress = Progress(todo, len(planned.cells))
     try:
         with _live(results, found.name, way.trackers) as live:
             listeners = (progress, *live)
             return run_sweep(
-                planned, launch, way.workers, lambda event: tell(listeners, event), run=runner, limit=limit,
-                takes_over=not way.is_again,
-            )  # fmt: skip
+                planned, launch, way.workers, lambda event: tell(listeners, event), run=runner, limit=limit
+            )
     finally:
         progress.close()
 

@@ -91,7 +91,7 @@ def until_decided(planned: Planned, launch: Launch, run: Run, say: Callable[[str
     write_looks(results, kept)
     failed, has_run = dict[str, RunResult](), False
     impossible = tuple(found for found in planned.impossible if found[0].seed in planned.sweep.seeds[: until.first])
-    taken = [cell for cell, _, _ in elsewhere(_missing(planned, launch), launch)]
+    taken = [cell for cell, _, _ in elsewhere(planned.cells, launch)]
     while True:
         state = current(planned, read_results(records_folder(launch)), kept.level, failed.keys())
         if state.is_look:
@@ -122,7 +122,7 @@ def until_decided(planned: Planned, launch: Launch, run: Run, say: Callable[[str
 def preview(planned: Planned, launch: Launch, say: Callable[[str], None] = print) -> list[RunConfig]:
     """Print the look at what is finished here and in other sweeps, and return the cells that would run next. Writes
     nothing."""
-    until, taken = _rule(planned.sweep), [found for _, found, _ in elsewhere(_missing(planned, launch), launch)]
+    until, taken = _rule(planned.sweep), [found for _, found, _ in elsewhere(planned.cells, launch)]
     state = current(planned, [*read_results(records_folder(launch)), *taken], look_level(until))
     if state.is_look:
         say(table([_line(row, until) for row in state.rows]))
@@ -173,11 +173,6 @@ def current(
 def _rule(sweep: Sweep) -> Until:
     assert sweep.until is not None, "with_all_seeds refuses a sweep without"
     return sweep.until
-
-
-def _missing(planned: Planned, launch: Launch) -> list[RunConfig]:
-    folder = records_folder(launch)
-    return [cell for cell in planned.cells if not (folder / f"{run_id(cell)}.json").exists()]
 
 
 def key_of(cell: RunConfig) -> str:

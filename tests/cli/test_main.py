@@ -183,6 +183,9 @@ def test_a_sweep_runs_what_is_missing_and_names_files_that_are_not_its_own(
     assert "8 of 8 cells to run" in out and len(seen.starts) == 18
     (aside,) = (tmp_path / "results" / "replaced" / "tiny").iterdir()
     assert f"tiny: what was there before is in {aside}" in out and len(list(aside.glob("*.json"))) == 8
+    assert cli.main([*tiny, "--again", "--minutes", "1e-5"]) == 2
+    assert "again: the time limit is too short for any cell (the shortest is predicted" in capsys.readouterr().err
+    assert [*aside.parent.iterdir()] == [aside] and len(seen.starts) == 18
     assert cli.main([*tiny, "launch.save=hf"]) == 1
     assert "note: 6 finished cells kept no policy; --again trains every cell anew" in capsys.readouterr().out
     starts = len(seen.starts)
