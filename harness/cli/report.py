@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.cli.options import add_results, always
-from harness.records.paths import figures_folder, runs_folder, tables_folder
+from harness.records.paths import figures_folder, journal_path, runs_folder, tables_folder
 
 if TYPE_CHECKING:
     from harness.records.run_result import RunResult
@@ -67,10 +67,13 @@ def main_table(name: str, results: Path) -> int:
 
 
 def _check_results(name: str, results: Path) -> None:
-    """Unpack the sweep where it is packed. Raises ValueError where it has no results."""
+    """Unpack the sweep where it is packed. Raises ValueError where it has no results, and for a search, whose table
+    has the same name."""
     from harness.records.folder import check_sweep
     from harness.records.packed import make_available
 
+    if journal_path(results, name).exists():
+        raise ValueError(f"{name} is a search, whose table is another: lowbit search {name} (or its file) --report")
     check_sweep(results, name)
     make_available(results, name)
 

@@ -116,6 +116,11 @@ def searches_folder(results: Path | str) -> Path:
     return Path(results) / "searches"
 
 
+def journal_path(results: Path | str, name: str) -> Path:
+    """The study of a search."""
+    return searches_folder(results) / f"{name}.journal"
+
+
 def throughput_folder(results: Path | str, sweep: str = "") -> Path:
     """The records of a throughput sweep, a file per engine."""
     return Path(results) / "throughput" / sweep
