@@ -21,6 +21,7 @@ from harness.foundation.text_table import text_table
 from harness.records import stats
 from harness.records.looks import LookRow, Looks, look_level, read_looks, write_looks
 from harness.records.run_result import RunResult, read_results
+from harness.records.stats.verdicts import MIN_SEEDS
 from harness.records.statuses import FINISHED
 from harness.records.sweep_file import Until
 from harness.report.leaderboard import judge_arms, score_arms
@@ -70,7 +71,7 @@ def with_all_seeds(sweep: Sweep) -> Sweep:
     where its file has no `until`."""
     if sweep.until is None:
         raise ValueError(f"sweep {sweep.name}: its file has no `until`, which --until-decided needs; such as "
-                         f"until: {{max_seeds: {2 * len(sweep.seeds)}}}")  # fmt: skip
+                         f"until: {{max_seeds: {max(2 * len(sweep.seeds), MIN_SEEDS)}}}")  # fmt: skip
     if sweep.base_seeds:
         raise ValueError("until: gives seeds of base and run together; valid without base_seeds")
     start = max(sweep.seeds) + 1
