@@ -33,9 +33,10 @@ def run_one(
 ) -> int:  # fmt: skip
     """One cell, as a sweep of one; `is_again`: although it is finished. Exit code 1 if it did not end well."""
     from harness.config.load import launch_of, load, run_id, run_name, split_launch, to_json
+    from harness.records.sweep_file import RUNS
 
     overrides, given = split_launch(overrides)
-    launch = launch_of(given, results=str(results), sweep="runs")
+    launch = launch_of(given, results=str(results), sweep=RUNS)
     load(overrides)  # refuses wrong words before torch is imported
     from harness.config.compose import advice
     from harness.config.resolve import resolve
@@ -62,7 +63,7 @@ def run_one(
     from harness.sweep.progress import Progress, summary_line
     from harness.sweep.queue import put_aside
 
-    one = Sweep(name="runs", question="", arms=({},), seeds=(config.seed,))
+    one = Sweep(name=RUNS, question="", arms=({},), seeds=(config.seed,))
     planned = Planned(sweep=one, cells=(config,), skipped=())
     if not is_again and (found := finished(config, launch)) is not None:
         print(f"finished before (--again runs it once more): {summary_line(found)}")
@@ -80,5 +81,5 @@ def run_one(
     if is_interrupted:
         print(f"\ninterrupted; the same command {'without --again ' if is_again else ''}goes on from here")
         return 130
-    print(f"result: {results}/runs/runs/{run_id(config)}.json")
+    print(f"result: {results}/runs/{RUNS}/{run_id(config)}.json")
     return 0 if records[0].status == "ok" else 1

@@ -23,7 +23,18 @@ from harness.foundation.did_you_mean import nearest
 from harness.foundation.progress_bar import progress_bar
 from harness.models.checkpoint import content_hash, planned_hash
 from harness.records.arms import arm_names
-from harness.records.sweep_file import BASELINES, CONTROL, ENDPOINTS, SWEEPS, Endpoint, Expectation, Purpose, Until
+from harness.records.sweep_file import (
+    BASELINES,
+    CONTROL,
+    ENDPOINTS,
+    RECIPE,
+    RUNS,
+    SWEEPS,
+    Endpoint,
+    Expectation,
+    Purpose,
+    Until,
+)
 from harness.run.checks import check
 from harness.start.prepare import check_data
 from harness.sweep.rules import Rule, check_rule, in_words, matches, values_of
@@ -164,7 +175,11 @@ def read_sweep(name: str, folder: Path = SWEEPS) -> Sweep:
 
 
 def _check_taken(name: str, path: Path, is_given: bool) -> None:
-    """Raises ValueError for a file elsewhere that has a shipped sweep's name without giving it."""
+    """Raises ValueError for a name whose folder another command fills, and for a file elsewhere that has a shipped
+    sweep's name without giving it."""
+    starts = {RECIPE: "paper"} | COMMANDS
+    if other := next((starts[start] for start in starts if name.startswith(start)), "run" if name == RUNS else None):
+        raise ValueError(f"name={name}: the results of lowbit {other} are kept under such a name; choose another name")
     taken = SWEEPS / f"{name}.yaml"
     if not is_given and name in sweep_names() and path.resolve() != taken.resolve():
         raise ValueError(
