@@ -192,13 +192,14 @@ def sweep_of(
     check_possible(planned)
     every = planned.cells
     planned = narrowed(planned, read_rule(way.where, "where")) if way.where else planned
-    make_available(results, found.name)
+    if not is_dry:
+        make_available(results, found.name)
     known = stored(launch, every)
     todo = [c for c in planned.cells if (held := known.get(run_id(c))) is None or held.status not in FINISHED]
     if way.is_again:
         todo = list(planned.cells)
     taken = _taken(todo, launch, way)
-    bases = base_lines([cell for cell in todo if run_id(cell) not in taken], every, known, launch)
+    bases = base_lines(todo, every, known, launch, taken)
     if is_dry:
         _check_launch(todo, launch, way)
         return dry_run(planned, todo, results, way.workers, taken, way.machine(launch), bases)
@@ -247,7 +248,6 @@ def sweep_until_decided(name: str, overrides: Sequence[str], *, results: Path, w
     launch = launch_of(split_launch(found.overrides)[1] | given, results=str(results), sweep=found.name)
     planned = plan(found, overrides, is_preview=is_dry)
     check_possible(planned)
-    make_available(results, found.name)
     if is_dry:
         todo = preview(planned, launch)
         _check_launch(todo, launch, way)
@@ -255,6 +255,7 @@ def sweep_until_decided(name: str, overrides: Sequence[str], *, results: Path, w
         bases = base_lines(todo, planned.cells, stored(launch), launch)
         return dry_run(chosen, todo, results, way.workers, (), way.machine(launch), bases) if todo else 0
     runner, started = way.runner(), time.monotonic()
+    make_available(results, found.name)
     tell_left_out(planned)
     _check_places(planned.cells, launch, way)
     _check_folder(results)
@@ -264,7 +265,7 @@ def sweep_until_decided(name: str, overrides: Sequence[str], *, results: Path, w
         known = stored(launch, part.cells)
         todo = [c for c in part.cells if (held := known.get(run_id(c))) is None or held.status not in FINISHED]
         taken = _taken(todo, launch, way)
-        bases = base_lines([cell for cell in todo if run_id(cell) not in taken], planned.cells, known, launch)
+        bases = base_lines(todo, planned.cells, known, launch, taken)
         print("".join(f"{line}\n" for line in bases), end="", flush=True)
         hours = None if way.max_hours is None else way.max_hours - (time.monotonic() - started) / 3600
         return _run_cells(part, todo, len(taken), launch, way, runner, time_limit(todo, results, hours))

@@ -26,7 +26,7 @@ from harness.records.statuses import FINISHED
 from harness.records.sweep_file import Until
 from harness.report.leaderboard import judge_arms, score_arms
 from harness.sweep.planning import Planned, Sweep
-from harness.sweep.queue import elsewhere, records_folder
+from harness.sweep.queue import elsewhere, records_folder, stored
 
 Run = Callable[[Planned], tuple[list[RunResult], bool]]
 """Run the cells that have no record: (all their records, whether it was interrupted)."""
@@ -123,8 +123,10 @@ def until_decided(planned: Planned, launch: Launch, run: Run, say: Callable[[str
 def preview(planned: Planned, launch: Launch, say: Callable[[str], None] = print) -> list[RunConfig]:
     """Print the look at what is finished here and in other sweeps, and return the cells that would run next. Writes
     nothing."""
-    until, taken = _rule(planned.sweep), [found for _, found, _ in elsewhere(planned.cells, launch)]
-    state = current(planned, [*read_results(records_folder(launch)), *taken], look_level(until))
+    until, known = _rule(planned.sweep), stored(launch, planned.cells)
+    missing = [cell for cell in planned.cells if run_id(cell) not in known]
+    taken = [found for _, found, _ in elsewhere(missing, launch)]
+    state = current(planned, [*known.values(), *taken], look_level(until))
     if state.is_look:
         say(table([_line(row, until) for row in state.rows]))
         say(f"next: {len(state.cells)} cells" if state.cells else f"nothing to run: {why_stopped(state.rows)}")

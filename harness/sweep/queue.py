@@ -20,7 +20,8 @@ from harness.config.load import identity, run_id, to_json
 from harness.config.schema import Launch, RunConfig
 from harness.foundation.lock_file import wait_until_free
 from harness.foundation.provenance import commit
-from harness.records.paths import policy_folder, replaced_folder, rollouts_path, runs_folder
+from harness.records.packed import read_packed
+from harness.records.paths import packed_path, policy_folder, replaced_folder, rollouts_path, runs_folder
 from harness.records.results_lock import results_lock
 from harness.records.run_result import RunResult, Settings, check_series, read_result, write_result
 from harness.records.statuses import FINISHED
@@ -40,8 +41,12 @@ def records_folder(launch: Launch) -> Path:
 
 
 def stored(launch: Launch, cells: Sequence[RunConfig] = ()) -> dict[str, RunResult]:
-    """Every record of a sweep by run id. Raises ValueError, one line, naming every file that is none of its records
-    or another one's than the planned cell's whose name it bears. Changes nothing."""
+    """Every record of a sweep by run id: of its folder where it has one, else of its packed file. Raises ValueError,
+    one line, naming every file that is none of its records or another one's than the planned cell's whose name it
+    bears. Changes nothing."""
+    packed = packed_path(launch.results, launch.sweep)
+    if packed.exists() and not records_folder(launch).is_dir():
+        return {record.run_id: record for record in read_packed(packed)}
     planned = {run_id(cell): cell for cell in cells}
     found, wrong = dict[str, RunResult](), list[str]()
     for path in sorted(records_folder(launch).glob("*.json")):
