@@ -100,6 +100,8 @@ UNTRAINED = "UNTRAINED"
         ("--size 7b --length 10 --deploy int8", "argument --deploy: invalid choice: 'int8'"),
         ("--size 7b --length 10 --config int44", "--config int44: unknown; nearest: int4"),
         ("--size 7b --length 10 --write", "--write goes with --cases alone"),
+        ("--cases --size 7b", "--cases answers questions of its own: leave --size out"),
+        ("--cases --deploy bf16", "leave --deploy out"),
     ],
 )
 def test_wrong_input(
