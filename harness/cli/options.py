@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from harness.foundation.project_files import RESULTS
@@ -12,6 +12,9 @@ from harness.foundation.project_files import RESULTS
 OVERRIDES = "Hydra overrides, e.g. model=m task.n=16 algo.mode=bypass_pg knobs.TIS.cap=4.0 launch.packing=true"
 
 TRACKERS = ("mlflow", "wandb")
+
+OF_SCORING = ("trainer.device", "trainer.compute")
+"""Settings of the trainer that count where it scores and takes no step."""
 
 
 def never(a: argparse.Namespace) -> bool:
@@ -90,6 +93,14 @@ def check_machine(a: argparse.Namespace) -> None:
         from harness.sweep.folder_time import check_gpu
 
         check_gpu(a.gpu)
+
+
+def check_untrained(overrides: Iterable[str]) -> None:
+    """Raises ValueError for a setting of the optimizer, for a command that trains nothing."""
+    for word in overrides:
+        key = word.partition("=")[0].lstrip("+~")
+        if key.startswith("trainer.") and key not in OF_SCORING:
+            raise ValueError(f"{word}: nothing is trained here; valid of the trainer: {', '.join(OF_SCORING)}")
 
 
 def gibibytes(text: str) -> float:

@@ -33,6 +33,7 @@ def run_one(
 ) -> int:  # fmt: skip
     """One cell, as a sweep of one; `is_again`: although it is finished. Exit code 1 if it did not end well."""
     from harness.config.load import launch_of, load, run_id, run_name, split_launch, to_json
+    from harness.records.policies import has_policy
     from harness.records.sweep_file import RUNS
 
     overrides, given = split_launch(overrides)
@@ -67,6 +68,8 @@ def run_one(
     planned = Planned(sweep=one, cells=(config,), skipped=())
     if not is_again and (found := finished(config, launch)) is not None:
         print(f"finished before (--again runs it once more): {summary_line(found)}")
+        if not has_policy(results, found, launch.save):
+            print(f"note: it kept no policy of launch.save={launch.save}; --again trains it anew and keeps one")
         return 0
     for line in [*notes, *compiling(planned.cells)]:
         print(f"note: {line}")

@@ -206,7 +206,7 @@ def sweep_of(
     runner = way.runner()
     tell_left_out(planned)
     waiting = {id(cell) for cell in todo}
-    _tell_without_policy([cell for cell in planned.cells if id(cell) not in waiting], launch)
+    _tell_without_policy([known[run_id(cell)] for cell in planned.cells if id(cell) not in waiting], launch)
     if not todo:
         print(f"{found.name}: all {len(planned.cells)} cells are finished, nothing to run")
         if planned.impossible:
@@ -339,15 +339,11 @@ def _check_launch(cells: Sequence[RunConfig], launch: Launch, way: Way) -> None:
             )
 
 
-def _tell_without_policy(finished: Sequence[RunConfig], launch: Launch) -> None:
+def _tell_without_policy(finished: Sequence[RunResult], launch: Launch) -> None:
     """Say how many finished cells lack the policy that this launch keeps."""
-    from harness.config.load import run_id
-    from harness.records.paths import policy_folder
+    from harness.records.policies import has_policy
 
-    if launch.save == "none":
-        return
-    places = [policy_folder(launch.results, launch.sweep, run_id(cell)) for cell in finished]
-    if count := sum(not place.is_dir() for place in places):
+    if count := sum(not has_policy(launch.results, record, launch.save) for record in finished):
         print(f"note: {count} finished cells kept no policy; --again trains every cell anew")
 
 
