@@ -43,7 +43,8 @@ def check_results(a: argparse.Namespace) -> None:
 
         check_folder(a.results)
     elif not a.results.is_dir():
-        raise ValueError(f"--results {a.results}: no such folder; lowbit {a.command} reads results that are there")
+        what = "a file, where a folder is expected" if a.results.exists() else "no such folder"
+        raise ValueError(f"--results {a.results}: {what}; lowbit {a.command} reads results that are there")
 
 
 def add_write(parser: argparse.ArgumentParser, what: str) -> None:
@@ -179,7 +180,6 @@ def number_list(text: str) -> tuple[int, ...]:
 
 def positive_list(text: str) -> tuple[int, ...]:
     """Whole numbers above 0, separated by commas."""
-    numbers = number_list(text)
-    if 0 in numbers:
-        raise argparse.ArgumentTypeError(f"{text!r}: whole numbers above 0 are expected")
-    return numbers
+    if not all(part.isdecimal() and int(part) for part in text.split(",")):
+        raise argparse.ArgumentTypeError(f"{text!r}: whole numbers above 0 are expected, separated by commas")
+    return number_list(text)
