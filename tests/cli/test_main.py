@@ -261,6 +261,7 @@ def test_passport_and_report_read_a_finished_run(tmp_path: Path, capsys: pytest.
     out = capsys.readouterr().out
     assert "model.layers.0.self_attn.q_proj.weight" in out
     assert "int8_channel" in out and "int8_token" in out
+    assert re.search(r"^parts:    Profile .*, TIS cap=2.0", out, re.MULTILINE)
     assert cli.main(["report", "test", "--only", "tables", "--results", str(tmp_path)]) == 0
     assert (tmp_path / "tables" / "test.md").read_text().count("flashrl int8") >= 1
     assert cli.main(["results", "verify", "--results", str(tmp_path)]) == 0
