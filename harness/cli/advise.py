@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from harness.cli.options import add_results, add_write, always, positive
 from harness.foundation.project_files import RESULTS
 
 if TYPE_CHECKING:
     from harness.studies.advise.speed import Evidence
+
+USUAL: Mapping[str, Any] = {"batch": 512, "gpu": "h200", "gpus": 1, "deploy": "bf16"}
+"""Options of a question that have a default."""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -20,13 +24,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     source = parser.add_mutually_exclusive_group()
     source.add_argument("--k3", help="mismatch, nats a token: a number, or fp8_block=2e-3,int8=1e-4 (default: none)")
     source.add_argument("--probe", type=Path, metavar="FILE", help="the record of `lowbit probe`, for the k3 of each")
-    parser.add_argument("--batch", type=positive, default=512, help="answers of a step (default: 512)")
-    parser.add_argument("--gpu", default="h200", help="kind of GPU (default: h200, the one that was measured)")
-    parser.add_argument("--gpus", type=positive, default=1, help="number of GPUs (default: 1)")
-    parser.add_argument("--deploy", choices=("bf16", "rollout"), default="bf16",
+    parser.add_argument("--batch", type=positive, help="answers of a step (default: 512)")
+    parser.add_argument("--gpu", help="kind of GPU (default: h200, the one that was measured)")
+    parser.add_argument("--gpus", type=positive, help="number of GPUs (default: 1)")
+    parser.add_argument("--deploy", choices=("bf16", "rollout"),
                         help="deployed weights: BF16, or those of the rollout format (default: bf16)")  # fmt: skip
     parser.add_argument("--explain", action="store_true", help="print the source of each number")
-    parser.add_argument("--config", metavar="FORMAT[:CORRECTION]", dest="recipe",
+    parser.add_argument("--config", metavar="FORMAT[:CORRECTION]",
                         help="print ready configurations, e.g. of fp8_block:TIS or int8")  # fmt: skip
     parser.add_argument("--cases", action="store_true", help="answer seven fixed questions on one page instead")
     add_write(parser, "the page of --cases, and the grid of answers that the site reads")
@@ -35,6 +39,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(a: argparse.Namespace) -> int:
     """Print the recipes. Raises ValueError for a question that cannot be."""
+    own = ("size", "length", "k3", "probe", *USUAL, "explain", "config")
+    if a.cases and (given := next((name for name in own if getattr(a, name)), None)):
+        raise ValueError(f"--cases answers questions of its own: leave --{given} out")
     if a.cases:
         return _cases(a)
     if a.size is None or a.length is None:
@@ -83,15 +90,14 @@ def _one(a: argparse.Namespace) -> int:
     from harness.studies.advise.report import configurations, words
 
     mismatch = given_mismatch(a.k3) if a.k3 is not None else probed_mismatch(a.probe) if a.probe else {}
-    question = Question(
-        size=a.size.lower(), length=a.length, batch=a.batch, gpu=a.gpu.lower(), gpus=a.gpus, deploy=a.deploy,
-        mismatch=mismatch,
-    )  # fmt: skip
+    usual = {name: value if (given := getattr(a, name)) is None else given for name, value in USUAL.items()}
+    usual["gpu"] = usual["gpu"].lower()
+    question = Question(size=a.size.lower(), length=a.length, mismatch=mismatch, **usual)
     from harness.studies.advise.accuracy import read_curves
 
-    advice = advise(_evidence(a.results), read_curves(a.results, a.deploy), question)
-    if a.recipe is not None:
-        print(configurations(question, named(advice, a.recipe)))
+    advice = advise(_evidence(a.results), read_curves(a.results, question.deploy), question)
+    if a.config is not None:
+        print(configurations(question, named(advice, a.config)))
         return 0
     print(words(advice, is_explained=a.explain))
     return 0

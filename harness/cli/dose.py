@@ -14,7 +14,9 @@ if TYPE_CHECKING:
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument("--predict", metavar="SWEEP", help="write what the curve says of a sweep before it runs")
+    asked = parser.add_mutually_exclusive_group()
+    asked.add_argument("--predict", metavar="SWEEP", help="write what the curve says of a sweep before it runs")
+    asked.add_argument("--outcome", metavar="SWEEP", help="predictions beside the packed runs of that sweep")
     source = parser.add_mutually_exclusive_group()
     source.add_argument(
         "--probe",
@@ -28,7 +30,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SWEEP",
         help="with --predict: a packed sweep whose uncorrected runs say the doses, not a probe",
     )
-    parser.add_argument("--outcome", metavar="SWEEP", help="predictions beside the packed runs of that sweep")
     add_write(parser, "the table and the figure")
     add_results(parser, reads=always)
 
@@ -40,10 +41,10 @@ def run(a: argparse.Namespace) -> int:
     from harness.studies.dose.report import sentences, write
     from harness.studies.dose.study import study
 
-    if a.outcome is not None:
-        return _outcome(a)
     if (a.predict is None) != (a.probe is None and a.doses_of is None):
         raise ValueError("dose: --predict SWEEP goes with one of --probe FILE and --doses-of SWEEP")
+    if a.outcome is not None:
+        return _outcome(a)
     found = study(read_all_points(a.results))
     if a.predict is not None:
         return _predict(a, found)

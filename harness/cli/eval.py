@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.cli.options import add_results
+from harness.cli.options import add_results, check_untrained
 from harness.foundation.text_table import text_table
 
 if TYPE_CHECKING:
@@ -52,6 +52,7 @@ def _of_folder(folder: Path, overrides: Sequence[str], results: Path) -> list[Ta
     from harness.run.checks import check_device
 
     check_folder(folder)
+    check_untrained(overrides)
     config = resolve(load([*of_folder(folder), *overrides]), lambda path: content_hash(Path(path)))
     check_device(config)
     records = _asked(config, folder, 0)

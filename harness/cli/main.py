@@ -119,6 +119,8 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     command = words[0] if words and not words[0].startswith("-") else ""
     if command and command not in COMMANDS:
         raise ValueError(f"unknown command {command}; {nearest(command, COMMANDS)}")
+    if words and not command and not any(option.startswith(words[0]) for option in ("-h", "--help", "--version")):
+        raise ValueError(f"unknown option {words[0]}; a command comes first; see lowbit --help")
     top = parser(command)
     arguments, rest = top.parse_known_args(words)
     if rest:  # argparse gives up on positional words that follow an option; those of a list may stand anywhere

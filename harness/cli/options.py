@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from harness.foundation.project_files import RESULTS
@@ -12,6 +12,9 @@ from harness.foundation.project_files import RESULTS
 OVERRIDES = "Hydra overrides, e.g. model=m task.n=16 algo.mode=bypass_pg knobs.TIS.cap=4.0 launch.packing=true"
 
 TRACKERS = ("mlflow", "wandb")
+
+OF_SCORING = ("trainer.device", "trainer.compute")
+"""Settings of the trainer that count where it scores and takes no step."""
 
 
 def never(a: argparse.Namespace) -> bool:
@@ -40,7 +43,8 @@ def check_results(a: argparse.Namespace) -> None:
 
         check_folder(a.results)
     elif not a.results.is_dir():
-        raise ValueError(f"--results {a.results}: no such folder; lowbit {a.command} reads results that are there")
+        what = "a file, where a folder is expected" if a.results.exists() else "no such folder"
+        raise ValueError(f"--results {a.results}: {what}; lowbit {a.command} reads results that are there")
 
 
 def add_write(parser: argparse.ArgumentParser, what: str) -> None:
@@ -72,7 +76,7 @@ def add_workers(parser: argparse.ArgumentParser, what: str) -> None:
 def add_again(parser: argparse.ArgumentParser, what: str) -> None:
     """The option that runs what is finished once more."""
     parser.add_argument("--again", action="store_true", dest="is_again",
-                        help=f"run {what} once more; old records and states go to results/replaced")  # fmt: skip
+                        help=f"run {what} once more; old records and policies go to results/replaced")  # fmt: skip
 
 
 def add_machine(parser: argparse.ArgumentParser) -> None:
@@ -90,6 +94,14 @@ def check_machine(a: argparse.Namespace) -> None:
         from harness.sweep.folder_time import check_gpu
 
         check_gpu(a.gpu)
+
+
+def check_untrained(overrides: Iterable[str]) -> None:
+    """Raises ValueError for a setting of the optimizer, for a command that trains nothing."""
+    for word in overrides:
+        key = word.partition("=")[0].lstrip("+~")
+        if key.startswith("trainer.") and key not in OF_SCORING:
+            raise ValueError(f"{word}: nothing is trained here; valid of the trainer: {', '.join(OF_SCORING)}")
 
 
 def gibibytes(text: str) -> float:
@@ -168,7 +180,6 @@ def number_list(text: str) -> tuple[int, ...]:
 
 def positive_list(text: str) -> tuple[int, ...]:
     """Whole numbers above 0, separated by commas."""
-    numbers = number_list(text)
-    if 0 in numbers:
-        raise argparse.ArgumentTypeError(f"{text!r}: whole numbers above 0 are expected")
-    return numbers
+    if not all(part.isdecimal() and int(part) for part in text.split(",")):
+        raise argparse.ArgumentTypeError(f"{text!r}: whole numbers above 0 are expected, separated by commas")
+    return number_list(text)

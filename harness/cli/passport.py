@@ -40,6 +40,9 @@ def run(a: argparse.Namespace) -> int:
         print("memory:   " + ", ".join(f"{name} {gib:.2f} GiB" for name, gib in known.items()))
     for line in result.retries:
         print(f"retried:  {line}")
+    if result.method.parts:
+        parts = [" ".join([name, *(f"{k}={v}" for k, v in own.items())]) for name, own in result.method.parts.items()]
+        print("parts:    " + ", ".join(parts))
     print("planned:  " + ", ".join(f"{k}={v}" for k, v in result.planned.items() if v))
     if not math.isnan(bits := bits_of_run(result)):
         print(f"stored:   {bits:.3f} bits a weight of the linear layers at the rollout")

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.cli.options import add_results, add_write, word_list
+from harness.cli.options import add_results, add_write, check_untrained, word_list
 
 if TYPE_CHECKING:
     from harness.studies.probe.record import Record
@@ -54,6 +54,7 @@ def _records(a: argparse.Namespace, places: list[Path], overrides: list[str]) ->
     from harness.studies.probe.record import configs, noised, probe, read, write
 
     check_overrides(overrides)
+    check_untrained(overrides)
     overrides, values = split_launch(overrides)
     launch = launch_of(values, results=str(a.results))
     planned = {place: configs(place, a.precisions, overrides) for place in places if place.suffix != ".json"}

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.cli.options import add_results, always
-from harness.records.paths import figures_folder, runs_folder, tables_folder
+from harness.records.paths import figures_folder, journal_path, runs_folder, tables_folder
 
 if TYPE_CHECKING:
     from harness.records.run_result import RunResult
@@ -23,7 +23,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--only", choices=("tables", "figures"), help="write one of the two")
     parser.add_argument("--main", dest="is_main", action="store_true",
-                        help="the main table of a README alone: settings side by side, with verdicts")  # fmt: skip
+                        help="the main table of a README instead: settings side by side, with verdicts")  # fmt: skip
     parser.add_argument("--html", dest="is_html", action="store_true", help="write the site of all results too")
     add_results(parser, reads=always)
 
@@ -33,9 +33,11 @@ def run(a: argparse.Namespace) -> int:
     name: str | None = a.name
     if name is None and (a.is_main or not a.is_html):
         raise ValueError("report: the name of a sweep is missing; only --html does without")
-    if name is not None and a.is_main:
-        return main_table(name, a.results)
-    code = report(name, a.results, only=a.only) if name is not None else 0
+    if a.only is not None and (name is None or a.is_main):
+        raise ValueError(f"only={a.only}: goes with the name of a sweep and without --main, which writes one table")
+    code = 0
+    if name is not None:
+        code = main_table(name, a.results) if a.is_main else report(name, a.results, only=a.only)
     if a.is_html:
         from harness.cli.site import site
 
@@ -67,10 +69,13 @@ def main_table(name: str, results: Path) -> int:
 
 
 def _check_results(name: str, results: Path) -> None:
-    """Unpack the sweep where it is packed. Raises ValueError where it has no results."""
+    """Unpack the sweep where it is packed. Raises ValueError where it has no results, and for a search, whose table
+    has the same name."""
     from harness.records.folder import check_sweep
     from harness.records.packed import make_available
 
+    if journal_path(results, name).exists():
+        raise ValueError(f"{name} is a search, whose table is another: lowbit search {name} (or its file) --report")
     check_sweep(results, name)
     make_available(results, name)
 

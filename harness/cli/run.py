@@ -33,9 +33,11 @@ def run_one(
 ) -> int:  # fmt: skip
     """One cell, as a sweep of one; `is_again`: although it is finished. Exit code 1 if it did not end well."""
     from harness.config.load import launch_of, load, run_id, run_name, split_launch, to_json
+    from harness.records.policies import has_policy
+    from harness.records.sweep_file import RUNS
 
     overrides, given = split_launch(overrides)
-    launch = launch_of(given, results=str(results), sweep="runs")
+    launch = launch_of(given, results=str(results), sweep=RUNS)
     load(overrides)  # refuses wrong words before torch is imported
     from harness.config.compose import advice
     from harness.config.resolve import resolve
@@ -62,10 +64,12 @@ def run_one(
     from harness.sweep.progress import Progress, summary_line
     from harness.sweep.queue import put_aside
 
-    one = Sweep(name="runs", question="", arms=({},), seeds=(config.seed,))
+    one = Sweep(name=RUNS, question="", arms=({},), seeds=(config.seed,))
     planned = Planned(sweep=one, cells=(config,), skipped=())
     if not is_again and (found := finished(config, launch)) is not None:
         print(f"finished before (--again runs it once more): {summary_line(found)}")
+        if not has_policy(results, found, launch.save):
+            print(f"note: it kept no policy of launch.save={launch.save}; --again trains it anew and keeps one")
         return 0
     for line in [*notes, *compiling(planned.cells)]:
         print(f"note: {line}")
@@ -74,11 +78,11 @@ def run_one(
         print(f"what was there before is in {aside}")
     progress = Progress(planned.cells, 1)
     try:
-        records, is_interrupted = run_sweep(planned, launch, 1, progress, takes_over=not is_again)
+        records, is_interrupted = run_sweep(planned, launch, 1, progress)
     finally:
         progress.close()
     if is_interrupted:
         print(f"\ninterrupted; the same command {'without --again ' if is_again else ''}goes on from here")
         return 130
-    print(f"result: {results}/runs/runs/{run_id(config)}.json")
+    print(f"result: {results}/runs/{RUNS}/{run_id(config)}.json")
     return 0 if records[0].status == "ok" else 1

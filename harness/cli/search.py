@@ -121,8 +121,8 @@ def search(
 def report(name: str, results: Path) -> int:
     """Table and figures from the stored study."""
     from harness.records.packed import make_available
+    from harness.records.paths import journal_path
     from harness.studies.search.spec import read_search
-    from harness.studies.search.store import journal_path
 
     found = read_search(name)
     make_available(results, found.name)
@@ -212,7 +212,8 @@ def _budget(budget: Budget) -> str:
 
 def _there(search: Search, results: Path) -> Mapping[str, Any]:
     """Share -> trials of the study, where there is one."""
-    from harness.studies.search.store import journal_path, open_studies
+    from harness.records.paths import journal_path
+    from harness.studies.search.store import open_studies
 
     if not journal_path(results, search.name).exists():
         return {}
@@ -221,8 +222,9 @@ def _there(search: Search, results: Path) -> Mapping[str, Any]:
 
 def dashboard(name: str, results: Path, port: int) -> int:
     """Serve optuna-dashboard on this machine until interrupted. Raises ValueError where the port is taken."""
+    from harness.records.paths import journal_path
     from harness.studies.search.spec import read_search
-    from harness.studies.search.store import journal_path, storage_of
+    from harness.studies.search.store import storage_of
 
     found = read_search(name)
     path = journal_path(results, found.name)

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from harness.sweep import Planned, Sweep
     from harness.sweep.folder_time import Machine
     from harness.sweep.launchers.job import Event
-    from harness.sweep.retry import Runner
+    from harness.sweep.retry import Limit, Runner
 
 LAUNCHERS = ("local", "ray", "slurm")
 
@@ -183,7 +183,7 @@ def sweep_of(
     from harness.config.load import launch_of, run_id, split_launch
     from harness.records.packed import make_available
     from harness.sweep import FINISHED, check_possible, narrowed, plan, read_rule, run_sweep, stored
-    from harness.sweep.preview import base_lines, dry_run, tell_left_out
+    from harness.sweep.preview import base_lines, dry_run, tell_left_out, time_limit
     from harness.sweep.queue import put_aside
 
     overrides, given = split_launch(overrides)
@@ -192,20 +192,21 @@ def sweep_of(
     check_possible(planned)
     every = planned.cells
     planned = narrowed(planned, read_rule(way.where, "where")) if way.where else planned
-    make_available(results, found.name)
+    if not is_dry:
+        make_available(results, found.name)
     known = stored(launch, every)
     todo = [c for c in planned.cells if (held := known.get(run_id(c))) is None or held.status not in FINISHED]
     if way.is_again:
         todo = list(planned.cells)
     taken = _taken(todo, launch, way)
-    bases = base_lines([cell for cell in todo if run_id(cell) not in taken], every, known, launch)
+    bases = base_lines(todo, every, known, launch, taken)
     if is_dry:
         _check_launch(todo, launch, way)
         return dry_run(planned, todo, results, way.workers, taken, way.machine(launch), bases)
     runner = way.runner()
     tell_left_out(planned)
     waiting = {id(cell) for cell in todo}
-    _tell_without_policy([cell for cell in planned.cells if id(cell) not in waiting], launch)
+    _tell_without_policy([known[run_id(cell)] for cell in planned.cells if id(cell) not in waiting], launch)
     if not todo:
         print(f"{found.name}: all {len(planned.cells)} cells are finished, nothing to run")
         if planned.impossible:
@@ -213,11 +214,14 @@ def sweep_of(
         return present(found, results, way.trackers) if is_shown else 0
     _check_places(todo, launch, way)
     _check_folder(results)
+    limit = time_limit(todo, results, way.max_hours)
+    if way.is_again:
+        _check_time(todo, launch, limit)
     if way.is_again and (aside := put_aside(planned.cells, launch)) is not None:
         print(f"{found.name}: what was there before is in {aside}")
     print(f"{found.name}: {found.question}")
     print("".join(f"{line}\n" for line in bases), end="", flush=True)
-    records, is_interrupted = _run_cells(planned, todo, len(taken), launch, way, runner, way.max_hours)
+    records, is_interrupted = _run_cells(planned, todo, len(taken), launch, way, runner, limit)
     if is_interrupted:
         return _interrupted(way)
     left = {run_id(cell) for cell in planned.cells} - {record.run_id for record in records}
@@ -237,14 +241,13 @@ def sweep_until_decided(name: str, overrides: Sequence[str], *, results: Path, w
     from harness.records.packed import make_available
     from harness.studies.until_decided import preview, until_decided, with_all_seeds
     from harness.sweep import FINISHED, check_possible, plan, read_sweep, stored
-    from harness.sweep.preview import base_lines, dry_run, tell_left_out
+    from harness.sweep.preview import base_lines, dry_run, tell_left_out, time_limit
 
     found = with_all_seeds(read_sweep(name))
     overrides, given = split_launch(overrides)
     launch = launch_of(split_launch(found.overrides)[1] | given, results=str(results), sweep=found.name)
     planned = plan(found, overrides, is_preview=is_dry)
     check_possible(planned)
-    make_available(results, found.name)
     if is_dry:
         todo = preview(planned, launch)
         _check_launch(todo, launch, way)
@@ -252,6 +255,7 @@ def sweep_until_decided(name: str, overrides: Sequence[str], *, results: Path, w
         bases = base_lines(todo, planned.cells, stored(launch), launch)
         return dry_run(chosen, todo, results, way.workers, (), way.machine(launch), bases) if todo else 0
     runner, started = way.runner(), time.monotonic()
+    make_available(results, found.name)
     tell_left_out(planned)
     _check_places(planned.cells, launch, way)
     _check_folder(results)
@@ -261,10 +265,10 @@ def sweep_until_decided(name: str, overrides: Sequence[str], *, results: Path, w
         known = stored(launch, part.cells)
         todo = [c for c in part.cells if (held := known.get(run_id(c))) is None or held.status not in FINISHED]
         taken = _taken(todo, launch, way)
-        bases = base_lines([cell for cell in todo if run_id(cell) not in taken], planned.cells, known, launch)
+        bases = base_lines(todo, planned.cells, known, launch, taken)
         print("".join(f"{line}\n" for line in bases), end="", flush=True)
         hours = None if way.max_hours is None else way.max_hours - (time.monotonic() - started) / 3600
-        return _run_cells(part, todo, len(taken), launch, way, runner, hours)
+        return _run_cells(part, todo, len(taken), launch, way, runner, time_limit(todo, results, hours))
 
     ending = until_decided(planned, launch, run_next)
     if ending.reason is None:
@@ -281,6 +285,18 @@ def _check_folder(results: Path) -> None:
 
     with results_lock(results):
         pass
+
+
+def _check_time(todo: Sequence[RunConfig], launch: Launch, limit: Limit | None) -> None:
+    """Raises ValueError where no cell would start within the limit: then nothing is to be put aside either."""
+    from harness.foundation.duration import duration
+    from harness.sweep.launchers.job import Job
+
+    if limit is None or any(limit.admits(set(), Job(config=cell, launch=launch)) for cell in todo):
+        return
+    shortest = duration(min(map(limit.predict, todo)))
+    raise ValueError(f"again: the time limit is too short for any cell (the shortest is predicted to take {shortest}); "
+                     "nothing was put aside; choose more --minutes or --max-hours")  # fmt: skip
 
 
 def _check_places(cells: Sequence[RunConfig], launch: Launch, way: Way) -> None:
@@ -323,15 +339,11 @@ def _check_launch(cells: Sequence[RunConfig], launch: Launch, way: Way) -> None:
             )
 
 
-def _tell_without_policy(finished: Sequence[RunConfig], launch: Launch) -> None:
+def _tell_without_policy(finished: Sequence[RunResult], launch: Launch) -> None:
     """Say how many finished cells lack the policy that this launch keeps."""
-    from harness.config.load import run_id
-    from harness.records.paths import policy_folder
+    from harness.records.policies import has_policy
 
-    if launch.save == "none":
-        return
-    places = [policy_folder(launch.results, launch.sweep, run_id(cell)) for cell in finished]
-    if count := sum(not place.is_dir() for place in places):
+    if count := sum(not has_policy(launch.results, record, launch.save) for record in finished):
         print(f"note: {count} finished cells kept no policy; --again trains every cell anew")
 
 
@@ -367,14 +379,14 @@ def _run_cells(
     launch: Launch,
     way: Way,
     runner: Runner,
-    max_hours: float | None,
+    limit: Limit | None,
 ) -> tuple[list[RunResult], bool]:
     """Run the cells that are left, of which `taken` are copied, with progress: (all records, whether it was
     interrupted)."""
     from harness.engines.vllm.warm import notes
     from harness.foundation.visible_gpus import turns_note
     from harness.sweep import run_sweep
-    from harness.sweep.preview import count_words, time_limit
+    from harness.sweep.preview import count_words
     from harness.sweep.progress import Progress
 
     found, results = planned.sweep, Path(launch.results)
@@ -383,15 +395,13 @@ def _run_cells(
     for line in (*notes(todo), turns_note(min(way.workers, on_gpu))):
         if line is not None:
             print(f"note: {line}", flush=True)
-    limit = time_limit(todo, results, max_hours)
     progress = Progress(todo, len(planned.cells))
     try:
         with _live(results, found.name, way.trackers) as live:
             listeners = (progress, *live)
             return run_sweep(
-                planned, launch, way.workers, lambda event: tell(listeners, event), run=runner, limit=limit,
-                takes_over=not way.is_again,
-            )  # fmt: skip
+                planned, launch, way.workers, lambda event: tell(listeners, event), run=runner, limit=limit
+            )
     finally:
         progress.close()
 

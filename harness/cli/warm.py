@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 from harness.cli.options import positive
+from harness.foundation.did_you_mean import nearest
 
 WORKERS = 16
 
@@ -28,9 +29,11 @@ def run(a: argparse.Namespace) -> int:
 
     from harness.engines.vllm.warm import ROWS, cache_folder, check_here, layer_shapes, num_kernels, warm
     from harness.models.checkpoint import check_folder, load_config
-    from harness.studies.throughput.shapes import shape_of
+    from harness.studies.throughput.shapes import SIZES, shape_of
 
     is_folder = os.sep in a.model or Path(a.model).exists()
+    if not is_folder and a.model not in SIZES:
+        raise ValueError(f"model={a.model}: neither a model folder nor a shape; {nearest(a.model, SIZES)}")
     if is_folder:
         check_folder(Path(a.model))
     config = load_config(Path(a.model)) if is_folder else shape_of(a.model)

@@ -58,7 +58,11 @@ def in_words(error: ValidationError, cls: type | None = None, prefix: str = "") 
     first = found[0]
     if first["type"] in MISSING:
         first = next((e for e in found if e["type"] in UNKNOWN and e["loc"][:-1] == first["loc"][:-1]), first)
-    path = ".".join([prefix] * bool(prefix) + [str(p) for p in first["loc"] if not str(p).startswith("function")])
+    place = first["loc"]
+    if place[-1:] == ("int",):  # of `int | float`: the place of both, the words of the wider one
+        place = place[:-1]
+        first = next((e for e in found if e["loc"] == (*place, "float")), first)
+    path = ".".join([prefix] * bool(prefix) + [str(p) for p in place if not str(p).startswith("function")])
     if first["type"] in UNKNOWN:
         known = leaves(cls) if cls else ()
         if entry := re.match(r"(.+?)\.\d+\.", path):  # of a list: its valid keys have its number, too

@@ -19,14 +19,16 @@ Fields = dict[str, Any]
 SEEDS = ("base_seed", "seed")
 DEVICE = "trainer.device"
 """Another device is another random stream and other float rounding, as another seed is, and no other setting."""
+PARTS = "parts"
+"""Field of the parts that stand in place of a method's own."""
 FIRST = (
     "model.name", "task.name", "task.n", "model.spread", "algo.name", "algo.mode", "algo.num_minibatches",
-    "algo.num_epochs", "algo.staleness", "algo.partial_rollouts", "trainer.steps", "trainer.lr", "engine.name", "parts",
+    "algo.num_epochs", "algo.staleness", "algo.partial_rollouts", "trainer.steps", "trainer.lr", "engine.name", PARTS,
 )  # fmt: skip
 """Fields in order of precedence: where several vary together, the first stands for them."""
 CONTEXT = ("model.", "task.", "base.", "engine.", "trainer.name", "trainer.steps")
 """Fields that set the experiment. Two arms are compared only where these agree."""
-TOLD = tuple(name for name in FIRST if not name.startswith(CONTEXT) and name != "parts")
+TOLD = tuple(name for name in FIRST if not name.startswith(CONTEXT) and name != PARTS)
 """Fields of FIRST that a label tells even where another stands for them, if they vary within an experiment."""
 BASE = "base."
 BASE_TRAITS = ("base.n", "base.target_accuracy")
@@ -50,7 +52,7 @@ WORDS = {
     "trainer.steps": "{} steps",
     "trainer.lr": "lr={}",
     "engine.name": "{}",
-    "parts": "{}",
+    PARTS: "{}",
     "precision.weights": "{}",
 }
 """Form of a field in a label; others are written name=value."""
@@ -111,7 +113,10 @@ def _named(settings: Sequence[Fields]) -> list[Arm]:
         others = {name: value for name, value in axes.items() if name not in context and value != plain[name]}
         beside = unsaid[json.dumps(context)]
         others |= {name: fields.get(name) for name in beside if fields.get(name) != beside[name]}
-        variant = label({name: v for name, v in others.items() if not name.startswith(KNOBS) or (method, name) in own})
+        told = {name: v for name, v in others.items() if not name.startswith(KNOBS) or (method, name) in own}
+        if fields.get(PARTS) and not any(name.startswith(KNOBS) for name in told):  # a knob names its part
+            told |= {PARTS: fields[PARTS]}
+        variant = label(told)
         arms.append(
             Arm(
                 label=" ".join(filter(None, [method, precision, variant, label(context)])),
@@ -216,7 +221,8 @@ def _axes(settings: Sequence[Fields]) -> list[str]:
 def _usual(settings: Sequence[Fields], names: Sequence[str]) -> dict[str, Fields]:
     """Precision -> the usual value of every axis that sets no experiment: the most common one, but where some settings
     lack the field they have its default (`sparse` in the schema), and a label cannot name what is not there. Contexts
-    are always written out. Fields of the precision itself, such as the weights' format, are counted within it."""
+    are always written out. Fields of the precision itself, such as the weights' format, are counted within it. A
+    method's usual parts are its own, which `parts=[]` stands for."""
     usual: dict[str, Fields] = {fields["precision.name"]: {} for fields in settings}
     for precision, found in usual.items():
         for name in names:
@@ -225,6 +231,7 @@ def _usual(settings: Sequence[Fields], names: Sequence[str]) -> dict[str, Fields
                 values = [json.dumps(fields.get(name)) for fields in alike]
                 is_sparse = not name.startswith((OF_PRECISION, KNOBS)) and "null" in values
                 found[name] = None if is_sparse else json.loads(max(values, key=values.count))
+        found[PARTS] = []
     return usual
 
 

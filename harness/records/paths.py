@@ -13,7 +13,7 @@
     policies/<sweep>/<run_id>/    trained policies, where `launch.save` keeps them
     mlflow/               MLflow's database and artifacts
     wandb/                runs of Weights & Biases, and the keys of what was logged
-    replaced/<sweep>/     records and states that `lowbit sweep --again` put aside, one folder each time
+    replaced/<sweep>/     what cells left that `lowbit sweep --again` runs once more, one folder each time
     work/                 what a stopped command goes on from; nothing in it is a result
 
 Functions map a results folder to a path and create nothing. Without the name of a sweep they give the folder of all.
@@ -52,7 +52,7 @@ def rollouts_path(results: Path | str, sweep: str, run_id: str) -> Path:
 
 
 def replaced_folder(results: Path | str, sweep: str, when: str) -> Path:
-    """Records and states of a sweep that were put aside at a time, written as in `20260131T120000Z`."""
+    """Records, states, policies and responses put aside at a time, written as in `20260131T120000Z`."""
     return Path(results) / "replaced" / sweep / when
 
 
@@ -114,6 +114,11 @@ def wandb_folder(results: Path | str) -> Path:
 def searches_folder(results: Path | str) -> Path:
     """The trials of searches."""
     return Path(results) / "searches"
+
+
+def journal_path(results: Path | str, name: str) -> Path:
+    """The study of a search."""
+    return searches_folder(results) / f"{name}.journal"
 
 
 def throughput_folder(results: Path | str, sweep: str = "") -> Path:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from harness.records.paths import policy_folder
+from harness.records.run_result import RunResult
 
 QUANTIZED = "quantized"
 """Name of the folder of a run's codes."""
@@ -19,6 +20,13 @@ def last_policy(results: Path | str, sweep: str, run_id: str) -> Path:
     if not steps:
         raise ValueError(f"{home}: no saved policy; {_anew('hf')}")
     return steps[max(steps)]
+
+
+def has_policy(results: Path | str, found: RunResult, save: str) -> bool:
+    """Did a finished run keep what `launch.save` asks for? Where codes cannot be kept, its record says so."""
+    folder = policy_folder(results, found.sweep, found.run_id)
+    is_lacking = save == QUANTIZED != found.launch.get("save") and not (folder / QUANTIZED).is_dir()
+    return save == "none" or (folder.is_dir() and not is_lacking)
 
 
 def saved_codes(results: Path | str, sweep: str, run_id: str) -> Path:

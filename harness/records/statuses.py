@@ -6,7 +6,7 @@ from typing import Literal, get_args
 
 Status = Literal["ok", "diverged", "failed", "cancelled", "skipped"]
 """ok: every step was taken. diverged: the loss became non-finite. failed: an error or a lack of memory. cancelled:
-stopped on request. skipped: the setting is impossible."""
+stopped on request, or put aside to run again. skipped: the setting is impossible."""
 STATUSES: tuple[Status, ...] = get_args(Status)
 FINISHED: tuple[Status, ...] = ("ok", "diverged")
 """A result: it is scored, and another start does not repeat it. The others run again."""

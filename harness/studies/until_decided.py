@@ -21,11 +21,12 @@ from harness.foundation.text_table import text_table
 from harness.records import stats
 from harness.records.looks import LookRow, Looks, look_level, read_looks, write_looks
 from harness.records.run_result import RunResult, read_results
+from harness.records.stats.verdicts import MIN_SEEDS
 from harness.records.statuses import FINISHED
 from harness.records.sweep_file import Until
 from harness.report.leaderboard import judge_arms, score_arms
 from harness.sweep.planning import Planned, Sweep
-from harness.sweep.queue import elsewhere, records_folder
+from harness.sweep.queue import elsewhere, records_folder, stored
 
 Run = Callable[[Planned], tuple[list[RunResult], bool]]
 """Run the cells that have no record: (all their records, whether it was interrupted)."""
@@ -70,7 +71,7 @@ def with_all_seeds(sweep: Sweep) -> Sweep:
     where its file has no `until`."""
     if sweep.until is None:
         raise ValueError(f"sweep {sweep.name}: its file has no `until`, which --until-decided needs; such as "
-                         f"until: {{max_seeds: {2 * len(sweep.seeds)}}}")  # fmt: skip
+                         f"until: {{max_seeds: {max(2 * len(sweep.seeds), MIN_SEEDS)}}}")  # fmt: skip
     if sweep.base_seeds:
         raise ValueError("until: gives seeds of base and run together; valid without base_seeds")
     start = max(sweep.seeds) + 1
@@ -91,7 +92,7 @@ def until_decided(planned: Planned, launch: Launch, run: Run, say: Callable[[str
     write_looks(results, kept)
     failed, has_run = dict[str, RunResult](), False
     impossible = tuple(found for found in planned.impossible if found[0].seed in planned.sweep.seeds[: until.first])
-    taken = [cell for cell, _, _ in elsewhere(_missing(planned, launch), launch)]
+    taken = [cell for cell, _, _ in elsewhere(planned.cells, launch)]
     while True:
         state = current(planned, read_results(records_folder(launch)), kept.level, failed.keys())
         if state.is_look:
@@ -122,8 +123,10 @@ def until_decided(planned: Planned, launch: Launch, run: Run, say: Callable[[str
 def preview(planned: Planned, launch: Launch, say: Callable[[str], None] = print) -> list[RunConfig]:
     """Print the look at what is finished here and in other sweeps, and return the cells that would run next. Writes
     nothing."""
-    until, taken = _rule(planned.sweep), [found for _, found, _ in elsewhere(_missing(planned, launch), launch)]
-    state = current(planned, [*read_results(records_folder(launch)), *taken], look_level(until))
+    until, known = _rule(planned.sweep), stored(launch, planned.cells)
+    missing = [cell for cell in planned.cells if run_id(cell) not in known]
+    taken = [found for _, found, _ in elsewhere(missing, launch)]
+    state = current(planned, [*known.values(), *taken], look_level(until))
     if state.is_look:
         say(table([_line(row, until) for row in state.rows]))
         say(f"next: {len(state.cells)} cells" if state.cells else f"nothing to run: {why_stopped(state.rows)}")
@@ -173,11 +176,6 @@ def current(
 def _rule(sweep: Sweep) -> Until:
     assert sweep.until is not None, "with_all_seeds refuses a sweep without"
     return sweep.until
-
-
-def _missing(planned: Planned, launch: Launch) -> list[RunConfig]:
-    folder = records_folder(launch)
-    return [cell for cell in planned.cells if not (folder / f"{run_id(cell)}.json").exists()]
 
 
 def key_of(cell: RunConfig) -> str:

@@ -17,8 +17,8 @@ launchers/      processes of this machine, of a Ray cluster, or jobs of Slurm
 from harness.sweep.planning import SWEEPS as SWEEPS
 from harness.sweep.planning import Planned as Planned
 from harness.sweep.planning import Sweep as Sweep
-from harness.sweep.planning import check_command as check_command
 from harness.sweep.planning import check_possible as check_possible
+from harness.sweep.planning import file_of as file_of
 from harness.sweep.planning import narrowed as narrowed
 from harness.sweep.planning import plan as plan
 from harness.sweep.planning import read_sweep as read_sweep

@@ -23,10 +23,21 @@ from harness.foundation.did_you_mean import nearest
 from harness.foundation.progress_bar import progress_bar
 from harness.models.checkpoint import content_hash, planned_hash
 from harness.records.arms import arm_names
-from harness.records.sweep_file import BASELINES, CONTROL, ENDPOINTS, SWEEPS, Endpoint, Expectation, Purpose, Until
+from harness.records.sweep_file import (
+    BASELINES,
+    CONTROL,
+    ENDPOINTS,
+    RECIPE,
+    RUNS,
+    SWEEPS,
+    Endpoint,
+    Expectation,
+    Purpose,
+    Until,
+)
 from harness.run.checks import check
 from harness.start.prepare import check_data
-from harness.sweep.rules import Rule, check_rule, in_words, matches, values_of
+from harness.sweep.rules import OPEN, Rule, check_rule, in_words, matches, open_keys, values_of
 from methods import method_named, registry
 
 COMMANDS = {"search_": "search", "throughput_": "throughput"}
@@ -114,29 +125,37 @@ class _Arm:
     is_late: bool
 
 
-def sweep_names(folder: Path = SWEEPS) -> list[str]:
-    """Every sweep of a folder."""
-    return sorted(path.stem for path in folder.glob("*.yaml") if not path.stem.startswith(tuple(COMMANDS)))
+def sweep_names(folder: Path = SWEEPS, command: str = "sweep") -> list[str]:
+    """Every file of a folder that `lowbit COMMAND` runs, by name."""
+    return sorted(path.stem for path in folder.glob("*.yaml") if _command_of(path) == command)
 
 
-def check_command(path: Path, command: str) -> None:
-    """Raises ValueError, one line, where the file is there and another command than `lowbit COMMAND` runs it."""
-    other = next((command for start, command in COMMANDS.items() if path.stem.startswith(start)), "sweep")
-    if path.is_file() and other != command:
-        raise ValueError(f"{path.stem} is run by another command: lowbit {other} {path.stem}")
+def _command_of(path: Path) -> str:
+    return next((command for start, command in COMMANDS.items() if path.stem.startswith(start)), "sweep")
+
+
+def file_of(name: str, folder: Path, command: str = "sweep") -> Path:
+    """The file `name`.yaml of a folder, or the one that a path names. Raises ValueError, one line, for one that is not
+    there or that another command than `lowbit COMMAND` runs."""
+    path = Path(name) if name.endswith((".yaml", ".yml")) else folder / f"{name}.yaml"
+    if path.is_file() and (other := _command_of(path)) != command:
+        own = "".join(
+            f"; a file of lowbit {c} is called {start}*.yaml" for start, c in COMMANDS.items() if c == command
+        )
+        raise ValueError(f"{path.stem} is run by another command: lowbit {other} {name}{own}")
+    if not path.is_file() and Path(name).exists():
+        raise ValueError(f"{name}: a name of sweeps/ is expected, or a path to a .yaml file")
+    if not path.is_file():
+        names = sweep_names(folder, command)
+        hint = nearest(name, names)
+        everything = "" if "valid: " in hint else f"; valid: {', '.join(names)}"
+        raise ValueError(f"{command} {name!r} not found; {hint}{everything}")
+    return path
 
 
 def read_sweep(name: str, folder: Path = SWEEPS) -> Sweep:
     """The sweep `name`, or a path to a YAML file. Raises ValueError, one line, for unknown names, keys or values."""
-    path = Path(name) if name.endswith((".yaml", ".yml")) else folder / f"{name}.yaml"
-    check_command(path, "sweep")
-    if path.is_dir():
-        raise ValueError(f"{path}: a sweep's file is expected, this is a folder")
-    if not path.is_file():
-        names = sweep_names(folder)
-        hint = nearest(name, names)
-        everything = "" if "valid: " in hint else f"; valid: {', '.join(names)}"
-        raise ValueError(f"sweep {name!r} not found; {hint}{everything}")
+    path = file_of(name, folder)
     given = read_yaml(path)
     values, known = _values(path, given), registry().methods
     try:
@@ -164,7 +183,11 @@ def read_sweep(name: str, folder: Path = SWEEPS) -> Sweep:
 
 
 def _check_taken(name: str, path: Path, is_given: bool) -> None:
-    """Raises ValueError for a file elsewhere that has a shipped sweep's name without giving it."""
+    """Raises ValueError for a name whose folder another command fills, and for a file elsewhere that has a shipped
+    sweep's name without giving it."""
+    starts = {RECIPE: "paper"} | COMMANDS
+    if other := next((starts[start] for start in starts if name.startswith(start)), "run" if name == RUNS else None):
+        raise ValueError(f"name={name}: the results of lowbit {other} are kept under such a name; choose another name")
     taken = SWEEPS / f"{name}.yaml"
     if not is_given and name in sweep_names() and path.resolve() != taken.resolve():
         raise ValueError(
@@ -248,7 +271,7 @@ def _arms(sweep: Sweep, extra: Sequence[str], *, is_preview: bool) -> Iterator[_
             config = load([*split_launch(sweep.overrides)[0], *with_default_precision(setting), *extra])
             known_parts(config)
         except ValueError as error:
-            raise ValueError(f"arm {words}: {error}") from None
+            raise ValueError(f"{sweep.name}: arm {words}: {error}") from None
         try:
             composed = check(config)
         except ValueError as error:
@@ -274,7 +297,7 @@ def plan(sweep: Sweep, extra: Sequence[str] = (), *, is_preview: bool = False) -
     used = dict[str, RunConfig]()
     arms = list(_arms(sweep, extra, is_preview=is_preview))
     for arm in listed:
-        _check_own_knobs(arm, [found for found in arms if found.listed is arm])
+        _check_own_knobs(sweep.name, arm, [found for found in arms if found.listed is arm])
     if not any(word.lstrip("+").startswith(("method=", "precision")) for word in extra):
         _check_expectations(sweep, arms)
     every = _in_order(sweep, arms)
@@ -296,7 +319,7 @@ def plan(sweep: Sweep, extra: Sequence[str] = (), *, is_preview: bool = False) -
             notes |= dict.fromkeys((arm.words, line) for line in arm.notes)
             room = (cell.model.path, cell.model.max_positions, cell.engine.max_new_tokens)
             if (data := str((cell.task, cell.evaluations, cell.base, room))) not in tasks:
-                _check_data(cell, arm.words)
+                _check_data(cell, f"{sweep.name}: arm {arm.words}")
                 tasks.add(data)
     if not extra:  # an override may rightly leave a rule without a cell, or an arm without its variant
         _check_variants(sweep, [to_json(cell) for cell in used.values()])
@@ -323,7 +346,9 @@ def _in_order(sweep: Sweep, arms: Sequence[_Arm]) -> list[tuple[int, int]]:
 
 def narrowed(planned: Planned, rule: Rule) -> Planned:
     """The plan with the cells that agree with all of a rule. Raises ValueError, one line, where none does."""
-    cells = tuple(cell for cell in planned.cells if matches(cell, rule))
+    cells, known = tuple(cell for cell in planned.cells if matches(cell, rule)), open_keys(planned.cells)
+    if unknown := next((key for key in rule if key.startswith(OPEN) and key not in known), None):
+        raise ValueError(f"where: no cell of {planned.sweep.name} has {unknown}; {nearest(unknown, known)}")
     if not cells:
         lone = [key for key in rule if not any(matches(cell, {key: rule[key]}) for cell in planned.cells)]
         valid = f"valid {lone[0]}: {', '.join(values_of(planned.cells, lone[0]))}" if lone else ""
@@ -358,12 +383,12 @@ def _refuse_seeds(words: Iterable[str]) -> None:
         raise ValueError(f"{word}: a sweep gives every run its seeds; valid: {valid}")
 
 
-def _check_own_knobs(listed: Mapping[str, Any], arms: Sequence[_Arm]) -> None:
+def _check_own_knobs(name: str, listed: Mapping[str, Any], arms: Sequence[_Arm]) -> None:
     """Raises ValueError for an arm that sets a knob of a part which it has in no combination."""
     parts = {type(part).__name__ for arm in arms for part in known_parts(arm.config)}
     for key in listed:
         if key.startswith("knobs.") and key.split(".")[1] not in parts:
-            raise ValueError(f"arm {arms[0].words}: {arms[0].reason}")
+            raise ValueError(f"{name}: arm {arms[0].words}: {arms[0].reason}")
 
 
 def _check_expectations(sweep: Sweep, arms: Sequence[_Arm]) -> None:
@@ -399,7 +424,7 @@ def _check_data(cell: RunConfig, words: str) -> None:
     try:
         check_data(cell)
     except ValueError as error:
-        raise ValueError(f"arm {words}: {error}") from None
+        raise ValueError(f"{words}: {error}") from None
 
 
 def _where(sweep: Sweep, found: Sequence[tuple[int, int]], own: Sequence[tuple[int, int]]) -> str:

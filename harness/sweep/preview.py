@@ -135,13 +135,16 @@ def count_words(to_run: int, in_all: int, taken: int) -> str:
 
 
 def base_lines(
-    todo: Sequence[RunConfig], cells: Sequence[RunConfig], known: Mapping[str, RunResult], launch: Launch
-) -> list[str]:
+    todo: Sequence[RunConfig], cells: Sequence[RunConfig], known: Mapping[str, RunResult], launch: Launch,
+    taken: Collection[str] = (),
+) -> list[str]:  # fmt: skip
     """Lines that name the bases which the cells to run train first, and those which finished cells did not start from.
 
     A difference is taken on one base, so cells on the two sides of such a change are not compared. `cells`: all of the
-    sweep; `known`: its records by run id. Raises ValueError for a damaged base.
+    sweep; `known`: its records by run id; `taken`: ids of those of `todo` whose records will be copied. Raises
+    ValueError for a damaged base.
     """
+    todo = [cell for cell in todo if run_id(cell) not in taken]
     missing = missing_bases(todo, launch)
     on_gpu = {folder for folder, cell in missing.items() if cell.trainer.device == "cuda"}
     lines = [f"bases to train first: {', '.join(folder.name for folder in missing)}"] if missing else []

@@ -20,7 +20,8 @@ from harness.config.load import identity, run_id, to_json
 from harness.config.schema import Launch, RunConfig
 from harness.foundation.lock_file import wait_until_free
 from harness.foundation.provenance import commit
-from harness.records.paths import policy_folder, replaced_folder, runs_folder
+from harness.records.packed import read_packed
+from harness.records.paths import packed_path, policy_folder, replaced_folder, rollouts_path, runs_folder
 from harness.records.results_lock import results_lock
 from harness.records.run_result import RunResult, Settings, check_series, read_result, write_result
 from harness.records.statuses import FINISHED
@@ -40,8 +41,12 @@ def records_folder(launch: Launch) -> Path:
 
 
 def stored(launch: Launch, cells: Sequence[RunConfig] = ()) -> dict[str, RunResult]:
-    """Every record of a sweep by run id. Raises ValueError, one line, naming every file that is none of its records
-    or another one's than the planned cell's whose name it bears. Changes nothing."""
+    """Every record of a sweep by run id: of its folder where it has one, else of its packed file. Raises ValueError,
+    one line, naming every file that is none of its records or another one's than the planned cell's whose name it
+    bears. Changes nothing."""
+    packed = packed_path(launch.results, launch.sweep)
+    if packed.exists() and not records_folder(launch).is_dir():
+        return {record.run_id: record for record in read_packed(packed)}
     planned = {run_id(cell): cell for cell in cells}
     found, wrong = dict[str, RunResult](), list[str]()
     for path in sorted(records_folder(launch).glob("*.json")):
@@ -77,14 +82,14 @@ def finished(config: RunConfig, launch: Launch) -> RunResult | None:
 
 def run_sweep(
     planned: Planned, launch: Launch, workers: int, on_event: Callable[[Event], None], *,
-    run: Runner | None = None, limit: Limit | None = None, takes_over: bool = True,
+    run: Runner | None = None, limit: Limit | None = None,
 ) -> tuple[list[RunResult], bool]:  # fmt: skip
     """Run the cells that have no result yet, and again those that failed in a way worth it. Returns (all records,
     whether it was interrupted); a planned cell without a record was left for lack of time.
 
-    `run` is a launcher with its number of workers; without it, processes of this machine. `takes_over`: cells that
-    another sweep has finished are copied, not run. Raises ValueError where
-    another sweep is at work in the same results folder, the folder cannot be written, or holds what is no record.
+    `run` is a launcher with its number of workers; without it, processes of this machine. Cells without a record that
+    another sweep has finished are copied, not run. Raises ValueError where another sweep is at work in the same results
+    folder, the folder cannot be written, or holds what is no record.
     """
     run = run or partial(run_cells, workers=workers)
     sha, is_dirty = commit()
@@ -98,8 +103,7 @@ def run_sweep(
             if i in records and records[i].status == "ok" and work_folder(launch, i).is_dir():
                 clean(Job(config=cell, launch=launch))
         records |= _note_impossible(planned, launch, known)
-        wanted = [c for c in planned.cells if run_id(c) not in records] if takes_over else []
-        for cell, result in take_over(wanted, launch):
+        for cell, result in take_over([c for c in planned.cells if run_id(c) not in records], launch):
             records[result.run_id] = result
             on_event(Event(kind="finished", config=cell, result=result))
         jobs = [Job(config=c, launch=launch) for i, c in zip(ids, planned.cells, strict=True) if i not in records]
@@ -137,22 +141,30 @@ def _note_impossible(planned: Planned, launch: Launch, known: dict[str, RunResul
 
 
 def put_aside(cells: Sequence[RunConfig], launch: Launch) -> Path | None:
-    """Move the records and states of these cells aside, so that they run again from their start; None where there are
-    none. Waits for a cell that outlives its launcher."""
-    ids, folder = [run_id(cell) for cell in cells], records_folder(launch)
+    """Move what these cells left aside (records, states, policies, responses), so that they run again from their start;
+    None where they left nothing. A cancelled record stands for each until it has run, so that no later command takes an
+    older result in its place. Waits for a cell that outlives its launcher."""
+    folder = records_folder(launch)
     aside = replaced_folder(launch.results, launch.sweep, datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ"))
     with results_lock(Path(launch.results)):
-        works = [work for i in ids if (work := work_folder(launch, i)).is_dir()]
+        works = [work_folder(launch, run_id(cell)) for cell in cells]
         for held in filter(Path.is_dir, [place for work in works for place in (work, work / "verl")]):
             wait_until_free(held)
-        records = [folder / f"{i}{ending}" for i in ids for ending in (".json", ".parquet")]
-        found = [*filter(Path.exists, records), *works]
-        if not found:
-            return None
-        aside.mkdir(parents=True)
-        for path in found:
-            path.rename(aside / path.name)
-    return aside
+        for cell in cells:
+            name, path = run_id(cell), folder / f"{run_id(cell)}.json"
+            left = {
+                aside / name: work_folder(launch, name),
+                aside / "policies" / name: policy_folder(launch.results, launch.sweep, name),
+                aside / f"{name}.jsonl": rollouts_path(launch.results, launch.sweep, name),
+                aside / f"{name}.parquet": path.with_suffix(".parquet"),
+                aside / path.name: path,
+            }
+            for target, source in left.items():
+                if source.exists():
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    source.rename(target)
+            write_result(folder, record(cell, launch, None, {}, "cancelled", "to run again (--again)", None), None)
+    return aside if aside.is_dir() else None
 
 
 def take_over(cells: Sequence[RunConfig], launch: Launch) -> list[tuple[RunConfig, RunResult]]:
@@ -169,18 +181,19 @@ def take_over(cells: Sequence[RunConfig], launch: Launch) -> list[tuple[RunConfi
 
 
 def elsewhere(cells: Sequence[RunConfig], launch: Launch) -> list[tuple[RunConfig, RunResult, Path]]:
-    """(cell, record, its path) of cells that another sweep of the same results folder finished. Drafts stay where they
-    are, and so do files that cannot be read, cells that ran on another number of GPUs or machines, where policies are
-    kept those without one, and all where responses are written out: only a run writes them."""
+    """(cell, record, its path) of cells without a record here that another sweep of the same results folder finished.
+    Drafts stay where they are, and so do files that cannot be read, cells that ran on another number of GPUs or
+    machines, where policies are kept those without one, and all where responses are written out: only a run writes
+    them."""
     if launch.dump_rollouts:
         return []
     paths: dict[str, list[Path]] = {}
     for path in sorted(runs_folder(launch.results).glob("*/*.json")):
-        if path.parent.name != launch.sweep:
-            paths.setdefault(path.stem, []).append(path)
+        paths.setdefault(path.stem, []).append(path)
     found_there: list[tuple[RunConfig, RunResult, Path]] = []
     for cell in cells:
-        for path in paths.get(run_id(cell), []):
+        found_by_id = paths.get(run_id(cell), [])
+        for path in [] if any(path.parent.name == launch.sweep for path in found_by_id) else found_by_id:
             try:
                 found = read_result(path)
                 check_owner(path, found, replace(launch, sweep=found.sweep), cell)

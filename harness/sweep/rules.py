@@ -14,6 +14,7 @@ from methods import METHODS
 
 Rule = Mapping[str, Any]
 OPEN = ("knobs.", "task.options.")
+"""Beginnings of keys that the schema does not list."""
 
 
 def check_rule(rule: Rule, name: str = "exclude") -> None:
@@ -71,6 +72,12 @@ def matches(config: RunConfig, rule: Rule) -> bool:
 def values_of(configs: Iterable[RunConfig], key: str) -> list[str]:
     """Values of a key among cells, in words and in their order."""
     return list(dict.fromkeys(_word(_found(config, key)) for config in configs))
+
+
+def open_keys(configs: Sequence[RunConfig]) -> list[str]:
+    """The keys below OPEN that cells have: knobs of their parts, options of their tasks."""
+    knobs = [f"knobs.{part}.{name}" for config in configs for part, own in config.knobs.items() for name in own]
+    return list(dict.fromkeys([*knobs, *(f"task.options.{name}" for c in configs for name in c.task.options)]))
 
 
 def _found(config: RunConfig, key: str) -> Any:

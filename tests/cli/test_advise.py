@@ -89,6 +89,7 @@ UNTRAINED = "UNTRAINED"
         ("", "--size and --length are needed, such as --size 7b --length 8192; or --cases"),
         ("--size 7b", "--size and --length are needed"),
         ("--size big --length 10", "--size big: a number of parameters such as 7b or 3m is expected"),
+        ("--size 0b --length 10", "--size 0b: a number of parameters such as 7b or 3m is expected"),
         ("--size 7b --length 0", "argument --length: '0': a whole number above 0 is expected"),
         ("--size 7b --length 99999999", "7b answers with 1 to 32704 tokens"),
         ("--size 7b --length 10 --k3 high", "--k3 high: nats a token, 0 or more, are expected"),
@@ -100,6 +101,8 @@ UNTRAINED = "UNTRAINED"
         ("--size 7b --length 10 --deploy int8", "argument --deploy: invalid choice: 'int8'"),
         ("--size 7b --length 10 --config int44", "--config int44: unknown; nearest: int4"),
         ("--size 7b --length 10 --write", "--write goes with --cases alone"),
+        ("--cases --size 7b", "--cases answers questions of its own: leave --size out"),
+        ("--cases --deploy bf16", "leave --deploy out"),
     ],
 )
 def test_wrong_input(

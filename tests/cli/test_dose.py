@@ -111,6 +111,11 @@ def test_runs_of_a_sweep_say_the_doses_of_another(
         (("--probe", "x.json"), "dose: --predict SWEEP goes with one of --probe FILE and --doses-of SWEEP"),
         (("--predict", "dose", "--probe", "x.json"), "x.json: not a probe"),
         (("--outcome", "nothing"), "nothing.json is missing; predict first, then run the sweep and pack it"),
+        (("--outcome", "x", "--predict", "dose"), "argument --predict: not allowed with argument --outcome"),
+        (
+            ("--outcome", "x", "--doses-of", "dose"),
+            "dose: --predict SWEEP goes with one of --probe FILE and --doses-of",
+        ),
         (("--nothing",), "dose: unknown arguments --nothing"),
     ],
 )

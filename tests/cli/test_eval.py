@@ -67,7 +67,10 @@ def test_a_policy_asked_again_answers_as_in_its_run(tmp_path: Path, capsys: pyte
     [
         (["nothing"], " and no model folder is 'nothing'; lowbit runs SWEEP lists runs"),
         (["FOLDER"], "evaluations=[]: nothing is asked"),
-        (["FOLDER", "trainer.steps=0"], "trainer.steps=0: must be at least 1; lowbit eval FOLDER evaluates without"),
+        (
+            ["FOLDER", "trainer.steps=9"],
+            "trainer.steps=9: nothing is trained here; valid of the trainer: trainer.device, ",
+        ),
         (["FOLDER", "evaluations=[{task:sort}]"], "evaluations.0.num=null: task 'sort' has questions without end"),
     ],
 )
@@ -137,10 +140,16 @@ def test_a_run_that_kept_no_policy_gets_one_by_running_again(
     assert main(words) == 0
     assert main([*words, "launch.save=hf"]) == 0
     (record,) = (tmp_path / "runs" / "runs").glob("*.json")
-    assert f"finished before (--again runs it once more): ok  {record.stem}  " in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert f"finished before (--again runs it once more): ok  {record.stem}  " in out
+    assert out.endswith("note: it kept no policy of launch.save=hf; --again trains it anew and keeps one\n")
     assert main(["export", record.stem, str(tmp_path / "mine"), *results]) == 2
     assert main([*words, "--again", "launch.save=hf"]) == 0
     (aside,) = (tmp_path / "replaced" / "runs").iterdir()
     assert f"what was there before is in {aside}" in capsys.readouterr().out
+    assert main([*words, "launch.save=hf"]) == 0
+    assert "note: " not in capsys.readouterr().out
+    assert main([*words, "launch.save=quantized"]) == 0
+    assert "note: it kept no policy of launch.save=quantized; --again" in capsys.readouterr().out
     assert main(["export", record.stem, str(tmp_path / "mine"), *results]) == 0
     assert (tmp_path / "mine" / "config.json").is_file()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,6 +14,8 @@ from pathlib import Path
 import pytest
 
 from harness.cli import main as cli
+from harness.records.packed import pack
+from harness.records.run_result import read_results, write_result
 from harness.run.cell import run_cell
 from tests.sweep.stand_in import Seen, launcher
 from tests.toy import small_config, small_launch
@@ -183,6 +186,9 @@ def test_a_sweep_runs_what_is_missing_and_names_files_that_are_not_its_own(
     assert "8 of 8 cells to run" in out and len(seen.starts) == 18
     (aside,) = (tmp_path / "results" / "replaced" / "tiny").iterdir()
     assert f"tiny: what was there before is in {aside}" in out and len(list(aside.glob("*.json"))) == 8
+    assert cli.main([*tiny, "--again", "--minutes", "1e-5"]) == 2
+    assert "again: the time limit is too short for any cell (the shortest is predicted" in capsys.readouterr().err
+    assert [*aside.parent.iterdir()] == [aside] and len(seen.starts) == 18
     assert cli.main([*tiny, "launch.save=hf"]) == 1
     assert "note: 6 finished cells kept no policy; --again trains every cell anew" in capsys.readouterr().out
     starts = len(seen.starts)
@@ -195,6 +201,27 @@ def test_a_sweep_runs_what_is_missing_and_names_files_that_are_not_its_own(
         assert err.count("\n") == 1 and "notes.json" in err and "0.json" in err and "left alone" in err
     assert (folder / "notes.json").read_text() == "mine"
     assert len(seen.starts) == starts
+
+
+def test_a_dry_run_reads_a_packed_sweep_where_it_lies(
+    tiny: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, results = launcher(Seen()), tmp_path / "results"
+    monkeypatch.setattr("harness.sweep.launchers.local.run_cells", lambda jobs, workers, admit: run(jobs, admit=admit))
+    monkeypatch.setattr("harness.cli.report.present", lambda sweep, results, is_tracked: 0)
+    assert cli.main([*tiny, "--where", "seed=0"]) == 0
+    for record in read_results(results / "runs" / "tiny"):  # as if it had taken a step
+        write_result(results / "runs" / "tiny", record.model_copy(update={"num_steps": 1}), [{"train/loss": 0.0}])
+    shutil.copytree(pack(results, "tiny").parent, tmp_path / "packed" / "packed")
+    capsys.readouterr()
+    words = [*tiny[:-1], str(tmp_path / "packed"), "--dry-run"]
+    assert cli.main(words) == 0
+    assert "tiny: 4 of 8 cells to run" in capsys.readouterr().out
+    with (tmp_path / "tiny.yaml").open("a") as file:
+        file.write("until: {max_seeds: 3}\n")
+    assert cli.main([*words, "--until-decided"]) == 0
+    assert "next: 8 cells before a look" in capsys.readouterr().out
+    assert [path.name for path in (tmp_path / "packed").iterdir()] == ["packed"]
 
 
 def test_a_full_disk_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -234,6 +261,7 @@ def test_passport_and_report_read_a_finished_run(tmp_path: Path, capsys: pytest.
     out = capsys.readouterr().out
     assert "model.layers.0.self_attn.q_proj.weight" in out
     assert "int8_channel" in out and "int8_token" in out
+    assert re.search(r"^parts:    Profile .*, TIS cap=2.0", out, re.MULTILINE)
     assert cli.main(["report", "test", "--only", "tables", "--results", str(tmp_path)]) == 0
     assert (tmp_path / "tables" / "test.md").read_text().count("flashrl int8") >= 1
     assert cli.main(["results", "verify", "--results", str(tmp_path)]) == 0

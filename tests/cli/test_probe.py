@@ -103,6 +103,10 @@ def test_prompts_of_a_file(tmp_path: Path) -> None:
         (("FOLDER", "method=flashrl"), "the probe has no method, --precisions names the formats"),
         (("FOLDER", "algo.num_promts=3"), "algo.num_promts"),
         (("FOLDER", "trainer=verl"), "override 'trainer=verl'"),
+        (
+            ("FOLDER", "trainer.steps=3"),
+            "trainer.steps=3: nothing is trained here; valid of the trainer: trainer.device",
+        ),
         (("FOLDER", "launch.results=x"), "launch.results=x: launch has no such setting"),
         (("nowhere",), "nowhere: no such folder; a model's, with its config.json, is expected"),
         (("FOLDER", "nowhere"), "nowhere: no such folder"),

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.cli.main import main
 from harness.cli.report import present, report
 from harness.records.packed import pack
 from harness.records.run_result import write_result
@@ -88,6 +89,20 @@ def test_a_record_without_its_series_is_named(tmp_path: Path, capsys: pytest.Cap
     assert report("lengths", tmp_path) == 0
     said = capsys.readouterr().err
     assert said.startswith("warning: ") and f"no series of {lost.stem}: curves leave them out" in said
+
+
+def test_options_of_a_report_are_heard_or_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sweep(tmp_path, (8,))
+    made = list[Path]()
+    monkeypatch.setattr("harness.cli.site.site", lambda results, names: made.append(results) or 0)
+    for words in (["lengths", "--main", "--only", "figures"], ["--html", "--only", "tables"]):
+        assert main(["report", *words, "--results", str(tmp_path)]) == 2
+        assert f"only={words[-1]}: goes with the name of a sweep and without --main" in capsys.readouterr().err
+    assert not made and not (tmp_path / "tables").exists()
+    assert main(["report", "lengths", "--main", "--html", "--results", str(tmp_path)]) == 0
+    assert made == [tmp_path] and (tmp_path / "tables" / "lengths_main.md").exists()
 
 
 def test_a_mistyped_sweep_gets_the_nearest_of_all_packed_ones_too(tmp_path: Path) -> None:

@@ -55,6 +55,14 @@ def test_a_real_search_runs_its_cells_and_reports(place, capsys):
     assert (folder / "tables" / "search_real.md").exists()
 
 
+def test_the_table_of_a_search_is_no_sweeps(place, capsys):
+    folder = place[0]
+    table = (folder / "tables" / "search_real.md").read_bytes()
+    assert main(["report", "search_real", "--results", str(folder)]) == 2
+    assert "search_real is a search, whose table is another: lowbit search" in capsys.readouterr().err
+    assert (folder / "tables" / "search_real.md").read_bytes() == table
+
+
 def test_a_dry_run_tells_the_space_and_what_is_left(place, capsys):
     folder, path, _ = place
     assert dry_run(str(path), folder, 10, 2) == 0

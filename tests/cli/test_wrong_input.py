@@ -106,6 +106,8 @@ RUN = (
 COMMANDS = (
     ("", "the following arguments are required: command"),
     ("swep quick", "unknown command swep; nearest: sweep"),
+    ("--nope", "unknown option --nope; a command comes first; see lowbit --help"),
+    ("--nope sweep quick", "unknown option --nope; a command comes first; see lowbit --help"),
     ("sweep", "the following arguments are required: name"),
     ("sweep quik", "sweep 'quik' not found; nearest: quick"),
     ("sweep smoke --workers 0", "argument --workers: '0': a whole number above 0 is expected"),
@@ -130,14 +132,24 @@ COMMANDS = (
     ("run --dry-run --gpu h10", "gpu=h10: an unknown GPU; nearest: h100"),
     ("sweep smoke --dry-run --memory 0", "argument --memory: '0': GiB above 0 are expected"),
     ("run --memory 80", "memory=80.0: only with --dry-run, which predicts for it"),
-    ("warm nowhere", "nowhere"),
+    ("warm nowhere", "model=nowhere: neither a model folder nor a shape; valid: 0.5b, 1.5b, 3b, 7b"),
     ("warm 7b --rows 0", "argument --rows: '0': a whole number above 0 is expected"),
     ("warm 7b --tensor-parallel 3", "tensor-parallel=3: the model has 28 heads; valid: a divisor"),
     ("sweep smoke --max-hours inf", "'inf': a number of hours above 0 is expected"),
     ("sweep smoke --colour", "sweep: unknown arguments --colour; see lowbit sweep --help"),
     ("sweep smoke trainer.steps=0 --dry-run", "trainer.steps=0: must be at least 1"),
     ("sweep smoke launch.compile=maybe --dry-run", "launch.compile='maybe': true or false is expected"),
-    ("sweep smoke model.max_positions=3", "arm method=bf16: model.max_positions=3: with task=chain a prompt of "),
+    ("sweep README.md", "README.md: a name of sweeps/ is expected, or a path to a .yaml file"),
+    ("sweep sweeps", "sweeps: a name of sweeps/ is expected, or a path to a .yaml file"),
+    ("sweep sweeps/search_aqn.yaml", "is run by another command: lowbit search sweeps/search_aqn.yaml"),
+    ("search sweeps/smoke.yaml", "lowbit sweep sweeps/smoke.yaml; a file of lowbit search is called search_*.yaml"),
+    ("search search_aqm", "search 'search_aqm' not found; nearest: search_aqn"),
+    ("break-even --batches a", "argument --batches: 'a': whole numbers above 0 are expected, separated by commas"),
+    ("sweep smoke --where knobs.FOO.cap=3", "where: no cell of smoke has knobs.FOO.cap; nearest: knobs.TIS.cap"),
+    (
+        "sweep smoke model.max_positions=3",
+        "smoke: arm method=bf16: model.max_positions=3: with task=chain a prompt of ",
+    ),
     ("sweep smoke algo.lr=3", "unknown key algo.lr; nearest: trainer.lr"),
     (
         "sweep smoke seed=7",
@@ -243,6 +255,9 @@ def test_a_command_that_reads_results_wants_their_folder(
     assert main([*words, "--results", str(results)]) == 2
     assert capsys.readouterr().err == told
     assert not results.exists()
+    results.write_text("mine")
+    assert main([*words, "--results", str(results)]) == 2
+    assert capsys.readouterr().err == told.replace("no such folder", "a file, where a folder is expected")
 
 
 def test_every_command_says_whether_it_makes_its_results_folder() -> None:

@@ -52,6 +52,18 @@ def test_the_usual_setting_is_not_written_and_a_context_always_is() -> None:
     assert labels(*wide) == ["bf16 bf16 n=8", "bf16 bf16 n=16"]
 
 
+def test_parts_of_an_arms_own_are_always_written() -> None:
+    """Also where they are the most common ones, or all that the method has in the sweep, but for a knob that tells."""
+    own = ["flashrl.TIS", "qurl.UAQ"]
+    assert labels(run("naive", "int8", parts=own)) == ["naive int8 flashrl.TIS+qurl.UAQ"]
+    many = [run("naive", precision, parts=own) for precision in ("int8", "int4")]
+    assert labels(run(), run("naive", "int8"), *many) == [
+        "bf16 bf16", "naive int8", "naive int8 flashrl.TIS+qurl.UAQ", "naive int4 flashrl.TIS+qurl.UAQ"
+    ]  # fmt: skip
+    knobs = [run("naive", "int8", parts=own, knobs={"UAQ": {"s": s}}) for s in (1.5, 2.0)]
+    assert labels(*knobs) == ["naive int8 flashrl.TIS+qurl.UAQ", "naive int8 UAQ.s=2"]
+
+
 def test_a_field_that_some_settings_lack_is_written_wherever_it_is_there() -> None:
     """A record leaves out a sparse field at its default: the label of such a run cannot name it, however rare it is."""
     fresh = run(seed=1)

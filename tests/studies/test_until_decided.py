@@ -8,12 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import yaml
 
 from harness.config.load import parse
 from harness.config.schema import Launch
 from harness.records import stats
 from harness.records.looks import level_of, read_looks
 from harness.records.run_result import RunResult, read_results
+from harness.records.sweep_file import Until
 from harness.report.leaderboard import leaderboard
 from harness.studies import until_decided as study
 from harness.sweep import Planned, Sweep, plan, read_sweep, run_sweep
@@ -196,6 +198,10 @@ def test_seeds_follow_those_of_the_file() -> None:
     assert study.with_all_seeds(sweep).seeds == (7, 2, 8, 9, 10)
     with pytest.raises(ValueError, match=r"sweep test: its file has no `until`.*max_seeds: 6"):
         study.with_all_seeds(replace(sweep, until=None, seeds=(0, 1, 2)))
+    for seeds in ((0,), (0, 1, 2)):  # what is proposed is accepted
+        with pytest.raises(ValueError, match="such as until: ") as caught:
+            study.with_all_seeds(replace(sweep, until=None, seeds=seeds))
+        assert parse(Until, yaml.safe_load(str(caught.value).partition("until: ")[2])).max_seeds >= 2 * len(seeds)
 
 
 @pytest.mark.parametrize(

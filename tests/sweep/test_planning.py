@@ -460,6 +460,15 @@ def test_a_file_with_the_name_of_a_shipped_sweep_must_say_that_it_means_it(tmp_p
     assert read_sweep(str(path)).name == "corrections"
 
 
+@pytest.mark.parametrize(("name", "command"), [("runs", "run"), ("paper_x", "paper"), ("search_x", "search")])
+def test_a_sweep_has_no_name_that_another_command_fills(tmp_path: Path, name: str, command: str) -> None:
+    text = "question: q\narms: [{method: bf16}]\nseeds: [0]\n"
+    for path, own in ((tmp_path / "mine.yaml", f"name: {name}\n"), (tmp_path / f"{name}.yaml", "")):
+        path.write_text(own + text)
+        with pytest.raises(ValueError, match=rf"lowbit {command}\b"):
+            read_sweep(str(path))
+
+
 def test_an_unknown_sweep_lists_the_sweeps(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"nearest: quick[^;]*; valid: ablate_aqn.*quick.*standard"):
         read_sweep("quik", ROOT / "sweeps")

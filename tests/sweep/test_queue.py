@@ -18,6 +18,7 @@ import pytest
 from harness.config.load import parse, run_id
 from harness.config.schema import Launch, RunConfig
 from harness.foundation.provenance import ROOT
+from harness.records.paths import policy_folder, rollouts_path
 from harness.records.policies import last_policy
 from harness.records.run_result import read_result, read_results, series_bytes, write_result
 from harness.records.sweep_file import purpose
@@ -382,7 +383,40 @@ def test_a_divergence_and_its_state_are_put_aside_together(tmp_path: Path) -> No
         work_folder(launch, name).mkdir(parents=True)
     aside = put_aside(planned.cells[:1], launch)
     assert aside is not None and {path.name for path in aside.iterdir()} == {first, f"{first}.json"}
-    assert set(stored(launch)) == {second} and work_folder(launch, second).is_dir()
+    assert {i: r.status for i, r in stored(launch).items()} == {first: "cancelled", second: "diverged"}
+    assert work_folder(launch, second).is_dir()
+
+
+def test_what_is_put_aside_runs_again_although_another_sweep_has_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the command that put it aside was stopped before the cell started, and the next does not say so."""
+    monkeypatch.setattr(queue, "commit", lambda: ("0" * 40, False))
+    one, planned, seen = small_launch(tmp_path), plan(sweep_of({"method": "bf16"}, seeds=(0, 1))), Seen()
+    second = replace(one, sweep="second")
+    run_sweep(planned, one, 1, nothing, run=launcher(seen))
+    run_sweep(replace(planned, cells=planned.cells[:1]), second, 1, nothing, run=launcher(seen))
+    assert len(seen.starts) == 2
+    assert put_aside(planned.cells, second) is not None  # the other cell has no record there yet
+    assert {result.status for result in stored(second).values()} == {"cancelled"} and len(stored(second)) == 2
+    run_sweep(planned, second, 1, nothing, run=launcher(seen))
+    assert len(seen.starts) == 4
+    run_sweep(planned, second, 1, nothing, run=launcher(seen))
+    assert len(seen.starts) == 4
+
+
+def test_policies_and_responses_are_put_aside_with_their_record(tmp_path: Path) -> None:
+    launch, planned = small_launch(tmp_path), plan(sweep_of({"method": "bf16"}))
+    name = run_id(planned.cells[0])
+    run_sweep(planned, launch, 1, nothing, run=launcher(Seen()))
+    policy, responses = (policy_folder(tmp_path, launch.sweep, name), rollouts_path(tmp_path, launch.sweep, name))
+    for path in (policy / "step-4" / "model.safetensors", responses):
+        path.parent.mkdir(parents=True)
+        path.write_text("old")
+    aside = put_aside(planned.cells, launch)
+    assert aside is not None and not policy.exists() and not responses.exists()
+    assert (aside / "policies" / name / "step-4" / "model.safetensors").read_text() == "old"
+    assert (aside / f"{name}.jsonl").read_text() == "old" and read_result(aside / f"{name}.json").status == "ok"
 
 
 @pytest.mark.parametrize("place", ["", "verl"])

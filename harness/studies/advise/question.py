@@ -52,7 +52,7 @@ class Question:
     """Format -> mismatch, where it is known."""
 
     def __post_init__(self) -> None:
-        if re.fullmatch(r"[0-9]+(\.[0-9]+)?[mb]", self.size) is None:
+        if re.fullmatch(r"[0-9]+(\.[0-9]+)?[mb]", self.size) is None or self.num_parameters == 0:
             raise ValueError(f"--size {self.size}: a number of parameters such as 7b or 3m is expected")
         if self.deploy not in DEPLOYED:
             raise ValueError(f"--deploy {self.deploy}: valid: {', '.join(DEPLOYED)}")

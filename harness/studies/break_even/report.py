@@ -35,8 +35,9 @@ def write(
     such an engine is slower in them by construction. Where runs could share GPUs there are steps to an accuracy alone,
     no speeds and no figure; nothing where they were evaluated at their start and end only.
     """
-    found = answers(results, control)
-    if found and _sharing(results):
+    is_shared = bool(results) and _sharing(results) > 0
+    found = answers(results, control, draws=1 if is_shared else DRAWS)  # without speeds no interval of one is shown
+    if is_shared:
         found, figures = [answer for answer in found if answer.race is not None], None
     written: list[Path] = []
     if found and tables is not None:
@@ -47,9 +48,9 @@ def write(
     return written
 
 
-def answers(results: Sequence[RunResult], control: str) -> list[Answer]:
+def answers(results: Sequence[RunResult], control: str, *, draws: int = DRAWS) -> list[Answer]:
     """Arms of coarser precisions that share two sizes or lengths with the control, on the machine of most runs, in runs
-    of equal `timed_code`. None where that machine's engine emulates its formats."""
+    of equal `timed_code`. None where that machine's engine emulates its formats. `draws`: resamples of the speeds."""
     place = commonest_machine(results) if results else None
     if place is None or any(emulates(run) for run in results if machine(run) == place):
         return []
@@ -64,7 +65,7 @@ def answers(results: Sequence[RunResult], control: str) -> list[Answer]:
         if rank(line[0]) > rank(reference[0]) and len(own) > 1:
             members = {label(a.context): a for a in arms if (a.precision, style_name(a)) == line}
             others = {label(a.context): a for a in arms if (a.precision, style_name(a)) == reference}
-            found.append(_answer(line, members, others, own, other))
+            found.append(_answer(line, members, others, own, other, draws))
     found = [answer for answer in found if answer.crossings]  # contexts may differ in neither size nor length
     return sorted(found, key=lambda a: (rank(a.precision), a.name))
 
@@ -89,10 +90,12 @@ def _alike(own: Costs, other: Costs) -> tuple[Costs, Costs]:
     return found
 
 
-def _answer(line: tuple[str, str], members: dict[str, Arm], others: dict[str, Arm], own: Costs, other: Costs) -> Answer:
+def _answer(
+    line: tuple[str, str], members: dict[str, Arm], others: dict[str, Arm], own: Costs, other: Costs, draws: int
+) -> Answer:
     mine, theirs = ([cost for context in own for cost in group[context]] for group in (own, other))
     rng = np.random.default_rng(0)
-    boots = [fit_speedup(resampled(mine, rng), resampled(theirs, rng)) for _ in range(DRAWS)]
+    boots = [fit_speedup(resampled(mine, rng), resampled(theirs, rng)) for _ in range(draws)]
     speedup = fit_speedup(mine, theirs)
     cells = [(_mean(own[c], "size"), _mean(own[c], "length"), _ratio(own[c], other[c]), c) for c in own]
     largest = max(cells)[3]
@@ -100,7 +103,7 @@ def _answer(line: tuple[str, str], members: dict[str, Arm], others: dict[str, Ar
         name=f"{line[1]} {line[0]}", precision=line[0], speedup=speedup,
         measured=[cell[:3] for cell in cells],
         crossings=crossings_of(speedup, boots, mine),
-        race=race(members[largest], others[largest], rng),
+        race=race(members[largest], others[largest], np.random.default_rng(0)),
         step_ratio=_ratio(own[largest], other[largest]), setting=largest,
     )  # fmt: skip
 

@@ -19,10 +19,8 @@ from harness.config.load import parse, read_yaml
 from harness.config.schema import Name, Whole
 from harness.foundation.did_you_mean import nearest
 from harness.records.run_result import summarise
-from harness.sweep import SWEEPS, check_command
+from harness.sweep import SWEEPS, file_of
 
-PREFIX = "search_"
-"""Names of searches begin with it: sweeps and searches share a folder."""
 METRICS = (*summarise([], []), "time_s")
 """Names that an objective may have: a number of a record's summary, or the seconds of a cell."""
 _STRICT = ConfigDict(extra="forbid")
@@ -145,17 +143,9 @@ class Search:
         return ("",) if knob is None else tuple(str(choice) for choice in knob.choices or ())
 
 
-def search_names(folder: Path = SWEEPS) -> list[str]:
-    """Every search in a folder of sweeps."""
-    return sorted(path.stem for path in folder.glob(f"{PREFIX}*.yaml"))
-
-
 def read_search(name: str, folder: Path = SWEEPS) -> Search:
     """The search `name`, or a path to a YAML file. Raises ValueError, one line, for unknown names, keys or values."""
-    path = Path(name) if name.endswith((".yaml", ".yml")) else folder / f"{name}.yaml"
-    check_command(path, "search")
-    if not path.is_file():
-        raise ValueError(f"search {name!r} not found; {nearest(name, search_names(folder))}")
+    path = file_of(name, folder, "search")
     try:
         search = parse(Search, {"name": path.stem} | read_yaml(path))
         check_search(search)

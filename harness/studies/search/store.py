@@ -28,7 +28,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from harness.foundation.lock_file import held
 from harness.foundation.seeds import stable_seed
-from harness.records.paths import searches_folder, work_folder
+from harness.records.paths import journal_path, work_folder
 from harness.studies.search.space import combinations
 from harness.studies.search.spec import Search, changes, identity
 
@@ -38,11 +38,6 @@ MAX_ATTEMPTS = 3
 """Number of times that a trial is started whose worker dies each time."""
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
-
-
-def journal_path(results: Path, name: str) -> Path:
-    """The study's file."""
-    return searches_folder(results) / f"{name}.journal"
 
 
 def lock_folder(results: Path, name: str) -> Path:

@@ -19,9 +19,8 @@ from harness.foundation.did_you_mean import nearest
 from harness.foundation.project_files import SWEEPS
 from harness.studies.throughput.settled import doubtful
 from harness.studies.throughput.shapes import PRECISIONS, SIZES, plan_of, shape_of
-from harness.sweep import check_command
+from harness.sweep import file_of
 
-PREFIX = "throughput_"
 BASELINE = "bf16"
 Context = Literal["filled", "prefilled"]
 MapCell = tuple[int, int]
@@ -164,18 +163,10 @@ class EngineSpec:
         return f"{self.size}-{self.precision}" + ("-check" if self.check is not None else "")
 
 
-def sweep_names(folder: Path = SWEEPS) -> list[str]:
-    """Every throughput sweep of a folder."""
-    return sorted(path.stem for path in folder.glob(f"{PREFIX}*.yaml"))
-
-
 def read_sweep(name: str, folder: Path = SWEEPS) -> Sweep:
     """The sweep `name`, or a path to a YAML file. Raises ValueError, one line, for unknown names, keys or values."""
-    path = Path(name) if name.endswith((".yaml", ".yml")) else folder / f"{name}.yaml"
-    if path.parent == folder:
-        check_command(path, "throughput")
-    if not path.is_file():
-        raise ValueError(f"throughput sweep {name!r} not found; {nearest(name, sweep_names(folder))}")
+    is_elsewhere = name.endswith((".yaml", ".yml")) and Path(name).is_file() and Path(name).parent != folder
+    path = Path(name) if is_elsewhere else file_of(name, folder, "throughput")  # one elsewhere has any name
     try:
         values = {"name": path.stem} | read_yaml(path)
         fields = {field.name: field for field in dataclasses.fields(Sweep)}

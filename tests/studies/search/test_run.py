@@ -14,6 +14,7 @@ from harness.config.load import run_id
 from harness.foundation.lock_file import held
 from harness.foundation.provenance import ROOT
 from harness.foundation.seeds import stable_seed
+from harness.records.paths import journal_path
 from harness.records.run_result import read_result
 from harness.studies.search.cells import GIVEN_UP
 from harness.studies.search.confirm import submit
@@ -21,7 +22,6 @@ from harness.studies.search.run import run_search
 from harness.studies.search.spec import check_search
 from harness.studies.search.store import (
     is_alive,
-    journal_path,
     lock_folder,
     mend,
     open_studies,

@@ -5,7 +5,8 @@ import pytest
 from harness.config.load import run_id
 from harness.foundation.provenance import ROOT
 from harness.studies.search.space import cell_of, check_space, combinations, overrides_of, suggest
-from harness.studies.search.spec import changes, check_search, identity, read_search, search_names
+from harness.studies.search.spec import changes, check_search, identity, read_search
+from harness.sweep import sweep_names
 from tests.studies.search.search_toy import SPACE, toy_search
 
 
@@ -22,7 +23,7 @@ class Midway:
         return choices[0]
 
 
-@pytest.mark.parametrize("name", search_names(ROOT / "sweeps"))
+@pytest.mark.parametrize("name", sweep_names(ROOT / "sweeps", "search"))
 def test_a_committed_search_can_start(name):
     search = read_search(name, ROOT / "sweeps")
     check_space(search)
@@ -33,7 +34,7 @@ def test_a_committed_search_can_start(name):
 def test_a_search_compares_with_defaults_or_tunes_every_arm_alike():
     """Searches of one method start from published settings; that of the rates holds BF16 and every correction."""
     of_methods = ["search_aqn", "search_aqn_words", "search_clip", "search_clip_words"]
-    assert search_names(ROOT / "sweeps") == [*of_methods, "search_rate"]
+    assert sweep_names(ROOT / "sweeps", "search") == [*of_methods, "search_rate"]
     for name in of_methods:
         search = read_search(name, ROOT / "sweeps")
         assert len(search.baselines) >= 2 and len(search.confirm.seeds) == 5
@@ -83,6 +84,7 @@ def test_a_conditional_knob_is_there_only_where_it_exists():
         ({"budget": {}}, "budget: at least one of trials, cells and core_seconds"),
         ({"budget": {"trials": 4, "per": "cap"}}, "budget.per=cap: not an unconditional knob with choices"),
         ({"confirm": {"seeds": [2, 7]}}, r"confirm.seeds=\[2\]: seeds of the search are not fresh"),
+        ({"space": SPACE | {"x": {"low": "a", "high": 2}}}, "space.x.low='a': a number is expected"),
         ({"space": SPACE | {"x": {"low": 1}}}, "space.x: either choices, or low and high"),
         ({"space": SPACE | {"x": {"low": 2, "high": 1}}}, "space.x: low=2 is not below high=1"),
         ({"space": SPACE | {"x": {"low": 0, "high": 1, "log": True}}}, "space.x.low=0: a logarithmic range"),
