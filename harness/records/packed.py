@@ -33,6 +33,7 @@ from harness.records.run_result import (
     write_atomic,
     write_result,
 )
+from harness.records.statuses import TO_RUN_AGAIN
 
 COLUMNS = (
     "reward/mean", "reward/accuracy", "rollout/length_mean", "rollout/truncated_frac", "rollout/tokens",
@@ -51,7 +52,8 @@ RECORDS, SERIES = "records.jsonl", "series.parquet"
 def pack(results: Path, sweep: str) -> Path:
     """Write `<results>/packed/<sweep>.zip` from the sweep's folder.
 
-    Raises ValueError where the folder has no result, lacks one that the file has, or the series of a run.
+    Raises ValueError where the folder has no result, lacks one that the file has, or the series of a run, and where a
+    cell was put aside and has not run since.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -60,6 +62,9 @@ def pack(results: Path, sweep: str) -> Path:
     records = read_results(folder)
     if not records:
         raise ValueError(f"sweep {sweep}: {folder} holds no result to pack")
+    if waiting := [record.run_id for record in records if record.reason == TO_RUN_AGAIN]:
+        words = f"{len(waiting)} cells were put aside by --again and have not run since, {waiting[0]} among them"
+        raise ValueError(f"sweep {sweep}: {words}; the sweep's command without --again runs them")
     lost = {r.run_id for r in read_packed(path)} - {r.run_id for r in records} if path.exists() else set[str]()
     if lost:
         raise ValueError(

@@ -24,7 +24,7 @@ from harness.records.packed import read_packed
 from harness.records.paths import packed_path, policy_folder, replaced_folder, rollouts_path, runs_folder
 from harness.records.results_lock import results_lock
 from harness.records.run_result import RunResult, Settings, check_series, read_result, write_result
-from harness.records.statuses import FINISHED
+from harness.records.statuses import FINISHED, TO_RUN_AGAIN
 from harness.records.sweep_file import keep_purpose
 from harness.run.cell import record, work_folder
 from harness.sweep.launchers.job import Event, Job
@@ -163,7 +163,7 @@ def put_aside(cells: Sequence[RunConfig], launch: Launch) -> Path | None:
                 if source.exists():
                     target.parent.mkdir(parents=True, exist_ok=True)
                     source.rename(target)
-            write_result(folder, record(cell, launch, None, {}, "cancelled", "to run again (--again)", None), None)
+            write_result(folder, record(cell, launch, None, {}, "cancelled", TO_RUN_AGAIN, None), None)
     return aside if aside.is_dir() else None
 
 

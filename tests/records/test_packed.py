@@ -9,6 +9,7 @@ import pytest
 
 from harness.records.packed import COLUMNS, make_available, pack, unpack
 from harness.records.run_result import RunResult, read_result, read_results, read_series, write_result
+from harness.records.statuses import TO_RUN_AGAIN
 from tests.result_factory import result
 
 
@@ -97,6 +98,19 @@ def test_packing_loses_no_series_and_unpacking_restores_it(tmp_path: Path) -> No
     with pytest.raises(ValueError, match="lacks the series of 1 runs"):
         pack(results, "big")
     assert not path.exists()
+
+
+def test_a_cell_that_was_put_aside_takes_no_packed_results_place(tmp_path: Path) -> None:
+    ids = packed(tmp_path)
+    runs, path = tmp_path / "results" / "runs" / "big", tmp_path / "results" / "packed" / "big.zip"
+    before = path.read_bytes()
+    waits = {"status": "cancelled", "reason": TO_RUN_AGAIN, "num_steps": 0}
+    write_result(runs, read_result(runs / f"{ids[1]}.json").model_copy(update=waits), None)
+    with pytest.raises(
+        ValueError, match=f"1 cells were put aside by --again .*{ids[1]} among them; the sweep's command"
+    ):
+        pack(tmp_path / "results", "big")
+    assert path.read_bytes() == before
 
 
 def test_packing_again_gives_the_same_bytes(tmp_path: Path) -> None:
