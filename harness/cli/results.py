@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import lzma
 import shutil
 import sys
 import tarfile
 import tempfile
 import zipfile
+import zlib
 from pathlib import Path
 
 from harness.cli.options import add_results, add_tracking, check_trackers
@@ -21,6 +23,11 @@ from harness.records.paths import (
     runs_folder,
     sweep_folders,
 )
+
+DAMAGES = (
+    tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, OSError, RuntimeError, ValueError,
+)  # fmt: skip
+"""Errors of reading a damaged or an encrypted archive."""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -122,12 +129,9 @@ def import_all(source: str | None, results: Path, trackers: tuple[str, ...]) -> 
             print(f"logged {count} runs to {name}")
             code = code if is_on else 1
         return code
-    if Path(source).is_file() and ((is_zip := zipfile.is_zipfile(source)) or tarfile.is_tarfile(source)):
+    if Path(source).is_file() and Path(source).suffix != ".json":
         with tempfile.TemporaryDirectory(prefix="lowbit-import-") as folder:
-            if is_zip:
-                shutil.unpack_archive(source, folder, "zip")
-            else:
-                shutil.unpack_archive(source, folder, filter="data")
+            _extract(Path(source), Path(folder))
             places = sorted(path for name in ("runs", "packed") for path in Path(folder).rglob(name) if path.is_dir())
             inner = places[0].parent if places else Path(folder)
             return import_all(str(inner), results, trackers)
@@ -166,6 +170,25 @@ def import_all(source: str | None, results: Path, trackers: tuple[str, ...]) -> 
     if bases:
         print(f"{len(new)} bases imported, {len(bases) - len(new)} were there already")
     return 0
+
+
+def _extract(source: Path, folder: Path) -> None:
+    """The files of a tar or zip archive into `folder`. Raises ValueError for one that is no whole archive."""
+    try:
+        if not tarfile.is_tarfile(source):  # asked first: a tar that ends in a zip looks like a zip, too
+            with zipfile.ZipFile(source) as archive:
+                archive.extractall(folder)
+            return
+        with tarfile.open(source) as archive:
+            archive.extractall(folder, filter="data")
+            stream = archive.fileobj
+            assert stream is not None
+            stream.seek(archive.offset)
+            if stream.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):  # extractall stops at a damaged header
+                raise tarfile.ReadError("it ends early or is damaged")
+            stream.read(-1)  # a compressed stream tells at its end whether it was damaged
+    except DAMAGES as error:
+        raise ValueError(f"results import: {source}: no whole zip or tar archive: {error}") from error
 
 
 def _import_looks(source: Path, results: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import tarfile
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -136,6 +138,39 @@ def test_an_archive_from_another_machine_brings_runs_and_bases(tmp_path: Path, c
     shutil.rmtree(ours)
     assert main(["results", "import", str(theirs), "--results", str(ours)]) == 2
     assert "is damaged" in capsys.readouterr().err and not ours.exists()
+
+
+@pytest.mark.parametrize("kind", ["zip", "tar", "gztar", "bztar", "xztar"])
+def test_an_archive_that_is_not_whole_is_refused(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    theirs, ours = tmp_path / "out" / "results", tmp_path / "ours"
+    for seed in range(9):
+        write_result(theirs / "runs" / "quick", *factory.result(seed=seed))
+    archive = Path(shutil.make_archive(str(tmp_path / "back"), kind, tmp_path / "out"))
+    whole = archive.read_bytes()
+    header = max(whole.rfind(b"ustar"), len(whole) // 2)  # of the last file, where it can be read
+    damaged = {
+        "cut": whole[: len(whole) // 2],
+        "changed": whole[:header] + bytes(64) + whole[header + 64 :],
+        "locked": whole.replace(b"PK\x01\x02\x14\x03\x14\x00\x00", b"PK\x01\x02\x14\x03\x14\x00\x01"),
+    }
+    for data in {name: data for name, data in damaged.items() if data != whole}.values():
+        archive.write_bytes(data)
+        assert main(["results", "import", str(archive), "--results", str(ours)]) == 2
+        said = capsys.readouterr().err
+        assert said.startswith(f"lowbit: error: results import: {archive}: no whole zip or tar archive: ")
+        assert said.count("\n") == 1 and not ours.exists()
+
+
+def test_a_tar_that_ends_in_a_zip_is_a_tar(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    write_result(tmp_path / "out" / "runs" / "quick", *factory.result())
+    with zipfile.ZipFile(tmp_path / "other.zip", "w") as other:
+        other.writestr("note.txt", "x")
+    with tarfile.open(tmp_path / "back.tar", "w") as archive:
+        archive.add(tmp_path / "out", "results")
+        archive.add(tmp_path / "other.zip", "other.zip")
+    assert zipfile.is_zipfile(tmp_path / "back.tar")
+    assert main(["results", "import", str(tmp_path / "back.tar"), "--results", str(tmp_path / "ours")]) == 0
+    assert "1 runs imported" in capsys.readouterr().out
 
 
 def test_an_import_joins_what_is_packed(tmp_path: Path) -> None:
