@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import TYPE_CHECKING
 
 from harness.cli.options import add_results, add_write, word_list
@@ -51,6 +52,7 @@ def run(a: argparse.Namespace) -> int:
 
 def _records(a: argparse.Namespace, places: list[Path], overrides: list[str]) -> list[Record]:
     from harness.config.load import check_overrides, launch_of, split_launch
+    from harness.records.paths import probes_folder
     from harness.studies.probe.record import configs, noised, probe, read, write
 
     check_overrides(overrides)
@@ -68,11 +70,14 @@ def _records(a: argparse.Namespace, places: list[Path], overrides: list[str]) ->
     if ignored and not planned:
         raise ValueError(f"{ignored[0]}: nothing is measured for the file of an earlier probe; name a model folder")
     dumps = {} if a.dump is None else {place: a.dump / place.resolve().name for place in planned}
-    for dump in dumps.values():
+    written = [("--dump", dump) for dump in dumps.values()] + [("--results", probes_folder(a.results))] * bool(planned)
+    for option, folder in written:
         try:
-            dump.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(parents=True, exist_ok=True)
+            with TemporaryFile(dir=folder):
+                pass
         except OSError as error:
-            raise ValueError(f"--dump {a.dump}: no folder can be made there: {error.strerror}") from None
+            raise ValueError(f"{option} {folder}: nothing can be written there: {error.strerror}") from None
     for place, (runs, remarks) in planned.items():
         for line in remarks:
             print(line)
