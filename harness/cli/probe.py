@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from tempfile import TemporaryFile
 from typing import TYPE_CHECKING
 
 from harness.cli.options import add_results, add_write, word_list
@@ -52,6 +51,7 @@ def run(a: argparse.Namespace) -> int:
 
 def _records(a: argparse.Namespace, places: list[Path], overrides: list[str]) -> list[Record]:
     from harness.config.load import check_overrides, launch_of, split_launch
+    from harness.foundation.writable import check_writable
     from harness.records.paths import probes_folder
     from harness.studies.probe.record import configs, noised, probe, read, write
 
@@ -72,12 +72,7 @@ def _records(a: argparse.Namespace, places: list[Path], overrides: list[str]) ->
     dumps = {} if a.dump is None else {place: a.dump / place.resolve().name for place in planned}
     written = [("--dump", dump) for dump in dumps.values()] + [("--results", probes_folder(a.results))] * bool(planned)
     for option, folder in written:
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            with TemporaryFile(dir=folder):
-                pass
-        except OSError as error:
-            raise ValueError(f"{option} {folder}: nothing can be written there: {error.strerror}") from None
+        check_writable(folder, option)
     for place, (runs, remarks) in planned.items():
         for line in remarks:
             print(line)
