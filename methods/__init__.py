@@ -193,7 +193,7 @@ def own() -> tuple[list[Method], dict[str, str]]:
         module, _, attribute = where.partition(".")
         try:
             value = getattr(import_module(f"methods.{module}"), attribute)
-        except Exception as error:  # whatever a file that is being written raises while it is imported
+        except (Exception, SystemExit) as error:  # whatever a file that is being written raises while it is imported
             told = f"OWN of methods: {name!r} is {where}, which does not load: {type(error).__name__}: {error}"
             broken[name] = told.partition("\n")[0]
             continue
@@ -229,7 +229,7 @@ def joined(own: Iterable[Method], offered: Iterable[EntryPoint]) -> Registry:
         where = f"entry point {entry.name} = {entry.value} of {GROUP}"
         try:
             method = entry.load()
-        except Exception as error:  # whatever an outside module raises while it is imported
+        except (Exception, SystemExit) as error:  # whatever an outside module raises while it is imported
             broken[entry.name] = f"{where} does not load: {type(error).__name__}: {error}".partition("\n")[0]
             continue
         from harness.api import Method

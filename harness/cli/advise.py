@@ -52,16 +52,15 @@ def run(a: argparse.Namespace) -> int:
 
 
 def _evidence(results: Path) -> Evidence:
-    """The committed measurements. Raises ValueError, one line, for a folder of one's own that has none."""
+    """The committed measurements. Raises ValueError, one line, for a folder that has none."""
     from harness.studies.advise.speed import read_evidence
 
     try:
         return read_evidence(results)
     except ValueError as error:
-        if results == RESULTS:
-            raise
         raise ValueError(
-            f"--results {results}: advise needs the committed results ({error}); leave --results out"
+            f"--results {results}: advise needs the committed results ({error}); without --results they are copied to "
+            f"{RESULTS}, where there is no such folder"
         ) from None
 
 

@@ -57,6 +57,8 @@ def base(names: Sequence[str], overrides: Sequence[str], *, launch: Launch, work
     import torch
 
     from harness.foundation.visible_gpus import visible_gpus
+    from harness.foundation.writable import check_writable
+    from harness.records.paths import bases_folder
     from harness.run.checks import check_device
     from harness.start.base_process import UNFINISHED
 
@@ -68,6 +70,8 @@ def base(names: Sequence[str], overrides: Sequence[str], *, launch: Launch, work
     print(_count(len(waiting)), flush=True)
     for cell in waiting:
         check_device(cell)
+    if waiting:
+        check_writable(bases_folder(launch.results), "--results")
     end = None if minutes is None else time.monotonic() + 60 * minutes
     gpus = visible_gpus() if any(cell.trainer.device == "cuda" for cell in waiting) else []
     running, code, left, count = list[subprocess.Popen[bytes]](), 0, 0, 0

@@ -133,7 +133,8 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
 
 
 def _bring_results(arguments: argparse.Namespace) -> None:
-    """Outside a clone, copy the committed results to where a command that names no other folder expects them."""
+    """Outside a clone, copy the committed results to where a command that names no other folder expects them. A dry run
+    is no exception: it tells what is finished."""
     if arguments.command != "doctor" and getattr(arguments, "results", None) == RESULTS and (count := bring_results()):
         print(f"{RESULTS}: {count} files of committed results copied from {HOME / RESULTS}", file=sys.stderr)
 

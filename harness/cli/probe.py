@@ -51,6 +51,8 @@ def run(a: argparse.Namespace) -> int:
 
 def _records(a: argparse.Namespace, places: list[Path], overrides: list[str]) -> list[Record]:
     from harness.config.load import check_overrides, launch_of, split_launch
+    from harness.foundation.writable import check_writable
+    from harness.records.paths import probes_folder
     from harness.studies.probe.record import configs, noised, probe, read, write
 
     check_overrides(overrides)
@@ -69,11 +71,9 @@ def _records(a: argparse.Namespace, places: list[Path], overrides: list[str]) ->
     if ignored and not planned:
         raise ValueError(f"{ignored[0]}: nothing is measured for the file of an earlier probe; name a model folder")
     dumps = {} if a.dump is None else {place: a.dump / place.resolve().name for place in planned}
-    for dump in dumps.values():
-        try:
-            dump.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ValueError(f"--dump {a.dump}: no folder can be made there: {error.strerror}") from None
+    written = [("--dump", dump) for dump in dumps.values()] + [("--results", probes_folder(a.results))] * bool(planned)
+    for option, folder in written:
+        check_writable(folder, option)
     for place, (runs, remarks) in planned.items():
         for line in remarks:
             print(line)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from harness.studies.replay.evaluation import Question
     from harness.studies.replay.sampling import Demand
 
-STORED = work_folder(Path("results"), "replay")
+FOLDER = "folder of the batches (default: work/replay of the results)"
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,7 +40,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     collect.add_argument("--reference-factor", type=positive, default=4,
                          help="how many times as many prompts the exact reference gets (default: 4)")  # fmt: skip
     collect.add_argument("--warmup", type=whole, default=0, help="training steps with bf16 rollouts first (default: 0)")
-    collect.add_argument("--out", type=Path, default=STORED, help=f"folder of the batches (default: {STORED})")
+    collect.add_argument("--out", type=Path, help=FOLDER)
     add_results(collect)
 
     line = "every correction on the stored batches; what has no record yet is evaluated and recorded"
@@ -51,7 +51,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
                           help="of methods that fix none: decoupled, bypass_ppo, bypass_pg")  # fmt: skip
     evaluate.add_argument("--ages", type=number_list, default=(0, 1), metavar="0,1",
                           help="optimizer steps since the batches were sampled (default: 0,1)")  # fmt: skip
-    evaluate.add_argument("--stored", type=Path, default=STORED, help=f"what collect wrote (default: {STORED})")
+    evaluate.add_argument("--stored", type=Path, help=FOLDER)
     add_write(evaluate, "the tables and the figures")
     add_results(evaluate)
 
@@ -77,14 +77,14 @@ def _collect(a: argparse.Namespace) -> int:
         overrides=tuple(a.overrides), precisions=a.precisions, lengths=a.lengths, num_prompts=a.prompts,
         reference_factor=a.reference_factor, warmup=a.warmup,
     )  # fmt: skip
-    return replay_collect(demand, a.out, a.results)
+    return replay_collect(demand, a.out or work_folder(a.results, "replay"), a.results)
 
 
 def _evaluate(a: argparse.Namespace) -> int:
     from harness.studies.replay.evaluation import Question
 
     question = Question(methods=a.methods, modes=a.modes, ages=a.ages)
-    return replay_evaluate(a.stored, question, a.results, is_written=a.is_written)
+    return replay_evaluate(a.stored or work_folder(a.results, "replay"), question, a.results, is_written=a.is_written)
 
 
 def replay_collect(demand: Demand, out: Path, results: Path) -> int:

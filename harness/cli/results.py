@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import lzma
 import shutil
 import sys
 import tarfile
 import tempfile
 import zipfile
+import zlib
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from harness.cli.options import add_results, add_tracking, check_trackers
@@ -17,17 +20,24 @@ from harness.records.paths import (
     bases_folder,
     looks_path,
     packed_folder,
+    packed_path,
     purpose_path,
     runs_folder,
     sweep_folders,
 )
+
+DAMAGES = (
+    tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, OSError, RuntimeError, ValueError,
+)  # fmt: skip
+"""Errors of reading a damaged or an encrypted archive."""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.add_argument("action", choices=("verify", "import", "pack", "unpack"),
                         help="verify files, import runs, pack a sweep into one file, unpack it")  # fmt: skip
-    parser.add_argument("source", nargs="?", help="import: a results folder or its archive (none: log to trackers); "
+    parser.add_argument("source", nargs="?", help="import: a results folder, its archive or a packed sweep (none: log "
+                             "to trackers); "
                                                   "pack, unpack: a sweep")  # fmt: skip
     add_tracking(parser)
     add_results(parser, reads=lambda a: a.action != "import")
@@ -102,58 +112,84 @@ def pack_one(sweep: str | None, results: Path, *, is_packing: bool) -> int:
 
 
 def import_all(source: str | None, results: Path, trackers: tuple[str, ...]) -> int:
-    """Merge runs, packed ones too, purposes, looks and bases of another results folder, or of an archive of one, into
-    ours; without a source, log ours to the trackers. Returns 1 where a tracker is off, else 0.
+    """Merge runs, packed ones too, purposes, looks and bases of another results folder, of an archive of one or of a
+    packed sweep into ours; without a source, log ours to the trackers. Returns 1 where a tracker is off, else 0.
 
-    Raises ValueError, one line, for what is no result or no base; nothing is imported then.
+    Raises ValueError, one line, for what is no result or no base, and where there is neither; nothing is imported then.
     """
+    if source is not None:
+        with tempfile.TemporaryDirectory(prefix="lowbit-import-") as scratch:
+
+            def named(text: str) -> str:
+                return text.replace(f"{scratch}/archive", source).replace(f"{scratch}/unpacked", source)
+
+            try:
+                _merge(Path(source), Path(scratch), results, named)
+            except ValueError as error:
+                raise ValueError(named(str(error))) from error
+        return 0
+    from harness.viewers.trackers import log_all
+
+    unpack_all(results)
+    code = 0
+    for name in trackers:
+        count, is_on = log_all(results, name)
+        print(f"logged {count} runs to {name}")
+        code = code if is_on else 1
+    return code
+
+
+def _folder(source: Path, scratch: Path) -> Path:
+    """The results folder that `source` is, or that it holds as an archive or a packed sweep, then in `scratch`."""
+    from harness.records.packed import RECORDS, read_packed
+
+    if not source.exists():
+        raise ValueError(f"results import: {source}: no such file or folder")
+    if source.is_dir() or source.suffix == ".json":
+        return source
+    _extract(source, scratch)
+    if (scratch / RECORDS).is_file():
+        packed = packed_path(scratch, next((record.sweep for record in read_packed(source)), source.stem))
+        packed.parent.mkdir()
+        shutil.copyfile(source, packed)
+        return scratch
+    places = [path for name in ("runs", "packed", "bases") for path in scratch.rglob(name) if path.is_dir()]
+    return min(places, key=lambda path: len(path.parts)).parent if places else scratch
+
+
+def _merge(source: Path, scratch: Path, results: Path, named: Callable[[str], str]) -> None:
+    """Import `source`, with room for copies in `scratch`; `named` turns their paths in a text into what the user gave.
+    Of a run that a folder and a packed sweep have, that of the folder counts."""
     from harness.records.packed import make_available, unpack
     from harness.records.run_result import import_results
     from harness.records.sweep_file import read_purpose
     from harness.start.base_model import read_record
 
-    if source is None:
-        from harness.viewers.trackers import log_all
-
-        unpack_all(results)
-        code = 0
-        for name in trackers:
-            count, is_on = log_all(results, name)
-            print(f"logged {count} runs to {name}")
-            code = code if is_on else 1
-        return code
-    if Path(source).is_file() and ((is_zip := zipfile.is_zipfile(source)) or tarfile.is_tarfile(source)):
-        with tempfile.TemporaryDirectory(prefix="lowbit-import-") as folder:
-            if is_zip:
-                shutil.unpack_archive(source, folder, "zip")
-            else:
-                shutil.unpack_archive(source, folder, filter="data")
-            places = sorted(path for name in ("runs", "packed") for path in Path(folder).rglob(name) if path.is_dir())
-            inner = places[0].parent if places else Path(folder)
-            return import_all(str(inner), results, trackers)
-    bases = [path for path in sorted(bases_folder(source).glob("*")) if path.is_dir() and path.name[0] != "."]
-    packed = [*packed_folder(source).glob("*.zip")]
-    runs = runs_folder(source) if bases or packed or runs_folder(source).is_dir() else Path(source)
+    folder, unpacked = _folder(source, scratch / "archive"), scratch / "unpacked"
+    bases = [path for path in sorted(bases_folder(folder).glob("*")) if path.is_dir() and path.name[0] != "."]
+    packed = sorted(packed_folder(folder).glob("*.zip"))
+    runs = runs_folder(folder) if bases or packed or runs_folder(folder).is_dir() else folder
     for base in bases:
         read_record(base)
-    sweeps, foreign = _looked_at(runs)
+    sweeps, foreign = _looked_at([*_records(runs).values(), *packed])
     for line in foreign:
-        print(line, file=sys.stderr)
+        print(named(line), file=sys.stderr)
     if foreign:
         raise ValueError(f"{source}: {len(foreign)} files are no whole results (named above); nothing was imported")
-    purposes = {path.parent.name: path for path in sorted(runs.rglob(PURPOSE))}
-    for path in purposes.values():
-        read_purpose(path)
+    if not sweeps and not bases:
+        raise ValueError(f"results import: {source} holds no results: no runs, no packed sweeps, no bases")
     for sweep in sweeps:
         make_available(results, sweep)  # else the folder that an import makes would hide what is packed
-    if packed:
-        with tempfile.TemporaryDirectory(prefix="lowbit-import-") as folder:
-            shutil.copytree(packed_folder(source), packed_folder(folder))
-            unpack(Path(folder))
-            import_all(str(runs_folder(folder)), results, trackers)
+    unpacked.mkdir()
+    packed_folder(unpacked).symlink_to(packed_folder(folder).resolve())
+    unpack(unpacked)
+    roots = (runs_folder(unpacked), runs)
+    purposes = {path.parent.name: path for root in roots for path in root.rglob(PURPOSE)}
+    for path in purposes.values():
+        read_purpose(path)
     purposes = {name: path for name, path in purposes.items() if not runs_folder(results, name).is_dir()}
-    is_there = runs.exists() or not (bases or packed)
-    added, known = import_results(runs, runs_folder(results)) if is_there else ([], [])
+    records = {name: path for root in roots for name, path in _records(root).items()}
+    added, known = import_results(records.values(), runs_folder(results))
     print(f"{len(added)} runs imported, {len(known)} were there already")
     for name, path in purposes.items():
         if runs_folder(results, name).is_dir():
@@ -162,10 +198,33 @@ def import_all(source: str | None, results: Path, trackers: tuple[str, ...]) -> 
     for base in new:
         with replacing(bases_folder(results) / base.name) as part:
             shutil.copytree(base, part, dirs_exist_ok=True)
-    _import_looks(Path(source), results)
+    _import_looks(folder, results)
     if bases:
         print(f"{len(new)} bases imported, {len(bases) - len(new)} were there already")
-    return 0
+
+
+def _records(root: Path) -> dict[Path, Path]:
+    """Path within `root` -> every record there, or `root` itself where it is one."""
+    return {path.relative_to(root): path for path in ([root] if root.is_file() else sorted(root.rglob("*.json")))}
+
+
+def _extract(source: Path, folder: Path) -> None:
+    """The files of a tar or zip archive into `folder`. Raises ValueError for one that is no whole archive."""
+    try:
+        if not tarfile.is_tarfile(source):  # asked first: a tar that ends in a zip looks like a zip, too
+            with zipfile.ZipFile(source) as archive:
+                archive.extractall(folder)
+            return
+        with tarfile.open(source) as archive:
+            archive.extractall(folder, filter="data")
+            stream = archive.fileobj
+            assert stream is not None
+            stream.seek(archive.offset)
+            if stream.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):  # extractall stops at a damaged header
+                raise tarfile.ReadError("it ends early or is damaged")
+            stream.read(-1)  # a compressed stream tells at its end whether it was damaged
+    except DAMAGES as error:
+        raise ValueError(f"results import: {source}: no whole zip or tar archive: {error}") from error
 
 
 def _import_looks(source: Path, results: Path) -> None:
@@ -178,14 +237,19 @@ def _import_looks(source: Path, results: Path) -> None:
             write_looks(results, new)
 
 
-def _looked_at(source: Path) -> tuple[set[str], list[str]]:
-    """Sweeps of the results under `source`, or of `source` itself, and a line per JSON file that is no result or whose
-    series is missing or corrupt."""
+def _looked_at(paths: Iterable[Path]) -> tuple[set[str], list[str]]:
+    """Sweeps of these records and packed sweeps, and a line per file that is neither or whose series are missing or
+    corrupt."""
+    from harness.records.packed import check_packed
     from harness.records.run_result import check_series, read_result
 
     sweeps, foreign = set[str](), list[str]()
-    for path in sorted(source.rglob("*.json")) if source.is_dir() else [source] if source.is_file() else []:
+    for path in paths:
         try:
+            if path.suffix == ".zip":
+                check_packed(path)
+                sweeps.add(path.stem)
+                continue
             result = read_result(path)
             check_series(path, result)
             sweeps.add(result.sweep)

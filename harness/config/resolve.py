@@ -112,9 +112,9 @@ def _with_data(task: _Data) -> _Data:
 def rollout_plan(precision: PrecisionConfig) -> Plan:
     """Plan of the precision axis."""
     return Plan(
-        rollout_weights=format_or_none(precision.weights),
-        rollout_acts=format_or_none(precision.acts),
-        rollout_kv=format_or_none(precision.kv),
+        rollout_weights=format_or_none(precision.weights, "precision.weights"),
+        rollout_acts=format_or_none(precision.acts, "precision.acts"),
+        rollout_kv=format_or_none(precision.kv, "precision.kv"),
     )
 
 

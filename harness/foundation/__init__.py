@@ -22,4 +22,5 @@ text_table.py       tables of plain text, as wide as the terminal
 time_stamp.py       time stamps of records
 visible_gpus.py     names of the GPUs that a process may use
 whole_folder.py     folders that appear whole or not at all
+writable.py         whether a folder can be written, asked before the work
 """

@@ -3,12 +3,14 @@
     in a clone      the clone's folders, seen from its top folder or through an editable installation
     installed       `harness/shipped`, which a wheel carries (setup.py copies `tool.lowbit.shipped` of pyproject.toml)
 
-Results go to `./results`. In a folder that is no clone the committed ones are copied there once, so that every command
-finds what it would find in a clone. Left out: the presets of the configuration, which lie beside the code everywhere.
+Results go to `./results`. Outside a clone the committed ones are copied there where no such folder is, so that every
+command finds what it would find in a clone. Left out: the presets of the configuration, which lie beside the code
+everywhere.
 """
 
 from __future__ import annotations
 
+import os
 import shutil
 import tomllib
 from pathlib import Path
@@ -50,16 +52,22 @@ def committed_sweeps(source: Path = HOME) -> list[str]:
 
 
 def bring_results(target: Path = RESULTS, source: Path = HOME) -> int:
-    """Copy the committed results that `target` lacks into it; the number of files. None in a clone, whose own folder it
-    is. Files that are there stay as they are."""
-    if target.resolve() == (source / "results").resolve():
+    """Copy the committed results to `target` where nothing is yet, all of them or none; the number of files. A folder
+    that is there stays as it is, so that nothing comes back which was deleted. Raises ValueError where none can be."""
+    if target.exists():
         return 0
     names = [path.relative_to("results") for path in shipped_files(source) if path.parts[0] == "results"]
-    missing = [name for name in names if not (target / name).exists()]
-    for name in missing:
-        path = target / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(f".{path.name}.part")
-        shutil.copyfile(source / "results" / name, part)
-        part.replace(path)
-    return len(missing)
+    part = target.with_name(f".{target.name}.part-{os.getpid()}")
+    try:
+        for name in names:
+            (part / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(source / "results" / name, part / name)
+        if names:
+            part.rename(target)
+    except OSError as error:
+        if not target.is_dir():
+            raise ValueError(f"results={target}: cannot be written: {error.strerror}") from error
+        return 0  # another process was faster
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+    return len(names)

@@ -118,17 +118,17 @@ FORMATS: dict[str, Format] = _known()
 """Every format by name. `mxfp4` and `mxfp8` are second names of `mxfp4_ct` and `mxfp8_rceil`."""
 
 
-def format_named(name: str) -> Format:
+def format_named(name: str, field: str = "format") -> Format:
     """The format called `name`; `int<2|3|4|8>_g<columns>[_asym][_qat]` takes any group size.
 
-    Raises ValueError with the nearest names where there is none.
+    Raises ValueError with the field that names it and the nearest names where there is none.
     """
     fmt = FORMATS.get(name) or _int_groups(name)
     if fmt is None:
-        raise ValueError(f"format {name!r} is unknown; {nearest(name, FORMATS)}")
+        raise ValueError(f"{field}={name}: unknown; {nearest(name, FORMATS)}")
     return fmt
 
 
-def format_or_none(name: str | None) -> Format | None:
+def format_or_none(name: str | None, field: str = "format") -> Format | None:
     """The format called `name`, None for None. Raises ValueError as `format_named`."""
-    return None if name is None else format_named(name)
+    return None if name is None else format_named(name, field)

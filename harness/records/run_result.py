@@ -10,7 +10,7 @@ import io
 import json
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -269,15 +269,12 @@ def verify(folder: Path) -> list[str]:
     return bad + [f"{path}: a series without its result" for path in alone]
 
 
-def import_results(source: Path, destination: Path) -> tuple[list[str], list[str]]:
-    """Merge the results under `source` into `<destination>/<sweep>/`: (ids added, ids already there).
+def import_results(paths: Iterable[Path], destination: Path) -> tuple[list[str], list[str]]:
+    """Merge results into `<destination>/<sweep>/`: (ids added, ids already there).
 
     A run that is there already must be the same file, or one that did not finish (failed, cancelled, skipped);
     otherwise ValueError naming the ids, before anything is copied. So for a series that is missing or corrupt.
     """
-    if not source.exists():
-        raise ValueError(f"{source}: no such folder")
-    paths = sorted(source.rglob("*.json")) if source.is_dir() else [source]
     added: list[tuple[Path, RunResult]] = []
     known: list[str] = []
     conflicts: list[str] = []

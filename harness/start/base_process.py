@@ -44,7 +44,7 @@ def train(words: str) -> int:
     except Unfinished as stop:
         print(f"{folder.name}: {stop}", flush=True)
         return UNFINISHED
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         print(f"failed: {folder.name}: {error}", file=sys.stderr, flush=True)
         return 1
     rate = f", {record['tokens_per_s'] / 1e6:.2f}M tokens/s" if "tokens_per_s" in record else ""

@@ -57,6 +57,19 @@ def test_overrides_alone_name_the_base_of_one_run(tmp_path: Path, capsys: pytest
     assert "base.batch_tokens=32768: for tasks in words alone, and task=sort is none" in capsys.readouterr().err
 
 
+def test_a_folder_that_cannot_be_written_is_named_and_a_training_that_meets_one_fails_in_one_line(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "bases").touch()
+    words = ["base", "task=sort", "task.n=4", "model=xs", "--results", str(tmp_path)]
+    assert main(words) == 2
+    assert f"--results {tmp_path / 'bases'}: nothing can be written there: File exists" in capfd.readouterr().err
+    monkeypatch.setattr("harness.foundation.writable.check_writable", lambda folder, option: None)  # it was, and is not
+    assert main(words) == 1
+    err = capfd.readouterr().err
+    assert err.startswith("failed: xs-sort4-b0-") and "File exists" in err and err.count("\n") == 1
+
+
 def test_a_signal_to_the_command_alone_stops_its_trainings(tmp_path: Path) -> None:
     """As a service manager sends it. The training saves what it has."""
     path = tmp_path / "slow.yaml"

@@ -110,7 +110,7 @@ def test_prompts_of_a_file(tmp_path: Path) -> None:
         (("FOLDER", "launch.results=x"), "launch.results=x: launch has no such setting"),
         (("nowhere",), "nowhere: no such folder; a model's, with its config.json, is expected"),
         (("FOLDER", "nowhere"), "nowhere: no such folder"),
-        (("FOLDER", "--dump", "README.md"), "--dump README.md: no folder can be made there: Not a directory"),
+        (("FOLDER", "--dump", "README.md"), "--dump README.md/qwen2: nothing can be written there: Not"),
         (("README.md",), "README.md: no model folder; it is a file"),
         (("nothing.json",), "nothing.json: not a probe"),
         ((), "FOLDER"),
@@ -125,3 +125,12 @@ def test_wrong_input(
     err = capsys.readouterr().err
     assert err.startswith("lowbit: error: ") and err.count("\n") == 1 and expected in err
     assert not results.exists()
+
+
+def test_results_that_cannot_be_written_are_refused_before_anything_is_measured(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("harness.studies.probe.record.probe", lambda *given, **kept: pytest.fail("it is measured"))
+    (tmp_path / "probes").touch()
+    assert lowbit_probe(tmp_path, folder, *made.WORDS) == 2
+    assert f"--results {tmp_path / 'probes'}: nothing can be written there: File exists" in capsys.readouterr().err

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import tarfile
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -91,9 +93,9 @@ def test_an_import_with_foreign_files_names_them_all_and_copies_nothing(
     target, before = tmp_path / "ours", contents(results)
     assert main(["results", "import", str(results), "--results", str(target)]) == 2
     err = capsys.readouterr().err
-    for name in ("cut.json", "package.json", "renamed.json"):
+    for name in ("cut.json", "package.json", "renamed.json", "torn.zip"):
         assert f"{name}: " in err
-    assert err.splitlines()[-1].endswith("3 files are no whole results (named above); nothing was imported")
+    assert err.splitlines()[-1].endswith("4 files are no whole results (named above); nothing was imported")
     assert not target.exists() and contents(results) == before
 
 
@@ -115,7 +117,7 @@ def test_an_import_refuses_runs_without_a_whole_series(
     assert path.name in first and last.endswith("1 files are no whole results (named above); nothing was imported")
     assert not ours.exists()
     with pytest.raises(ValueError, match=path.name):
-        import_results(theirs / "runs", ours / "runs")
+        import_results((theirs / "runs").rglob("*.json"), ours / "runs")
     assert not ours.exists()
 
 
@@ -136,6 +138,86 @@ def test_an_archive_from_another_machine_brings_runs_and_bases(tmp_path: Path, c
     shutil.rmtree(ours)
     assert main(["results", "import", str(theirs), "--results", str(ours)]) == 2
     assert "is damaged" in capsys.readouterr().err and not ours.exists()
+
+
+@pytest.mark.parametrize("kind", ["zip", "tar", "gztar", "bztar", "xztar"])
+def test_an_archive_that_is_not_whole_is_refused(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    theirs, ours = tmp_path / "out" / "results", tmp_path / "ours"
+    for seed in range(9):
+        write_result(theirs / "runs" / "quick", *factory.result(seed=seed))
+    archive = Path(shutil.make_archive(str(tmp_path / "back"), kind, tmp_path / "out"))
+    whole = archive.read_bytes()
+    header = max(whole.rfind(b"ustar"), len(whole) // 2)  # of the last file, where it can be read
+    damaged = {
+        "cut": whole[: len(whole) // 2],
+        "changed": whole[:header] + bytes(64) + whole[header + 64 :],
+        "locked": whole.replace(b"PK\x01\x02\x14\x03\x14\x00\x00", b"PK\x01\x02\x14\x03\x14\x00\x01"),
+    }
+    for data in {name: data for name, data in damaged.items() if data != whole}.values():
+        archive.write_bytes(data)
+        assert main(["results", "import", str(archive), "--results", str(ours)]) == 2
+        said = capsys.readouterr().err
+        assert said.startswith(f"lowbit: error: results import: {archive}: no whole zip or tar archive: ")
+        assert said.count("\n") == 1 and not ours.exists()
+
+
+def test_a_tar_that_ends_in_a_zip_is_a_tar(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    write_result(tmp_path / "out" / "runs" / "quick", *factory.result())
+    with zipfile.ZipFile(tmp_path / "other.zip", "w") as other:
+        other.writestr("note.txt", "x")
+    with tarfile.open(tmp_path / "back.tar", "w") as archive:
+        archive.add(tmp_path / "out", "results")
+        archive.add(tmp_path / "other.zip", "other.zip")
+    assert zipfile.is_zipfile(tmp_path / "back.tar")
+    assert main(["results", "import", str(tmp_path / "back.tar"), "--results", str(tmp_path / "ours")]) == 0
+    assert "1 runs imported" in capsys.readouterr().out
+
+
+def test_a_packed_sweep_by_itself_is_imported_and_named(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    ours, theirs = tmp_path / "ours", tmp_path / "theirs"
+    write_result(theirs / "runs" / "mine", *factory.result(sweep="mine"))
+    keep_purpose("mine", Purpose(question="Which?"), theirs)
+    source = pack(theirs, "mine").rename(tmp_path / "mine (1).zip")
+    assert main(["results", "import", str(source), "--results", str(ours)]) == 0
+    assert "1 runs imported" in capsys.readouterr().out
+    assert contents(ours / "runs" / "mine").keys() == contents(theirs / "runs" / "mine").keys()
+    with zipfile.ZipFile(source, "w") as archive:
+        archive.writestr("records.jsonl", "{}\n")
+    assert main(["results", "import", str(source), "--results", str(ours)]) == 2
+    assert f"{source}: not a packed sweep" in capsys.readouterr().err
+
+
+def test_what_has_no_results_is_refused_under_its_own_name(
+    results: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    (tmp_path / "empty" / "runs").mkdir(parents=True)
+    archive = shutil.make_archive(str(tmp_path / "back"), "zip", tmp_path / "empty")
+    for source, said in (
+        (str(tmp_path / "empty"), "holds no results"),
+        (archive, "holds no results"),
+        (str(tmp_path / "nowhere"), "no such file or folder"),
+    ):
+        assert main(["results", "import", source, "--results", str(tmp_path / "ours")]) == 2
+        err = capsys.readouterr().err
+        assert f"results import: {source}" in err and said in err and err.count("\n") == 1
+    archive = shutil.make_archive(str(tmp_path / "back"), "gztar", results)
+    assert main(["results", "import", archive, "--results", str(tmp_path / "ours")]) == 2
+    err = capsys.readouterr().err
+    assert f"{archive}/runs/quick/cut.json: not a result file" in err and f"{archive}/packed/torn.zip: " in err
+    assert "lowbit-import" not in err and not (tmp_path / "ours").exists()
+
+
+def test_of_a_run_in_a_folder_and_a_packed_sweep_that_of_the_folder_is_imported(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    ours, theirs = tmp_path / "ours", tmp_path / "theirs"
+    run, series = factory.result()
+    write_result(theirs / "runs" / "quick", run, series)
+    pack(theirs, "quick")
+    write_result(theirs / "runs" / "quick", run.model_copy(update={"commit": "later"}), series)
+    assert main(["results", "import", str(theirs), "--results", str(ours)]) == 0
+    assert capsys.readouterr().out == "1 runs imported, 0 were there already\n"
+    assert contents(ours / "runs") == contents(theirs / "runs")
 
 
 def test_an_import_joins_what_is_packed(tmp_path: Path) -> None:

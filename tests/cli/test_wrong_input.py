@@ -86,6 +86,8 @@ RUN = (
     ("trainer.steps", "'trainer.steps' is not of the form key=value"),
     ("=3", "'=3' is not of the form key=value"),
     ("trainer={steps:3}", "trainer={steps:3}: no such choice; valid: local, verl"),
+    ("precision.weights=int8_chanel", "precision.weights=int8_chanel: unknown; nearest: int8_channel"),
+    ("precision.kv=e4m3_kw", "precision.kv=e4m3_kw: unknown; nearest: e4m3_kv"),
     ("precision=int8+kv9", "precision=int8+kv9: no such choice; nearest: int8"),
     ("method=flashrk", "method=flashrk: unknown; nearest: flashrl"),
     ("parts=[foo]", "parts: unknown part foo"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -39,15 +40,38 @@ def test_committed_sweeps_are_packed_or_a_folder_of_runs(package: Path) -> None:
     assert committed_sweeps(ROOT) == sorted(packed | {"corrections"})
 
 
-def test_results_are_brought_once_and_replace_nothing(package: Path, tmp_path: Path) -> None:
-    target = tmp_path / "work" / "results"
-    (target / "runs" / "small").mkdir(parents=True)
-    (target / "runs" / "small" / "1.json").write_text("mine")
-    assert [bring_results(target, package) for _ in range(2)] == [1, 0]
+def test_results_are_brought_once_whole_and_touch_no_folder_that_is_there(package: Path, tmp_path: Path) -> None:
+    target = tmp_path / "results"
+    assert [bring_results(target, package) for _ in range(2)] == [2, 0]
     assert (target / "packed" / "big.zip").read_text() == "results/packed/big.zip"
-    assert (target / "runs" / "small" / "1.json").read_text() == "mine"
-    assert sorted(path.name for path in target.rglob("*") if path.is_file()) == ["1.json", "big.zip"]
+    (target / "runs" / "small" / "1.json").unlink()
+    assert bring_results(target, package) == 0 and not (target / "runs" / "small" / "1.json").exists()
     assert bring_results(package / "results", package) == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["results", "shipped"]  # no half of a folder
+
+
+def test_of_two_processes_that_bring_results_one_is_left_alone(
+    package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, copyfile = tmp_path / "results", shutil.copyfile
+
+    def faster_elsewhere(source: Path, part: Path) -> None:
+        copyfile(source, part)
+        target.mkdir(exist_ok=True)
+        (target / "theirs").write_text("whole")
+
+    monkeypatch.setattr(shutil, "copyfile", faster_elsewhere)
+    assert bring_results(target, package) == 0
+    assert [path.name for path in target.iterdir()] == ["theirs"] and not [*tmp_path.glob(".results*")]
+
+
+def test_where_no_results_can_be_brought_one_line_says_so(package: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "results").symlink_to(tmp_path / "nowhere")
+    for target in (tmp_path / "file" / "results", tmp_path / "results"):
+        with pytest.raises(ValueError, match=f"results={target}: cannot be written: Not a directory"):
+            bring_results(target, package)
+    assert not [*tmp_path.glob(".results*")]
 
 
 def test_a_wheel_carries_what_is_committed_of_sweeps_and_results() -> None:

@@ -9,6 +9,7 @@ import sys
 from dataclasses import replace
 from importlib import import_module
 from importlib.metadata import EntryPoint
+from pathlib import Path
 
 import pytest
 import torch
@@ -185,6 +186,17 @@ def test_entry_points_join_and_those_that_cannot_be_used_are_told() -> None:
     assert found.broken["again"].endswith("offers icepop, which methods.icepop:METHOD has")
     assert "does not load: ModuleNotFoundError: No module named" in found.broken["lost"]
     assert found.broken["list"].endswith("is not a Method")
+
+
+def test_a_module_that_leaves_while_it_is_imported_ends_no_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "leaves.py").write_text("import sys\nsys.exit('bye')\n")
+    monkeypatch.setattr(methods, "__path__", [*methods.__path__, str(tmp_path)])
+    entry = EntryPoint(name="theirs", value="methods.leaves:METHOD", group="lowbit.methods")
+    assert joined([], [entry]).broken["theirs"].endswith("does not load: SystemExit: bye")
+    monkeypatch.setattr(methods, "OWN", {"mine": "leaves.METHOD"})
+    assert methods.own()[1]["mine"].endswith("which does not load: SystemExit: bye")
 
 
 def test_import_is_light() -> None:

@@ -194,27 +194,25 @@ def test_import_merges_by_identical_id(tmp_path: Path) -> None:
     source, destination = tmp_path / "source", tmp_path / "runs"
     for index in range(3):
         write_result(source / "quick", minimal(run_id=f"r{index}"), [{"a": float(index)}])
-    assert import_results(source, destination) == (["r0", "r1", "r2"], [])
-    assert import_results(source, destination) == ([], ["r0", "r1", "r2"])
+    assert import_results(sorted(source.rglob("*.json")), destination) == (["r0", "r1", "r2"], [])
+    assert import_results(sorted(source.rglob("*.json")), destination) == ([], ["r0", "r1", "r2"])
     assert read_series(destination / "quick", "r2")["a"] == [2.0]
 
     write_result(destination / "quick", minimal(run_id="r1", status="cancelled", reason="Ctrl-C"), None)
-    assert import_results(source, destination) == (["r1"], ["r0", "r2"])
+    assert import_results(sorted(source.rglob("*.json")), destination) == (["r1"], ["r0", "r2"])
     assert read_result(destination / "quick" / "r1.json").status == "ok"
     assert read_series(destination / "quick", "r1")["a"] == [1.0]
 
     write_result(destination / "other", minimal(run_id="r4", sweep="other", status="failed", reason="x"), [{"a": 1.0}])
     write_result(tmp_path / "third", minimal(run_id="r4", sweep="other", status="diverged", reason="y"), None)
-    assert import_results(tmp_path / "third", destination) == (["r4"], [])
+    assert import_results((tmp_path / "third").rglob("*.json"), destination) == (["r4"], [])
     assert [path.name for path in (destination / "other").iterdir()] == ["r4.json"]  # no series of another attempt
 
     write_result(destination / "quick", minimal(run_id="r2", num_steps=5), [{"a": 9.0}])
     write_result(source / "quick", minimal(run_id="r3"), [{"a": 3.0}])
     with pytest.raises(ValueError, match="another result of quick/r2"):
-        import_results(source, destination)
+        import_results(sorted(source.rglob("*.json")), destination)
     assert not (destination / "quick" / "r3.json").exists()
-    with pytest.raises(ValueError, match="no such folder"):
-        import_results(tmp_path / "nothing", destination)
 
 
 def test_summary_by_hand() -> None:

@@ -79,8 +79,7 @@ def machine(run: RunResult) -> str:
 
 
 def num_sharing(runs: Sequence[RunResult]) -> float:
-    """The `at_a_time` of the runs of which two fit a GPU: those whose engine takes half of its memory at most. From 1.5
-    on their seconds are those of a shared machine, and change with what runs beside them."""
+    """The `at_a_time` of the runs that could share a GPU: their `engine.gpu_memory` is at most HALF."""
     return at_a_time([run for run in runs if run.config.get("engine", {}).get("gpu_memory", HALF) <= HALF])
 
 

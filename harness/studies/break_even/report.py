@@ -21,7 +21,8 @@ from harness.studies.break_even.time_to_accuracy import GAIN, race
 DRAWS = 200
 """Resamples of the runs, which give a crossing its interval."""
 SHARED = 1.5
-"""Runs at a time from which on those that can share a GPU are taken to do so."""
+"""Runs at a time from which on those that can share a GPU are taken to do so: their seconds are then those of a shared
+machine, and change with what runs beside them."""
 Costs = dict[str, list[StepCost]]
 """Context -> step costs of the runs in it."""
 

@@ -113,7 +113,8 @@ def check_space(search: Search) -> None:
         if not is_key(name) and name not in used and not isinstance(knob.choices, dict):
             known = nearest(name, [*leaves(RunConfig), *groups()])
             raise ValueError(f"space.{name}: not an override key, and no override uses {{{name}}}; {known}")
-    for end in ("low", "high"):
+    has_ranges = any(knob.choices is None for knob in search.space.values())
+    for end in ("low", "high") if has_ranges else ("low",):
         for values in itertools.islice(combinations(search.space, end), MAX_COMBINATIONS):
             _composed(search, overrides_of(search, values), _shown(search.space, values))
     for name, values in search.baselines.items():

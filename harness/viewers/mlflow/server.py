@@ -15,6 +15,7 @@ from urllib.request import urlopen
 
 from harness.foundation.did_you_mean import nearest
 from harness.foundation.own_process import module_command
+from harness.foundation.writable import check_writable
 from harness.records.folder import Comparison, readable, saved_comparisons, sweeps_in
 from harness.records.looks import level_of
 from harness.records.paths import mlflow_folder, runs_folder
@@ -33,13 +34,15 @@ def browse(results: Path, port: int, sweep: str | None = None, words: Sequence[s
     """Serve the MLflow pages of a results folder on this machine until interrupted; the server's exit code.
 
     What MLflow lacks (of one sweep, where named) is logged: arms before the server starts, cells while it runs. `words`
-    choose a saved comparison of the sweep. Raises ValueError where the port is taken or a name is unknown.
+    choose a saved comparison of the sweep. Raises ValueError where the port is taken, a name is unknown or nothing can
+    be written.
     """
     _check_port(port)
     known = sweeps_in(results)
     if sweep is not None and sweep not in known:
         raise ValueError(f"sweep {sweep!r} has no results in {results}; {nearest(sweep, known)}")
     chosen = _chosen(results, sweep, words) if words else None
+    check_writable(mlflow_folder(results), "--results")
     tracker, wanted = Tracker.open(store_uri(results), results), [sweep] if sweep else known
     for name in wanted:
         log_arms(tracker, results, name)
@@ -58,8 +61,9 @@ def browse(results: Path, port: int, sweep: str | None = None, words: Sequence[s
                 log_sweep(tracker, results, name)
             return server.wait()
         except KeyboardInterrupt:
-            server.terminate()
             return 0
+        finally:
+            server.terminate()
 
 
 def _check_port(port: int) -> None:

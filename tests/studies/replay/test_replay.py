@@ -299,3 +299,14 @@ def test_a_damaged_store_is_one_line(place: tuple[Context, Launch], tmp_path: Pa
     with pytest.raises(ValueError, match="collect"):
         read(folder, "int8")
     assert (ROOT / "harness" / "studies" / "replay").is_dir()
+
+
+def test_batches_lie_in_the_results_folder_that_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert cli.main(["replay", "evaluate", "--results", str(tmp_path)]) == 2
+    assert f"{tmp_path / 'work' / 'replay'}: no stored rollouts" in capsys.readouterr().err
+    seen: list[Path] = []
+    monkeypatch.setattr("harness.cli.replay.replay_collect", lambda demand, out, results: seen.append(out) or 0)
+    assert cli.main(["replay", "collect", "--results", str(tmp_path)]) == 0
+    assert seen == [tmp_path / "work" / "replay"]

@@ -132,6 +132,16 @@ def test_a_space_that_reaches_no_cell_is_refused(changes, words):
         check_space(toy_search(**changes))
 
 
+def test_every_combination_is_checked_once_and_with_a_range_at_both_ends(monkeypatch):
+    clip = {"algo.eps_low": {"choices": [0.2, 0.3]}, "algo.eps_high": {"choices": [0.3, 0.4, 0.5]}}
+    checked = []
+    monkeypatch.setattr("harness.studies.search.space.cell_of", lambda overrides, seed: checked.append(overrides))
+    for space, number in ((clip, 6), (clip | {"trainer.min_lr_ratio": {"low": 0.0, "high": 1.0}}, 12)):
+        checked.clear()
+        check_space(toy_search(space=space, baselines={}))
+        assert len(checked) == len(set(map(str, checked))) == number
+
+
 def test_a_name_that_is_no_search_lists_those_that_are(tmp_path):
     with pytest.raises(ValueError, match="search 'search_aqm' not found; nearest: search_aqn, search_rate"):
         read_search("search_aqm", ROOT / "sweeps")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -39,6 +40,27 @@ def test_a_taken_port_or_an_unknown_name_is_an_error_in_words(results: Path) -> 
         mlflow.browse(results, port, "quick", ["qurl", "int8"])
     with pytest.raises(ValueError, match="--compare needs a sweep"):
         mlflow.browse(results, port, None, ["naive"])
+
+
+def test_where_nothing_can_be_written_one_line_says_so(results: Path, tmp_path: Path) -> None:
+    shutil.copytree(results / "runs", tmp_path / "runs")
+    (tmp_path / "mlflow").touch()
+    with pytest.raises(ValueError, match=f"--results {tmp_path / 'mlflow'}: nothing can be written there: File exists"):
+        mlflow.browse(tmp_path, free_port())
+
+
+def test_a_failure_ends_the_server_too(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_space(*given: Any) -> None:
+        raise ValueError("no space")
+
+    asleep = [sys.executable, "-c", "import time; time.sleep(600)"]
+    monkeypatch.setattr(server, "module_command", lambda *words: [*asleep])
+    monkeypatch.setattr(server, "_wait_for", lambda process, address: None)
+    monkeypatch.setattr(server, "_write_links", no_space)
+    started = time.monotonic()
+    with pytest.raises(ValueError, match="no space"):
+        mlflow.browse(results, free_port())
+    assert time.monotonic() - started < 300
 
 
 def test_browse_serves_the_view_that_was_asked_for(results: Path) -> None:
