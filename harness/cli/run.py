@@ -33,8 +33,7 @@ def run_one(
 ) -> int:  # fmt: skip
     """One cell, as a sweep of one; `is_again`: although it is finished. Exit code 1 if it did not end well."""
     from harness.config.load import launch_of, load, run_id, run_name, split_launch, to_json
-    from harness.records.policies import has_policy
-    from harness.records.sweep_file import RUNS
+    from harness.records.paths import RUNS
 
     overrides, given = split_launch(overrides)
     launch = launch_of(given, results=str(results), sweep=RUNS)
@@ -43,6 +42,7 @@ def run_one(
     from harness.config.resolve import resolve
     from harness.engines.vllm.warm import notes as compiling
     from harness.models.checkpoint import content_hash, planned_hash
+    from harness.records.policies import has_policy
     from harness.run.checks import check, check_place
     from harness.start.prepare import check_data
     from harness.sweep import Planned, Sweep, finished, run_sweep, with_default_precision

@@ -25,6 +25,9 @@ from pathlib import Path
 
 PURPOSE = "purpose.yaml"
 
+RUNS = "runs"
+"""Name of the sweep that the cells of `lowbit run` belong to."""
+
 
 def runs_folder(results: Path | str, sweep: str = "") -> Path:
     """The records of a sweep."""

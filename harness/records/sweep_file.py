@@ -19,8 +19,6 @@ from harness.records.paths import purpose_path
 from harness.records.run_result import write_atomic
 from harness.records.stats.verdicts import MIN_SEEDS
 
-RUNS = "runs"
-"""Name of the sweep that the cells of `lowbit run` belong to."""
 RECIPE = "paper_"
 """Beginning of the name of a sweep that a paper's recipe makes."""
 CONTROL = "bf16"

@@ -23,12 +23,12 @@ from harness.foundation.did_you_mean import nearest
 from harness.foundation.progress_bar import progress_bar
 from harness.models.checkpoint import content_hash, planned_hash
 from harness.records.arms import arm_names
+from harness.records.paths import RUNS
 from harness.records.sweep_file import (
     BASELINES,
     CONTROL,
     ENDPOINTS,
     RECIPE,
-    RUNS,
     SWEEPS,
     Endpoint,
     Expectation,
