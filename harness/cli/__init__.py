@@ -30,6 +30,7 @@ early_warning.py   the signal that moves first before a collapse
 probe.py           the mismatch of every format for a model folder
 mismatch.py        mismatch of the stand-ins beside published values
 fp8_cache.py       an FP8 cache's scales, rule by rule
+layers.py          the linear layers in which a format's mismatch arises
 dose.py            lost accuracy against mismatch times length
 advise.py          format and correction for a model, a length and some GPUs
 break_even.py      the size and length from which a precision pays

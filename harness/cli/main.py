@@ -53,6 +53,7 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
         "early-warning": "which signal moved first before runs collapsed, and by how many steps",
         "probe": "mismatch and costs of every rollout format for a model folder, without training",
         "fp8-cache": "what the scales of an FP8 KV cache do to log-probs, rule by rule, at equal weights",
+        "layers": "the linear layers of a policy in which the mismatch of a rollout format arises",
         "dose": "lost accuracy against mismatch x length, over all committed records",
         "advise": "rollout format and correction for a model, a length and some GPUs, with evidence and configurations",
         "break-even": "from which size and length on a low precision pays for a whole step, "

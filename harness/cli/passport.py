@@ -70,6 +70,7 @@ def find_run(words: str, results: Path, also: str = "") -> RunResult:
     the words name nowhere, such as " and no model folder"."""
     from harness.records.folder import all_sweeps, runs_of
     from harness.records.run_result import read_result
+    from harness.records.statuses import FINISHED
 
     if words.endswith(".json"):
         return read_result(Path(words))
@@ -82,8 +83,8 @@ def find_run(words: str, results: Path, also: str = "") -> RunResult:
         for problem in problems:
             print(f"warning: left alone: {problem}", file=sys.stderr)
     matching = [r for r in found if wanted == r.name or (wanted and r.run_id.startswith(wanted))]
-    if len({r.run_id for r in matching}) == 1:
-        return matching[0]
+    if len({r.run_id for r in matching}) == 1:  # of several sweeps one that finished it
+        return next((r for r in matching if r.status in FINISHED), matching[0])
     if not matching:
         raise ValueError(f"no run in {results}{also} is {words!r}; {_hint(words, found, results)}")
     several = ", ".join(f"{r.sweep}/{r.run_id} ({r.name})" for r in matching[:8])

@@ -75,7 +75,7 @@ def run_one(
         print(f"note: {line}")
     check_place(config, launch)
     if is_again and (aside := put_aside([config], launch)) is not None:
-        print(f"what was there before is in {aside}")
+        print(f"what was there before is in {aside}; after a stop, the same command without --again goes on")
     progress = Progress(planned.cells, 1)
     try:
         records, is_interrupted = run_sweep(planned, launch, 1, progress)

@@ -218,7 +218,7 @@ def sweep_of(
     if way.is_again:
         _check_time(todo, launch, limit)
     if way.is_again and (aside := put_aside(planned.cells, launch)) is not None:
-        print(f"{found.name}: what was there before is in {aside}")
+        print(f"{found.name}: what was there before is in {aside}; after a stop, leave out --again to go on")
     print(f"{found.name}: {found.question}")
     print("".join(f"{line}\n" for line in bases), end="", flush=True)
     records, is_interrupted = _run_cells(planned, todo, len(taken), launch, way, runner, limit)

@@ -7,7 +7,7 @@
     looks/<sweep>.json    looks at a sweep that ran until its arms were decided (`harness.records.looks`)
     tables/  figures/<name>/  site/  claims.md     what reports write
     searches/  throughput/<sweep>/  parity/  replay/  bench/  passports/  probes/  predictions/     records of studies
-    fp8_cache/            records of the study of that name, a file a policy
+    fp8_cache/  layers/   records of the studies of these names, a file a policy
     bases/<name>/         trained base models
     evaluations/          evaluations of model folders, apart from any run (`lowbit eval`)
     policies/<sweep>/<run_id>/    trained policies, where `launch.save` keeps them
@@ -147,6 +147,11 @@ def bench_folder(results: Path | str) -> Path:
 def probes_folder(results: Path | str) -> Path:
     """The records of probes, a file each."""
     return Path(results) / "probes"
+
+
+def layers_folder(results: Path | str) -> Path:
+    """The records of layers."""
+    return Path(results) / "layers"
 
 
 def fp8_cache_folder(results: Path | str) -> Path:

@@ -272,7 +272,7 @@ def verify(folder: Path) -> list[str]:
 def import_results(paths: Iterable[Path], destination: Path) -> tuple[list[str], list[str]]:
     """Merge results into `<destination>/<sweep>/`: (ids added, ids already there).
 
-    A run that is there already must be the same file, or one that did not finish (failed, cancelled, skipped);
+    A run that is there already must be the same file, or one of the two did not finish (failed, cancelled, skipped);
     otherwise ValueError naming the ids, before anything is copied. So for a series that is missing or corrupt.
     """
     added: list[tuple[Path, RunResult]] = []
@@ -286,6 +286,8 @@ def import_results(paths: Iterable[Path], destination: Path) -> tuple[list[str],
         elif not target.exists() or read_result(target).status not in FINISHED:
             check_series(path, result)
             added.append((path, result))
+        elif result.status not in FINISHED:
+            known.append(result.run_id)
         else:
             conflicts.append(f"{result.sweep}/{result.run_id}")
     if conflicts:

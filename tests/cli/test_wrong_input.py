@@ -214,9 +214,9 @@ COMMANDS = (
 READS = (
     "report standard", "report --html", "figures", "figures --list", "runs", "runs quick", "passport zzz", "browse",
     "site", "site --check", "claims", "claims --check", "mismatch", "early-warning", "dose", "break-even", "capacity",
-    "advise --size 7b --length 8192", "advise --cases", "export zzz folder", "eval zzz", "fp8-cache", "parity --report",
-    "replay report", "results verify", "results pack quick", "results unpack", "search search_aqn --report",
-    "search search_aqn --dashboard", "throughput throughput_h200 --report",
+    "advise --size 7b --length 8192", "advise --cases", "export zzz folder", "eval zzz", "fp8-cache", "layers",
+    "parity --report", "replay report", "results verify", "results pack quick", "results unpack",
+    "search search_aqn --report", "search search_aqn --dashboard", "throughput throughput_h200 --report",
 )  # fmt: skip
 """Command lines that read a results folder and make none."""
 
@@ -264,7 +264,7 @@ def test_a_command_that_reads_results_wants_their_folder(
 
 def test_every_command_says_whether_it_makes_its_results_folder() -> None:
     makes = {"base", "doctor", "paper", "probe", "run", "sweep"}
-    both = {"eval", "fp8-cache", "parity", "passport", "replay", "results", "search", "throughput"}
+    both = {"eval", "fp8-cache", "layers", "parity", "passport", "replay", "results", "search", "throughput"}
     assert {line.split()[0] for line in READS} >= both
     always_read = {line.split()[0] for line in READS} - both
     without = {"completion", "methods", "metrics", "warm"}

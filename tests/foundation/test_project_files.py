@@ -90,8 +90,8 @@ def test_a_wheel_carries_what_is_committed_of_sweeps_and_results() -> None:
 
 
 def test_what_is_measured_on_a_users_own_models_is_no_change_of_the_checkout() -> None:
-    kinds = ("bases/mine/model.safetensors", "evaluations/mine-0.json", "fp8_cache/mine.json", "probes/0.json",
-             "rollouts/mine/0.jsonl", "tables/probe_0.md", "figures/probe_0.png")  # fmt: skip
+    kinds = ("bases/mine/model.safetensors", "evaluations/mine-0.json", "fp8_cache/mine.json", "layers/mine.json",
+             "probes/0.json", "rollouts/mine/0.jsonl", "tables/probe_0.md", "figures/probe_0.png")  # fmt: skip
 
     def git(*words: str) -> list[str]:
         done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=False)

@@ -203,6 +203,10 @@ def test_import_merges_by_identical_id(tmp_path: Path) -> None:
     assert read_result(destination / "quick" / "r1.json").status == "ok"
     assert read_series(destination / "quick", "r1")["a"] == [1.0]
 
+    write_result(tmp_path / "fourth", minimal(run_id="r1", status="cancelled", reason="Ctrl-C"), None)
+    assert import_results((tmp_path / "fourth").rglob("*.json"), destination) == ([], ["r1"])
+    assert read_result(destination / "quick" / "r1.json").status == "ok"  # what did not finish replaces no result
+
     write_result(destination / "other", minimal(run_id="r4", sweep="other", status="failed", reason="x"), [{"a": 1.0}])
     write_result(tmp_path / "third", minimal(run_id="r4", sweep="other", status="diverged", reason="y"), None)
     assert import_results((tmp_path / "third").rglob("*.json"), destination) == (["r4"], [])

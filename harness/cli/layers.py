@@ -1,0 +1,42 @@
+"""`lowbit layers`: the linear layers of a policy in which the mismatch of a rollout format arises."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from harness.cli.options import add_results, add_write, check_untrained, positive
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.add_argument("folder", nargs="?", type=Path, metavar="FOLDER",
+                        help="a model folder to measure; without one the records that there are are shown")  # fmt: skip
+    parser.add_argument("overrides", nargs="*", default=[], metavar="OVERRIDE",
+                        help="its task, and the format, e.g. task=wordmath task.n=10 precision=int8 "
+                             "(default: int8)")  # fmt: skip
+    parser.add_argument("--name", help="name of the record (default: the folder's with the format)")
+    parser.add_argument("--answers", type=positive, default=32, help="answers to score (default: 32)")
+    add_write(parser, "the table")
+    add_results(parser, reads=lambda a: a.folder is None)
+
+
+def run(a: argparse.Namespace) -> int:
+    """Measure a folder where one is named; print the table of all records. Raises ValueError for bad input."""
+    from harness.foundation.writable import check_writable
+    from harness.records.paths import layers_folder, tables_folder
+    from harness.studies.layers.report import keep, measure, read_all, sentences, text, write
+
+    if a.folder is not None:
+        check_untrained(a.overrides)
+        record = measure(
+            a.folder, a.overrides, name=a.name, num_answers=a.answers, tell=lambda line: print(line, flush=True),
+            before=lambda: check_writable(layers_folder(a.results), "--results"),
+        )  # fmt: skip
+        print(f"record: {keep(a.results, record)}")
+    records = read_all(a.results)
+    print(text(records))
+    print("\n".join(f"- {line}" for line in sentences(records)))
+    if a.is_written:
+        print(f"written: {write(records, tables_folder(a.results))}")
+    return 0

@@ -1,0 +1,173 @@
+"""The linear layers of one policy in a rollout format, one at a time: the KL that each causes by itself.
+
+A place is what engines fuse into one matrix: queries, keys and values; the output of attention; gate and up; down.
+Axes: B answers, L positions, T answer tokens of the longest, N answer tokens of all, V vocabulary, K inputs of a place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from harness.api import Plan
+from harness.engines.embedded.weights import LiveWeights
+from harness.foundation.seeds import stable_seed
+from harness.models.decoder import Decoder
+from harness.numerics.formats import Format
+from harness.numerics.linear import EmulatedLinear
+from harness.numerics.quantize import fake_quantize
+from harness.studies.dose.curve import LEVEL, mean_interval
+from harness.studies.fp8_cache.answers import Answers, exact_engine, log_probs, sampled
+from harness.studies.fp8_cache.study import divergence
+from harness.tasks import Task
+
+ALL, REST = "all", "all but the worst"
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """One fused matrix of the engine, as the modules of a decoder that it replaces."""
+
+    name: str
+    """Layer and modules, such as `5 down_proj`."""
+    linears: Mapping[str, EmulatedLinear]
+    """Module of the decoder -> the same in the format."""
+
+
+def places(model: Decoder, plan: Plan) -> list[Place]:
+    """Every place that the plan quantizes, from the first layer on, its weights as the embedded engine has them. Raises
+    ValueError for a mixture, and where nothing is quantized."""
+    if model.config.num_experts:
+        raise ValueError("a mixture of experts: lowbit layers takes dense models")
+    fmt = plan.rollout_weights
+    if fmt is None or fmt.tile is None:
+        raise ValueError(f"precision.weights={fmt and fmt.name}: quantizes no linear layer; valid are int8, fp8_block, "
+                         "int4 and others that round weights")  # fmt: skip
+    live = LiveWeights(model.config, plan, torch.device("cpu"))
+    live.load((name, value.detach()) for name, value in model.named_parameters())
+    found: list[Place] = []
+    for key, home in live.places.items():
+        whole = live.linears[key]
+        names = [module.rpartition(".")[2] for module in home.modules]
+        rows = [model.get_parameter(f"{module}.weight").shape[0] for module in home.modules]
+        biases = [None] * len(rows) if whole.bias is None else whole.bias.split(rows)
+        linears = {
+            module: EmulatedLinear(weight, bias, acts=whole.acts, base=None)
+            for module, weight, bias in zip(home.modules, whole.weight.split(rows), biases, strict=True)
+        }
+        found.append(Place(name=f"{key.partition('.')[0]} {', '.join(names)}", linears=linears))
+    return sorted(found, key=lambda place: int(place.name.split()[0]))
+
+
+@contextmanager
+def replaced(model: Decoder, chosen: Sequence[Place]) -> Iterator[None]:
+    """While the block runs, the decoder computes these places in the format."""
+    kept = {name: model.get_submodule(name) for place in chosen for name in place.linears}
+    try:
+        for place in chosen:
+            for name, linear in place.linears.items():
+                model.set_submodule(name, linear)
+        yield
+    finally:
+        for name, module in kept.items():
+            model.set_submodule(name, module)
+
+
+class Rounding:
+    """Sums over tokens of what rounding the inputs of one place does: errors in, errors out, values lost."""
+
+    def __init__(self, acts: Format, weight: Tensor) -> None:
+        """`weight` [rows, K] float32 is the place's own, exact."""
+        self.acts, self.weight = acts, weight
+        self.num_values = self.num_lost = 0.0
+        self.inputs = self.inputs_off = self.outputs = self.outputs_off = 0.0
+
+    def add(self, x: Tensor) -> None:
+        """Count x [N, K] float32."""
+        low = fake_quantize(x, self.acts)
+        self.num_values += float((x != 0).sum())
+        self.num_lost += float(((low == 0) & (x != 0)).sum())
+        self.inputs += _squared(x)
+        self.inputs_off += _squared(low - x)
+        self.outputs += _squared(F.linear(x, self.weight))
+        self.outputs_off += _squared(F.linear(low - x, self.weight))
+
+    def shares(self) -> dict[str, float]:
+        """Share of values lost, and errors of inputs and outputs over their size (root mean squares)."""
+        return {
+            "lost": self.num_lost / max(self.num_values, 1.0),
+            "error_in": (self.inputs_off / max(self.inputs, 1e-30)) ** 0.5,
+            "error_out": (self.outputs_off / max(self.outputs, 1e-30)) ** 0.5,
+        }
+
+
+def _squared(x: Tensor) -> float:
+    return float(x.double().square().sum())
+
+
+def roundings(model: Decoder, chosen: Sequence[Place], answers: Answers) -> dict[str, dict[str, float] | None]:
+    """Place -> `Rounding.shares` over prompts and answers of an exact pass; None where inputs are not rounded."""
+    found: dict[str, Rounding | None] = {}
+    hooks: list[Any] = []
+    real: list[Answers] = []
+
+    def look(rounding: Rounding) -> Callable[[nn.Module, tuple[Any, ...]], None]:
+        def add(module: nn.Module, args: tuple[Any, ...]) -> None:
+            x, part = args[0], real[0]
+            is_prompt, is_answer = part.places()
+            is_real = is_prompt | is_answer if x.shape[1] == part.ids.shape[1] else (
+                torch.arange(x.shape[1]) < part.lens[:, None]  # the last layer computes what predicts an answer's token
+            )  # fmt: skip
+            rounding.add(x[is_real].float())
+
+        return add
+
+    for place in chosen:
+        first = next(iter(place.linears))
+        acts = place.linears[first].acts
+        weight = torch.cat([model.get_parameter(f"{name}.weight") for name in place.linears])
+        found[place.name] = rounding = None if acts is None else Rounding(acts=acts, weight=weight.detach())
+        if rounding is not None:
+            hooks.append(model.get_submodule(first).register_forward_pre_hook(look(rounding)))
+    try:
+        for part in answers.parts():
+            real[:] = [part]
+            log_probs(model, part)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return {name: None if rounding is None else rounding.shares() for name, rounding in found.items()}
+
+
+def compare(
+    model: Decoder, task: Task, plan: Plan, *, num_answers: int, tell: Tell
+) -> tuple[list[dict[str, Any]], int]:
+    """(a row for every place alone, for all of them, and for all but the worst; tokens of the answers). A row has the
+    mean KL of the sampler to the trainer a token with its 95 % interval (answers as clusters), nats, and what rounding
+    does to the place's inputs. The answers are those of the exact policy to `num_answers` held-out questions."""
+    chosen = places(model, plan)
+    prompts = [item.prompt for item in task.sample("eval", range(num_answers))]
+    answers = sampled(exact_engine(model, task), task, prompts, seed=stable_seed(0, "layers"))
+    exact = log_probs(model, answers)
+    owner = [str(i) for i in torch.arange(num_answers).repeat_interleave(answers.lens).tolist()]
+    seen = roundings(model, chosen, answers)
+
+    def row(name: str, own: Sequence[Place]) -> dict[str, Any]:
+        with replaced(model, own):
+            k3 = divergence(log_probs(model, answers), exact)
+        low, high = mean_interval(k3.double().numpy(), owner, LEVEL)
+        tell(f"{name}: k3 {float(k3.mean()):.2g}")
+        return {"name": name, "k3": float(k3.mean()), "k3_low": low, "k3_high": high, **(seen.get(name) or {})}
+
+    rows = [row(place.name, [place]) for place in chosen]
+    worst = max(rows, key=lambda one: one["k3"])["name"]
+    rows.append(row(ALL, chosen))
+    rows.append(row(REST, [place for place in chosen if place.name != worst]))
+    return rows, len(answers.tokens())

@@ -1,0 +1,44 @@
+"""`lowbit layers`: what it writes, and wrong input in one line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from harness.cli.main import main
+from harness.foundation.project_files import HOME
+from harness.studies.layers.report import read_all, row_named, worst
+
+BASE = HOME / "results" / "bases" / "xs128-sort4-b0-a15cf79e106f"
+
+
+def test_the_command_measures_and_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["layers", str(BASE), "task=sort", "task.n=4", "--name", "small", "--answers", "4", "--write"]
+    assert main([*words, "--results", str(tmp_path)]) == 0
+    assert f"{BASE.name}, int8: " in capsys.readouterr().out
+    assert {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.*") if path.is_file()} == {
+        "layers/small.json", "tables/layers.md"
+    }  # fmt: skip
+    [record] = read_all(tmp_path)
+    alone = [row["k3"] for row in record["rows"][:-2]]
+    assert len(alone) == 8 and worst(record)["k3"] == max(alone)
+    assert row_named(record, "all but the worst")["k3"] < row_named(record, "all")["k3"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["layers", "nowhere"], "nowhere: no such folder; a model's, with its config.json, is expected"),
+        (["layers", str(BASE), "task=wordmath", "task.n=4"], "tokens, task wordmath has 512"),
+        (["layers", str(BASE), "task=sort", "task.n=4", "precision=bf16"], "precision=bf16: method naive cannot"),
+        (["layers", str(BASE), "trainer.steps=3"], "trainer.steps=3: nothing is trained here"),
+        (["layers"], "no record yet; give a model folder to measure"),
+    ],
+)
+def test_wrong_input_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], message: str
+) -> None:
+    assert main([*words, "--results", str(tmp_path)]) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1
