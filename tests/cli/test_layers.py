@@ -8,7 +8,7 @@ import pytest
 
 from harness.cli.main import main
 from harness.foundation.project_files import HOME
-from harness.studies.layers.report import read_all, row_named, worst
+from harness.studies.layers.report import page, read_all, row_named, worst
 
 BASE = HOME / "results" / "bases" / "xs128-sort4-b0-a15cf79e106f"
 
@@ -42,3 +42,8 @@ def test_wrong_input_is_one_line(
     assert main([*words, "--results", str(tmp_path)]) == 2
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1
+
+
+def test_the_committed_page_is_that_of_the_committed_records() -> None:
+    results = HOME / "results"
+    assert (results / "tables" / "layers.md").read_text(encoding="utf-8") == page(read_all(results))

@@ -13,6 +13,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
+from harness.cli.passport import find_run
 from harness.records import run_result
 from harness.records.run_result import (
     EvalRecord,
@@ -246,3 +247,11 @@ def test_import_is_light() -> None:
     code = f"import sys, harness.records.run_result; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_of_a_run_in_two_sweeps_the_finished_one_is_found(tmp_path: Path) -> None:
+    waits = minimal(run_id="aa11", sweep="mine", status="cancelled", reason="to run again (--again)")
+    write_result(tmp_path / "runs" / "mine", waits, None)
+    write_result(tmp_path / "runs" / "other", minimal(run_id="aa11", sweep="other"), [{"a": 1.0}])
+    assert find_run("aa11", tmp_path).sweep == "other"
+    assert find_run("mine/aa11", tmp_path).status == "cancelled"
