@@ -26,6 +26,8 @@ from harness.records.paths import (
     sweep_folders,
 )
 
+TOLD = 10
+"""Files that are no results, of those that a refused import names."""
 DAMAGES = (
     tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, OSError, RuntimeError, ValueError,
 )  # fmt: skip
@@ -145,6 +147,8 @@ def _folder(source: Path, scratch: Path) -> Path:
 
     if not source.exists():
         raise ValueError(f"results import: {source}: no such file or folder")
+    if source.resolve() in (packed_folder(source.resolve().parent), bases_folder(source.resolve().parent)):
+        raise ValueError(f"results import: {source}: a part of a results folder; give the folder above it")
     if source.is_dir() or source.suffix == ".json":
         return source
     _extract(source, scratch)
@@ -172,10 +176,11 @@ def _merge(source: Path, scratch: Path, results: Path, named: Callable[[str], st
     for base in bases:
         read_record(base)
     sweeps, foreign = _looked_at([*_records(runs).values(), *packed])
-    for line in foreign:
+    for line in foreign[:TOLD]:
         print(named(line), file=sys.stderr)
     if foreign:
-        raise ValueError(f"{source}: {len(foreign)} files are no whole results (named above); nothing was imported")
+        which = "named above" if len(foreign) <= TOLD else f"the first {TOLD} are named above"
+        raise ValueError(f"{source}: files that are no whole results: {len(foreign)} ({which}); nothing was imported")
     if not sweeps and not bases:
         raise ValueError(f"results import: {source} holds no results: no runs, no packed sweeps, no bases")
     for sweep in sweeps:

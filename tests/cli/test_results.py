@@ -95,8 +95,28 @@ def test_an_import_with_foreign_files_names_them_all_and_copies_nothing(
     err = capsys.readouterr().err
     for name in ("cut.json", "package.json", "renamed.json", "torn.zip"):
         assert f"{name}: " in err
-    assert err.splitlines()[-1].endswith("4 files are no whole results (named above); nothing was imported")
+    assert err.splitlines()[-1].endswith("files that are no whole results: 4 (named above); nothing was imported")
     assert not target.exists() and contents(results) == before
+
+
+@pytest.mark.parametrize("name", ["packed", "bases"])
+def test_an_import_of_a_part_of_a_results_folder_names_what_to_give(
+    tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "theirs" / name).mkdir(parents=True)
+    words = ["results", "import", str(tmp_path / "theirs" / name), "--results", str(tmp_path / "ours")]
+    assert main(words) == 2
+    assert capsys.readouterr().err.endswith(f"{name}: a part of a results folder; give the folder above it\n")
+
+
+def test_an_import_names_ten_foreign_files_at_most(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = tmp_path / "runs"
+    source.mkdir()
+    for index in range(12):
+        (source / f"{index}.json").write_text("{}", encoding="utf-8")
+    assert main(["results", "import", str(source), "--results", str(tmp_path / "ours")]) == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 11 and "no whole results: 12 (the first 10 are named above)" in err
 
 
 @pytest.mark.parametrize("is_missing", [True, False])
@@ -114,7 +134,9 @@ def test_an_import_refuses_runs_without_a_whole_series(
         path.write_bytes(path.read_bytes()[:-9])
     assert main(["results", "import", str(theirs), "--results", str(ours)]) == 2
     first, last = capsys.readouterr().err.splitlines()
-    assert path.name in first and last.endswith("1 files are no whole results (named above); nothing was imported")
+    assert path.name in first and last.endswith(
+        "files that are no whole results: 1 (named above); nothing was imported"
+    )
     assert not ours.exists()
     with pytest.raises(ValueError, match=path.name):
         import_results((theirs / "runs").rglob("*.json"), ours / "runs")
