@@ -17,3 +17,16 @@ def write_json_rows(path: Path, record: Mapping[str, Any], rows: str, *, allow_n
     rest = "".join(f"{json.dumps(name)}: {text}, " for name, text in others.items())
     lines = ",\n  ".join(json.dumps(row, allow_nan=False) for row in record[rows])
     write_atomic(path, f"{{{rest}{json.dumps(rows)}: [\n  {lines}\n]}}\n".encode())
+
+
+def read_json_records(folder: Path) -> list[dict[str, Any]]:
+    """Every record of a study's folder, by name. Raises ValueError where there is none, and for a damaged file."""
+    found: list[dict[str, Any]] = []
+    for path in sorted(folder.glob("*.json")):
+        try:
+            found.append(json.loads(path.read_text(encoding="utf-8")))
+        except ValueError as error:
+            raise ValueError(f"{path}: is damaged ({error}): delete it and measure again") from None
+    if not found:
+        raise ValueError(f"{folder}: no record yet; give a model folder to measure")
+    return found

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from harness.api import Plan
 from harness.engines.embedded.engine import EmbeddedEngine
+from harness.models.checkpoint import load_decoder
 from harness.models.decoder import Decoder, response_hidden
 from harness.numerics.formats import Format, format_named
 from harness.studies.fp8_cache.attention import Counts
@@ -53,6 +55,17 @@ class Answers:
     def tokens(self) -> Tensor:
         """[N] int64: the answers' tokens, answer after answer."""
         return self.ids[self.places()[1]]
+
+
+def decoder_for(folder: Path, task: Task) -> Decoder:
+    """The decoder of a model folder. Raises ValueError where it has fewer tokens than the task."""
+    model = load_decoder(folder)
+    if model.config.vocab_size < task.vocab_size:
+        raise ValueError(
+            f"{folder}: {model.config.vocab_size} tokens, task {task.name} has {task.vocab_size}; name the task that "
+            "the folder was trained on, e.g. task=wordmath task.n=10"
+        )
+    return model
 
 
 def exact_engine(model: Decoder, task: Task, kv: Format | None = None) -> EmbeddedEngine:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,9 +10,10 @@ from harness.config.load import load, of_folder
 from harness.foundation import provenance
 from harness.foundation.digits import significant
 from harness.models.checkpoint import check_folder, content_hash, load_decoder
-from harness.records.json_rows import write_json_rows
+from harness.records.json_rows import read_json_records, write_json_rows
 from harness.records.paths import fp8_cache_folder
 from harness.start.prepare import task_of
+from harness.studies.fp8_cache.answers import decoder_for
 from harness.studies.fp8_cache.study import CALIBRATION, FIRST, Tell, accuracies, compare
 
 Record = dict[str, Any]
@@ -30,12 +30,8 @@ def measure(
     for path in (folder, *([] if first is None else [first])):
         check_folder(path)
     config = load([*overrides, *of_folder(folder)])
-    task, model = task_of(config), load_decoder(folder)
-    if model.config.vocab_size < task.vocab_size:
-        raise ValueError(
-            f"{folder}: {model.config.vocab_size} tokens, task {task.name} has {task.vocab_size}; name the task that "
-            "the folder was trained on, e.g. task=wordmath task.n=10"
-        )
+    task = task_of(config)
+    model = decoder_for(folder, task)
     if task.num_train is not None and task.num_train < CALIBRATION:
         raise ValueError(f"task={task.name}: {task.num_train} training questions, {CALIBRATION} are calibrated on")
     before = None if first is None else load_decoder(first)
@@ -65,12 +61,4 @@ def write(results: Path, record: Record) -> Path:
 
 def read_all(results: Path) -> list[Record]:
     """The records of every policy, by name. Raises ValueError where there is none, and for a damaged file."""
-    found: list[Record] = []
-    for path in sorted(fp8_cache_folder(results).glob("*.json")):
-        try:
-            found.append(json.loads(path.read_text(encoding="utf-8")))
-        except ValueError as error:
-            raise ValueError(f"{path}: is damaged ({error}): delete it and measure again") from None
-    if not found:
-        raise ValueError(f"{fp8_cache_folder(results)}: no record yet; give a model folder to measure")
-    return found
+    return read_json_records(fp8_cache_folder(results))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,12 +11,13 @@ from harness.foundation import provenance
 from harness.foundation.digits import significant
 from harness.foundation.markdown_table import markdown_table
 from harness.foundation.text_table import text_table
-from harness.models.checkpoint import check_folder, content_hash, load_decoder
-from harness.records.json_rows import write_json_rows
+from harness.models.checkpoint import check_folder, content_hash
+from harness.records.json_rows import read_json_records, write_json_rows
 from harness.records.paths import layers_folder
 from harness.records.run_result import write_atomic
 from harness.run.checks import check
 from harness.start.prepare import task_of
+from harness.studies.fp8_cache.answers import decoder_for
 from harness.studies.layers.study import ALL, REST, Tell, compare
 
 Record = dict[str, Any]
@@ -41,12 +41,8 @@ def measure(
     bad folder or override, before anything is measured."""
     check_folder(folder)
     config = load(["method=naive", "precision=int8", *overrides, *of_folder(folder)])
-    plan, task, model = check(config).plan, task_of(config), load_decoder(folder)
-    if model.config.vocab_size < task.vocab_size:
-        raise ValueError(
-            f"{folder}: {model.config.vocab_size} tokens, task {task.name} has {task.vocab_size}; name the task that "
-            "the folder was trained on, e.g. task=wordmath task.n=10"
-        )
+    plan, task = check(config).plan, task_of(config)
+    model = decoder_for(folder, task)
     before()
     rows, num_tokens = compare(model, task, plan, num_answers=num_answers, tell=tell)
     head, is_dirty = provenance.commit()
@@ -68,15 +64,7 @@ def keep(results: Path, record: Record) -> Path:
 
 def read_all(results: Path) -> list[Record]:
     """Every record, by name. Raises ValueError where there is none, and for a damaged file."""
-    found: list[Record] = []
-    for path in sorted(layers_folder(results).glob("*.json")):
-        try:
-            found.append(json.loads(path.read_text(encoding="utf-8")))
-        except ValueError as error:
-            raise ValueError(f"{path}: is damaged ({error}): delete it and measure again") from None
-    if not found:
-        raise ValueError(f"{layers_folder(results)}: no record yet; give a model folder to measure")
-    return found
+    return read_json_records(layers_folder(results))
 
 
 def row_named(record: Record, name: str) -> dict[str, Any]:
