@@ -14,7 +14,7 @@ from harness.records.paths import looks_path
 from harness.records.run_result import Measured, write_atomic
 from harness.records.stats.decisions import ALPHA
 from harness.records.stats.looks import level_per_look
-from harness.records.sweep_file import Until
+from harness.records.sweep_file import Until, purpose
 
 
 class _Part(BaseModel):
@@ -73,6 +73,10 @@ def look_level(until: Until) -> float:
 
 
 def level_of(results: Path, sweep: str) -> float:
-    """Level at which the verdicts of a sweep are given: of a look where it was looked at while it ran."""
+    """Level at which the verdicts of a sweep are given: of a look where it was looked at while it ran, by a rule of its
+    own or, as the `looks` of its file say, by people who then added runs."""
     found = read_looks(results, sweep)
-    return ALPHA if found is None else found.level
+    if found is not None:
+        return found.level
+    looks = purpose(sweep, results).looks
+    return level_per_look(looks, ALPHA) if looks else ALPHA

@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import AfterValidator, ConfigDict, Field
 
 from harness.config.load import parse, read_yaml, to_json
 from harness.foundation.project_files import SWEEPS
@@ -29,6 +29,16 @@ ENDPOINTS: tuple[Endpoint, ...] = ("reference", "deployed")
 arms."""
 BASELINES = ("flashrl", "naive")
 """Baselines of a sweep whose file names none: a plain correction, and no correction."""
+
+
+def _rising(sizes: tuple[int, ...]) -> tuple[int, ...]:
+    if any(a >= b for a, b in zip((0, *sizes), sizes, strict=False)):
+        raise ValueError("numbers of seeds or bases that rise from at least 1 are expected")
+    return sizes
+
+
+Sizes = Annotated[tuple[int, ...], AfterValidator(_rising)]
+"""Seeds or bases of an arm at each of several looks."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +89,7 @@ class Purpose:
     endpoints: tuple[Endpoint, ...] = ENDPOINTS
     baselines: tuple[str, ...] = BASELINES
     expectations: tuple[Expectation, ...] = ()
+    looks: Sizes = ()
 
 
 def keep_purpose(sweep: str, meant: Purpose, results: Path, folder: Path = SWEEPS) -> None:

@@ -31,6 +31,10 @@ ENGINE_NOTES = {
     "anything about speed (emulated formats are slower than BF16). There is no kernel noise, and short responses do "
     "not stress sequence-level products of ratios.",
 }
+LOOKS = (
+    "Verdicts are given at {:.1%} in place of 3.3 %: somebody read them and then added runs, so each is one of several "
+    "looks"
+)
 READING = (
     "Two endpoints, each the mean accuracy of the evaluations after step 0: the BF16 policy (AUC), comparable across "
     "rows, and the policy as deployed, in the run's own rollout format. Accuracy is that after the last step, in the "
@@ -111,7 +115,8 @@ def markdown(board: Board, sweep: str, meant: Purpose | None = None) -> str:
     `meant` has the baselines and expectations that the words are about.
     """
     results, table = board.results, board.table
-    blocks = [f"# {sweep}", "\n".join(f"- {line}" for line in setup_lines(results)), _control_line(table)]
+    setup = [*setup_lines(results), *([LOOKS.format(board.alpha)] if board.alpha < stats.ALPHA else [])]
+    blocks = [f"# {sweep}", "\n".join(f"- {line}" for line in setup), _control_line(table)]
     for context, rows in table.groupby("context", sort=False):
         blocks += [f"## {context}"] if context else []
         blocks.append(_grid(_ARM_COLUMNS, rows))

@@ -33,6 +33,7 @@ from harness.records.sweep_file import (
     Endpoint,
     Expectation,
     Purpose,
+    Sizes,
     Until,
 )
 from harness.run.checks import check
@@ -80,6 +81,9 @@ class Sweep:
     """Further arms, which run once every seed of the others is done."""
     until: Until | None = None
     """Looks and limits of `lowbit sweep NAME --until-decided`."""
+    looks: Sizes = ()
+    """Bases, or seeds, of an arm each time that somebody read its verdict and then added runs, and now. Its tables are
+    judged at the level of one of so many looks."""
     base_seeds: tuple[Whole, ...] = ()
     """Seeds of the bases, each with every run seed; base by base, so that a base's comparisons finish early. Empty: a
     run's base has the run's seed, for base variance is as large as the effects."""

@@ -6,6 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from harness.records.looks import level_of
+from harness.records.stats.decisions import ALPHA
+from harness.records.stats.looks import level_per_look
 from harness.records.sweep_file import Expectation, Purpose, Until, keep_purpose, purpose
 
 
@@ -38,3 +41,13 @@ def test_the_sizes_of_looks() -> None:
     assert Until(max_seeds=9, batch=3).sizes == (3, 6, 9) and Until(max_seeds=3).sizes == (3,)
     with pytest.raises(ValueError, match="first=5: more than max_seeds=4"):
         Until(max_seeds=4, first=5)
+
+
+def test_a_sweep_that_was_read_before_runs_were_added_is_judged_at_the_level_of_a_look(tmp_path: Path) -> None:
+    assert level_of(tmp_path, "main_wordmath") == level_per_look((6, 12, 17), ALPHA) == pytest.approx(0.01443, abs=1e-5)
+    assert level_of(tmp_path, "length_wordmath") == level_of(tmp_path, "none") == ALPHA
+    keep_purpose("mine", Purpose(looks=(3, 5)), tmp_path, tmp_path)
+    assert level_of(tmp_path, "mine") == level_per_look((3, 5), ALPHA)
+    (tmp_path / "wrong.yaml").write_text("looks: [6, 6]\n")
+    with pytest.raises(ValueError, match=r"wrong\.yaml: looks: numbers of seeds or bases that rise"):
+        purpose("wrong", tmp_path, tmp_path)
