@@ -148,11 +148,9 @@ def _present(search: Search, results: Path, trackers: tuple[str, ...]) -> int:
 
 def dry_run(name: str, results: Path, trials: int | None, workers: int) -> int:
     """Space, budget, what is there, and a guess of the time."""
-    from harness.records.packed import make_available
     from harness.studies.search.run import has_room, total, usage
 
     found = _read(name, trials)
-    make_available(results, found.name)
     print(f"{found.name}: {found.question}")
     for knob, entry in found.space.items():
         what = f"{entry.low} to {entry.high}" + " (log)" * entry.log if entry.choices is None else _choices(entry)
