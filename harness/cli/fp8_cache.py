@@ -6,7 +6,7 @@ import argparse
 import re
 from pathlib import Path
 
-from harness.cli.options import add_results, add_write, positive
+from harness.cli.options import add_results, add_write, check_untrained, positive
 
 SAMPLES = re.compile(r"([1-9]\d*)x([1-9]\d*)")
 
@@ -44,6 +44,7 @@ def run(a: argparse.Namespace) -> int:
     from harness.studies.fp8_cache.report import sentences, text, write
 
     if a.folder is not None:
+        check_untrained(a.overrides)
         record = measure(
             a.folder, a.overrides, name=a.name or a.folder.resolve().name, first=a.first_load, num_answers=a.answers,
             is_scanned=a.scan, samples=a.accuracy, tell=lambda line: print(line, flush=True),

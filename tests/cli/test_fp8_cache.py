@@ -28,6 +28,8 @@ def test_the_command_measures_and_writes(tmp_path: Path, capsys: pytest.CaptureF
         (["fp8-cache", str(BASE), "--accuracy", "64"], "'64': questions x answers are expected, such as 64x4"),
         (["fp8-cache", str(BASE), "task=wordmath", "task.n=4"], "tokens, task wordmath has 512"),
         (["fp8-cache", str(BASE), "--first-load", "nowhere"], "nowhere: no such folder"),
+        (["fp8-cache", str(BASE), "trainer.steps=3"], "trainer.steps=3: nothing is trained here"),
+        (["fp8-cache", str(BASE), "base.n=3"], "base.n=3: no base is trained here"),
         (["fp8-cache"], "no record yet; give a model folder to measure"),
         (["mismatch"], "none of main_wordmath"),
     ],
