@@ -27,10 +27,18 @@ def always(a: argparse.Namespace) -> bool:
     return True
 
 
-def add_results(parser: argparse.ArgumentParser, *, reads: Callable[[argparse.Namespace], bool] = never) -> None:
-    """The option that says where results are. `reads`: calls that need the folder and do not make it."""
+def nothing(a: argparse.Namespace) -> None:
+    """No check of a call."""
+
+
+def add_results(
+    parser: argparse.ArgumentParser, *, reads: Callable[[argparse.Namespace], bool] = never,
+    check: Callable[[argparse.Namespace], object] = nothing,
+) -> None:  # fmt: skip
+    """The option that says where results are. `reads`: calls that need the folder and do not make it. `check`: raises
+    ValueError for a wrong name, before committed results are copied for the call."""
     parser.add_argument("--results", type=Path, default=RESULTS, help="results folder (default: results)")
-    parser.set_defaults(reads=reads)
+    parser.set_defaults(reads=reads, check=check)
 
 
 def check_results(a: argparse.Namespace) -> None:

@@ -31,7 +31,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dashboard", action="store_true", help="open optuna-dashboard on the study, run nothing")
     parser.add_argument("--port", type=port, default=8080, help="of the dashboard (default: 8080)")
     add_tracking(parser)
-    add_results(parser, reads=lambda a: a.report or a.dashboard)
+    add_results(parser, reads=lambda a: a.report or a.dashboard, check=lambda a: _read(a.name, a.trials))
 
 
 def run(a: argparse.Namespace) -> int:

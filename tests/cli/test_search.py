@@ -86,7 +86,7 @@ def test_a_dry_run_reads_a_packed_search_where_it_lies(place, tmp_path, capsys):
     shutil.copytree(folder / "searches", tmp_path / "searches")
     assert dry_run(str(path), tmp_path, None, 2) == 0
     assert "at most 0 cells" in capsys.readouterr().out
-    assert not (tmp_path / "runs").exists()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["packed", "searches"]
 
 
 def test_a_stopped_restart_and_the_study_of_another_search_say_how_to_go_on(tmp_path, monkeypatch, capsys):
