@@ -113,6 +113,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("\nlowbit: interrupted", file=sys.stderr)
         return 130
+    finally:
+        if argv is None:  # all is said and written: nothing is left to interrupt but torch's own end
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def parse(words: Sequence[str]) -> argparse.Namespace:
