@@ -6,7 +6,7 @@ import argparse
 import re
 from pathlib import Path
 
-from harness.cli.options import add_results, add_write, check_untrained, positive
+from harness.cli.options import add_results, add_write, check_measured, check_untrained, positive
 
 SAMPLES = re.compile(r"([1-9]\d*)x([1-9]\d*)")
 
@@ -20,7 +20,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--name", help="name of the record (default: the folder's)")
     parser.add_argument("--first-load", type=Path, metavar="FOLDER",
                         help="an earlier policy: rules that keep its scales are measured too")  # fmt: skip
-    parser.add_argument("--answers", type=positive, default=32, help="answers to score (default: 32)")
+    parser.add_argument("--answers", type=positive, help="answers to score (default: 32)")
     parser.add_argument("--scan", action="store_true", help="also a range of factors on the scale, for K, V and both")
     parser.add_argument("--accuracy", type=samples, metavar="QxK",
                         help="also accuracies of K answers to each of Q questions, e.g. 64x4")  # fmt: skip
@@ -43,11 +43,13 @@ def run(a: argparse.Namespace) -> int:
     from harness.studies.fp8_cache.record import write as keep
     from harness.studies.fp8_cache.report import sentences, text, write
 
+    check_measured(a, "name", "first_load", "answers", "scan", "accuracy")
     if a.folder is not None:
         check_untrained(a.overrides)
         record = measure(
-            a.folder, a.overrides, name=a.name or a.folder.resolve().name, first=a.first_load, num_answers=a.answers,
-            is_scanned=a.scan, samples=a.accuracy, tell=lambda line: print(line, flush=True),
+            a.folder, a.overrides, name=a.name or a.folder.resolve().name, first=a.first_load,
+            num_answers=a.answers or 32, is_scanned=a.scan, samples=a.accuracy,
+            tell=lambda line: print(line, flush=True),
         )  # fmt: skip
         print(f"record: {keep(a.results, record)}")
     records = read_all(a.results)

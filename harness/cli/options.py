@@ -115,6 +115,12 @@ def check_untrained(overrides: Iterable[str]) -> None:
             raise ValueError(f"{word}: nothing is trained here; valid of the trainer: {', '.join(OF_SCORING)}")
 
 
+def check_measured(a: argparse.Namespace, *names: str) -> None:
+    """Raises ValueError for one of these options of a measurement where no model folder is named."""
+    if a.folder is None and (given := next((name for name in names if getattr(a, name)), None)):
+        raise ValueError(f"--{given.replace('_', '-')}: nothing is measured without a model folder; name one")
+
+
 def gibibytes(text: str) -> float:
     """A finite number of GiB above 0."""
     return _above_zero(text, "GiB above 0 are expected")

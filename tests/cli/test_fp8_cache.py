@@ -30,6 +30,8 @@ def test_the_command_measures_and_writes(tmp_path: Path, capsys: pytest.CaptureF
         (["fp8-cache", str(BASE), "--first-load", "nowhere"], "nowhere: no such folder"),
         (["fp8-cache", str(BASE), "trainer.steps=3"], "trainer.steps=3: nothing is trained here"),
         (["fp8-cache", str(BASE), "base.n=3"], "base.n=3: no base is trained here"),
+        (["fp8-cache", "--scan"], "--scan: nothing is measured without a model folder; name one"),
+        (["fp8-cache", "--first-load", "x"], "--first-load: nothing is measured without a model folder"),
         (["fp8-cache"], "no record yet; give a model folder to measure"),
         (["mismatch"], "none of main_wordmath"),
     ],
