@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from harness.cli.options import add_results, add_write, check_measured, check_untrained, positive
+from harness.cli.options import add_results, add_write, check_measured, check_untrained, file_name, positive
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -15,7 +15,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("overrides", nargs="*", default=[], metavar="OVERRIDE",
                         help="its task, and the format, e.g. task=wordmath task.n=10 precision=int8 "
                              "(default: int8)")  # fmt: skip
-    parser.add_argument("--name", help="name of the record (default: the folder's with the format)")
+    parser.add_argument("--name", type=file_name, help="name of the record (default: the folder's with the format)")
     parser.add_argument("--answers", type=positive, help="answers to score (default: 32)")
     add_write(parser, "the table")
     add_results(parser, reads=lambda a: a.folder is None)

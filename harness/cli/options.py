@@ -188,6 +188,13 @@ def trackers(text: str) -> tuple[str, ...]:
     return names
 
 
+def file_name(text: str) -> str:
+    """The name of a file, without a folder."""
+    if not text or text != Path(text).name:
+        raise argparse.ArgumentTypeError(f"{text!r}: a name without a folder is expected")
+    return text
+
+
 def number_list(text: str) -> tuple[int, ...]:
     """Whole numbers, 0 or more, separated by commas; each once."""
     if not all(part.isdecimal() for part in text.split(",")):
