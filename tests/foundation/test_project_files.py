@@ -122,6 +122,7 @@ def test_a_command_in_an_empty_folder_finds_sweeps_and_bases(tmp_path: Path) -> 
     wrong = said("sweep", "smokee")
     assert wrong.returncode == 2 and "not found; nearest: smoke" in wrong.stderr and "standard" in wrong.stderr
     assert "not found; valid: search_aqn" in said("search", "nothing").stderr
+    assert "not found; nearest: smoke" in said("base", "smokee").stderr
     assert [*tmp_path.iterdir()] == []
 
 
