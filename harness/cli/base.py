@@ -30,7 +30,18 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add_workers(parser, "bases")
     parser.add_argument("--minutes", type=minutes, metavar="M",
                         help="stop after so long and save what was reached; the same command goes on")  # fmt: skip
-    add_results(parser)
+    add_results(parser, check=_check_names)
+
+
+def _names(a: argparse.Namespace) -> list[str]:
+    return [word for word in a.sweeps if "=" not in word]
+
+
+def _check_names(a: argparse.Namespace) -> None:
+    from harness.sweep import read_sweep
+
+    for name in _names(a):
+        read_sweep(name)
 
 
 def run(a: argparse.Namespace) -> int:
@@ -40,7 +51,7 @@ def run(a: argparse.Namespace) -> int:
     words = [word for word in a.sweeps if "=" in word]
     check_overrides(words)
     overrides, given = split_launch(words)
-    names = [word for word in a.sweeps if "=" not in word]
+    names = _names(a)
     launch = launch_of(given, results=str(a.results))
     if not a.dry_run:
         return base(names, overrides, launch=launch, workers=a.workers, minutes=a.minutes)

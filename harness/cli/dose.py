@@ -43,6 +43,8 @@ def run(a: argparse.Namespace) -> int:
 
     if (a.predict is None) != (a.probe is None and a.doses_of is None):
         raise ValueError("dose: --predict SWEEP goes with one of --probe FILE and --doses-of SWEEP")
+    if a.predict is not None and a.is_written:
+        raise ValueError("--write: dose --predict always writes its predictions and no table; leave --write out")
     if a.outcome is not None:
         return _outcome(a)
     found = study(read_all_points(a.results))

@@ -6,7 +6,7 @@ import argparse
 import re
 from pathlib import Path
 
-from harness.cli.options import add_results, add_write, positive
+from harness.cli.options import add_results, add_write, check_measured, check_untrained, file_name, positive
 
 SAMPLES = re.compile(r"([1-9]\d*)x([1-9]\d*)")
 
@@ -17,10 +17,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
                         help="a model folder to measure; without one the records that there are are shown")  # fmt: skip
     parser.add_argument("overrides", nargs="*", default=[], metavar="OVERRIDE",
                         help="its task, e.g. task=wordmath task.n=10")  # fmt: skip
-    parser.add_argument("--name", help="name of the record (default: the folder's)")
+    parser.add_argument("--name", type=file_name, help="name of the record (default: the folder's)")
     parser.add_argument("--first-load", type=Path, metavar="FOLDER",
                         help="an earlier policy: rules that keep its scales are measured too")  # fmt: skip
-    parser.add_argument("--answers", type=positive, default=32, help="answers to score (default: 32)")
+    parser.add_argument("--answers", type=positive, help="answers to score (default: 32)")
     parser.add_argument("--scan", action="store_true", help="also a range of factors on the scale, for K, V and both")
     parser.add_argument("--accuracy", type=samples, metavar="QxK",
                         help="also accuracies of K answers to each of Q questions, e.g. 64x4")  # fmt: skip
@@ -38,15 +38,20 @@ def samples(text: str) -> tuple[int, int]:
 
 def run(a: argparse.Namespace) -> int:
     """Measure a folder where one is named; print the table of all records. Raises ValueError for bad input."""
-    from harness.records.paths import figures_folder, tables_folder
+    from harness.foundation.writable import check_writable
+    from harness.records.paths import figures_folder, fp8_cache_folder, tables_folder
     from harness.studies.fp8_cache.record import measure, read_all
     from harness.studies.fp8_cache.record import write as keep
     from harness.studies.fp8_cache.report import sentences, text, write
 
+    check_measured(a, "name", "first_load", "answers", "scan", "accuracy")
     if a.folder is not None:
+        check_untrained(a.overrides)
         record = measure(
-            a.folder, a.overrides, name=a.name or a.folder.resolve().name, first=a.first_load, num_answers=a.answers,
-            is_scanned=a.scan, samples=a.accuracy, tell=lambda line: print(line, flush=True),
+            a.folder, a.overrides, name=a.name or a.folder.resolve().name, first=a.first_load,
+            num_answers=a.answers or 32, is_scanned=a.scan, samples=a.accuracy,
+            tell=lambda line: print(line, flush=True),
+            before=lambda: check_writable(fp8_cache_folder(a.results), "--results"),
         )  # fmt: skip
         print(f"record: {keep(a.results, record)}")
     records = read_all(a.results)

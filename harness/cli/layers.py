@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from harness.cli.options import add_results, add_write, check_untrained, positive
+from harness.cli.options import add_results, add_write, check_measured, check_untrained, file_name, positive
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -15,8 +15,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("overrides", nargs="*", default=[], metavar="OVERRIDE",
                         help="its task, and the format, e.g. task=wordmath task.n=10 precision=int8 "
                              "(default: int8)")  # fmt: skip
-    parser.add_argument("--name", help="name of the record (default: the folder's with the format)")
-    parser.add_argument("--answers", type=positive, default=32, help="answers to score (default: 32)")
+    parser.add_argument("--name", type=file_name, help="name of the record (default: the folder's with the format)")
+    parser.add_argument("--answers", type=positive, help="answers to score (default: 32)")
     add_write(parser, "the table")
     add_results(parser, reads=lambda a: a.folder is None)
 
@@ -27,10 +27,11 @@ def run(a: argparse.Namespace) -> int:
     from harness.records.paths import layers_folder, tables_folder
     from harness.studies.layers.report import keep, measure, read_all, sentences, text, write
 
+    check_measured(a, "name", "answers")
     if a.folder is not None:
         check_untrained(a.overrides)
         record = measure(
-            a.folder, a.overrides, name=a.name, num_answers=a.answers, tell=lambda line: print(line, flush=True),
+            a.folder, a.overrides, name=a.name, num_answers=a.answers or 32, tell=lambda line: print(line, flush=True),
             before=lambda: check_writable(layers_folder(a.results), "--results"),
         )  # fmt: skip
         print(f"record: {keep(a.results, record)}")

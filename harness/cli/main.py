@@ -113,6 +113,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("\nlowbit: interrupted", file=sys.stderr)
         return 130
+    finally:
+        if argv is None:  # all is said and written: nothing is left to interrupt but torch's own end
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def parse(words: Sequence[str]) -> argparse.Namespace:
@@ -134,9 +137,14 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
 
 
 def _bring_results(arguments: argparse.Namespace) -> None:
-    """Outside a clone, copy the committed results to where a command that names no other folder expects them. A dry run
-    is no exception: it tells what is finished."""
-    if arguments.command != "doctor" and getattr(arguments, "results", None) == RESULTS and (count := bring_results()):
+    """Outside a clone, copy the committed results to where a command that names no other folder expects them, once its
+    names are right. A dry run, which tells what is finished, reads them where they lie."""
+    if arguments.command == "doctor" or getattr(arguments, "results", None) != RESULTS or RESULTS.exists():
+        return
+    arguments.check(arguments)
+    if getattr(arguments, "dry_run", False):
+        arguments.results = HOME / RESULTS
+    elif count := bring_results():
         print(f"{RESULTS}: {count} files of committed results copied from {HOME / RESULTS}", file=sys.stderr)
 
 

@@ -27,10 +27,18 @@ def always(a: argparse.Namespace) -> bool:
     return True
 
 
-def add_results(parser: argparse.ArgumentParser, *, reads: Callable[[argparse.Namespace], bool] = never) -> None:
-    """The option that says where results are. `reads`: calls that need the folder and do not make it."""
+def nothing(a: argparse.Namespace) -> None:
+    """No check of a call."""
+
+
+def add_results(
+    parser: argparse.ArgumentParser, *, reads: Callable[[argparse.Namespace], bool] = never,
+    check: Callable[[argparse.Namespace], object] = nothing,
+) -> None:  # fmt: skip
+    """The option that says where results are. `reads`: calls that need the folder and do not make it. `check`: raises
+    ValueError for a wrong name, before committed results are copied for the call."""
     parser.add_argument("--results", type=Path, default=RESULTS, help="results folder (default: results)")
-    parser.set_defaults(reads=reads)
+    parser.set_defaults(reads=reads, check=check)
 
 
 def check_results(a: argparse.Namespace) -> None:
@@ -97,11 +105,20 @@ def check_machine(a: argparse.Namespace) -> None:
 
 
 def check_untrained(overrides: Iterable[str]) -> None:
-    """Raises ValueError for a setting of the optimizer, for a command that trains nothing."""
+    """Raises ValueError for a setting of the optimizer or of a base's training, for a command that is given a model and
+    trains nothing."""
     for word in overrides:
         key = word.partition("=")[0].lstrip("+~")
+        if key.partition(".")[0] == "base":
+            raise ValueError(f"{word}: no base is trained here, the model is the folder; leave it out")
         if key.startswith("trainer.") and key not in OF_SCORING:
             raise ValueError(f"{word}: nothing is trained here; valid of the trainer: {', '.join(OF_SCORING)}")
+
+
+def check_measured(a: argparse.Namespace, *names: str) -> None:
+    """Raises ValueError for one of these options of a measurement where no model folder is named."""
+    if a.folder is None and (given := next((name for name in names if getattr(a, name)), None)):
+        raise ValueError(f"--{given.replace('_', '-')}: nothing is measured without a model folder; name one")
 
 
 def gibibytes(text: str) -> float:
@@ -169,6 +186,13 @@ def trackers(text: str) -> tuple[str, ...]:
     if unknown := [name for name in names if name not in TRACKERS]:
         raise argparse.ArgumentTypeError(f"{unknown[0]!r} is no tracker; valid: {', '.join(TRACKERS)}")
     return names
+
+
+def file_name(text: str) -> str:
+    """The name of a file, without a folder."""
+    if not text or text != Path(text).name:
+        raise argparse.ArgumentTypeError(f"{text!r}: a name without a folder is expected")
+    return text
 
 
 def number_list(text: str) -> tuple[int, ...]:

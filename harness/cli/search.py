@@ -25,13 +25,14 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--trials", type=positive, help="end after so many trials in all (default: the file's budget)")
     add_workers(parser, "cells")
     parser.add_argument("--max-hours", type=hours, metavar="H", help="stop after so long; the same command goes on")
-    parser.add_argument("--dry-run", action="store_true", help="show space, budget and expected time, run nothing")
-    parser.add_argument("--report", action="store_true", help="write table and figures of what is there, run nothing")
-    parser.add_argument("--restart", action="store_true", help="begin a new study; the old one is kept aside")
-    parser.add_argument("--dashboard", action="store_true", help="open optuna-dashboard on the study, run nothing")
+    way = parser.add_mutually_exclusive_group()
+    way.add_argument("--dry-run", action="store_true", help="show space, budget and expected time, run nothing")
+    way.add_argument("--report", action="store_true", help="write table and figures of what is there, run nothing")
+    way.add_argument("--restart", action="store_true", help="begin a new study; the old one is kept aside")
+    way.add_argument("--dashboard", action="store_true", help="open optuna-dashboard on the study, run nothing")
     parser.add_argument("--port", type=port, default=8080, help="of the dashboard (default: 8080)")
     add_tracking(parser)
-    add_results(parser, reads=lambda a: a.report or a.dashboard)
+    add_results(parser, reads=lambda a: a.report or a.dashboard, check=lambda a: _read(a.name, a.trials))
 
 
 def run(a: argparse.Namespace) -> int:
@@ -148,11 +149,9 @@ def _present(search: Search, results: Path, trackers: tuple[str, ...]) -> int:
 
 def dry_run(name: str, results: Path, trials: int | None, workers: int) -> int:
     """Space, budget, what is there, and a guess of the time."""
-    from harness.records.packed import make_available
     from harness.studies.search.run import has_room, total, usage
 
     found = _read(name, trials)
-    make_available(results, found.name)
     print(f"{found.name}: {found.question}")
     for knob, entry in found.space.items():
         what = f"{entry.low} to {entry.high}" + " (log)" * entry.log if entry.choices is None else _choices(entry)

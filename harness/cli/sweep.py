@@ -73,7 +73,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
                         help="a setting of Slurm's jobs, may be repeated: partition, time in minutes, memory in GiB, "
                              "account, qos, constraint, exclude, cluster=local to try it on this machine")  # fmt: skip
     add_tracking(parser)
-    add_results(parser)
+    add_results(parser, check=_named)
+
+
+def _named(a: argparse.Namespace) -> Sweep:
+    from harness.sweep import read_sweep
+
+    return read_sweep(a.name)
 
 
 def run(a: argparse.Namespace) -> int:

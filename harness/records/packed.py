@@ -165,7 +165,8 @@ def _member(path: Path, name: str) -> bytes:
         with zipfile.ZipFile(path) as archive:
             return archive.read(name)
     except (zipfile.BadZipFile, lzma.LZMAError, EOFError, KeyError, OSError) as error:
-        raise ValueError(f"{path}: not a packed sweep: {error}") from error
+        reason = getattr(error, "strerror", None) or error
+        raise ValueError(f"{path}: not a packed sweep: {reason}") from error
 
 
 def _purpose(path: Path) -> bytes | None:

@@ -192,7 +192,11 @@ def render_terminal(board: pd.DataFrame, baseline: str = BASELINES[-1]) -> str:
         lines.append("─" * max(map(len, lines[-2:])))
         for row in rows.to_dict("records"):
             name = _arm_name(row)
-            name = name if len(name) <= width else _shortened(name, width)
+            if (
+                len(name) > width
+            ):  # whole, on lines of its own above its numbers: an end cut off may be all that differs
+                lines += wrap(name, WIDTH, break_on_hyphens=False)
+                name = ""
             cells = [show(row)[:size].ljust(size) for _, size, show in columns]
             lines.append(" ".join([name.ljust(width), *cells]).rstrip())
     sides = [(row, prefix) for row in board.to_dict("records") for prefix in ("", "deployed_")]
@@ -219,12 +223,6 @@ def _on_base(found: stats.BaseDifference | None) -> str:
     if found is None:
         return "-"
     return f"{found.mean:+.3f}" + (f" {found.word}" if found.word != "open" else "")
-
-
-def _shortened(name: str, width: int) -> str:
-    """A name cut in its middle: its end holds what sets arms of one method apart, and the marks."""
-    end = (width - 1) * 2 // 3
-    return f"{name[: width - 1 - end]}…{name[-end:]}"
 
 
 def _components_grid(board: Board) -> str:

@@ -91,9 +91,8 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ValueError(
-            f"{path}: cannot be read ({error}); python -m harness.devtools.bench has the benches"
-        ) from error
+        reason = error.strerror if isinstance(error, OSError) else "no JSON"
+        raise ValueError(f"{path}: cannot be read: {reason}; python -m harness.devtools.bench measures it") from error
 
 
 def push_s(found: Measured, size: str, precision: str) -> float:

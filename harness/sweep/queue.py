@@ -143,7 +143,7 @@ def _note_impossible(planned: Planned, launch: Launch, known: dict[str, RunResul
 def put_aside(cells: Sequence[RunConfig], launch: Launch) -> Path | None:
     """Move what these cells left aside (records, states, policies, responses), so that they run again from their start;
     None where they left nothing. A cancelled record stands for each until it has run, so that no later command takes an
-    older result in its place. Waits for a cell that outlives its launcher."""
+    older result in its place; it is not moved itself. Waits for a cell that outlives its launcher."""
     folder = records_folder(launch)
     aside = replaced_folder(launch.results, launch.sweep, datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ"))
     with results_lock(Path(launch.results)):
@@ -159,8 +159,9 @@ def put_aside(cells: Sequence[RunConfig], launch: Launch) -> Path | None:
                 aside / f"{name}.parquet": path.with_suffix(".parquet"),
                 aside / path.name: path,
             }
+            is_stand_in = path.exists() and TO_RUN_AGAIN.encode() in path.read_bytes()  # a damaged file is moved
             for target, source in left.items():
-                if source.exists():
+                if source.exists() and not (is_stand_in and source == path):
                     target.parent.mkdir(parents=True, exist_ok=True)
                     source.rename(target)
             write_result(folder, record(cell, launch, None, {}, "cancelled", TO_RUN_AGAIN, None), None)

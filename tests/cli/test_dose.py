@@ -108,8 +108,14 @@ def test_runs_of_a_sweep_say_the_doses_of_another(
     ("words", "expected"),
     [
         (("--predict", "dose"), "dose: --predict SWEEP goes with one of --probe FILE and --doses-of SWEEP"),
+        (
+            ("--predict", "dose", "--probe", "x.json", "--write"),
+            "--write: dose --predict always writes its predictions",
+        ),
         (("--probe", "x.json"), "dose: --predict SWEEP goes with one of --probe FILE and --doses-of SWEEP"),
-        (("--predict", "dose", "--probe", "x.json"), "x.json: not a probe"),
+        (("--predict", "dose", "--probe", "x.json"), "error: x.json: not a probe: No such file or directory; valid: a"),
+        (("--predict", "dose", "--probe", "README.md"), "error: README.md: not a probe: no JSON; valid: a file that"),
+        (("--predict", "dose", "--doses-of", "x"), "x.zip: not a packed sweep: No such file or directory\n"),
         (("--outcome", "nothing"), "nothing.json is missing; predict first, then run the sweep and pack it"),
         (("--outcome", "x", "--predict", "dose"), "argument --predict: not allowed with argument --outcome"),
         (

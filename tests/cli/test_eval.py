@@ -71,6 +71,8 @@ def test_a_policy_asked_again_answers_as_in_its_run(tmp_path: Path, capsys: pyte
             ["FOLDER", "trainer.steps=9"],
             "trainer.steps=9: nothing is trained here; valid of the trainer: trainer.device, ",
         ),
+        (["FOLDER", "base.n=9"], "base.n=9: no base is trained here, the model is the folder; leave it out"),
+        (["FOLDER", "base=text_muon"], "base=text_muon: no base is trained here"),
         (["FOLDER", "evaluations=[{task:sort}]"], "evaluations.0.num=null: task 'sort' has questions without end"),
     ],
 )

@@ -21,6 +21,15 @@ def test_the_command_measures_and_writes(tmp_path: Path, capsys: pytest.CaptureF
     }  # fmt: skip
 
 
+def test_results_that_cannot_be_written_are_refused_before_anything_is_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("harness.studies.fp8_cache.record.compare", lambda *given, **kept: pytest.fail("it measures"))
+    (tmp_path / "fp8_cache").touch()
+    assert main(["fp8-cache", str(BASE), "task=sort", "task.n=4", "--results", str(tmp_path)]) == 2
+    assert f"--results {tmp_path / 'fp8_cache'}: nothing can be written there: File" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -28,6 +37,11 @@ def test_the_command_measures_and_writes(tmp_path: Path, capsys: pytest.CaptureF
         (["fp8-cache", str(BASE), "--accuracy", "64"], "'64': questions x answers are expected, such as 64x4"),
         (["fp8-cache", str(BASE), "task=wordmath", "task.n=4"], "tokens, task wordmath has 512"),
         (["fp8-cache", str(BASE), "--first-load", "nowhere"], "nowhere: no such folder"),
+        (["fp8-cache", str(BASE), "trainer.steps=3"], "trainer.steps=3: nothing is trained here"),
+        (["fp8-cache", str(BASE), "base.n=3"], "base.n=3: no base is trained here"),
+        (["fp8-cache", str(BASE), "--name", "a/b"], "argument --name: 'a/b': a name without a folder is expected"),
+        (["fp8-cache", "--scan"], "--scan: nothing is measured without a model folder; name one"),
+        (["fp8-cache", "--first-load", "x"], "--first-load: nothing is measured without a model folder"),
         (["fp8-cache"], "no record yet; give a model folder to measure"),
         (["mismatch"], "none of main_wordmath"),
     ],

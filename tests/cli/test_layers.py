@@ -33,6 +33,8 @@ def test_the_command_measures_and_writes(tmp_path: Path, capsys: pytest.CaptureF
         (["layers", str(BASE), "task=wordmath", "task.n=4"], "tokens, task wordmath has 512"),
         (["layers", str(BASE), "task=sort", "task.n=4", "precision=bf16"], "precision=bf16: method naive cannot"),
         (["layers", str(BASE), "trainer.steps=3"], "trainer.steps=3: nothing is trained here"),
+        (["layers", str(BASE), "--name", "a/b"], "argument --name: 'a/b': a name without a folder is expected"),
+        (["layers", "--answers", "5"], "--answers: nothing is measured without a model folder; name one"),
         (["layers"], "no record yet; give a model folder to measure"),
     ],
 )

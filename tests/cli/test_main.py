@@ -35,6 +35,15 @@ def test_a_request_to_end_is_heard_where_a_background_job_ignores_it(number: int
     assert (done.returncode, done.stderr.strip()) == (130, "lowbit: interrupted")
 
 
+def test_ctrl_c_after_the_end_of_a_command_is_not_told() -> None:
+    program = (
+        "import atexit, signal, sys; from harness.cli import main as cli; "
+        "atexit.register(signal.raise_signal, signal.SIGINT); sys.argv = ['lowbit', 'metrics']; sys.exit(cli.main())"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 @pytest.mark.parametrize("command", cli.COMMANDS)
 def test_every_command_explains_itself(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as left:

@@ -107,6 +107,7 @@ def test_prompts_of_a_file(tmp_path: Path) -> None:
             ("FOLDER", "trainer.steps=3"),
             "trainer.steps=3: nothing is trained here; valid of the trainer: trainer.device",
         ),
+        (("FOLDER", "base.n=9"), "base.n=9: no base is trained here, the model is the folder; leave it out"),
         (("FOLDER", "launch.results=x"), "launch.results=x: launch has no such setting"),
         (("nowhere",), "nowhere: no such folder; a model's, with its config.json, is expected"),
         (("FOLDER", "nowhere"), "nowhere: no such folder"),

@@ -1,3 +1,4 @@
+import shutil
 import socket
 import threading
 import time
@@ -7,6 +8,7 @@ import pytest
 
 from harness.cli.main import main
 from harness.cli.search import dashboard, dry_run, report
+from harness.records.packed import pack
 from harness.records.run_result import read_results
 from harness.studies.search.spec import read_search
 from harness.studies.search.store import open_studies
@@ -76,6 +78,15 @@ def test_a_dry_run_tells_the_space_and_what_is_left(place, capsys):
     bare.write_text("".join(line for line in FILE.splitlines(True) if not line.startswith("baselines")))
     assert dry_run(str(bare), folder, None, 2) == 0
     assert "at most 4 cells" in (out := capsys.readouterr().out) and "about" in out
+
+
+def test_a_dry_run_reads_a_packed_search_where_it_lies(place, tmp_path, capsys):
+    folder, path, _ = place
+    shutil.copytree(pack(folder, "search_real").parent, tmp_path / "packed")
+    shutil.copytree(folder / "searches", tmp_path / "searches")
+    assert dry_run(str(path), tmp_path, None, 2) == 0
+    assert "at most 0 cells" in capsys.readouterr().out
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["packed", "searches"]
 
 
 def test_a_stopped_restart_and_the_study_of_another_search_say_how_to_go_on(tmp_path, monkeypatch, capsys):

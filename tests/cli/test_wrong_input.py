@@ -145,6 +145,7 @@ COMMANDS = (
     ("sweep sweeps", "sweeps: a name of sweeps/ is expected, or a path to a .yaml file"),
     ("sweep sweeps/search_aqn.yaml", "is run by another command: lowbit search sweeps/search_aqn.yaml"),
     ("search sweeps/smoke.yaml", "lowbit sweep sweeps/smoke.yaml; a file of lowbit search is called search_*.yaml"),
+    ("search search_aqn --report --restart", "argument --restart: not allowed with argument --report"),
     ("search search_aqm", "search 'search_aqm' not found; nearest: search_aqn"),
     ("break-even --batches a", "argument --batches: 'a': whole numbers above 0 are expected, separated by commas"),
     ("sweep smoke --where knobs.FOO.cap=3", "where: no cell of smoke has knobs.FOO.cap; nearest: knobs.TIS.cap"),

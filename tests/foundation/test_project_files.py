@@ -106,20 +106,24 @@ def test_what_is_measured_on_a_users_own_models_is_no_change_of_the_checkout() -
     assert git("check-ignore", *committed) == []
 
 
-def test_a_command_in_an_empty_folder_finds_the_sweeps(tmp_path: Path) -> None:
-    """The code lies in the clone, the command runs elsewhere; a results folder that it names is left to it."""
-    words = [sys.executable, "-P", "-m", "harness.cli.main", "sweep"]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+def test_a_command_in_an_empty_folder_finds_sweeps_and_bases(tmp_path: Path) -> None:
+    """The code lies in the clone, the command runs elsewhere; a results folder that it names is left to it. Neither a
+    dry run nor a wrong name copies the committed results."""
+    words, environment = [sys.executable, "-P", "-m", "harness.cli.main"], os.environ | {"PYTHONPATH": str(ROOT)}
 
-    def said(name: str) -> subprocess.CompletedProcess[str]:
-        given = [*words, name, "--results", "mine", "--dry-run"]
-        return subprocess.run(given, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    def said(*given: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*words, *given], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+        )
 
-    planned = said("smoke")
+    planned = said("sweep", "smoke", "--results", "mine", "--dry-run")
     assert planned.returncode == 0 and "smoke: 3 of 3 cells to run" in planned.stdout
-    wrong = said("smokee")
+    assert said("base", "quick", "--dry-run").stdout == "0 bases to train\n"
+    wrong = said("sweep", "smokee")
     assert wrong.returncode == 2 and "not found; nearest: smoke" in wrong.stderr and "standard" in wrong.stderr
-    assert not (tmp_path / "results").exists()
+    assert "not found; valid: search_aqn" in said("search", "nothing").stderr
+    assert "not found; nearest: smoke" in said("base", "smokee").stderr
+    assert [*tmp_path.iterdir()] == []
 
 
 @pytest.mark.slow

@@ -399,6 +399,8 @@ def test_what_is_put_aside_runs_again_although_another_sweep_has_it(
     assert len(seen.starts) == 2
     assert put_aside(planned.cells, second) is not None  # the other cell has no record there yet
     assert {result.status for result in stored(second).values()} == {"cancelled"} and len(stored(second)) == 2
+    put_aside(planned.cells, second)
+    assert len([*(tmp_path / "replaced").rglob("*.json")]) == 1, "what stands for a result stays where it is"
     run_sweep(planned, second, 1, nothing, run=launcher(seen))
     assert len(seen.starts) == 4
     run_sweep(planned, second, 1, nothing, run=launcher(seen))

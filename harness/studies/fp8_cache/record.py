@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +23,11 @@ DIGITS = 5
 
 def measure(
     folder: Path, overrides: Sequence[str], *, name: str, first: Path | None, num_answers: int, is_scanned: bool,
-    samples: tuple[int, int] | None, tell: Tell,
+    samples: tuple[int, int] | None, tell: Tell, before: Callable[[], None] = lambda: None,
 ) -> Record:  # fmt: skip
     """The record of one model folder. `first`: the folder whose weights were loaded first. `samples`: prompts, and
-    answers to each, for accuracies. Raises ValueError for a bad folder or override, before anything is measured."""
+    answers to each, for accuracies. `before` is called when the input is known to be right. Raises ValueError for a bad
+    folder or override, before anything is measured."""
     for path in (folder, *([] if first is None else [first])):
         check_folder(path)
     config = load([*overrides, *of_folder(folder)])
@@ -34,8 +35,9 @@ def measure(
     model = decoder_for(folder, task)
     if task.num_train is not None and task.num_train < CALIBRATION:
         raise ValueError(f"task={task.name}: {task.num_train} training questions, {CALIBRATION} are calibrated on")
-    before = None if first is None else load_decoder(first)
-    found = compare(model, task, first=before, num_answers=num_answers, is_scanned=is_scanned, tell=tell)
+    before()
+    earlier = None if first is None else load_decoder(first)
+    found = compare(model, task, first=earlier, num_answers=num_answers, is_scanned=is_scanned, tell=tell)
     told = None if samples is None else accuracies(
         found, model, task, num_prompts=samples[0], each=samples[1], tell=tell
     )  # fmt: skip

@@ -162,7 +162,8 @@ def read(path: Path) -> Record:
     try:
         found = json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
-        raise ValueError(f"{path}: not a probe: {error}") from error
+        reason = error.strerror if isinstance(error, OSError) else "no JSON"
+        raise ValueError(f"{path}: not a probe: {reason}; valid: a file that lowbit probe wrote") from error
     if not isinstance(found, dict) or not isinstance(found.get("formats"), list):
         raise ValueError(f"{path}: not a probe: it has no formats")
     return found

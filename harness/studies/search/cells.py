@@ -49,13 +49,10 @@ def local_runner(job: Job) -> Generator[Event, None, None]:
     return run_cells([job], 1)
 
 
-def outcome_on_disk(launch: Launch, config: RunConfig) -> RunResult | None:
-    """The record of a cell that need not run again."""
-    path = record_path(launch, run_id(config))
-    result = read_result(path) if path.exists() else None
-    if result is None or result.status in FINISHED:
-        return result
-    return result if result.status == "cancelled" and (result.reason or "").startswith(GIVEN_UP) else None
+def is_settled(result: RunResult) -> bool:
+    """Need the cell of this record not run again?"""
+    is_given_up = result.status == "cancelled" and (result.reason or "").startswith(GIVEN_UP)
+    return is_given_up or result.status in FINISHED
 
 
 def run_one(
@@ -64,8 +61,8 @@ def run_one(
     """The outcome of a cell, run where it has none. Raises Stopped, after the cell has saved its state."""
     lock = lock_folder(Path(launch.results), "cells") / f"{run_id(config)}.lock"
     with held(lock, partial(_until, stop)):
-        found = outcome_on_disk(launch, config)
-        if found is not None:
+        path = record_path(launch, run_id(config))
+        if path.exists() and is_settled(found := read_result(path)):
             return CellOutcome(result=found, rewards={}, seconds=found.time_s.get("total") or 0.0)
         started, rewards = time.monotonic(), dict[int, float]()
         events = runner(Job(config=config, launch=launch))

@@ -14,16 +14,18 @@ from typing import Any, Literal
 
 from optuna.trial import FrozenTrial, TrialState
 
+from harness.config.load import run_id
 from harness.config.schema import Launch
 from harness.foundation.digits import significant
 from harness.records.run_result import RunResult
 from harness.records.stats import Difference, paired
-from harness.studies.search.cells import outcome_on_disk, run_one
+from harness.studies.search.cells import is_settled, run_one
 from harness.studies.search.pruning import oriented
 from harness.studies.search.run import Session
 from harness.studies.search.space import DIGITS, cell_of, overrides_of
 from harness.studies.search.spec import Search
 from harness.studies.search.trials import measured
+from harness.sweep import stored
 
 Trials = Mapping[str, Sequence[FrozenTrial]]
 """Share -> its trials."""
@@ -95,13 +97,15 @@ def submit(session: Session, pool: ThreadPoolExecutor) -> list[Future[Any]]:
 
 
 def confirmed(search: Search, found: Sequence[Contender], launch: Launch) -> dict[str, dict[int, RunResult]]:
-    """Contender -> seed -> record, of those that are there."""
+    """Contender -> seed -> record, of those that are there, in a folder or packed."""
+    known = stored(launch)
     records: dict[str, dict[int, RunResult]] = {}
     for contender in found:
         records[contender.name] = {
             seed: result
             for seed in search.confirm.seeds
-            if (result := outcome_on_disk(launch, cell_of(list(contender.overrides), seed))) is not None
+            if (result := known.get(run_id(cell_of(list(contender.overrides), seed)))) is not None
+            and is_settled(result)
         }
     return records
 

@@ -16,7 +16,7 @@ import os
 import uuid
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import IO, Any, Literal
 
@@ -131,7 +131,7 @@ def open_studies(search: Search, results: Path, *, is_writing: bool = True) -> d
     storage = storage_of(results, search.name)
     warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
     names = study_names(search)
-    with held(lock_folder(results, search.name) / "study.lock"):
+    with held(lock_folder(results, search.name) / "study.lock") if is_writing else nullcontext():
         known = {study.study_name: study.user_attrs for study in storage.get_all_studies()}
         for attrs in known.values():
             _check_identity(search, results, attrs.get(IDENTITY))
