@@ -15,7 +15,7 @@ import numpy as np
 from scipy import stats as distributions
 from scipy.special import stdtr, stdtrit
 
-from harness.records.stats.intervals import Floats
+from harness.records.stats.intervals import LEVEL, Floats
 
 Key = TypeVar("Key", bound=Hashable)
 MAX_EXACT = 16
@@ -41,7 +41,7 @@ class Difference:
     """Two-sided p of the exact sign-flip permutation; cannot fall below 2^(1 - n). NaN beyond `MAX_EXACT` pairs."""
 
 
-def paired(arm: Mapping[Key, float], control: Mapping[Key, float], level: float = 0.95) -> Difference:
+def paired(arm: Mapping[Key, float], control: Mapping[Key, float]) -> Difference:
     """The mean difference over the common keys (base seed, seed), with a t interval."""
     keys = [key for key in arm if key in control]
     d = np.array([arm[key] - control[key] for key in keys], dtype=np.float64)
@@ -52,7 +52,7 @@ def paired(arm: Mapping[Key, float], control: Mapping[Key, float], level: float 
         )
     center, sd = float(d.mean()), float(d.std(ddof=1))
     error = sd / math.sqrt(n)
-    half = float(stdtrit(n - 1, 0.5 + level / 2)) * error
+    half = float(stdtrit(n - 1, 0.5 + LEVEL / 2)) * error
     if error > 0:
         p = 2 * float(stdtr(n - 1, -abs(center) / error))
     else:
@@ -99,7 +99,7 @@ class Crossed:
     """Satterthwaite's degrees of freedom, rounded down, at most MAX_DF."""
 
 
-def crossed(arm: Floats, control: Floats, level: float = 0.95) -> Crossed:
+def crossed(arm: Floats, control: Floats) -> Crossed:
     """Arm minus control, [S, Q] each with rows of common seeds, seeds and questions as crossed random effects.
 
     Two-way analysis of variance without replication: Var(mean) = (MS_seeds + max(MS_questions - MS_rest, 0)) / (S Q),
@@ -115,7 +115,7 @@ def crossed(arm: Floats, control: Floats, level: float = 0.95) -> Crossed:
     variance, freedom = crossed_variance(d)
     df = min(MAX_DF, max(1, math.floor(freedom + 1e-9)))
     error = math.sqrt(variance)
-    half = float(stdtrit(df, 0.5 + level / 2)) * error
+    half = float(stdtrit(df, 0.5 + LEVEL / 2)) * error
     p = 2 * float(stdtr(df, -abs(center) / error)) if error > 0 else float(center == 0)
     return Crossed(mean=center, low=center - half, high=center + half, p=p, df=df)
 

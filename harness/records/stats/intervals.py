@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 from scipy.special import stdtrit
 
 Floats = NDArray[np.float64]
+LEVEL = 0.95
+"""Level of every interval that a table or figure shows; those that decide have one of their own (`decisions`)."""
 
 
 def iqm(values: Floats, axis: int = -1) -> Floats:
@@ -45,9 +47,7 @@ def resample(num_seeds: int, num_questions: int, rng: np.random.Generator, draws
     return Draws(seeds=rng.integers(num_seeds, size=(draws, num_seeds)), questions=counts / num_questions)
 
 
-def bootstrap(
-    scores: Floats, draws: Draws, statistic: Callable[[Floats, int], Floats] = mean, level: float = 0.95
-) -> tuple[float, float]:
+def bootstrap(scores: Floats, draws: Draws, statistic: Callable[[Floats, int], Floats] = mean) -> tuple[float, float]:
     """Percentile interval of `statistic` over seeds of their mean over questions; `scores` is [S, Q].
 
     Two strata are resampled, seeds as whole runs and questions, and their deviations add up. A plain
@@ -62,10 +62,10 @@ def bootstrap(
     point = float(statistic(per_seed, -1))
     deviation = _question_share(scores) * (statistic(draws.questions @ scores.T, -1) - point)
     if size > 1:
-        normal = NormalDist().inv_cdf(0.5 + level / 2)
-        stretch = float(stdtrit(size - 1, 0.5 + level / 2)) / normal * math.sqrt(size / (size - 1))
+        normal = NormalDist().inv_cdf(0.5 + LEVEL / 2)
+        stretch = float(stdtrit(size - 1, 0.5 + LEVEL / 2)) / normal * math.sqrt(size / (size - 1))
         deviation += stretch * (statistic(per_seed[draws.seeds], -1) - point)
-    bounds = np.quantile(point + deviation, [0.5 - level / 2, 0.5 + level / 2])
+    bounds = np.quantile(point + deviation, [0.5 - LEVEL / 2, 0.5 + LEVEL / 2])
     if scores.min() >= 0 and scores.max() <= 1:
         bounds = bounds.clip(0, 1)
     return float(bounds[0]), float(bounds[1])

@@ -23,12 +23,11 @@ from statistics import NormalDist
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.special import stdtrit
 
-Floats = NDArray[np.float64]
+from harness.records.stats import LEVEL, Floats
+
 DRAWS = 2000
-LEVEL = 0.95
 
 
 @dataclass(frozen=True, kw_only=True)
