@@ -15,7 +15,7 @@ from harness.models.decoder import Decoder
 from harness.numerics.kv_scales import KV, Role
 from harness.objective.mismatch import BOUND
 from harness.records.sample_scores import over_questions
-from harness.studies.dose.curve import LEVEL, mean_interval
+from harness.records.stats import mean_interval
 from harness.studies.fp8_cache.answers import Answers, exact_engine, log_probs, sampled
 from harness.studies.fp8_cache.attention import FORMAT, Cache, Counts, through
 from harness.studies.fp8_cache.magnitudes import Magnitudes, magnitudes
@@ -108,7 +108,7 @@ def row_of(arm: Arm, model: Decoder, answers: Answers, exact: Tensor) -> dict[st
         found = log_probs(model, answers, counts)
     owner = torch.arange(len(answers.ids)).repeat_interleave(answers.lens)
     k3 = divergence(found, exact)
-    low, high = mean_interval(k3.double().numpy(), [str(i) for i in owner.tolist()], LEVEL)
+    low, high = mean_interval(k3.double().numpy(), [str(i) for i in owner.tolist()])
     tokens = answers.tokens()[:, None]
     gap = (found.gather(1, tokens) - exact.gather(1, tokens)).abs()[:, 0]
     top = k3.topk(max(1, round(TOP * len(k3)))).values

@@ -22,7 +22,7 @@ from harness.models.decoder import Decoder
 from harness.numerics.formats import Format
 from harness.numerics.linear import EmulatedLinear
 from harness.numerics.quantize import fake_quantize
-from harness.studies.dose.curve import LEVEL, mean_interval
+from harness.records.stats import mean_interval
 from harness.studies.fp8_cache.answers import Answers, exact_engine, log_probs, sampled
 from harness.studies.fp8_cache.study import divergence
 from harness.tasks import Task
@@ -162,7 +162,7 @@ def compare(
     def row(name: str, own: Sequence[Place]) -> dict[str, Any]:
         with replaced(model, own):
             k3 = divergence(log_probs(model, answers), exact)
-        low, high = mean_interval(k3.double().numpy(), owner, LEVEL)
+        low, high = mean_interval(k3.double().numpy(), owner)
         tell(f"{name}: k3 {float(k3.mean()):.2g}")
         return {"name": name, "k3": float(k3.mean()), "k3_low": low, "k3_high": high, **(seen.get(name) or {})}
 

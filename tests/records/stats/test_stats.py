@@ -261,3 +261,19 @@ def test_the_verdict_equal_is_two_one_sided_t_tests(size: int) -> None:
         assert is_equal == (max(sides) < 0.025)
         seen.add(is_equal)
     assert seen == {True, False}
+
+
+def test_the_interval_of_clusters_of_one_is_students() -> None:
+    values = np.random.default_rng(1).standard_normal(9)
+    expected = scipy_stats.ttest_1samp(values, 0).confidence_interval(0.9)
+    assert stats.mean_interval(values, [str(i) for i in range(9)], 0.9) == pytest.approx(tuple(expected))
+
+
+def test_copies_within_a_cluster_add_no_certainty() -> None:
+    values = np.random.default_rng(2).standard_normal(6)
+    names = [str(i) for i in range(6)]
+    once = stats.mean_interval(values, names)
+    assert stats.mean_interval(np.repeat(values, 5), list(np.repeat(names, 5))) == pytest.approx(once)
+    apart = stats.mean_interval(np.repeat(values, 5), [str(i) for i in range(30)])
+    assert apart[1] - apart[0] < (once[1] - once[0]) / 2, "as many clusters as values would"
+    assert all(math.isnan(end) for end in stats.mean_interval(values, ["a", "b"] * 3))
