@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from harness.records.arms import Arm
 from harness.records.run_result import Base, RunResult, read_series
+from harness.records.stats import Floats
 from harness.records.statuses import FINISHED
 
-Floats = NDArray[np.float64]
 Series = Mapping[str, Mapping[str, Sequence[Any]]]
 """Run id -> column -> value per step."""
 
@@ -119,15 +118,13 @@ def _band(x: Floats, values: Floats, bases: Sequence[Base], center: str, ends: t
     if not values.size:
         empty = np.array([], dtype=np.float64)
         return Band(x=empty, middle=empty, low=empty, high=empty)
-    means = np.array(
-        [_quiet(np.nanmean, values[[other == base for other in bases]], 0) for base in dict.fromkeys(bases)]
-    )
-    middle = _quiet(np.nanmean if center == "mean" else np.nanmedian, means, 0)
-    return Band(x=x, middle=middle, low=_quiet(np.nanmin, values, 0), high=_quiet(np.nanmax, values, 0), ends=ends)
+    means = np.array([_quiet(np.nanmean, values[[other == base for other in bases]]) for base in dict.fromkeys(bases)])
+    middle = _quiet(np.nanmean if center == "mean" else np.nanmedian, means)
+    return Band(x=x, middle=middle, low=_quiet(np.nanmin, values), high=_quiet(np.nanmax, values), ends=ends)
 
 
-def _quiet(reduce: Any, values: Floats, axis: int) -> Any:
-    """Context without numpy's warning about steps that no seed has."""
+def _quiet(reduce: Callable[..., Floats], values: Floats) -> Floats:
+    """`reduce` over the rows, without numpy's warning about steps that no seed has."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
-        return reduce(values, axis=axis)
+        return reduce(values, axis=0)
