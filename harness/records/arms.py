@@ -253,7 +253,7 @@ def _unsaid(settings: Sequence[Fields], names: Sequence[str]) -> dict[str, Field
 
 
 def _published(method: str, names: Sequence[str]) -> Fields:
-    """Those of `names` that are knobs of a method of ours, at the method's own settings: they need no word."""
+    """The knobs among `names` of a method of ours, at the method's own settings: they need no word."""
     from harness.api import stated_knobs  # these load torch, which a reader of records may never need
     from methods import METHODS
 

@@ -321,7 +321,7 @@ def _verdict(prefix: str = "") -> Callable[[Row], str]:
 
 
 def _short_verdict(prefix: str = "") -> Callable[[Row], str]:
-    """The same in 18 columns."""
+    """A verdict in 18 columns, for a terminal."""
 
     def show(row: Row) -> str:
         words, bound = row[f"{prefix}verdict"], row[f"{prefix}collapse_high"]

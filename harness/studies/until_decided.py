@@ -49,7 +49,7 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class Ending:
-    """End of such a sweep."""
+    """End of a sweep that runs until it is decided."""
 
     reason: str | None
     """None where it was interrupted."""

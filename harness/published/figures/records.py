@@ -95,7 +95,7 @@ def arms(found: Found, method: str, precision: str | None = None, **fields: Any)
 
 
 def known(found: Found, *chosen: Arm | None) -> list[Arm]:
-    """Those that are there. Raises ValueError where none is."""
+    """The arms among `chosen` that have scored runs. Raises ValueError where none has."""
     there = [arm for arm in chosen if arm is not None and scored(arm)]
     if not there:
         raise ValueError(_nothing_in(found))

@@ -37,7 +37,7 @@ class Answers:
     """[B] int64: tokens of the answer, its end token included."""
 
     def parts(self) -> Iterator[Answers]:
-        """The same, ROWS answers at a time, each as long as its longest."""
+        """The answers, ROWS at a time, each part as long as its longest."""
         for at in torch.arange(len(self.ids)).split(ROWS):
             ends = (self.prompt_lens + self.lens)[at]
             yield Answers(ids=self.ids[at, : int(ends.max())], prompt_lens=self.prompt_lens[at], lens=self.lens[at])
