@@ -93,7 +93,8 @@ def test_sums_are_over_real_tokens_of_every_place() -> None:
         assert own["lost"] == pytest.approx(float(((low == 0) & (x != 0)).sum() / (x != 0).sum()), abs=2e-3)
         assert own["error_in"] == pytest.approx(float((low - x).norm() / x.norm()), rel=1e-3)
         error, size = (F.linear(y, weight).norm().detach() for y in (low - x, x))
-        assert own["error_out"] == pytest.approx(float(error / size), rel=1e-3)
+        # A batch of rows sums in another order than single rows: one of 2,000 codes that flips is 0.4 % of the error.
+        assert own["error_out"] == pytest.approx(float(error / size), rel=1e-2)
 
 
 def test_formats_of_weights_alone_say_nothing_of_inputs() -> None:
