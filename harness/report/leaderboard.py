@@ -22,7 +22,7 @@ import numpy as np
 import pandas as pd
 
 from harness.records import stats
-from harness.records.arms import Arm, control_of, group_arms, label, settings_apart
+from harness.records.arms import Arm, control_of, group_arms, label, scored, settings_apart
 from harness.records.effective_bits import bits_of_run
 from harness.records.run_result import Base, EvalRecord, RunResult
 from harness.records.statuses import FINISHED, STATUSES
@@ -236,7 +236,7 @@ def _of(run: RunResult, site: str) -> list[EvalRecord]:
 
 def score_arm(arm: Arm) -> Scores:
     """Every score of the scored runs of an arm."""
-    runs = [run for run in arm.runs if run.status in FINISHED]
+    runs = scored(arm)
     rows: dict[str, list[stats.Floats]] = {name: [] for name in SCORES}
     bases: dict[str, list[Base]] = {name: [] for name in SCORES}
     auc: dict[stats.Key, float] = {}
@@ -360,7 +360,7 @@ def _score_columns(scores: Scores, draws: dict[tuple[int, ...], stats.Draws]) ->
 
 def _measurements(arm: Arm) -> dict[str, float]:
     """Measurements of an arm: the worst mismatch of any seed, medians of heavy-tailed quantities, means of the rest."""
-    runs = [run for run in arm.runs if run.status in FINISHED]
+    runs = scored(arm)
 
     def over(reduce: Any, values: list[float | None]) -> float:
         known = [value for value in values if value is not None]

@@ -10,12 +10,12 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Protocol, TypeVar
 
-from harness.records.arms import Arm, group_arms
+from harness.records.arms import Arm, group_arms, scored
+from harness.records.folder import Series, load_series
 from harness.records.packed import read_packed, read_packed_series
 from harness.records.paths import packed_path, runs_folder
 from harness.records.run_result import Pair, RunResult, read_results
 from harness.report.leaderboard import score_arm
-from harness.report.plots.bands import Series, load_series, scored
 
 
 @dataclass(frozen=True, kw_only=True)

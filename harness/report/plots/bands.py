@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
-from harness.records.arms import Arm
-from harness.records.run_result import Base, RunResult, read_series
+from harness.records.arms import Arm, scored
+from harness.records.folder import Series
+from harness.records.run_result import Base
 from harness.records.stats import Floats
-from harness.records.statuses import FINISHED
-
-Series = Mapping[str, Mapping[str, Sequence[Any]]]
-"""Run id -> column -> value per step."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,12 +27,6 @@ class Band:
     high: Floats
     ends: tuple[tuple[float, float], ...] = ()
     """(x, y) of the last value of every run that diverged."""
-
-
-def load_series(folder: Path, results: Sequence[RunResult]) -> dict[str, dict[str, list[Any]]]:
-    """The series of every run that has one, read from `<folder>/<run_id>.parquet`."""
-    runs = [run for run in results if run.num_steps and (folder / f"{run.run_id}.parquet").exists()]
-    return {run.run_id: read_series(folder, run.run_id) for run in runs}
 
 
 def over_steps(
@@ -96,11 +86,6 @@ def over_profile(arm: Arm, series: Series, group: str, axis: str, column: str) -
     )
     bases = [run.base for run in scored(arm)]
     return _band(np.array(places, dtype=np.float64), values, bases, "median", ())
-
-
-def scored(arm: Arm) -> list[RunResult]:
-    """Runs that count for a band: those with status ok or diverged."""
-    return [run for run in arm.runs if run.status in FINISHED]
 
 
 def running_mean(values: Floats, window: int) -> Floats:
