@@ -17,7 +17,7 @@ from harness.foundation.markdown_table import markdown_table
 from harness.records import stats
 from harness.records.arms import Arm, control_of, label, scored
 from harness.records.run_result import RunResult
-from harness.report.leaderboard import answered_steps, answers, pair_key
+from harness.report.scores import answered_steps, answers, pair_key
 
 HEAD = ("arm", "against", "pairs", "collapsed, at step", "of the control", "more than expected", "p", "p of all")
 READING = (

@@ -18,8 +18,9 @@ from harness.records.run_result import Base, RunResult, write_atomic
 from harness.records.statuses import STATUSES
 from harness.records.sweep_file import BASELINES, ENDPOINTS, Purpose
 from harness.report import collapse_times, failures, task_scores
-from harness.report.leaderboard import Board, components, contrasts
+from harness.report.leaderboard import Board, contrasts
 from harness.report.plots.profiles import improvements
+from harness.report.scores import components
 from harness.report.sentences import findings, num_below, three_sentences
 
 Row = Mapping[str, Any]

@@ -21,7 +21,7 @@ from harness.records.packed import read_packed, read_packed_series
 from harness.records.paths import packed_path, runs_folder
 from harness.records.run_result import SUMMARY, Base, EvalRecord, Pair, RunResult, read_results
 from harness.records.statuses import FINISHED
-from harness.report.leaderboard import answers
+from harness.report.scores import answers
 
 Columns = Mapping[str, Sequence[float]]
 

@@ -15,7 +15,7 @@ from harness.records.folder import Series, load_series
 from harness.records.packed import read_packed, read_packed_series
 from harness.records.paths import packed_path, runs_folder
 from harness.records.run_result import Pair, RunResult, read_results
-from harness.report.leaderboard import score_arm
+from harness.report.scores import score_arm
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,9 +23,9 @@ from harness.records import stats
 from harness.records.arms import Arm, control_of, label
 from harness.records.stats import Floats
 from harness.records.sweep_file import BASELINES
-from harness.report.leaderboard import score_arm
 from harness.report.plots.colours import BLUE, GREEN, GREY, INK, ORANGE, PINK, SKY, VERMILION
 from harness.report.plots.style import style_name
+from harness.report.scores import score_arm
 
 TAUS = np.linspace(0, 1, 201)
 BASELINE = BASELINES[-1]
