@@ -32,13 +32,11 @@ class Difference:
     mean: float
     """Mean difference; NaN without a pair."""
     sd: float
-    """Sample standard deviation of the differences (ddof 1), NaN below two pairs, like the four below."""
+    """Sample standard deviation of the differences (ddof 1), NaN below two pairs, like the three below."""
     low: float
     high: float
     p: float
     """Two-sided p of Student's t."""
-    p_sign: float
-    """Two-sided p of the exact sign-flip permutation; cannot fall below 2^(1 - n). NaN beyond `MAX_EXACT` pairs."""
 
 
 def paired(arm: Mapping[Key, float], control: Mapping[Key, float]) -> Difference:
@@ -47,9 +45,7 @@ def paired(arm: Mapping[Key, float], control: Mapping[Key, float]) -> Difference
     d = np.array([arm[key] - control[key] for key in keys], dtype=np.float64)
     n, nan = len(d), math.nan
     if n < 2:
-        return Difference(
-            num_pairs=n, mean=float(d[0]) if n else nan, sd=nan, low=nan, high=nan, p=nan, p_sign=sign_flip_p(d)
-        )
+        return Difference(num_pairs=n, mean=float(d[0]) if n else nan, sd=nan, low=nan, high=nan, p=nan)
     center, sd = float(d.mean()), float(d.std(ddof=1))
     error = sd / math.sqrt(n)
     half = float(stdtrit(n - 1, 0.5 + LEVEL / 2)) * error
@@ -57,9 +53,7 @@ def paired(arm: Mapping[Key, float], control: Mapping[Key, float]) -> Difference
         p = 2 * float(stdtr(n - 1, -abs(center) / error))
     else:
         p = 0.0 if center else 1.0
-    return Difference(
-        num_pairs=n, mean=center, sd=sd, low=center - half, high=center + half, p=p, p_sign=sign_flip_p(d)
-    )
+    return Difference(num_pairs=n, mean=center, sd=sd, low=center - half, high=center + half, p=p)
 
 
 def exchanges(n: int) -> np.ndarray:
@@ -68,7 +62,8 @@ def exchanges(n: int) -> np.ndarray:
 
 
 def sign_flip_p(differences: Floats) -> float:
-    """Share of the 2^n sign patterns whose absolute mean is at least the observed one; NaN for no or too many pairs."""
+    """Share of the 2^n sign patterns whose absolute mean is at least the observed one, never below 2^(1 - n); NaN for
+    no pair and beyond `MAX_EXACT`."""
     n = len(differences)
     if not 1 <= n <= MAX_EXACT:
         return math.nan
