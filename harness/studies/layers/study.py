@@ -24,8 +24,7 @@ from harness.numerics.formats import Format
 from harness.numerics.linear import EmulatedLinear
 from harness.numerics.quantize import fake_quantize
 from harness.records.stats import mean_interval
-from harness.studies.fp8_cache.answers import Answers, exact_engine, log_probs, sampled
-from harness.studies.fp8_cache.study import divergence
+from harness.studies.fp8_cache.answers import Answers, divergence, exact_engine, log_probs, sampled
 from harness.tasks import Task
 
 ALL, REST = "all", "all but the worst"

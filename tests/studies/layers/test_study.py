@@ -13,8 +13,7 @@ from torch import nn
 from harness.api import Plan
 from harness.numerics.formats import format_named
 from harness.numerics.quantize import fake_quantize
-from harness.studies.fp8_cache.answers import log_probs
-from harness.studies.fp8_cache.study import divergence
+from harness.studies.fp8_cache.answers import divergence, log_probs
 from harness.studies.layers.study import Rounding, places, replaced, roundings
 from tests.engines.engine_cases import QWEN3, decoder
 from tests.studies.fp8_cache.made import answers, sharp
