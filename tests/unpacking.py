@@ -1,4 +1,5 @@
-"""Codes read back from the layouts of `harness.numerics.packing`: the opposite of each of its packers."""
+"""Codes read back from the layouts of `harness.numerics.packing`: the opposite of each of its packers; and from
+bitsandbytes' layout of NF4."""
 
 from __future__ import annotations
 
@@ -31,6 +32,6 @@ def unpack_fp4(packed: Tensor) -> Tensor:
 
 
 def unpack_nf4(packed: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Flat uint8 [ceil(numel / 2)] -> NF4 codes uint8 of `shape`."""
+    """Flat uint8 [ceil(numel / 2)], the even element in the high nibble -> NF4 codes uint8 of `shape`."""
     codes = torch.stack((packed.reshape(-1) >> 4, packed.reshape(-1) & 0xF), dim=-1).flatten()
     return codes[: torch.Size(shape).numel()].view(shape)

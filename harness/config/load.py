@@ -248,8 +248,9 @@ def _parsed(override: str) -> Override:
 
 
 def _compose_cached(overrides: Sequence[str]) -> DictConfig | None:
-    """The same from the choices of groups, which Hydra composes once each, and the plain values, which it applies last
-    and in order. None where an override is of another kind or wrong: Hydra then does it, or says why not."""
+    """The tree of some overrides, from the choices of groups, which Hydra composes once each, and the plain values,
+    which it applies last and in order. None where an override is of another kind or wrong: Hydra then does it, or says
+    why not."""
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 

@@ -39,8 +39,8 @@ def choose_parts(config: RunConfig) -> tuple[Part, ...]:
 
 
 def known_parts(config: RunConfig) -> tuple[Part, ...]:
-    """The same parts; knobs of a part that other methods have are passed by. Raises ValueError for what is wrong beside
-    any method: names that there are nowhere, and values that a knob cannot have."""
+    """The parts of a run with their knobs; knobs of parts that only other methods have are passed by. Raises ValueError
+    for what is wrong beside any method: names that there are nowhere, and values that a knob cannot have."""
     if config.parts:
         parts = tuple(_part_named(name) for name in config.parts)
     else:

@@ -398,6 +398,6 @@ TUNABLE = (
 
 
 def settings(launch: Launch) -> dict[str, Any]:
-    """Those of `TUNABLE` that are not the defaults: what a record says of how its run happened."""
+    """The fields of `TUNABLE` that are not at their defaults: what a record says of how its run happened."""
     usual = Launch()
     return {name: getattr(launch, name) for name in TUNABLE if getattr(launch, name) != getattr(usual, name)}

@@ -59,7 +59,7 @@ class Texts:
         return Texts(ids=self.ids.to(device), aligned=self.aligned.to(device), labelled=self.labelled.to(device))
 
     def take(self, rows: Tensor) -> Texts:
-        """Some rows, [n] int64."""
+        """The texts of some rows, [n] int64."""
         return Texts(ids=self.ids[rows], aligned=self.aligned[rows], labelled=self.labelled[rows])
 
     def used(self) -> Tensor:

@@ -167,7 +167,7 @@ class Queries:
     """[T, L] or [B, 1, T, L] bool: the keys that each may see."""
 
     def take(self, x: Tensor) -> Tensor:
-        """[B, L, d] -> [B, T, d]."""
+        """The columns of x at these positions: [B, L, d] -> [B, T, d]."""
         if isinstance(self.index, slice):
             return x[:, self.index]
         return x.gather(1, self.index[:, :, None].expand(-1, -1, x.shape[2]))
@@ -325,7 +325,7 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    """SwiGLU."""
+    """The SwiGLU feed-forward of one layer."""
 
     def __init__(self, hidden: int, width: int) -> None:
         super().__init__()

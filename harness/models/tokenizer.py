@@ -86,13 +86,13 @@ def save_tokenizer(folder: Path, size: int = 32) -> None:
 
 
 def save_numbered(folder: Path, size: int) -> None:
-    """The same files for a vocabulary of any size, whose tokens are words with their number: for models that are
-    timed."""
+    """The files of `save_tokenizer` for a vocabulary of any size, whose tokens are words with their number: for models
+    that are timed."""
     save_words(folder, (*SPECIAL, *(f"t{i}" for i in range(len(SPECIAL), size))))
 
 
 def save_words(folder: Path, words: Sequence[str]) -> None:
-    """The same files for a vocabulary of words between spaces, by id; the first three must be SPECIAL."""
+    """The files of `save_tokenizer` for words between spaces, by id; the first three must be SPECIAL."""
     assert tuple(words[: len(SPECIAL)]) == SPECIAL
     vocab = {word: i for i, word in enumerate(words)}
     model = {"type": "WordLevel", "vocab": vocab, "unk_token": SPECIAL[PAD_ID]}

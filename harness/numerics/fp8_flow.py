@@ -33,7 +33,7 @@ from harness.numerics.quantize import fake_quantize
 
 
 def along_tokens(acts: Format) -> Format:
-    """The same runs down the rows of [T, C] instead of along them: what WGrad contracts over."""
+    """The format whose runs go down the rows of [T, C] instead of along them: what WGrad contracts over."""
     assert acts.tile is not None
     return replace(acts, name=f"{acts.name}_tokens", tile=(acts.tile[1], 1))
 

@@ -103,7 +103,7 @@ def role_of(name: str, scope: Scope = "all") -> Role | None:
 
 
 def scaled(tensors: Mapping[str, Tensor], s: float, scope: Scope = "all") -> dict[str, Tensor]:
-    """The same function with gains * s and their readers / s; unchanged tensors are passed on as they are.
+    """Tensors of the same function, with gains * s and their readers / s; unchanged ones are passed on as they are.
 
     tensors: {checkpoint name: float tensor of any shape}; changed ones come back as float32 (float64 stays), because
     rounding W / s to BF16 is a perturbation of its own. Raises ValueError for s <= 0, for quantized tensors among the

@@ -1,8 +1,8 @@
 """Checkpoint layouts of codes: how 2-, 3-, 4- and 8-bit codes lie in int32 words and bytes. No arithmetic on values.
 
 Integers as compressed-tensors' "pack-quantized" (code + 2^(bits-1), lowest bits first along the last axis), E2M1 with
-the even element in the low nibble, NF4 with the even element in the high nibble. Left out: kernel layouts (swizzles,
-Marlin), which engines make themselves after loading.
+the even element in the low nibble. Left out: NF4, which no engine loads packed, and kernel layouts (swizzles, Marlin),
+which engines make themselves after loading.
 """
 
 from __future__ import annotations
@@ -43,20 +43,9 @@ def pack_int32(codes: Tensor, num_bits: int, *, dim: Literal[0, 1] = 1) -> Tenso
 
 def pack_fp4(codes: Tensor) -> Tensor:
     """E2M1 codes uint8 [..., K] (K even) -> uint8 [..., K/2], the even element in the low nibble."""
-    even, odd = _pairs(codes)
-    return even | (odd << 4)
-
-
-def pack_nf4(codes: Tensor) -> Tensor:
-    """NF4 codes uint8 of any shape -> flat uint8 [ceil(numel / 2)], the even element in the high nibble.
-
-    An odd number is filled up with the code of 0, as bitsandbytes does.
-    """
-    flat = codes.reshape(-1)
-    if flat.numel() % 2:
-        flat = torch.nn.functional.pad(flat, (0, 1), value=7)
-    even, odd = _pairs(flat)
-    return (even << 4) | odd
+    if codes.shape[-1] % 2:
+        raise ValueError(f"the last axis has {codes.shape[-1]} codes; two per byte need an even number")
+    return codes[..., ::2] | (codes[..., 1::2] << 4)
 
 
 def pack(q: Quantized) -> dict[str, Tensor]:
@@ -64,7 +53,7 @@ def pack(q: Quantized) -> dict[str, Tensor]:
 
     compressed-tensors' names for integers in groups, NVFP4 and MXFP4; ModelOpt's for NVFP4 under "torchao"; `weight`
     and `weight_scale` (`weight_scale_inv`, a multiplier, for 128 x 128 tiles) where codes need no packing.
-    Raises ValueError for NF4, which no engine loads packed any more (`pack_nf4`), and for macro-blocks.
+    Raises ValueError for NF4 and for macro-blocks.
     """
     fmt = q.fmt
     if fmt.element == "nf4":
@@ -107,9 +96,3 @@ def _signed(codes: Tensor, half: int) -> Tensor:
 def _check_bits(num_bits: int) -> None:
     if not 1 <= num_bits <= 8:
         raise ValueError(f"num_bits is {num_bits}; it must lie in 1..8")
-
-
-def _pairs(codes: Tensor) -> tuple[Tensor, Tensor]:
-    if codes.shape[-1] % 2:
-        raise ValueError(f"the last axis has {codes.shape[-1]} codes; two per byte need an even number")
-    return codes[..., ::2], codes[..., 1::2]

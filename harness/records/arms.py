@@ -11,6 +11,7 @@ from typing import Any
 from harness.config.load import identity
 from harness.config.schema import AlgoConfig
 from harness.records.run_result import RunResult
+from harness.records.statuses import FINISHED
 from harness.records.sweep_file import CONTROL
 
 Fields = dict[str, Any]
@@ -80,6 +81,11 @@ class Arm:
     """Label that sets the arm apart within its method, precision and context; empty for the usual setting."""
     runs: tuple[RunResult, ...]
     """Ordered by (base seed, seed)."""
+
+
+def scored(arm: Arm) -> list[RunResult]:
+    """Runs of an arm that count in its scores and curves: those with status ok or diverged."""
+    return [run for run in arm.runs if run.status in FINISHED]
 
 
 def group_arms(results: Sequence[RunResult]) -> list[Arm]:
@@ -253,7 +259,7 @@ def _unsaid(settings: Sequence[Fields], names: Sequence[str]) -> dict[str, Field
 
 
 def _published(method: str, names: Sequence[str]) -> Fields:
-    """Those of `names` that are knobs of a method of ours, at the method's own settings: they need no word."""
+    """The knobs among `names` of a method of ours, at the method's own settings: they need no word."""
     from harness.api import stated_knobs  # these load torch, which a reader of records may never need
     from methods import METHODS
 

@@ -99,8 +99,14 @@ def runs_of(results: Path, sweep: str) -> tuple[list[RunResult], list[str]]:
         return [], [str(error)]
 
 
-Series = dict[str, dict[str, list[Any]]]
+Series = Mapping[str, Mapping[str, Sequence[Any]]]
 """Run id -> column -> one value per step, NaN where a step has none."""
+
+
+def load_series(folder: Path, results: Sequence[RunResult]) -> Series:
+    """The series of every run that has one, read from `<folder>/<run_id>.parquet`."""
+    runs = [run for run in results if run.num_steps and (folder / f"{run.run_id}.parquet").exists()]
+    return {run.run_id: read_series(folder, run.run_id) for run in runs}
 
 
 def series_of(results: Path, sweep: str, columns: Sequence[str]) -> tuple[Series, list[str]]:
@@ -112,7 +118,7 @@ def series_of(results: Path, sweep: str, columns: Sequence[str]) -> tuple[Series
             return read_packed_series(packed_path(results, sweep), columns), []
         except ValueError as error:
             return {}, [str(error)]
-    found: Series = {}
+    found: dict[str, dict[str, list[Any]]] = {}
     problems: list[str] = []
     for path in sorted(folder.glob("*.parquet")):
         try:

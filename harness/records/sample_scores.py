@@ -18,7 +18,7 @@ import numpy as np
 from scipy.special import stdtrit
 
 from harness.records.stats.differences import crossed
-from harness.records.stats.intervals import Floats
+from harness.records.stats.intervals import LEVEL, Floats
 
 UNREAD = -1
 """Class of an answer that could not be read; it has no vote."""
@@ -92,24 +92,24 @@ class Interval:
         return f"{self.mean:.3f} [{self.low:.3f}, {self.high:.3f}]"
 
 
-def over_questions(scores: Floats, level: float = 0.95) -> Interval:
+def over_questions(scores: Floats) -> Interval:
     """Interval of the mean of one run's scores in [0, 1], [Q], its questions drawn from many."""
     values = np.asarray(scores, float)
     count = len(values)
     if count < 2:
         return Interval(mean=float(values.mean()), low=math.nan, high=math.nan)
-    t = float(stdtrit(count - 1, 0.5 + level / 2))
+    t = float(stdtrit(count - 1, 0.5 + LEVEL / 2))
     return _score_interval(float(values.mean()), (t * float(values.std(ddof=1))) ** 2 / count, t * t / count)
 
 
-def over_seeds(scores: Floats, level: float = 0.95) -> Interval:
+def over_seeds(scores: Floats) -> Interval:
     """Interval of the mean of scores in [0, 1], [S seeds, Q questions], both drawn from many; with one seed
     `over_questions`."""
     values = np.asarray(scores, float)
     if len(values) == 1:
-        return over_questions(values[0], level)
-    found = crossed(values, np.zeros_like(values), level)
-    t = float(stdtrit(values.shape[1] - 1, 0.5 + level / 2))
+        return over_questions(values[0])
+    found = crossed(values, np.zeros_like(values))
+    t = float(stdtrit(values.shape[1] - 1, 0.5 + LEVEL / 2))
     return _score_interval(found.mean, ((found.high - found.low) / 2) ** 2, t * t / values.shape[1])
 
 

@@ -1,6 +1,7 @@
 """Any sweep, shown: leaderboard, verdict tables, sentences and figures.
 
-leaderboard.py   scores of every arm with intervals, difference to the control, verdict
+scores.py        scores of an arm's runs
+leaderboard.py   a row per arm: scores with intervals, difference to the control, verdict
 tables.py        the leaderboard as Markdown, CSV and terminal text
 collapse_times.py  when runs collapse, with a log-rank test against the control
 failures.py      share of the answers by their first mistake

@@ -15,10 +15,9 @@ import numpy as np
 
 from harness.foundation.markdown_table import markdown_table
 from harness.records import stats
-from harness.records.arms import Arm, control_of, label
+from harness.records.arms import Arm, control_of, label, scored
 from harness.records.run_result import RunResult
-from harness.records.statuses import FINISHED
-from harness.report.leaderboard import answered_steps, answers, pair_key
+from harness.report.scores import answered_steps, answers, pair_key
 
 HEAD = ("arm", "against", "pairs", "collapsed, at step", "of the control", "more than expected", "p", "p of all")
 READING = (
@@ -77,7 +76,7 @@ def compared(arms: Sequence[Arm], control: str) -> list[Compared]:
 
 
 def _falls(arm: Arm) -> dict[stats.Key, stats.Fall]:
-    known = ((pair_key(run), fall_of(run)) for run in arm.runs if run.status in FINISHED)
+    known = ((pair_key(run), fall_of(run)) for run in scored(arm))
     return {key: found for key, found in known if found is not None}
 
 

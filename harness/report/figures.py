@@ -16,9 +16,10 @@ from matplotlib.figure import Figure, SubFigure
 from matplotlib.lines import Line2D
 
 from harness.records.arms import Arm, label, rank
+from harness.records.folder import Series, load_series
 from harness.report.leaderboard import Board
 from harness.report.plots.along import along
-from harness.report.plots.bands import Series, load_series, over_evaluations, over_profile, over_steps
+from harness.report.plots.bands import over_evaluations, over_profile, over_steps
 from harness.report.plots.colours import BLUE, INK, REFERENCE, STRIPE, VERMILION
 from harness.report.plots.differences import differences
 from harness.report.plots.save import save

@@ -18,8 +18,9 @@ from harness.records.run_result import Base, RunResult, write_atomic
 from harness.records.statuses import STATUSES
 from harness.records.sweep_file import BASELINES, ENDPOINTS, Purpose
 from harness.report import collapse_times, failures, task_scores
-from harness.report.leaderboard import Board, components, contrasts
+from harness.report.leaderboard import Board, contrasts
 from harness.report.plots.profiles import improvements
+from harness.report.scores import components
 from harness.report.sentences import findings, num_below, three_sentences
 
 Row = Mapping[str, Any]
@@ -270,14 +271,12 @@ def interval_cell(name: str) -> Callable[[Row], str]:
     return show
 
 
-def _half(name: str, form: str = ".3f") -> Callable[[Row], str]:
-    def show(row: Row) -> str:
-        if math.isnan(row[f"{name}_low"]):
-            return number_cell(row[name], form)
-        half = max(row[f"{name}_high"] - row[name], row[name] - row[f"{name}_low"])
-        return f"{row[name]:{form}}±{half:.3f}".replace("±0.", "±.")
-
-    return show
+def _short_difference(row: Row) -> str:
+    """`+0.021±.070`, with the interval's wider side."""
+    mean, low, high = row["difference"], row["difference_low"], row["difference_high"]
+    if math.isnan(low):
+        return number_cell(mean, "+.3f")
+    return f"{mean:+.3f}±{max(high - mean, mean - low):.3f}".replace("±0.", "±.")
 
 
 def difference_cell(prefix: str = "") -> Callable[[Row], str]:
@@ -326,7 +325,7 @@ def _verdict(prefix: str = "") -> Callable[[Row], str]:
 
 
 def _short_verdict(prefix: str = "") -> Callable[[Row], str]:
-    """The same in 18 columns."""
+    """A verdict in 18 columns, for a terminal."""
 
     def show(row: Row) -> str:
         words, bound = row[f"{prefix}verdict"], row[f"{prefix}collapse_high"]
@@ -349,8 +348,8 @@ def _seeds(row: Row) -> str:
     return f"{row['seeds']}" if row["ok"] == total else f"{row['seeds']}/{total}"
 
 
-def _small(name: str) -> Callable[[Row], str]:
-    return lambda row: number_cell(row[name], ".2g" if 1e-4 <= abs(row[name]) < 100 else ".0e")
+def _largest_k3(row: Row) -> str:
+    return number_cell(row["k3_max"], ".2g" if 1e-4 <= abs(row["k3_max"]) < 100 else ".0e")
 
 
 def _grid(columns: Iterable[tuple[str, Callable[[Row], str]]], rows: pd.DataFrame) -> str:
@@ -391,7 +390,7 @@ _ARM_COLUMNS: tuple[tuple[str, Callable[[Row], str]], ...] = (
     ("ranked by", lambda row: row["endpoint"]),
     ("P(better)", _chance("improvement")),
     ("sampler reward", interval_cell("reward")),
-    ("max k3, nats", _small("k3_max")),
+    ("max k3, nats", _largest_k3),
     ("raw ESS", lambda row: number_cell(row["ess_token_raw"], ".2f")),
     ("entropy, nats", lambda row: number_cell(row["entropy_last"], ".2f")),
     ("runs", lambda row: row["status"]),
@@ -433,7 +432,7 @@ ON_BASES = (
 _TERMINAL_COLUMNS: tuple[tuple[str, int, Callable[[Row], str]], ...] = (
     ("seeds", 6, _seeds),
     ("AUC", 8, lambda row: number_cell(row["auc"])),
-    ("to control", 11, _half("difference", "+.3f")),
+    ("to control", 11, _short_difference),
     ("verdict", 19, _short_verdict()),
 )
 _DEPLOYED_COLUMNS: tuple[tuple[str, int, Callable[[Row], str]], ...] = (

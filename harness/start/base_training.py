@@ -113,7 +113,7 @@ class TrainingHost:
     """Processes that make the documents of a text base; they change nothing but the time."""
 
     def forget(self) -> None:
-        """Remove what was kept."""
+        """Remove the saved state."""
         if self.state is not None:
             self.state.unlink(missing_ok=True)
 

@@ -166,7 +166,7 @@ class _Pace:
             self.seconds += time.perf_counter() - self.since[1]
 
     def go(self, step: int) -> None:
-        """It has ended."""
+        """The evaluation after `step` has ended."""
         self.since = (step, time.perf_counter())
 
     @property

@@ -24,7 +24,8 @@ from harness.records.run_result import RunResult, read_results
 from harness.records.stats.verdicts import MIN_SEEDS
 from harness.records.statuses import FINISHED
 from harness.records.sweep_file import Until
-from harness.report.leaderboard import judge_arms, score_arms
+from harness.report.leaderboard import judge_arms
+from harness.report.scores import score_arms
 from harness.sweep.planning import Planned, Sweep
 from harness.sweep.queue import elsewhere, records_folder, stored
 
@@ -49,7 +50,7 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class Ending:
-    """End of such a sweep."""
+    """End of a sweep that runs until it is decided."""
 
     reason: str | None
     """None where it was interrupted."""

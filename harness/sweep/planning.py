@@ -375,7 +375,7 @@ def check_possible(planned: Planned) -> None:
 
 
 def seed_words(words: Iterable[str]) -> list[str]:
-    """Those of some overrides, or of their keys, that set a seed."""
+    """The overrides (or keys of some) that set a seed."""
     return [word for word in words if word.partition("=")[0].lstrip("+") in ("seed", "base_seed")]
 
 

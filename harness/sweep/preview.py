@@ -246,7 +246,7 @@ def time_limit(todo: Sequence[RunConfig], results: Path, max_hours: float | None
 
 
 def _times(estimates: Sequence[TimeForecast]) -> tuple[list[float], list[float], list[float]]:
-    """As predicted, and where all cells are at one end of the range that held 80 % of past ones."""
+    """Seconds of every cell as predicted, and at either end of the range that held 80 % of past ones."""
     return [e.seconds for e in estimates], [e.low for e in estimates], [e.high for e in estimates]
 
 

@@ -12,10 +12,9 @@ from harness.numerics.packing import (
     pack,
     pack_fp4,
     pack_int32,
-    pack_nf4,
 )
 from harness.numerics.quantize import quantize
-from tests.unpacking import unpack_fp4, unpack_int32, unpack_nf4
+from tests.unpacking import unpack_fp4, unpack_int32
 
 
 def words(packed: torch.Tensor) -> list[str]:
@@ -58,13 +57,10 @@ def test_codes_out_of_range_are_refused() -> None:
         pack_int32(torch.zeros(1, 1, dtype=torch.int8), 9)
 
 
-def test_nibble_orders_are_opposite() -> None:
+def test_the_even_element_is_the_low_nibble() -> None:
     codes = torch.tensor([1, 2, 14, 15], dtype=torch.uint8)
     assert pack_fp4(codes).tolist() == [0x21, 0xFE]
-    assert pack_nf4(codes).tolist() == [0x12, 0xEF]
     assert unpack_fp4(pack_fp4(codes)).tolist() == codes.tolist()
-    assert unpack_nf4(pack_nf4(codes[:3]), (3,)).tolist() == [1, 2, 14]
-    assert pack_nf4(codes[:3]).tolist() == [0x12, 0xE7]
     with pytest.raises(ValueError, match="3 codes"):
         pack_fp4(codes[:3])
 

@@ -15,10 +15,11 @@ from matplotlib.figure import Figure
 
 from harness.published.figures.grid import draw_grid
 from harness.records.arms import Arm, group_arms
+from harness.records.folder import load_series
 from harness.records.run_result import RunResult, read_results, write_result
 from harness.report.figures import STYLE, draw_all, overview, scores, step_label
 from harness.report.leaderboard import board_of, leaderboard
-from harness.report.plots.bands import load_series, over_evaluations, over_profile, over_steps
+from harness.report.plots.bands import over_evaluations, over_profile, over_steps
 from harness.report.plots.style import INK, looks_of, small_multiples, style_name
 from tests import result_factory as factory
 

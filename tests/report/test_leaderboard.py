@@ -12,7 +12,8 @@ from scipy import stats as scipy_stats
 
 from harness.records import stats
 from harness.records.run_result import Base, EvalRecord, RunResult
-from harness.report.leaderboard import board_of, by_base, components, contrasts, leaderboard
+from harness.report.leaderboard import board_of, contrasts, leaderboard
+from harness.report.scores import by_base, components
 from tests import result_factory as factory
 
 

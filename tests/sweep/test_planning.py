@@ -16,7 +16,7 @@ from harness.config.load import run_id
 from harness.engines.vllm import settings
 from harness.foundation.provenance import ROOT
 from harness.records.sweep_file import Score
-from harness.report.leaderboard import SCORES
+from harness.report.scores import SCORES
 from harness.sweep import Planned, Sweep, check_possible, narrowed, plan, read_rule, read_sweep, sweep_names, with_seeds
 from tests.sweep.tiny import TINY, sweep_of
 

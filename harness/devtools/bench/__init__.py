@@ -3,7 +3,6 @@
 __main__.py               every bench by its name
 runner.py                 the frame of all benches: options, refusals, JSON, tables
 timing.py                 timing of calls, contestants in turns
-toy_run.py                a run on random prompts of fixed length
 
 start.py                  the start of the command line
 overhead.py               time of a step outside its work, memory of a cell

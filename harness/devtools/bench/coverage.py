@@ -108,9 +108,7 @@ def chances(num_runs: int, probability: float, sims: int, rng: np.random.Generat
     return {name: float(np.mean(values)) for name, values in found.items()}
 
 
-def improvement_bootstrap(
-    strata: stats.Strata, rng: np.random.Generator, draws: int = 1000, level: float = 0.95
-) -> stats.Improvement:
+def improvement_bootstrap(strata: stats.Strata, rng: np.random.Generator, draws: int = 1000) -> stats.Improvement:
     """rliable's interval of P(X > Y): runs drawn again with replacement within every stratum and arm, percentiles. With
     3 to 5 runs it is too narrow, down to nothing where all runs of one arm win."""
     point = float(np.mean([stats.won(x, y) for x, y in strata]))
@@ -119,7 +117,7 @@ def improvement_bootstrap(
         a = x[rng.integers(len(x), size=(draws, len(x)))]
         b = y[rng.integers(len(y), size=(draws, len(y)))]
         total += wins(a, b)
-    low, high = np.quantile(total / len(strata), [0.5 - level / 2, 0.5 + level / 2])
+    low, high = np.quantile(total / len(strata), [0.5 - stats.LEVEL / 2, 0.5 + stats.LEVEL / 2])
     return stats.Improvement(probability=point, low=float(low), high=float(high))
 
 

@@ -178,7 +178,7 @@ def _held(who: dict[str, Kernels | None], name: str, is_compiled: bool) -> list[
 
 
 def build(shape: Shape, entry: Contestant, given: argparse.Namespace) -> nn.Module:
-    """Its layers."""
+    """The layers of a contestant, one behind the other."""
     make = makers(given.device)[entry.make]
     options = {"is_merged": not given.separate, "length": given.length, "device": given.device}
     found = nn.Sequential(*(Layer(shape, make, **options) for _ in range(given.layers)))

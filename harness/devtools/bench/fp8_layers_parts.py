@@ -37,7 +37,7 @@ def failures() -> tuple[type[Exception], ...]:
 
 
 def reason(error: Exception) -> str:
-    """One short line."""
+    """An error in one short line."""
     lines = str(error).strip().splitlines() or [""]
     return f"{type(error).__name__}: {lines[0]}"[:160]
 
@@ -48,7 +48,7 @@ def medians(calls: dict[str, Call], device: str, repeats: int, until: float = fl
 
 
 def sides(shape: Shape, is_separate: bool) -> dict[str, tuple[int, int]]:
-    """Linear layer -> (N, K)."""
+    """Linear layer -> its (N, K), outputs and inputs."""
     heads, pair = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     first = {"q": (heads, shape.hidden), "k": (pair, shape.hidden)} if is_separate else {
         "qkv": (heads + 2 * pair, shape.hidden)}  # fmt: skip

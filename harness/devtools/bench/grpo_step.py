@@ -19,14 +19,24 @@ from typing import Any
 
 import torch
 
+from harness.api import Plan
+from harness.config.compose import compose
+from harness.config.load import load
+from harness.config.resolve import resolve
 from harness.devtools.bench.timing import seconds
+from harness.engines.embedded.engine import EmbeddedEngine
 from harness.foundation.own_process import module_command
 from harness.foundation.provenance import ROOT
 from harness.foundation.seeds import generator
 from harness.models.checkpoint import load_decoder, save_decoder
 from harness.models.decoder import Decoder, DecoderConfig
 from harness.models.tokenizer import save_tokenizer
+from harness.run.loop import grpo_step
+from harness.run.run import Run
 from harness.sweep.launchers.local import ENVIRONMENT
+from harness.tasks import token_ids
+from harness.tasks.count import Count
+from harness.trainers.local.trainer import LocalTrainer
 
 TRL_PYTHON = ROOT / ".venv-oracle-trl" / "bin" / "python"
 PROMPTS, GROUP, TOKENS, PROMPT_TOKENS = 8, 8, 64, 8
@@ -46,11 +56,26 @@ def make_model(folder: Path) -> None:
 
 def ours(folder: Path) -> list[float]:
     """Seconds of each step of our loop: sync, generate, score, update and metrics."""
-    from harness.devtools.bench.toy_run import toy_run
-    from harness.run.loop import grpo_step
-
-    run = toy_run(folder, num_prompts=PROMPTS, group_size=GROUP, tokens=TOKENS, prompt_tokens=PROMPT_TOKENS)
+    run = random_prompts(folder)
     return [seconds(lambda: grpo_step(run)) for _ in range(STEPS + 2)][2:]
+
+
+def random_prompts(folder: Path) -> Run:
+    """A run of method bf16 in float32 on random prompts of fixed length, without evaluation."""
+    words = [f"algo.num_prompts={PROMPTS}", f"algo.group_size={GROUP}", "precision=fp32", "trainer.lr=1e-6"]
+    config = resolve(load(words))
+    task = Count(prompt_tokens=PROMPT_TOKENS, max_new_tokens=TOKENS)
+    model, composed = load_decoder(folder), compose(config)
+    trainer = LocalTrainer(
+        model, config.trainer, composed.plan, temperature=1.0, micro_batch_rows=None, micro_batch_tokens=32768,
+        num_updates=1000,
+    )  # fmt: skip
+    return Run(
+        config=config, composed=composed, task=task, trainer=trainer,
+        engine=EmbeddedEngine(model.config, composed.plan, **token_ids(task)),
+        reference=EmbeddedEngine(model.config, Plan(), **token_ids(task)),
+        folder=folder, max_new_tokens=TOKENS, eval_items=[],
+    )  # fmt: skip
 
 
 def floor(folder: Path) -> list[float]:

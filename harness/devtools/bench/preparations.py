@@ -83,7 +83,7 @@ def _no_sample(*given: object) -> Any:
 
 
 def grpo(run: Run) -> Callable[[], None]:
-    """The next step of a run."""
+    """A call that takes the next GRPO step of a run."""
 
     def step() -> None:
         grpo_step(run)

@@ -53,7 +53,7 @@ def own_sampler(model: Decoder, fmt: str, num_samples: int = 1) -> Callable[[], 
 
 
 def transformers_generate(model: Decoder) -> Callable[[], object]:
-    """The same from `generate` with its default (dynamic) cache: float32, pure sampling, no scores returned."""
+    """One call of transformers' `generate` with its default (dynamic) cache: float32, pure sampling, no scores."""
     from transformers import AutoModelForCausalLM, GenerationConfig  # pyright: ignore[reportMissingTypeStubs]
 
     with tempfile.TemporaryDirectory() as folder:

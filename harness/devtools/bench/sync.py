@@ -199,5 +199,5 @@ def command(given: argparse.Namespace) -> int:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """0, or 2 for bad input."""
+    """Run the bench; its exit code: 0, or 2 for bad input."""
     return runner.run("sync", __doc__ or "", options, command, words)

@@ -137,7 +137,7 @@ def wrong_codes(weight: Tensor, tensors: Mapping[str, Tensor]) -> float:
 
 
 def by_functions(llm: Any, runner: Any, quant: Any, tensors: Mapping[str, Tensor], bucket: Tensor) -> None:
-    """One push: FUNCTIONS."""
+    """One push by verl's functions (FUNCTIONS)."""
     state = quant.prepare_quanted_weights_for_loading(runner.model)
     for weights in buckets(tensors, bucket):
         torch.cuda.synchronize()

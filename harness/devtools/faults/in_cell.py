@@ -57,11 +57,11 @@ def stages(injector: Injector) -> Stages:
         if injector.due(("kill",), ("saving",)):
             path.with_suffix(".part").write_bytes(b"\x50\x4b" * HALF)
             os.kill(os.getpid(), signal.SIGKILL)
-        with full_disk(injector, "state", path.parent):
+        with full_disk(injector, "state"):
             usual.save_state(path, state)
 
     def write_result(folder: Path, result: RunResult, series: Sequence[Row] | None) -> Path:
-        with full_disk(injector, "record", folder):
+        with full_disk(injector, "record"):
             path = run_result.write_result(folder, result, series, write_file)
         injector.note("end", status=result.status)
         inject(injector, "recorded")
@@ -143,7 +143,7 @@ def spoil_weights(injector: Injector, run: Run) -> None:
 
 
 @contextmanager
-def full_disk(injector: Injector, what: str, folder: Path) -> Iterator[None]:
+def full_disk(injector: Injector, what: str) -> Iterator[None]:
     """No room while a file is written, where that is ordered: the kernel refuses every write, or the volume is full."""
     fault = injector.due(("disk",), (f"{what} limit", f"{what} volume"))
     if fault is None:

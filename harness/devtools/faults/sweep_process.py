@@ -19,11 +19,11 @@ class Sweeping(Protocol):
     """A started sweep."""
 
     def ended(self, seconds: float) -> int | None:
-        """Its exit code (minus the signal) once it ended; None if it did not within so many seconds."""
+        """Exit code of the sweep (minus the signal) once it ended; None if it did not within so many seconds."""
         ...
 
     def kill(self) -> None:
-        """End it."""
+        """Kill the sweep's process."""
         ...
 
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from multiprocessing import get_context
 from pathlib import Path
@@ -106,7 +105,7 @@ def warm(shapes: Sequence[Shape], most: int, workers: int) -> Iterator[tuple[int
     todo = tasks(shapes, most, torch.cuda.get_device_properties(0).multi_processor_count)
     total, done = sum(len(counts) for _, counts in todo), 0
     with get_context("spawn").Pool(min(workers, len(todo)), initializer=_prepare) as pool:
-        for count in pool.imap_unordered(partial(_multiply, most=most), todo):
+        for count in pool.imap_unordered(_multiply, todo):
             done += count
             yield done, total
     _stamp(shapes, most)
@@ -116,7 +115,7 @@ def _prepare() -> None:
     os.environ.update(ENVIRONMENT)
 
 
-def _multiply(task: tuple[Shape, list[int]], most: int) -> int:
+def _multiply(task: tuple[Shape, list[int]]) -> int:
     """One product for every number of rows, as vLLM's layers make it; how many there were."""
     from vllm.utils.deep_gemm import fp8_gemm_nt
 

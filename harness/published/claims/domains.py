@@ -144,7 +144,7 @@ def place_of(test: Test, evidence: Mapping[str, Evidence]) -> Place | None:
 
 
 def _parameters(size: str) -> float:
-    """7e9 of "7b"."""
+    """Parameters of a size in words: 7e9 of "7b"."""
     return 1e9 * float(size.removesuffix("b"))
 
 

@@ -16,12 +16,12 @@ from typing import Any
 from harness.foundation.progress_bar import progress_bar
 from harness.published.claims.kinds import SCORES, Settings
 from harness.records.arms import setting, shown
+from harness.records.folder import load_series
 from harness.records.packed import read_packed, read_packed_series
 from harness.records.paths import packed_path, runs_folder
 from harness.records.run_result import SUMMARY, Base, EvalRecord, Pair, RunResult, read_results
 from harness.records.statuses import FINISHED
-from harness.report.leaderboard import answers
-from harness.report.plots.bands import load_series
+from harness.report.scores import answers
 
 Columns = Mapping[str, Sequence[float]]
 

@@ -20,7 +20,7 @@ from typing import Any, Literal
 from pydantic import ConfigDict
 
 from harness.records import stats
-from harness.studies.throughput.plan import BASELINE
+from harness.studies.throughput.factors import MapPoint
 
 Expect = Literal["above", "below", "equal", "not_below", "not_above"]
 Reduce = Literal["mean", "median", "max", "min", "first", "last"]
@@ -126,23 +126,10 @@ class _Factor(_Test):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Speed(_Factor):
+class Speed(MapPoint, _Factor):
     """A precision's rate over another's, from the throughput map; the interval is the range over neighbouring cells."""
 
     sweep: str
-    size: str
-    precision: str
-    length: int
-    """Context of a step, or new tokens of a generation."""
-    batch: int | None = None
-    """None: the source leaves it open, and all batches of the map answer."""
-    measure: Literal["decode", "generation"] = "generation"
-    over: str = BASELINE
-    """The other precision, at the same size."""
-    against_size: str | None = None
-    """The factor is divided by this size's."""
-    against_length: int | None = None
-    """The factor is divided by that at this length."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -268,7 +268,7 @@ def _comparison(test: OfRuns) -> str:
 
 
 def shown(test: Test, found: ClaimEstimate) -> str:
-    """Value, interval and n."""
+    """A test's value with its interval and n, as a cell."""
     if isinstance(test, NotTestable) or math.isnan(found.value):
         return "-"
     is_factor = isinstance(test, Ratio | Growth | Speed | Update)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 
 from harness.foundation.span import span
 from harness.published.claims.kinds import Speed, Test
-from harness.studies.throughput.factors import Factor, MapPoint, Records, factor_at
+from harness.studies.throughput.factors import Factor, Records, factor_at
 from harness.studies.throughput.plan import Sweep, read_sweep
 from harness.studies.throughput.records import read_records
 from harness.sweep import SWEEPS
@@ -37,7 +37,7 @@ def answer(test: Speed, maps: Mapping[str, Map]) -> Factor | None:
     if test.sweep not in maps:
         return None
     found = maps[test.sweep]
-    return factor_at(found.sweep, found.records, MapPoint(**{f.name: getattr(test, f.name) for f in fields(MapPoint)}))
+    return factor_at(found.sweep, found.records, test)
 
 
 def place_words(test: Speed) -> str:

@@ -6,7 +6,6 @@ Nothing is stated here: sources, factors and places are those of the file.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 from harness.foundation.markdown_table import markdown_table
 from harness.foundation.span import span
@@ -31,12 +30,12 @@ class Compared:
     """(batch, factor) of the place itself; empty where it is not measured."""
 
 
-def claimed_table(sweep: Sweep, records: Records, path: Path = CLAIMS) -> str:
-    """The comparison with the claims of a file; empty without the file or a test on this sweep.
+def claimed_table(sweep: Sweep, records: Records) -> str:
+    """The comparison with the claims of `claims.yaml`; empty without it or a test on this sweep.
 
     Raises ValueError for a faulty file.
     """
-    compared = compare(sweep, records, read_claims(path)) if path.is_file() else []
+    compared = compare(sweep, records, read_claims(CLAIMS)) if CLAIMS.is_file() else []
     return claims_table(compared) if compared else ""
 
 

@@ -54,7 +54,7 @@ def save(drawn: Drawn, folder: Path, name: str) -> list[Path]:
 
 
 def folded(numbers: pd.DataFrame) -> pd.DataFrame:
-    """The same for reading: value and interval in one column of text, three significant digits."""
+    """A figure's numbers for reading: value and interval in one column of text, three significant digits."""
     names = [name for name in numbers if not str(name).endswith(BOUNDS)]
     columns = {str(name): [_cell(row, str(name)) for row in numbers.to_dict("records")] for name in names}
     return pd.DataFrame(columns)

@@ -15,7 +15,7 @@ from harness.published.figures.estimates import Values, called, difference, geom
 from harness.published.figures.marks import METHODS, draw_rows, note
 from harness.published.figures.records import Found, arm, auc, known, load, over_steps, series
 from harness.records.arms import Arm
-from harness.report.plots.bands import Series
+from harness.records.folder import Series
 from harness.report.plots.bands import over_steps as band_over_steps
 from harness.report.plots.colours import BLUE, PINK
 from harness.report.plots.style import STYLE, Look, draw_band, legend

@@ -14,8 +14,7 @@ from harness.published.figures.drawn import Drawn
 from harness.published.figures.estimates import Estimate, called, difference, floored, geometric, ratio
 from harness.published.figures.marks import name_rows, note
 from harness.published.figures.records import Found, arm, auc, in_panels, summary
-from harness.records.arms import Arm
-from harness.report.plots.bands import scored
+from harness.records.arms import Arm, scored
 from harness.report.plots.colours import BLUE, INK, ORANGE
 from harness.report.plots.style import STYLE, Look, legend
 

@@ -15,7 +15,7 @@ from harness.published.figures.drawn import Drawn
 from harness.published.figures.estimates import Estimate, called, difference, floored, geometric
 from harness.published.figures.marks import METHODS, draw_points, note
 from harness.published.figures.records import Found, arm, auc, in_panels, summary
-from harness.report.plots.bands import scored
+from harness.records.arms import scored
 from harness.report.plots.colours import ORANGE, REFERENCE
 from harness.report.plots.style import PRECISION_LOOKS, STYLE, Look, legend
 

@@ -15,7 +15,7 @@ from harness.published.figures.marks import METHODS, draw_rows, note
 from harness.published.figures.qerl_entropy import shown
 from harness.published.figures.records import accuracy_at, auc, load, series, summary
 from harness.records.arms import Arm
-from harness.report.plots.bands import Series
+from harness.records.folder import Series
 from harness.report.plots.bands import over_steps as band_over_steps
 from harness.report.plots.style import STYLE, draw_band, legend
 

@@ -15,7 +15,7 @@ from harness.published.figures.marks import METHODS, draw_rows, note
 from harness.published.figures.qurl_mismatch import PANELS, shown
 from harness.published.figures.records import auc, load, over_steps, series
 from harness.records.arms import Arm
-from harness.report.plots.bands import Series
+from harness.records.folder import Series
 from harness.report.plots.bands import over_steps as band_over_steps
 from harness.report.plots.style import STYLE, draw_band, legend
 

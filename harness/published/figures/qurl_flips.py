@@ -16,8 +16,8 @@ from harness.published.figures.estimates import called, difference, geometric, r
 from harness.published.figures.marks import draw_points, note
 from harness.published.figures.records import Found, arm, arms, auc, known, load, over_steps, series
 from harness.records.arms import Arm
+from harness.records.folder import Series
 from harness.records.run_result import Pair
-from harness.report.plots.bands import Series
 from harness.report.plots.colours import GREY_25, GREY_63, NOTE, REFERENCE
 from harness.report.plots.style import PRECISION_LOOKS, STYLE, Look, legend
 

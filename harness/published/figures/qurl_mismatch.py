@@ -16,8 +16,8 @@ from harness.published.figures.drawn import Drawn
 from harness.published.figures.estimates import geometric, ratio
 from harness.published.figures.marks import METHODS, note
 from harness.published.figures.records import Found, arm, in_panels, load, over_steps, series
-from harness.records.arms import Arm
-from harness.report.plots.bands import Series, scored
+from harness.records.arms import Arm, scored
+from harness.records.folder import Series
 from harness.report.plots.bands import over_steps as band_over_steps
 from harness.report.plots.style import STYLE, draw_band, legend
 

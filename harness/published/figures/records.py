@@ -10,12 +10,12 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Protocol, TypeVar
 
-from harness.records.arms import Arm, group_arms
+from harness.records.arms import Arm, group_arms, scored
+from harness.records.folder import Series, load_series
 from harness.records.packed import read_packed, read_packed_series
 from harness.records.paths import packed_path, runs_folder
 from harness.records.run_result import Pair, RunResult, read_results
-from harness.report.leaderboard import score_arm
-from harness.report.plots.bands import Series, load_series, scored
+from harness.report.scores import score_arm
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +95,7 @@ def arms(found: Found, method: str, precision: str | None = None, **fields: Any)
 
 
 def known(found: Found, *chosen: Arm | None) -> list[Arm]:
-    """Those that are there. Raises ValueError where none is."""
+    """The arms among `chosen` that have scored runs. Raises ValueError where none has."""
     there = [arm for arm in chosen if arm is not None and scored(arm)]
     if not there:
         raise ValueError(_nothing_in(found))

@@ -33,7 +33,7 @@ THEIRS = ("model", "parameters", "format", "unit", "value", "what", "source", "r
 
 
 def cells(row: Row) -> tuple[str, ...]:
-    """One row of ours."""
+    """The cells of one of our rows."""
     ends = "-" if row.num_records == 1 else f"{row.k3_low:.1e} to {row.k3_high:.1e}"
     sweeps = [source for source in row.sources if not source.startswith("probe")]
     probes = [source.removeprefix("probe ") for source in row.sources if source.startswith("probe")]

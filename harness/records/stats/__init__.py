@@ -32,7 +32,17 @@ from harness.records.stats.differences import (
     sign_test_p,
 )
 from harness.records.stats.improvement import Improvement, Strata, improvement, won
-from harness.records.stats.intervals import Draws, Floats, bootstrap, iqm, mean, resample
+from harness.records.stats.intervals import (
+    LEVEL,
+    MIN_CLUSTERS,
+    Draws,
+    Floats,
+    bootstrap,
+    iqm,
+    mean,
+    mean_interval,
+    resample,
+)
 from harness.records.stats.looks import Step, chance_to_decide, crossing_chance, level_per_look, next_step
 from harness.records.stats.moderation import Prior, fit_prior, moderated
 from harness.records.stats.outcomes import (
@@ -62,13 +72,12 @@ from harness.records.stats.verdicts import (
 )
 
 __all__ = [
-    "ALPHA", "COLLAPSES", "DELTA", "MAX_EXACT", "MIN_SEEDS", "NO_SIGNAL", "ON_BASE", "Answers", "BaseDifference",
-    "Components", "Contrast", "Crossed", "Decision", "Difference", "Draws", "Fall", "Floats", "Improvement",
-    "Judged", "Key", "LogRank", "Noise", "OnBase", "Outcome", "Outcomes", "Prior", "Rate", "Step", "Strata", "Verdict",
-    "bootstrap", "chance_to_decide", "collapse_rate", "components", "contrast", "crossed",
-    "crossing_chance", "decide", "difference", "fall", "false_discovery", "fit_prior",
-    "further_seeds", "has_signal", "holm", "improvement", "iqm", "is_collapsed",
-    "is_decided", "judge", "kind", "level_per_look", "log_rank", "mcnemar", "mean", "moderated", "next_step",
-    "on_bases", "outcome", "paired", "rate", "resample", "run_noise", "sign_flip_p", "sign_test_p", "verdict",
-    "won",
+    "ALPHA", "COLLAPSES", "DELTA", "LEVEL", "MAX_EXACT", "MIN_CLUSTERS", "MIN_SEEDS", "NO_SIGNAL", "ON_BASE", "Answers",
+    "BaseDifference", "Components", "Contrast", "Crossed", "Decision", "Difference", "Draws", "Fall", "Floats",
+    "Improvement", "Judged", "Key", "LogRank", "Noise", "OnBase", "Outcome", "Outcomes", "Prior", "Rate", "Step",
+    "Strata", "Verdict", "bootstrap", "chance_to_decide", "collapse_rate", "components", "contrast", "crossed",
+    "crossing_chance", "decide", "difference", "fall", "false_discovery", "fit_prior", "further_seeds", "has_signal",
+    "holm", "improvement", "iqm", "is_collapsed", "is_decided", "judge", "kind", "level_per_look", "log_rank",
+    "mcnemar", "mean", "mean_interval", "moderated", "next_step", "on_bases", "outcome", "paired", "rate", "resample",
+    "run_noise", "sign_flip_p", "sign_test_p", "verdict", "won",
 ]  # fmt: skip

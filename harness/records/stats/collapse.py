@@ -15,7 +15,7 @@ import numpy as np
 from scipy.stats import beta
 
 from harness.records.stats.differences import MAX_EXACT, exchanges
-from harness.records.stats.intervals import Floats
+from harness.records.stats.intervals import LEVEL, Floats
 
 SHARE = 0.5
 """A run has collapsed where it ends below this share of the accuracy it started from."""
@@ -44,13 +44,13 @@ class Rate:
 
 
 @lru_cache(maxsize=4096)
-def rate(count: int, total: int, level: float = 0.95) -> Rate:
+def rate(count: int, total: int) -> Rate:
     """The rate of `count` in `total` runs; [0, 1] without a run. Raises ValueError for counts outside 0..total."""
     if not 0 <= count <= total:
         raise ValueError(f"count={count} of total={total}: a count lies in 0..total")
     if not total:
         return Rate(count=0, total=0, low=0.0, high=1.0)
-    tail = (1 - level) / (2 if 0 < count < total else 1)
+    tail = (1 - LEVEL) / (2 if 0 < count < total else 1)
     low = float(beta.ppf(tail, count, total - count + 1)) if count else 0.0
     high = float(beta.ppf(1 - tail, count + 1, total - count)) if count < total else 1.0
     return Rate(count=count, total=total, low=low, high=high)

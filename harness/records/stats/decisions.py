@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats as distributions
 
-from harness.records.stats.intervals import Floats
+from harness.records.stats.intervals import LEVEL, Floats
 from harness.records.stats.moderation import Prior, fit_prior, moderated
 from harness.records.stats.verdicts import DELTA, Verdict, false_discovery
 
@@ -40,11 +40,11 @@ class Contrast:
     can_pool: bool = True
     """False keeps the arm's own variance and leaves it out of the prior: some of its runs collapsed."""
 
-    def interval(self, level: float = 0.95) -> tuple[float, float]:
+    def interval(self) -> tuple[float, float]:
         """Student's t around the mean, by itself; NaN below two units."""
         if self.num_units < 2:
             return math.nan, math.nan
-        half = float(distributions.t.ppf(0.5 + level / 2, self.df)) * math.sqrt(self.variance / self.num_units)
+        half = float(distributions.t.ppf(0.5 + LEVEL / 2, self.df)) * math.sqrt(self.variance / self.num_units)
         return self.mean - half, self.mean + half
 
 
@@ -69,7 +69,7 @@ class Decision:
     df: float
 
 
-def decide(contrasts: Sequence[Contrast], delta: float = DELTA, alpha: float = ALPHA) -> list[Decision]:
+def decide(contrasts: Sequence[Contrast], alpha: float = ALPHA) -> list[Decision]:
     """The verdicts of one setting. Contrasts without a variance are no part of the family."""
     means, counts = (np.array([getattr(c, name) for c in contrasts], dtype=float) for name in ("mean", "num_units"))
     variances, df, _ = spread(contrasts)
@@ -77,7 +77,7 @@ def decide(contrasts: Sequence[Contrast], delta: float = DELTA, alpha: float = A
     is_known = df > 0
     with np.errstate(divide="ignore", invalid="ignore"):
         t_zero = np.where(errors > 0, np.abs(means) / errors, np.where(means == 0, 0.0, np.inf))
-        t_equal = np.where(errors > 0, (delta - np.abs(means)) / errors, np.copysign(np.inf, delta - np.abs(means)))
+        t_equal = np.where(errors > 0, (DELTA - np.abs(means)) / errors, np.copysign(np.inf, DELTA - np.abs(means)))
     freedom = np.maximum(df, 1e-9)
     p = np.where(is_known, 2 * distributions.t.sf(t_zero, freedom), math.nan)
     p_equal = np.where(is_known, distributions.t.sf(t_equal, freedom), math.nan)

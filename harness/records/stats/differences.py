@@ -15,7 +15,7 @@ import numpy as np
 from scipy import stats as distributions
 from scipy.special import stdtr, stdtrit
 
-from harness.records.stats.intervals import Floats
+from harness.records.stats.intervals import LEVEL, Floats
 
 Key = TypeVar("Key", bound=Hashable)
 MAX_EXACT = 16
@@ -32,34 +32,28 @@ class Difference:
     mean: float
     """Mean difference; NaN without a pair."""
     sd: float
-    """Sample standard deviation of the differences (ddof 1), NaN below two pairs, like the four below."""
+    """Sample standard deviation of the differences (ddof 1), NaN below two pairs, like the three below."""
     low: float
     high: float
     p: float
     """Two-sided p of Student's t."""
-    p_sign: float
-    """Two-sided p of the exact sign-flip permutation; cannot fall below 2^(1 - n). NaN beyond `MAX_EXACT` pairs."""
 
 
-def paired(arm: Mapping[Key, float], control: Mapping[Key, float], level: float = 0.95) -> Difference:
+def paired(arm: Mapping[Key, float], control: Mapping[Key, float]) -> Difference:
     """The mean difference over the common keys (base seed, seed), with a t interval."""
     keys = [key for key in arm if key in control]
     d = np.array([arm[key] - control[key] for key in keys], dtype=np.float64)
     n, nan = len(d), math.nan
     if n < 2:
-        return Difference(
-            num_pairs=n, mean=float(d[0]) if n else nan, sd=nan, low=nan, high=nan, p=nan, p_sign=sign_flip_p(d)
-        )
+        return Difference(num_pairs=n, mean=float(d[0]) if n else nan, sd=nan, low=nan, high=nan, p=nan)
     center, sd = float(d.mean()), float(d.std(ddof=1))
     error = sd / math.sqrt(n)
-    half = float(stdtrit(n - 1, 0.5 + level / 2)) * error
+    half = float(stdtrit(n - 1, 0.5 + LEVEL / 2)) * error
     if error > 0:
         p = 2 * float(stdtr(n - 1, -abs(center) / error))
     else:
         p = 0.0 if center else 1.0
-    return Difference(
-        num_pairs=n, mean=center, sd=sd, low=center - half, high=center + half, p=p, p_sign=sign_flip_p(d)
-    )
+    return Difference(num_pairs=n, mean=center, sd=sd, low=center - half, high=center + half, p=p)
 
 
 def exchanges(n: int) -> np.ndarray:
@@ -68,7 +62,8 @@ def exchanges(n: int) -> np.ndarray:
 
 
 def sign_flip_p(differences: Floats) -> float:
-    """Share of the 2^n sign patterns whose absolute mean is at least the observed one; NaN for no or too many pairs."""
+    """Share of the 2^n sign patterns whose absolute mean is at least the observed one, never below 2^(1 - n); NaN for
+    no pair and beyond `MAX_EXACT`."""
     n = len(differences)
     if not 1 <= n <= MAX_EXACT:
         return math.nan
@@ -99,7 +94,7 @@ class Crossed:
     """Satterthwaite's degrees of freedom, rounded down, at most MAX_DF."""
 
 
-def crossed(arm: Floats, control: Floats, level: float = 0.95) -> Crossed:
+def crossed(arm: Floats, control: Floats) -> Crossed:
     """Arm minus control, [S, Q] each with rows of common seeds, seeds and questions as crossed random effects.
 
     Two-way analysis of variance without replication: Var(mean) = (MS_seeds + max(MS_questions - MS_rest, 0)) / (S Q),
@@ -115,7 +110,7 @@ def crossed(arm: Floats, control: Floats, level: float = 0.95) -> Crossed:
     variance, freedom = crossed_variance(d)
     df = min(MAX_DF, max(1, math.floor(freedom + 1e-9)))
     error = math.sqrt(variance)
-    half = float(stdtrit(df, 0.5 + level / 2)) * error
+    half = float(stdtrit(df, 0.5 + LEVEL / 2)) * error
     p = 2 * float(stdtr(df, -abs(center) / error)) if error > 0 else float(center == 0)
     return Crossed(mean=center, low=center - half, high=center + half, p=p, df=df)
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import stdtrit
 
-from harness.records.stats.intervals import Floats
+from harness.records.stats.intervals import LEVEL, Floats
 
 Strata = Sequence[tuple[Floats, Floats]]
 """Per stratum the scores of the runs of the arm [m] and of the control [n]."""
@@ -29,7 +29,7 @@ class Improvement:
     high: float
 
 
-def improvement(strata: Strata, level: float = 0.95) -> Improvement:
+def improvement(strata: Strata) -> Improvement:
     """P(arm > control), with the score interval of Newcombe's method 5 (Statistics in Medicine 25, 2006).
 
     The variance at a supposed probability is Hanley and McNeil's; over K strata it is the mean of theirs over K, as if
@@ -44,7 +44,7 @@ def improvement(strata: Strata, level: float = 0.95) -> Improvement:
     df = sum(len(x) + len(y) - 2 for x, y in strata)
     if df < 1:
         return Improvement(probability=point, low=0.0, high=1.0)
-    quantile = float(stdtrit(df, 0.5 + level / 2))
+    quantile = float(stdtrit(df, 0.5 + LEVEL / 2))
 
     def is_inside(theta: float) -> bool:
         variance = sum(_variance(theta, len(x), len(y)) for x, y in strata) / len(strata) ** 2

@@ -1,17 +1,22 @@
-"""Intervals over few seeds: interquartile mean, the bootstrap of seeds and questions."""
+"""Intervals over few seeds: interquartile mean, the bootstrap of seeds and questions, the mean of clusters."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import stdtrit
+from scipy.stats import t as student
 
 Floats = NDArray[np.float64]
+LEVEL = 0.95
+"""Level of every interval that a table or figure shows; those that decide have one of their own (`decisions`)."""
+MIN_CLUSTERS = 3
+"""Fewer clusters give a mean no interval."""
 
 
 def iqm(values: Floats, axis: int = -1) -> Floats:
@@ -45,9 +50,7 @@ def resample(num_seeds: int, num_questions: int, rng: np.random.Generator, draws
     return Draws(seeds=rng.integers(num_seeds, size=(draws, num_seeds)), questions=counts / num_questions)
 
 
-def bootstrap(
-    scores: Floats, draws: Draws, statistic: Callable[[Floats, int], Floats] = mean, level: float = 0.95
-) -> tuple[float, float]:
+def bootstrap(scores: Floats, draws: Draws, statistic: Callable[[Floats, int], Floats] = mean) -> tuple[float, float]:
     """Percentile interval of `statistic` over seeds of their mean over questions; `scores` is [S, Q].
 
     Two strata are resampled, seeds as whole runs and questions, and their deviations add up. A plain
@@ -62,13 +65,28 @@ def bootstrap(
     point = float(statistic(per_seed, -1))
     deviation = _question_share(scores) * (statistic(draws.questions @ scores.T, -1) - point)
     if size > 1:
-        normal = NormalDist().inv_cdf(0.5 + level / 2)
-        stretch = float(stdtrit(size - 1, 0.5 + level / 2)) / normal * math.sqrt(size / (size - 1))
+        normal = NormalDist().inv_cdf(0.5 + LEVEL / 2)
+        stretch = float(stdtrit(size - 1, 0.5 + LEVEL / 2)) / normal * math.sqrt(size / (size - 1))
         deviation += stretch * (statistic(per_seed[draws.seeds], -1) - point)
-    bounds = np.quantile(point + deviation, [0.5 - level / 2, 0.5 + level / 2])
+    bounds = np.quantile(point + deviation, [0.5 - LEVEL / 2, 0.5 + LEVEL / 2])
     if scores.min() >= 0 and scores.max() <= 1:
         bounds = bounds.clip(0, 1)
     return float(bounds[0]), float(bounds[1])
+
+
+def mean_interval(values: Floats, clusters: Sequence[str], level: float = LEVEL) -> tuple[float, float]:
+    """Interval of the mean of [N] values whose errors go together within a cluster; NaN below MIN_CLUSTERS of them.
+
+    Cluster-robust variance with the factor G / (G - 1), and Student's t with G - 1 degrees of freedom.
+    """
+    names = list(dict.fromkeys(clusters))
+    if len(names) < MIN_CLUSTERS:
+        return math.nan, math.nan
+    centre, own = float(values.mean()), np.array(clusters)
+    sums = np.array([(values[own == name] - centre).sum() for name in names])
+    error = math.sqrt(len(names) / (len(names) - 1) * float((sums**2).sum())) / len(values)
+    width = float(student.ppf(0.5 + level / 2, len(names) - 1)) * error
+    return centre - width, centre + width
 
 
 def _question_share(scores: Floats) -> float:

@@ -59,7 +59,7 @@ def level_per_look(sizes: tuple[int, ...], alpha: float) -> float:
     return float(found)
 
 
-def chance_to_decide(found: Judged, more_units: int, delta: float = DELTA) -> float:
+def chance_to_decide(found: Judged, more_units: int) -> float:
     """Chance that so many more units of this arm would show a difference, or equality.
 
     The predictive power of Spiegelhalter, Freedman and Blackburn (Controlled Clinical Trials 7, 1986) with a flat prior
@@ -72,7 +72,7 @@ def chance_to_decide(found: Judged, more_units: int, delta: float = DELTA) -> fl
     units = contrast.num_units + more_units
     half = special.stdtrit(decision.df + more_units, 0.5 + decision.level / 2) * decision.sd / math.sqrt(units)
     spread = max(decision.sd * math.sqrt(1 / contrast.num_units - 1 / units), 1e-12)
-    inside = max(min(delta - half, half), 0.0)
+    inside = max(min(DELTA - half, half), 0.0)
 
     def below(value: float) -> float:
         return float(special.ndtr((value - contrast.mean) / spread))

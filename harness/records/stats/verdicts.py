@@ -9,12 +9,16 @@ from typing import Literal
 import numpy as np
 from scipy import stats as distributions
 
+from harness.records.stats.intervals import LEVEL
+
 Verdict = Literal["better", "equal", "worse", "cannot tell"]
 
 MIN_SEEDS = 3
 """Fewer seeds than this are marked preliminary."""
 DELTA = 0.03
 """Accuracy differences below this do not matter: what "equal" means."""
+POWER = 0.8
+"""Chance with which `further_seeds` show a difference."""
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -36,17 +40,15 @@ def false_discovery(p_values: Sequence[float]) -> list[float]:
     return values.tolist()
 
 
-def verdict(
-    low: float, high: float, delta: float = DELTA, p_adjusted: float | None = None, alpha: float = 0.05
-) -> Verdict:
+def verdict(low: float, high: float, delta: float = DELTA, p_adjusted: float | None = None) -> Verdict:
     """Verdict that the 95 % interval of a difference allows.
 
-    Inside (-delta, delta): equal. Otherwise away from 0, and significant after the correction for many comparisons
-    where `p_adjusted` is given: better or worse. Everything else, and an interval of NaN: cannot tell.
+    Inside (-delta, delta): equal. Otherwise away from 0, and significant at 5 % after the correction for many
+    comparisons where `p_adjusted` is given: better or worse. Everything else, and an interval of NaN: cannot tell.
     """
     if -delta < low and high < delta:
         return "equal"
-    is_significant = p_adjusted is None or p_adjusted < alpha
+    is_significant = p_adjusted is None or p_adjusted < 0.05
     if low > 0 and is_significant:
         return "better"
     if high < 0 and is_significant:
@@ -55,12 +57,12 @@ def verdict(
 
 
 def further_seeds(
-    sd: float, num_pairs: int, effect: float = DELTA, level: float = 0.95, power: float = 0.8, extra_df: float = 0.0
+    sd: float, num_pairs: int, effect: float = DELTA, level: float = LEVEL, extra_df: float = 0.0
 ) -> int | None:
-    """Number of further pairs that would show a true difference of `effect` with the given power, by the paired s.d. so
-    far.
+    """Number of further pairs that would show a true difference of `effect` with a chance of POWER, by the paired s.d.
+    so far.
 
-    Smallest n >= MIN_SEEDS with (t_{1 - alpha/2} + t_{power}) sd / sqrt(n) <= effect, less what is there; t has n - 1
+    Smallest n >= MIN_SEEDS with (t_{1 - alpha/2} + t_{POWER}) sd / sqrt(n) <= effect, less what is there; t has n - 1
     degrees of freedom and the `extra_df` that other arms lend. At least 1, at most 1000 in all; None where the s.d. is
     not known.
     """
@@ -68,6 +70,6 @@ def further_seeds(
         return None
     sizes = np.arange(max(num_pairs + 1, MIN_SEEDS), 1001)
     df = sizes - 1 + max(extra_df, 0.0)
-    needed = (distributions.t.ppf(0.5 + level / 2, df) + distributions.t.ppf(power, df)) * sd
+    needed = (distributions.t.ppf(0.5 + level / 2, df) + distributions.t.ppf(POWER, df)) * sd
     enough = needed <= effect * np.sqrt(sizes)
     return int(sizes[np.argmax(enough)] if enough.any() else 1000) - num_pairs

@@ -20,9 +20,9 @@ from matplotlib.figure import Figure
 
 from harness.records.arms import Arm, label
 from harness.records.stats import DELTA
-from harness.report.leaderboard import score_arm
 from harness.report.plots.colours import REFERENCE
 from harness.report.plots.style import PRECISION_LOOKS, Fill, Look, legend, looks_of_names, style_name
+from harness.report.scores import score_arm
 
 DIALS = {
     "algo.staleness": "age of the rollouts, steps",

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
-from harness.records.arms import Arm
-from harness.records.run_result import Base, RunResult, read_series
-from harness.records.statuses import FINISHED
-
-Floats = NDArray[np.float64]
-Series = Mapping[str, Mapping[str, Sequence[Any]]]
-"""Run id -> column -> value per step."""
+from harness.records.arms import Arm, scored
+from harness.records.folder import Series
+from harness.records.run_result import Base
+from harness.records.stats import Floats
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,12 +27,6 @@ class Band:
     high: Floats
     ends: tuple[tuple[float, float], ...] = ()
     """(x, y) of the last value of every run that diverged."""
-
-
-def load_series(folder: Path, results: Sequence[RunResult]) -> dict[str, dict[str, list[Any]]]:
-    """The series of every run that has one, read from `<folder>/<run_id>.parquet`."""
-    runs = [run for run in results if run.num_steps and (folder / f"{run.run_id}.parquet").exists()]
-    return {run.run_id: read_series(folder, run.run_id) for run in runs}
 
 
 def over_steps(
@@ -99,11 +88,6 @@ def over_profile(arm: Arm, series: Series, group: str, axis: str, column: str) -
     return _band(np.array(places, dtype=np.float64), values, bases, "median", ())
 
 
-def scored(arm: Arm) -> list[RunResult]:
-    """Runs that count for a band: those with status ok or diverged."""
-    return [run for run in arm.runs if run.status in FINISHED]
-
-
 def running_mean(values: Floats, window: int) -> Floats:
     """Mean of the last `window` values, fewer at the start; NaN left out, and NaN where there is nothing else."""
     known = np.isfinite(values)
@@ -119,15 +103,13 @@ def _band(x: Floats, values: Floats, bases: Sequence[Base], center: str, ends: t
     if not values.size:
         empty = np.array([], dtype=np.float64)
         return Band(x=empty, middle=empty, low=empty, high=empty)
-    means = np.array(
-        [_quiet(np.nanmean, values[[other == base for other in bases]], 0) for base in dict.fromkeys(bases)]
-    )
-    middle = _quiet(np.nanmean if center == "mean" else np.nanmedian, means, 0)
-    return Band(x=x, middle=middle, low=_quiet(np.nanmin, values, 0), high=_quiet(np.nanmax, values, 0), ends=ends)
+    means = np.array([_quiet(np.nanmean, values[[other == base for other in bases]]) for base in dict.fromkeys(bases)])
+    middle = _quiet(np.nanmean if center == "mean" else np.nanmedian, means)
+    return Band(x=x, middle=middle, low=_quiet(np.nanmin, values), high=_quiet(np.nanmax, values), ends=ends)
 
 
-def _quiet(reduce: Any, values: Floats, axis: int) -> Any:
-    """Context without numpy's warning about steps that no seed has."""
+def _quiet(reduce: Callable[..., Floats], values: Floats) -> Floats:
+    """`reduce` over the rows, without numpy's warning about steps that no seed has."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
-        return reduce(values, axis=axis)
+        return reduce(values, axis=0)

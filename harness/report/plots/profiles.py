@@ -23,9 +23,9 @@ from harness.records import stats
 from harness.records.arms import Arm, control_of, label
 from harness.records.stats import Floats
 from harness.records.sweep_file import BASELINES
-from harness.report.leaderboard import score_arm
 from harness.report.plots.colours import BLUE, GREEN, GREY, INK, ORANGE, PINK, SKY, VERMILION
 from harness.report.plots.style import style_name
+from harness.report.scores import score_arm
 
 TAUS = np.linspace(0, 1, 201)
 BASELINE = BASELINES[-1]
@@ -50,7 +50,7 @@ class Profile:
     num_runs: int
 
 
-def profile(strata: Sequence[Floats], taus: Floats, level: float = 0.95) -> Profile:
+def profile(strata: Sequence[Floats], taus: Floats) -> Profile:
     """The profile of runs in strata of equal weight; `strata` holds the scores [n_k] of each.
 
     The band is Dvoretzky, Kiefer and Wolfowitz's with Massart's constant, at the effective number of runs
@@ -62,7 +62,7 @@ def profile(strata: Sequence[Floats], taus: Floats, level: float = 0.95) -> Prof
         return Profile(taus=taus, fraction=empty, low=empty, high=empty, num_runs=0)
     fraction = np.mean([np.mean(scores[:, None] > taus, axis=0) for scores in strata], axis=0)
     effective = len(strata) ** 2 / sum(1 / len(scores) for scores in strata)
-    half = math.sqrt(math.log(2 / (1 - level)) / (2 * effective))
+    half = math.sqrt(math.log(2 / (1 - stats.LEVEL)) / (2 * effective))
     return Profile(
         taus=taus, fraction=fraction, low=np.clip(fraction - half, 0, 1), high=np.clip(fraction + half, 0, 1),
         num_runs=sum(map(len, strata)),

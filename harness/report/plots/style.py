@@ -76,7 +76,7 @@ def looks_of(arms: Sequence[Arm], control: str) -> Looks:
 
 
 def looks_of_names(given: Iterable[str], control: str) -> Looks:
-    """The same for names alone."""
+    """A look per style name, as `looks_of`."""
     names = sorted(set(given), key=lambda name: (" " in name, name))
     known = FAMILIAR | {control: Look(colour=INK, dash="-", marker="o")}
     taken = {known[name].colour for name in names if name in known}

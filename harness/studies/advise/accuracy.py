@@ -71,7 +71,7 @@ class Accuracy:
 
     @property
     def shown(self) -> str:
-        """The answer in a cell."""
+        """The answer as the text of a cell."""
         if self.kind == "not known":
             return f"not known: {self.words}"
         fell = f", {self.collapsed}" if self.collapsed else ""

@@ -77,7 +77,7 @@ class Question:
 
     @property
     def nodes(self) -> int:
-        """Machines of the GPUs."""
+        """Number of machines that the GPUs are in."""
         return math.ceil(self.gpus / NODE)
 
 

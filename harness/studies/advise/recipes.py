@@ -25,7 +25,7 @@ class Recipe:
 
     @property
     def name(self) -> str:
-        """Format and correction."""
+        """Format and correction in words."""
         return self.precision if self.correction == NONE else f"{self.precision} with {self.correction}"
 
     @property

@@ -87,7 +87,7 @@ class Layout:
 
     @property
     def words(self) -> str:
-        """In words."""
+        """The axes in words."""
         found = [f"engines over {self.ways} GPUs"] * (self.ways > 1)
         found += [f"sequences over {self.split} GPUs"] * (self.split > 1)
         found += ["offloaded"] * self.is_offloaded + ["LoRA"] * self.is_lora
@@ -95,7 +95,7 @@ class Layout:
 
     @property
     def marks(self) -> list[str]:
-        """In marks of a table's cell."""
+        """The axes as marks of a table's cell."""
         found = [f"tp{self.ways}"] * (self.ways > 1) + [f"sp{self.split}"] * (self.split > 1)
         return found + ["off"] * self.is_offloaded + ["lora"] * self.is_lora
 
@@ -131,7 +131,7 @@ class GpuSplit:
 
     @property
     def sampling_gib(self) -> float:
-        """Without the cache."""
+        """Memory of a GPU that samples, the cache left out."""
         return sum(self.sampling.values())
 
     @property
@@ -171,7 +171,7 @@ class GpuSplit:
 
     @property
     def verdict(self) -> str:
-        """In words."""
+        """Answer in words: does it fit?"""
         if self.reason:
             return "does not fit"
         return "fits" if self.at_once >= self.share else f"fits, {self.at_once} of {self.share} at a time"

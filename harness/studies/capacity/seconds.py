@@ -75,7 +75,7 @@ class StepTime:
 
     @property
     def total(self) -> float:
-        """Seconds."""
+        """Seconds of the whole step."""
         return sum(self.seconds.values())
 
 

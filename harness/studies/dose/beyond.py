@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy.stats import t as student
 
-from harness.records.stats import Floats, holm
-from harness.studies.dose.curve import LEVEL, MIN_BASES, explained
+from harness.records.stats import LEVEL, MIN_CLUSTERS, Floats, holm
+from harness.studies.dose.curve import explained
 from harness.studies.dose.points import FORMAT, Point
 
 KNOTS = (-1.5, -1.0, -0.5, 0.0, 0.5, 1.0)
@@ -118,7 +118,7 @@ def _effect(points: Sequence[Point], kind: str) -> tuple[float, float, float]:
     for every base and one for every other kind.
 
     Cluster-robust variance with the factor G / (G - 1) over the G bases that have the kind, Student's t with G - 1
-    degrees of freedom; no interval below MIN_BASES. NaN where nothing tells the kind apart.
+    degrees of freedom; no interval below MIN_CLUSTERS. NaN where nothing tells the kind apart.
     """
     y = np.array([p.loss for p in points])
     bases = np.array([p.base for p in points])
@@ -134,7 +134,7 @@ def _effect(points: Sequence[Point], kind: str) -> tuple[float, float, float]:
     effect = float(x @ left) / size
     scores = x * (left - effect * x)
     having = np.unique(bases[names == kind])
-    if len(having) < MIN_BASES:
+    if len(having) < MIN_CLUSTERS:
         return effect, math.nan, math.nan
     sums = np.array([scores[bases == one].sum() for one in np.unique(bases)])
     error = math.sqrt(len(having) / (len(having) - 1) * float((sums**2).sum())) / size

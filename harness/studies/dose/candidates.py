@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from harness.records.stats import Floats
-from harness.studies.dose.curve import explained, fitted, mean_interval, predicted
+from harness.records.stats import Floats, mean_interval
+from harness.studies.dose.curve import explained, fitted, predicted
 from harness.studies.dose.points import DOSE, Point
 
 
@@ -40,7 +40,7 @@ def candidates(points: Sequence[Point]) -> list[Candidate]:
             continue
         errors = held_out_errors(points, name)
         squares = errors**2
-        low, high = mean_interval((squares - own) * 1e4, bases, 0.95)
+        low, high = mean_interval((squares - own) * 1e4, bases)
         found.append(
             Candidate(
                 name=name, num_runs=len(points), rmse=math.sqrt(float(squares.mean())),

@@ -9,16 +9,12 @@ from itertools import pairwise
 
 import numpy as np
 from scipy.optimize import isotonic_regression
-from scipy.stats import t as student
 
-from harness.records.stats import Floats, Rate, rate
+from harness.records.stats import LEVEL, MIN_CLUSTERS, Floats, Rate, mean_interval, rate
 from harness.studies.dose.points import Point
 
 EDGES = (0.0, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, math.inf)
 """Edges of the bins of the dose: two for each power of ten."""
-MIN_BASES = 3
-"""Fewer bases give a bin no interval."""
-LEVEL = 0.95
 LOSSES = (0.05, 0.1, 0.2)
 """Losses of accuracy whose dose is told."""
 DRAWS = 500
@@ -38,7 +34,7 @@ class Bin:
     loss: float
     """Mean over the runs that did not collapse; NaN where all did."""
     loss_low: float
-    """Simultaneous with every other bin that has an interval; NaN below MIN_BASES bases."""
+    """Simultaneous with every other bin that has an interval; NaN below MIN_CLUSTERS bases."""
     loss_high: float
     collapsed: Rate
 
@@ -57,7 +53,7 @@ def bins(points: Sequence[Point]) -> list[Bin]:
         if (inside := [p for p in points if p.correction == name and low <= p.dose < high])
     }
     alive = {key: [p for p in inside if not p.has_collapsed] for key, inside in groups.items()}
-    num = sum(len({p.base for p in inside}) >= MIN_BASES for inside in alive.values())
+    num = sum(len({p.base for p in inside}) >= MIN_CLUSTERS for inside in alive.values())
     found: list[Bin] = []
     for key, inside in groups.items():
         losses = np.array([p.loss for p in alive[key]])
@@ -71,21 +67,6 @@ def bins(points: Sequence[Point]) -> list[Bin]:
             )
         )  # fmt: skip
     return found
-
-
-def mean_interval(values: Floats, clusters: Sequence[str], level: float) -> tuple[float, float]:
-    """Interval of the mean of [N] values whose errors go together within a cluster; NaN below MIN_BASES clusters.
-
-    Cluster-robust variance with the factor G / (G - 1), and Student's t with G - 1 degrees of freedom.
-    """
-    names = list(dict.fromkeys(clusters))
-    if len(names) < MIN_BASES:
-        return math.nan, math.nan
-    centre, own = float(values.mean()), np.array(clusters)
-    sums = np.array([(values[own == name] - centre).sum() for name in names])
-    error = math.sqrt(len(names) / (len(names) - 1) * float((sums**2).sum())) / len(values)
-    width = float(student.ppf(0.5 + level / 2, len(names) - 1)) * error
-    return centre - width, centre + width
 
 
 def fitted(doses: Floats, losses: Floats) -> tuple[Floats, Floats]:

@@ -26,7 +26,8 @@ from harness.foundation.time_stamp import moment
 from harness.records.json_rows import write_json_rows
 from harness.records.packed import read_packed
 from harness.records.paths import packed_path, predictions_path
-from harness.studies.dose.curve import LEVEL, fitted, mean_interval, predicted
+from harness.records.stats import mean_interval
+from harness.studies.dose.curve import fitted, predicted
 from harness.studies.dose.points import (
     FLOOR,
     FORMAT,
@@ -224,7 +225,7 @@ def outcomes(predictions: Sequence[Mapping[str, Any]], runs: Sequence[Point]) ->
         own = [p for p in own if (p.run_id in row["runs"] if "runs" in row else p.precision == row["precision"])]
         alive = [p for p in own if not p.has_collapsed]
         losses = np.array([p.loss for p in alive])
-        low, high = mean_interval(losses, [p.base for p in alive], LEVEL)
+        low, high = mean_interval(losses, [p.base for p in alive])
         found.append(
             Outcome(
                 precision=row["precision"], correction=row["correction"], length=row.get("length"), dose=row["dose"],

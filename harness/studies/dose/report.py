@@ -9,8 +9,9 @@ from statistics import fmean
 
 from harness.foundation.markdown_table import markdown_table
 from harness.records.run_result import write_atomic
+from harness.records.stats import LEVEL, MIN_CLUSTERS
 from harness.studies.dose.beyond import Addition
-from harness.studies.dose.curve import LEVEL, MIN_BASES, Bin
+from harness.studies.dose.curve import Bin
 from harness.studies.dose.figure import draw
 from harness.studies.dose.points import DOSE, FIRST, FORMAT, NONE, START, Point
 from harness.studies.dose.study import NAMED, TASK, Study, finding, prediction
@@ -192,7 +193,7 @@ READING = (
     "A run has collapsed where it ends below half of the accuracy it started from, or diverged. Collapses are a rate "
     "with its 95 % interval (Clopper and Pearson); every other number is over the runs that did not collapse.",
     f"Intervals of the table by dose hold together, over all its rows, with {100 * LEVEL:g} % (Bonferroni; "
-    f"cluster-robust, bases as clusters, Student's t); below {MIN_BASES} bases there is none.",
+    f"cluster-robust, bases as clusters, Student's t); below {MIN_CLUSTERS} bases there is none.",
     "The dose of a loss is where a never-falling least-squares curve over all runs of the correction reaches it.",
     "What adds: a curve of the dose against the same with a mean for every level of the factor, by a wild bootstrap "
     "over bases. A base has one length and one size, so these are told apart between bases alone; least and most are "

@@ -118,7 +118,7 @@ def statistics(columns: dict[str, Floats]) -> dict[str, Floats]:
 
 
 def read_columns(path: Path, names: Sequence[str]) -> dict[str, Floats]:
-    """Those of the named columns that a series has; nothing where it is missing. Raises ValueError for a bad file."""
+    """The named columns that a series has; none where the file is missing. Raises ValueError for a bad file."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

@@ -18,12 +18,12 @@ LOSS = 0.03
 Kind = Literal["collapsed", "hidden", "declining", "healthy"]
 
 
-def smoothed(values: Floats, window: int = WINDOW) -> Floats:
-    """Trailing mean, [N] -> [N]; NaN before the first full window, and where a value of the window is NaN."""
-    if len(values) < window:
+def smoothed(values: Floats) -> Floats:
+    """Mean of the last WINDOW values, [N] -> [N]; NaN before the first full window, and where a value of it is NaN."""
+    if len(values) < WINDOW:
         return np.full(len(values), np.nan)
-    sums = np.convolve(values, np.ones(window) / window, mode="valid")
-    return np.concatenate([np.full(window - 1, np.nan), sums])
+    sums = np.convolve(values, np.ones(WINDOW) / WINDOW, mode="valid")
+    return np.concatenate([np.full(WINDOW - 1, np.nan), sums])
 
 
 def drawdown(reward: Floats) -> Floats:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from harness.records.stats import Floats
+from harness.records.stats import LEVEL, Floats
 from harness.studies.early_warning.alarms import REWARD_DROP, Trace
 
 RATE = 0.1
@@ -67,24 +67,24 @@ def by_reward(runs: Sequence[Trace]) -> list[Trace]:
     return [replace(run, kind=run.reward_kind) for run in runs]
 
 
-def score_all(runs: Sequence[Trace], rate: float = RATE) -> list[Score]:
+def score_all(runs: Sequence[Trace]) -> list[Score]:
     """Every statistic, from the highest recall to the lowest."""
     names = list(dict.fromkeys(name for run in runs for name in run.statistics))
-    alarms = {name: alarm_steps(runs, name, rate) for name in names}
+    alarms = {name: alarm_steps(runs, name) for name in names}
     earliest = _first(alarms)
     scores = [_score(name, runs, alarms, earliest) for name in names]
     return sorted((s for s in scores if s.num_collapsed), key=lambda s: (-s.recall, -s.lead))
 
 
-def threshold(healthy: Sequence[Trace], name: str, rate: float) -> float:
-    """The value that a share of at most `rate` of these runs exceeds at any step; infinite for too few of them."""
+def threshold(healthy: Sequence[Trace], name: str) -> float:
+    """The value that a share of at most RATE of these runs exceeds at any step; infinite for too few of them."""
     peaks = [_peak(run.statistics[name]) for run in healthy if name in run.statistics]
     if len(peaks) < MIN_HEALTHY:
         return math.inf
-    return float(np.quantile(peaks, 1 - rate, method="higher"))
+    return float(np.quantile(peaks, 1 - RATE, method="higher"))
 
 
-def alarm_steps(runs: Sequence[Trace], name: str, rate: float) -> list[float]:
+def alarm_steps(runs: Sequence[Trace], name: str) -> list[float]:
     """Per run the first step above the threshold from healthy runs of its context and of other folds; infinite where
     there is none, NaN where the run did not record the signal or no threshold could be set."""
     limits: dict[tuple[str, int], float] = {}
@@ -93,7 +93,7 @@ def alarm_steps(runs: Sequence[Trace], name: str, rate: float) -> list[float]:
         key = run.context, run.fold
         if key not in limits:
             others = [r for r in runs if r.context == key[0] and r.fold != key[1] and r.kind == "healthy"]
-            limits[key] = threshold(others, name, rate)
+            limits[key] = threshold(others, name)
         values = run.statistics.get(name)
         known = values is not None and math.isfinite(limits[key])
         found.append(first_above(values, limits[key]) if known and values is not None else math.nan)
@@ -163,9 +163,7 @@ def _mean(values: Sequence[float] | Floats) -> float:
     return float(np.mean(values)) if len(values) else math.nan
 
 
-def cluster_interval(
-    values: Floats, clusters: Sequence[str], reduce: Callable[[Floats], Any], level: float = 0.95
-) -> tuple[float, float]:
+def cluster_interval(values: Floats, clusters: Sequence[str], reduce: Callable[[Floats], Any]) -> tuple[float, float]:
     """Percentile interval that resamples whole clusters; NaN below two of them."""
     groups = [values[[c == name for c in clusters]] for name in dict.fromkeys(clusters)]
     if len(groups) < 2:
@@ -175,7 +173,7 @@ def cluster_interval(
         float(reduce(np.concatenate([groups[i] for i in rng.integers(len(groups), size=len(groups))])))
         for _ in range(DRAWS)
     ]
-    low, high = np.quantile(draws, [0.5 - level / 2, 0.5 + level / 2])
+    low, high = np.quantile(draws, [0.5 - LEVEL / 2, 0.5 + LEVEL / 2])
     return float(low), float(high)
 
 

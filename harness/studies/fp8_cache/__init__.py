@@ -6,7 +6,7 @@
            -> records -> table, figure (`report`, `figure`)
 
     attention.py    softmax attention over a cache that is rounded, in place of a decoder's own
-    answers.py      answers of the exact policy, and log-probs of given answers
+    answers.py      answers of the exact policy, log-probs of given answers, and their divergence
     magnitudes.py   largest keys, values and queries over prompts and over answers, and how sharp attention is
     scales.py       rules that give scales
     study.py        the rules of one folder measured

@@ -1,4 +1,5 @@
-"""Answers of the exact policy to held-out questions, and the log-probs that a decoder gives every token of them.
+"""Answers of the exact policy to held-out questions, the log-probs that a decoder gives every token of them,
+and the divergence of two such decoders.
 
 Axes: B answers, L positions of the longest prompt with its answer, T tokens of the longest answer, N answer tokens of
 all, V vocabulary.
@@ -18,6 +19,7 @@ from harness.engines.embedded.engine import EmbeddedEngine
 from harness.models.checkpoint import load_decoder
 from harness.models.decoder import Decoder, response_hidden
 from harness.numerics.formats import Format, format_named
+from harness.objective.mismatch import BOUND
 from harness.studies.fp8_cache.attention import Counts
 from harness.tasks import Task, token_ids
 
@@ -37,7 +39,7 @@ class Answers:
     """[B] int64: tokens of the answer, its end token included."""
 
     def parts(self) -> Iterator[Answers]:
-        """The same, ROWS answers at a time, each as long as its longest."""
+        """The answers, ROWS at a time, each part as long as its longest."""
         for at in torch.arange(len(self.ids)).split(ROWS):
             ends = (self.prompt_lens + self.lens)[at]
             yield Answers(ids=self.ids[at, : int(ends.max())], prompt_lens=self.prompt_lens[at], lens=self.lens[at])
@@ -102,3 +104,10 @@ def log_probs(model: Decoder, answers: Answers, counts: Counts | None = None) ->
         kept = hidden[torch.arange(width) < part.lens[:, None]]
         found.append(torch.log_softmax(model.head(kept), -1))
     return torch.cat(found)
+
+
+def divergence(sampler: Tensor, trainer: Tensor) -> Tensor:
+    """KL of the sampler's distribution to the trainer's at every token, [N] float32 nats, from log-probs [N, V]: what
+    k3 estimates from one token, here over the whole vocabulary."""
+    gap = (trainer - sampler).clamp(-BOUND, BOUND)
+    return (sampler.exp() * (gap.expm1() - gap)).sum(-1)

@@ -6,6 +6,7 @@ values, in the prompt too. Axes: B rows, H heads, K key-value heads, T queries, 
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -50,29 +51,23 @@ class Counts:
     def __init__(self, real: Tensor | None = None) -> None:
         """`real` [B, L] bool: positions of the batch at hand that hold a token; None: all."""
         self.real = real
-        self.total: dict[Role, int] = {}
-        self.saturated: dict[Role, int] = {}
-        self.subnormal: dict[Role, int] = {}
-        self.flushed: dict[Role, int] = {}
+        self.found: dict[Role, Counter[str]] = defaultdict(Counter)
 
     def add(self, role: Role, x: Tensor) -> None:
         """Count x [B, K, L, D], already divided by the scale."""
         size = x.abs() if self.real is None else x.abs().transpose(1, 2)[self.real]
-        found = {
-            "total": size.numel(),
-            "saturated": int((size > LARGEST).sum()),
-            "subnormal": int(((size < SUBNORMAL) & (size > 0)).sum()),
-            "flushed": int(((size <= FLUSHED) & (size > 0)).sum()),
-        }
-        for name, count in found.items():
-            kept: dict[Role, int] = getattr(self, name)
-            kept[role] = kept.get(role, 0) + count
+        self.found[role].update(
+            total=size.numel(),
+            saturated=int((size > LARGEST).sum()),
+            subnormal=int(((size < SUBNORMAL) & (size > 0)).sum()),
+            flushed=int(((size <= FLUSHED) & (size > 0)).sum()),
+        )
 
     def shares(self) -> dict[str, dict[str, float]]:
         """Role -> share of the stored values that are saturated, subnormal, flushed."""
         return {
-            role: {name: getattr(self, name)[role] / total for name in ("saturated", "subnormal", "flushed")}
-            for role, total in self.total.items()
+            role: {name: own[name] / own["total"] for name in ("saturated", "subnormal", "flushed")}
+            for role, own in self.found.items()
         }
 
 

@@ -6,7 +6,9 @@ Axes: B rows, H heads, K key-value heads, T queries, L positions, D head dim.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -59,40 +61,33 @@ class Magnitudes:
 @torch.inference_mode()
 def magnitudes(model: Decoder, answers: Answers) -> Magnitudes:
     """One exact pass over the answers, part by part. Sharpness is that of the answers' tokens."""
-    layers = len(model.model.layers)
-    largest: dict[str, list[dict[Role, Tensor]]] = {"prompts": [{} for _ in range(layers)],
-                                                    "answers": [{} for _ in range(layers)]}  # fmt: skip
+    layers: list[Any] = list(model.model.layers)
+    largest: dict[str, list[dict[Role, Tensor]]] = {name: [{} for _ in layers] for name in ("prompts", "answers")}
     medians: dict[Role, list[float]] = {role: [] for role in ROLES}
     sharp: list[tuple[float, float, float, int]] = []
-    places: list[Tensor] = []
 
-    def look(layer: int) -> Any:
-        def record(module: Any, args: tuple[Any, ...]) -> None:
-            q, k, v, at = args
-            for role, x in zip(ROLES, (q, k, v), strict=True):
-                size = x.abs()
-                for name, place in zip(largest, places, strict=True):
-                    own = torch.where(place[:, None, :, None], size, 0.0).amax((0, 2, 3))
-                    known = largest[name][layer]
-                    known[role] = torch.maximum(known.get(role, own), own)
-                medians[role].append(float(size.transpose(1, 2)[places[0] | places[1]].median()))
-            raw = scores(q, k, at).transpose(1, 2)[places[1]]
-            log_weights = torch.log_softmax(raw, -1)
-            weights = log_weights.exp()
-            entropy = -(weights * log_weights.clamp(min=-1e4)).sum(-1)
-            sharp.append((float(raw.amax()), float(entropy.sum()), float(weights.amax(-1).sum()), entropy.numel()))
+    def look(number: int, places: tuple[Tensor, Tensor], core: Any, args: tuple[Any, ...]) -> None:
+        q, k, v, at = args
+        for role, x in zip(ROLES, (q, k, v), strict=True):
+            size = x.abs()
+            for name, place in zip(largest, places, strict=True):
+                own = torch.where(place[:, None, :, None], size, 0.0).amax((0, 2, 3))
+                known = largest[name][number]
+                known[role] = torch.maximum(known.get(role, own), own)
+            medians[role].append(float(size.transpose(1, 2)[places[0] | places[1]].median()))
+        raw = scores(q, k, at).transpose(1, 2)[places[1]]
+        log_weights = torch.log_softmax(raw, -1)
+        weights = log_weights.exp()
+        entropy = -(weights * log_weights.clamp(min=-1e4)).sum(-1)
+        sharp.append((float(raw.amax()), float(entropy.sum()), float(weights.amax(-1).sum()), entropy.numel()))
 
-        return record
-
-    cores: list[Any] = [layer.self_attn for layer in model.model.layers]
-    handles = [attention.core.register_forward_pre_hook(look(i)) for i, attention in enumerate(cores)]
-    try:
-        for part in answers.parts():
-            places[:] = part.places()
+    for part in answers.parts():
+        with ExitStack() as hooks:
+            for number, layer in enumerate(layers):
+                hooks.enter_context(
+                    layer.self_attn.core.register_forward_pre_hook(partial(look, number, part.places()))
+                )
             model.hidden(part.ids)
-    finally:
-        for handle in handles:
-            handle.remove()
     count = sum(number for *_, number in sharp)
     return Magnitudes(
         prompts={role: torch.stack([layer[role] for layer in largest["prompts"]]) for role in ROLES},

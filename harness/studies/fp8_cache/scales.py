@@ -60,18 +60,18 @@ def ones(config: DecoderConfig) -> dict[Role, Tensor]:
     return {role: torch.ones(config.num_layers, 1) for role in ROLES}
 
 
-def dummy_decoder(config: DecoderConfig, seed: int = 0) -> Decoder:
+def dummy_decoder(config: DecoderConfig) -> Decoder:
     """A decoder as vLLM's dummy loader leaves it: every parameter uniform within DUMMY."""
-    model, draws = Decoder(config), generator("cpu", seed, "dummy weights")
+    model, draws = Decoder(config), generator("cpu", 0, "dummy weights")
     with torch.no_grad():
         for value in model.parameters():
             value.uniform_(-DUMMY, DUMMY, generator=draws)
     return model
 
 
-def fresh_decoder(config: DecoderConfig, *, is_wide: bool, seed: int = 0) -> Decoder:
+def fresh_decoder(config: DecoderConfig, *, is_wide: bool) -> Decoder:
     """A decoder before training: gains 1 and N(0, 0.02^2), or, `is_wide`, N(0, 1 / inputs) in its linear layers."""
-    model = Decoder(config, generator("cpu", seed, "fresh weights"))
+    model = Decoder(config, generator("cpu", 0, "fresh weights"))
     if is_wide:
         with torch.no_grad():
             for name, value in model.named_parameters():
@@ -80,7 +80,7 @@ def fresh_decoder(config: DecoderConfig, *, is_wide: bool, seed: int = 0) -> Dec
     return model
 
 
-def scanned(amax: Amaxes, roles: Sequence[Role] = KV) -> list[Arm]:
+def scanned(amax: Amaxes, roles: Sequence[Role]) -> list[Arm]:
     """The scale of some roles over a range of factors; at 1 the largest magnitude becomes the largest code."""
     base: dict[Role, Tensor] = {role: amax[role].amax(-1, keepdim=True) / LARGEST for role in roles}
     words = "".join(roles)

@@ -13,10 +13,9 @@ from torch import Tensor
 from harness.foundation.seeds import stable_seed
 from harness.models.decoder import Decoder
 from harness.numerics.kv_scales import KV, Role
-from harness.objective.mismatch import BOUND
 from harness.records.sample_scores import over_questions
-from harness.studies.dose.curve import LEVEL, mean_interval
-from harness.studies.fp8_cache.answers import Answers, exact_engine, log_probs, sampled
+from harness.records.stats import mean_interval
+from harness.studies.fp8_cache.answers import Answers, divergence, exact_engine, log_probs, sampled
 from harness.studies.fp8_cache.attention import FORMAT, Cache, Counts, through
 from harness.studies.fp8_cache.magnitudes import Magnitudes, magnitudes
 from harness.studies.fp8_cache.scales import Amaxes, Arm, arms, dummy_decoder, fresh_decoder, scanned
@@ -108,7 +107,7 @@ def row_of(arm: Arm, model: Decoder, answers: Answers, exact: Tensor) -> dict[st
         found = log_probs(model, answers, counts)
     owner = torch.arange(len(answers.ids)).repeat_interleave(answers.lens)
     k3 = divergence(found, exact)
-    low, high = mean_interval(k3.double().numpy(), [str(i) for i in owner.tolist()], LEVEL)
+    low, high = mean_interval(k3.double().numpy(), [str(i) for i in owner.tolist()])
     tokens = answers.tokens()[:, None]
     gap = (found.gather(1, tokens) - exact.gather(1, tokens)).abs()[:, 0]
     top = k3.topk(max(1, round(TOP * len(k3)))).values
@@ -117,13 +116,6 @@ def row_of(arm: Arm, model: Decoder, answers: Answers, exact: Tensor) -> dict[st
         "k3_high": high, "k3_top_share": float(top.sum() / k3.sum()) if float(k3.sum()) > 0 else 0.0,
         "logp_absdiff_mean": float(gap.mean()), "stored": counts.shares(),
     }  # fmt: skip
-
-
-def divergence(sampler: Tensor, trainer: Tensor) -> Tensor:
-    """KL of the sampler's distribution to the trainer's at every token, [N] float32 nats, from log-probs [N, V]: what
-    k3 estimates from one token, here over the whole vocabulary."""
-    gap = (trainer - sampler).clamp(-BOUND, BOUND)
-    return (sampler.exp() * (gap.expm1() - gap)).sum(-1)
 
 
 def answered(

@@ -7,8 +7,9 @@ Axes: B answers, L positions, T answer tokens of the longest, N answer tokens of
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,9 +23,8 @@ from harness.models.decoder import Decoder
 from harness.numerics.formats import Format
 from harness.numerics.linear import EmulatedLinear
 from harness.numerics.quantize import fake_quantize
-from harness.studies.dose.curve import LEVEL, mean_interval
-from harness.studies.fp8_cache.answers import Answers, exact_engine, log_probs, sampled
-from harness.studies.fp8_cache.study import divergence
+from harness.records.stats import mean_interval
+from harness.studies.fp8_cache.answers import Answers, divergence, exact_engine, log_probs, sampled
 from harness.tasks import Task
 
 ALL, REST = "all", "all but the worst"
@@ -112,38 +112,31 @@ def _squared(x: Tensor) -> float:
     return float(x.double().square().sum())
 
 
-def roundings(model: Decoder, chosen: Sequence[Place], answers: Answers) -> dict[str, dict[str, float] | None]:
-    """Place -> `Rounding.shares` over prompts and answers of an exact pass; None where inputs are not rounded."""
-    found: dict[str, Rounding | None] = {}
-    hooks: list[Any] = []
-    real: list[Answers] = []
-
-    def look(rounding: Rounding) -> Callable[[nn.Module, tuple[Any, ...]], None]:
-        def add(module: nn.Module, args: tuple[Any, ...]) -> None:
-            x, part = args[0], real[0]
-            is_prompt, is_answer = part.places()
-            is_real = is_prompt | is_answer if x.shape[1] == part.ids.shape[1] else (
-                torch.arange(x.shape[1]) < part.lens[:, None]  # the last layer computes what predicts an answer's token
-            )  # fmt: skip
-            rounding.add(x[is_real].float())
-
-        return add
-
+def roundings(model: Decoder, chosen: Sequence[Place], answers: Answers) -> dict[str, dict[str, float]]:
+    """Place -> `Rounding.shares` over prompts and answers of an exact pass, of the places whose inputs are rounded."""
+    found: dict[str, Rounding] = {}
     for place in chosen:
-        first = next(iter(place.linears))
-        acts = place.linears[first].acts
+        acts = next(iter(place.linears.values())).acts
         weight = torch.cat([model.get_parameter(f"{name}.weight") for name in place.linears])
-        found[place.name] = rounding = None if acts is None else Rounding(acts=acts, weight=weight.detach())
-        if rounding is not None:
-            hooks.append(model.get_submodule(first).register_forward_pre_hook(look(rounding)))
-    try:
-        for part in answers.parts():
-            real[:] = [part]
+        if acts is not None:
+            found[place.name] = Rounding(acts=acts, weight=weight.detach())
+    for part in answers.parts():
+        with ExitStack() as hooks:
+            for place in (place for place in chosen if place.name in found):
+                first = model.get_submodule(next(iter(place.linears)))
+                look = partial(_look, found[place.name], part)
+                hooks.enter_context(first.register_forward_pre_hook(look))
             log_probs(model, part)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return {name: None if rounding is None else rounding.shares() for name, rounding in found.items()}
+    return {name: rounding.shares() for name, rounding in found.items()}
+
+
+def _look(rounding: Rounding, part: Answers, module: nn.Module, args: tuple[Tensor, ...]) -> None:
+    """Count the inputs of a module at positions of prompts and answers; the last layer computes only those that predict
+    an answer's token."""
+    x, (is_prompt, is_answer) = args[0], part.places()
+    is_whole = x.shape[1] == part.ids.shape[1]
+    is_real = is_prompt | is_answer if is_whole else torch.arange(x.shape[1]) < part.lens[:, None]
+    rounding.add(x[is_real].float())
 
 
 def compare(
@@ -162,9 +155,9 @@ def compare(
     def row(name: str, own: Sequence[Place]) -> dict[str, Any]:
         with replaced(model, own):
             k3 = divergence(log_probs(model, answers), exact)
-        low, high = mean_interval(k3.double().numpy(), owner, LEVEL)
+        low, high = mean_interval(k3.double().numpy(), owner)
         tell(f"{name}: k3 {float(k3.mean()):.2g}")
-        return {"name": name, "k3": float(k3.mean()), "k3_low": low, "k3_high": high, **(seen.get(name) or {})}
+        return {"name": name, "k3": float(k3.mean()), "k3_low": low, "k3_high": high, **seen.get(name, {})}
 
     rows = [row(place.name, [place]) for place in chosen]
     worst = max(rows, key=lambda one: one["k3"])["name"]

@@ -30,7 +30,7 @@ def markdown(records: Mapping[str, Record]) -> str:
 
 
 def rows(records: Mapping[str, Record]) -> Iterator[list[str]]:
-    """The table's cells."""
+    """Cells of the table, row by row."""
     for name in FORMATS:
         for device, record in sorted(records.items()):
             if (row := record["formats"].get(name)) is not None:

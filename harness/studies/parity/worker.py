@@ -48,7 +48,7 @@ class FormatCase:
 
     @property
     def plan(self) -> Plan:
-        """The formats."""
+        """Formats of the case, as a plan."""
         return Plan(
             rollout_weights=format_named(self.weights),
             rollout_acts=format_or_none(self.acts),

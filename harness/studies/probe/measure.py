@@ -19,13 +19,12 @@ from harness.foundation.digits import significant
 from harness.objective.mismatch import BOUND, METRIC_CAP, by_entropy, by_position, correction_metrics, mismatch_metrics
 from harness.records.effective_bits import bits_of_plan
 from harness.records.sample_scores import over_questions
-from harness.records.stats import Floats
+from harness.records.stats import Floats, mean_interval
 from harness.run.build import build
 from harness.run.collect import advantages, collect
 from harness.run.gpu_sharing import reserved_gib, used_gib
 from harness.run.loop import push_weights, scored
 from harness.run.run import Collected, Run
-from harness.studies.dose.curve import LEVEL, mean_interval
 from harness.studies.replay.arms import NONE, YARDSTICKS, arms_of, composed_of
 from harness.trainers.corrected_step import batch_correction, needs_current_policy
 from harness.trainers.local.trainer import Diverged
@@ -143,7 +142,7 @@ def _k3_interval(batch: TokenBatch, group_size: int) -> tuple[float, float]:
     rows, _ = batch.mask.nonzero(as_tuple=True)
     d = (batch.old_logp[batch.mask].double() - batch.rollout_logp[batch.mask].double()).clamp(-BOUND, BOUND)
     values: Floats = (torch.expm1(d) - d).cpu().numpy()
-    return mean_interval(values, [str(row // group_size) for row in rows.tolist()], LEVEL)
+    return mean_interval(values, [str(row // group_size) for row in rows.tolist()])
 
 
 def _memory(run: Run) -> dict[str, Any]:

@@ -23,12 +23,11 @@ from statistics import NormalDist
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.special import stdtrit
 
-Floats = NDArray[np.float64]
+from harness.records.stats import LEVEL, Floats
+
 DRAWS = 2000
-LEVEL = 0.95
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,7 +131,7 @@ def compare(q: Floats, r: Floats, r_gram: Floats, rng: np.random.Generator, draw
 
 
 def moments(dd: Floats, dr: Floats, rr: Floats, rng: np.random.Generator, draws: int = DRAWS) -> Moments:
-    """The same from the Gram matrices of d = q - r and r: [S, S], [S, R] and [R, R]."""
+    """The numbers of `compare` from the Gram matrices of d = q - r and r: [S, S], [S, R] and [R, R]."""
     size = len(dd)
     target = off_diagonal(rr)
     if not is_told_from_zero(rr):

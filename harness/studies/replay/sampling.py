@@ -149,7 +149,7 @@ def _is_stored(context: Context, name: str, config: RunConfig) -> bool:
 
 
 def exact_config(config: RunConfig) -> RunConfig:
-    """The same run with BF16 rollouts: what warms up the policy."""
+    """A run's config with BF16 rollouts: what warms up the policy."""
     carrier = CARRIERS[1]
     return replace(config, method=carrier, precision=load([f"method={carrier}", "precision=bf16"]).precision)
 

@@ -95,7 +95,7 @@ def usage(trials: Sequence[FrozenTrial], num_seeds: int) -> Usage:
 
 
 def total(parts: Sequence[Usage]) -> Usage:
-    """The sum over shares."""
+    """Budget that all shares together have spent."""
     names = ("trials", "cells", "seconds", "running", "failed", "ahead_cells", "ahead_s")
     return Usage(**{name: sum(getattr(part, name) for part in parts) for name in names})
 

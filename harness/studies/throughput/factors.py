@@ -24,16 +24,21 @@ REACHED = 1
 
 @dataclass(frozen=True, kw_only=True)
 class MapPoint:
-    """Place of the map that is asked for; the fields are those of a speed test in `claims.yaml`."""
+    """Place of the map that is asked for, as a speed test in `claims.yaml` writes it."""
 
     size: str
     precision: str
     length: int
+    """Context of a step, or new tokens of a generation."""
     batch: int | None = None
+    """None: all batches of the map answer."""
     measure: Literal["decode", "generation"] = "generation"
     over: str = BASELINE
+    """The other precision, at the same size."""
     against_size: str | None = None
+    """The factor is divided by this size's."""
     against_length: int | None = None
+    """The factor is divided by that at this length."""
 
 
 @dataclass(frozen=True, kw_only=True)

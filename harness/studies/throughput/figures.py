@@ -156,10 +156,10 @@ def _short(tokens: int) -> str:
     return f"{tokens // 1024}K" if tokens >= 1024 and tokens % 1024 == 0 else str(tokens)
 
 
-def _panels(sizes: Sequence[str], height: float) -> tuple[Figure, list[Axes]]:
+def _panels(sizes: Sequence[str]) -> tuple[Figure, list[Axes]]:
     columns = min(3, len(sizes))
     rows = -(-len(sizes) // columns)
-    figure = Figure(figsize=(6.75, 0.5 + height * rows), layout="constrained")
+    figure = Figure(figsize=(6.75, 0.5 + 1.75 * rows), layout="constrained")
     grid = figure.subplots(rows, columns, squeeze=False, sharex=True)
     axes = list(grid.flat)
     for ax in axes[len(sizes) :]:
@@ -201,7 +201,7 @@ def _legend(figure: Figure, axes: Sequence[Axes]) -> None:
 def draw_crossing(sweep: Sweep, records: Records) -> Figure:
     """Ratio to BF16 against the batch, a panel per size, the batch marked at which a format falls below."""
     sizes, length = compared_sizes(sweep, records), shown_length(sweep)
-    figure, axes = _panels(sizes, 1.75)
+    figure, axes = _panels(sizes)
     for ax, size in zip(axes, sizes, strict=True):
         ax.axhline(1.0, color=INK, linewidth=0.8)
         level = 0
@@ -248,7 +248,7 @@ def _label(axes: Sequence[Axes], x: str, y: str) -> None:
 def draw_length(sweep: Sweep, records: Records) -> Figure:
     """Tokens/s of a whole generation against its length, at one batch, a panel per size."""
     sizes, batch = compared_sizes(sweep, records), shown_batch(sweep)
-    figure, axes = _panels(sizes, 1.75)
+    figure, axes = _panels(sizes)
     for ax, size in zip(axes, sizes, strict=True):
         for precision in sweep.precisions:
             record = records.get(f"{size}-{precision}", {})

@@ -94,11 +94,11 @@ def prompt_of(length: int) -> list[int]:
     return [1 + i % 1000 for i in range(length)]
 
 
-def measure_prefill(stepper: Stepper, sweep: Sweep, repeats: int = 3) -> dict[str, Any]:
-    """Tokens/s of one batch of `prefill_tokens` prompt tokens, eight prompts; the median after one warm-up."""
+def measure_prefill(stepper: Stepper, sweep: Sweep) -> dict[str, Any]:
+    """Tokens/s of one batch of `prefill_tokens` prompt tokens, eight prompts; the median of three after one warm-up."""
     each = sweep.prefill_tokens // 8
     seconds: list[float] = []
-    for _ in range(repeats + 1):
+    for _ in range(4):
         started = time.perf_counter()
         stepper.add(8, prompt_of(each), 1, is_filled=False)
         stepper.finish()

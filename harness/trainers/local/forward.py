@@ -53,7 +53,7 @@ class Routers:
     """[B, T, layers, k] float32 nats of the softmax over all experts; where nothing was sampled, of no meaning."""
 
     def take(self, rows: Tensor) -> Routers:
-        """Those of some rows."""
+        """The log-probs of some rows."""
         return Routers(ids=self.ids[rows], logp=self.logp[rows])
 
 

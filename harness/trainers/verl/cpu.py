@@ -80,7 +80,7 @@ class PlatformCPU(PlatformBase):
     ray_resource_name = _word("GPU")
 
     def get_device_capability(self, device_index: int = 0) -> tuple[int | None, int | None]:
-        """None of CUDA's."""
+        """CUDA's compute capability, of which a CPU has none."""
         return None, None
 
     def ray_noset_envvars(self) -> list[str]:

@@ -99,7 +99,7 @@ def _actor(job: VerlJob, prompt_length: int) -> dict[str, Any]:
 
 
 def offloaded(launch: Launch) -> set[str]:
-    """Those of params, optimizer and host that rest on the host."""
+    """Parts that rest on the host: of params, optimizer and host."""
     return {"none": set[str](), "all": {"params", "optimizer"}}.get(launch.offload, {launch.offload})
 
 

@@ -49,7 +49,7 @@ class Gather(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: ProcessGroup) -> Tensor:
-        """Gather."""
+        """Join the pieces of all ranks."""
         ctx.group, ctx.size = group, len(x)
         whole = x.new_empty(dist.get_world_size(group) * len(x))
         dist.all_gather_into_tensor(whole, x.contiguous(), group=group)
@@ -57,20 +57,20 @@ class Gather(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        """Take the own piece."""
+        """The gradient of the own piece."""
         first = dist.get_rank(ctx.group) * ctx.size
         return grads[0][first : first + ctx.size] * dist.get_world_size(ctx.group), None
 
 
 def exchanged(x: Tensor, group: ProcessGroup, cut: int, joined: int) -> Tensor:
-    """`AllToAll`."""
+    """`AllToAll` applied to x."""
     found = AllToAll.apply(x, group, cut, joined)
     assert isinstance(found, Tensor)
     return found
 
 
 def gathered(x: Tensor, group: ProcessGroup) -> Tensor:
-    """`Gather`."""
+    """`Gather` applied to x."""
     found = Gather.apply(x, group)
     assert isinstance(found, Tensor)
     return found

@@ -40,15 +40,15 @@ class TrackedRun(Protocol):
     """A run that is open in a tracker."""
 
     def params(self, values: Mapping[str, str]) -> None:
-        """Parameters, once."""
+        """Log parameters, once."""
         ...
 
     def series(self, points: Sequence[Point], axis: str = "step") -> None:
-        """Numbers by step; `axis` says what their steps count."""
+        """Log numbers by step; `axis` says what their steps count."""
         ...
 
     def artifact(self, path: Path) -> None:
-        """A file, copied."""
+        """Copy a file to the run."""
         ...
 
     def end(self) -> None:

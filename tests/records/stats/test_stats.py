@@ -46,14 +46,14 @@ def test_paired_uses_common_seeds_only() -> None:
 
 def test_paired_without_enough_pairs() -> None:
     none, one = stats.paired({1: 0.9}, {2: 0.5}), stats.paired({1: 0.9}, {1: 0.5})
-    assert none.num_pairs == 0 and math.isnan(none.mean) and math.isnan(none.p_sign)
-    assert one.num_pairs == 1 and one.mean == pytest.approx(0.4) and math.isnan(one.low) and one.p_sign == 1.0
+    assert none.num_pairs == 0 and math.isnan(none.mean)
+    assert one.num_pairs == 1 and one.mean == pytest.approx(0.4) and math.isnan(one.low)
     assert stats.verdict(one.low, one.high) == "cannot tell"
 
 
 def test_paired_without_spread() -> None:
     same = stats.paired({1: 0.5, 2: 0.5}, {1: 0.5, 2: 0.5})
-    assert (same.mean, same.low, same.high, same.p, same.p_sign) == (0, 0, 0, 1, 1)
+    assert (same.mean, same.low, same.high, same.p) == (0, 0, 0, 1)
     shifted = stats.paired({1: 0.75, 2: 0.75}, {1: 0.5, 2: 0.5})
     assert (shifted.low, shifted.high, shifted.p) == (0.25, 0.25, 0)
 
@@ -261,3 +261,19 @@ def test_the_verdict_equal_is_two_one_sided_t_tests(size: int) -> None:
         assert is_equal == (max(sides) < 0.025)
         seen.add(is_equal)
     assert seen == {True, False}
+
+
+def test_the_interval_of_clusters_of_one_is_students() -> None:
+    values = np.random.default_rng(1).standard_normal(9)
+    expected = scipy_stats.ttest_1samp(values, 0).confidence_interval(0.9)
+    assert stats.mean_interval(values, [str(i) for i in range(9)], 0.9) == pytest.approx(tuple(expected))
+
+
+def test_copies_within_a_cluster_add_no_certainty() -> None:
+    values = np.random.default_rng(2).standard_normal(6)
+    names = [str(i) for i in range(6)]
+    once = stats.mean_interval(values, names)
+    assert stats.mean_interval(np.repeat(values, 5), list(np.repeat(names, 5))) == pytest.approx(once)
+    apart = stats.mean_interval(np.repeat(values, 5), [str(i) for i in range(30)])
+    assert apart[1] - apart[0] < (once[1] - once[0]) / 2, "as many clusters as values would"
+    assert all(math.isnan(end) for end in stats.mean_interval(values, ["a", "b"] * 3))

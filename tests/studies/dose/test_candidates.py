@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 
+from harness.records.stats import mean_interval
 from harness.studies.dose.candidates import candidates, held_out_errors
-from harness.studies.dose.curve import mean_interval
 from harness.studies.dose.points import DOSE
 from tests.studies.dose import made
 from tests.studies.dose.test_curve import brute_force
@@ -44,7 +44,7 @@ def test_the_dose_that_made_the_losses_is_the_best() -> None:
     squares = {name: held_out_errors(ROWS, name) ** 2 for name in (DOSE, "k3 alone")}
     gain = (squares["k3 alone"] - squares[DOSE]) * 1e4
     assert alone.worse == pytest.approx(gain.mean()) and alone.rmse == pytest.approx(squares["k3 alone"].mean() ** 0.5)
-    assert (alone.worse_low, alone.worse_high) == pytest.approx(mean_interval(gain, [p.base for p in ROWS], 0.95))
+    assert (alone.worse_low, alone.worse_high) == pytest.approx(mean_interval(gain, [p.base for p in ROWS]))
     scaled = by_name["k3 x length, first 5 steps"]
     assert scaled.rmse == pytest.approx(own.rmse), "a factor on all doses moves no order and no distance"
 

@@ -54,22 +54,6 @@ def test_the_share_explained_is_that_of_squares() -> None:
     assert math.isnan(curve.explained(np.full(3, 0.1), np.zeros(3)))
 
 
-def test_the_interval_of_single_runs_is_students() -> None:
-    values = np.random.default_rng(1).standard_normal(9)
-    expected = distributions.ttest_1samp(values, 0).confidence_interval(0.9)
-    assert curve.mean_interval(values, [str(i) for i in range(9)], 0.9) == pytest.approx(tuple(expected))
-
-
-def test_copies_within_a_base_add_no_certainty() -> None:
-    values = np.random.default_rng(2).standard_normal(6)
-    names = [str(i) for i in range(6)]
-    once = curve.mean_interval(values, names, 0.95)
-    assert curve.mean_interval(np.repeat(values, 5), list(np.repeat(names, 5)), 0.95) == pytest.approx(once)
-    apart = curve.mean_interval(np.repeat(values, 5), [str(i) for i in range(30)], 0.95)
-    assert apart[1] - apart[0] < (once[1] - once[0]) / 2, "as many bases as runs would"
-    assert all(math.isnan(end) for end in curve.mean_interval(values, ["a", "b"] * 3, 0.95))
-
-
 def test_bins_hold_their_runs_and_intervals_hold_together() -> None:
     rows = [made.point(0.01 * k, 0.05, f"b{k}") for k in range(5)]  # 0 to 0.04
     rows += [made.point(0.3, 0.5, f"b{k}", has_collapsed=k < 2) for k in range(2)]

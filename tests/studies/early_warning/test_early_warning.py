@@ -52,8 +52,8 @@ def test_statistics_by_hand() -> None:
 
 def test_thresholds_let_a_tenth_of_the_healthy_alarm() -> None:
     runs = [trace(peak=float(k), fold=k % 5) for k in range(100)]
-    assert scores.threshold(runs, "k3 (level)", 0.1) == 90.0  # 91 to 99 are above it, and 9 of 100 is at most 10
-    assert math.isinf(scores.threshold(runs[:9], "k3 (level)", 0.1))
+    assert scores.threshold(runs, "k3 (level)") == 90.0  # 91 to 99 are above it, and 9 of 100 is at most 10
+    assert math.isinf(scores.threshold(runs[:9], "k3 (level)"))
     assert scores.first_above(np.array([math.nan, 1.0, 5.0, 2.0]), 1.0) == 2
     assert math.isinf(scores.first_above(np.array([1.0, 1.0]), 1.0))
 
@@ -69,7 +69,7 @@ def test_thresholds_come_from_other_folds() -> None:
     """Fold 0 has the only large healthy peaks: they raise every threshold but its own."""
     runs = [trace(1.0 + 0.01 * k, fold) for fold in range(1, 5) for k in range(10)]
     runs += [trace(100.0, 0) for _ in range(10)] + [trace(5.0, 0, "collapsed"), trace(5.0, 1, "collapsed")]
-    steps = scores.alarm_steps(runs, "k3 (level)", 0.1)
+    steps = scores.alarm_steps(runs, "k3 (level)")
     assert steps[-2] == 10 and math.isinf(steps[-1])
     assert scores.lead(runs[-2], steps[-2]) == ONSET - 10 and scores.lead(runs[-1], steps[-1]) == 0
 

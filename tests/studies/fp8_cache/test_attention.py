@@ -61,7 +61,7 @@ def test_counts_of_known_values() -> None:
     #            saturated  edge    normal  subnormal  becomes 0   zero   not counted
     x = torch.tensor([[449.0, 448.0, 1.0], [2.0**-7, 2.0**-10, 0.0], [9e9, 0.0, 1e-9]])
     counts.add("k", x[None, None])
-    assert (counts.total["k"], counts.saturated["k"], counts.subnormal["k"], counts.flushed["k"]) == (6, 1, 2, 1)
+    assert counts.found["k"] == {"total": 6, "saturated": 1, "subnormal": 2, "flushed": 1}
     assert counts.shares()["k"] == {"saturated": 1 / 6, "subnormal": 2 / 6, "flushed": 1 / 6}
 
 

@@ -11,10 +11,11 @@ from harness.config.load import load
 from harness.foundation.project_files import HOME
 from harness.models.checkpoint import load_decoder
 from harness.start.prepare import task_of
+from harness.studies.fp8_cache.answers import divergence
 from harness.studies.fp8_cache.attention import Cache
 from harness.studies.fp8_cache.record import measure, read_all, write
 from harness.studies.fp8_cache.report import page, row_named, sentences
-from harness.studies.fp8_cache.study import answered, divergence
+from harness.studies.fp8_cache.study import answered
 
 BASE = HOME / "results" / "bases" / "xs128-sort4-b0-a15cf79e106f"
 WORDS = ["task=sort", "task.n=4"]

@@ -13,8 +13,7 @@ from torch import nn
 from harness.api import Plan
 from harness.numerics.formats import format_named
 from harness.numerics.quantize import fake_quantize
-from harness.studies.fp8_cache.answers import log_probs
-from harness.studies.fp8_cache.study import divergence
+from harness.studies.fp8_cache.answers import divergence, log_probs
 from harness.studies.layers.study import Rounding, places, replaced, roundings
 from tests.engines.engine_cases import QWEN3, decoder
 from tests.studies.fp8_cache.made import answers, sharp
@@ -90,16 +89,16 @@ def test_sums_are_over_real_tokens_of_every_place() -> None:
         x = torch.cat(seen).detach()
         low = fake_quantize(x, format_named("int8_token"))
         own = found[name]
-        assert own is not None
         assert own["lost"] == pytest.approx(float(((low == 0) & (x != 0)).sum() / (x != 0).sum()), abs=2e-3)
         assert own["error_in"] == pytest.approx(float((low - x).norm() / x.norm()), rel=1e-3)
         error, size = (F.linear(y, weight).norm().detach() for y in (low - x, x))
-        assert own["error_out"] == pytest.approx(float(error / size), rel=1e-3)
+        # A batch of rows sums in another order than single rows: one of 2,000 codes that flips is 0.4 % of the error.
+        assert own["error_out"] == pytest.approx(float(error / size), rel=1e-2)
 
 
 def test_formats_of_weights_alone_say_nothing_of_inputs() -> None:
     model = sharp()
-    assert set(roundings(model, places(model, INT4), answers()).values()) == {None}
+    assert roundings(model, places(model, INT4), answers()) == {}
 
 
 def test_what_it_does_not_take() -> None:
