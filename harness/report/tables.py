@@ -193,9 +193,7 @@ def render_terminal(board: pd.DataFrame, baseline: str = BASELINES[-1]) -> str:
         lines.append("─" * max(map(len, lines[-2:])))
         for row in rows.to_dict("records"):
             name = _arm_name(row)
-            if (
-                len(name) > width
-            ):  # whole, on lines of its own above its numbers: an end cut off may be all that differs
+            if len(name) > width:  # whole, above its numbers: an end cut off may be all that differs
                 lines += wrap(name, WIDTH, break_on_hyphens=False)
                 name = ""
             cells = [show(row)[:size].ljust(size) for _, size, show in columns]
