@@ -363,13 +363,20 @@ def content_hash(folder: Path | str) -> str:
 
 
 def planned_hash(folder: Path | str) -> str:
-    """`content_hash`, for a plan: where that would read large weights, a stand-in that begins with `UNREAD`, by config
-    and the files' state."""
+    """`content_hash`, for a plan: where that would read large weights, or where there are none yet, a stand-in that
+    begins with `UNREAD`, by config and the files' state."""
     place, state = Path(folder).resolve(), _state(Path(folder))
-    if not _is_large(state) or _kept_hash(place, state) is not None:
+    is_known = not _is_large(state) or _kept_hash(place, state) is not None
+    if is_known and not lacks_weights(folder):
         return content_hash(folder)
     named = f"{place} {state}".encode()
     return UNREAD + hashlib.sha256(named).hexdigest()
+
+
+def lacks_weights(folder: Path | str) -> bool:
+    """Has a model folder its config.json alone, as one has that is still to be downloaded?"""
+    names = {path.name for path in Path(folder).iterdir()}
+    return CONFIG in names and INDEX not in names and not any(name.endswith(".safetensors") for name in names)
 
 
 def _state(folder: Path) -> _State:

@@ -10,6 +10,7 @@ import io
 import json
 import math
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -120,6 +121,12 @@ class Base(NamedTuple):
     seed: int
     weights: str = ""
     """Hash of the weights; empty where the record has none."""
+
+
+def base_names(bases: Sequence[Base]) -> list[str]:
+    """Names of bases by their seeds, with the beginning of the weights' hash where several have one seed."""
+    counts = Counter(base.seed for base in bases)
+    return [f"base {base.seed}" + f" ({base.weights[:6]})" * (counts[base.seed] > 1) for base in bases]
 
 
 Pair = tuple[Base, int]

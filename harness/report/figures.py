@@ -20,6 +20,7 @@ from harness.records.folder import Series, load_series
 from harness.report.leaderboard import Board
 from harness.report.plots.along import along
 from harness.report.plots.bands import over_evaluations, over_profile, over_steps
+from harness.report.plots.bases import bases
 from harness.report.plots.colours import BLUE, INK, REFERENCE, STRIPE, VERMILION
 from harness.report.plots.differences import differences
 from harness.report.plots.save import save
@@ -54,7 +55,7 @@ SCORES = (
 
 NAMES = (
     "overview", "scores", "accuracy", "deployed", "reward", "mismatch", "mismatch_position", "mismatch_entropy",
-    "differences", "along", "grid",
+    "differences", "along", "grid", "bases",
 )  # fmt: skip
 """Figures of a sweep; a context follows behind a hyphen."""
 
@@ -123,7 +124,7 @@ def _figures(
     mean, median = (step_label(kind, shown) for kind in ("mean", "median"))
     figures: dict[str, Figure | None] = {"overview": overview(arms, series, board, looks, control)}
     if not is_brief:
-        figures["scores"] = scores(arms, board, control)
+        figures |= {"scores": scores(arms, board, control), "bases": bases(arms, looks)}
     endpoints: tuple[tuple[str, Literal["reference", "rollout"], str], ...] = (
         ("accuracy", "reference", "the BF16 policy"), ("deployed", "rollout", "as deployed"),
     )  # fmt: skip

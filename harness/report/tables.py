@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from textwrap import wrap
@@ -14,7 +13,7 @@ import pandas as pd
 from harness.foundation.markdown_table import markdown_table
 from harness.records import stats
 from harness.records.arms import arm_labels, group_arms, label
-from harness.records.run_result import Base, RunResult, write_atomic
+from harness.records.run_result import RunResult, base_names, write_atomic
 from harness.records.statuses import STATUSES
 from harness.records.sweep_file import BASELINES, ENDPOINTS, Purpose
 from harness.report import collapse_times, failures, task_scores
@@ -146,12 +145,6 @@ def markdown(board: Board, sweep: str, meant: Purpose | None = None) -> str:
     return "\n\n".join([*blocks, "## How to read it", reading]) + "\n"
 
 
-def _base_names(bases: Sequence[Base]) -> list[str]:
-    """Names of bases by their seeds, with the beginning of the weights' hash where several have one seed."""
-    counts = Counter(base.seed for base in bases)
-    return [f"base {base.seed}" + f" ({base.weights[:6]})" * (counts[base.seed] > 1) for base in bases]
-
-
 def setup_lines(results: Sequence[RunResult]) -> list[str]:
     """Setup of the runs, from the configs: task, model, channel spread, algorithm, steps, seeds, code and machine."""
     arms = group_arms(results)
@@ -214,7 +207,7 @@ def _base_blocks(board: Board) -> list[str]:
         bases = sorted({base for _, by_base in inside for base in by_base})
         rows = [[arm.label, *(_on_base(by_base.get(base)) for base in bases)] for arm, by_base in inside]
         blocks += [f"### {context}"] * bool(context)
-        blocks.append(markdown_table(["arm", *_base_names(bases)], rows, align="lr"))
+        blocks.append(markdown_table(["arm", *base_names(bases)], rows, align="lr"))
     return ["## Base by base", *blocks, ON_BASES] if blocks else []
 
 

@@ -16,7 +16,7 @@ from harness.config.schema import Launch, RunConfig
 from harness.engines.vllm.memory import kv_bytes_per_token, num_parameters, weight_bytes
 from harness.foundation.duration import duration
 from harness.foundation.visible_gpus import visible_gpus
-from harness.models.checkpoint import UNREAD
+from harness.models.checkpoint import UNREAD, lacks_weights
 from harness.records.run_result import RunResult
 from harness.records.statuses import FINISHED
 from harness.start.base_model import read_record
@@ -95,6 +95,8 @@ def folder_lines(todo: Sequence[RunConfig], machine: Machine) -> list[str]:
     lines = dict.fromkeys(memory_line(cell, machine) for cell in folders)
     if not folders:
         return []
+    bare = sorted({str(cell.model.path) for cell in folders if lacks_weights(str(cell.model.path))})
+    lines |= {f"missing: the weights of {path}; a plan needs none, a run does": None for path in bare}
     names = ", ".join(dict.fromkeys(device_name(cell, machine.gpu) for cell in folders))
     return [*lines, (
         f"assumed: {machine.gpus} x {names}, {PRODUCTS:.0%} of its peak operations and {STREAMS:.0%} of its bandwidth, "

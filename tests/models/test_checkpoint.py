@@ -16,7 +16,9 @@ from safetensors.torch import load_file, save_file
 
 from harness.models import checkpoint
 from harness.models.checkpoint import (
+    INDEX,
     UNREAD,
+    WEIGHTS,
     _content_hash,
     content_hash,
     link_folder,
@@ -400,6 +402,16 @@ def test_a_folder_that_has_not_changed_is_hashed_once(folder: Path, tmp_path: Pa
     (folder / "tokenizer.json").write_text("{}")  # another state of the folder, the same weights
     assert content_hash(folder) == first
     assert _content_hash.cache_info().misses == before.misses + 2
+
+
+def test_a_plan_needs_no_weights_and_a_run_does(folder: Path) -> None:
+    (folder / WEIGHTS).unlink()
+    assert planned_hash(folder).startswith(UNREAD) and planned_hash(folder) == planned_hash(folder)
+    with pytest.raises(ValueError, match=r"model\.safetensors is missing"):
+        content_hash(folder)
+    (folder / INDEX).write_text('{"weight_map": {"a": "model-1.safetensors"}}')  # a part of a download
+    with pytest.raises(ValueError, match=r"model-1\.safetensors is missing"):
+        planned_hash(folder)
 
 
 def test_a_large_folder_is_read_once_on_a_machine_and_never_by_a_plan(

@@ -98,7 +98,8 @@ def test_a_line_for_every_size_and_format_of_a_sweep(folder: Path) -> None:
     cells = [config_of(folder, f"seed={seed}", *words) for seed in (0, 1)
              for words in ((), ("method=naive", "precision=int4"), ("method=flashrl", "precision=int4"))]  # fmt: skip
     lines = folder_lines([*cells, small_config()], H100)
-    assert [line.split(" at ")[1].split(":")[0] for line in lines[:-1]] == ["bf16", "int4"]
+    assert [line.split(" at ")[1].split(":")[0] for line in lines[:-2]] == ["bf16", "int4"]
+    assert lines[-2] == f"missing: the weights of {folder}; a plan needs none, a run does"
     assert lines[-1].startswith("assumed: 1 x H100, ")
 
 

@@ -6,6 +6,8 @@ Left out: sizes where a cell of this context waited for the host or was disturbe
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
+from itertools import takewhile
 
 from matplotlib.figure import Figure
 
@@ -47,7 +49,7 @@ def quiet_ratios(sweep: Sweep, records: Records) -> Ratios:
 
 
 def title(ratios: Ratios) -> str:
-    """Title of the figure: the range of 8-bit formats, and up to which batch the best 4-bit format is ahead of them.
+    """Title of the figure: the range of 8-bit formats, and which 4-bit format is ahead of them, up to which batch.
 
     Only batches that every size and format was measured at count. Raises ValueError where there is none.
     """
@@ -56,7 +58,6 @@ def title(ratios: Ratios) -> str:
     if not batches:
         raise ValueError("no batch is measured at every size and format")
     eight = [[size[name] for name in size if name not in FOUR_BIT] for size in ratios.values()]
-    four = [[size[name] for name in size if name in FOUR_BIT] for size in ratios.values()]
     values = [cells[batch] for cells_of in eight for cells in cells_of for batch in batches]
     names = [size.upper() for size in ratios]
     where = names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"
@@ -64,16 +65,14 @@ def title(ratios: Ratios) -> str:
         f"At {where} 8-bit rollouts decode {min(values):.1f} to {max(values):.1f} times as fast as BF16 "
         f"up to batch {batches[-1]}"
     )
-    if not all(four):
-        return words
-    ahead = 0
-    for batch in batches:
-        if any(
-            max(c[batch] for c in low) <= max(c[batch] for c in high) for low, high in zip(four, eight, strict=True)
-        ):
-            break
-        ahead = batch
-    return f"{words};\n4-bit weights are faster still up to batch {ahead} only" if ahead else words
+
+    def is_ahead(name: str, batch: int) -> bool:
+        sizes = zip(ratios.values(), eight, strict=True)
+        return all(name in size and size[name][batch] > max(cells[batch] for cells in high) for size, high in sizes)
+
+    ahead = {name: list(takewhile(partial(is_ahead, name), batches)) for name in FOUR_BIT}
+    best = max(ahead, key=lambda name: len(ahead[name]))
+    return f"{words};\n{NAMES.get(best, best)} are faster still up to batch {ahead[best][-1]} only" if ahead[best] else words
 
 
 def draw_decode(sweep: Sweep, records: Records) -> Figure:

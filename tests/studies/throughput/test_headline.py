@@ -29,7 +29,7 @@ def test_the_title_follows_from_the_ratios() -> None:
     small = {"int8": {1: 1.31, 8: 1.22, 64: 1.18}, "int4": {1: 1.6, 8: 1.3, 64: 0.9}}
     large = {"int8": {1: 1.46, 8: 1.4}, "int4": {1: 1.7, 8: 1.2}}
     words = "At 7B to 32B 8-bit rollouts decode 1.2 to 1.5 times as fast as BF16 up to batch 8"
-    assert title({"7b": small, "32b": large}) == f"{words};\n4-bit weights are faster still up to batch 1 only"
+    assert title({"7b": small, "32b": large}) == f"{words};\nINT4 weights are faster still up to batch 1 only"
     large["int4"] = {1: 1.4, 8: 1.5}
     assert title({"7b": small, "32b": large}) == words
     assert title({"7b": {"int8": {64: 0.96}}}) == (
@@ -46,4 +46,4 @@ def test_the_figure_draws_the_ratios(tmp_path: Path) -> None:
     lines = {str(line.get_label()): [*line.get_ydata()] for line in figure.axes[0].lines}
     assert lines["INT4 weights"] == pytest.approx([5.024 / 3.124, 5.024 / 3.824, 5.024 / 9.424])
     assert lines["INT8"] == pytest.approx([5.024 / 4.224] * 3)
-    assert figure.get_suptitle().endswith("4-bit weights are faster still up to batch 8 only")
+    assert figure.get_suptitle().endswith("INT4 weights are faster still up to batch 8 only")
