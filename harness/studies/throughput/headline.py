@@ -72,7 +72,9 @@ def title(ratios: Ratios) -> str:
 
     ahead = {name: list(takewhile(partial(is_ahead, name), batches)) for name in FOUR_BIT}
     best = max(ahead, key=lambda name: len(ahead[name]))
-    return f"{words};\n{NAMES.get(best, best)} are faster still up to batch {ahead[best][-1]} only" if ahead[best] else words
+    if not ahead[best]:
+        return words
+    return f"{words};\n{NAMES.get(best, best)} are faster still up to batch {ahead[best][-1]} only"
 
 
 def draw_decode(sweep: Sweep, records: Records) -> Figure:
