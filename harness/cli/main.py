@@ -141,7 +141,7 @@ def _bring_results(arguments: argparse.Namespace) -> None:
     names are right. A dry run, which tells what is finished, reads them where they lie."""
     if arguments.command == "doctor" or getattr(arguments, "results", None) != RESULTS or RESULTS.exists():
         return
-    arguments.check(arguments)
+    arguments.check_names(arguments)
     if getattr(arguments, "dry_run", False):
         arguments.results = HOME / RESULTS
     elif count := bring_results():

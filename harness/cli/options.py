@@ -38,7 +38,7 @@ def add_results(
     """The option that says where results are. `reads`: calls that need the folder and do not make it. `check`: raises
     ValueError for a wrong name, before committed results are copied for the call."""
     parser.add_argument("--results", type=Path, default=RESULTS, help="results folder (default: results)")
-    parser.set_defaults(reads=reads, check=check)
+    parser.set_defaults(reads=reads, check_names=check)
 
 
 def check_results(a: argparse.Namespace) -> None:
