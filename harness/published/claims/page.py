@@ -55,12 +55,12 @@ READING = (
     "over n bases. The variance of a difference of accuracy leans on those of the other arms of its setting, as in the "
     "tables of sweeps: three lucky bases decide nothing. A run that stands in several sweeps counts once within a "
     "claim, in the nearest test.",
-    "**Scale.** The sources train models of 0.5B to 32B parameters on long answers; here models of 0.1M to 10M (a "
-    "few of 30M) sort digits or solve made-up word problems: with emulated formats and without kernel noise, but for `main_h200` and "
-    "`aqn_h200` (digits, answers of 17, 65 and 257 tokens) and `main_wordmath` and `stress_wordmath` (87, "
-    "245 and 780 tokens), which have vLLM's kernels on an H100 or H200. A claim about a larger setting is at most "
-    "*direction supported*, and *contradicted in its own domain* speaks of the declared domain at this size. Remarks say what "
-    "else differs.",
+    "**Scale.** The sources train models of 0.5B to 32B parameters on long answers; here models of 0.1M to 10M (a few"
+    " of 30M) sort digits or solve made-up word problems: with emulated formats and without kernel noise, but for "
+    "`main_h200` and `aqn_h200` (digits, answers of 17, 65 and 257 tokens) and `main_wordmath` and `stress_wordmath` "
+    "(87, 245 and 780 tokens), which have vLLM's kernels on an H100 or H200. A claim about a larger setting is at "
+    "most *direction supported*, and *contradicted in its own domain* speaks of the declared domain at this size. "
+    "Remarks say what else differs.",
     "**Speed.** Tests of throughput sweeps read the map of bare vLLM on one H200, with real kernels and models of the "
     "size that is claimed about. Their brackets are no confidence interval: they are the range over the cells next to "
     "the one that is asked for (one step of batch and of length, or all batches where the source leaves it open). The "
