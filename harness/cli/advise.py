@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -84,7 +85,7 @@ def _cases(a: argparse.Namespace) -> int:
 
 
 def _one(a: argparse.Namespace) -> int:
-    from harness.studies.advise.question import Question, given_mismatch, probed_mismatch
+    from harness.studies.advise.question import Question, given_mismatch, probed_mismatch, size_warning
     from harness.studies.advise.recipes import advise, named
     from harness.studies.advise.report import configurations, words
 
@@ -92,6 +93,8 @@ def _one(a: argparse.Namespace) -> int:
     usual = {name: value if (given := getattr(a, name)) is None else given for name, value in USUAL.items()}
     usual["gpu"] = usual["gpu"].lower()
     question = Question(size=a.size.lower(), length=a.length, mismatch=mismatch, **usual)
+    if a.probe and (warning := size_warning(a.probe, question)):
+        print(f"warning: {warning}", file=sys.stderr)
     from harness.studies.advise.accuracy import read_curves
 
     advice = advise(_evidence(a.results), read_curves(a.results, question.deploy), question)

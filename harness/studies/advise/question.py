@@ -113,6 +113,17 @@ def probed_mismatch(path: Path) -> dict[str, Mismatch]:
     return {row["precision"]: _mismatch(record, row) for row in record["formats"]}
 
 
+def size_warning(path: Path, question: Question) -> str:
+    """A line on a probe of a model that has not half to twice the parameters of the question's size; else empty."""
+    count = int(read(path)["formats"][0]["num_parameters"])
+    if question.num_parameters / 2 <= count <= 2 * question.num_parameters:
+        return ""
+    return (
+        f"--probe {path}: of a model of {count / 1e6:,.2f} million parameters, --size is {question.size}: its k3 need "
+        "not hold there"
+    )
+
+
 def _mismatch(record: Mapping[str, Any], row: Mapping[str, Any]) -> Mismatch:
     length, folder = row["length_mean"], record["folder"]
     return Mismatch(

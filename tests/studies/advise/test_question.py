@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from harness.studies.advise.question import FORMATS, Mismatch, Question, given_mismatch, probed_mismatch
+from harness.studies.advise.question import FORMATS, Mismatch, Question, given_mismatch, probed_mismatch, size_warning
 from tests.studies.advise.made import question
 from tests.studies.probe import made
 
@@ -64,6 +64,14 @@ def test_a_probe_gives_the_mismatch_of_each_format(tmp_path: Path) -> None:
     found = probed_mismatch(path)
     assert {name: m.k3 for name, m in found.items()} == {"bf16": 2e-4, "int8": 3e-3, "mxfp8": 1e-2}
     assert found["int8"].source == "probe 0123456789ab of base, 8 answers of 2 tokens in the mean"
+
+
+def test_a_probe_of_a_model_of_another_size_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "probe.json"
+    row = made.row("int8", 3e-3) | {"num_parameters": 7_600_000_000}
+    path.write_text(json.dumps(made.record(row) | {"formats": [row]}), encoding="utf-8")
+    assert size_warning(path, question(size="7b")) == ""
+    assert "of a model of 7,600.00 million parameters, --size is 32b" in size_warning(path, question(size="32b"))
 
 
 def test_the_mismatch_of_untrained_weights_is_refused(tmp_path: Path) -> None:
