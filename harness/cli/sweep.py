@@ -218,7 +218,7 @@ def sweep_of(
         if planned.impossible:
             run_sweep(planned, launch, way.workers, lambda event: None)
         return present(found, results, way.trackers) if is_shown else 0
-    _check_places(todo, launch, way)
+    _check_places([cell for cell in todo if run_id(cell) not in taken], launch, way)
     _check_folder(results)
     limit = time_limit(todo, results, way.max_hours)
     if way.is_again:

@@ -212,6 +212,28 @@ def test_a_sweep_runs_what_is_missing_and_names_files_that_are_not_its_own(
     assert len(seen.starts) == starts
 
 
+def test_cells_that_another_sweep_has_finished_are_taken_over_on_a_machine_that_could_not_run_them(
+    tiny: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = launcher(Seen())
+    monkeypatch.setattr("harness.sweep.launchers.local.run_cells", lambda jobs, workers, admit: run(jobs, admit=admit))
+    monkeypatch.setattr("harness.cli.report.present", lambda sweep, results, is_tracked: 0)
+    monkeypatch.setattr("harness.sweep.queue.commit", lambda: ("0" * 40, False))
+    assert cli.main(tiny) == 0
+
+    def refuse(config: object, launch: object) -> None:
+        raise ValueError("no CUDA device")
+
+    monkeypatch.setattr("harness.run.checks.check_place", refuse)
+    other = tmp_path / "other.yaml"
+    other.write_text(SWEEP)
+    assert cli.main(["sweep", str(other), *tiny[2:]]) == 0
+    assert "0 of 8 cells to run, 8 taken over from other sweeps" in capsys.readouterr().out
+    assert [run.status for run in read_results(tmp_path / "results" / "runs" / "other")].count("ok") == 8
+    assert cli.main(["sweep", str(other), *tiny[2:], "--again"]) == 2
+    assert "no CUDA device" in capsys.readouterr().err
+
+
 def test_a_dry_run_reads_a_packed_sweep_where_it_lies(
     tiny: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
