@@ -34,9 +34,10 @@ from harness.config.schema import Launch
 from harness.published.figures import RESULTS
 from harness.published.figures.drawn import png
 from harness.records.arms import Arm, group_arms
+from harness.records.folder import load_series
 from harness.records.run_result import read_results
 from harness.report.leaderboard import leaderboard
-from harness.report.plots.bands import Band, load_series, over_steps
+from harness.report.plots.bands import Band, over_steps
 from harness.report.plots.style import STYLE, looks_of, small_multiples
 from harness.report.tables import render_terminal
 from harness.run.cell import run_cell

@@ -120,7 +120,7 @@ def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("text", "expected"),
-    [("{", "not a probe: Expecting"), ("[]", "it has no formats"), (json.dumps({"formats": 3}), "it has no formats")],
+    [("{", "not a probe: no JSON"), ("[]", "it has no formats"), (json.dumps({"formats": 3}), "it has no formats")],
 )
 def test_a_file_that_is_none_is_named(text: str, expected: str, tmp_path: Path) -> None:
     path = tmp_path / "x.json"
