@@ -7,7 +7,7 @@ from matplotlib.lines import Line2D
 
 from harness.records.arms import group_arms
 from harness.records.run_result import base_names
-from harness.report.plots.bases import bases, points_of, title
+from harness.report.plots.bases import bases, runs_of, title
 from harness.report.plots.style import looks_of
 from tests import arm_factory as factory
 
@@ -23,10 +23,10 @@ def arms(fallen: float, seeds: int = 4) -> list:
 
 
 def test_a_point_is_a_run_and_formats_of_a_method_stand_together() -> None:
-    found = points_of(arms(0.01))
-    assert {name: len(points) for name, points in found.items()} == {"bf16": 4, "flashrl": 4, "naive": 8}
-    assert [point.has_collapsed for point in found["naive"]] == [True] * 4 + [False] * 4
-    assert found["bf16"][0].accuracy == pytest.approx(0.7, abs=0.05)
+    found = runs_of(arms(0.01))
+    assert {name: len(runs) for name, runs in found.items()} == {"bf16": 4, "flashrl": 4, "naive": 8}
+    assert [run.has_collapsed for _, run in found["naive"]] == [True] * 4 + [False] * 4
+    assert found["bf16"][0][1].value == pytest.approx(0.7, abs=0.05)
     assert title(found) == "Runs that collapse: 4 of 8 naive, 0 of 4 bf16, 0 of 4 flashrl"
 
 
@@ -37,6 +37,6 @@ def test_the_figure_holds_every_run_hollow_where_it_fell_and_is_left_out_where_n
     drawn = [line for line in figure.axes[0].get_lines() if isinstance(line, Line2D) and line.get_linestyle() == "None"]
     assert len(drawn) == 16 and [line.get_fillstyle() for line in drawn].count("none") == 4
     names = [text.get_text() for text in figure.axes[0].get_xticklabels()]
-    assert names == base_names(sorted({point.base for point in points_of(given)["bf16"]})) and len(names) == 4
+    assert names == base_names(sorted({base for base, _ in runs_of(given)["bf16"]})) and len(names) == 4
     assert bases(arms(0.6), looks_of(given, "bf16")) is None
     assert bases(arms(0.01, seeds=3), looks_of(given, "bf16")) is None
