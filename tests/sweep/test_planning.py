@@ -107,7 +107,7 @@ def test_the_main_table_has_all_eight_methods_at_two_lengths_and_three_seeds() -
 def test_the_table_in_words_has_its_bases_and_its_stale_arms_have_controls_of_their_age() -> None:
     main = plan(read_sweep("main_wordmath")).cells
     runs = Counter((c.task.n, c.method, c.precision.name) for c in main)
-    assert (runs[10, "bf16", "bf16"], runs.pop((30, "bf16", "bf16"))) == (18 + 6 + 5, 2 * 6 + 2 + 4 + 4)
+    assert (runs[10, "bf16", "bf16"], runs.pop((30, "bf16", "bf16"))) == (18 + 6 + 5, 2 * 6 + 2 + 4 + 2)
     others = {
         (method, precision): count for (n, method, precision), count in runs.items() if n == 10 and method != "bf16"
     }
