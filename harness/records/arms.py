@@ -39,6 +39,10 @@ OF_PRECISION = "precision."
 """Prefix of the names of a precision's own fields."""
 KNOBS = "knobs."
 """Prefix of the names of a method's own options."""
+METHOD_OWN = (
+    "method", PARTS, KNOBS, OF_PRECISION, "algo.mode", "algo.agg", "algo.denom", "trainer.compute", "outside",
+)  # fmt: skip
+"""Beginnings of the fields that say a method and its rollout format, or that follow from a method."""
 WORDS = {
     "model.name": "{}",
     "task.name": "{}",
@@ -144,6 +148,12 @@ def arm_labels(results: Sequence[RunResult]) -> dict[str, str]:
 
 
 def control_of(arm: Arm, arms: Sequence[Arm], method: str) -> Arm | None:
+    """The arm of `method` whose settings are the arm's, but for those that are METHOD_OWN; None where there is none."""
+    alike = [other for other in arms if _beside_method(other) == _beside_method(arm)]
+    return nearest_of(arm, alike, method)
+
+
+def nearest_of(arm: Arm, arms: Sequence[Arm], method: str) -> Arm | None:
     """The arm of `method` in the same context: at its precision if there is one, then with most shared settings."""
     candidates = [other for other in arms if other.method == method and other.context == arm.context]
 
@@ -151,6 +161,10 @@ def control_of(arm: Arm, arms: Sequence[Arm], method: str) -> Arm | None:
         return other.precision == arm.precision, sum(other.axes[name] == value for name, value in arm.axes.items())
 
     return max(candidates, key=likeness, default=None)
+
+
+def _beside_method(arm: Arm) -> Fields:
+    return {name: value for name, value in arm.fields.items() if not name.startswith(METHOD_OWN)}
 
 
 def settings_apart(arm: Arm, other: Arm) -> int:
