@@ -104,8 +104,16 @@ def group_arms(results: Sequence[RunResult]) -> list[Arm]:
 
 def arm_names(configs: Sequence[Mapping[str, Any]]) -> list[str]:
     """Method, precision and variant of the arms that cells with these configs make, as a table of them names them."""
-    settings = {json.dumps(found, sort_keys=True): found for found in map(_setting, configs)}
-    return list(dict.fromkeys(f"{a.method} {a.precision} {a.variant}".strip() for a in _named(list(settings.values()))))
+    return list(dict.fromkeys(f"{a.method} {a.precision} {a.variant}".strip() for a in arms_of(configs)))
+
+
+def arms_of(configs: Sequence[Mapping[str, Any]]) -> list[Arm]:
+    """The arm, without its runs, of each of the cells with these configs."""
+    found = [_setting(config) for config in configs]
+    keys = [json.dumps(fields, sort_keys=True) for fields in found]
+    settings = dict(zip(keys, found, strict=True))
+    named = dict(zip(settings, _named(list(settings.values())), strict=True))
+    return [named[key] for key in keys]
 
 
 def _named(settings: Sequence[Fields]) -> list[Arm]:
