@@ -85,16 +85,17 @@ def _cases(a: argparse.Namespace) -> int:
 
 
 def _one(a: argparse.Namespace) -> int:
-    from harness.studies.advise.question import Question, given_mismatch, probed_mismatch, size_warning
+    from harness.studies.advise.question import Question, given_mismatch, probed_mismatch, read_probe, size_warning
     from harness.studies.advise.recipes import advise, named
     from harness.studies.advise.report import configurations, words
 
-    mismatch = given_mismatch(a.k3) if a.k3 is not None else probed_mismatch(a.probe) if a.probe else {}
+    probe = None if a.probe is None else read_probe(a.probe)
+    mismatch = given_mismatch(a.k3) if a.k3 is not None else probed_mismatch(probe) if probe else {}
     usual = {name: value if (given := getattr(a, name)) is None else given for name, value in USUAL.items()}
     usual["gpu"] = usual["gpu"].lower()
     question = Question(size=a.size.lower(), length=a.length, mismatch=mismatch, **usual)
-    if a.probe and (warning := size_warning(a.probe, question)):
-        print(f"warning: {warning}", file=sys.stderr)
+    if probe and (warning := size_warning(probe, question)):
+        print(f"warning: --probe {a.probe}: {warning}", file=sys.stderr)
     from harness.studies.advise.accuracy import read_curves
 
     advice = advise(_evidence(a.results), read_curves(a.results, question.deploy), question)

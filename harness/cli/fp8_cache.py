@@ -38,8 +38,7 @@ def samples(text: str) -> tuple[int, int]:
 
 def run(a: argparse.Namespace) -> int:
     """Measure a folder where one is named; print the table of all records. Raises ValueError for bad input."""
-    from harness.foundation.writable import check_writable
-    from harness.records.paths import figures_folder, fp8_cache_folder, tables_folder
+    from harness.records.paths import figures_folder, tables_folder
     from harness.studies.fp8_cache.record import measure, read_all
     from harness.studies.fp8_cache.record import write as keep
     from harness.studies.fp8_cache.report import sentences, text, write
@@ -49,9 +48,8 @@ def run(a: argparse.Namespace) -> int:
         check_untrained(a.overrides)
         record = measure(
             a.folder, a.overrides, name=a.name or a.folder.resolve().name, first=a.first_load,
-            num_answers=a.answers or 32, is_scanned=a.scan, samples=a.accuracy,
+            num_answers=a.answers or 32, is_scanned=a.scan, samples=a.accuracy, results=a.results,
             tell=lambda line: print(line, flush=True),
-            before=lambda: check_writable(fp8_cache_folder(a.results), "--results"),
         )  # fmt: skip
         print(f"record: {keep(a.results, record)}")
     records = read_all(a.results)

@@ -23,16 +23,15 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(a: argparse.Namespace) -> int:
     """Measure a folder where one is named; print the table of all records. Raises ValueError for bad input."""
-    from harness.foundation.writable import check_writable
-    from harness.records.paths import layers_folder, tables_folder
+    from harness.records.paths import tables_folder
     from harness.studies.layers.report import keep, measure, read_all, sentences, text, write
 
     check_measured(a, "name", "answers")
     if a.folder is not None:
         check_untrained(a.overrides)
         record = measure(
-            a.folder, a.overrides, name=a.name, num_answers=a.answers or 32, tell=lambda line: print(line, flush=True),
-            before=lambda: check_writable(layers_folder(a.results), "--results"),
+            a.folder, a.overrides, name=a.name, num_answers=a.answers or 32, results=a.results,
+            tell=lambda line: print(line, flush=True),
         )  # fmt: skip
         print(f"record: {keep(a.results, record)}")
     records = read_all(a.results)

@@ -105,12 +105,9 @@ def check_machine(a: argparse.Namespace) -> None:
 
 
 def check_untrained(overrides: Iterable[str]) -> None:
-    """Raises ValueError for a setting of the optimizer or of a base's training, for a command that is given a model and
-    trains nothing."""
+    """Raises ValueError for a setting of the optimizer, for a command that trains nothing."""
     for word in overrides:
         key = word.partition("=")[0].lstrip("+~")
-        if key.partition(".")[0] == "base":
-            raise ValueError(f"{word}: no base is trained here, the model is the folder; leave it out")
         if key.startswith("trainer.") and key not in OF_SCORING:
             raise ValueError(f"{word}: nothing is trained here; valid of the trainer: {', '.join(OF_SCORING)}")
 

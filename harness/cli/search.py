@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import socket
 import sys
 import time
 from collections.abc import Mapping
@@ -221,6 +220,7 @@ def _there(search: Search, results: Path) -> Mapping[str, Any]:
 
 def dashboard(name: str, results: Path, port: int) -> int:
     """Serve optuna-dashboard on this machine until interrupted. Raises ValueError where the port is taken."""
+    from harness.foundation.local_port import check_port
     from harness.records.paths import journal_path
     from harness.studies.search.spec import read_search
     from harness.studies.search.store import storage_of
@@ -229,13 +229,7 @@ def dashboard(name: str, results: Path, port: int) -> int:
     path = journal_path(results, found.name)
     if not path.exists():
         raise ValueError(f"search {found.name!r} has no study in {results}; run it first: lowbit search {found.name}")
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except (OSError, OverflowError) as error:
-            reason = getattr(error, "strerror", None) or error
-            raise ValueError(f"port {port} cannot be used: {reason}; choose another with --port") from error
+    check_port(port)
     from optuna_dashboard import run_server
 
     print(f"{path}: http://127.0.0.1:{port} (Ctrl-C ends it)", flush=True)

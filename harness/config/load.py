@@ -191,7 +191,8 @@ def _schema(cls: type) -> type:
 def load(overrides: Sequence[str]) -> RunConfig:
     """Compose `conf/run.yaml` with Hydra overrides (`method=flashrl precision=int8+kv8 knobs.TIS.cap=4`).
 
-    Raises ValueError, one line, for an unknown key, group choice or value.
+    Raises ValueError, one line, for an unknown key, group choice or value, and for training of a base beside a folder's
+    model.
     """
     if isinstance(overrides, str):
         raise ValueError(f"overrides={overrides!r}: a list of words is expected, such as {overrides.split()}")
@@ -209,12 +210,20 @@ def load(overrides: Sequence[str]) -> RunConfig:
         raise ValueError(f"{key}: " * bool(key) + " ".join(str(cause).split("\n")[0].split())) from None
     assert isinstance(tree, dict)
     values = typing.cast(dict[str, Any], tree)
-    bare = {override.partition("=")[0]: override.partition("=")[2] for override in prepared}
-    if values["model"]["path"] is not None and bare.get("precision") == "int4" and "precision.weights" not in bare:
-        values["precision"]["weights"] = PUBLISHED_INT4
+    if values["model"]["path"] is not None:
+        _adapt_to_folder(values, dict(override.split("=", 1) for override in prepared))
     if suffix:
         values["precision"].update(name=values["precision"]["name"] + "+kv8", kv="e4m3_kv")
     return parse(RunConfig, values)
+
+
+def _adapt_to_folder(values: dict[str, Any], given: Mapping[str, str]) -> None:
+    """Give a run with a folder's model the published INT4. Raises ValueError for a setting of a base's training among
+    the overrides, key -> value."""
+    if key := next((key for key in given if key in ("base", "model.sft_lr") or key.startswith("base.")), None):
+        raise ValueError(f"{key}={given[key]}: no base is trained here, the model is the folder; leave it out")
+    if given.get("precision") == "int4" and "precision.weights" not in given:
+        values["precision"]["weights"] = PUBLISHED_INT4
 
 
 def _compose(overrides: Sequence[str]) -> DictConfig:

@@ -39,6 +39,10 @@ OF_PRECISION = "precision."
 """Prefix of the names of a precision's own fields."""
 KNOBS = "knobs."
 """Prefix of the names of a method's own options."""
+METHOD_OWN = (
+    "method", PARTS, KNOBS, OF_PRECISION, "algo.mode", "algo.agg", "algo.denom", "trainer.compute", "outside",
+)  # fmt: skip
+"""Beginnings of the fields that say a method and its rollout format, or that follow from a method."""
 WORDS = {
     "model.name": "{}",
     "task.name": "{}",
@@ -100,8 +104,16 @@ def group_arms(results: Sequence[RunResult]) -> list[Arm]:
 
 def arm_names(configs: Sequence[Mapping[str, Any]]) -> list[str]:
     """Method, precision and variant of the arms that cells with these configs make, as a table of them names them."""
-    settings = {json.dumps(found, sort_keys=True): found for found in map(_setting, configs)}
-    return list(dict.fromkeys(f"{a.method} {a.precision} {a.variant}".strip() for a in _named(list(settings.values()))))
+    return list(dict.fromkeys(f"{a.method} {a.precision} {a.variant}".strip() for a in arms_of(configs)))
+
+
+def arms_of(configs: Sequence[Mapping[str, Any]]) -> list[Arm]:
+    """The arm, without its runs, of each of the cells with these configs."""
+    found = [_setting(config) for config in configs]
+    keys = [json.dumps(fields, sort_keys=True) for fields in found]
+    settings = dict(zip(keys, found, strict=True))
+    named = dict(zip(settings, _named(list(settings.values())), strict=True))
+    return [named[key] for key in keys]
 
 
 def _named(settings: Sequence[Fields]) -> list[Arm]:
@@ -144,6 +156,12 @@ def arm_labels(results: Sequence[RunResult]) -> dict[str, str]:
 
 
 def control_of(arm: Arm, arms: Sequence[Arm], method: str) -> Arm | None:
+    """The arm of `method` whose settings are the arm's, but for those that are METHOD_OWN; None where there is none."""
+    alike = [other for other in arms if _beside_method(other) == _beside_method(arm)]
+    return nearest_of(arm, alike, method)
+
+
+def nearest_of(arm: Arm, arms: Sequence[Arm], method: str) -> Arm | None:
     """The arm of `method` in the same context: at its precision if there is one, then with most shared settings."""
     candidates = [other for other in arms if other.method == method and other.context == arm.context]
 
@@ -151,6 +169,10 @@ def control_of(arm: Arm, arms: Sequence[Arm], method: str) -> Arm | None:
         return other.precision == arm.precision, sum(other.axes[name] == value for name, value in arm.axes.items())
 
     return max(candidates, key=likeness, default=None)
+
+
+def _beside_method(arm: Arm) -> Fields:
+    return {name: value for name, value in arm.fields.items() if not name.startswith(METHOD_OWN)}
 
 
 def settings_apart(arm: Arm, other: Arm) -> int:

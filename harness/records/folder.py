@@ -16,7 +16,7 @@ from harness.foundation.did_you_mean import nearest
 from harness.foundation.project_files import SWEEPS
 from harness.records.packed import read_packed, read_packed_series
 from harness.records.paths import packed_folder, packed_path, runs_folder, sweep_folders
-from harness.records.run_result import RunResult, read_result, read_series
+from harness.records.run_result import RunResult, read_result, read_results, read_series
 
 MIN_SETTINGS = 3
 """A method with at least this many settings at one precision gets a comparison of its own."""
@@ -66,9 +66,22 @@ def readable(folder: Path) -> tuple[list[RunResult], list[str]]:
     return found, problems
 
 
+def place_of(results: Path, sweep: str) -> Path:
+    """Where the records of a sweep lie: in its folder, which counts as the whole sweep where it is there, else in its
+    packed file; the folder where there is neither."""
+    folder, packed = runs_folder(results, sweep), packed_path(results, sweep)
+    return packed if packed.is_file() and not folder.is_dir() else folder
+
+
+def read_place(place: Path) -> list[RunResult]:
+    """The results of a sweep's folder or of its packed file. Raises ValueError for a damaged one."""
+    return read_packed(place) if place.is_file() else read_results(place)
+
+
 def all_sweeps(results: Path) -> list[str]:
     """The sweeps that have results in a folder or in a packed file, by name."""
-    return sorted({*sweeps_in(results), *(path.stem for path in packed_folder(results).glob("*.zip"))})
+    packed = (path.stem for path in packed_folder(results).glob("*.zip"))
+    return sorted({*sweeps_in(results), *(name for name in packed if place_of(results, name).is_file())})
 
 
 def some_sweeps(results: Path) -> list[str]:
@@ -90,11 +103,11 @@ def check_sweep(results: Path, sweep: str) -> None:
 def runs_of(results: Path, sweep: str) -> tuple[list[RunResult], list[str]]:
     """(results of a sweep, one line per file that is none of them): of its folder where it has one, else of its packed
     file, which is read as it is."""
-    folder = runs_folder(results, sweep)
-    if folder.is_dir():
-        return readable(folder)
+    place = place_of(results, sweep)
+    if not place.is_file():
+        return readable(place)
     try:
-        return read_packed(packed_path(results, sweep)), []
+        return read_packed(place), []
     except ValueError as error:
         return [], [str(error)]
 
@@ -112,17 +125,17 @@ def load_series(folder: Path, results: Sequence[RunResult]) -> Series:
 def series_of(results: Path, sweep: str, columns: Sequence[str]) -> tuple[Series, list[str]]:
     """(these columns of every run, one line per file that cannot be read) of the sweep's folder where it has one, else
     of its packed file. A run without a series, and a column that it does not have, are left out."""
-    folder = runs_folder(results, sweep)
-    if not folder.is_dir():
+    place = place_of(results, sweep)
+    if place.is_file():
         try:
-            return read_packed_series(packed_path(results, sweep), columns), []
+            return read_packed_series(place, columns), []
         except ValueError as error:
             return {}, [str(error)]
     found: dict[str, dict[str, list[Any]]] = {}
     problems: list[str] = []
-    for path in sorted(folder.glob("*.parquet")):
+    for path in sorted(place.glob("*.parquet")):
         try:
-            series = read_series(folder, path.stem)
+            series = read_series(place, path.stem)
         except ValueError as error:
             problems.append(str(error))
             continue

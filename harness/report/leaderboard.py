@@ -21,7 +21,7 @@ import numpy as np
 import pandas as pd
 
 from harness.records import stats
-from harness.records.arms import Arm, control_of, label, scored, settings_apart
+from harness.records.arms import Arm, control_of, label, nearest_of, scored, settings_apart
 from harness.records.effective_bits import bits_of_run
 from harness.records.run_result import Base, RunResult
 from harness.records.statuses import FINISHED, STATUSES
@@ -137,7 +137,7 @@ def contrasts(
     for arm in arms:
         if arm.method == baseline and not arm.variant:
             continue
-        reference = control_of(arm, [other for other in arms if other is not arm], baseline)
+        reference = nearest_of(arm, [other for other in arms if other is not arm], baseline)
         if reference is not None and reference.precision == arm.precision and settings_apart(arm, reference) < 2:
             pairs.append((arm, reference))
     alone = {name: _on_bases(pairs, scores, name, alpha) for name in endpoints}

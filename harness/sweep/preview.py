@@ -11,12 +11,13 @@ from typing import Any
 
 from harness.config.compose import compose
 from harness.config.decoder_config import decoder_config
-from harness.config.load import run_id, run_name
+from harness.config.load import run_id, run_name, to_json
 from harness.config.schema import Launch, RunConfig
 from harness.engines.vllm.memory import kv_bytes_per_token, num_parameters, weight_bytes
 from harness.foundation.duration import duration
 from harness.foundation.visible_gpus import visible_gpus
 from harness.models.checkpoint import UNREAD, lacks_weights
+from harness.records.arms import arms_of
 from harness.records.run_result import RunResult
 from harness.records.statuses import FINISHED
 from harness.start.base_model import read_record
@@ -43,7 +44,8 @@ def dry_run(
     machine: Machine = HERE,
     bases: Sequence[str] = (),
 ) -> int:
-    """Print cells, what is left out and why, predicted time and device-hours with the past error. Exit code 0.
+    """Print cells, each by its run's name and what sets its arm apart, what is left out and why, predicted time and
+    device-hours with the past error. Exit code 0.
 
     `taken`: ids of cells that another sweep has finished, whose records will be copied. `machine`: the GPUs of each
     cell. `bases`: the `base_lines`.
@@ -55,12 +57,13 @@ def dry_run(
     todo = [cell for cell in todo if run_id(cell) not in taken]
     model = fit(read_samples(results))
     waiting = {run_id(cell): model.estimate(cell, machine=machine) for cell in todo}
-    for cell in planned.cells:
+    for cell, arm in zip(planned.cells, arms_of([to_json(cell) for cell in planned.cells]), strict=True):
         cell_id = run_id(cell)
         found = waiting.get(cell_id)
         done = "elsewhere" if cell_id in taken else "finished"
         state = done if found is None else f"{duration(found.seconds)}{'' if found.level == 'like' else '?'}"
-        print(f"{state:>9}  {cell_id}  {run_name(cell)}")
+        apart = arm.label.removeprefix(f"{arm.method} {arm.precision}")
+        print(f"{state:>9}  {cell_id}  {run_name(cell)} {apart}".rstrip())
     if any(found.level != "like" for found in waiting.values()):
         print("?: no run of the same arm has finished; the time is predicted from other cells, or from sizes alone")
     tell_left_out(planned)

@@ -20,8 +20,8 @@ from harness.config.load import identity, run_id, to_json
 from harness.config.schema import Launch, RunConfig
 from harness.foundation.lock_file import wait_until_free
 from harness.foundation.provenance import commit
-from harness.records.packed import read_packed
-from harness.records.paths import packed_path, policy_folder, replaced_folder, rollouts_path, runs_folder
+from harness.records.folder import place_of, read_place
+from harness.records.paths import policy_folder, replaced_folder, rollouts_path, runs_folder
 from harness.records.results_lock import results_lock
 from harness.records.run_result import RunResult, Settings, check_series, read_result, write_result
 from harness.records.statuses import FINISHED, TO_RUN_AGAIN
@@ -44,12 +44,12 @@ def stored(launch: Launch, cells: Sequence[RunConfig] = ()) -> dict[str, RunResu
     """Every record of a sweep by run id: of its folder where it has one, else of its packed file. Raises ValueError,
     one line, naming every file that is none of its records or another one's than the planned cell's whose name it
     bears. Changes nothing."""
-    packed = packed_path(launch.results, launch.sweep)
-    if packed.exists() and not records_folder(launch).is_dir():
-        return {record.run_id: record for record in read_packed(packed)}
+    place = place_of(Path(launch.results), launch.sweep)
+    if place.is_file():
+        return {record.run_id: record for record in read_place(place)}
     planned = {run_id(cell): cell for cell in cells}
     found, wrong = dict[str, RunResult](), list[str]()
-    for path in sorted(records_folder(launch).glob("*.json")):
+    for path in sorted(place.glob("*.json")):
         try:
             result = read_result(path)
             check_owner(path, result, launch, planned.get(path.stem))

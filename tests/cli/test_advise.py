@@ -10,6 +10,8 @@ import pytest
 
 from harness.cli.main import main
 from harness.foundation.provenance import ROOT
+from harness.studies.advise import question
+from harness.studies.probe.record import read
 from tests.studies.dose import made
 from tests.studies.probe import made as probes
 
@@ -50,11 +52,18 @@ def test_every_kind_of_answer(results: Path, capsys: pytest.CaptureFixture[str])
     assert "0, the control" in answered
 
 
-def test_the_probe_gives_the_mismatch(results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    probe = tmp_path / "probe.json"
+def test_the_probe_is_read_once_and_gives_the_mismatch(
+    results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    probe, reads = tmp_path / "probe.json", list[Path]()
+    monkeypatch.setattr(question, "read", lambda path: reads.append(path) or read(path))
     probe.write_text(json.dumps(probes.record(probes.row("int8", 1e-4), probes.row("mxfp8", 1e-3))), encoding="utf-8")
     assert lowbit_advise(results, "--size", "7b", "--length", 4096, "--probe", probe, "--explain") == 0
-    out = capsys.readouterr().out
+    out, err = capsys.readouterr()
+    assert reads == [probe]
+    assert err == (
+        f"warning: --probe {probe}: of a model of 0.00 million parameters, --size is 7b: its k3 need not hold there\n"
+    )
     assert out.count("not known; if only the dose matters") == 4 and "no rate was measured with mxfp8" in out
     assert "dose 0.41 = k3 0.0001 (probe 0123456789ab of base, 8 answers of 2 tokens in the mean) x 4096 tokens" in out
 

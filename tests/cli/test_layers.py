@@ -26,6 +26,17 @@ def test_the_command_measures_and_writes(tmp_path: Path, capsys: pytest.CaptureF
     assert row_named(record, "all but the worst")["k3"] < row_named(record, "all")["k3"]
 
 
+def test_results_that_cannot_be_written_are_refused_before_anything_is_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("harness.studies.layers.report.compare", lambda *given, **kept: pytest.fail("it measures"))
+    (tmp_path / "layers").touch()
+    assert main(["layers", str(BASE), "task=sort", "task.n=4", "--results", str(tmp_path)]) == 2
+    assert capsys.readouterr().err == (
+        f"lowbit: error: --results {tmp_path / 'layers'}: nothing can be written there: File exists\n"
+    )
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -44,6 +55,7 @@ def test_wrong_input_is_one_line(
     assert main([*words, "--results", str(tmp_path)]) == 2
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1
+    assert not any(tmp_path.iterdir())
 
 
 def test_the_committed_page_is_that_of_the_committed_records() -> None:

@@ -164,6 +164,15 @@ COMMANDS = (
         "sweep smoke algo.num_minibatches=1000",
         "smoke: no cell can run, every arm is impossible: arm method=bf16: algo.",
     ),
+    (
+        "run model=hf model.path=folder base.n=9",
+        "error: base.n=9: no base is trained here, the model is the folder; leave it out\n",
+    ),
+    ("run model=hf model.path=folder model.sft_lr=1e-3", "model.sft_lr=1e-3: no base is trained here, the model is "),
+    (
+        "sweep smoke model=hf model.path=folder base=default",
+        "smoke: arm method=bf16: base=default: no base is trained here, the model is the folder; leave it out\n",
+    ),
     ("base smoke seed=-1", "seed=-1: must be at least 0"),
     ("replay collect trainer.steps=0", "trainer.steps=0: must be at least 1"),
     ("replay report", "run `lowbit replay evaluate` first"),

@@ -149,13 +149,15 @@ def test_arms_go_from_fine_to_coarse_within_a_context() -> None:
     assert rank("bf16") < rank("int8") < rank("nvfp4_w4a4") < rank("int3") < rank("unheard_of")
 
 
-def test_the_control_shares_the_context_and_as_much_else_as_it_can() -> None:
+def test_the_control_has_the_settings_of_the_arm_but_for_those_of_the_method() -> None:
     runs = [
         run(),
         run(algo__num_minibatches=4),
         run("naive", "int4", algo__num_minibatches=4),
         run("naive", "int4", "bypass_ppo"),
         run("naive", "int4", task__n=16),
+        run("trm", "int4", algo__agg="seq-mean-token-sum"),
+        run("mis", "int4", trainer__lr=5e-4),
     ]
     arms = {arm.label: arm for arm in group_arms(runs)}
 
@@ -166,6 +168,8 @@ def test_the_control_shares_the_context_and_as_much_else_as_it_can() -> None:
     assert control("naive int4 4 minibatches n=8") == "bf16 bf16 4 minibatches n=8"
     assert control("naive int4 bypass_ppo n=8") == "bf16 bf16 n=8"
     assert control("naive int4 n=16") is None
+    assert control("trm int4 n=8") == "bf16 bf16 n=8", "the aggregation is the method's"
+    assert control("mis int4 n=8") is None, "no control has its rate"
 
 
 def test_lists_of_anything_are_axes() -> None:

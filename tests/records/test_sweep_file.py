@@ -48,6 +48,10 @@ def test_a_sweep_that_was_read_before_runs_were_added_is_judged_at_the_level_of_
     assert level_of(tmp_path, "length_wordmath") == level_of(tmp_path, "none") == ALPHA
     keep_purpose("mine", Purpose(looks=(3, 5)), tmp_path, tmp_path)
     assert level_of(tmp_path, "mine") == level_per_look((3, 5), ALPHA)
-    (tmp_path / "wrong.yaml").write_text("looks: [6, 6]\n")
-    with pytest.raises(ValueError, match=r"wrong\.yaml: looks: numbers of seeds or bases that rise"):
-        purpose("wrong", tmp_path, tmp_path)
+    for sizes in ([6, 6], [6, 5], [0, 3]):
+        (tmp_path / "wrong.yaml").write_text(f"looks: {sizes}\n")
+        with pytest.raises(ValueError) as error:
+            purpose("wrong", tmp_path, tmp_path)
+        assert str(error.value) == (
+            f"{tmp_path / 'wrong.yaml'}: looks: numbers of seeds or bases that rise from at least 1 are expected"
+        )

@@ -164,6 +164,18 @@ def test_arms_two_settings_apart_are_not_contrasted() -> None:
     assert alone["control"].tolist() == ["naive int8"]
 
 
+def test_an_arm_without_a_control_at_its_own_settings_has_no_verdict() -> None:
+    """No label says the rate, for no method has two of them."""
+    alike = [factory.result(method, "int8")[0] for method in ("bf16", "naive")]
+    table = rows(leaderboard([*alike, factory.result("flashrl", "int8", trainer__lr=5e-4)[0]]))
+    assert {arm: (row["control"], row["verdict"]) for arm, row in table.items()} == {
+        "bf16 int8": ("bf16 int8", "control"),
+        "naive int8": ("bf16 int8", "cannot tell"),
+        "flashrl int8": ("", "no control"),
+    }
+    assert math.isnan(table["flashrl int8"]["difference"]) and math.isfinite(table["naive int8"]["difference"])
+
+
 def test_the_table_does_not_depend_on_the_order_of_files() -> None:
     results = [result for result, _ in factory.sweep_results(factory.QUICK)]
     assert list(leaderboard(results)["arm"]) == [

@@ -161,6 +161,11 @@ def test_impossible_cells_are_listed_with_the_reason() -> None:
         ({"parts": "[flashrl.TIZ]"}, "parts: unknown part flashrl.TIZ; nearest: flashrl.TIS"),
         ({"precision": "int5"}, "arm method=flashrl precision=int5: precision=int5: no such choice; nearest: int"),
         ({"algo.lr": 3}, "arm .* algo.lr=3: unknown key algo.lr; nearest: trainer.lr"),
+        (
+            {"model": "hf", "model.path": "folder", "base.n": 9},
+            "^test: arm method=flashrl precision=int8 model=hf model.path=folder base.n=9: base.n=9: no base is "
+            "trained here, the model is the folder; leave it out$",
+        ),
         ({"task.n": 100000}, "arm .* task.n=100000: task 'chain': n=100000 is not an integer from"),
     ],
 )

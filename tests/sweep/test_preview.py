@@ -21,12 +21,13 @@ from harness.models.tokenizer import save_tokenizer
 from harness.records.run_result import RunResult
 from harness.run.record import record
 from harness.start.prepare import base_folder
-from harness.sweep import preview
+from harness.sweep import plan, preview
 from harness.sweep.folder_time import HERE, Machine, folder_time
 from harness.sweep.forecast import UNKNOWN, Level, PastError, TimeForecast, fit
-from harness.sweep.preview import base_lines, folder_lines, forecast_lines, forecast_of, memory_line
+from harness.sweep.preview import base_lines, dry_run, folder_lines, forecast_lines, forecast_of, memory_line
 from tests.source_tree import ROOT
 from tests.sweep.test_folder_time import PARAMETERS, config_folder, config_of
+from tests.sweep.tiny import sweep_of
 from tests.toy import small_config
 
 DATA = ROOT / "tests" / "tasks" / "data" / "gsm8k"
@@ -241,3 +242,20 @@ def test_a_base_that_is_gone_or_was_made_anew_is_told_before_cells_run(tmp_path:
     (line,) = base_lines(cells[1:], cells, known("0" * 64), launch)
     assert line.startswith(f"note: 1 finished cell started from other weights of {folder.name} than are there now")
     assert base_lines([], cells, known("0" * 64), launch) == []
+
+
+def test_the_listing_tells_arms_of_other_parts_or_another_setting_apart(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plain = {"method": "flashrl", "precision": "int8"}
+    sweep = sweep_of(plain, plain | {"parts": "[flashrl.Profile]"}, {"method": "bf16"}, **{"model.spread": [0, 0.5]})
+    planned = plan(sweep)
+    assert dry_run(planned, planned.cells, tmp_path, 1) == 0
+    assert [line.split(maxsplit=3)[3] for line in capsys.readouterr().out.splitlines() if "-b0-s0" in line] == [
+        "flashrl-int8-xs-chain8-b0-s0  sigma=0",
+        "flashrl-int8-xs-chain8-b0-s0  flashrl.Profile sigma=0",
+        "bf16-bf16-xs-chain8-b0-s0  sigma=0",
+        "flashrl-int8-xs-chain8-b0-s0  sigma=0.5",
+        "flashrl-int8-xs-chain8-b0-s0  flashrl.Profile sigma=0.5",
+        "bf16-bf16-xs-chain8-b0-s0  sigma=0.5",
+    ]

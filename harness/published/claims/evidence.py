@@ -16,10 +16,10 @@ from typing import Any
 from harness.foundation.progress_bar import progress_bar
 from harness.published.claims.kinds import SCORES, Settings
 from harness.records.arms import setting, shown
-from harness.records.folder import load_series
-from harness.records.packed import read_packed, read_packed_series
+from harness.records.folder import load_series, read_place
+from harness.records.packed import read_packed_series
 from harness.records.paths import packed_path, runs_folder
-from harness.records.run_result import SUMMARY, Base, EvalRecord, Pair, RunResult, read_results
+from harness.records.run_result import SUMMARY, Base, EvalRecord, Pair, RunResult
 from harness.records.statuses import FINISHED
 from harness.report.scores import answers
 
@@ -48,11 +48,11 @@ def load(results: Path, needs: Mapping[str, Collection[str]]) -> dict[str, Evide
 
 def _load(results: Path, sweep: str, columns: Sequence[str]) -> Evidence:
     packed = packed_path(results, sweep)
-    if packed.is_file():
-        runs, series = read_packed(packed), read_packed_series(packed, columns) if columns else {}
-    else:
-        runs = read_results(runs_folder(results, sweep))
-        series = load_series(runs_folder(results, sweep), runs) if columns else {}
+    place = packed if packed.is_file() else runs_folder(results, sweep)
+    runs = read_place(place)
+    if not columns:
+        return Evidence(arms=in_arms(runs))
+    series = read_packed_series(place, columns) if place == packed else load_series(place, runs)
     return Evidence(arms=in_arms(runs), series=series)
 
 

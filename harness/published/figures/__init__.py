@@ -33,7 +33,8 @@ from typing import TYPE_CHECKING
 
 from harness.foundation.did_you_mean import nearest
 from harness.foundation.project_files import HOME
-from harness.records.paths import packed_path, runs_folder, throughput_folder
+from harness.records.folder import all_sweeps
+from harness.records.paths import throughput_folder
 
 if TYPE_CHECKING:
     from harness.published.figures.drawn import Drawn
@@ -93,7 +94,6 @@ def missing(figure: PaperFigure, results: Path) -> str:
         command = f"lowbit throughput {THROUGHPUT}"
         folder = throughput_folder(results, THROUGHPUT)
         return "" if any(folder.glob("*.json")) else f"no rates in {folder}; `{command}`"
-    is_packed = packed_path(results, figure.sweep).is_file()
-    if is_packed or any(runs_folder(results, figure.sweep).glob("*.json")):
+    if figure.sweep in all_sweeps(results):
         return ""
     return f"sweep {figure.sweep} has no results; `lowbit sweep {figure.sweep}`"

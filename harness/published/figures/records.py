@@ -11,10 +11,9 @@ from statistics import fmean
 from typing import Any, Protocol, TypeVar
 
 from harness.records.arms import Arm, group_arms, scored
-from harness.records.folder import Series, load_series
-from harness.records.packed import read_packed, read_packed_series
-from harness.records.paths import packed_path, runs_folder
-from harness.records.run_result import Pair, RunResult, read_results
+from harness.records.folder import Series, all_sweeps, load_series, place_of, read_place
+from harness.records.packed import read_packed_series
+from harness.records.run_result import Pair, RunResult
 from harness.report.scores import score_arm
 
 
@@ -40,9 +39,8 @@ Shown = TypeVar("Shown", bound=Sized)
 
 def load(results: Path, sweep: str) -> Found:
     """The arms of a sweep. Raises ValueError without a result, or for a damaged file."""
-    folder, packed = _places(results, sweep)
-    place = folder if any(folder.glob("*.json")) or not packed.is_file() else packed
-    files = sorted(folder.glob("*.json")) if place == folder else [packed]
+    place = place_of(results, sweep)
+    files = [place] if place.is_file() else sorted(place.glob("*.json"))
     arms = _arms(place, tuple((path.name, path.stat().st_mtime_ns) for path in files))
     if not arms:
         raise ValueError(f"sweep {sweep!r} has no results in {results}")
@@ -53,24 +51,20 @@ def in_panels(results: Path, panels: Mapping[str, Panel], read: Callable[[Found,
     """Panel -> what `read` finds in its sweep. A panel whose sweep has no results, or nothing that `read` finds, is
     left out. Raises ValueError without results of the first panel's sweep, and where every panel is left out."""
     first = load(results, next(iter(panels.values())).sweep)
+    there = all_sweeps(results)
     found: dict[str, Shown] = {}
     for name, panel in panels.items():
-        folder, packed = _places(results, panel.sweep)
-        if (any(folder.glob("*.json")) or packed.is_file()) and (shown := read(load(results, panel.sweep), panel)):
+        if panel.sweep in there and (shown := read(load(results, panel.sweep), panel)):
             found[name] = shown
     if not found:
         raise ValueError(_nothing_in(first))
     return found
 
 
-def _places(results: Path, sweep: str) -> tuple[Path, Path]:
-    return runs_folder(results, sweep), packed_path(results, sweep)
-
-
 @cache
 def _arms(place: Path, files: tuple[tuple[str, int], ...]) -> tuple[Arm, ...]:
     """Several figures read one sweep; `files` tells when it changed."""
-    return tuple(group_arms(read_results(place) if place.is_dir() or not files else read_packed(place)))
+    return tuple(group_arms(read_place(place)))
 
 
 def arm(found: Found, method: str, precision: str | None = None, **fields: Any) -> Arm | None:

@@ -47,12 +47,8 @@ def crossing_chance(sizes: Sequence[int], level: float) -> float:
 
 @lru_cache(maxsize=256)
 def level_per_look(sizes: tuple[int, ...], alpha: float) -> float:
-    """The level of each look that makes the chance to cross it at any look `alpha` (Pocock's boundaries).
-
-    Raises ValueError for sizes that do not rise from at least 1.
-    """
-    if not sizes or any(a >= b for a, b in zip((0, *sizes), sizes, strict=False)):
-        raise ValueError(f"sizes={sizes}: numbers of seeds that rise from at least 1 are expected")
+    """The level of each look that makes the chance to cross it at any look `alpha` (Pocock's boundaries). `sizes` are
+    one or more, rising from at least 1, as `harness.records.sweep_file.Sizes` are."""
     if len(sizes) == 1:
         return alpha
     found: Any = optimize.brentq(lambda x: crossing_chance(sizes, x) - alpha, alpha / len(sizes), alpha, xtol=1e-10)

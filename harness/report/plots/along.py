@@ -35,8 +35,8 @@ LENGTH = "task.n"
 """The dial whose values are contexts."""
 WORDS = DIALS | {LENGTH: "size of the problems, n"}
 """Words of every dial under an axis."""
-FILLS: tuple[Fill, ...] = ("full", "none", "left", "top")
-"""Filling of the markers, by low precision in turn."""
+FILLS: tuple[Fill, ...] = ("full", "none", "left", "top", "right", "bottom")
+"""Filling of the markers, by precision in turn."""
 SPREAD = 0.5
 """Width over which the points of one value stand side by side, in steps of the axis."""
 MAX_LINES = 16
@@ -169,14 +169,13 @@ def _span(values: Sequence[float], sign: str = "+") -> str:
 
 
 def _looks(names: Sequence[tuple[str, str]], control: str) -> dict[tuple[str, str], Look]:
-    """Colour and marker by method, dash and the marker's filling by precision."""
+    """Colour and marker by method, dash and the marker's filling by precision, so that no two lines are alike."""
     methods = looks_of_names((name for _, name in names), control)
-    low = dict.fromkeys(precision for precision, _ in names if precision != control)
-    fills = dict(zip(low, cycle(FILLS), strict=False))
+    fills = dict(zip(dict.fromkeys(precision for precision, _ in names), cycle(FILLS), strict=False))
     return {
         (precision, name): replace(
             methods[name], dash=PRECISION_LOOKS[precision].dash if precision in PRECISION_LOOKS else methods[name].dash,
-            fill=fills.get(precision, "full"),
+            fill=fills[precision],
         )
         for precision, name in names
     }  # fmt: skip

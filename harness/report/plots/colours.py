@@ -1,4 +1,5 @@
 """The colours of every figure: Okabe and Ito's palette, which people with colour blindness tell apart, and greys.
+VIOLET, BROWN and OLIVE are for figures that need more.
 
 INK draws controls and VERMILION what is not corrected. A grey is named for its use, or for its lightness in percent.
 Left out: which method or format has which colour (`style`, `harness.published.figures.marks`).
@@ -14,6 +15,8 @@ PINK = "#CC79A7"
 ORANGE = "#E69F00"
 SKY = "#56B4E9"
 VIOLET = "#7A5195"
+BROWN = "#8C564B"
+OLIVE = "#999933"
 GREY = "#808080"
 
 REFERENCE = "#707070"

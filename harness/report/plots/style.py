@@ -26,14 +26,28 @@ from matplotlib.ticker import MaxNLocator
 from harness.records.arms import Arm
 from harness.records.sweep_file import BASELINES
 from harness.report.plots.bands import Band
-from harness.report.plots.colours import BLUE, GREEN, GREY, INK, ORANGE, PINK, SKY, VERMILION
+from harness.report.plots.colours import (
+    BLUE,
+    BROWN,
+    GREEN,
+    GREY,
+    INK,
+    OLIVE,
+    ORANGE,
+    PINK,
+    SKY,
+    VERMILION,
+    VIOLET,
+)
 
 STYLE = Path(__file__).with_name("plot_style.mplstyle")
-COLOURS = (GREEN, ORANGE, SKY, GREY, PINK, BLUE)
-"""Okabe and Ito's palette, less black (the control), vermilion (no correction) and yellow (too pale), with a grey."""
+COLOURS = (GREEN, ORANGE, SKY, GREY, PINK, BLUE, VIOLET, BROWN, OLIVE)
+"""Okabe and Ito's palette, less black (the control), vermilion (no correction) and yellow (too pale), with a grey and
+three more."""
 DASHES: tuple[Any, ...] = ((0, (1.2, 1.2)), (0, (5, 1.2, 1.2, 1.2)), (0, (8, 1.5)), (0, (3, 1, 1, 1, 1, 1)))
-MARKERS = "^Dv<>Ph"
-
+MARKERS = "^Dv<>hp*d8H"
+"""Markers that no familiar look has. Their number is a prime above that of COLOURS, so that no two looks share both
+colour and marker before every pair was taken."""
 
 Fill = Literal["full", "none", "left", "right", "bottom", "top"]
 

@@ -7,12 +7,12 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from harness.foundation.did_you_mean import nearest
 from harness.studies.capacity.host import NODE
 from harness.studies.capacity.place import Work, check_gpus
-from harness.studies.probe.record import FLOOR, read
+from harness.studies.probe.record import FLOOR, Record, read
 from harness.studies.stage_rates import ARMS
 from harness.studies.throughput.shapes import SIZES
 from harness.sweep.folder_time import GPUS
@@ -104,27 +104,29 @@ def given_mismatch(text: str) -> dict[str, Mismatch]:
     return found
 
 
-def probed_mismatch(path: Path) -> dict[str, Mismatch]:
-    """K3 of every format of a probe. Raises ValueError for a file that is none, and for one of untrained weights: their
-    mismatch says nothing of a trained model."""
+def read_probe(path: Path) -> Record:
+    """A probe's record. Raises ValueError for a file that is none, and for one of untrained weights: their mismatch
+    says nothing of a trained model."""
     record = read(path)
     if record["is_untrained"]:
         raise ValueError(f"--probe {path}: of untrained weights; costs alone count, its mismatch is not read")
+    return record
+
+
+def probed_mismatch(record: Record) -> dict[str, Mismatch]:
+    """K3 of every format of a probe."""
     return {row["precision"]: _mismatch(record, row) for row in record["formats"]}
 
 
-def size_warning(path: Path, question: Question) -> str:
-    """A line on a probe of a model that has not half to twice the parameters of the question's size; else empty."""
-    count = int(read(path)["formats"][0]["num_parameters"])
+def size_warning(record: Record, question: Question) -> str:
+    """Words on a probe of a model that has not half to twice the parameters of the question's size; else empty."""
+    count = int(record["formats"][0]["num_parameters"])
     if question.num_parameters / 2 <= count <= 2 * question.num_parameters:
         return ""
-    return (
-        f"--probe {path}: of a model of {count / 1e6:,.2f} million parameters, --size is {question.size}: its k3 need "
-        "not hold there"
-    )
+    return f"of a model of {count / 1e6:,.2f} million parameters, --size is {question.size}: its k3 need not hold there"
 
 
-def _mismatch(record: Mapping[str, Any], row: Mapping[str, Any]) -> Mismatch:
+def _mismatch(record: Record, row: Record) -> Mismatch:
     length, folder = row["length_mean"], record["folder"]
     return Mismatch(
         k3=row["mismatch"]["kl_k3"],

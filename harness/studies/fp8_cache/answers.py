@@ -15,11 +15,14 @@ import torch
 from torch import Tensor
 
 from harness.api import Plan
+from harness.config.load import load, of_folder
+from harness.config.schema import RunConfig
 from harness.engines.embedded.engine import EmbeddedEngine
-from harness.models.checkpoint import load_decoder
+from harness.models.checkpoint import check_folder, load_decoder
 from harness.models.decoder import Decoder, response_hidden
 from harness.numerics.formats import Format, format_named
 from harness.objective.mismatch import BOUND
+from harness.start.prepare import task_of
 from harness.studies.fp8_cache.attention import Counts
 from harness.tasks import Task, token_ids
 
@@ -59,15 +62,18 @@ class Answers:
         return self.ids[self.places()[1]]
 
 
-def decoder_for(folder: Path, task: Task) -> Decoder:
-    """The decoder of a model folder. Raises ValueError where it has fewer tokens than the task."""
-    model = load_decoder(folder)
+def policy_of(folder: Path, words: Sequence[str]) -> tuple[RunConfig, Task, Decoder]:
+    """The configuration of a model folder under some overrides, its task and its decoder. Raises ValueError for a bad
+    folder or override, and for a decoder that has fewer tokens than the task."""
+    check_folder(folder)
+    config = load([*words, *of_folder(folder)])
+    task, model = task_of(config), load_decoder(folder)
     if model.config.vocab_size < task.vocab_size:
         raise ValueError(
             f"{folder}: {model.config.vocab_size} tokens, task {task.name} has {task.vocab_size}; name the task that "
             "the folder was trained on, e.g. task=wordmath task.n=10"
         )
-    return model
+    return config, task, model
 
 
 def exact_engine(model: Decoder, task: Task, kv: Format | None = None) -> EmbeddedEngine:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from harness.config.load import load, of_folder
 from harness.foundation import provenance
 from harness.foundation.digits import significant
+from harness.foundation.writable import check_writable
 from harness.models.checkpoint import check_folder, content_hash, load_decoder
 from harness.records.json_rows import read_json_records, write_json_rows
 from harness.records.paths import fp8_cache_folder
-from harness.start.prepare import task_of
-from harness.studies.fp8_cache.answers import decoder_for
+from harness.studies.fp8_cache.answers import policy_of
 from harness.studies.fp8_cache.study import CALIBRATION, FIRST, Tell, accuracies, compare
 
 Record = dict[str, Any]
@@ -23,19 +22,17 @@ DIGITS = 5
 
 def measure(
     folder: Path, overrides: Sequence[str], *, name: str, first: Path | None, num_answers: int, is_scanned: bool,
-    samples: tuple[int, int] | None, tell: Tell, before: Callable[[], None] = lambda: None,
+    samples: tuple[int, int] | None, tell: Tell, results: Path,
 ) -> Record:  # fmt: skip
     """The record of one model folder. `first`: the folder whose weights were loaded first. `samples`: prompts, and
-    answers to each, for accuracies. `before` is called when the input is known to be right. Raises ValueError for a bad
-    folder or override, before anything is measured."""
-    for path in (folder, *([] if first is None else [first])):
-        check_folder(path)
-    config = load([*overrides, *of_folder(folder)])
-    task = task_of(config)
-    model = decoder_for(folder, task)
+    answers to each, for accuracies. Raises ValueError for a bad folder or override, and for a results folder that
+    cannot be written, before anything is measured."""
+    config, task, model = policy_of(folder, overrides)
+    if first is not None:
+        check_folder(first)
     if task.num_train is not None and task.num_train < CALIBRATION:
         raise ValueError(f"task={task.name}: {task.num_train} training questions, {CALIBRATION} are calibrated on")
-    before()
+    check_writable(fp8_cache_folder(results), "--results")
     earlier = None if first is None else load_decoder(first)
     found = compare(model, task, first=earlier, num_answers=num_answers, is_scanned=is_scanned, tell=tell)
     told = None if samples is None else accuracies(

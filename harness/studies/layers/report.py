@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from harness.config.load import load, of_folder
 from harness.foundation import provenance
 from harness.foundation.digits import significant
 from harness.foundation.markdown_table import markdown_table
 from harness.foundation.text_table import text_table
-from harness.models.checkpoint import check_folder, content_hash
+from harness.foundation.writable import check_writable
+from harness.models.checkpoint import content_hash
 from harness.records.json_rows import read_json_records, write_json_rows
 from harness.records.paths import layers_folder
 from harness.records.run_result import write_atomic
 from harness.run.checks import check
-from harness.start.prepare import task_of
-from harness.studies.fp8_cache.answers import decoder_for
+from harness.studies.fp8_cache.answers import policy_of
 from harness.studies.layers.study import ALL, REST, Tell, compare
 
 Record = dict[str, Any]
@@ -34,16 +33,13 @@ WORST = ("policy", "format", "k3, all", "worst place", "alone", "all but the wor
 
 
 def measure(
-    folder: Path, overrides: Sequence[str], *, name: str | None, num_answers: int, tell: Tell,
-    before: Callable[[], None] = lambda: None,
+    folder: Path, overrides: Sequence[str], *, name: str | None, num_answers: int, tell: Tell, results: Path
 ) -> Record:  # fmt: skip
-    """The record of one model folder. `before` is called when the input is known to be right. Raises ValueError for a
-    bad folder or override, before anything is measured."""
-    check_folder(folder)
-    config = load(["method=naive", "precision=int8", *overrides, *of_folder(folder)])
-    plan, task = check(config).plan, task_of(config)
-    model = decoder_for(folder, task)
-    before()
+    """The record of one model folder. Raises ValueError for a bad folder or override, and for a results folder that
+    cannot be written, before anything is measured."""
+    config, task, model = policy_of(folder, ["method=naive", "precision=int8", *overrides])
+    plan = check(config).plan
+    check_writable(layers_folder(results), "--results")
     rows, num_tokens = compare(model, task, plan, num_answers=num_answers, tell=tell)
     head, is_dirty = provenance.commit()
     return significant({

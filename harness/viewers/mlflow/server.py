@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -14,6 +13,7 @@ from urllib.error import URLError
 from urllib.request import urlopen
 
 from harness.foundation.did_you_mean import nearest
+from harness.foundation.local_port import check_port
 from harness.foundation.own_process import module_command
 from harness.foundation.writable import check_writable
 from harness.records.folder import Comparison, readable, saved_comparisons, sweeps_in
@@ -37,7 +37,7 @@ def browse(results: Path, port: int, sweep: str | None = None, words: Sequence[s
     choose a saved comparison of the sweep. Raises ValueError where the port is taken, a name is unknown or nothing can
     be written.
     """
-    _check_port(port)
+    check_port(port)
     known = sweeps_in(results)
     if sweep is not None and sweep not in known:
         raise ValueError(f"sweep {sweep!r} has no results in {results}; {nearest(sweep, known)}")
@@ -64,16 +64,6 @@ def browse(results: Path, port: int, sweep: str | None = None, words: Sequence[s
             return 0
         finally:
             server.terminate()
-
-
-def _check_port(port: int) -> None:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except (OSError, OverflowError) as error:
-            reason = getattr(error, "strerror", None) or error
-            raise ValueError(f"port {port} cannot be used: {reason}; choose another with --port") from error
 
 
 def _chosen(results: Path, sweep: str | None, words: Sequence[str]) -> Comparison:

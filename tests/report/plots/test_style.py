@@ -6,7 +6,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from harness.report.plots.style import above_panels
+from harness.report.plots.style import above_panels, looks_of_names
 
 
 def test_a_title_is_broken_where_the_figure_is_too_narrow() -> None:
@@ -21,3 +21,10 @@ def test_a_title_is_broken_where_the_figure_is_too_narrow() -> None:
         title = figure.legends[0].get_title()
         assert title.get_text().count("\n") == lines - 1 and title.get_text().split() == words.split()
         assert title.get_window_extent().width < figure.bbox.width
+
+
+def test_looks_share_no_colour_while_there_are_some_and_never_colour_and_marker() -> None:
+    names = ["bf16", "flashrl", "naive", "naive bypass_ppo", *(f"m{number:02}" for number in range(77))]
+    looks = looks_of_names(names, "bf16")
+    assert len({looks[name].colour for name in names[:11]}) == 11
+    assert len({(look.colour, look.marker) for look in looks.values()}) == len(names) == 81

@@ -8,7 +8,15 @@ from typing import Any
 
 import pytest
 
-from harness.studies.advise.question import FORMATS, Mismatch, Question, given_mismatch, probed_mismatch, size_warning
+from harness.studies.advise.question import (
+    FORMATS,
+    Mismatch,
+    Question,
+    given_mismatch,
+    probed_mismatch,
+    read_probe,
+    size_warning,
+)
 from tests.studies.advise.made import question
 from tests.studies.probe import made
 
@@ -58,26 +66,25 @@ def test_a_mismatch_that_is_none(text: str) -> None:
         given_mismatch(text)
 
 
-def test_a_probe_gives_the_mismatch_of_each_format(tmp_path: Path) -> None:
-    path = tmp_path / "probe.json"
-    path.write_text(json.dumps(made.record(made.row("int8", 3e-3), made.row("mxfp8", 1e-2))), encoding="utf-8")
-    found = probed_mismatch(path)
+def test_a_probe_gives_the_mismatch_of_each_format() -> None:
+    found = probed_mismatch(made.record(made.row("int8", 3e-3), made.row("mxfp8", 1e-2)))
     assert {name: m.k3 for name, m in found.items()} == {"bf16": 2e-4, "int8": 3e-3, "mxfp8": 1e-2}
     assert found["int8"].source == "probe 0123456789ab of base, 8 answers of 2 tokens in the mean"
 
 
-def test_a_probe_of_a_model_of_another_size_is_told(tmp_path: Path) -> None:
-    path = tmp_path / "probe.json"
+def test_a_probe_of_a_model_of_another_size_is_told() -> None:
     row = made.row("int8", 3e-3) | {"num_parameters": 7_600_000_000}
-    path.write_text(json.dumps(made.record(row) | {"formats": [row]}), encoding="utf-8")
-    assert size_warning(path, question(size="7b")) == ""
-    assert "of a model of 7,600.00 million parameters, --size is 32b" in size_warning(path, question(size="32b"))
+    record = made.record(row) | {"formats": [row]}
+    assert size_warning(record, question(size="7b")) == ""
+    assert size_warning(record, question(size="32b")) == (
+        "of a model of 7,600.00 million parameters, --size is 32b: its k3 need not hold there"
+    )
 
 
 def test_the_mismatch_of_untrained_weights_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "probe.json"
     path.write_text(json.dumps(made.record(made.row("int8", 3e-3), is_untrained=True)), encoding="utf-8")
     with pytest.raises(ValueError, match=r"probe\.json: of untrained weights; costs alone count"):
-        probed_mismatch(path)
+        read_probe(path)
     with pytest.raises(ValueError, match="not a probe"):
-        probed_mismatch(tmp_path / "missing.json")
+        read_probe(tmp_path / "missing.json")

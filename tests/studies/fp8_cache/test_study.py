@@ -48,7 +48,8 @@ def test_a_cache_that_saturates_costs_accuracy_and_a_good_one_does_not() -> None
 def test_a_record_has_the_rules_in_order_and_stands_on_the_page(tmp_path: Path) -> None:
     told: list[str] = []
     record = measure(
-        BASE, WORDS, name="small", first=BASE, num_answers=12, is_scanned=True, samples=(8, 2), tell=told.append
+        BASE, WORDS, name="small", first=BASE, num_answers=12, is_scanned=True, samples=(8, 2), tell=told.append,
+        results=tmp_path,
     )  # fmt: skip
     k3 = {row["name"]: row["k3"] for row in record["rows"]}
     assert len(told) == len(record["rows"]) + len(record["accuracies"])
