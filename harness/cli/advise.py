@@ -12,6 +12,7 @@ from harness.cli.options import add_results, add_write, always, positive
 from harness.foundation.project_files import RESULTS
 
 if TYPE_CHECKING:
+    from harness.studies.advise.accuracy import Table
     from harness.studies.advise.speed import Evidence
 
 USUAL: Mapping[str, Any] = {"batch": 512, "gpu": "h200", "gpus": 1, "deploy": "bf16"}
@@ -52,35 +53,31 @@ def run(a: argparse.Namespace) -> int:
     return _one(a)
 
 
-def _evidence(results: Path) -> Evidence:
+def _evidence(results: Path) -> tuple[Evidence, dict[str, Table]]:
     """The committed measurements. Raises ValueError, one line, for a folder that has none."""
+    from harness.studies.advise.accuracy import read_tables
     from harness.studies.advise.speed import read_evidence
 
     try:
-        return read_evidence(results)
+        return read_evidence(results), read_tables(results)
     except ValueError as error:
         raise ValueError(
-            f"--results {results}: advise needs the committed results ({error}); without --results they are copied to "
-            f"{RESULTS}, where there is no such folder"
+            f"--results {results}: advise needs the committed results ({error}); without --results they are read as "
+            f"the package has them, where there is no folder {RESULTS}"
         ) from None
 
 
 def _cases(a: argparse.Namespace) -> int:
     from harness.records.paths import tables_folder
-    from harness.studies.advise.accuracy import curves_of
     from harness.studies.advise.answers import answers, write_answers
-    from harness.studies.advise.cases import answered, page, text_mismatch, write
-    from harness.studies.advise.question import DEPLOYED
-    from harness.studies.dose.points import curve_points, read_all_points
+    from harness.studies.advise.cases import page, write
 
-    evidence, points = _evidence(a.results), read_all_points(a.results)
-    found = answered(evidence, points)
-    print(page(found))
+    evidence, tables = _evidence(a.results)
+    text = page(evidence, tables)
+    print(text)
     if a.is_written:
         folder = tables_folder(a.results)
-        curves = {name: curves_of(curve_points(points), name) for name in DEPLOYED}
-        grid = answers(evidence, curves, text_mismatch(points))
-        print(f"written: {write(found, folder)}, {write_answers(grid, folder)}")
+        print(f"written: {write(text, folder)}, {write_answers(answers(evidence, tables), folder)}")
     return 0
 
 
@@ -96,9 +93,8 @@ def _one(a: argparse.Namespace) -> int:
     question = Question(size=a.size.lower(), length=a.length, mismatch=mismatch, **usual)
     if probe and (warning := size_warning(probe, question)):
         print(f"warning: --probe {a.probe}: {warning}", file=sys.stderr)
-    from harness.studies.advise.accuracy import read_curves
-
-    advice = advise(_evidence(a.results), read_curves(a.results, question.deploy), question)
+    evidence, tables = _evidence(a.results)
+    advice = advise(evidence, tables[question.deploy], question)
     if a.config is not None:
         print(configurations(question, named(advice, a.config)))
         return 0

@@ -193,7 +193,7 @@ def render_terminal(board: pd.DataFrame, baseline: str = BASELINES[-1]) -> str:
             lines.append(" ".join([name.ljust(width), *cells]).rstrip())
     sides = [(row, prefix) for row in board.to_dict("records") for prefix in ("", "deployed_")]
     told = [BELOW_ON] * any(num_below(*side) for side in sides)
-    told += [LOWER_ON] * any(_num_lower(*side) and not num_below(*side) for side in sides)
+    told += [LOWER_ON] * any(num_lower(*side) and not num_below(*side) for side in sides)
     lines += ["", _control_line(board), *LEGEND, *told, *_marks(board), ""]
     lines += [part for said in three_sentences(board, baseline) for part in wrap(said, WIDTH)]
     return "\n".join(lines).strip("\n")
@@ -299,12 +299,12 @@ def verdict_words(row: Mapping[str, Any], prefix: str = "") -> str:
         words += f" (collapse {row[f'{prefix}collapse']})"
     if below := num_below(row, prefix):
         words += f" the mean, below on {below} bases"
-    if lower := _num_lower(row, prefix):
+    if lower := num_lower(row, prefix):
         words += f", by {stats.DELTA:g} on {lower.partition(' ')[0]}" if below else f", lower on {lower} bases"
     return words if more is None or math.isnan(more) else f"{words} (+{more:.0f})"
 
 
-def _num_lower(row: Mapping[str, Any], prefix: str) -> str:
+def num_lower(row: Mapping[str, Any], prefix: str) -> str:
     """The single bases on which an undecided arm is lower, "2 of 5"; empty where there are none."""
     lower = row.get(f"{prefix}bases_lower", 0)
     is_open = row[f"{prefix}verdict"] == "cannot tell" and lower > 0
@@ -315,7 +315,7 @@ def _verdict(prefix: str = "") -> Callable[[Row], str]:
     return lambda row: verdict_words(row, prefix)
 
 
-def _short_verdict(prefix: str = "") -> Callable[[Row], str]:
+def short_verdict(prefix: str = "") -> Callable[[Row], str]:
     """A verdict in 18 columns, for a terminal."""
 
     def show(row: Row) -> str:
@@ -326,7 +326,7 @@ def _short_verdict(prefix: str = "") -> Callable[[Row], str]:
             return words.replace(f"{stats.COLLAPSES} in ", "falls ").replace(" of ", "/").replace("else ", "")
         if below := num_below(row, prefix):
             return f"below on {below}".replace(" of ", "/")
-        if lower := _num_lower(row, prefix):
+        if lower := num_lower(row, prefix):
             return f"lower on {lower} bases".replace(" of ", "/")
         return verdict_words(row, prefix)
 
@@ -424,11 +424,11 @@ _TERMINAL_COLUMNS: tuple[tuple[str, int, Callable[[Row], str]], ...] = (
     ("seeds", 6, _seeds),
     ("AUC", 8, lambda row: number_cell(row["auc"])),
     ("to control", 11, _short_difference),
-    ("verdict", 19, _short_verdict()),
+    ("verdict", 19, short_verdict()),
 )
 _DEPLOYED_COLUMNS: tuple[tuple[str, int, Callable[[Row], str]], ...] = (
     ("AUC", 8, lambda row: number_cell(row["deployed_auc"])),
-    ("verdict", 19, _short_verdict("deployed_")),
+    ("verdict", 19, short_verdict("deployed_")),
 )
 """(heading, columns, cell)."""
 BELOW_ON = "below on x/n: the mean is open, but on so many bases it is below its control (sign test at 5 %, all arms)."

@@ -11,22 +11,19 @@ import pytest
 from harness.cli.main import main
 from harness.foundation.provenance import ROOT
 from harness.studies.advise import question
+from harness.studies.advise.accuracy import STANDINGS
 from harness.studies.probe.record import read
-from tests.studies.dose import made
+from tests.studies.advise import made
 from tests.studies.probe import made as probes
 
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A results folder with the committed rates, runs on a known curve, and one run of text."""
+    """A results folder with the committed rates, and made tables of word problems."""
     folder = tmp_path_factory.mktemp("results")
     for name in ("bench", "throughput"):
         (folder / name).symlink_to(ROOT / "results" / name)
-    made.curved_sweep(folder, seeds=12)
-    text = {"model__name": "words_10m", "model__spread": 0.0, "task__name": "wordmath", "task__n": 10}
-    own = text | {"engine__name": "vllm"}
-    made.keep(folder, "text", [made.run("text", "bf16", "bf16", auc=0.7, **own),
-                               made.run("text", "naive", "int8", auc=0.7, k3=2e-3, length=245.0, **own)])  # fmt: skip
+    made.write_tables(folder)
     return folder
 
 
@@ -35,21 +32,20 @@ def lowbit_advise(results: Path, *words: object) -> int:
 
 
 def test_every_kind_of_answer(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    def said(*words: object) -> tuple[str, str]:
+    def said(*words: object) -> str:
         assert lowbit_advise(results, *words) == 0
-        answered, _, rest = capsys.readouterr().out.partition("Accuracy not known for your model:")
-        return answered, rest.partition("step: time")[0]
+        return capsys.readouterr().out.partition("\nstep: time")[0]
 
-    answered, rest = said("--size", "0.1m", "--length", 16, "--k3", "0.03")
-    assert (
-        answered.count(" runs") == 10 and "not known: no rate was measured at 0.1m" in answered and "int8" not in rest
-    )
-    answered, rest = said("--size", "7B", "--length", 4096, "--gpus", 8, "--k3", "1e-4")
-    assert "int8" not in answered and rest.count("not known; if only the dose matters: -0.") == 10
-    assert "times, assumed" in rest
-    answered, rest = said("--size", "7b", "--length", 1024)
-    assert rest.count("not known: no mismatch is given for ") == 10 and "times, estimated" in rest
-    assert "0, the control" in answered
+    found = said("--size", "0.1m", "--length", 16)
+    assert found.count("not known: no rate was measured at 0.1m") == 10
+    found = said("--size", "7B", "--length", 4096, "--gpus", 8, "--k3", "fp8_block=1")
+    _, held, undecided, lost, beyond = found.split("\n\n")
+    assert [part.partition("\n")[0] + "\n" for part in (held, undecided, lost, beyond)] == [
+        f"{title}:\n" for title in STANDINGS.values()
+    ]
+    assert held.count("times, assumed") == 1 and "int8       TIS" not in lost and beyond.count("fp8_block  ") == 2
+    found = said("--size", "7b", "--length", 1024)
+    assert found.count("times, estimated") == 10 and STANDINGS["beyond"] not in found
 
 
 def test_the_probe_is_read_once_and_gives_the_mismatch(
@@ -64,8 +60,10 @@ def test_the_probe_is_read_once_and_gives_the_mismatch(
     assert err == (
         f"warning: --probe {probe}: of a model of 0.00 million parameters, --size is 7b: its k3 need not hold there\n"
     )
-    assert out.count("not known; if only the dose matters") == 4 and "no rate was measured with mxfp8" in out
-    assert "dose 0.41 = k3 0.0001 (probe 0123456789ab of base, 8 answers of 2 tokens in the mean) x 4096 tokens" in out
+    assert "no rate was measured with mxfp8" in out
+    source = "probe 0123456789ab of base, 8 answers of 2 tokens in the mean"
+    assert out.count(f"k3 0.0001 ({source}), those bases have 3e-6 to 2e-4") == 2
+    assert out.count(f"k3 0.001 ({source}), no base was measured there") == 2
 
 
 def test_configurations_are_printed_alone(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -79,14 +77,13 @@ def test_configurations_are_printed_alone(results: Path, capsys: pytest.CaptureF
 def test_cases_are_printed_and_written(results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     place = tmp_path / "results"
     shutil.copytree(results, place, symlinks=True)
-    assert lowbit_advise(place, "--cases") == 0 and not (place / "tables").exists()
+    assert lowbit_advise(place, "--cases") == 0 and not (place / "tables" / "advise.md").exists()
     printed = capsys.readouterr().out
-    # three of the first five steps have 1.5 times the median
-    assert "the smallest and the largest base:\nint8 0.003." in printed
+    assert "| fp8_block+kv8 | none | equal, falls ≤39% | cannot tell (+8) | 3e-6 to 2e-4 |" in printed
     assert lowbit_advise(place, "--cases", "--write") == 0
     assert (place / "tables" / "advise.md").read_text(encoding="utf-8").strip() in printed
     grid = json.loads((place / "tables" / "advise.json").read_bytes())
-    assert grid["k3"]["as on word problems"] == "int8=0.003" and len(grid["speeds"]) == 6 * 5 * 3
+    assert len(grid["speeds"]) == 5 * 5 * 3 and len(grid["accuracies"]) == 2 * 5
 
 
 UNTRAINED = "UNTRAINED"
@@ -122,7 +119,7 @@ def test_wrong_input(
     assert lowbit_advise(results, *words.replace(UNTRAINED, str(path)).split()) == 2
     captured = capsys.readouterr()
     assert captured.err.startswith("lowbit: error: ") and captured.err.count("\n") == 1 and expected in captured.err
-    assert not captured.out and not (results / "tables").exists()
+    assert not captured.out and not (results / "tables" / "advise.md").exists()
 
 
 def test_missing_evidence_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from harness.cli.main import main
-from harness.studies.dose.points import read_points
+from harness.studies.dose.points import curve_points, read_all_points
 from tests.studies.dose import made
 
 FILE = """
@@ -93,7 +93,7 @@ def test_runs_of_a_sweep_say_the_doses_of_another(
     said = json.loads((results / "predictions" / "curved.json").read_bytes())
     wanted = ("none", "s", 8, "int4", False)
     doses = [
-        p.dose for p in read_points(results)
+        p.dose for p in curve_points(read_all_points(results))
         if (p.correction, p.size, p.length, p.precision, p.has_collapsed) == wanted
     ]  # fmt: skip
     assert len(doses) > 1 and said["doses_of"] == "curved"

@@ -1,4 +1,4 @@
-"""Where the records of a sweep are read from: its folder or its packed file."""
+"""Places that the records of a sweep are read from: its folder or its packed file."""
 
 from __future__ import annotations
 

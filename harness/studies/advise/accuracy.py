@@ -1,176 +1,162 @@
-"""Change of accuracy at a dose of mismatch: known within the studied sizes and lengths, beyond by the dose alone."""
+"""Accuracy of a format with a correction on word problems, and whether the mismatch asked about was ever trained with.
+
+The evidence is the table of `main_wordmath`: models of 10M parameters, vLLM's kernels, 150 steps, two lengths.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-import numpy as np
+import pandas as pd
 
-from harness.config.decoder_config import decoder_config
-from harness.config.load import load
-from harness.engines.vllm.memory import num_parameters
-from harness.studies.advise.question import Question
-from harness.studies.dose.candidates import held_out_errors
-from harness.studies.dose.curve import Bin, bins, dose_of, fitted, predicted
-from harness.studies.dose.points import DOSE, NONE, Point, read_points
-from harness.studies.dose.study import NAMED, TASK
+from harness.records.paths import tables_folder
+from harness.report.sentences import num_below
+from harness.report.tables import difference_cell, num_lower, short_verdict
+from harness.studies.advise.question import Mismatch, Question
 
-CORRECTIONS = (NONE, "TIS")
-"""Corrections whose curve rests on enough sizes and lengths."""
-LENGTH = "length alone"
-NO_INTERVAL = "too few bases have run at such a dose for an interval"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Curve:
-    """Runs of one correction, read for one deployment."""
-
-    correction: str
-    points: list[Point]
-    """With what counts as `loss`."""
-    bins: list[Bin]
-    error: float
-    """Root mean square error on held-out sizes, lengths and engines."""
-    cliff: float
-    """Dose at which NAMED of accuracy is lost; infinite where none is."""
+SWEEP, MISMATCH, TASK, KERNELS = "main_wordmath", "mismatch", "wordmath", "vllm"
+NONE = "none"
+"""No correction."""
+METHODS = {NONE: ("naive",), "TIS": ("flashrl", "fp8_rl")}
+"""Correction -> the methods of the table that are it. `fp8_rl` is TIS where the cache is in FP8, too, and measures the
+cache's scales anew at every push."""
+CORRECTIONS = tuple(METHODS)
+CONTROL = "bf16"
+Standing = Literal["held", "undecided", "lost", "beyond"]
+STANDINGS: dict[Standing, str] = {
+    "held": "Equal to BF16 rollouts on word problems",
+    "undecided": "Undecided on word problems, or not run at both lengths",
+    "lost": "Runs collapsed or lost accuracy on word problems",
+    "beyond": "Your mismatch is larger than any that was trained with",
+}
+"""Kinds of answers in their order, with what they say."""
+NOT_RUN = "not run"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Curves:
-    """Evidence for one deployment."""
+class Table:
+    """Rows of the two tables, for one deployment."""
 
-    by_correction: dict[str, Curve]
-    most_parameters: float
-    shortest: float
-    longest: float
+    prefix: str
+    """Prefix of the columns that count: empty for the BF16 policy, "deployed_" for the policy in the rollout format."""
+    tokens: Mapping[int, int]
+    """Problem size -> tokens of an answer, two digits."""
+    rows: Mapping[tuple[str, str, int], Mapping[str, Any]]
+    """(method, precision, problem size) -> row."""
+    k3: Mapping[str, tuple[float, float]]
+    """Format -> smallest and largest k3 of a base before training, nats a token, over both lengths."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Accuracy:
-    """Expected change of accuracy against BF16 rollouts; below 0: worse."""
+    """A format with a correction on word problems."""
 
-    kind: Literal["known", "dose only", "not known"]
-    change: float = math.nan
-    low: float = math.nan
-    high: float = math.nan
-    """Simultaneous 95 % interval, of "known" alone."""
-    error: float = math.nan
-    """The dose study's error on held-out settings, of "dose only" alone."""
-    num_runs: int = 0
-    dose: float = math.nan
-    collapsed: str = ""
-    """Runs at such doses that collapsed, where any did: they are in no mean."""
-    words: str = ""
-    """Source of the number, or the reason why there is none."""
-    changes: tuple[str, ...] = ()
-    """Reasons that would change the answer."""
-
-    @property
-    def shown(self) -> str:
-        """The answer as the text of a cell."""
-        if self.kind == "not known":
-            return f"not known: {self.words}"
-        fell = f", {self.collapsed}" if self.collapsed else ""
-        if self.kind == "known":
-            return f"{self.change:+.3f} [{self.low:+.3f}, {self.high:+.3f}], {self.num_runs} runs{fell}"
-        return f"not known; if only the dose matters: {self.change:+.3f}, error {self.error:.3f}{fell}"
+    standing: Standing
+    cells: tuple[str, ...]
+    """A verdict per length, in the order of `Table.tokens`."""
+    k3: str
+    """Range of k3 there; "-" where nothing ran."""
+    words: str
+    """Differences with their intervals, and how the k3 asked about compares."""
 
 
-def read_curves(results: Path, deploy: str) -> Curves:
-    """Evidence from all packed records. Raises ValueError where there is too little."""
-    return curves_of(read_points(results), deploy)
+def read_tables(results: Path) -> dict[str, Table]:
+    """Deployed weights -> the evidence. Raises ValueError naming the file where a table is missing."""
+    found = {name: tables_folder(results) / f"{name}.csv" for name in (SWEEP, MISMATCH)}
+    for path in found.values():
+        if not path.is_file():
+            raise ValueError(f"{path}: there is no such table")
+    arms, mismatch = (pd.read_csv(path).to_dict("records") for path in found.values())
+    rows = {(row["method"], row["precision"], row["task.n"]): row for row in arms if row["parts"] == "[]"}
+    sizes = sorted({n for _, _, n in rows})
+    bases = [
+        row for row in mismatch
+        if (row["task"], row["engine"], row["spread"]) == (TASK, KERNELS, 0) and row["n"] in sizes
+    ]  # fmt: skip
+    parameters = max(bases, key=lambda row: row["num_bases"])["parameters"]
+    tokens, spans = dict[int, float](), dict[str, tuple[float, float]]()
+    for row in bases:
+        if row["parameters"] == parameters:
+            low, high = spans.get(row["format"], (math.inf, 0.0))
+            spans[row["format"]] = min(low, row["k3_low"]), max(high, row["k3_high"])
+            if row["format"] == CONTROL:
+                tokens[row["n"]] = row["length"]
+    return {
+        deploy: Table(
+            prefix=prefix,
+            tokens={n: round(float(f"{tokens[n]:.2g}")) for n in sizes},
+            rows=rows,
+            k3=spans,
+        )
+        for deploy, prefix in (("bf16", ""), ("rollout", "deployed_"))
+    }
 
 
-def curves_of(points: Sequence[Point], deploy: str) -> Curves:
-    """Curves of the task with enough runs; `deploy` chooses whose accuracy counts: the BF16 policy's or the
-    sampler's."""
-    own = [p for p in points if p.task == TASK and p.correction in CORRECTIONS]
-    if deploy == "rollout":
-        own = [replace(p, loss=p.deployed_loss) for p in own if math.isfinite(p.deployed_loss)]
-    if not own:
-        raise ValueError(f"advise: no packed run of {TASK} has a dose")
-    grouped = bins(own)
-    lengths = [p.doses[LENGTH] for p in own]
-    return Curves(
-        by_correction={
-            name: _curve(name, [p for p in own if p.correction == name], [b for b in grouped if b.correction == name])
-            for name in dict.fromkeys(p.correction for p in own)
-        },
-        most_parameters=max(_parameters(name) for name in {p.base.split()[0] for p in own}),
-        shortest=min(lengths), longest=max(lengths),
-    )  # fmt: skip
-
-
-def accuracy(curves: Curves, question: Question, precision: str, correction: str) -> Accuracy:
-    """The change of accuracy of one format with one correction."""
-    mismatch, curve = question.mismatch.get(precision), curves.by_correction.get(correction)
-    if mismatch is None:
-        return Accuracy(kind="not known", words=f"no mismatch is given for {precision}; lowbit probe measures it")
-    dose = mismatch.k3 * question.length
-    if curve is None or dose > max(p.dose for p in curve.points):
-        return Accuracy(kind="not known", dose=dose, words=f"no run had a dose of {dose:.2g} {_named(correction)}")
-    changes = tuple(_changes(question, curve, mismatch.k3, dose))
-    source = f"dose {dose:.2g} = k3 {mismatch.k3:.2g} ({mismatch.source}) x {question.length} tokens"
-    near = next((b for b in curve.bins if b.low <= dose < b.high), None)
-    fell = "" if near is None or not near.collapsed.count else _fell(near)
-    is_inside = question.num_parameters <= curves.most_parameters
-    is_inside = is_inside and curves.shortest <= question.length <= curves.longest
-    if is_inside and near is not None and math.isfinite(near.loss_low):
-        return Accuracy(
-            kind="known", change=-near.loss, low=-near.loss_high, high=-near.loss_low, num_runs=near.num_runs,
-            dose=dose, collapsed=fell, changes=changes,
-            words=f"{source}; {near.num_runs} runs of sorting digits on {near.num_bases} bases at doses of "
-            f"{near.name}, {_named(correction)}",
-        )  # fmt: skip
-    if is_inside:
-        return Accuracy(kind="not known", dose=dose, words=NO_INTERVAL, changes=changes)
-    change = -float(predicted(_fit(curve.points), np.array([dose]))[0])
-    return Accuracy(
-        kind="dose only", change=change, error=curve.error, num_runs=len(curve.points), dose=dose,
-        collapsed=fell, changes=changes,
-        words=f"{source}; curve of {len(curve.points)} runs of sorting digits, at most "
-        f"{curves.most_parameters / 1e6:.0f}M parameters and {curves.longest:.0f} tokens, {_named(correction)}; "
-        "the error is that on sizes, lengths and engines left out of the fit",
-    )  # fmt: skip
-
-
-def _curve(correction: str, points: list[Point], own: list[Bin]) -> Curve:
-    alive = [p for p in points if not p.has_collapsed]
-    errors = held_out_errors(alive, DOSE)
-    known = errors[np.isfinite(errors)]
-    return Curve(
-        correction=correction, points=alive, bins=own, cliff=dose_of(_fit(alive), NAMED),
-        error=math.sqrt(float((known**2).mean())) if len(known) else math.nan,
-    )  # fmt: skip
-
-
-def _fit(points: Sequence[Point]) -> tuple[np.ndarray, np.ndarray]:
-    return fitted(np.array([p.dose for p in points]), np.array([p.loss for p in points]))
-
-
-def _changes(question: Question, curve: Curve, k3: float, dose: float) -> list[str]:
-    """The k3 and the length at which the curve loses NAMED."""
-    if not math.isfinite(curve.cliff) or k3 == 0:
-        return []
-    where = f"{NAMED:g} of accuracy at a dose of {curve.cliff:.2g} {_named(curve.correction)}"
-    side = "reached from" if dose < curve.cliff else "avoided below"
-    return [
-        f"the curve loses {where}: {side} {curve.cliff / k3:,.0f} tokens at this k3, or a k3 of "
-        f"{curve.cliff / question.length:.2g} at this length"
+def accuracy(table: Table, question: Question, precision: str, correction: str) -> Accuracy:
+    """One format with one correction."""
+    rows = [_row(table, precision, correction, n) for n in table.tokens]
+    asked, trained = question.mismatch.get(precision), table.k3.get(precision)
+    said = [
+        f"{tokens} tokens: {_explained(row, table.prefix)}"
+        for tokens, row in zip(table.tokens.values(), rows, strict=True)
     ]
+    return Accuracy(
+        standing=_standing(rows, table.prefix, asked, trained),
+        cells=tuple(NOT_RUN if row is None else short_verdict(table.prefix)(row) for row in rows),
+        k3="-" if trained is None else _span(trained),
+        words="; ".join([*said, _compared(precision, asked, trained)]),
+    )
 
 
-def _fell(near: Bin) -> str:
-    return f"{near.collapsed.count} of {near.collapsed.total} runs at such doses collapsed"
+def control(table: Table) -> Accuracy:
+    """BF16 rollouts: how many of their runs collapsed."""
+    rows = [table.rows[CONTROL, CONTROL, n] for n in table.tokens]
+    cells = tuple(f"falls {row['collapse'].partition(':')[0].replace(' of ', '/')}" for row in rows)
+    return Accuracy(
+        standing="held", cells=cells, k3=_span(table.k3[CONTROL]), words="BF16 rollouts are what is compared with"
+    )
 
 
-def _named(correction: str) -> str:
-    return "without a correction" if correction == NONE else f"with {correction}"
+def _row(table: Table, precision: str, correction: str, n: int) -> Mapping[str, Any] | None:
+    rows = (table.rows.get((method, precision, n)) for method in METHODS[correction])
+    return next((row for row in rows if row is not None), None)
 
 
-def _parameters(name: str) -> float:
-    return float(num_parameters(decoder_config(load([f"model={name}", "method=naive", "precision=int8"]).model)))
+def _standing(
+    rows: Sequence[Mapping[str, Any] | None], prefix: str, asked: Mismatch | None, trained: tuple[float, float] | None
+) -> Standing:
+    ran = [row for row in rows if row is not None]
+    if any(_is_lost(row, prefix) for row in ran):
+        return "lost"
+    if asked is not None and trained is not None and asked.k3 > trained[1]:
+        return "beyond"
+    is_equal = all(row is not None and row[f"{prefix}verdict"] in ("equal", "better") for row in rows)
+    return "held" if is_equal else "undecided"
+
+
+def _is_lost(row: Mapping[str, Any], prefix: str) -> bool:
+    """Did a run collapse, or is a loss shown, in the mean, on most bases or on one?"""
+    has_fallen = row[f"{prefix}collapse_low"] > 0
+    return bool(has_fallen or row[f"{prefix}verdict"] == "worse" or num_below(row, prefix) or num_lower(row, prefix))
+
+
+def _explained(row: Mapping[str, Any] | None, prefix: str) -> str:
+    if row is None:
+        return NOT_RUN
+    runs = f"{row['method']}, {row['ok']:.0f} runs, collapsed {row[f'{prefix}collapse']}"
+    return f"{difference_cell(prefix)(row)} ({runs})"
+
+
+def _compared(precision: str, asked: Mismatch | None, trained: tuple[float, float] | None) -> str:
+    if asked is None:
+        return f"no k3 is given for {precision}; lowbit probe measures it"
+    there = "no base was measured there" if trained is None else f"those bases have {_span(trained)}"
+    return f"k3 {asked.k3:.2g} ({asked.source}), {there}"
+
+
+def _span(ends: tuple[float, float]) -> str:
+    return " to ".join(f"{end:.0e}".replace("e-0", "e-") for end in ends) if not math.isnan(ends[0]) else "-"

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.config.load import of_folder
+from harness.studies.advise.accuracy import NONE
 from harness.studies.advise.question import Question
 from harness.studies.capacity.host import NODE
-from harness.studies.dose.points import NONE
 from methods import METHODS
 
 CAP = 2.0
-"""Largest weight of truncated importance sampling, as in the runs of the dose study."""
+"""Largest weight of truncated importance sampling, as in the runs on word problems."""
 GROUP = 8
 """Answers to a prompt, where the batch divides by it."""
 KV8 = "+kv8"

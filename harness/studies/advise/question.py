@@ -20,7 +20,8 @@ from harness.sweep.folder_time import GPUS
 FORMATS = tuple(name for name in ARMS if name != "one FP8 flow")
 """Formats with measured rates."""
 UNITS = {"m": 1e6, "b": 1e9}
-DEPLOYED = ("bf16", "rollout")
+DEPLOY = {"bf16": "BF16 weights", "rollout": "weights of the rollout format"}
+"""Weights that can be deployed, in words."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,8 +31,6 @@ class Mismatch:
     k3: float
     """Nats a token."""
     source: str
-    span: str = ""
-    """Its range over the bases that were measured, where they are several."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,8 +53,8 @@ class Question:
     def __post_init__(self) -> None:
         if re.fullmatch(r"[0-9]+(\.[0-9]+)?[mb]", self.size) is None or self.num_parameters == 0:
             raise ValueError(f"--size {self.size}: a number of parameters such as 7b or 3m is expected")
-        if self.deploy not in DEPLOYED:
-            raise ValueError(f"--deploy {self.deploy}: valid: {', '.join(DEPLOYED)}")
+        if self.deploy not in DEPLOY:
+            raise ValueError(f"--deploy {self.deploy}: valid: {', '.join(DEPLOY)}")
         for name in ("length", "batch"):
             if getattr(self, name) < 1:
                 raise ValueError(f"--{name} {getattr(self, name)}: a whole number above 0 is expected")

@@ -1,4 +1,4 @@
-"""Recipes in order: those whose risk is answered by speed, then those whose risk is not."""
+"""Recipes in order: by what word problems say of their accuracy, then by speed."""
 
 from __future__ import annotations
 
@@ -6,12 +6,19 @@ import math
 from dataclasses import dataclass
 
 from harness.foundation.did_you_mean import nearest
-from harness.studies.advise.accuracy import CORRECTIONS, Accuracy, Curves, accuracy
+from harness.studies.advise.accuracy import (
+    CONTROL,
+    CORRECTIONS,
+    NONE,
+    STANDINGS,
+    Accuracy,
+    Standing,
+    Table,
+    accuracy,
+    control,
+)
 from harness.studies.advise.question import Question
 from harness.studies.advise.speed import Evidence, Speed, speed
-from harness.studies.dose.points import NONE
-
-CONTROL = "bf16"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,50 +43,43 @@ class Recipe:
 
 @dataclass(frozen=True, kw_only=True)
 class Advice:
-    """Answer to one question, each list fastest first; recipes without a known speed come last."""
+    """Answer to one question."""
 
     question: Question
-    answered: list[Recipe]
-    """BF16 rollouts, and recipes whose change of accuracy has an interval."""
-    open: list[Recipe]
-    """Recipes whose change of accuracy is not known."""
+    tokens: tuple[int, ...]
+    """Lengths of the word problems, one for each cell of an accuracy."""
+    recipes: list[Recipe]
+    """BF16 rollouts and every format with every correction, by `STANDINGS` and then by speed; of equal speed with a
+    correction first, and those without a known speed last."""
+
+    def of(self, standing: Standing) -> list[Recipe]:
+        """The recipes of which word problems say the same."""
+        return [recipe for recipe in self.recipes if recipe.accuracy.standing == standing]
 
 
-def advise(evidence: Evidence, curves: Curves, question: Question) -> Advice:
+def advise(evidence: Evidence, table: Table, question: Question) -> Advice:
     """Every format of the question with every correction."""
     speeds = {name: speed(evidence, question, name) for name in question.formats}
     recipes = [
         Recipe(
             precision=name, correction=correction, speed=speeds[name],
-            accuracy=accuracy(curves, question, name, correction),
+            accuracy=accuracy(table, question, name, correction),
         )
         for name in question.formats for correction in CORRECTIONS
     ]  # fmt: skip
-    control = Recipe(
-        precision=CONTROL, correction=NONE, speed=speed(evidence, question, CONTROL),
-        accuracy=Accuracy(kind="known", change=0.0, low=0.0, high=0.0, words="BF16 rollouts are what is compared with"),
-    )  # fmt: skip
-    is_answered = [recipe.accuracy.kind == "known" for recipe in recipes]
-    return Advice(
-        question=question,
-        answered=_ordered([control, *(r for r, yes in zip(recipes, is_answered, strict=True) if yes)]),
-        open=_ordered([r for r, yes in zip(recipes, is_answered, strict=True) if not yes]),
-    )
+    bf16 = Recipe(precision=CONTROL, correction=NONE, speed=speed(evidence, question, CONTROL), accuracy=control(table))
+    return Advice(question=question, tokens=tuple(table.tokens.values()), recipes=sorted([bf16, *recipes], key=_place))
 
 
-def _ordered(recipes: list[Recipe]) -> list[Recipe]:
-    """Fastest first; at equal speed the smaller expected loss first."""
-
-    def place(recipe: Recipe) -> tuple[float, float]:
-        value, change = 1.0 if recipe.is_control else recipe.speed.value, recipe.accuracy.change
-        return (math.inf if math.isnan(value) else -value, math.inf if math.isnan(change) else -change)
-
-    return sorted(recipes, key=place)
+def _place(recipe: Recipe) -> tuple[int, float, bool]:
+    value = 1.0 if recipe.is_control else recipe.speed.value
+    standing = list(STANDINGS).index(recipe.accuracy.standing)
+    return standing, math.inf if math.isnan(value) else -value, recipe.correction == NONE
 
 
 def named(advice: Advice, words: str) -> Recipe:
     """The recipe called `words`: a format, or format:correction. Raises ValueError with the nearest names."""
-    every = {f"{r.precision}:{r.correction}".removesuffix(f":{NONE}"): r for r in [*advice.answered, *advice.open]}
+    every = {f"{r.precision}:{r.correction}".removesuffix(f":{NONE}"): r for r in advice.recipes}
     if words not in every:
         raise ValueError(f"--config {words}: unknown; {nearest(words, every)}")
     return every[words]

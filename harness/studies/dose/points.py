@@ -66,8 +66,6 @@ class Point:
     """Mean accuracy of the evaluations during training of the control, less this run's."""
     has_collapsed: bool
     doses: Mapping[str, float]
-    deployed_loss: float = math.nan
-    """The same of this run's own sampler: what is lost where the rollout format is deployed. NaN where unknown."""
     kind: str = FORMAT
     """Origin of the mismatch: FORMAT, STALENESS, "fixed noise" or "fresh noise"."""
     source: str = ""
@@ -91,12 +89,6 @@ class Point:
     def held_out(self) -> str:
         """Size, length and engine: what is left out together."""
         return f"{self.task} {self.size} {self.length} {self.engine}"
-
-
-def read_points(results: Path) -> list[Point]:
-    """The runs of every packed sweep with a control, each once, that make the curve (`curve_points`). Raises ValueError
-    where no sweep has a run with a control."""
-    return curve_points(read_all_points(results))
 
 
 def curve_points(points: Iterable[Point]) -> list[Point]:
@@ -166,7 +158,7 @@ def points(runs: Iterable[RunResult], series: Mapping[str, Mapping[str, Sequence
                 has_collapsed=is_collapsed(
                     math.nan if start is None else start, math.nan if end is None else end, run.status == "diverged"
                 ),
-                doses=doses, deployed_loss=_auc(control) - _auc(run, "auc_rollout"),
+                doses=doses,
                 kind=dosed[0], source=dosed[1], spread=c["model"]["spread"],
             )
         )  # fmt: skip
@@ -255,8 +247,8 @@ def _place(run: RunResult) -> str:
     return json.dumps([own, run.pair], sort_keys=True)
 
 
-def _auc(run: RunResult, name: str = "auc") -> float:
-    auc = run.summary.get(name)
+def _auc(run: RunResult) -> float:
+    auc = run.summary.get("auc")
     return math.nan if auc is None else auc
 
 

@@ -1,109 +1,80 @@
-"""Answers on accuracy: known within the runs, the dose alone beyond them, not known without either."""
+"""Accuracy by word problems: each standing by its rule, for both deployments, and the committed tables."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any
+from pathlib import Path
 
-import numpy as np
 import pytest
 
-from harness.studies.advise.accuracy import NO_INTERVAL, accuracy, curves_of
-from harness.studies.dose.candidates import held_out_errors
-from harness.studies.dose.curve import bins, dose_of, fitted
-from harness.studies.dose.points import DOSE
-from tests.studies.advise.made import SMALL, curves, question
-from tests.studies.dose import made
-
-ROWS = made.cloud(60, noise=0.01)
+from harness.studies.advise.accuracy import accuracy, control, read_tables
+from tests.studies.advise.made import RESULTS, question, tables, write_tables
 
 
-def own(correction: str) -> tuple[np.ndarray, np.ndarray]:
-    rows = [p for p in ROWS if p.correction == correction]
-    return np.array([p.dose for p in rows]), np.array([p.loss for p in rows])
+def test_the_evidence_has_its_lengths_and_the_range_of_k3_of_its_own_bases() -> None:
+    found = tables()
+    assert set(found) == {"bf16", "rollout"} and found["bf16"].tokens == {10: 240, 30: 730}
+    assert found["bf16"].k3["int8"] == (pytest.approx(1e-4 / 30), pytest.approx(2e-4))
+    assert found["bf16"].k3["bf16"] == (8e-6, 3e-5) and "nvfp4" not in found["bf16"].k3
 
 
-def test_the_evidence_knows_its_sizes_and_lengths() -> None:
-    found = curves()
-    assert (found.shortest, found.longest) == (8, 64) and found.most_parameters == 791936, "m is the largest"
-    assert set(found.by_correction) == {"none", "TIS"}
-    none = found.by_correction["none"]
-    assert none.cliff == dose_of(fitted(*own("none")), 0.1) == pytest.approx(made.dose_at(0.1), rel=0.25)
-    errors = held_out_errors([p for p in ROWS if p.correction == "none"], DOSE)
-    assert none.error == pytest.approx(float(np.sqrt((errors**2).mean())))
+@pytest.mark.parametrize(
+    ("precision", "correction", "standing", "cells"),
+    [
+        ("fp8_block", "none", "held", ("equal, falls ≤39%", "equal, falls ≤39%")),
+        ("int8", "TIS", "held", ("equal, falls ≤39%", "better")),
+        ("fp8_block+kv8", "TIS", "undecided", ("equal, falls ≤39%", "not run")),
+        ("fp8_block+kv8", "none", "undecided", ("equal, falls ≤39%", "cannot tell (+8)")),
+        ("nvfp4", "TIS", "undecided", ("not run", "not run")),
+        ("int8", "none", "lost", ("below on 6/6", "worse")),
+        ("int4", "none", "lost", ("equal, falls ≤39%", "falls 1/6")),
+        ("int4", "TIS", "lost", ("equal, falls ≤39%", "lower on 1/6 bases")),
+    ],
+)
+def test_each_standing_has_its_rule(precision: str, correction: str, standing: str, cells: tuple[str, ...]) -> None:
+    found = accuracy(tables()["bf16"], question(), precision, correction)
+    assert (found.standing, found.cells) == (standing, cells)
 
 
-@pytest.mark.parametrize("correction", ["none", "TIS"])
-def test_within_the_runs_it_is_known_with_their_interval(correction: str) -> None:
-    dose = 0.5
-    found = accuracy(curves(), question(dose / 32, **SMALL), "int8", correction)
-    near = next(b for b in bins(ROWS) if b.correction == correction and b.low <= dose < b.high)
-    assert found.kind == "known" and found.dose == pytest.approx(dose)
-    assert (found.change, found.low, found.high) == (-near.loss, -near.loss_high, -near.loss_low)
-    assert found.low < -made.lost(dose, correction) < found.high and found.num_runs == near.num_runs
-    assert found.shown == f"{-near.loss:+.3f} [{-near.loss_high:+.3f}, {-near.loss_low:+.3f}], {near.num_runs} runs"
-    assert f"dose 0.5 = k3 0.016 (made) x 32 tokens; {near.num_runs} runs of sorting digits on" in found.words
+def test_the_deployed_policy_has_its_own_verdicts() -> None:
+    found = accuracy(tables()["rollout"], question(), "fp8_block+kv8", "none")
+    assert (found.standing, found.cells[0]) == ("lost", "worse")
 
 
-@pytest.mark.parametrize("beyond", [{"size": "7b"}, {"length": 128}, {"length": 4}])
-@pytest.mark.parametrize("correction", ["none", "TIS"])
-def test_beyond_the_runs_it_is_the_dose_alone(beyond: dict[str, Any], correction: str) -> None:
-    asked: dict[str, Any] = SMALL | beyond
-    found = accuracy(curves(), question(2.0 / asked["length"], **asked), "int8", correction)
-    levels, values = fitted(*own(correction))
-    said = float(np.interp(np.log(2.0), np.log(levels), values))
-    assert found.kind == "dose only" and found.change == pytest.approx(-said)
-    assert found.change == pytest.approx(-made.lost(2.0, correction), abs=0.03)
-    assert np.isnan([found.low, found.high]).all() and found.error == curves().by_correction[correction].error
-    assert found.shown == f"not known; if only the dose matters: {found.change:+.3f}, error {found.error:.3f}"
-
-
-def test_not_known_without_a_mismatch_or_a_run_of_the_dose() -> None:
-    none = accuracy(curves(), question(**SMALL), "int8", "none")
-    assert none.kind == "not known" and none.shown == (
-        "not known: no mismatch is given for int8; lowbit probe measures it"
+def test_a_mismatch_beyond_that_of_the_bases_is_told_where_no_loss_is_known() -> None:
+    within, beyond = (accuracy(tables()["bf16"], question(k3), "fp8_block", "TIS") for k3 in (1.9e-4, 2.1e-4))
+    assert (within.standing, beyond.standing) == ("held", "beyond") and within.cells == beyond.cells
+    assert accuracy(tables()["bf16"], question(1.0), "int8", "none").standing == "lost"
+    assert accuracy(tables()["bf16"], question(1.0), "nvfp4", "none").standing == "undecided"
+    assert beyond.k3 == "3e-6 to 2e-4" and beyond.words == (
+        "240 tokens: -0.010 [-0.02, +0.01] (flashrl, 6 runs, collapsed 0 of 6: at most 39 %); "
+        "730 tokens: -0.010 [-0.02, +0.01] (flashrl, 6 runs, collapsed 0 of 6: at most 39 %); "
+        "k3 0.00021 (made), those bases have 3e-6 to 2e-4"
     )
-    far = accuracy(curves(), question(1000.0, **SMALL), "int8", "TIS")
-    assert far.shown == "not known: no run had a dose of 3.2e+04 with TIS" and np.isnan(far.change)
-    alone = curves_of([p for p in ROWS if p.correction == "none"], "bf16")
-    assert accuracy(alone, question(0.01, **SMALL), "int8", "TIS").kind == "not known"
 
 
-def test_a_dose_of_too_few_bases_has_no_interval() -> None:
-    rows = [p for p in ROWS if not 0.3 <= p.dose < 1]
-    few = [*rows, *(made.point(0.1, 0.5, f"s sort 8 {k}") for k in range(2))]
-    found = accuracy(curves_of(few, "bf16"), question(0.5 / 32, **SMALL), "int8", "none")
-    assert (found.kind, found.words) == ("not known", NO_INTERVAL)
-    assert accuracy(curves_of(rows, "bf16"), question(0.5 / 32, **SMALL), "int8", "none").words == NO_INTERVAL
-
-
-def test_deployed_in_the_rollout_format_the_samplers_accuracy_counts() -> None:
-    found = accuracy(curves("rollout"), question(0.5 / 32, **SMALL), "int8", "none")
-    bf16 = accuracy(curves(), question(0.5 / 32, **SMALL), "int8", "none")
-    assert found.change == pytest.approx(bf16.change / 2), "the made runs lose half as much in their own format"
-    unknown = [replace(p, deployed_loss=float("nan")) for p in ROWS]
-    with pytest.raises(ValueError, match="no packed run of sort has a dose"):
-        curves_of(unknown, "rollout")
-
-
-def test_collapses_are_told_beside_the_mean() -> None:
-    fallen = [replace(p, has_collapsed=p.run_id.startswith(("1 ", "2 "))) for p in ROWS]
-    found = accuracy(curves_of(fallen, "bf16"), question(1.5 / 32, **SMALL), "int8", "none")
-    num = sum(p.correction == "none" and 1 <= p.dose < 3 for p in fallen)
-    fell = sum(p.correction == "none" and 1 <= p.dose < 3 and p.has_collapsed for p in fallen)
-    assert fell > 0 and found.shown.endswith(f", {fell} of {num} runs at such doses collapsed")
-    assert accuracy(curves(), question(1.5 / 32, **SMALL), "int8", "none").collapsed == ""
-
-
-def test_what_would_change_the_answer() -> None:
-    cliff = curves().by_correction["none"].cliff
-    below = accuracy(curves(), question(1e-3, **SMALL), "int8", "none")
-    assert below.changes == (
-        f"the curve loses 0.1 of accuracy at a dose of {cliff:.2g} without a correction: reached from "
-        f"{cliff / 1e-3:,.0f} tokens at this k3, or a k3 of {cliff / 32:.2g} at this length",
+def test_without_a_mismatch_the_probe_is_named() -> None:
+    found = accuracy(tables()["bf16"], question(), "nvfp4", "TIS")
+    assert found.k3 == "-" and found.words == (
+        "240 tokens: not run; 730 tokens: not run; no k3 is given for nvfp4; lowbit probe measures it"
     )
-    above = accuracy(curves(), question(0.1, **SMALL), "int8", "none")
-    assert f"avoided below {cliff / 0.1:,.0f} tokens" in above.changes[0]
-    assert accuracy(curves(), question(0.0, **SMALL), "int8", "none").changes == ()
-    harmless = curves_of([replace(p, loss=0.0) for p in ROWS], "bf16")
-    assert accuracy(harmless, question(0.1, **SMALL), "int8", "none").changes == ()
+
+
+def test_the_control_shows_its_own_collapses() -> None:
+    found = control(tables()["bf16"])
+    assert (found.standing, found.cells, found.k3) == ("held", ("falls 0/6", "falls 0/6"), "8e-6 to 3e-5")
+
+
+def test_a_missing_table_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"main_wordmath\.csv: there is no such table"):
+        read_tables(tmp_path)
+    write_tables(tmp_path)
+    (tmp_path / "tables" / "mismatch.csv").unlink()
+    with pytest.raises(ValueError, match=r"mismatch\.csv: there is no such table"):
+        read_tables(tmp_path)
+
+
+def test_the_committed_tables_are_read() -> None:
+    found = read_tables(RESULTS)["bf16"]
+    assert list(found.tokens) == [10, 30] and set(found.k3) >= {"bf16", "fp8_block", "int8", "nvfp4", "int4"}
+    assert accuracy(found, question(), "fp8_block", "TIS").standing == "held"
+    assert accuracy(found, question(), "nvfp4", "none").standing == "lost"

@@ -2,49 +2,50 @@
 
 from __future__ import annotations
 
+from harness.studies.advise.accuracy import STANDINGS
 from harness.studies.advise.recipes import advise, named
-from harness.studies.advise.report import configurations, explained, words
-from tests.studies.advise.made import SMALL, curves, evidence, question
+from harness.studies.advise.report import cells, configurations, explained, words
+from tests.studies.advise.made import evidence, question, tables
 
 
-def test_answered_and_open_recipes_stand_apart() -> None:
-    found = advise(evidence(), curves(), question(0.01, **SMALL))
+def test_each_standing_has_a_table() -> None:
+    found = advise(evidence(), tables()["bf16"], question(gpus=8))
     text = words(found, is_explained=False)
     assert text.startswith(
-        "0.1m, answers of 32 tokens, 512 a step, 1 x h200, BF16 weights deployed\n\nAccuracy measured on a like case:"
+        "7b, answers of 1024 tokens, 512 a step, 8 x h200, BF16 weights deployed\n\n"
+        "Equal to BF16 rollouts on word problems:\nformat     correction  step  "
     )
-    answered, _, rest = text.partition("Accuracy not known for your model:")
-    for recipe in found.answered:
-        cell = "0, the control" if recipe.is_control else recipe.accuracy.shown
-        assert any(recipe.precision in line and cell in line for line in answered.splitlines())
-    assert "runs" not in rest.partition("step: time")[0]
-    deployed = words(
-        advise(evidence(), curves("rollout"), question(0.01, deploy="rollout", **SMALL)), is_explained=False
-    )
-    assert deployed.splitlines()[0].endswith("the rollout format deployed")
+    parts = text.split("\n\n")[1:]
+    for part, standing in zip(parts, list(STANDINGS)[:3], strict=False):
+        title, _, _, *lines = part.splitlines()
+        assert title == f"{STANDINGS[standing]}:"
+        rows = [cells(recipe) for recipe in found.of(standing)]
+        assert [" ".join(line.split()) for line in lines] == [" ".join(row) for row in rows]
+    assert STANDINGS["beyond"] not in text
+    assert STANDINGS["beyond"] in words(advise(evidence(), tables()["bf16"], question(1.0)), is_explained=False)
+    deployed = words(advise(evidence(), tables()["rollout"], question(deploy="rollout")), is_explained=False)
+    assert deployed.splitlines()[0].endswith("weights of the rollout format deployed")
 
 
 def test_a_line_for_many_recipes_is_said_once() -> None:
-    text = words(advise(evidence(), curves(), question(2e-4, gpus=8)), is_explained=False)
+    text = words(advise(evidence(), tables()["bf16"], question(gpus=8)), is_explained=False)
     (eager,) = [line for line in text.splitlines() if line.startswith("if: the update computes in BF16")]
     assert eager.endswith("(all)")
-    changes = [line for line in text.splitlines() if line.startswith("changes: ")]
-    assert len(changes) == 2 and all("fp8_block" in line for line in changes), "one of no correction, one of TIS"
 
 
 def test_the_sources_are_told_on_demand() -> None:
-    found = advise(evidence(), curves(), question(2e-4, gpus=8))
+    found = advise(evidence(), tables()["bf16"], question(2e-4, gpus=8))
     recipe = named(found, "int8:TIS")
     lines = explained(recipe)
     assert lines[0] == "int8 with TIS:" and lines[1] == f"  step: {recipe.speed.words}"
     assert lines[2] == f"  accuracy: {recipe.accuracy.words}" and "capacity plan" in lines[1]
     told, short = (words(found, is_explained=yes) for yes in (True, False))
-    assert told.startswith(short) and told.count("\n  accuracy: ") == len([*found.answered, *found.open])
+    assert told.startswith(short) and told.count("\n  accuracy: ") == len(found.recipes)
 
 
 def test_three_configurations_or_why_there_is_none() -> None:
     asked = question(2e-4, gpus=8)
-    found = advise(evidence(), curves(), asked)
+    found = advise(evidence(), tables()["bf16"], asked)
     text = configurations(asked, named(found, "fp8_block:TIS"))
     assert "lowbit run method=flashrl precision=fp8_block knobs.TIS.cap=2.0 model=hf model.path=FOLDER" in text
     assert (

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from harness.foundation.provenance import ROOT
 from harness.studies.dose import figure as figures
 from harness.studies.dose.curve import bins
-from harness.studies.dose.points import read_points
+from harness.studies.dose.points import curve_points, read_all_points
 from harness.studies.dose.report import page, sentences, write
 from harness.studies.dose.study import MIN_RUNS, TASK, Study, finding, prediction, study
 from tests.studies.dose import made
@@ -118,7 +118,7 @@ def test_the_figure_has_one_mark_for_every_amount_of_a_kind(monkeypatch, tmp_pat
 def test_the_committed_page_is_of_the_committed_runs() -> None:
     results = ROOT / "results"
     committed = (results / "tables" / "dose_curve.md").read_text(encoding="utf-8")
-    rows = read_points(results)
+    rows = curve_points(read_all_points(results))
     counts = Counter(p.correction for p in rows if p.task == TASK)
     own = [p for p in rows if p.task == TASK and counts[p.correction] >= MIN_RUNS]
     assert f"{len(own)} runs of `sort` on {len({p.base for p in own})} bases" in committed
