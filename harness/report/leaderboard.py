@@ -126,16 +126,17 @@ def contrasts(
     baseline: str = BASELINES[-1],
     endpoints: Sequence[str] = ENDPOINTS,
     alpha: float = stats.ALPHA,
+    without: Sequence[str] = (),
 ) -> pd.DataFrame:
     """Differences of every arm from the method `baseline` at the same precision and context; empty without such pairs.
 
-    Arms whose nearest such partner differs in two settings or more (`arms.TOLD`) have none. The
-    columns of `leaderboard` from `control` on. They are decided by themselves, context by context.
+    Left out: methods of `without` as they are, and arms whose nearest such partner differs in two settings or more
+    (`arms.TOLD`). The columns of `leaderboard` from `control` on. They are decided by themselves, context by context.
     """
     arms, scores = score_arms(results)
     pairs: list[tuple[Arm, Arm]] = []
     for arm in arms:
-        if arm.method == baseline and not arm.variant:
+        if arm.method in (baseline, *without) and not arm.variant:
             continue
         reference = nearest_of(arm, [other for other in arms if other is not arm], baseline)
         if reference is not None and reference.precision == arm.precision and settings_apart(arm, reference) < 2:

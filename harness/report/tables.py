@@ -66,6 +66,7 @@ TASKS = (
     "reference: weights in BF16 on vLLM, in float32 on the embedded engine; rollout: as rolled. Intervals are over "
     "seeds and questions."
 )
+BASELINE_NAMES = {"naive": "no correction", "flashrl": "TIS (`flashrl`)"}
 MARKS = {
     "is_preliminary": ("*", f"preliminary, fewer than {stats.MIN_SEEDS} seeds"),
     "reconstructed": ("†", "reconstructed, part of the rule is ours because no source gives it"),
@@ -125,9 +126,12 @@ def markdown(board: Board, sweep: str, meant: Purpose | None = None) -> str:
     if len(over):
         blocks += ["## Probability of improvement over the control, all settings", _grid(_OVER_COLUMNS, over)]
     meant = meant or Purpose()
-    against = contrasts(results, meant.baselines[-1], board.endpoints, board.alpha)
-    if len(against):
-        blocks += ["## What changes against no correction, at the same precision", _grid(_CONTRAST_COLUMNS, against)]
+    others = [name for name in reversed(meant.baselines) if name != board.control]
+    for place, baseline in enumerate(others):
+        against = contrasts(results, baseline, board.endpoints, board.alpha, without=others[:place])
+        if len(against):
+            title = f"## What changes against {BASELINE_NAMES.get(baseline, f'`{baseline}`')}, at the same precision"
+            blocks += [title, _grid(_CONTRAST_COLUMNS, against)]
     if scores := task_scores.task_scores(results):
         blocks += ["## Evaluations on tasks", markdown_table(task_scores.HEAD, map(task_scores.cells, scores)), TASKS]
     if fallen := collapse_times.table(board.arms, board.control):

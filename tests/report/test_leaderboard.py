@@ -150,6 +150,17 @@ def test_contrasts_are_within_a_precision() -> None:
     assert contrasts([factory.result()[0]]).empty
 
 
+def test_contrasts_with_a_correction_leave_out_what_was_compared_the_other_way_round() -> None:
+    results = [
+        factory.result(method, "int4", seed=seed)[0] for method in ("naive", "flashrl", "icepop") for seed in (0, 1)
+    ]
+    both = [(row["arm"], row["difference"]) for row in contrasts(results, "flashrl").to_dict("records")]
+    own = contrasts(results, "flashrl", without=["naive"]).to_dict("records")
+    assert {name for name, _ in both} == {"icepop int4", "naive int4"}
+    assert [(row["arm"], row["control"]) for row in own] == [("icepop int4", "flashrl int4")]
+    assert (own[0]["arm"], own[0]["difference"]) in both
+
+
 def test_arms_two_settings_apart_are_not_contrasted() -> None:
     both = {"algo__num_minibatches": 2, "trainer__lr": 2e-4}
     changed = [factory.result(method, "int8", seed=1, **both)[0] for method in ("naive", "flashrl")]
