@@ -134,7 +134,7 @@ def quantizer(what: str, source: str, **options: Any) -> Any:
 def test_compiles_for_hopper(what: str, source: str) -> None:
     from harness.kernels import fp8_flow
 
-    how: dict[str, Any] = {"num_warps": 16, "maxnreg": 64} if what == "weight" else fp8_flow.LAUNCHES[fp8_flow.LAUNCH]
+    how: dict[str, Any] = {"num_warps": 16, "maxnreg": 64} if what == "weight" else fp8_flow.LAUNCH
     ptx = quantizer(what, source, enable_fp_fusion=False, **how).asm["ptx"]
     if what == "weight":  # approximate division would move codes
         assert "div.rn.f32" in ptx and re.findall(r"\bfma\.|div\.full|div\.approx", ptx) == []
@@ -168,7 +168,7 @@ def spills(found: Any) -> int:
 def test_the_launch_keeps_a_tile_in_registers(what: str) -> None:
     from harness.kernels import fp8_flow
 
-    found = quantizer(what, "*bf16", enable_fp_fusion=False, **fp8_flow.LAUNCHES[fp8_flow.LAUNCH])
+    found = quantizer(what, "*bf16", enable_fp_fusion=False, **fp8_flow.LAUNCH)
     assert spills(found) <= 64
     assert spills(quantizer(what, "*bf16", enable_fp_fusion=False, num_warps=4, maxnreg=64)) > 64  # a control
 
