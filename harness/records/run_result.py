@@ -239,7 +239,9 @@ def read_series(folder: Path, run_id: str) -> dict[str, list[Any]]:
 
     path = folder / f"{run_id}.parquet"
     try:
-        table = pq.read_table(pa.BufferReader(path.read_bytes()))
+        # By no `read_table`: its threads may still hold these bytes when the interpreter ends, which aborts it.
+        with pq.ParquetFile(pa.BufferReader(path.read_bytes())) as file:
+            table = file.read(use_threads=False)
     except OSError as error:
         raise ValueError(f"{path}: cannot be read: {error.strerror or error}") from error
     except pa.ArrowException as error:
