@@ -22,8 +22,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -42,7 +40,7 @@ from harness.devtools.bench.folder_run import write_tokenizer
 from harness.devtools.bench.runner import add_device_and_out, save
 from harness.devtools.bench.trl_step import Settings
 from harness.engines.vllm.settings import DEFAULTS
-from harness.foundation.own_process import module_command
+from harness.foundation.own_process import exit_code, module_command
 from harness.foundation.process_log import last_words
 from harness.foundation.provenance import ROOT, commit, cpu_name
 from harness.foundation.seeds import generator
@@ -171,23 +169,16 @@ def measure(peer: str, folder: Path, given: Settings, asked: argparse.Namespace)
     }  # fmt: skip
     if peer == "TRL":
         environment["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # its launcher of vLLM asks for that
-    started, is_late = time.perf_counter(), False
+    started = time.perf_counter()
     with Path(f"{log}.out").open("wb") as out, Path(f"{log}.err").open("wb") as errors:
-        process = subprocess.Popen(
-            command, stdout=out, stderr=errors, env=environment, cwd=folder, start_new_session=True
-        )
-        try:
-            code = process.wait(asked.limit_s)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)  # its own children too
-            code, is_late = process.wait(), True
+        code = exit_code(command, asked.limit_s, stdout=out, stderr=errors, env=environment, cwd=folder)
     said = Path(f"{log}.out").read_text(encoding="utf-8", errors="replace").strip()
     found = read_verl(Path(f"{log}.jsonl"), given) if peer in POLL_S else Found()
-    if code:
+    if code != 0:
         text = Path(f"{log}.err").read_text(encoding="utf-8", errors="replace")
         print((said + text)[-3000:], file=sys.stderr)
         words_of = last_words(said + "\n" + text, f"exit code {code}")
-        reason = f"the limit of {asked.limit_s:g} s was reached; last words: {words_of}" if is_late else words_of
+        reason = f"the limit of {asked.limit_s:g} s was reached; last words: {words_of}" if code is None else words_of
         found = found | {"cut": reason} if found.get("steps") else {"failed": reason}
     elif peer not in POLL_S:
         found = json.loads(said.splitlines()[-1])

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.devtools.bench.runner import add_device_and_out, check_positive, save
-from harness.foundation.own_process import code_path, module_command
+from harness.foundation.own_process import code_path, exit_code, module_command
 from harness.foundation.process_log import last_words
 from harness.foundation.provenance import commit, cpu_name, packages
 from harness.records.run_result import write_atomic
@@ -106,17 +106,13 @@ def run_child(asked: ChildArguments) -> ChildArguments:
         path, log = Path(folder) / "found.json", Path(folder) / "errors"
         words = module_command("harness.devtools.bench.vllm_engine", json.dumps(asked), str(path))
         with log.open("wb") as errors:
-            process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=errors, env=os.environ | code_path())
-            try:
-                code = process.wait(LIMIT_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                code = process.wait()
+            environment = os.environ | code_path()
+            code = exit_code(words, LIMIT_S, stdout=subprocess.DEVNULL, stderr=errors, env=environment)
         found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else dict(asked)
-        if code:
+        if code != 0:
             text = log.read_text(encoding="utf-8", errors="replace")
             print(text[-4000:], file=sys.stderr)
-            found["failed"] = last_words(text, f"exit code {code}")
+            found["failed"] = last_words(text, f"exit code {code}" if code else f"no end after {LIMIT_S} s")
         return found
 
 
