@@ -3,7 +3,6 @@
     "deep_gemm"   DeepGEMM as vLLM bundles it: 1x128 by 128x128 into bf16; 1x128 by 1x128 added to a float32 buffer
     "scaled_mm"   torch.nn.functional.scaled_mm, that is cuBLASLt 12.9 or later
     "mixed"       DeepGEMM's for FProp and DGrad, cuBLASLt's for WGrad, which needs no zeroed buffer
-    "triton..."   WGrad by this project's own kernel (`flow_products.py`)
     "square"      a variant of the flow by DeepGEMM: X^T of WGrad in square tiles, which it multiplies faster
 
 Weights are quantized from the bf16 that an engine receives, into the codes and scales that its own loader makes
@@ -14,7 +13,7 @@ Blackwell, whose kernels know no other. DeepGEMM compiles a kernel per shape of 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import torch
@@ -22,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from harness.foundation.did_you_mean import nearest
-from harness.kernels import fp8_flow_bodies, fp8_wgrad
+from harness.kernels import fp8_flow_bodies
 from harness.kernels.quantize import BLOCK_WARPS, has_fp8_cast, rule_constants
 from harness.numerics.formats import Format
 from harness.numerics.fp8_gemm import TILE, Kernels, Operand, padded
@@ -162,7 +161,6 @@ PRODUCTS: dict[str, tuple[Callable[[Operand, Operand], Tensor], Callable[[Operan
     "deep_gemm": (deep_by_tiles, deep_by_runs),
     "scaled_mm": (scaled_by_tiles, scaled_by_runs),
     "mixed": (deep_by_tiles, scaled_by_runs),
-    **{name: (deep_by_tiles, partial(fp8_wgrad.by_runs, launch=name)) for name in fp8_wgrad.LAUNCHES},
     "square": (deep_by_tiles, _deep_square),
 }
 """Name -> (`Kernels.by_tiles`, `Kernels.by_runs`)."""

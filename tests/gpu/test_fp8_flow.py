@@ -153,6 +153,20 @@ def test_wgrad_takes_any_number_of_tokens(kernels: Kernels) -> None:
         assert torch.equal(kernels.by_runs(a, b), kernels.by_runs(a, b))
 
 
+def test_wgrad_of_square_tiles() -> None:
+    kernels, reference = named("square"), fp8_gemm.reference()
+    x, dy = randn(640, SIDE, name="x"), randn(640, SIDE, name="dy")
+    knobs = {"has_rows": False, "has_columns": True}
+    _, a = kernels.runs(dy, ACTS, is_twice=False, **knobs)
+    _, b = kernels.runs(x, ACTS, is_twice=True, is_square=True, **knobs)
+    _, want = reference.runs(x.cpu(), ACTS, is_twice=True, is_square=True, **knobs)
+    assert a is not None and b is not None and want is not None and kernels.is_square
+    assert torch.equal(b.codes.cpu().view(torch.uint8), want.codes.view(torch.uint8))
+    assert torch.equal(b.scale.cpu(), want.scale)
+    dw = kernels.by_runs(a, b)
+    assert dw.dtype == torch.float32 and relative(dw, product(a, b)) < 3e-3
+
+
 # Layers
 
 
