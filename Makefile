@@ -76,8 +76,8 @@ parity: setup ## the emulation against vLLM's kernels on one checkpoint, format 
 map: setup ## docs/architecture: picture and table of the rooms, from the tree
 	@$(PY) -m harness.devtools.room_map
 
-bench: setup ## speed ratios against transformers and TRL in one run
-	@$(PY) -m harness.devtools.bench $(ARGS)
+bench: setup ## measure NAME (default sampler: the embedded sampler against transformers)
+	@$(PY) -m harness.devtools.bench $(or $(NAME),sampler) $(ARGS)
 
 test: setup ## the default test suite on CPU, some 10 minutes on 2 cores
 	@$(PY) -m pytest -n $(JOBS) --dist loadfile $(ARGS)

@@ -22,7 +22,6 @@ DOORS = {
         "harness/engines/vllm",
         "harness/studies/throughput/",
         "harness/devtools/bench/vllm_engine",
-        "harness/devtools/bench/sync",
         "harness/trainers/verl",
     ),
     "verl": ("harness/trainers/verl", "harness/devtools/bench/peer_verl"),

@@ -7,8 +7,13 @@ would replace ours or the standard library's. This code's own folder leads PYTHO
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
 import sys
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from harness.foundation.provenance import ROOT
 
@@ -23,3 +28,18 @@ def code_path() -> dict[str, str]:
     paths, since the process may have another working directory."""
     held = [str(Path(path).absolute()) for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
     return {"PYTHONPATH": os.pathsep.join(dict.fromkeys([str(ROOT), *held]))}
+
+
+def exit_code(command: Sequence[str], limit_s: float, **options: Any) -> int | None:
+    """Exit code of a command; None where `limit_s` seconds did not suffice. Neither it nor what it started outlives the
+    call. `options`: those of `subprocess.Popen`."""
+    process = subprocess.Popen(command, start_new_session=True, **options)
+    try:
+        return process.wait(limit_s)
+    except subprocess.TimeoutExpired:
+        return None
+    finally:
+        if process.poll() is None:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()

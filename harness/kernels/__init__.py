@@ -4,5 +4,4 @@ quantize.py          launches: one weight quantized straight into an engine's bu
 quantize_bodies.py   the code that the GPU runs for them
 fp8_flow.py          the FP8 training flow on a GPU: quantizers, and libraries for the products
 fp8_flow_bodies.py   the code that the GPU runs to quantize an operand of that flow
-fp8_wgrad.py         the weight gradient's product in Triton, for comparison with the libraries
 """

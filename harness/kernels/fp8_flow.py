@@ -3,7 +3,6 @@
     "deep_gemm"   DeepGEMM as vLLM bundles it: 1x128 by 128x128 into bf16; 1x128 by 1x128 added to a float32 buffer
     "scaled_mm"   torch.nn.functional.scaled_mm, that is cuBLASLt 12.9 or later
     "mixed"       DeepGEMM's for FProp and DGrad, cuBLASLt's for WGrad, which needs no zeroed buffer
-    "triton..."   WGrad by this project's own kernel (`flow_products.py`)
     "square"      a variant of the flow by DeepGEMM: X^T of WGrad in square tiles, which it multiplies faster
 
 Weights are quantized from the bf16 that an engine receives, into the codes and scales that its own loader makes
@@ -14,7 +13,7 @@ Blackwell, whose kernels know no other. DeepGEMM compiles a kernel per shape of 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import torch
@@ -22,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from harness.foundation.did_you_mean import nearest
-from harness.kernels import fp8_flow_bodies, fp8_wgrad
+from harness.kernels import fp8_flow_bodies
 from harness.kernels.quantize import BLOCK_WARPS, has_fp8_cast, rule_constants
 from harness.numerics.formats import Format
 from harness.numerics.fp8_gemm import TILE, Kernels, Operand, padded
@@ -32,14 +31,8 @@ from harness.numerics.scales import RULES, Rule, largest_code
 # These registers a thread let two tiles share a multiprocessor, so that one loads while the other computes.
 _EXACT: dict[str, Any] = {"enable_fp_fusion": False}
 _SQUARE: dict[str, Any] = _EXACT | {"num_warps": BLOCK_WARPS, "maxnreg": 64}
-LAUNCHES: dict[str, dict[str, int]] = {
-    "4 warps": {"num_warps": 4, "maxnreg": 255},
-    "4 warps, 3 tiles": {"num_warps": 4, "maxnreg": 168},
-    "8 warps": {"num_warps": 8, "maxnreg": 128},
-    "16 warps": {"num_warps": 16, "maxnreg": 64},
-}
-"""Ways to launch the quantizer of runs: the same bits, differing in time alone (bench `fp8_layers`)."""
-LAUNCH = "8 warps"
+LAUNCH = {"num_warps": 8, "maxnreg": 128}
+"""Launch of the quantizer of runs: on an H200 faster than 4 or 16 warps, with the same bits."""
 _BODIES: Any = fp8_flow_bodies
 
 
@@ -62,12 +55,10 @@ def quantize_weight(weight: Tensor, fmt: Format) -> tuple[Operand, Operand]:
 
 
 def quantize_runs(
-    x: Tensor, fmt: Format, *, has_rows: bool, has_columns: bool, is_twice: bool, is_square: bool = False,
-    launch: str | None = None,
+    x: Tensor, fmt: Format, *, has_rows: bool, has_columns: bool, is_twice: bool, is_square: bool = False
 ) -> tuple[Operand | None, Operand | None]:  # fmt: skip
     """`Kernels.runs`: one read of `x` [T, C], any float dtype and strides, 128 dividing C -> (X, X^T) as asked for.
 
-    `launch`: one of `LAUNCHES`, None for the default.
     Raises ValueError for other shapes, and for a format that is not E4M3 in 1 x 128 runs with float32 scales and a
     floor.
     """
@@ -86,7 +77,7 @@ def quantize_runs(
                 x, rows, row_scale, columns, column_scale, tokens, grid[1], channels, *x.stride(), HAS_ROWS=has_rows,
                 HAS_COLUMNS=has_columns, IS_TWICE=is_twice and has_columns, IS_SQUARE=is_square, BASE=_bf16(),
                 HAS_CAST=has_fp8_cast(x.device), TOP=largest_code(fmt), AMAX_FLOOR=RULES[fmt.rule].amax_floor,
-                **_EXACT, **LAUNCHES[launch or LAUNCH],
+                **_EXACT, **LAUNCH,
             )  # fmt: skip
     columns = columns.view(torch.uint8)
     return (
@@ -170,21 +161,19 @@ PRODUCTS: dict[str, tuple[Callable[[Operand, Operand], Tensor], Callable[[Operan
     "deep_gemm": (deep_by_tiles, deep_by_runs),
     "scaled_mm": (scaled_by_tiles, scaled_by_runs),
     "mixed": (deep_by_tiles, scaled_by_runs),
-    **{name: (deep_by_tiles, partial(fp8_wgrad.by_runs, launch=name)) for name in fp8_wgrad.LAUNCHES},
     "square": (deep_by_tiles, _deep_square),
 }
 """Name -> (`Kernels.by_tiles`, `Kernels.by_runs`)."""
 NAMES = tuple(PRODUCTS)
 
 
-def kernels_named(name: str, launch: str | None = None) -> Kernels:
-    """One of `NAMES`, its quantizer launched as `launch` of `LAUNCHES` says. Raises ValueError with the nearest names
-    where there is none."""
+def kernels_named(name: str) -> Kernels:
+    """One of `NAMES`. Raises ValueError with the nearest names where there is none."""
     if name not in NAMES:
         raise ValueError(f"kernels {name!r} are unknown; {nearest(name, NAMES)}")
     by_tiles, by_runs = PRODUCTS[name]
-    return Kernels(name=name, weight=quantize_weight, runs=partial(quantize_runs, launch=launch), by_tiles=by_tiles,
-                   by_runs=by_runs, is_square=name == "square")  # fmt: skip
+    return Kernels(name=name, weight=quantize_weight, runs=quantize_runs, by_tiles=by_tiles, by_runs=by_runs,
+                   is_square=name == "square")  # fmt: skip
 
 
 def best(device: torch.device) -> Kernels | None:

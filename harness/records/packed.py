@@ -201,12 +201,18 @@ def _table(path: Path, is_wanted: Callable[[str], bool], runs: Collection[str] |
     """`run_id` and the wanted columns of a packed sweep, a row per step of all its runs or of some. Raises ValueError
     for a file that is no packed sweep."""
     import pyarrow as pa
+    import pyarrow.compute as pc
     import pyarrow.parquet as pq
 
-    source, filters = pa.BufferReader(_member(path, SERIES)), None if runs is None else [("run_id", "in", [*runs])]
+    source = pa.BufferReader(_member(path, SERIES))
     try:
-        names = [name for name in pq.read_schema(source).names if name == "run_id" or is_wanted(name)]
-        return pq.read_table(source, columns=names, filters=filters)
+        with pq.ParquetFile(source) as file:  # by no `read_table`, for the reason that `read_series` names
+            names = [name for name in file.schema_arrow.names if name == "run_id" or is_wanted(name)]
+            table = file.read(columns=names, use_threads=False)
+        if runs is None:
+            return table
+        is_in: Any = pc.is_in  # pyright: ignore[reportAttributeAccessIssue] - made when the module is imported
+        return table.filter(is_in(table["run_id"], value_set=pa.array([*runs], pa.string())))
     except (ValueError, OSError) as error:
         raise ValueError(f"{path}: not a packed sweep: {error}") from error
 

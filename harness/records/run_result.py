@@ -11,7 +11,7 @@ import json
 import math
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -229,8 +229,9 @@ def read_results(folder: Path | str) -> list[RunResult]:
     return [read_result(path) for path in sorted(Path(folder).rglob("*.json"))]
 
 
-def read_series(folder: Path, run_id: str) -> dict[str, list[Any]]:
-    """Column -> one value per step: floats (NaN where a step has none), or lists of floats.
+def read_series(folder: Path, run_id: str, names: Collection[str] | None = None) -> dict[str, list[Any]]:
+    """Column -> one value per step: floats (NaN where a step has none), or lists of floats; of all columns, or of those
+    of `names` that there are.
 
     Raises ValueError naming the file where it is missing or corrupt.
     """
@@ -239,7 +240,10 @@ def read_series(folder: Path, run_id: str) -> dict[str, list[Any]]:
 
     path = folder / f"{run_id}.parquet"
     try:
-        table = pq.read_table(pa.BufferReader(path.read_bytes()))
+        # By no `read_table`: its threads may still hold these bytes when the interpreter ends, which aborts it.
+        with pq.ParquetFile(pa.BufferReader(path.read_bytes())) as file:
+            wanted = None if names is None else [name for name in file.schema_arrow.names if name in names]
+            table = file.read(columns=wanted, use_threads=False)
     except OSError as error:
         raise ValueError(f"{path}: cannot be read: {error.strerror or error}") from error
     except pa.ArrowException as error:

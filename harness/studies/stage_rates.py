@@ -4,7 +4,7 @@
     push      measured at 7B (`results/bench/vllm_sync_7b.json`); other sizes by parameters; a format that was not
               pushed costs what the slowest that was does
     training  forward and backward of one 7B layer (`fp8_layers_7b.json`); whole models by operations, AdamW by bytes at
-              the measured copy rate (`kernels_7b.json`)
+              the measured copy rate (`kernels_7b.json`, of commit 0a2afe29, whose bench `sync` is gone)
 
 Left out: what a step is made of, which `harness.studies.break_even.hardware` and `harness.studies.capacity` say.
 """

@@ -248,9 +248,7 @@ def test_a_small_campaign(tmp_path: Path) -> None:
         outside=(Fault(id="5", kind="record", form="garbage"), Fault(id="6", kind="record", form="truncated")),
     )
     settings = Settings(workers=2)
-    opened = OpenRound(
-        folder=tmp_path / "round", reference=reference, configs=configs, settings=settings, is_forked=True
-    )
+    opened = OpenRound(folder=tmp_path / "round", reference=reference, configs=configs, settings=settings)
     opened.control.mkdir(parents=True)
     small_launch(opened.results)
     done = run_round(opened, plan)

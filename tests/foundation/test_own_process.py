@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from harness.foundation.own_process import code_path, module_command
+from harness.foundation.own_process import code_path, exit_code, module_command
 from harness.foundation.provenance import ROOT
 from harness.records.paths import runs_folder
 from harness.records.run_result import read_results
+from tests.sweep.launchers.stand_in import gone
 
 FOREIGN = 'raise RuntimeError("a file of the working directory was imported")\n'
 RUN = (
@@ -67,3 +68,10 @@ def test_our_code_leads_what_pythonpath_holds(tmp_path: Path, monkeypatch: pytes
     assert code_path() == {"PYTHONPATH": whole}
     monkeypatch.delenv("PYTHONPATH")
     assert code_path() == {"PYTHONPATH": str(ROOT)}
+
+
+def test_a_command_has_an_exit_code_and_past_its_limit_nothing_of_it_lives(tmp_path: Path) -> None:
+    assert exit_code(["sh", "-c", "exit 3"], 60) == 3
+    own = tmp_path / "pid"
+    assert exit_code(["sh", "-c", f"sleep 60 & echo $! > {own}; wait"], 1.0) is None
+    assert gone(int(own.read_text()))

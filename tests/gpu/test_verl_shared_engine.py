@@ -30,7 +30,7 @@ def passport_of(folder: Path, model: Path, gpus: int, precision: str) -> Passpor
     """The last passport of a job of two steps that move no weight: 1e-60 is 0 in float32."""
     words = ["--out", str(folder / "x.json"), "--work", str(folder), "--prompts", "2", "--group", "4", "--tokens", "32",
              "--steps", "2", "--tensor-parallel", str(gpus)]  # fmt: skip
-    given = runner.parsed("verl_scaling", "x", verl_scaling.options, words)
+    given = runner.parsed("verl_scaling", words)
     config, launch = verl_scaling.cell_of(model, "1.5b", gpus, precision, given)
     config = replace(config, trainer=replace(config.trainer, lr=1e-60))
     composed = check(config)

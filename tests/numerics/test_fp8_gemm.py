@@ -147,3 +147,29 @@ def test_what_does_not_fit_stays_emulated() -> None:
         assert not fits(shape, WEIGHTS, ACTS)
     assert not fits((128, 256), replace(WEIGHTS, tile=(64, 64)), ACTS)
     assert fp8_gemm.padded(1) == 128 == fp8_gemm.padded(128) and fp8_gemm.padded(129) == 256
+
+
+@pytest.mark.parametrize("is_spread", [False, True], ids=["gaussian", "spread"])
+def test_square_tiles_cost_little_more_than_runs(is_spread: bool) -> None:
+    """Relative error of dW; spread: channels and tokens differ in size, where fewer scales would show."""
+    x, dy = (randn(1024, size, name=f"square{size}") for size in (512, 256))
+    if is_spread:
+        x, dy = (
+            side * (1.5 * randn(1024, 1, name="t")).exp() * (1.5 * randn(1, side.shape[1], name="c")).exp()
+            for side in (x, dy)
+        )
+    x, dy = x.bfloat16(), dy.bfloat16()
+    exact = dy.double().t() @ x.double()
+    knobs: dict[str, Any] = {"has_rows": False, "has_columns": True}
+
+    def error(*, is_twice: bool, is_square: bool) -> float:
+        _, a = reference().runs(dy, ACTS, is_twice=False, **knobs)
+        _, b = reference().runs(x, ACTS, is_twice=is_twice, is_square=is_square, **knobs)
+        assert a is not None and b is not None
+        found = a.values().double() @ b.values().double().t()
+        return float((found - exact).norm() / exact.norm())
+
+    runs = error(is_twice=True, is_square=False)
+    assert runs < error(is_twice=True, is_square=True) < 1.03 * runs
+    if not is_spread:  # the specification's
+        assert error(is_twice=False, is_square=False) == pytest.approx(0.036, rel=0.03)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from harness.foundation.provenance import ROOT
 from harness.records.packed import COLUMNS, make_available, pack, unpack
 from harness.records.run_result import RunResult, read_result, read_results, read_series, write_result
 from harness.records.statuses import TO_RUN_AGAIN
@@ -127,3 +130,20 @@ def test_bad_input_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "packed" / "torn.zip").write_bytes(b"PK not a zip")
     with pytest.raises(ValueError, match=r"torn\.zip: not a packed sweep"):
         unpack(tmp_path)
+
+
+def test_reading_series_leaves_no_thread_behind(tmp_path: Path) -> None:
+    """A thread that frees what it read when the interpreter ends aborts the process."""
+    ids = packed(tmp_path)
+    code = (
+        "import sys, pathlib, psutil, pyarrow.parquet\n"
+        "from harness.records.packed import read_packed_series\n"
+        "from harness.records.run_result import read_series\n"
+        "before, results = psutil.Process().num_threads(), pathlib.Path(sys.argv[1])\n"
+        "read_series(results / 'runs' / 'big', sys.argv[2])\n"
+        "read_packed_series(results / 'packed' / 'big.zip', ('reward/mean',))\n"
+        "print(psutil.Process().num_threads() - before)\n"
+    )
+    words = [sys.executable, "-c", code, str(tmp_path / "results"), ids[1]]
+    done = subprocess.run(words, capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout == "0\n"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.devtools.bench import verl_scaling
+from harness.devtools.bench import runner
 from harness.tasks import build_task
 from harness.tasks.count import Count
 from harness.tasks.prompt_order import prompt_indices
@@ -20,7 +20,7 @@ def test_a_cell_is_measured_and_a_second_start_runs_nothing(tmp_path: Path) -> N
     words = ["--device", "cpu", "--size", "toy", "--gpus", "1", "--precision", "bf16", "--prompts", "2", "--group", "2",
              "--prompt-tokens", "16", "--tokens", "12", "--steps", "3", "--out", str(out), "--work",
              str(work)]  # fmt: skip
-    assert verl_scaling.main(words) == 0
+    assert runner.run("verl_scaling", words) == 0
     text = out.read_text()
     cell = json.loads(text)["cells"]["toy 1 bf16"]
     assert cell["tokens"] == [48.0, 48.0]  # no response ends by itself
@@ -28,7 +28,7 @@ def test_a_cell_is_measured_and_a_second_start_runs_nothing(tmp_path: Path) -> N
     assert all(min(cell["stages"][stage]) > 0 for stage in ("generate", "old_logp", "update", "sync"))
     assert all(ratio == pytest.approx(1.0, abs=0.02) for ratio in cell["is_raw_mean"])
     assert list(work.iterdir()) == []
-    assert verl_scaling.main(words) == 0
+    assert runner.run("verl_scaling", words) == 0
     assert out.read_text() == text
 
 
@@ -39,7 +39,7 @@ def test_spread_lengths_on_drawn_weights_over_two_devices(tmp_path: Path) -> Non
              "--prompt-tokens", "16", "--tokens", "12", "--mean-tokens", "6", "--steps", "2", "--method", "bf16_lora",
              "--drawn", "--padded", "--unplanned", "--tensor-parallel", "2", "--out", str(out), "--work",
              str(work)]  # fmt: skip
-    assert verl_scaling.main(words) == 0
+    assert runner.run("verl_scaling", words) == 0
     cell = json.loads(out.read_text())["cells"]["toy 2 bf16"]
     task = build_task("count", {"max_new_tokens": 12, "mean_tokens": 6})
     assert isinstance(task, Count)

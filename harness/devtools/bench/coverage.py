@@ -1,4 +1,4 @@
-"""`python -m harness.devtools.bench.coverage`: a simulation of how often intervals of `harness.records.stats` hold.
+"""A simulation of how often the intervals of `harness.records.stats` hold, and how often verdicts are wrong.
 
 Three worlds. `spread`: seeds differ (s.d. 0.03 of accuracy) and arms differ question by question. `answers`: seeds
 are equal and only answers are luck. `collapse`: three runs in ten of either arm fall to 0.2. A truth is known in each,
@@ -21,8 +21,8 @@ from typing import Literal
 
 import numpy as np
 
-from harness.devtools.bench import base_worlds, look_worlds, verdict_worlds
-from harness.devtools.bench.coverage_intervals import INTERVALS
+from harness.devtools.bench import base_worlds, look_worlds, runner, verdict_worlds
+from harness.devtools.bench.coverage_figure import INTERVALS, draw
 from harness.foundation.markdown_table import markdown_table
 from harness.records import stats
 from harness.records.paths import figures_folder, tables_folder
@@ -208,23 +208,23 @@ def _verdict_lines(sims: int, rng: np.random.Generator) -> list[str]:
     return [*lines, markdown_table(("true difference", "pilot", "power", "seeds in all, median"), rows, align="r")]
 
 
-def main(argv: list[str]) -> int:
-    """Print the tables; with --write, write `tables/stats_coverage.md` and `figures/stats/coverage.png`."""
-    parser = argparse.ArgumentParser(prog="python -m harness.devtools.bench.coverage", description=__doc__)
+def options(parser: argparse.ArgumentParser) -> None:
+    """The options of the simulation."""
     parser.add_argument("--sims", type=int, default=1000, help="simulations per row (default: 1000)")
     parser.add_argument("--results", type=Path, default=Path("results"))
     parser.add_argument("--write", action="store_true", help="write the table and the figure into the results folder")
-    a = parser.parse_args(argv)
-    text, found = tabulate(a.sims, np.random.default_rng(0), print)
-    if not a.write:
-        print(text)
-        return 0
-    write_atomic(tables_folder(a.results) / "stats_coverage.md", text.encode())
-    from harness.devtools.bench.coverage_figure import draw
 
-    draw(found, figures_folder(a.results, "stats") / "coverage.png")
+
+def command(given: argparse.Namespace) -> int:
+    """Print the tables; with --write, write `tables/stats_coverage.md` and `figures/stats/coverage.png`."""
+    text, found = tabulate(given.sims, np.random.default_rng(0), print)
+    if given.write:
+        write_atomic(tables_folder(given.results) / "stats_coverage.md", text.encode())
+        draw(found, figures_folder(given.results, "stats") / "coverage.png")
+    else:
+        print(text)
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(runner.run("coverage", sys.argv[1:]))

@@ -9,9 +9,20 @@ from typing import Any
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from harness.devtools.bench.coverage_intervals import INTERVALS
 from harness.report.plots.save import save_png
 
+INTERVALS = {
+    "mean": "bootstrap of the mean, seeds and questions",
+    "iqm": "bootstrap of the IQM, seeds and questions",
+    "paired": "paired t over seeds, these questions",
+    "crossed": "seeds and questions crossed",
+    "paired_new": "control: paired t over seeds, held against new questions",
+    "improvement": "P(X > Y), score interval",
+    "improvement_two": "P(X > Y), score interval, two settings",
+    "improvement_bootstrap": "control: P(X > Y), percentile bootstrap",
+    "profile": "performance profile, band over all thresholds",
+}
+"""Interval whose coverage is simulated -> what table and figure call it."""
 LOOKS: dict[str, tuple[str, Any, str]] = {
     "mean": ("#202020", "-", "o"),
     "iqm": ("#808080", (0, (5, 1.5)), "s"),

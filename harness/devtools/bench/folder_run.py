@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import Any
 
 from harness.config.load import of_folder
-from harness.devtools.bench import runner
 from harness.devtools.bench.runner import add_device_and_out, check_device, check_positive, save
 from harness.devtools.bench.verl_scaling import make_folder
 from harness.engines.vllm.memory import num_parameters
@@ -216,8 +215,3 @@ def command(given: argparse.Namespace) -> int:
     check_positive(given, "prompts", "group", "tokens", "steps", "questions", "samples", "prompt_tokens", "pass_tokens")
     find_files("gsm8k", "", "main", "train", str(given.data), None)
     return int(any("failed" in cell for cell in run(given).values()))
-
-
-def main(words: Sequence[str] | None = None) -> int:
-    """0; 1 where a cell failed; 2 for bad input."""
-    return runner.run("folder_run", __doc__ or "", options, command, words)

@@ -13,14 +13,13 @@ three ways start from the same draws; their log-probs are compared with those of
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from statistics import median
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from harness.devtools.bench import runner
 from harness.devtools.bench.runner import add_device_and_out, check_device, check_positive, save
 from harness.devtools.bench.timing import timed
 from harness.foundation.provenance import commit, hardware, packages
@@ -114,8 +113,3 @@ def command(given: argparse.Namespace) -> int:
     check_device(given.device)
     run(given)
     return 0
-
-
-def main(words: Sequence[str] | None = None) -> int:
-    """Run the bench; its exit code: 0, or 2 for bad input."""
-    return runner.run("head", __doc__ or "", options, command, words)

@@ -19,7 +19,6 @@ from __future__ import annotations
 import argparse
 import gc
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 from statistics import median
 from typing import Any
@@ -28,7 +27,6 @@ import torch
 
 from harness.api import Plan, Sequences
 from harness.config.schema import TrainerConfig
-from harness.devtools.bench import runner
 from harness.devtools.bench.runner import add_device_and_out, check_device, check_positive, save
 from harness.foundation.did_you_mean import nearest
 from harness.foundation.provenance import commit, hardware, packages
@@ -234,8 +232,3 @@ def command(given: argparse.Namespace) -> int:
     check(given)
     run(given)
     return 0
-
-
-def main(words: Sequence[str] | None = None) -> int:
-    """Run the bench; its exit code: 0, or 2 for bad input."""
-    return runner.run("long_sequences", __doc__ or "", options, command, words)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from harness.devtools.bench import verdict_worlds
-from harness.devtools.bench.verdict_worlds import FALLEN, LEVEL, NUM_ARMS, START, World
+from harness.devtools.bench.verdict_worlds import NUM_ARMS, START, World
 from harness.foundation.markdown_table import markdown_table
 from harness.records import stats
 from harness.records.stats import Floats
@@ -41,12 +41,7 @@ RULES: tuple[tuple[str, Until, tuple[str, ...]], ...] = (
 class Ends:
     """Shares over many settings that ran until they were decided."""
 
-    wrong: float
-    """Wrong share of the verdicts of a setting, on average over settings."""
-    wrong_per_arm: float
-    covers: float
-    """Printed intervals of the difference that hold it."""
-    rate_covers: float
+    errors: verdict_worlds.Errors
     steps: Mapping[str, float]
     """Step at the last look -> share of the arms."""
     seeds: float
@@ -61,31 +56,17 @@ def ends(
 
     `alpha` is the level of the step-up at every look.
     """
-    shares, held, rates, steps = list[float](), list[bool](), list[bool](), Counter[str]()
-    wrong = num_seeds = num_looks = 0
+    tally, steps, num_seeds, num_looks = verdict_worlds.Tally(world, truth, frozen), Counter[str](), 0, 0
     for _ in range(sims):
         control, arms = verdict_worlds.draw(world, truth, until.max_seeds, rng)
         arms = [_still(arm) for arm in arms[:frozen]] + arms[frozen:]
         found, taken, last, looks = run(control, arms, until, alpha)
-        own_wrong = own_decided = 0
-        for index, (effect, one, size) in enumerate(zip(truth, found, taken, strict=True)):
-            rates.append(one.rate.low <= world.collapse * (index >= frozen) <= one.rate.high)
-            if one.contrast is None or one.decision is None:
-                own_wrong += index >= frozen  # "no signal" of an arm that moves
-                continue
-            value = FALLEN - LEVEL if one.rate.count == size else float(effect)
-            said = one.decision.verdict
-            own_decided += said != "cannot tell"
-            own_wrong += verdict_worlds.is_wrong(said, value) or index < frozen
-            if not math.isnan(one.decision.low):
-                held.append(one.decision.low <= value <= one.decision.high)
-        shares.append(own_wrong / max(own_decided, 1))
-        wrong, num_seeds, num_looks = wrong + own_wrong, num_seeds + sum(taken), num_looks + looks
+        tally.add(found, taken)
+        num_seeds, num_looks = num_seeds + sum(taken), num_looks + looks
         steps.update(last)
     total = sims * len(truth)
     return Ends(
-        wrong=float(np.mean(shares)), wrong_per_arm=wrong / total, covers=float(np.mean(held)),
-        rate_covers=float(np.mean(rates)), steps={name: count / total for name, count in steps.items()},
+        errors=tally.errors(), steps={name: count / total for name, count in steps.items()},
         seeds=num_seeds / total, looks=num_looks / sims,
     )  # fmt: skip
 
@@ -137,7 +118,8 @@ def lines(sims: int, rng: np.random.Generator, note: Callable[[str], None]) -> l
             note(f"until decided, {words}: {name}")
             for truth in truths:
                 found = ends(world, frozen, verdict_worlds.TRUTHS[truth], rule, sims, rng, alpha)
-                shares = [found.wrong, found.wrong_per_arm, found.covers, found.rate_covers]
+                own = found.errors
+                shares = [own.wrong, own.wrong_per_arm, own.covers, own.rate_covers]
                 shares += [found.steps.get(step, 0.0) for step in ("decided", "hopeless", "out of seeds", "no signal")]
                 cells = [name, truth, *(f"{share:.3f}" for share in shares)]
                 rows.append([*cells, f"{found.seeds:.1f}", f"{found.looks:.1f}"])

@@ -4,6 +4,8 @@
         [--trl-path DIR] [--trl-python PYTHON] [--verl-path DIR] [--model l128] [--tokens 512] ...
     python -m harness.devtools.bench peers --out results/bench/peers_1.5b_h200.json --size 1.5b --prompts 64 \\
         --prompt-tokens 128 --tokens 1024 --rows 8 --steps 3 --warm-up 1 --compile
+    python -m harness.devtools.bench peers --out x.json --device cpu --engine embedded --only ours TRL \\
+        --trl-python .venv-oracle-trl/bin/python --model m128 --prompts 8 --tokens 64 --prompt-tokens 8
 
 The same folder (a decoder of `conf/model`, or random weights of a Qwen2.5 shape, with a tokenizer), prompts, samples
 and lengths, BF16 products over float32 masters and vLLM colocated (on a CPU: float32, and transformers' generation in
@@ -12,6 +14,7 @@ peer is a process with a PYTHONPATH of its own, for TRL breaks verl. verl runs t
 finished generations every 2 s, and asked every 0.05 s (`peer_verl_sampler.py`). Responses never end by themselves.
 Steps of the warm-up are dropped; what is shown are medians and 90 % quantiles. A peer that cannot run is recorded with
 its last words. Left out: verl on a CPU.
+`make oracles NAME=trl` makes that environment of TRL.
 """
 
 from __future__ import annotations
@@ -19,12 +22,10 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import signal
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -34,12 +35,12 @@ import torch
 
 from harness.config.decoder_config import decoder_config
 from harness.config.load import load
-from harness.devtools.bench import runner, verl_scaling
+from harness.devtools.bench import verl_scaling
 from harness.devtools.bench.folder_run import write_tokenizer
 from harness.devtools.bench.runner import add_device_and_out, save
 from harness.devtools.bench.trl_step import Settings
 from harness.engines.vllm.settings import DEFAULTS
-from harness.foundation.own_process import module_command
+from harness.foundation.own_process import exit_code, module_command
 from harness.foundation.process_log import last_words
 from harness.foundation.provenance import ROOT, commit, cpu_name
 from harness.foundation.seeds import generator
@@ -141,7 +142,7 @@ def read_verl(path: Path, given: Settings) -> Found:
     return {"steps": [row["timing_s/step"] for row in rows], "stages": stages}
 
 
-def measure(peer: str, folder: Path, given: Settings, options: argparse.Namespace) -> Found:
+def measure(peer: str, folder: Path, given: Settings, asked: argparse.Namespace) -> Found:
     """Findings of one peer, or {"failed": its last words}."""
     path = str(ROOT)
     values = json.dumps(asdict(given))
@@ -149,18 +150,18 @@ def measure(peer: str, folder: Path, given: Settings, options: argparse.Namespac
         command = module_command(
             "harness.devtools.bench.peer_ours",
             str(folder / "m"),
-            json.dumps({"settings": asdict(given), "engine": options.engine}),
+            json.dumps({"settings": asdict(given), "engine": asked.engine}),
         )
     elif peer == "TRL":
-        path = options.trl_path or ""
+        path = asked.trl_path or ""
         script = str(ROOT / "harness/devtools/bench/trl_step.py")
-        command = [options.trl_python or sys.executable, script, str(folder / "m"), values]
+        command = [asked.trl_python or sys.executable, script, str(folder / "m"), values]
     elif given.device == "cpu":
         return {"failed": "verl is compared on a GPU only"}
     else:
-        path, command = options.verl_path or "", [sys.executable, *verl_words(folder, given, POLL_S[peer])]
+        path, command = asked.verl_path or "", [sys.executable, *verl_words(folder, given, POLL_S[peer])]
     log = folder / f"{peer.partition(',')[0]}-{POLL_S.get(peer, 0):g}"
-    inherited = "" if peer == "TRL" and options.trl_python else os.environ.get("PYTHONPATH", "")
+    inherited = "" if peer == "TRL" and asked.trl_python else os.environ.get("PYTHONPATH", "")
     environment = DEFAULTS | os.environ | {
         "PYTHONPATH": os.pathsep.join(filter(None, (path, inherited))), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1",
         "VERL_FILE_LOGGER_PATH": f"{log}.jsonl", "RAY_USAGE_STATS_ENABLED": "0", "VLLM_NO_USAGE_STATS": "1",
@@ -168,23 +169,16 @@ def measure(peer: str, folder: Path, given: Settings, options: argparse.Namespac
     }  # fmt: skip
     if peer == "TRL":
         environment["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # its launcher of vLLM asks for that
-    started, is_late = time.perf_counter(), False
+    started = time.perf_counter()
     with Path(f"{log}.out").open("wb") as out, Path(f"{log}.err").open("wb") as errors:
-        process = subprocess.Popen(
-            command, stdout=out, stderr=errors, env=environment, cwd=folder, start_new_session=True
-        )
-        try:
-            code = process.wait(options.limit_s)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)  # its own children too
-            code, is_late = process.wait(), True
+        code = exit_code(command, asked.limit_s, stdout=out, stderr=errors, env=environment, cwd=folder)
     said = Path(f"{log}.out").read_text(encoding="utf-8", errors="replace").strip()
     found = read_verl(Path(f"{log}.jsonl"), given) if peer in POLL_S else Found()
-    if code:
+    if code != 0:
         text = Path(f"{log}.err").read_text(encoding="utf-8", errors="replace")
         print((said + text)[-3000:], file=sys.stderr)
         words_of = last_words(said + "\n" + text, f"exit code {code}")
-        reason = f"the limit of {options.limit_s:g} s was reached; last words: {words_of}" if is_late else words_of
+        reason = f"the limit of {asked.limit_s:g} s was reached; last words: {words_of}" if code is None else words_of
         found = found | {"cut": reason} if found.get("steps") else {"failed": reason}
     elif peer not in POLL_S:
         found = json.loads(said.splitlines()[-1])
@@ -221,7 +215,7 @@ def table(summaries: Mapping[str, Found], given: Settings) -> list[str]:
     return lines
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
+def options(parser: argparse.ArgumentParser) -> None:
     """The options of the bench."""
     add_device_and_out(parser, needs_out=True)
     parser.add_argument("--engine", choices=("vllm", "embedded"), default="vllm", help="ours")
@@ -240,34 +234,29 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(f"--{name}", type=int, default=value, help=f"(default: {value})")
 
 
-def command(options: argparse.Namespace) -> int:
+def command(asked: argparse.Namespace) -> int:
     """Measure the peers that were asked for, keeping what the file has of the others. Exit code 1 if one failed."""
     given = Settings(
-        device=options.device, prompts=options.prompts, group=options.group, prompt_tokens=options.prompt_tokens,
-        tokens=options.tokens, rows=options.rows, steps=options.steps, warm_up=options.warm_up,
-        gpu_memory=options.gpu_memory, is_checkpointed=options.checkpoint_layers, is_compiled=options.compile,
+        device=asked.device, prompts=asked.prompts, group=asked.group, prompt_tokens=asked.prompt_tokens,
+        tokens=asked.tokens, rows=asked.rows, steps=asked.steps, warm_up=asked.warm_up,
+        gpu_memory=asked.gpu_memory, is_checkpointed=asked.checkpoint_layers, is_compiled=asked.compile,
     )  # fmt: skip
     if given.prompts * given.group % given.rows or not 1 <= given.warm_up < given.steps:
         raise ValueError(
             f"rows={given.rows} must divide {given.prompts * given.group} samples, and 1 <= warm-up < steps"
         )
     place = torch.cuda.get_device_name() if given.device == "cuda" else cpu_name()
-    model = options.size or options.model
+    model = asked.size or asked.model
     head: Found = {"what": "peers", "device": place, "model": model, "settings": asdict(given)}
-    old = json.loads(options.out.read_text(encoding="utf-8")) if options.out.exists() else {}
+    old = json.loads(asked.out.read_text(encoding="utf-8")) if asked.out.exists() else {}
     runs: Found = old.get("runs", {}) if all(old.get(name) == value for name, value in head.items()) else {}
     with tempfile.TemporaryDirectory(prefix="lowbit-peers-") as temporary:
-        make_folder(Path(temporary), options.model, given, size=options.size)
-        for peer in options.only:
-            runs[peer] = measure(peer, Path(temporary), given, options)
+        make_folder(Path(temporary), asked.model, given, size=asked.size)
+        for peer in asked.only:
+            runs[peer] = measure(peer, Path(temporary), given, asked)
             summaries = {name: summary(runs[name]) for name in PEERS if name in runs}
             content = head | {"commit": commit()[0], "target": TARGET, "summary": summaries, "runs": runs}
-            save(options.out, content)
+            save(asked.out, content)
             print(table({peer: summaries[peer], "ours": summaries.get("ours", {"failed": "-"})}, given)[0], flush=True)
     print("\n".join(["", *table({name: summary(runs[name]) for name in PEERS if name in runs}, given)]))
     return int(any("failed" in run for run in runs.values()))
-
-
-def main(words: Sequence[str] | None = None) -> int:
-    """0; 1 where a peer failed; 2 for bad input."""
-    return runner.run("peers", __doc__ or "", add_options, command, words)

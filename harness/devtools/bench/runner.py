@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -14,34 +15,25 @@ import torch
 from harness.foundation.text_table import text_table
 from harness.records.run_result import write_atomic
 
-PROGRAM = "python -m harness.devtools.bench"
+_PACKAGE = "harness.devtools.bench"
+PROGRAM = f"python -m {_PACKAGE}"
 
 
-def run(
-    name: str,
-    what: str,
-    options: Callable[[argparse.ArgumentParser], None],
-    command: Callable[[argparse.Namespace], int],
-    words: Sequence[str] | None,
-) -> int:
-    """Parse the words of one bench and run it: its exit code, or 2 with one line on standard error for bad input.
-
-    `what` is its docstring, of which the first line is shown.
-    """
-    given = parsed(name, what, options, words)
+def run(name: str, words: Sequence[str]) -> int:
+    """Parse the words of one bench and run it: its exit code, or 2 with one line on standard error for bad input."""
+    given = parsed(name, words)
     try:
-        return command(given)
+        return import_module(f"{_PACKAGE}.{name}").command(given)
     except (ValueError, OSError, torch.OutOfMemoryError) as error:
         print(f"{name}: {str(error).splitlines()[0]}", file=sys.stderr)
         return 2
 
 
-def parsed(
-    name: str, what: str, options: Callable[[argparse.ArgumentParser], None], words: Sequence[str] | None
-) -> argparse.Namespace:
-    """The options of one bench."""
-    parser = argparse.ArgumentParser(prog=f"{PROGRAM} {name}", description=what.splitlines()[0])
-    options(parser)
+def parsed(name: str, words: Sequence[str]) -> argparse.Namespace:
+    """The options of one bench, whose help begins with the first line of its docstring."""
+    bench = import_module(f"{_PACKAGE}.{name}")
+    parser = argparse.ArgumentParser(prog=f"{PROGRAM} {name}", description=(bench.__doc__ or "").splitlines()[0])
+    bench.options(parser)
     return parser.parse_args(words)
 
 

@@ -9,6 +9,7 @@ seconds of different runs. The floor does every linear layer of the same prefill
 
 from __future__ import annotations
 
+import argparse
 import tempfile
 from collections.abc import Callable, Sequence
 from statistics import median
@@ -18,8 +19,10 @@ import torch
 import torch.nn.functional as F
 
 from harness.api import Plan
+from harness.devtools.bench.runner import table
 from harness.devtools.bench.timing import cpu_seconds, in_turns
 from harness.engines.embedded.engine import EmbeddedEngine
+from harness.foundation.provenance import cpu_name
 from harness.models.checkpoint import save_decoder
 from harness.models.decoder import Decoder, DecoderConfig
 from harness.numerics.formats import format_named
@@ -92,27 +95,34 @@ def linears_only(size: str) -> Callable[[], object]:
 
 def run(sizes: Sequence[str] = ("xs", "m"), repeats: int = 7) -> list[dict[str, Any]]:
     """One row per size and contestant: tokens_per_s, times_transformers, share_of_linears_only."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
     rows: list[dict[str, Any]] = []
-    try:
-        for size in sizes:
-            model = decoder(size)
-            contestants = {
-                "linears only": linears_only(size),
-                "transformers generate": transformers_generate(model),
-                "own fp32": own_sampler(model, "fp32"),
-                "own fp32, 8 samples per prompt": own_sampler(model, "fp32", 8),
-                "own bf16 (emulated)": own_sampler(model, "bf16"),
-            }
-            times = in_turns(contestants, cpu_seconds, 1, repeats)
-            seconds = {name: median(values) for name, values in times.items()}
-            for name, value in seconds.items():
-                rows.append({
-                    "size": size, "what": name, "tokens_per_s": ROWS * NEW / value,
-                    "times_transformers": seconds["transformers generate"] / value,
-                    "share_of_linears_only": seconds["linears only"] / value,
-                })  # fmt: skip
-    finally:
-        torch.set_num_threads(threads)
+    for size in sizes:
+        model = decoder(size)
+        contestants = {
+            "linears only": linears_only(size),
+            "transformers generate": transformers_generate(model),
+            "own fp32": own_sampler(model, "fp32"),
+            "own fp32, 8 samples per prompt": own_sampler(model, "fp32", 8),
+            "own bf16 (emulated)": own_sampler(model, "bf16"),
+        }
+        times = in_turns(contestants, cpu_seconds, 1, repeats)
+        seconds = {name: median(values) for name, values in times.items()}
+        for name, value in seconds.items():
+            rows.append({
+                "size": size, "what": name, "tokens_per_s": ROWS * NEW / value,
+                "times_transformers": seconds["transformers generate"] / value,
+                "share_of_linears_only": seconds["linears only"] / value,
+            })  # fmt: skip
     return rows
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    """The bench has none."""
+
+
+def command(given: argparse.Namespace) -> int:
+    """Print the table."""
+    torch.set_num_threads(1)
+    print(f"{cpu_name()}, torch {torch.__version__}, 1 thread")
+    print(table(run()))
+    return 0

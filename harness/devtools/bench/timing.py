@@ -62,20 +62,14 @@ def in_turns(
     clock: Callable[[Callable[[], object]], T],
     warm_up: int,
     repeats: int,
-    until: float = float("inf"),
 ) -> dict[str, list[T]]:
-    """Contestant -> what `clock` says of its measured calls.
-
-    They take turns until `repeats` or `until` of the monotonic clock, but once at least.
-    """
+    """Contestant -> what `clock` says of its measured calls, in which they take turns."""
     times: dict[str, list[T]] = {name: [] for name in calls}
     for turn in range(warm_up + repeats):
         for name, call in calls.items():
             spent = clock(call)
             if turn >= warm_up:
                 times[name].append(spent)
-        if turn >= warm_up and time.monotonic() > until:
-            break
     return times
 
 

@@ -1,8 +1,8 @@
-"""TRL's side of `grpo_step.py` and of `peers.py`, run by the Python and the path of TRL's own environment.
+"""TRL's side of `peers.py`, run by the Python and the path of TRL's own environment.
 
-    python trl_step.py MODEL_FOLDER [JSON of Settings]
+    python trl_step.py MODEL_FOLDER SETTINGS
 
-prints seconds per step, or with settings {"steps": ..., "stages": ...} as the last line, as JSON.
+prints {"steps": ..., "stages": ...} as the last line, as JSON.
 """
 
 from __future__ import annotations
@@ -98,6 +98,5 @@ def measure(folder: str, given: Settings) -> tuple[list[float], dict[str, list[f
 
 
 if __name__ == "__main__":
-    settings = json.loads(sys.argv[2]) if len(sys.argv) > 2 else None
-    found, parts = measure(sys.argv[1], Settings(**(settings or {})))
-    print(json.dumps(found if settings is None else {"steps": found, "stages": parts}))
+    found, parts = measure(sys.argv[1], Settings(**json.loads(sys.argv[2])))
+    print(json.dumps({"steps": found, "stages": parts}))

@@ -8,7 +8,7 @@ every "equal" is wrong.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -80,30 +80,49 @@ class Errors:
     """Arms with a verdict on their difference."""
 
 
+class Tally:
+    """Counts of the verdicts of settings of one world against their truth."""
+
+    def __init__(self, world: World, truth: Floats, frozen: int = 0) -> None:
+        """The first `frozen` arms never move: any verdict on them but "no signal" is wrong."""
+        self.world, self.truth, self.frozen = world, truth, frozen
+        self.shares, self.held, self.rates = list[float](), list[bool](), list[bool]()
+        self.wrong = self.decided = 0
+
+    def add(self, found: Sequence[stats.Judged], num_seeds: Sequence[int]) -> None:
+        """One setting: its judged arms, and how many seeds each of them had."""
+        wrong = decided = 0
+        for index, (effect, one, size) in enumerate(zip(self.truth, found, num_seeds, strict=True)):
+            moves = index >= self.frozen
+            self.rates.append(one.rate.low <= self.world.collapse * moves <= one.rate.high)
+            if one.contrast is None or one.decision is None:
+                wrong += moves  # "no signal" of an arm that moves
+                continue
+            value = FALLEN - LEVEL if one.rate.count == size else float(effect)
+            said = one.decision.verdict
+            decided += said != "cannot tell"
+            wrong += is_wrong(said, value) or not moves
+            if not math.isnan(one.decision.low):
+                self.held.append(one.decision.low <= value <= one.decision.high)
+        self.shares.append(wrong / max(decided, 1))
+        self.wrong, self.decided = self.wrong + wrong, self.decided + decided
+
+    def errors(self) -> Errors:
+        """Shares over all settings."""
+        total = len(self.rates)
+        return Errors(
+            wrong=float(np.mean(self.shares)), wrong_per_arm=self.wrong / total, covers=float(np.mean(self.held)),
+            rate_covers=float(np.mean(self.rates)), decided=self.decided / total,
+        )  # fmt: skip
+
+
 def errors(world: World, truth: Floats, num_seeds: int, sims: int, rng: np.random.Generator) -> Errors:
     """Draw `sims` settings of that many seeds, judge them, and hold the verdicts against the truth."""
-    shares, held, rates, wrong, decided = list[float](), list[bool](), list[bool](), 0, 0
+    tally = Tally(world, truth)
     for _ in range(sims):
         control, arms = draw(world, truth, num_seeds, rng)
-        own_wrong = own_decided = 0
-        for effect, arm, found in zip(truth, arms, stats.judge([(arm, control) for arm in arms]), strict=True):
-            rates.append(found.rate.low <= world.collapse <= found.rate.high)
-            if found.contrast is None or found.decision is None:
-                continue
-            fell = found.rate.count == len(arm)
-            value = FALLEN - LEVEL if fell else float(effect)
-            said = found.decision.verdict
-            own_decided += said != "cannot tell"
-            own_wrong += is_wrong(said, value)
-            if not math.isnan(found.decision.low):
-                held.append(found.decision.low <= value <= found.decision.high)
-        shares.append(own_wrong / max(own_decided, 1))
-        wrong, decided = wrong + own_wrong, decided + own_decided
-    total = sims * len(truth)
-    return Errors(
-        wrong=float(np.mean(shares)), wrong_per_arm=wrong / total, covers=float(np.mean(held)),
-        rate_covers=float(np.mean(rates)), decided=decided / total,
-    )  # fmt: skip
+        tally.add(stats.judge([(arm, control) for arm in arms]), [num_seeds] * len(arms))
+    return tally.errors()
 
 
 def is_wrong(verdict: str, difference: float) -> bool:

@@ -18,7 +18,7 @@ import json
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -30,7 +30,6 @@ from safetensors.torch import save_file
 from harness.config.load import launch_of, load, of_folder
 from harness.config.resolve import resolve
 from harness.config.schema import Launch, RunConfig
-from harness.devtools.bench import runner
 from harness.devtools.bench.runner import add_device_and_out, save
 from harness.engines.vllm.memory import num_parameters
 from harness.foundation.clock import STAGES
@@ -260,8 +259,3 @@ def command(given: argparse.Namespace) -> int:
     if given.steps <= WARM_UP:
         raise ValueError(f"--steps {given.steps}: valid: more than {WARM_UP}")
     return int(any("failed" in cell for cell in run(given).values()))
-
-
-def main(words: Sequence[str] | None = None) -> int:
-    """0; 1 where a cell failed; 2 for bad input."""
-    return runner.run("verl_scaling", __doc__ or "", options, command, words)

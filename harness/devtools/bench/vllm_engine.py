@@ -6,8 +6,7 @@
     ... --size toy --device cpu
 
 One process holds one engine, so every engine is a child of its own; what it found is in the file before the next one
-starts, and a child that dies leaves its last words instead. Left out: what a push costs a trainer (`sync.py` has the
-kernels alone), and several GPUs.
+starts, and a child that dies leaves its last words instead. Left out: what a push costs a trainer, and several GPUs.
 """
 
 from __future__ import annotations
@@ -18,13 +17,12 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from harness.devtools.bench import runner
 from harness.devtools.bench.runner import add_device_and_out, check_positive, save
-from harness.foundation.own_process import code_path, module_command
+from harness.foundation.own_process import code_path, exit_code, module_command
 from harness.foundation.process_log import last_words
 from harness.foundation.provenance import commit, cpu_name, packages
 from harness.records.run_result import write_atomic
@@ -106,19 +104,15 @@ def run_child(asked: ChildArguments) -> ChildArguments:
     """Findings of a child, or `asked` with "failed"; both where it died after its first findings."""
     with tempfile.TemporaryDirectory(prefix="lowbit-bench-") as folder:
         path, log = Path(folder) / "found.json", Path(folder) / "errors"
-        words = module_command("harness.devtools.bench", "vllm_engine", "child", json.dumps(asked), str(path))
+        words = module_command("harness.devtools.bench.vllm_engine", json.dumps(asked), str(path))
         with log.open("wb") as errors:
-            process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=errors, env=os.environ | code_path())
-            try:
-                code = process.wait(LIMIT_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                code = process.wait()
+            environment = os.environ | code_path()
+            code = exit_code(words, LIMIT_S, stdout=subprocess.DEVNULL, stderr=errors, env=environment)
         found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else dict(asked)
-        if code:
+        if code != 0:
             text = log.read_text(encoding="utf-8", errors="replace")
             print(text[-4000:], file=sys.stderr)
-            found["failed"] = last_words(text, f"exit code {code}")
+            found["failed"] = last_words(text, f"exit code {code}" if code else f"no end after {LIMIT_S} s")
         return found
 
 
@@ -206,8 +200,5 @@ def command(given: argparse.Namespace) -> int:
     return run(given)
 
 
-def main(words: Sequence[str] | None = None) -> int:
-    """Run a command, or as its child one engine. 0, 1 where a child failed, 2 for bad input."""
-    if words is not None and words[:1] == ["child"]:
-        return child(json.loads(words[1]), Path(words[2]))
-    return runner.run("vllm_engine", __doc__ or "", options, command, words)
+if __name__ == "__main__":
+    sys.exit(child(json.loads(sys.argv[1]), Path(sys.argv[2])))

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -27,7 +28,6 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from harness.devtools.bench import sync_verl
 from harness.devtools.bench import timing as clock
 from harness.devtools.bench.vllm_engine_push import trainer_tensors
 from harness.engines.vllm import settings
@@ -37,6 +37,8 @@ from harness.numerics.formats import format_named
 from harness.numerics.quantize import quantize
 from harness.studies.throughput.shapes import plan_of, shape_of
 
+BUCKET = 2048 << 20
+"""Bytes; verl's default `update_weights_bucket_megabytes`."""
 WARM_UP, REPEATS = 2, 5
 PATIENCE_MS = 60_000
 """That one side of the transport waits for the other, which may have died."""
@@ -52,13 +54,15 @@ Save = Callable[[dict[str, Any]], None]
 def measure(size: str, device: str, save: Save) -> dict[str, Any]:
     """One engine, both ways. `save`: is given what there is after each. Raises ValueError where verl, or the device,
     is not there."""
-    if sync_verl.version() == "not installed":
+    package = find_spec("verl")
+    if package is None or package.origin is None:
         raise ValueError("verl is not importable; put its pack first on PYTHONPATH")
     if device != "cuda" or not torch.cuda.is_available():
         raise ValueError("--device: verl's FP8 way needs cuda")
     settings.prepare_environment()
     os.environ["VERL_RAY_JOB_ID"] = str(os.getpid())  # part of the socket's name
-    found: dict[str, Any] = {"verl": sync_verl.version(), "how": __doc__, "rows": [], "notes": []}
+    version = (Path(package.origin).parent / "version" / "version").read_text(encoding="utf-8").strip()
+    found: dict[str, Any] = {"verl": version, "how": __doc__, "rows": [], "notes": []}
     quant = imported(QUANT)
     try:
         worker: Any = import_module(WORKER)
@@ -73,7 +77,7 @@ def measure(size: str, device: str, save: Save) -> dict[str, Any]:
     tensors = trainer_tensors(shape_of(size), device)
     runner = llm.llm_engine.model_executor.driver_worker.worker.model_runner
     found["patched_layers"] = sum(hasattr(layer, "_verl_fp8_pristine") for layer in runner.get_model().modules())
-    bucket = torch.empty(sync_verl.BUCKET, dtype=torch.uint8, device=device)
+    bucket = torch.empty(BUCKET, dtype=torch.uint8, device=device)
     found["rows"].append(timed(FUNCTIONS, partial(by_functions, llm, runner, quant, tensors, bucket), runner, tensors))
     save(found)
     del bucket
@@ -168,7 +172,7 @@ def by_extension(llm: Any, tensors: Mapping[str, Tensor]) -> None:
     transport: Any = import_module(TRANSPORT)
     transport.zmq.Context.instance().setsockopt(transport.zmq.RCVTIMEO, PATIENCE_MS)
     worker = llm.llm_engine.model_executor.driver_worker.worker
-    sender = transport.BucketedWeightSender(zmq_handle=worker._get_zmq_handle(), bucket_size_mb=sync_verl.BUCKET >> 20)
+    sender = transport.BucketedWeightSender(zmq_handle=worker._get_zmq_handle(), bucket_size_mb=BUCKET >> 20)
 
     def send() -> None:
         try:

@@ -11,9 +11,7 @@
     rounds.py           one round
     open_round.py       a round while it runs, and the settings of the campaign
     sweep_starts.py     starts of a sweep, with damage before and repair after
-    sweep_process.py    the process of a sweep
     driver.py           a sweep on given cells
-    forked_cell.py      cells as forks of their sweep's process
     cell.py             a cell whose stages fail on purpose
     injector.py         the faults of one cell's process
     in_cell.py          what they do there

@@ -16,7 +16,7 @@ from harness.devtools.faults.audit import Case
 from harness.devtools.faults.journal import read
 from harness.devtools.faults.open_round import OpenRound, Settings
 from harness.devtools.faults.outcome import FaultOutcome
-from harness.devtools.faults.rounds import Done, is_forked, open_round, run_round, start, wait
+from harness.devtools.faults.rounds import Done, open_round, run_round, start, wait
 from harness.devtools.faults.schedule import Round, endless, plan_round
 from harness.records.paths import bases_folder
 
@@ -65,17 +65,15 @@ def run_campaign(settings: Settings, scratch: Path, bases: Path, tell: Callable[
     while injected < settings.count and len(done) < 4 + settings.count:
         size = min(settings.size, max(4, settings.count - injected))
         rounds_at_a_time = 1 if settings.count - injected <= settings.size else settings.rounds_at_a_time
-        steps = configs[0].trainer.steps
         numbers = range(len(done), len(done) + rounds_at_a_time)
-        sizes = [size if is_forked(settings, number) else max(8, size // 3) for number in numbers]
         plans = [
-            plan_round(following, settings.seed, number, len(configs), steps, size)
-            for number, size in zip(numbers, sizes, strict=True)
+            plan_round(following, settings.seed, number, len(configs), configs[0].trainer.steps, size)
+            for number in numbers
         ]
 
         def one(number: int, planned: Round) -> Done:
             with ExitStack() as stack:
-                opened = open_round(scratch / f"round-{number:03d}", number, reference, configs, settings, stack)
+                opened = open_round(scratch / f"round-{number:03d}", reference, configs, settings, stack)
                 return run_round(opened, planned)
 
         with ThreadPoolExecutor(rounds_at_a_time) as pool:

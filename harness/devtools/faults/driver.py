@@ -17,11 +17,10 @@ from typing import TYPE_CHECKING
 
 from harness.config.load import parse
 from harness.config.schema import Launch, RunConfig
-from harness.devtools.faults.forked_cell import fork_cell
 from harness.devtools.faults.journal import VARIABLE
 from harness.sweep import FINISHED, Planned, Sweep, run_sweep
 from harness.sweep.launchers.job import Event
-from harness.sweep.launchers.local import Start, run_cells, start_cell
+from harness.sweep.launchers.local import run_cells
 
 if TYPE_CHECKING:
     from harness.viewers.tracking.live import Live
@@ -32,10 +31,8 @@ def main(path: str) -> int:
     words = json.loads(Path(path).read_text(encoding="utf-8"))
     cells = tuple(parse(RunConfig, cell) for cell in words["cells"])
     launch = parse(Launch, words["launch"])
-    start: Start = start_cell
-    if VARIABLE in os.environ:
-        start = fork_cell if words["is_forked"] else partial(start_cell, module="harness.devtools.faults.cell")
-    run = partial(run_cells, workers=words["workers"], start=start)
+    module = "harness.devtools.faults.cell" if VARIABLE in os.environ else "harness.run.cell"
+    run = partial(run_cells, workers=words["workers"], module=module)
     one = Sweep(name=launch.sweep, question="", arms=({},), seeds=(0,))
     live: Live | None = None
     if words["tracking"] is not None:

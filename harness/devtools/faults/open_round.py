@@ -31,8 +31,6 @@ class Settings:
     """Rounds at a time: most of a round is waiting for one process to start."""
     workers: int = 3
     """Cells at a time in a round."""
-    spawned_every: int = 5
-    """Every so many rounds processes are started as users start them, in the others they are forked."""
     stall_s: float = 60.0
     """Longer than a cell needs to its first step on a busy machine."""
 
@@ -45,8 +43,6 @@ class OpenRound:
     reference: Path
     configs: tuple[RunConfig, ...]
     settings: Settings
-    is_forked: bool = False
-    """Are its processes forked (`harness.devtools.faults.forked_cell`)?"""
     volume: Path | None = None
     starts: list[int] = field(default_factory=list[int])
     """Exit codes."""

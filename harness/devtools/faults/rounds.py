@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
 import subprocess
 import time
 from collections.abc import Sequence
@@ -20,8 +19,8 @@ from harness.devtools.faults.journal import VARIABLE, VOLUME, read, write_faults
 from harness.devtools.faults.open_round import SWEEP, OpenRound, Settings
 from harness.devtools.faults.outcome import FaultOutcome, outcome
 from harness.devtools.faults.schedule import Round
-from harness.devtools.faults.sweep_process import Served, Spawned, Sweeping
 from harness.devtools.faults.sweep_starts import SweepStart, next_start
+from harness.foundation.own_process import code_path, module_command
 from harness.records.paths import bases_folder, runs_folder
 
 MAX_STARTS = 60
@@ -90,15 +89,13 @@ def start(
     *,
     tracking: str | None = None,
     has_faults: bool = True,
-) -> tuple[Sweeping, Path]:
+) -> tuple[subprocess.Popen[bytes], Path]:
     """Start the sweep of some cells: its process, and the file of the control folder to which it speaks."""
-    is_forked = opened.is_forked and tracking is None and has_faults  # a tracker's thread must not be forked
     words = {
         "cells": [to_json(cell) for cell in cells],
         "launch": to_json(launch),
         "workers": opened.settings.workers,
         "tracking": tracking,
-        "is_forked": is_forked,
     }
     path = opened.control / f"sweep-{time.monotonic_ns()}.json"
     path.write_text(json.dumps(words), encoding="utf-8")
@@ -106,15 +103,22 @@ def start(
     if has_faults:
         environment |= {VARIABLE: str(opened.control)}
         environment |= {} if opened.volume is None else {VOLUME: str(opened.volume)}
-    return (Served if is_forked else Spawned)(path, environment), path.with_suffix(".log")
+    log = path.with_suffix(".log")
+    with log.open("wb") as told:
+        process = subprocess.Popen(
+            module_command("harness.devtools.faults.driver", str(path)), cwd=path.parent, stdin=subprocess.DEVNULL,
+            env=os.environ | environment | code_path(), stdout=told, stderr=told, start_new_session=True,
+        )  # fmt: skip
+    return process, log
 
 
-def wait(opened: OpenRound, process: Sweeping) -> int:
+def wait(opened: OpenRound, process: subprocess.Popen[bytes]) -> int:
     """The exit code of a sweep; one that hangs is killed and is a case."""
-    code = process.ended(STUCK_S)
-    if code is None:
+    try:
+        code = process.wait(STUCK_S)
+    except subprocess.TimeoutExpired:
         process.kill()
-        code = -signal.SIGKILL
+        code = process.wait()
         opened.cases.append(Case(wrong="lost", where=opened.folder.name, words=f"the sweep hung for {STUCK_S:g} s"))
     opened.starts.append(code)
     return code
@@ -128,7 +132,7 @@ def wait_quiet(opened: OpenRound) -> None:
 
 
 def open_round(
-    folder: Path, number: int, reference: Path, configs: tuple[RunConfig, ...], settings: Settings, stack: ExitStack
+    folder: Path, reference: Path, configs: tuple[RunConfig, ...], settings: Settings, stack: ExitStack
 ) -> OpenRound:
     """The folders of a round, its results on a small volume of their own where that is allowed."""
     results = folder / "results"
@@ -138,15 +142,7 @@ def open_round(
     if volume is not None:
         stack.callback(_unmount, volume, folder)
     shutil.copytree(bases_folder(reference), bases_folder(results))
-    return OpenRound(
-        folder=folder, reference=reference, configs=configs, settings=settings, volume=volume,
-        is_forked=is_forked(settings, number),
-    )  # fmt: skip
-
-
-def is_forked(settings: Settings, number: int) -> bool:
-    """Rounds of whole interpreters are smaller: they take several times as long."""
-    return number % settings.spawned_every != 0
+    return OpenRound(folder=folder, reference=reference, configs=configs, settings=settings, volume=volume)
 
 
 def _mount(folder: Path) -> bool:

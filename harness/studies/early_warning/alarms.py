@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from harness.records.arms import group_arms, label
-from harness.records.run_result import RunResult
+from harness.records.run_result import RunResult, read_series
 from harness.records.stats import Floats
 from harness.report.plots.bands import running_mean
 from harness.studies.early_warning.collapse import Kind, drawdown, kind, onset
@@ -78,8 +78,10 @@ def traces(folder: Path, results: Sequence[RunResult]) -> list[Trace]:
     found: list[Trace] = []
     for arm in group_arms(results):
         for run in arm.runs:
-            columns = read_columns(folder / f"{run.run_id}.parquet", COLUMNS)
-            if len(columns.get(REWARD, ())):
+            has_series = (folder / f"{run.run_id}.parquet").exists()
+            series = read_series(folder, run.run_id, COLUMNS) if has_series else {}
+            if series.get(REWARD):
+                columns = {name: np.array(values) for name, values in series.items()}
                 reward = columns[REWARD]
                 found.append(
                     Trace(
@@ -115,18 +117,3 @@ def statistics(columns: dict[str, Floats]) -> dict[str, Floats]:
         )
         found |= {f"{name} (level)": level, f"{name} (drift)": drift}
     return found
-
-
-def read_columns(path: Path, names: Sequence[str]) -> dict[str, Floats]:
-    """The named columns that a series has; none where the file is missing. Raises ValueError for a bad file."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    if not path.exists():
-        return {}
-    try:
-        with pq.ParquetFile(path) as file:
-            table = file.read(columns=[name for name in names if name in file.schema_arrow.names])
-    except (OSError, pa.ArrowException) as error:
-        raise ValueError(f"{path}: not a Parquet file: {error}") from error
-    return {name: table[name].to_numpy().astype(np.float64) for name in table.column_names}

@@ -5,16 +5,14 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import signal
 import subprocess
 import tempfile
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from harness.foundation.own_process import code_path, module_command
+from harness.foundation.own_process import code_path, exit_code, module_command
 from harness.foundation.process_log import last_words, tail
 from harness.studies.parity.statistics import compare
 from harness.studies.parity.worker import FormatCase
@@ -29,20 +27,11 @@ def run(case: FormatCase) -> dict[str, Any]:
         folder = Path(name)
         case = dataclasses.replace(case, out=str(folder / "answer.json"))
         (folder / "case.json").write_text(json.dumps(dataclasses.asdict(case)), encoding="utf-8")
+        command = module_command("harness.studies.parity.worker", str(folder / "case.json"))
         with (folder / "log").open("wb") as log:
-            child = subprocess.Popen(
-                module_command("harness.studies.parity.worker", str(folder / "case.json")), stdout=log,
-                stderr=subprocess.STDOUT, env=os.environ | code_path(), start_new_session=True,
-            )  # fmt: skip
-            try:
-                child.wait(LIMIT_S)
-            except subprocess.TimeoutExpired:
-                return {"status": "failed", "reason": f"no answer after {LIMIT_S:g} s"}
-            finally:
-                if child.poll() is None:
-                    with suppress(ProcessLookupError):
-                        os.killpg(child.pid, signal.SIGKILL)
-                    child.wait()
+            code = exit_code(command, LIMIT_S, stdout=log, stderr=subprocess.STDOUT, env=os.environ | code_path())
+        if code is None:
+            return {"status": "failed", "reason": f"no answer after {LIMIT_S:g} s"}
         if Path(case.out).is_file():
             return json.loads(Path(case.out).read_text(encoding="utf-8"))
         return {"status": "failed", "reason": last_words(tail(folder / "log"), "no output")}

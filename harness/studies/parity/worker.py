@@ -22,6 +22,7 @@ from harness.engines.embedded.engine import EmbeddedEngine
 from harness.models.checkpoint import load_decoder
 from harness.models.decoder import Decoder
 from harness.numerics.formats import format_named, format_or_none
+from harness.records.run_result import write_atomic
 from harness.studies.parity.scoring import decoder_logp, engine_logp
 
 
@@ -108,10 +109,7 @@ def main(words: Sequence[str]) -> int:
     case = FormatCase(**json.loads(Path(words[0]).read_text(encoding="utf-8")))
     torch.set_num_threads(1)
     answer = measure(case)
-    path = Path(case.out)
-    part = path.with_name(f".{path.name}.part")
-    part.write_text(json.dumps(answer), encoding="utf-8")
-    part.replace(path)
+    write_atomic(Path(case.out), json.dumps(answer).encode())
     return 0
 
 

@@ -12,10 +12,9 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol
 
 from harness.config.load import run_id, to_json
 from harness.config.schema import RunConfig
@@ -47,44 +46,10 @@ SIGNS = ("progress.json", "state.pt", "log.txt", life.NAME)
 Stamp = tuple[int, int, int] | None
 
 
-class Process(Protocol):
-    """The part of `subprocess.Popen` that a launcher needs."""
-
-    returncode: int | Any
-    """None while it runs."""
-
-    @property
-    def pid(self) -> int: ...
-
-    def poll(self) -> int | None:
-        """The exit code, None while it runs."""
-        ...
-
-    def wait(self, timeout: float | None = None) -> int:
-        """Wait for the exit code. Raises subprocess.TimeoutExpired."""
-        ...
-
-    def send_signal(self, sig: int, /) -> None:
-        """Send a signal to a process that lives."""
-        ...
-
-    def terminate(self) -> None:
-        """Ask it to stop."""
-        ...
-
-    def kill(self) -> None:
-        """End it."""
-        ...
-
-
-Start = Callable[[Path, int, int, Sequence[str]], Process]
-"""(cell file, open log file, threads, GPUs) -> the cell's process."""
-
-
 class Running:
     """The live process of a cell, and what was last seen of it."""
 
-    def __init__(self, job: Job, gpus: Sequence[str], start: Start) -> None:
+    def __init__(self, job: Job, gpus: Sequence[str], module: str) -> None:
         """Start it. Raises OSError or ValueError where the machine is too full for another process or file."""
         self.job, self.gpus, self.step = job, gpus, 0
         self.id = run_id(job.config)
@@ -94,7 +59,7 @@ class Running:
         with (self.work / "log.txt").open("ab") as log:
             self.log_start = log.tell()  # behind what earlier attempts printed
             self.before, self.num_ooms = _stamp(self.record), oom_kills()
-            self.process = start(self.work / "cell.json", log.fileno(), job.launch.threads, gpus)
+            self.process = start_cell(self.work / "cell.json", log.fileno(), job.launch.threads, gpus, module)
         self.signs, self.sign_s = list[Stamp](), time.monotonic()
 
     def is_hung(self) -> bool:
@@ -136,9 +101,7 @@ class Running:
         return failed(self.job, reason + unreadable, log or None)
 
 
-def start_cell(
-    cell: Path, log: int, threads: int, gpus: Sequence[str], module: str = "harness.run.cell"
-) -> subprocess.Popen[bytes]:
+def start_cell(cell: Path, log: int, threads: int, gpus: Sequence[str], module: str) -> subprocess.Popen[bytes]:
     """Start an interpreter that runs `module` on the cell's file and prints to the open file `log`."""
     return subprocess.Popen(
         module_command(module, str(cell)),
@@ -155,13 +118,13 @@ def start_cell(
 
 
 def run_cells(
-    jobs: Sequence[Job], workers: int, admit: Admit = always, start: Start | None = None
+    jobs: Sequence[Job], workers: int, admit: Admit = always, module: str = "harness.run.cell"
 ) -> Generator[Event, None, None]:
     """Run every job that `admit` lets start, at most `workers` at a time, in order; CUDA cells on the GPUs with the
     fewest of them, where the shares of their memory that vLLM engines take leave room.
 
-    `start` starts a cell's process in place of `start_cell`. Every such job ends in one `finished` event with its
-    record, also where that could not be written. Closing the iterator stops the running cells cleanly.
+    `module` runs a cell in a process of its own. Every such job ends in one `finished` event with its record, also
+    where that could not be written. Closing the iterator stops the running cells cleanly.
     """
     waiting, running = list(jobs), list[Running]()
     gpus = visible_gpus() if any(map(is_placed, jobs)) else []
@@ -176,7 +139,7 @@ def run_cells(
                 waiting.remove(job)
                 try:
                     refuse_foreign(job)
-                    cell = Running(job, own, start or start_cell)
+                    cell = Running(job, own, module)
                 except (OSError, ValueError) as error:
                     yield Event(kind="finished", config=job.config, result=failed(job, f"not started: {error}"))
                     continue
@@ -262,7 +225,7 @@ def _stamp(path: Path) -> Stamp:
     return found.st_ino, found.st_mtime_ns, found.st_size
 
 
-def _stop(processes: Sequence[Process]) -> None:
+def _stop(processes: Sequence[subprocess.Popen[bytes]]) -> None:
     for process in processes:
         process.terminate()
     deadline = time.monotonic() + GRACE_S

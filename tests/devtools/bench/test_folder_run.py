@@ -38,7 +38,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def given(folder: Path, data: Path, *words: str) -> argparse.Namespace:
     asked = ["--out", str(folder / "x.json"), "--work", str(folder / "work"), "--data", str(data), *words]
-    return runner.parsed("folder_run", "x", folder_run.options, asked)
+    return runner.parsed("folder_run", asked)
 
 
 SMALL = (
@@ -128,15 +128,16 @@ def test_finished_cells_are_kept_and_failed_ones_tried_again(
     monkeypatch.setattr(folder_run, "measure", measure)
     words = ["--out", str(tmp_path / "x.json"), "--work", str(tmp_path / "work"), "--data", str(data), "--size", "toy",
              "--precision", "bf16,int8", "--device", "cpu"]  # fmt: skip
-    assert folder_run.main(words) == 1
+    assert runner.run("folder_run", words) == 1
     assert "toy int8: failed: RuntimeError: x" in capsys.readouterr().out
-    assert folder_run.main(words) == 0 and started == ["bf16", "int8", "int8"]
+    assert runner.run("folder_run", words) == 0 and started == ["bf16", "int8", "int8"]
     said = capsys.readouterr().out
     assert "toy int8: steps 1.2, 2.0 s; peak not measured; evaluation 3.0 s; policy 0.500 GiB" in said
     written = json.loads((tmp_path / "x.json").read_text())
     assert written["what"] == "folder_run" and set(written["cells"]) == {"toy bf16", "toy int8"}
     assert not (tmp_path / "work" / "model-toy").exists()
-    assert folder_run.main([*words, "--tokens", "99"]) == 0 and len(started) == 5  # another load: nothing is kept
+    assert runner.run("folder_run", [*words, "--tokens", "99"]) == 0
+    assert len(started) == 5  # another load: nothing is kept
 
 
 @pytest.mark.parametrize(
@@ -151,6 +152,7 @@ def test_finished_cells_are_kept_and_failed_ones_tried_again(
 def test_bad_input_is_one_line(
     tmp_path: Path, data: Path, words: list[str], expected: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert folder_run.main(["--out", str(tmp_path / "x.json"), "--device", "cpu", "--data", str(data), *words]) == 2
+    place = ["--out", str(tmp_path / "x.json"), "--device", "cpu", "--data", str(data)]
+    assert runner.run("folder_run", [*place, *words]) == 2
     (line,) = capsys.readouterr().err.strip().splitlines()
     assert expected in line

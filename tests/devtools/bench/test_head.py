@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.devtools.bench.head import main
+from harness.devtools.bench import runner
 
 TOY = ["--device", "cpu", "--hidden", "16", "24", "--vocabulary", "2048", "--tokens", "300", "--logits-mib", "1",
        "--repeats", "1"]  # fmt: skip
@@ -15,7 +15,7 @@ TOY = ["--device", "cpu", "--hidden", "16", "24", "--vocabulary", "2048", "--tok
 
 def test_the_three_ways_agree(tmp_path: Path) -> None:
     out = tmp_path / "x.json"
-    assert main([*TOY, "--dtype", "float32", "--out", str(out)]) == 0
+    assert runner.run("head", [*TOY, "--dtype", "float32", "--out", str(out)]) == 0
     rows = json.loads(out.read_text())["rows"]
     assert [(row["hidden"], row["way"]) for row in rows] == [
         (hidden, way) for hidden in (16, 24) for way in ("whole", "chunks", "chunks, compiled")
@@ -25,7 +25,7 @@ def test_the_three_ways_agree(tmp_path: Path) -> None:
 
 def test_rounding_to_bfloat16_shows(tmp_path: Path) -> None:
     out = tmp_path / "x.json"
-    assert main([*TOY, "--hidden", "16", "--out", str(out)]) == 0
+    assert runner.run("head", [*TOY, "--hidden", "16", "--out", str(out)]) == 0
     assert all(1e-4 < row["largest_distance"] < 0.1 for row in json.loads(out.read_text())["rows"])
 
 
@@ -38,5 +38,5 @@ def test_rounding_to_bfloat16_shows(tmp_path: Path) -> None:
     ],
 )
 def test_bad_words_are_one_line(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(words) == 2
+    assert runner.run("head", words) == 2
     assert capsys.readouterr().err == f"head: {said}\n"

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from harness.devtools.bench import long_sequences
-from harness.devtools.bench.long_sequences import batch, main, usual
+from harness.devtools.bench import long_sequences, runner
+from harness.devtools.bench.long_sequences import batch, usual
 
 TOY = ["--device", "cpu", "--size", "toy", "--lengths", "32", "48", "--tokens", "96", "--repeats", "1"]
 
@@ -19,7 +19,7 @@ def test_every_option_takes_the_same_first_update(tmp_path: Path, monkeypatch: p
         "harness.trainers.local.forward.FLOATS_PER_MIB", 20
     )  # 20 rows of logits, where 1024 MiB may stand
     out = tmp_path / "x.json"
-    assert main([*TOY, "--out", str(out)]) == 0
+    assert runner.run("long_sequences", [*TOY, "--out", str(out)]) == 0
     found = json.loads(out.read_text())
     assert [row["option"] for row in found["rows"]] == [name for name in usual("cpu") for _ in range(2)]
     assert [row["num_rows"] for row in found["rows"][:2]] == [3, 2]
@@ -48,7 +48,7 @@ def test_what_does_not_fit_is_a_row(
 
     monkeypatch.setattr(long_sequences, "update", full)
     out = tmp_path / "x.json"
-    assert main([*TOY, "--options", "plain", "--out", str(out)]) == 0
+    assert runner.run("long_sequences", [*TOY, "--options", "plain", "--out", str(out)]) == 0
     assert [row["failed"] for row in json.loads(out.read_text())["rows"]] == ["out of memory"] * 2
     assert "out of memory" in capsys.readouterr().out
 
@@ -63,5 +63,5 @@ def test_what_does_not_fit_is_a_row(
     ],
 )
 def test_bad_words_are_refused(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--device", "cpu", *words]) == 2
+    assert runner.run("long_sequences", ["--device", "cpu", *words]) == 2
     assert said in capsys.readouterr().err

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 from tokenizers import Tokenizer
 
-from harness.devtools.bench import peer_ours, peers
+from harness.devtools.bench import peer_ours, peers, runner
 from harness.devtools.bench.trl_step import Settings, arguments
 from harness.models.tokenizer import char_tokenizer
 
@@ -113,5 +113,6 @@ def test_verl_finds_the_end_of_a_turn_among_as_many_tokens(tmp_path: Path) -> No
 
 
 def test_a_batch_that_does_not_divide_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert peers.main(["--out", "x.json", "--device", "cpu", "--prompts", "3", "--group", "3", "--rows", "4"]) == 2
+    words = ["--out", "x.json", "--device", "cpu", "--prompts", "3", "--group", "3", "--rows", "4"]
+    assert runner.run("peers", words) == 2
     assert "rows=4 must divide 9 samples" in capsys.readouterr().err

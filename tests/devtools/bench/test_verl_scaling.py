@@ -20,7 +20,7 @@ CELL = {"tokens": [64.0, 64.0], "stages": {"generate": [0.5, 0.7], "update": [0.
 
 def given(folder: Path, *words: str) -> argparse.Namespace:
     asked = ["--out", str(folder / "x.json"), "--work", str(folder / "work"), *words]
-    return runner.parsed("verl_scaling", "x", verl_scaling.options, asked)
+    return runner.parsed("verl_scaling", asked)
 
 
 def test_a_folder_of_random_weights_has_a_tokenizer_of_its_whole_vocabulary(tmp_path: Path) -> None:
@@ -72,21 +72,21 @@ def test_finished_cells_are_kept_and_failed_ones_tried_again(
     monkeypatch.setattr(verl_scaling, "measure", measure)
     words = ["--out", str(tmp_path / "x.json"), "--work", str(tmp_path), "--device", "cpu", "--size", "toy", "--gpus",
              "1,2", "--precision", "bf16"]  # fmt: skip
-    assert verl_scaling.main(words) == 1
+    assert runner.run("verl_scaling", words) == 1
     assert "toy 2 bf16: failed: RuntimeError: x" in capsys.readouterr().out
-    assert verl_scaling.main(words) == 0
+    assert runner.run("verl_scaling", words) == 0
     assert started == ["1 bf16", "2 bf16", "2 bf16"]
     one, two = json.loads((tmp_path / "x.json").read_text())["summary"]
     assert (one["step_s"], one["efficiency"], one["tokens_per_s_gpu"]) == (1.0, 1.0, 64.0)
     assert (two["step_s"], two["efficiency"]) == (1.25, 0.8)
     assert not (tmp_path / "model-toy").exists()
-    assert verl_scaling.main([*words, "--tokens", "99"]) == 0  # another load: nothing is kept
+    assert runner.run("verl_scaling", [*words, "--tokens", "99"]) == 0  # another load: nothing is kept
     assert len(started) == 5
 
 
 @pytest.mark.parametrize("words", [("--size", "9b"), ("--steps", "1")])
 def test_bad_input_is_one_line(tmp_path: Path, words: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert verl_scaling.main(["--out", str(tmp_path / "x.json"), *words]) == 2
+    assert runner.run("verl_scaling", ["--out", str(tmp_path / "x.json"), *words]) == 2
     assert len(capsys.readouterr().err.strip().splitlines()) == 1
 
 
@@ -109,10 +109,10 @@ def test_settings_that_came_later_leave_finished_cells_of_older_files(
     monkeypatch.setattr(verl_scaling, "measure", lambda *_: CELL | {"steps": [1.0, 1.0]})
     words = ["--out", str(tmp_path / "x.json"), "--work", str(tmp_path), "--device", "cpu", "--size", "toy", "--gpus",
              "1", "--precision", "bf16"]  # fmt: skip
-    assert verl_scaling.main(words) == 0
+    assert runner.run("verl_scaling", words) == 0
     told = json.loads((tmp_path / "x.json").read_text())["settings"]
     assert set(told) == {"device", "prompts", "group", "prompt_tokens", "tokens", "steps", "pass_tokens", "gpu_memory",
                          "compile"}  # fmt: skip
-    assert verl_scaling.main([*words, "--padded", "--mean-tokens", "5"]) == 0
+    assert runner.run("verl_scaling", [*words, "--padded", "--mean-tokens", "5"]) == 0
     told = json.loads((tmp_path / "x.json").read_text())["settings"]
     assert (told["padded"], told["mean_tokens"]) == (True, 5)

@@ -20,10 +20,8 @@ from harness.devtools.bench import timing as clock
 from harness.devtools.bench import vllm_engine_overhead as overhead
 from harness.devtools.bench import vllm_engine_push as push
 from harness.devtools.bench import vllm_engine_verl as verl
-from harness.devtools.bench.sync_model import SIZES, engine_for, trainer_weights
 from harness.foundation.provenance import ROOT
 from harness.models.decoder import DecoderConfig, tensor_shapes
-from harness.numerics.formats import format_named
 from harness.studies.throughput.shapes import plan_of, shape_of
 
 
@@ -49,17 +47,18 @@ def test_stages_are_summed_and_functions_put_back() -> None:
     assert clock.queued_seconds(lambda: None, "cpu") is None
 
 
-def test_bytes_of_a_push_are_those_of_the_kernels_benchmark() -> None:
-    shape = SIZES["toy"]
+def test_bytes_of_a_push_by_hand() -> None:
     config = DecoderConfig(
-        vocab_size=shape.vocab, num_layers=shape.layers, hidden_size=shape.hidden, num_heads=shape.heads,
-        num_kv_heads=shape.kv_heads, head_dim=shape.head_dim, intermediate_size=shape.intermediate, rope_theta=1e4,
-        rms_eps=1e-6, qk_norm=False, attention_bias=True, tie_embeddings=False, max_positions=64, bos_id=0, eos_id=0,
+        vocab_size=512, num_layers=2, hidden_size=256, num_heads=2, num_kv_heads=1, head_dim=128, intermediate_size=384,
+        rope_theta=1e4, rms_eps=1e-6, qk_norm=False, attention_bias=True, tie_embeddings=False, max_positions=64,
+        bos_id=0, eos_id=0,
     )  # fmt: skip
-    sync = engine_for(*trainer_weights(shape, "cpu"), format_named("e4m3_block")).num_bytes()
-    assert push.moved_bytes(config, plan_of("fp8_block")) == sync
-    numel = sum(torch.Size(size).numel() for size in tensor_shapes(config).values())
-    assert push.moved_bytes(config, plan_of("bf16")) == 4 * numel
+    # Per layer: q 256 + k 128 + v 128, o 256, gate and up 384 rows of 256 columns; down 256 of 384.
+    linear = 2 * ((512 + 256 + 768) * 256 + 256 * 384)
+    blocks = 2 * ((4 + 2 + 6) * 2 + 2 * 3)
+    plain = 2 * 512 * 256 + 256 + 2 * (512 + 2 * 256)
+    assert push.moved_bytes(config, plan_of("fp8_block")) == linear * (2 + 1) + blocks * 4 + plain * 2 * 2
+    assert push.moved_bytes(config, plan_of("bf16")) == 4 * (linear + plain)
 
 
 def test_trainer_has_every_tensor_once() -> None:
@@ -175,7 +174,7 @@ def test_ratio_to_ours_is_to_the_direct_push() -> None:
 
 def test_children_of_a_command() -> None:
     def told(*words: str) -> list[tuple[Any, ...]]:
-        given = runner.parsed("vllm_engine", "x", vllm_engine.options, words)
+        given = runner.parsed("vllm_engine", words)
         return [
             tuple(asked.get(key) for key in ("precision", "is_direct", "pushes"))
             for asked in vllm_engine.children(given)
@@ -202,14 +201,14 @@ def test_children_of_a_command() -> None:
     ],
 )
 def test_bad_input_is_one_line(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert vllm_engine.main(words) == 2
+    assert runner.run("vllm_engine", words) == 2
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 1 and said in lines[0]
 
 
 def test_a_child_that_dies_leaves_its_last_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "verl.json"
-    assert vllm_engine.main(["verl", "--size", "toy", "--device", "cpu", "--out", str(out)]) == 1
+    assert runner.run("vllm_engine", ["verl", "--size", "toy", "--device", "cpu", "--out", str(out)]) == 1
     part = json.loads(out.read_text(encoding="utf-8"))["parts"][0]
     assert part["size"] == "toy" and part["failed"].startswith("vllm_engine: ")
     assert "verl" in part["failed"] and "FAILED" in capsys.readouterr().out

@@ -48,11 +48,6 @@ def test_a_second_rounding_gives_other_codes(interpreted: dict[str, int]) -> Non
     assert interpreted["control"] > 5000
 
 
-@NEEDS_TRITON
-def test_the_own_product_of_runs_is_the_references(interpreted: dict[str, int]) -> None:
-    assert interpreted["product"] == interpreted["product, added"] == 0
-
-
 def corrected(x: np.ndarray, divisor: np.float32, inverse: np.float32) -> tuple[np.ndarray, np.ndarray]:
     """(x times about 1 / divisor, the same after the kernel's correction), each fma rounded once."""
     wide = np.longdouble
@@ -99,9 +94,9 @@ def compiled(name: str, values: dict[str, str], constants: dict[str, Any], **opt
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from harness.kernels import fp8_flow_bodies, fp8_wgrad
+    from harness.kernels import fp8_flow_bodies
 
-    kernel: Any = getattr(fp8_flow_bodies, name, None) or getattr(fp8_wgrad, name)
+    kernel: Any = getattr(fp8_flow_bodies, name)
     names, unknown = kernel.arg_names, ("tokens", "blocks", "A", "B")
     source = ASTSource(
         fn=kernel,
@@ -134,7 +129,7 @@ def quantizer(what: str, source: str, **options: Any) -> Any:
 def test_compiles_for_hopper(what: str, source: str) -> None:
     from harness.kernels import fp8_flow
 
-    how: dict[str, Any] = {"num_warps": 16, "maxnreg": 64} if what == "weight" else fp8_flow.LAUNCHES[fp8_flow.LAUNCH]
+    how: dict[str, Any] = {"num_warps": 16, "maxnreg": 64} if what == "weight" else fp8_flow.LAUNCH
     ptx = quantizer(what, source, enable_fp_fusion=False, **how).asm["ptx"]
     if what == "weight":  # approximate division would move codes
         assert "div.rn.f32" in ptx and re.findall(r"\bfma\.|div\.full|div\.approx", ptx) == []
@@ -168,25 +163,9 @@ def spills(found: Any) -> int:
 def test_the_launch_keeps_a_tile_in_registers(what: str) -> None:
     from harness.kernels import fp8_flow
 
-    found = quantizer(what, "*bf16", enable_fp_fusion=False, **fp8_flow.LAUNCHES[fp8_flow.LAUNCH])
+    found = quantizer(what, "*bf16", enable_fp_fusion=False, **fp8_flow.LAUNCH)
     assert spills(found) <= 64
     assert spills(quantizer(what, "*bf16", enable_fp_fusion=False, num_warps=4, maxnreg=64)) > 64  # a control
-
-
-@NEEDS_TRITON
-@pytest.mark.parametrize("launch", ["triton", "triton, narrow", "triton, alone"])
-def test_the_product_of_runs_compiles_to_fp8_units(launch: str) -> None:
-    from harness.kernels import fp8_wgrad
-
-    how = dict(fp8_wgrad.LAUNCHES[launch])
-    width = how.pop("WIDTH")
-    pointers = {"A": "tensordesc<fp8e4nv[128,128]>", "B": f"tensordesc<fp8e4nv[{width},128]>", "A_SCALE": "*fp32",
-                "B_SCALE": "*fp32", "OUT": "*fp32"}  # fmt: skip
-    knobs = {"IS_ADDED": False, "HEIGHT": 128, "WIDTH": width, "GROUP": 8}
-    found = compiled("by_runs_kernel", pointers, knobs, enable_fp_fusion=True, **how)
-    # Two warp groups of 64 rows, one block of 128 tokens in four steps, scaled once.
-    assert found.asm["ptx"].count(f"wgmma.mma_async.sync.aligned.m64n{width}k32.f32.e4m3.e4m3") == 4
-    assert found.metadata.shared <= (113 if launch != "triton, alone" else 227) * 1024
 
 
 def operand(rows: int, columns: int, *, is_square: bool = False, device: str = "meta") -> Operand:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from scipy import stats as scipy_stats
 
-from harness.devtools.bench import coverage
+from harness.devtools.bench import coverage, runner
 from harness.records import stats
 
 SIMS = 200
@@ -122,8 +122,9 @@ def test_intervals_cover_closely(world: coverage.World, num_seeds: int) -> None:
 
 def test_the_command_writes_table_and_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(coverage, "SIZES", (2, 3))
-    assert coverage.main(["--sims", "4", "--results", str(tmp_path)]) == 0 and not (tmp_path / "tables").exists()
-    assert coverage.main(["--sims", "4", "--results", str(tmp_path), "--write"]) == 0
+    words = ["--sims", "4", "--results", str(tmp_path)]
+    assert runner.run("coverage", words) == 0 and not (tmp_path / "tables").exists()
+    assert runner.run("coverage", [*words, "--write"]) == 0
     lines = (tmp_path / "tables" / "stats_coverage.md").read_text().splitlines()
     assert any(line.startswith("| spread | bootstrap of the mean") for line in lines)
     assert lines.count("| true difference | pilot | power | seeds in all, median |") == 1

@@ -90,7 +90,8 @@ def test_looks_at_one_level_err_as_rarely_as_promised_and_unadjusted_ones_do_not
     level = stats.level_per_look(rule.sizes, stats.ALPHA)
     world = verdict_worlds.World(low=0.2, high=0.2, control=0.2)  # so noisy that none can be called equal
     found, naive = (
-        look_worlds.ends(world, 0, truth, rule, 120, np.random.default_rng(1), alpha) for alpha in (level, stats.ALPHA)
+        look_worlds.ends(world, 0, truth, rule, 120, np.random.default_rng(1), alpha).errors
+        for alpha in (level, stats.ALPHA)
     )
     assert found.wrong <= stats.ALPHA + 3 * math.sqrt(stats.ALPHA * (1 - stats.ALPHA) / 120)
     assert naive.wrong > 0.1 and found.covers > naive.covers

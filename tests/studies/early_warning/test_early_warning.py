@@ -161,11 +161,13 @@ def test_bad_input_is_one_line(tmp_path: Path) -> None:
         early_warning(["quik"], tmp_path, is_written=False)
     with pytest.raises(ValueError, match="0 collapsed and 0 healthy runs"):
         report.report([])
-    bad = tmp_path / "bad.parquet"
-    bad.write_bytes(b"no")
-    with pytest.raises(ValueError, match=r"bad\.parquet: not a Parquet file"):
-        alarms.read_columns(bad, ("a",))
-    assert alarms.read_columns(tmp_path / "none.parquet", ("a",)) == {}
+    results = sweep(tmp_path)
+    folder = tmp_path / "runs" / "early"
+    (folder / f"{results[0].run_id}.parquet").unlink()
+    assert len(alarms.traces(folder, results)) == len(results) - 1
+    (folder / f"{results[0].run_id}.parquet").write_bytes(b"no")
+    with pytest.raises(ValueError, match=r"\.parquet: not a Parquet file"):
+        alarms.traces(folder, results)
 
 
 def test_the_command_is_declared() -> None:

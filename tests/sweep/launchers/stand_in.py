@@ -52,7 +52,7 @@ def play(monkeypatch: pytest.MonkeyPatch, *lines: str) -> None:
     """The next cells are played by these lines of Python, all further ones by the last."""
     left = list(lines)
 
-    def spawn(cell: Path, log: int, threads: int, gpu: str | None) -> subprocess.Popen[bytes]:
+    def spawn(cell: Path, log: int, threads: int, gpus: list[str], module: str) -> subprocess.Popen[bytes]:
         line = left.pop(0) if len(left) > 1 else left[0]
         code = [sys.executable, "-S", "-c", PRELUDE + line, str(cell)]
         return subprocess.Popen(code, stdout=log, stderr=log, start_new_session=True)

@@ -19,7 +19,7 @@ def test_each_cell_takes_the_gpu_with_the_fewest(tmp_path: Path, monkeypatch: py
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2")
     taken: list[list[str]] = []
 
-    def spawn(cell: Path, log: int, threads: int, gpus: list[str]) -> subprocess.Popen[bytes]:
+    def spawn(cell: Path, log: int, threads: int, gpus: list[str], module: str) -> subprocess.Popen[bytes]:
         taken.append(gpus)
         return subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(60)"])
 
