@@ -20,6 +20,7 @@ BENCHES = (
     "sampler",
     "verl_scaling",
     "vllm_engine",
+    "wordmath",
 )
 """Modules with `options` and `command`."""
 
