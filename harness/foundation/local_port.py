@@ -1,4 +1,4 @@
-"""Whether a port of this machine is free for a server, asked before the server starts."""
+"""Ports of this machine, asked whether they are free before a server starts."""
 
 from __future__ import annotations
 
