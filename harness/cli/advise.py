@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness.cli.options import add_results, add_write, always, positive
+from harness.cli.options import add_results, add_write, always, if_written, positive
 from harness.foundation.project_files import RESULTS
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
                         help="print ready configurations, e.g. of fp8_block:TIS or int8")  # fmt: skip
     parser.add_argument("--cases", action="store_true", help="answer seven fixed questions on one page instead")
     add_write(parser, "the page of --cases, and the grid of answers that the site reads")
-    add_results(parser, reads=always)
+    add_results(parser, reads=always, writes=if_written)
 
 
 def run(a: argparse.Namespace) -> int:

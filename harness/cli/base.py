@@ -30,29 +30,28 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add_workers(parser, "bases")
     parser.add_argument("--minutes", type=minutes, metavar="M",
                         help="stop after so long and save what was reached; the same command goes on")  # fmt: skip
-    add_results(parser, check=_check_names)
+    add_results(parser, check=_check)
 
 
-def _names(a: argparse.Namespace) -> list[str]:
-    return [word for word in a.sweeps if "=" not in word]
+def _check(a: argparse.Namespace) -> None:
+    if a.sweeps:  # all that are shipped are right
+        wanted(*_asked(a))
 
 
-def _check_names(a: argparse.Namespace) -> None:
-    from harness.sweep import read_sweep
-
-    for name in _names(a):
-        read_sweep(name)
-
-
-def run(a: argparse.Namespace) -> int:
-    """Train the bases."""
+def _asked(a: argparse.Namespace) -> tuple[list[str], list[str], Launch]:
+    """(sweeps, overrides, launch) of a call. Raises ValueError for a wrong word."""
     from harness.config.load import check_overrides, launch_of, split_launch
 
     words = [word for word in a.sweeps if "=" in word]
     check_overrides(words)
     overrides, given = split_launch(words)
-    names = _names(a)
-    launch = launch_of(given, results=str(a.results))
+    names = [word for word in a.sweeps if "=" not in word]
+    return names, overrides, launch_of(given, results=str(a.results))
+
+
+def run(a: argparse.Namespace) -> int:
+    """Train the bases."""
+    names, overrides, launch = _asked(a)
     if not a.dry_run:
         return base(names, overrides, launch=launch, workers=a.workers, minutes=a.minutes)
     missing = wanted(names, overrides, launch)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import argparse
 
-from harness.cli.options import add_results, add_write, always, positive_list
+from harness.cli.options import add_results, add_write, always, if_written, positive_list
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.add_argument("--batches", type=positive_list, default=(64, 256), help="responses per step (default: 64,256)")
     add_write(parser, "the table and the figures")
-    add_results(parser, reads=always)
+    add_results(parser, reads=always, writes=if_written)
 
 
 def run(a: argparse.Namespace) -> int:

@@ -13,18 +13,23 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--compare", nargs="+", default=[], metavar="WORD",
                         help="open the saved comparison of SWEEP with these words: qurl flashrl int8")  # fmt: skip
     parser.add_argument("--port", type=port, default=5000, help="of the server (default: 5000)")
-    add_results(parser, reads=always)
+    add_results(parser, reads=always, check=_check)
 
 
-def run(a: argparse.Namespace) -> int:
-    """Serve until interrupted, packed sweeps too. Raises ValueError where the sweep, or any, has no results."""
-    from harness.cli.results import unpack_all
+def _check(a: argparse.Namespace) -> None:
     from harness.records.folder import check_sweep, some_sweeps
-    from harness.viewers.mlflow import browse
 
     if a.sweep is not None:
         check_sweep(a.results, a.sweep)
     else:
         some_sweeps(a.results)
+
+
+def run(a: argparse.Namespace) -> int:
+    """Serve until interrupted, packed sweeps too. Raises ValueError where the sweep, or any, has no results."""
+    from harness.cli.results import unpack_all
+    from harness.viewers.mlflow import browse
+
+    _check(a)
     unpack_all(a.results)
     return browse(a.results, a.port, a.sweep, a.compare)

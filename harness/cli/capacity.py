@@ -4,7 +4,17 @@ from __future__ import annotations
 
 import argparse
 
-from harness.cli.options import add_results, add_write, always, gibibytes, positive, positive_list, rate, word_list
+from harness.cli.options import (
+    add_results,
+    add_write,
+    always,
+    gibibytes,
+    if_written,
+    positive,
+    positive_list,
+    rate,
+    word_list,
+)
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,7 +38,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--why", action="store_true", help="a line for every layout that was not taken")
     parser.add_argument("--layouts", action="store_true", help="the layout of each, planned and measured")
     add_write(parser, "the tables and the figure")
-    add_results(parser, reads=always)
+    add_results(parser, reads=always, writes=if_written)
 
 
 def run(a: argparse.Namespace) -> int:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.cli.options import add_results, add_write, always
+from harness.cli.options import add_results, add_write, always, if_written
 from harness.foundation.did_you_mean import nearest
 
 if TYPE_CHECKING:
@@ -22,15 +22,20 @@ def arguments(parser: argparse.ArgumentParser) -> None:
                              "paper (its title or number), or a sweep that tests them")  # fmt: skip
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 where the table is out of date")
     add_write(parser, "the page")
-    add_results(parser, reads=always)
+    add_results(parser, reads=always, writes=if_written, check=_check)
 
 
-def run(a: argparse.Namespace) -> int:
-    """Judge the claims. Raises ValueError for options that exclude each other."""
+def _check(a: argparse.Namespace) -> None:
+    """Raises ValueError for options that exclude each other."""
     if a.names and (a.is_written or a.check):
         raise ValueError(f"claims: {'--write' if a.is_written else '--check'} does not go with the names of claims")
     if a.is_written and a.check:
         raise ValueError("claims: --write does not go with --check")
+
+
+def run(a: argparse.Namespace) -> int:
+    """Judge the claims."""
+    _check(a)
     return claims(a.names, a.results, is_check=a.check, is_written=a.is_written)
 
 

@@ -31,7 +31,26 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="with --predict: a packed sweep whose uncorrected runs say the doses, not a probe",
     )
     add_write(parser, "the table and the figure")
-    add_results(parser, reads=always)
+    add_results(parser, reads=always, writes=lambda a: a.is_written or a.predict is not None, check=_check)
+
+
+def _check(a: argparse.Namespace) -> None:
+    """Raises ValueError for options that exclude each other, and for a sweep or a probe that is none."""
+    from harness.studies.probe.record import read
+    from harness.sweep.planning import read_sweep
+
+    _check_options(a)
+    if a.predict is not None:
+        read_sweep(a.predict)
+    for path in a.probe or ():
+        read(path)
+
+
+def _check_options(a: argparse.Namespace) -> None:
+    if (a.predict is None) != (a.probe is None and a.doses_of is None):
+        raise ValueError("dose: --predict SWEEP goes with one of --probe FILE and --doses-of SWEEP")
+    if a.predict is not None and a.is_written:
+        raise ValueError("--write: dose --predict always writes its predictions and no table; leave --write out")
 
 
 def run(a: argparse.Namespace) -> int:
@@ -41,10 +60,7 @@ def run(a: argparse.Namespace) -> int:
     from harness.studies.dose.report import sentences, write
     from harness.studies.dose.study import study
 
-    if (a.predict is None) != (a.probe is None and a.doses_of is None):
-        raise ValueError("dose: --predict SWEEP goes with one of --probe FILE and --doses-of SWEEP")
-    if a.predict is not None and a.is_written:
-        raise ValueError("--write: dose --predict always writes its predictions and no table; leave --write out")
+    _check_options(a)
     if a.outcome is not None:
         return _outcome(a)
     found = study(read_all_points(a.results))

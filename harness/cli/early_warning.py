@@ -16,7 +16,14 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.add_argument("sweeps", nargs="*", help=f"sweeps with results (default: {' '.join(SWEEPS)})")
     add_write(parser, "the table and the figures")
-    add_results(parser, reads=always)
+    add_results(parser, reads=always, check=_check)
+
+
+def _check(a: argparse.Namespace) -> None:
+    from harness.records.folder import check_sweep
+
+    for name in a.sweeps:
+        check_sweep(a.results, name)
 
 
 def run(a: argparse.Namespace) -> int:

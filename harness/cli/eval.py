@@ -12,7 +12,7 @@ from harness.foundation.text_table import text_table
 
 if TYPE_CHECKING:
     from harness.config.schema import RunConfig
-    from harness.records.run_result import TaskEvalRecord
+    from harness.records.run_result import RunResult, TaskEvalRecord
 
 LEGEND = """\
 One row per score: mean over the questions with Wilson's interval over them (95 %). avg@k: share of right samples.
@@ -26,7 +26,14 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("overrides", nargs="*", default=[], help=(
         "overrides, e.g. 'evaluations=[{task:gsm8k,path:DIR,k:4,greedy:true}]' engine=vllm trainer.device=cuda; of a "
         "run its own evaluations are asked where none are given"))  # fmt: skip
-    add_results(parser, reads=lambda a: not _is_folder(a.what))
+    add_results(parser, reads=lambda a: not _is_folder(a.what), check=_check)
+
+
+def _check(a: argparse.Namespace) -> None:
+    if _is_folder(a.what):
+        _config_of_folder(Path(a.what), a.overrides)
+    else:
+        _config_of_run(a.what, a.overrides, a.results)
 
 
 def run(a: argparse.Namespace) -> int:
@@ -46,6 +53,14 @@ def _is_folder(words: str) -> bool:
 
 def _of_folder(folder: Path, overrides: Sequence[str], results: Path) -> list[TaskEvalRecord]:
     """Evaluate a model folder and keep the records apart from any run."""
+    config = _config_of_folder(folder, overrides)
+    records = _asked(config, folder, 0)
+    _keep(results, folder.resolve().name, config, records)
+    return records
+
+
+def _config_of_folder(folder: Path, overrides: Sequence[str]) -> RunConfig:
+    """The configuration of a model folder. Raises ValueError for a bad folder or override."""
     from harness.config.load import load, of_folder
     from harness.config.resolve import resolve
     from harness.models.checkpoint import check_folder, content_hash
@@ -55,9 +70,7 @@ def _of_folder(folder: Path, overrides: Sequence[str], results: Path) -> list[Ta
     check_untrained(overrides)
     config = resolve(load([*of_folder(folder), *overrides]), lambda path: content_hash(Path(path)))
     check_device(config)
-    records = _asked(config, folder, 0)
-    _keep(results, folder.resolve().name, config, records)
-    return records
+    return config
 
 
 def _keep(results: Path, name: str, config: RunConfig, records: Sequence[TaskEvalRecord]) -> None:
@@ -76,35 +89,42 @@ def _keep(results: Path, name: str, config: RunConfig, records: Sequence[TaskEva
 def _of_run(words: str, overrides: Sequence[str], results: Path) -> list[TaskEvalRecord]:
     """Evaluate the last saved policy of a run. Its own evaluations go into its record, in place of failed or older ones
     of the same step, site and question; others are kept as those of a model folder are."""
-    from dataclasses import replace
-
-    from harness.cli.passport import find_run
-    from harness.config.load import load, parse
-    from harness.config.resolve import resolve
-    from harness.config.schema import RunConfig
     from harness.records.packed import make_available
     from harness.records.paths import runs_folder
-    from harness.records.policies import last_policy, step_of
-    from harness.run.checks import check_device
+    from harness.records.policies import step_of
 
-    found = find_run(words, results, also=" and no model folder")
-    folder = last_policy(results, found.sweep, found.run_id)
-    config = parse(RunConfig, found.config)
-    given = [word for word in overrides if word.startswith("evaluations=")]
-    if len(given) < len(overrides):
-        other = next(word for word in overrides if word not in given)
-        raise ValueError(f"{other}: of a run only evaluations=[...] can be set; its own settings stand")
-    if given:
-        config = replace(config, evaluations=resolve(load(given)).evaluations)
-    check_device(config)
+    found, folder, config = _config_of_run(words, overrides, results)
     records = _asked(config, folder, step_of(folder))
-    if given:
+    if overrides:
         _keep(results, f"{found.run_id}-{folder.name}", config, records)
         return records
     make_available(results, found.sweep)
     _write_into(runs_folder(results, found.sweep), found.run_id, records)
     print(f"result: {runs_folder(results, found.sweep) / found.run_id}.json")
     return records
+
+
+def _config_of_run(words: str, overrides: Sequence[str], results: Path) -> tuple[RunResult, Path, RunConfig]:
+    """(run, its last saved policy, configuration with the evaluations that are asked). Raises ValueError where there is
+    none, and for an override of anything else."""
+    from dataclasses import replace
+
+    from harness.cli.passport import find_run
+    from harness.config.load import load, parse
+    from harness.config.resolve import resolve
+    from harness.config.schema import RunConfig
+    from harness.records.policies import last_policy
+    from harness.run.checks import check_device
+
+    found = find_run(words, results, also=" and no model folder")
+    folder = last_policy(results, found.sweep, found.run_id)
+    config = parse(RunConfig, found.config)
+    if other := next((word for word in overrides if not word.startswith("evaluations=")), None):
+        raise ValueError(f"{other}: of a run only evaluations=[...] can be set; its own settings stand")
+    if overrides:
+        config = replace(config, evaluations=resolve(load(overrides)).evaluations)
+    check_device(config)
+    return found, folder, config
 
 
 def _write_into(folder: Path, run_id: str, records: Sequence[TaskEvalRecord]) -> None:

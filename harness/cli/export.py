@@ -6,7 +6,7 @@ import argparse
 import shutil
 from pathlib import Path
 
-from harness.cli.options import add_results, always
+from harness.cli.options import add_results, always, never
 from harness.foundation.whole_folder import replacing
 
 
@@ -15,7 +15,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run_id", metavar="RUN", help="a run whose policy launch.save kept: its name, id, or its file")
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="folder that is made")
     parser.add_argument("--quantized", action="store_true", help="its codes (compressed-tensors), not its weights")
-    add_results(parser, reads=always)
+    add_results(parser, reads=always, writes=never)
 
 
 def run(a: argparse.Namespace) -> int:

@@ -27,7 +27,14 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--list", action="store_true", dest="is_listing", help="name the paper figures")
     parser.add_argument("--notebooks", action="store_true", dest="is_executing",
                         help="execute notebooks/*.py into their .ipynb as well (extra: notebooks)")  # fmt: skip
-    add_results(parser, reads=always)
+    add_results(parser, reads=always, writes=lambda a: not a.is_listing, check=lambda a: _check(a.names, a.results))
+
+
+def _check(names: Sequence[str], results: Path) -> None:
+    """Raises ValueError for a name that is neither a paper figure nor a sweep with results."""
+    known = [*FIGURES, *all_sweeps(results)]
+    if unknown := next((name for name in names if name not in known), None):
+        raise ValueError(f"{unknown!r} is no paper figure and no sweep with results; {nearest(unknown, known)}")
 
 
 def run(a: argparse.Namespace) -> int:
@@ -42,11 +49,7 @@ def figures(names: Sequence[str], results: Path, *, is_executing: bool = False) 
     """
     from tqdm import tqdm
 
-    sweeps = all_sweeps(results)
-    unknown = [name for name in names if name not in FIGURES and name not in sweeps]
-    if unknown:
-        known = [*FIGURES, *sweeps]
-        raise ValueError(f"{unknown[0]!r} is no paper figure and no sweep with results; {nearest(unknown[0], known)}")
+    _check(names, results)
     for name in tqdm(_chosen(names), unit="figure", disable=not sys.stderr.isatty()):
         if reason := missing(FIGURES[name], results):
             tqdm.write(f"skipped  {name}: {reason}", file=sys.stdout)

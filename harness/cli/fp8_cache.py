@@ -25,7 +25,24 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--accuracy", type=samples, metavar="QxK",
                         help="also accuracies of K answers to each of Q questions, e.g. 64x4")  # fmt: skip
     add_write(parser, "the table and the figure")
-    add_results(parser, reads=lambda a: a.folder is None)
+    add_results(parser, reads=lambda a: a.folder is None, writes=_writes, check=_check)
+
+
+def _writes(a: argparse.Namespace) -> bool:
+    return a.folder is not None or a.is_written
+
+
+def _check(a: argparse.Namespace) -> None:
+    """Raises ValueError for what needs no weights to be wrong."""
+    from harness.config.load import load, of_folder
+    from harness.models.checkpoint import check_folder
+
+    check_measured(a, "name", "first_load", "answers", "scan", "accuracy")
+    if a.folder is not None:
+        check_untrained(a.overrides)
+        for folder in (a.folder, *([] if a.first_load is None else [a.first_load])):
+            check_folder(folder)
+        load([*a.overrides, *of_folder(a.folder)])
 
 
 def samples(text: str) -> tuple[int, int]:
@@ -43,9 +60,8 @@ def run(a: argparse.Namespace) -> int:
     from harness.studies.fp8_cache.record import write as keep
     from harness.studies.fp8_cache.report import sentences, text, write
 
-    check_measured(a, "name", "first_load", "answers", "scan", "accuracy")
+    _check(a)
     if a.folder is not None:
-        check_untrained(a.overrides)
         record = measure(
             a.folder, a.overrides, name=a.name or a.folder.resolve().name, first=a.first_load,
             num_answers=a.answers or 32, is_scanned=a.scan, samples=a.accuracy, results=a.results,

@@ -18,7 +18,23 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--name", type=file_name, help="name of the record (default: the folder's with the format)")
     parser.add_argument("--answers", type=positive, help="answers to score (default: 32)")
     add_write(parser, "the table")
-    add_results(parser, reads=lambda a: a.folder is None)
+    add_results(parser, reads=lambda a: a.folder is None, writes=_writes, check=_check)
+
+
+def _writes(a: argparse.Namespace) -> bool:
+    return a.folder is not None or a.is_written
+
+
+def _check(a: argparse.Namespace) -> None:
+    """Raises ValueError for what needs no weights to be wrong."""
+    from harness.config.load import load, of_folder
+    from harness.models.checkpoint import check_folder
+
+    check_measured(a, "name", "answers")
+    if a.folder is not None:
+        check_untrained(a.overrides)
+        check_folder(a.folder)
+        load([*a.overrides, *of_folder(a.folder)])
 
 
 def run(a: argparse.Namespace) -> int:
@@ -26,9 +42,8 @@ def run(a: argparse.Namespace) -> int:
     from harness.records.paths import tables_folder
     from harness.studies.layers.report import keep, measure, read_all, sentences, text, write
 
-    check_measured(a, "name", "answers")
+    _check(a)
     if a.folder is not None:
-        check_untrained(a.overrides)
         record = measure(
             a.folder, a.overrides, name=a.name, num_answers=a.answers or 32, results=a.results,
             tell=lambda line: print(line, flush=True),

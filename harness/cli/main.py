@@ -137,14 +137,16 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
 
 
 def _bring_results(arguments: argparse.Namespace) -> None:
-    """Outside a clone, copy the committed results to where a command that names no other folder expects them, once its
-    names are right. A dry run, which tells what is finished, reads them where they lie."""
+    """Outside a clone, where a command names no other folder, it reads the committed results as they lie. For one that
+    writes they are copied to where it expects them, once its input is right."""
     if arguments.command == "doctor" or getattr(arguments, "results", None) != RESULTS or RESULTS.exists():
         return
-    arguments.check_names(arguments)
-    if getattr(arguments, "dry_run", False):
-        arguments.results = HOME / RESULTS
-    elif count := bring_results():
+    arguments.results = HOME / RESULTS
+    if getattr(arguments, "dry_run", False) or not arguments.writes(arguments):
+        return
+    arguments.check_input(arguments)
+    arguments.results = RESULTS
+    if count := bring_results():
         print(f"{RESULTS}: {count} files of committed results copied from {HOME / RESULTS}", file=sys.stderr)
 
 

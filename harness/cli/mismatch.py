@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 
-from harness.cli.options import add_results, add_write, always
+from harness.cli.options import add_results, add_write, always, if_written
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     add_write(parser, "the tables and the figure")
-    add_results(parser, reads=always)
+    add_results(parser, reads=always, writes=if_written)
 
 
 def run(a: argparse.Namespace) -> int:

@@ -27,18 +27,24 @@ def always(a: argparse.Namespace) -> bool:
     return True
 
 
+def if_written(a: argparse.Namespace) -> bool:
+    """Calls with the option of `add_write`."""
+    return a.is_written
+
+
 def nothing(a: argparse.Namespace) -> None:
     """No check of a call."""
 
 
 def add_results(
     parser: argparse.ArgumentParser, *, reads: Callable[[argparse.Namespace], bool] = never,
-    check: Callable[[argparse.Namespace], object] = nothing,
+    writes: Callable[[argparse.Namespace], bool] = always, check: Callable[[argparse.Namespace], object] = nothing,
 ) -> None:  # fmt: skip
-    """The option that says where results are. `reads`: calls that need the folder and do not make it. `check`: raises
-    ValueError for a wrong name, before committed results are copied for the call."""
+    """The option that says where results are. `reads`: calls that need the folder and do not make it. `writes`: calls
+    that write there, unless they are dry runs. `check`: raises ValueError for wrong input, before committed results are
+    copied for a call that writes."""
     parser.add_argument("--results", type=Path, default=RESULTS, help="results folder (default: results)")
-    parser.set_defaults(reads=reads, check_names=check)
+    parser.set_defaults(reads=reads, writes=writes, check_input=check)
 
 
 def check_results(a: argparse.Namespace) -> None:

@@ -38,14 +38,22 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add_machine(parser)
     add_tracking(parser)
     add_workers(parser, "cells")
-    add_results(parser)
+    add_results(parser, writes=lambda a: bool(a.model or a.data or a.is_tiny), check=_check)
 
 
-def run(a: argparse.Namespace) -> int:
-    """List, show or launch."""
+def _check(a: argparse.Namespace) -> None:
+    if (asked := _asked(a)) is not None and not a.is_tiny:
+        from harness.published.recipes.recipe import bound
+
+        bound(*asked)
+
+
+def _asked(a: argparse.Namespace) -> tuple[Recipe, dict[str, Path], dict[str, Path]] | None:
+    """(recipe, its models, its data) of a call; None where all recipes are listed. Raises ValueError for wrong
+    input."""
     check_machine(a)
     check_trackers(a.trackers)
-    from harness.published.recipes.recipe import bound, read_recipe
+    from harness.published.recipes.recipe import read_recipe
 
     if a.name is None:
         for option, value in (
@@ -54,20 +62,30 @@ def run(a: argparse.Namespace) -> int:
         ):  # fmt: skip
             if value:
                 raise ValueError(f"{option}: of which recipe? lowbit paper lists them, lowbit paper NAME {option} ...")
-        return _list()
+        return None
     recipe = read_recipe(a.name)
     models, data = _folders("model", a.model), _folders("data", a.data)
-    from harness.config.load import check_overrides
+    from harness.config.load import check_overrides, load, of_folder, split_launch
 
     check_overrides(a.overrides)
+    load([*of_folder("model"), *split_launch(a.overrides)[0]])  # as every model of a recipe is a folder's
+    if (a.overrides or a.dry_run) and not (models or data or a.is_tiny):
+        raise ValueError(
+            f"lowbit paper {a.name}: a launch or a dry run needs --model NAME=FOLDER and --data NAME=FOLDER, or "
+            "--tiny for the small twin"
+        )
+    return recipe, models, data
+
+
+def run(a: argparse.Namespace) -> int:
+    """List, show or launch."""
+    if (asked := _asked(a)) is None:
+        return _list()
+    recipe, models, data = asked
     if not (models or data or a.is_tiny):
-        if a.overrides or a.dry_run:
-            raise ValueError(
-                f"lowbit paper {a.name}: a launch or a dry run needs --model NAME=FOLDER and --data NAME=FOLDER, or "
-                "--tiny for the small twin"
-            )
         return _show(recipe)
     from harness.cli.sweep import Way
+    from harness.published.recipes.recipe import bound
 
     trackers = () if a.is_tiny else a.trackers
     way = Way(workers=a.workers, trackers=trackers, gpu=a.gpu, memory_gib=a.memory, is_again=a.is_again)

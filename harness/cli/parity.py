@@ -23,7 +23,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--report", action="store_true", dest="is_report", help="measure nothing; show the table of what is there"
     )
     add_write(parser, "the table and the figure")
-    add_results(parser, reads=lambda a: a.is_report)
+    add_results(parser, reads=lambda a: a.is_report, writes=lambda a: a.is_written or not a.is_report)
 
 
 def run(a: argparse.Namespace) -> int:

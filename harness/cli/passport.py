@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.cli.options import add_results
+from harness.cli.options import add_results, never
 from harness.foundation.did_you_mean import LONG, nearest
 from harness.foundation.text_table import text_table
 
@@ -24,7 +24,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         metavar="RUN",
         help="its name, its id or the beginning of one, SWEEP/ before it or not, or its file",
     )
-    add_results(parser, reads=lambda a: not a.run_id.endswith(".json"))
+    add_results(parser, reads=lambda a: not a.run_id.endswith(".json"), writes=never)
 
 
 def run(a: argparse.Namespace) -> int:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.cli.options import add_results, add_write, check_untrained, word_list
 
 if TYPE_CHECKING:
+    from harness.config.schema import Launch, RunConfig
     from harness.studies.probe.record import Record
 
 
@@ -28,7 +30,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
                         help="the weights are random: costs alone count, and the record says so")  # fmt: skip
     parser.add_argument("--dump", type=Path, metavar="FOLDER", help="also keep the log-probs of every format there")
     add_write(parser, "the tables and the figure")
-    add_results(parser)
+    add_results(parser, check=lambda a: _asked(a))
 
 
 def run(a: argparse.Namespace) -> int:
@@ -36,8 +38,7 @@ def run(a: argparse.Namespace) -> int:
     from harness.records.paths import figures_folder, tables_folder
     from harness.studies.probe.report import LEGEND, sentences, tables, write
 
-    places = [a.folder, *(Path(word) for word in a.overrides if "=" not in word)]
-    records = _records(a, places, [word for word in a.overrides if "=" in word])
+    records = _records(a)
     print()
     for table in tables(records):
         print(f"{table.text()}\n")
@@ -49,12 +50,26 @@ def run(a: argparse.Namespace) -> int:
     return 0
 
 
-def _records(a: argparse.Namespace, places: list[Path], overrides: list[str]) -> list[Record]:
-    from harness.config.load import check_overrides, launch_of, split_launch
-    from harness.foundation.writable import check_writable
-    from harness.records.paths import probes_folder
-    from harness.studies.probe.record import configs, noised, probe, read, write
+@dataclass(frozen=True, kw_only=True)
+class _Asked:
+    """Places of a call, and runs of those that are measured."""
 
+    places: list[Path]
+    launch: Launch
+    planned: dict[Path, tuple[list[RunConfig], list[str]]]
+    """Model folder -> (its runs, remarks)."""
+    noises: dict[Path, RunConfig | None]
+    found: dict[Path, Record]
+    """File of an earlier probe -> its record."""
+
+
+def _asked(a: argparse.Namespace) -> _Asked:
+    """Raises ValueError for what cannot be measured."""
+    from harness.config.load import check_overrides, launch_of, split_launch
+    from harness.studies.probe.record import configs, noised, read
+
+    places = [a.folder, *(Path(word) for word in a.overrides if "=" not in word)]
+    overrides = [word for word in a.overrides if "=" in word]
     check_overrides(overrides)
     check_untrained(overrides)
     overrides, values = split_launch(overrides)
@@ -70,6 +85,16 @@ def _records(a: argparse.Namespace, places: list[Path], overrides: list[str]) ->
     ignored = [*(option for option, value in given.items() if value), *overrides]
     if ignored and not planned:
         raise ValueError(f"{ignored[0]}: nothing is measured for the file of an earlier probe; name a model folder")
+    return _Asked(places=places, launch=launch, planned=planned, noises=noises, found=found)
+
+
+def _records(a: argparse.Namespace) -> list[Record]:
+    from harness.foundation.writable import check_writable
+    from harness.records.paths import probes_folder
+    from harness.studies.probe.record import probe, write
+
+    asked = _asked(a)
+    planned, found = asked.planned, dict(asked.found)
     dumps = {} if a.dump is None else {place: a.dump / place.resolve().name for place in planned}
     written = [("--dump", dump) for dump in dumps.values()] + [("--results", probes_folder(a.results))] * bool(planned)
     for option, folder in written:
@@ -78,8 +103,8 @@ def _records(a: argparse.Namespace, places: list[Path], overrides: list[str]) ->
         for line in remarks:
             print(line)
         found[place] = probe(
-            place, runs, launch, is_untrained=a.untrained, dump=dumps.get(place),
-            noise=noises[place], like=a.noise_like, tell=lambda line: print(line, flush=True),
+            place, runs, asked.launch, is_untrained=a.untrained, dump=dumps.get(place),
+            noise=asked.noises[place], like=a.noise_like, tell=lambda line: print(line, flush=True),
         )  # fmt: skip
         print(f"record: {write(a.results, found[place])}")
-    return [found[place] for place in dict.fromkeys(places)]
+    return [found[place] for place in dict.fromkeys(asked.places)]

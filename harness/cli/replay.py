@@ -8,7 +8,17 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.cli.options import add_results, add_write, always, number_list, positive, positive_list, whole, word_list
+from harness.cli.options import (
+    add_results,
+    add_write,
+    always,
+    if_written,
+    number_list,
+    positive,
+    positive_list,
+    whole,
+    word_list,
+)
 from harness.records.paths import figures_folder, replay_folder, tables_folder, work_folder
 
 if TYPE_CHECKING:
@@ -41,7 +51,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
                          help="how many times as many prompts the exact reference gets (default: 4)")  # fmt: skip
     collect.add_argument("--warmup", type=whole, default=0, help="training steps with bf16 rollouts first (default: 0)")
     collect.add_argument("--out", type=Path, help=FOLDER)
-    add_results(collect)
+    add_results(collect, check=_check_collect)
 
     line = "every correction on the stored batches; what has no record yet is evaluated and recorded"
     evaluate = actions.add_parser("evaluate", help=line, description=f"{line.capitalize()}.")
@@ -53,13 +63,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
                           help="optimizer steps since the batches were sampled (default: 0,1)")  # fmt: skip
     evaluate.add_argument("--stored", type=Path, help=FOLDER)
     add_write(evaluate, "the tables and the figures")
-    add_results(evaluate)
+    add_results(evaluate, check=_check_evaluate)
 
     line = "the tables from the records alone"
     report = actions.add_parser("report", help=line, description=f"{line.capitalize()}.")
     report.set_defaults(action=lambda a: replay_report(a.results, is_written=a.is_written))
     add_write(report, "the tables and the figures")
-    add_results(report, reads=always)
+    add_results(report, reads=always, writes=if_written)
 
 
 def run(a: argparse.Namespace) -> int:
@@ -67,7 +77,8 @@ def run(a: argparse.Namespace) -> int:
     return a.action(a)
 
 
-def _collect(a: argparse.Namespace) -> int:
+def _demand(a: argparse.Namespace) -> tuple[Demand, Path]:
+    """(what is collected, folder for it)."""
     from harness.config.load import check_overrides
 
     check_overrides(a.overrides)
@@ -77,14 +88,34 @@ def _collect(a: argparse.Namespace) -> int:
         overrides=tuple(a.overrides), precisions=a.precisions, lengths=a.lengths, num_prompts=a.prompts,
         reference_factor=a.reference_factor, warmup=a.warmup,
     )  # fmt: skip
-    return replay_collect(demand, a.out or work_folder(a.results, "replay"), a.results)
+    return demand, a.out or work_folder(a.results, "replay")
+
+
+def _check_collect(a: argparse.Namespace) -> None:
+    from harness.studies.replay.sampling import plan
+
+    plan(*_demand(a))
+
+
+def _collect(a: argparse.Namespace) -> int:
+    return replay_collect(*_demand(a), a.results)
+
+
+def _question(a: argparse.Namespace) -> tuple[Path, Question]:
+    """(stored rollouts, what is asked of them)."""
+    from harness.studies.replay.evaluation import Question
+
+    return a.stored or work_folder(a.results, "replay"), Question(methods=a.methods, modes=a.modes, ages=a.ages)
+
+
+def _check_evaluate(a: argparse.Namespace) -> None:
+    from harness.studies.replay.store import contexts
+
+    contexts(_question(a)[0])
 
 
 def _evaluate(a: argparse.Namespace) -> int:
-    from harness.studies.replay.evaluation import Question
-
-    question = Question(methods=a.methods, modes=a.modes, ages=a.ages)
-    return replay_evaluate(a.stored or work_folder(a.results, "replay"), question, a.results, is_written=a.is_written)
+    return replay_evaluate(*_question(a), a.results, is_written=a.is_written)
 
 
 def replay_collect(demand: Demand, out: Path, results: Path) -> int:

@@ -25,17 +25,26 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--main", dest="is_main", action="store_true",
                         help="the main table of a README instead: settings side by side, with verdicts")  # fmt: skip
     parser.add_argument("--html", dest="is_html", action="store_true", help="write the site of all results too")
-    add_results(parser, reads=always)
+    add_results(parser, reads=always, check=_check)
+
+
+def _check(a: argparse.Namespace) -> None:
+    _check_options(a)
+    if a.name is not None:
+        _check_results(_sweep_of(a.name, a.results).name, a.results)
+
+
+def _check_options(a: argparse.Namespace) -> None:
+    if a.name is None and (a.is_main or not a.is_html):
+        raise ValueError("report: the name of a sweep is missing; only --html does without")
+    if a.only is not None and (a.name is None or a.is_main):
+        raise ValueError(f"only={a.only}: goes with the name of a sweep and without --main, which writes one table")
 
 
 def run(a: argparse.Namespace) -> int:
     """Write what is asked for. Raises ValueError where the sweep is missing."""
-    name: str | None = a.name
-    if name is None and (a.is_main or not a.is_html):
-        raise ValueError("report: the name of a sweep is missing; only --html does without")
-    if a.only is not None and (name is None or a.is_main):
-        raise ValueError(f"only={a.only}: goes with the name of a sweep and without --main, which writes one table")
-    code = 0
+    _check_options(a)
+    code, name = 0, a.name
     if name is not None:
         code = main_table(name, a.results) if a.is_main else report(name, a.results, only=a.only)
     if a.is_html:
@@ -47,8 +56,7 @@ def run(a: argparse.Namespace) -> int:
 
 def report(name: str, results: Path, *, only: str | None = None) -> int:
     """Tables and figures of a sweep that has results."""
-    sweep = _sweep_of(name, results)
-    _check_results(sweep.name, results)
+    sweep = _available(name, results)
     return present(sweep, results, (), only=only)
 
 
@@ -58,8 +66,7 @@ def main_table(name: str, results: Path) -> int:
     from harness.records.run_result import read_results, write_atomic
     from harness.report import main_table as made
 
-    sweep = _sweep_of(name, results)
-    _check_results(sweep.name, results)
+    sweep = _available(name, results)
     found, level = read_results(runs_folder(results, sweep.name)), level_of(results, sweep.name)
     text = made.main_table(found, sweep.control, sweep.baselines[-1], sweep.endpoints, level)
     path = tables_folder(results) / f"{sweep.name}_main.md"
@@ -68,16 +75,23 @@ def main_table(name: str, results: Path) -> int:
     return 0
 
 
-def _check_results(name: str, results: Path) -> None:
-    """Unpack the sweep where it is packed. Raises ValueError where it has no results, and for a search, whose table
-    has the same name."""
-    from harness.records.folder import check_sweep
+def _available(name: str, results: Path) -> Sweep:
+    """The sweep, unpacked where it is packed. Raises ValueError as `_check_results`."""
     from harness.records.packed import make_available
+
+    sweep = _sweep_of(name, results)
+    _check_results(sweep.name, results)
+    make_available(results, sweep.name)
+    return sweep
+
+
+def _check_results(name: str, results: Path) -> None:
+    """Raises ValueError where the sweep has no results, and for a search, whose table has the same name."""
+    from harness.records.folder import check_sweep
 
     if journal_path(results, name).exists():
         raise ValueError(f"{name} is a search, whose table is another: lowbit search {name} (or its file) --report")
     check_sweep(results, name)
-    make_available(results, name)
 
 
 def _sweep_of(name: str, results: Path) -> Sweep:

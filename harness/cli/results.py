@@ -42,18 +42,29 @@ def arguments(parser: argparse.ArgumentParser) -> None:
                              "to trackers); "
                                                   "pack, unpack: a sweep")  # fmt: skip
     add_tracking(parser)
-    add_results(parser, reads=lambda a: a.action != "import")
+    add_results(parser, reads=lambda a: a.action != "import", writes=lambda a: a.action != "verify", check=_check)
+
+
+def _check(a: argparse.Namespace) -> None:
+    """Raises ValueError for a source that is missing, not there, or one that verify does not take."""
+    if a.action == "verify" and a.source is not None:
+        raise ValueError(f"results verify: {a.source} is one word too many; it checks all of --results")
+    if a.action == "import" and a.source is not None:
+        _check_source(Path(a.source))
+    if a.action == "unpack":
+        _check_packed(a.source, a.results)
+    if a.action == "pack" and a.source is None:
+        raise ValueError("results pack: which sweep? give the name of a folder of results/runs")
 
 
 def run(a: argparse.Namespace) -> int:
-    """Do one of the four. Raises ValueError for a source that verify does not take."""
+    """Do one of the four."""
+    _check(a)
     if a.action in ("pack", "unpack"):
         return pack_one(a.source, a.results, is_packing=a.action == "pack")
     if a.action == "import":
         check_trackers(a.trackers)
         return import_all(a.source, a.results, a.trackers)
-    if a.source is not None:
-        raise ValueError(f"results verify: {a.source} is one word too many; it checks all of --results")
     return verify_all(a.results)
 
 
@@ -93,24 +104,26 @@ def unpack_all(results: Path) -> None:
 
 def pack_one(sweep: str | None, results: Path, *, is_packing: bool) -> int:
     """A sweep's results into one file, or the missing results of packed sweeps (of one, where named) out of theirs.
-    Raises ValueError for a sweep that is not there."""
-    from harness.foundation.did_you_mean import nearest
+    Raises ValueError for a sweep that cannot be packed."""
     from harness.records.packed import pack, unpack
-    from harness.records.paths import packed_folder
 
     if not is_packing:
-        known = sorted(path.stem for path in packed_folder(results).glob("*.zip"))
-        if sweep is not None and sweep not in known:
-            raise ValueError(
-                f"results unpack: no packed sweep {sweep!r}; {nearest(sweep, known) if known else 'none is'}"
-            )
         print(f"{unpack(results, sweep)} results unpacked")
-    elif sweep is None:
-        raise ValueError("results pack: which sweep? give the name of a folder of results/runs")
     else:
+        assert sweep is not None, "_check refuses it"
         path = pack(results, sweep)
         print(f"{path}: {path.stat().st_size / 1e6:.1f} MB")
     return 0
+
+
+def _check_packed(sweep: str | None, results: Path) -> None:
+    """Raises ValueError for a name that is none of the packed sweeps'."""
+    from harness.foundation.did_you_mean import nearest
+    from harness.records.paths import packed_folder
+
+    known = sorted(path.stem for path in packed_folder(results).glob("*.zip"))
+    if sweep is not None and sweep not in known:
+        raise ValueError(f"results unpack: no packed sweep {sweep!r}; {nearest(sweep, known) if known else 'none is'}")
 
 
 def import_all(source: str | None, results: Path, trackers: tuple[str, ...]) -> int:
@@ -145,8 +158,7 @@ def _folder(source: Path, scratch: Path) -> Path:
     """The results folder that `source` is, or that it holds as an archive or a packed sweep, then in `scratch`."""
     from harness.records.packed import RECORDS, read_packed
 
-    if not source.exists():
-        raise ValueError(f"results import: {source}: no such file or folder")
+    _check_source(source)
     if source.resolve() in (packed_folder(source.resolve().parent), bases_folder(source.resolve().parent)):
         raise ValueError(f"results import: {source}: a part of a results folder; give the folder above it")
     if source.is_dir() or source.suffix == ".json":
@@ -159,6 +171,11 @@ def _folder(source: Path, scratch: Path) -> Path:
         return scratch
     places = [path for name in ("runs", "packed", "bases") for path in scratch.rglob(name) if path.is_dir()]
     return min(places, key=lambda path: len(path.parts)).parent if places else scratch
+
+
+def _check_source(source: Path) -> None:
+    if not source.exists():
+        raise ValueError(f"results import: {source}: no such file or folder")
 
 
 def _merge(source: Path, scratch: Path, results: Path, named: Callable[[str], str]) -> None:

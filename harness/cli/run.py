@@ -6,8 +6,12 @@ import argparse
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from harness.cli.options import OVERRIDES, add_again, add_machine, add_results, check_machine
+
+if TYPE_CHECKING:
+    from harness.config.schema import Launch, RunConfig
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -16,7 +20,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dry-run", action="store_true", help="print the resolved configuration, run nothing")
     add_again(parser, "a finished cell")
     add_machine(parser)
-    add_results(parser)
+    add_results(parser, check=_check)
+
+
+def _check(a: argparse.Namespace) -> None:
+    check_machine(a)
+    resolved(a.overrides, a.results, is_dry=True)
 
 
 def run(a: argparse.Namespace) -> int:
@@ -32,31 +41,19 @@ def run_one(
     memory_gib: float | None = None,
 ) -> int:  # fmt: skip
     """One cell, as a sweep of one; `is_again`: although it is finished. Exit code 1 if it did not end well."""
-    from harness.config.load import launch_of, load, run_id, run_name, split_launch, to_json
-    from harness.records.paths import RUNS
-
-    overrides, given = split_launch(overrides)
-    launch = launch_of(given, results=str(results), sweep=RUNS)
-    load(overrides)  # refuses wrong words before torch is imported
-    from harness.config.compose import advice
-    from harness.config.resolve import resolve
+    config, launch, notes = resolved(overrides, results, is_dry=is_dry)
+    from harness.config.load import run_id, run_name, to_json
     from harness.engines.vllm.warm import notes as compiling
-    from harness.models.checkpoint import content_hash, planned_hash
+    from harness.records.paths import RUNS
     from harness.records.policies import has_policy
-    from harness.run.checks import check, check_place
-    from harness.start.prepare import check_data
-    from harness.sweep import Planned, Sweep, finished, run_sweep, with_default_precision
+    from harness.run.checks import check_place
+    from harness.sweep import Planned, Sweep, finished, run_sweep
 
-    config = resolve(load(with_default_precision(overrides)), planned_hash if is_dry else content_hash)
-    notes = advice(config, check(config))
-    check_data(config)
     if is_dry:
-        from harness.run.checks import check_launch
         from harness.sweep.folder_time import device_name, machine_of
         from harness.sweep.preview import forecast_of
 
         device_name(config, gpu)
-        check_launch(config, launch)
         machine = machine_of(launch, gpu, memory_gib)
         shown = {"run_id": run_id(config), "name": run_name(config), "config": to_json(config)}
         print(json.dumps(shown | forecast_of(config, results, machine), indent=2))
@@ -86,3 +83,26 @@ def run_one(
         return 130
     print(f"result: {results}/runs/{RUNS}/{run_id(config)}.json")
     return 0 if records[0].status == "ok" else 1
+
+
+def resolved(overrides: Sequence[str], results: Path, *, is_dry: bool) -> tuple[RunConfig, Launch, list[str]]:
+    """(configuration, launch, remarks) of one cell; `is_dry`: without reading large weights. Raises ValueError, one
+    line, for words that cannot run on whatever machine."""
+    from harness.config.load import launch_of, load, split_launch
+    from harness.records.paths import RUNS
+
+    overrides, given = split_launch(overrides)
+    launch = launch_of(given, results=str(results), sweep=RUNS)
+    load(overrides)  # refuses wrong words before torch is imported
+    from harness.config.compose import advice
+    from harness.config.resolve import resolve
+    from harness.models.checkpoint import content_hash, planned_hash
+    from harness.run.checks import check, check_launch
+    from harness.start.prepare import check_data
+    from harness.sweep import with_default_precision
+
+    config = resolve(load(with_default_precision(overrides)), planned_hash if is_dry else content_hash)
+    notes = advice(config, check(config))
+    check_data(config)
+    check_launch(config, launch)
+    return config, launch, notes

@@ -6,7 +6,7 @@ import argparse
 from collections import Counter
 from pathlib import Path
 
-from harness.cli.options import add_results, always
+from harness.cli.options import add_results, always, never
 from harness.foundation.text_table import text_table
 
 LEGEND = """\
@@ -22,7 +22,7 @@ reference: in BF16 on vLLM, in float32 on the embedded engine.  rollout: as roll
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.add_argument("sweep", nargs="?", help="list the runs of this sweep (default: the sweeps that have results)")
-    add_results(parser, reads=always)
+    add_results(parser, reads=always, writes=never)
 
 
 def run(a: argparse.Namespace) -> int:

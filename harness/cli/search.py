@@ -31,7 +31,14 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     way.add_argument("--dashboard", action="store_true", help="open optuna-dashboard on the study, run nothing")
     parser.add_argument("--port", type=port, default=8080, help="of the dashboard (default: 8080)")
     add_tracking(parser)
-    add_results(parser, reads=lambda a: a.report or a.dashboard, check=lambda a: _read(a.name, a.trials))
+    add_results(parser, reads=lambda a: a.report or a.dashboard, check=_check)
+
+
+def _check(a: argparse.Namespace) -> None:
+    search = _read(a.name, a.trials)
+    if a.report or a.dashboard:
+        _check_study(search, a.results)
+    check_trackers(a.trackers)
 
 
 def run(a: argparse.Namespace) -> int:
@@ -121,14 +128,20 @@ def search(
 def report(name: str, results: Path) -> int:
     """Table and figures from the stored study."""
     from harness.records.packed import make_available
-    from harness.records.paths import journal_path
     from harness.studies.search.spec import read_search
 
     found = read_search(name)
+    _check_study(found, results)
     make_available(results, found.name)
-    if not journal_path(results, found.name).exists():
-        raise ValueError(f"search {found.name!r} has no study in {results}; run it first: lowbit search {found.name}")
     return _present(found, results, ())
+
+
+def _check_study(search: Search, results: Path) -> None:
+    """Raises ValueError where the search has not run."""
+    from harness.records.paths import journal_path
+
+    if not journal_path(results, search.name).exists():
+        raise ValueError(f"search {search.name!r} has no study in {results}; run it first: lowbit search {search.name}")
 
 
 def _present(search: Search, results: Path, trackers: tuple[str, ...]) -> int:
@@ -226,13 +239,11 @@ def dashboard(name: str, results: Path, port: int) -> int:
     from harness.studies.search.store import storage_of
 
     found = read_search(name)
-    path = journal_path(results, found.name)
-    if not path.exists():
-        raise ValueError(f"search {found.name!r} has no study in {results}; run it first: lowbit search {found.name}")
+    _check_study(found, results)
     check_port(port)
     from optuna_dashboard import run_server
 
-    print(f"{path}: http://127.0.0.1:{port} (Ctrl-C ends it)", flush=True)
+    print(f"{journal_path(results, found.name)}: http://127.0.0.1:{port} (Ctrl-C ends it)", flush=True)
     try:
         run_server(storage_of(results, found.name), host="127.0.0.1", port=port)
     except KeyboardInterrupt:

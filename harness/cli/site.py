@@ -15,15 +15,24 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--committed", action="store_true", help="only the sweeps whose results are committed")
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 where the site is not what the "
                                                              "committed results give")  # fmt: skip
-    add_results(parser, reads=always)
+    add_results(parser, reads=always, writes=lambda a: not a.check, check=_check)
 
 
-def run(a: argparse.Namespace) -> int:
-    """Write or check the site. Raises ValueError for options that exclude each other."""
-    from harness.foundation.project_files import committed_sweeps
+def _check(a: argparse.Namespace) -> None:
+    """Raises ValueError for options that exclude each other, and for a sweep without results."""
+    from harness.records.folder import check_sweep
 
     if a.sweeps and (a.check or a.committed):
         raise ValueError(f"site: {'--check' if a.check else '--committed'} does not go with the names of sweeps")
+    for sweep in a.sweeps:
+        check_sweep(a.results, sweep)
+
+
+def run(a: argparse.Namespace) -> int:
+    """Write or check the site."""
+    from harness.foundation.project_files import committed_sweeps
+
+    _check(a)
     if a.check:
         return check(a.results, committed_sweeps())
     return site(a.results, committed_sweeps() if a.committed else a.sweeps)

@@ -73,17 +73,27 @@ def arguments(parser: argparse.ArgumentParser) -> None:
                         help="a setting of Slurm's jobs, may be repeated: partition, time in minutes, memory in GiB, "
                              "account, qos, constraint, exclude, cluster=local to try it on this machine")  # fmt: skip
     add_tracking(parser)
-    add_results(parser, check=_named)
+    add_results(parser, check=_check)
 
 
-def _named(a: argparse.Namespace) -> Sweep:
-    from harness.sweep import read_sweep
+def _check(a: argparse.Namespace) -> None:
+    way = _way(a)
+    from harness.config.load import check_overrides
 
-    return read_sweep(a.name)
+    check_overrides(a.overrides)
+    from harness.studies.until_decided import with_all_seeds
+    from harness.sweep import narrowed, read_rule, read_sweep, with_seeds
+
+    found = read_sweep(a.name)
+    found = found if a.seeds is None else with_seeds(found, a.seeds)
+    found = with_all_seeds(found) if a.is_until_decided else found
+    planned, launch = _planned(found, a.overrides, a.results, is_preview=True)
+    planned = narrowed(planned, read_rule(way.where, "where")) if way.where else planned
+    _check_launch(planned.cells, launch, way)
 
 
-def run(a: argparse.Namespace) -> int:
-    """Run the sweep."""
+def _way(a: argparse.Namespace) -> Way:
+    """The options of a call. Raises ValueError for those that do not go together."""
     check_machine(a)
     way = Way(
         workers=a.workers,
@@ -99,13 +109,21 @@ def run(a: argparse.Namespace) -> int:
     )
     check_trackers(a.trackers)
     if not a.is_until_decided:
-        return sweep(a.name, a.overrides, results=a.results, way=way, seeds=a.seeds, is_dry=a.dry_run)
+        return way
     if a.where:
         raise ValueError(f"where={a.where[0]}: not with --until-decided, which judges every arm")
     if a.is_again:
         raise ValueError("again: not with --until-decided, whose looks rest on the records that are there")
     if a.seeds is not None:
         raise ValueError("seeds: not with --until-decided, where the file's `until` says how many")
+    return way
+
+
+def run(a: argparse.Namespace) -> int:
+    """Run the sweep."""
+    way = _way(a)
+    if not a.is_until_decided:
+        return sweep(a.name, a.overrides, results=a.results, way=way, seeds=a.seeds, is_dry=a.dry_run)
     return sweep_until_decided(a.name, a.overrides, results=a.results, way=way, is_dry=a.dry_run)
 
 
@@ -186,16 +204,13 @@ def sweep_of(
 ) -> int:
     """The same for a sweep that was read; without `is_shown` no table and no figure."""
     from harness.cli.report import present
-    from harness.config.load import launch_of, run_id, split_launch
+    from harness.config.load import run_id
     from harness.records.packed import make_available
-    from harness.sweep import FINISHED, check_possible, narrowed, plan, read_rule, run_sweep, stored
+    from harness.sweep import FINISHED, narrowed, read_rule, run_sweep, stored
     from harness.sweep.preview import base_lines, dry_run, tell_left_out, time_limit
     from harness.sweep.queue import put_aside
 
-    overrides, given = split_launch(overrides)
-    launch = launch_of(split_launch(found.overrides)[1] | given, results=str(results), sweep=found.name)
-    planned = plan(found, overrides, is_preview=is_dry)
-    check_possible(planned)
+    planned, launch = _planned(found, overrides, results, is_preview=is_dry)
     every = planned.cells
     planned = narrowed(planned, read_rule(way.where, "where")) if way.where else planned
     if not is_dry:
@@ -238,22 +253,33 @@ def sweep_of(
     return code
 
 
+def _planned(
+    found: Sweep, overrides: Sequence[str], results: Path, *, is_preview: bool
+) -> tuple[Planned, Launch]:  # fmt: skip
+    """The plan of a sweep and how its cells run. Raises ValueError for a wrong word, and where no cell can run."""
+    from harness.config.load import launch_of, split_launch
+    from harness.sweep import check_possible, plan
+
+    overrides, given = split_launch(overrides)
+    launch = launch_of(split_launch(found.overrides)[1] | given, results=str(results), sweep=found.name)
+    planned = plan(found, overrides, is_preview=is_preview)
+    check_possible(planned)
+    return planned, launch
+
+
 def sweep_until_decided(name: str, overrides: Sequence[str], *, results: Path, way: Way, is_dry: bool) -> int:
     """Run seeds look by look until no arm needs or may get another, then tables and figures. Exit codes as `sweep`."""
-    from harness.config.load import check_overrides, launch_of, run_id, split_launch
+    from harness.config.load import check_overrides, run_id
 
     check_overrides(overrides)
     from harness.cli.report import present
     from harness.records.packed import make_available
     from harness.studies.until_decided import preview, until_decided, with_all_seeds
-    from harness.sweep import FINISHED, check_possible, plan, read_sweep, stored
+    from harness.sweep import FINISHED, read_sweep, stored
     from harness.sweep.preview import base_lines, dry_run, tell_left_out, time_limit
 
     found = with_all_seeds(read_sweep(name))
-    overrides, given = split_launch(overrides)
-    launch = launch_of(split_launch(found.overrides)[1] | given, results=str(results), sweep=found.name)
-    planned = plan(found, overrides, is_preview=is_dry)
-    check_possible(planned)
+    planned, launch = _planned(found, overrides, results, is_preview=is_dry)
     if is_dry:
         todo = preview(planned, launch)
         _check_launch(todo, launch, way)

@@ -34,15 +34,23 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--report", action="store_true", dest="is_report", help="run nothing; show the tables of what is measured"
     )
     add_write(parser, "tables and figures (with --report)")
-    add_results(parser, reads=lambda a: a.is_report)
+    add_results(parser, reads=lambda a: a.is_report, writes=lambda a: a.is_written or not a.is_report, check=_check)
+
+
+def _check(a: argparse.Namespace) -> None:
+    """Raises ValueError for a wrong name, and for --write without --report."""
+    from harness.studies.throughput.plan import engine_specs, read_only, read_sweep
+
+    if a.is_written and not a.is_report:
+        raise ValueError("throughput: --write goes with --report alone; measurements are always kept")
+    engine_specs(read_sweep(a.name), read_only(a.only))
 
 
 def run(a: argparse.Namespace) -> int:
-    """Measure, or report. Raises ValueError for --write without --report."""
+    """Measure, or report."""
+    _check(a)
     if a.is_report:
         return report(a.name, a.results, is_written=a.is_written)
-    if a.is_written:
-        raise ValueError("throughput: --write goes with --report alone; measurements are always kept")
     return throughput(
         a.name, a.results, num_gpus=a.gpus, minutes=a.minutes, only=a.only, is_retried=a.retry, is_dry=a.dry_run
     )

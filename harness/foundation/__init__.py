@@ -7,7 +7,7 @@ did_you_mean.py     the nearest valid names, for error messages
 digits.py           floats of a few significant digits
 duration.py         a duration in words
 life.py             signs of life of a cell between its steps
-local_port.py       whether a port is free for a server
+local_port.py       ports that are free for a server
 lock_file.py        lock files that processes wait for
 markdown_table.py   tables of Markdown, for pages of results
 own_process.py      a module of this project started in a Python process of its own

@@ -1,4 +1,4 @@
-"""Check that a port of this machine is free, made before a server starts."""
+"""Ports of this machine, asked whether they are free before a server starts."""
 
 from __future__ import annotations
 

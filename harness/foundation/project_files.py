@@ -3,9 +3,9 @@
     in a clone      the clone's folders, seen from its top folder or through an editable installation
     installed       `harness/shipped`, which a wheel carries (setup.py copies `tool.lowbit.shipped` of pyproject.toml)
 
-Results go to `./results`. Outside a clone the committed ones are copied there where no such folder is, so that every
-command finds what it would find in a clone. Left out: the presets of the configuration, which lie beside the code
-everywhere.
+Results go to `./results`. Outside a clone, where no such folder is, commands read the committed ones as they lie, and
+the first that writes copies them there, so that every command finds what it would find in a clone. Left out: the
+presets of the configuration, which lie beside the code everywhere.
 """
 
 from __future__ import annotations

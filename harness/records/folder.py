@@ -67,8 +67,8 @@ def readable(folder: Path) -> tuple[list[RunResult], list[str]]:
 
 
 def place_of(results: Path, sweep: str) -> Path:
-    """Path of a sweep's records: its folder, which counts as the whole sweep where it is there, else its packed file;
-    the folder where there is neither."""
+    """The folder of a sweep, which counts as the whole sweep where it is there, else its packed file; the folder where
+    there is neither."""
     folder, packed = runs_folder(results, sweep), packed_path(results, sweep)
     return packed if packed.is_file() and not folder.is_dir() else folder
 

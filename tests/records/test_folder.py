@@ -1,4 +1,4 @@
-"""Places that the records of a sweep are read from: its folder or its packed file."""
+"""Records of a sweep, read from its folder or from its packed file."""
 
 from __future__ import annotations
 
