@@ -72,11 +72,9 @@ def look_level(until: Until) -> float:
     return level_per_look(until.sizes, ALPHA)
 
 
-def level_of(results: Path, sweep: str) -> float:
-    """Level at which the verdicts of a sweep are given: of a look where it was looked at while it ran, by a rule of its
-    own or, as the `looks` of its file say, by people who then added runs."""
+def level_of(results: Path, sweep: str, alpha: float = ALPHA) -> float:
+    """Level at which a sweep is judged, `alpha` over all looks: that of one look where it was looked at while it ran,
+    by a rule of its own or, as the `looks` of its file say, by people who then added runs."""
     found = read_looks(results, sweep)
-    if found is not None:
-        return found.level
-    looks = purpose(sweep, results).looks
-    return level_per_look(looks, ALPHA) if looks else ALPHA
+    looks = purpose(sweep, results).looks if found is None else found.until.sizes
+    return level_per_look(looks, alpha) if looks else alpha

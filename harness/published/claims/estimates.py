@@ -2,8 +2,9 @@
 
 Arms are compared base by base, as in the tables of sweeps, and the interval is Student's t over the bases
 (`stats.contrast`); differences of accuracy take a variance that leans on the other arms of the setting
-(`moderated.py`). Ratios and growth are means of logarithms, shown as factors. The interval of a speed test is a range
-over neighbouring cells; an update test has none.
+(`moderated.py`). Its level is higher than 95 % where the sweep was enlarged after somebody had read its verdicts.
+Ratios and growth are means of logarithms, shown as factors. The interval of a speed test is a range over neighbouring
+cells; an update test has none.
 """
 
 from __future__ import annotations
@@ -123,7 +124,7 @@ def estimate(
     compared = stats.contrast(fresh, other, not is_score or is_steady(found, select(found, arms[0]), test.metric))
     if is_score and compared.num_units > 1:
         compared = moderated(compared, found, select(found, arms[0]), select(found, arms[1]), test.metric)
-    return replace(_judged(test, compared), counted=frozenset(measured[pair] for pair in fresh))
+    return replace(_judged(test, compared, found.level), counted=frozenset(measured[pair] for pair in fresh))
 
 
 def _still(test: OfRuns, found: Evidence, arms: Sequence[Settings]) -> str:
@@ -195,13 +196,13 @@ def _slopes(test: Trend, found: Evidence, arms: Sequence[Settings]) -> Sides:
     return _beside_nothing(slopes)
 
 
-def _judged(test: OfRuns, found: stats.Contrast) -> ClaimEstimate:
+def _judged(test: OfRuns, found: stats.Contrast, level: float) -> ClaimEstimate:
     if found.num_units < 2:
         reason = f"sweep {test.sweep} gives {test.metric} on {found.num_units} of the 2 bases that an interval needs"
         return ClaimEstimate(outcome="undecided", units=found.num_units, reason=reason)
     is_log = isinstance(test, Ratio | Growth)
     threshold, margin = (math.log(test.threshold), math.log(test.margin)) if is_log else (test.threshold, test.margin)
-    low, high = found.interval()
+    low, high = found.interval(level)
     outcome = judge(low, high, test.expect, threshold, margin)
     if outcome == "undecided":
         reason = _undecided(found, low, high, threshold, margin, test)

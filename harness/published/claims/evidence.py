@@ -15,8 +15,10 @@ from typing import Any
 
 from harness.foundation.progress_bar import progress_bar
 from harness.published.claims.kinds import SCORES, Settings
+from harness.records import stats
 from harness.records.arms import setting, shown
 from harness.records.folder import load_series, read_place
+from harness.records.looks import level_of
 from harness.records.packed import read_packed_series
 from harness.records.paths import packed_path, runs_folder
 from harness.records.run_result import SUMMARY, Base, EvalRecord, Pair, RunResult
@@ -34,6 +36,8 @@ class Evidence:
     """(setting without seeds and places, its runs)."""
     series: Mapping[str, Columns] = field(default_factory=dict[str, Columns])
     """Run id -> column -> value per step."""
+    level: float = stats.LEVEL
+    """Of intervals: above 0.95 where the sweep was enlarged after somebody had read its verdicts."""
     scores: dict[tuple[str, str], float] = field(default_factory=dict[tuple[str, str], float])
     """(run id, score) -> value, of those that were asked for: every claim on a sweep asks for most."""
 
@@ -50,10 +54,11 @@ def _load(results: Path, sweep: str, columns: Sequence[str]) -> Evidence:
     packed = packed_path(results, sweep)
     place = packed if packed.is_file() else runs_folder(results, sweep)
     runs = read_place(place)
+    level = 1 - level_of(results, sweep, 1 - stats.LEVEL)
     if not columns:
-        return Evidence(arms=in_arms(runs))
+        return Evidence(arms=in_arms(runs), level=level)
     series = read_packed_series(place, columns) if place == packed else load_series(place, runs)
-    return Evidence(arms=in_arms(runs), series=series)
+    return Evidence(arms=in_arms(runs), series=series, level=level)
 
 
 def in_arms(runs: Sequence[RunResult]) -> tuple[tuple[Settings, tuple[RunResult, ...]], ...]:

@@ -52,7 +52,8 @@ READING = (
     "of the file decides. A test without data, or whose arms never left their start, does not decide; one that asks "
     "another question never does (*side*).",
     "**Intervals.** Arms are compared base by base, by the means of their runs there; brackets are 95 % t intervals "
-    "over n bases. The variance of a difference of accuracy leans on those of the other arms of its setting, as in the "
+    "over n bases, wider where a sweep was enlarged after somebody had read its verdicts. "
+    "The variance of a difference of accuracy leans on those of the other arms of its setting, as in the "
     "tables of sweeps: three lucky bases decide nothing. A run that stands in several sweeps counts once within a "
     "claim, in the nearest test.",
     "**Scale.** The sources train models of 0.5B to 32B parameters on long answers; here models of 0.1M to 10M (a few"

@@ -40,11 +40,11 @@ class Contrast:
     can_pool: bool = True
     """False keeps the arm's own variance and leaves it out of the prior: some of its runs collapsed."""
 
-    def interval(self) -> tuple[float, float]:
+    def interval(self, level: float = LEVEL) -> tuple[float, float]:
         """Student's t around the mean, by itself; NaN below two units."""
         if self.num_units < 2:
             return math.nan, math.nan
-        half = float(distributions.t.ppf(0.5 + LEVEL / 2, self.df)) * math.sqrt(self.variance / self.num_units)
+        half = float(distributions.t.ppf(0.5 + level / 2, self.df)) * math.sqrt(self.variance / self.num_units)
         return self.mean - half, self.mean + half
 
 

@@ -20,7 +20,7 @@ from tests.published.claims.hand_made import run
 from tests.source_tree import ROOT
 
 CONTRADICTED = "contradicted in its own domain"
-KEPT = tuple(f"results/{name}/" for name in ("bench", "packed", "replay", "runs", "throughput"))
+KEPT = tuple(f"results/{name}/" for name in ("bench", "looks", "packed", "replay", "runs", "throughput"))
 
 
 @pytest.fixture(scope="module")

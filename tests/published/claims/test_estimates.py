@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from scipy.stats import t as student
 
 from harness.published.claims.badges import badge_of, judge
 from harness.published.claims.estimates import ClaimEstimate, estimate
@@ -14,7 +15,9 @@ from harness.published.claims.evidence import load, number, select
 from harness.published.claims.kinds import Contrast, Growth, Level, NotTestable, Ratio, Replay, Trend
 from harness.published.claims.page import shown
 from harness.records.packed import pack
+from harness.records.paths import purpose_path
 from harness.records.run_result import write_result
+from harness.records.stats.looks import crossing_chance
 from tests import result_factory as factory
 from tests.published.claims.hand_made import BF16, HALF, NAIVE, found, of, run
 
@@ -73,6 +76,24 @@ def test_contrast_is_the_paired_t_interval_of_the_auc():
     assert final.value == 0.25
     gain = found(Contrast(sweep="standard", a=NAIVE, b=BF16, metric="gain", expect="above"), of(*runs))
     assert gain.value == 0.75 - (-0.5) and gain.outcome == "supported"
+
+
+def test_a_sweep_that_was_enlarged_after_it_was_read_has_a_wider_interval(tmp_path: Path):
+    """Looks at 6 and 12 bases: each look has the level that makes 5 % of both."""
+    quarters = [[1, 1, 0, 0], [1, 1, 1, 0], [1, 1, 1, 1]]
+    for s, right in enumerate(quarters):
+        for one in (run("naive", s, {0: [0] * 4, 20: right}), run("bf16", s, {0: [1] * 4, 20: [0, 0, 0, 1]})):
+            write_result(tmp_path / "runs" / "standard", one, [])
+    once = load(tmp_path, {"standard": ()})["standard"]
+    assert once.level == pytest.approx(0.95)
+    path = purpose_path(tmp_path, "standard")
+    path.write_text('{"looks": [6, 12]}', encoding="utf-8")
+    twice = load(tmp_path, {"standard": ()})["standard"]
+    assert crossing_chance((6, 12), 1 - twice.level) == pytest.approx(0.05) and 0.96 < twice.level < 0.975
+    test = Contrast(sweep="standard", a=NAIVE, b=BF16, expect="above")
+    half = student.ppf(0.5 + twice.level / 2, 2) / math.sqrt(3) * 0.25
+    wide = found(test, twice)
+    assert (wide.low, wide.high) == pytest.approx((0.5 - half, 0.5 + half)) and found(test, once).low > wide.low
 
 
 def test_the_units_are_bases_and_a_control_of_several_runs_enters_by_their_mean():
