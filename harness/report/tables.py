@@ -21,6 +21,7 @@ from harness.report.leaderboard import Board, contrasts
 from harness.report.plots.profiles import improvements
 from harness.report.scores import components
 from harness.report.sentences import findings, num_below, three_sentences
+from methods import METHODS
 
 Row = Mapping[str, Any]
 WIDTH = 100
@@ -66,7 +67,6 @@ TASKS = (
     "reference: weights in BF16 on vLLM, in float32 on the embedded engine; rollout: as rolled. Intervals are over "
     "seeds and questions."
 )
-BASELINE_NAMES = {"naive": "no correction", "flashrl": "TIS (`flashrl`)"}
 MARKS = {
     "is_preliminary": ("*", f"preliminary, fewer than {stats.MIN_SEEDS} seeds"),
     "reconstructed": ("†", "reconstructed, part of the rule is ours because no source gives it"),
@@ -130,8 +130,10 @@ def markdown(board: Board, sweep: str, meant: Purpose | None = None) -> str:
     for place, baseline in enumerate(others):
         against = contrasts(results, baseline, board.endpoints, board.alpha, without=others[:place])
         if len(against):
-            title = f"## What changes against {BASELINE_NAMES.get(baseline, f'`{baseline}`')}, at the same precision"
-            blocks += [title, _grid(_CONTRAST_COLUMNS, against)]
+            what = "no correction" if baseline == meant.baselines[-1] else f"`{baseline}`"
+            blocks += [f"## What changes against {what}, at the same precision"]
+            blocks += [f"`{name}`: {method.summary}." for name, method in METHODS.items() if name == baseline]
+            blocks.append(_grid(_CONTRAST_COLUMNS, against))
     if scores := task_scores.task_scores(results):
         blocks += ["## Evaluations on tasks", markdown_table(task_scores.HEAD, map(task_scores.cells, scores)), TASKS]
     if fallen := collapse_times.table(board.arms, board.control):

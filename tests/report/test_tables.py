@@ -65,12 +65,12 @@ def test_arms_are_compared_with_no_correction_and_with_tis() -> None:
     def sections(**values: object) -> dict[str, list[str]]:
         parts = markdown(board_of(sweep(), **values), "quick").split("## What changes against ")[1:]
         return {
-            part.partition(",")[0]: [cells(line)[0] for line in part.partition("\n## ")[0].splitlines()[4:] if line]
+            part.partition(",")[0]: [cells(line)[0] for line in part.partition("\n## ")[0].splitlines()[6:] if line]
             for part in parts
         }
 
     plain = ["flashrl nvfp4", "flashrl int4", "naive int4 bypass_ppo"]
-    assert sections() == {"no correction": plain, "TIS (`flashrl`)": ["naive int4 bypass_ppo"]}
+    assert sections() == {"no correction": plain, "`flashrl`": ["naive int4 bypass_ppo"]}
     assert sections(control="flashrl") == {"no correction": plain}, "the table itself compares with its control"
 
 

@@ -37,7 +37,7 @@ class Evidence:
     series: Mapping[str, Columns] = field(default_factory=dict[str, Columns])
     """Run id -> column -> value per step."""
     level: float = stats.LEVEL
-    """Of intervals: above 0.95 where the sweep was enlarged after somebody had read its verdicts."""
+    """Level of intervals: above 0.95 where the sweep was enlarged after somebody had read its verdicts."""
     scores: dict[tuple[str, str], float] = field(default_factory=dict[tuple[str, str], float])
     """(run id, score) -> value, of those that were asked for: every claim on a sweep asks for most."""
 
