@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from harness.foundation.project_files import bring_results, committed_sweeps, home, shipped_files
+from harness.studies.advise.accuracy import MISMATCH, SWEEP
 from tests.source_tree import ROOT
 
 
@@ -86,6 +87,7 @@ def test_a_wheel_carries_what_is_committed_of_sweeps_and_results() -> None:
     )  # fmt: skip
     assert {name for name in kept if name.startswith(wanted)} <= names
     assert {"claims.yaml", "results/claims.md"} <= names
+    assert {f"results/tables/{name}.csv" for name in (SWEEP, MISMATCH)} <= names, "what `lowbit advise` reads"
     assert sum((ROOT / name).stat().st_size for name in names & kept) < 70e6  # PyPI takes 100 MB
 
 
