@@ -34,6 +34,7 @@ from harness.records.folder import all_sweeps, check_sweep, series_of
 from harness.records.paths import figures_folder, site_folder, tables_folder
 from harness.records.run_result import write_atomic
 from harness.studies.advise import answers
+from harness.studies.advise.accuracy import SWEEP as MAIN
 from harness.viewers.site.board import short_problems, sweep_entry
 from harness.viewers.site.markdown import to_html
 from harness.viewers.site.runs import CURVES, run_entries
@@ -115,8 +116,8 @@ def stamp() -> str:
 
 
 def opening(entries: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """The comparison that the page opens at: the sweep and context where most arms of enough seeds are better, worse or
-    equal; the first of equals. Empty without one."""
+    """The comparison that the page opens at: of the main table, if it is there, else of all sweeps, the context where
+    most arms of enough seeds are better, worse or equal; the first of equals. Empty without one."""
     count: dict[tuple[str, str], int] = {}
     for entry in entries:
         for values in entry["rows"]:
@@ -126,7 +127,7 @@ def opening(entries: Sequence[Mapping[str, Any]]) -> dict[str, str]:
             count[place] = count.get(place, 0) + is_decided
     if not count:
         return {}
-    sweep, context = max(count, key=lambda place: count[place])
+    sweep, context = max(count, key=lambda place: (place[0] == MAIN, count[place]))
     return {"sweep": sweep, "context": context}
 
 

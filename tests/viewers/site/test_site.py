@@ -21,7 +21,7 @@ from harness.records.packed import pack
 from harness.records.run_result import RunResult, TaskEvalRecord, read_series, write_result
 from harness.records.sweep_file import Purpose
 from harness.report.leaderboard import leaderboard
-from harness.viewers.site import STAMP, board, compact, pages, write_site
+from harness.viewers.site import STAMP, board, compact, opening, pages, write_site
 from harness.viewers.site.board import number
 from harness.viewers.site.markdown import to_html
 from harness.viewers.site.runs import thinned
@@ -229,6 +229,14 @@ def test_a_browser_filters_and_sorts(results: Path) -> None:
     assert "4 of 10 arms" in text and "left alone: half.json" in text
     assert re.search(r'<a href="#sweep=duel&amp;context=n%3D16&amp;precision=int8&amp;method=flashrl%2Cnaive">', text)
     assert '<th scope="col">badge</th>' in text and 'src="../figures/duel/scores.png"' in text
+
+
+def test_the_page_opens_at_the_main_table_where_it_is_there() -> None:
+    columns = ["verdict", "is_preliminary", "context"]
+    two, one = [["equal", False, "n=8"], ["worse", False, "n=8"]], [["cannot tell", False, "n=10"]]
+    entries = [{"name": name, "columns": columns, "rows": rows} for name, rows in (("a", two), ("main_wordmath", one))]
+    assert opening(entries) == {"sweep": "main_wordmath", "context": "n=10"}
+    assert opening(entries[:1]) == {"sweep": "a", "context": "n=8"} and opening([]) == {}
 
 
 def test_a_browser_opens_at_one_comparison(results: Path) -> None:
