@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from harness.config.schema import SHAPE, ModelConfig
+from harness.config.schema import MIXTURE, SHAPE, ModelConfig
 from harness.models.checkpoint import CONFIG, load_config
-from harness.models.decoder import MIXTURE, DecoderConfig
+from harness.models.decoder import DecoderConfig
 
 
 def decoder_config(model: ModelConfig) -> DecoderConfig:

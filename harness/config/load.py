@@ -22,7 +22,7 @@ from typing import Any, Literal, Union
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from harness.config.schema import DERIVED, TUNABLE, Launch, RunConfig
+from harness.config.schema import DERIVED, MIXTURE, SHAPE, TUNABLE, Launch, RunConfig
 from harness.config.validation import element, in_words, nearest_key
 from harness.config.validation import leaves as leaves
 from harness.config.validation import parse as parse
@@ -218,10 +218,13 @@ def load(overrides: Sequence[str]) -> RunConfig:
 
 
 def _adapt_to_folder(values: dict[str, Any], given: Mapping[str, str]) -> None:
-    """Give a run with a folder's model the published INT4. Raises ValueError for a setting of a base's training among
-    the overrides, key -> value."""
+    """Give a run with a folder's model the published INT4. Raises ValueError for a shape or a setting of a base's
+    training among the overrides, key -> value."""
     if key := next((key for key in given if key in ("base", "model.sft_lr") or key.startswith("base.")), None):
         raise ValueError(f"{key}={given[key]}: no base is trained here, the model is the folder; leave it out")
+    shape = {f"model.{name}" for name in (*SHAPE, *MIXTURE, "family", "rope_theta")}
+    if key := next((key for key in given if key in shape), None):
+        raise ValueError(f"{key}={given[key]}: the folder's config.json says the shape; leave it out")
     if given.get("precision") == "int4" and "precision.weights" not in given:
         values["precision"]["weights"] = PUBLISHED_INT4
 

@@ -26,8 +26,6 @@ from harness.numerics.rms_norm import RMSNorm
 ROUTER = "mlp.gate"
 """Linear layer of a block whose outputs choose the experts."""
 Module = TypeVar("Module", bound=nn.Module)
-MIXTURE = ("num_experts", "num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob")
-"""Fields of a shape that a dense model does not have."""
 
 
 @dataclass(frozen=True, kw_only=True)

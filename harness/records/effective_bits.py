@@ -12,8 +12,8 @@ from typing import Any, cast
 
 from harness.api import QUANTIZED, Plan, weight_format
 from harness.config.decoder_config import decoder_config
-from harness.config.schema import SHAPE, ModelConfig
-from harness.models.decoder import MIXTURE, DecoderConfig, tensor_shapes
+from harness.config.schema import MIXTURE, SHAPE, ModelConfig
+from harness.models.decoder import DecoderConfig, tensor_shapes
 from harness.numerics.effective_bits import Shape, effective_bits
 from harness.numerics.formats import Adapters, format_or_none
 from harness.records.run_result import RunResult

@@ -21,10 +21,11 @@ from typing import Any
 
 import torch
 
+from harness.config.schema import MIXTURE
 from harness.foundation.lock_file import held
 from harness.foundation.seeds import stable_seed
 from harness.models.checkpoint import content_hash, save_decoder
-from harness.models.decoder import MIXTURE, Decoder, DecoderConfig
+from harness.models.decoder import Decoder, DecoderConfig
 from harness.models.tokenizer import BOS_ID, save_tokenizer, save_words
 from harness.start import text_training
 from harness.start.base_training import (

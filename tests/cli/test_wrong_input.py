@@ -168,6 +168,10 @@ COMMANDS = (
         "run model=hf model.path=folder base.n=9",
         "error: base.n=9: no base is trained here, the model is the folder; leave it out\n",
     ),
+    (
+        "run model=hf model.path=folder model.num_layers=3",
+        "model.num_layers=3: the folder's config.json says the shape",
+    ),
     ("run model=hf model.path=folder model.sft_lr=1e-3", "model.sft_lr=1e-3: no base is trained here, the model is "),
     (
         "sweep smoke model=hf model.path=folder base=default",
