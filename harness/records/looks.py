@@ -76,5 +76,7 @@ def level_of(results: Path, sweep: str, alpha: float = ALPHA) -> float:
     """Level at which a sweep is judged, `alpha` over all looks: that of one look where it was looked at while it ran,
     by a rule of its own or, as the `looks` of its file say, by people who then added runs."""
     found = read_looks(results, sweep)
-    looks = purpose(sweep, results).looks if found is None else found.until.sizes
+    if found is not None:
+        return found.level * alpha / ALPHA  # the share that a look has of the whole hardly depends on the whole
+    looks = purpose(sweep, results).looks
     return level_per_look(looks, alpha) if looks else alpha
