@@ -54,23 +54,25 @@ def samples(text: str) -> tuple[int, int]:
 
 
 def run(a: argparse.Namespace) -> int:
-    """Measure a folder where one is named; print the table of all records. Raises ValueError for bad input."""
+    """Measure a folder and print what was found; without one print all records. Raises ValueError for bad input."""
     from harness.records.paths import figures_folder, tables_folder
     from harness.studies.fp8_cache.record import measure, read_all
     from harness.studies.fp8_cache.record import write as keep
     from harness.studies.fp8_cache.report import sentences, text, write
 
     _check(a)
+    measured = None
     if a.folder is not None:
-        record = measure(
+        measured = measure(
             a.folder, a.overrides, name=a.name or a.folder.resolve().name, first=a.first_load,
             num_answers=a.answers or 32, is_scanned=a.scan, samples=a.accuracy, results=a.results,
             tell=lambda line: print(line, flush=True),
         )  # fmt: skip
-        print(f"record: {keep(a.results, record)}")
+        print(f"record: {keep(a.results, measured)}")
     records = read_all(a.results)
-    print(text(records))
-    print("\n".join(f"- {line}" for line in sentences(records)))
+    shown = records if measured is None else [measured]
+    print(text(shown))
+    print("\n".join(f"- {line}" for line in sentences(shown)))
     if a.is_written:
         written = write(records, tables_folder(a.results), figures_folder(a.results))
         print("written: " + ", ".join(str(path) for path in written))

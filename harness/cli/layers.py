@@ -38,20 +38,22 @@ def _check(a: argparse.Namespace) -> None:
 
 
 def run(a: argparse.Namespace) -> int:
-    """Measure a folder where one is named; print the table of all records. Raises ValueError for bad input."""
+    """Measure a folder and print what was found; without one print all records. Raises ValueError for bad input."""
     from harness.records.paths import tables_folder
     from harness.studies.layers.report import keep, measure, read_all, sentences, text, write
 
     _check(a)
+    measured = None
     if a.folder is not None:
-        record = measure(
+        measured = measure(
             a.folder, a.overrides, name=a.name, num_answers=a.answers or 32, results=a.results,
             tell=lambda line: print(line, flush=True),
         )  # fmt: skip
-        print(f"record: {keep(a.results, record)}")
+        print(f"record: {keep(a.results, measured)}")
     records = read_all(a.results)
-    print(text(records))
-    print("\n".join(f"- {line}" for line in sentences(records)))
+    shown = records if measured is None else [measured]
+    print(text(shown))
+    print("\n".join(f"- {line}" for line in sentences(shown)))
     if a.is_written:
         print(f"written: {write(records, tables_folder(a.results))}")
     return 0
