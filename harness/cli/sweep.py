@@ -401,7 +401,7 @@ def _taken(todo: Sequence[RunConfig], launch: Launch, way: Way) -> set[str]:
     from harness.config.load import run_id
     from harness.sweep.queue import elsewhere
 
-    return set() if way.is_again else {run_id(cell) for cell, _, _ in elsewhere(todo, launch)}
+    return set() if way.is_again else {run_id(cell) for cell, _ in elsewhere(todo, launch)}
 
 
 def _run_cells(

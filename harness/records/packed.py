@@ -15,6 +15,7 @@ import json
 import lzma
 import math
 import os
+import re
 import shutil
 import zipfile
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -35,6 +36,8 @@ from harness.records.run_result import (
 )
 from harness.records.statuses import TO_RUN_AGAIN
 
+_RUN_ID = re.compile(rb'"run_id":"([^"]*)"')
+"""The run of a line of records: the first of its kind in it."""
 COLUMNS = (
     "reward/mean", "reward/accuracy", "rollout/length_mean", "rollout/truncated_frac", "rollout/tokens",
     "sync/code_flip_rate", "sync/saturated_frac", "mismatch/kl_k1", "mismatch/kl_k3", "mismatch/chi2_token",
@@ -180,10 +183,14 @@ def read_lines(path: Path) -> list[Any]:
     return [json.loads(line) for line in _member(path, RECORDS).splitlines()]
 
 
-def read_packed(path: Path) -> list[RunResult]:
-    """The records of a packed sweep, in its order. Raises ValueError for a file that is none."""
+def read_packed(path: Path, runs: Collection[str] | None = None) -> list[RunResult]:
+    """The records of a packed sweep, of all runs or of those that it has of `runs`, in its order. Raises ValueError for
+    a file that is none."""
+    lines = _member(path, RECORDS).splitlines()
+    if runs is not None:
+        lines = [line for line in lines if (said := _RUN_ID.search(line)) and said[1].decode() in runs]
     try:
-        return [RunResult.model_validate_json(line) for line in _member(path, RECORDS).splitlines()]
+        return [RunResult.model_validate_json(line) for line in lines]
     except ValidationError as error:
         raise ValueError(f"{path}: not a packed sweep: {error}") from error
 

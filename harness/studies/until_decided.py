@@ -93,7 +93,7 @@ def until_decided(planned: Planned, launch: Launch, run: Run, say: Callable[[str
     write_looks(results, kept)
     failed, has_run = dict[str, RunResult](), False
     impossible = tuple(found for found in planned.impossible if found[0].seed in planned.sweep.seeds[: until.first])
-    taken = [cell for cell, _, _ in elsewhere(planned.cells, launch)]
+    taken = [cell for cell, _ in elsewhere(planned.cells, launch)]
     while True:
         state = current(planned, read_results(records_folder(launch)), kept.level, failed.keys())
         if state.is_look:
@@ -126,7 +126,7 @@ def preview(planned: Planned, launch: Launch, say: Callable[[str], None] = print
     nothing."""
     until, known = _rule(planned.sweep), stored(launch, planned.cells)
     missing = [cell for cell in planned.cells if run_id(cell) not in known]
-    taken = [found for _, found, _ in elsewhere(missing, launch)]
+    taken = [found for _, found in elsewhere(missing, launch)]
     state = current(planned, [*known.values(), *taken], look_level(until))
     if state.is_look:
         say(table([_line(row, until) for row in state.rows]))

@@ -7,7 +7,8 @@ everything before it starts and is left alone.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
@@ -20,7 +21,8 @@ from harness.config.load import identity, run_id, to_json
 from harness.config.schema import Launch, RunConfig
 from harness.foundation.lock_file import wait_until_free
 from harness.foundation.provenance import commit
-from harness.records.folder import place_of, read_place
+from harness.records.folder import all_sweeps, place_of, read_place
+from harness.records.packed import make_available, read_packed
 from harness.records.paths import policy_folder, replaced_folder, rollouts_path, runs_folder
 from harness.records.results_lock import results_lock
 from harness.records.run_result import RunResult, Settings, check_series, read_result, write_result
@@ -67,10 +69,14 @@ def check_owner(path: Path, result: RunResult, launch: Launch, cell: RunConfig |
     """Raises ValueError for a record of another sweep or another cell, and for a result without its whole series."""
     if result.sweep != launch.sweep:
         raise ValueError(f"{path}: a result of the sweep {result.sweep!r}")
-    if cell is not None and identity(result.config) != identity(_SETTINGS.validate_python(to_json(cell))):
+    if cell is not None and not _is_of(result, cell):
         raise ValueError(f"{path}: its configuration is not that of {path.stem}")
     if result.status in FINISHED:
         check_series(path, result)
+
+
+def _is_of(result: RunResult, cell: RunConfig) -> bool:
+    return identity(result.config) == identity(_SETTINGS.validate_python(to_json(cell)))
 
 
 def finished(config: RunConfig, launch: Launch) -> RunResult | None:
@@ -169,10 +175,13 @@ def put_aside(cells: Sequence[RunConfig], launch: Launch) -> Path | None:
 
 
 def take_over(cells: Sequence[RunConfig], launch: Launch) -> list[tuple[RunConfig, RunResult]]:
-    """Copy the records of `elsewhere` into this sweep, with their policies where it keeps them: no cell runs twice."""
+    """Copy the records of `elsewhere` into this sweep, with their policies where it keeps them: no cell runs twice. A
+    packed sweep that has some is unpacked."""
     taken: list[tuple[RunConfig, RunResult]] = []
-    for cell, found, path in elsewhere(cells, launch):
-        copy, series = found.model_copy(update={"sweep": launch.sweep}), path.with_suffix(".parquet")
+    for cell, found in elsewhere(cells, launch):
+        make_available(Path(launch.results), found.sweep)
+        copy = found.model_copy(update={"sweep": launch.sweep})
+        series = runs_folder(launch.results, found.sweep) / f"{found.run_id}.parquet"
         write_result(records_folder(launch), copy, series.read_bytes() if series.exists() else None)
         if launch.save != "none":
             own, theirs = (policy_folder(launch.results, sweep, found.run_id) for sweep in (launch.sweep, found.sweep))
@@ -181,30 +190,35 @@ def take_over(cells: Sequence[RunConfig], launch: Launch) -> list[tuple[RunConfi
     return taken
 
 
-def elsewhere(cells: Sequence[RunConfig], launch: Launch) -> list[tuple[RunConfig, RunResult, Path]]:
-    """(cell, record, its path) of cells without a record here that another sweep of the same results folder finished.
-    Drafts stay where they are, and so do files that cannot be read, cells that ran on another number of GPUs or
-    machines, where policies are kept those without one, and all where responses are written out: only a run writes
+def elsewhere(cells: Sequence[RunConfig], launch: Launch) -> list[tuple[RunConfig, RunResult]]:
+    """(cell, record) of cells without a record here that another sweep of the same results folder, packed or not,
+    finished. Drafts stay where they are, and so do files that cannot be read, cells that ran on another number of GPUs
+    or machines, where policies are kept those without one, and all where responses are written out: only a run writes
     them."""
-    if launch.dump_rollouts:
-        return []
-    paths: dict[str, list[Path]] = {}
-    for path in sorted(runs_folder(launch.results).glob("*/*.json")):
-        paths.setdefault(path.stem, []).append(path)
-    found_there: list[tuple[RunConfig, RunResult, Path]] = []
-    for cell in cells:
-        found_by_id = paths.get(run_id(cell), [])
-        for path in [] if any(path.parent.name == launch.sweep for path in found_by_id) else found_by_id:
-            try:
-                found = read_result(path)
-                check_owner(path, found, replace(launch, sweep=found.sweep), cell)
-            except ValueError:
-                continue
+    wanted = {} if launch.dump_rollouts else {run_id(cell): cell for cell in cells}
+    wanted = {name: cell for name, cell in wanted.items() if not (records_folder(launch) / f"{name}.json").exists()}
+    found_there: dict[str, RunResult] = {}
+    results = Path(launch.results)
+    for sweep in [name for name in all_sweeps(results) if name != launch.sweep] if wanted else ():
+        for found in _finished(results, sweep, wanted.keys() - found_there.keys()):
             is_alike = all(found.launch.get(name, 1) == getattr(launch, name) for name in ("gpus", "nodes"))
             if launch.save != "none":
-                is_kept = policy_folder(launch.results, found.sweep, found.run_id).is_dir()
+                is_kept = policy_folder(results, sweep, found.run_id).is_dir()
                 is_alike &= is_kept and found.launch.get("save") == launch.save
-            if found.status in FINISHED and not found.is_draft and is_alike:
-                found_there.append((cell, found, path))
-                break
-    return found_there
+            if is_alike and _is_of(found, wanted[found.run_id]):
+                found_there[found.run_id] = found
+    return [(cell, found_there[name]) for name, cell in wanted.items() if name in found_there]
+
+
+def _finished(results: Path, sweep: str, wanted: Collection[str]) -> list[RunResult]:
+    """The wanted runs that a sweep has finished, without drafts and without files that cannot be read."""
+    place, found = place_of(results, sweep), list[RunResult]()
+    if place.is_file():
+        with suppress(ValueError):
+            found += read_packed(place, wanted)
+    for path in [path for name in sorted(wanted) if (path := place / f"{name}.json").exists()]:
+        with suppress(ValueError):
+            record = read_result(path)
+            check_series(path, record)
+            found.append(record)
+    return [one for one in found if one.status in FINISHED and not one.is_draft and one.sweep == sweep]

@@ -234,6 +234,29 @@ def test_cells_that_another_sweep_has_finished_are_taken_over_on_a_machine_that_
     assert "no CUDA device" in capsys.readouterr().err
 
 
+def test_cells_of_a_packed_sweep_are_taken_over(
+    tiny: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, results = launcher(Seen()), tmp_path / "results"
+    monkeypatch.setattr("harness.sweep.launchers.local.run_cells", lambda jobs, workers, admit: run(jobs, admit=admit))
+    monkeypatch.setattr("harness.cli.report.present", lambda sweep, results, is_tracked: 0)
+    monkeypatch.setattr("harness.sweep.queue.commit", lambda: ("0" * 40, False))
+    assert cli.main(tiny) == 0
+    for record in read_results(results / "runs" / "tiny"):  # as if it had taken a step
+        write_result(results / "runs" / "tiny", record.model_copy(update={"num_steps": 1}), [{"train/loss": 0.0}])
+    pack(results, "tiny")
+    shutil.rmtree(results / "runs" / "tiny")
+    other = tmp_path / "other.yaml"
+    other.write_text(SWEEP)
+    words = ["sweep", str(other), *tiny[2:]]
+    assert cli.main([*words, "--dry-run"]) == 0
+    assert "other: 0 of 8 cells to run, 8 taken over from other sweeps" in capsys.readouterr().out
+    assert not (results / "runs" / "tiny").exists(), "a dry run unpacks nothing"
+    assert cli.main(words) == 0
+    assert "0 of 8 cells to run, 8 taken over from other sweeps" in capsys.readouterr().out
+    assert len([*(results / "runs" / "other").glob("*.parquet")]) == 8
+
+
 def test_a_dry_run_reads_a_packed_sweep_where_it_lies(
     tiny: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
