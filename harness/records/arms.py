@@ -83,6 +83,8 @@ class Arm:
     """The axes that set the experiment."""
     variant: str
     """Label that sets the arm apart within its method, precision and context; empty for the usual setting."""
+    is_plain: bool
+    """No field of METHOD_OWN sets it apart."""
     runs: tuple[RunResult, ...]
     """Ordered by (base seed, seed)."""
 
@@ -144,6 +146,7 @@ def _named(settings: Sequence[Fields]) -> list[Arm]:
                 fields=fields,
                 context=context,
                 variant=variant,
+                is_plain=not any(name.startswith(METHOD_OWN) for name in told),
                 runs=(),
             )
         )
@@ -156,28 +159,18 @@ def arm_labels(results: Sequence[RunResult]) -> dict[str, str]:
 
 
 def control_of(arm: Arm, arms: Sequence[Arm], method: str) -> Arm | None:
-    """The arm of `method` whose settings are the arm's, but for those that are METHOD_OWN; None where there is none."""
-    alike = [other for other in arms if _beside_method(other) == _beside_method(arm)]
-    return nearest_of(arm, alike, method)
-
-
-def nearest_of(arm: Arm, arms: Sequence[Arm], method: str) -> Arm | None:
-    """The arm of `method` in the same context: at its precision if there is one, then with most shared settings."""
-    candidates = [other for other in arms if other.method == method and other.context == arm.context]
+    """The arm of `method` whose settings are the arm's, but for those that are METHOD_OWN: at its precision if there is
+    one, then with most shared settings. None where there is none."""
+    alike = [other for other in arms if other.method == method and _beside_method(other) == _beside_method(arm)]
 
     def likeness(other: Arm) -> tuple[bool, int]:
         return other.precision == arm.precision, sum(other.axes[name] == value for name, value in arm.axes.items())
 
-    return max(candidates, key=likeness, default=None)
+    return max(alike, key=likeness, default=None)
 
 
 def _beside_method(arm: Arm) -> Fields:
     return {name: value for name, value in arm.fields.items() if not name.startswith(METHOD_OWN)}
-
-
-def settings_apart(arm: Arm, other: Arm) -> int:
-    """Number of fields of TOLD in which two arms differ."""
-    return sum(arm.fields.get(name) != other.fields.get(name) for name in TOLD)
 
 
 def setting(result: RunResult) -> Fields:

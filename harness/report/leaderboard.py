@@ -21,7 +21,7 @@ import numpy as np
 import pandas as pd
 
 from harness.records import stats
-from harness.records.arms import Arm, control_of, label, nearest_of, scored, settings_apart
+from harness.records.arms import Arm, control_of, label, scored
 from harness.records.effective_bits import bits_of_run
 from harness.records.run_result import Base, RunResult
 from harness.records.statuses import FINISHED, STATUSES
@@ -130,16 +130,16 @@ def contrasts(
 ) -> pd.DataFrame:
     """Differences of every arm from the method `baseline` at the same precision and context; empty without such pairs.
 
-    Left out: methods of `without` as they are, and arms whose nearest such partner differs in two settings or more
-    (`arms.TOLD`). The columns of `leaderboard` from `control` on. They are decided by themselves, context by context.
+    Left out: methods of `without` as they are, and arms to which `baseline` ran at other settings alone. The columns of
+    `leaderboard` from `control` on. They are decided by themselves, context by context.
     """
     arms, scores = score_arms(results)
     pairs: list[tuple[Arm, Arm]] = []
     for arm in arms:
-        if arm.method in (baseline, *without) and not arm.variant:
+        if arm.method in (baseline, *without) and arm.is_plain:
             continue
-        reference = nearest_of(arm, [other for other in arms if other is not arm], baseline)
-        if reference is not None and reference.precision == arm.precision and settings_apart(arm, reference) < 2:
+        reference = control_of(arm, [other for other in arms if other is not arm], baseline)
+        if reference is not None and reference.precision == arm.precision:
             pairs.append((arm, reference))
     alone = {name: _on_bases(pairs, scores, name, alpha) for name in endpoints}
     return pd.DataFrame([

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 
-from harness.records.arms import arm_labels, arm_names, control_of, group_arms, rank, settings_apart
+from harness.records.arms import arm_labels, arm_names, control_of, group_arms, rank
 from harness.records.run_result import RunResult
 from tests import result_factory as factory
 
@@ -100,9 +100,6 @@ def test_a_rate_that_goes_with_other_updates_is_written_beside_them() -> None:
     both = [run(m, "int8", algo__num_minibatches=2, trainer__lr=2e-4) for m in ("naive", "flashrl")]
     assert labels(*usual, *both)[2:] == ["mis int8", "naive int8 2 minibatches lr=0.0002",
                                          "flashrl int8 2 minibatches lr=0.0002"]  # fmt: skip
-    arms = {arm.label: arm for arm in group_arms([*usual, *both])}
-    assert settings_apart(arms["naive int8"], arms["naive int8 2 minibatches lr=0.0002"]) == 2
-    assert settings_apart(arms["naive int8"], arms["mis int8"]) == 0
     follows = run("acrl", "int8", algo__mode="bypass_ppo")  # a mode that goes with the method
     assert labels(*usual, follows)[3] == "acrl int8"
 

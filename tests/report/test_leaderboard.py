@@ -161,7 +161,7 @@ def test_contrasts_with_a_correction_leave_out_what_was_compared_the_other_way_r
     assert (own[0]["arm"], own[0]["difference"]) in both
 
 
-def test_arms_two_settings_apart_are_not_contrasted() -> None:
+def test_arms_at_other_settings_are_not_contrasted() -> None:
     both = {"algo__num_minibatches": 2, "trainer__lr": 2e-4}
     changed = [factory.result(method, "int8", seed=1, **both)[0] for method in ("naive", "flashrl")]
     usual = [factory.result(method, "int8")[0] for method in ("naive", "mis", "icepop")]
@@ -171,8 +171,11 @@ def test_arms_two_settings_apart_are_not_contrasted() -> None:
         ["mis int8", "naive int8"],
         ["flashrl int8 2 minibatches lr=0.0002", "naive int8 2 minibatches lr=0.0002"],
     ]
-    alone = contrasts([factory.result("naive", "int8")[0], factory.result("naive", "int8", algo__num_minibatches=2)[0]])
-    assert alone["control"].tolist() == ["naive int8"]
+    one = [factory.result(method, "int8", algo__num_minibatches=2)[0] for method in ("naive", "flashrl")]
+    usual = [factory.result(method, "int8")[0] for method in ("naive", "mis")]
+    assert contrasts([*usual, one[1]])["arm"].tolist() == ["mis int8"]
+    assert contrasts([*usual, *one])["control"].tolist() == ["naive int8", "naive int8 2 minibatches"]
+    assert contrasts([*usual, *one], "flashrl", without=["naive"]).empty, "naive stands in the other table"
 
 
 def test_an_arm_without_a_control_at_its_own_settings_has_no_verdict() -> None:
