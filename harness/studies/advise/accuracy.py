@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import pandas as pd
 
+from harness.foundation.span import span
 from harness.records.paths import tables_folder
 from harness.report.sentences import num_below
 from harness.report.tables import difference_cell, num_lower, short_verdict
@@ -159,4 +160,4 @@ def _compared(precision: str, asked: Mismatch | None, trained: tuple[float, floa
 
 
 def _span(ends: tuple[float, float]) -> str:
-    return " to ".join(f"{end:.0e}".replace("e-0", "e-") for end in ends) if not math.isnan(ends[0]) else "-"
+    return span(*ends, ".0e").replace("e-0", "e-")
