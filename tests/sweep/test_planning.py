@@ -116,7 +116,8 @@ def test_the_table_in_words_has_its_bases_and_its_stale_arms_have_controls_of_th
     longer = {(method, precision): count for (n, method, precision), count in runs.items() if n == 30}
     for arm in (("naive", "fp8_block+kv8"), ("flashrl", "fp8_block"), ("flashrl", "int8")):
         assert longer.pop(arm) == 12
-    assert set(longer.values()) == {6} and len(runs) == 19 + 8
+    assert longer.pop(("fp8_rl", "fp8_block+kv8")) == 5
+    assert set(longer.values()) == {6} and len(runs) == 19 + 9
     assert [b for b, _ in groupby(main, lambda c: c.base_seed)] == [*range(8), *range(9, 18), 8]
     stress = [c for c in plan(read_sweep("stress_wordmath")).cells if c.algo.num_minibatches == 1]
     ages = {(c.method, c.algo.staleness) for c in stress}
