@@ -22,6 +22,7 @@ from harness.records.arms import Arm, label
 from harness.records.stats import DELTA
 from harness.report.plots.colours import REFERENCE
 from harness.report.plots.style import PRECISION_LOOKS, Fill, Look, legend, looks_of_names, style_name
+from harness.report.plots.titles import score_words
 from harness.report.scores import score_arm
 
 DIALS = {
@@ -73,7 +74,7 @@ def along(arms: Sequence[Arm], control: str) -> Figure | None:
         if dial == LENGTH:
             _name_lengths(ax, arms, control)
     usual = "" if all(dial == LENGTH for dial, *_ in panels) else " at its usual setting"
-    figure.supylabel(f"accuracy during training minus that of\n{control}{usual}, same base", fontsize=8)
+    figure.supylabel(f"{score_words(arms)} minus that of\n{control}{usual}, same base", fontsize=8)
     _, title = max(found_along(found, dial, context) for dial, context, found in panels)
     legend(figure, {f"{precision} {name}": look for (precision, name), look in looks.items()}, True, 4, title)
     return figure

@@ -16,6 +16,7 @@ from harness.records.run_result import Base, base_names
 from harness.records.stats import Outcome
 from harness.report.plots.colours import REFERENCE
 from harness.report.plots.style import Looks, above_panels, style_name
+from harness.report.plots.titles import score_words
 from harness.report.scores import score_arm
 
 MIN_BASES = 4
@@ -56,7 +57,7 @@ def bases(arms: Sequence[Arm], looks: Looks) -> Figure | None:
         ax.plot([at - 0.45, at + 0.45], [starts[base]] * 2, color=REFERENCE, linewidth=0.8, zorder=1)
     ax.set_xticks(range(len(columns)), base_names(columns))
     ax.set_ylim(bottom=0.0)
-    ax.set_ylabel("mean accuracy after the start")
+    ax.set_ylabel(score_words(arms))
     ax.grid(axis="x", visible=False)
     handles = [
         Line2D([], [], color=looks[name].colour, marker=looks[name].marker, linestyle="", label=name) for name in found

@@ -18,7 +18,7 @@ from harness.records.arms import Arm, label
 from harness.records.stats import COLLAPSES, DELTA
 from harness.report.plots.colours import BLUE, GREEN, INK, REFERENCE, STRIPE, VERMILION
 from harness.report.plots.style import above_panels, style_name
-from harness.report.plots.titles import scores_title
+from harness.report.plots.titles import score_words, scores_title
 
 CONTEXTS = ((INK, "o", "full"), (BLUE, "s", "none"), (VERMILION, "D", "full"), (GREEN, "^", "none"))
 """(colour, marker, fill) of the contexts in order."""
@@ -52,7 +52,7 @@ def differences(arms: Sequence[Arm], board: dict[str, Any], control: str) -> Fig
     for ax, rows in zip(axes[0], halves, strict=True):
         _draw(ax, rows, found, contexts)
     figure.supxlabel(
-        f"mean accuracy during training minus that of {control}, 95 % intervals (linear up to {ZOOM:g}, then "
+        f"{score_words(arms)} minus that of {control}, 95 % intervals (linear up to {ZOOM:g}, then "
         f"logarithmic; grey: within {DELTA:g})",
         fontsize=8,
     )

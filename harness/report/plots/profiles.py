@@ -25,6 +25,7 @@ from harness.records.stats import Floats
 from harness.records.sweep_file import BASELINES
 from harness.report.plots.colours import BLUE, GREEN, GREY, INK, ORANGE, PINK, SKY, VERMILION
 from harness.report.plots.style import style_name
+from harness.report.plots.titles import score_words
 from harness.report.scores import score_arm
 
 TAUS = np.linspace(0, 1, 201)
@@ -127,7 +128,7 @@ def profile_figure(arms: Sequence[Arm], control: str = "bf16") -> Figure | None:
         ax.set_axis_off()
         axes.flat[list(axes.flat).index(ax) - columns].xaxis.set_tick_params(labelbottom=True)
     over = " over " + ", ".join(contexts) if len(contexts) > 1 else ""
-    figure.supxlabel(f"tau: mean accuracy during training{over}", fontsize=8)
+    figure.supxlabel(f"tau: {score_words(arms)}{over}", fontsize=8)
     figure.supylabel("share of runs above tau\n(bands: 95 %, whole curve)", fontsize=8)
     return figure
 

@@ -31,6 +31,16 @@ def panel_title(precision: str, arms: Iterable[Arm], *, board: Mapping[str, Any]
     return precision
 
 
+def score_words(arms: Iterable[Arm]) -> str:
+    """The score of the arms for an axis: a mean over training, or the end where it was evaluated there alone."""
+    is_mean = {
+        any(len({e.step for e in run.evals if e.site == "reference" and e.step}) > 1 for run in arm.runs) for arm in arms
+    }
+    if is_mean == {True, False}:
+        return "accuracy at the end, or its mean during training,"
+    return "mean accuracy during training" if True in is_mean else "accuracy at the end"
+
+
 def scores_title(arms: Sequence[Arm], board: Mapping[str, Any], control: str) -> str:
     """Counts of the verdicts of all arms that were compared with the control, of which a sweep with
     variants may have several."""

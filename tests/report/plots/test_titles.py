@@ -8,7 +8,7 @@ import numpy as np
 
 from harness.records.arms import group_arms
 from harness.report.plots.bands import Band
-from harness.report.plots.titles import largest_title, panel_title, scores_title, slope_title
+from harness.report.plots.titles import largest_title, panel_title, score_words, scores_title, slope_title
 from tests.result_factory import result
 
 ARMS = group_arms([result(method, precision)[0] for method, precision in (("bf16", "bf16"), ("naive", "int4"))])
@@ -32,6 +32,16 @@ def test_a_panel_says_what_its_uncorrected_arm_loses() -> None:
     assert panel_title("int4", [NAIVE], board=board("x"), site="rollout") == "int4\nnaive -0.10: worse"
     assert panel_title("int4", [NAIVE], board=board("worse", seeds=1), site="reference") == "int4\nnaive -0.21: 1 seed"
     assert panel_title("bf16", [CONTROL], board=board("worse"), site="reference") == "bf16"
+
+
+def test_runs_that_were_evaluated_at_their_end_alone_have_no_mean_over_training() -> None:
+    run, _ = result()
+    ends = {0, max(e.step for e in run.evals)}
+    at_the_end = run.model_copy(update={"evals": [e for e in run.evals if e.step in ends]})
+    assert score_words(group_arms([run])) == "mean accuracy during training"
+    assert score_words(group_arms([at_the_end])) == "accuracy at the end"
+    arms = group_arms([at_the_end, result("naive", "int4")[0]])
+    assert score_words(arms) == "accuracy at the end, or its mean during training,"
 
 
 def test_verdicts_are_counted() -> None:
