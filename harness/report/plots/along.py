@@ -74,7 +74,9 @@ def along(arms: Sequence[Arm], control: str) -> Figure | None:
         if dial == LENGTH:
             _name_lengths(ax, arms, control)
     usual = "" if all(dial == LENGTH for dial, *_ in panels) else " at its usual setting"
-    figure.supylabel(f"{score_words(arms)} minus that of\n{control}{usual}, same base", fontsize=8)
+    shown = {context for _, context, _ in panels}
+    words = score_words([arm for arm in arms if label(arm.context) in shown] or arms)
+    figure.supylabel(f"{words} minus that of\n{control}{usual}, same base", fontsize=8)
     _, title = max(found_along(found, dial, context) for dial, context, found in panels)
     legend(figure, {f"{precision} {name}": look for (precision, name), look in looks.items()}, True, 4, title)
     return figure

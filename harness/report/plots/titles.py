@@ -34,7 +34,8 @@ def panel_title(precision: str, arms: Iterable[Arm], *, board: Mapping[str, Any]
 def score_words(arms: Iterable[Arm]) -> str:
     """The score of the arms for an axis: a mean over training, or the end where it was evaluated there alone."""
     is_mean = {
-        any(len({e.step for e in run.evals if e.site == "reference" and e.step}) > 1 for run in arm.runs) for arm in arms
+        any(len({e.step for e in run.evals if e.site == "reference" and e.step}) > 1 for run in arm.runs)
+        for arm in arms
     }
     if is_mean == {True, False}:
         return "accuracy at the end, or its mean during training,"
