@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from harness.studies.throughput.plan import BASELINE, Sweep, cell_key
+from harness.studies.throughput.map_cells import Records, entry, measured
+from harness.studies.throughput.plan import BASELINE, Sweep
 
 Point = tuple[float, float]
 """(context in tokens, step in ms), by rising context."""
@@ -22,12 +23,8 @@ NOISE = 0.03
 
 def curve(record: Mapping[str, Any], batch: int) -> list[Point]:
     """The measured steps of one batch size by context."""
-    found = [
-        (float(cell["context"]), float(cell["step_ms"]))
-        for key, cell in record.get("cells", {}).items()
-        if key.startswith(f"{batch}x") and cell["status"] == "ok"
-    ]
-    return sorted(found)
+    cells = measured(record).items()
+    return sorted((float(cell["context"]), float(cell["step_ms"])) for (own, _), cell in cells if own == batch)
 
 
 def integral(points: Sequence[Point], start: float, end: float) -> float | None:
@@ -76,11 +73,10 @@ def generation_tokens_per_s(record: Mapping[str, Any], batch: int, prompt: int, 
 
 def decode_tokens_per_s(record: Mapping[str, Any], batch: int, length: int) -> float | None:
     """Tokens/s of a cell, None where it was not measured."""
-    cell = record.get("cells", {}).get(cell_key(batch, length), {})
-    return cell.get("tokens_per_s") if cell.get("status") == "ok" else None
+    return entry(record, batch, length).get("tokens_per_s")
 
 
-def baseline_of(records: Mapping[str, Mapping[str, Any]], size: str) -> Mapping[str, Any]:
+def baseline_of(records: Records, size: str) -> Mapping[str, Any]:
     """The BF16 record of a size; empty where there is none."""
     return records.get(f"{size}-{BASELINE}", {})
 

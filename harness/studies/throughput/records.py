@@ -15,11 +15,6 @@ from harness.studies.throughput.plan import EngineSpec, Sweep, engine_specs
 Record = dict[str, Any]
 
 
-def folder_of(results: Path, sweep: str) -> Path:
-    """Folder of the files of a sweep."""
-    return throughput_folder(results, sweep)
-
-
 def now() -> str:
     """ISO 8601, UTC, to the second."""
     return datetime.now(UTC).isoformat(timespec="seconds")
@@ -62,6 +57,6 @@ def _dumps(value: Any) -> str:
 
 def read_records(results: Path, sweep: Sweep) -> dict[str, Record]:
     """File stem -> record, in the order of the sweep; stems without a file are left out."""
-    folder = folder_of(results, sweep.name)
+    folder = throughput_folder(results, sweep.name)
     found = {spec.stem: read_record(folder / f"{spec.stem}.json") for spec in engine_specs(sweep)}
     return {stem: record for stem, record in found.items() if record}

@@ -17,11 +17,12 @@ from harness.studies.throughput.cost import (
     ratio,
     reached,
 )
-from harness.studies.throughput.plan import BASELINE, EngineSpec, MapCell, Sweep, cells, engine_specs
+from harness.studies.throughput.map_cells import MapCell, Records, cell_key, entry, measured
+from harness.studies.throughput.plan import BASELINE, EngineSpec, Sweep, cells, engine_specs
 from harness.studies.throughput.settled import disturbed_cells
+from harness.studies.throughput.shapes import in_order
 from harness.studies.throughput.waiting import device_ms, host_bound_cells
 
-Records = Mapping[str, Mapping[str, Any]]
 Rows = list[list[str]]
 NONE = "-"
 COLUMNS = (
@@ -43,7 +44,7 @@ def shown_batch(sweep: Sweep) -> int:
 
 def map_specs(sweep: Sweep) -> list[EngineSpec]:
     """Every size in every precision, checks left out, in the order of the model's size."""
-    order = sorted(sweep.sizes, key=lambda size: float(size.removesuffix("b")) if size[0].isdigit() else 0.0)
+    order = in_order(sweep.sizes)
     wanted = {(spec.size, spec.precision): spec for spec in engine_specs(sweep) if spec.check is None}
     extra = {size: [entry.precision for entry in sweep.extra if entry.size == size] for size in order}
     return [wanted[size, precision] for size in order for precision in (*sweep.precisions, *extra[size])]
@@ -51,11 +52,7 @@ def map_specs(sweep: Sweep) -> list[EngineSpec]:
 
 def measured_specs(sweep: Sweep, records: Records) -> list[EngineSpec]:
     """The engines with a measured cell; why others have none is told once, by `missing_table`."""
-    return [spec for spec in map_specs(sweep) if _has_cell(records.get(spec.stem, {}))]
-
-
-def _has_cell(record: Mapping[str, Any]) -> bool:
-    return any(cell.get("status") == "ok" for cell in record.get("cells", {}).values())
+    return [spec for spec in map_specs(sweep) if measured(records.get(spec.stem, {}))]
 
 
 def csv_text(sweep: Sweep, records: Records) -> str:
@@ -71,7 +68,7 @@ def csv_text(sweep: Sweep, records: Records) -> str:
 
 def _row(sweep: Sweep, records: Records, spec: EngineSpec, batch: int, length: int) -> dict[str, Any]:
     record, base = records.get(spec.stem, {}), baseline_of(records, spec.size)
-    cell = dict(record.get("cells", {}).get(f"{batch}x{length}", {}))
+    cell = entry(record, batch, length)
     row: dict[str, Any] = {"size": spec.size, "precision": spec.precision, "batch": batch, "length": length}
     row["status"] = cell.get("status") or _whole(record) or "not measured"
     row |= {key: cell[key] for key in COLUMNS if key in cell and key != "status"}
@@ -259,14 +256,14 @@ def missing_table(sweep: Sweep, records: Records) -> str:
         record = records.get(spec.stem, {})
         groups: dict[str, list[str]] = {}
         for batch, length in cells(sweep):
-            cell = record.get("cells", {}).get(f"{batch}x{length}", {})
+            cell = entry(record, batch, length)
             status = cell.get("status") or _whole(record) or "not measured"
             if status == "failed":
                 status = f"failed: {cell['reason']}"
             if status == "skipped: kv":
                 status = f"skipped: kv (the cache holds {cell['kv_tokens']:,} tokens)"
             if status != "ok":
-                groups.setdefault(status, []).append(f"{batch}x{length}")
+                groups.setdefault(status, []).append(cell_key(batch, length))
         everything = len(cells(sweep))
         for status, keys in groups.items():
             rows.append([spec.size, spec.precision, status, "all" if len(keys) == everything else ", ".join(keys)])

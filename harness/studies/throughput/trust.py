@@ -8,9 +8,10 @@ from typing import Any
 
 from harness.foundation.markdown_table import markdown_table
 from harness.studies.throughput.cost import Point, curve, generation_s, integral
+from harness.studies.throughput.map_cells import Records
 from harness.studies.throughput.plan import Sweep, engine_specs
-from harness.studies.throughput.settled import SPREAD, disturbed
-from harness.studies.throughput.tables import Records, Rows, number
+from harness.studies.throughput.settled import SPREAD, disturbed_cells
+from harness.studies.throughput.tables import Rows, number
 from harness.studies.throughput.waiting import SHARE, host_bound_cells
 
 CLOSE = 0.01
@@ -30,7 +31,7 @@ def trust_lines(sweep: Sweep, records: Records) -> Iterator[str]:
             )
         if spec.check is not None and "seconds" in record.get("check", {}):
             yield from check_lines(f"{spec.size}-{spec.precision}", record["check"], records)
-    marked = sum(len(disturbed(record.get("cells", {}))) for record in records.values())
+    marked = sum(len(disturbed_cells(record)) for record in records.values())
     if marked:
         yield (
             f"* `~` marks what rests on a disturbed cell ({marked} of them): its steps spread by more than {SPREAD:g} "
