@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from harness.records.arms import Arm
-from harness.records.run_result import RunResult
-from harness.records.stats import Floats
+from harness.records.run_result import RunResult, accuracies
+from harness.records.stats import Floats, percentiles
 from harness.records.statuses import FINISHED
 
 GAIN = 0.9
@@ -58,11 +58,11 @@ def race(arm: Arm, control: Arm, rng: np.random.Generator, draws: int = 1000) ->
     every = range(len(targets))
     steps, control_steps = medians(every)
     drawn = np.array([medians(rng.integers(len(every), size=len(every)).tolist()) for _ in range(draws)])
-    ratios, arrived = np.sort(_ratio(drawn[:, 0], drawn[:, 1])), np.isfinite(np.concatenate(own))
+    low, high = percentiles(_ratio(drawn[:, 0], drawn[:, 1]))
+    arrived = np.isfinite(np.concatenate(own))
     return Race(
         target=float(np.mean(targets)), reached=int(arrived.sum()), runs=len(arrived), steps=steps,
-        ratio=steps / control_steps,
-        low=float(ratios[int(0.025 * draws)]), high=float(ratios[int(0.975 * draws)]),
+        ratio=steps / control_steps, low=low, high=high,
     )  # fmt: skip
 
 
@@ -78,8 +78,7 @@ def _by_base(arm: Arm) -> dict[Any, list[Floats]]:
 
 def curve(run: RunResult) -> Floats:
     """[E, 2] of step and accuracy in the reference precision, by step."""
-    found = {r.step: r.accuracy for r in run.evals if r.site == "reference" and r.accuracy is not None}
-    return np.array(sorted(found.items()), dtype=np.float64).reshape(-1, 2)
+    return np.array(accuracies(run.evals, "reference"), dtype=np.float64).reshape(-1, 2)
 
 
 def steps_to(points: Floats, target: float) -> float:

@@ -106,11 +106,14 @@ def sentences(runs: Sequence[Trace], scores: Sequence[Score]) -> list[str]:
     if num_hidden:
         best = sorted((s for s in signals if not math.isnan(s.hidden)), key=lambda s: -s.hidden)[:NUM_NAMED]
         found = ", ".join(f"{s.name} in {_share(s.hidden)}" for s in best)
+        by_drop = "-" if drop is None else _share(drop.hidden)
         said.append(
-            f"Of the {num_hidden} hidden losses the reward's drop alarms in {_share(drop.hidden) if drop else '-'}, "
-            f"the best signals in more: {found}."
-            if drop is None or not best or best[0].hidden > drop.hidden
-            else f"Of the {num_hidden} hidden losses no signal finds more than the reward's drop: {_share(drop.hidden)}"
+            f"Of the {num_hidden} hidden losses "
+            + (
+                f"the reward's drop alarms in {by_drop}, the best signals in more: {found}."
+                if drop is None or not best or best[0].hidden > drop.hidden
+                else f"no signal finds more than the reward's drop: {by_drop}."
+            )
         )
     known = [s.reference_alarms for s in signals if not math.isnan(s.reference_alarms)]
     if known:

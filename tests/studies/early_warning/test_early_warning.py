@@ -149,6 +149,15 @@ def test_the_best_signal_says_how_firm_it_is() -> None:
     assert "a hint" in report.firmness([firm], {"within a format": []})[0]
 
 
+def test_every_sentence_ends() -> None:
+    """Also the one that hidden losses get where no signal finds more of them than the reward does."""
+    values: dict[str, Any] = dict.fromkeys(scores.Score.__dataclass_fields__, 0.5)
+    found = [scores.Score(**values | {"name": name}) for name in ("reward drop", "k3 (level)")]
+    said = report.sentences([replace(trace(1.0, 0), kind="hidden")], found)
+    assert "Of the 1 hidden losses no signal finds more than the reward's drop: 50%." in said
+    assert all(line.endswith(".") for line in said)
+
+
 def test_hidden_losses_can_be_counted_by_their_reward() -> None:
     hidden = replace(trace(1.0, 0), kind="hidden", reward_kind="declining")
     assert [run.kind for run in scores.by_reward([hidden, trace(1.0, 1)])] == ["declining", "healthy"]
