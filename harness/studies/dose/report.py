@@ -13,7 +13,7 @@ from harness.records.stats import LEVEL, MIN_CLUSTERS
 from harness.studies.dose.beyond import Addition
 from harness.studies.dose.curve import Bin
 from harness.studies.dose.figure import draw
-from harness.studies.dose.points import DOSE, FIRST, FORMAT, NONE, START, Point
+from harness.studies.dose.points import DOSE, FIRST, FORMAT, NONE, START, Point, correction_words
 from harness.studies.dose.study import NAMED, TASK, Study, finding, prediction
 
 
@@ -36,9 +36,8 @@ def sentences(s: Study) -> list[str]:
     for name, found in s.additions.items():
         adding = [a for a in found if a.p_holm < 1 - LEVEL]
         rest = [a.factor for a in found if a.p_holm >= 1 - LEVEL]
-        which = "no correction" if name == NONE else name
         said.append(
-            f"Beyond the dose, {which}: "
+            f"Beyond the dose, {correction_words(name)}: "
             + (
                 "; ".join(
                     f"{a.factor} adds (p = {a.p_holm:.3f}, explained variance {a.r2_dose:.2f} to {a.r2_both:.2f}, from "
@@ -55,7 +54,7 @@ def sentences(s: Study) -> list[str]:
         start = next((c for c in found if c.name == START), None)
         worse = [c.name for c in found if c.worse_low > 0]
         said.append(
-            f"Doses, {'no correction' if name == NONE else name}: on sizes and lengths left out {DOSE} errs by "
+            f"Doses, {correction_words(name)}: on sizes and lengths left out {DOSE} errs by "
             f"{own.rmse:.3f} a run, the best, {best.name}, by {best.rmse:.3f}"
             + (f", k3 of the first {FIRST} steps by {start.rmse:.3f}" if start else "")
             + (
@@ -71,7 +70,7 @@ def sentences(s: Study) -> list[str]:
             if k.kind != FORMAT and not math.isnan(k.low)
         ]
         if told:
-            which = "no correction" if name == NONE else name
+            which = correction_words(name)
             said.append(f"Loss beyond that of formats at an equal dose, {task}, {which}: {'; '.join(told)}.")
     return said
 
@@ -89,7 +88,8 @@ def _other_tasks(s: Study) -> list[str]:
     rows: list[tuple[str, ...]] = []
     for (task, correction, precision), points in sorted(groups.items()):
         losses = [point.loss for point in points]
-        told = (fmean(losses), min(losses), max(losses), fmean(prediction(s, point) for point in points))
+        expected = fmean(prediction(s, correction, point.dose) for point in points)
+        told = (fmean(losses), min(losses), max(losses), expected)
         rows.append((task, correction, precision, str(len(points)), *(f"{value:+.3f}" for value in told)))
     return ["## Other tasks, in none of the numbers above", markdown_table(OTHERS, rows)]
 
