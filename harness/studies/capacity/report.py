@@ -88,7 +88,7 @@ def cells_of(
         for n in gpus:
             choice = fastest(found, work, n, links, trains=trains)
             at = choice.taken.at
-            more = remedy(work, n, trains="lora" if trains == "lora" else "full") if at.reason else None
+            more = remedy(work, n, is_lora=trains == "lora") if at.reason else None
             cells.append(PlanRow(work=work, place=at, step=choice.taken.step, remedy=more, why=tuple(choice.why())))
     return cells
 
