@@ -22,6 +22,7 @@ import numpy as np
 from harness.config.load import run_id, to_json
 from harness.config.schema import RunConfig
 from harness.foundation.markdown_table import markdown_table
+from harness.foundation.number_cell import with_interval
 from harness.foundation.time_stamp import moment
 from harness.records.json_rows import write_json_rows
 from harness.records.packed import read_packed
@@ -262,10 +263,9 @@ def outcome_page(said: Mapping[str, Any], outcomes: Sequence[Outcome]) -> str:
     rows = list[tuple[str, ...]]()
     for o in found:
         fell = f", {o.num_collapsed} collapsed" if o.num_collapsed else ""
-        interval = "" if math.isnan(o.low) else f" [{o.low:+.3f}, {o.high:+.3f}]"
         cells = (
             o.precision + (f", n={o.length}" if several else ""), o.correction,
-            f"{o.dose:.2g}", f"{o.found_dose:.2g}", f"{o.predicted:+.3f}", f"{o.loss:+.3f}{interval}",
+            f"{o.dose:.2g}", f"{o.found_dose:.2g}", f"{o.predicted:+.3f}", with_interval(o.loss, o.low, o.high, "+.3f"),
             f"{o.error:+.3f}", f"{o.num_runs}{fell}",
         )  # fmt: skip
         rows.append(cells)

@@ -15,6 +15,7 @@ from optuna.trial import FrozenTrial, TrialState
 from harness.config.load import run_id
 from harness.config.schema import Launch
 from harness.foundation.markdown_table import markdown_table
+from harness.foundation.number_cell import with_interval
 from harness.records.paths import searches_folder, tables_folder
 from harness.records.run_result import RunResult, write_atomic
 from harness.records.stats import further_seeds, paired, verdict
@@ -140,12 +141,12 @@ def _mean(records: Mapping[int, RunResult], metric: str) -> str:
     if not scores:
         return "-"
     d = paired(scores, dict.fromkeys(scores, 0.0))
-    return f"{d.mean:.4g}" + ("" if math.isnan(d.low) else f" [{d.low:.4g}, {d.high:.4g}]")
+    return with_interval(d.mean, d.low, d.high, ".4g")
 
 
 def _gap(contender: Contender, base: Contender, records: Mapping[str, Mapping[int, RunResult]], metric: str) -> str:
     d = compared(records[contender.name], records[base.name], metric)
-    return "-" if math.isnan(d.low) else f"{d.mean:+.3f} [{d.low:+.3f}, {d.high:+.3f}] ({verdict(d.low, d.high)})"
+    return "-" if math.isnan(d.low) else f"{with_interval(d.mean, d.low, d.high, '+.3f')} ({verdict(d.low, d.high)})"
 
 
 def trials_section(search: Search, studies: Mapping[str, Study]) -> list[str]:

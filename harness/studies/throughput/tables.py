@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from harness.foundation.markdown_table import markdown_table
+from harness.foundation.number_cell import number_cell
 from harness.studies.throughput.cost import (
     baseline_of,
     decode_ratios,
@@ -79,9 +80,9 @@ def _row(sweep: Sweep, records: Records, spec: EngineSpec, batch: int, length: i
         engine = record["engines"][cell["engine"]]
         row |= {key: engine[key] for key in ("kv_tokens", "load_s", "weights_gib", "device")} | engine["versions"]
         pair = [generation_tokens_per_s(each, batch, sweep.prompt, length) for each in (record, base)]
-        row["ratio_to_bf16"] = number(ratio(cell["tokens_per_s"], decode_tokens_per_s(base, batch, length)), ".4f")
-        row["generation_tokens_per_s"] = number(pair[0], ".1f")
-        row["generation_ratio_to_bf16"] = number(ratio(*pair), ".4f")
+        row["ratio_to_bf16"] = number_cell(ratio(cell["tokens_per_s"], decode_tokens_per_s(base, batch, length)), ".4f")
+        row["generation_tokens_per_s"] = number_cell(pair[0], ".1f")
+        row["generation_ratio_to_bf16"] = number_cell(ratio(*pair), ".4f")
     return row
 
 
@@ -97,11 +98,6 @@ def mark(record: Mapping[str, Any], base: Mapping[str, Any], used: Collection[Ma
     disturbed = (disturbed_cells(record) | disturbed_cells(base)) & set(used)
     waiting = (host_bound_cells(record) | host_bound_cells(base)) & set(used)
     return "~" * bool(disturbed) + "^" * bool(waiting)
-
-
-def number(value: float | None, form: str) -> str:
-    """Formatted, a dash where there is none."""
-    return NONE if value is None else format(value, form)
 
 
 def decode_table(sweep: Sweep, records: Records) -> str:
@@ -135,7 +131,7 @@ def _with_ratio(rate: float | None, base: float | None, precision: str, marked: 
     over = ratio(rate, base)
     return (
         (marked if rate is not None else "")
-        + number(rate, ",.0f")
+        + number_cell(rate, ",.0f")
         + (f" ({over:.2f})" if over is not None and precision != BASELINE else "")
     )
 
@@ -176,9 +172,9 @@ def engine_table(sweep: Sweep, records: Records) -> str:
         engine, base = record["engines"][0], baseline_of(records, spec.size)
         prefill = record.get("prefill", {}).get("tokens_per_s")
         rows.append([
-            spec.size, spec.precision, number(engine["load_s"], ".1f"), _compiling_words(engine),
-            number(engine["weights_gib"], ".1f"),
-            number(engine["kv_tokens"] / 1e6, ".2f"),
+            spec.size, spec.precision, number_cell(engine["load_s"], ".1f"), _compiling_words(engine),
+            number_cell(engine["weights_gib"], ".1f"),
+            number_cell(engine["kv_tokens"] / 1e6, ".2f"),
             _with_ratio(prefill, base.get("prefill", {}).get("tokens_per_s"), spec.precision), _kernel(engine["log"]),
         ])  # fmt: skip
     head = [
