@@ -17,6 +17,8 @@ from harness.records.statuses import FINISHED
 
 GAIN = 0.9
 """The target: this share of what the control gains on a base from its start to its end."""
+DRAWS = 1000
+"""Resamples of the bases, which give a ratio its interval."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +38,7 @@ class Race:
     high: float
 
 
-def race(arm: Arm, control: Arm, rng: np.random.Generator, draws: int = 1000) -> Race | None:
+def race(arm: Arm, control: Arm, rng: np.random.Generator) -> Race | None:
     """The race on the bases that both have and where the control gains; None where there is no such base, or where
     fewer than half of the control's runs arrive. The interval resamples bases."""
     curves, others = _by_base(arm), _by_base(control)
@@ -57,7 +59,7 @@ def race(arm: Arm, control: Arm, rng: np.random.Generator, draws: int = 1000) ->
 
     every = range(len(targets))
     steps, control_steps = medians(every)
-    drawn = np.array([medians(rng.integers(len(every), size=len(every)).tolist()) for _ in range(draws)])
+    drawn = np.array([medians(rng.integers(len(every), size=len(every)).tolist()) for _ in range(DRAWS)])
     low, high = percentiles(_ratio(drawn[:, 0], drawn[:, 1]))
     arrived = np.isfinite(np.concatenate(own))
     return Race(

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from typing import Any
+
+import numpy as np
 
 from harness.studies.throughput.map_cells import Records, entry, measured
 from harness.studies.throughput.plan import BASELINE, Sweep
@@ -44,13 +45,9 @@ def integral(points: Sequence[Point], start: float, end: float) -> float | None:
         knots.insert(0, (start, y0 - before * (x0 - start)))
     if end > x3:
         knots.append((end, y3 + after * (end - x3)))
-    total = 0.0
-    for (a, u), (b, v) in pairwise(knots):
-        low, high = max(a, start), min(b, end)
-        if low < high:
-            at = [u + (v - u) * (x - a) / (b - a) for x in (low, high)]
-            total += (high - low) * (at[0] + at[1]) / 2
-    return total
+    x, y = np.array(knots).T
+    at = np.array([start, *x[(start < x) & (x < end)], end])
+    return float(np.trapezoid(np.interp(at, x, y), at))
 
 
 def reached(sweep: Sweep, length: int) -> int:

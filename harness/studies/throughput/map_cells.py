@@ -23,7 +23,7 @@ def cell_of(key: str) -> MapCell:
 
 
 def entry(record: Mapping[str, Any], batch: int, length: int) -> Mapping[str, Any]:
-    """What a result file says of a cell, measured or not; empty where it says nothing."""
+    """The entry of a cell in a result file, measured or not; empty where there is none."""
     return record.get("cells", {}).get(cell_key(batch, length), {})
 
 

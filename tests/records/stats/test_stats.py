@@ -280,7 +280,7 @@ def test_copies_within_a_cluster_add_no_certainty() -> None:
 
 
 def test_percentiles_of_draws_with_infinite_ones() -> None:
-    """Of 200 draws the sixth and the 196th; infinite ones are the largest, and NaN is no draw."""
+    """The sixth and the 196th of 200 draws; infinite ones are the largest, and NaN is no draw."""
     draws = np.concatenate([np.arange(190.0), np.full(10, math.inf), np.full(7, math.nan)])
     assert stats.percentiles(draws[::-1]) == (5.0, math.inf)
     assert stats.percentiles(np.array([3.0])) == (3.0, 3.0)
