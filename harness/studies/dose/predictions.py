@@ -13,7 +13,6 @@ import json
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from harness.config.load import run_id, to_json
 from harness.config.schema import RunConfig
 from harness.foundation.markdown_table import markdown_table
 from harness.foundation.number_cell import with_interval
-from harness.foundation.time_stamp import moment
+from harness.foundation.time_stamp import moment, now
 from harness.records.json_rows import write_json_rows
 from harness.records.packed import read_packed
 from harness.records.paths import packed_path, predictions_path
@@ -105,7 +104,7 @@ def predict(
     if not rows:
         raise ValueError(f"dose: {sweep} has no low-bit arm without a correction or with TIS that has not run")
     return {
-        "sweep": sweep, **source, "num_runs": len(s.points), "made": datetime.now(UTC).isoformat(timespec="seconds"),
+        "sweep": sweep, **source, "num_runs": len(s.points), "made": now(),
         "predictions": rows,
     }  # fmt: skip
 

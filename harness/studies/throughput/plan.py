@@ -110,10 +110,9 @@ class Sweep:
             if not values or len(set(values)) < len(values):
                 raise ValueError(f"{name}={list(values)}: at least one value, and none twice, is expected")
         for name in ("lengths", "batches"):
-            if any(value < 1 for value in getattr(self, name)) or list(getattr(self, name)) != sorted(
-                getattr(self, name)
-            ):
-                raise ValueError(f"{name}={list(getattr(self, name))}: rising whole numbers above 0 are expected")
+            values = list(getattr(self, name))
+            if values != sorted(values) or values[0] < 1:
+                raise ValueError(f"{name}={values}: rising whole numbers above 0 are expected")
         named = (*self.extra, *self.pairs, *self.checks)
         for size in (*self.sizes, *(entry.size for entry in named)):
             shape_of(size)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +12,6 @@ from harness.records.run_result import write_atomic
 from harness.studies.throughput.plan import EngineSpec, Sweep, engine_specs
 
 Record = dict[str, Any]
-
-
-def now() -> str:
-    """ISO 8601, UTC, to the second."""
-    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def read_record(path: Path) -> Record:

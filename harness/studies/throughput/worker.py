@@ -22,13 +22,14 @@ from types import TracebackType
 from harness.config.load import parse
 from harness.foundation.clock import GIB
 from harness.foundation.root_cause import root_cause
+from harness.foundation.time_stamp import now
 from harness.studies.throughput.engine_arguments import refusal
 from harness.studies.throughput.estimates import does_not_fit, kv_tokens_needed
 from harness.studies.throughput.loading import load, still, warm_up
 from harness.studies.throughput.map_cells import cell_key, cell_of
 from harness.studies.throughput.measure import measure_breakdown, measure_cell, measure_check, measure_prefill
 from harness.studies.throughput.plan import EngineSpec, Sweep, cells, missing
-from harness.studies.throughput.records import Record, new_record, now, read_record, write_record
+from harness.studies.throughput.records import Record, new_record, read_record, write_record
 from harness.studies.throughput.settled import MOST_REPEATS, doubtful, quieter
 from harness.studies.throughput.stepping import Stepper
 

@@ -74,6 +74,12 @@ def test_thresholds_come_from_other_folds() -> None:
     assert scores.lead(runs[-2], steps[-2]) == ONSET - 10 and scores.lead(runs[-1], steps[-1]) == 0
 
 
+def test_a_signal_that_never_alarms_has_no_precision() -> None:
+    runs = [trace(1.0, fold) for fold in range(5) for _ in range(10)] + [trace(1.0, 0, "collapsed")]
+    (found,) = scores.score_all(runs)
+    assert (found.recall, found.false_alarms, found.num_collapsed) == (0, 0, 1) and math.isnan(found.precision)
+
+
 def sweep(folder: Path, num_arms: int = 4, seeds: int = 5) -> list[Any]:
     """Healthy arms, and arms whose reward falls at ONSET while k3 rises at WARNED, entropy after it, ESS never."""
     results: list[Any] = []
